@@ -11,7 +11,8 @@ import pytest
 
 from poseidon.cli.main import main
 from poseidon.data.prepare.shapes import write_detection_set
-from prototxt.ssd.generate import SHAPES, Detector, chain
+from prototxt.ssd.detector import Detector
+from prototxt.ssd.generate import SHAPES, chain
 from tests.support.training_processes import command, environment, machinefile
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(900)]

@@ -21,6 +21,7 @@ from poseidon.data.databases.kinds import Backend
 from poseidon.data.databases.leveldb_cursor import ONE_OWNER
 from poseidon.errors import DataError, DefinitionError
 from poseidon.layers.base import Layer, LayerContext
+from poseidon.layers.inputs.annotated_data import AnnotatedData
 from poseidon.layers.inputs.data import Data
 from poseidon.layers.python_layer import Python
 from poseidon.net.compile import checked_layers, plan_phase
@@ -90,7 +91,7 @@ def _check_owners(net: NetDefinition, layers: Iterable[Layer]) -> None:
     for layer in layers:
         param = layer.param.data_param
         if (
-            not isinstance(layer, Data)
+            not isinstance(layer, Data | AnnotatedData)
             or layer.reader is None
             or Backend(param.backend) is not Backend.LEVELDB
         ):

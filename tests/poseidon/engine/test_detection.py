@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+import logging
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
 
 from poseidon.engine.detection import DetectionTally, average_precision
-from poseidon.errors import DataError
+from poseidon.engine.tools.scoring import score
+from poseidon.engine.tools.solo import NetRequest, open_net
+from poseidon.errors import DataError, UsageError
+from poseidon.metrics.glog_lines import GlogSink
+from poseidon.proto.caffe_pb2 import TEST
+from poseidon.pycaffe import SGDSolver
+from tests.support.training import Job, run
 
 
 def loops(scores: list[float], right: list[int], positives: int, version: str) -> float:
@@ -111,3 +120,62 @@ def test_workers_have_the_scores_of_one_process() -> None:
 def test_other_outputs_are_refused() -> None:
     with pytest.raises(DataError, match=r"output 'loss' has shape scalar, but eval_type is 'detection'"):
         DetectionTally().add(0, {"loss": torch.zeros(())})
+
+
+# Every number is 1, so that the only detection is of class 1, overlaps with nothing and is wrong.
+ONES = "data_filler { type: 'constant' value: 1 }"
+TEST_NET = f"""
+layer {{ name: "x" type: "DummyData" top: "found" top: "gt"
+  dummy_data_param {{ shape {{ dim: 1 dim: 1 dim: 1 dim: 7 }} shape {{ dim: 1 dim: 1 dim: 2 dim: 8 }} {ONES} }} }}
+layer {{ name: "detection_eval" type: "DetectionEvaluate" bottom: "found" bottom: "gt" top: "detection_eval"
+  detection_evaluate_param {{ num_classes: 3 }} }}
+"""
+TRAIN_NET = f"""
+layer {{ name: "x" type: "DummyData" top: "x" dummy_data_param {{ shape {{ dim: 2 dim: 3 }} {ONES} }} }}
+layer {{ name: "ip" type: "InnerProduct" bottom: "x" top: "ip" inner_product_param {{ num_output: 3 }} }}
+layer {{ name: "loss" type: "EuclideanLoss" bottom: "ip" bottom: "x" top: "loss" }}
+"""
+SOLVER = """
+train_net: "train.prototxt" test_net: "test.prototxt" test_iter: 2 test_interval: 1 base_lr: 0.1 lr_policy: "fixed" max_iter: 1
+eval_type: "detection" show_per_class_result: true snapshot_after_train: false
+"""
+
+
+@pytest.fixture
+def solver_file(tmp_path: Path) -> Path:
+    for name, text in (("train", TRAIN_NET), ("test", TEST_NET), ("solver", SOLVER)):
+        (tmp_path / f"{name}.prototxt").write_text(text)
+    return tmp_path / "solver.prototxt"
+
+
+LINES = ["class1: 0", "    Test net output #0: detection_eval = 0"]
+
+
+def test_the_lines_of_a_job(solver_file: Path, caplog: pytest.LogCaptureFixture) -> None:
+    sink = GlogSink(logging.getLogger("poseidon.solver"))
+    with caplog.at_level(logging.INFO, "poseidon.solver"):
+        found = run(solver_file, Job())
+        for record in found.sink.tests:
+            sink.on_test(record)
+    assert [line for line in caplog.messages if line in LINES][-2:] == LINES
+
+
+def test_the_lines_of_pycaffe(solver_file: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO, "poseidon.solver"):
+        SGDSolver(str(solver_file)).solve()
+    assert [line for line in caplog.messages if line in LINES] == LINES * 2
+
+
+def test_the_lines_of_poseidon_test(solver_file: Path) -> None:
+    said: list[str] = []
+    net = open_net(NetRequest(model=solver_file.with_name("test.prototxt"), phase=TEST))
+    assert [output.value for output in score(net, 2, lambda line: said.append(line.text)).outputs] == [0]
+    assert said == ["Loss: 0", "detection_eval = 0"]
+
+
+def test_a_test_net_of_other_outputs_is_refused(solver_file: Path) -> None:
+    solver_file.with_name("test.prototxt").write_text(TRAIN_NET)
+    with pytest.raises(
+        UsageError, match="test net #0: output 'loss' has shape scalar, but eval_type is 'detection'"
+    ):
+        run(solver_file, Job())

@@ -61,6 +61,11 @@ MISTAKES = {
     "AdaGrad with momentum": (BASE + "type: 'AdaGrad' momentum: 0.9", "AdaGrad has no momentum"),
     "RMSProp with momentum": (BASE + "type: 'RMSProp' momentum: 0.9", "RMSProp has no momentum"),
     "regularization": (BASE + "regularization_type: 'L3'", "expected 'L1' or 'L2', found 'L3'"),
+    "eval_type": (BASE + "eval_type: 'detect'", "eval_type: is 'detect', expected classification, detection"),
+    "ap_version": (
+        BASE + "ap_version: '12point'",
+        "ap_version: is '12point', expected 11point, MaxIntegral, Integral",
+    ),
 }
 
 
