@@ -254,7 +254,9 @@ def sync(
             "broadcast", max_concurrent_distributed_ops, init_net, rendezvous
         )
     for name in sorted(names):
-        blobs = list(group_of(model, name).values())
+        group = group_of(model, name)
+        shared = model._shared_model and name not in model._computed_param_names
+        blobs = [group[model._devices[0]]] if shared else list(group.values())
         kind = device_type_of(model, name)
         device = model._devices[0] if core.IsGPUDeviceType(kind) else 0
         with core.DeviceScope(core.DeviceOption(kind, device)):

@@ -10,6 +10,7 @@ from poseidon.caffe2.data_parallel_model import batch_norm, memory
 from poseidon.caffe2.data_parallel_model.collectives import (
     Rendezvous,
     all_reduce,
+    between_hosts,
     share_computed_params,
     sync,
 )
@@ -23,6 +24,7 @@ from poseidon.caffe2.data_parallel_model.replicas import (
     group_by_device,
     infer_devices,
     log,
+    made_for_first,
     replica,
 )
 from poseidon.caffe2.data_parallel_model.running import BARRIER_TIMEOUT_S, set_nets
@@ -103,9 +105,6 @@ def Parallelize(
     updates = param_update_builder_fun is not None or optimizer_builder_fun is not None
     assert param_update_builder_fun is None or optimizer_builder_fun is None, (
         "Can only specify one of param_update_builder_fun, optimizer_builder_fun"
-    )
-    assert not (shared_model and rendezvous is not None), (
-        "Shared model only supported on single-node currently"
     )
     assert not (optimize_gradient_memory and dynamic_memory_management), (
         "optimize_gradient_memory and dynamic_memory_management exclude each other"
@@ -252,6 +251,8 @@ def _sum_gradients(model: Any, old: Sequence[Any], broadcast: bool, use_nccl: bo
 def _sync_at_start(model: Any, post_sync_builder_fun: Builder | None) -> None:
     """Add the copies of all that the init net makes: replicas start equal."""
     blobs, names = blobs_to_sync(model)
+    if model._shared_model and between_hosts(model._rendezvous):
+        names |= made_for_first(model)
     model._device_grouped_blobs.update(group_by_device(model, blobs))
     infer_devices(model)
     check_operators(model)

@@ -215,6 +215,13 @@ def blobs_to_sync(model: Any) -> tuple[list[Any], set[str]]:
     return [core.BlobReference(name) for name in sorted(made, key=place)], {stripBlobName(n) for n in made}
 
 
+def made_for_first(model: Any) -> set[str]:
+    """Return the names of the groups of which the init net makes a blob on the first device."""
+    first = scope_of(model, model._devices[0])
+    outputs = (name for op in model.param_init_net.Proto().op for name in op.output)
+    return {stripBlobName(name) for name in outputs if name.startswith(first)}
+
+
 def ConvertNetForDevice(net: Any, device: Any = None) -> Any:
     """Return a copy of a net whose blobs are in the scope of a device and whose operators run there.
 

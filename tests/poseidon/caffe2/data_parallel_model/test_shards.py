@@ -67,6 +67,15 @@ def test_unequal_batches_are_weighted(tmp_path: Path) -> None:
     assert max(np.abs(plain[name] - value).max() for name, value in weighted.items()) > 1e-3
 
 
+def test_shards_whose_devices_share_parameters(tmp_path: Path) -> None:
+    store = folder(tmp_path)
+    run = Run(store=store, sizes=(8, 8), devices=(0, 1), iterations=5, parallelize={"shared_model": True})
+    (first, no_other), (second, _) = train(run)
+    assert no_other == {}
+    assert_near(first, second, 0.0)
+    assert_near(first, alone(run), 1e-5)
+
+
 def test_blocks_of_iterations_between_shards(tmp_path: Path) -> None:
     run = Run(store=folder(tmp_path), sizes=(8, 8), devices=(0, 1), iterations=3, bmuf=True)
     blocks = assert_all_equal(train(run))
