@@ -83,6 +83,62 @@ def quantile(
     return ordered[max(place, 0)].reshape(1)
 
 
+@operator("Percentile")
+def percentile(x: Tensor, table: Tensor, lengths: Tensor) -> Tensor:
+    """Return the percentile of each value by the table of its column, interpolated; outside it the nearest.
+
+    Args:
+        x: (examples, columns).
+        table: rows of value and percentile, ordered by value; those of all columns, one column behind the other.
+        lengths: the number of rows of each column.
+
+    Raises:
+        ValueError: there is not one length for each column, or they do not add up to the rows of the table.
+    """
+    sizes = lengths.tolist()
+    if len(sizes) != x.shape[1] or sum(sizes) != len(table) or min(sizes, default=1) < 1:
+        raise ValueError(f"the lengths {sizes} do not fit {x.shape[1]} columns and {len(table)} rows")
+    columns = []
+    for value, part in zip(x.t(), table.split(sizes), strict=True):
+        known, share = part[:, 0].contiguous(), part[:, 1]
+        moved = torch.minimum(torch.maximum(value, known[0]), known[-1]).contiguous()
+        upper = torch.searchsorted(known, moved).clamp(1, max(len(known) - 1, 1)).clamp(max=len(known) - 1)
+        lower = (upper - 1).clamp(min=0)
+        width = known[upper] - known[lower]
+        weight = torch.where(width > 0, (moved - known[lower]) / torch.where(width > 0, width, 1), 0)
+        columns.append(share[lower] + weight * (share[upper] - share[lower]))
+    return torch.stack(columns, 1)
+
+
+@operator("APMeter")
+class APMeter:
+    """The average precision of each class over the last examples.
+
+    Args of the operator:
+        buffer_size: how many examples count.
+    """
+
+    def __init__(self, *, buffer_size: int = 1000) -> None:
+        self.size = buffer_size
+        self.kept: tuple[Tensor, Tensor] | None = None
+
+    def __call__(self, scores: Tensor, labels: Tensor) -> Tensor:
+        """Return one number for each class: the mean of the precisions at the examples of the class.
+
+        Args:
+            scores: (examples, classes).
+            labels: the same shape: 1 for the classes of an example, else 0.
+        """
+        given = scores, labels.to(scores.dtype)
+        if self.kept is not None:
+            given = torch.cat([self.kept[0], given[0]]), torch.cat([self.kept[1], given[1]])
+        self.kept = given[0][-self.size :], given[1][-self.size :]
+        order = torch.sort(self.kept[0], dim=0, descending=True, stable=True).indices
+        truth = self.kept[1].gather(0, order)
+        rank = torch.arange(1, len(truth) + 1, device=truth.device)[:, None]
+        return (truth.cumsum(0) / rank * truth).sum(0) / truth.sum(0).clamp(min=1)
+
+
 @operator("Bucketize")
 def bucketize(x: Tensor, *, boundaries: list[float]) -> Tensor:
     """Return the number of boundaries below each value, int32.

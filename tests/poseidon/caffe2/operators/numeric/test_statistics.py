@@ -90,3 +90,32 @@ def test_a_decaying_sum() -> None:
     for factor in (1, 1.5, 1.75):
         workspace.RunNet(net)
         np.testing.assert_allclose(workspace.FetchBlob("y"), factor * X, rtol=1e-5)
+
+
+def test_percentiles_by_tables() -> None:
+    tables = [[[0, 0], [1, 0.2], [3, 1]], [[5, 0.5]], [[-1, 0.1], [1, 0.3]]]
+    x = np.array([[0.5, 5, 0], [2, 4, -9], [9, 6, 9], [-1, 5, 0.5]], "f4")
+    wanted = np.stack([np.interp(x[:, i], *np.array(rows).T) for i, rows in enumerate(tables)], 1)
+    rows = np.array([row for part in tables for row in part], "f4")
+    (found,) = run("Percentile", [x, rows, np.array([3, 1, 2], "i4")])
+    np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-6)
+    with pytest.raises(RuntimeError, match="do not fit 3 columns"):
+        run("Percentile", [x, rows, np.array([3, 3], "i4")])
+
+
+def test_average_precision_of_the_last_examples() -> None:
+    scores, labels = numbers(9, 2), (numbers(9, 2, seed=1) > 0).astype("i4")
+    workspace.ResetWorkspace()
+    net = core.Net("precision")
+    net.APMeter(["scores", "labels"], "ap", buffer_size=6)
+    for part in (slice(5), slice(5, None)):
+        workspace.FeedBlob("scores", scores[part])
+        workspace.FeedBlob("labels", labels[part])
+        if part.start is None:
+            workspace.CreateNet(net)
+        workspace.RunNet(net)
+    for label, found in enumerate(workspace.FetchBlob("ap")):
+        order = np.argsort(-scores[3:, label])
+        truth = labels[3:, label][order]
+        precisions = [truth[: i + 1].mean() for i in range(6) if truth[i]]
+        assert found == pytest.approx(np.mean(precisions) if precisions else 0)
