@@ -1,4 +1,4 @@
-"""Softmax with a loss: over the last dimensions, and over the channels of each pixel."""
+"""Softmax, alone and with a loss; cross entropies; the mean of losses."""
 
 from __future__ import annotations
 
@@ -12,6 +12,34 @@ from poseidon.caffe2.operators.registry import operator
 
 SMALLEST = 1e-20
 """The least probability whose logarithm is taken."""
+
+
+@operator("Softmax", gradient="SoftmaxGradient(O0, GO0) -> GI0")
+def softmax(x: Tensor, *, axis: int = 1) -> Tensor:
+    """Return the softmax over all dimensions from `axis` on."""
+    axis = axis % x.dim() if x.dim() else 0
+    return torch.softmax(x.flatten(axis), -1).reshape(x.shape)
+
+
+@operator("SoftmaxGradient")
+def softmax_gradient(y: Tensor, dy: Tensor, *, axis: int = 1) -> Tensor:
+    """Return the gradient of `Softmax`."""
+    axis = axis % y.dim() if y.dim() else 0
+    probabilities, given = y.flatten(axis), dy.flatten(axis)
+    inner = (probabilities * given).sum(-1, keepdim=True)
+    return (probabilities * (given - inner)).reshape(y.shape)
+
+
+@operator("AveragedLoss", gradient="AveragedLossGradient(I0, GO0) -> GI0")
+def averaged_loss(x: Tensor) -> Tensor:
+    """Return the mean of all values, a scalar."""
+    return x.mean() if x.numel() else x.new_zeros(())
+
+
+@operator("AveragedLossGradient")
+def averaged_loss_gradient(x: Tensor, dy: Tensor) -> Tensor:
+    """Return the gradient of `AveragedLoss`."""
+    return (dy / max(x.numel(), 1)).expand(x.shape)
 
 
 def _rule(maker: GradientMaker) -> None:

@@ -1,4 +1,4 @@
-"""Decoders of CTC: by hand, and by the sum over all paths."""
+"""Decoders by hand, and by the sums over all paths."""
 
 from __future__ import annotations
 
@@ -53,3 +53,19 @@ def test_the_most_probable_labelings() -> None:
 def test_too_many_candidates_are_an_error() -> None:
     with pytest.raises(RuntimeError, match="num_candidates must be from 1"):
         run("CTCBeamSearchDecoder", [scores([1])], 3, beam_width=2, num_candidates=3)
+
+
+def test_the_path_with_the_largest_sum() -> None:
+    random = np.random.RandomState(3)
+    x, steps = random.randn(4, 3).astype("f4"), random.randn(3, 3).astype("f4")
+
+    def total(path: tuple[int, ...]) -> float:
+        return float(x[np.arange(4), path].sum() + sum(steps[a, b] for a, b in itertools.pairwise(path)))
+
+    best = max(itertools.product(range(3), repeat=4), key=total)
+    (path,) = run("ViterbiPath", [x, steps])
+    np.testing.assert_array_equal(path, best)
+    assert path.dtype == np.int32
+    (swapped,) = run("SwapBestPath", [x, path])
+    np.testing.assert_array_equal(swapped.argmax(1), best)
+    np.testing.assert_array_equal(np.sort(swapped, 1), np.sort(x, 1))

@@ -1,4 +1,4 @@
-"""Decoders of connectionist temporal classification: from scores of each step to labels. The label 0 is the blank."""
+"""From scores of each step to labels: decoders of CTC, whose label 0 is the blank, and the best path (Viterbi)."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections import defaultdict
 import torch
 from torch import Tensor
 
-from poseidon.caffe2.operators.registry import operator
+from poseidon.caffe2.operators.registry import NO_GRADIENT, operator
 
 Prefix = tuple[int, ...]
 SMALLEST = 1e-3
@@ -109,3 +109,33 @@ def _best(steps: list[list[float]], width: int) -> list[tuple[Prefix, float]]:
         total = {prefix: blank[prefix] + label[prefix] for prefix in [*blank, *label]}
         beam = sorted(total, key=lambda prefix: -total[prefix])[:width]
     return [(prefix, with_blank.get(prefix, 0.0) + without.get(prefix, 0.0)) for prefix in beam]
+
+
+@operator("ViterbiPath", gradient=NO_GRADIENT)
+def viterbi_path(scores: Tensor, transitions: Tensor) -> Tensor:
+    """Return the label of each step on the path with the largest sum of scores and transitions, int32.
+
+    Args:
+        scores: (steps, labels).
+        transitions: (labels, labels): from the first to the second.
+    """
+    total, back = scores[0], []
+    for row in scores[1:]:
+        best, source = (total[:, None] + transitions).max(0)
+        total = best + row
+        back.append(source)
+    path = [total.argmax()]
+    for source in reversed(back):
+        path.append(source[path[-1]])
+    return torch.stack(path[::-1]).to(torch.int32)
+
+
+@operator("SwapBestPath")
+def swap_best_path(scores: Tensor, path: Tensor) -> Tensor:
+    """Return scores in which the label of the path has the largest score of each step: the two change places."""
+    steps, chosen = torch.arange(len(scores), device=scores.device), path.long()
+    most, place = scores.max(1)
+    made = scores.clone()
+    made[steps, place] = scores[steps, chosen]
+    made[steps, chosen] = most
+    return made
