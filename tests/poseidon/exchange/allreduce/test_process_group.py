@@ -90,3 +90,39 @@ def test_a_rendezvous_that_is_not_there_is_one_sentence() -> None:
 def test_the_backend_follows_the_device() -> None:
     assert Backend.of(torch.device("cpu")) is Backend.GLOO
     assert Backend.of(torch.device("cuda:1")) is Backend.NCCL
+
+
+def test_copies_come_from_any_rank_to_all_or_one() -> None:
+    def body(group: ProcessGroup, rank: int) -> None:
+        group.broadcast(copied := torch.full((2,), float(rank)), 2)()
+        assert copied.tolist() == [2.0] * 2
+        whole = torch.zeros((3, 2))
+        whole[rank] = rank + 1.0
+        group.all_gather(whole, rank)()
+        assert whole[:, 1].tolist() == [1.0, 2.0, 3.0]
+        if rank == 1:
+            group.send(whole, 2, 5)()
+        elif rank == 2:
+            group.receive(received := torch.zeros((3, 2)), 1, 5)()
+            assert received.tolist() == whole.tolist()
+
+    groups(3, body)
+
+
+def test_a_wait_ends_with_what_its_watch_raises(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("poseidon.exchange.allreduce.process_group.WATCH_S", 0.01)
+    ended = threading.Event()
+
+    def body(group: ProcessGroup, rank: int) -> None:
+        def watch() -> None:
+            raise PeerLost("another shard has failed")
+
+        group._watch = watch
+        if rank == 0:
+            with pytest.raises(PeerLost, match=r"^another shard has failed$"):
+                group.sum(torch.ones(2))()
+            ended.set()
+        else:
+            assert ended.wait(20)
+
+    groups(2, body)
