@@ -18,7 +18,7 @@ from poseidon.layers.base import Layer, LayerError, Shape
 from poseidon.layers.registry import register
 from poseidon.layers.ssd.codes import SIDES, BoxCode, Floats, split_priors, suppressed
 from poseidon.layers.ssd.multibox_loss import check_bottoms
-from poseidon.layers.ssd.saved_results import SavedResults, open_results
+from poseidon.layers.ssd.saved_results import SavedResults, asks_for_results, open_results
 from poseidon.proto.caffe_pb2 import DetectionOutputParameter
 
 LOGGER = logging.getLogger(__name__)
@@ -73,16 +73,17 @@ class DetectionOutput(Layer):
     def _open(self, param: DetectionOutputParameter) -> None:
         if param.visualize:
             LOGGER.warning("layer '%s': visualize has no effect, nothing is shown", self.param.name)
-        results = open_results(param, self.context.resolve)
-        if results is not None and self.context.workers > 1:
-            LOGGER.warning(
-                "layer '%s': save_output_param has no effect in a job of %d workers, each of which tests a part of the images; "
-                "run poseidon test with a snapshot",
-                self.param.name,
-                self.context.workers,
-            )
+        if not asks_for_results(param):
             return
-        self.results = results
+        if self.context.workers == 1:
+            self.results = open_results(param, self.context.resolve)
+            return
+        LOGGER.warning(
+            "layer '%s': save_output_param has no effect in a job of %d workers, each of which tests a part of the images; "
+            "run poseidon test with a snapshot",
+            self.param.name,
+            self.context.workers,
+        )
 
     def forward(self, locations: Tensor, scores: Tensor, prior: Tensor) -> Tensor:
         images = locations.shape[0]

@@ -182,16 +182,20 @@ def _number_or_text(word: str) -> int | str:
     return int(word) if word.isdecimal() else word
 
 
-def open_results(param: DetectionOutputParameter, resolve: Callable[[str], Path]) -> SavedResults | None:
-    """Return the results that a definition asks for; None unless it has a folder, a label map and a name_size_file.
+def asks_for_results(param: DetectionOutputParameter) -> bool:
+    """Return True if a definition has a folder, a label map and a name_size_file."""
+    save = param.save_output_param
+    return bool(save.output_directory and save.label_map_file and save.name_size_file)
+
+
+def open_results(param: DetectionOutputParameter, resolve: Callable[[str], Path]) -> SavedResults:
+    """Return the results that a definition asks for.
 
     Raises:
         LayerError: the format is unknown, or num_test_image exceeds the file.
         DataError: a file cannot be read, or the folder not be created.
     """
     save = param.save_output_param
-    if not (save.output_directory and save.label_map_file and save.name_size_file):
-        return None
     if save.output_format not in FORMATS:
         raise LayerError(f"output_format is '{save.output_format}', expected {', '.join(FORMATS)}")
     sizes = read_sizes(resolve(save.name_size_file))
