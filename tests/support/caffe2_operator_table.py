@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import inspect
 import sys
+import textwrap
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from tests.support.needs import SHARED
 
 PAGE = Path(__file__).parents[2] / "docs" / "caffe2.md"
 CAFFE2 = SHARED / "caffe2" / "operators.csv"
+COLUMNS = 100
 TABLE, MISSING = "table of operators", "missing operators"
 FOLDERS = {
     "layers": "Layers and losses",
@@ -78,7 +80,8 @@ def missing() -> list[str]:
 
 def missing_text(names: Iterable[str]) -> str:
     """Return the section of the page for operators that are missing."""
-    return ", ".join(f"`{name}`" for name in names) + "\n"
+    listed = ", ".join(f"`{name}`" for name in names)
+    return textwrap.fill(listed, COLUMNS, break_long_words=False, break_on_hyphens=False) + "\n"
 
 
 def main() -> int:
