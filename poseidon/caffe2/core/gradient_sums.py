@@ -48,10 +48,16 @@ class GradientSource:
                 earlier = earlier or old in operator.output
                 _replace(operator.output, old, new)
         maker.output[place] = new
-        for argument in maker.arg if maker.type == "If" else ():
-            for operator in argument.n.op:
-                _replace(operator.output, old, new)
+        if maker.type == "If":
+            rename_inner_outputs(maker, old, new)
         return new
+
+
+def rename_inner_outputs(op: OperatorDef, old: str, new: str) -> None:
+    """Rename a blob that the inner nets of an operator make."""
+    for argument in op.arg:
+        for inner in argument.n.op:
+            _replace(inner.output, old, new)
 
 
 def _replace(names: Any, old: str, new: str) -> None:

@@ -103,7 +103,7 @@ class ExecutionStep:
         self._step.num_concurrent_instances = num_concurrent_instances
 
     def SetOnlyOnce(self, only_once: bool) -> None:
-        """Set whether the step runs in the first iteration of its parent only."""
+        """Set whether a step with a stop blob has one iteration only."""
         self._step.only_once = only_once
 
     def SetShouldStopBlob(self, should_stop_blob: BlobReference) -> None:

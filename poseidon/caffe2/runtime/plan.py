@@ -67,15 +67,15 @@ class _Runner:
             self._iterate(step, workspace, stopped)
 
     def _iterate(self, step: ExecutionStep, workspace: Workspace, stopped: Stop) -> None:
-        endless = bool(step.should_stop_blob) and not step.HasField("num_iter")
+        endless = bool(step.should_stop_blob) and not step.HasField("num_iter") and not step.only_once
         total = step.num_iter if step.HasField("num_iter") else 1
         iteration = 0
         while (endless or iteration < total) and not stopped():
-            if self._once(step, workspace, iteration, stopped):
+            if self._once(step, workspace, stopped):
                 return
             iteration += 1
 
-    def _once(self, step: ExecutionStep, workspace: Workspace, iteration: int, stopped: Stop) -> bool:
+    def _once(self, step: ExecutionStep, workspace: Workspace, stopped: Stop) -> bool:
         """Run the parts of a step once; return whether the iterations end.
 
         A step looks at its own blob, and behind each part only: the blob may be an old one before.
@@ -88,7 +88,7 @@ class _Runner:
             self._net(name, workspace).run()
             if should_stop():
                 return True
-        parts = [part for part in step.substep if iteration == 0 or not part.only_once]
+        parts = step.substep
         with ExitStack() as beside:
             for part in parts:
                 if part.run_every_ms:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
+
 from poseidon.caffe2.operators import registry
 from poseidon.caffe2.runtime.facade import WorkspaceView
 from poseidon.caffe2.runtime.workspace import Workspace as RuntimeWorkspace
@@ -24,7 +26,7 @@ class Workspace(WorkspaceView, metaclass=_WithCurrent):
         super().__init__(RuntimeWorkspace(parent=None if parent is None else parent._workspace))
 
 
-use_mkldnn = False
+use_mkldnn = torch.backends.mkldnn.is_available()
 has_fbgemm = False
 
 

@@ -55,9 +55,11 @@ def test_a_blob_ends_the_iterations() -> None:
 
 
 def test_what_runs_only_once() -> None:
-    once = core.execution_step("once", counting(), only_once=True)
-    workspace.RunPlan(core.execution_step("s", [once, core.execution_step("each", counting())], num_iter=3))
-    assert n() == 4
+    """A stop blob that stays false ends no step; `only_once` does, in each run of the step."""
+    never = core.BlobReference("stop")
+    once = core.execution_step("once", counting(), should_stop_blob=never, only_once=True)
+    workspace.RunPlan(core.execution_step("s", [once], num_iter=3))
+    assert n() == 3
 
 
 def test_steps_run_at_the_same_time() -> None:
