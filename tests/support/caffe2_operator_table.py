@@ -1,4 +1,4 @@
-"""The table of Caffe2's operators in docs/caffe2.md. `python -m tests.support.caffe2_operator_table` writes it anew."""
+"""The table of Caffe2's operators in docs/caffe2_operators.md. `python -m tests.support.caffe2_operator_table` writes it anew."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 from poseidon.caffe2.operators.registry import ANY, Operator, find, registered
 from tests.support.needs import SHARED
 
-PAGE = Path(__file__).parents[2] / "docs" / "caffe2.md"
+PAGE = Path(__file__).parents[2] / "docs" / "caffe2_operators.md"
 CAFFE2 = SHARED / "caffe2" / "operators.csv"
 COLUMNS = 100
 TABLE, MISSING = "table of operators", "missing operators"
@@ -47,7 +47,7 @@ def table() -> str:
     lines = []
     for folder, rows in families.items():
         title = FOLDERS.get(folder, folder.capitalize())
-        lines += [f"### {title}", "", "| family | operators (inputs → outputs) |", "|---|---|"]
+        lines += [f"## {title}", "", "| family | operators (inputs → outputs) |", "|---|---|"]
         lines += [f"| {family} | {', '.join(sorted(rows[family]))} |" for family in sorted(rows)]
         lines.append("")
     return "\n".join(lines)
