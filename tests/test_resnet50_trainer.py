@@ -181,6 +181,7 @@ def test_the_format_of_the_records_is_seen(trainer: Trainer, data: Path) -> None
         ([], {"shard_batch_sizes": "4,4"}, 2, "--shard_batch_sizes=4,4: expected 1 numbers above 0"),
         (["--model_parallel"], {}, 2, "--model_parallel: layers on several GPUs are not supported"),
         ([], {"train_data": "nothing"}, 1, "the database nothing does not exist"),
+        ([], {"file_store_path": "no/folder"}, 2, "--file_store_path=no/folder: expected a folder in which"),
         ([], {"load_model_path": "nothing_3.mdl"}, 1, "Cannot open the minidb nothing_3.mdl"),
     ],
 )
@@ -195,6 +196,43 @@ def test_a_mistake_is_one_sentence(
     assert trainer(*switches, **flags) == code
     line = capsys.readouterr().err.splitlines()[-1]
     assert line.startswith(f"resnet50_trainer.py: {message}"), line
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (
+            {"num_labels": 3},
+            "it has no gpu_0/last_out_L3_w, the network of the flags expects the shape (3, 2048)",
+        ),
+        ({"num_channels": 1}, "gpu_0/conv1_w has the shape (64, 3, 7, 7), the network of the flags expects"),
+    ],
+)
+def test_a_checkpoint_of_another_network_is_refused(
+    trainer: Trainer,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    flags: dict[str, Any],
+    message: str,
+) -> None:
+    assert trainer() == 0
+    path = tmp_path / "resnet50_model_1.mdl"
+    assert trainer(load_model_path=path, num_epochs=2, **flags) == 2
+    line = capsys.readouterr().err.splitlines()[-1]
+    assert line.startswith(f"resnet50_trainer.py: --load_model_path={path}: {message}"), line
+
+
+def test_an_interrupt_is_one_sentence(
+    trainer: Trainer, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*arguments: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(workspace, "RunNet", interrupted)
+    assert trainer() == 130
+    line = capsys.readouterr().err.splitlines()[-1]
+    assert line == "resnet50_trainer.py: interrupted; the last checkpoint is complete"
+    assert not list(tmp_path.glob("*.mdl")) + list(tmp_path.glob("*.partial"))
 
 
 def test_a_loss_that_explodes_ends_the_run(

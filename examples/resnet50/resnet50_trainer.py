@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import logging
+import os
 import re
 import sys
 import time
@@ -40,7 +41,7 @@ from poseidon.caffe2.runtime import databases
 from poseidon.caffe2.runtime.errors import sentence
 from poseidon.caffe2.training.flags import AUTO, Plan, flags, plan_of
 from poseidon.caffe2.training.rendezvous import from_flags, in_job
-from poseidon.errors import JobError, PoseidonError
+from poseidon.errors import JobError, PoseidonError, UsageError
 
 logging.basicConfig()
 log = logging.getLogger("resnet50_trainer")
@@ -284,12 +285,40 @@ def load(path: str, model: ModelHelper) -> None:
     log.info("Loading path: %s", path)
     first = core.DeviceOption(model._device_type, model._devices[0])
     meta = predictor_exporter.load_from_db(path, "minidb", first)
+    before = shapes_of_params(model)
     for kind in (predictor_constants.PREDICT_INIT_NET_TYPE, predictor_constants.GLOBAL_INIT_NET_TYPE):
         workspace.RunNetOnce(core.Net(predictor_py_utils.GetNet(meta, kind)))
+    check_loaded(path, meta, before, shapes_of_params(model))
     iteration = workspace.FetchBlob("optimizer_iteration")
     on_cpu = core.DeviceOption(caffe2_pb2.CPU, 0)
     workspace.FeedBlob("optimizer_iteration", iteration, device_option=on_cpu)
     dpm.FinalizeAfterCheckpoint(model)
+
+
+def shapes_of_params(model: ModelHelper) -> dict[str, tuple[int, ...]]:
+    """Return the shape of each parameter of the first device."""
+    scope = f"{model._device_prefix}_{model._devices[0]}/"
+    names = [str(param) for param in model.params if str(param).startswith(scope)]
+    return {name: workspace.FetchBlob(name).shape for name in names}
+
+
+def check_loaded(path: str, meta: Any, expected: dict[str, Any], found: dict[str, Any]) -> None:
+    """Raise UsageError when a checkpoint is that of another network: it lacks parameters, or has other shapes."""
+    stored = set(predictor_py_utils.GetBlobs(meta, predictor_constants.PARAMETERS_BLOB_TYPE))
+    for name, shape in expected.items():
+        if name in stored and found[name] == shape:
+            continue
+        has = f"{name} has the shape {found[name]}" if name in stored else f"it has no {name}"
+        raise UsageError(
+            f"--load_model_path={path}: {has}, the network of the flags expects the shape {shape}; "
+            "use the flags with which the checkpoint was written"
+        )
+
+
+def check_folder(path: str) -> None:
+    """Raise UsageError when checkpoints cannot be written to a folder."""
+    if not os.path.isdir(path) or not os.access(path, os.W_OK | os.X_OK):
+        raise UsageError(f"--file_store_path={path}: expected a folder in which checkpoints can be written")
 
 
 def fetch(model: ModelHelper, name: str) -> float:
@@ -365,6 +394,8 @@ def run(args: argparse.Namespace, plan: Plan, meeting: Any) -> None:
     log.info(f"Running on GPUs: {plan.gpus}")
     log.info(f"Using epoch size: {plan.epoch_size}")
     torch.manual_seed(args.seed)
+    if plan.shard == 0:
+        check_folder(args.file_store_path)
     begin = epoch_of(args.load_model_path) if args.load_model_path else 0
     model = build_train_model(args, plan, meeting, begin)
     dpm.RunInitNet(model)
@@ -397,6 +428,13 @@ def main(argv: list[str] | None = None) -> None:
     args = flags().parse_args(argv)
     try:
         train(args)
+    except KeyboardInterrupt:
+        if poseidon.this_worker().size > 1:
+            raise
+        print(
+            "resnet50_trainer.py: interrupted; the last checkpoint is complete", file=sys.stderr, flush=True
+        )
+        sys.exit(130)
     except (PoseidonError, RuntimeError, ValueError, AssertionError, OSError) as error:
         if poseidon.this_worker().size > 1:  # the launcher prints it
             raise JobError(sentence(error)) from None

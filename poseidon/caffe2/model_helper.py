@@ -140,7 +140,7 @@ class ModelHelper:
 
     def AddParameter(self, param: Any, tags: Any = None) -> None:
         """Add a blob to the parameters, or to the computed ones, by its tags."""
-        assert isinstance(param, core.BlobReference)
+        assert isinstance(param, core.BlobReference), f"Expected a BlobReference, got {type(param).__name__}"
         tags = self._normalize_tags(tags)
         (self._computed_params if ParameterTags.COMPUTED_PARAM in tags else self.params).append(param)
         if ParameterTags.WEIGHT in tags:

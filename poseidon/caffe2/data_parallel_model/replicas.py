@@ -11,6 +11,7 @@ import multiprocessing
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from numbers import Integral
 from typing import Any
 
 from poseidon.caffe2 import core, scope, workspace
@@ -52,7 +53,7 @@ def choose_devices(
         shared_model: whether all replicas read one set of parameters.
 
     Raises:
-        AssertionError: replicas on GPUs cannot share parameters.
+        AssertionError: the devices are not different numbers from 0 on, or replicas on GPUs cannot share parameters.
     """
     known = isinstance(model, ModelHelper)
     assert known, f"Expected a ModelHelper, got {type(model).__name__}"
@@ -61,6 +62,10 @@ def choose_devices(
     if devices is None:
         devices = range(gpus or 1) if on_gpu else range(multiprocessing.cpu_count())
     model._devices = list(devices)
+    valid = model._devices and len(set(model._devices)) == len(model._devices)
+    assert valid and all(isinstance(device, Integral) and device >= 0 for device in model._devices), (
+        f"devices={devices}: expected at least one number, each once and from 0 on, such as [0, 1]"
+    )
     model._device_prefix = "gpu" if on_gpu else "ideep" if ideep else "cpu"
     model._device_type = workspace.GpuDeviceType if on_gpu else IDEEP if ideep else CPU
     model._shared_model = shared_model

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from poseidon.caffe2.operators.registry import find
 from poseidon.caffe2.proto.caffe2_pb2 import NetDef, OperatorDef
 from poseidon.caffe2.runtime.bind import Step, bind
 from poseidon.caffe2.runtime.blob import Blob
@@ -102,6 +103,10 @@ def compile_operator(definition: OperatorDef, workspace: Any, net: str = "", ind
     Raises:
         RuntimeError: it is unknown, wrongly used, or reads a blob that does not exist.
     """
+    try:
+        find(definition.type)
+    except KeyError as error:
+        raise operator_error(str(error.args[0]), definition, net, index) from error
     inputs: list[Blob] = []
     for name in definition.input:
         blob = workspace.find(name)

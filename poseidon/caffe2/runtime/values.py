@@ -26,11 +26,14 @@ def to_value(given: Any, device: torch.device) -> Any:
     if isinstance(given, torch.Tensor):
         return given.detach().to(device) if given.requires_grad else given.to(device)
     if not isinstance(given, np.ndarray):
-        raise EnforceNotMet(f"No feeder is registered for a value of type {type(given).__name__}")
+        raise EnforceNotMet(
+            f"No feeder is registered for a value of type {type(given).__name__}: expected a numpy array, such as "
+            "np.array(value), a torch tensor or a string"
+        )
     if given.dtype.kind in "SUO":
         return _strings(given)
     try:
-        return torch.from_numpy(np.array(given, order="C")).to(device)
+        return torch.from_numpy(np.array(given, given.dtype.newbyteorder("="), order="C")).to(device)
     except TypeError as error:
         raise EnforceNotMet(f"A numpy array of type {given.dtype} cannot be fed") from error
 

@@ -13,6 +13,17 @@ from poseidon.errors import UsageError
 
 AUTO = "auto"
 """The value of --shard_batch_sizes that has the speed of each shard measured."""
+POSITIVE = (
+    "batch_size",
+    "num_shards",
+    "num_labels",
+    "image_size",
+    "resnext_num_groups",
+    "resnext_width_per_group",
+    "first_iter_timeout",
+    "timeout",
+)
+"""The flags whose values are above 0."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,9 +159,16 @@ def plan_of(args: argparse.Namespace, *, workers: int = 1, rank: int = 0, gpu: i
     Raises:
         UsageError: flags contradict each other.
     """
+    for name in POSITIVE:
+        if getattr(args, name) < 1:
+            raise UsageError(f"--{name}={getattr(args, name)}: expected a whole number above 0")
     gpus = list(range(args.num_gpus)) if gpu is None else [gpu]
     if args.gpus is not None:
         gpus = numbers("gpus", args.gpus)
+    if not gpus:
+        raise UsageError(f"--num_gpus={args.num_gpus}: expected a whole number above 0")
+    if len(set(gpus)) < len(gpus):
+        raise UsageError(f"--gpus={args.gpus}: expected each GPU once")
     shards, shard = args.num_shards, args.shard_id
     if "OMPI_COMM_WORLD_SIZE" in os.environ:
         shards, shard = (int(os.environ[f"OMPI_COMM_WORLD_{name}"]) for name in ("SIZE", "RANK"))
@@ -163,7 +181,7 @@ def plan_of(args: argparse.Namespace, *, workers: int = 1, rank: int = 0, gpu: i
         sizes = numbers("shard_batch_sizes", args.shard_batch_sizes)
     if len(sizes) != shards or min(sizes) < 1:
         raise UsageError(f"--shard_batch_sizes={args.shard_batch_sizes}: expected {shards} numbers above 0")
-    if not gpus or any(size % len(gpus) for size in sizes[shard : shard + 1]):
+    if any(size % len(gpus) for size in sizes[shard : shard + 1]):
         raise UsageError(
             f"Number of GPUs must divide batch size: {len(gpus)} GPUs, batch size {sizes[shard]}"
         )
@@ -183,4 +201,6 @@ def plan_of(args: argparse.Namespace, *, workers: int = 1, rank: int = 0, gpu: i
         raise UsageError("--model_parallel: layers on several GPUs are not supported; expected replicas only")
     if args.num_layers not in resnet.BLOCKS:
         raise UsageError(f"--num_layers={args.num_layers}: expected one of {sorted(resnet.BLOCKS)}")
+    if not -(2**63) <= args.seed < 2**64:
+        raise UsageError(f"--seed={args.seed}: expected a number of 64 bits")
     return Plan(gpus, shards, shard, sizes, iters, weighted=len(set(sizes)) > 1)

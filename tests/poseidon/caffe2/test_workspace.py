@@ -62,8 +62,6 @@ def test_a_failing_operator_is_shown_with_its_definition(caplog: pytest.LogCaptu
 def test_a_net_that_cannot_be_made_is_one_sentence(kind: str, message: str) -> None:
     net = core.Net("wrong")
     net.Proto().op.add().CopyFrom(core.CreateOperator(kind, "nothing", "y"))
-    if kind == "Relo":
-        workspace.FeedBlob("nothing", np.zeros(1))
     with pytest.raises(RuntimeError, match=message):
         workspace.CreateNet(net)
 
@@ -114,3 +112,47 @@ def test_a_step_runs_until_its_blob_says_stop() -> None:
     plan.AddStep(step)
     workspace.RunPlan(plan)
     assert workspace.FetchBlob("x") == 8
+
+
+@pytest.mark.parametrize("value", [None, 3.5, [1, 2], np.float32(2)])
+def test_what_is_no_array_is_refused_with_what_is_expected(value: object) -> None:
+    with pytest.raises(RuntimeError, match=r"of type \w+: expected a numpy array"):
+        workspace.FeedBlob("x", value)
+
+
+def test_arrays_of_the_other_byte_order_are_fed() -> None:
+    workspace.FeedBlob("x", np.array([1, 2.5], ">f4"))
+    np.testing.assert_array_equal(workspace.FetchBlob("x"), np.array([1, 2.5], "float32"))
+
+
+@pytest.mark.parametrize(
+    ("kind", "shapes", "arguments", "message"),
+    [
+        ("FC", [(2, 3), (4, 5), (4,)], {}, r"X \[2, 3\] has 3 values from axis 1 on, W \[4, 5\] takes 5"),
+        ("Conv", [(1, 1, 4, 4), (1, 1, 3, 3)], {"kernel": 3, "order": "CHW"}, "expected NCHW or NHWC"),
+    ],
+)
+def test_shapes_and_orders_that_do_not_fit_are_named(
+    kind: str, shapes: list[tuple[int, ...]], arguments: dict[str, object], message: str
+) -> None:
+    names = [f"in{i}" for i in range(len(shapes))]
+    for name, shape in zip(names, shapes, strict=True):
+        workspace.FeedBlob(name, np.ones(shape, "float32"))
+    with pytest.raises(RuntimeError, match=message):
+        workspace.RunOperatorOnce(core.CreateOperator(kind, names, ["y"], **arguments))
+
+
+@pytest.mark.parametrize(
+    ("kind", "wrong", "message"),
+    [
+        ("SoftmaxWithLoss", 3, "the label 3 is not one of the 3 classes 0 to 2"),
+        ("SoftmaxWithLoss", -1, "the label -1 is not one of the 3 classes"),
+        ("Gather", 7, "the index 7 is not one of the axis 0, 0 to 1"),
+    ],
+)
+def test_labels_and_indices_out_of_range_are_named(kind: str, wrong: int, message: str) -> None:
+    workspace.FeedBlob("x", np.ones((2, 3), "float32"))
+    workspace.FeedBlob("chosen", np.array([0, wrong], "int32"))
+    outputs = ["y", "loss"][: 2 if kind == "SoftmaxWithLoss" else 1]
+    with pytest.raises(RuntimeError, match=message):
+        workspace.RunOperatorOnce(core.CreateOperator(kind, ["x", "chosen"], outputs))

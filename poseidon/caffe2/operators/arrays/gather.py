@@ -24,7 +24,16 @@ def taken(x: Any, indices: Tensor, axis: int = 0) -> Any:
     if isinstance(x, np.ndarray):
         return np.take(x, indices.cpu().numpy(), axis)
     axis = axis % x.dim()
-    flat = torch.index_select(x, axis, indices.reshape(-1).to(x.device, torch.int64))
+    chosen = indices.reshape(-1).to(x.device, torch.int64)
+    try:
+        flat = torch.index_select(x, axis, chosen)
+    except (IndexError, RuntimeError) as error:
+        wrong = chosen[(chosen < 0) | (chosen >= x.shape[axis])]
+        if not wrong.numel():
+            raise
+        raise IndexError(
+            f"the index {wrong[0]} is not one of the axis {axis}, 0 to {x.shape[axis] - 1}"
+        ) from error
     return flat.reshape(*x.shape[:axis], *indices.shape, *x.shape[axis + 1 :])
 
 

@@ -55,6 +55,25 @@ def _divisor(weights: Tensor, by_batch_size: bool) -> Tensor:
     return torch.where(total == 0, 1, total)
 
 
+def _of_labels(logarithms: Tensor, labels: Tensor) -> Tensor:
+    """Return the value of each row's label.
+
+    Raises:
+        ValueError: a label is not the number of a class.
+    """
+    picked = labels.reshape(-1, 1).long()
+    try:
+        return logarithms.gather(1, picked).squeeze(1)
+    except RuntimeError as error:
+        classes = logarithms.shape[1]
+        wrong = picked[(picked < 0) | (picked >= classes)]
+        if not wrong.numel():
+            raise
+        raise ValueError(
+            f"the label {wrong[0]} is not one of the {classes} classes 0 to {classes - 1}"
+        ) from error
+
+
 @operator("SoftmaxWithLoss", gradient=_rule)
 def softmax_with_loss(
     x: Tensor,
@@ -82,7 +101,7 @@ def softmax_with_loss(
     if label_prob:
         losses = -(logarithms * labels.reshape(rows.shape)).sum(1)
     else:
-        losses = -logarithms.gather(1, labels.reshape(-1, 1).long()).squeeze(1)
+        losses = -_of_labels(logarithms, labels)
     importance = torch.ones_like(losses) if weights is None else weights.reshape(-1)
     if rows.shape[0] == 0:
         return torch.softmax(rows, 1).reshape(x.shape), x.new_zeros(())

@@ -83,7 +83,10 @@ class Windows:
         self.pad = number("pad")
         self.legacy = number("legacy_pad")
         self.whole = bool(number("global_pooling"))
-        self.last = "order" in given and given["order"].s == b"NHWC"
+        order = given["order"].s.upper() if "order" in given else b"NCHW"
+        if order not in (b"NCHW", b"NHWC"):
+            raise ValueError(f"{definition.type}: the order is {order!r}, expected NCHW or NHWC")
+        self.last = order == b"NHWC"
         self._fits: dict[Any, Fit] = {}
         if min(self.stride) < 1 or min(self.dilation) < 1 or self.pad < 0 or min(self.pads, default=0) < 0:
             raise ValueError(

@@ -21,6 +21,11 @@ def matrix(x: Tensor, axis: int) -> Tensor:
 def fc(x: Tensor, w: Tensor, b: Tensor, *, axis: int = 1, axis_w: int = 1) -> Tensor:
     """Return x w^T + b: x is flattened from `axis` on, w from `axis_w` on (outputs first)."""
     rows, weights = x.flatten(axis) if axis < x.dim() else x, w.reshape(w.shape[:axis_w].numel(), -1)
+    if x.numel() and x.shape[axis:].numel() != weights.shape[1]:
+        raise ValueError(
+            f"Dimension mismatch: X {list(x.shape)} has {x.shape[axis:].numel()} values from axis {axis} on, "
+            f"W {list(w.shape)} takes {weights.shape[1]}"
+        )
     return (rows.reshape(-1, weights.shape[1]) @ weights.t() + b).reshape(*x.shape[:axis], weights.shape[0])
 
 

@@ -148,6 +148,12 @@ def test_builders_of_updates_exclude_each_other() -> None:
         build([0], param_update_builder_fun=lambda model: None)
 
 
+@pytest.mark.parametrize("devices", [[], [0, 0], [-1], ["a"]])
+def test_devices_are_different_numbers(devices: list[Any]) -> None:
+    with pytest.raises(AssertionError, match="expected at least one number, each once and from 0 on"):
+        build(devices)
+
+
 def test_losses_are_a_list() -> None:
     with pytest.raises(AssertionError, match="must return list of loss blobs"):
         build([0], forward_pass_builder_fun=lambda model, scale: add_layers(model, scale)[0])

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from poseidon.caffe2.training.flags import Plan, flags, plan_of
+from poseidon.errors import UsageError
 
 DEFAULTS: dict[str, Any] = {
     "train_data": "x",
@@ -101,3 +102,22 @@ def test_a_launcher_gives_the_shards(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OMPI_COMM_WORLD_RANK", "1")
     found = plan("--num_shards=9")
     assert (found.shards, found.shard) == (4, 1)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--batch_size=0"], "--batch_size=0: expected a whole number above 0"),
+        (["--num_shards=0"], "--num_shards=0: expected a whole number above 0"),
+        (["--num_labels=0"], "--num_labels=0: expected a whole number above 0"),
+        (["--image_size=-3"], "--image_size=-3: expected a whole number above 0"),
+        (["--resnext_num_groups=0"], "--resnext_num_groups=0: expected a whole number above 0"),
+        (["--timeout=0"], "--timeout=0: expected a whole number above 0"),
+        (["--num_gpus=0"], "--num_gpus=0: expected a whole number above 0"),
+        (["--gpus=0,0"], "--gpus=0,0: expected each GPU once"),
+        (["--seed=99999999999999999999"], "expected a number of 64 bits"),
+    ],
+)
+def test_a_wrong_value_is_named_with_its_flag(words: list[str], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        plan(*words)
