@@ -63,7 +63,7 @@ def choose_devices(
         devices = range(gpus or 1) if on_gpu else range(multiprocessing.cpu_count())
     model._devices = list(devices)
     valid = model._devices and len(set(model._devices)) == len(model._devices)
-    assert valid and all(isinstance(device, Integral) and device >= 0 for device in model._devices), (
+    assert valid and all(isinstance(device, Integral) and int(device) >= 0 for device in model._devices), (
         f"devices={devices}: expected at least one number, each once and from 0 on, such as [0, 1]"
     )
     model._device_prefix = "gpu" if on_gpu else "ideep" if ideep else "cpu"
