@@ -5,7 +5,9 @@ A minidb is one file: for each record the length of its key and of its value (32
 
 from __future__ import annotations
 
+import os
 import struct
+import threading
 from collections.abc import Iterable, Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
@@ -181,18 +183,33 @@ def new_database(path: Path, db_type: str) -> Iterator[DatabaseWriter]:
         stage.publish([path.name])
 
 
+def _write_minidb(path: Path, pairs: Iterable[tuple[bytes, bytes]]) -> None:
+    """Write a minidb under another name, and rename it; what is no file, such as a device, is written directly."""
+    path = path.resolve()
+    whole = path.is_file() or not path.exists()
+    partial = path.with_name(f".{path.name}.{os.getpid()}.{threading.get_ident()}.partial") if whole else path
+    try:
+        with partial.open("wb") as file:
+            for key, value in pairs:
+                file.write(_LENGTHS.pack(len(key), len(value)) + key + value)
+        if whole:
+            partial.replace(path)
+    except BaseException:
+        if whole:
+            partial.unlink(missing_ok=True)
+        raise
+
+
 def write_records(path: str, db_type: str, pairs: Iterable[tuple[bytes, bytes]]) -> None:
-    """Write a database; a minidb of that name is replaced.
+    """Write a database; a minidb of that name is replaced when all is written.
 
     Raises:
-        RuntimeError: it cannot be written.
+        RuntimeError: it cannot be written; an earlier minidb is unchanged.
     """
     backend = backend_of(db_type)
     try:
         if backend is None:
-            with Path(path).open("wb") as file:
-                for key, value in pairs:
-                    file.write(_LENGTHS.pack(len(key), len(value)) + key + value)
+            _write_minidb(Path(path), pairs)
         else:
             with write_database(Path(path), backend) as writer:
                 for key, value in pairs:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
 from typing import Any, Protocol, runtime_checkable
 
@@ -18,6 +19,9 @@ CHUNK_SIZE = 1_000_000
 """Values in one message, as Caffe2 writes them."""
 READERS: dict[str, Callable[[BlobProto], Any]] = {}
 """What makes an object of its message, by the type that the message names; see `Serializable`."""
+MUTEX = "std::unique_ptr<std::mutex>"
+"""The type of a mutex in messages. Its state is not saved: the one that is read is free."""
+_LOCK = type(threading.Lock())
 _FLOATING = {TensorProto.FLOAT: 3, TensorProto.DOUBLE: 9}
 """The field numbers of data that a message holds as it lies in memory."""
 
@@ -38,7 +42,7 @@ def serialize(name: str, value: Any, chunk_size: int = 0) -> Iterator[BlobProto]
 
     Args:
         name: the blob's name in the messages.
-        value: what the blob holds: a tensor, a plain string, or a `Serializable`.
+        value: what the blob holds: a tensor, a plain string, a mutex, or a `Serializable`.
         chunk_size: 0 for Caffe2's own, -1 for one message.
 
     Raises:
@@ -46,6 +50,9 @@ def serialize(name: str, value: Any, chunk_size: int = 0) -> Iterator[BlobProto]
     """
     if isinstance(value, bytes):
         yield BlobProto(name=name, type="std::string", content=value)
+        return
+    if isinstance(value, _LOCK):
+        yield BlobProto(name=name, type=MUTEX, content=b"")
         return
     if isinstance(value, Serializable):
         message = BlobProto(name=name, type=value.blob_type())
@@ -79,7 +86,7 @@ def deserialize(proto: BlobProto, into: Any = None) -> Any:
         into: the value of the blob's earlier messages: a chunk of a tensor is written into it.
 
     Raises:
-        RuntimeError: the message holds no tensor, no string and no object that has a reader.
+        RuntimeError: the message holds no tensor, no string, no mutex and no object that has a reader.
     """
     if proto.type in READERS:
         return READERS[proto.type](proto)
@@ -87,6 +94,8 @@ def deserialize(proto: BlobProto, into: Any = None) -> Any:
         return _merged(proto.tensor, into)
     if proto.type == "std::string":
         return proto.content
+    if proto.type == MUTEX:
+        return threading.Lock()
     raise EnforceNotMet(f"A blob of type {proto.type} cannot be read")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 import numpy as np
@@ -65,3 +66,11 @@ def test_an_object_cannot_be_written() -> None:
         list(serialize("x", object()))
     with pytest.raises(RuntimeError, match="type DBReader cannot be read"):
         deserialize(BlobProto(name="x", type="DBReader"))
+
+
+def test_a_mutex_is_saved_without_its_state() -> None:
+    mutex = threading.Lock()
+    with mutex:
+        (proto,) = serialize("m", mutex)
+    assert proto.type == "std::unique_ptr<std::mutex>"
+    assert not deserialize(proto).locked()

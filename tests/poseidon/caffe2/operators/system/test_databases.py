@@ -224,3 +224,16 @@ def test_numbers_of_sixteen_bits_are_read_as_floats() -> None:
     workspace.ResetWorkspace()
     workspace.FeedBlob("x", message)
     np.testing.assert_array_equal(workspace.FetchBlob("x"), np.array([1.5, -2.0], "f4"))
+
+
+def test_a_database_that_cannot_be_written_leaves_the_one_before(tmp_path: Path) -> None:
+    workspace.FeedBlob("x", np.ones(3, "float32"))
+    workspace.RunOperatorOnce(core.CreateOperator("CreateAtomicBool", [], ["no_tensor"]))
+    path = tmp_path / "db"
+    settings: dict[str, Any] = {"db": str(path), "db_type": "minidb", "absolute_path": 1}
+    workspace.RunOperatorOnce(core.CreateOperator("Save", ["x"], [], **settings))
+    before = path.read_bytes()
+    with pytest.raises(RuntimeError, match="cannot be serialized"):
+        workspace.RunOperatorOnce(core.CreateOperator("Save", ["x", "no_tensor"], [], **settings))
+    assert path.read_bytes() == before
+    assert [found.name for found in tmp_path.iterdir()] == ["db"]
