@@ -5,8 +5,23 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from poseidon.caffe2 import context, core, schema
+from poseidon.caffe2 import context, core
 from poseidon.caffe2.building.builder import NetBuilder
+from poseidon.caffe2.building.outputs import TaskOutput, TaskOutputList
+
+__all__ = [
+    "Cluster",
+    "Node",
+    "SetupNets",
+    "Task",
+    "TaskGroup",
+    "TaskOutput",
+    "TaskOutputList",
+    "WorkspaceType",
+    "add_setup_steps",
+    "final_output",
+    "get_setup_nets",
+]
 
 
 class Cluster(context.DefaultManaged):
@@ -225,45 +240,6 @@ class TaskGroup(context.Managed):
         return self._workspace_type
 
 
-class TaskOutput:
-    """What a task hands out: a blob, blobs, or a record."""
-
-    def __init__(self, names: Any) -> None:
-        self._schema = names if isinstance(names, schema.Field) else None
-        if self._schema is not None:
-            names = self._schema.field_blobs()
-        self._is_scalar = not isinstance(names, (list, tuple))
-        self.names = [names] if self._is_scalar else list(names)
-        self._values: list[Any] | None = None
-        self._fetch_func: Callable[[Any], Any] | None = None
-
-    def set(self, values: Sequence[Any], _fetch_func: Callable[[Any], Any] | None = None) -> None:
-        """Set the values."""
-        assert len(values) == len(self.names)
-        self._values = list(values)
-        self._fetch_func = _fetch_func
-
-    def _formed(self, values: list[Any]) -> Any:
-        if self._is_scalar:
-            return values[0]
-        return values if self._schema is None else schema.from_blob_list(self._schema, values)
-
-    def get(self) -> Any:
-        """Return the value, the values or the record.
-
-        Raises:
-            AssertionError: the task has not run.
-        """
-        assert self._values is not None, "Output value not set yet."
-        return self._formed(self._values)
-
-    def fetch(self) -> Any:
-        """Return what the session fetches for the value, the values or the record."""
-        assert self._fetch_func is not None, "Cannot fetch value for this output."
-        assert self._values is not None, "Output value not set yet."
-        return self._formed([self._fetch_func(value) for value in self._values])
-
-
 def final_output(blob_or_record: Any) -> TaskOutput:
     """Add an output to the current task, or to a new one; return it.
 
@@ -271,25 +247,6 @@ def final_output(blob_or_record: Any) -> TaskOutput:
     """
     task = Task.current(required=False) or Task()
     return task.add_output(blob_or_record)
-
-
-class TaskOutputList:
-    """The outputs of a task in one list."""
-
-    def __init__(self, outputs: list[TaskOutput] | None = None) -> None:
-        self.outputs = outputs or []
-
-    def names(self) -> list[Any]:
-        """Return the blobs of all outputs."""
-        return [name for output in self.outputs for name in output.names]
-
-    def set_values(self, values: Sequence[Any], _fetch_func: Callable[[Any], Any] | None = None) -> None:
-        """Set the values of all outputs, in the order of `names`."""
-        assert len(values) == len(self.names()), "Wrong number of output values."
-        left = list(values)
-        for output in self.outputs:
-            output.set(left[: len(output.names)], _fetch_func)
-            del left[: len(output.names)]
 
 
 class Task(context.Managed):

@@ -1,1 +1,1 @@
-"""Steps and nets built by nested blocks: the parts of `net_builder`."""
+"""Nested blocks that build steps and nets, and the parts of tasks, readers and writers."""
