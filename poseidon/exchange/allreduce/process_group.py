@@ -139,6 +139,9 @@ class ProcessGroup:
         self._calling_back: list[Any] = []
         with torch_errors(f"form the group '{name}'"):
             self._group = _make(dist.PrefixStore(name, rendezvous.store), settings, backend)
+            if backend is Backend.GLOO:
+                # Without it a process that leaves at once breaks connections that others are still making.
+                self._group.barrier().wait(settings.timeout)
 
     def sum(self, tensor: Tensor, on_done: Callable[[], None] | None = None) -> Callable[[], None]:
         """Start to sum `tensor` over all processes, in place.
