@@ -82,7 +82,7 @@ class ChainRun:
                     self._run(index)
             except BaseException as caught:  # noqa: BLE001 (the thread that started the run raises it)
                 error = caught
-            self._ended(number, error)
+            self._end(number, error)
 
     def _next(self) -> int | None:
         with self._changed:
@@ -92,13 +92,18 @@ class ChainRun:
             self._running += 1
             return self._ready.popleft()
 
-    def _ended(self, number: int, error: BaseException | None) -> None:
+    def _end(self, number: int, error: BaseException | None) -> None:
+        """Note the end of a chain. The thread goes on with one that it releases: each other one wakes one more thread."""
         with self._changed:
             self._running -= 1
             self._left -= 1
             self._error = self._error or error
+            before = len(self._ready)
             for released in self._chains[number].releases:
                 self._waits[released] -= 1
                 if self._waits[released] == 0:
                     self._ready.append(released)
-            self._changed.notify_all()
+            if self._error is not None or not self._left:
+                self._changed.notify_all()
+            else:
+                self._changed.notify(max(len(self._ready) - before - 1, 0))

@@ -66,6 +66,18 @@ def test_two_chains_run_at_the_same_time() -> None:
     ChainRun(chains([relu("a", "b"), relu("c", "d")]), lambda index: both.wait() and None)(2)
 
 
+def test_all_chains_that_one_releases_run_at_the_same_time() -> None:
+    together = threading.Barrier(4, timeout=20)
+
+    def run(index: int) -> None:
+        if index in (1, 2, 3, 4):
+            together.wait()
+
+    operators = [relu("a", "b"), *(relu("b", name) for name in "cdef")]
+    for _ in range(20):
+        ChainRun(chains(operators), run)(4)
+
+
 def test_the_first_error_ends_the_run() -> None:
     def run(index: int) -> None:
         if index == 1:
