@@ -8,6 +8,7 @@ from typing import Any
 from poseidon.caffe2 import schema
 from poseidon.caffe2.core.blobs import BlobReference
 from poseidon.caffe2.core.ssa import (
+    control_op_remap,
     get_op_ids_in_path,
     get_ssa,
     get_undefined_blobs,
@@ -20,6 +21,9 @@ RemapFunction = Callable[[Any, str, dict[str, str]], None]
 DEFAULT_REMAP_FUNCS: dict[str, RemapFunction] = {
     "RecurrentNetwork": recurrent_network_op_remap,
     "RecurrentNetworkGradient": recurrent_network_op_remap,
+    "If": control_op_remap,
+    "AsyncIf": control_op_remap,
+    "While": control_op_remap,
 }
 """Operators that name blobs in their arguments, and what renames these."""
 

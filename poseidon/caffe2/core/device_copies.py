@@ -133,7 +133,9 @@ def InjectCrossDeviceCopies(
                     devices[name] = DeviceOption()
                 if not device_equal(devices[name], wanted):
                     new_op.input[index] = _copied(new_net, name, devices[name], wanted, copies)
-        for name, made in zip(op.output, of_outputs, strict=True):
+        renamed = dict(zip(op.input, new_op.input, strict=True))
+        for index, made in enumerate(of_outputs):
+            name = new_op.output[index] = renamed.get(op.output[index], op.output[index])
             if name in devices and not device_equal(devices[name], made):
                 raise RuntimeError(
                     f"In-place blob: {name} is not supported between operators with different device option "
@@ -141,7 +143,9 @@ def InjectCrossDeviceCopies(
                 )
             devices[name] = DeviceOption()
             devices[name].CopyFrom(made)
-            copies.pop(name, None)
+            copies.pop(
+                name, None
+            )  # an operator in place on a copy leaves the original, and the copy stays known
         new_net._ExtendOps([new_op])
     return new_net, devices
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from poseidon.caffe2 import schema
 from poseidon.caffe2.core.blobs import BlobReference, ScopedBlobReference, ScopedName, _get_blob_ref
 from poseidon.caffe2.proto import caffe2_pb2
 
@@ -97,12 +98,15 @@ class NetBlobs:
     def AddExternalInput(self, *inputs: Any) -> Any:
         """Declare blobs that the net reads and does not make.
 
+        Args:
+            *inputs: names, references, or records: their blobs, or their fields where they have no blobs.
+
         Raises:
             DuplicateInputError: one is declared already, or given twice.
         """
         assert inputs
         self._refresh()
-        refs = [_get_blob_ref(blob) for blob in inputs]
+        refs = [_get_blob_ref(blob) for given in inputs for blob in _blobs_of(given)]
         for index, ref in enumerate(refs):
             if ref in self._external_input_map or ref in refs[:index]:
                 raise DuplicateInputError(f"Net already contained an input named {ref}")
@@ -153,3 +157,10 @@ class NetBlobs:
         """Take a blob out of the external inputs."""
         self._net.external_input.remove(str(blob))
         self._InvalidateLookupTables()
+
+
+def _blobs_of(given: Any) -> list[Any]:
+    """Return the blobs of a record, its field names where it has no blobs; anything else is one blob."""
+    if not isinstance(given, schema.Field):
+        return [given]
+    return list(given.field_blobs() if given.has_blobs() else given.field_names())

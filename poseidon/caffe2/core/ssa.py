@@ -82,6 +82,13 @@ def recurrent_network_op_remap(op: Any, prefix: str, blob_remap: dict[str, str])
             argument.s = renamed(argument.s)
 
 
+def control_op_remap(op: Any, prefix: str, blob_remap: dict[str, str]) -> None:
+    """Rename the blobs in the inner nets of an operator `If`, `AsyncIf` or `While`."""
+    for argument in op.arg:
+        if argument.HasField("n"):
+            argument.n.CopyFrom(remap_proto(argument, blob_remap, prefix).n)
+
+
 def remap_proto(argument: Any, blob_remap: dict[str, str], prefix: str = "") -> Any:
     """Return an argument whose net has its blobs renamed."""
     made = caffe2_pb2.Argument()

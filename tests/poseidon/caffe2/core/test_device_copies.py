@@ -43,6 +43,14 @@ def test_a_blob_does_not_change_its_device() -> None:
         core.InjectCrossDeviceCopies(net_of(("x", "a", False), ("b", "x", True)))
 
 
+def test_an_operator_in_place_changes_the_copy_that_a_later_net_reads() -> None:
+    nets = [net_of(("x", "x", True)), net_of(("x", "y", True))]
+    (first, second), devices = core.InjectDeviceCopiesAmongNets(nets)
+    assert lines(first) == ["CopyCPUToGPU x x_gpu_1", "Relu x_gpu_1 x_gpu_1"]
+    assert lines(second) == ["Relu x_gpu_1 y"]
+    assert (devices["x"].device_type, devices["x_gpu_1"].device_type) == (0, 1)
+
+
 @pytest.mark.parametrize(
     ("kind", "of_input", "of_output"),
     [

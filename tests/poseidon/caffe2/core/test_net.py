@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from poseidon.caffe2 import core, workspace
+from poseidon.caffe2 import core, schema, workspace
 from poseidon.caffe2.proto import caffe2_pb2
 
 
@@ -60,6 +60,24 @@ def test_external_inputs_are_what_nobody_made() -> None:
         net.AddExternalInput("c", "c")
     net.AddExternalOutput(h)
     assert net.external_outputs == ["h"]
+
+
+def test_a_record_gives_its_fields_as_external_inputs() -> None:
+    net = core.Net("external_record")
+    record = schema.Struct(("x", schema.Scalar(np.float32)), ("y", schema.Scalar(np.int64)))
+    net.AddExternalInput(record)
+    assert net.external_inputs == ["x", "y"]
+    with pytest.raises(AssertionError, match="named x"):
+        net.AddExternalInput(record)
+
+
+def test_a_clone_renames_blobs_in_the_nets_of_a_branch() -> None:
+    net, branch = core.Net("choice"), core.Net("branch")
+    branch.Relu(["inside"], "result")
+    net.If(["condition"], ["result"], then_net=branch.Proto())
+    (inner,) = net.Clone("choice_copy", blob_remap={"inside": "other"}).Proto().op[0].arg
+    assert list(inner.n.op[0].input) == list(inner.n.external_input) == ["other"]
+    assert list(branch.Proto().op[0].input) == ["inside"]
 
 
 def test_an_operator_that_does_not_exist() -> None:
