@@ -37,6 +37,20 @@ def elements_of_type(dtype: Any = np.float32, filter_: Callable[[Any], bool] | N
     return elements if filter_ is None else elements.filter(filter_)
 
 
+def floats(
+    min_value: float | None = None, max_value: float | None = None, width: Any = 32, **kwargs: Any
+) -> Any:
+    """Return a strategy of floats of a width in bits; limits that the width cannot hold are rounded inwards."""
+    bound: Any = {16: np.float16, 32: np.float32, 64: np.float64}[width]
+    if min_value is not None:
+        least = bound(min_value)
+        min_value = float(least if float(least) >= min_value else np.nextafter(least, bound(np.inf)))
+    if max_value is not None:
+        most = bound(max_value)
+        max_value = float(most if float(most) <= max_value else np.nextafter(most, bound(-np.inf)))
+    return st.floats(min_value, max_value, width=width, **kwargs)
+
+
 def arrays(dims: Any, dtype: Any = np.float32, elements: Any = None, unique: bool = False) -> Any:
     """Return a strategy of arrays of a shape."""
     return hypothesis.extra.numpy.arrays(

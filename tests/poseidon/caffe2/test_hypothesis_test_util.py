@@ -53,6 +53,14 @@ def test_shapes_must_be_inferred_where_that_is_asked(case: Any) -> None:
             )
 
 
+@hypothesis.given(x=hu.arrays([3], elements=hu.floats(0.1, 0.7)), least=hu.floats(min_value=0.1))
+def test_floats_are_of_32_bits_within_limits_that_32_bits_cannot_hold(x: Any, least: float) -> None:
+    assert x.dtype == np.float32
+    assert ((x >= 0.1) & (x.astype(np.float64) <= 0.7)).all()
+    assert not least < 0.1
+    assert np.isnan(least) or least == np.float32(least)
+
+
 @hypothesis.given(pair=hu.segmented_tensor(allow_empty=True, segment_generator=hu.lengths))
 def test_lengths_add_up_to_the_rows(pair: Any) -> None:
     data, lengths = pair

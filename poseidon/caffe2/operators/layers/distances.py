@@ -176,7 +176,7 @@ def pair_wise_loss(x: Tensor, labels: Tensor, lengths: Tensor | None = None) -> 
     for values, wanted in zip(x.reshape(-1).split(sizes), labels.reshape(-1).split(sizes), strict=True):
         differences, ordered = _differences(values, wanted)
         losses.append((functional.softplus(differences) * ordered).sum() / ordered.sum().clamp(min=1))
-    return torch.stack(losses)
+    return torch.stack(losses) if losses else x.new_zeros(0)
 
 
 @operator("PairWiseLossGradient")
@@ -188,7 +188,7 @@ def pair_wise_loss_gradient(x: Tensor, labels: Tensor, dy: Tensor, lengths: Tens
         differences, ordered = _differences(values, wanted)
         slopes = torch.sigmoid(differences) * ordered * given / ordered.sum().clamp(min=1)
         parts.append(slopes.sum(0) - slopes.sum(1))
-    return torch.cat(parts).reshape(x.shape)
+    return torch.cat(parts).reshape(x.shape) if parts else torch.zeros_like(x)
 
 
 @operator("Accuracy")

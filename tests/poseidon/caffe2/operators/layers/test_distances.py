@@ -61,6 +61,12 @@ def test_pairs_of_a_session_are_ranked(lengths: list[int] | None) -> None:
     assert_gradients("PairWiseLoss", inputs, [0])
 
 
+def test_no_session_has_no_loss() -> None:
+    x, lengths = np.zeros(0, "float32"), np.zeros(0, "int32")
+    assert run("PairWiseLoss", [x, x, lengths])[0].shape == (0,)
+    assert run("PairWiseLossGradient", [x, x, x, lengths])[0].shape == (0,)
+
+
 @pytest.mark.parametrize(("top_k", "wanted"), [(1, 0.5), (2, 0.75), (3, 1.0)])
 def test_accuracy_counts_the_first_of_equals_as_the_largest(top_k: int, wanted: float) -> None:
     x = np.array([[1, 2, 2], [1, 2, 2], [3, 0, 1], [0, 1, 2]], "float32")
