@@ -367,7 +367,10 @@ class Task(context.Managed):
         return self.output_list().names()
 
     def get_step(self) -> Any:
-        """Return the step, with what runs before, beside and after the task and each of its instances."""
+        """Return the step, with what runs before, beside and after the task and each of its instances.
+
+        A task without outputs gets one, as in Caffe2: a zero, made by a net that runs after the task.
+        """
         if self._step_with_setup is not None:
             return self._step_with_setup
         if self._step is None:
@@ -377,6 +380,10 @@ class Task(context.Managed):
         parts = [self._step, *reports]
         around_task = get_setup_nets(self.TASK_SETUP, parts, self)
         around_instance = get_setup_nets(self.TASK_INSTANCE_SETUP, parts, self)
+        if not self._outputs:
+            output_net = core.Net(f"{self.name}:output")
+            self.add_output(output_net.ConstantFill([], 1, dtype=core.DataType.INT32, value=0))
+            around_task[1].append(output_net)
         body = self._step
         if reports:
             body = core.execution_step(f"{self.name}:body", [*reports, self._step])

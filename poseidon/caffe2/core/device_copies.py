@@ -143,9 +143,7 @@ def InjectCrossDeviceCopies(
                 )
             devices[name] = DeviceOption()
             devices[name].CopyFrom(made)
-            copies.pop(
-                name, None
-            )  # an operator in place on a copy leaves the original, and the copy stays known
+            copies.pop(name, None)
         new_net._ExtendOps([new_op])
     return new_net, devices
 

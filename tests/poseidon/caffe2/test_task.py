@@ -87,6 +87,17 @@ def test_a_group_becomes_one_task_of_each_node() -> None:
         group.tasks_by_node(lambda node: node * 2)
 
 
+def test_a_task_without_outputs_gets_a_zero_after_its_nets() -> None:
+    with Task(name="silent") as silent:
+        ops.Const(1)
+    with Task(name="loud") as loud:
+        final_output(ops.Const(1))
+    nets = core.Plan(silent.get_step()).Nets()
+    assert [net.Proto().op[0].type for net in nets] == ["GivenTensorInt64Fill", "ConstantFill"]
+    assert silent.outputs()[0].names == [nets[1].Proto().op[0].output[0]]
+    assert len(core.Plan(loud.get_step()).Nets()) == len(loud.outputs()) == 1
+
+
 @pytest.mark.parametrize(
     ("names", "values", "expected"), [("x", [3], 3), (["x"], [3], [3]), (["x", "y"], [3, 4], [3, 4])]
 )

@@ -139,9 +139,11 @@ def test_only_blobs_of_the_first_group_are_saved(tmp_path: Path) -> None:
     session = new_session()
     JobRunner(job, CheckpointManager(str(tmp_path), "node", "minidb")).train(session)
     keys = [key.decode().partition("#")[0] for key, _ in databases.records(f"{tmp_path}/node.1", "minidb")]
-    assert len(keys) == 4 and {"blob_names", str(total)} <= set(keys)
+    assert len(keys) == 5 and {"blob_names", str(total)} <= set(keys)  # the output of the task among them
     timers = 2 * (len(TOTALS) + 1)
-    assert len(session._ws.blobs) == 4 + 1 + timers  # the output of the stop condition too
+    assert (
+        len(session._ws.blobs) == 5 + 2 + timers
+    )  # the outputs of the stop condition and of the epoch's task too
 
 
 def test_a_checkpoint_that_fails_is_a_warning(caplog: pytest.LogCaptureFixture, tmp_path: Path) -> None:
