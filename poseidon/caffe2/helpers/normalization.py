@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from poseidon.caffe2 import scope
@@ -10,8 +11,11 @@ from poseidon.caffe2.modeling.parameter_info import ParameterTags
 from poseidon.caffe2.proto import DEVICE_NUMBERS
 
 
-def _constant(model: Any, name: Any, dim: int, value: float, tag: str, maker: Any = None) -> Any:
-    return model.create_param(name, [dim], maker or Initializer("ConstantFill", value=value), tag)
+def _constant(
+    model: Any, name: Any, dim: int | Sequence[int], value: float, tag: str, maker: Any = None
+) -> Any:
+    shape = list(dim) if isinstance(dim, Sequence) else [dim]
+    return model.create_param(name, shape, maker or Initializer("ConstantFill", value=value), tag)
 
 
 def _scale_and_bias(
@@ -123,13 +127,13 @@ def layer_norm(
     model: Any,
     blob_in: Any,
     blob_out: Any,
-    dim_in: int,
+    dim_in: int | Sequence[int],
     axis: int = 1,
     epsilon: float = 1e-4,
     initial_scale: float = 1.0,
     initial_bias: float = 0.0,
 ) -> Any:
-    """Add `LayerNorm` with scale and bias; return its three outputs."""
+    """Add `LayerNorm` with scale and bias of the sizes `dim_in`; return its three outputs."""
     scale = _constant(model, f"{blob_out}_scale", dim_in, initial_scale, ParameterTags.WEIGHT)
     bias = _constant(model, f"{blob_out}_bias", dim_in, initial_bias, ParameterTags.BIAS)
     outputs = [blob_out, blob_out + "_mean", blob_out + "_std"]

@@ -59,3 +59,11 @@ def test_a_model_without_fillers_declares_its_parameters() -> None:
     assert [str(p) for p in model.params] == ["y_w", "y_b"]
     assert not model.param_init_net.Proto().op
     assert list(model.net.Proto().external_input) == ["x", "y_w", "y_b"]
+
+
+def test_layer_norm_has_a_scale_for_each_element_of_several_dimensions() -> None:
+    model = ModelHelper("model")
+    brew.layer_norm(model, "x", "y", dim_in=(3, 4), axis=1)
+    fills = {op.output[0]: op for op in model.param_init_net.Proto().op}
+    for name in ("y_scale", "y_bias"):
+        assert [list(arg.ints) for arg in fills[name].arg if arg.name == "shape"] == [[3, 4]]

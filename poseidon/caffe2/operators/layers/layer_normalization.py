@@ -154,9 +154,9 @@ def layer_norm_gradient(
     mean, inverse = mean.reshape(*rows.shape[:-1], 1), 1 / deviation.reshape(*rows.shape[:-1], 1)
     if s is None:
         return (_centred(rows, given, mean, inverse).reshape(x.shape),)
-    normal, axes = (rows - mean) * inverse, list(range(axis))
+    scaled = (given * (rows - mean) * inverse).reshape(mean.numel(), rows.shape[-1])
     dx = _centred(rows, given * s.reshape(-1), mean, inverse).reshape(x.shape)
-    return dx, (given * normal).sum(axes).reshape(s.shape), given.sum(axes).reshape(s.shape)
+    return dx, scaled.sum(0).reshape(s.shape), given.reshape(scaled.shape).sum(0).reshape(s.shape)
 
 
 def _norm(x: Tensor, axis: int) -> Tensor:

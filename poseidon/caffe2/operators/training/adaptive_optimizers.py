@@ -120,9 +120,11 @@ def decay_adagrad(
     *,
     beta1: float = 0.9,
     epsilon: float = 1e-5,
+    weight_decay: float = 0.0,
     bias_correction_first: bool = True,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return parameter, mean of gradients and sum of squares."""
     correction = 1 / (1 - beta1 ** (counted(iteration) + 1)) if bias_correction_first else 1.0
     first, second = beta1 * m + (1 - beta1) * g, h + g * g
-    return w + lr * correction * first / (second.sqrt() + epsilon), first, second
+    step = correction * first / (second.sqrt() + epsilon) + weight_decay * w
+    return w + lr * step, first, second

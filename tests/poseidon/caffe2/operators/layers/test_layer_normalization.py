@@ -50,6 +50,11 @@ def test_layers(axis: int, affine: bool) -> None:
     assert_gradients("LayerNorm", inputs, range(len(inputs)), 3, **arguments)
 
 
+def test_a_layer_of_all_dimensions_has_gradients_by_element() -> None:
+    inputs = [numbers(2, 3), numbers(2, 3) + 1, numbers(2, 3)]
+    assert_gradients("LayerNorm", inputs, range(3), 3, axis=0, epsilon=1e-3, elementwise_affine=1)
+
+
 @pytest.mark.parametrize("axis", [0, 1, -1])
 def test_vectors(axis: int) -> None:
     x = numbers(3, 4)

@@ -33,6 +33,12 @@ def test_decay_adagrad() -> None:
         np.testing.assert_allclose(value, wanted, rtol=1e-4, atol=1e-6)
 
 
+def test_decay_adagrad_adds_the_decayed_parameter_to_the_step() -> None:
+    zero = np.zeros_like(W)
+    found = run("DecayAdagrad", [W, zero, H, zero, LR, np.array([3])], 3, weight_decay=0.5)[0]
+    np.testing.assert_allclose(found, W + 0.1 * 0.5 * W, rtol=1e-4, atol=1e-6)
+
+
 def test_the_effective_learning_rate_and_the_update_of_wngrad() -> None:
     rate, step = run("Wngrad", [W, np.array([2], "float32"), G, LR], 4)[2:]
     np.testing.assert_allclose(rate, [0.05], rtol=1e-4)
