@@ -48,7 +48,7 @@ def CreateOperator(
         device_option: where it runs; by default the current device scope.
         arg: ready arguments.
         engine, debug_info: fields of the definition.
-        kwargs: further arguments; `random_seed` goes to the device option.
+        kwargs: further arguments, those that are None left out; `random_seed` goes to the device option.
 
     Raises:
         TypeError: a blob is neither name nor reference.
@@ -71,7 +71,8 @@ def CreateOperator(
     if arg is not None:
         operator.arg.extend(arg)
     for key, value in kwargs.items():
-        operator.arg.add().CopyFrom(MakeArgument(key, value))
+        if value is not None:
+            operator.arg.add().CopyFrom(MakeArgument(key, value))
     if workspace.IsImmediate():
         workspace.RunOperatorImmediate(operator)
     return operator

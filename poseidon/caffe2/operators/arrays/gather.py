@@ -49,13 +49,13 @@ def _matched(x: Tensor, indices: Tensor, axis: int) -> Tensor:
 
 
 def _gather_rule(maker: GradientMaker) -> None:
-    if maker.argument("dense_gradient", 0):
-        arguments = {"axis": maker.argument("axis", 0)}
+    arguments = {"axis": maker.argument("axis", 0)}
+    if maker.argument("match_outer", 0):
+        arguments["match_outer"] = 1
+    if maker.argument("dense_gradient", 0) or arguments["axis"]:
         maker.op("BatchGatherGradient", [maker.I(0), maker.I(1), maker.GO(0)], [maker.GI(0)], arguments)
-        return
-    if maker.argument("axis", 0):
-        raise ValueError("the gradient of Gather is sparse: it needs axis=0, or dense_gradient=1")
-    maker.sparse(0, maker.I(1), maker.GO(0))
+    else:
+        maker.sparse(0, maker.I(1), maker.GO(0))
 
 
 @operator("Gather", gradient=_gather_rule)
@@ -111,6 +111,8 @@ def gather_ranges(x: Any, ranges: Tensor) -> tuple[Any, Tensor]:
         x: a vector of numbers or strings.
         ranges: integers of shape (examples, ranges of an example, 2).
     """
+    if ranges.is_meta:
+        return x, torch.empty(len(ranges), dtype=torch.int32, device="meta")
     starts, lengths = ranges[..., 0].reshape(-1), ranges[..., 1].reshape(-1)
     return taken(x, places(starts, lengths)), ranges[..., 1].sum(1, dtype=torch.int32)
 
@@ -128,46 +130,6 @@ def places(starts: Tensor, lengths: Tensor) -> Tensor:
     ends = lengths.cumsum(0)
     shift = torch.repeat_interleave(starts.long() - ends + lengths, lengths.long())
     return torch.arange(len(shift), device=lengths.device) + shift
-
-
-@operator("GatherRangesToDense", inputs=(2, 3))
-def gather_ranges_to_dense(
-    x: Any,
-    ranges: Tensor,
-    key: Tensor | None = None,
-    *,
-    lengths: list[int],
-    min_observation: int = 0,
-    max_mismatched_ratio: float = 1.0,
-) -> tuple[Any, ...]:
-    """Return one matrix for each of the ranges of an example: rows of its length, 0 where a range is empty.
-
-    Args:
-        x: a vector.
-        ranges: (start, length) of shape (examples, ranges, 2); a length is that of the argument, or 0.
-        key: numbers by which the entries of a range are sorted.
-        lengths: the width of each output.
-
-    Raises:
-        ValueError: `ranges` has not one range for each output.
-    """
-    if ranges.shape[1] != len(lengths):
-        raise ValueError(f"{ranges.shape[1]} ranges are given for {len(lengths)} outputs")
-    dense = []
-    for place, width in enumerate(lengths):
-        starts = ranges[:, place, 0].long()
-        whole = ranges[:, place, 1] == width
-        rows = torch.where(whole, starts, 0)[:, None] + torch.arange(width)
-        rows = rows.clamp(max=max(len(x) - 1, 0))
-        if key is not None:
-            rows = rows.gather(1, key[rows].argsort(dim=1, stable=True))
-        found = taken(x, rows)
-        if isinstance(found, np.ndarray):
-            found[~whole.numpy()] = b""
-        else:
-            found = torch.where(whole[:, None], found, 0)
-        dense.append(found)
-    return tuple(dense)
 
 
 @operator("ScatterAssign")

@@ -22,7 +22,7 @@ def range_(*limits: Tensor) -> Tensor:
     values = [limit.item() for limit in limits]
     start, stop, step = [*values, 1] if len(values) == 2 else values if len(values) == 3 else [0, *values, 1]
     if step == 0:
-        raise ValueError("the step of a range must not be 0")
+        raise ValueError("Step size cannot be 0: a range would never end")
     count = max(int(np.ceil((stop - start) / step)), 0)
     made = start + step * torch.arange(count, device=limits[0].device, dtype=limits[0].dtype)
     return made.to(limits[0].dtype)

@@ -34,7 +34,8 @@ def _split(fused: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     width = fused.shape[1] - 2 * dtype.itemsize
     if fused.is_meta:
         return fused[:, :width], torch.empty(len(fused), 2, device="meta")
-    return fused[:, :width], fused[:, width:].contiguous().view(dtype).float()
+    pairs = fused[:, width:].clone(memory_format=torch.contiguous_format)
+    return fused[:, :width], pairs.view(dtype).float()
 
 
 def _register_fused(suffix: str, pairs_type: torch.dtype) -> None:

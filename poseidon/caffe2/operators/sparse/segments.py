@@ -194,6 +194,11 @@ def _register_lengths(kind: str) -> None:
         """Return the gradient of each row."""
         return _spread(kind, dy, ids_of(lengths))
 
+    @operator(f"Lengths{kind}Gradient", f"SparseLengths{kind}Gradient")
+    def without_indices_gradient(dy: Tensor, lengths: Tensor) -> Tensor:
+        """Return the gradient of each row; nets of older releases name this operator."""
+        return _spread(kind, dy, ids_of(lengths))
+
 
 for _kind in ("Sum", "Mean"):
     _register_lengths(_kind)

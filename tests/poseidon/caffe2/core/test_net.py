@@ -117,10 +117,14 @@ def test_arguments(value: Any, field: str, expected: Any) -> None:
     assert (list(found) if isinstance(expected, list) else found) == expected
 
 
-@pytest.mark.parametrize("value", [None, [1, 2.5], object(), [object()]])
+@pytest.mark.parametrize("value", [[1, 2.5], object(), [object()]])
 def test_what_is_no_argument_is_refused(value: Any) -> None:
     with pytest.raises(ValueError, match="Unknown argument type: key=key"):
         core.CreateOperator("Relu", "x", "y", key=value)
+
+
+def test_arguments_that_are_none_are_left_out() -> None:
+    assert [arg.name for arg in core.CreateOperator("Relu", "x", "y", absent=None, given=1).arg] == ["given"]
 
 
 def test_fields_of_an_operator() -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from poseidon.caffe2 import core
+from poseidon.caffe2 import core, workspace
 from tests.support.caffe2_operators import Array, assert_gradients, numbers, run
 
 X = numbers(4, 5, 2)
@@ -45,6 +45,14 @@ def test_batch_gather_with_outer_dimensions_that_match() -> None:
     expected = np.stack([X[row, indices[row]] for row in range(4)])
     np.testing.assert_array_equal(run("BatchGather", [X, indices], match_outer=1)[0], expected)
     assert_gradients("BatchGather", [X, indices], [0], match_outer=1)
+    assert_gradients("Gather", [X, indices], [0], axis=1, match_outer=1)
+
+
+def test_shapes_of_gathered_ranges_are_inferred() -> None:
+    net = core.Net("ranges")
+    net.GatherRanges(["x", "ranges"], ["y", "lengths"])
+    shapes, _ = workspace.InferShapesAndTypes([net], {"x": [64], "ranges": [3, 5, 2]})
+    assert (shapes["y"], shapes["lengths"]) == ([64], [3])
 
 
 V = np.arange(6, dtype="f4")

@@ -33,6 +33,11 @@ def test_the_numbers_of_a_fused_row() -> None:
     np.testing.assert_array_equal(fused[:, 3:].copy().view("f4"), [[1, 0], [0, 7]])
 
 
+def test_a_single_fused_row_is_restored() -> None:
+    (fused,) = run("FloatToFused8BitRowwiseQuantized", [np.array([[7.0]], "f4")])
+    assert run("Fused8BitRowwiseQuantizedToFloat", [fused])[0].tolist() == [[7.0]]
+
+
 def test_rows_with_pairs_are_restored() -> None:
     rows, pairs = run("FloatToRowwiseQuantized8Bits", [X], 2)
     assert rows.dtype == np.uint8

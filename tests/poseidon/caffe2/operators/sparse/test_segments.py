@@ -100,3 +100,10 @@ def test_no_rows_at_all() -> None:
     empty, none = np.zeros((0, 3), "f4"), np.zeros(0, np.int32)
     assert run("LengthsSum", [empty, none])[0].shape == (0, 3)
     assert run("SortedSegmentSum", [empty, none])[0].shape == (0, 3)
+
+
+@pytest.mark.parametrize("prefix", ["", "Sparse"])
+def test_gradients_of_older_releases(prefix: str) -> None:
+    dy = numbers(4, 3)
+    (rows,) = run(f"{prefix}LengthsSumGradient", [dy, LENGTHS])
+    np.testing.assert_array_equal(rows, np.repeat(dy, LENGTHS, axis=0))
