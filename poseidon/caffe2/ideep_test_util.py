@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from poseidon.caffe2 import hypothesis_test_util as hu
+from poseidon.caffe2.proto import DEVICE_NUMBERS, caffe2_pb2
 
 cpu_do = hu.cpu_do
 cuda_do = hu.cuda_do
+ideep_do = caffe2_pb2.DeviceOption(device_type=DEVICE_NUMBERS["IDEEP"])
 device_options = hu.device_options
 
 

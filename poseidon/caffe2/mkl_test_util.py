@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from poseidon.caffe2 import hypothesis_test_util as hu
+from poseidon.caffe2.proto import DEVICE_NUMBERS, caffe2_pb2
 
 cpu_do = hu.cpu_do
 cuda_do = hu.cuda_do
+gpu_do = hu.gpu_do
+mkl_do = caffe2_pb2.DeviceOption(device_type=DEVICE_NUMBERS["MKLDNN"])
 device_options = hu.device_options
 
 
@@ -21,6 +24,8 @@ def gradient_checker_device_option() -> object:
 
 gcs = hu.gcs
 gcs_cpu_only = hu.gcs_cpu_only
+gcs_gpu_only = hu.gcs_gpu_only
+gcs_mkl_only = hu.gcs_cpu_only
 gcs_cuda_only = hu.gcs_cuda_only
 gcs_cpu_ideep = hu.gcs_cpu_only
 gcs_ideep_only = hu.gcs_cpu_only

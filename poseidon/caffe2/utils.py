@@ -214,3 +214,13 @@ def raiseIfNotEqual(a: Any, b: Any, msg: str) -> None:
     """Raise an exception when two values differ."""
     if a != b:
         raise Exception(f"{msg}. {a} != {b}")
+
+
+def NHWC2NCHW(tensor: np.ndarray) -> np.ndarray:
+    """Return a view of an array (batch, ..., channels) as (batch, channels, ...)."""
+    return np.moveaxis(tensor, -1, 1)
+
+
+def NCHW2NHWC(tensor: np.ndarray) -> np.ndarray:
+    """Return a view of an array (batch, channels, ...) as (batch, ..., channels)."""
+    return np.moveaxis(tensor, 1, -1)

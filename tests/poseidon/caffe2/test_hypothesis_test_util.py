@@ -8,7 +8,7 @@ import hypothesis
 import numpy as np
 import pytest
 
-from poseidon.caffe2 import core, dyndep, mkl_test_util
+from poseidon.caffe2 import core, dyndep, ideep_test_util, mkl_test_util
 from poseidon.caffe2 import hypothesis_test_util as hu
 
 
@@ -92,3 +92,8 @@ def test_libraries_of_operators_are_noted() -> None:
     dyndep.InitOpsLibrary("@/caffe2/caffe2/contrib/gloo:gloo_ops")
     assert "@/caffe2/caffe2/contrib/gloo:gloo_ops" in dyndep.GetImportedOpsLibraries()
     assert mkl_test_util.gcs is hu.gcs
+
+
+def test_devices_of_other_libraries_have_caffe2s_numbers() -> None:
+    assert (mkl_test_util.mkl_do.device_type, ideep_test_util.ideep_do.device_type) == (2, 5)
+    assert mkl_test_util.mkl_do != mkl_test_util.cpu_do
