@@ -201,7 +201,7 @@ def adadelta_step(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return parameter, mean of squared gradients and mean of squared updates."""
     history = decay * h + (1 - decay) * g * g
-    update = ((d + epsilon) / (history + epsilon)).sqrt() * g
+    update = (d + epsilon).sqrt() / (history + epsilon).sqrt() * g
     return w + lr * update, history, decay * d + (1 - decay) * update * update
 
 

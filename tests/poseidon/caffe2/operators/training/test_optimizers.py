@@ -67,6 +67,13 @@ def test_adadelta() -> None:
         np.testing.assert_allclose(value, wanted, rtol=1e-4, atol=1e-6)
 
 
+def test_adadelta_has_no_number_where_both_means_are_negative() -> None:
+    low = np.full_like(W, -1)
+    found = run("Adadelta", [W, low, low, np.zeros_like(W), LR], 3, decay=0.5, epsilon=0.1)
+    assert np.isnan(found[0]).all()
+    np.testing.assert_allclose(found[1], low / 2)
+
+
 @pytest.mark.parametrize("fed", [False, True])
 def test_ftrl_sets_small_parameters_to_zero(fed: bool) -> None:
     squares = H + G * G
