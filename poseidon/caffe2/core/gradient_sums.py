@@ -14,6 +14,9 @@ from poseidon.caffe2.proto.caffe2_pb2 import DeviceOption, OperatorDef
 SUM_TAG = "is_auto_gen_sum_ops"
 """Marks, in the device option, an operator that sums gradients."""
 
+KEEP_ONLY_SUM_TAG = "only_keep_is_auto_gen_sum_ops_tag"
+"""Asks, in the device option of an operator, that the sum of its gradients has nothing but `SUM_TAG` in its own."""
+
 
 @dataclass(slots=True)
 class GradientSource:
@@ -92,8 +95,10 @@ def make_sum(sources: Sequence[GradientSource], name: str) -> tuple[list[Operato
         operators, total = _concatenate(sources, base)
     else:
         operators = _add(sources, base)
+    marked_only = any(f"{KEEP_ONLY_SUM_TAG}:1" in source.device.extra_info for source in sources)
     for operator in operators:
-        operator.device_option.CopyFrom(sources[0].device)
+        if not marked_only:
+            operator.device_option.CopyFrom(sources[0].device)
         operator.device_option.extra_info.append(f"{SUM_TAG}:1")
     return operators, total
 

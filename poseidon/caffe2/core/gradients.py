@@ -7,7 +7,13 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from poseidon.caffe2.core.blobs import BlobReference, GradientSlice
-from poseidon.caffe2.core.gradient_sums import SUM_TAG, GradientSource, make_sum, must_sum
+from poseidon.caffe2.core.gradient_sums import (
+    KEEP_ONLY_SUM_TAG,
+    SUM_TAG,
+    GradientSource,
+    make_sum,
+    must_sum,
+)
 from poseidon.caffe2.core.operators import CreateOperator
 from poseidon.caffe2.operators import registry
 from poseidon.caffe2.operators.gradients import GradientMaker, Sparse
@@ -42,7 +48,7 @@ class IR:
     """
 
     IS_AUTO_GEN_SUM_OPS_TAG = SUM_TAG
-    ONLY_KEEP_IS_AUTO_GEN_SUM_OPS_TAG = "only_keep_is_auto_gen_sum_ops"
+    ONLY_KEEP_IS_AUTO_GEN_SUM_OPS_TAG = KEEP_ONLY_SUM_TAG
 
     def __init__(self, operators: Iterable[OperatorDef]) -> None:
         """Play operators in order.

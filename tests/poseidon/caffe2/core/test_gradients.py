@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from poseidon.caffe2.core import BlobReference, CreateOperator, GradientRegistry, GradientSlice, Net
+from poseidon.caffe2.core import IR, BlobReference, CreateOperator, GradientRegistry, GradientSlice, Net
+from poseidon.caffe2.proto.caffe2_pb2 import DeviceOption
 
 Wanted = list[tuple[str, str, str]]
 
@@ -161,3 +162,15 @@ def test_ensure_dense_makes_a_sparse_gradient_dense() -> None:
     assert gradients["table"] == "table_grad"
     made = net.Proto().op[-1]
     assert (made.type, list(made.input)) == ("SparseToDense", ["rows", "picked_grad", "table"])
+
+
+@pytest.mark.parametrize("marked_only", [False, True])
+def test_a_tag_keeps_the_device_option_of_the_readers_from_the_sum(marked_only: bool) -> None:
+    option = DeviceOption(extra_info=["mine"])
+    if marked_only:
+        option.extra_info.append(f"{IR.ONLY_KEEP_IS_AUTO_GEN_SUM_OPS_TAG}:1")
+    readers = [CreateOperator("Mul", ["x", "c"], [name], device_option=option) for name in "ab"]
+    made, _ = GradientRegistry.GetBackwardPass([*readers, CreateOperator("Add", ["a", "b"], ["y"])], ["y"])
+    (total,) = (op for op in made if op.type == "Sum" and "x_grad" in op.output)
+    mark = f"{IR.IS_AUTO_GEN_SUM_OPS_TAG}:1"
+    assert list(total.device_option.extra_info) == ([mark] if marked_only else ["mine", mark])
