@@ -72,8 +72,9 @@ def update_initializer(
 
     Args:
         initializer_class: its class; `Initializer` where it is None.
-        operator_name_and_kwargs: the filler and its arguments; the default where it is None.
+        operator_name_and_kwargs: the filler and its arguments; the default where it is None. More elements are
+            ignored.
         default_operator_name_and_kwargs: the default filler.
     """
-    name, arguments = operator_name_and_kwargs or default_operator_name_and_kwargs
+    name, arguments, *_ = operator_name_and_kwargs or default_operator_name_and_kwargs
     return (initializer_class or Initializer)(name, **arguments)

@@ -67,3 +67,9 @@ def test_layer_norm_has_a_scale_for_each_element_of_several_dimensions() -> None
     fills = {op.output[0]: op for op in model.param_init_net.Proto().op}
     for name in ("y_scale", "y_bias"):
         assert [list(arg.ints) for arg in fills[name].arg if arg.name == "shape"] == [[3, 4]]
+
+
+def test_a_filler_with_more_than_name_and_arguments_is_taken() -> None:
+    model = ModelHelper(name="m")
+    brew.fc(model, "x", "y", 3, 2, ("UniformFill", {"min": -1.0}, {"max": 1.0}))
+    assert [op.type for op in model.param_init_net.Proto().op] == ["UniformFill", "ConstantFill"]
