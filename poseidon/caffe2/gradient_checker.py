@@ -123,12 +123,12 @@ class GradientChecker:
                 np.array(value, order="C") if isinstance(value, np.ndarray) else value for value in inputs
             ]
 
-            def run() -> tuple[float, Any]:
+            def run(grad_ops: Iterable[caffe2_pb2.OperatorDef] = ()) -> tuple[float, Any]:
                 return self.GetLossAndGrad(
-                    op, [*grad_ops, *more], values, names, input_to_check, grad_name, outputs_with_grads
+                    op, grad_ops, values, names, input_to_check, grad_name, outputs_with_grads
                 )
 
-            _, gradient = run()
+            _, gradient = run([*grad_ops, *more])
             if ensure_outputs_are_inferred:
                 self._assertInferTensorChecks(op, grad_ops)
             estimate = np.zeros(values[input_to_check].shape, dtype=np.float64)
