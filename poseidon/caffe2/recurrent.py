@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from poseidon.caffe2 import core
+from poseidon.caffe2 import core, workspace
 from poseidon.caffe2.proto import caffe2_pb2
 
 Triple = tuple[str, str, int]
@@ -207,3 +207,23 @@ def set_rnn_executor_config(
         if value is not None:
             del rnn_op.arg[:]
             rnn_op.arg.extend([*kept, caffe2_pb2.Argument(name=name, i=value)])
+
+
+def retrieve_step_blobs(net: Any, prefix: str = "rnn") -> list[bytes]:
+    """Copy the blobs of all steps of the recurrent networks of a net into the workspace, after a run of it.
+
+    Args:
+        net: the net.
+        prefix: the copies are `<prefix>_<blob><step>`.
+
+    Returns:
+        The names of the copies, as bytes.
+    """
+    names: list[bytes] = []
+    networks = [op for op in net.Proto().op if op.type == "RecurrentNetwork"]
+    for number, op in enumerate(networks, 1):
+        listed = f"{prefix}_step_blob{number}"
+        fetch = core.CreateOperator("RecurrentNetworkBlobFetcher", [op.output[-1]], [listed], prefix=prefix)
+        workspace.RunOperatorOnce(fetch)
+        names.extend(workspace.FetchBlob(listed).tolist())
+    return names

@@ -73,23 +73,27 @@ class StepWorkspaces:
     nets: dict[Any, list[Net]] = field(default_factory=dict)
     states: dict[str, Tensor] = field(default_factory=dict)
 
-    def net(self, runner: Any, definition: NetDef, step: int, shared: Callable[[str], Blob | None]) -> Net:
+    def net(
+        self, runner: Any, definition: NetDef, step: int, shared: Callable[[str, bool], Blob | None]
+    ) -> Net:
         """Return the net of a step, compiled where this step is run for the first time.
 
         Args:
             runner: the operator that runs it.
             definition: the net.
             step: the number of the workspace.
-            shared: returns the blob of a name that all steps share, None for a blob of the step.
+            shared: returns the blob of a name that all steps share, None for a blob of the step; an operator must have
+                what it reads, while an external input that no operator reads may be absent.
         """
         if step == len(self.workspaces):
             self.workspaces.append(Workspace())
         made = self.nets.setdefault(runner, [])
         while len(made) <= step:
             blobs = self.workspaces[len(made)].blobs
-            for name in (*definition.external_input, *(name for op in definition.op for name in op.input)):
+            read = {name for op in definition.op for name in op.input}
+            for name in (*definition.external_input, *sorted(read)):
                 if name not in blobs:
-                    blobs[name] = shared(name) or Blob()
+                    blobs[name] = shared(name, name in read) or Blob()
             made.append(Net(definition, self.workspaces[len(made)]))
         return made[step]
 
@@ -151,8 +155,13 @@ class RecurrentNetwork:
         self.writes = [link for link in links if link.internal in written and link.external in self.initial]
         self.own = {timestep, *link_internal, *written}
 
-    def _shared(self, name: str) -> Blob | None:
-        return None if name in self.own else self.context.workspace.get(name)
+    def _shared(self, name: str, required: bool) -> Blob | None:
+        if name in self.own:
+            return None
+        found: Blob | None = (
+            self.context.workspace.get(name) if required else self.context.workspace.find(name)
+        )
+        return found
 
     def __call__(self, inputs: Sequence[Blob], outputs: Sequence[Blob]) -> None:
         sequence = inputs[0].value
@@ -229,7 +238,7 @@ class RecurrentNetworkGradient:
         self.writes = [link for link in links if link.internal in written - read]
         self.own = {*backward_link_internal, *written}
 
-    def _shared(self, name: str) -> Blob | None:
+    def _shared(self, name: str, required: bool) -> Blob | None:
         return None if name in self.own else self.context.workspace.find(name)
 
     def __call__(self, inputs: Sequence[Blob], outputs: Sequence[Blob]) -> None:
@@ -281,7 +290,7 @@ class RecurrentNetworkGradient:
 
 @operator("RecurrentNetworkBlobFetcher", blobs=True, inputs=(1, 1), outputs=(1, 1))
 class RecurrentNetworkBlobFetcher:
-    """Copies blobs of all steps into the workspace, as `<prefix>_<name>_<step>`, and gives these names."""
+    """Copies blobs of all steps into the workspace, as `<prefix>_<name><step>`, and gives these names."""
 
     def __init__(
         self,
@@ -296,7 +305,7 @@ class RecurrentNetworkBlobFetcher:
         found: list[bytes] = []
         for step, inner in enumerate(inputs[0].value.workspaces):
             for name in self.names or _tensors(inner.blobs):
-                made = f"{self.prefix}_{name}_{step}"
+                made = f"{self.prefix}_{name}{step}"
                 self.workspace.create(made).value = inner.get(name).value.clone()
                 found.append(made.encode())
         names = np.empty(len(found), dtype=object)

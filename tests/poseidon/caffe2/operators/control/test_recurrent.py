@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from poseidon.caffe2 import core, gradient_checker, workspace
+from poseidon.caffe2 import core, gradient_checker, recurrent, workspace
 from poseidon.caffe2.proto import caffe2_pb2
 
 T, N, D = 3, 2, 2
@@ -83,5 +83,26 @@ def test_blobs_of_the_steps() -> None:
     )
     workspace.RunOperatorOnce(fetch)
     names = workspace.FetchBlob("names").tolist()
-    assert names == [b"seen_h_0", b"seen_h_1", b"seen_h_2"]
-    np.testing.assert_allclose(workspace.FetchBlob("seen_h_1"), states[2:3], rtol=1e-5)
+    assert names == [b"seen_h0", b"seen_h1", b"seen_h2"]
+    np.testing.assert_allclose(workspace.FetchBlob("seen_h1"), states[2:3], rtol=1e-5)
+
+
+def test_an_external_input_that_no_operator_reads_may_be_absent() -> None:
+    op, _ = operator()
+    for argument in op.arg:
+        if argument.name == "step_net":
+            argument.n.external_input.append("absent")
+    workspace.ResetWorkspace()
+    for name, value in zip(op.input, operator()[1], strict=True):
+        workspace.FeedBlob(name, value)
+    workspace.RunOperatorOnce(op)
+    assert workspace.FetchBlob("all").shape == (T, N, D)
+
+
+def test_the_blobs_of_all_steps_are_retrieved() -> None:
+    states = run()
+    net = core.Net("net")
+    net.Proto().op.extend([operator()[0]])
+    names = recurrent.retrieve_step_blobs(net, "seen")
+    assert {b"seen_h0", b"seen_h2", b"seen_x_t1"} <= set(names)
+    np.testing.assert_allclose(workspace.FetchBlob("seen_h1"), states[2:3], rtol=1e-5)
