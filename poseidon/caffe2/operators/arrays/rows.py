@@ -72,7 +72,7 @@ def _guard(mutex: Any) -> Any:
 
 @operator("LastNWindowCollector", inputs=(3, 5), outputs=(2, 3))
 def last_n_window_collector(
-    kept: Tensor,
+    kept: Tensor | None,
     cursor: Tensor,
     x: Tensor,
     mutex: Any = None,
@@ -85,7 +85,7 @@ def last_n_window_collector(
     The rows lie in a ring: a new one takes the place of the oldest.
 
     Args:
-        kept: the rows so far; at first an empty tensor.
+        kept: the rows so far; at first an empty blob or tensor.
         cursor: the place of the next row, an integer.
         x: the new rows.
         mutex: held meanwhile.
@@ -94,7 +94,9 @@ def last_n_window_collector(
     """
     with _guard(mutex):
         place, count = int(cursor.reshape(-1)[0]) if cursor.numel() else 0, len(x)
-        ring = kept if kept.numel() and kept.shape[1:] == x.shape[1:] else x.new_zeros(0, *x.shape[1:])
+        ring = x.new_zeros(0, *x.shape[1:])
+        if kept is not None and kept.numel() and kept.shape[1:] == x.shape[1:]:
+            ring = kept
         size = min(len(ring) + count, num_to_collect)
         made = x.new_zeros(size, *x.shape[1:])
         made[: len(ring)] = ring

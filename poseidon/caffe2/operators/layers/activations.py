@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from poseidon.caffe2.operators.gradients import GradientMaker
 from poseidon.caffe2.operators.registry import operator
 
 
@@ -130,7 +131,14 @@ def softplus_gradient(y: Tensor, dy: Tensor) -> Tensor:
     return dy * (1 - torch.exp(-y))
 
 
-@operator("Softsign", gradient="SoftsignGradient(I0, GO0) -> GI0")
+def _softsign_rule(maker: GradientMaker) -> None:
+    """Give the gradient the input, which an operator in place has overwritten."""
+    if maker.forward.input[0] == maker.forward.output[0]:
+        raise RuntimeError("Softsign in place has no gradient: give its output another name")
+    maker.op("SoftsignGradient", [maker.I(0), maker.GO(0)], [maker.GI(0)])
+
+
+@operator("Softsign", gradient=_softsign_rule)
 def softsign(x: Tensor) -> Tensor:
     """Return x / (1 + |x|)."""
     return functional.softsign(x)

@@ -75,3 +75,15 @@ def test_each_row_has_its_number_of_largest_values() -> None:
     np.testing.assert_array_equal(values, np.concatenate([X[i, part] for i, part in enumerate(order)]))
     spaced = np.argsort(np.argsort(X, 1), 1).astype("f4")
     assert_gradients("FlexibleTopK", [spaced, counts], [0], 2)
+
+
+def test_the_window_begins_as_an_empty_blob() -> None:
+    workspace.ResetWorkspace()
+    workspace.CreateBlob("window")
+    workspace.FeedBlob("next", np.array(0, dtype=np.int32))
+    workspace.FeedBlob("x", X)
+    names = ["window", "next"]
+    workspace.RunOperatorOnce(
+        core.CreateOperator("LastNWindowCollector", [*names, "x"], names, num_to_collect=7)
+    )
+    np.testing.assert_array_equal(workspace.FetchBlob("window"), X)

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from poseidon.caffe2 import core
 from tests.support.caffe2_operators import Array, assert_gradients, numbers, run
 
 X = numbers(3, 4)
@@ -59,3 +60,9 @@ def test_prelu(order: str, shared: bool) -> None:
         run("PRelu", [x, slope], order=order)[0], np.where(x > 0, x, slopes * x), rtol=1e-5
     )
     assert_gradients("PRelu", [x, slope], [0, 1], order=order)
+
+
+def test_softsign_in_place_has_no_gradient() -> None:
+    op = core.CreateOperator("Softsign", ["x"], ["x"])
+    with pytest.raises(Exception, match="Softsign in place has no gradient"):
+        core.GradientRegistry.GetBackwardPass([op], {"x": "x_grad"})
