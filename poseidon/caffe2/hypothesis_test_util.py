@@ -13,6 +13,7 @@ from typing import Any
 import hypothesis
 import hypothesis.strategies as st
 import numpy as np
+import torch
 
 from poseidon.caffe2 import core, device_checker, gradient_checker, test_util, workspace
 from poseidon.caffe2.proto import DEVICE_NUMBERS, caffe2_pb2
@@ -33,6 +34,9 @@ from poseidon.caffe2.testing.strategies import (
     tensors,
     tensors1d,
 )
+
+# torch imports seconds of code at its first operation on shapes: here, and not within the deadline of a test.
+torch.empty(1, device="meta").add_(1)
 
 __all__ = [
     "HypothesisTestCase",
