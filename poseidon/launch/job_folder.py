@@ -21,6 +21,7 @@ from poseidon.cluster.jobs.this_host import readable_records
 from poseidon.cluster.machinefile import Host
 from poseidon.errors import DataError, JobError, SnapshotError
 from poseidon.launch.listeners import REMOTE_LOGS
+from poseidon.launch.sinks import FILE_NAME as METRICS_FILE
 from poseidon.metrics.job_statistics import FILE_NAME
 from poseidon.metrics.training_log import TrainingLog, parse_log
 from poseidon.settings import read_settings
@@ -65,7 +66,7 @@ def output_folder(folder: Path) -> Iterator[None]:
         yield
     except BaseException:
         if new:
-            remove_unused(folder, [folder / FILE_NAME])
+            remove_unused(folder, [folder / FILE_NAME, folder / METRICS_FILE])
         raise
 
 

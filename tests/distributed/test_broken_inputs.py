@@ -166,7 +166,7 @@ def check_job(case: Broken, folder: Path, capsys: pytest.CaptureFixture[str]) ->
     new = set(tree(folder)) - before
     # LevelDB tidies its folder whenever it is opened.
     mine = re.compile(
-        r"output(/worker_\d+\.log|/statistics\.json)?|train_lmdb/(LOG.*|MANIFEST-\d+|\d+\.(ldb|log))"
+        r"output(/worker_\d+\.log|/statistics\.json|/metrics\.jsonl)?|train_lmdb/(LOG.*|MANIFEST-\d+|\d+\.(ldb|log))"
     )
     assert not [path for path in new if not mine.fullmatch(path)]
     assert not [path for path in tree(folder.parent / "home") if path.endswith(".json")]

@@ -28,12 +28,12 @@ def fetch(blob: Any) -> Any:
 
 
 def test_nets_have_the_names_of_their_blocks() -> None:
-    with NetBuilder("outer") as builder:
+    with NetBuilder("block_names") as builder:
         ops.Const(1)
         with ops.loop(2, name="inner"):
             ops.Const(2)
     names = [child.Name() if isinstance(child, core.Net) else child.name for child in builder.get()]
-    assert names == ["outer", "outer/inner"]
+    assert names == ["block_names", "block_names/inner"]
     with pytest.raises(AssertionError, match="has been built already"):
         builder.current_net()
 
