@@ -7,11 +7,11 @@ poseidon dashboard output/cifar10_quick-20260105-204016-3f9a1c --port=8080
 from __future__ import annotations
 
 import argparse
-import ipaddress
 import secrets
 from pathlib import Path
 
 from poseidon.cluster.jobs.registry import Registry
+from poseidon.cluster.machinefile import HIGHEST_PORT, is_loopback
 from poseidon.errors import JobError, UsageError
 from poseidon.launch.job_folder import OUTPUT, local_records
 from poseidon.settings import read_settings
@@ -30,8 +30,8 @@ def run(arguments: argparse.Namespace) -> int:
         raise UsageError(
             f"the dashboard needs packages that are not installed ({error}): pip install 'poseidon[dashboard]'"
         ) from error
-    if not 0 <= arguments.port <= 65535:
-        raise UsageError(f"--port={arguments.port}: expected 0 (a free port) to 65535")
+    if not 0 <= arguments.port <= HIGHEST_PORT:
+        raise UsageError(f"--port={arguments.port}: expected 0 (a free port) to {HIGHEST_PORT}")
     folders = [Path(folder) for folder in arguments.folders]
     for folder in folders:
         if not folder.is_dir():
@@ -41,12 +41,5 @@ def run(arguments: argparse.Namespace) -> int:
     if not folders:
         records = local_records(Registry(read_settings().state_folder))
         folders = [OUTPUT, *(Path(record.output) for record in records)]
-    token = "" if _is_loopback(arguments.host) else secrets.token_urlsafe(24)
+    token = "" if is_loopback(arguments.host) else secrets.token_urlsafe(24)
     return serve(folders, host=arguments.host, port=arguments.port, token=token)
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"

@@ -1,7 +1,7 @@
 """The sinks of a job's records: `metrics.jsonl` in its folder, TensorBoard, Prometheus.
 
-Law: a sink never delays a job and never ends it. Records wait in a queue of bounded length; a full queue drops them. A sink
-that fails is one warning, and gets nothing more.
+Law: a sink never delays a job and never ends it. Records wait in a queue of bounded length; a full queue drops them.
+A sink that fails is one warning, and gets nothing more.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from poseidon.metrics.job_records import (
     shard_record,
     test_record,
     train_record,
+    worker_record,
 )
 from poseidon.metrics.job_statistics import parse_shard
 from poseidon.metrics.progress import ProgressMeter
@@ -100,7 +101,9 @@ class JobRecords(JobListener):
         if kind == "progress" and isinstance(iteration, int):
             self._iterations[name.index] = iteration
         if kind == "alive":
-            self._put_worker(name, event)
+            worker = worker_record(event, self._iterations.get(name.index, 0))
+            if worker is not None:
+                self._put({**worker, **_process(name)}, period=name.short)
         if name.index == 0:
             self._put_first(kind, event)
 
@@ -127,21 +130,6 @@ class JobRecords(JobListener):
         if self._thread is None:
             self._thread = threading.Thread(target=self._deliver, name="poseidon-sinks", daemon=True)
             self._thread.start()
-
-    def _put_worker(self, name: ProcessName, event: Mapping[str, object]) -> None:
-        waited_s, still_s = event.get("waited_s"), event.get("still_s")
-        if isinstance(waited_s, int | float) and isinstance(still_s, int | float):
-            record = {
-                "kind": "worker",
-                **_process(name),
-                "iteration": self._iterations.get(name.index, 0),
-                "waited_s": waited_s,
-                "still_s": still_s,
-                "read_s": read_s if isinstance(read_s := event.get("read_s"), int | float) else 0.0,
-                "host_busy": busy if isinstance(busy := event.get("host_busy"), int | float) else 0.0,
-                "sending_s": seconds_by_host(event.get("sending_s")),
-            }
-            self._put(record, period=name.short)
 
     def _put_first(self, kind: object, event: Mapping[str, object]) -> None:
         if kind == "progress" and (progress := self._meter.update(event)) is not None:

@@ -67,6 +67,22 @@ def progress_record(progress: JobProgress) -> Record:
     }
 
 
+def worker_record(event: Mapping[str, object], iteration: int) -> Record | None:
+    """Return the record of an `alive` event of a worker; its times but `still_s` count since its start.
+
+    Args:
+        event: of the worker.
+        iteration: the last that it has reported.
+    """
+    times = {name: event.get(name) for name in ("waited_s", "still_s", "read_s", "host_busy")}
+    known = {name: value for name, value in times.items() if isinstance(value, int | float)}
+    if "waited_s" not in known or "still_s" not in known:
+        return None
+    sending = seconds_by_host(event.get("sending_s"))
+    later = {"read_s": 0.0, "host_busy": 0.0}  # earlier releases do not send them
+    return {"kind": "worker", "iteration": iteration, **later, **known, "sending_s": sending}
+
+
 def shard_record(statistics: ShardStatistics) -> Record:
     """Return the record of a shard; all but the queue and the memory count since its start."""
     names = (
