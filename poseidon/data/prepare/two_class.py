@@ -1,7 +1,7 @@
 """A small drawn set of pictures of two classes, cars and boats, for a first run without a download.
 
 Law: a picture depends on seed, number and label only. Size, position, direction, colors, background and noise are
-independent of the class, so that the shape alone tells it.
+independent of the class: only the shape differs between the classes.
 """
 
 from __future__ import annotations

@@ -202,10 +202,10 @@ def test_a_shard_is_finished_when_all_have_left() -> None:
 def test_who_goes_on_hears_of_a_worker_that_has_left(first: bool, late: m.Message) -> None:
     shard = joined(store(workers=3))
     steps = [(1, m.Leave()), (0, late)]
-    told = [
+    sent = [
         out for rank, message in steps[:: -1 if first else 1] for out in shard.handle(peer(rank), message)
     ]
-    assert [out for out in told if out.message != m.Leave()] == [Outgoing(peer(0), m.Gone(1, 0))]
+    assert [out for out in sent if out.message != m.Leave()] == [Outgoing(peer(0), m.Gone(1, 0))]
 
 
 def test_nobody_is_missed_after_the_same_number_of_iterations() -> None:

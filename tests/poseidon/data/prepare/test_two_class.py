@@ -1,4 +1,4 @@
-"""The drawn cars and boats: repeatable, of two shapes, and nothing but the shape tells them apart."""
+"""The drawn cars and boats: the same in each run, and the two classes differ in shape only."""
 
 from __future__ import annotations
 
