@@ -12,7 +12,8 @@ Laws:
   training close to exact training, at no more than twice the bytes.
 * An illegal message changes no state: it is answered with `Fault` and counted.
 * Before the first push all workers together may create the store again, with other first values at another clock (a saved
-  state is loaded). Each gets `Welcome` then: every later message to it is of the new store.
+  state is loaded). Each gets `Welcome` then: every later message to it is of the new store. A signal of rank 0 that comes late, of the
+  previous store, is not passed on.
 * Memory is allocated when the store is created; an iteration allocates only the memory of its messages. The gradient of
   worker 0 becomes the sum, in the memory in which it arrived. The transport sends a value from its own memory,
   without a copy: at staleness 0 the next change of the chunk needs a push of every worker, and a worker pushes only
@@ -367,7 +368,10 @@ class Shard:
     def _signal(self, rank: int, signal: m.Signal) -> Iterator[Outgoing]:
         if rank != 0:
             raise RemoteProtocolError(f"worker {rank} signals; only worker 0 may")
-        yield from self._members.to_all(signal, but=0)
+        if (
+            self._created[rank] == self._generation
+        ):  # else it is of the previous store: another worker was faster
+            yield from self._members.to_all(signal, but=0)
 
     def _leave(self, rank: int, leave: m.Leave) -> Iterator[Outgoing]:
         left = self._members.left

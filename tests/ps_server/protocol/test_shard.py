@@ -305,6 +305,16 @@ def test_workers_must_bring_the_same_store(other: StoreSpec, text: str) -> None:
     assert shard.handle(peer(1), m.Create(store())) == []  # it may still bring the right one
 
 
+def test_a_signal_of_the_previous_store_is_not_passed_on() -> None:
+    """The barrier before a second `Create` goes through shard 0: a signal to another shard may still be on its way."""
+    shard = joined(store())
+    shard.handle(peer(1), m.Create(store(start_clock=7)))
+    assert shard.handle(peer(0), m.Signal(m.SignalKind.STOP, 3)) == []
+    shard.handle(peer(0), m.Create(store(start_clock=7)))
+    stop = m.Signal(m.SignalKind.STOP, 10)
+    assert shard.handle(peer(0), stop) == [Outgoing(peer(1), stop)]
+
+
 def test_before_the_first_push_all_workers_may_create_the_store_anew() -> None:
     shard = joined(store())
     anew = store(start_clock=7)
