@@ -37,6 +37,8 @@ from poseidon.settings import read_settings
 
 Answer = Mapping[str, object]
 MAX_JOBS = 10_000
+LOOKS_FOR_LISTENER = 3
+"""The kernel's table of sockets is read in pieces: an entry can be missed while others come and go."""
 _ANY_ADDRESS = ("0.0.0.0", "::")
 
 
@@ -119,7 +121,8 @@ def job_at(address: str, port: int) -> str | None:
         JobError: the folder of records cannot be read.
     """
     registry = Registry(read_settings().state_folder)
-    for record in readable_records(registry, lambda _: None):
+    records = readable_records(registry, lambda _: None)
+    for record in records * LOOKS_FOR_LISTENER:
         launcher = live_process(record.launcher)
         processes = [*([launcher] if launcher is not None else []), *job_processes(record.job, record)]
         if any(_listens(process, address.partition("%")[0], port) for process in processes):

@@ -12,6 +12,7 @@ from poseidon.caffe2 import timeout_guard
 HANGS = """
 import threading
 from poseidon.caffe2 import timeout_guard
+timeout_guard.ABORT_S = 600.0
 with timeout_guard.CompleteInTimeOrDie(0.05):
     threading.Event().wait()
 """
