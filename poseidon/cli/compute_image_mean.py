@@ -16,7 +16,7 @@ def run(arguments: argparse.Namespace) -> int:
     backend = Backend.parse(arguments.backend) if arguments.backend else require(arguments.input_db)
     with closing(open_cursor(arguments.input_db, backend)) as cursor:
         print(f"Processed {len(cursor)} files.")
-        with progress_bar() as report:
+        with progress_bar(arguments.progress) as report:
             mean = compute_mean(cursor, report=report)
     for channel, value in enumerate(mean.mean(axis=(1, 2))):
         print(f"mean_value channel [{channel}]: {value:g}")

@@ -36,7 +36,7 @@ def run(arguments: argparse.Namespace) -> int:
     annotations = Annotations(
         form=form, label_map=arguments.label_map_file, check_label=arguments.check_label
     )
-    with progress_bar() as report:
+    with progress_bar(arguments.progress) as report:
         count = convert_annoset(
             arguments.root_folder,
             arguments.list_file,

@@ -12,5 +12,6 @@ from poseidon.data.prepare.cifar10 import Request
 def run(arguments: argparse.Namespace) -> int:
     """Convert; 0 when the databases are in place."""
     backend = Backend.parse(arguments.db_type)
-    prepare_and_print(Request(folder=arguments.output_folder, backend=backend, data=arguments.input, url=""))
+    request = Request(folder=arguments.output_folder, backend=backend, data=arguments.input, url="")
+    prepare_and_print(request, arguments.progress)
     return 0

@@ -20,7 +20,7 @@ def run(arguments: argparse.Namespace) -> int:
         shuffle=arguments.shuffle,
         seed=arguments.seed,
     )
-    with progress_bar() as report:
+    with progress_bar(arguments.progress) as report:
         count = convert_imageset(
             arguments.root_folder,
             arguments.list_file,

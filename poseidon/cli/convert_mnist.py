@@ -12,7 +12,7 @@ from poseidon.proto.paths import repository_root
 
 def run(arguments: argparse.Namespace) -> int:
     """Convert; 0 when both databases are in place."""
-    with progress_bar() as report:
+    with progress_bar(arguments.progress) as report:
         made = convert_mnist(
             arguments.input_folder,
             arguments.folder or repository_root() / "examples" / "mnist",

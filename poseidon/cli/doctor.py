@@ -8,19 +8,18 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from pathlib import Path
 
-from poseidon import __version__
+from poseidon.cli.progress import progress_bar
 from poseidon.cluster import host_probe
 from poseidon.cluster.doctor.findings import Severity, judge
 from poseidon.cluster.doctor.report import survey_fields, survey_lines
 from poseidon.cluster.doctor.session import Subject, this_machine
-from poseidon.cluster.doctor.survey import examine
-from poseidon.cluster.host_checks import SPACE_BYTES, HostCheck, HostNeeds, ask_hosts
+from poseidon.cluster.doctor.survey import ASKING, MEASURING, examine
+from poseidon.cluster.host_checks import HostCheck, HostFacts, HostNeeds, ask_hosts, request
 from poseidon.cluster.machinefile import Host, is_loopback, read_machinefile
 from poseidon.cluster.name_lookup import addresses_of
 from poseidon.cluster.remote_python import RemotePython
@@ -31,6 +30,7 @@ from poseidon.launch.site import launcher_environment
 from poseidon.launch.ssh_site import NAMES_S, names_of
 
 OUTPUT = "output"
+UNITS = {ASKING: "host", MEASURING: "round"}
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -45,12 +45,11 @@ def run(arguments: argparse.Namespace) -> int:
     hosts = read_machinefile(Path(arguments.hostfile)) if arguments.hostfile else ()
     problems: list[tuple[str, str]] = []
     if all(is_loopback(host.address) for host in hosts):
-        problems += _problems_here(hosts)
-        found = this_machine(OUTPUT)
+        found = _here(hosts, problems)
     else:
         found = _over_ssh(hosts, SshSettings(config=arguments.ssh_config), problems)
-    with found as subjects:
-        survey = examine(subjects, seconds=arguments.seconds, progress=_progress)
+    with progress_bar(arguments.progress, UNITS) as report, found as subjects:
+        survey = examine(subjects, seconds=arguments.seconds, report=report)
     survey = replace(survey, problems=(*problems, *survey.problems))
     findings = judge(survey)
     if arguments.json:
@@ -60,27 +59,26 @@ def run(arguments: argparse.Namespace) -> int:
     return int(any(finding.severity is Severity.ERROR for finding in findings))
 
 
-def _progress(line: str) -> None:
-    if sys.stderr.isatty():
-        print(f"{line} ...", file=sys.stderr)
-
-
-def _problems_here(hosts: Sequence[Host]) -> list[tuple[str, str]]:
-    """Return what a job of this machine would meet."""
+def _here(
+    hosts: Sequence[Host], problems: list[tuple[str, str]]
+) -> AbstractContextManager[Sequence[Subject]]:
+    """Check this machine as a job would; add what is wrong to `problems`."""
     needs = [_needs(host, (host.address,)) for host in hosts] or [
         HostNeeds(id=0, addresses=("127.0.0.1",), folders=(OUTPUT,))
     ]
-    asked = {
-        "poseidon": __version__,
-        "space_bytes": SPACE_BYTES,
-        "clients": [need.to_fields() for need in needs],
-    }
-    return [("this machine", problem) for problem in host_probe.answer(asked)["problems"]]
+    answer = host_probe.answer(request(needs, _description_of(())))
+    problems += [("this machine", problem) for problem in answer["problems"]]
+    return this_machine(answer["description"])
 
 
 def _needs(host: Host, addresses: tuple[str, ...]) -> HostNeeds:
     ports = (host.port,) if host.port and host.serves else ()
     return HostNeeds(id=host.id, addresses=addresses, ports=ports, folders=(OUTPUT,))
+
+
+def _description_of(hosts: Sequence[Host]) -> dict[str, object]:
+    """Return what the description of a host needs, see `host_checks.request`."""
+    return {"folder": OUTPUT, "names": list(dict.fromkeys(host.address for host in hosts))}
 
 
 @contextmanager
@@ -119,19 +117,26 @@ def _subjects(
             connection=connection,
             interpreter=python.command(),
             needs=tuple(_needs(host, names_of(host, dialled[host.id], known)) for host in clients),
+            describe=_description_of(hosts),
         )
         for (connection, python), clients in lines.items()
     ]
-    addresses, found = ask_hosts(checks)
+    answers, found = ask_hosts(checks)
     problems += found
 
-    def subject(connection: SshConnection, python: RemotePython, clients: Sequence[Host]) -> Subject:
+    def subject(
+        connection: SshConnection, python: RemotePython, clients: Sequence[Host], answer: HostFacts
+    ) -> Subject:
         return Subject(
             label=connection.label,
             open=lambda arguments: connection.open(python.command(*arguments)),
             clients=tuple(clients),
-            address=addresses.get(clients[0].id, ""),
-            folder=OUTPUT,
+            address=answer.addresses.get(clients[0].id, ""),
+            facts=answer.description,
         )
 
-    return [subject(connection, python, clients) for (connection, python), clients in lines.items()]
+    return [
+        subject(connection, python, clients, answer)
+        for ((connection, python), clients), answer in zip(lines.items(), answers, strict=True)
+        if answer is not None
+    ]

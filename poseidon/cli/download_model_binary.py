@@ -18,7 +18,7 @@ def run(arguments: argparse.Namespace) -> int:
     if is_complete(model):
         print("Model already exists.")
         return 0
-    with progress_bar() as report:
+    with progress_bar(arguments.progress) as report:
         fetch_model(model, report)
     print(f"{model.path} is ready")
     return 0

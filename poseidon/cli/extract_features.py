@@ -15,6 +15,7 @@ from dataclasses import replace
 from poseidon import log
 from poseidon.cli.progress import progress_bar
 from poseidon.cli.requests import extraction_request, one_device, weight_files
+from poseidon.data.progress import EXTRACTING
 from poseidon.engine.tools.extraction import Extraction
 from poseidon.engine.tools.extractor import run_extraction
 from poseidon.errors import UsageError
@@ -35,9 +36,8 @@ def run(flags: argparse.Namespace) -> int:
     if flags.caffe_arguments:
         if any(getattr(flags, name) for name in NEEDED):
             raise UsageError("give either the arguments of Caffe's tool or flags, not both")
-        return _run_alone(
-            replace(from_caffe_arguments(flags.caffe_arguments), imports=module_names(flags.imports))
-        )
+        extraction = replace(from_caffe_arguments(flags.caffe_arguments), imports=module_names(flags.imports))
+        return _run_alone(extraction, flags.progress)
     for name in NEEDED:
         if not getattr(flags, name):
             raise UsageError(f"--{name} is missing; or give the arguments of Caffe's tool: {CAFFE_ARGUMENTS}")
@@ -75,9 +75,9 @@ def _names(text: str) -> tuple[str, ...]:
     return tuple(part.strip() for part in text.split(",") if part.strip())
 
 
-def _run_alone(extraction: Extraction) -> int:
+def _run_alone(extraction: Extraction, progress: str) -> int:
     check_extraction(extraction, extraction.paths())
     prepare_process()
-    with log.setup(stream=sys.stderr), progress_bar() as report:
-        run_extraction(extraction, lambda done, total, _: report("extracting", done, total))
+    with progress_bar(progress) as report, log.setup(stream=sys.stderr):
+        run_extraction(extraction, lambda done, total, _: report(EXTRACTING, done, total))
     return 0

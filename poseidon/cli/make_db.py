@@ -35,7 +35,7 @@ def _convert(arguments: argparse.Namespace) -> int:
     )
     refuse_existing(arguments.db_name)
     pictures = find_pictures(arguments.pictures, arguments.root_folder)
-    with progress_bar() as report:
+    with progress_bar(arguments.progress) as report:
         count = make_database(
             pictures, arguments.db_name, arguments.backend, arguments.format, conversion, report=report
         )
@@ -56,7 +56,7 @@ def _draw(arguments: argparse.Namespace) -> int:
     for target in targets.values():
         refuse_existing(target)
     for part, (count, first) in parts.items():
-        with progress_bar() as report:
+        with progress_bar(arguments.progress) as report:
             make_two_class(
                 targets[part],
                 arguments.backend,

@@ -30,7 +30,7 @@ def run(arguments: argparse.Namespace) -> int:
         require_kind(source, Backend.parse(arguments.backend))
     clients = read_machinefile(Path(arguments.hostfile)) if arguments.hostfile else ()
     parts = _parts(arguments, clients)
-    with progress_bar() as report:
+    with progress_bar(arguments.progress) as report:
         _divide(source, parts, arguments, report)
         if arguments.distribute:
             root, replace = arguments.root_folder, arguments.replace

@@ -14,9 +14,9 @@ from poseidon.proto.paths import repository_root
 from poseidon.settings import read_settings
 
 
-def prepare_and_print(request: Request) -> Prepared:
+def prepare_and_print(request: Request, progress: str = "auto") -> Prepared:
     """Prepare with a progress bar, and print what was prepared, or the warning that it is not CIFAR-10."""
-    with progress_bar() as report:
+    with progress_bar(progress) as report:
         prepared = prepare(request, report=report)
     if prepared.warning is not None:
         print(prepared.warning, file=sys.stderr, flush=True)
@@ -37,10 +37,10 @@ def run(arguments: argparse.Namespace) -> int:
         url_md5=arguments.md5 or URL_MD5,
     )
     if not arguments.download_only:
-        prepare_and_print(request)
+        prepare_and_print(request, arguments.progress)
         return 0
     try:
-        with progress_bar() as report:
+        with progress_bar(arguments.progress) as report:
             print(f"CIFAR-10 is at {fetch(request, report=report)}")
     except ConnectionError as error:
         raise DataError(str(error)) from error

@@ -1,42 +1,107 @@
-"""A progress bar on a terminal, nothing elsewhere."""
+"""The progress of a command that is not a job: a bar on a terminal, or lines where they are asked for."""
 
 from __future__ import annotations
 
+import io
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import NoReturn
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, redirect_stderr, redirect_stdout
+from typing import TextIO, TypeVar
 
-from tqdm import tqdm
+from poseidon.data.progress import UNITS
+from poseidon.metrics.progress import ProgressBar, ShownProgress
 
-from poseidon.data.progress import IN_BYTES, Report
-from poseidon.metrics.progress import bar_size
+LINE_S = 60.0
+"""Seconds between two lines of --progress=lines."""
+Line = TypeVar("Line")
+
+
+class CommandProgress:
+    """The progress of a command: a `Report`; each activity gets a bar of its own.
+
+    Args:
+        shown: how it is shown.
+        stream: usually standard error.
+        units: by activity; others count records.
+        clock: seconds, monotonic.
+    """
+
+    def __init__(
+        self,
+        shown: ShownProgress,
+        stream: TextIO,
+        units: Mapping[str, str] = UNITS,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.bar = ProgressBar(stream, shown=shown is not ShownProgress.LINES)
+        self._alone = shown is ShownProgress.BAR and self.bar.on_terminal
+        self._as_lines = shown is ShownProgress.LINES
+        self._units = units
+        self._clock, self._printed_s = clock, clock()
+        self._running = False
+
+    def __call__(self, activity: str, done: int, total: int) -> None:
+        """Show how much of an activity is done."""
+        unit = self._units.get(activity, "record")
+        self._running = done < total
+        self.bar.show(activity, done, total, unit=unit)
+        now = self._clock()
+        if self._as_lines and now - self._printed_s >= LINE_S:
+            self._printed_s = now
+            self.bar.write(f"progress: {activity} {done} of {total} ({unit})")
+
+    def without_details(self, write: Callable[[Line], object]) -> Callable[[Line], None]:
+        """Return `write`, but with --progress=bar a function that drops the lines during an activity."""
+
+        def written(line: Line) -> None:
+            if not (self._alone and self._running):
+                write(line)
+
+        return written
+
+
+class _LinesAbove(io.TextIOBase):
+    """A stream whose lines appear above a bar."""
+
+    def __init__(self, bar: ProgressBar, stream: TextIO) -> None:
+        self._bar, self._stream, self._rest = bar, stream, ""
+
+    def isatty(self) -> bool:
+        return True
+
+    def fileno(self) -> int:
+        return self._stream.fileno()
+
+    def write(self, text: str) -> int:
+        *lines, self._rest = (self._rest + text).split("\n")
+        for line in lines:
+            self._bar.write(line)
+        return len(text)
+
+    def finish(self) -> None:
+        """Write what has no line end yet, below the bar."""
+        self._stream.write(self._rest)
+        self._rest = ""
 
 
 @contextmanager
-def progress_bar() -> Iterator[Report]:
-    """Yield a report that draws on stderr, if that is a terminal; each activity gets a bar of its own."""
-    bars: dict[str, tqdm[NoReturn]] = {}
+def progress_bar(
+    shown: str = ShownProgress.AUTO.value, units: Mapping[str, str] = UNITS
+) -> Iterator[CommandProgress]:
+    """Yield the progress of a command. On a terminal, what the block prints and logs appears above the bar.
 
-    def report(activity: str, done: int, total: int) -> None:
-        if activity not in bars:
-            in_bytes = activity in IN_BYTES
-            for bar in bars.values():
-                bar.close()
-            bars[activity] = tqdm(
-                desc=activity,
-                total=total,
-                unit="B" if in_bytes else "record",
-                unit_scale=in_bytes,
-                unit_divisor=1024 if in_bytes else 1000,
-                disable=not sys.stderr.isatty(),
-                **bar_size(sys.stderr),
-            )
-        bar = bars[activity]
-        bar.update(done - bar.n)
-
-    try:
-        yield report
-    finally:
-        for bar in bars.values():
-            bar.close()
+    Args:
+        shown: the value of --progress.
+        units: see `CommandProgress`.
+    """
+    progress = CommandProgress(ShownProgress(shown), sys.stderr, units)
+    with ExitStack() as stack:
+        if progress.bar.on_terminal:
+            for redirect, stream in ((redirect_stderr, sys.stderr), (redirect_stdout, sys.stdout)):
+                if stream.isatty():
+                    above = _LinesAbove(progress.bar, stream)
+                    stack.callback(above.finish)
+                    stack.enter_context(redirect(above))
+        stack.callback(progress.bar.close)
+        yield progress

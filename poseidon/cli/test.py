@@ -9,6 +9,7 @@ import sys
 import torch
 
 from poseidon import log
+from poseidon.cli.progress import progress_bar
 from poseidon.cli.requests import net_request
 from poseidon.engine.tools.scoring import score
 from poseidon.engine.tools.solo import open_net
@@ -31,13 +32,13 @@ def run(arguments: argparse.Namespace) -> int:
     if not request.weights:
         raise UsageError("-weights is missing, expected the model to score")
     sink = GlogSink(LOGGER)
-    with log.setup(stream=sys.stderr):
+    with progress_bar(arguments.progress) as progress, log.setup(stream=sys.stderr):
         name = torch.cuda.get_device_name(request.device) if request.device.type == "cuda" else ""
         sink.write(*using(str(request.device), gpu_name=name))
         net = open_net(request)
         try:
             sink.write(running(arguments.iterations))
-            score(net, arguments.iterations, sink.write)
+            score(net, arguments.iterations, progress.without_details(sink.write), report=progress)
         finally:
             net.close()
     return 0

@@ -9,6 +9,7 @@ import sys
 import torch
 
 from poseidon import log
+from poseidon.cli.progress import progress_bar
 from poseidon.cli.requests import net_request
 from poseidon.engine.tools.benchmark import time_net
 from poseidon.engine.tools.solo import open_net
@@ -28,12 +29,12 @@ def run(arguments: argparse.Namespace) -> int:
     prepare_process()
     request = net_request(arguments)
     sink = GlogSink(LOGGER)
-    with log.setup(stream=sys.stderr):
+    with progress_bar(arguments.progress) as progress, log.setup(stream=sys.stderr):
         name = torch.cuda.get_device_name(request.device) if request.device.type == "cuda" else ""
         sink.write(*using(str(request.device), gpu_name=name))
         net = open_net(request)
         try:
-            time_net(net, arguments.iterations, sink.write)
+            time_net(net, arguments.iterations, progress.without_details(sink.write), report=progress)
         finally:
             net.close()
     return 0

@@ -98,12 +98,14 @@ class HostFacts:
         torch: the version, without what follows a `+`; empty when there is none.
         addresses: at which each of its lines in the machinefile is reached, by id.
         problems: a sentence each.
+        description: for `poseidon doctor`; empty where none was asked for.
     """
 
     python: str
     torch: str
     addresses: Mapping[int, str]
     problems: tuple[str, ...]
+    description: Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,11 +116,13 @@ class HostCheck:
         connection: to the host.
         interpreter: the argv that runs Python there.
         needs: of each of its lines in the machinefile.
+        describe: what its description needs, see `request`; None: no description.
     """
 
     connection: CommandRunner
     interpreter: tuple[str, ...]
     needs: tuple[HostNeeds, ...]
+    describe: Mapping[str, object] | None = None
 
 
 def check_hosts(checks: Sequence[HostCheck]) -> Mapping[int, str]:
@@ -130,18 +134,20 @@ def check_hosts(checks: Sequence[HostCheck]) -> Mapping[int, str]:
     Raises:
         JobError: lists the problems of all hosts.
     """
-    addresses, problems = ask_hosts(checks)
+    answers, problems = ask_hosts(checks)
     if problems:
         sentences = [f"{label}: {problem}" for label, problem in problems]
         raise JobError(format_problems(sentences, of=len(checks)))
-    return addresses
+    return {client: address for facts in answers if facts for client, address in facts.addresses.items()}
 
 
-def ask_hosts(checks: Sequence[HostCheck]) -> tuple[Mapping[int, str], Sequence[tuple[str, str]]]:
+def ask_hosts(
+    checks: Sequence[HostCheck],
+) -> tuple[Sequence[HostFacts | None], Sequence[tuple[str, str]]]:
     """Check all hosts in parallel.
 
     Returns:
-        The address at which each host is reached, by its id; and all problems, each a host's label and a sentence.
+        The answer of each host, None if there is none; and all problems, each a host's label and a sentence.
     """
     outcomes = for_each_host(_run_check, checks, name="poseidon host check")
     problems = [
@@ -150,8 +156,22 @@ def ask_hosts(checks: Sequence[HostCheck]) -> tuple[Mapping[int, str], Sequence[
         for sentence in _problems(check, outcome)
     ]
     problems += _unlike(checks, outcomes)
-    facts = [outcome for outcome in outcomes if isinstance(outcome, HostFacts)]
-    return {client: address for fact in facts for client, address in fact.addresses.items()}, problems
+    return [outcome if isinstance(outcome, HostFacts) else None for outcome in outcomes], problems
+
+
+def request(needs: Sequence[HostNeeds], describe: Mapping[str, object] | None = None) -> dict[str, Any]:
+    """Return what a host is asked.
+
+    Args:
+        needs: of each of its lines in the machinefile.
+        describe: the `folder` where jobs write and the `names` to resolve, for the host's description; None: no description.
+    """
+    return {
+        "poseidon": __version__,
+        "space_bytes": SPACE_BYTES,
+        "clients": [each.to_fields() for each in needs],
+        **({} if describe is None else {"describe": describe}),
+    }
 
 
 def _problems(check: HostCheck, outcome: HostFacts | JobError) -> Sequence[str]:
@@ -175,13 +195,9 @@ def _unlike(checks: Sequence[HostCheck], outcomes: Sequence[HostFacts | JobError
 
 
 def _run_check(check: HostCheck) -> HostFacts:
-    request = {
-        "poseidon": __version__,
-        "space_bytes": SPACE_BYTES,
-        "clients": [needs.to_fields() for needs in check.needs],
-    }
+    asked = request(check.needs, check.describe)
     program = Path(host_probe.__file__).read_bytes()
-    stdin = b"%d\n%b%b\n" % (len(program), program, json.dumps(request).encode())
+    stdin = b"%d\n%b%b\n" % (len(program), program, json.dumps(asked).encode())
     label = check.connection.label
     done = check.connection.run((*check.interpreter, "-c", START), stdin=stdin, timeout_s=PROBE_S)
     if done.status != 0:
@@ -205,4 +221,5 @@ def _facts(fields: Mapping[str, Any]) -> HostFacts:
         torch=printable(str(fields["torch"] or "")).partition("+")[0],
         addresses=addresses,
         problems=tuple(printable(str(problem)) for problem in fields["problems"]),
+        description=fields.get("description", {}),
     )

@@ -1,7 +1,8 @@
 """The check of a host before a job starts; it runs on the host, sent by `poseidon.cluster.host_checks`.
 
 It reads one JSON object from standard input, the needs of the clients on that host, and writes one, the facts and all
-problems:
+problems. With `"describe": {"folder": "output", "names": ["node1"]}` the facts include the `description` of the host for
+`poseidon doctor`.
 
     {"poseidon": "0.1.0", "space_bytes": 1e8, "clients": [{"id": 0, "addresses": [...], "ports": [9999], "devices": 1,
      "folders": ["output"], "prefixes": [["models/x", "models"]], "files": [["db", "folder", ["db_0"]]], "modules": []}]}
@@ -21,11 +22,14 @@ import json
 import os
 import shutil
 import socket
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 OLDEST_PYTHON = (3, 10)
+PACKAGES = ("torch", "pyzmq", "numpy", "msgpack", "lmdb", "paramiko")
+"""The packages whose versions a description has."""
 PORT_REMEDY = "give the client another port in the machinefile, or 0, which takes a free one"
 
 
@@ -60,8 +64,42 @@ def answer(needs: dict[str, Any]) -> dict[str, Any]:
         if same_version:
             _check_files(client, needs["space_bytes"], problems)
     _check_devices(needs["clients"], problems)
+    if "describe" in needs:
+        facts["description"] = _description(facts, **needs["describe"])
     facts["problems"] = list(dict.fromkeys(problems))
     return facts
+
+
+def _description(facts: dict[str, Any], folder: str, names: list[str]) -> dict[str, Any]:
+    """Return what this host is and has.
+
+    Args:
+        facts: of the answer.
+        folder: where jobs write.
+        names: to resolve.
+    """
+    soft, hard = _file_limits()
+    there = os.path.abspath(folder)
+    while not os.path.isdir(there):
+        there = os.path.dirname(there)
+    return {
+        "name": socket.gethostname(),
+        "python": facts["python_version"],
+        "executable": facts["python"],
+        "poseidon": facts["poseidon"],
+        "packages": {package: _version(package) for package in PACKAGES},
+        "cores": facts["cores"],
+        "load": os.getloadavg()[0],
+        "processor": _processor(),
+        "memory": _memory(),
+        "gpus": _gpus(),
+        "files": [soft, hard],
+        "folder": there,
+        "free": shutil.disk_usage(there).free,
+        "writable": os.access(there, os.W_OK | os.X_OK),
+        "names": {name: _resolved(name) for name in names},
+        "interfaces": _interfaces(),
+    }
 
 
 def _poseidon(problems: list[str], expected: str) -> str | None:
@@ -222,6 +260,85 @@ def _check_devices(clients: list[dict[str, Any]], problems: list[str]) -> None:
     ]
     if len(there) <= wanted:
         problems.append(f"there is no GPU {wanted}: {len(there)} found")
+
+
+def _file_limits() -> tuple[int, int]:
+    import resource  # there is none on Windows
+
+    return resource.getrlimit(resource.RLIMIT_NOFILE)
+
+
+def _first_value(path: str, key: str) -> str:
+    try:
+        with open(path, encoding="utf-8", errors="replace") as lines:
+            for line in lines:
+                name, _, value = line.partition(":")
+                if name.strip() == key:
+                    return value.strip()
+    except OSError:
+        pass
+    return ""
+
+
+def _processor() -> dict[str, Any]:
+    flags = set(_first_value("/proc/cpuinfo", "flags").split())
+    wanted = ("sse4_1", "avx", "avx2", "fma", "avx512f")
+    return {
+        "model": _first_value("/proc/cpuinfo", "model name"),
+        "vectors": [name for name in wanted if name in flags],
+    }
+
+
+def _memory() -> dict[str, int]:
+    return {
+        name: int((_first_value("/proc/meminfo", key) or "0").split()[0]) << 10
+        for name, key in (("total", "MemTotal"), ("available", "MemAvailable"))
+    }
+
+
+def _gpus() -> list[str] | None:
+    """Return a line for each GPU of the driver; None where there is no driver."""
+    if shutil.which("nvidia-smi") is None:
+        return None
+    query = ["nvidia-smi", "--query-gpu=name,memory.total,driver_version", "--format=csv,noheader"]
+    try:
+        done = subprocess.run(
+            query, check=False, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, timeout=15
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return []
+    return done.stdout.decode(errors="replace").splitlines() if done.returncode == 0 else []
+
+
+def _resolved(name: str) -> list[str]:
+    try:
+        found = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
+    except (OSError, UnicodeError):
+        return []
+    return list(dict.fromkeys(str(entry[4][0]) for entry in found))
+
+
+def _interfaces() -> dict[str, dict[str, Any]]:
+    """Return each network interface that is up: its `mtu`, and its `speed` in Mbit/s where the driver says it."""
+    found: dict[str, dict[str, Any]] = {}
+    for _, name in socket.if_nameindex():
+        folder = os.path.join("/sys/class/net", name)
+        if name == "lo" or _read(os.path.join(folder, "operstate")) == "down":
+            continue
+        speed, mtu = _read(os.path.join(folder, "speed")), _read(os.path.join(folder, "mtu"))
+        found[name] = {
+            "mtu": int(mtu) if mtu.isdigit() else None,
+            "speed": int(speed) if speed.isdigit() and int(speed) else None,
+        }
+    return found
+
+
+def _read(path: str) -> str:
+    try:
+        with open(path, encoding="utf-8") as file:
+            return file.read().strip()
+    except OSError:
+        return ""
 
 
 def main() -> None:

@@ -13,8 +13,11 @@ Report = Callable[[str, int, int], object]
 DOWNLOADING = "downloading"
 CHECKING = "reading what is to be copied"
 COPYING = "copying"
-# The activities that are counted in bytes; all others are counted in records.
-IN_BYTES = (DOWNLOADING, CHECKING, COPYING)
+TESTING = "testing"
+TIMING = "timing"
+EXTRACTING = "extracting"
+UNITS = {DOWNLOADING: "B", CHECKING: "B", COPYING: "B", TESTING: "batch", TIMING: "it", EXTRACTING: "batch"}
+"""The unit of each activity that does not count records; B: bytes."""
 
 
 def silent(activity: str, done: int, total: int) -> None:

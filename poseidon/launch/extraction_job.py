@@ -70,7 +70,7 @@ def run_extraction_job(request: ExtractionRequest) -> int:
     if obstacle:
         raise UsageError(f"--output: nothing can be written to {output}: {obstacle}")
     output.mkdir(parents=True, exist_ok=True)
-    return _supervise(plan, extractions, request.hostfile, output)
+    return _supervise(plan, extractions, request, output)
 
 
 def check_extraction(extraction: Extraction, databases: Sequence[Path]) -> None:
@@ -127,9 +127,13 @@ def _part(common: Extraction, worker: WorkerPlan) -> Extraction:
     )
 
 
-def _supervise(plan: JobPlan, extractions: dict[int, Extraction], hostfile: str | None, output: Path) -> int:
+def _supervise(
+    plan: JobPlan, extractions: dict[int, Extraction], request: ExtractionRequest, output: Path
+) -> int:
     first = extractions[0]
-    terminal = Terminal(Path(first.model).stem, sys.stderr, on_started=lambda: None)
+    terminal = Terminal(
+        Path(first.model).stem, sys.stderr, on_started=lambda: None, progress=request.progress
+    )
     terminal.print(
         f"job {first.job}: {counted(len(plan.hosts), 'client')}, {counted(plan.worker_count, 'worker')}; "
         f"logs in {short_path(output)}"
@@ -142,7 +146,7 @@ def _supervise(plan: JobPlan, extractions: dict[int, Extraction], hostfile: str 
         return worker_spec(role, WORKER_MODULE, first.job, threads=threads, document=extraction.to_json())
 
     try:
-        with register_job(first.job, hostfile, plan.hosts, output) as registration:
+        with register_job(first.job, request.hostfile, plan.hosts, output) as registration:
             run_job(
                 plan,
                 spec,

@@ -20,6 +20,7 @@ from poseidon.engine.document import TrainingOptions
 from poseidon.errors import UsageError
 from poseidon.exchange.options import DEFAULT_OPTIONS, ExchangeOptions
 from poseidon.layers.user_modules import module_names
+from poseidon.metrics.progress import ShownProgress
 
 START_TIMEOUT_S = 180.0
 CONVERT = "convert"
@@ -53,17 +54,6 @@ class ShownLogs(Enum):
     """Worker 0's, and warnings of the others."""
     ALL = "all"
     """Everyone's, each line after its client and process."""
-
-
-class ShownProgress(Enum):
-    """A value of --progress."""
-
-    AUTO = "auto"
-    """On a terminal the bar below the log; in a pipe the log, and lines on the progress."""
-    BAR = "bar"
-    """On a terminal the bar alone, with warnings and the launcher's own lines; in a pipe as `auto`."""
-    LINES = "lines"
-    """The log, and lines on the progress, also on a terminal."""
 
 
 class OnNan(Enum):
@@ -265,6 +255,7 @@ class ExtractionRequest:
         num_app_threads: see `JobRequest`.
         output: the folder of logs; None: output/<job>.
         job: the job's id; None: a new one.
+        progress: see `JobRequest`.
     """
 
     model: Path = field(default_factory=Path, metadata=_by(Path))
@@ -279,6 +270,7 @@ class ExtractionRequest:
     num_app_threads: int = 1
     output: Path | None = field(default=None, metadata=_by(_path))
     job: str | None = None
+    progress: ShownProgress = field(default=ShownProgress.AUTO, metadata=_by(ShownProgress))
 
     def __post_init__(self) -> None:
         if self.num_app_threads < 1:

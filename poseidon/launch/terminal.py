@@ -16,8 +16,8 @@ from typing import TextIO
 
 from poseidon.cluster.plan import ProcessName, Role
 from poseidon.cluster.supervision.loop import JobListener
-from poseidon.launch.request import ShownLogs, ShownProgress
-from poseidon.metrics.progress import ProgressLine, ProgressMeter
+from poseidon.launch.request import ShownLogs
+from poseidon.metrics.progress import ProgressLine, ProgressMeter, ShownProgress
 from poseidon.proto.caffe_pb2 import NetState
 from poseidon.proto.definition import SolverDefinition
 

@@ -1,4 +1,4 @@
-"""The progress of a job, and the progress bar on a terminal.
+"""The progress of a job, and the progress bar of jobs and of other commands on a terminal.
 
     CIFAR10_quick:  42%|####      | 1680/4000 [01:10<01:37, 23.9it/s, 2390 images/s, loss 1.03]
 
@@ -16,6 +16,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
+from enum import Enum
 from typing import Any, TextIO
 
 from tqdm import tqdm
@@ -129,81 +130,109 @@ class ProgressMeter:
             self._rates = (iteration - first) / (now - began_s), (images - first_images) / (now - began_s)
 
 
+class ShownProgress(Enum):
+    """A value of --progress."""
+
+    AUTO = "auto"
+    """On a terminal the bar below the log; in a pipe the log, and lines on the progress of a job."""
+    BAR = "bar"
+    """On a terminal the bar alone, with warnings and results; in a pipe as `auto`."""
+    LINES = "lines"
+    """The log, and lines on the progress, also on a terminal."""
+
+
 class _Bar(tqdm):  # type: ignore[type-arg]
     """tqdm without its monitor thread, which would not be joined."""
 
     monitor_interval = 0
 
 
-class ProgressLine:
-    """The progress bar of a job.
+class ProgressBar:
+    """A progress bar on a terminal, and the lines above it. Several threads may use it.
 
     Args:
-        title: the text on the left, usually the net's name.
         stream: usually standard error.
-        bar: whether a terminal gets a bar.
+        shown: whether a terminal gets a bar.
     """
 
-    def __init__(self, title: str, stream: TextIO, *, bar: bool = True) -> None:
-        self._title = title
+    def __init__(self, stream: TextIO, *, shown: bool = True) -> None:
         self._stream = stream
-        self.on_terminal = bar and stream.isatty()
-        """Whether the bar is shown; False after the terminal has disappeared."""
+        self._lock = threading.RLock()
         self._bar: _Bar | None = None
+        self._title = ""
+        self.on_terminal = shown and stream.isatty()
+        """Whether the bar is shown; False after the terminal has disappeared."""
 
-    def update(self, progress: JobProgress) -> None:
+    def show(
+        self,
+        title: str,
+        done: int,
+        total: int,
+        *,
+        unit: str = "it",
+        details: str = "",
+        at_once: bool = False,
+    ) -> None:
         """Update the bar; do nothing without a terminal.
 
         Args:
-            progress: the progress. The iteration of the first call is the start of the bar.
+            title: the text on the left. Another title ends the bar, and begins one below it.
+            done: what is done. That of a title's first call is the start of its bar.
+            total: what is done at the end; 0: unknown.
+            unit: what is counted; B: bytes.
+            details: the text on the right.
+            at_once: draw now, not when the next drawing is due.
         """
-        if not self.on_terminal:
-            return
-        try:
-            self._show(progress)
-        except (OSError, ValueError):
-            self._abandon()
+        with self._lock:
+            if not self.on_terminal:
+                return
+            try:
+                if self._bar is None or title != self._title:
+                    self._end()
+                    self._bar, self._title = self._new_bar(title, done, total, unit), title
+                self._bar.set_postfix_str(details, refresh=at_once)
+                self._bar.update(done - self._bar.n)
+            except (OSError, ValueError):
+                self._abandon()
 
     def write(self, line: str) -> None:
-        """Write a log line above the bar."""
-        try:
-            if self._bar is None:
+        """Write a line above the bar."""
+        with self._lock:
+            try:
+                if self._bar is not None:
+                    self._bar.clear()
                 self._stream.write(line + "\n")
                 self._stream.flush()
-            else:
-                self._bar.clear()
-                self._stream.write(line + "\n")
-                self._bar.refresh()
-        except (OSError, ValueError):
-            self._abandon()
+                if self._bar is not None:
+                    self._bar.refresh()
+            except (OSError, ValueError):
+                self._abandon()
 
     def close(self) -> None:
         """End the bar in its last state. A second call does nothing."""
+        with self._lock:
+            self.on_terminal = False
+            self._end()
+
+    def _end(self) -> None:
         bar, self._bar = self._bar, None
-        self.on_terminal = False
         if bar is not None:
             try:
                 bar.close()
             except (OSError, ValueError):
                 bar.disable = True
 
-    def _show(self, progress: JobProgress) -> None:
-        if self._bar is None:
-            self._bar = self._new_bar(progress.iteration, progress.max_iter)
-        test = [f"testing {progress.tested}/{progress.to_test}"] if progress.to_test else []
-        self._bar.set_postfix_str(", ".join([*test, *progress.details()]), refresh=bool(test))
-        self._bar.update(progress.iteration - self._bar.n)
-
-    def _new_bar(self, iteration: int, max_iter: int) -> _Bar:
-        _Bar.set_lock(
-            threading.RLock()
-        )  # tqdm's default also locks against other processes, with a semaphore
+    def _new_bar(self, title: str, done: int, total: int, unit: str) -> _Bar:
+        # tqdm's default also locks against other processes, with a semaphore.
+        _Bar.set_lock(threading.RLock())
         return _Bar(
-            desc=self._title,
-            initial=iteration,
-            total=max_iter or None,
+            desc=title,
+            initial=done,
+            total=total or None,
             file=self._stream,
-            unit="it",
+            unit=unit,
+            unit_scale=unit == "B",
+            unit_divisor=1024 if unit == "B" else 1000,
             **bar_size(self._stream),
         )
 
@@ -213,6 +242,31 @@ class ProgressLine:
         if self._bar is not None:
             self._bar.disable = True
             self._bar = None
+
+
+class ProgressLine(ProgressBar):
+    """The progress bar of a job.
+
+    Args:
+        title: the text on the left, usually the net's name.
+        stream: usually standard error.
+        bar: whether a terminal gets a bar.
+    """
+
+    def __init__(self, title: str, stream: TextIO, *, bar: bool = True) -> None:
+        super().__init__(stream, shown=bar)
+        self._name = title
+
+    def update(self, progress: JobProgress) -> None:
+        """Update the bar; do nothing without a terminal."""
+        test = [f"testing {progress.tested}/{progress.to_test}"] if progress.to_test else []
+        self.show(
+            self._name,
+            progress.iteration,
+            progress.max_iter,
+            details=", ".join([*test, *progress.details()]),
+            at_once=bool(test),
+        )
 
 
 def bar_size(stream: TextIO) -> dict[str, Any]:

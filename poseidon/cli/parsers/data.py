@@ -21,7 +21,7 @@ from poseidon.cli.parsers.form import (
     whole,
     word,
 )
-from poseidon.cli.parsers.jobs import BACKENDS
+from poseidon.cli.parsers.jobs import BACKENDS, progress_flag
 
 
 def add_data_flags(group: Group | Parser | argparse.ArgumentParser) -> None:
@@ -55,6 +55,7 @@ def _partition_data(parser: Parser) -> None:
     flag(group, "root_folder", "of a list: what stands before each path", metavar="DIR", default="")
     switch(group, "replace", "replace earlier parts, here and on the hosts")
     flag(group, "ssh_config", "in place of ~/.ssh/config, as ssh -F", metavar="FILE")
+    progress_flag(group)
     help_flag(parser)
 
 
@@ -67,6 +68,7 @@ def _prepare_cifar10(parser: Parser) -> None:
     flag(group, "url", "of the archive (where it is published)", metavar="URL")
     flag(group, "md5", "checksum of the archive (the published one's)", metavar="SUM")
     switch(group, "download_only", "fetch the archive and stop")
+    progress_flag(group)
     help_flag(parser)
 
 
@@ -74,6 +76,7 @@ def _convert_cifar(parser: Parser) -> None:
     word(parser, "input", "archive, or folder that holds it", metavar="INPUT", type=Path)
     word(parser, "output_folder", "where the databases go", metavar="OUTPUT_FOLDER", type=Path)
     word(parser, "db_type", "lmdb or leveldb", metavar="DB_TYPE", type=one_of(BACKENDS), choices=BACKENDS)
+    progress_flag(parser.section("Flags"))
     help_flag(parser)
 
 
@@ -100,6 +103,7 @@ def _convert_imageset(parser: Parser) -> None:
     flag(group, "seed", "of the shuffle (0)", type=whole, default=0, metavar="N")
     retired(parser, "subsampling")
     retired(parser, "label_range")
+    progress_flag(group)
     help_flag(parser)
 
 
@@ -129,6 +133,7 @@ def _convert_annoset(parser: Parser) -> None:
     flag(group, "seed", "of the shuffle (0)", type=whole, default=0, metavar="N")
     text = "also list name, height and width of each picture"
     flag(group, "name_size_file", text, type=Path, default=None, metavar="FILE")
+    progress_flag(group)
     help_flag(parser)
 
 
@@ -164,6 +169,7 @@ def _make_db(parser: Parser) -> None:
     flag(group, "seed", "of the order, and of drawings (0)", type=count, default=0, metavar="N")
     text = "of a list: put before each path (its folder)"
     flag(group, "root_folder", text, default=None, metavar="DIR")
+    progress_flag(group)
     group = parser.section("A drawn set, in place of pictures: make_db --generate=two_class DIR")
     text = "two_class: cars and boats"
     chosen(group, "generate", text, ("two_class",), default=None, metavar="SET")
@@ -180,13 +186,16 @@ def _convert_mnist(parser: Parser, folder: str) -> None:
     _backend(group, default="lmdb")
     if folder == "siamese":
         flag(group, "seed", "of the random pairs (0)", type=count, default=0, metavar="N")
+    progress_flag(group)
     help_flag(parser)
 
 
 def _compute_image_mean(parser: Parser) -> None:
     word(parser, "input_db", "folder of the database", metavar="INPUT_DB", type=Path)
     word(parser, "output_file", "mean file: mean.binaryproto", metavar="OUTPUT_FILE", type=Path, nargs="?")
-    _backend(parser.section("Flags"), default=None)
+    group = parser.section("Flags")
+    _backend(group, default=None)
+    progress_flag(group)
     help_flag(parser)
 
 

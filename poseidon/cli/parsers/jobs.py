@@ -41,6 +41,8 @@ ENCRYPTIONS = ("auto", "on")
 EFFECTS = ("stop", "snapshot", "none")
 SHOWN = ("first", "all")
 PROGRESS = ("auto", "bar", "lines")
+ON_TERMINAL = "on a terminal: auto (log and bar), bar, lines"
+"""The help of --progress of a command with a log."""
 ON_NAN = ("stop", "warn")
 BACKENDS = ("leveldb", "lmdb")
 RETURN_TIMEOUT_S = 180.0
@@ -213,6 +215,7 @@ def _extract_features(parser: Parser) -> None:
     group = parser.section("Where it runs")
     _clients(group)
     flag(group, "output", "folder of logs (output/<job>)", metavar="DIR")
+    progress_flag(group, ON_TERMINAL)
     flag(group, "job", argparse.SUPPRESS, metavar="ID")
     _retired(parser, "num_rows_per_table", "table_staleness", "client_id")
     help_flag(parser)
@@ -222,6 +225,11 @@ def import_flag(group: Group) -> None:
     """Add -import."""
     text = "Python modules that add layers"
     flag(group, "import", text, dest="imports", metavar="MODULES", default="")
+
+
+def progress_flag(group: Group, text: str = "auto (a bar on a terminal), bar, lines (one a minute)") -> None:
+    """Add --progress."""
+    chosen(group, "progress", text, PROGRESS, default="auto", metavar="HOW")
 
 
 def _clients(group: Group) -> None:
@@ -302,8 +310,7 @@ def _results(parser: Parser, *more: tuple[str, str, Any, str, Any]) -> None:
     chosen(
         group, "show_logs", "first (worker 0 and all warnings), all", SHOWN, default="first", metavar="WHOSE"
     )
-    text = "on a terminal: auto (log and bar), bar, lines"
-    chosen(group, "progress", text, PROGRESS, default="auto", metavar="HOW")
+    progress_flag(group, ON_TERMINAL)
     text = "seconds between progress lines, without a bar (60)"
     flag(group, "progress_interval", text, type=number, default=60.0, metavar="S")
     switch(group, "background", "return once the job runs")

@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 
 from poseidon.cli.parsers.form import Command, Parser, chosen, flag, help_flag, switch, whole, word
-from poseidon.cli.parsers.jobs import import_flag
+from poseidon.cli.parsers.jobs import ON_TERMINAL, import_flag, progress_flag
 
 PHASES = ("TRAIN", "TEST")
 RANKDIRS = ("LR", "TB", "BT", "RL")
@@ -31,6 +31,7 @@ def _score(parser: Parser, phase: str) -> None:
     flag(group, "level", "level for include rules of the net (0)", type=whole, default=0, metavar="L")
     flag(group, "stage", "stages for include rules of the net, with commas", default="", metavar="NAMES")
     import_flag(group)
+    progress_flag(group, ON_TERMINAL)
     help_flag(parser)
 
 
@@ -54,6 +55,7 @@ def _draw_net(parser: Parser) -> None:
 
 def _download_model_binary(parser: Parser) -> None:
     word(parser, "dirname", "a model's folder, with a readme.md", metavar="FOLDER", type=Path)
+    progress_flag(parser.section("Flags"))
     help_flag(parser)
 
 

@@ -17,6 +17,7 @@ from poseidon.cli.parsers.form import (
     whole,
     word,
 )
+from poseidon.cli.parsers.jobs import progress_flag
 
 SHELLS = ("bash", "zsh")
 _JOB = "a job's id or its output folder; default: the last one started"
@@ -71,6 +72,7 @@ def _doctor(parser: Parser) -> None:
     _ssh_config(group)
     flag(group, "seconds", "of each transfer between two hosts (0.5)", type=number, default=0.5, metavar="S")
     switch(group, "json", "print an object, for scripts")
+    progress_flag(group)
     help_flag(parser)
 
 

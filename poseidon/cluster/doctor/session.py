@@ -11,7 +11,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -35,14 +35,14 @@ class Subject:
         open: starts a Python program on it, given its arguments, and connects to its standard streams.
         clients: its lines in the machinefile.
         address: at which the others reach it; empty for this machine alone.
-        folder: where jobs write there.
+        facts: its description, see `poseidon.cluster.host_probe`.
     """
 
     label: str
     open: Callable[[Sequence[str]], RemoteChannel]
     clients: tuple[Host, ...] = ()
     address: str = ""
-    folder: str = "output"
+    facts: Mapping[str, Any] = field(default_factory=dict)
 
 
 class ProbeSession:
@@ -129,8 +129,12 @@ class _ChildChannel(PipeLineChannel):
 
 
 @contextmanager
-def this_machine(folder: str) -> Iterator[Sequence[Subject]]:
-    """Return this machine as the only subject; its process ends with the block."""
+def this_machine(facts: Mapping[str, Any]) -> Iterator[Sequence[Subject]]:
+    """Return this machine as the only subject; its process ends with the block.
+
+    Args:
+        facts: its description.
+    """
     with ExitStack() as stack:
 
         def start(arguments: Sequence[str]) -> RemoteChannel:
@@ -146,4 +150,4 @@ def this_machine(folder: str) -> Iterator[Sequence[Subject]]:
             stack.callback(process.kill)
             return _ChildChannel(process)
 
-        yield [Subject(label="this machine", open=start, folder=folder)]
+        yield [Subject(label="this machine", open=start, facts=facts)]

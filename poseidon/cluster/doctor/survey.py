@@ -1,6 +1,6 @@
 """The examination of the hosts of a machinefile: what each is, and what every link between two of them carries.
 
-    with this_machine("output") as subjects:
+    with this_machine(facts) as subjects:
         survey = examine(subjects, seconds=0.5)
 
 Law: this module asks and measures, and judges nothing: `poseidon.cluster.doctor.findings` does. Each answer has a time
@@ -16,7 +16,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from poseidon.cluster.doctor import facts as facts_program
 from poseidon.cluster.doctor import probe as probe_program
 from poseidon.cluster.doctor.session import ANSWER_S, ProbeSession, Subject
 from poseidon.cluster.parallel import for_each_host
@@ -25,7 +24,10 @@ from poseidon.errors import JobError
 PACKET_BYTES = (9000, 4000, 1500, 1492, 1450, 1400, 1280, 576, 200)
 """Sizes of packets that are tried beside the interface's MTU."""
 CLOCK_READINGS = 8
+ASKING = "asking hosts"
+MEASURING = "measuring links"
 _REACH_S = 3.0
+Report = Callable[[str, int, int], object]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,7 +38,7 @@ class HostReport:
         clients: its lines in the machinefile, by id; empty for this machine.
         label: the host in messages, `ml@node3`.
         address: at which the other hosts reach it; empty for this machine.
-        facts: what `facts.facts` returns.
+        facts: its description, see `poseidon.cluster.host_probe`.
         clock_offset_s: its time less this machine's.
         clock_error_s: by how much that may be wrong.
     """
@@ -94,7 +96,7 @@ def examine(
     subjects: Sequence[Subject],
     *,
     seconds: float,
-    progress: Callable[[str], None] = lambda _: None,
+    report: Report = lambda activity, done, total: None,
     now: Callable[[], float] = time.time,
 ) -> Survey:
     """Examine hosts, and all links between them.
@@ -102,21 +104,20 @@ def examine(
     Args:
         subjects: the hosts.
         seconds: of each transfer; each pair of hosts makes two.
-        progress: takes a line on what is being done.
+        report: takes the progress: the activity, the amount done, and the total.
         now: the time of this machine.
     """
     problems: list[tuple[str, str]] = []
     sessions: dict[int, ProbeSession] = {}
     token = secrets.token_hex(16)
     try:
-        progress(f"asking {len(subjects)} hosts" if len(subjects) > 1 else "asking this machine")
-        names = list(dict.fromkeys(client.address for subject in subjects for client in subject.clients))
+        report(ASKING, 0, len(subjects))
 
         def begin(number: int) -> tuple[ProbeSession, HostReport, list[int]]:
             subject = subjects[number]
             session = ProbeSession(subject, probe_program)
             try:
-                return (session, *_introduce(session, subject, names, token, now))
+                return (session, *_introduce(session, subject, token, now))
             except BaseException:
                 session.close()
                 raise
@@ -128,6 +129,7 @@ def examine(
                 problems.append((subjects[number].label, _without_label(outcome, subjects[number].label)))
             else:
                 sessions[number], hosts[number], ports[number] = outcome
+        report(ASKING, len(subjects), len(subjects))
         order = sorted(hosts, key=lambda number: (not hosts[number].address, number))
         linked = [number for number in order if hosts[number].address]
         links = _links(
@@ -136,7 +138,7 @@ def examine(
             [ports[n] for n in linked],
             token,
             seconds,
-            progress,
+            report,
         )
         return Survey(hosts=tuple(hosts[n] for n in order), links=tuple(links), problems=tuple(problems))
     finally:
@@ -158,14 +160,9 @@ def rounds(count: int) -> Iterator[list[tuple[int, int]]]:
 
 
 def _introduce(
-    session: ProbeSession, subject: Subject, names: Sequence[str], token: str, now: Callable[[], float]
+    session: ProbeSession, subject: Subject, token: str, now: Callable[[], float]
 ) -> tuple[HostReport, list[int]]:
-    """Ask a host for its facts and its time, and let it listen; return the ports, the one of datagrams last."""
-    asked = ProbeSession(subject, facts_program)
-    try:
-        known = asked.ask({"folder": subject.folder, "names": list(names)})
-    finally:
-        asked.close()
+    """Ask a host for its time, and let it listen; return the ports, the one of datagrams last."""
     readings = []
     for _ in range(CLOCK_READINGS):
         before = now()
@@ -184,7 +181,7 @@ def _introduce(
         clients=tuple(client.id for client in subject.clients),
         label=subject.label,
         address=subject.address,
-        facts=known,
+        facts=subject.facts,
         clock_offset_s=offset,
         clock_error_s=error,
     )
@@ -197,12 +194,13 @@ def _links(
     ports: Sequence[Sequence[int]],
     token: str,
     seconds: float,
-    progress: Callable[[str], None],
+    report: Report,
 ) -> list[LinkReport]:
     count = len(hosts)
     if count < 2:
         return []
-    progress(f"connecting {count} hosts with each other")
+    every = list(rounds(count))
+    report(MEASURING, 0, len(every))
 
     def reach(source: int) -> dict[int, dict[int, str]]:
         return {
@@ -214,9 +212,7 @@ def _links(
     outcomes = for_each_host(reach, range(count), name="poseidon doctor")
     reached = [{} if isinstance(outcome, JobError) else outcome for outcome in outcomes]
     links: list[LinkReport] = []
-    every = list(rounds(count))
     for number, pairs in enumerate(every):
-        progress(f"measuring links, round {number + 1} of {len(every)}")
 
         def both(pair: tuple[int, int]) -> tuple[LinkReport, LinkReport]:
             first, second = pair
@@ -233,6 +229,7 @@ def _links(
         for outcome in for_each_host(both, pairs, name="poseidon doctor"):
             if not isinstance(outcome, JobError):
                 links += outcome
+        report(MEASURING, number + 1, len(every))
     return sorted(links, key=lambda link: (link.source, link.target))
 
 

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from poseidon.data.progress import TIMING, Report, silent
 from poseidon.engine.tools.solo import zero_inputs
 from poseidon.metrics import caffe_lines as lines
 from poseidon.metrics.glog_lines import GlogLine
@@ -35,7 +36,12 @@ def clock_of(device: torch.device) -> Clock:
 
 
 def time_net(
-    net: Net, iterations: int, log: Callable[[GlogLine], None], *, clock: Clock | None = None
+    net: Net,
+    iterations: int,
+    log: Callable[[GlogLine], None],
+    *,
+    clock: Clock | None = None,
+    report: Report = silent,
 ) -> lines.NetTime:
     """Run a net forward and backward and measure its layers.
 
@@ -44,6 +50,7 @@ def time_net(
         iterations: 1 or more, after one that is not measured.
         log: receives the log lines of `caffe time`.
         clock: seconds; the device's when not given.
+        report: takes the progress.
     """
     now = clock or clock_of(net.context.device)
     inputs = zero_inputs(net)
@@ -54,6 +61,7 @@ def time_net(
     backward(net, outputs)
     for line in lines.benchmark_begins(iterations):
         log(line)
+    report(TIMING, 0, iterations)
     stopwatch = Stopwatch(now)
     forward_s = backward_s = 0.0
     began = now()
@@ -67,6 +75,7 @@ def time_net(
             stopwatch.forget()
             forward_s, backward_s = forward_s + middle - start, backward_s + end - middle
             log(lines.iteration_time(iteration + 1, 1000 * (end - start)))
+            report(TIMING, iteration + 1, iterations)
     times = lines.NetTime(
         layers=tuple(
             lines.LayerTime(

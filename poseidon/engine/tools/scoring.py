@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import torch
 
+from poseidon.data.progress import TESTING, Report, silent
 from poseidon.engine.averages import as_outputs, output_sizes
 from poseidon.engine.detection import DetectionTally, evaluates_detections
 from poseidon.engine.tools.solo import zero_inputs
@@ -32,24 +33,26 @@ class Scores:
     outputs: tuple[Output, ...]
 
 
-def score(net: Net, iterations: int, log: Callable[[GlogLine], None]) -> Scores:
+def score(net: Net, iterations: int, log: Callable[[GlogLine], None], *, report: Report = silent) -> Scores:
     """Run batches through a net and average its outputs. Of detections, compute the mean average precision.
 
     Args:
         net: one that reads its own data; inputs are filled with zeros.
         iterations: batches, 1 or more.
         log: receives the log lines of `caffe test`, those of a batch as soon as it is finished.
+        report: takes the progress.
     """
     sizes, weights = output_sizes(net), net.loss_weights
     inputs = zero_inputs(net)
     if evaluates_detections(net):
-        return _score_detections(net, iterations, log)
+        return _score_detections(net, iterations, log, report)
     if inputs:
         LOGGER.warning(
             "the net has inputs that nothing fills (%s): they are zeros, as in Caffe", ", ".join(inputs)
         )
     sums: list[float] = []
     loss = 0.0
+    report(TESTING, 0, iterations)
     for batch in range(iterations):
         with torch.no_grad():
             outputs = net(inputs)
@@ -58,19 +61,22 @@ def score(net: Net, iterations: int, log: Callable[[GlogLine], None]) -> Scores:
         sums = [a + b for a, b in zip(sums or [0.0] * len(numbers), numbers, strict=True)]
         for output in as_outputs(numbers, sizes, weights):
             log(batch_line(batch, output))
+        report(TESTING, batch + 1, iterations)
     means = as_outputs([total / iterations for total in sums], sizes, weights)
     for line in score_lines(loss / iterations, means):
         log(line)
     return Scores(loss=loss / iterations, outputs=means)
 
 
-def _score_detections(net: Net, iterations: int, log: Callable[[GlogLine], None]) -> Scores:
+def _score_detections(net: Net, iterations: int, log: Callable[[GlogLine], None], report: Report) -> Scores:
     """Return the mean average precision of the detections of all batches, in place of means."""
     tally, loss = DetectionTally(), 0.0
+    report(TESTING, 0, iterations)
     for batch in range(iterations):
         with torch.no_grad():
             tally.add(batch, net())
         loss += float(net.loss)
+        report(TESTING, batch + 1, iterations)
     scores = tally.scores([name for name, _ in net.plan.outputs], AP_VERSION)
     means = tuple(Output(name=score.name, value=score.mean) for score in scores)
     for line in score_lines(loss / iterations, means):

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from poseidon.cluster.plan import ProcessName, Role
-from poseidon.launch.request import ShownLogs, ShownProgress
+from poseidon.launch.request import ShownLogs
 from poseidon.launch.terminal import (
     Terminal,
     aligned,
@@ -19,6 +19,7 @@ from poseidon.launch.terminal import (
     test_commands,
     without_flags,
 )
+from poseidon.metrics.progress import ShownProgress
 from poseidon.proto.definition import read_solver
 from tests.support.training import write_definitions
 

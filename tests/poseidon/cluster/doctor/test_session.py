@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import pytest
 
 from poseidon.cluster.agent.launcher import RemoteChannel
-from poseidon.cluster.doctor import facts as facts_program
+from poseidon.cluster.doctor import probe
 from poseidon.cluster.doctor.session import ProbeSession, Subject
 from poseidon.cluster.doctor.survey import examine
 from poseidon.errors import JobError
@@ -52,7 +52,7 @@ def subject(channel: Scripted) -> Subject:
     ],
 )
 def test_an_answer_that_is_none_is_one_sentence(answer: bytes | None, error: bytes, sentence: str) -> None:
-    session = ProbeSession(subject(Scripted(answer, error=error)), facts_program)
+    session = ProbeSession(subject(Scripted(answer, error=error)), probe)
     with pytest.raises(JobError, match=sentence):
         session.ask({})
 

@@ -7,9 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from poseidon.cluster import host_probe
 from poseidon.cluster.doctor.findings import Severity, judge
 from poseidon.cluster.doctor.session import this_machine
 from poseidon.cluster.doctor.survey import examine, rounds
+from poseidon.cluster.host_checks import request
 
 
 @pytest.mark.parametrize("count", range(9))
@@ -24,12 +26,15 @@ def test_every_pair_meets_once_and_no_host_is_in_two_pairs_at_a_time(count: int)
 
 
 def test_this_machine_is_examined_alone(tmp_path: Path) -> None:
-    with this_machine(str(tmp_path / "not" / "there")) as subjects:
+    folder = str(tmp_path / "not" / "there")
+    facts = host_probe.answer(request((), {"folder": folder, "names": ["localhost"]}))["description"]
+    with this_machine(facts) as subjects:
         survey = examine(subjects, seconds=0.1)
     (host,) = survey.hosts
     assert survey.links == ()
     assert host.facts["folder"] == str(tmp_path)
     assert host.facts["packages"]["torch"]
     assert host.facts["cores"] >= 1
+    assert host.facts["names"]["localhost"]
     assert abs(host.clock_offset_s) <= host.clock_error_s + 1.0
     assert not [finding for finding in judge(survey) if finding.severity is Severity.ERROR]
