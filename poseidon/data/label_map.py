@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from poseidon.errors import DataError, PoseidonError
@@ -48,3 +49,13 @@ def check_unique(labels: LabelMap, path: Path) -> None:
         twice = sorted({value for value in values if values.count(value) > 1})
         if twice:
             raise DataError(f"the label map {path} has the {what} {twice[0]} more than once")
+
+
+def label_map_text(names: Sequence[str]) -> str:
+    """Return the LabelMap of classes, from label 1 on, and of the background in text form."""
+    quoted = [name.replace("\\", "\\\\").replace('"', '\\"') for name in names]
+    items = [("none_of_the_above", 0, "background"), *((name, n, name) for n, name in enumerate(quoted, 1))]
+    return "".join(
+        f'item {{\n  name: "{name}"\n  label: {label}\n  display_name: "{shown}"\n}}\n'
+        for name, label, shown in items
+    )

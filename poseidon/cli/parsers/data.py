@@ -137,6 +137,18 @@ def _convert_annoset(parser: Parser) -> None:
     help_flag(parser)
 
 
+def _convert_voc(parser: Parser) -> None:
+    word(parser, "voc_folder", "folder of VOC2007 and others, or one", metavar="VOC_FOLDER", type=Path)
+    word(parser, "output_folder", "where the files go", metavar="OUTPUT_FOLDER", type=Path)
+    group = parser.section("Flags")
+    text = "comma-separated (trainval,test, else train,val)"
+    flag(group, "parts", text, default="", metavar="NAMES")
+    flag(group, "label_map_file", "names and labels (VOC's classes)", type=Path, metavar="FILE")
+    _backend(group, default="lmdb")
+    flag(group, "seed", "of the shuffle of training parts (0)", type=whole, default=0, metavar="N")
+    help_flag(parser)
+
+
 def _make_db(parser: Parser) -> None:
     word(parser, "pictures", "folder of classes, or list file", metavar="PICTURES", type=Path, nargs="?")
     word(parser, "db_name", "the database to make", metavar="DB_NAME", type=Path, nargs="?")
@@ -227,6 +239,15 @@ COMMANDS: Sequence[Command] = (
         "slash. As SSD's tool of that name.",
         example="poseidon convert_annoset -anno_type=detection -label_type=txt pics/ list db",
         declare=_convert_annoset,
+    ),
+    Command(
+        name="convert_voc",
+        line="convert a folder of PASCAL VOC into databases",
+        description="Make a list, a file of names and sizes and a database of each part of VOC_FOLDER, and the label map. "
+        "VOC_FOLDER is a folder of years, such as VOCdevkit, or one with ImageSets, Annotations and JPEGImages. With VOC2007 "
+        "and VOC2012 the databases are VOC0712_trainval_lmdb and VOC0712_test_lmdb. Nothing is overwritten.",
+        example="poseidon convert_voc VOCdevkit examples/VOC0712",
+        declare=_convert_voc,
     ),
     Command(
         name="make_db",

@@ -74,16 +74,32 @@ def read_objects(
     Raises:
         DataError: the file cannot be read or has another form, or a name has no label. The text names the file.
     """
+    text = _read_text(path)
     try:
-        text = path.read_text(encoding="utf-8")
+        return _objects(_READERS[form](text), size, labels)
+    except DataError as error:
+        raise DataError(f"the annotation {path}: {error}") from error
+
+
+def read_names(path: Path) -> set[str]:
+    """Return the names of the objects in an annotation of PASCAL VOC.
+
+    Raises:
+        DataError: the file cannot be read or has another form. The text names the file.
+    """
+    text = _read_text(path)
+    try:
+        return {str(item.label) for item in _xml(text).marked}
+    except DataError as error:
+        raise DataError(f"the annotation {path}: {error}") from error
+
+
+def _read_text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
         raise DataError(f"the annotation {path} cannot be read: {reason}") from error
-    try:
-        found = _READERS[form](text)
-        return _objects(found, size, labels)
-    except DataError as error:
-        raise DataError(f"the annotation {path}: {error}") from error
 
 
 def _objects(found: _File, size: tuple[int, int], labels: Mapping[str, int]) -> list[Object]:

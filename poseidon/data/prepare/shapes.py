@@ -17,12 +17,12 @@ import cv2
 import numpy as np
 import numpy.typing as npt
 
+from poseidon.data.label_map import label_map_text
 from poseidon.data.prepare.procedural import CLASS_NAMES, SHAPES
 
 DEFAULT = ("disc", "square", "triangle")
 # The size of a shape, in fractions of the image's shorter side.
 SMALLEST, LARGEST = 0.25, 0.55
-BACKGROUND = "background"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -140,7 +140,7 @@ def write_detection_set(folder: Path, count: int, *, first: int = 0, **options: 
         sizes.append(f"{name} {scene.image.shape[0]} {scene.image.shape[1]}\n")
     (folder / "list.txt").write_text("".join(lines), encoding="utf-8")
     (folder / "sizes.txt").write_text("".join(sizes), encoding="utf-8")
-    (folder / "labelmap.prototxt").write_text(label_map(names), encoding="utf-8")
+    (folder / "labelmap.prototxt").write_text(label_map_text(names), encoding="utf-8")
     return folder / "list.txt"
 
 
@@ -189,12 +189,3 @@ def voc_annotation(scene: Scene, names: Sequence[str] = DEFAULT) -> str:
     )
     size = f"<size><width>{width}</width><height>{height}</height><depth>3</depth></size>"
     return f"<annotation>\n  {size}\n{objects}</annotation>\n"
-
-
-def label_map(names: Sequence[str] = DEFAULT) -> str:
-    """Return the LabelMap of these classes and the background in text form."""
-    items = [("none_of_the_above", 0, BACKGROUND), *((name, n, name) for n, name in enumerate(names, 1))]
-    return "".join(
-        f'item {{\n  name: "{name}"\n  label: {label}\n  display_name: "{shown}"\n}}\n'
-        for name, label, shown in items
-    )
