@@ -1,4 +1,4 @@
-"""The mean average precision of detections over a test set, as SSD's solver computes it with eval_type "detection".
+"""Detections over a test set: their mean average precision, as SSD's solver computes it with eval_type "detection", and files.
 
 Law: rows are taken in the order of batches, whichever worker had them, so that W workers have the scores of one process.
 
@@ -7,7 +7,7 @@ Source: TestDetection in solver.cpp and ComputeAP in util/bbox_util.cpp of SSD's
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,6 +17,8 @@ from torch import Tensor
 from poseidon.errors import DataError, UsageError
 from poseidon.layers.base import times
 from poseidon.layers.ssd.detection_evaluate import NONE, ROW
+from poseidon.layers.ssd.detection_output import DetectionOutput
+from poseidon.layers.ssd.saved_results import pack_batches, unpack_batches
 from poseidon.net.net import Net
 
 Floats = NDArray[np.float64]
@@ -133,6 +135,38 @@ def average_precision(scores: Floats, right: Floats, wrong: Floats, positives: f
         return float(inner + recall[0] * precision[0])
     steps = np.diff(recall, prepend=0.0)
     return float((precision * steps)[steps > LEAST_STEP].sum())
+
+
+def discard_results(net: Net) -> None:
+    """Discard detections that an interrupted test pass has left."""
+    for layer in _keeping(net):
+        layer.kept = []
+
+
+def save_results(net: Net, collect: Callable[[bytes], Sequence[bytes]], *, begin: int, count: int) -> None:
+    """Write the detections of all workers, as save_output_param of DetectionOutput layers asks. Every worker calls this.
+
+    Args:
+        net: the test net.
+        collect: returns the payloads of all workers by rank. Worker 0 writes.
+        begin: the first batch of the pass; batch n is that of worker n mod W.
+        count: the batches of the pass.
+
+    Raises:
+        DataError: the files cannot be written.
+    """
+    for layer in _keeping(net):
+        assert layer.kept is not None
+        payloads, layer.kept = collect(pack_batches(layer.kept)), []
+        if layer.results is not None:
+            batches = [iter(unpack_batches(payload)) for payload in payloads]
+            for number in range(begin, begin + count):
+                layer.save(next(batches[number % len(batches)]))
+
+
+def _keeping(net: Net) -> list[DetectionOutput]:
+    layers = (layer for _, layer in net.layer_modules)
+    return [layer for layer in layers if isinstance(layer, DetectionOutput) and layer.kept is not None]
 
 
 def evaluates_detections(net: Net) -> bool:

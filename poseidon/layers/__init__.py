@@ -10,7 +10,7 @@ from poseidon.layers.common.reshape import Flatten, Reshape
 from poseidon.layers.common.softmax import Softmax, SoftmaxWithLoss
 from poseidon.layers.inputs.annotated_data import AnnotatedData
 from poseidon.layers.inputs.data import Data
-from poseidon.layers.inputs.dense_image_data import DenseImageData
+from poseidon.layers.inputs.dense_image_data import DenseImageData, ImageSegData
 from poseidon.layers.inputs.hdf5_data import HDF5Data, HDF5Output
 from poseidon.layers.inputs.image_data import ImageData
 from poseidon.layers.inputs.memory_data import MemoryData
@@ -110,6 +110,7 @@ __all__ = [
     "HoleConvolution",
     "Im2col",
     "ImageData",
+    "ImageSegData",
     "InfogainLoss",
     "InnerProduct",
     "Input",

@@ -24,7 +24,6 @@ _TYPES = {
     "Yolov3DetectionOutput": _YOLO,
     "DenseCRF": _DEEPLAB,
     "DomainTransform": _DEEPLAB,
-    "ImageSegData": _DEEPLAB,
     "MatRead": _DEEPLAB,
     "MatWrite": _DEEPLAB,
     "SegAccuracy": _DEEPLAB,

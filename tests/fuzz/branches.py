@@ -31,6 +31,7 @@ LAYERS: tuple[tuple[Shapes, str, str, str, str], ...] = (
     ({"r": (4, 5), "e": (4,), "l": (4,), "w": (4, 8)}, "BoxAnnotatorOHEM", "r e l w", "a b", "box_annotator_ohem_param { roi_per_img: 2 ignore_label: -1 }"),
     (PROPOSALS, "Python", "s d i", "y", "python_param { module: 'rpn.proposal_layer' layer: 'ProposalLayer' param_str: \"'feat_stride': 16\\n'scales': [2]\\n'ratios': [0.5, 1]\" }"),
     ({}, "DenseImageData", "", "d l", "dense_image_data_param { source: 'list' batch_size: 2 rand_skip: 1 shuffle: true new_height: 4 new_width: 4 is_color: true root_folder: '/' } transform_param { crop_size: 3 mirror: true }"),
+    ({}, "ImageSegData", "", "d l e", "image_data_param { source: 'list' batch_size: 2 new_height: 4 new_width: 4 label_type: PIXEL ignore_label: 9 } transform_param { crop_h: 3 crop_w: 5 mirror: true }"),
     ({}, "ROIData", "", "d i g", "roi_data_param { source: 'windows' root_folder: '/' scale: 20 max_size: 40 shuffle: true } transform_param { mean_value: 3 mirror: true }"),
 )  # fmt: skip
 

@@ -95,4 +95,6 @@ def test_seeds_of_branches_run(tmp_path: Path) -> None:
         verdict = judge(run_net, path)
         if verdict.outcome is not Outcome.LOADED:
             refused.append((kind, verdict.outcome))
-    assert refused == [(kind, Outcome.REFUSED) for kind in ("ProposalTarget", "DenseImageData", "ROIData")]
+    assert refused == [
+        (kind, Outcome.REFUSED) for kind in ("ProposalTarget", "DenseImageData", "ImageSegData", "ROIData")
+    ]

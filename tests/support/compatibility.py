@@ -35,6 +35,7 @@ BLOCKS = {
     "DepthwiseConvolution": ("convolution_param",),
     "HoleConvolution": ("convolution_param",),
     "ImageData": ("image_data_param", "transform_param"),
+    "ImageSegData": ("image_data_param", "transform_param"),
     "Im2col": ("convolution_param",),
     "InfogainLoss": ("infogain_loss_param", "loss_param"),
     "LSTM": ("recurrent_param",),
@@ -86,7 +87,8 @@ OF_DATA = ("annotated_data_param", "data_param", "transform_param")
 # Fields of a block that a type does not read, as in Caffe.
 NOT_OF_TYPE = {
     "Data": {"emit_constraint"},  # no objects
-    "ImageData": {"emit_constraint"},
+    "ImageData": {"emit_constraint", "ignore_label", "label_type"},
+    "ImageSegData": {"mean_file"} | (_OF_SSD - {"crop_h", "crop_w"}),
     "DenseImageData": _OF_SSD - {"crop_h", "crop_w"},
     "MemoryData": _OF_SSD,
     "MultiBoxLoss": {

@@ -3,13 +3,16 @@
 Law: that of `poseidon.data.batches.images`. A label image has one channel, whose values are the labels. It is resized by the
 nearest neighbour, and cropped and mirrored like its image.
 
-Source: SegNet's DenseImageDataLayer, which refuses crop_size and mirror.
+Source: SegNet's DenseImageDataLayer, which refuses crop_size and mirror; DeepLab's ImageSegDataLayer, which resizes label images
+by bilinear interpolation.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from enum import Enum
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import cv2
 import numpy as np
@@ -17,27 +20,53 @@ import torch
 from torch import Tensor
 
 from poseidon.data.batches.draws import skipped_records
-from poseidon.data.batches.images import Bytes, ImagePlan, read_image
+from poseidon.data.batches.images import LABEL, Bytes, ImagePlan, read_image
 from poseidon.data.batches.lists import Order, read_lines
 from poseidon.data.batches.numbered import NumberedReader
 from poseidon.data.batches.prefetch import DecoderPool
 from poseidon.errors import DataError
 
 
+class LabelKind(Enum):
+    """What a line of the list has beside its image: the value is an example."""
+
+    PIXELS = "1.png 1_label.png"
+    WHOLE = "1.png 7"
+    NONE = "1.png"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Labels:
+    """Where the labels of pixels come from.
+
+    Attributes:
+        kind: a label image (PIXELS), one label for all pixels of an image (WHOLE), or none: all pixels are `ignored`.
+        ignored: the label of pixels without one.
+        pads: extend images that are smaller than the crop, below and on the right, by the mean and by `ignored`.
+    """
+
+    kind: LabelKind = LabelKind.PIXELS
+    ignored: int = 255
+    pads: bool = False
+
+
 class Pair(NamedTuple):
-    """A line of a list: the paths of an image and of its label image."""
+    """A line of a list: the path of an image, and of its label image, or its label, or nothing."""
 
     number: int
     image: str
     label: str
 
 
-def read_pairs(source: Path, root: str, *, most: int | None = None) -> list[Pair]:
+def read_pairs(
+    source: Path, root: str, *, kind: LabelKind = LabelKind.PIXELS, most: int | None = None
+) -> list[Pair]:
     """Read the lines of a list file.
 
     Args:
-        source: the file; a line is two paths, which have no spaces.
+        source: the file; a line is a path, and as `kind` says a second path or a label. Paths have no spaces.
         root: the prefix of each path (`root_folder`).
+        kind: what a line has beside its image. With NONE, more words are ignored.
         most: the maximum number of lines to read; None: all.
 
     Raises:
@@ -50,11 +79,15 @@ def read_pairs(source: Path, root: str, *, most: int | None = None) -> list[Pair
         words = line.split()
         if not words:
             continue
-        if len(words) != 2:
+        if kind is LabelKind.NONE:
+            pairs.append(Pair(number, root + words[0], ""))
+            continue
+        if len(words) != 2 or (kind is LabelKind.WHOLE and not LABEL.fullmatch(words[1])):
+            second = "of its label image" if kind is LabelKind.PIXELS else "its label"
             raise DataError(
-                f"{source}:{number}: '{line[:80].strip()}' is not the path of an image and of its label image, such as: 1.png 1_label.png"
+                f"{source}:{number}: '{line[:80].strip()}' is not the path of an image and {second}, such as: {kind.value}"
             )
-        pairs.append(Pair(number, root + words[0], root + words[1]))
+        pairs.append(Pair(number, root + words[0], root + words[1] if kind is LabelKind.PIXELS else words[1]))
     if not pairs:
         raise DataError(f"the list {source} is empty")
     return pairs
@@ -79,8 +112,8 @@ class DenseImageMaker:
         DataError: the first image or its label image cannot be read or transformed, or rand_skip exceeds the list.
     """
 
-    def __init__(self, source: Path, pairs: list[Pair], plan: ImagePlan) -> None:
-        self._source, self._pairs, self._plan = source, pairs, plan
+    def __init__(self, source: Path, pairs: list[Pair], plan: ImagePlan, labels: Labels = Labels()) -> None:
+        self._source, self._pairs, self._plan, self._labels = source, pairs, plan, labels
         self._skipped = skipped_records(plan.seed, plan.rand_skip)
         if self._skipped >= len(pairs):
             raise DataError(
@@ -96,8 +129,11 @@ class DenseImageMaker:
         """The shape (N, C, h, w) of the first batch; of every batch unless images differ in size."""
         return (self._plan.batch_size, *self._shape)
 
-    def tensors(self, number: int) -> tuple[Tensor, Tensor]:
-        """Return batch `number` >= 0: images (N, C, h, w) and labels (N, 1, h, w)."""
+    def tensors(self, number: int) -> tuple[Tensor, Tensor, Tensor]:
+        """Return batch `number` >= 0: images (N, C, h, w), labels (N, 1, h, w), extents (N, 1, 1, 2).
+
+        Extents are height and width of an image before it is extended, at most h and w.
+        """
         plan = self._plan
         first = number * plan.batch_size
         pairs = [self._pair(n) for n in range(first, first + plan.batch_size)]
@@ -106,14 +142,19 @@ class DenseImageMaker:
         shape = self._output_shape(read[0][0], pairs[0])
         data = np.empty((len(pairs), *shape), np.float32)
         labels = np.empty((len(pairs), 1, *shape[1:]), np.float32)
+        extents = np.empty((len(pairs), 1, 1, 2), np.float32)
         for index, (pair, (image, label), choice) in enumerate(zip(pairs, read, draws, strict=True)):
             if self._output_shape(image, pair) != shape:
                 raise DataError(
                     f"{self._location(pair)}: an image of another size in a batch; set new_height and new_width, or batch_size: 1"
                 )
+            extents[index] = np.minimum(image.shape[1:], shape[1:])
+            if self._labels.pads:
+                image = plan.transform.extended(image)
+                label = plan.transform.extended(label, value=self._labels.ignored)
             plan.transform.one(image, choice, data[index])
             labels[index] = plan.transform.placed(label, choice)
-        return torch.from_numpy(data), torch.from_numpy(labels)
+        return torch.from_numpy(data), torch.from_numpy(labels), torch.from_numpy(extents)
 
     def fresh_records(self, number: int) -> int:
         """See `Maker`."""
@@ -126,9 +167,12 @@ class DenseImageMaker:
     def _pair(self, n: int) -> Pair:
         return self._pairs[self._order.record(self._plan.share.record(n) + self._skipped)]
 
-    def _read(self, pair: Pair) -> tuple[Bytes, Bytes]:
+    def _read(self, pair: Pair) -> tuple[Bytes, Any]:
         try:
             image = read_image(Path(pair.image), color=self._plan.color, size=self._plan.size)
+            if self._labels.kind is not LabelKind.PIXELS:
+                label = int(pair.label) if self._labels.kind is LabelKind.WHOLE else self._labels.ignored
+                return image, np.full((1, *image.shape[1:]), label, np.float32)
             labels = read_labels(Path(pair.label), self._plan.size)
         except DataError as error:
             raise DataError(f"{self._location(pair)}: {error}") from error
@@ -140,8 +184,10 @@ class DenseImageMaker:
         return image, labels
 
     def _output_shape(self, image: Bytes, pair: Pair) -> tuple[int, int, int]:
+        transform = self._plan.transform
         try:
-            return self._plan.transform.output_shape(image.shape)
+            shape = transform.extended_shape(image.shape) if self._labels.pads else image.shape
+            return transform.output_shape(shape)
         except DataError as error:
             raise DataError(f"{self._location(pair)}: {error}") from error
 
@@ -150,13 +196,15 @@ class DenseImageMaker:
 
 
 class DenseImageReader(NumberedReader):
-    """An endless reader of one worker's share of a list: images (N, C, h, w) and labels (N, 1, h, w).
+    """An endless reader of one worker's share of a list: images (N, C, h, w), labels (N, 1, h, w), extents (N, 1, 1, 2).
 
     Args:
         source: the list file, already this client's part.
         root: the prefix of each path of the list.
         plan: the batches to read.
+        labels: where the labels come from.
     """
 
-    def __init__(self, source: Path, root: str, plan: ImagePlan) -> None:
-        super().__init__(source, DenseImageMaker(source, read_pairs(source, root), plan))
+    def __init__(self, source: Path, root: str, plan: ImagePlan, labels: Labels = Labels()) -> None:
+        pairs = read_pairs(source, root, kind=labels.kind)
+        super().__init__(source, DenseImageMaker(source, pairs, plan, labels))

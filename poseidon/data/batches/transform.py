@@ -195,6 +195,28 @@ class Transform:
             image = image[:, rows, columns]
         return image[..., ::-1] if self._mirror and bool(choice[2] % 2) else image
 
+    def extended_shape(self, shape: Sequence[int]) -> tuple[int, int, int]:
+        """Return the shape of an image of `shape` (C, H, W) with at least the extents of the crop."""
+        channels, height, width = shape
+        high, wide = self._crop or (0, 0)
+        return channels, max(height, high), max(width, wide)
+
+    def extended(self, image: Array, *, value: float | None = None) -> Array:
+        """Return an image (C, H, W) with at least the extents of the crop: below and on the right `value` is added, or the mean.
+
+        The mean is that of mean_value; without it, 0 is added.
+        """
+        shape = self.extended_shape(image.shape)
+        if shape == image.shape:
+            return image
+        larger = np.zeros(shape, np.float32)
+        if value is not None:
+            larger[:] = value
+        elif self._mean is not None:
+            larger[:] = self._mean
+        larger[:, : image.shape[1], : image.shape[2]] = image
+        return larger
+
     def _window(self, shape: tuple[int, ...], choice: Draws) -> tuple[slice, slice]:
         assert self._crop is not None
         high, wide = self._crop

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from poseidon.engine.averages import accumulate, as_outputs, output_sizes, pack, total
-from poseidon.engine.detection import DetectionTally, check_outputs
+from poseidon.engine.detection import DetectionTally, check_outputs, discard_results, save_results
 from poseidon.engine.solver.replica import Replica
 from poseidon.exchange.base import Exchange
 from poseidon.metrics.record import Output, TestRecord
@@ -147,6 +147,7 @@ class Tester:
         sums: dict[str, Tensor] = {}
         tally = DetectionTally()
         loss = 0.0
+        discard_results(self._net)
         interruption = _Interruption(self._exchange, self._rank, self._stop_wanted)
         with torch.no_grad():
             for done in range(mine):
@@ -161,6 +162,7 @@ class Tester:
                 loss += float(self._net.loss) if self._with_loss else 0.0
         if interruption.over():
             return None
+        save_results(self._net, self._exchange.control.all_gather, begin=begin, count=self._iterations)
         if self._ap_version is None:
             return self._means(iteration, elapsed_s, pack(loss, sums) if mine else b"")
         return self._precisions(iteration, elapsed_s, loss, tally, self._ap_version)

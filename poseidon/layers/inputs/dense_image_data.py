@@ -1,4 +1,7 @@
-"""DenseImageData: batches of images with a label for each pixel. From SegNet (Badrinarayanan et al., 2015)."""
+"""DenseImageData and ImageSegData: batches of images with a label for each pixel.
+
+From SegNet (Badrinarayanan et al., 2015) and DeepLab (Chen et al., 2015).
+"""
 
 from __future__ import annotations
 
@@ -6,13 +9,18 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import ClassVar
 
-from poseidon.data.batches.dense_images import DenseImageReader, read_pairs
+from poseidon.data.batches.dense_images import DenseImageReader, LabelKind, Labels, read_pairs
 from poseidon.data.batches.images import ImagePlan
 from poseidon.data.batches.transform import STEPS, Transform
 from poseidon.layers.base import LayerError, Shape
 from poseidon.layers.inputs.sources import ReadingSource
 from poseidon.layers.registry import register
-from poseidon.proto.caffe_pb2 import TRAIN
+from poseidon.proto.caffe_pb2 import (
+    TRAIN,
+    DenseImageDataParameter,
+    ImageDataParameter,
+    TransformationParameter,
+)
 
 
 @register("DenseImageData")
@@ -30,35 +38,53 @@ class DenseImageData(ReadingSource):
     MIN_TOPS: ClassVar[int] = 2
     MAX_TOPS: ClassVar[int | None] = 2
 
+    @property
+    def settings(self) -> DenseImageDataParameter | ImageDataParameter:
+        """The layer's own block."""
+        return self.param.dense_image_data_param
+
+    @property
+    def labels(self) -> Labels:
+        """Where the labels come from."""
+        return Labels()
+
     def setup(self, bottoms: Sequence[Shape]) -> list[Shape]:
-        param = self.param.dense_image_data_param
+        param = self.settings
         if self.reader is None:
             self.reader = self._open()
             fixed = bool(param.new_height) or bool(self.param.transform_param.crop_size)
             self.tops_may_change_shape = not (fixed or self.param.transform_param.HasField("crop_h"))
         shape = self.reader.shape
-        return [shape, (shape[0], 1, *shape[2:])]
+        return [shape, (shape[0], 1, *shape[2:]), (shape[0], 1, 1, 2)][: len(self.param.top)]
 
-    def _open(self) -> DenseImageReader:
-        param, context = self.param.dense_image_data_param, self.context
-        if param.batch_size < 1:
-            raise LayerError(f"batch_size is {param.batch_size}, expected at least 1")
-        if bool(param.new_height) != bool(param.new_width):
-            raise LayerError("has only one of new_height and new_width, expected both or none")
-        transform = self.param.transform_param
-        for name in STEPS:
-            if transform.HasField(name):
-                raise LayerError(
-                    f"transform_param has {name}, which would not change the labels; leave it out"
-                )
+    def transform(self) -> TransformationParameter:
+        """Return the transformation, with the mean file of the layer's own block.
+
+        Raises:
+            LayerError: there are two mean files.
+        """
+        transform, param = TransformationParameter(), self.settings
+        transform.CopyFrom(self.param.transform_param)
         if param.HasField("mean_file"):
             if transform.HasField("mean_file"):
                 raise LayerError(
                     "has mean_file in dense_image_data_param and in transform_param, expected one of them"
                 )
-            transform = type(transform)()
-            transform.CopyFrom(self.param.transform_param)
             transform.mean_file = param.mean_file
+        return transform
+
+    def _open(self) -> DenseImageReader:
+        param, context = self.settings, self.context
+        if param.batch_size < 1:
+            raise LayerError(f"batch_size is {param.batch_size}, expected at least 1")
+        if bool(param.new_height) != bool(param.new_width):
+            raise LayerError("has only one of new_height and new_width, expected both or none")
+        for name in STEPS:
+            if self.param.transform_param.HasField(name):
+                raise LayerError(
+                    f"transform_param has {name}, which would not change the labels; leave it out"
+                )
+        transform = self.transform()
         source = self.source(param.source, shared_file_system=param.shared_file_system)
         plan = ImagePlan(
             batch_size=param.batch_size,
@@ -70,15 +96,61 @@ class DenseImageData(ReadingSource):
             shuffle=param.shuffle,
             rand_skip=param.rand_skip,
         )
-        return DenseImageReader(source, self._root(source), plan)
+        return DenseImageReader(source, self._root(source), plan, self.labels)
 
     def _root(self, source: Path) -> str:
         """Return root_folder, with the folder of the list's first image before it if that is found elsewhere."""
-        root = self.param.dense_image_data_param.root_folder
-        first = root + read_pairs(source, "", most=1)[0].image
+        root = self.settings.root_folder
+        first = root + read_pairs(source, "", kind=self.labels.kind, most=1)[0].image
         if Path(first).is_absolute():
             return root
         for found in (self.context.resolve(first), source.parent / first):
             if found.exists():
                 return str(found).removesuffix(first) + root
         return root
+
+
+KINDS = {
+    ImageDataParameter.NONE: LabelKind.NONE,
+    ImageDataParameter.IMAGE: LabelKind.WHOLE,
+    ImageDataParameter.PIXEL: LabelKind.PIXELS,
+}
+
+
+@register("ImageSegData")
+class ImageSegData(DenseImageData):
+    """Images from a list with a label for each pixel; images that are smaller than the crop are extended.
+
+    A line of the list is the path of an image and, as label_type says, of its label image (PIXEL), a label for all its pixels
+    (IMAGE), or nothing (NONE: all pixels have ignore_label). An image that is smaller than the crop gets rows below and columns
+    on the right, of the mean in the image and of ignore_label in the labels.
+
+    Tops: data N x C x H x W and labels N x 1 x H x W, as for `DenseImageData`; extents N x 1 x 1 x 2, which may be left out:
+    height and width of each image before it is extended, at most H and W.
+
+    Fields (image_data_param): those of `ImageData`; label_type (IMAGE); ignore_label (255); transform_param, without mean_file.
+    Label images are resized by the nearest neighbour; DeepLab interpolates them.
+    """
+
+    MAX_TOPS: ClassVar[int | None] = 3
+
+    @property
+    def settings(self) -> ImageDataParameter:
+        """The layer's own block."""
+        return self.param.image_data_param
+
+    @property
+    def labels(self) -> Labels:
+        """Where the labels come from."""
+        param = self.settings
+        return Labels(kind=KINDS[param.label_type], ignored=param.ignore_label, pads=True)
+
+    def transform(self) -> TransformationParameter:
+        """Return the transformation.
+
+        Raises:
+            LayerError: there is a mean file.
+        """
+        if self.param.transform_param.HasField("mean_file"):
+            raise LayerError("transform_param has mean_file, expected mean_value: images differ in size")
+        return self.param.transform_param

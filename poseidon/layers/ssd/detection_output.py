@@ -54,6 +54,8 @@ class DetectionOutput(Layer):
     TOPS_MAY_CHANGE_SHAPE: ClassVar[bool] = True
     OPENS_FILES: ClassVar[bool] = True
     results: SavedResults | None = None
+    kept: list[list[Floats]] | None = None
+    """In a job of several workers: the detections of each image of each batch since the test pass began, to be saved."""
     _opened = False
 
     def setup(self, bottoms: Sequence[Shape]) -> list[Shape]:
@@ -75,15 +77,10 @@ class DetectionOutput(Layer):
             LOGGER.warning("layer '%s': visualize has no effect, nothing is shown", self.param.name)
         if not asks_for_results(param):
             return
-        if self.context.workers == 1:
+        if self.context.workers > 1:
+            self.kept = []
+        if self.context.rank == 0:
             self.results = open_results(param, self.context.resolve)
-            return
-        LOGGER.warning(
-            "layer '%s': save_output_param has no effect in a job of %d workers, each of which tests a part of the images; "
-            "run poseidon test with a snapshot",
-            self.param.name,
-            self.context.workers,
-        )
 
     def forward(self, locations: Tensor, scores: Tensor, prior: Tensor) -> Tensor:
         images = locations.shape[0]
@@ -101,14 +98,21 @@ class DetectionOutput(Layer):
             self._rows(image, boxes, conf)
             for image, (boxes, conf) in enumerate(zip(boxes_NLP4, conf_NCP.numpy(), strict=True))
         ]
-        if self.results is not None:
-            for rows in found:
-                self.results.add(rows)
+        if self.kept is not None:
+            self.kept.append(found)
+        elif self.results is not None:
+            self.save(found)
         rows = np.concatenate(found) if found else np.zeros((0, ROW), np.float32)
         if not len(rows):
             rows = np.full((images, ROW), -1, np.float32)
             rows[:, 0] = np.arange(images)
         return torch.from_numpy(rows).to(scores).view(1, 1, -1, ROW)
+
+    def save(self, batch: Sequence[Floats]) -> None:
+        """Add the detections of each image of a batch to the results of this process."""
+        assert self.results is not None
+        for rows in batch:
+            self.results.add(rows)
 
     def _rows(self, image: int, boxes_LP4: Floats, conf_CP: Floats) -> Floats:
         """Return the detections of an image (detections, 7)."""

@@ -1,6 +1,8 @@
 """Files with the detections of a test set: save_output_param of a DetectionOutput layer.
 
-Law: the files are written when the last of num_test_image images is done. The next pass writes them anew.
+Law: the files are written when the last of num_test_image images is done. The next pass writes them anew. In a job of several
+workers each keeps the detections of its batches, and worker 0 writes those of all at the end of a pass, in the order of
+batches: the files are those of one process.
 
 Formats: VOC, a file <prefix><class>.txt for each class with lines `name score xmin ymin xmax ymax`; ILSVRC, one file
 <prefix>.txt with lines `name label score xmin ymin xmax ymax`; COCO, one file <prefix>.json, a list of image_id, category_id,
@@ -13,10 +15,12 @@ Source: detection_output_layer.cpp of SSD's branch of Caffe. SSD empties output_
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
+
+import numpy as np
 
 from poseidon.data.augment.boxes import Box
 from poseidon.data.augment.resize import Resize
@@ -28,6 +32,7 @@ from poseidon.layers.ssd.codes import Floats
 from poseidon.proto.caffe_pb2 import DetectionOutputParameter
 
 FORMATS = ("VOC", "COCO", "ILSVRC")
+COLUMNS = 7
 
 
 class ImageSize(NamedTuple):
@@ -180,6 +185,24 @@ def contents(target: Target, found: list[Saved]) -> dict[str, str]:
 
 def _number_or_text(word: str) -> int | str:
     return int(word) if word.isdecimal() else word
+
+
+def pack_batches(batches: Sequence[Sequence[Floats]]) -> bytes:
+    """Return the detections (detections, 7) of each image of each batch as bytes."""
+    images = [rows for batch in batches for rows in batch]
+    sizes = [len(batches), *map(len, batches), *map(len, images)]
+    values = np.concatenate([np.zeros(0, np.float32), *(rows.ravel() for rows in images)])
+    return np.array(sizes, "<i8").tobytes() + values.astype("<f4").tobytes()
+
+
+def unpack_batches(payload: bytes) -> list[list[Floats]]:
+    """Return what `pack_batches` packed."""
+    number = int(np.frombuffer(payload, "<i8", 1)[0])
+    counts = np.frombuffer(payload, "<i8", number, 8).tolist()
+    lengths = np.frombuffer(payload, "<i8", sum(counts), 8 * (1 + number))
+    rows = np.frombuffer(payload, "<f4", offset=8 * (1 + number + len(lengths))).reshape(-1, COLUMNS)
+    images = iter(np.split(rows, np.cumsum(lengths)[:-1]) if len(lengths) else [])
+    return [[next(images) for _ in range(count)] for count in counts]
 
 
 def asks_for_results(param: DetectionOutputParameter) -> bool:

@@ -1,10 +1,11 @@
-"""Mean average precision: by hand, against SSD's loops, over workers, in a solver."""
+"""Mean average precision: by hand, against SSD's loops, over workers, in a solver; detections of several workers in files."""
 
 from __future__ import annotations
 
 import logging
 from pathlib import Path
 
+import h5py
 import numpy as np
 import pytest
 import torch
@@ -179,3 +180,46 @@ def test_a_test_net_of_other_outputs_is_refused(solver_file: Path) -> None:
         UsageError, match="test net #0: output 'loss' has shape scalar, but eval_type is 'detection'"
     ):
         run(solver_file, Job())
+
+
+SAVING_NET = """
+layer {{ name: "d" type: "HDF5Data" top: "loc" top: "conf" hdf5_data_param {{ source: "list" batch_size: 2 shared_file_system: true }} }}
+layer {{ name: "p" type: "DummyData" top: "prior" top: "out"
+  dummy_data_param {{ shape {{ dim: 1 dim: 2 dim: 4 }} shape {{ dim: 1 }} data_filler {{ type: 'constant' value: 0.5 }} }} }}
+layer {{ name: "found" type: "DetectionOutput" bottom: "loc" bottom: "conf" bottom: "prior" top: "found"
+  detection_output_param {{ num_classes: 2 confidence_threshold: 0.3 save_output_param {{ output_directory: "{0}/out"
+    output_name_prefix: "found" output_format: "ILSVRC" label_map_file: "map" name_size_file: "sizes" }} }} }}
+layer {{ name: "s" type: "Silence" bottom: "found" }}
+"""
+
+
+@pytest.mark.parametrize("workers", [1, 2, 3])
+def test_workers_save_the_detections_of_one_process(tmp_path: Path, workers: int) -> None:
+    """Three passes of five batches, so that the batches of a worker change from pass to pass."""
+    torch.set_num_threads(1)
+    random = np.random.default_rng(0)
+    corners = random.uniform(0, 0.4, (10, 4)) * [-1, -1, 1, 1]
+    scores = np.repeat(random.permutation(10)[:, None] / 10, 2, 1)
+    with h5py.File(tmp_path / "rows.h5", "w") as file:
+        file["loc"], file["conf"] = corners.astype(np.float32), scores.astype(np.float32)
+    solver = SOLVER.replace('eval_type: "detection" show_per_class_result: true', "")
+    for name, text in (
+        ("list", str(tmp_path / "rows.h5")),
+        ("map", 'item { name: "a" label: 1 }'),
+        ("sizes", "".join(f"image{n} 100 200\n" for n in range(10))),
+        ("train.prototxt", TRAIN_NET),
+        ("test.prototxt", SAVING_NET.format(tmp_path)),
+        (
+            "solver.prototxt",
+            solver.replace("test_iter: 2", "test_iter: 5").replace("max_iter: 1", "max_iter: 2"),
+        ),
+    ):
+        (tmp_path / name).write_text(text)
+    assert (
+        len(run(tmp_path / "solver.prototxt", Job(workers=workers, shards=int(workers > 1))).sink.tests) == 3
+    )
+    lines = [line.split() for line in (tmp_path / "out" / "found.txt").read_text().splitlines()]
+    kept = [n for n in range(10) if scores[n, 0] > 0.3]
+    assert [line[0] for line in lines] == [f"image{n}" for n in kept]
+    assert [float(line[2]) for line in lines] == pytest.approx([scores[n, 0] for n in kept])
+    assert [int(line[3]) for line in lines] == [int(round(100 + 100 * corners[n, 0], 2)) for n in kept]

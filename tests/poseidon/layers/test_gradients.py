@@ -402,6 +402,7 @@ HELD_ELSEWHERE = {
     "HoleConvolution": "is Convolution",
     "HDF5Output": "has no top",
     "ImageData": "a source",
+    "ImageSegData": "a source",
     "Input": "a source",
     "MemoryData": "a source",
     "MultiBoxLoss": "ssd/test_multibox_loss.py",

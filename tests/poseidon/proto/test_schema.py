@@ -38,6 +38,7 @@ OF_BRANCHES = {
     *("ShuffleChannelParameter", "shuffle_channel_param", "SmoothL1LossParameter", "smooth_l1_loss_param"),
     *("BNParameter", "bn_param", "BoxAnnotatorOHEMParameter", "box_annotator_ohem_param"),
     *("PSROIPoolingParameter", "psroi_pooling_param", "pre_fixed_normalizer"),
+    *(("ImageDataParameter", "ignore_label"), "label_type"),
 }
 # Settings of branches whose numbers there are those of other settings: in text form only, numbered from 1001.
 IN_TEXT_ONLY = {
@@ -68,7 +69,7 @@ OF_SSD = {
 }
 # Enums of other branches, by their message.
 ENUMS_OF_BRANCHES = {
-    "BNParameter",
+    *("BNParameter", "ImageDataParameter"),
     *("AnnotatedDatum", "EmitConstraint", "MultiBoxLossParameter", "PriorBoxParameter", "ResizeParameter"),
 }
 SCALARS = {
@@ -126,7 +127,7 @@ def test_fields_are_caffes(shared: Path) -> None:
         for field in message.fields
     }
     ours = {key for key in found if key in ADDITIONS or key[0].startswith("Poseidon")}
-    ours |= {key for key in found if (OF_BRANCHES | OF_SSD | IN_TEXT_ONLY).intersection(key)}
+    ours |= {key for key in found if (OF_BRANCHES | OF_SSD | IN_TEXT_ONLY).intersection((*key, key))}
     assert {key: found[key] for key in found.keys() - ours} == expected
     in_text_only = {key for key in found if key[1] in IN_TEXT_ONLY}
     assert all(found[key][0] > 1000 for key in ADDITIONS | in_text_only)

@@ -1,4 +1,4 @@
-"""DenseImageData in a net: shapes, labels that follow their images, workers, mistakes."""
+"""DenseImageData and ImageSegData in a net: shapes, labels that follow their images, workers, mistakes."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from pathlib import Path
 import cv2
 import numpy as np
 import pytest
+import torch
 
 from poseidon.errors import DataError, DefinitionError
 from poseidon.layers.base import LayerContext
@@ -136,3 +137,56 @@ def test_augmentation_that_would_not_change_the_labels(folder: Path) -> None:
         net(folder, "batch_size: 1", "transform_param { resize_param { height: 3 width: 3 } }")
     compiled = net(folder, "batch_size: 1", "transform_param { crop_h: 2 crop_w: 3 }")
     assert compiled.blob_shapes["label"] == (1, 1, 2, 3)
+
+
+def segments(folder: Path, body: str, rest: str = "", tops: str = "data label extents") -> Net:
+    text = layer("ImageSegData", "", tops, f'image_data_param {{ source: "{folder}/list" {body} }} {rest}')
+    return compile_net(definition(text), LayerContext(phase=TRAIN, seed=1), state=NetState(phase=TRAIN))
+
+
+def test_small_images_are_extended_below_and_on_the_right(folder: Path) -> None:
+    transform = "transform_param { crop_size: 8 scale: 0.5 mean_value: 1 mean_value: 2 mean_value: 3 }"
+    compiled = segments(folder, "batch_size: 2 label_type: PIXEL", transform)
+    assert compiled.blob_shapes == {"data": (2, 3, 8, 8), "label": (2, 1, 8, 8), "extents": (2, 1, 1, 2)}
+    try:
+        tops = compiled()
+    finally:
+        compiled.close()
+    pixels = torch.arange(30.0).reshape(5, 6) + 1
+    assert tops["extents"].flatten().tolist() == [5, 6, 5, 6]
+    assert torch.equal(tops["label"][1, 0, :5, :6], pixels)
+    assert torch.equal(tops["data"][1, 2, :5, :6], (pixels - 3) / 2)
+    assert (tops["data"][:, :, 5:] == 0).all() and (tops["data"][..., 6:] == 0).all()
+    assert (tops["label"][:, :, 5:] == 255).all() and (tops["label"][..., 6:] == 255).all()
+
+
+def test_larger_images_are_cropped_with_their_labels(folder: Path) -> None:
+    compiled = segments(
+        folder, "batch_size: 4 label_type: PIXEL shuffle: true", "transform_param { crop_h: 3 crop_w: 9 }"
+    )
+    try:
+        tops = compiled()
+    finally:
+        compiled.close()
+    assert tops["extents"].flatten().tolist() == [3, 6] * 4
+    assert torch.equal(tops["data"][:, :1, :, :6], tops["label"][..., :6] + 100)
+    assert (tops["label"][..., 6:] == 255).all()
+
+
+@pytest.mark.parametrize(
+    ("kind", "line", "label"), [("IMAGE", "7", 7), ("NONE", "", 9), ("NONE", "unused", 9)]
+)
+def test_labels_of_whole_images(folder: Path, kind: str, line: str, label: int) -> None:
+    (folder / "list").write_text(f"0.png {line}\n")
+    compiled = segments(folder, f"batch_size: 1 label_type: {kind} ignore_label: 9", tops="data label")
+    try:
+        assert (compiled()["label"] == label).all()
+    finally:
+        compiled.close()
+
+
+def test_mistakes_of_image_seg_data(folder: Path) -> None:
+    with pytest.raises(DefinitionError, match="transform_param has mean_file, expected mean_value"):
+        segments(folder, "label_type: PIXEL", 'transform_param { mean_file: "m" }')
+    with pytest.raises(DataError, match=r"list:1: '.*' is not the path of an image and its label, such as"):
+        segments(folder, "")

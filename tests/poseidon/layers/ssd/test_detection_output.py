@@ -13,6 +13,8 @@ import torch
 
 from poseidon.errors import DefinitionError, PoseidonError
 from poseidon.layers.base import LayerContext
+from poseidon.layers.ssd.detection_output import DetectionOutput
+from poseidon.layers.ssd.saved_results import pack_batches, unpack_batches
 from poseidon.net.compile import compile_net
 from poseidon.net.net import Net
 from poseidon.proto.caffe_pb2 import TEST, NetState
@@ -190,18 +192,52 @@ def test_results_need_a_folder_a_label_map_and_sizes(files: Path) -> None:
     assert not (files / "out").exists()
 
 
-def test_several_workers_save_nothing_and_one_says_so(files: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_each_of_several_workers_keeps_its_detections_and_the_first_reads_the_files(
+    files: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     shapes = {name: tuple(value.shape) for name, value in HAND.items()}
     text = inputs(**shapes) + layer(
         *ARGUMENTS,
         f"detection_output_param {{ {saving(files, 'output_format: {}'.format(repr('VOC')), 'visualize: true')} }}",
     )
-    context = LayerContext(phase=TEST, seed=1, workers=2)
-    (files / "labels").unlink()  # not read, because other hosts may lack it
+
+    def compiled(rank: int) -> Net:
+        context = LayerContext(phase=TEST, seed=1, workers=2, rank=rank)
+        return compile_net(definition(text), context, state=NetState(phase=TEST))
+
+    first = compiled(0)
+    (files / "labels").unlink()  # other hosts may lack it
     with caplog.at_level(logging.WARNING):
-        compile_net(definition(text), context, state=NetState(phase=TEST))(HAND)
+        second = compiled(1)
     assert "visualize has no effect" in caplog.text
-    assert "save_output_param has no effect in a job of 2 workers" in caplog.text
+    found = []
+    for made in (first, second):
+        made(HAND)
+        (output,) = (one for _, one in made.layer_modules if isinstance(one, DetectionOutput))
+        assert output.kept is not None
+        found.append((output, output.kept))
+    (writer, one), (other, two) = found
+    assert writer.results is not None and other.results is None
+    assert not list((files / "out").iterdir())
+    assert [len(rows) for rows in unpack_batches(pack_batches(two))[0]] == [2]
+    writer.save(one[0])
+    writer.save(unpack_batches(pack_batches(two))[0])
+    assert (files / "out" / "p_3.txt").read_text().splitlines() == [
+        "000001 0.9 0 0 100 100",
+        "000001 0.3 100 0 200 100",
+        "b 0.9 0 0 25 50",
+        "b 0.3 25 0 50 50",
+    ]
+
+
+def test_batches_as_bytes() -> None:
+    rows = np.arange(21, dtype=np.float32).reshape(3, 7)
+    none = np.zeros((0, 7), np.float32)
+    for batches in ([], [[none]], [[rows, none], [rows[:1]]], [[], [rows]]):
+        back = unpack_batches(pack_batches(batches))
+        assert [[found.tolist() for found in batch] for batch in back] == [
+            [found.tolist() for found in batch] for batch in batches
+        ]
 
 
 @pytest.mark.parametrize(
