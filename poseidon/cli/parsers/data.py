@@ -243,9 +243,10 @@ COMMANDS: Sequence[Command] = (
     Command(
         name="convert_voc",
         line="convert a folder of PASCAL VOC into databases",
-        description="Make a list, a file of names and sizes and a database of each part of VOC_FOLDER, and the label map. "
+        description="Make a list, a file of names and sizes, a window file and a database of each part of VOC_FOLDER, and the "
+        "label map. "
         "VOC_FOLDER is a folder of years, such as VOCdevkit, or one with ImageSets, Annotations and JPEGImages. With VOC2007 "
-        "and VOC2012 the databases are VOC0712_trainval_lmdb and VOC0712_test_lmdb. Nothing is overwritten.",
+        "and VOC2012 the databases are VOC0712_trainval_lmdb and VOC0712_test_lmdb; they are not overwritten.",
         example="poseidon convert_voc VOCdevkit examples/VOC0712",
         declare=_convert_voc,
     ),

@@ -45,7 +45,7 @@ class AnnotationFormat(Enum):
         return self is not AnnotationFormat.TXT
 
 
-class _Marked(NamedTuple):
+class Marked(NamedTuple):
     """An object as a file has it: its label or name, corners in pixels."""
 
     label: int | str
@@ -53,11 +53,11 @@ class _Marked(NamedTuple):
     difficult: bool
 
 
-class _File(NamedTuple):
+class MarkedImage(NamedTuple):
     """The content of a file. The size is height and width; None if the file does not have it."""
 
     size: tuple[int, int] | None
-    marked: list[_Marked]
+    marked: list[Marked]
 
 
 def read_objects(
@@ -81,15 +81,15 @@ def read_objects(
         raise DataError(f"the annotation {path}: {error}") from error
 
 
-def read_names(path: Path) -> set[str]:
-    """Return the names of the objects in an annotation of PASCAL VOC.
+def read_voc(path: Path) -> MarkedImage:
+    """Return the content of an annotation of PASCAL VOC.
 
     Raises:
         DataError: the file cannot be read or has another form. The text names the file.
     """
     text = _read_text(path)
     try:
-        return {str(item.label) for item in _xml(text).marked}
+        return _xml(text)
     except DataError as error:
         raise DataError(f"the annotation {path}: {error}") from error
 
@@ -102,7 +102,7 @@ def _read_text(path: Path) -> str:
         raise DataError(f"the annotation {path} cannot be read: {reason}") from error
 
 
-def _objects(found: _File, size: tuple[int, int], labels: Mapping[str, int]) -> list[Object]:
+def _objects(found: MarkedImage, size: tuple[int, int], labels: Mapping[str, int]) -> list[Object]:
     height, width = found.size or size
     if min(height, width) < 1:
         raise DataError(f"the size is {width} x {height}, expected at least 1 x 1")
@@ -127,7 +127,7 @@ def _label(name: str, labels: Mapping[str, int]) -> int:
     return labels[name]
 
 
-def _xml(text: str) -> _File:
+def _xml(text: str) -> MarkedImage:
     try:
         root = ElementTree.fromstring(text)
     except ElementTree.ParseError as error:
@@ -143,15 +143,15 @@ def _xml(text: str) -> _File:
             raise DataError("an object has no name")
         texts = [item.findtext(f"bndbox/{side}") for side in SIDES]
         corners = tuple(_number(value) if value is not None else _missing(name) for value in texts)
-        marked.append(_Marked(name.strip(), corners, (item.findtext("difficult") or "").strip() == "1"))  # type: ignore[arg-type]
-    return _File(size, marked)
+        marked.append(Marked(name.strip(), corners, (item.findtext("difficult") or "").strip() == "1"))  # type: ignore[arg-type]
+    return MarkedImage(size, marked)
 
 
 def _missing(name: str) -> float:
     raise DataError(f"the object '{name[:80]}' has no bndbox with {', '.join(SIDES)}")
 
 
-def _json(text: str) -> _File:
+def _json(text: str) -> MarkedImage:
     try:
         content = json.loads(text)
         size = (int(content["image"]["height"]), int(content["image"]["width"]))
@@ -159,15 +159,15 @@ def _json(text: str) -> _File:
         for item in content["annotation"]:
             x, y, width, height = (_number(value) for value in item["bbox"])
             crowd = bool(int(item.get("iscrowd", 0)))
-            marked.append(_Marked(str(item["category_id"]), (x, y, x + width, y + height), crowd))
+            marked.append(Marked(str(item["category_id"]), (x, y, x + width, y + height), crowd))
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError, OverflowError) as error:
         raise DataError(
             'it is not JSON with "image": {"height", "width"} and "annotation": [{"category_id", "bbox"}, ...]'
         ) from error
-    return _File(size, marked)
+    return MarkedImage(size, marked)
 
 
-def _txt(text: str) -> _File:
+def _txt(text: str) -> MarkedImage:
     marked = []
     for number, line in enumerate(text.splitlines(), 1):
         words = line.split()
@@ -176,8 +176,8 @@ def _txt(text: str) -> _File:
         if len(words) != 1 + len(SIDES) or not words[0].lstrip("+-").isdecimal() or len(words[0]) > 9:
             raise DataError(f"line {number}: '{line[:80]}' is not a label and four numbers")
         xmin, ymin, xmax, ymax = (_number(word) for word in words[1:])
-        marked.append(_Marked(int(words[0]), (xmin, ymin, xmax, ymax), difficult=False))
-    return _File(None, marked)
+        marked.append(Marked(int(words[0]), (xmin, ymin, xmax, ymax), difficult=False))
+    return MarkedImage(None, marked)
 
 
 def _number(value: Any) -> float:
@@ -191,7 +191,7 @@ def _number(value: Any) -> float:
     return number
 
 
-_READERS: dict[AnnotationFormat, Callable[[str], _File]] = {
+_READERS: dict[AnnotationFormat, Callable[[str], MarkedImage]] = {
     AnnotationFormat.XML: _xml,
     AnnotationFormat.JSON: _json,
     AnnotationFormat.TXT: _txt,

@@ -1,4 +1,4 @@
-"""Databases of a folder in the form of PASCAL VOC, as SSD's create_list.sh and create_data.sh make them.
+"""Databases and window files of a folder in the form of PASCAL VOC, as SSD's create_list.sh and create_data.sh make them.
 
 Law: a year is a folder with `ImageSets/Main`, `Annotations` and `JPEGImages`. A part, such as trainval, has the images that
 `ImageSets/Main/<part>.txt` of all years names. Parts for training are shuffled.
@@ -6,15 +6,15 @@ Law: a year is a folder with `ImageSets/Main`, `Annotations` and `JPEGImages`. A
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from poseidon.data.batches.lists import read_lines
 from poseidon.data.databases.kinds import Backend
-from poseidon.data.label_map import label_map_text
+from poseidon.data.label_map import label_map_text, labels_of, read_label_map
 from poseidon.data.prepare.annoset import Annotations, convert_annoset
-from poseidon.data.prepare.annotations import AnnotationFormat, read_names
+from poseidon.data.prepare.annotations import AnnotationFormat, read_voc
 from poseidon.data.prepare.imageset import Conversion
 from poseidon.data.progress import Report, silent
 from poseidon.errors import DataError
@@ -59,10 +59,10 @@ class VocPart:
 
 
 def convert_voc(request: VocRequest, *, report: Report = silent) -> tuple[Path, list[VocPart]]:
-    """Make a list, a name_size_file and a database of each part, and a label map.
+    """Make a list, a name_size_file, a window file and a database of each part, and a label map.
 
-    The files are `<part>.txt`, `<part>_name_size.txt`, `<set>_<part>_<backend>` and `labelmap_voc.prototxt`; <set> is VOC0712 for
-    the years VOC2007 and VOC2012, as in SSD's definitions.
+    The files are `<part>.txt`, `<part>_name_size.txt`, `<part>_windows.txt`, `<set>_<part>_<backend>` and
+    `labelmap_voc.prototxt`; <set> is VOC0712 for the years VOC2007 and VOC2012, as in SSD's definitions.
 
     Args:
         request: what to make.
@@ -79,6 +79,7 @@ def convert_voc(request: VocRequest, *, report: Report = silent) -> tuple[Path, 
     request.folder.mkdir(parents=True, exist_ok=True)
     label_map = request.label_map or _write_label_map(request.folder, base, lists.values())
     annotations = Annotations(form=AnnotationFormat.XML, label_map=label_map)
+    labels = labels_of(read_label_map(label_map))
     made = []
     for part, lines in lists.items():
         source = request.folder / f"{part}.txt"
@@ -96,6 +97,8 @@ def convert_voc(request: VocRequest, *, report: Report = silent) -> tuple[Path, 
             name_size_file=sizes,
             report=report,
         )
+        windows = request.folder / f"{part}_windows.txt"
+        windows.write_text(_windows(base, lines, labels), encoding="utf-8")
         made.append(VocPart(database, images))
     return label_map, made
 
@@ -145,12 +148,28 @@ def _lines(base: Path, years: Sequence[str], part: str) -> list[str]:
     return lines
 
 
+def _windows(base: Path, lines: Iterable[str], labels: Mapping[str, int]) -> str:
+    """Return the text of a window file: the objects that are not difficult, in pixels from 0, as py-faster-rcnn counts them."""
+    text = []
+    for number, line in enumerate(lines):
+        image, annotation = (base / name for name in line.split())
+        found = read_voc(annotation)
+        if found.size is None:
+            raise DataError(f"the annotation {annotation} has no size with height and width")
+        kept = [marked for marked in found.marked if not marked.difficult]
+        text += [f"# {number}", f"{image.resolve()}", "3", *map(str, found.size), f"{len(kept)}"]
+        for marked in kept:
+            corners = (str(max(int(value) - 1, 0)) for value in marked.corners)
+            text.append(f"{labels[str(marked.label)]} 1 {' '.join(corners)}")
+    return "".join(f"{row}\n" for row in text)
+
+
 def _write_label_map(folder: Path, base: Path, lists: Iterable[list[str]]) -> Path:
     """Write the label map of VOC's classes, or of the names in the annotations if these have others."""
     names: set[str] = set()
     for lines in lists:
         for line in lines:
-            names |= read_names(base / line.split()[1])
+            names |= {str(marked.label) for marked in read_voc(base / line.split()[1]).marked}
     path = folder / "labelmap_voc.prototxt"
     classes = CLASSES if names <= set(CLASSES) else sorted(names)
     path.write_text(label_map_text(classes), encoding="utf-8")

@@ -10,6 +10,7 @@ import pytest
 
 from poseidon.cli.main import main
 from poseidon.data.annotated import decode_annotated
+from poseidon.data.batches.window_file import read_windows
 from poseidon.data.databases.cursor import open_cursor
 from poseidon.data.databases.kinds import Backend
 from poseidon.data.datum import Decoding
@@ -61,6 +62,10 @@ def test_two_years_make_the_databases_of_ssd(tmp_path: Path, capsys: pytest.Capt
     assert records(out / "VOC0712_test_lmdb") == {"VOC2007/JPEGImages/000002.jpg": (12,)}
     assert (out / "test_name_size.txt").read_text() == "000002 6 8\n"
     assert (out / "test.txt").read_text() == "VOC2007/JPEGImages/000002.jpg VOC2007/Annotations/000002.xml\n"
+    header = ["# 0", f"{root}/VOC2007/JPEGImages/000002.jpg", "3", "6", "8", "1"]
+    assert (out / "test_windows.txt").read_text().splitlines() == [*header, "12 1 1 2 3 5"]
+    found = read_windows(out / "trainval_windows.txt", "", fg_threshold=1, bg_threshold=0)
+    assert len(found.foreground) == 3
     labels = labels_of(read_label_map(out / "labelmap_voc.prototxt"))
     assert labels == {"none_of_the_above": 0, **{name: n for n, name in enumerate(CLASSES, 1)}}
 
@@ -76,6 +81,14 @@ def test_one_folder_with_names_of_its_own(tmp_path: Path) -> None:
         "signs_train_lmdb",
         "signs_val_lmdb",
     ]
+
+
+def test_window_files_leave_out_difficult_objects(tmp_path: Path) -> None:
+    root = year(tmp_path / "VOC2007", {"test": ["a"]})
+    text = XML.format("dog").replace("</name>", "</name><difficult>1</difficult>")
+    (root / "Annotations" / "a.xml").write_text(text)
+    assert main(["convert_voc", str(root), str(tmp_path / "out")]) == 0
+    assert (tmp_path / "out" / "test_windows.txt").read_text().splitlines()[5:] == ["0"]
 
 
 def test_a_given_label_map(tmp_path: Path) -> None:
@@ -98,6 +111,7 @@ def test_a_given_label_map(tmp_path: Path) -> None:
         (["--parts=test,val"], "", "has val.txt"),
         ([], "JPEGImages/a.jpg", "test.txt:1: there is no image"),
         ([], "Annotations/a.xml", "a.xml cannot be read"),
+        (["--label_map_file=none"], "", "cannot read the label map none"),
     ],
 )
 def test_mistakes(
