@@ -16,6 +16,8 @@ from ps_server.errors import (
 )
 from ps_server.protocol.messages import Signal, SignalKind
 from ps_server.protocol.settings import (
+    CodecKind,
+    CodecSpec,
     Consistency,
     Keeping,
     Precision,
@@ -31,6 +33,8 @@ from ps_server.transport.zmq_sockets import ZmqServerTransport
 
 __all__ = [
     "Client",
+    "CodecKind",
+    "CodecSpec",
     "Collection",
     "Consistency",
     "Keeping",

@@ -14,9 +14,10 @@ from torch import Tensor
 
 from ps_server.errors import RemoteProtocolError
 from ps_server.protocol import messages as m
+from ps_server.protocol.codecs import Codec, Encoded, Key, codec_of
 from ps_server.protocol.placement import Chunk
-from ps_server.protocol.precision import Replica, as_tensor
-from ps_server.protocol.settings import Keeping, TableSpec
+from ps_server.protocol.precision import EncodedReplica, Replica, as_tensor
+from ps_server.protocol.settings import Keeping, Precision, RuleKind, TableSpec
 from ps_server.rules import history_count, update
 
 TILE = 128 * 1024
@@ -32,10 +33,12 @@ class Cell:
         "arrived",
         "chunk",
         "clock",
+        "codec",
         "complete",
         "eager",
         "history",
         "own",
+        "push_size",
         "push_type",
         "rate",
         "replica",
@@ -53,7 +56,9 @@ class Cell:
         self.chunk = chunk
         self.spec = spec
         self.adds_changes = spec.adds_changes
-        self.push_type = push_type
+        self.codec = None if spec.codec is None else codec_of(spec.codec)
+        self.push_type = push_type if self.codec is None else np.dtype(np.uint8)
+        self.push_size = chunk.size if self.codec is None else self.codec.size(chunk.size)
         self.value: Tensor | None = None
         count = history_count(spec.rule.kind) if spec.follows_gradients else 0
         self.history = [torch.zeros(chunk.size) for _ in range(count)]
@@ -64,7 +69,7 @@ class Cell:
         )
         self.summed = 0
         self.arrived: dict[int, m.Payload] = {}
-        self.replica: Replica | None = None  # where values travel as changes of 16 bits
+        self.replica: Replica | EncodedReplica | None = None  # where values travel as changes
         self.complete = False
         self.rate = 0.0
         self.stale: set[int] = set()  # workers that lack a change of another worker
@@ -74,6 +79,16 @@ class Cell:
     @property
     def name(self) -> str:
         return f"table '{self.spec.name}' chunk {self.chunk.index}"
+
+    def make_replica(self, precision: Precision) -> None:
+        """Keep the workers' value from here on, where the next values travel as changes in this precision or by the codec."""
+        if self.value is None:
+            return
+        if self.codec is not None:
+            replaces = self.spec.rule.kind is RuleKind.MEAN
+            self.replica = EncodedReplica(self.value, self.chunk, self.codec, replaces=replaces)
+        elif precision is not Precision.FLOAT32:
+            self.replica = Replica(self.value, precision)
 
     def check_size(self, array: m.Payload) -> None:
         """Raise an error where an array has another size.
@@ -85,7 +100,7 @@ class Cell:
             raise RemoteProtocolError(f"{self.name} has {self.chunk.size} elements; {array.size} came")
 
     def check_push(self, rank: int, push: m.Push) -> None:
-        """Raise an error where a worker may not push this now. The size is checked already.
+        """Raise an error where a worker may not push this now.
 
         Raises:
             RemoteProtocolError: says what does not fit.
@@ -94,6 +109,11 @@ class Cell:
             raise RemoteProtocolError(f"{self.name} is a copy; worker {rank} may not push to it")
         if push.array.dtype != self.push_type:
             raise RemoteProtocolError(f"worker {rank} pushes {self.name} as {push.array.dtype}")
+        if push.array.size != self.push_size:
+            kind = "elements" if self.codec is None else "encoded bytes"
+            raise RemoteProtocolError(f"{self.name} takes {self.push_size} {kind}; {push.array.size} came")
+        if self.codec is not None:
+            self.codec.check(push.array.view(np.uint8), self.chunk.size)
         if push.clock != self.own[rank]:
             raise RemoteProtocolError(
                 f"worker {rank} pushes iteration {push.clock} of {self.name}; expected {self.own[rank]}"
@@ -136,6 +156,9 @@ class Cell:
 
     def add(self, array: m.Payload, *, last: bool) -> None:
         """Add the next worker's gradient to the sum; the last one's makes the average of it."""
+        if self.codec is not None:
+            self._add_encoded(self.codec, array.view(np.uint8), last=last)
+            return
         if not self.summed:
             self.sum = own_tensor(array)
             return
@@ -143,6 +166,13 @@ class Cell:
             total.add_(more)
             if last:
                 total.div_(len(self.own))
+
+    def _add_encoded(self, codec: Codec, encoded: Encoded, *, last: bool) -> None:
+        if not self.summed:
+            self.sum = torch.zeros(self.chunk.size)
+        codec.add(self.sum.numpy(), encoded, Key.of(self.chunk, self.clock))
+        if last and self.summed:
+            self.sum.div_(len(self.own))
 
     def update(self, scale: float) -> None:
         """Apply the rule to the sum times `scale`, tile by tile: a tile stays in the cache for all operations."""

@@ -162,5 +162,10 @@ def raw_bytes(array: m.Payload) -> memoryview:
     return np.ascontiguousarray(array).data.cast("B")
 
 
-PRECISIONS = {kind: precision.value for precision, kind in NUMPY_TYPES.items()}
-_ARRAY_TYPES = {precision.value: kind for precision, kind in NUMPY_TYPES.items()}
+ENCODED = "encoded"
+"""The precision of arrays that a codec made."""
+_ARRAY_TYPES: dict[str, np.dtype[Any]] = {
+    **{precision.value: kind for precision, kind in NUMPY_TYPES.items()},
+    ENCODED: np.dtype(np.uint8),
+}
+PRECISIONS = {kind: name for name, kind in _ARRAY_TYPES.items()}

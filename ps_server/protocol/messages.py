@@ -20,8 +20,8 @@ from numpy.typing import NDArray
 from ps_server.protocol.settings import StoreSpec
 
 Array = NDArray[np.float32]
-Payload = NDArray[np.float32] | NDArray[np.float16] | NDArray[np.uint16]
-"""An array as it crosses the wire; uint16 holds bfloat16 (`precision.py`)."""
+Payload = NDArray[np.float32] | NDArray[np.float16] | NDArray[np.uint16] | NDArray[np.uint8]
+"""An array as it crosses the wire; uint16 holds bfloat16 (`precision.py`), uint8 what a codec made (`codecs.py`)."""
 
 
 @unique
@@ -131,8 +131,8 @@ class Get:
 class Value:
     """Shard -> worker: a chunk with every update of the first `clock` iterations (and maybe later ones).
 
-    It includes `own` of the receiver's own pushes. An array of 16 bits is the change since the value before, which had one
-    clock less.
+    It includes `own` of the receiver's own pushes. An array of 16 bits, or of a codec, is the change since the value before,
+    which had one clock less.
     """
 
     table: int

@@ -3,7 +3,8 @@
 Law: with at least `CHUNKS_FOR_BALANCE` chunks a shard, no shard carries more than `BALANCE` times its part of the elements.
 Chunks are dealt largest first to the lightest shard (Graham's LPT rule, 1969); where that would break the law, the
 largest ones are halved and dealt again. With fewer chunks the same is done where it is worth its messages, save for tables
-whose rows are given. Tables that are copies move no bytes in training; they are dealt by themselves.
+whose rows are given. Tables with a codec are cut between its segments only. Tables that are copies move no bytes in
+training; they are dealt by themselves.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 from ps_server.errors import SpecError
-from ps_server.protocol.settings import CHUNK_ELEMENTS, Keeping, TableSpec
+from ps_server.protocol.settings import CHUNK_ELEMENTS, SEGMENT_ELEMENTS, Keeping, TableSpec
 
 BALANCE = 1.05
 CHUNKS_FOR_BALANCE = 10
@@ -104,7 +105,7 @@ def _deal_evenly(
     homes = _deal(pieces, weights)
     while not _balanced(pieces, homes, weights):
         few = len(pieces) < CHUNKS_FOR_BALANCE * len(weights)
-        sizes = [stop - start for table, start, stop in pieces if not (few and tables[table].rows)]
+        sizes = [piece[2] - piece[1] for piece in pieces if _can_halve(piece, tables[piece[0]], few)]
         largest = max(sizes, default=0)
         if largest < (SMALLEST_ELEMENTS if few else 2):
             break
@@ -129,14 +130,25 @@ def chunk_elements(elements: int, shards: int) -> int:
 def _cut(spec: TableSpec, step: int) -> list[tuple[int, int]]:
     if spec.rows:
         step = -(-spec.size // min(spec.rows, spec.size))
+        step += -step % _grain(spec)
     return [(start, min(start + step, spec.size)) for start in range(0, spec.size, step)]
+
+
+def _grain(spec: TableSpec) -> int:
+    """Return the number of elements at whose multiples a table may be cut."""
+    return 1 if spec.codec is None else SEGMENT_ELEMENTS
+
+
+def _can_halve(piece: Piece, spec: TableSpec, few: bool) -> bool:
+    return piece[2] - piece[1] > _grain(spec) and not (few and spec.rows)
 
 
 def _halve(piece: Piece, largest: int, spec: TableSpec, few: bool) -> list[Piece]:
     table, start, stop = piece
-    if stop - start != largest or (few and spec.rows):
+    if stop - start != largest or not _can_halve(piece, spec, few):
         return [piece]
     middle = (start + stop + 1) // 2
+    middle += -middle % _grain(spec)
     return [(table, start, middle), (table, middle, stop)]
 
 

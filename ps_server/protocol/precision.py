@@ -1,6 +1,6 @@
-"""Sixteen bits on the wire, float32 everywhere else, with error feedback.
+"""Fewer bits on the wire, float32 everywhere else, with error feedback: 16 bits, or the codec of a table (`codecs.py`).
 
-Laws, where a store's precision is float16 or bfloat16:
+Laws, where a store's precision is float16 or bfloat16, for tables without a codec (`codecs.py`):
 
 * Gradients and changes (`Push`): the worker rounds what it sends, keeps what rounding has lost, and adds that to what it
   sends next (error feedback: Seide et al., Interspeech 2014; Karimireddy et al., ICML 2019). So after any number of
@@ -14,16 +14,23 @@ Laws, where a store's precision is float16 or bfloat16:
   (`SSPAggr`), averaged tables, and copies.
 * float16 ends at 65,504: a larger number is sent as that, and the rest with the next push.
 
+A table with a codec has the same laws for pushes and values. Values that replace the ones before (`RuleKind.MEAN`: mean
+gradients, for optimizers that run on the workers) are encoded as pushes are: each with what was held back before.
+
 On the wire and in messages a bfloat16 array is numpy's uint16, as numpy has no such type.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import torch
 from torch import Tensor
 
+from ps_server.protocol.codecs import Codec, Encoded, Key
 from ps_server.protocol.messages import Array, Payload
+from ps_server.protocol.placement import Chunk
 from ps_server.protocol.settings import Consistency, Keeping, Precision, StoreSpec, TableSpec
 
 TILE = 64 * 1024
@@ -54,14 +61,14 @@ def sent_in(precision: Precision, consistency: Consistency, staleness: int) -> P
 
 
 def of_pushes(store: StoreSpec, table: TableSpec) -> Precision:
-    """Return the precision of a table's gradients or changes on the wire."""
+    """Return the precision of a table's gradients or changes on the wire, if it has no codec."""
     if table.keeping is not Keeping.GRADIENTS:
         return Precision.FLOAT32
     return pushed_in(store.precision, store.consistency, table.staleness)
 
 
 def of_values(store: StoreSpec, table: TableSpec) -> Precision:
-    """Return the precision of a table's values on the wire, after the first: they are changes unless it is float32."""
+    """Return the precision of a table's values on the wire, after the first, if it has no codec: changes unless float32."""
     if not table.follows_gradients:
         return Precision.FLOAT32
     return sent_in(store.precision, store.consistency, table.staleness)
@@ -145,9 +152,81 @@ class Replica:
         self.change = empty(value.numel(), precision)
         """The last change, as it is sent; its memory is used for the next."""
 
-    def follow(self, value: Tensor) -> None:
-        """Make the change towards `value`, and apply it."""
+    def follow(self, value: Tensor, clock: int) -> None:
+        """Make the change towards `value` of any iteration, and apply it."""
         tiles = (tensor.split(TILE) for tensor in (value, self.value, self.change))
         for exact, own, change in zip(*tiles, strict=True):
             round_into(change, exact - own)
             own.add_(change)
+
+
+class Compressor:
+    """Encodes one table's pushes on a worker, and adds what was not sent to the next one.
+
+    Args:
+        chunks: its chunks, in order.
+        codec: its codec.
+    """
+
+    def __init__(self, chunks: Sequence[Chunk], codec: Codec) -> None:
+        self.held_back: Array = np.zeros(sum(chunk.size for chunk in chunks), np.float32)
+        """The sum of all that was given, less all that was sent."""
+        self._chunks = chunks
+        self._codec = codec
+        self.bounds = bounds(chunks, codec)
+        """Where the bytes of each chunk begin in an encoded push; at last their number."""
+        self._out: Encoded = np.zeros(self.bounds[-1], np.uint8)
+
+    def encode(self, array: Array, clock: int) -> Encoded:
+        """Return what to send in place of `array` in an iteration, chunk after chunk. Its memory is used for the next."""
+        for chunk, start, stop in zip(self._chunks, self.bounds, self.bounds[1:], strict=False):
+            left = self.held_back[chunk.start : chunk.stop]
+            out, key = self._out[start:stop], Key.of(chunk, clock)
+            np.add(left, array[chunk.start : chunk.stop], out=left)
+            self._codec.encode(left, out, key)
+            self._codec.add(left, out, key, sign=-1)
+        return self._out
+
+
+def bounds(chunks: Sequence[Chunk], codec: Codec) -> list[int]:
+    """Return `Compressor.bounds`."""
+    found = [0]
+    for chunk in chunks:
+        found.append(found[-1] + codec.size(chunk.size))
+    return found
+
+
+class EncodedReplica:
+    """The workers' value of one chunk, on the shard; encodes the changes that update it.
+
+    Args:
+        value: the first value, which the workers get in float32.
+        chunk: its chunk.
+        codec: of its table.
+        replaces: whether a value replaces the one before (`RuleKind.MEAN`) and is no sum of changes: then the workers' value
+            is what the last encoding holds, and what was not sent is added to the next value.
+    """
+
+    __slots__ = ("_chunk", "_codec", "change", "held_back", "value")
+
+    def __init__(self, value: Tensor, chunk: Chunk, codec: Codec, *, replaces: bool) -> None:
+        self.value = value.clone()
+        self.change = torch.zeros(codec.size(chunk.size), dtype=torch.uint8)
+        """The last change, as it is sent; its memory is used for the next."""
+        self.held_back = torch.zeros_like(self.value) if replaces else None
+        """What was not sent of values that replace the ones before; None where values are sums of changes."""
+        self._chunk = chunk
+        self._codec = codec
+
+    def follow(self, value: Tensor, clock: int) -> None:
+        """Encode the change towards `value` in an iteration, and apply it."""
+        encoded, key = self.change.numpy(), Key.of(self._chunk, clock)
+        own = self.value.numpy()
+        if self.held_back is None:
+            self._codec.encode((value - self.value).numpy(), encoded, key)
+        else:
+            left = self.held_back.add_(value).numpy()
+            self._codec.encode(left, encoded, key)
+            self._codec.add(left, encoded, key, sign=-1)
+            own.fill(0.0)
+        self._codec.add(own, encoded, key)

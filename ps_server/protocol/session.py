@@ -30,7 +30,7 @@ from ps_server.protocol.clock import needed_clock
 from ps_server.protocol.control import WorkerCollections, WorkerSignals
 from ps_server.protocol.norm import WorkerNorm
 from ps_server.protocol.placement import Chunk, place
-from ps_server.protocol.precision import of_pushes
+from ps_server.protocol.precision import Compressor, of_pushes
 from ps_server.protocol.settings import Consistency, Keeping, StoreSpec, TableSpec
 from ps_server.protocol.values import Held, WorkerValues, check_array, feedback_for
 from ps_server.rules import history_count
@@ -72,7 +72,7 @@ class Session:
         self._sent_clock = store.start_clock
         self._placement = place(store.tables, store.shards, store.loads)
         self.values = WorkerValues(store, self._placement.chunks, self._log)
-        self._feedback = [feedback_for(store, table) for table in store.tables]
+        self._feedback = [feedback_for(store, table, row) for row, table in self._rows()]
         self._joins = True  # whether `start` sends a `Hello`
         self.stays_on: set[int] = set()
         """Shards that have not answered the `Leave` of this session."""
@@ -137,17 +137,27 @@ class Session:
         return arrays
 
     def on_the_wire(self, table: int, array: m.Array) -> m.Payload:
-        """Return what to `push` for this iteration's gradient or change: at 16 bits the rounded one. Call it once for each.
+        """Return what to `push` for this iteration's gradient or change: rounded, or encoded. Call it once for each.
 
         Only the thread that pushes the table may call it, at the same time as any other method.
         """
         check_array(self.store.tables[table], array)
         feedback = self._feedback[table]
-        return array if feedback is None else feedback.round(array)
+        if feedback is None:
+            return array
+        if isinstance(feedback, Compressor):
+            return feedback.encode(array, self.clock)
+        return feedback.round(array)
+
+    def _encoded_bounds(self, table: int) -> Sequence[int] | None:
+        feedback = self._feedback[table]
+        return feedback.bounds if isinstance(feedback, Compressor) else None
 
     def push(self, table: int, array: m.Payload, rate: float) -> list[Addressed]:
         """Send the result of `on_the_wire` for this iteration's gradient or change of a table, once."""
-        check_array(self.store.tables[table], array, of_pushes(self.store, self.store.tables[table]))
+        bounds = self._encoded_bounds(table)
+        if bounds is None:
+            check_array(self.store.tables[table], array, of_pushes(self.store, self.store.tables[table]))
         if self.store.tables[table].keeping is Keeping.COPY:
             raise LocalProtocolError(
                 f"table '{self.store.tables[table].name}' is a copy: no worker pushes to it"
@@ -160,7 +170,10 @@ class Session:
                 )
         for copy in self.values.copies[table]:
             chunk = copy.chunk
-            part = array[chunk.start : chunk.stop]
+            start, stop = (
+                (chunk.start, chunk.stop) if bounds is None else bounds[chunk.index : chunk.index + 2]
+            )
+            part = array[start:stop]
             copy.pushed += 1
             if self._log is not None and self.store.tables[table].adds_changes:
                 self._log.add((table, chunk.index), self.clock, np.asarray(part, np.float32))

@@ -18,6 +18,10 @@ CHUNK_ELEMENTS = 512 * 1024
 MAX_TABLES = 65_536
 MAX_WORKERS = 4_096
 MAX_TABLE_ELEMENTS = 2**40
+SEGMENT_ELEMENTS = 16 * 1024
+"""Tables with a codec are cut into chunks at multiples of this: their codec treats each segment by itself."""
+MAX_FRACTION = 0.5
+"""Largest part of the elements that a sparse codec sends: an element costs it more than a float32."""
 
 
 class Consistency(Enum):
@@ -51,6 +55,69 @@ class Precision(Enum):
     """Half as many bytes; what rounding loses is carried into the next iteration (error feedback)."""
     BFLOAT16 = "bfloat16"
     """As FLOAT16, with float32's range and fewer digits."""
+
+
+class CodecKind(Enum):
+    """The lossy codecs of a table; `codecs.py` has their bytes."""
+
+    INT8 = "int8"
+    """Whole numbers of 8 bits, with one scale for each block."""
+    SIGN = "sign"
+    """The sign of each element, with the mean magnitude of each block."""
+    TOPK = "topk"
+    """The part of the elements that is largest in magnitude, with their positions."""
+    RANDOMK = "randomk"
+    """A part of the elements, at positions that sender and receiver draw alike."""
+
+    @property
+    def is_sparse(self) -> bool:
+        """Whether it sends a part of the elements."""
+        return self in (CodecKind.TOPK, CodecKind.RANDOMK)
+
+
+@dataclass(frozen=True, slots=True)
+class CodecSpec:
+    """The lossy codec of a table.
+
+    Args:
+        kind: the codec.
+        fraction: the part of the elements that a sparse codec sends; above 0, at most 0.5. 1 for the others.
+    """
+
+    kind: CodecKind
+    fraction: float = 1.0
+
+    def __post_init__(self) -> None:
+        if self.kind.is_sparse and not 0 < self.fraction <= MAX_FRACTION:
+            raise SpecError(
+                f"{self.kind.value}:{self.fraction:g} is no codec; expected a fraction above 0 and at most {MAX_FRACTION}"
+            )
+        if not self.kind.is_sparse and self.fraction != 1:
+            raise SpecError(
+                f"{self.kind.value}:{self.fraction:g} is no codec; {self.kind.value} has no fraction"
+            )
+
+    def __str__(self) -> str:
+        return f"{self.kind.value}:{self.fraction!r}" if self.kind.is_sparse else self.kind.value
+
+    @classmethod
+    def parse(cls, text: str) -> CodecSpec:
+        """Return the codec of a text such as `int8` or `topk:0.01`.
+
+        Raises:
+            SpecError: it is none.
+        """
+        name, colon, number = text.partition(":")
+        try:
+            kind = CodecKind(name)
+        except ValueError:
+            names = ", ".join(f"{k.value}:FRACTION" if k.is_sparse else k.value for k in CodecKind)
+            raise SpecError(f"'{text:.60}' is no codec; expected {names}") from None
+        try:
+            fraction = float(number) if colon else math.nan if kind.is_sparse else 1.0
+        except ValueError:
+            raise SpecError(f"'{text:.60}' is no codec; expected a number after '{name}:'") from None
+        return cls(kind, fraction)
 
 
 class RuleKind(Enum):
@@ -128,6 +195,8 @@ class TableSpec:
             (`placement.chunk_elements`).
         rule: how values follow from gradients.
         keeping: what its next value is made of. Limit and scale of gradients are for `GRADIENTS` only.
+        codec: of its gradients and of the changes of its values on the wire; None: the store's precision. Only tables whose
+            rule runs on the shards have one.
     """
 
     name: str
@@ -136,6 +205,7 @@ class TableSpec:
     rows: int = 0
     rule: Rule = field(default_factory=Rule)
     keeping: Keeping = Keeping.GRADIENTS
+    codec: CodecSpec | None = None
 
     @property
     def follows_gradients(self) -> bool:
@@ -154,6 +224,10 @@ class TableSpec:
             raise SpecError(f"table '{self.name}' has staleness {self.staleness}; expected 0 or more")
         if self.staleness and self.rule.kind is RuleKind.MEAN:
             raise SpecError(f"table '{self.name}' is a mean, which has no staleness; expected 0")
+        if self.codec is not None and not self.follows_gradients:
+            raise SpecError(
+                f"table '{self.name}' has the codec {self.codec}; expected none at staleness > 0, for averages and for copies"
+            )
         if self.rows < 0:
             raise SpecError(
                 f"table '{self.name}' has {self.rows} rows; expected 1 or more, or 0 for the default"
@@ -176,7 +250,7 @@ class StoreSpec:
         loads: relative load that each shard is to carry, one whole number > 0 a shard; empty: all alike.
         outside_norm: gradients that the workers apply among themselves count for `clip` too: rank 0 adds their sum of
             squares, and every worker gets the total (`Client.add_norm`, `Client.total_norm`).
-        precision: of gradients and values on the wire.
+        precision: of gradients and values on the wire, in tables without a codec.
     """
 
     workers: int
@@ -203,6 +277,11 @@ class StoreSpec:
             raise SpecError(f"gradient_scale is {self.gradient_scale}; expected a number above 0")
         if self.loads and (len(self.loads) != self.shards or min(self.loads) < 1):
             raise SpecError(f"loads are {self.loads}; expected {self.shards} whole numbers above 0, or none")
+        lossy = next((table for table in self.tables if table.codec is not None), None)
+        if lossy is not None and self.consistency is not Consistency.SSP_PUSH:
+            raise SpecError(
+                f"table '{lossy.name}' has the codec {lossy.codec}, which needs SSPPush, not {self.consistency.value}"
+            )
         if self.start_clock < 0:
             raise SpecError(f"start_clock is {self.start_clock}; expected 0 or more")
 

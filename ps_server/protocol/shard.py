@@ -33,8 +33,8 @@ from ps_server.protocol.clock import VectorClock
 from ps_server.protocol.control import ShardCollections
 from ps_server.protocol.members import Members, Outgoing
 from ps_server.protocol.placement import place
-from ps_server.protocol.precision import NUMPY_TYPES, Replica, as_array, as_tensor, of_pushes, of_values
-from ps_server.protocol.settings import Consistency, Keeping, Precision, StoreSpec
+from ps_server.protocol.precision import NUMPY_TYPES, as_array, as_tensor, of_pushes, of_values
+from ps_server.protocol.settings import Consistency, Keeping, StoreSpec
 from ps_server.rules import clip_factor, sum_of_squares
 
 
@@ -204,15 +204,12 @@ class Shard:
             assert self._store is not None
             for cell in self._cells.values():
                 yield from self._send_value(cell, cell.clock, range(self._workers))
-                precision = of_values(self._store, cell.spec)
-                if precision is not Precision.FLOAT32 and cell.value is not None:
-                    cell.replica = Replica(cell.value, precision)
+                cell.make_replica(of_values(self._store, cell.spec))
 
     # -- staleness 0: the rule runs here -----------------------------------------------------------------
 
     def _push(self, rank: int, push: m.Push) -> Iterator[Outgoing]:
         cell = self._cell(push.table, push.chunk)
-        cell.check_size(push.array)
         if not self._begun:
             raise RemoteProtocolError(f"{cell.name} has no value yet")
         cell.check_push(rank, push)
@@ -251,7 +248,7 @@ class Shard:
         self.counts.updates += 1
         if cell.replica is not None:
             assert cell.value is not None
-            cell.replica.follow(cell.value)
+            cell.replica.follow(cell.value, cell.clock - 1)
             yield from self._send(cell, cell.clock, range(self._workers), as_array(cell.replica.change))
         elif self._store.consistency is not Consistency.SSP:
             yield from self._send_value(cell, cell.clock, range(self._workers))

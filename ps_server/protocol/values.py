@@ -13,16 +13,17 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 from itertools import islice
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from ps_server.errors import LocalProtocolError, RemoteProtocolError
 from ps_server.protocol import messages as m
 from ps_server.protocol.bandwidth import ChangeLog
+from ps_server.protocol.codecs import Key, codec_of
 from ps_server.protocol.placement import Chunk
-from ps_server.protocol.precision import NUMPY_TYPES, Feedback, add, of_pushes, of_values
-from ps_server.protocol.settings import Keeping, Precision, StoreSpec, TableSpec
+from ps_server.protocol.precision import NUMPY_TYPES, Compressor, Feedback, add, of_pushes, of_values
+from ps_server.protocol.settings import Keeping, Precision, RuleKind, StoreSpec, TableSpec
 from ps_server.rules import history_count
 
 
@@ -66,8 +67,10 @@ class ChunkCopy:
         return at == own
 
 
-def feedback_for(store: StoreSpec, table: TableSpec) -> Feedback | None:
-    """Return what rounds a table's pushes; None where they are sent as they are."""
+def feedback_for(store: StoreSpec, table: TableSpec, chunks: Sequence[Chunk]) -> Feedback | Compressor | None:
+    """Return what rounds or encodes a table's pushes; None where they are sent as they are."""
+    if table.codec is not None:
+        return Compressor(chunks, codec_of(table.codec))
     precision = of_pushes(store, table)
     if precision is Precision.FLOAT32:
         return None
@@ -101,13 +104,16 @@ class WorkerValues:
         """The copies of the chunks of each table."""
         self._store = store
         self._log = log
+        self._codecs = [None if table.codec is None else codec_of(table.codec) for table in store.tables]
         self._bound: list[m.Array | None] = [
-            None if of_values(store, table) is Precision.FLOAT32 else np.zeros(table.size, np.float32)
-            for table in store.tables
+            np.zeros(table.size, np.float32) if self._sends_changes(table) else None for table in store.tables
         ]
         self._bound_outside = [False] * len(store.tables)
         self._fresh = [-1] * store.shards
         self._histories: dict[tuple[int, int], Sequence[m.Array]] = {}
+
+    def _sends_changes(self, table: TableSpec) -> bool:
+        return table.codec is not None or of_values(self._store, table) is not Precision.FLOAT32
 
     def bind(self, table: int, out: m.Array) -> None:
         """Let `land` write the values of a table of staleness 0 to `out`.
@@ -147,6 +153,10 @@ class WorkerValues:
         view = out[copy.chunk.start : copy.chunk.stop]
         if value.array.dtype == np.float32:
             np.copyto(view, value.array)
+        elif (codec := self._codecs[value.table]) is not None:
+            if self._store.tables[value.table].rule.kind is RuleKind.MEAN:
+                view.fill(0.0)
+            codec.add(view, value.array.view(np.uint8), Key.of(copy.chunk, value.clock - 1))
         else:
             add(view, value.array)
 
@@ -191,14 +201,21 @@ class WorkerValues:
 
     def _fitting(self, shard: int, value: m.Value) -> ChunkCopy:
         copy = self._known(shard, value.table, value.chunk)
-        if value.array.size != copy.chunk.size or not copy.includes(value.own):
+        codec, size = self._codecs[value.table], copy.chunk.size
+        kind: np.dtype[Any] = np.dtype(np.float32)
+        if value.array.dtype != kind and codec is not None:
+            size, kind = codec.size(size), np.dtype(np.uint8)
+        elif value.array.dtype != kind:
+            kind = NUMPY_TYPES[of_values(self._store, self._store.tables[value.table])]
+        if value.array.size != size or not copy.includes(value.own):
             raise RemoteProtocolError(f"shard {shard} sent a value that does not fit chunk {value.chunk}")
         if value.array.dtype != np.float32:
-            kind = NUMPY_TYPES[of_values(self._store, self._store.tables[value.table])]
             if value.array.dtype != kind or copy.clock < 0 or value.clock > copy.clock + 1:
                 raise RemoteProtocolError(
                     f"shard {shard} sent a change that does not fit chunk {value.chunk}"
                 )
+            if codec is not None:
+                codec.check(value.array.view(np.uint8), copy.chunk.size)
         return copy
 
     def _known(self, shard: int, table: int, chunk: int) -> ChunkCopy:

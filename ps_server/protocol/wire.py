@@ -4,7 +4,7 @@ A message is one header frame and then its raw frames; a packet is one or more m
 
     header   msgpack array: [PROTOCOL_VERSION, kind, number of frames, field, field, ...]
     frames   arrays, little endian, or opaque payloads; never copied by this module. Arrays are of float32, save those of
-             Push and Value, whose header ends with their precision
+             Push and Value, whose header ends with their precision; `encoded` ones are bytes that a codec made
 
 Law: `decode` accepts exactly what `encode` makes. Types, ranges and sizes are checked here, before any
 state is touched; whatever else arrives is a `RemoteProtocolError`. Nothing is unpickled or evaluated.
@@ -26,6 +26,7 @@ from ps_server.protocol.fields import PRECISIONS, Buffer, Fields, Header, raw_by
 from ps_server.protocol.settings import (
     MAX_TABLES,
     MAX_WORKERS,
+    CodecSpec,
     Consistency,
     Keeping,
     Precision,
@@ -36,7 +37,7 @@ from ps_server.protocol.settings import (
     TableSpec,
 )
 
-PROTOCOL_VERSION = 7
+PROTOCOL_VERSION = 8
 MAX_HEADER_BYTES = 16 * 2**20
 """A header is some tens of bytes, save Create's: 65,536 tables of 150 bytes stay below this."""
 MAX_FRAMES = 8_192
@@ -162,7 +163,11 @@ def _member(kind: Callable[[Any], T], value: object) -> T:
 
 def _write_store(store: StoreSpec) -> Header:
     tables = [
-        [t.name, t.size, t.staleness, t.rows, *_write_rule(t.rule), t.keeping.value] for t in store.tables
+        [
+            *(t.name, t.size, t.staleness, t.rows, *_write_rule(t.rule), t.keeping.value),
+            "" if t.codec is None else str(t.codec),
+        ]
+        for t in store.tables
     ]
     return [
         store.workers,
@@ -184,9 +189,17 @@ def _read_store(f: Fields) -> StoreSpec:
     tables = []
     for t in f.items():
         name, size, staleness, rows = t.text(), t.integer(2**62), t.integer(2**31), t.integer(2**31)
-        rule, keeping = _read_rule(t), _member(Keeping, t.text())
+        rule, keeping, codec = _read_rule(t), _member(Keeping, t.text()), t.text()
         tables.append(
-            TableSpec(name=name, size=size, staleness=staleness, rows=rows, rule=rule, keeping=keeping)
+            TableSpec(
+                name=name,
+                size=size,
+                staleness=staleness,
+                rows=rows,
+                rule=rule,
+                keeping=keeping,
+                codec=CodecSpec.parse(codec) if codec else None,
+            )
         )
         t.end()
     return StoreSpec(

@@ -8,10 +8,25 @@ import numpy as np
 import pytest
 import torch
 
-from ps_server import Client, Consistency, Keeping, Precision, RemoteProtocolError, StoreSpec, TableSpec
+from ps_server import (
+    Client,
+    CodecSpec,
+    Consistency,
+    Keeping,
+    Precision,
+    RemoteProtocolError,
+    Rule,
+    RuleKind,
+    SpecError,
+    StoreSpec,
+    TableSpec,
+)
 from ps_server.protocol import messages as m
-from ps_server.protocol.precision import Feedback, Replica, add, as_array, as_tensor, empty
+from ps_server.protocol.codecs import Key, codec_of
+from ps_server.protocol.placement import Chunk, place
+from ps_server.protocol.precision import EncodedReplica, Feedback, Replica, add, as_array, as_tensor, empty
 from ps_server.protocol.session import Session
+from ps_server.protocol.settings import SEGMENT_ELEMENTS
 from ps_server.protocol.shard import Shard
 from tests.support.cluster import memory_store, run_workers, zeros
 
@@ -43,7 +58,7 @@ def test_a_value_that_moves_by_less_than_its_last_digit_arrives(precision: Preci
     replica, worker = Replica(value, precision), np.ones(5, dtype=np.float32)
     for _ in range(ITERATIONS):
         value -= step
-        replica.follow(value)
+        replica.follow(value, 0)
         add(worker, as_array(replica.change))
         assert worker.tobytes() == replica.value.numpy().tobytes()
     np.testing.assert_allclose(worker, value.numpy(), atol=1e-6)
@@ -173,3 +188,196 @@ def test_a_change_out_of_turn_is_refused(clock: int) -> None:
         session.receive(0, first)
     with pytest.raises(RemoteProtocolError, match="does not fit"):
         session.values.land(0, m.Value(0, 0, clock, 0, np.zeros(2, dtype=np.float16)))
+
+
+# -- codecs ------------------------------------------------------------------------------------------------
+
+CODECS = ["int8", "sign", "topk:0.1", "randomk:0.1"]
+SIZE = 2 * SEGMENT_ELEMENTS + 300
+
+
+def lossy(
+    name: str, *, workers: int = 3, shards: int = 2, kind: RuleKind = RuleKind.SGD, **settings: object
+) -> StoreSpec:
+    rule = Rule(kind=kind) if kind is RuleKind.MEAN else Rule(kind=kind, momentum=0.5)
+    tables = (
+        TableSpec(name="w", size=SIZE, rule=rule, codec=CodecSpec.parse(name)),
+        TableSpec(name="exact", size=10),
+    )
+    return StoreSpec(workers=workers, shards=shards, tables=tables, **settings)  # type: ignore[arg-type]
+
+
+def gradient(iteration: int, rank: int) -> np.ndarray:
+    return np.random.default_rng([iteration, rank]).standard_normal(SIZE).astype(np.float32)
+
+
+def train_lossy(
+    spec: StoreSpec, iterations: int = 6
+) -> tuple[list[list[bytes]], list[np.ndarray], list[int]]:
+    """Return the bits that each worker reads of "w" in each iteration, rank 0's values, and the bytes it pushes."""
+    read: list[list[bytes]] = [[] for _ in range(spec.workers)]
+    values: list[np.ndarray] = []
+    sizes = [0] * spec.workers
+
+    def body(client: Client, rank: int) -> None:
+        value, exact = np.zeros(SIZE, np.float32), np.zeros(10, np.float32)
+        if rank:  # one worker reads without binding
+            client.bind(0, value)
+        client.start(zeros(spec))
+        before = client.statistics().tables[0].bytes_out
+        for iteration in range(iterations + 1):
+            client.read(0, value)
+            client.read(1, exact)
+            read[rank].append(value.tobytes())
+            if rank == 0:
+                values.append(value.copy())
+            if spec.clip is None:
+                np.testing.assert_array_equal(exact, np.float32(-0.5 * iteration))
+            if iteration == iterations:
+                break
+            client.push(0, gradient(iteration, rank), rate=0.5)
+            client.push(1, np.ones(10, np.float32), rate=0.5)
+            client.clock()
+        client.barrier()
+        sizes[rank] = client.statistics().tables[0].bytes_out - before
+
+    with memory_store(spec.workers, spec.shards) as connect:
+        run_workers(connect, spec, body)
+    return read, values, sizes
+
+
+@pytest.mark.parametrize("clip", [None, 0.5])
+@pytest.mark.parametrize("name", CODECS)
+def test_all_workers_have_the_same_bits_in_every_run_with_any_number_of_shards(
+    name: str, clip: float | None
+) -> None:
+    expected, _, _ = train_lossy(lossy(name, clip=clip))
+    assert expected[0] == expected[1] == expected[2]
+    assert len(set(expected[0])) == len(expected[0])
+    for shards in (1, 2, 3):
+        again, _, _ = train_lossy(lossy(name, shards=shards, clip=clip))
+        assert again == expected
+
+
+@pytest.mark.parametrize(
+    ("name", "least"), [("int8", 3.8), ("sign", 27), ("topk:0.1", 6.5), ("randomk:0.1", 9.7)]
+)
+def test_fewer_bytes(name: str, least: float) -> None:
+    _, _, sizes = train_lossy(lossy(name))
+    heads = 6 * 3 * 60
+    assert 4 * SIZE * 6 / (sizes[0] - heads) > least
+
+
+def test_int8_is_near_the_exact_values() -> None:
+    _, values, _ = train_lossy(lossy("int8"))
+    exact, history = np.zeros(SIZE), np.zeros(SIZE)
+    for iteration in range(6):
+        history = 0.5 * history + 0.5 * np.mean([gradient(iteration, rank) for rank in range(3)], axis=0)
+        exact = exact - history
+    np.testing.assert_allclose(values[-1], exact, atol=0.06)
+
+
+@pytest.mark.parametrize("name", CODECS)
+def test_means_are_encoded_with_what_was_held_back(name: str) -> None:
+    """A mean is no sum of changes: it is what the last encoding holds, and nothing of the gradients is lost."""
+    codec = codec_of(CodecSpec.parse(name))
+    chunk = Chunk(table=0, index=0, start=0, stop=SIZE, shard=0)
+    replica = EncodedReplica(torch.ones(SIZE), chunk, codec, replaces=True)
+    given = received = np.zeros(SIZE)
+    for clock in range(4):
+        mean = torch.from_numpy(gradient(clock, 0))
+        replica.follow(mean, clock)
+        got = np.zeros(SIZE, np.float32)
+        codec.add(got, replica.change.numpy(), Key.of(chunk, clock))
+        assert got.tobytes() == replica.value.numpy().tobytes()
+        given, received = given + mean.numpy(), received + got
+    assert replica.held_back is not None
+    np.testing.assert_allclose(received + replica.held_back.numpy(), given, atol=1e-4)
+
+
+@pytest.mark.parametrize("name", CODECS)
+def test_workers_read_equal_means(name: str) -> None:
+    expected, values, _ = train_lossy(lossy(name, kind=RuleKind.MEAN))
+    assert expected[0] == expected[1] == expected[2]
+    if name == "int8":
+        for iteration, value in enumerate(values[1:]):
+            mean = np.mean([gradient(iteration, rank) for rank in range(3)], axis=0)
+            np.testing.assert_allclose(value, mean, atol=0.08)
+
+
+def test_tables_with_a_codec_are_cut_between_segments() -> None:
+    tables = tuple(
+        TableSpec(name=n, size=s, rows=r, codec=CodecSpec.parse("sign"))
+        for n, s, r in (("a", 50_000, 0), ("b", 200_001, 7), ("c", 5, 0), ("d", 1_000_000, 1))
+    )
+    for shards in (1, 2, 7):
+        for row, spec in zip(place(tables, shards).chunks, tables, strict=True):
+            assert [chunk.stop for chunk in row[:-1]] == [chunk.start for chunk in row[1:]]
+            assert (row[0].start, row[-1].stop) == (0, spec.size)
+            assert all(chunk.start % SEGMENT_ELEMENTS == 0 for chunk in row)
+
+
+def joined_shard(name: str) -> tuple[Shard, StoreSpec]:
+    spec = StoreSpec(workers=1, shards=1, tables=(TableSpec(name="w", size=8, codec=CodecSpec.parse(name)),))
+    shard = Shard(0, 1)
+    shard.handle(b"a", m.Hello(0, b""))
+    shard.handle(b"a", m.Create(spec))
+    shard.handle(b"a", m.Initial(0, 0, [np.zeros(8, dtype=np.float32)]))
+    return shard, spec
+
+
+@pytest.mark.parametrize(
+    ("array", "reason"),
+    [
+        (np.zeros(8, np.float32), "as float32"),
+        (np.zeros(11, np.uint8), "takes 12 encoded bytes; 11 came"),
+        (np.zeros(12, np.uint8), "do not increase"),
+    ],
+)
+def test_a_push_that_no_encoder_makes_changes_nothing(array: np.ndarray, reason: str) -> None:
+    shard, _ = joined_shard("topk:0.25")
+    (answer,) = shard.handle(b"a", m.Push(0, 0, 0, 1.0, array))
+    assert isinstance(answer.message, m.Fault)
+    assert reason in answer.message.reason
+    good = np.zeros(12, np.uint8)
+    good[:4].view("<u2")[:] = [2, 5]
+    good[4:].view("<f4")[:] = [1.0, -2.0]
+    (value,) = shard.handle(b"a", m.Push(0, 0, 0, 1.0, good))
+    assert isinstance(value.message, m.Value)
+    assert (
+        value.message.array.tobytes()
+        == np.concatenate([good[:4], (-good[4:].view("<f4")).view(np.uint8)]).tobytes()
+    )
+
+
+@pytest.mark.parametrize(
+    "array",
+    [np.zeros(12, np.uint8), np.zeros(16, np.uint8), np.zeros(8, np.float16)],
+    ids=["positions", "size", "type"],
+)
+def test_a_change_that_no_encoder_makes_is_refused(array: np.ndarray) -> None:
+    _, spec = joined_shard("topk:0.25")
+    session = Session(0, spec)
+    first = m.Value(0, 0, 0, 0, np.ones(8, dtype=np.float32))
+    session.values.land(0, first)
+    session.receive(0, first)
+    with pytest.raises(RemoteProtocolError):
+        session.values.land(0, m.Value(0, 0, 1, 0, array))
+    (piece,) = session.values.take(0)
+    assert piece.value.tolist() == [1.0] * 8
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{"staleness": 1}, {"keeping": Keeping.AVERAGE}, {"keeping": Keeping.COPY}],
+    ids=["stale", "average", "copy"],
+)
+def test_only_tables_whose_rule_runs_on_the_shards_have_a_codec(settings: dict[str, object]) -> None:
+    with pytest.raises(SpecError, match="expected none at staleness > 0"):
+        TableSpec(name="w", size=8, codec=CodecSpec.parse("int8"), **settings)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("consistency", [Consistency.SSP, Consistency.SSP_AGGR])
+def test_values_on_request_have_no_codec(consistency: Consistency) -> None:
+    with pytest.raises(SpecError, match="needs SSPPush"):
+        lossy("int8", consistency=consistency)

@@ -15,6 +15,8 @@ from ps_server.errors import RemoteProtocolError
 from ps_server.protocol import messages as m
 from ps_server.protocol.fields import Buffer
 from ps_server.protocol.settings import (
+    CodecKind,
+    CodecSpec,
     Consistency,
     Keeping,
     Precision,
@@ -43,10 +45,14 @@ STORE = StoreSpec(
     outside_norm=True,
     precision=Precision.FLOAT16,
 )
+LOSSY = StoreSpec(
+    workers=2, shards=1, tables=(TableSpec(name="ip", size=5, codec=CodecSpec(CodecKind.TOPK, 0.015)),)
+)
 MESSAGES = [
     m.Hello(1, b"secret"),
     m.Welcome(2),
     m.Create(STORE),
+    m.Create(LOSSY),
     m.MemoryOffer(4711, 9, b"0123456789abcdef", 12, 2**21),
     m.MemoryAnswer(True),
     m.Initial(0, 1, [ONES, 2 * ONES]),
@@ -55,6 +61,7 @@ MESSAGES = [
     m.Push(3, 2, 9, 0.25, ONES, 4),
     m.Push(3, 2, 9, 0.25, np.ones(3, dtype=np.float16)),
     m.Push(3, 2, 9, 0.25, np.ones(3, dtype=np.uint16)),
+    m.Push(3, 2, 9, 0.25, np.ones(3, dtype=np.uint8)),
     m.Clock(4),
     m.Get(1, 0, 5),
     m.Value(1, 0, 5, 4, ONES),
