@@ -20,6 +20,7 @@ from dataclasses import dataclass, replace
 from poseidon.exchange.allreduce.exchange import AllReduceExchange
 from poseidon.exchange.allreduce.process_group import GroupSettings, join_rendezvous
 from poseidon.exchange.base import Exchange, ExchangeSettings, Trained
+from poseidon.exchange.compression import codecs_of
 from poseidon.exchange.cost import Choice, ExchangeKind, ExchangePlan, Scheme, Topology, choose
 from poseidon.exchange.hybrid import HybridExchange
 from poseidon.exchange.local.follower import FollowerExchange
@@ -30,7 +31,7 @@ from poseidon.exchange.options import DEFAULT_OPTIONS, ExchangeOptions, OnDiverg
 from poseidon.exchange.pooled import PooledExchange, pool_tensors, pools_of
 from poseidon.exchange.ps import ServerExchange, store_spec
 from poseidon.exchange.single import SingleProcessExchange
-from ps_server import Client, StoreSpec
+from ps_server import Client, CodecSpec, StoreSpec
 from ps_server.keys import Keyring
 from ps_server.protocol.precision import pushed_in, sent_in
 from ps_server.trace import NO_TRACE, Tracer
@@ -126,7 +127,14 @@ def plan_exchange(tensors: Sequence[Trained], member: Membership) -> ExchangePla
     options = member.options
     kind = ExchangeKind.LOCAL if member.alone else options.kind
     wire = (options.precision, options.consistency, options.staleness)
-    plan = choose(tensors, kind, member.topology, gradients=pushed_in(*wire), values=sent_in(*wire))
+    plan = choose(
+        tensors,
+        kind,
+        member.topology,
+        gradients=pushed_in(*wire),
+        values=sent_in(*wire),
+        codecs=codecs_of(tensors, options.compress),
+    )
     if not plan.of(Scheme.FACTORS) or plan.of(Scheme.SERVER):
         return plan
     cheapest = min(plan.choices, key=lambda choice: choice.server_bytes - choice.bytes)
@@ -219,7 +227,8 @@ def _build_server(request: _Request) -> Built:
     by_factors = request.plan.of(Scheme.FACTORS)
     pools: Sequence[Sequence[int]] = [(index,) for index in range(len(tensors))]
     if not member.options.rows:  # tables that are to be cut into so many pieces are not shared
-        pools = pools_of(tensors, apart=by_factors)
+        apart = [choice.index for choice in request.plan.choices if choice.is_compressed]
+        pools = pools_of(tensors, apart=[*by_factors, *apart])
     pooled = pool_tensors(tensors, pools)
     store = store_spec(
         pooled,
@@ -229,6 +238,7 @@ def _build_server(request: _Request) -> Built:
         options=member.options,
         loads=member.loads,
         by_factors=[table for table, pool in enumerate(pools) if pool[0] in by_factors],
+        codecs=[_codec(request.plan.choices[pool[0]]) for pool in pools],
     )
     client = request.client(store)
     exchange: HybridExchange | PooledExchange | ServerExchange
@@ -252,6 +262,10 @@ def _build_server(request: _Request) -> Built:
     return Built(
         exchange=exchange, plan=request.plan, store=store, tables=pools, client=client, traffic=exchange
     )
+
+
+def _codec(choice: Choice) -> CodecSpec | None:
+    return choice.codec if choice.is_compressed else None
 
 
 _BUILDERS: dict[ExchangeKind, Callable[[_Request], Built]] = {

@@ -12,7 +12,8 @@ that only serves (Poseidon, USENIX ATC 2017, section 4; BytePS, OSDI 2020, secti
     factors     host with workers  2 K (P1 - 1) (M + N)
     all-reduce                     4 M N (P1 - 1) / P1         (a ring)
 
-Factors are chosen where they are no more than the server's bytes; every other tensor goes to the server.
+Factors are chosen where they are no more than the server's bytes; every other tensor goes to the server. With a lossy codec
+the server's bytes are those of the codec: 8 MN above, 4 for each direction, becomes twice its size.
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ from enum import Enum
 
 from poseidon.errors import UsageError
 from poseidon.exchange.base import Trained
-from ps_server import Precision
+from ps_server import CodecSpec, Precision
+from ps_server.protocol.codecs import codec_of
 
 ELEMENT_BYTES = 4
 
@@ -170,6 +172,7 @@ class Choice:
         server_bytes: on the busiest link through the server; 0 where there is none.
         factor_bytes: on each worker's link as factors; None where its gradient has no factors.
         allreduce_bytes: on each worker's link by a ring all-reduce.
+        codec: of its gradients and values where it goes to the server.
     """
 
     index: int
@@ -179,6 +182,12 @@ class Choice:
     server_bytes: int
     factor_bytes: int | None
     allreduce_bytes: int
+    codec: CodecSpec | None = None
+
+    @property
+    def is_compressed(self) -> bool:
+        """Whether it travels with its codec."""
+        return self.codec is not None and self.scheme is Scheme.SERVER
 
     @property
     def bytes(self) -> int:
@@ -220,6 +229,8 @@ class ExchangePlan:
         """
         counts = [(len(self.of(scheme)), scheme.value) for scheme in Scheme]
         schemes = ", ".join(f"{count} by {scheme}" for count, scheme in counts if count)
+        if compressed := sum(choice.is_compressed for choice in self.choices):
+            schemes += f", {compressed} of them compressed"
         return f"{'tensors exchanged: ' + schemes if schemes else 'no tensor is exchanged'}: {self._load()}"
 
     def _load(self) -> str:
@@ -233,6 +244,7 @@ def choose(
     *,
     gradients: Precision = Precision.FLOAT32,
     values: Precision = Precision.FLOAT32,
+    codecs: Sequence[CodecSpec | None] = (),
 ) -> ExchangePlan:
     """Choose the scheme of every tensor.
 
@@ -242,13 +254,17 @@ def choose(
         topology: pushing clients and shards.
         gradients: precision of the gradients that are sent to the server; factors are float32.
         values: precision of the values that are sent back.
+        codecs: of each tensor, in place of these precisions; empty: none has one.
     """
     choices = []
     element_bytes = _wire_bytes(gradients) + _wire_bytes(values)
+    codecs = codecs or [None] * len(tensors)
     for index, trained in enumerate(tensors):
         shape, elements = tuple(trained.tensor.shape), trained.tensor.numel()
         rows = 0 if trained.statistics or len(shape) != 2 else trained.factor_rows
-        by_server = server_bytes(elements, topology, element_bytes) if topology.total_load else 0
+        codec = codecs[index]
+        sent = elements * element_bytes if codec is None else 2 * codec_of(codec).size(elements)
+        by_server = server_bytes(sent, topology, 1) if topology.total_load else 0
         by_factors = factor_bytes(rows, shape[0], shape[1], topology.workers) if rows else None
         choices.append(
             Choice(
@@ -259,6 +275,7 @@ def choose(
                 server_bytes=by_server,
                 factor_bytes=by_factors,
                 allreduce_bytes=allreduce_bytes(elements, topology.workers),
+                codec=codec,
             )
         )
     return ExchangePlan(choices=tuple(choices))
@@ -289,7 +306,7 @@ def _row(choice: Choice) -> tuple[str, ...]:
     return (
         choice.name,
         "x".join(map(str, choice.shape)) or "1",
-        choice.scheme.value,
+        f"{choice.scheme.value} {choice.codec}" if choice.is_compressed else choice.scheme.value,
         human_bytes(choice.server_bytes),
         factors,
         human_bytes(choice.allreduce_bytes),

@@ -13,6 +13,7 @@ from enum import Enum
 from typing import Any
 
 from poseidon.errors import UsageError
+from poseidon.exchange.compression import parse_compression
 from poseidon.exchange.cost import ExchangeKind
 from ps_server import Consistency, Precision
 
@@ -37,6 +38,7 @@ class ExchangeOptions:
         consistency: when values are sent.
         precision: of gradients and values on the wire.
         bandwidth_mbps: SSPAggr's budget of each client for changes that the bound does not need yet; None: no limit.
+        compress: lossy codecs of tensors (`compression.py`); empty: none.
         wait_free: whether gradients leave while the backward pass runs.
         check_every: iterations between comparisons of the replicas; 0: they are never compared.
         on_divergence: the effect of a difference.
@@ -51,6 +53,7 @@ class ExchangeOptions:
     consistency: Consistency = field(default=Consistency.SSP_PUSH, metadata={"flag": "consistency_model"})
     precision: Precision = field(default=Precision.FLOAT32, metadata={"flag": "wire_precision"})
     bandwidth_mbps: float | None = field(default=None, metadata={"flag": "client_bandwidth_mbps"})
+    compress: str = field(default="", metadata={"flag": "compress"})
     wait_free: bool = field(default=True, metadata={"flag": "wait_free"})
     check_every: int = field(default=1000, metadata={"flag": "check_replicas"})
     on_divergence: OnDivergence = field(default=OnDivergence.STOP, metadata={"flag": "on_divergence"})
@@ -70,6 +73,23 @@ class ExchangeOptions:
             raise UsageError(
                 f"--client_bandwidth_mbps is for --consistency_model=SSPAggr, not {self.consistency.value}"
             )
+
+        if any(scheme.codec is not None for scheme in parse_compression(self.compress)):
+            self._check_compressed()
+
+    def _check_compressed(self) -> None:
+        """Refuse what lossy codecs exclude."""
+        if self.kind is ExchangeKind.ALLREDUCE:
+            raise UsageError(
+                "--compress is for tensors that go through the parameter server; expected --exchange=hybrid, ps or svb, "
+                "not allreduce"
+            )
+        if self.staleness:
+            raise UsageError(f"--compress needs --table_staleness=0, not {self.staleness}")
+        if self.consistency is not Consistency.SSP_PUSH:
+            raise UsageError(f"--compress needs --consistency_model=SSPPush, not {self.consistency.value}")
+        if self.precision is not Precision.FLOAT32:
+            raise UsageError(f"--compress needs --wire_precision=float32, not {self.precision.value}")
 
     @classmethod
     def from_flags(cls, flags: argparse.Namespace, *, kind: ExchangeKind) -> ExchangeOptions:

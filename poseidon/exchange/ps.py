@@ -27,7 +27,7 @@ from poseidon.exchange.control import JobControl, ShardDelivery
 from poseidon.exchange.observe.statistics import Traffic
 from poseidon.exchange.options import DEFAULT_OPTIONS, ExchangeOptions
 from poseidon.exchange.side_stream import SerialExecutor, SideStream
-from ps_server import Client, Keeping, StoreSpec, TableSpec
+from ps_server import Client, CodecSpec, Keeping, StoreSpec, TableSpec
 from ps_server.rules import change, clip_factor, history_count, sum_of_squares
 
 
@@ -40,6 +40,7 @@ def store_spec(
     options: ExchangeOptions = DEFAULT_OPTIONS,
     loads: Sequence[int] = (),
     by_factors: Collection[int] = (),
+    codecs: Sequence[CodecSpec | None] = (),
 ) -> StoreSpec:
     """Return the store that holds these tensors; the same on every worker.
 
@@ -51,7 +52,9 @@ def store_spec(
         options: of the exchange.
         loads: relative load of each shard; empty: all equal.
         by_factors: indices of the tensors that workers exchange as factors; the shards keep a copy of each.
+        codecs: of each tensor; empty: none has one.
     """
+    codecs = codecs or [None] * len(tensors)
     tables = tuple(
         TableSpec(
             name=trained.name,
@@ -60,6 +63,7 @@ def store_spec(
             rows=options.rows,
             rule=trained.rule,
             keeping=_keeping(trained, index in by_factors),
+            codec=codecs[index],
         )
         for index, trained in enumerate(tensors)
     )

@@ -291,6 +291,8 @@ def _exchange(parser: Parser) -> None:
     flag(group, "client_bandwidth_mbps", text, type=positive, metavar="F")
     text = "float32 (default), float16, bfloat16"
     chosen(group, "wire_precision", text, PRECISIONS, default="float32", metavar="TYPE")
+    text = "lossy codecs: int8, 'fc*=topk:0.01'; see docs"
+    flag(group, "compress", text, default="", metavar="SCHEMES")
     switch(group, "wait_free", "send gradients during the backward pass (on)", default=True)
     text = "iterations between comparisons of weights (1000)"
     flag(group, "check_replicas", text, type=count, default=1000, metavar="N")

@@ -78,6 +78,7 @@ def distribute(
     buffers: str = "average",
     example: Example | None = None,
     batch_size: int = 0,
+    compress: str = "",
 ) -> RuleGroup: ...
 
 
@@ -91,6 +92,7 @@ def distribute(
     buffers: str = "average",
     example: Example | None = None,
     batch_size: int = 0,
+    compress: str = "",
 ) -> OptimizerGroup: ...
 
 
@@ -103,6 +105,7 @@ def distribute(
     buffers: str = "average",
     example: Example | None = None,
     batch_size: int = 0,
+    compress: str = "",
 ) -> Group:
     """Train a module on all workers of this job. Return once all workers have rank 0's tensors.
 
@@ -120,13 +123,20 @@ def distribute(
             gradients, to find the fully-connected weights that may travel as factors, and their rows.
         batch_size: instead of an example, if every fully-connected layer runs once, on one row a record. With neither,
             whole gradients travel.
+        compress: lossy codecs of parameters, as `--compress` of `poseidon run`: `int8`, or `head.*=topk:0.01,int8` with
+            patterns of parameter names. Empty: those of the flag. docs/compression.md has the codecs.
 
     Raises:
         UsageError: an argument is out of range, or the module cannot be distributed.
         ServerError: other workers did not join, or have another module.
     """
     options = DistributeOptions(
-        clip=clip, passes=passes, buffers=_buffers(buffers), example=example, batch_size=batch_size
+        clip=clip,
+        passes=passes,
+        buffers=_buffers(buffers),
+        example=example,
+        batch_size=batch_size,
+        compress=compress,
     )
     group = join(module, how, options, _context())
     if _PROCESS.context is not None:
@@ -148,6 +158,7 @@ def join(
         UsageError: an argument is out of range, or the module cannot be distributed.
         ServerError: other workers did not join, or have another module.
     """
+    context = _compressed(context, options.compress)
     inner = uncompiled(module)
     tensors = module_tensors(inner, options.buffers)
     if inner is module:  # the layers of a compiled module do not run, so there are no factors to take
@@ -160,6 +171,23 @@ def join(
         f"distribute() was given a {type(how).__name__}; expected a rule such as poseidon.SGD(lr=0.1), or a "
         "torch.optim optimizer"
     )
+
+
+def _compressed(context: WorkerContext, compress: str) -> WorkerContext:
+    """Return the context with these codecs.
+
+    Raises:
+        UsageError: they are not legal, or the job has others.
+    """
+    given = context.member.options.compress
+    if not compress or compress == given:
+        return context
+    if given:
+        raise UsageError(
+            f"distribute() has compress={compress!r} and the job --compress={given}; expected one of them"
+        )
+    options = replace(context.member.options, compress=compress)
+    return replace(context, member=replace(context.member, options=options))
 
 
 def _rows(module: nn.Module, options: DistributeOptions) -> dict[nn.Parameter, int]:

@@ -51,6 +51,7 @@ class DistributeOptions:
     buffers: Buffers = Buffers.AVERAGE
     example: Example | None = None
     batch_size: int = 0
+    compress: str = ""
 
     def __post_init__(self) -> None:
         if self.passes < 1:

@@ -22,7 +22,7 @@ from poseidon.exchange.cost import (
     server_bytes,
 )
 from poseidon.exchange.options import ExchangeOptions
-from ps_server import Consistency, Precision
+from ps_server import CodecSpec, Consistency, Precision
 
 MEGA_FLOATS = 4_000_000
 
@@ -196,6 +196,28 @@ def test_the_table_for_people() -> None:
         "all                               1.44 GB                 1.44 GB",
         "this plan: 52.30 MB an iteration on the busiest link, both directions",
     ]
+
+
+def test_the_plan_has_codecs_and_their_bytes() -> None:
+    """Factors are taken where they are no more than what the codec sends."""
+    tensors = [tensor("conv", 64, 64, 3, 3), tensor("fc", 4096, 4096, rows=256), tensor("bias", 64)]
+    codecs = [CodecSpec.parse("topk:0.125"), CodecSpec.parse("sign"), None]
+    plan = choose(tensors, ExchangeKind.HYBRID, Topology.colocated(2), codecs=codecs)
+    assert [line.split()[:4] for line in plan.table()[1:4]] == [
+        ["conv", "64x64x3x3", "ps", "topk:0.125"],
+        ["fc", "4096x4096", "ps", "sign"],
+        ["bias", "64", "ps", "512"],
+    ]
+    conv, fc, bias = plan.choices
+    assert conv.bytes == 2 * 6 * 64 * 64 * 9 // 8
+    assert fc.bytes == 2 * 4096 * 4096 * (32 + 4) // 256
+    assert bias.bytes == 8 * 64
+    assert "3 by ps, 2 of them compressed:" in plan.summary()
+    fewer = choose(
+        [tensor("fc", 4096, 4096, rows=4)], ExchangeKind.HYBRID, Topology.colocated(2), codecs=codecs[1:2]
+    )
+    assert (fewer.choices[0].scheme, fewer.choices[0].is_compressed) == (Scheme.FACTORS, False)
+    assert "compressed" not in fewer.summary()
 
 
 @pytest.mark.parametrize(

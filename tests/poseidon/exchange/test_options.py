@@ -35,6 +35,7 @@ ALL = ExchangeOptions(
     consistency=Consistency.SSP_AGGR,
     precision=Precision.BFLOAT16,
     bandwidth_mbps=1.5,
+    compress="none",
     wait_free=False,
     check_every=7,
     on_divergence=OnDivergence.MEND,
@@ -131,6 +132,15 @@ def test_an_added_option_is_checked_as_all_others() -> None:
         ({"rows": True}, "--num_rows_per_table is True; expected int"),
         ({"bandwidth_mbps": "fast"}, "--client_bandwidth_mbps is 'fast'; expected a number"),
         ({"kind": "allreduce", "staleness": 1}, "--exchange=allreduce has no staleness"),
+        ({"compress": 8}, "--compress is 8; expected str"),
+        ({"compress": "int4"}, "--compress=int4: 'int4' is no codec; expected int8, .*, or none"),
+        ({"compress": "int8", "kind": "allreduce"}, "expected --exchange=hybrid, ps or svb, not allreduce"),
+        ({"compress": "int8", "staleness": 1}, "--compress needs --table_staleness=0, not 1"),
+        ({"compress": "int8", "consistency": "SSP"}, "--compress needs --consistency_model=SSPPush, not SSP"),
+        (
+            {"compress": "int8", "precision": "float16"},
+            "--compress needs --wire_precision=float32, not float16",
+        ),
     ],
 )
 def test_what_cannot_be_is_refused(values: dict[str, object], message: str) -> None:

@@ -1,0 +1,181 @@
+"""Which tensors a text of `--compress` means, and training with codecs through the whole exchange."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from poseidon.engine.module.tensors import DistributeOptions
+from poseidon.engine.module.update_rules import SGD
+from poseidon.errors import UsageError
+from poseidon.exchange.base import Trained
+from poseidon.exchange.build import Membership
+from poseidon.exchange.compression import codecs_of, parse_compression
+from poseidon.exchange.cost import ExchangeKind
+from poseidon.exchange.options import ExchangeOptions
+from tests.support.cluster import TIMEOUT_S
+from tests.support.module_groups import together
+
+TENSORS = [
+    Trained(name="conv1.0", tensor=torch.zeros(8, 3, 5, 5)),
+    Trained(name="conv2.0", tensor=torch.zeros(64, 8, 5, 5)),
+    Trained(name="fc.0", tensor=torch.zeros(10, 4096)),
+    Trained(name="fc.1", tensor=torch.zeros(10)),
+    Trained(name="mean.0", tensor=torch.zeros(8192), statistics=True),
+]
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("", [None] * 5),
+        ("int8", [None, "int8", "int8", None, None]),
+        ("fc*=topk:0.01,conv*=int8", ["int8", "int8", "topk:0.01", "topk:0.01", None]),
+        ("fc.0=none, sign", [None, "sign", None, None, None]),
+        ("*=randomk:0.1", ["randomk:0.1"] * 4 + [None]),
+        ("conv?.0=sign,conv*=int8,fc.[1]=int8", ["sign", "sign", None, "int8", None]),
+        ("none,int8", [None] * 5),
+    ],
+)
+def test_the_first_scheme_that_matches_decides(text: str, expected: list[str | None]) -> None:
+    assert [codec and str(codec) for codec in codecs_of(TENSORS, text)] == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("int8,", "--compress=int8,: '' is no scheme; expected a codec such as int8, or PATTERN=CODEC"),
+        ("=int8", "'=int8' is no scheme"),
+        ("fc*=", "'fc*=' is no scheme"),
+        ("fc*=topk", "expected a fraction above 0 and at most 0.5, or none"),
+        ("fc*", "'fc*' is no codec; expected int8, sign, topk:FRACTION, randomk:FRACTION, or none"),
+    ],
+)
+def test_what_is_no_scheme_is_refused(text: str, message: str) -> None:
+    with pytest.raises(UsageError) as refused:
+        parse_compression(text)
+    assert message in str(refused.value)
+
+
+@pytest.mark.parametrize("pattern", ["ip*", "mean*", "FC*"])
+def test_a_pattern_matches_a_tensor_with_a_gradient(pattern: str) -> None:
+    with pytest.raises(
+        UsageError, match=r"no tensor has a name like .*; the tensors are conv1.0, conv2.0, fc.0, fc.1$"
+    ):
+        codecs_of(TENSORS, f"{pattern}=int8")
+
+
+# -- training ----------------------------------------------------------------------------------------------
+
+STEPS = 20
+SCHEMES = ["int8", "sign", "topk:0.25", "first*=topk:0.25,int8", "*=int8"]
+
+
+class Net(nn.Module):
+    """Two layers; the first is large enough for a bare codec."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(100, 64)
+        self.norm = nn.BatchNorm1d(64)
+        self.last = nn.Linear(64, 10)
+        weights = torch.Generator().manual_seed(0)  # its own: replicas are made on threads at the same time
+        for parameter in self.parameters():
+            if parameter.dim() > 1:
+                parameter.data.uniform_(-0.1, 0.1, generator=weights)
+            elif parameter is not self.norm.weight:
+                parameter.data.zero_()
+
+    def forward(self, x: Tensor) -> Tensor:
+        result: Tensor = self.last(torch.tanh(self.norm(self.first(x))))
+        return result
+
+
+def member(compress: str, kind: ExchangeKind = ExchangeKind.HYBRID) -> Membership:
+    return Membership(
+        timeout_s=TIMEOUT_S, options=ExchangeOptions(kind=kind, compress=compress, check_every=5)
+    )
+
+
+def losses(
+    how: object, compress: str, *, workers: int = 3, clip: float | None = None, **settings: object
+) -> tuple[list[dict[str, Tensor]], list[float]]:
+    """Train on a fixed task; the ends of all workers, and the mean loss of each step."""
+    data = torch.Generator().manual_seed(5)
+    x = torch.randn(24, 100, generator=data)
+    weights = torch.randn(100, 10, generator=data)
+    found: list[float] = []
+
+    def body(module: nn.Module, group: object) -> None:
+        for _ in range(STEPS):
+            mine = x[group.rank :: group.size]  # type: ignore[attr-defined]
+            loss = nn.functional.cross_entropy(module(mine), (mine @ weights).argmax(1))
+            loss.backward()
+            group.step()  # type: ignore[attr-defined]
+            module.zero_grad()
+            mean = group.mean(float(loss.detach()))  # type: ignore[attr-defined]
+            if group.rank == 0:  # type: ignore[attr-defined]
+                found.append(mean)
+
+    options = DistributeOptions(clip=clip, compress="" if "member" in settings else compress)
+    ends = together(
+        workers,
+        lambda _: Net(),
+        how,  # type: ignore[arg-type]
+        body,
+        options=options,
+        member=settings.get("member") or member(""),  # type: ignore[arg-type]
+    )
+    return ends, found
+
+
+def bits(ends: Sequence[dict[str, Tensor]]) -> list[bytes]:
+    return [b"".join(value.numpy().tobytes() for value in end.values()) for end in ends]
+
+
+def torch_sgd(module: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.SGD(module.parameters(), lr=0.3, momentum=0.5)
+
+
+@pytest.mark.parametrize(
+    ("compress", "how"),
+    [
+        *((compress, SGD(lr=0.3, momentum=0.5)) for compress in SCHEMES),
+        ("int8", torch_sgd),
+        ("topk:0.25", torch_sgd),
+    ],
+    ids=str,
+)
+def test_all_workers_learn_alike_and_nearly_as_without(compress: str, how: object) -> None:
+    _, exact = losses(how, "")
+    ends, found = losses(how, compress)
+    assert len(set(bits(ends))) == 1
+    assert bits(ends) == bits(losses(how, compress)[0])
+    assert exact[-1] < 0.02 * exact[0]
+    assert found[-1] < 1.05 * exact[-1]
+    assert found != exact
+
+
+def test_a_limit_holds_for_the_norm_of_what_was_sent() -> None:
+    ends, found = losses(SGD(lr=0.3), "int8", clip=0.1)
+    assert len(set(bits(ends))) == 1
+    assert bits(ends) != bits(losses(SGD(lr=0.3), "int8")[0])
+    assert np.isfinite(found).all()
+
+
+def test_the_flag_and_the_argument_are_the_same() -> None:
+    by_flag = losses(SGD(lr=0.3), "int8", member=member("int8"))
+    assert bits(by_flag[0]) == bits(losses(SGD(lr=0.3), "int8")[0])
+    with pytest.raises(UsageError, match="compress='sign' and the job --compress=int8; expected one of them"):
+        together(
+            2,
+            lambda _: Net(),
+            SGD(lr=1),
+            lambda *_: None,
+            options=DistributeOptions(compress="sign"),
+            member=member("int8"),
+        )
