@@ -5,6 +5,7 @@
     sudo python benchmarks/cluster.py speed --net alexnet --rates 250,1000
     sudo python benchmarks/cluster.py speed --net resnet50 --exchange ps --rates 250,1000,none
     sudo python benchmarks/cluster.py speed --net resnet50 --exchange ps --rates 250 --servers 4
+    sudo python benchmarks/cluster.py speed --net gpt2 --exchange ps --rates 100,250,1000,10000 --hooks all
     sudo python benchmarks/cluster.py overlap                      # iteration beside max(compute, bytes / rate)
     sudo python benchmarks/cluster.py paper                        # VGG19-22K on 1 to 8 hosts, a fortieth of its size
     sudo python benchmarks/cluster.py links --net resnet50         # how busy each link is, interval by interval
@@ -35,6 +36,7 @@ from poseidon.cli.checkout import use_environment
 
 use_environment()
 
+from benchmarks.testbed.hooks import ALL_HOOKS, Hook
 from benchmarks.testbed.hosts import remove_leftovers
 from benchmarks.testbed.measurement import Effort
 from benchmarks.testbed.measurement_lock import alone
@@ -42,7 +44,7 @@ from benchmarks.testbed.point_bytes import measure_bytes
 from benchmarks.testbed.point_overlap import measure_overlap
 from benchmarks.testbed.point_paper import measure_paper
 from benchmarks.testbed.point_speed import Comparison, compare
-from benchmarks.testbed.shapes import NETS, layers_of
+from benchmarks.testbed.shapes import NETS, default_rows, layers_of
 from benchmarks.testbed.tables import Table, rate_text, write_json
 from benchmarks.testbed.timeline import measure_links
 from benchmarks.testbed.worker_settings import DdpSettings, PoseidonSettings, TrainingSettings
@@ -67,6 +69,19 @@ def rates(text: str) -> list[float | None]:
     return [None if word == "none" else float(word) for word in text.split(",")]
 
 
+def hooks(text: str) -> tuple[str, ...]:
+    """`fp16,powersgd:2,post-local:8`, `all`, or nothing for an empty text."""
+    words = ALL_HOOKS if text == "all" else tuple(word for word in text.split(",") if word)
+    for word in words:
+        try:
+            Hook.parse(word)
+        except ValueError as error:
+            raise argparse.ArgumentTypeError(
+                f"'{word}' is none of fp16, powersgd:RANK, post-local:H, all"
+            ) from error
+    return words
+
+
 def exchanges(text: str) -> list[str]:
     """`ps,svb,hybrid`."""
     words = text.split(",")
@@ -78,7 +93,12 @@ def exchanges(text: str) -> list[str]:
 
 def training(flags: argparse.Namespace) -> TrainingSettings:
     """Return the net that the flags name."""
-    return TrainingSettings(layers=layers_of(flags.net), batch=flags.batch, compute_s=flags.compute / 1000)
+    return TrainingSettings(layers=layers_of(flags.net), batch=rows(flags), compute_s=flags.compute / 1000)
+
+
+def rows(flags: argparse.Namespace) -> int:
+    """Return the rows of a host's batch: images, samples or tokens."""
+    return flags.batch or default_rows(flags.net)
 
 
 def effort(flags: argparse.Namespace) -> Effort:
@@ -101,13 +121,14 @@ def run_speed(flags: argparse.Namespace, report: Report) -> list[Table]:
     return [
         compare(
             Comparison(
-                title=f"{flags.net}, batch {flags.batch}, {flags.hosts} hosts"
+                title=f"{flags.net}, batch {rows(flags)}, {flags.hosts} hosts"
                 f"{f' and {flags.servers} that only serve' if flags.servers else ''}, "
                 f"compute {flags.compute:g} ms, {rate_text(rate)}",
                 training=net,
                 workers=flags.hosts,
                 rate_mbit=rate,
                 ours=ours,
+                hooks=flags.hooks,
                 buckets_mb=flags.buckets,
                 effort=effort(flags),
             ),
@@ -119,7 +140,7 @@ def run_speed(flags: argparse.Namespace, report: Report) -> list[Table]:
 
 def run_overlap(flags: argparse.Namespace, report: Report) -> list[Table]:
     """Point 4."""
-    net = TrainingSettings(layers=layers_of(flags.net), batch=flags.batch, compute_s=0.0)
+    net = TrainingSettings(layers=layers_of(flags.net), batch=rows(flags), compute_s=0.0)
     how = PoseidonSettings(exchange=flags.exchange[0], trace=flags.trace)
     return [measure_overlap(net, how, flags.hosts, flags.rate, flags.ratios, effort(flags), report)]
 
@@ -172,7 +193,11 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
 
     def net(added: argparse.ArgumentParser, default: str, exchange: str) -> None:
         added.add_argument("--net", choices=sorted(NETS), default=default)
-        added.add_argument("--batch", type=int, default=32, help="images of each host (32)")
+        added.add_argument(
+            "--batch",
+            type=int,
+            help="rows of each host: images (32), tokens (gpt2: 8192), samples (dlrm: 2048)",
+        )
         added.add_argument("--exchange", type=exchanges, default=exchange, help=f"of {', '.join(EXCHANGES)}")
 
     added = command("bytes", run_bytes, "bytes per host beside the formula")
@@ -188,6 +213,9 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     added.add_argument("--compute", type=float, default=50.0, metavar="MS", help="of an iteration (50)")
     added.add_argument(
         "--buckets", type=sizes, default="1,5,25", help="MB, DDP's beside its default (1,5,25)"
+    )
+    added.add_argument(
+        "--hooks", type=hooks, default=(), help=f"DDP's communication hooks: all, or of {','.join(ALL_HOOKS)}"
     )
     added = command("overlap", run_overlap, "an iteration beside max(compute, bytes / rate)")
     net(added, "resnet50", "ps")

@@ -9,6 +9,7 @@ and the optimizer is torch's with its defaults.
 from __future__ import annotations
 
 import argparse
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import torch
@@ -17,6 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from benchmarks.testbed.control import serve_rounds
 from benchmarks.testbed.emulated import EmulatedNet
+from benchmarks.testbed.hooks import ALL_HOOKS, Hook, attach
 from benchmarks.testbed.worker_settings import DdpSettings, TrainingSettings, read_settings
 
 RENDEZVOUS_PORT = 29400
@@ -27,16 +29,18 @@ class DdpTraining:
 
     Args:
         training: the training.
-        how: the buckets; None: a single process without DDP.
+        how: the buckets and the hook; None: a single process without DDP.
     """
 
     def __init__(self, training: TrainingSettings, how: DdpSettings | None) -> None:
         net = EmulatedNet(training.layers, batch=training.batch, compute_s=training.compute_s)
         self._net: nn.Module = net
+        self._after_step: Callable[[], None] = lambda: None
         if how is not None:
-            self._net = DistributedDataParallel(
-                net, gradient_as_bucket_view=True, bucket_cap_mb=how.bucket_mb
-            )
+            wrapped = DistributedDataParallel(net, gradient_as_bucket_view=True, bucket_cap_mb=how.bucket_mb)
+            if how.hook:
+                self._after_step = attach(wrapped, Hook.parse(how.hook))
+            self._net = wrapped
         self._optimizer = torch.optim.SGD(
             net.parameters(),
             lr=training.rate,
@@ -44,11 +48,22 @@ class DdpTraining:
             weight_decay=training.weight_decay,
         )
 
+    def parameters(self) -> Iterator[nn.Parameter]:
+        """Return the weights."""
+        return self._net.parameters()
+
     def iterate(self) -> None:
         """Run one iteration: forward, backward, update."""
         self._optimizer.zero_grad()
         self._net().sum().backward()
         self._optimizer.step()
+        self._after_step()
+
+
+def rendezvous_port(how: DdpSettings) -> int:
+    """Return the port of rank 0's rendezvous: jobs with other buckets or hooks may live beside this one."""
+    hook = 1 + (ALL_HOOKS.index(how.hook) if how.hook in ALL_HOOKS else len(ALL_HOOKS)) if how.hook else 0
+    return RENDEZVOUS_PORT + int(how.bucket_mb or 0) + 100 * hook
 
 
 def main() -> None:
@@ -65,12 +80,9 @@ def main() -> None:
         alone = DdpTraining(settings.training, None)
         serve_rounds(settings.control, flags.rank, alone.iterate, lambda: None, steady=steady)
         return
-    port = RENDEZVOUS_PORT + int(
-        settings.how.bucket_mb or 0
-    )  # jobs with other buckets may live beside this one
     distributed.init_process_group(
         "gloo",
-        init_method=f"tcp://{settings.hosts[0]}:{port}",
+        init_method=f"tcp://{settings.hosts[0]}:{rendezvous_port(settings.how)}",
         rank=flags.rank,
         world_size=settings.workers,
     )

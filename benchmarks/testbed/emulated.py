@@ -184,7 +184,7 @@ class EmulatedNet(nn.Module):
 
     Args:
         layers: their shapes, in forward order.
-        batch: rows of a fully-connected layer's input.
+        batch: rows of a fully-connected layer's input. Layers with outputs of one shape share their memory.
         compute_s: time of one forward and backward pass of the whole.
         pace: the accelerator's clock; one of its own when not given.
     """
@@ -196,9 +196,13 @@ class EmulatedNet(nn.Module):
         pace, gradients = pace or Pace(), Gradients()
         self.layers = nn.ModuleList()
         token = torch.full((1,), VALUE)
+        outputs: dict[int, Tensor] = {}
         for index, (shape, share) in enumerate(zip(layers, shares_of_work(layers), strict=True)):
             following = layers[index + 1] if index + 1 < len(layers) else None
-            output = _output_of(shape, following, batch, token)
+            columns = _columns(shape, following)
+            if columns and columns not in outputs:
+                outputs[columns] = torch.full((batch, columns), VALUE)
+            output = outputs[columns] if columns else token
             kind = EmulatedLinear if shape.fully_connected else EmulatedLayer
             self.layers.append(kind(shape, output, pace, gradients, compute_s * share))
         first = layers[0]
@@ -212,10 +216,8 @@ class EmulatedNet(nn.Module):
         return x
 
 
-def _output_of(shape: LayerShape, following: LayerShape | None, batch: int, token: Tensor) -> Tensor:
-    """Return the output of a layer: the input of the following one, or one number."""
-    if following is not None and following.fully_connected:
-        return torch.full((batch, following.tensors[0][1]), VALUE)
-    if following is None and shape.fully_connected:
-        return torch.full((batch, shape.tensors[0][0]), VALUE)
-    return token
+def _columns(shape: LayerShape, following: LayerShape | None) -> int:
+    """Return the columns of a layer's output: those of the following one's input; 0: the output is one number."""
+    if following is not None:
+        return following.tensors[0][1] if following.fully_connected else 0
+    return shape.tensors[0][0] if shape.fully_connected else 0

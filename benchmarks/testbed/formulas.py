@@ -6,7 +6,7 @@ plan. M model bytes, P workers, S hosts that only serve, K rows, a weight of N x
     server, all work and serve     2 M (P - 1) / P        pushes to the other shards, and values to the other workers
     server, hosts that only serve  worker M, server M P / S
     factors                        K (P - 1) (M + N)
-    DDP's ring                     2 M (P - 1) / P
+    DDP's ring                     2 M (P - 1) / P        with a hook M is what the hook sends (`hooks.py`)
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
+from benchmarks.testbed.hooks import Hook
 from benchmarks.testbed.shapes import LayerShape, elements
 from benchmarks.testbed.worker_settings import DdpSettings, PoseidonSettings, TrainingSettings
 from poseidon.exchange.base import Trained
@@ -55,6 +56,8 @@ def expected(training: TrainingSettings, how: DdpSettings | PoseidonSettings, wo
     """
     if workers == 1:
         return LinkBytes(worker=0.0)
+    if isinstance(how, DdpSettings) and how.hook:
+        return LinkBytes(worker=ring(Hook.parse(how.hook).payload_bytes(training.layers), workers))
     if isinstance(how, DdpSettings) or how.exchange == ExchangeKind.ALLREDUCE.value:
         return LinkBytes(worker=ring(elements(training.layers) * ELEMENT_BYTES, workers))
     plan = plan_of(training, how, workers)

@@ -18,6 +18,7 @@ from types import TracebackType
 
 from benchmarks.testbed.control import Round, Workers
 from benchmarks.testbed.errors import TestbedError
+from benchmarks.testbed.hooks import PLAIN_ITERATIONS, Hook
 from benchmarks.testbed.hosts import Host
 from benchmarks.testbed.processes import CpuTime, Processes
 from benchmarks.testbed.worker_settings import (
@@ -77,11 +78,23 @@ class HostJob:
             size = self._how.bucket_mb
             if len(self._hosts) == 1:
                 return "one process"
-            return "DDP" if size is None else f"DDP {size:g} MB"
+            hook = f" {Hook.parse(self._how.hook).name}" if self._how.hook else ""
+            return f"DDP{hook}" if size is None else f"DDP{hook} {size:g} MB"
         words = [self._how.exchange]
         words += [f"{self._how.servers} servers"] if self._how.servers else []
         words += [] if self._how.wait_free else ["not wait-free"]
         return " ".join(words)
+
+    @property
+    def period(self) -> int:
+        """Number of iterations after which the job's transfers repeat."""
+        hook = self._how.hook if isinstance(self._how, DdpSettings) else ""
+        return Hook.parse(hook).period if hook else 1
+
+    @property
+    def plain_iterations(self) -> int:
+        """Number of first iterations that differ from all later ones."""
+        return PLAIN_ITERATIONS if isinstance(self._how, DdpSettings) and self._how.hook else 0
 
     def __enter__(self) -> HostJob:
         with self._stack as stack:

@@ -2,14 +2,14 @@
 
 Law: a job's first iterations in each round are not counted (they meet no values on their way), and no round begins
 before the links are silent, so that no job pays for another one's bytes. Bytes are those of whole rounds, from silence
-to silence.
+to silence. If a job transfers something every H iterations only, a round has whole periods of it.
 """
 
 from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from benchmarks.testbed.control import Round
 from benchmarks.testbed.hosts import Hosts, Traffic
@@ -30,6 +30,14 @@ class Effort:
     rounds: int = 5
     iterations: int = 5
     warm: int = 2
+
+    def of(self, job: HostJob) -> Effort:
+        """Return the effort of a job in whole periods of its transfers."""
+
+        def whole(iterations: int) -> int:
+            return -(-iterations // job.period) * job.period
+
+        return replace(self, iterations=whole(self.iterations), warm=whole(self.warm))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,20 +109,21 @@ def measure(
         What was measured, in the order of `jobs`.
     """
     found = [Measured(name=job.name) for job in jobs]
-    for job in jobs:
-        job.round(effort.warm)  # buffers are made, connections opened
+    efforts = [effort.of(job) for job in jobs]
+    for job, own in zip(jobs, efforts, strict=True):
+        job.round(job.plain_iterations + own.warm)  # buffers are made, connections opened
     traffic: list[list[Traffic]] = [[] for _ in jobs]
     for number in range(effort.rounds):
-        for job, measured, moved in zip(jobs, found, traffic, strict=True):
+        for job, measured, moved, own in zip(jobs, found, traffic, efforts, strict=True):
             before, shards = hosts.quiet_traffic(), job.shard_times()
-            workers = job.round(effort.warm + effort.iterations)
+            workers = job.round(own.warm + own.iterations)
             after = hosts.quiet_traffic()
             moved += [new.since(old) for new, old in zip(after, before, strict=True)]
             used = [new.since(old) for new, old in zip(job.shard_times(), shards, strict=True)]
-            _note(measured, workers, used, effort)
+            _note(measured, workers, used, own)
             report(f"  round {number + 1}: {measured.name}: {measured.seconds[-1]:.3f} s")
-    for measured, moved in zip(found, traffic, strict=True):
-        count = (effort.warm + effort.iterations) * effort.rounds
+    for measured, moved, own in zip(found, traffic, efforts, strict=True):
+        count = (own.warm + own.iterations) * own.rounds
         measured.sent_bytes = [
             sum(t.sent_bytes for t in moved[h :: len(hosts)]) / count for h in range(len(hosts))
         ]

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import psutil
 
 from benchmarks.testbed.errors import TestbedError
+from benchmarks.testbed.hooks import Hook, HookKind
 from benchmarks.testbed.shapes import elements
 from benchmarks.testbed.tables import megabytes
 from benchmarks.testbed.worker_settings import DdpSettings, PoseidonSettings, TrainingSettings
@@ -16,6 +17,8 @@ PROCESS_BYTES = 200_000_000
 """Python and torch, and what a process needs beside the model."""
 COPIES_DDP = 3
 """Weights, momentum, buckets."""
+COPIES_HOOK = {HookKind.FP16: 0, HookKind.POWERSGD: 2, HookKind.POST_LOCAL: 1}
+"""Further copies: PowerSGD has what it holds back and the gradient before compression, post-local SGD the averaged weights."""
 COPIES_POSEIDON = 5
 """Weights, the shards' values and momentum, gradients and values on their way."""
 SPARE = 0.9
@@ -26,7 +29,8 @@ def needed_bytes(training: TrainingSettings, how: DdpSettings | PoseidonSettings
     model = elements(training.layers) * ELEMENT_BYTES
     largest = max(layer.elements for layer in training.layers) * ELEMENT_BYTES  # the constant gradient
     if isinstance(how, DdpSettings):
-        return workers * (COPIES_DDP * model + largest + PROCESS_BYTES)
+        copies = COPIES_DDP + (COPIES_HOOK[Hook.parse(how.hook).kind] if how.hook else 0)
+        return workers * (copies * model + largest + PROCESS_BYTES)
     shards = (how.servers or workers) * how.shards
     return workers * (COPIES_POSEIDON * model + largest + PROCESS_BYTES) + shards * PROCESS_BYTES
 

@@ -38,9 +38,11 @@ class DdpSettings:
 
     Attributes:
         bucket_mb: its bucket_cap_mb; None: its default.
+        hook: a communication hook, as `hooks.Hook` parses it: `powersgd:2`; empty: none.
     """
 
     bucket_mb: float | None = None
+    hook: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

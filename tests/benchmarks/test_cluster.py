@@ -9,6 +9,7 @@ import pytest
 
 from benchmarks import cluster
 from benchmarks.testbed import measurement_lock
+from benchmarks.testbed.hooks import ALL_HOOKS
 
 
 @pytest.fixture(autouse=True)
@@ -25,6 +26,9 @@ def own_lock(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         ("speed --rates 250,none", "rates", [250.0, None]),
         ("speed --buckets=", "buckets", ()),
         ("speed", "buckets", (1.0, 5.0, 25.0)),
+        ("speed", "hooks", ()),
+        ("speed --hooks fp16,powersgd:2", "hooks", ("fp16", "powersgd:2")),
+        ("speed --hooks all", "hooks", ALL_HOOKS),
         ("overlap", "ratios", (0.5, 1.0, 2.0)),
         ("paper --hosts 2", "hosts", [2]),
         ("links --ddp", "ddp", True),
@@ -34,12 +38,22 @@ def test_flags(words: str, field: str, value: object) -> None:
     assert getattr(cluster.parse(words.split()), field) == value
 
 
-@pytest.mark.parametrize("words", ["", "speed --exchange mpi", "speed --net lenet5000", "bytes --hosts x"])
+@pytest.mark.parametrize(
+    "words",
+    ["", "speed --exchange mpi", "speed --hooks powersgd", "speed --net lenet5000", "bytes --hosts x"],
+)
 def test_mistakes_end_with_status_2(words: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as leaving:
         cluster.parse(words.split())
     assert leaving.value.code == 2
     assert "usage:" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "count"), [("speed", 32), ("speed --net gpt2", 8192), ("speed --batch 4", 4)]
+)
+def test_a_batch_has_the_rows_of_its_net(words: str, count: int) -> None:
+    assert cluster.rows(cluster.parse(words.split())) == count
 
 
 @pytest.mark.parametrize("command", ["bytes", "paper", "clean"])

@@ -26,6 +26,19 @@ def test_the_server_moves_what_a_ring_moves(how: DdpSettings | PoseidonSettings)
     assert expected(TRAINING, how, 4).worker == pytest.approx(2 * MODEL * 3 / 4)
 
 
+def test_a_hook_sends_less_round_the_ring() -> None:
+    fc, conv = 1000 + 500, 10 + 90  # n + m of the two weights
+    vectors = 10 + 1000
+    for hook, payload in (
+        ("fp16", MODEL / 2),
+        ("powersgd:1", 4 * (fc + conv + vectors)),
+        ("powersgd:4", 4 * (4 * fc + 4 * conv + vectors)),
+        ("powersgd:8", 4 * (8 * fc + 900 + vectors)),  # 8 x 100 elements are not half of 900
+        ("post-local:8", MODEL / 8),
+    ):
+        assert expected(TRAINING, DdpSettings(hook=hook), 4).worker == pytest.approx(2 * payload * 3 / 4)
+
+
 @pytest.mark.parametrize("exchange", ["svb", "hybrid"])
 def test_factors_move_rows(exchange: str) -> None:
     served = 4 * (910 + 1000)

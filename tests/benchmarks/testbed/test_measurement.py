@@ -31,6 +31,8 @@ class FakeHosts:
 class FakeJob:
     """Iterations of known length; the warm ones are absurdly long."""
 
+    period, plain_iterations = 1, 0
+
     def __init__(self, name: str, hosts: FakeHosts, log: list[str], lengths: list[float], moved: int) -> None:
         self.name = name
         self._hosts = hosts
@@ -72,6 +74,17 @@ def run(log: list[str]) -> list[Any]:
 def test_jobs_take_turns_after_a_warm_round(log: list[str]) -> None:
     run(log)
     assert log == ["A 2", "B 2", *["A 6", "B 6"] * 3]
+
+
+def test_a_round_has_whole_periods_of_a_jobs_transfers(log: list[str]) -> None:
+    hosts = FakeHosts()
+    job = FakeJob("A", hosts, log, [1.0] * 9, moved=10)
+    job.period, job.plain_iterations = 4, 2
+    (measured,) = measure(
+        cast("Hosts", hosts), cast("list[HostJob]", [job]), Effort(rounds=1, iterations=5, warm=2)
+    )
+    assert log == ["A 6", "A 12"]
+    assert measured.sent_bytes == [10, 10]
 
 
 def test_warm_iterations_do_not_count(log: list[str]) -> None:

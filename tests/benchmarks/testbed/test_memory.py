@@ -25,6 +25,13 @@ def test_both_systems_need_several_copies_of_the_model_for_each_worker() -> None
         assert 3 * 3 * MODEL < needed_bytes(LARGE, how, 3) < 3 * 10 * MODEL
 
 
+def test_a_hook_needs_its_copies() -> None:
+    plain = needed_bytes(LARGE, DdpSettings(), 3)
+    assert needed_bytes(LARGE, DdpSettings(hook="fp16"), 3) == plain
+    assert needed_bytes(LARGE, DdpSettings(hook="post-local:4"), 3) == plain + 3 * MODEL
+    assert needed_bytes(LARGE, DdpSettings(hook="powersgd:4"), 3) == plain + 2 * 3 * MODEL
+
+
 def test_what_does_not_fit_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=8 * MODEL))
     check_memory(LARGE, [DdpSettings()], 1)

@@ -8,6 +8,7 @@ import pytest
 
 from benchmarks.testbed.shapes import (
     LayerShape,
+    default_rows,
     divided,
     elements,
     from_json,
@@ -16,7 +17,14 @@ from benchmarks.testbed.shapes import (
     to_json,
 )
 
-PARAMETERS = {"alexnet": 60_965_224, "googlenet": 6_998_552, "resnet50": 25_557_096, "vgg19": 143_667_240}
+PARAMETERS = {
+    "alexnet": 60_965_224,
+    "dlrm": 54_294_273,
+    "googlenet": 6_998_552,
+    "gpt2": 124_439_808,
+    "resnet50": 25_557_096,
+    "vgg19": 143_667_240,
+}
 
 
 @pytest.mark.parametrize(("net", "parameters"), PARAMETERS.items())
@@ -37,6 +45,27 @@ def test_resnet_has_convolutions_only() -> None:
     assert not any(layer.fully_connected for layer in layers)
     assert layers[-1].tensors == ((1000, 2048, 1, 1), (1000,))
     assert layers[1].tensors[1:] == ((256,), (256,))  # the scale and shift of its batch normalization
+
+
+def test_gpt2s_head_has_the_tensor_of_its_embedding() -> None:
+    layers = layers_of("gpt2")
+    assert (layers[0].name, layers[0].tensors) == ("wte", ((50257, 768),))
+    assert (layers[-1].name, layers[-1].tensors) == ("head", ())
+    assert layers[-1].work > 50 * layers[0].work
+    assert [layer.name for layer in layers].count("wte") == 1
+
+
+def test_a_quarter_of_gpt2_has_a_quarter_of_its_bytes_and_of_its_factors() -> None:
+    whole, part = layers_of("gpt2"), layers_of("gpt2/4")
+    assert elements(part) * 4 == pytest.approx(elements(whole), rel=0.01)
+    assert default_rows("gpt2/4") * 2 == default_rows("gpt2")
+
+
+def test_dlrm_is_mostly_tables() -> None:
+    tables = [layer for layer in layers_of("dlrm") if layer.name.startswith("table")]
+    assert len(tables) == 26
+    assert elements(tables) > 0.98 * elements(layers_of("dlrm"))
+    assert not any(layer.fully_connected for layer in tables)
 
 
 def test_vgg19_22k_has_the_papers_size() -> None:

@@ -24,6 +24,7 @@ LAYERS = (LayerShape(name="fc", tensors=((2, 3), (2,)), work=6, fully_connected=
     [
         DdpSettings(),
         DdpSettings(bucket_mb=5.0),
+        DdpSettings(hook="powersgd:2"),
         PoseidonSettings(),
         PoseidonSettings(exchange="ps", wait_free=False, servers=2, shards=3, trace=Path("/traces")),
     ],

@@ -1,0 +1,79 @@
+"""DDP's communication hooks: their names, their periods, and that torch takes them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+from torch import distributed
+
+from benchmarks.testbed.ddp_worker import DdpTraining, rendezvous_port
+from benchmarks.testbed.emulated import VALUE
+from benchmarks.testbed.hooks import ALL_HOOKS, Hook, HookKind, low_rank_elements
+from benchmarks.testbed.shapes import LayerShape
+from benchmarks.testbed.worker_settings import DdpSettings, TrainingSettings
+
+TRAINING = TrainingSettings(
+    layers=(
+        LayerShape(name="conv", tensors=((20, 16, 3, 3), (20,)), work=1),
+        LayerShape(name="fc", tensors=((30, 20), (30,)), work=1, fully_connected=True),
+    ),
+    batch=4,
+    compute_s=0.0,
+    rate=1000.0,  # gradients are 1e-6
+    weight_decay=0.0,
+)
+
+
+@pytest.fixture
+def group() -> Iterator[None]:
+    """A process group of this process alone."""
+    distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
+    yield
+    distributed.destroy_process_group()
+
+
+def test_texts_name_hooks() -> None:
+    hooks = [Hook.parse(text) for text in ("fp16", "powersgd:2", "post-local:8")]
+    assert [hook.name for hook in hooks] == ["fp16", "PowerSGD 2", "post-local 8"]
+    assert [hook.period for hook in hooks] == [1, 1, 8]
+    assert {Hook.parse(text).kind for text in ALL_HOOKS} == set(HookKind)
+
+
+@pytest.mark.parametrize("text", ["", "fp32", "fp16:2", "powersgd", "powersgd:0", "post-local:x"])
+def test_other_texts_are_refused(text: str) -> None:
+    with pytest.raises(ValueError):
+        Hook.parse(text)
+
+
+@pytest.mark.parametrize(
+    ("shape", "rank", "count"),
+    [
+        ((30, 20), 1, 50),
+        ((30, 20), 4, 200),
+        ((30, 20), 8, 600),
+        ((20, 16, 3, 3), 4, 4 * (20 + 144)),
+        ((30,), 1, 30),
+    ],
+)
+def test_low_rank_is_for_tensors_that_it_halves(shape: tuple[int, ...], rank: int, count: int) -> None:
+    assert low_rank_elements(shape, rank) == count
+
+
+@pytest.mark.parametrize("hook", ["", "fp16", "powersgd:1", "powersgd:4", "post-local:2"])
+def test_a_replica_trains_with_each_hook(hook: str, group: None) -> None:
+    """A single worker's average is its own gradient, which has rank 1: every hook takes the same steps, float16 nearly."""
+    plain, hooked = DdpTraining(TRAINING, None), DdpTraining(TRAINING, DdpSettings(hook=hook))
+    for _ in range(6):
+        plain.iterate()
+        hooked.iterate()
+    for one, other in zip(plain.parameters(), hooked.parameters(), strict=True):
+        moved = one - VALUE
+        assert moved.max() < -VALUE
+        torch.testing.assert_close(other - VALUE, moved, rtol=0.03, atol=0.0)
+
+
+def test_jobs_that_live_together_meet_at_different_ports() -> None:
+    ways = [DdpSettings(), DdpSettings(bucket_mb=25.0), *(DdpSettings(hook=hook) for hook in ALL_HOOKS)]
+    assert len({rendezvous_port(how) for how in ways}) == len(ways)
