@@ -21,6 +21,7 @@ import json
 import signal
 import sys
 import threading
+import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,7 @@ from urllib.parse import urlsplit
 from ps_server.errors import ServerError, SpecError, as_server_error
 from ps_server.keys import Keyring, read_keyring
 from ps_server.link_load import sending_s
+from ps_server.meters import StallMeter
 from ps_server.numerics import prepare_process
 from ps_server.protocol.shard import Shard
 from ps_server.server import Server
@@ -126,6 +128,7 @@ class Reporter:
         self._over = threading.Event()
         self._thread: threading.Thread | None = None
         self._server: Server | None = None
+        self._stall = StallMeter()
 
     def report(self, event: str, **fields: object) -> None:
         """Write one event."""
@@ -140,9 +143,12 @@ class Reporter:
 
     def _beat(self) -> None:
         assert self._server is not None
-        turns = -1
+        turns, due_s = -1, time.monotonic() + ALIVE_S
         try:
-            while not self._over.wait(ALIVE_S):
+            while not self._stall.sleep(self._over):
+                if time.monotonic() < due_s:
+                    continue
+                due_s = time.monotonic() + ALIVE_S
                 if self._server.turns != turns:  # a shard that hangs sends no heartbeat
                     turns = self._server.turns
                     self.report_statistics()
@@ -152,7 +158,9 @@ class Reporter:
     def report_statistics(self) -> None:
         """Report what the shard has done so far."""
         if self._server is not None:
-            self.report("statistics", **self._server.statistics().as_fields(), sending_s=sending_s())
+            statistics = self._server.statistics().as_fields()
+            stalled_s = round(self._stall.stalled_s, 3)
+            self.report("statistics", **statistics, sending_s=sending_s(), stalled_s=stalled_s)
 
     def close(self) -> None:
         """Stop the heartbeat."""

@@ -2,7 +2,8 @@
 
 Linux counts for each connection the time in which sent bytes were not acknowledged yet, or waited to be sent
 (`tcpi_busy_time` of TCP_INFO). A connection over a link that is fast enough is busy for a small part of the time; over
-one that is the limit, nearly all of it.
+one that is the limit, nearly all of it. The time in which the other side's process did not read what had come
+(`tcpi_rwnd_limited`) is left out: that is no fault of the link.
 
 Law: reading changes nothing. Elsewhere than on Linux, or with an old kernel, there is nothing to report.
 """
@@ -17,7 +18,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import suppress
 
 _BUSY_OFFSET = 168
-"""Of `tcpi_busy_time`, microseconds, in `struct tcp_info` since Linux 4.10."""
+"""Of `tcpi_busy_time` and then `tcpi_rwnd_limited`, microseconds, in `struct tcp_info` since Linux 4.10."""
 _INFO_BYTES = 232
 
 
@@ -44,8 +45,8 @@ def _busy(number: int) -> tuple[str, float]:
         if copy.family not in (socket.AF_INET, socket.AF_INET6) or copy.type != socket.SOCK_STREAM:
             raise OSError("no TCP connection")
         info = copy.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _INFO_BYTES)
-        if len(info) < _BUSY_OFFSET + 8:
+        if len(info) < _BUSY_OFFSET + 16:
             raise OSError("an old kernel")
-        (microseconds,) = struct.unpack_from("=Q", info, _BUSY_OFFSET)
+        busy_us, unread_us = struct.unpack_from("=QQ", info, _BUSY_OFFSET)
         address = str(copy.getpeername()[0])
-        return address.removeprefix("::ffff:"), microseconds / 1e6
+        return address.removeprefix("::ffff:"), (busy_us - unread_us) / 1e6

@@ -10,12 +10,15 @@ Laws:
 from __future__ import annotations
 
 import resource
+import threading
 import time
 from collections.abc import Callable, Sequence
 
 from ps_server.protocol.messages import Push, Value
 from ps_server.protocol.settings import StoreSpec
 from ps_server.statistics import ClientStatistics, ShardStatistics, TableStatistics
+
+NAP_S = 0.025
 
 
 class ClientMeter:
@@ -114,16 +117,19 @@ class ServerMeter:
         self._since_s: float | None = None
 
     def begin(self, queue: int) -> None:
-        """Note that so many messages have come and are handled now."""
+        """Note that so many packets have come, of one message or more each, and are handled now."""
         self._since_s = self._now()
         self._queue = queue
         self._longest_queue = max(self._longest_queue, queue)
 
     def received(self, frames: Sequence[bytes | bytearray | memoryview]) -> None:
-        """Count one of them, which is handled now."""
-        self._queue -= 1
+        """Count a message."""
         self._messages_in += 1
         self._bytes_in += payload_bytes(frames)
+
+    def handled(self) -> None:
+        """Note that one of the packets is handled."""
+        self._queue -= 1
 
     def sent(self, frames: Sequence[bytes | bytearray | memoryview]) -> None:
         """Count a message that is handed to the network."""
@@ -152,6 +158,31 @@ class ServerMeter:
             dropped=dropped,
             peak_bytes=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,  # Linux counts in KiB
         )
+
+
+class StallMeter:
+    """The time for which this process did not run although it should: it was stopped, or had no processor.
+
+    A thread sleeps for a short time again and again; what a sleep takes beyond that counts.
+
+    Args:
+        now: seconds, monotonic.
+
+    Attributes:
+        stalled_s: in total.
+    """
+
+    def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
+        self._now = now
+        self.stalled_s = 0.0
+
+    def sleep(self, over: threading.Event) -> bool:
+        """Sleep once; return whether the event has ended the sleep."""
+        began_s = self._now()
+        if over.wait(NAP_S):
+            return True
+        self.stalled_s += max(0.0, self._now() - began_s - NAP_S)
+        return False
 
 
 def payload_bytes(frames: Sequence[bytes | bytearray | memoryview]) -> int:

@@ -100,7 +100,9 @@ class Server:
         self._send_waiting(blocked)
         for handled, (peer, frames) in enumerate(batch):
             self._trace.count("queue", messages=len(batch) - handled)
-            if self._answer(peer, frames):
+            answered = self._answer(peer, frames)
+            self._meter.handled()
+            if answered:
                 self._send_waiting(blocked)
         self._meter.end()
         if batch:

@@ -61,7 +61,7 @@ class ShardStatistics:
         bytes_out: payload sent.
         messages_in: messages received.
         messages_out: messages sent.
-        queue: messages received and not handled yet, at this moment.
+        queue: packets received and not handled yet, at this moment.
         longest_queue: the most there have been.
         updates: chunks that have a new value.
         busy_s: time not spent waiting for messages.

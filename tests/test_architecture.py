@@ -34,7 +34,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         *("poseidon.solvers", "poseidon.exchange", "poseidon.cluster", "poseidon.layers", "poseidon.net"),
         "poseidon.engine",
     },
-    "poseidon.dashboard": {"poseidon.metrics", "poseidon.launch"},
+    "poseidon.dashboard": {"poseidon.metrics", "poseidon.cluster", "poseidon.launch"},
     "poseidon.cli": {
         *("ps_server", "poseidon.proto", "poseidon.metrics", "poseidon.data", "poseidon.snapshot"),
         *("poseidon.exchange", "poseidon.cluster", "poseidon.layers", "poseidon.net", "poseidon.engine"),

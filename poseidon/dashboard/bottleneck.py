@@ -1,7 +1,7 @@
 """What limits a job, from the times of its processes: compute, a link, a shard, a worker, or the data reader.
 
-Law: pure. One cause is named; the order of the rules is the order in which a cause hides the next one: a worker that waits
-for its data delays all others, and a shard that is overloaded keeps connections busy.
+Law: pure. One cause is named. The others wait for the worker that waits least, so its time comes first: if it hardly waits,
+its data or its compute is the limit. Else all wait for the network or for a shard, and the busier one is the limit.
 """
 
 from __future__ import annotations
@@ -11,15 +11,18 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
+from poseidon.cluster.supervision.stragglers import excess_s
+
 READS = 0.25
 """The part of a worker's time that waits for data, from which the reader is the limit."""
 WAITS = 0.15
-"""The part of the workers' time that waits for others, up to which compute is the limit."""
+"""The part of its time that the busiest worker waits for others, up to which compute is the limit."""
+EXPLAINS = 0.5
+"""The part of the workers' waits from which a busy link or shard explains them."""
 SLOWER = 1.5
-"""How many times the others' own time a worker needs, from which it is the limit."""
-LEAST_DIFFERENCE_S = 0.005
+"""How many times as busy as the others the links of a host are, from which that host is the limit."""
 SHARD_BUSY = 0.6
-LINK_BUSY = 0.4
+"""The part of the time from which a shard is the limit, however busy links are: what it does not receive stays on them."""
 HOST_BUSY = 0.85
 
 
@@ -56,6 +59,11 @@ class WorkerLoad:
     host_busy: float = 0.0
 
     @property
+    def read_s(self) -> float:
+        """Seconds of an iteration in which it waits for its data; 0 without an iteration."""
+        return self.read / self.iterations if self.iterations else 0.0
+
+    @property
     def own_s(self) -> float:
         """Seconds of an iteration in which it waits for nothing; 0 without an iteration."""
         return max(0.0, 1.0 - self.waited - self.read) / self.iterations if self.iterations else 0.0
@@ -63,7 +71,14 @@ class WorkerLoad:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShardLoad:
-    """A shard over some seconds; `busy` and `sending` as of `WorkerLoad`."""
+    """A shard over some seconds.
+
+    Attributes:
+        index: of the shard.
+        host: it runs on.
+        busy: the part of the time in which it works, or has no processor; 0..1.
+        sending: as of `WorkerLoad`.
+    """
 
     index: int
     host: str
@@ -92,81 +107,77 @@ def find_bottleneck(workers: Sequence[WorkerLoad], shards: Sequence[ShardLoad]) 
     """Return what limits a job, from the loads of its processes over the same seconds."""
     if not workers or not any(worker.iterations for worker in workers):
         return Bottleneck(cause=Cause.UNKNOWN, sentence="Not enough has been measured yet.")
-    reading = max(workers, key=lambda worker: worker.read)
-    if reading.read >= READS:
-        return Bottleneck(
-            cause=Cause.DATA,
-            where=f"worker {reading.rank}",
-            sentence=f"The data reader is the limit: worker {reading.rank} on {reading.host} waits for data "
-            f"{_percent(reading.read)} of the time.",
-            advice="Convert the data to LMDB, make the images smaller, or move the data to a faster disk.",
-        )
-    waiting = statistics.median(worker.waited for worker in workers)
+    last = min(workers, key=lambda worker: worker.waited)  # the others wait for it
     slowest = max(workers, key=lambda worker: worker.own_s)
-    others = [worker.own_s for worker in workers if worker is not slowest]
-    if others:
-        usual = statistics.median(others)
-        if slowest.own_s >= SLOWER * usual and slowest.own_s - usual >= LEAST_DIFFERENCE_S:
-            return Bottleneck(
-                cause=Cause.WORKER,
-                where=f"worker {slowest.rank}",
-                sentence=f"Worker {slowest.rank} on {slowest.host} is the limit: it needs "
-                f"{slowest.own_s * 1e3:.0f} ms of its own for an iteration, and the others {usual * 1e3:.0f} ms.",
-                advice="Look for other programs on that host; or use bounded staleness (--staleness).",
-            )
-    if waiting <= WAITS:
+    others_s = [worker.own_s for worker in workers if worker is not slowest]
+    iteration_s = 1.0 / slowest.iterations if slowest.iterations else 0.0
+    excess = excess_s(slowest.own_s, others_s, iteration_s)
+    if last.read >= READS and last.read_s >= excess:
+        return _data(last)
+    if excess:
+        return _straggler(slowest, statistics.median(others_s))
+    waiting = statistics.median(worker.waited for worker in workers)
+    if last.waited <= WAITS:
         return Bottleneck(
             cause=Cause.COMPUTE,
             sentence=f"Compute is the limit: workers wait for each other {_percent(waiting)} of the time.",
             advice="More workers make the job faster.",
         )
-    busiest = max(shards, key=lambda shard: shard.busy, default=None)
-    if busiest is not None and busiest.busy >= SHARD_BUSY:
-        return Bottleneck(
-            cause=Cause.SHARD,
-            where=f"shard {busiest.index}",
-            sentence=f"Shard {busiest.index} on {busiest.host} is the limit: it works {_percent(busiest.busy)} of the time, "
-            f"and workers wait {_percent(waiting)}.",
-            advice="Use more shards (--num_comm_channels_per_client), or hosts that only serve (role=server).",
-        )
-    return _link(workers, shards, waiting)
-
-
-def _link(workers: Sequence[WorkerLoad], shards: Sequence[ShardLoad], waiting: float) -> Bottleneck:
-    """Name the host whose link is busiest, or all links, or no cause."""
     links = _busy_links([*workers, *shards])
-    if not links or max(links.values()) < LINK_BUSY:
-        loaded = max(workers, key=lambda worker: worker.host_busy)
-        if loaded.host_busy >= HOST_BUSY:
-            return Bottleneck(
-                cause=Cause.COMPUTE,
-                where=loaded.host,
-                sentence=f"Compute is the limit: the processors of {loaded.host} are busy {_percent(loaded.host_busy)} of the "
-                f"time, and workers wait {_percent(waiting)}.",
-                advice="Start fewer processes there, or use more hosts.",
-            )
-        return Bottleneck(
-            cause=Cause.UNKNOWN,
-            sentence=f"Workers wait for each other {_percent(waiting)} of the time, and no link and no shard is busy.",
-            advice="Look at the timeline of an iteration (--trace).",
-        )
+    carrying = max(links.values(), default=0.0)
+    busiest = max(shards, key=lambda shard: shard.busy, default=None)
+    if busiest is not None and busiest.busy >= min(SHARD_BUSY, max(carrying, EXPLAINS * waiting)):
+        return _shard(busiest, waiting)
+    if carrying >= EXPLAINS * waiting:
+        return _link(links, waiting)
+    return _processors(workers, waiting)
+
+
+def _data(worker: WorkerLoad) -> Bottleneck:
+    return Bottleneck(
+        cause=Cause.DATA,
+        where=f"worker {worker.rank}",
+        sentence=f"The data reader is the limit: worker {worker.rank} on {worker.host} waits for data "
+        f"{_percent(worker.read)} of the time.",
+        advice="Convert the data to LMDB, make the images smaller, or move the data to a faster disk.",
+    )
+
+
+def _straggler(worker: WorkerLoad, usual_s: float) -> Bottleneck:
+    return Bottleneck(
+        cause=Cause.WORKER,
+        where=f"worker {worker.rank}",
+        sentence=f"Worker {worker.rank} on {worker.host} is the limit: it needs {worker.own_s * 1e3:.0f} ms of its own "
+        f"for an iteration, and the others {usual_s * 1e3:.0f} ms.",
+        advice="Look for other programs on that host; or use bounded staleness (--staleness).",
+    )
+
+
+def _shard(shard: ShardLoad, waiting: float) -> Bottleneck:
+    return Bottleneck(
+        cause=Cause.SHARD,
+        where=f"shard {shard.index}",
+        sentence=f"Shard {shard.index} on {shard.host} is the limit: it is busy {_percent(shard.busy)} of the time, "
+        f"and workers wait {_percent(waiting)}.",
+        advice="Use more shards (--num_comm_channels_per_client), or hosts that only serve (role=server).",
+    )
+
+
+def _link(links: Mapping[frozenset[str], float], waiting: float) -> Bottleneck:
+    """Name the host whose links are busiest, or all links."""
     hosts = sorted({host for link in links for host in link})
-    of_host = {
-        host: statistics.median([busy for link, busy in links.items() if host in link]) for host in hosts
-    }
-    rest = {
-        host: statistics.median([busy for link, busy in links.items() if host not in link] or [of_host[host]])
-        for host in hosts
-    }
+    of_host = {host: _mean(links, host, touching=True) for host in hosts}
+    rest = {host: _mean(links, host, touching=False) for host in hosts}
     worst = max(hosts, key=lambda host: of_host[host] - rest[host])
     advice = (
         "Send fewer bytes: --exchange=hybrid, --wire_precision=float16; `poseidon doctor` measures the links."
     )
     if len(hosts) > 2 and of_host[worst] >= SLOWER * rest[worst]:
+        carrying = max(busy for link, busy in links.items() if worst in link)
         return Bottleneck(
             cause=Cause.LINK,
             where=worst,
-            sentence=f"The link of {worst} is the limit: it carries data {_percent(of_host[worst])} of the time, and the "
+            sentence=f"The link of {worst} is the limit: it carries data {_percent(carrying)} of the time, and the "
             f"others {_percent(rest[worst])}.",
             advice=advice,
         )
@@ -178,15 +189,45 @@ def _link(workers: Sequence[WorkerLoad], shards: Sequence[ShardLoad], waiting: f
     )
 
 
-def _busy_links(processes: Sequence[WorkerLoad | ShardLoad]) -> dict[tuple[str, str], float]:
-    """Return for each link, from host to host, the part of the time of its busiest connection."""
-    links: dict[tuple[str, str], float] = {}
+def _processors(workers: Sequence[WorkerLoad], waiting: float) -> Bottleneck:
+    """Name the host whose processors are busy, or no cause."""
+    loaded = max(workers, key=lambda worker: worker.host_busy)
+    if loaded.host_busy >= HOST_BUSY:
+        return Bottleneck(
+            cause=Cause.COMPUTE,
+            where=loaded.host,
+            sentence=f"Compute is the limit: the processors of {loaded.host} are busy {_percent(loaded.host_busy)} of the "
+            f"time, and workers wait {_percent(waiting)}.",
+            advice="Start fewer processes there, or use more hosts.",
+        )
+    return Bottleneck(
+        cause=Cause.UNKNOWN,
+        sentence=f"Workers wait for each other {_percent(waiting)} of the time, and no link and no shard is busy.",
+        advice="Look at the timeline of an iteration (--trace).",
+    )
+
+
+def _busy_links(processes: Sequence[WorkerLoad | ShardLoad]) -> dict[frozenset[str], float]:
+    """Return for each pair of hosts the part of the time in which data travels between them.
+
+    Each way counts with its busiest connection. The two ways add up: values travel when gradients have.
+    """
+    ways: dict[tuple[str, str], float] = {}
     for process in processes:
         for peer, part in process.sending.items():
             if peer != process.host:
-                link = (process.host, peer)
-                links[link] = max(links.get(link, 0.0), part)
+                way = (process.host, peer)
+                ways[way] = max(ways.get(way, 0.0), part)
+    links: dict[frozenset[str], float] = {}
+    for way, part in ways.items():
+        links[frozenset(way)] = min(1.0, links.get(frozenset(way), 0.0) + part)
     return links
+
+
+def _mean(links: Mapping[frozenset[str], float], host: str, *, touching: bool) -> float:
+    """Return the mean over the links of a host, or over all others; 0 without any."""
+    found = [busy for link, busy in links.items() if (host in link) is touching]
+    return statistics.fmean(found) if found else 0.0
 
 
 def _percent(part: float) -> str:

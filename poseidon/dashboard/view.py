@@ -123,7 +123,7 @@ class JobView:
                 for host, busy in last["sending_s"].items()
             }
             if kind == "shard":
-                busy = _part(last["busy_s"] - first["busy_s"], seconds)
+                busy = max(_part(last[name] - first[name], seconds) for name in ("busy_s", "stalled_s"))
                 shards.append(ShardLoad(index=index, host=last["host"], busy=busy, sending=sending))
                 continue
             workers.append(
@@ -219,7 +219,7 @@ class JobView:
 
 _NUMBERS = {
     "worker": ("iteration", "waited_s", "read_s", "host_busy"),
-    "shard": ("busy_s", "queue", "bytes_in", "bytes_out"),
+    "shard": ("busy_s", "stalled_s", "queue", "bytes_in", "bytes_out"),
 }
 
 

@@ -21,7 +21,6 @@ from poseidon.metrics.job_records import (
     Record,
     encode_record,
     progress_record,
-    seconds_by_host,
     shard_record,
     test_record,
     train_record,
@@ -93,8 +92,8 @@ class JobRecords(JobListener):
         if kind == "statistics" and name.role is Role.SHARD:
             shard = parse_shard(event)
             if shard is not None:
-                sending = seconds_by_host(event.get("sending_s"))
-                self._put({**shard_record(shard), **_process(name), "sending_s": sending}, period=name.short)
+                record = shard_record(shard, event)
+                self._put({**record, **_process(name)}, period=name.short)
         if name.role is not Role.WORKER:
             return
         iteration = event.get("iteration")

@@ -83,8 +83,13 @@ def worker_record(event: Mapping[str, object], iteration: int) -> Record | None:
     return {"kind": "worker", "iteration": iteration, **later, **known, "sending_s": sending}
 
 
-def shard_record(statistics: ShardStatistics) -> Record:
-    """Return the record of a shard; all but the queue and the memory count since its start."""
+def shard_record(statistics: ShardStatistics, event: Mapping[str, object]) -> Record:
+    """Return the record of a shard; all but the queue and the memory count since its start.
+
+    Args:
+        statistics: of the shard.
+        event: that has brought them, with the times of its process.
+    """
     names = (
         "bytes_in",
         "bytes_out",
@@ -95,7 +100,12 @@ def shard_record(statistics: ShardStatistics) -> Record:
         "longest_queue",
         "memory_bytes",
     )
-    return {"kind": "shard", **{name: getattr(statistics, name) for name in names}}
+    return {
+        "kind": "shard",
+        **{name: getattr(statistics, name) for name in names},
+        "stalled_s": _finite(event.get("stalled_s")) or 0.0,
+        "sending_s": seconds_by_host(event.get("sending_s")),
+    }
 
 
 def seconds_by_host(value: object) -> dict[str, float]:

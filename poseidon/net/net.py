@@ -18,9 +18,10 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from poseidon.data.batches.numbered import NumberedReader
+from poseidon.data.batches.prefetch import WAITED
 from poseidon.errors import DataError, UsageError, unknown
 from poseidon.layers.base import Layer, LayerContext, LayerError, Shape, times
-from poseidon.layers.inputs.sources import Input, ReadingSource
+from poseidon.layers.inputs.sources import Input, ReadingSource, Source
 from poseidon.metrics.glog_lines import GlogSink
 from poseidon.net.debug import DebugTrace
 from poseidon.net.fuse import FusedStep, Run, fuse
@@ -307,9 +308,10 @@ class Net(nn.Module):
         return tuple(self._call(fused.step, fused.run) for fused in steps if not isinstance(fused.run, Input))
 
     def _call(self, step: Step, run: Run) -> Call:
+        layer = self.layer_modules[step.layer][1]
         return Call(
-            layer=self.layer_modules[step.layer][1],
-            run=run,
+            layer=layer,
+            run=run if step.bottoms or isinstance(layer, Source) else partial(_read, run),
             bottoms=step.bottoms,
             tops=step.tops,
             dead=step.dead,
@@ -355,6 +357,12 @@ class Net(nn.Module):
         if self.keep_blobs:
             self.blobs = {name: values[slot] for name, slot in self.plan.names.items()}
         return {name: values[slot] for name, slot in self.plan.outputs}
+
+
+def _read(run: Run) -> Any:
+    """Run a user's layer without bottoms; its time is one of waiting for data."""
+    with WAITED.measure(needed=True):
+        return run()
 
 
 def _all_finite(value: Tensor) -> bool:

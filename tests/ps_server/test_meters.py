@@ -1,9 +1,11 @@
 from __future__ import annotations
 
+import threading
+
 import numpy as np
 import pytest
 
-from ps_server.meters import ClientMeter, ServerMeter, payload_bytes
+from ps_server.meters import NAP_S, ClientMeter, ServerMeter, StallMeter, payload_bytes
 from ps_server.protocol.messages import Clock, Initial, Push, Value
 from ps_server.protocol.settings import StoreSpec, TableSpec
 from ps_server.statistics import TableStatistics
@@ -93,6 +95,7 @@ def test_a_shards_queue_and_time() -> None:
         clock.s += 2
         for _ in range(queue):
             meter.received([b"12345"])
+            meter.handled()
         meter.sent([b"12", memoryview(ARRAY)])
         meter.end()
         clock.s += 50  # waiting for messages
@@ -109,8 +112,39 @@ def test_a_shards_queue_and_time() -> None:
 def test_the_queue_of_this_moment() -> None:
     meter = ServerMeter()
     meter.begin(5)
-    meter.received([])
+    for _ in range(7):
+        meter.received([])  # the messages of one packet
+    meter.handled()
     assert meter.statistics(updates=0, memory_bytes=0, refused=0, dropped=0).queue == 4
+
+
+class Nap(threading.Event):
+    """A sleep that takes some time."""
+
+    def __init__(self, clock: Clockwork, *lasts_s: float) -> None:
+        super().__init__()
+        self.clock, self.lasts_s = clock, list(lasts_s)
+
+    def wait(self, timeout: float | None = None) -> bool:
+        self.clock.s += self.lasts_s.pop(0)
+        return self.is_set()
+
+
+def test_a_process_that_does_not_run_is_stalled() -> None:
+    clock = Clockwork()
+    meter = StallMeter(clock)
+    over = Nap(clock, NAP_S, NAP_S + 0.5, NAP_S, NAP_S + 2.0)
+    for _ in range(4):
+        assert not meter.sleep(over)
+    assert meter.stalled_s == pytest.approx(2.5)
+
+
+def test_a_sleep_that_was_ended_is_no_stall() -> None:
+    clock = Clockwork()
+    meter, over = StallMeter(clock), Nap(clock, 9.0)
+    over.set()
+    assert meter.sleep(over)
+    assert meter.stalled_s == 0
 
 
 def test_bytes_of_frames_of_any_kind() -> None:

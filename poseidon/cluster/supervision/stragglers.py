@@ -1,13 +1,14 @@
 """Detection of stragglers, by the time per iteration in which a worker does not wait for others.
 
 Law: pure; `now` comes with every call. All workers of a synchronous job finish as many iterations, so they differ only in
-the time in which they do not wait. A worker is reported once it has been slower for `REPORT_AFTER_S` without a break, and
+the time in which they do not wait: their own time. `excess_s` is the rule; the dashboard has the same. A worker is reported once it has been slower for `REPORT_AFTER_S` without a break, and
 once more when it no longer is.
 """
 
 from __future__ import annotations
 
 import statistics
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from poseidon.cluster.plan import ProcessName
@@ -18,6 +19,24 @@ WINDOW_S = 10.0
 REPORT_AFTER_S = 30.0
 MIN_DIFFERENCE_S = 0.01
 """Differences below this many seconds an iteration do not count."""
+MIN_PART = 0.15
+"""Differences below this part of an iteration do not count: another cause makes the workers wait."""
+
+
+def excess_s(own_s: float, others_s: Sequence[float], iteration_s: float) -> float:
+    """Return by how many seconds an iteration a worker is slower than the others; 0 if it is no straggler.
+
+    Args:
+        own_s: its own time for an iteration.
+        others_s: those of the other workers; their median counts.
+        iteration_s: an iteration, with all waits.
+    """
+    if not others_s:
+        return 0.0
+    median_s = statistics.median(others_s)
+    excess = own_s - median_s
+    counts = own_s >= SLOWER * median_s and excess >= max(MIN_DIFFERENCE_S, MIN_PART * iteration_s)
+    return excess if counts else 0.0
 
 
 @dataclass(slots=True, kw_only=True)
@@ -60,9 +79,10 @@ class Stragglers:
         if now - worker.from_s < WINDOW_S or worker.iteration == worker.from_iteration:
             return None
         own_s = max(0.0, now - worker.from_s - (waited_s - worker.from_waited_s))
-        worker.own_s = own_s / (worker.iteration - worker.from_iteration)
+        iterations = worker.iteration - worker.from_iteration
+        worker.own_s, iteration_s = own_s / iterations, (now - worker.from_s) / iterations
         self._begin_window(worker, waited_s, now)
-        return self._judge(name, worker, now)
+        return self._judge(name, worker, iteration_s, now)
 
     def forget(self) -> None:
         """Forget all measurements: the job is restarted."""
@@ -71,15 +91,14 @@ class Stragglers:
     def _begin_window(self, worker: _Measured, waited_s: float, now: float) -> None:
         worker.from_s, worker.from_waited_s, worker.from_iteration = now, waited_s, worker.iteration
 
-    def _judge(self, name: ProcessName, worker: _Measured, now: float) -> str | None:
+    def _judge(self, name: ProcessName, worker: _Measured, iteration_s: float, now: float) -> str | None:
         others = [
             other.own_s for key, other in self._workers.items() if key != name and other.own_s is not None
         ]
         assert worker.own_s is not None
         if not others:
             return None
-        median_s = statistics.median(others)
-        if worker.own_s < SLOWER * median_s or worker.own_s - median_s < MIN_DIFFERENCE_S:
+        if not excess_s(worker.own_s, others, iteration_s):
             reported, worker.reported, worker.slow_since_s = worker.reported, False, None
             return f"{name.describe()} is as fast as the others again" if reported else None
         if worker.slow_since_s is None:
@@ -88,6 +107,7 @@ class Stragglers:
         if worker.reported or slow_s < REPORT_AFTER_S:
             return None
         worker.reported = True
+        median_s = statistics.median(others)
         factor = worker.own_s / median_s if median_s else float("inf")
         return (
             f"{name.describe()} holds the others up: for {slow_s:.0f} s it has needed {worker.own_s:.3g} s an iteration, "

@@ -70,6 +70,66 @@ def test_a_straggler_is_named_though_the_others_wait_on_the_network_too() -> Non
     assert "it needs 100 ms of its own for an iteration, and the others 40 ms" in found.sentence
 
 
+def test_readers_that_are_all_slow_do_not_hide_a_straggler() -> None:
+    workers, shards = job(waited=0.5, read=0.25)
+    workers[2] = worker(2, waited=0.0, read=0.25)
+    found = find_bottleneck(workers, shards)
+    assert (found.cause, found.where) == (Cause.WORKER, "worker 2")
+
+
+def test_a_worker_that_is_a_little_slower_is_compute() -> None:
+    workers, shards = job(waited=0.3)
+    workers[1] = worker(1, waited=0.02)
+    assert find_bottleneck(workers, shards).cause is Cause.COMPUTE
+
+
+def test_own_times_that_differ_by_a_small_part_of_an_iteration_name_no_worker() -> None:
+    workers, shards = job(waited=0.95)
+    workers[1] = worker(1, waited=0.88)
+    busy_link(workers, shards, "node3", 0.8)
+    found = find_bottleneck(workers, shards)
+    assert (found.cause, found.where) == (Cause.LINK, "node3")
+
+
+def test_a_link_explains_waits_that_are_short() -> None:
+    workers, shards = job(waited=0.3)
+    busy_link(workers, shards, "node1", 0.15)
+    for index, load in enumerate(workers):
+        workers[index] = replace(load, sending={**load.sending, "node1": 0.15})
+    found = find_bottleneck(workers, shards)
+    assert found.cause is Cause.LINK
+
+
+def served(busy: dict[str, float]) -> tuple[list[WorkerLoad], list[ShardLoad]]:
+    """Return a job of three hosts that work and one that serves, by how busy the connections of each with that one are."""
+    workers = [worker(rank, waited=0.8, sending={"node3": busy[HOSTS[rank]]}) for rank in range(3)]
+    return workers, [ShardLoad(index=0, host="node3", busy=0.1, sending=dict(busy))]
+
+
+def test_the_link_of_a_host_that_all_others_use() -> None:
+    found = find_bottleneck(*served({"node0": 0.4, "node1": 0.45, "node2": 0.4}))
+    assert (found.cause, found.where) == (Cause.LINK, "node3")
+
+
+def test_the_link_of_one_of_those_that_use_it() -> None:
+    found = find_bottleneck(*served({"node0": 0.02, "node1": 0.45, "node2": 0.02}))
+    assert (found.cause, found.where) == (Cause.LINK, "node1")
+
+
+def test_a_ring_over_a_slow_link() -> None:
+    peers = ({"node1": 0.02}, {"node2": 0.9}, {"node3": 0.85}, {"node0": 0.02})
+    workers = [worker(rank, waited=0.8, sending=sending) for rank, sending in enumerate(peers)]
+    found = find_bottleneck(workers, [])
+    assert (found.cause, found.where) == (Cause.LINK, "node2")
+
+
+def test_a_link_between_two_hosts_is_that_of_both() -> None:
+    workers = [worker(0, waited=0.8, sending={"node1": 0.5}), worker(1, waited=0.8, sending={"node0": 0.4})]
+    found = find_bottleneck(workers, [])
+    assert (found.cause, found.where) == (Cause.LINK, "")
+    assert "they carry data 90 % of the time" in found.sentence
+
+
 def test_a_shard_that_works_all_the_time() -> None:
     workers, shards = job(waited=0.7)
     busy_link(workers, shards, "node2", 0.9)  # who sends to an overloaded shard has always something to send
@@ -83,7 +143,7 @@ def test_a_link_that_is_slower_than_the_others() -> None:
     busy_link(workers, shards, "node3", 0.95)
     found = find_bottleneck(workers, shards)
     assert (found.cause, found.where) == (Cause.LINK, "node3")
-    assert found.sentence.startswith("The link of node3 is the limit: it carries data 95 % of the time")
+    assert found.sentence.startswith("The link of node3 is the limit: it carries data 100 % of the time")
 
 
 def test_links_that_are_all_slow() -> None:
@@ -92,7 +152,7 @@ def test_links_that_are_all_slow() -> None:
         busy_link(workers, shards, host, 0.9)
     found = find_bottleneck(workers, shards)
     assert (found.cause, found.where) == (Cause.LINK, "")
-    assert found.sentence.startswith("The links are the limit: they carry data 90 % of the time")
+    assert found.sentence.startswith("The links are the limit: they carry data 100 % of the time")
 
 
 def test_processors_that_are_all_busy() -> None:

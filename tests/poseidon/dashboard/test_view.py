@@ -84,6 +84,18 @@ def test_loads_are_measured_between_two_records() -> None:
     ]  # fmt: skip
 
 
+@pytest.mark.parametrize(
+    ("busy_s", "stalled_s", "busy"), [(4.0, 1.0, 0.4), (1.0, 9.0, 0.9), (0.0, 0.0, 0.0), (20.0, 0.0, 1.0)]
+)
+def test_a_shard_that_has_no_processor_is_busy(busy_s: float, stalled_s: float, busy: float) -> None:
+    record = {
+        "time": 110.0, "kind": "shard", "index": 0, "host": "node0", "busy_s": 1.0, "stalled_s": 2.0, "sending_s": {},
+    }  # fmt: skip
+    later = {**record, "time": 120.0, "busy_s": 1.0 + busy_s, "stalled_s": 2.0 + stalled_s}
+    _, (shard,) = view(START, record, later).loads()
+    assert shard.busy == pytest.approx(busy)
+
+
 def test_only_the_last_seconds_count() -> None:
     made = view(
         START, *(worker(100.0 + 5 * n, 0, 10 * n, 0.0 if n < 10 else 5.0 * (n - 9)) for n in range(21))

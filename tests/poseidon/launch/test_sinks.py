@@ -32,7 +32,15 @@ ALIVE = {
     "host_busy": 0.25,
     "sending_s": {"10.0.0.2": 1.5},
 }
-STATISTICS = {"event": "statistics", "bytes_in": 7, "bytes_out": 8, "busy_s": 0.5, "queue": 2}
+STATISTICS = {
+    "event": "statistics",
+    "bytes_in": 7,
+    "bytes_out": 8,
+    "busy_s": 0.5,
+    "queue": 2,
+    "stalled_s": 0.25,
+    "sending_s": {"10.0.0.2": 2.5},
+}
 
 
 class Clock:
@@ -90,6 +98,7 @@ def test_a_job_leaves_one_line_of_json_for_each_record(tmp_path: Path) -> None:
         "still_s": 0.1, "read_s": 0.5, "host_busy": 0.25, "sending_s": {"10.0.0.2": 1.5},
     }  # fmt: skip
     assert (found[5]["bytes_in"], found[5]["busy_s"], found[5]["queue"]) == (7, 0.5, 2)
+    assert (found[5]["stalled_s"], found[5]["sending_s"]) == (0.25, {"10.0.0.2": 2.5})
     assert found[-1] == {"time": 1000.0, "kind": "end", "outcome": "finished", "iteration": 100}
 
 

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import poseidon.net
+from poseidon.data.batches.prefetch import WAITED
 from poseidon.errors import DefinitionError, SnapshotError
 from poseidon.layers.base import LayerContext
 from poseidon.net.compile import compile_net
@@ -51,6 +52,21 @@ def test_the_loss_is_the_weighted_sum_over_all_tops() -> None:
     net = build(text)
     tops = net({"x": noise(4, 6), "t": noise(4, 6, seed=1)})
     torch.testing.assert_close(net.loss, 0.5 * tops["e"] + 2 * tops["r"].sum())
+
+
+@pytest.mark.parametrize(
+    ("data", "reads"),
+    [
+        ("Python", True),
+        ("DummyData", False),
+    ],
+)
+def test_the_time_of_a_users_data_layer_counts_as_waiting_for_data(data: str, reads: bool) -> None:
+    module = "python_param { module: 'tests.support.python_layers' layer: 'Counting' }"
+    net = build(layer(data, "", "x l", module if reads else "dummy_data_param { shape { dim: 2 } }"))
+    before_s = WAITED.waited_s
+    net()
+    assert (WAITED.waited_s > before_s) is reads
 
 
 def test_a_net_without_losses_has_loss_zero() -> None:

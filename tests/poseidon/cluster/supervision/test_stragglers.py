@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from poseidon.cluster.plan import ProcessName, Role
-from poseidon.cluster.supervision.stragglers import Stragglers
+from poseidon.cluster.supervision.stragglers import Stragglers, excess_s
 
 WORKERS = [ProcessName(role=Role.WORKER, index=i, client=i, host=f"node{i}") for i in range(3)]
 ITERATION_S = 0.4
@@ -58,6 +58,23 @@ def test_what_holds_nobody_up_is_not_named(own_s: list[float]) -> None:
     job = Job()
     job.go(200, own_s)
     assert job.said == []
+
+
+@pytest.mark.parametrize(
+    ("own_s", "others_s", "iteration_s", "excess"),
+    [
+        (0.3, [0.1, 0.1, 0.2], 0.3, 0.2),
+        (0.3, [0.1], 0.31, 0.2),
+        (0.14, [0.1, 0.1], 0.14, 0.0),  # less than 1.5 times the others
+        (0.009, [0.001], 0.009, 0.0),  # less than 10 ms
+        (0.09, [0.03, 0.03], 1.0, 0.0),  # all wait for something else, the network for example
+        (0.3, [], 0.3, 0.0),
+    ],
+)
+def test_the_excess_of_a_straggler(
+    own_s: float, others_s: list[float], iteration_s: float, excess: float
+) -> None:
+    assert excess_s(own_s, others_s, iteration_s) == pytest.approx(excess)
 
 
 def test_a_hiccup_is_not_named() -> None:
