@@ -115,6 +115,12 @@ def shape(name: str, rate_mbit: float) -> None:
         _run(*where, "qdisc", "replace", "dev", device, *bucket, "limit", str(queue_bytes))
 
 
+def unshape(name: str) -> None:
+    """Undo `shape`; nothing happens where the link has no rate."""
+    _run("tc", "qdisc", "del", "dev", name, "root", check=False)
+    _run("tc", "-n", name, "qdisc", "del", "dev", INTERFACE, "root", check=False)
+
+
 def sent_and_received(name: str) -> tuple[int, int]:
     """Bytes that a host has sent and received over its link, frames with their headers."""
     counts = SYSTEM / name / "statistics"  # of the bridge's end: what it receives the host has sent

@@ -1,0 +1,1 @@
+"""Jobs with a known bottleneck, on hosts that are network namespaces."""
