@@ -11,7 +11,7 @@
 - `proto`: the messages; `scope`, `core`: how nets are built; `workspace`: blobs and runs.
 - `operators`: one small function each; `operators.registry` is the contract.
 - `runtime`: how a NetDef is compiled and run.
-- `stores`, `rendezvous`: how the processes of a job meet.
+- `shards`: how the processes of a run meet, and what they do together.
 """
 
 from poseidon.caffe2.alias import install as install_alias

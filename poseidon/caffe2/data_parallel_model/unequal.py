@@ -12,9 +12,9 @@ from collections.abc import Sequence
 
 import torch
 
-from poseidon.caffe2.common_world import CommonWorld
 from poseidon.caffe2.data_parallel_model.collectives import Rendezvous, between_hosts
 from poseidon.caffe2.data_parallel_model.running import BARRIER_TIMEOUT_S
+from poseidon.caffe2.shards.common_world import CommonWorld
 from poseidon.caffe2.workspace.current import current
 
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from poseidon.caffe2 import core, workspace
-from poseidon.caffe2.rendezvous import published_address
+from poseidon.caffe2.shards.rendezvous import published_address
 from poseidon.caffe2.training.flags import Plan
 from poseidon.caffe2.workspace.current import current
 from poseidon.errors import UsageError

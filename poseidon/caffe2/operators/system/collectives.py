@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 from torch.cuda import comm
 
-from poseidon.caffe2.common_world import CollectiveError, CommonWorld, StoreHandler
 from poseidon.caffe2.operators.registry import ANY, Context, operator
+from poseidon.caffe2.shards.common_world import CommonWorld
+from poseidon.caffe2.shards.store_handler import CollectiveError, StoreHandler
 
 Result = TypeVar("Result")
 DEFAULT_TIMEOUT_MS = 30_000

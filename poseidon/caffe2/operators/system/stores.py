@@ -8,12 +8,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from poseidon.caffe2.common_world import StoreHandler, sentences
 from poseidon.caffe2.operators.registry import Context, operator
 from poseidon.caffe2.proto.caffe2_pb2 import BlobProto
 from poseidon.caffe2.runtime.serialization import deserialize, serialize
-from poseidon.caffe2.stores import FolderStore, RedisStore
-from poseidon.caffe2.tcp_store import TcpStore
+from poseidon.caffe2.shards.store_handler import StoreHandler, sentences
+from poseidon.caffe2.shards.stores import FolderStore, RedisStore
+from poseidon.caffe2.shards.tcp_store import TcpStore
 
 
 @operator("FileStoreHandlerCreate")

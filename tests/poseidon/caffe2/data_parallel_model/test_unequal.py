@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from poseidon.caffe2 import data_parallel_model
-from poseidon.caffe2.common_world import StoreHandler
 from poseidon.caffe2.data_parallel_model import BatchSizesBySpeed, unequal
 from poseidon.caffe2.runtime.workspace import Workspace
-from poseidon.caffe2.stores import FolderStore
+from poseidon.caffe2.shards.store_handler import StoreHandler
+from poseidon.caffe2.shards.stores import FolderStore
 
 
 @pytest.mark.parametrize(

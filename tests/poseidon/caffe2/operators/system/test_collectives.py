@@ -12,9 +12,9 @@ import pytest
 import torch
 
 from poseidon.caffe2 import core, workspace
-from poseidon.caffe2.common_world import CollectiveError
 from poseidon.caffe2.proto.caffe2_pb2 import NetDef
 from poseidon.caffe2.runtime.workspace import Workspace
+from poseidon.caffe2.shards.store_handler import CollectiveError
 
 SHARDS = 3
 LIMIT_S = 30.0

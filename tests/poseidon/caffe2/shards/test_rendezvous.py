@@ -10,9 +10,16 @@ from pathlib import Path
 
 import pytest
 
-from poseidon.caffe2 import rendezvous
-from poseidon.caffe2.rendezvous import Member, check_own, interfaces, join, network_id, published_address
-from poseidon.caffe2.stores import FolderStore
+from poseidon.caffe2.shards import rendezvous
+from poseidon.caffe2.shards.rendezvous import (
+    Member,
+    check_own,
+    interfaces,
+    join,
+    network_id,
+    published_address,
+)
+from poseidon.caffe2.shards.stores import FolderStore
 from poseidon.errors import JobError, UsageError
 
 LIMIT_S = 30.0

@@ -12,9 +12,10 @@ from typing import Any
 import pytest
 import torch
 
-from poseidon.caffe2 import common_world, rendezvous
-from poseidon.caffe2.common_world import CollectiveError, CommonWorld, StoreHandler
-from poseidon.caffe2.stores import FolderStore
+from poseidon.caffe2.shards import rendezvous, store_handler
+from poseidon.caffe2.shards.common_world import CommonWorld
+from poseidon.caffe2.shards.store_handler import CollectiveError, StoreHandler
+from poseidon.caffe2.shards.stores import FolderStore
 
 LIMIT_S = 30.0
 SHARDS = 3
@@ -137,8 +138,8 @@ def test_a_world_of_one_shard_needs_no_store() -> None:
 
 
 def test_shards_that_end_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(common_world, "ANSWER_S", 1.5)
-    monkeypatch.setattr(common_world, "LOOK_S", 0.05)
+    monkeypatch.setattr(store_handler, "ANSWER_S", 1.5)
+    monkeypatch.setattr(store_handler, "LOOK_S", 0.05)
     monkeypatch.setattr("poseidon.exchange.allreduce.process_group.WATCH_S", 0.05)
 
     def call(world: CommonWorld) -> str:
@@ -162,7 +163,7 @@ def test_shards_that_end_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 def test_a_shard_that_does_not_take_part_is_a_sentence_after_the_time_limit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(common_world, "LOOK_S", 0.05)
+    monkeypatch.setattr(store_handler, "LOOK_S", 0.05)
 
     def call(rank: int) -> str:
         world = CommonWorld(handler(tmp_path), "world", rank=rank, size=2, timeout_s=1.0)
@@ -223,7 +224,7 @@ def test_ranks_are_below_the_size_and_the_same_in_all_worlds(tmp_path: Path) -> 
 def test_a_name_that_resolves_to_a_loopback_address_is_a_sentence_between_hosts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(common_world, "published_address", lambda choice: "127.0.1.1")
+    monkeypatch.setattr(store_handler, "published_address", lambda choice: "127.0.1.1")
     networks = iter(["host a", "host b"])
     monkeypatch.setattr(rendezvous, "network_id", lambda: next(networks))
 

@@ -18,7 +18,7 @@ import weakref
 from collections import Counter
 from typing import Any
 
-from poseidon.caffe2.stores import LAST_POLL_S, TIMEOUT_S, KeyTaken, Store
+from poseidon.caffe2.shards.stores import LAST_POLL_S, TIMEOUT_S, KeyTaken, Store
 from poseidon.errors import JobError
 
 LONGEST = 16 * 2**20

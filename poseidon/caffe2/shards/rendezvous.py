@@ -22,7 +22,7 @@ from functools import cache
 
 import psutil
 
-from poseidon.caffe2.stores import KeyTaken, Store, StoreTimeout
+from poseidon.caffe2.shards.stores import KeyTaken, Store, StoreTimeout
 from poseidon.errors import JobError, UsageError
 
 TIMEOUT_S = 60.0

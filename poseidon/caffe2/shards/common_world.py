@@ -1,0 +1,187 @@
+"""Common worlds: what the shards of a run do together, over torch.distributed.
+
+    handler = StoreHandler(FolderStore("/mnt/shared", "run_17"), run="run_17")
+    world = CommonWorld(handler, "allreduce_0", rank=1, size=3)
+    (total,) = world.all_reduce([gradient])
+
+All shards call the same operations of a world in the same order. Sums have a fixed order of ranks: they do not depend on
+which shard comes first. Every failure is a `CollectiveError` of one sentence within the time limit of the world.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+
+import torch
+from torch import Tensor
+
+from poseidon.caffe2.shards.store_handler import CollectiveError, Shards, StoreHandler
+from poseidon.exchange.allreduce.process_group import Backend, ProcessGroup
+from ps_server import PeerLost
+
+TIMEOUT_S = 30.0
+"""Default time limit of a world's operations: that of Caffe2."""
+
+
+class CommonWorld:
+    """A group of all shards of a run; see the docstring of the module.
+
+    Tensors may be on any device: those on GPUs pass through the memory of the host; sums go by NCCL with that engine.
+
+    Args:
+        handler: of the store; None where there is one shard only.
+        name: the same on all shards.
+        rank: this shard's number.
+        size: the number of shards.
+        timeout_s: longest time that an operation waits.
+        interface: the network interface, or address, that the other hosts reach; empty: the default.
+        engine: `GLOO` or `NCCL`.
+
+    Raises:
+        CollectiveError: the shards do not meet.
+    """
+
+    def __init__(
+        self,
+        handler: StoreHandler | None,
+        name: str,
+        *,
+        rank: int,
+        size: int,
+        timeout_s: float = TIMEOUT_S,
+        interface: str = "",
+        engine: str = "GLOO",
+    ) -> None:
+        if not 0 <= rank < size:
+            raise CollectiveError(f"rank {rank} of a common world: expected 0 to {size - 1} for size {size}")
+        if handler is None and size > 1:
+            raise CollectiveError(f"a common world of {size} shards needs a store handler, none is given")
+        self.rank, self.size, self.timeout_s, self.engine = rank, size, timeout_s, engine
+        self._name, self._handler, self._interface = name, handler, interface
+        self._shards: Shards | None = None
+        self._groups: dict[Backend, ProcessGroup] = {}
+        self._closed = False
+        if handler is not None and size > 1:
+            self._shards = handler.meet(rank=rank, size=size, timeout_s=timeout_s, interface=interface)
+            self._group(Backend.GLOO)
+
+    def clone(self, name: str) -> CommonWorld:
+        """Return another world of the same shards."""
+        return CommonWorld(
+            self._handler,
+            name,
+            rank=self.rank,
+            size=self.size,
+            timeout_s=self.timeout_s,
+            interface=self._interface,
+            engine=self.engine,
+        )
+
+    def close(self) -> None:
+        """End the world: operations of other shards that wait for this one fail."""
+        self._closed = True
+        self._groups.clear()
+
+    def all_reduce(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+        """Return, for each tensor, the sum over all tensors of all shards.
+
+        Args:
+            tensors: of one shape and type, on any devices.
+        """
+        total = tensors[0].clone()
+        for other in tensors[1:]:
+            total.add_(other.to(total.device))
+        total = self._run(total, lambda group, moved: group.sum(moved), self.engine == "NCCL")
+        return [total, *(total.to(other.device, copy=True) for other in tensors[1:])]
+
+    def broadcast(self, tensors: Sequence[Tensor], root: int = 0) -> list[Tensor]:
+        """Return, for each tensor, a copy of the first one of the shard `root`."""
+        self._check_rank(root)
+        first = self._run(tensors[0].clone(), lambda group, moved: group.broadcast(moved, root))
+        return [first, *(first.to(other.device, copy=True) for other in tensors[1:])]
+
+    def reduce(self, tensor: Tensor, root: int = 0) -> Tensor:
+        """Return the sum over all shards on the shard `root`, and a copy of the tensor on the others."""
+        self._check_rank(root)
+        (total,) = self.all_reduce([tensor])
+        return total if self.rank == root else tensor.clone()
+
+    def all_gather(self, tensors: Sequence[Tensor]) -> Tensor:
+        """Return the tensors of all shards one after the other along the first dimension, by rank."""
+        own = torch.cat([tensor.to(tensors[0].device) for tensor in tensors])
+        if self.size == 1:
+            return own
+        whole = own.new_zeros((self.size, *own.shape))
+        whole[self.rank] = own
+        return self._run(whole, lambda group, moved: group.all_gather(moved, self.rank)).flatten(0, 1)
+
+    def reduce_scatter(self, tensors: Sequence[Tensor], counts: Sequence[int]) -> list[Tensor]:
+        """Return, for each tensor, this shard's part of the sum over all tensors of all shards.
+
+        Args:
+            tensors: of one shape; the sum is cut into parts along its flattened values.
+            counts: the number of values of each shard's part.
+        """
+        total = self.all_reduce(tensors)[0]
+        begin = sum(counts[: self.rank])
+        part = total.flatten()[begin : begin + counts[self.rank]]
+        return [part.to(tensor.device, copy=True) for tensor in tensors]
+
+    def barrier(self) -> None:
+        """Wait until all shards are here."""
+        self._run(torch.zeros(1), lambda group, moved: group.sum(moved))
+
+    def send(self, tensor: Tensor, to: int, tag: int) -> None:
+        """Send a tensor to one shard."""
+        self._check_rank(to)
+        self._run(tensor, lambda group, moved: group.send(moved, to, tag))
+
+    def receive(self, like: Tensor, sender: int, tag: int) -> Tensor:
+        """Return what one shard has sent, a tensor of the shape and type of `like`."""
+        self._check_rank(sender)
+        return self._run(like.clone(), lambda group, moved: group.receive(moved, sender, tag))
+
+    def _check_rank(self, rank: int) -> None:
+        if not 0 <= rank < self.size:
+            raise ValueError(f"rank {rank}: expected 0 to {self.size - 1}")
+
+    def _group(self, backend: Backend) -> ProcessGroup:
+        assert self._shards is not None
+        if self._closed:
+            raise CollectiveError(f"the common world {self._name} was destroyed")
+        if backend not in self._groups:
+            with self._explained():
+                self._groups[backend] = self._shards.group(
+                    f"{self._name}/{backend.value}", self.timeout_s, backend
+                )
+        return self._groups[backend]
+
+    def _run(
+        self,
+        tensor: Tensor,
+        start: Callable[[ProcessGroup, Tensor], Callable[[], None]],
+        by_nccl: bool = False,
+    ) -> Tensor:
+        """Start an operation on a tensor and wait for it; return its result on the tensor's device.
+
+        Only sums may go by NCCL: operations of several NCCL groups at a time would need one order on all shards.
+        """
+        if self._shards is None:
+            return tensor
+        nccl = by_nccl and tensor.is_cuda
+        moved = (tensor if nccl else tensor.cpu()).contiguous()
+        kind = moved.dtype
+        if kind in (torch.bool, torch.int16):
+            moved = moved.to(torch.int32)
+        with self._explained():
+            start(self._group(Backend.NCCL if nccl else Backend.GLOO), moved)()
+        return moved.to(tensor.device, kind)
+
+    @contextlib.contextmanager
+    def _explained(self) -> Iterator[None]:
+        try:
+            yield
+        except PeerLost as error:
+            assert self._shards is not None
+            raise self._shards.explain(error) from error
