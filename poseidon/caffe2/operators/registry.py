@@ -30,6 +30,9 @@ To add one: write the function in a module of a sub-package of this one (all mod
 `bytes` (a plain string) or any other object (readers, stores, mutexes). Use torch functions that work on each device and,
 where the shape of the result depends on shapes only, on meta tensors: shape inference runs the function on these.
 
+`start=begin` is for operators that wait for other processes: `begin(buckets, *inputs, **arguments)` starts the operator
+and returns a `Pending` (`poseidon.caffe2.shards.buckets`). A net runs other operators until it waits for the result.
+
 `plain=torch.relu` names torch's own function where that does the same as the operator without arguments: it is called
 directly, which saves a tenth of the time of a small operator. It must not return its input itself.
 
@@ -128,6 +131,7 @@ class Operator:
         gradient: the rule of its gradient, None where it is not differentiable.
         blobs: whether it is called with its blobs, not with their values.
         plain: what is called where no argument is given, None for the function itself.
+        start: the function that starts it without waiting for its result; None for most operators.
     """
 
     name: str
@@ -142,6 +146,7 @@ class Operator:
     gradient: GradientRule | None = field(default=None)
     blobs: bool = False
     plain: Callable[..., Any] | None = None
+    start: Callable[..., Any] | None = None
 
     def arguments(self, definition: OperatorDef) -> dict[str, Any]:
         """Return the keyword arguments of the function that a definition gives.
@@ -185,6 +190,7 @@ def operator(
     outputs: tuple[int, int] | None = None,
     blobs: bool = False,
     plain: Callable[..., Any] | None = None,
+    start: Callable[..., Any] | None = None,
 ) -> Callable[[Callable[..., Any]], Any]:
     """Register a function, or a class, as the operator of these names; see the docstring of the module.
 
@@ -194,6 +200,7 @@ def operator(
         inputs, outputs: the least and the largest number, where the signature does not give them.
         blobs: whether it is called with its blobs, not with their values; any number of these by default.
         plain: torch's function that does the same where a definition gives none of the arguments: one call less.
+        start: the function that starts it without waiting for its result.
     """
     if blobs:
         inputs, outputs = inputs or (0, ANY), outputs or (0, ANY)
@@ -203,7 +210,7 @@ def operator(
             if name in _operators and _operators[name].make.__module__ != make.__module__:
                 registered_twice.append(name)
             found = _describe(name, make, gradient, inputs, outputs)
-            _operators[name] = replace(found, blobs=blobs, plain=plain)
+            _operators[name] = replace(found, blobs=blobs, plain=plain, start=start)
         return make
 
     return register

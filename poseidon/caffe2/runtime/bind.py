@@ -13,10 +13,13 @@ from poseidon.caffe2.operators.registry import Context, Operator, find
 from poseidon.caffe2.proto import DEVICE_NUMBERS
 from poseidon.caffe2.proto.caffe2_pb2 import DeviceOption, OperatorDef
 from poseidon.caffe2.runtime.blob import Blob
+from poseidon.caffe2.shards.buckets import Buckets, Pending
 
 log = logging.getLogger("caffe2")
 
 Step = Callable[[], None]
+Start = Callable[[Buckets], Pending]
+"""Starts an operator, without waiting for its result."""
 
 GPU_TYPES = (DEVICE_NUMBERS["CUDA"], DEVICE_NUMBERS["HIP"])
 
@@ -69,6 +72,25 @@ def bind(definition: OperatorDef, inputs: Sequence[Blob], outputs: Sequence[Blob
     return step(find(definition.type), function, inputs, outputs)
 
 
+def bind_start(definition: OperatorDef, inputs: Sequence[Blob]) -> Start | None:
+    """Return a call that reads the inputs and starts the operator; None where it does not wait for other processes.
+
+    An operator that reports its failure in a blob only runs as a whole.
+    """
+    known = find(definition.type)
+    arguments = known.arguments(definition)
+    if known.start is None or arguments.pop("status_blob", ""):
+        return None
+    begin = functools.partial(known.start, **arguments)
+    return lambda buckets: begin(buckets, *[blob.value for blob in inputs])
+
+
+def set_outputs(outputs: Sequence[Blob], values: Sequence[Any]) -> None:
+    """Give blobs the values that an operator has returned."""
+    for blob, value in zip(outputs, values, strict=False):
+        blob.value = value
+
+
 def step(
     known: Operator, function: Callable[..., Any], inputs: Sequence[Blob], outputs: Sequence[Blob]
 ) -> Step:
@@ -110,8 +132,7 @@ def step(
 
 def _several(function: Callable[..., Any], inputs: Sequence[Blob], outputs: Sequence[Blob]) -> Step:
     def run() -> None:
-        for blob, value in zip(outputs, function(*[blob.value for blob in inputs]), strict=False):
-            blob.value = value
+        set_outputs(outputs, function(*[blob.value for blob in inputs]))
 
     return run
 

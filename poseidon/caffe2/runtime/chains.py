@@ -1,12 +1,32 @@
-"""The plan of a dag net: which operators wait for which, and the chains that run on one thread each."""
+"""The plan of a dag net: which operators wait for which, and the chains that run on one thread each.
+
+Operators that wait for other machines are two parts: one starts, one waits for the result and sets the outputs. All shards
+start them in the order of the net, whatever their threads do: collectives of a common world need one order.
+"""
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from enum import Enum
 
 from poseidon.caffe2.proto.caffe2_pb2 import OperatorDef
+
+COLLECTIVES = frozenset({"Allgather", "Allreduce", "Barrier", "Broadcast", "Reduce", "ReduceScatter"})
+"""Operators that need the same order on all shards; their first input is a common world."""
+
+
+class Part(Enum):
+    """A part of an operator."""
+
+    WHOLE = "whole"
+    START = "start"
+    END = "end"
+
+
+Node = tuple[Part, int]
+"""A part, and the index of its operator."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,23 +37,34 @@ class Chain:
         operators: their indices in the net, in order.
         waits_for: the number of chains that must have ended before.
         releases: the chains that wait for this one, by their index.
+        part: START and END are chains of one operator. The chain END waits until its operator has been started;
+            nothing releases it.
     """
 
     operators: tuple[int, ...]
     waits_for: int
     releases: tuple[int, ...]
+    part: Part = Part.WHOLE
 
 
-def dependencies(operators: Sequence[OperatorDef]) -> list[set[int]]:
-    """Return for each operator those that must run before: makers of what it reads, readers of what it writes."""
+def dependencies(operators: Sequence[OperatorDef], starting: Collection[int] = ()) -> list[set[int]]:
+    """Return for each operator those that must run before: makers of what it reads, readers of what it writes.
+
+    Control inputs between operators that are started are left out: these are started in order anyway.
+
+    Args:
+        operators: of a net.
+        starting: the indices of those that are started, and waited for later.
+    """
     writer: dict[str, int] = {}
     readers: defaultdict[str, list[int]] = defaultdict(list)
     before: list[set[int]] = []
     for index, operator in enumerate(operators):
         needed: set[int] = set()
         reads = (*operator.input, *operator.control_input)
-        for name in reads:
-            if name in writer:
+        for number, name in enumerate(reads):
+            control = number >= len(operator.input)
+            if name in writer and not (control and index in starting and writer[name] in starting):
                 needed.add(writer[name])
         for name in operator.output:
             needed.update(readers[name])
@@ -49,38 +80,109 @@ def dependencies(operators: Sequence[OperatorDef]) -> list[set[int]]:
     return before
 
 
-def chains(operators: Sequence[OperatorDef]) -> list[Chain]:
+def nodes(operators: Sequence[OperatorDef], starting: Collection[int] = ()) -> list[Node]:
+    """Return the parts of a net in an order in which they can run one after the other.
+
+    Operators that are started, and follow each other, are all started before the first is waited for, unless one uses what
+    another one makes.
+    """
+    found: list[Node] = []
+    group: list[int] = []  # started, not waited for
+
+    def end() -> None:
+        found.extend((Part.END, member) for member in group)
+        group.clear()
+
+    for index, operator in enumerate(operators):
+        if index not in starting:
+            end()
+            found.append((Part.WHOLE, index))
+            continue
+        if any(_collide(operators[member], operator) for member in group):
+            end()
+        found.append((Part.START, index))
+        group.append(index)
+    end()
+    return found
+
+
+def _collide(earlier: OperatorDef, later: OperatorDef) -> bool:
+    """Return whether an operator uses what an earlier one makes, or makes what it uses."""
+    used = {*later.input, *later.output}
+    return not (used.isdisjoint(earlier.output) and set(later.output).isdisjoint(earlier.input))
+
+
+def chains(operators: Sequence[OperatorDef], starting: Collection[int] = ()) -> list[Chain]:
     """Return the chains of a net: an operator joins the chain of the one that it waits for, where both have no other.
 
     Operators that another chain releases start a chain. The order is that of the first operators: running the chains one
     after the other is right too.
+
+    Args:
+        operators: of a net.
+        starting: the indices of those that are started, and waited for later.
     """
-    before = _reduced(dependencies(operators))
-    after: list[list[int]] = [[] for _ in operators]
-    for index, needed in enumerate(before):
+    parts = nodes(operators, starting)
+    before = _reduced(_between(operators, parts, starting))
+    after: list[list[int]] = [[] for _ in parts]
+    for place, needed in enumerate(before):
         for earlier in needed:
-            after[earlier].append(index)
-    place: dict[int, int] = {}
+            after[earlier].append(place)
+    chain_of: dict[int, int] = {}
     members: list[list[int]] = []
-    for index, needed in enumerate(before):
+    for place, needed in enumerate(before):
         (single,) = needed if len(needed) == 1 else (None,)
-        if single is not None and len(after[single]) == 1:
-            place[index] = place[single]
-            members[place[single]].append(index)
+        whole = single is not None and parts[place][0] is parts[single][0] is Part.WHOLE
+        if single is not None and whole and len(after[single]) == 1:
+            chain_of[place] = chain_of[single]
+            members[chain_of[single]].append(place)
         else:
-            place[index] = len(members)
-            members.append([index])
+            chain_of[place] = len(members)
+            members.append([place])
     waits: list[set[int]] = [
-        {place[earlier] for index in part for earlier in before[index]} - {number}
-        for number, part in enumerate(members)
+        {chain_of[earlier] for place in chain for earlier in before[place]} - {number}
+        for number, chain in enumerate(members)
     ]
     releases: list[list[int]] = [[] for _ in members]
     for number, needed in enumerate(waits):
-        for earlier in needed:
-            releases[earlier].append(number)
+        if parts[members[number][0]][0] is not Part.END:
+            for earlier in needed:
+                releases[earlier].append(number)
     return [
-        Chain(tuple(part), len(waits[number]), tuple(releases[number])) for number, part in enumerate(members)
+        Chain(
+            tuple(parts[place][1] for place in chain),
+            len(waits[number]),
+            tuple(releases[number]),
+            parts[chain[0]][0],
+        )
+        for number, chain in enumerate(members)
     ]
+
+
+def _between(
+    operators: Sequence[OperatorDef], parts: Sequence[Node], starting: Collection[int]
+) -> list[set[int]]:
+    """Return for each part of a net the places of those that must run before."""
+    needed = dependencies(operators, starting)
+    done = {index: place for place, (part, index) in enumerate(parts) if part is not Part.START}
+    before: list[set[int]] = []
+    started: dict[int, int] = {}
+    last_of_world: dict[str, int] = {}  # the last collective that is not started
+    for place, (part, index) in enumerate(parts):
+        if part is Part.END:
+            before.append({started[index]})
+            continue
+        wanted = {done[earlier] for earlier in needed[index]}
+        if operators[index].type in COLLECTIVES:
+            world = operators[index].input[0]
+            wanted.update([last_of_world[world]] if world in last_of_world else [])
+            wanted.update(list(started.values())[-1:])
+            if part is Part.START:
+                started[index] = place
+            else:
+                last_of_world[world] = place
+        before.append(wanted)
+    return before
 
 
 def _reduced(before: list[set[int]]) -> list[set[int]]:

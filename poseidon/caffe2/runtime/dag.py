@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import heapq
 import os
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, nullcontext
+from typing import Protocol
 
 import torch
 
-from poseidon.caffe2.runtime.chains import Chain
-from poseidon.caffe2.runtime.waits import cancellable, current_stop
+from poseidon.caffe2.runtime.chains import Chain, Part
+from poseidon.caffe2.runtime.waits import cancellable, current_stop, lent_by
 
 MOST_THREADS = 64
 
@@ -33,26 +36,54 @@ def _after_fork() -> None:
 os.register_at_fork(after_in_child=_after_fork)
 
 
+class Starts(Protocol):
+    """The operators of a run that are started, and waited for later."""
+
+    def start(self, index: int) -> Sequence[int]:
+        """Start an operator; return the indices of those that can be waited for from now on."""
+
+    def end(self, index: int) -> None:
+        """Wait for an operator, and set its outputs."""
+
+
 class ChainRun:
     """One run of the chains of a net.
 
     The thread that starts it works too: it needs no other to come to the end, so that nets inside nets cannot block.
+    A thread computes where it can: first what starts other operators, then in the order of the net. Otherwise one thread
+    waits for operators that were started, the oldest first.
     """
 
-    def __init__(self, chains: Sequence[Chain], run: Callable[[int], None]) -> None:
+    def __init__(
+        self,
+        chains: Sequence[Chain],
+        run: Callable[[int], None],
+        starts: Starts | None = None,
+        most_computing: int = MOST_THREADS,
+    ) -> None:
         """Prepare a run.
 
         Args:
             chains: the plan.
             run: runs the operator of an index.
+            starts: starts operators and waits for them, where the plan has such parts.
+            most_computing: how many threads compute at the same time; those that wait are not counted.
         """
         self._chains = chains
         self._run = run
+        self._starts = starts
+        self._most = most_computing
         self._changed = threading.Condition()
         self._waits = [chain.waits_for for chain in chains]
-        self._ready = deque(number for number, count in enumerate(self._waits) if count == 0)
+        self._ready = [self._entry(number) for number, count in enumerate(self._waits) if count == 0]
+        heapq.heapify(self._ready)
+        self._started: deque[int] = deque()
+        self._ends = {
+            chain.operators[0]: number for number, chain in enumerate(chains) if chain.part is Part.END
+        }
+        self._waiting = False
         self._left = len(chains)
-        self._running = 0
+        self._running = self._computing = 0
         self._error: BaseException | None = None
         self._stopped = current_stop()
 
@@ -70,40 +101,86 @@ class ChainRun:
         if self._error is not None:
             raise self._error
 
+    def _entry(self, number: int) -> tuple[bool, int]:
+        return self._chains[number].part is not Part.START, number
+
     def _work(self) -> None:
-        with cancellable(self._stopped):
+        limited = (
+            self._most < MOST_THREADS
+        )  # the run of an inner net, without a limit, lends what the outer one has
+        with cancellable(self._stopped), lent_by(self._lend) if limited else nullcontext():
             self._run_chains()
 
     def _run_chains(self) -> None:
         while (number := self._next()) is not None:
-            error = None
+            error: BaseException | None = None
+            started: Sequence[int] = ()
             try:
-                for index in self._chains[number].operators:
-                    self._run(index)
+                started = self._run_chain(self._chains[number])
             except BaseException as caught:  # noqa: BLE001 (the thread that started the run raises it)
                 error = caught
-            self._end(number, error)
+            self._end(number, started, error)
+
+    def _run_chain(self, chain: Chain) -> Sequence[int]:
+        """Run a chain; return the operators that can be waited for from now on."""
+        if chain.part is Part.WHOLE:
+            for index in chain.operators:
+                self._run(index)
+            return ()
+        assert self._starts is not None
+        (index,) = chain.operators
+        if chain.part is Part.START:
+            return self._starts.start(index)
+        self._starts.end(index)
+        return ()
 
     def _next(self) -> int | None:
         with self._changed:
-            self._changed.wait_for(lambda: self._ready or not self._left or self._error)
-            if not self._ready or self._error is not None:
-                return None
-            self._running += 1
-            return self._ready.popleft()
+            while self._left and self._error is None:
+                if self._ready and self._computing < self._most:
+                    self._running += 1
+                    self._computing += 1
+                    return heapq.heappop(self._ready)[1]
+                if self._started and not self._waiting:
+                    self._running += 1
+                    self._waiting = True
+                    return self._started.popleft()
+                self._changed.wait()
+            return None
 
-    def _end(self, number: int, error: BaseException | None) -> None:
-        """Note the end of a chain. The thread goes on with one that it releases: each other one wakes one more thread."""
+    def _end(self, number: int, started: Sequence[int], error: BaseException | None) -> None:
+        """Note the end of a chain. This thread goes on with another one, and wakes threads for the rest."""
         with self._changed:
             self._running -= 1
             self._left -= 1
+            if self._chains[number].part is Part.END:
+                self._waiting = False
+            else:
+                self._computing -= 1
             self._error = self._error or error
-            before = len(self._ready)
             for released in self._chains[number].releases:
                 self._waits[released] -= 1
                 if self._waits[released] == 0:
-                    self._ready.append(released)
+                    heapq.heappush(self._ready, self._entry(released))
+            self._started.extend(self._ends[index] for index in started)
             if self._error is not None or not self._left:
                 self._changed.notify_all()
             else:
-                self._changed.notify(max(len(self._ready) - before - 1, 0))
+                self._wake(1)
+
+    def _wake(self, awake: int) -> None:
+        """Wake as many threads as there is work for, less those that are awake."""
+        work = min(len(self._ready), self._most - self._computing) + bool(self._started and not self._waiting)
+        self._changed.notify(max(work - awake, 0))
+
+    @contextmanager
+    def _lend(self) -> Iterator[None]:
+        """Let another thread compute, in this block."""
+        with self._changed:
+            self._computing -= 1
+            self._wake(0)
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._computing += 1

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
+from collections.abc import Sequence
 from typing import Any
 
 from poseidon.caffe2.operators.registry import find
 from poseidon.caffe2.proto.caffe2_pb2 import NetDef, OperatorDef
-from poseidon.caffe2.runtime.bind import Step, bind
+from poseidon.caffe2.runtime.bind import Start, Step, bind, bind_start, device_of, set_outputs
 from poseidon.caffe2.runtime.blob import Blob
-from poseidon.caffe2.runtime.chains import chains
-from poseidon.caffe2.runtime.dag import ChainRun
+from poseidon.caffe2.runtime.chains import Part, chains, nodes
+from poseidon.caffe2.runtime.dag import MOST_THREADS, ChainRun
 from poseidon.caffe2.runtime.errors import EnforceNotMet, operator_error, place_of
 from poseidon.caffe2.runtime.lifetimes import overwritten
+from poseidon.caffe2.runtime.waits import lending
+from poseidon.caffe2.shards.buckets import Buckets, Pending
 from poseidon.errors import JobError
 
 THREADED = frozenset({"dag", "async_dag", "async_scheduling", "async_polling", "prof_dag", "parallel"})
@@ -23,9 +27,13 @@ class Net:
 
     Attributes:
         definition: a copy of its NetDef.
-        steps: one call for each operator.
+        steps: one call for each operator, which waits for its result.
+        starts: what starts the operators that wait for other machines, by index.
         threads: how many run it.
+        computing: how many of them compute at the same time, at most; others wait for other machines.
         chains: the plan of a net that runs on threads.
+        nodes: the order of the parts of a net on one thread that has `starts`.
+        last_starts: the operators at which a group that is started together ends.
     """
 
     def __init__(self, definition: NetDef, workspace: Any) -> None:
@@ -48,8 +56,15 @@ class Net:
                 operator = _on(operator, self.definition)
             self.steps.append(compile_operator(operator, workspace, self.name, index))
         self.threads = definition.num_workers if definition.type in THREADED else 1
-        self.chains = chains(self.definition.op) if self.threads > 1 else []
-        self._free_overwritten(workspace)
+        freeing = self._free_overwritten(workspace)
+        self.starts = self._bind_starts(workspace, freeing)
+        self.computing = computing_threads(self.definition.op) if self.starts else MOST_THREADS
+        self.chains = chains(self.definition.op, self.starts) if self.threads > 1 else []
+        self.nodes = nodes(self.definition.op, self.starts) if self.starts else []
+        follow = zip(self.nodes, self.nodes[1:], strict=False)
+        self.last_starts = {
+            index for (part, index), (then, _) in follow if part is Part.START and then is not Part.START
+        }
 
     def run(self) -> None:
         """Run all operators once: in order, or independent chains of them on threads.
@@ -58,7 +73,11 @@ class Net:
             RuntimeError: an operator has failed; the cause is what it raised.
         """
         if len(self.chains) > 1:
-            ChainRun(self.chains, self._run_step)(min(self.threads, len(self.chains)))
+            run = ChainRun(self.chains, self._run_step, StartedOperators(self), self.computing)
+            run(min(self.threads, len(self.chains)))
+            return
+        if self.starts:
+            self._run_nodes()
             return
         step = None
         try:
@@ -66,19 +85,108 @@ class Net:
                 step()
         except Exception as error:
             index = self.steps.index(step)  # type: ignore[arg-type]
-            raise failure(error, self.definition.op[index], self.name, index) from error
+            raise self.failure(error, index) from error
 
-    def _free_overwritten(self, workspace: Any) -> None:
-        """Let the steps free the values that later steps overwrite: behind the last reader, or on threads before the writer."""
+    def _run_nodes(self) -> None:
+        """Run all operators in order on this thread."""
+        started = StartedOperators(self)
+        for part, index in self.nodes:
+            if part is Part.START:
+                started.start(index)
+            elif part is Part.END:
+                started.end(index)
+            else:
+                self._run_step(index)
+
+    def _free_overwritten(self, workspace: Any) -> set[int]:
+        """Let the steps free the values that later steps overwrite: behind the last reader, or on threads before the writer.
+
+        Return the indices of the last readers and of the writers.
+        """
+        found: set[int] = set()
+        threaded = self.threads > 1
         for name, last, writer in overwritten(self.definition.op):
-            blob, index = workspace.get(name), writer if self.chains else last
-            self.steps[index] = (_freeing_before if self.chains else _freeing_after)(self.steps[index], blob)
+            blob, index = workspace.get(name), writer if threaded else last
+            self.steps[index] = (_freeing_before if threaded else _freeing_after)(self.steps[index], blob)
+            found.update((last, writer))
+        return found
+
+    def _bind_starts(self, workspace: Any, freeing: set[int]) -> dict[int, tuple[Start, list[Blob]]]:
+        """Return what starts an operator and its outputs, for those that wait for other machines and free no value."""
+        found = {}
+        for index, operator in enumerate(self.definition.op):
+            if operator.type.startswith("Python"):  # its function may wait for that of another operator
+                self.steps[index] = _lending(self.steps[index])
+            if index not in freeing:
+                start = bind_start(operator, [workspace.find(name) for name in operator.input])
+                if start is not None:
+                    found[index] = start, [workspace.get(name) for name in operator.output]
+        return found
 
     def _run_step(self, index: int) -> None:
         try:
             self.steps[index]()
         except Exception as error:
-            raise failure(error, self.definition.op[index], self.name, index) from error
+            raise self.failure(error, index) from error
+
+    def failure(self, error: Exception, index: int) -> Exception:
+        """Return what to raise for an operator of this net that has failed."""
+        return failure(error, self.definition.op[index], self.name, index)
+
+
+class StartedOperators:
+    """The operators of one run of a net that were started, and are waited for later."""
+
+    def __init__(self, net: Net) -> None:
+        self._net = net
+        self._buckets = Buckets()
+        self._pending: dict[int, Pending] = {}
+        self._closed: list[int] = []  # not started yet: in a bucket
+
+    def start(self, index: int) -> list[int]:
+        """Start an operator; return the indices of those that can be waited for from now on.
+
+        The last one of a group, see `chains.nodes`, starts all that are in buckets.
+        """
+        try:
+            self._pending[index] = self._net.starts[index][0](self._buckets)
+            if index in self._net.last_starts:
+                self._buckets.flush()
+        except Exception as error:
+            raise self._net.failure(error, index) from error
+        waiting = [*self._closed, index]
+        self._closed = [one for one in waiting if not self._pending[one].started]
+        return [one for one in waiting if self._pending[one].started]
+
+    def end(self, index: int) -> None:
+        """Wait for an operator, and set its outputs."""
+        try:
+            values = self._pending.pop(index).wait()
+        except Exception as error:
+            raise self._net.failure(error, index) from error
+        set_outputs(self._net.starts[index][1], values)
+
+
+def computing_threads(operators: Sequence[OperatorDef]) -> int:
+    """Return how many threads compute in a net that waits for other machines: on CPUs one for each replica.
+
+    More would compete with torch's own threads inside operators, and with those that send. On GPUs threads wait for the
+    device, and their number is that of the net.
+    """
+    devices: defaultdict[int, set[int]] = defaultdict(set)
+    for operator in operators:
+        if device_of(operator.device_option).type != "cpu":
+            return MOST_THREADS
+        devices[operator.device_option.device_type].add(operator.device_option.device_id)
+    return max(map(len, devices.values()))
+
+
+def _lending(step: Step) -> Step:
+    def run() -> None:
+        with lending():
+            step()
+
+    return run
 
 
 def _freeing_after(step: Step, blob: Blob) -> Step:

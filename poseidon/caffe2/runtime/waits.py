@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 SLICE_S = 0.1
 """How often a wait looks whether its plan has ended."""
@@ -32,8 +32,12 @@ def is_cancelled(error: BaseException | None) -> bool:
     return False
 
 
+Lend = Callable[[], AbstractContextManager[None]]
+
+
 class _Thread(threading.local):
     stopped: Stop | None = None
+    lend: Lend = nullcontext
 
 
 _thread = _Thread()
@@ -54,6 +58,21 @@ def cancellable(stopped: Stop | None) -> Iterator[None]:
         _thread.stopped = before
 
 
+def lending() -> AbstractContextManager[None]:
+    """Let another operator of this thread's net run while this one waits, in a block."""
+    return _thread.lend()
+
+
+@contextmanager
+def lent_by(lend: Lend) -> Iterator[None]:
+    """Set what `lending` returns on this thread, in this block."""
+    before, _thread.lend = _thread.lend, lend
+    try:
+        yield
+    finally:
+        _thread.lend = before
+
+
 def wait_for(
     condition: threading.Condition, ready: Callable[[], bool], timeout_s: float | None = None
 ) -> bool:
@@ -67,6 +86,13 @@ def wait_for(
     Raises:
         Cancelled: the plan of this thread, or the process, ends.
     """
+    if ready():
+        return True
+    with lending():
+        return _wait(condition, ready, timeout_s)
+
+
+def _wait(condition: threading.Condition, ready: Callable[[], bool], timeout_s: float | None) -> bool:
     deadline = None if timeout_s is None else time.monotonic() + timeout_s
     while not ready():
         left = SLICE_S if deadline is None else min(SLICE_S, deadline - time.monotonic())

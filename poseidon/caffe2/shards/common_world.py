@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 import torch
 from torch import Tensor
 
+from poseidon.caffe2.runtime.waits import lending
 from poseidon.caffe2.shards.store_handler import CollectiveError, Shards, StoreHandler
 from poseidon.exchange.allreduce.process_group import Backend, ProcessGroup
 from ps_server import PeerLost
@@ -89,17 +90,26 @@ class CommonWorld:
         Args:
             tensors: of one shape and type, on any devices.
         """
-        total = tensors[0].clone()
-        for other in tensors[1:]:
-            total.add_(other.to(total.device))
-        total = self._run(total, lambda group, moved: group.sum(moved), self.engine == "NCCL")
-        return [total, *(total.to(other.device, copy=True) for other in tensors[1:])]
+        wait = self.start_all_reduce(tensors)
+        with lending():
+            return wait()
+
+    def start_all_reduce(self, tensors: Sequence[Tensor]) -> Callable[[], list[Tensor]]:
+        """Start `all_reduce`; return a function that waits for the sums and returns them."""
+        return self._start(
+            local_sum(tensors), lambda group, moved: group.sum(moved), tensors[1:], self.engine == "NCCL"
+        )
 
     def broadcast(self, tensors: Sequence[Tensor], root: int = 0) -> list[Tensor]:
         """Return, for each tensor, a copy of the first one of the shard `root`."""
+        wait = self.start_broadcast(tensors, root)
+        with lending():
+            return wait()
+
+    def start_broadcast(self, tensors: Sequence[Tensor], root: int = 0) -> Callable[[], list[Tensor]]:
+        """Start `broadcast`; return a function that waits for the copies and returns them."""
         self._check_rank(root)
-        first = self._run(tensors[0].clone(), lambda group, moved: group.broadcast(moved, root))
-        return [first, *(first.to(other.device, copy=True) for other in tensors[1:])]
+        return self._start(tensors[0].clone(), lambda group, moved: group.broadcast(moved, root), tensors[1:])
 
     def reduce(self, tensor: Tensor, root: int = 0) -> Tensor:
         """Return the sum over all shards on the shard `root`, and a copy of the tensor on the others."""
@@ -130,7 +140,21 @@ class CommonWorld:
 
     def barrier(self) -> None:
         """Wait until all shards are here."""
-        self._run(torch.zeros(1), lambda group, moved: group.sum(moved))
+        wait = self.start_barrier()
+        with lending():
+            wait()
+
+    def start_barrier(self) -> Callable[[], object]:
+        """Report that this shard is here; return a function that waits for the others."""
+        return self._start(torch.zeros(1), lambda group, moved: group.sum(moved))
+
+    def joins(self, other: CommonWorld) -> bool:
+        """Return whether sums of both worlds can be one message: of the same shards, by the same engine."""
+        return (
+            self._shards is other._shards
+            and self.engine == other.engine
+            and not (self._closed or other._closed)
+        )
 
     def send(self, tensor: Tensor, to: int, tag: int) -> None:
         """Send a tensor to one shard."""
@@ -157,26 +181,41 @@ class CommonWorld:
                 )
         return self._groups[backend]
 
-    def _run(
+    def _run(self, tensor: Tensor, start: Callable[[ProcessGroup, Tensor], Callable[[], None]]) -> Tensor:
+        """Start an operation on a tensor and wait for it; return its result on the tensor's device."""
+        wait = self._start(tensor, start)
+        with lending():
+            return wait()[0]
+
+    def _start(
         self,
         tensor: Tensor,
         start: Callable[[ProcessGroup, Tensor], Callable[[], None]],
+        others: Sequence[Tensor] = (),
         by_nccl: bool = False,
-    ) -> Tensor:
-        """Start an operation on a tensor and wait for it; return its result on the tensor's device.
+    ) -> Callable[[], list[Tensor]]:
+        """Start an operation on a tensor; return a function that waits for it.
 
+        That function returns the result on the tensor's device, and a copy of it on the device of each of `others`.
         Only sums may go by NCCL: operations of several NCCL groups at a time would need one order on all shards.
         """
         if self._shards is None:
-            return tensor
+            return lambda: [tensor, *(tensor.to(other.device, copy=True) for other in others)]
         nccl = by_nccl and tensor.is_cuda
         moved = (tensor if nccl else tensor.cpu()).contiguous()
         kind = moved.dtype
         if kind in (torch.bool, torch.int16):
             moved = moved.to(torch.int32)
         with self._explained():
-            start(self._group(Backend.NCCL if nccl else Backend.GLOO), moved)()
-        return moved.to(tensor.device, kind)
+            wait = start(self._group(Backend.NCCL if nccl else Backend.GLOO), moved)
+
+        def finish() -> list[Tensor]:
+            with self._explained():
+                wait()
+            result = moved.to(tensor.device, kind)
+            return [result, *(result.to(other.device, copy=True) for other in others)]
+
+        return finish
 
     @contextlib.contextmanager
     def _explained(self) -> Iterator[None]:
@@ -185,3 +224,11 @@ class CommonWorld:
         except PeerLost as error:
             assert self._shards is not None
             raise self._shards.explain(error) from error
+
+
+def local_sum(tensors: Sequence[Tensor]) -> Tensor:
+    """Return the sum of tensors of this process in a new tensor, on the device of the first."""
+    total = tensors[0].clone()
+    for other in tensors[1:]:
+        total.add_(other.to(total.device))
+    return total

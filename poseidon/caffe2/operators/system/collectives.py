@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.cuda import comm
 
 from poseidon.caffe2.operators.registry import ANY, Context, operator
+from poseidon.caffe2.shards.buckets import Buckets, Pending
 from poseidon.caffe2.shards.common_world import CommonWorld
 from poseidon.caffe2.shards.store_handler import CollectiveError, StoreHandler
 
@@ -90,7 +91,11 @@ def destroy_common_world(world: CommonWorld) -> Any:
     return world
 
 
-@operator("Allreduce")
+def _start_all_reduce(buckets: Buckets, world: CommonWorld, *tensors: Tensor) -> Pending:
+    return buckets.all_reduce(world, tensors)
+
+
+@operator("Allreduce", start=_start_all_reduce)
 def all_reduce(
     world: CommonWorld, *tensors: Tensor, context: Context, status_blob: str = ""
 ) -> tuple[Tensor, ...]:
@@ -100,7 +105,11 @@ def all_reduce(
     return tuple(_or_status(context, status_blob, lambda: world.all_reduce(tensors), list(tensors)))
 
 
-@operator("Broadcast")
+def _start_broadcast(buckets: Buckets, world: CommonWorld, *tensors: Tensor, root: int = 0) -> Pending:
+    return buckets.broadcast(world, tensors, root)
+
+
+@operator("Broadcast", start=_start_broadcast)
 def broadcast(
     world: CommonWorld, *tensors: Tensor, context: Context, root: int = 0, status_blob: str = ""
 ) -> tuple[Tensor, ...]:
@@ -134,7 +143,11 @@ def reduce_scatter(world: CommonWorld, *tensors: Tensor) -> tuple[Tensor, ...]:
     return tuple(world.reduce_scatter(tensors[:-1], [int(count) for count in tensors[-1].tolist()]))
 
 
-@operator("Barrier", outputs=(0, 0))
+def _start_barrier(buckets: Buckets, world: CommonWorld) -> Pending:
+    return buckets.barrier(world)
+
+
+@operator("Barrier", outputs=(0, 0), start=_start_barrier)
 def barrier(world: CommonWorld, *, context: Context, status_blob: str = "") -> None:
     """Wait until all shards are here."""
     _or_status(context, status_blob, world.barrier, None)

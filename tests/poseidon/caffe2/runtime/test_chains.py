@@ -10,8 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from poseidon.caffe2 import core, workspace
-from poseidon.caffe2.runtime.chains import chains, dependencies
+from poseidon.caffe2.runtime.chains import Part, chains, dependencies, nodes
 from poseidon.caffe2.runtime.dag import ChainRun
+from poseidon.caffe2.runtime.waits import lending
 
 
 def relu(x: str, y: str) -> object:
@@ -85,6 +86,93 @@ def test_the_first_error_ends_the_run() -> None:
 
     with pytest.raises(RuntimeError, match="the second"):
         ChainRun(chains([relu("a", "b"), relu("b", "c"), relu("c", "d")]), run)(2)
+
+
+def total(*names: str, kind: str = "Allreduce", **arguments: object) -> object:
+    return core.CreateOperator(kind, ["world", *names], list(names), engine="GLOO", **arguments)
+
+
+@pytest.mark.parametrize(
+    ("operators", "expected"),
+    [
+        ([total("a"), total("b"), relu("c", "c")], "S0 S1 E0 E1 2"),
+        ([total("a"), relu("c", "c"), total("b")], "S0 E0 1 S2 E2"),
+        ([total("a"), total("a"), total("b")], "S0 E0 S1 S2 E1 E2"),
+        ([total("a"), total("b", control_input=["a"])], "S0 S1 E0 E1"),
+    ],
+)
+def test_operators_that_follow_each_other_are_all_started_first(
+    operators: list[object], expected: str
+) -> None:
+    starting = {index for index, one in enumerate(operators) if one.type == "Allreduce"}  # type: ignore[attr-defined]
+    letters = {Part.START: "S", Part.END: "E", Part.WHOLE: ""}
+    assert " ".join(f"{letters[part]}{index}" for part, index in nodes(operators, starting)) == expected
+
+
+def test_starts_have_the_order_of_the_net_and_their_ends_are_waited_for() -> None:
+    operators = [relu("x", "a"), relu("x", "b"), total("a"), total("b", control_input=["a"]), relu("a", "c")]
+    plan = chains(operators, {2, 3})
+    assert [(chain.part.name, chain.operators) for chain in plan] == [
+        *[("WHOLE", (0,)), ("WHOLE", (1,)), ("START", (2,)), ("START", (3,)), ("END", (2,)), ("END", (3,))],
+        ("WHOLE", (4,)),
+    ]
+    assert [chain.waits_for for chain in plan] == [0, 0, 1, 2, 1, 1, 1]
+    assert [chain.releases for chain in plan] == [(2,), (3,), (3,), (), (6,), (), ()]
+
+
+def test_collectives_of_one_world_that_are_not_started_keep_the_order_too() -> None:
+    operators = [total("a"), total("b", kind="Reduce"), total("c"), total("d", kind="Reduce"), relu("e", "e")]
+    before = {chain.operators[0]: chain for chain in chains(operators, {0, 2}) if chain.part is not Part.END}
+    assert [before[index].waits_for for index in range(5)] == [0, 1, 1, 1, 0]
+
+
+class Sums:
+    """Sums that can be waited for once the last one is started."""
+
+    def __init__(self, last: int) -> None:
+        self.last = last
+        self.calls: list[str] = []
+        self.started: list[int] = []
+
+    def start(self, index: int) -> list[int]:
+        self.calls.append(f"S{index}")
+        self.started.append(index)
+        return self.started if index == self.last else []
+
+    def end(self, index: int) -> None:
+        self.calls.append(f"E{index}")
+
+
+@pytest.mark.parametrize("threads", [1, 2, 5])
+def test_a_thread_computes_where_it_can_and_waits_last(threads: int) -> None:
+    operators = [relu("x", "a"), total("a"), relu("x", "b"), total("b"), relu("a", "c"), relu("x", "d")]
+    sums = Sums(last=3)
+    ChainRun(chains(operators, {1, 3}), lambda index: sums.calls.append(str(index)), sums, 1)(threads)
+    assert sums.calls[:4] == ["0", "S1", "2", "S3"]
+    if threads == 1:
+        assert sums.calls[4:] == ["5", "E1", "4", "E3"]
+    assert sorted(sums.calls) == ["0", "2", "4", "5", "E1", "E3", "S1", "S3"]
+    assert sums.calls.index("4") > sums.calls.index("E1")
+
+
+def test_a_limited_number_of_threads_computes_and_one_that_waits_is_not_counted() -> None:
+    computing, most = 0, 0
+    lock, both = threading.Lock(), threading.Barrier(2, timeout=20)
+
+    def run(index: int) -> None:
+        nonlocal computing, most
+        with lock:
+            computing += 1
+            most = max(most, computing)
+        with lock:
+            computing -= 1
+        if index > 20:  # these two need each other
+            with lending():
+                both.wait()
+
+    operators = [relu("x", f"y{index}") for index in range(23)]
+    ChainRun(chains(operators), run, None, 1)(8)
+    assert most == 1
 
 
 def test_a_dag_net_gives_what_a_simple_net_gives() -> None:
