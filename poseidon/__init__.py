@@ -24,6 +24,7 @@ if TYPE_CHECKING:
         AdaGrad,
         Adam,
         Nesterov,
+        Outer,
         ParameterGroup,
         RMSProp,
     )
@@ -39,6 +40,7 @@ __all__ = [
     "Group",
     "Nesterov",
     "OptimizerGroup",
+    "Outer",
     "ParameterGroup",
     "PoseidonError",
     "RMSProp",
@@ -57,7 +59,16 @@ if not TYPE_CHECKING:
         "optimizer_group": ("OptimizerGroup",),
         "rule_group": ("RuleGroup",),
         "sampler": ("SharedSampler",),
-        "update_rules": ("SGD", "AdaDelta", "AdaGrad", "Adam", "Nesterov", "ParameterGroup", "RMSProp"),
+        "update_rules": (
+            "SGD",
+            "AdaDelta",
+            "AdaGrad",
+            "Adam",
+            "Nesterov",
+            "Outer",
+            "ParameterGroup",
+            "RMSProp",
+        ),
         "worker_context": ("ThisWorker",),
     }
     _MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}

@@ -9,6 +9,8 @@ Small tensors share tables on the server: a PooledExchange wraps either of the f
 Where a host has several workers, local rank 0 has that exchange, inside a LeaderExchange, and each of the others has a
 FollowerExchange.
 
+With local steps (`local_steps.py`) all of this is the outer exchange, inside a LocalStepsExchange of each worker.
+
 Law: every worker of a job makes the same plan and the same store, since both follow from what is equal on all workers.
 """
 
@@ -26,6 +28,7 @@ from poseidon.exchange.hybrid import HybridExchange
 from poseidon.exchange.local.follower import FollowerExchange
 from poseidon.exchange.local.group import LocalGroup
 from poseidon.exchange.local.leader import LeaderExchange
+from poseidon.exchange.local_steps import LocalStepsExchange, anchors_of, is_synchronous
 from poseidon.exchange.observe.statistics import CountsTraffic
 from poseidon.exchange.options import DEFAULT_OPTIONS, ExchangeOptions, OnDivergence
 from poseidon.exchange.pooled import PooledExchange, pool_tensors, pools_of
@@ -85,8 +88,8 @@ class Membership:
 
     @property
     def private_histories(self) -> bool:
-        """`ExchangeState.private` of the exchange, before it is built."""
-        return self.options.staleness > 0 and not self.alone
+        """`ExchangeState.private` of the exchange, before it is built; it is not where local steps are synchronous."""
+        return self.options.sync_every > 0 or (self.options.staleness > 0 and not self.alone)
 
     @property
     def topology(self) -> Topology:
@@ -108,6 +111,7 @@ class Built:
         tables: for each table of the store the indices of its tensors.
         client: this worker's connection to the shards; None without shards.
         traffic: counts the traffic of the tensors; None where nothing counts it.
+        local_steps: iterations of a round of local steps; 0: workers exchange in every iteration.
     """
 
     exchange: Exchange
@@ -116,6 +120,7 @@ class Built:
     tables: Sequence[Sequence[int]] = ()
     client: Client | None = None
     traffic: CountsTraffic | None = None
+    local_steps: int = 0
 
 
 def plan_exchange(tensors: Sequence[Trained], member: Membership) -> ExchangePlan:
@@ -165,6 +170,8 @@ def build_exchange(
     Raises:
         TransportError: an address cannot be reached or listened on.
     """
+    if member.options.sync_every:
+        return _build_local_steps(tensors, settings, member, connect, trace)
     if member.local_workers > 1:
         return _build_local_group(tensors, settings, member, connect, trace)
     plan = plan_exchange(tensors, member)
@@ -276,6 +283,33 @@ _BUILDERS: dict[ExchangeKind, Callable[[_Request], Built]] = {
     ExchangeKind.LOCAL: _build_alone,
 }
 """What builds the exchange of each kind."""
+
+
+def _build_local_steps(
+    tensors: Sequence[Trained],
+    settings: ExchangeSettings,
+    member: Membership,
+    connect: Connect,
+    trace: Tracer,
+) -> Built:
+    """Build an exchange of one iteration for rounds. A wait is as long as a round of another worker may take longer."""
+    options = member.options
+    of_rounds = replace(
+        member,
+        options=options.without_local_steps,
+        timeout_s=member.timeout_s * options.sync_every,
+    )
+    if is_synchronous(options, tensors, settings):
+        return build_exchange(tensors, settings, of_rounds, connect, trace=trace)
+    anchors = anchors_of(tensors, options)
+    outer_settings = ExchangeSettings(start_clock=settings.start_clock)
+    built = build_exchange(anchors, outer_settings, of_rounds, connect, trace=trace)
+    return replace(
+        built,
+        exchange=LocalStepsExchange(built.exchange, tensors, anchors, settings, options),
+        plan=replace(built.plan, local_steps=options.sync_every),
+        local_steps=options.sync_every,
+    )
 
 
 def _build_local_group(

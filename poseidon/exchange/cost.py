@@ -199,9 +199,15 @@ class Choice:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExchangePlan:
-    """The plan of a job: one choice for each trained tensor, in their order."""
+    """The plan of a job.
+
+    Attributes:
+        choices: one for each trained tensor, in their order.
+        local_steps: iterations from one exchange to the next, with local steps; 0: one.
+    """
 
     choices: tuple[Choice, ...]
+    local_steps: int = 0
 
     def of(self, scheme: Scheme) -> tuple[int, ...]:
         """Return the indices of the tensors of this scheme."""
@@ -234,7 +240,8 @@ class ExchangePlan:
         return f"{'tensors exchanged: ' + schemes if schemes else 'no tensor is exchanged'}: {self._load()}"
 
     def _load(self) -> str:
-        return f"{human_bytes(self.bytes)} an iteration on the busiest link, both directions"
+        once = f"a round of {self.local_steps} local steps" if self.local_steps else "an iteration"
+        return f"{human_bytes(self.bytes)} {once} on the busiest link, both directions"
 
 
 def choose(

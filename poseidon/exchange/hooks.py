@@ -36,6 +36,7 @@ class Hooks:
         sources: for each tensor the parameter or buffer of the module; empty: the tensors themselves.
         entry: the compiled module that the script calls in place of `module`; all tensors are waited for before it runs.
         on_backward: called when a backward pass reaches a layer whose weight travels as factors.
+        sends: whether gradients are sent; otherwise they stay in `grad`, for an optimizer of the caller.
     """
 
     def __init__(
@@ -49,8 +50,10 @@ class Hooks:
         sources: Sequence[Tensor] = (),
         entry: nn.Module | None = None,
         on_backward: Callable[[], None] = lambda: None,
+        sends: bool = True,
     ) -> None:
         self._exchange = exchange
+        self._sends = sends
         self._passes = passes
         self._wait_free = wait_free
         self._pass = 0
@@ -124,7 +127,7 @@ class Hooks:
         self._start_pass()
 
     def finish(self) -> None:
-        """End the last backward pass: send the gradients that only earlier passes had, and drop all of them."""
+        """End the last backward pass: send the gradients that only earlier passes had, and drop all that are sent."""
         for index, (gradient, version) in self._accumulated.items():
             if self._sources[index].grad is not gradient or gradient._version != version:
                 raise UsageError(
@@ -132,7 +135,7 @@ class Hooks:
                     "distribute(), or average_gradients() before a loop changes gradients that a torch.optim optimizer reads"
                 )
         self._accumulated.clear()
-        for tensor, index in self._by_gradient.items():
+        for tensor, index in self._by_gradient.items() if self._sends else ():
             if index not in self._begun and tensor.grad is not None:
                 self._exchange.begin(index, tensor.grad.data)
             tensor.grad = None
@@ -160,6 +163,8 @@ class Hooks:
                 "has not run, though it has in the first iteration"
             )
         assert tensor.grad is not None
+        if not self._sends:
+            return
         self._check_kind(index, tensor.grad)
         if index in self._begun:
             raise UsageError(

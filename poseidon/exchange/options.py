@@ -7,8 +7,9 @@ the two names it.
 from __future__ import annotations
 
 import argparse
+import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from enum import Enum
 from typing import Any
 
@@ -37,6 +38,10 @@ class ExchangeOptions:
         rows: pieces to cut each table into; 0: pieces of up to 2 MiB.
         consistency: when values are sent.
         precision: of gradients and values on the wire.
+        sync_every: iterations of a round of local steps (`local_steps.py`); 0: workers exchange in every iteration.
+        outer_lr: rate of the outer rule, above 0.
+        outer_momentum: momentum of the outer rule, at least 0 and below 1.
+        outer_nesterov: whether the outer rule is Nesterov's; otherwise it is SGD.
         bandwidth_mbps: SSPAggr's budget of each client for changes that the bound does not need yet; None: no limit.
         compress: lossy codecs of tensors (`compression.py`); empty: none.
         wait_free: whether gradients leave while the backward pass runs.
@@ -52,6 +57,10 @@ class ExchangeOptions:
     rows: int = field(default=0, metadata={"flag": "num_rows_per_table"})
     consistency: Consistency = field(default=Consistency.SSP_PUSH, metadata={"flag": "consistency_model"})
     precision: Precision = field(default=Precision.FLOAT32, metadata={"flag": "wire_precision"})
+    sync_every: int = field(default=0, metadata={"flag": "sync_every"})
+    outer_lr: float = field(default=0.7, metadata={"flag": "outer_lr"})
+    outer_momentum: float = field(default=0.9, metadata={"flag": "outer_momentum"})
+    outer_nesterov: bool = field(default=True, metadata={"flag": "outer_nesterov"})
     bandwidth_mbps: float | None = field(default=None, metadata={"flag": "client_bandwidth_mbps"})
     compress: str = field(default="", metadata={"flag": "compress"})
     wait_free: bool = field(default=True, metadata={"flag": "wait_free"})
@@ -73,9 +82,46 @@ class ExchangeOptions:
             raise UsageError(
                 f"--client_bandwidth_mbps is for --consistency_model=SSPAggr, not {self.consistency.value}"
             )
-
         if any(scheme.codec is not None for scheme in parse_compression(self.compress)):
             self._check_compressed()
+        self._check_local_steps()
+
+    def _check_local_steps(self) -> None:
+        if self.sync_every and self.kind is ExchangeKind.FACTORS:
+            raise UsageError(
+                f"--sync_every={self.sync_every} sends what many iterations have changed, which has no factors; expected "
+                "--exchange=hybrid, ps or allreduce, not svb"
+            )
+        if not (self.outer_lr > 0 and math.isfinite(self.outer_lr)):
+            raise UsageError(f"--outer_lr={self.outer_lr:g}: expected a number above 0")
+        if not 0 <= self.outer_momentum < 1:
+            raise UsageError(f"--outer_momentum={self.outer_momentum:g}: expected 0 or more, and less than 1")
+        if not self.sync_every:
+            for entry in fields(self):
+                if entry.name.startswith("outer_") and getattr(self, entry.name) != entry.default:
+                    raise UsageError(
+                        f"--{entry.metadata['flag']} is for local steps, which --sync_every=H asks for"
+                    )
+
+    @property
+    def without_local_steps(self) -> ExchangeOptions:
+        """The options of the outer exchange."""
+        outer: dict[str, Any] = {
+            entry.name: entry.default for entry in fields(self) if entry.name.startswith("outer_")
+        }
+        return replace(self, sync_every=0, **outer)
+
+    @property
+    def one_plain_step(self) -> bool:
+        """Whether a round is one step, and the outer rule takes the mean over the workers as it is."""
+        return self.sync_every == 1 and self.outer_lr == 1 and self.outer_momentum == 0
+
+    @property
+    def check_interval(self) -> int:
+        """`check_every`; with local steps the next multiple of `sync_every`, where the workers have equal values anyhow."""
+        if not self.sync_every:
+            return self.check_every
+        return -(-self.check_every // self.sync_every) * self.sync_every
 
     def _check_compressed(self) -> None:
         """Refuse what lossy codecs exclude."""

@@ -168,7 +168,7 @@ class ReplicaCheck:
 
     def is_due(self, iteration: int) -> bool:
         """Return whether to compare after so many iterations."""
-        every = self._options.check_every
+        every = self._options.check_interval
         return every > 0 and iteration % every == 0 and iteration > self._equal_at
 
     def run(self, iteration: int) -> None:

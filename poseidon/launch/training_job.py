@@ -20,7 +20,7 @@ from poseidon.cluster.supervision.state import Outcome
 from poseidon.data.batches.partition import part_path
 from poseidon.engine.document import JobDocument
 from poseidon.engine.tools.preflight import check_layers, check_nets, check_snapshot_prefix, weight_files
-from poseidon.errors import SnapshotError
+from poseidon.errors import SnapshotError, UsageError
 from poseidon.launch.job import Job, check_folder
 from poseidon.launch.job_folder import find_snapshot
 from poseidon.launch.processes import Start
@@ -66,6 +66,7 @@ class TrainingJob(Job):
         )
         self._changes = changes(file.param, self._solver.param, request.settings)
         self._settings = solver_settings(self._solver)
+        check_local_steps(self._solver.param, request.exchange.sync_every)
         title = check_nets(self._solver, self._settings).param.name or request.solver.stem
         for path in request.weights:
             if not path.is_file():
@@ -129,7 +130,7 @@ class TrainingJob(Job):
         if self.site.opens_files_here and self._solver.param.snapshot_prefix:
             folder = self._solver.snapshot_prefix().parent
             notes += [] if folder.exists() else [f"snapshots go to {folder}, a new folder"]
-        return notes
+        return [*notes, *rounds_that_end_early(self._solver.param, self.request.exchange.sync_every)]
 
     def final_report(
         self, result: JobResult, newest: StartingPoint, scores: Sequence[str]
@@ -274,3 +275,24 @@ def snapshot_files(state: Path) -> tuple[Path, ...]:
     model = weights_of(state)
     sums = sums_path(state)
     return (*((sums,) if sums.exists() else ()), model, state)
+
+
+def check_local_steps(solver: SolverParameter, steps: int) -> None:
+    """Refuse what needs the values of all workers in each iteration."""
+    if steps and solver.snapshot_diff:
+        raise UsageError(
+            f"snapshot_diff: true needs the change of every iteration, and --sync_every={steps} exchanges once in {steps}; "
+            "expected snapshot_diff: false, or no --sync_every"
+        )
+
+
+def rounds_that_end_early(solver: SolverParameter, steps: int) -> list[str]:
+    """Return a note for each interval of the solver at which rounds of local steps end early."""
+    if not steps:
+        return []
+    intervals = {name: getattr(solver, name) for name in ("snapshot", "test_interval")}
+    return [
+        f"{name} {interval} is no multiple of --sync_every={steps}: there a round ends early"
+        for name, interval in intervals.items()
+        if interval % steps
+    ]

@@ -2189,7 +2189,7 @@ class PReLUParameter(_message.Message):
     def __init__(self, filler: _Optional[_Union[FillerParameter, _Mapping]] = ..., channel_shared: _Optional[bool] = ...) -> None: ...
 
 class PoseidonWorkerState(_message.Message):
-    __slots__ = ("rank", "reader", "torch_rng", "history", "smoothed_loss", "threads", "processor", "torch_version")
+    __slots__ = ("rank", "reader", "torch_rng", "history", "smoothed_loss", "threads", "processor", "torch_version", "outer_history")
     RANK_FIELD_NUMBER: _ClassVar[int]
     READER_FIELD_NUMBER: _ClassVar[int]
     TORCH_RNG_FIELD_NUMBER: _ClassVar[int]
@@ -2198,6 +2198,7 @@ class PoseidonWorkerState(_message.Message):
     THREADS_FIELD_NUMBER: _ClassVar[int]
     PROCESSOR_FIELD_NUMBER: _ClassVar[int]
     TORCH_VERSION_FIELD_NUMBER: _ClassVar[int]
+    OUTER_HISTORY_FIELD_NUMBER: _ClassVar[int]
     rank: int
     reader: _containers.RepeatedCompositeFieldContainer[PoseidonReaderState]
     torch_rng: bytes
@@ -2206,7 +2207,8 @@ class PoseidonWorkerState(_message.Message):
     threads: int
     processor: str
     torch_version: str
-    def __init__(self, rank: _Optional[int] = ..., reader: _Optional[_Iterable[_Union[PoseidonReaderState, _Mapping]]] = ..., torch_rng: _Optional[bytes] = ..., history: _Optional[_Iterable[_Union[BlobProto, _Mapping]]] = ..., smoothed_loss: _Optional[_Iterable[float]] = ..., threads: _Optional[int] = ..., processor: _Optional[str] = ..., torch_version: _Optional[str] = ...) -> None: ...
+    outer_history: _containers.RepeatedCompositeFieldContainer[BlobProto]
+    def __init__(self, rank: _Optional[int] = ..., reader: _Optional[_Iterable[_Union[PoseidonReaderState, _Mapping]]] = ..., torch_rng: _Optional[bytes] = ..., history: _Optional[_Iterable[_Union[BlobProto, _Mapping]]] = ..., smoothed_loss: _Optional[_Iterable[float]] = ..., threads: _Optional[int] = ..., processor: _Optional[str] = ..., torch_version: _Optional[str] = ..., outer_history: _Optional[_Iterable[_Union[BlobProto, _Mapping]]] = ...) -> None: ...
 
 class PoseidonReaderState(_message.Message):
     __slots__ = ("layer", "batches")

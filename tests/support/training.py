@@ -7,7 +7,7 @@ import re
 import threading
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -155,11 +155,12 @@ class Job:
 
 @dataclass(slots=True)
 class Ended:
-    """The result: rank 0's records, each rank's last iteration, and how many tensors travelled as factors."""
+    """The result: rank 0's records, each rank's last iteration, how many tensors travelled as factors, and the local steps of a round."""
 
     sink: RecordingSink = field(default_factory=RecordingSink)
     iterations: dict[int, int] = field(default_factory=dict)
     by_factors: int = 0
+    local_steps: int = 0
 
 
 def run(solver_path: Path, job: Job) -> Ended:
@@ -214,10 +215,11 @@ def _exchange(
         shards=job.shards,
         token=TOKEN,
         timeout_s=TIMEOUT_S,
-        options=ExchangeOptions(kind=job.kind, staleness=job.staleness),
+        options=replace(job.options, kind=job.kind, staleness=job.staleness),
     )
     built = build_exchange(replica.trained, settings, member, connect)
     ended.by_factors = len(built.plan.of(Scheme.FACTORS))
+    ended.local_steps = built.local_steps
     return built.exchange
 
 
@@ -238,17 +240,18 @@ def _run_worker(
     )
     replica = Replica(solver, settings, context)
     checkpoint = Checkpoint(replica, settings=job.saving)
-    start, histories = Progress(iteration=0), None
+    start, resumed = Progress(iteration=0), None
     if job.resume is not None:
-        resumed = checkpoint.restore(job.resume, private_histories=job.staleness > 0)
+        private = job.staleness > 0 or job.options.sync_every > 0
+        resumed = checkpoint.restore(job.resume, private_histories=private)
         replica.load([resumed.model])
-        start, histories = resumed.progress, resumed.histories
+        start = resumed.progress
     common = ExchangeSettings(
         clip=settings.clip, gradient_scale=1 / settings.iter_size, start_clock=start.iteration
     )
     exchange = _exchange(replica, common, job, rank, connect, ended)
     try:
-        exchange.open(histories)
+        exchange.open(None if resumed is None else resumed.histories(local_steps=ended.local_steps))
 
         def after(iteration: int, _: object) -> None:
             if rank == 0 and job.at is not None:

@@ -276,7 +276,8 @@ def _exchange(parser: Parser) -> None:
         "ps: through the parameter server. svb: gradients of fully-connected layers as sufficient factors, two small "
         "matrices, to each other worker. hybrid: per layer the cheaper of both. allreduce: torch.distributed. local: "
         "not at all, for one worker. With staleness S a worker may be S iterations ahead of the slowest; 0 gives the "
-        "weights of one process with all workers' batches.",
+        "weights of one process with all workers' batches. With --sync_every=H each worker trains alone for H iterations, "
+        "then an outer rule applies the mean of their changes: docs/local_steps.md.",
     )
     chosen(group, "exchange", "hybrid (default), ps, svb, allreduce, local", EXCHANGES, metavar="KIND")
     switch(group, "svb", "short for --exchange=svb; --nosvb: ps", type=one_of(SVB), choices=SVB, default=None)
@@ -293,6 +294,11 @@ def _exchange(parser: Parser) -> None:
     chosen(group, "wire_precision", text, PRECISIONS, default="float32", metavar="TYPE")
     text = "lossy codecs: int8, 'fc*=topk:0.01'; see docs"
     flag(group, "compress", text, default="", metavar="SCHEMES")
+    text = "local steps between exchanges; 0 (default): none"
+    flag(group, "sync_every", text, type=count, default=0, metavar="H")
+    flag(group, "outer_lr", "rate of the outer rule (0.7)", type=number, default=0.7, metavar="F")
+    flag(group, "outer_momentum", "its momentum (0.9)", type=number, default=0.9, metavar="F")
+    switch(group, "outer_nesterov", "its momentum is Nesterov's (on)", default=True)
     switch(group, "wait_free", "send gradients during the backward pass (on)", default=True)
     text = "iterations between comparisons of weights (1000)"
     flag(group, "check_replicas", text, type=count, default=1000, metavar="N")

@@ -25,6 +25,7 @@ import torch
 from torch import nn
 
 from poseidon.engine.module.group import Group
+from poseidon.engine.module.local_optimizer_group import LocalOptimizerGroup, is_synchronous
 from poseidon.engine.module.optimizer_group import OptimizerGroup
 from poseidon.engine.module.rule_group import RuleGroup
 from poseidon.engine.module.tensors import (
@@ -35,10 +36,11 @@ from poseidon.engine.module.tensors import (
     rows_by_batch_size,
     rows_by_example,
 )
-from poseidon.engine.module.update_rules import UpdateRule
+from poseidon.engine.module.update_rules import Outer, UpdateRule
 from poseidon.engine.module.worker_context import ThisWorker, WorkerContext
 from poseidon.errors import UsageError
 from poseidon.exchange.module_hooks import uncompiled
+from poseidon.exchange.options import ExchangeOptions
 
 
 class _Process:
@@ -79,6 +81,8 @@ def distribute(
     example: Example | None = None,
     batch_size: int = 0,
     compress: str = "",
+    local_steps: int | None = None,
+    outer: Outer | None = None,
 ) -> RuleGroup: ...
 
 
@@ -93,6 +97,8 @@ def distribute(
     example: Example | None = None,
     batch_size: int = 0,
     compress: str = "",
+    local_steps: int | None = None,
+    outer: Outer | None = None,
 ) -> OptimizerGroup: ...
 
 
@@ -106,6 +112,8 @@ def distribute(
     example: Example | None = None,
     batch_size: int = 0,
     compress: str = "",
+    local_steps: int | None = None,
+    outer: Outer | None = None,
 ) -> Group:
     """Train a module on all workers of this job. Return once all workers have rank 0's tensors.
 
@@ -115,7 +123,7 @@ def distribute(
         module: a module, or `torch.compile(module)`. Its parameters are float32. Its `state_dict` keeps its form.
         how: a rule that the shards apply, such as `poseidon.SGD`; or a torch.optim optimizer, which runs on every
             worker on mean gradients.
-        clip: largest L2 norm of all mean gradients together; None: no limit.
+        clip: largest L2 norm of all mean gradients together, with local steps of this worker's own; None: no limit.
         passes: backward passes of a step, whose gradients add up; they are sent in the last one.
         buffers: `average`: after each step, running means and variances are the mean over the workers; `own`: each
             worker keeps its own.
@@ -125,6 +133,9 @@ def distribute(
             whole gradients travel.
         compress: lossy codecs of parameters, as `--compress` of `poseidon run`: `int8`, or `head.*=topk:0.01,int8` with
             patterns of parameter names. Empty: those of the flag. docs/compression.md has the codecs.
+        local_steps: steps that each worker makes by itself before all exchange what they have changed; 0: none, all exchange
+            in every step. None: as --sync_every of the job says.
+        outer: the rule that applies the mean change of a round of local steps; None: as the flags --outer_* say.
 
     Raises:
         UsageError: an argument is out of range, or the module cannot be distributed.
@@ -137,6 +148,8 @@ def distribute(
         example=example,
         batch_size=batch_size,
         compress=compress,
+        local_steps=local_steps,
+        outer=outer,
     )
     group = join(module, how, options, _context())
     if _PROCESS.context is not None:
@@ -158,7 +171,7 @@ def join(
         UsageError: an argument is out of range, or the module cannot be distributed.
         ServerError: other workers did not join, or have another module.
     """
-    context = _compressed(context, options.compress)
+    context = _with_local_steps(_compressed(context, options.compress), options)
     inner = uncompiled(module)
     tensors = module_tensors(inner, options.buffers)
     if inner is module:  # the layers of a compiled module do not run, so there are no factors to take
@@ -166,7 +179,11 @@ def join(
     if isinstance(how, UpdateRule):
         return RuleGroup(module, how, tensors, options, context)
     if isinstance(how, torch.optim.Optimizer):
-        return OptimizerGroup(module, how, tensors, options, context)
+        kind = LocalOptimizerGroup if context.member.options.sync_every else OptimizerGroup
+        if is_synchronous(how, options, context.member.options):
+            kind = OptimizerGroup
+            context = _with_options(context, context.member.options.without_local_steps)
+        return kind(module, how, tensors, options, context)
     raise UsageError(
         f"distribute() was given a {type(how).__name__}; expected a rule such as poseidon.SGD(lr=0.1), or a "
         "torch.optim optimizer"
@@ -186,7 +203,30 @@ def _compressed(context: WorkerContext, compress: str) -> WorkerContext:
         raise UsageError(
             f"distribute() has compress={compress!r} and the job --compress={given}; expected one of them"
         )
-    options = replace(context.member.options, compress=compress)
+    return _with_options(context, replace(context.member.options, compress=compress))
+
+
+def _with_local_steps(context: WorkerContext, options: DistributeOptions) -> WorkerContext:
+    """Return the context with the local steps that the arguments ask for in place of those of the flags."""
+    exchange, steps, outer = context.member.options, options.local_steps, options.outer
+    if steps is None:
+        steps = exchange.sync_every
+    if not steps:
+        if outer is not None:
+            raise UsageError("outer is for local steps; expected local_steps=H too, with H of 1 or more")
+        return _with_options(context, exchange.without_local_steps)
+    if outer is not None:
+        exchange = replace(
+            exchange,
+            sync_every=steps,
+            outer_lr=float(outer.lr),
+            outer_momentum=float(outer.momentum),
+            outer_nesterov=outer.nesterov,
+        )
+    return _with_options(context, replace(exchange, sync_every=steps))
+
+
+def _with_options(context: WorkerContext, options: ExchangeOptions) -> WorkerContext:
     return replace(context, member=replace(context.member, options=options))
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from abc import abstractmethod
-from collections.abc import Mapping, Sized
+from collections.abc import Mapping, Sequence, Sized
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -31,7 +31,9 @@ from poseidon.engine.module.worker_context import WorkerContext
 from poseidon.engine.module.worker_state import Kept, WorkerState
 from poseidon.engine.snapshot_writer import WrittenSnapshot
 from poseidon.errors import SnapshotError, UsageError
+from poseidon.exchange.base import History
 from poseidon.exchange.module_hooks import uncompiled
+from ps_server.rules import history_count
 
 LOGGER = logging.getLogger(__name__)
 Number = TypeVar("Number", float, Tensor)
@@ -270,6 +272,39 @@ class Group(StepLoop):
                 "group.resume() before the first step"
             )
         super()._begin()
+
+    # -- histories -----------------------------------------------------------------------------------------
+
+    def _split_histories(self) -> tuple[dict[str, list[Tensor]], dict[str, dict[str, Tensor]]]:
+        """Return the histories of the parameters by name, and those of the outer rule as an entry of a checkpoint."""
+        own: dict[str, list[Tensor]] = {}
+        outer: dict[str, Tensor] = {}
+        for trained, history in zip(self._plan.tensors, self._exchange.state.histories(), strict=True):
+            count = history_count(trained.rule.kind)
+            arrays = [torch.tensor(array) for array in history]
+            if not trained.statistics:
+                own[trained.name] = arrays[:count]
+                if arrays[count:]:
+                    (outer[trained.name],) = arrays[count:]
+        return own, {"outer": outer} if outer else {}
+
+    def _with_outer(self, histories: Sequence[History], state: Mapping[str, Any]) -> list[History]:
+        """Return histories with the outer rule's of a checkpoint: this worker's own, or the one that all workers share.
+
+        Raises:
+            SnapshotError: it does not fit a parameter.
+        """
+        owners = [state["own"][self.rank], *state["own"]]
+        outer = next((owner["outer"] for owner in owners if "outer" in owner), None)
+        if outer is None or not self._local_steps:
+            return list(histories)
+        found: list[History] = []
+        for trained, own in zip(self._plan.tensors, histories, strict=True):
+            array = torch.zeros(trained.tensor.shape) if trained.statistics else outer.get(trained.name)
+            if array is None or array.shape != trained.tensor.shape:
+                raise SnapshotError(f"the checkpoint has no outer history that fits '{trained.name}'")
+            found.append([*own, array.numpy()])
+        return found
 
     # -- for the two kinds ---------------------------------------------------------------------------------
 

@@ -78,6 +78,7 @@ class ModuleWatch:
                 sources=plan.sources,
                 entry=entry if is_compiled else None,
                 on_backward=callbacks.on_gradient,
+                sends=plan.sends_gradients,
             )
             removal.callback(self.hooks.close)
             observed.watch()

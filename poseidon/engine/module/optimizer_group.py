@@ -71,7 +71,7 @@ class OptimizerGroup(Group):
         ]
 
     def _make_plan(self, tensors: ModuleTensors, options: DistributeOptions) -> GroupPlan:
-        wanted = _parameters(self._optimizer, tensors)
+        wanted = exchanged_parameters(self._optimizer, tensors)
         exchanged, sources = [], []
         rest = dict(tensors.rest)
         for name, tensor in tensors.exchanged.items():
@@ -111,16 +111,22 @@ class OptimizerGroup(Group):
 
     def _load_how(self, state: Mapping[str, Any]) -> None:
         try:
-            self._optimizer.load_state_dict(state["optimizer"])
+            of_all = state.get("optimizer")
+            own = state["own"][self.rank if self._local_steps else 0]
+            self._optimizer.load_state_dict(own["optimizer"] if of_all is None else of_all)
         except (ValueError, KeyError, TypeError) as error:
             raise SnapshotError(f"the checkpoint is of another optimizer: {error}") from error
         # It has made steps: else a scheduler that comes first, at an epoch's end, warns of a wrong order.
         self._optimizer._opt_called = True  # type: ignore[attr-defined]
+        self._open_again(state)
+        self._take_first()
+
+    def _open_again(self, state: Mapping[str, Any]) -> None:
+        """Open the exchange with the parameters of a checkpoint, which are loaded."""
         with torch.no_grad():
             for parameter, mean in self._means.items():
                 mean.copy_(parameter)
         self._exchange.open(None, state["steps"])
-        self._take_first()
 
     def close(self) -> None:
         """See `Group`."""
@@ -188,13 +194,18 @@ class OptimizerGroup(Group):
     def _before_step(
         self, optimizer: torch.optim.Optimizer, arguments: tuple[Any, ...], named: dict[str, Any]
     ) -> None:
-        if any(value is not None for value in (*arguments[1:], named.get("closure"))):
-            raise UsageError("an optimizer that runs the loss itself (a closure) cannot be distributed")
-        self._check_unknown(optimizer)
+        self._check_step(optimizer, arguments, named)
         if self._passes or not self._averaged:
             if getattr(optimizer, "found_inf", None) is not None:  # set by GradScaler, of this worker alone
                 raise UsageError(UNSCALED)
             self.average_gradients()
+
+    def _check_step(
+        self, optimizer: torch.optim.Optimizer, arguments: tuple[Any, ...], named: dict[str, Any]
+    ) -> None:
+        if any(value is not None for value in (*arguments[1:], named.get("closure"))):
+            raise UsageError("an optimizer that runs the loss itself (a closure) cannot be distributed")
+        self._check_unknown(optimizer)
 
     def _after_step(self, optimizer: object, arguments: tuple[Any, ...], named: dict[str, Any]) -> None:
         self._averaged = False
@@ -202,7 +213,7 @@ class OptimizerGroup(Group):
             self._check.run(self.steps)
 
 
-def _parameters(optimizer: torch.optim.Optimizer, tensors: ModuleTensors) -> set[Tensor]:
+def exchanged_parameters(optimizer: torch.optim.Optimizer, tensors: ModuleTensors) -> set[Tensor]:
     """Return the parameters of an optimizer, all of which must be the module's."""
     found = {parameter for group in optimizer.param_groups for parameter in group["params"]}
     strange = found - set(tensors.exchanged.values()) - set(tensors.rest.values())

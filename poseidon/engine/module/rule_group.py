@@ -105,17 +105,13 @@ class RuleGroup(Group):
 
     def _histories(self) -> dict[str, Any]:
         """Return the histories of the parameters by name."""
-        found = zip(self._plan.tensors, self._exchange.state.histories(), strict=True)
-        return {
-            "history": {
-                t.name: [torch.tensor(array) for array in history] for t, history in found if not t.statistics
-            }
-        }
+        own, outer = self._split_histories()
+        return {"history": own, **outer}
 
     def _load_how(self, state: Mapping[str, Any]) -> None:
         self._set_rate = state["lr"]
-        histories = [self._history_of(trained, state) for trained in self._plan.tensors]
-        self._exchange.open(histories, state["steps"])
+        own = [self._history_of(trained, state) for trained in self._plan.tensors]
+        self._exchange.open(self._with_outer(own, state), state["steps"])
         self._note_values()
 
     def _history_of(self, trained: Trained, state: Mapping[str, Any]) -> History:

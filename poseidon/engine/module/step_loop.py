@@ -56,6 +56,7 @@ class StepLoop(ABC):
             context.connect,
             trace=context.trace,
         )
+        self._local_steps = built.local_steps
         self._observed = context.observe(built, module)
         self._exchange = self._observed.exchange
         self._collections = GroupCollections(self._exchange.control, context.on_progress)
@@ -69,6 +70,8 @@ class StepLoop(ABC):
         self._passes = 0  # backward passes of this step that have ended
         self._in_backward = False
         self._begun = False
+        self._forward_of_step = False
+        """Whether a forward pass of this step has run whose gradients are wanted."""
         self._settled = True
         self._closed = False
         try:
@@ -165,10 +168,12 @@ class StepLoop(ABC):
         if self._passes or self._in_backward:
             raise UsageError("settle() stands between a backward pass and its step(); expected after step()")
         staleness = self._context.member.options.staleness
-        if not self._begun:
-            with self._collections.waiting("settle" if staleness else ""):
+        evaluated = self._begun and self._local_steps and not (staleness or self._forward_of_step)
+        if not self._begun or evaluated:
+            with self._collections.waiting("settle" if staleness or self._local_steps else ""):
                 self._exchange.settle()
-        elif staleness:
+            self._begun = False
+        elif staleness or self._local_steps:
             raise UsageError(
                 "settle() comes after a forward pass of the next step; expected right after step()"
             )
@@ -234,15 +239,26 @@ class StepLoop(ABC):
             UsageError: there was no backward pass.
             KeyboardInterrupt: the job was asked to stop, and the loop has gone on.
         """
+        self._end_passes()
+        self._finish_iteration()
+
+    def _end_passes(self) -> None:
+        """Send the gradients that have not left. Raises as `_end_iteration`."""
+        self._check_passes()
+        self._hooks.finish()
+
+    def _check_passes(self) -> None:
         if self._watch is None:
             raise UsageError("step() after close()")
         if self.stopping:
             raise KeyboardInterrupt(f"the job was asked to stop after step {self.steps}")
         if not self._passes:
             raise UsageError("step() or average_gradients() without a backward pass before it")
-        self._hooks.finish()
+
+    def _finish_iteration(self) -> None:
+        """End the iteration; the step counts as finished."""
         self._exchange.finish()
-        self._begun = self._settled = False
+        self._begun = self._settled = self._forward_of_step = False
         self._passes = 0
         self._collections.finish_step()
 
@@ -262,6 +278,7 @@ class StepLoop(ABC):
         self._before_run()
         if not self._begun and (torch.is_grad_enabled() or not self._settled):
             self._begin()
+        self._forward_of_step = self._forward_of_step or torch.is_grad_enabled()
 
     def _on_state_read(self, *_: object) -> None:
         """Give a `state_dict` after a step the values that the next forward pass would see."""

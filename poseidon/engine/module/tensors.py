@@ -20,6 +20,7 @@ from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.parameter import is_lazy
 from torch.overrides import TorchFunctionMode
 
+from poseidon.engine.module.update_rules import Outer
 from poseidon.errors import UsageError
 from poseidon.exchange.base import Trained
 from poseidon.exchange.factors.taps import hooks_on, layers_with_factors
@@ -52,8 +53,14 @@ class DistributeOptions:
     example: Example | None = None
     batch_size: int = 0
     compress: str = ""
+    local_steps: int | None = None
+    outer: Outer | None = None
 
     def __post_init__(self) -> None:
+        if self.local_steps is not None and self.local_steps < 0:
+            raise UsageError(
+                f"local_steps is {self.local_steps}; expected 1 or more, 0 for none, or None for --sync_every"
+            )
         if self.passes < 1:
             raise UsageError(f"passes is {self.passes}; expected 1 or more")
         if self.clip is not None and not self.clip > 0:
@@ -92,6 +99,7 @@ class GroupPlan:
         rest: tensors that are broadcast once, by name.
         clip: largest L2 norm of all mean gradients together; None: no limit.
         passes: backward passes of a step.
+        sends_gradients: whether the exchange gets the gradients; otherwise an optimizer of this worker uses them.
     """
 
     tensors: list[Trained]
@@ -99,6 +107,7 @@ class GroupPlan:
     rest: dict[str, Tensor]
     clip: float | None = None
     passes: int = 1
+    sends_gradients: bool = True
 
 
 def module_tensors(module: nn.Module, buffers: Buffers) -> ModuleTensors:

@@ -101,6 +101,31 @@ class UpdateRule:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Outer:
+    """The outer rule of local steps: m <- b m + g; w <- w - lr (g + b m), or w - lr m without Nesterov's momentum.
+
+    g is the mean over the workers of what a round has subtracted from w. The defaults are DiLoCo's (Douillard et al., 2023).
+
+    Args:
+        lr: the rate; above 0.
+        momentum: b; 0 <= b < 1.
+        nesterov: Nesterov's momentum.
+    """
+
+    lr: float = 0.7
+    momentum: float = 0.9
+    nesterov: bool = True
+
+    def __post_init__(self) -> None:
+        _check("lr of Outer", self.lr)
+        _check("momentum of Outer", self.momentum)
+        if not self.lr or self.momentum >= 1:
+            raise UsageError(
+                f"Outer has lr {self.lr} and momentum {self.momentum}; expected lr above 0 and momentum below 1"
+            )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SGD(UpdateRule):
     """h <- m h + r g; w <- w - h.
 

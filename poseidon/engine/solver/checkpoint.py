@@ -12,11 +12,12 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 
 from poseidon.engine.finite import REMEDY, not_finite
 from poseidon.engine.snapshot_writer import SnapshotSettings, SnapshotWriter, WrittenSnapshot
@@ -26,7 +27,7 @@ from poseidon.errors import JobError, SnapshotError
 from poseidon.exchange.base import Exchange, History
 from poseidon.metrics.glog_lines import GlogSink, snapshotting
 from poseidon.proto.blob import from_array, to_array
-from poseidon.proto.caffe_pb2 import PoseidonState, PoseidonWorkerState, SolverParameter
+from poseidon.proto.caffe_pb2 import BlobProto, PoseidonState, PoseidonWorkerState, SolverParameter
 from poseidon.snapshot import hdf5
 from poseidon.snapshot.caffemodel import NamedBlobs, write_model
 from poseidon.snapshot.checksums import check, seal
@@ -62,12 +63,24 @@ class Resumed:
     Attributes:
         progress: the position of the loop.
         model: the file of the weights.
-        histories: one per trained tensor.
+        own_histories: one per trained tensor.
+        outer: the history of the outer rule of local steps, one array per trained tensor; empty: none.
     """
 
     progress: Progress
     model: Path
-    histories: list[History]
+    own_histories: list[History]
+    outer: list[NDArray[np.float32]]
+
+    def histories(self, *, local_steps: int) -> list[History]:
+        """Return the histories that the exchange continues from.
+
+        Args:
+            local_steps: `Built.local_steps`.
+        """
+        if not (local_steps and self.outer):
+            return self.own_histories
+        return [[*own, outer] for own, outer in zip(self.own_histories, self.outer, strict=True)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -167,7 +180,9 @@ class Checkpoint:
             state.reader.add(layer=name, batches=reader.batches_done)
         if exchange.state.private:
             for history in exchange.state.histories():
-                state.history.extend(from_array(array) for array in history)
+                own, outer = history[: self._arrays_per_blob], history[self._arrays_per_blob :]
+                state.history.extend(from_array(array) for array in own)
+                state.outer_history.extend(from_array(array) for array in outer)
         return state
 
     def _averaged(self, states: Sequence[PoseidonWorkerState]) -> list[History]:
@@ -260,7 +275,12 @@ class Checkpoint:
             tests_done=state.poseidon.tests_done,
             losses=tuple(own.smoothed_loss) if own is not None else (),
         )
-        return Resumed(progress=progress, model=learned_net(state, path), histories=histories)
+        return Resumed(
+            progress=progress,
+            model=learned_net(state, path),
+            own_histories=histories,
+            outer=self._outer_history(path, state.poseidon.worker),
+        )
 
     def _own_state(self, path: Path, state: RunState) -> PoseidonWorkerState | None:
         if state.poseidon.workers == self._workers:
@@ -304,10 +324,28 @@ class Checkpoint:
 
     def _own_history(self, path: Path, own: PoseidonWorkerState) -> list[History]:
         n = self._arrays_per_blob
-        try:
-            arrays = [to_array(blob) for blob in own.history]
-        except ValueError as error:
-            raise SnapshotError(f"{path}: the history of worker {self._rank} is damaged: {error}") from error
+        arrays = self._arrays(path, own.history, own.rank)
         if len(arrays) != n * len(self._replica.exchanged):
             raise SnapshotError(f"{path} has {len(arrays)} history blobs for worker {self._rank}")
         return [arrays[i : i + n] for i in range(0, len(arrays), n)]
+
+    def _outer_history(self, path: Path, workers: Sequence[PoseidonWorkerState]) -> list[NDArray[np.float32]]:
+        """Return this worker's outer history, or the one that all workers share."""
+        outers = [worker for worker in workers if worker.outer_history]
+        if not outers:
+            return []
+        outer = next((worker for worker in outers if worker.rank == self._rank), outers[0])
+        arrays = self._arrays(path, outer.outer_history, outer.rank)
+        if len(arrays) != len(self._replica.exchanged):
+            raise SnapshotError(
+                f"{path} has {len(arrays)} outer history blobs for worker {outer.rank}; this net needs "
+                f"{len(self._replica.exchanged)}"
+            )
+        return arrays
+
+    @staticmethod
+    def _arrays(path: Path, blobs: Iterable[BlobProto], rank: int) -> list[NDArray[np.float32]]:
+        try:
+            return [to_array(blob) for blob in blobs]
+        except ValueError as error:
+            raise SnapshotError(f"{path}: the history of worker {rank} is damaged: {error}") from error

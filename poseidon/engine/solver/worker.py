@@ -26,14 +26,14 @@ from poseidon.engine.document import JobDocument, read_document
 from poseidon.engine.launcher_connection import LauncherConnection
 from poseidon.engine.observation import Observation, log_plan, open_trace
 from poseidon.engine.snapshot_writer import SnapshotSettings, WrittenSnapshot
-from poseidon.engine.solver.checkpoint import Checkpoint, Progress
+from poseidon.engine.solver.checkpoint import Checkpoint, Progress, Resumed
 from poseidon.engine.solver.replica import Replica
 from poseidon.engine.solver.summary import net_table
 from poseidon.engine.solver.tester import Tester
 from poseidon.engine.solver.trainer import LoopSettings, Trainer
 from poseidon.engine.tools.preflight import weight_files
 from poseidon.errors import PoseidonError
-from poseidon.exchange.base import Exchange, ExchangeSettings, History
+from poseidon.exchange.base import Exchange, ExchangeSettings
 from poseidon.exchange.build import Built, build_exchange
 from poseidon.exchange.observe.watchdog import WatchdogObserver
 from poseidon.layers.base import LayerContext
@@ -186,7 +186,8 @@ class Worker:
                 stop_at_nan=document.stop_at_nan,
             ),
         )
-        start, histories = self._starting_point(replica, checkpoint)
+        resumed = self._starting_point(replica, checkpoint)
+        start = Progress(iteration=0) if resumed is None else resumed.progress
         trace = open_trace(Path(document.output), rank) if document.trace else NO_TRACE
         self._launcher.send("ready")
         watchdog = self._launcher.watchdog
@@ -209,7 +210,7 @@ class Worker:
         for net in (replica.train, *(test for _, test in replica.tests)):
             net.register_forward_pre_hook(lambda *_: watchdog.progress())
         try:
-            exchange.open(histories)
+            exchange.open(None if resumed is None else resumed.histories(local_steps=built.local_steps))
             gc.collect()
             gc.freeze()  # present objects stay to the end: the collector need not scan them in every pass
             self._launcher.forward_requests(exchange, rank)
@@ -222,20 +223,18 @@ class Worker:
             watchdog.stop()
             seen.close()
 
-    def _starting_point(
-        self, replica: Replica, checkpoint: Checkpoint
-    ) -> tuple[Progress, list[History] | None]:
+    def _starting_point(self, replica: Replica, checkpoint: Checkpoint) -> Resumed | None:
         document = self._document
         if not document.snapshot:
             self._log_notes(replica.load(weight_files(replica.solver, document.weights)))
-            return Progress(iteration=0), None
+            return None
         resumed = checkpoint.restore(
             Path(document.snapshot), private_histories=document.membership().private_histories
         )
         self._log_notes(replica.load([resumed.model]))
         if self._document.rank == 0:
             LOGGER.info("going on from %s at iteration %d", document.snapshot, resumed.progress.iteration)
-        return resumed.progress, resumed.histories
+        return resumed
 
     def _report_snapshot(self, written: WrittenSnapshot) -> None:
         self._launcher.send(
@@ -266,7 +265,8 @@ class Worker:
             "no server"
             if alone
             else f"{document.exchange.kind.value}, {document.shards} shards, {document.exchange.consistency.value}, "
-            f"staleness {document.exchange.staleness}",
+            f"staleness {document.exchange.staleness}"
+            + (f", {built.local_steps} local steps a round" if built.local_steps else ""),
             document.seed,
         )
 

@@ -34,6 +34,10 @@ ALL = ExchangeOptions(
     rows=3,
     consistency=Consistency.SSP_AGGR,
     precision=Precision.BFLOAT16,
+    sync_every=16,
+    outer_lr=0.5,
+    outer_momentum=0.8,
+    outer_nesterov=False,
     bandwidth_mbps=1.5,
     compress="none",
     wait_free=False,
@@ -141,8 +145,23 @@ def test_an_added_option_is_checked_as_all_others() -> None:
             {"compress": "int8", "precision": "float16"},
             "--compress needs --wire_precision=float32, not float16",
         ),
+        ({"sync_every": -1}, "--sync_every=-1: expected 0 or more"),
+        ({"sync_every": 8, "kind": "svb"}, "--sync_every=8 sends what many iterations have changed"),
+        ({"sync_every": 8, "outer_lr": 0.0}, "--outer_lr=0: expected a number above 0"),
+        ({"sync_every": 8, "outer_lr": float("nan")}, "--outer_lr=nan: expected a number above 0"),
+        ({"sync_every": 8, "outer_momentum": 1.0}, "--outer_momentum=1: expected 0 or more, and less than 1"),
+        ({"outer_momentum": 0.5}, "--outer_momentum is for local steps, which --sync_every=H asks for"),
+        ({"outer_nesterov": False}, "--outer_nesterov is for local steps"),
     ],
 )
 def test_what_cannot_be_is_refused(values: dict[str, object], message: str) -> None:
     with pytest.raises(UsageError, match=message):
         ExchangeOptions.from_json(values)
+
+
+@pytest.mark.parametrize(
+    ("steps", "every", "expected"),
+    [(0, 1000, 1000), (32, 1000, 1024), (8, 1000, 1000), (500, 7, 500), (8, 0, 0)],
+)
+def test_replicas_are_compared_at_the_ends_of_rounds(steps: int, every: int, expected: int) -> None:
+    assert ExchangeOptions(sync_every=steps, check_every=every).check_interval == expected

@@ -10,8 +10,14 @@ import pytest
 import poseidon
 from poseidon.cluster.host_checks import NeededFile
 from poseidon.engine.document import JobDocument, TrainingOptions, read_document
+from poseidon.errors import UsageError
 from poseidon.launch.request import TrainRequest
-from poseidon.launch.training_job import needed_files, written_prefixes
+from poseidon.launch.training_job import (
+    check_local_steps,
+    needed_files,
+    rounds_that_end_early,
+    written_prefixes,
+)
 from poseidon.proto.definition import SolverDefinition, read_solver
 
 NET = """
@@ -74,3 +80,17 @@ def test_an_option_of_the_workers_is_named_by_the_parser_and_by_one_class_alone(
         request = TrainRequest(**{option: 7})
         document = JobDocument(job="j", output="out", token="ab", solver="s", **request.options())
         assert getattr(read_document(document.to_json()), option) == 7
+
+
+def test_rounds_of_local_steps_that_end_early_have_a_note(solver: SolverDefinition) -> None:
+    solver.param.snapshot = 64
+    notes = rounds_that_end_early(solver.param, 32)
+    assert notes == ["test_interval 5 is no multiple of --sync_every=32: there a round ends early"]
+    assert rounds_that_end_early(solver.param, 0) == []
+
+
+def test_changes_of_every_iteration_are_refused_with_local_steps(solver: SolverDefinition) -> None:
+    solver.param.snapshot_diff = True
+    check_local_steps(solver.param, 0)
+    with pytest.raises(UsageError, match="snapshot_diff: true needs the change of every iteration"):
+        check_local_steps(solver.param, 8)

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from poseidon.errors import SnapshotError
+from poseidon.exchange.cost import ExchangeKind
+from poseidon.exchange.options import ExchangeOptions
+from poseidon.proto.caffe_pb2 import SolverState
 from poseidon.snapshot.caffemodel import read_model
 from poseidon.snapshot.checksums import check
 from tests.support.training import Job, run, write_definitions
@@ -72,3 +76,50 @@ def test_a_damaged_snapshot_is_refused_before_anything_is_restored(tmp_path: Pat
     model.write_bytes(model.read_bytes()[:-1])
     with pytest.raises(SnapshotError, match=r"snap_iter_5.caffemodel is truncated or changed"):
         run(solver, Job(resume=tmp_path / "snap_iter_5.solverstate"))
+
+
+SOLVERS = {
+    "SGD": "",
+    "Nesterov": "",
+    "AdaGrad": "momentum: 0",
+    "RMSProp": "momentum: 0\nrms_decay: 0.9\nbase_lr: 0.01",
+    "AdaDelta": "momentum: 0.95\ndelta: 1e-6\nbase_lr: 1",
+    "Adam": "momentum2: 0.99\nbase_lr: 0.005",
+}
+
+
+@pytest.mark.parametrize("kind", SOLVERS)
+def test_a_run_with_local_steps_goes_on_with_the_bits_of_the_whole_one(tmp_path: Path, kind: str) -> None:
+    """The snapshot of iteration 10 is within a round of 4, and the test of iteration 8 is at the end of one."""
+    make_data(tmp_path)
+    extra = f'snapshot: 10\nmax_iter: 22\ntype: "{kind}"\n{SOLVERS[kind]}'
+    solver = write_definitions(tmp_path, batch=5, extra=extra, dropout=True, norm=True)
+    job = Job(
+        workers=3, shards=2, kind=ExchangeKind.SERVER, options=ExchangeOptions(sync_every=4, check_every=6)
+    )
+    assert run(solver, job).local_steps == 4
+    model = tmp_path / "snap_iter_22.caffemodel"
+    state = tmp_path / "snap_iter_22.solverstate"
+    whole = model.read_bytes(), state.read_bytes()
+    run(solver, replace(job, resume=tmp_path / "snap_iter_10.solverstate"))
+    assert (model.read_bytes(), state.read_bytes()) == whole
+
+
+def test_a_snapshot_of_local_steps_has_a_history_of_each_worker_and_one_of_the_outer_rule(
+    tmp_path: Path,
+) -> None:
+    make_data(tmp_path)
+    solver = write_definitions(tmp_path, batch=5, extra="snapshot: 8\nmax_iter: 16")
+    local = Job(workers=2, shards=1, kind=ExchangeKind.HYBRID, options=ExchangeOptions(sync_every=4))
+    run(solver, local)
+    snapshot = tmp_path / "snap_iter_8.solverstate"
+    state = SolverState.FromString(snapshot.read_bytes())
+    of_caffe, workers = list(state.history), list(state.poseidon.worker)
+    assert [len(worker.outer_history) for worker in workers] == [4, 0]
+    histories = [[np.array(blob.data) for blob in worker.history] for worker in workers]
+    for blob, first, second in zip(of_caffe, *histories, strict=True):
+        assert not np.array_equal(first, second)
+        np.testing.assert_allclose(np.array(blob.data), (first + second) / 2, rtol=1e-6, atol=1e-9)
+    run(solver, replace(local, options=ExchangeOptions(), resume=snapshot))  # as any snapshot
+    run(solver, replace(local, options=ExchangeOptions(sync_every=2), resume=snapshot))
+    run(solver, replace(local, workers=3, resume=snapshot))

@@ -1,0 +1,107 @@
+"""Training by a torch.optim optimizer with local steps: it runs on this worker's own gradients, and workers exchange once a round.
+
+Law: between the ends of two rounds a worker trains as in a process of its own: `grad` is this worker's gradient, which a script
+may read and change. `step` returns at the end of a round with the values that all workers have.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from poseidon.engine.module.checkpoint_file import on_host
+from poseidon.engine.module.group import Group
+from poseidon.engine.module.optimizer_group import OptimizerGroup, exchanged_parameters
+from poseidon.engine.module.tensors import DistributeOptions, GroupPlan, ModuleTensors
+from poseidon.errors import UsageError
+from poseidon.exchange.base import History, Trained
+from poseidon.exchange.options import ExchangeOptions
+from ps_server import Rule, RuleKind
+from ps_server.rules import clip_factor, sum_of_squares
+
+
+def is_synchronous(
+    optimizer: torch.optim.Optimizer, options: DistributeOptions, exchange: ExchangeOptions
+) -> bool:
+    """Return whether local steps of this optimizer are synchronous training (`poseidon.exchange.local_steps`)."""
+    return (
+        type(optimizer) is torch.optim.SGD
+        and all(group["momentum"] == 0 for group in optimizer.param_groups)
+        and options.clip is None
+        and exchange.one_plain_step
+    )
+
+
+class LocalOptimizerGroup(OptimizerGroup):
+    """An `OptimizerGroup` with local steps."""
+
+    def _make_plan(self, tensors: ModuleTensors, options: DistributeOptions) -> GroupPlan:
+        wanted = exchanged_parameters(self._optimizer, tensors)
+        exchanged = {
+            n: t for n, t in tensors.exchanged.items() if t in wanted or not isinstance(t, nn.Parameter)
+        }
+        self._means = {p: p for p in exchanged.values() if isinstance(p, nn.Parameter)}
+        return GroupPlan(
+            tensors=[
+                Trained(name=name, tensor=tensor, rule=Rule(kind=RuleKind.MEAN))
+                if tensor in wanted
+                else Trained(name=name, tensor=tensor, statistics=True)
+                for name, tensor in exchanged.items()
+            ],
+            sources=list(exchanged.values()),
+            rest={**tensors.rest, **{n: t for n, t in tensors.exchanged.items() if n not in exchanged}},
+            clip=options.clip,
+            passes=options.passes,
+            sends_gradients=False,
+        )
+
+    def _replicated(self) -> dict[str, Tensor]:
+        values = {trained.name: trained.tensor for trained in self._plan.tensors}
+        return {**values, **self._exchange.state.replicated()}
+
+    def _save_how(self) -> dict[str, Any]:
+        return {}
+
+    def _save_own(self) -> dict[str, Any]:
+        _, outer = self._split_histories()
+        return {"optimizer": on_host(self._optimizer.state_dict()), **outer}
+
+    def _open_again(self, state: Mapping[str, Any]) -> None:
+        none: list[History] = [()] * len(self._plan.tensors)
+        self._exchange.open(self._with_outer(none, state), state["steps"])
+
+    def average_gradients(self) -> None:
+        """Do nothing: with local steps a step uses the gradients of this worker.
+
+        Raises:
+            UsageError: there was no backward pass.
+        """
+        self._check_passes()
+
+    def _backward_is_over(self) -> None:
+        Group._backward_is_over(self)
+
+    def _before_step(
+        self, optimizer: torch.optim.Optimizer, arguments: tuple[Any, ...], named: dict[str, Any]
+    ) -> None:
+        self._check_step(optimizer, arguments, named)
+        if getattr(optimizer, "found_inf", None) is not None:
+            raise UsageError(
+                "a GradScaler may leave out a step on one worker, and with local steps all make equally many; expected "
+                "bfloat16 autocast, which needs none"
+            )
+        self._end_passes()
+        if self._plan.clip is not None:
+            gradients = [p.grad for p in self._means if p.grad is not None]
+            factor = clip_factor(sum(map(sum_of_squares, gradients)), self._plan.clip)
+            if factor != 1.0:
+                torch._foreach_mul_(gradients, factor)
+
+    def _after_step(self, optimizer: object, arguments: tuple[Any, ...], named: dict[str, Any]) -> None:
+        self._finish_iteration()
+        if self._check.is_due(self.steps):
+            self._exchange.settle()
+            self._check.run(self.steps)
