@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 
+import pydot
+
 from poseidon.engine.tools.preflight import runs_users_code
 from poseidon.errors import UsageError
 from poseidon.layers.base import LayerContext, Shape
@@ -11,9 +13,14 @@ from poseidon.net.compile import phase_shapes
 from poseidon.proto.caffe_pb2 import NetState
 from poseidon.proto.definition import NetDefinition, read_net
 from poseidon.proto.phase import filter_net
-from poseidon.pycaffe.draw import draw_net_to_file, extension_of, render
+from poseidon.pycaffe.draw import extension_of, get_pydot_graph, render
 from poseidon.pycaffe.net_picture import picture_graph
+from poseidon.pycaffe.zoom import page, zoomable
 from poseidon.snapshot.files import write_atomically
+
+VECTOR_FORMATS = ("svg", "html", "pdf", "ps", "eps")
+DPI = 150
+"""The resolution of other formats."""
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -25,30 +32,40 @@ def run(arguments: argparse.Namespace) -> int:
         UsageError: Graphviz is absent or does not know the format, or shapes are asked for of all phases.
     """
     definition = read_net(arguments.input_net)
+    extension = extension_of(arguments.output_file)
     if arguments.phase == "ALL":
         if arguments.shapes:
             raise UsageError(
                 "--shapes needs --phase=TRAIN or TEST: blobs of two phases may have different shapes"
             )
-        net, target = definition.param, arguments.output_file
-        draw_net_to_file(net, target, arguments.rankdir or "LR", None, arguments.display_lrm)
+        graph = get_pydot_graph(
+            definition.param, arguments.rankdir or "LR", display_lrm=arguments.display_lrm
+        )
     else:
-        _draw_phase(definition, arguments)
+        graph = _phase_graph(definition, arguments)
+    name = definition.param.name or arguments.input_net.stem
+    write_atomically(arguments.output_file, _picture(graph, extension, f"{name}, {arguments.phase}"))
     print(f"Drew {definition.param.name or arguments.input_net} into {arguments.output_file}.")
     return 0
 
 
-def _draw_phase(definition: NetDefinition, arguments: argparse.Namespace) -> None:
-    extension = extension_of(arguments.output_file)
+def _picture(graph: pydot.Dot, extension: str, title: str) -> bytes:
+    if extension not in VECTOR_FORMATS:
+        graph.set("dpi", DPI)
+    if extension == "html":
+        return page(render(graph, "svg"), title)
+    return zoomable(render(graph, "svg"), title) if extension == "svg" else render(graph, extension)
+
+
+def _phase_graph(definition: NetDefinition, arguments: argparse.Namespace) -> pydot.Dot:
     state = NetState(phase=arguments.phase)
     shapes: dict[str, Shape] | None = None
     if arguments.shapes:
         context = LayerContext(phase=state.phase, seed=0)
         shapes = phase_shapes(definition, context, state=state, leave_out=runs_users_code)
-    graph = picture_graph(
+    return picture_graph(
         filter_net(definition, state).param.layer,
         rankdir=arguments.rankdir or "TB",
         display_lrm=arguments.display_lrm,
         shapes=shapes,
     )
-    write_atomically(arguments.output_file, render(graph, extension))

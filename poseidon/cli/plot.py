@@ -8,7 +8,7 @@ from pathlib import Path
 
 from poseidon.errors import UsageError
 from poseidon.launch.job_folder import find_training_log, read_training_log
-from poseidon.metrics.curves import CHARTS, FORMATS, Panel, XAxis, curves, draw
+from poseidon.metrics.curves import CHARTS, FORMATS, Panel, XAxis, YScale, curves, draw
 from poseidon.snapshot.files import make_folder, write_atomically
 
 
@@ -31,8 +31,10 @@ def run(arguments: argparse.Namespace) -> int:
     shown = [panel for panel in panels if any(curves(name, log, panel, against) for name, log in logs)]
     if not shown:
         raise UsageError(f"the logs have no {panels[0].value} to draw")
+    scale = YScale(arguments.scale)
+    picture = draw(logs, shown, against, kind, smooth=arguments.smooth, scale=scale)
     make_folder(arguments.output.parent)
-    write_atomically(arguments.output, draw(logs, shown, against, kind))
+    write_atomically(arguments.output, picture)
     print(f"Wrote {arguments.output}")
     return 0
 

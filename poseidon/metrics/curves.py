@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import io
 import math
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
+from itertools import accumulate
 from typing import Any
 
 from matplotlib.axes import Axes
@@ -27,6 +29,17 @@ class XAxis(Enum):
     """Finished iterations."""
     SECONDS = "seconds"
     """Seconds since the start."""
+
+
+class YScale(Enum):
+    """The scale of the vertical axis."""
+
+    AUTO = "auto"
+    """Logarithmic for losses and rates that are positive and span a factor of 30."""
+    LINEAR = "linear"
+    """Linear."""
+    LOG = "log"
+    """Logarithmic; values that are not positive are not shown."""
 
 
 class Panel(Enum):
@@ -57,6 +70,16 @@ CHARTS = {
 """Caffe's chart types."""
 
 INCHES = (9.0, 5.0)
+LEGEND_ROW_INCHES = 0.2
+AUTO_PARTS = 40
+"""The moving average of a curve has this part of its points, unless it is given."""
+LOGARITHMIC = frozenset({Panel.LOSS, Panel.TRAIN_LOSS, Panel.TEST_LOSS, Panel.RATE})
+"""The panels whose axis may be logarithmic."""
+SPAN = 30.0
+"""The least quotient of the largest and the smallest value on a logarithmic axis."""
+MOST_MARKERS = 100
+"""The most points of a curve that has markers."""
+DASHES = ("-", "--", ":", "-.")
 TYPICAL_MAX = {Panel.ACCURACY: 1.0}
 """The upper end of a panel's axis if it has a single value."""
 MARGIN = 0.04
@@ -71,7 +94,7 @@ FORMATS: dict[str, dict[str, Any]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Curve:
-    """A line of a panel; `faint` for the many noisy points of a train net."""
+    """A line of a panel; `faint` for the many noisy points of a train net, which are smoothed."""
 
     label: str
     x: tuple[float, ...]
@@ -109,43 +132,123 @@ def curves(name: str, log: TrainingLog, panel: Panel, x_axis: XAxis) -> list[Cur
     return found
 
 
-def draw(logs: Sequence[tuple[str, TrainingLog]], panels: Sequence[Panel], x_axis: XAxis, kind: str) -> bytes:
-    """Draw panels side by side.
+def draw(
+    logs: Sequence[tuple[str, TrainingLog]],
+    panels: Sequence[Panel],
+    x_axis: XAxis,
+    kind: str,
+    *,
+    smooth: int | None = None,
+    scale: YScale = YScale.AUTO,
+) -> bytes:
+    """Draw panels side by side, each with its legend below.
 
     Args:
         logs: the names and tables of the logs.
         panels: the panels from left to right.
         x_axis: the horizontal axis of all panels.
         kind: one of `FORMATS`.
+        smooth: the points of the moving average of a train net's curve; 1: none; None: a fortieth of the curve.
+        scale: of the vertical axes.
 
     Returns:
         the content of a file of that format.
     """
-    figure = Figure(figsize=(INCHES[0] * len(panels), INCHES[1]), layout="constrained")
-    shown = [[curve for name, log in logs for curve in curves(name, log, panel, x_axis)] for panel in panels]
-    width = _extent([x for drawn in shown for curve in drawn for x in curve.x])
+    shown = [
+        [
+            (number, curve)
+            for number, (name, log) in enumerate(logs)
+            for curve in curves(name, log, panel, x_axis)
+        ]
+        for panel in panels
+    ]
+    rows = max((len(drawn) for drawn in shown), default=0)
+    figure = Figure(
+        figsize=(INCHES[0] * len(panels), INCHES[1] + LEGEND_ROW_INCHES * rows), layout="constrained"
+    )
+    width = _extent([x for drawn in shown for _, curve in drawn for x in curve.x])
     for index, (panel, drawn) in enumerate(zip(panels, shown, strict=True)):
         axes = figure.add_subplot(1, len(panels), index + 1)
-        for curve in drawn:
-            style: dict[str, Any] = {"alpha": 0.6} if curve.faint else {}
-            if not curve.faint or len(curve.x) == 1:  # a line through one point is invisible
-                style["marker"] = "."
-            axes.plot(curve.x, curve.y, label=curve.label, linewidth=1, **style)
+        smoothed = [_draw_curve(axes, curve, style, smooth) for curve, style in _styled(drawn, len(logs))]
+        values = [value for each in smoothed for value in each]
+        logarithmic = _is_logarithmic(scale, panel, values)
+        raw = [y for _, curve in drawn for y in curve.y]
         _scale(
             axes,
             width,
-            _extent([y for curve in drawn for y in curve.y], typical_max=TYPICAL_MAX.get(panel, 0.0)),
+            _log_extent(raw) if logarithmic else _extent(raw, typical_max=TYPICAL_MAX.get(panel, 0.0)),
             whole=x_axis is XAxis.ITERATIONS,
+            logarithmic=logarithmic,
         )
         axes.set_xlabel(x_axis.value)
-        axes.set_ylabel(panel.value)
+        axes.set_ylabel(f"{panel.value} (logarithmic)" if logarithmic else panel.value)
         axes.set_title(f"{panel.value} over {x_axis.value}")
         axes.grid(alpha=0.3)
         if axes.lines:
-            axes.legend(fontsize="small")
+            axes.legend(fontsize="small", loc="upper center", bbox_to_anchor=(0.5, -0.12), frameon=False)
     content = io.BytesIO()
     figure.savefig(content, format=kind, dpi=100, metadata=FORMATS[kind])
     return content.getvalue()
+
+
+def moving_average(values: Sequence[float], window: int) -> list[float]:
+    """Return the mean of the finite values around each one; near the ends the window is smaller on both sides.
+
+    Args:
+        values: the values.
+        window: the number of values around each one, with itself.
+    """
+    sums = list(accumulate((value if math.isfinite(value) else 0.0 for value in values), initial=0.0))
+    counts = list(accumulate((math.isfinite(value) for value in values), initial=0))
+    means = []
+    for index in range(len(values)):
+        half = min(window // 2, index, len(values) - 1 - index)
+        first, last = index - half, index + half + 1
+        count = counts[last] - counts[first]
+        means.append((sums[last] - sums[first]) / count if count else math.nan)
+    return means
+
+
+def _styled(drawn: Sequence[tuple[int, Curve]], logs: int) -> Iterator[tuple[Curve, dict[str, Any]]]:
+    """Yield each curve with its style: of several logs, each has a colour, and its curves differ by their dashes."""
+    counts: Counter[int] = Counter()
+    for index, (number, curve) in enumerate(drawn):
+        dashes = DASHES[counts[number] % len(DASHES)] if logs > 1 else DASHES[0]
+        counts[number] += 1
+        yield curve, {"color": f"C{number if logs > 1 else index}", "linestyle": dashes}
+
+
+def _draw_curve(axes: Axes, curve: Curve, style: Mapping[str, Any], smooth: int | None) -> Sequence[float]:
+    """Draw a curve; a faint one in the background of its moving average. Return the values in the foreground."""
+    window = 1
+    if curve.faint:
+        window = smooth if smooth is not None else len(curve.y) // AUTO_PARTS
+    if window > 1:
+        axes.plot(curve.x, curve.y, linewidth=1, alpha=0.25, **style)
+        values: Sequence[float] = moving_average(curve.y, window)
+        label = f"{curve.label}, mean of {window} points"
+        axes.plot(curve.x, values, label=label, linewidth=1.5, **style)
+        return values
+    # A line through one point is invisible.
+    few = len(curve.x) <= MOST_MARKERS and not curve.faint
+    marker = "." if few or len(curve.x) == 1 else ""
+    axes.plot(curve.x, curve.y, label=curve.label, linewidth=1.2, marker=marker, **style)
+    return curve.y
+
+
+def _is_logarithmic(scale: YScale, panel: Panel, values: Sequence[float]) -> bool:
+    """Return whether the vertical axis is logarithmic."""
+    finite = [value for value in values if math.isfinite(value)]
+    if scale is YScale.AUTO:
+        return panel in LOGARITHMIC and bool(finite) and max(finite) >= SPAN * min(finite) > 0
+    return scale is YScale.LOG and any(value > 0 for value in finite)
+
+
+def _log_extent(values: Sequence[float]) -> tuple[float, float]:
+    """Return the limits of a logarithmic axis; values that are not positive are ignored."""
+    positive = [value for value in values if math.isfinite(value) and value > 0] or [1.0]
+    factor = max((max(positive) / min(positive)) ** MARGIN, 1.1)
+    return min(positive) / factor, max(positive) * factor
 
 
 def _extent(values: Sequence[float], *, typical_max: float = 0.0) -> tuple[float, float]:
@@ -166,8 +269,12 @@ def _extent(values: Sequence[float], *, typical_max: float = 0.0) -> tuple[float
     return low - margin, high + margin
 
 
-def _scale(axes: Axes, width: tuple[float, float], height: tuple[float, float], *, whole: bool) -> None:
+def _scale(
+    axes: Axes, width: tuple[float, float], height: tuple[float, float], *, whole: bool, logarithmic: bool
+) -> None:
     """Set the limits, and integer ticks for iterations."""
+    if logarithmic:
+        axes.set_yscale("log")
     axes.set_xlim(*width)
     axes.set_ylim(*height)
     if whole:

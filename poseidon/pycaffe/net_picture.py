@@ -21,7 +21,7 @@ from poseidon.layers.base import Shape, times
 from poseidon.proto.caffe_pb2 import ConvolutionParameter, LayerParameter, PoolingParameter
 from poseidon.pycaffe.draw import choose_color_by_layertype, get_layer_lr_mult
 
-LINE_LETTERS = 30
+LINE_LETTERS = 24
 """The maximum number of letters in a line of a box."""
 PAGE = math.sqrt(2.0)
 """The aspect ratio of a page (ISO 216)."""
@@ -31,13 +31,13 @@ ONE_SECTION_LEVELS = 12
 """Nets of up to this many levels have one section."""
 NEAR_CUT = 3
 """The number of levels by which a section boundary may be moved to cut fewer arrows."""
-GRAPH: dict[str, Any] = {"nodesep": 0.1, "ranksep": 0.15, "margin": 0.1, "fontname": "Helvetica", "dpi": 150}
+GRAPH: dict[str, Any] = {"nodesep": 0.1, "ranksep": 0.15, "margin": 0.1, "fontname": "Helvetica"}
 BOX: dict[str, Any] = {
     "shape": "box",
     "style": "filled",
     "fontname": "Helvetica",
     "fontsize": 9,
-    "margin": "0.06,0.03",
+    "margin": "0.05,0.03",
     "height": 0.2,
     "width": 0.3,
 }
@@ -79,6 +79,7 @@ def picture_graph(
     rankdir: str = "TB",
     display_lrm: bool = False,
     shapes: Mapping[str, Shape] | None = None,
+    columns: int | None = None,
 ) -> pydot.Dot:
     """Return the graph of a net for Graphviz.
 
@@ -86,14 +87,15 @@ def picture_graph(
         layers: of one phase, in order.
         rankdir: where the data flows: TB, BT, LR or RL.
         display_lrm: show each layer's learning rate multipliers.
-        shapes: of blobs by name, shown at the arrows; None: none.
+        shapes: of blobs by name, shown in the boxes that make them; None: none.
+        columns: the number of sections; None: see `columns_for`.
     """
     boxes = boxes_of(layers)
-    section_of = sections(boxes, columns_for(boxes))
+    section_of = sections(boxes, columns or columns_for(boxes))
     graph = pydot.Dot("net", graph_type="digraph", rankdir=rankdir, **GRAPH)
-    drawer = _Drawer(graph, boxes, section_of, shapes)
+    drawer = _Drawer(graph, boxes, section_of)
     for number, box in enumerate(boxes):
-        drawer.add_box(number, _label(box, display_lrm))
+        drawer.add_box(number, _label(box, display_lrm, shapes or {}))
     drawer.add_arrows()
     drawer.finish()
     return graph
@@ -159,12 +161,10 @@ class _Drawer:
         graph: pydot.Dot,
         boxes: Sequence[Box],
         section_of: Sequence[int],
-        shapes: Mapping[str, Shape] | None,
     ) -> None:
         self._graph = graph
         self._boxes = boxes
         self._section_of = section_of
-        self._shapes = shapes
         self._parts = [
             pydot.Cluster(f"s{number}", peripheries=0, margin=2)
             for number in range(max(section_of, default=0) + 1)
@@ -203,7 +203,7 @@ class _Drawer:
             self._add(here, name, label=_quoted(blob), **NOTE)
             self._graph.add_edge(pydot.Edge(_quoted(name), f"b{target}", **ARROW))
         elif self._section_of[source] == here:
-            self._graph.add_edge(pydot.Edge(f"b{source}", f"b{target}", label=_quoted(note), **ARROW))
+            self._graph.add_edge(pydot.Edge(f"b{source}", f"b{target}", **_labelled(note), **ARROW))
         else:
             self._graph.add_edge(pydot.Edge(self._entry(source, here, blob, note), f"b{target}", **ARROW))
 
@@ -213,7 +213,7 @@ class _Drawer:
             letter = _letter(len(self._letters))
             self._letters[source, blob] = letter
             self._add(self._section_of[source], f"out_{letter}", label=letter, **LETTER)
-            self._graph.add_edge(pydot.Edge(f"b{source}", f"out_{letter}", label=_quoted(note), **ARROW))
+            self._graph.add_edge(pydot.Edge(f"b{source}", f"out_{letter}", **_labelled(note), **ARROW))
         letter = self._letters[source, blob]
         name = f"in_{letter}_{section}"
         if not self._parts[section].get_node(name):
@@ -229,21 +229,28 @@ class _Drawer:
         self._first.setdefault(section, name)
 
     def _note(self, source: int, blob: str) -> str:
-        """Return the label of an arrow: the blob's name if the layer has several tops, and its shape if shapes are shown."""
-        made = self._boxes[source].layers[0].top
-        parts = [blob] if len(made) > 1 else []
-        if self._shapes is not None and blob in self._shapes:
-            parts.append(times(self._shapes[blob]))
-        return " ".join(parts)
+        """Return the label of an arrow: the blob's name if the layer has several tops."""
+        return blob if len(self._boxes[source].layers[0].top) > 1 else ""
 
 
-def _label(box: Box, display_lrm: bool) -> str:
+def _labelled(note: str) -> dict[str, Any]:
+    """Return the settings of an arrow with a label. An `xlabel` makes no levels of its own, as a `label` does."""
+    return {"xlabel": _quoted(note), "minlen": 2} if note else {}
+
+
+def _label(box: Box, display_lrm: bool, shapes: Mapping[str, Shape]) -> str:
     """Return the lines of a box as dot's HTML, with the name in bold."""
     first = box.layers[0]
     name = "".join(f"<b>{html.escape(line)}</b><br/>" for line in _wrapped(first.name, "/_-"))
     lines = _wrapped(", ".join(" ".join([layer.type, *details(layer)]) for layer in box.layers), " ")
     if display_lrm:
         lines += [get_layer_lr_mult(layer) for layer in box.layers if layer.param]
+    named = len(first.top) > 1
+    lines += [
+        f"{blob} {times(shapes[blob])}" if named else times(shapes[blob])
+        for blob in first.top
+        if blob in shapes
+    ]
     return f"<{name}{'<br/>'.join(map(html.escape, lines))}>"
 
 

@@ -6,12 +6,13 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
-from poseidon.cli.parsers.form import Command, Parser, chosen, flag, help_flag, switch, whole, word
+from poseidon.cli.parsers.form import Command, Parser, chosen, count, flag, help_flag, switch, whole, word
 from poseidon.cli.parsers.jobs import ON_TERMINAL, import_flag, progress_flag
 
 PHASES = ("TRAIN", "TEST")
 RANKDIRS = ("LR", "TB", "BT", "RL")
 AXES = ("iterations", "seconds")
+SCALES = ("auto", "linear", "log")
 CHARTS = range(8)
 
 
@@ -42,7 +43,7 @@ def _device_query(parser: Parser) -> None:
 
 def _draw_net(parser: Parser) -> None:
     word(parser, "input_net", "net definition of any grammar", metavar="INPUT_NET", type=Path)
-    word(parser, "output_file", "the picture: .png, .svg or .pdf", metavar="OUTPUT_FILE", type=Path)
+    word(parser, "output_file", "the picture: .png, .svg, .html or .pdf", metavar="OUTPUT_FILE", type=Path)
     group = parser.section("Flags")
     text = "where the data flows: TB (default; of ALL: LR), LR, BT, RL"
     chosen(group, "rankdir", text, RANKDIRS, default=None, metavar="DIR")
@@ -81,6 +82,10 @@ def _plot(parser: Parser) -> None:
     chosen(group, "x", "axis: iterations (default) or seconds", AXES, default="iterations", metavar="AXIS")
     text = "one chart; default: loss and accuracy"
     flag(group, "chart", text, type=whole, choices=list(CHARTS), metavar="N")
+    text = "points of the moving average of train curves; 1: none (a 40th)"
+    flag(group, "smooth", text, type=count, metavar="N")
+    text = "of losses and rates: auto (log where it helps), linear, log"
+    chosen(group, "scale", text, SCALES, default="auto", metavar="SCALE")
     help_flag(parser)
 
 
@@ -133,8 +138,9 @@ COMMANDS: Sequence[Command] = (
     ),
     Command(
         name="draw_net",
-        line="draw a net as PNG, SVG or PDF",
-        description="Draw the layers and blobs of a net definition. Needs Graphviz's program dot.",
+        line="draw a net as PNG, SVG, HTML or PDF",
+        description="Draw the layers and blobs of a net definition. A browser zooms and moves an SVG or HTML file, by mouse, fingers "
+        "or keys. Needs Graphviz's program dot.",
         example="poseidon draw_net net.prototxt net.png",
         declare=_draw_net,
     ),

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import math
 import sys
+from collections.abc import Sequence
+from typing import Any
 
 import pytest
 
-from poseidon.metrics.curves import FORMATS, Panel, XAxis, _extent, curves, draw
+from poseidon.metrics.curves import FORMATS, Panel, XAxis, YScale, _extent, curves, draw, moving_average
 from poseidon.metrics.training_log import LogRow, TrainingLog
 
 LOG = TrainingLog(
@@ -59,6 +61,63 @@ def test_axes() -> None:
 def test_limits_of_an_axis(values: tuple[float, ...], usual: float, expected: tuple[float, float]) -> None:
     """One value alone is shown from zero on."""
     assert _extent(values, typical_max=usual) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(
+    ("window", "expected"),
+    [
+        (0, [1, 5, 3, 7, 9]),
+        (1, [1, 5, 3, 7, 9]),
+        (2, [1, 3, 5, 19 / 3, 9]),
+        (3, [1, 3, 5, 19 / 3, 9]),
+        (5, [1, 3, 5, 19 / 3, 9]),
+    ],
+)
+def test_a_moving_average_is_around_each_point(window: int, expected: list[float]) -> None:
+    assert moving_average([1, 5, 3, 7, 9], window) == pytest.approx(expected)
+
+
+def test_a_moving_average_leaves_out_what_is_not_finite() -> None:
+    found = moving_average([2, math.nan, 4, math.inf, math.nan], 3)
+    assert found[:4] == [2, 3, 4, 4]
+    assert math.isnan(found[4])
+    assert moving_average([], 3) == []
+
+
+def log_of(losses: Sequence[float]) -> TrainingLog:
+    rows = tuple(
+        LogRow(iteration=i, seconds=i, rate=0.1, outputs={"loss": loss}) for i, loss in enumerate(losses)
+    )
+    return TrainingLog(train=rows, test=(), losses=frozenset({"loss"}))
+
+
+def svg_of(losses: Sequence[float], **how: Any) -> str:
+    return draw([("n", log_of(losses))], [Panel.LOSS], XAxis.ITERATIONS, "svg", **how).decode()
+
+
+@pytest.mark.parametrize(
+    ("losses", "scale", "expected"),
+    [
+        ([2.3, 1.0, 0.5], YScale.AUTO, False),
+        ([2.3, 0.1, 0.001], YScale.AUTO, True),
+        ([2.3, 0.1, 0.0], YScale.AUTO, False),
+        ([2.3, 0.1, 0.0], YScale.LOG, True),
+        ([2.3, 0.1, 0.001], YScale.LINEAR, False),
+        ([math.nan, math.inf], YScale.AUTO, False),
+        ([math.nan, 0.0], YScale.LOG, False),
+    ],
+)
+def test_the_axis_is_logarithmic_where_it_helps(losses: list[float], scale: YScale, expected: bool) -> None:
+    assert ("loss (logarithmic)" in svg_of(losses, scale=scale)) is expected
+
+
+@pytest.mark.parametrize(
+    ("points", "smooth", "window"), [(400, None, 10), (79, None, 0), (79, 5, 5), (400, 1, 0)]
+)
+def test_long_curves_of_the_train_net_are_smoothed(points: int, smooth: int | None, window: int) -> None:
+    text = svg_of([1 + i % 2 for i in range(points)], smooth=smooth)
+    assert (f"mean of {window} points" in text) is bool(window)
+    assert ("points" in text) is bool(window)
 
 
 @pytest.mark.parametrize(

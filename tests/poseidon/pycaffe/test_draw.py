@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 
 import pydot
@@ -54,13 +55,37 @@ def test_signs_of_the_dot_language_are_only_letters() -> None:
 
 
 @pytest.mark.needs("dot")
-@pytest.mark.parametrize(("extension", "magic"), [("png", b"\x89PNG"), ("svg", b"<?xml"), ("pdf", b"%PDF")])
+@pytest.mark.parametrize(
+    ("extension", "magic"),
+    [("png", b"\x89PNG"), ("svg", b"<?xml"), ("html", b"<!doctype html>"), ("pdf", b"%PDF")],
+)
 def test_the_command(extension: str, magic: bytes, tmp_path: Path, repository: Path) -> None:
     target = tmp_path / f"net.{extension}"
     assert (
         main(["draw_net", str(repository / ALEXNET), str(target), "--rankdir", "TB", "--phase", "TEST"]) == 0
     )
     assert target.read_bytes().startswith(magic)
+
+
+@pytest.mark.needs("dot")
+@pytest.mark.parametrize("phase", ["TRAIN", "TEST"])
+@pytest.mark.parametrize(
+    "net", ["googlenet/train_val", "resnet/resnet50_train_val", "lenet/lenet_train_test"]
+)
+def test_the_drawing_is_legible_on_a4(repository: Path, tmp_path: Path, net: str, phase: str) -> None:
+    """Fitted to a page with margins of 1 cm, a line is 5 points high or more; a drawing fills its view."""
+    target = tmp_path / "net.svg"
+    assert (
+        main(["draw_net", str(repository / f"prototxt/{net}.prototxt"), str(target), f"--phase={phase}"]) == 0
+    )
+    root = ElementTree.fromstring(target.read_bytes())
+    width, height = (float((root.get(side) or "").removesuffix("pt")) for side in ("width", "height"))
+    shown = [float(number) for number in (root.get("viewBox") or "").split()]
+    assert [shown[0] + shown[2], shown[1] + shown[3]] == pytest.approx([width, height], abs=1), (
+        "it is not cut off"
+    )
+    a4 = (190 / 25.4 * 72, 277 / 25.4 * 72)
+    assert 9 * max(min(x / width, y / height) for x, y in (a4, a4[::-1])) >= 5
 
 
 @pytest.mark.needs("dot")
@@ -94,7 +119,7 @@ def test_the_command_reads_no_data_and_draws_one_phase(
     words = ["draw_net", str(repository / ALEXNET), str(tmp_path / "net.png")]
     assert main(words) == 0
     assert (tmp_path / "net.png").read_bytes() == b"picture"
-    assert "<b>conv2</b><br/>Convolution 5x5 x 256 group 2,<br/>ReLU" in graphs[0]
+    assert "<b>conv2</b><br/>Convolution 5x5 x 256<br/>group 2, ReLU" in graphs[0]
     assert "accuracy" not in graphs[0]
     assert main([*words, "--shapes"]) == 1  # those depend on the data, which is not here
     assert "layer 'data' (Data): the mean file" in capsys.readouterr().err

@@ -14,7 +14,7 @@ from poseidon.cluster.supervision.state import SignalEffect
 from poseidon.data.databases.kinds import Backend
 from poseidon.exchange.cost import ExchangeKind
 from poseidon.launch.request import Encrypt, JobRequest, LauncherKind, OnNan, ShownLogs
-from poseidon.metrics.curves import CHARTS, XAxis
+from poseidon.metrics.curves import CHARTS, XAxis, YScale
 from poseidon.metrics.progress import ShownProgress
 from poseidon.proto.caffe_pb2 import Phase
 from poseidon.proto.overrides import OWN_FLAGS
@@ -34,6 +34,7 @@ from ps_server import Consistency, Precision
         (jobs.SHOWN, ShownLogs),
         (jobs.ON_NAN, OnNan),
         (nets.AXES, XAxis),
+        (nets.SCALES, YScale),
         (jobs.PROGRESS, ShownProgress),
     ],
 )
