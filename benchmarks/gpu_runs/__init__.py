@@ -1,0 +1,1 @@
+"""Poseidon on one GPU: correctness of the CUDA paths, and the speed of one worker."""

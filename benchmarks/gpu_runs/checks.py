@@ -1,0 +1,295 @@
+"""Correctness of the paths that only a GPU has: streams, pinned copies, NCCL, autocast, torch.compile.
+
+Each check trains a small net on workers that share the device, and compares its parameters with those of one process that
+trains on the whole batch. On a CPU the same code runs without streams and with gloo.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from benchmarks.gpu_runs.jobs import TIMEOUT_S, TOKEN, Body, How, lone_worker, shard_threads, train
+from poseidon.engine.module.distribute import join
+from poseidon.engine.module.group import Group
+from poseidon.engine.module.tensors import DistributeOptions
+from poseidon.engine.module.update_rules import SGD
+from poseidon.errors import PoseidonError
+from poseidon.exchange.allreduce.process_group import Backend, GroupSettings, Rendezvous
+from poseidon.exchange.cost import ExchangeKind
+from poseidon.exchange.local.nccl import GroupTensors
+from poseidon.exchange.side_stream import SideStream
+
+STEPS, BATCH = 5, 8
+RULE = SGD(lr=0.1, momentum=0.9, weight_decay=0.001)
+EXACT, ROUNDED = 1e-4, 2e-2
+"""Tolerances, absolute and relative: of float32 sums in another order, and of products in bfloat16."""
+COPIED = 4 << 20
+"""Elements of a copy to pinned memory."""
+
+
+class CheckFailed(PoseidonError):
+    """A result differs from what was expected."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Checked:
+    """The result of one check.
+
+    Attributes:
+        name: what was checked.
+        problem: what is wrong; empty: nothing.
+    """
+
+    name: str
+    problem: str
+
+
+class CheckedNet(nn.Module):
+    """A convolution and two fully-connected layers, whose weights have factors."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(3, 8, 3, padding=1)
+        self.wide = nn.Linear(8 * 36, 40)
+        self.last = nn.Linear(40, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = torch.tanh(self.conv(x)).flatten(1)
+        result: Tensor = self.last(torch.tanh(self.wide(x)))
+        return result
+
+
+def run_checks(device: torch.device, *, compiler: str, report: Callable[[str], None]) -> list[Checked]:
+    """Run all checks on a device.
+
+    Args:
+        device: a GPU or the CPU.
+        compiler: the backend of torch.compile.
+        report: receives the name of each check when it begins.
+    """
+    found = []
+    with exact_products():
+        for name, check in _checks(device, compiler).items():
+            report(name)
+            try:
+                check()
+                problem = ""
+            except (PoseidonError, RuntimeError) as error:  # RuntimeError: CUDA's errors
+                problem = str(error).splitlines()[0] if str(error) else type(error).__name__
+            found.append(Checked(name=name, problem=problem))
+    return found
+
+
+def _checks(device: torch.device, compiler: str) -> dict[str, Callable[[], None]]:
+    backend = Backend.of(device)
+
+    def adamw(net: nn.Module) -> torch.optim.Optimizer:
+        return torch.optim.AdamW(net.parameters(), lr=0.01, eps=1e-3)
+
+    checks: dict[str, Callable[[], None]] = {
+        f"{kind.value}, two workers": lambda kind=kind: _compare(device, kind)  # type: ignore[misc]
+        for kind in (ExchangeKind.SERVER, ExchangeKind.HYBRID, ExchangeKind.FACTORS)
+    }
+    checks.update(
+        {
+            "ps, two workers, torch.optim.AdamW": lambda: _compare(device, ExchangeKind.SERVER, how=adamw),
+            "ps, two workers of one host": lambda: _compare(device, ExchangeKind.SERVER, on_one_host=True),
+            "hybrid, compute on another stream": lambda: _compare(
+                device, ExchangeKind.HYBRID, beside=lambda: other_stream(device)
+            ),
+            "hybrid, autocast to bfloat16": lambda: _compare(
+                device, ExchangeKind.HYBRID, beside=lambda: autocast(device), tolerance=ROUNDED
+            ),
+            "ps, torch.compile": lambda: check_compiled(device, compiler),
+            "copies to pinned memory on a side stream": lambda: check_copies(device),
+            f"{backend.value.upper() if backend is Backend.NCCL else backend.value} group of one": lambda: (
+                check_group_of_one(device)
+            ),
+        }
+    )
+    return checks
+
+
+@contextlib.contextmanager
+def exact_products() -> Iterator[None]:
+    """Compute products in float32 and choose the same kernels in every run."""
+    matmul = torch.backends.cuda.matmul
+    before = matmul.allow_tf32
+    matmul.allow_tf32 = False
+    try:
+        with torch.backends.cudnn.flags(enabled=True, benchmark=False, deterministic=True, allow_tf32=False):
+            yield
+    finally:
+        matmul.allow_tf32 = before
+
+
+@contextlib.contextmanager
+def other_stream(device: torch.device) -> Iterator[None]:
+    """Run the body's work on a stream of its own. On a CPU there is none."""
+    if device.type != "cuda":
+        yield
+        return
+    stream = torch.cuda.Stream(device)
+    stream.wait_stream(torch.cuda.current_stream(device))
+    with torch.cuda.stream(stream):
+        yield
+    torch.cuda.current_stream(device).wait_stream(stream)
+
+
+def autocast(device: torch.device) -> AbstractContextManager[object]:
+    """Return the context that computes in bfloat16."""
+    return torch.autocast(device.type, dtype=torch.bfloat16)
+
+
+def batches(device: torch.device) -> list[tuple[Tensor, Tensor]]:
+    """Return the same batches in every call."""
+    drawn = torch.Generator().manual_seed(7)
+    return [
+        (
+            torch.randn(BATCH, 3, 6, 6, generator=drawn).to(device),
+            torch.randint(5, (BATCH,), generator=drawn).to(device),
+        )
+        for _ in range(STEPS)
+    ]
+
+
+def build(device: torch.device) -> nn.Module:
+    """Return the net with the same weights in every call."""
+    net, drawn = CheckedNet(), torch.Generator().manual_seed(3)
+    for parameter in net.parameters():
+        parameter.data = 0.1 * torch.randn(parameter.shape, generator=drawn)
+    return net.to(device)
+
+
+def loop(device: torch.device, beside: Callable[[], AbstractContextManager[object]]) -> Body:
+    """Return the training loop of a worker: its part of each batch, inside the context `beside`."""
+
+    def body(module: nn.Module, group: Group) -> None:
+        for x, label in batches(device):
+            own = slice(group.rank, None, group.size)
+            module.zero_grad()
+            with beside():
+                functional.cross_entropy(module(x[own]).float(), label[own]).backward()
+                group.step()
+
+    return body
+
+
+def _compare(
+    device: torch.device,
+    kind: ExchangeKind,
+    *,
+    how: How = RULE,
+    beside: Callable[[], AbstractContextManager[object]] = contextlib.nullcontext,
+    tolerance: float = EXACT,
+    on_one_host: bool = False,
+) -> None:
+    """Compare two workers with one process.
+
+    Raises:
+        CheckFailed: their parameters differ.
+    """
+    body = loop(device, beside)
+    (alone,) = train(1, kind, lambda: build(device), how, body)
+    options = DistributeOptions(example=(batches(device)[0][0][: BATCH // 2],))
+    ends = train(2, kind, lambda: build(device), how, body, options=options, on_one_host=on_one_host)
+    for rank, end in enumerate(ends):
+        require_equal(end, alone, f"worker {rank}", tolerance)
+
+
+def require_equal(
+    end: dict[str, Tensor], expected: dict[str, Tensor], who: str, tolerance: float = EXACT
+) -> None:
+    """Check that parameters are equal.
+
+    Raises:
+        CheckFailed: one differs by more than `tolerance`, absolute and relative.
+    """
+    for name, value in expected.items():
+        if not torch.allclose(end[name], value, rtol=tolerance, atol=tolerance):
+            difference = (end[name] - value).abs().max().item()
+            raise CheckFailed(
+                f"{who}: {name} differs by {difference:.2g} from one process's; expected {tolerance:g}"
+            )
+
+
+def check_compiled(device: torch.device, compiler: str) -> None:
+    """Compare a compiled module on one worker and one shard with the same module in plain Poseidon.
+
+    Raises:
+        CheckFailed: their parameters differ.
+    """
+    body = loop(device, contextlib.nullcontext)
+    (alone,) = train(1, ExchangeKind.SERVER, lambda: build(device), RULE, body)
+    module = build(device)
+    with shard_threads(1, 1) as (address,):
+        context = lone_worker(ExchangeKind.SERVER, address, TOKEN, device)
+        compiled: nn.Module = torch.compile(module, backend=compiler)
+        with join(compiled, RULE, DistributeOptions(), context) as group:
+            body(compiled, group)
+            group.settle()
+            end = {name: value.detach().cpu() for name, value in module.state_dict().items()}
+    require_equal(end, alone, "compiled")
+
+
+def check_copies(device: torch.device) -> None:
+    """Check that a copy to pinned memory waits for the kernels before it, and that kernels wait for a copy back.
+
+    Raises:
+        CheckFailed: it did not wait, or memory is not pinned.
+    """
+    side = SideStream(device)
+    buffer = side.host_buffer(COPIED)
+    if buffer.is_pinned() is not (device.type == "cuda"):
+        raise CheckFailed(f"host memory for {device.type} is {'' if buffer.is_pinned() else 'not '}pinned")
+    values = torch.zeros(COPIED, device=device)
+    for _ in range(50):  # the copy would overtake these if it did not wait
+        values += 1.0
+    with side.after(side.record_event()):
+        buffer.copy_(values, non_blocking=True)
+    side.synchronize()
+    if not bool((buffer == 50.0).all()):
+        raise CheckFailed("a copy to the host left before the kernels that write its source had ended")
+    buffer.fill_(3.0)
+    with side.after(None):
+        values.copy_(buffer, non_blocking=True)
+        arrived = side.record_event()
+    side.wait_event(arrived)
+    if (values * 2.0).mean().item() != 6.0:
+        raise CheckFailed("a kernel read memory before the copy from the host had ended")
+
+
+def check_group_of_one(device: torch.device) -> None:
+    """Reduce and broadcast in a group of one process: NCCL on a GPU, gloo on a CPU.
+
+    Raises:
+        CheckFailed: a value has changed.
+    """
+    settings = GroupSettings(rank=0, size=1, host="127.0.0.1", timeout_s=TIMEOUT_S)
+    values = [torch.full((1000,), float(index), device=device) for index in range(3)]
+    group = GroupTensors(
+        values,
+        order=[2, 1, 0],
+        settings=settings,
+        rendezvous=Rendezvous(settings),
+        backend=Backend.of(device),
+    )
+    parts = [torch.full((1000,), 10.0 + index, device=device) for index in range(3)]
+    for index in range(3):
+        group.contribute(index, parts[index])
+    order = [due for index in range(3) for due in group.due(index)]
+    means = {index: group.mean(index, parts[index]).mean().item() for index in order}
+    for index in range(3):
+        group.publish(index)
+    for index in range(3):
+        group.published(index)
+    group.close()
+    if means != {2: 12.0, 1: 11.0, 0: 10.0} or [value[0].item() for value in values] != [0.0, 1.0, 2.0]:
+        raise CheckFailed(f"a group of one changes values: means {means}")

@@ -1,0 +1,101 @@
+"""The benchmark of one GPU: on this machine's CPU it runs the same code on small nets."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from benchmarks import gpu
+from benchmarks.gpu_runs import checks
+from benchmarks.gpu_runs.checks import CheckFailed, require_equal, run_checks
+from benchmarks.gpu_runs.nets import Gpt, GptShape, device_nets
+
+ROOT = Path(__file__).parents[2]
+CPU = torch.device("cpu")
+
+
+def test_without_a_gpu_one_sentence_is_printed(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert gpu.main([]) == 1
+    assert capsys.readouterr().err == (
+        "gpu.py: torch finds no CUDA GPU on this machine; run this where there is one, or with --device=cpu --small\n"
+    )
+
+
+@pytest.mark.parametrize("words", ["--device tpu", "--rounds 0", "--only nets"])
+def test_mistakes_end_with_status_2(words: str) -> None:
+    with pytest.raises(SystemExit) as leaving:
+        gpu.parse(words.split())
+    assert leaving.value.code == 2
+
+
+@pytest.mark.processes
+@pytest.mark.timeout(300)
+def test_small_nets_run_on_the_cpu(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "gpu.json"
+    words = ["--device=cpu", "--small", "--rounds=1", "--iterations=1", "--compiler=eager", f"--json={file}"]
+    assert gpu.main(words) == 0
+    checked, speed = json.loads(file.read_text())
+    assert [fact["problem"] for fact in checked["facts"]] == [""] * 10
+    names = [fact["check"] for fact in checked["facts"]]
+    assert names[-1] == "gloo group of one"
+    measured = {(fact["net"], fact["system"]) for fact in speed["facts"]}
+    nets = ("cifar10_quick", "small residual", "tiny GPT")
+    assert measured >= {(net, system) for net in nets for system in ("torch", "ps", "hybrid")}
+    assert all(fact["median_per_s"] > 0 and fact["of_torch"] > 0 for fact in speed["facts"])
+    assert "10 of 10 are good" in capsys.readouterr().out
+
+
+def test_a_check_that_fails_is_a_sentence_in_the_table(monkeypatch: pytest.MonkeyPatch) -> None:
+    def differ(device: torch.device) -> None:
+        raise CheckFailed("a group of one changes values")
+
+    def crash(device: torch.device) -> None:
+        raise RuntimeError("CUDA error: an illegal memory access\nmore")
+
+    monkeypatch.setattr(
+        checks, "_checks", lambda device, compiler: {"one": lambda: differ(CPU), "two": lambda: crash(CPU)}
+    )
+    found = run_checks(CPU, compiler="eager", report=lambda line: None)
+    assert [check.problem for check in found] == [
+        "a group of one changes values",
+        "CUDA error: an illegal memory access",
+    ]
+    assert "0 of 2 are good" in str(gpu.check_table(found, CPU))
+
+
+def test_parameters_that_differ_are_named() -> None:
+    with pytest.raises(CheckFailed, match=r"worker 1: w differs by 0\.5 "):
+        require_equal({"w": torch.tensor([1.5])}, {"w": torch.tensor([1.0])}, "worker 1")
+    require_equal({"w": torch.tensor([1.00001])}, {"w": torch.tensor([1.0])}, "worker 1")
+
+
+def test_the_nets_have_their_sizes() -> None:
+    with torch.device("meta"):
+        count = sum(parameter.numel() for parameter in Gpt(GptShape()).parameters())
+    assert count == 124_439_808
+    for net in device_nets(small=True):
+        x, target = net.example(net.batch)
+        assert torch.isfinite(net.build()(x, target))
+
+
+@pytest.mark.processes
+@pytest.mark.timeout(150)
+def test_six_packages_are_enough() -> None:
+    others = ("cv2", "h5py", "matplotlib", "pydot", "paramiko", "psutil", "tqdm", "plyvel")
+    program = f"import sys; sys.modules.update(dict.fromkeys({others!r})); import benchmarks.gpu"
+    program += (
+        "; benchmarks.gpu.main(['--device=cpu', '--small', '--only=speed', '--rounds=1', '--iterations=1'])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=False, timeout=120
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "tqdm\n"
