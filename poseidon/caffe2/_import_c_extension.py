@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from poseidon.caffe2.workspace import devices
 from poseidon.caffe2.workspace.c import (
+    Mode,
     Workspace,
+    create_db,
     get_stats,
     has_fbgemm,
     is_numa_enabled,
     nearby_opnames,
+    registered_dbs,
     registered_operators,
     use_mkldnn,
 )
@@ -20,7 +23,9 @@ num_cuda_devices = devices.NumCudaDevices()
 cuda_version = devices.GetCUDAVersion()
 
 __all__ = [
+    "Mode",
     "Workspace",
+    "create_db",
     "cuda_version",
     "get_stats",
     "has_cuda_support",
@@ -30,6 +35,7 @@ __all__ = [
     "is_numa_enabled",
     "nearby_opnames",
     "num_cuda_devices",
+    "registered_dbs",
     "registered_operators",
     "use_mkldnn",
 ]

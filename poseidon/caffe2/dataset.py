@@ -173,8 +173,10 @@ class Dataset:
         net.TrimDataset(self._blobs(), self._blobs(), fields=self.fields, multiple_of=multiple_of)
 
     def init_empty(self, init_net: Any) -> None:
-        """Let a net make the columns, empty."""
-        self.field_blobs = InitEmptyRecord(init_net, self.schema, enforce_types=True).field_blobs()
+        """Let a net make new blobs for the columns, empty; those of a record that the schema came with stay as they are."""
+        self.field_blobs = InitEmptyRecord(
+            init_net, self.schema.clone_schema(), enforce_types=True
+        ).field_blobs()
 
     def init_from_dataframe(self, net: Any, dataframe: Any) -> None:
         """Feed the columns of a pandas data frame, which become external inputs of a net."""

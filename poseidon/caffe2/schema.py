@@ -67,6 +67,10 @@ class Field:
         """Return a copy, with the same blobs or none."""
         raise NotImplementedError
 
+    def clone_schema(self) -> Any:
+        """Return a copy without blobs."""
+        return self.clone(keep_blobs=False)
+
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Field) and equal_schemas(self, other) and self._blobs() == other._blobs()
 

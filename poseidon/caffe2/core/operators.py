@@ -11,10 +11,14 @@ from poseidon.caffe2.operators import registry
 from poseidon.caffe2.proto import caffe2_pb2
 from poseidon.caffe2.utils import MakeArgument
 
+_ENGINES = {"FC": ("PACKED",), "Unique": ("SparseHash",)}
+"""Engines of operators on the CPU: other ways to the same values, of which there is one here."""
+
 
 def IsOperator(op_type: str) -> bool:
-    """Return whether there is an operator of a name."""
-    return registry.is_registered(op_type)
+    """Return whether there is an operator of a name; `<name>_ENGINE_<engine>` names one for an engine of Caffe2."""
+    name, _, engine = op_type.partition("_ENGINE_")
+    return registry.is_registered(name) and engine in ("", *_ENGINES.get(name, ()))
 
 
 def IsOperatorWithEngine(op_type: str, engine: str) -> bool:

@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 from poseidon.caffe2.runtime.databases import open_database
 from poseidon.caffe2.runtime.errors import EnforceNotMet
+from poseidon.data.databases.cursor import Cursor
 
 MAX_WAITING = 2
 """Batches that are kept for an operator that does not run; then the others go on without it."""
@@ -59,6 +60,7 @@ class Reader:
         *,
         shard_sizes: Sequence[int] = (),
         seed: int = 0,
+        cursor: Cursor | None = None,
     ) -> None:
         """Open a database at the first record of a shard: the one of that number, then each `num_shards`-th.
 
@@ -69,6 +71,7 @@ class Reader:
             shard_sizes: the records that each shard reads of a global batch, in order; empty: one each. The end of the
                 database is no end of a batch then: the next record is the first.
             seed: of the random numbers of the operators.
+            cursor: what is read in place of the database `path`, which only messages name then.
 
         Raises:
             RuntimeError: the database cannot be read, or has no record of the shard.
@@ -82,7 +85,7 @@ class Reader:
         self.path, self.db_type, self.seed = path, db_type, seed
         self._shards, self._shard = num_shards, shard_id
         self._sizes = tuple(shard_sizes)
-        self._cursor = open_database(path, db_type)
+        self._cursor = open_database(path, db_type) if cursor is None else cursor
         self._count = 0
         self._lock = threading.Lock()
         self._turns: list[weakref.ref[Turns]] = []

@@ -10,7 +10,7 @@ import pytest
 
 from poseidon.caffe2 import core, workspace
 from poseidon.caffe2.dataset import Dataset
-from poseidon.caffe2.schema import ConstRecord, FetchRecord, List, NewRecord, Scalar, Struct
+from poseidon.caffe2.schema import ConstRecord, FeedRecord, FetchRecord, List, NewRecord, Scalar, Struct
 
 
 @pytest.fixture(autouse=True)
@@ -145,3 +145,14 @@ def test_names_of_columns_are_a_schema_too() -> None:
     assert isinstance(data.schema, Struct) and isinstance(data.schema.a, Scalar)
     with pytest.raises(AssertionError, match="not initialized"):
         data.reader(core.Net("n"))
+
+
+def test_a_new_data_set_leaves_the_blobs_of_its_schema_as_they_are() -> None:
+    net = core.Net("copy")
+    record = NewRecord(net, Struct(("a", np.array([1, 2]))))
+    FeedRecord(record, Struct(("a", np.array([1, 2]))))
+    other = Dataset(record)
+    other.init_empty(net)
+    workspace.RunNetOnce(net)
+    assert workspace.FetchBlob(record.a()).tolist() == [1, 2]
+    assert workspace.FetchBlob(other.content().a()).tolist() == []

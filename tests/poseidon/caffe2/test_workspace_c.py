@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -134,3 +135,27 @@ def test_the_transform_that_exists() -> None:
     assert net.Proto().op[0].engine == ""
     with pytest.raises(RuntimeError, match="There is no transform Other"):
         workspace.ApplyTransform("Other", net)
+
+
+def test_a_database_is_written_when_it_is_closed(tmp_path: Path) -> None:
+    path = str(tmp_path / "x.db")
+    pairs = [(b"b", b"2"), (b"a", b"1")]
+    written = workspace.C.create_db("minidb", path, workspace.C.Mode.new)
+    transaction = written.new_transaction()
+    for key, value in pairs:
+        transaction.put(key, value)
+    transaction.commit()
+    written.close()
+    cursor = workspace.C.create_db("minidb", path, workspace.C.Mode.read).new_cursor()
+    found = []
+    while cursor.valid():
+        found.append((cursor.key(), cursor.value()))
+        cursor.next()
+    assert found == pairs
+    cursor.seek_to_first()
+    assert cursor.key() == b"b"
+    with pytest.raises(RuntimeError, match="exists already"):
+        workspace.C.create_db("minidb", path, workspace.C.Mode.new)
+    with pytest.raises(RuntimeError, match="open for reading"):
+        workspace.C.create_db("minidb", path, workspace.C.Mode.read).new_transaction()
+    assert "minidb" in workspace.C.registered_dbs()

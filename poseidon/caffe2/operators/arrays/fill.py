@@ -55,11 +55,14 @@ def constant_fill(
     dtype: int = FLOAT,
     value: Argument | None = None,
 ) -> Any:
-    """Return a tensor of one value; a string where `dtype` is STRING."""
+    """Return a tensor of one value; a string where `dtype` is STRING. A second input has the value, one element."""
+    inputs, given = inputs[:1], inputs[1:]
     size = filled_shape(inputs, shape, extra_shape, input_as_shape, context)
     if dtype == STRING:
         return np.full(size, b"" if value is None else value.s, dtype=object)
     number = 0 if value is None else value.f if value.HasField("f") else value.i
+    if given and not given[0].is_meta:
+        number = given[0].item()
     return torch.full(size, number, dtype=TORCH_OF[dtype], device=context.device)
 
 

@@ -173,12 +173,18 @@ def batch_one_hot(x: Any, lengths: Tensor, values: Any) -> Any:
 
 @operator("BatchBucketOneHot", gradient=NO_GRADIENT)
 def batch_bucket_one_hot(x: Tensor, lengths: Tensor, boundaries: Tensor) -> Tensor:
-    """Return for each column of x one column more than it has boundaries: whether x is in each interval."""
+    """Return for each column of x one column more than it has boundaries: whether x is in each interval, x's type.
+
+    A value that equals several boundaries is in the middle one of the intervals between them.
+    """
+    if x.is_meta:
+        return x.new_empty(x.shape[0], lengths.shape[0] + boundaries.shape[0])
     parts, begin = [], 0
     for column, length in enumerate(lengths.tolist()):
-        limits = boundaries[begin : begin + length]
-        bucket = torch.searchsorted(limits.contiguous(), x[:, column].contiguous())
-        parts.append((bucket[:, None] == torch.arange(length + 1, device=x.device)).to(torch.uint8))
+        limits, values = boundaries[begin : begin + length].contiguous(), x[:, column].contiguous()
+        lower, upper = (torch.searchsorted(limits, values, right=right) for right in (False, True))
+        bucket = (lower + upper) // 2
+        parts.append((bucket[:, None] == torch.arange(length + 1, device=x.device)).to(x.dtype))
         begin += length
     return torch.cat(parts, 1)
 

@@ -123,3 +123,10 @@ def flexible_top_k_gradient(x: Tensor, counts: Tensor, dy: Tensor, indices: Tens
     dx = torch.zeros_like(x).reshape(-1, x.shape[-1])
     dx[rows, indices] = dy
     return dx.reshape(x.shape)
+
+
+@operator("ExtendTensor")
+def extend_tensor(x: Tensor, indices: Tensor) -> Tensor:
+    """Return x with so many rows more, of zeros, that each index is a row."""
+    missing = int(indices.max()) + 1 - len(x) if indices.numel() else 0
+    return x if missing <= 0 else torch.cat([x, x.new_zeros(missing, *x.shape[1:])])

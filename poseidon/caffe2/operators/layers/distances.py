@@ -215,3 +215,72 @@ def multi_class_accuracy(predictions: Tensor, labels: Tensor) -> tuple[Tensor, T
 def perplexity(probabilities: Tensor) -> Tensor:
     """Return the product of p^(-1 / N)."""
     return (probabilities ** (-1 / max(probabilities.numel(), 1))).prod()
+
+
+def _lambda_session(
+    y: Tensor, r: Tensor, dcg_loss: bool, normalise: bool, exponential: bool
+) -> tuple[Tensor, Tensor]:
+    """Return the loss of one session and its gradient; see `lambda_rank_ndcg`."""
+    if not len(y) or r.abs().sum() < 1e-6:
+        return y.new_zeros(()), torch.zeros_like(y)
+    gain = r if dcg_loss and not exponential else torch.exp2(r)
+    place = 1 / torch.log2(torch.arange(2, len(y) + 2, dtype=y.dtype, device=y.device))
+
+    def discount(scores: Tensor) -> Tensor:
+        return torch.empty_like(place).index_copy(0, torch.argsort(scores, descending=True), place)
+
+    actual = discount(y)
+    ideal = gain @ discount(r)
+    weight = ((actual[:, None] - actual) * (gain[:, None] - gain)).abs()
+    sign = (r[:, None] > r).to(y.dtype) * 2 - 1
+    margin = sign * (y[:, None] - y)
+    dy = -(weight * sign * torch.sigmoid(-margin)).sum(1)
+    loss = ideal - gain @ actual if dcg_loss else -(weight * functional.logsigmoid(margin)).sum()
+    scale = ideal.clamp(min=1e-5) if normalise else torch.ones_like(ideal)
+    return loss / scale, dy / scale
+
+
+def _lambda_rule(maker: GradientMaker) -> None:
+    sessions = [maker.I(2)] if len(maker.forward.input) > 2 else []
+    maker.op("LambdaRankNdcgGradient", [maker.I(0), *sessions, maker.O(1), maker.GO(0)], [maker.GI(0)])
+
+
+@operator("LambdaRankNdcg", gradient=_lambda_rule)
+def lambda_rank_ndcg(
+    y: Tensor,
+    r: Tensor,
+    lengths: Tensor | None = None,
+    *,
+    use_ndcg_as_loss: bool = False,
+    use_idcg_normalization: bool = True,
+    use_exp_gain: bool = True,
+) -> tuple[Tensor, Tensor]:
+    """Return the LambdaRank loss of each session, and its gradient by y (Wu et al., Information Retrieval 13.3, 2010).
+
+    Args:
+        y: scores, a vector.
+        r: relevances.
+        lengths: the number of scores of each session; by default there is one session.
+        use_ndcg_as_loss: whether the loss is the ideal DCG less the DCG; else that of the pairs, weighted by their
+            change of the DCG.
+        use_idcg_normalization: whether both outputs are divided by the ideal DCG.
+        use_exp_gain: whether the gain is 2^r where the DCG is the loss; else r.
+    """
+    sizes = [len(y)] if lengths is None else lengths.tolist()
+    if y.dim() != 1 or y.shape != r.shape or sum(sizes) != len(y):
+        raise ValueError("LambdaRankNdcg: scores and relevances must be vectors, as long as all sessions")
+    found = [
+        _lambda_session(*session, use_ndcg_as_loss, use_idcg_normalization, use_exp_gain)
+        for session in zip(y.split(sizes), r.split(sizes), strict=True)
+    ]
+    if not found:
+        return y.new_zeros(0), torch.zeros_like(y)
+    losses, gradients = zip(*found, strict=True)
+    return torch.stack(losses), torch.cat(gradients)
+
+
+@operator("LambdaRankNdcgGradient", inputs=(3, 4))
+def lambda_rank_ndcg_gradient(y: Tensor, *inputs: Tensor) -> Tensor:
+    """Return the gradient of `LambdaRankNdcg`; inputs behind y are the lengths, where there are some, dy and dloss."""
+    *sessions, dy, dloss = inputs
+    return dy * (torch.repeat_interleave(dloss, sessions[0].long()) if sessions else dloss)

@@ -138,7 +138,7 @@ class _Padding:
 
 @operator("PadImage", gradient="PadImageGradient(GO0) -> GI0")
 class PadImage(_Padding):
-    """Images with a border of a value, of their reflection, or of their edge."""
+    """Images with a border of a value, of their reflection, or of their edge; a negative border cuts them."""
 
     def __call__(self, x: Tensor) -> Tensor:
         """Return the images."""
@@ -224,3 +224,15 @@ class BatchToSpace(_Blocks):
         parts = x.reshape(size, size, -1, channels, height, width)
         images = parts.permute(2, 3, 4, 0, 5, 1).reshape(-1, channels, height * size, width * size)
         return functional.pad(images, [-side for side in self.sides])
+
+
+@operator("IntegralImage", gradient="IntegralImageGradient(I0, GO0) -> GI0")
+def integral_image(x: Tensor) -> Tensor:
+    """Return the sums of all values above and to the left of each place, (N, C, H + 1, W + 1)."""
+    return functional.pad(x.cumsum(2).cumsum(3), [1, 0, 1, 0])
+
+
+@operator("IntegralImageGradient")
+def integral_image_gradient(x: Tensor, dy: Tensor) -> Tensor:
+    """Return the gradient of `IntegralImage`, as Caffe2 has it: sums over what is above and to the left."""
+    return dy[:, :, : x.shape[2], : x.shape[3]].cumsum(2).cumsum(3)

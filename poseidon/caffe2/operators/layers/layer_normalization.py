@@ -159,6 +159,28 @@ def layer_norm_gradient(
     return dx, scaled.sum(0).reshape(s.shape), given.reshape(scaled.shape).sum(0).reshape(s.shape)
 
 
+@operator("RMSNorm", gradient="RMSNormGradient(GO0, I0, I1, O1) -> GI0, GI1, GI2")
+def rms_norm(x: Tensor, s: Tensor, b: Tensor, *, axis: int = 1, eps: float = 0.0) -> tuple[Tensor, Tensor]:
+    """Return y, and 1 / root of the mean square over the dimensions from `axis` on (arXiv 1910.07467)."""
+    rows = x.flatten(axis % x.dim())
+    inverse = torch.rsqrt((rows * rows).mean(-1) + eps)
+    return (rows * inverse[..., None] * s.reshape(-1) + b.reshape(-1)).reshape(x.shape), inverse
+
+
+@operator("RMSNormGradient")
+def rms_norm_gradient(
+    dy: Tensor, x: Tensor, s: Tensor, inverse: Tensor, *, axis: int = 1
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the gradients of x, scale and bias of `RMSNorm`."""
+    rows, given = x.flatten(axis % x.dim()), dy.flatten(axis % x.dim())
+    unit = rows * inverse[..., None]
+    scaled = given * s.reshape(-1)
+    dx = inverse[..., None] * (scaled - unit * (scaled * unit).mean(-1, keepdim=True))
+    over = list(range(rows.dim() - 1))
+    ds, db = ((value.sum(over) if over else value).reshape(s.shape) for value in (given * unit, given))
+    return dx.reshape(x.shape), ds, db
+
+
 def _norm(x: Tensor, axis: int) -> Tensor:
     result: Tensor = torch.linalg.vector_norm(x, dim=axis, keepdim=True).clamp(min=1e-12)
     return result

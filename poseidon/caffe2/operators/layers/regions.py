@@ -217,3 +217,39 @@ def bbox_transform(
     made = torch.minimum(boxes.clamp(min=0), limits)
     splits = torch.bincount(image, minlength=len(info)).to(deltas.dtype)
     return made * scale if apply_scale else made, splits
+
+
+@operator("RMACRegions")
+def rmac_regions(x: Tensor, *, scales: int = 3, overlap: float = 0.4) -> Tensor:
+    """Return squares of several sizes that cover images, as rows of image, x1, y1, x2, y2 (arXiv 1511.05879).
+
+    Args:
+        x: images, NCHW.
+        scales: the number of sizes; size l is 2 / (l + 1) of the shorter side.
+        overlap: the part of a square that lies in its neighbour along the longer side.
+    """
+    count, (height, width) = len(x), x.shape[2:]
+    short = min(height, width)
+    if not x.numel():
+        return x.new_zeros(0, 5)
+    gaps = [(max(height, width) - short) / steps for steps in range(1, 7)]
+    misses = [abs((short - gap) / short - overlap) for gap in gaps]
+    steps = misses.index(min(misses)) + 1
+    found = [x.new_zeros(0, 4)]
+    for scale in range(1, scales + 1):
+        side = 2 * short // (scale + 1)
+        if side == 0:
+            break
+        across = _starts(width, side, scale + steps * (width > height), x)
+        down = _starts(height, side, scale + steps * (height > width), x)
+        corners = torch.cartesian_prod(across, down)
+        found.append(torch.cat([corners, corners + (side - 1)], 1))
+    regions = torch.cat(found)
+    image = torch.arange(count, dtype=x.dtype, device=x.device).repeat_interleave(len(regions))
+    return torch.cat([image[:, None], regions.repeat(count, 1)], 1)
+
+
+def _starts(size: int, side: int, parts: int, x: Tensor) -> Tensor:
+    """Return where `parts` intervals of a length begin that lie evenly in an axis."""
+    gap = (size - side) / (parts - 1) if parts > 1 else 0.0
+    return (torch.arange(parts, dtype=x.dtype, device=x.device) * gap).floor().clamp(max=size - side)

@@ -88,7 +88,9 @@ class Windows:
             raise ValueError(f"{definition.type}: the order is {order!r}, expected NCHW or NHWC")
         self.last = order == b"NHWC"
         self._fits: dict[Any, Fit] = {}
-        if min(self.stride) < 1 or min(self.dilation) < 1 or self.pad < 0 or min(self.pads, default=0) < 0:
+        crops = definition.type.startswith("PadImage")
+        negative = not crops and min([self.pad, *self.pads]) < 0
+        if min(self.stride) < 1 or min(self.dilation) < 1 or negative:
             raise ValueError(
                 f"{definition.type}: a stride or a dilation is below 1, or a padding is negative"
             )

@@ -147,7 +147,7 @@ def cbrt_gradient(dy: Tensor, y: Tensor) -> Tensor:
     return dy / (3 * y * y)
 
 
-@operator("Rsqrt", gradient="RsqrtGradient(GO0, O0) -> GI0", plain=torch.rsqrt)
+@operator("Rsqrt", "RSqrt", gradient="RsqrtGradient(GO0, O0) -> GI0", plain=torch.rsqrt)
 def rsqrt(x: Tensor) -> Tensor:
     """Return 1 / sqrt(x)."""
     return torch.rsqrt(x)

@@ -205,3 +205,28 @@ def dropout_grad(
 ) -> Tensor:
     """Return the gradient of `Dropout`."""
     return dy.clone() if is_test or mask is None else dy * mask / (1 - ratio)
+
+
+@operator("TT")
+def tensor_train(
+    x: Tensor, b: Tensor, cores: Tensor, *, inp_sizes: list[int], out_sizes: list[int], tt_ranks: list[int]
+) -> Tensor:
+    """Return the fully connected layer whose weights are a tensor train (arXiv 1509.06569), shape (batch, outputs).
+
+    Args:
+        x: a batch, shape (batch, product of inp_sizes).
+        b: biases.
+        cores: all cores as a vector, the last one first; core k has the shape
+            (inp_sizes[k] * tt_ranks[k + 1], tt_ranks[k] * out_sizes[k]).
+        inp_sizes, out_sizes: the sizes into which inputs and outputs are factored.
+        tt_ranks: the ranks between the cores, one more than sizes; the first and the last are 1.
+    """
+    if len(inp_sizes) != len(out_sizes) or len(tt_ranks) != len(inp_sizes) + 1:
+        raise ValueError("TT: inp_sizes and out_sizes must be equally long, tt_ranks longer by 1")
+    y, start = x, 0
+    for k in reversed(range(len(inp_sizes))):
+        rows, columns = inp_sizes[k] * tt_ranks[k + 1], tt_ranks[k] * out_sizes[k]
+        core = cores[start : start + rows * columns].reshape(rows, columns)
+        y = (y.reshape(-1, rows) @ core).reshape(-1, out_sizes[k]).T
+        start += rows * columns
+    return y.reshape(-1, len(x)).T + b

@@ -85,7 +85,7 @@ def quantile(
 
 @operator("Percentile")
 def percentile(x: Tensor, table: Tensor, lengths: Tensor) -> Tensor:
-    """Return the percentile of each value by the table of its column, interpolated; outside it the nearest.
+    """Return the percentile of each value by the table of its column, interpolated; 0 below the table, 1 above it.
 
     Args:
         x: (examples, columns).
@@ -98,16 +98,56 @@ def percentile(x: Tensor, table: Tensor, lengths: Tensor) -> Tensor:
     sizes = lengths.tolist()
     if len(sizes) != x.shape[1] or sum(sizes) != len(table) or min(sizes, default=1) < 1:
         raise ValueError(f"the lengths {sizes} do not fit {x.shape[1]} columns and {len(table)} rows")
-    columns = []
-    for value, part in zip(x.t(), table.split(sizes), strict=True):
-        known, share = part[:, 0].contiguous(), part[:, 1]
-        moved = torch.minimum(torch.maximum(value, known[0]), known[-1]).contiguous()
-        upper = torch.searchsorted(known, moved).clamp(1, max(len(known) - 1, 1)).clamp(max=len(known) - 1)
-        lower = (upper - 1).clamp(min=0)
-        width = known[upper] - known[lower]
-        weight = torch.where(width > 0, (moved - known[lower]) / torch.where(width > 0, width, 1), 0)
-        columns.append(share[lower] + weight * (share[upper] - share[lower]))
-    return torch.stack(columns, 1)
+    parts = [(part[:, 0], part[:, 1], part[:, 1], part[:, 1]) for part in table.split(sizes)]
+    return torch.stack([_share(value, *part) for value, part in zip(x.t(), parts, strict=True)], 1)
+
+
+def _share(x: Tensor, known: Tensor, at: Tensor, lower: Tensor, upper: Tensor) -> Tensor:
+    """Return the percentile of values of one column; 0 below the known values, 1 above them.
+
+    Args:
+        x: a vector.
+        known: values in order.
+        at: the percentile of each known value.
+        lower, upper: where the percentiles below and above each known value end and begin.
+    """
+    x, known = x.contiguous(), known.contiguous()
+    after = torch.searchsorted(known, x).clamp(max=len(known) - 1)
+    before = (after - 1).clamp(min=0)
+    width = known[after] - known[before]
+    weight = (x - known[before]) / torch.where(width > 0, width, 1)
+    between = upper[before] + weight * (lower[after] - upper[before])
+    found = torch.where(x == known[after], at[after], between)
+    return torch.where(x < known[0], 0, torch.where(x > known[-1], 1, found))
+
+
+@operator("BisectPercentile")
+def bisect_percentile(
+    x: Tensor,
+    *,
+    percentile_raw: list[float],
+    percentile_mapping: list[float],
+    percentile_lower: list[float],
+    percentile_upper: list[float],
+    lengths: list[int],
+) -> Tensor:
+    """Return the percentile of each value by the table of its column, interpolated; 0 below the table, 1 above it.
+
+    Args:
+        x: (examples, columns).
+        percentile_raw: the known values of each column in order, those of all columns, one column behind the other.
+        percentile_mapping: the percentile of each known value.
+        percentile_lower, percentile_upper: the percentiles in which each known value begins and ends.
+        lengths: the number of known values of each column.
+
+    Raises:
+        ValueError: there is not one length for each column, or they do not add up to the known values.
+    """
+    given = (percentile_raw, percentile_mapping, percentile_lower, percentile_upper)
+    if len(lengths) != x.shape[1] or {sum(lengths)} != set(map(len, given)) or min(lengths, default=1) < 1:
+        raise ValueError(f"the lengths {lengths} do not fit {x.shape[1]} columns and the known values")
+    parts = [torch.tensor(values, dtype=x.dtype, device=x.device).split(lengths) for values in given]
+    return torch.stack([_share(value, *part) for value, *part in zip(x.t(), *parts, strict=True)], 1)
 
 
 @operator("APMeter")
@@ -195,3 +235,68 @@ def bernoulli_jsd(x: Tensor, t: Tensor) -> Tensor:
 def bernoulli_jsd_gradient(dy: Tensor, x: Tensor, t: Tensor) -> Tensor:
     """Return the gradient of `BernoulliJSD` with respect to x."""
     return dy * (_log_odds(x) - _log_odds((x + t) / 2)) / 2
+
+
+@operator("BatchBucketize")
+def batch_bucketize(x: Tensor, indices: Tensor, boundaries: Tensor, lengths: Tensor) -> Tensor:
+    """Return for each of some columns of x the number of its boundaries below each value, int32.
+
+    Args:
+        x: (examples, columns).
+        indices: the columns.
+        boundaries: those of all these columns in order, one column behind the other.
+        lengths: the number of boundaries of each of these columns.
+    """
+    if x.is_meta:
+        return x.new_empty(len(x), len(indices), dtype=torch.int32)
+    parts = boundaries.split(lengths.tolist())
+    found = [
+        torch.searchsorted(part.contiguous(), x[:, column].contiguous(), out_int32=True)
+        for column, part in zip(indices.tolist(), parts, strict=True)
+    ]
+    return torch.stack(found, 1) if found else x.new_zeros(len(x), 0, dtype=torch.int32)
+
+
+@operator("SelfBinningHistogram", inputs=(1, 1 << 30))
+def self_binning_histogram(
+    *inputs: Tensor,
+    num_bins: int,
+    bin_spacing: str = "linear",
+    logspacing_start: float = 1e-24,
+    abs: bool = False,  # noqa: A002 (Caffe2's name)
+) -> tuple[Tensor, Tensor]:
+    """Return the edges of bins that hold all values, and the number of values in each; the last bin is empty.
+
+    Args:
+        inputs: the values.
+        num_bins: the number of bins.
+        bin_spacing: "linear", or "logarithmic" for edges that grow by a factor.
+        logspacing_start: the least first edge of logarithmic bins; smaller values are in the first bin.
+        abs: whether magnitudes are counted.
+
+    Raises:
+        ValueError: there is no bin, or no such spacing.
+    """
+    if num_bins < 1:
+        raise ValueError("Number of bins must be greater than or equal to 1.")
+    if bin_spacing not in ("linear", "logarithmic"):
+        raise ValueError(f"bin_spacing must be linear or logarithmic, not {bin_spacing}")
+    values = torch.cat([value.reshape(-1) for value in inputs])
+    values = values.abs() if abs else values
+    counts = torch.zeros(num_bins + 1, dtype=torch.int64, device=values.device)
+    if not values.numel() or values.is_meta:
+        return values.new_zeros(num_bins + 1), counts
+    low, high = values.min(), values.max()
+    step = torch.arange(num_bins + 1, dtype=torch.float64, device=values.device) / num_bins
+    if bin_spacing == "linear":
+        edges = low.double() + step * (high.double() - low.double())
+    else:
+        low, high = (edge.clamp(min=logspacing_start) for edge in (low, high))
+        edges = low.double() * (high.double() / low.double()) ** step
+    edges = edges.to(values.dtype)
+    if low == high:
+        counts[0] = values.numel()
+        return torch.full_like(edges, float(low)), counts
+    edges[0], edges[-1] = low, torch.nextafter(high, torch.full_like(high, torch.inf))
+    places = (torch.searchsorted(edges, values, right=True) - 1).clamp(min=0)
+    return edges, torch.bincount(places, minlength=num_bins + 1)

@@ -45,7 +45,7 @@ def piecewise_linear_transform(
     """
     given = [bounds_tensor, slopes_tensor, intercepts_tensor]
     limits, steep, begin = (
-        torch.tensor(values, device=x.device) if tensor is None else tensor
+        torch.tensor(values, device=x.device) if tensor is None else tensor.reshape(-1)
         for tensor, values in zip(given, (bounds, slopes, intercepts), strict=True)
     )
     columns = x[:, -1:] if binary and x.dim() > 1 else x.reshape(len(x), -1)

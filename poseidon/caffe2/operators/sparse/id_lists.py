@@ -114,3 +114,24 @@ def n_gram_from_categorical(
         made += base * place.to(torch.int32)
         base, begin = base * count, begin + count
     return made
+
+
+@operator("SparseDropoutWithReplacement")
+def sparse_dropout_with_replacement(
+    ids: Tensor, lengths: Tensor, *, context: Context, ratio: float, replacement_value: int
+) -> tuple[Tensor, Tensor]:
+    """Return lists of ids of which some are replaced by a list of one value, and their lengths.
+
+    Args:
+        ids: the ids of all examples, one example behind the other.
+        lengths: the number of ids of each example.
+        context: its random numbers.
+        ratio: the probability that a list is replaced.
+        replacement_value: the value.
+    """
+    dropped = torch.rand(len(lengths), generator=context.generator, device=ids.device) < ratio
+    made = torch.where(dropped, 1, lengths)
+    taken = ids[~torch.repeat_interleave(dropped, lengths.long())]
+    found = ids.new_full((int(made.sum()),), replacement_value)
+    found[~torch.repeat_interleave(dropped, made.long())] = taken
+    return found, made.to(lengths.dtype)

@@ -139,6 +139,12 @@ def reset_cursor(cursor: Any) -> None:
         cursor.offsets = [0] * len(cursor.offsets)
 
 
+@operator("GetCursorOffset")
+def get_cursor_offset(cursor: Any) -> Tensor:
+    """Return the next row of each domain, int32."""
+    return torch.tensor(cursor.offsets, dtype=torch.int32)
+
+
 @operator("ReadNextBatch")
 def read_next_batch(
     cursor: Any, *columns: Any, batch_size: int = 1, enforce_batch_size: bool = False

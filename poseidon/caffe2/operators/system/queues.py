@@ -1,10 +1,14 @@
-"""Queues of blobs between threads: each entry is a value for each of the queue's blobs."""
+"""Queues of blobs between threads: each entry is a value for each of the queue's blobs.
+
+A rebatching queue takes batches apart: its entries are single examples, and a dequeue joins as many as it asks for.
+"""
 
 from __future__ import annotations
 
 import threading
 from collections import deque
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,6 +17,7 @@ import torch
 from poseidon.caffe2.operators.registry import Context, operator
 from poseidon.caffe2.runtime.blob import Blob
 from poseidon.caffe2.runtime.errors import EnforceNotMet
+from poseidon.caffe2.runtime.reader import Reader
 from poseidon.caffe2.runtime.waits import wait_for
 
 Entry = list[Any]
@@ -218,3 +223,153 @@ class WeightedSampleDequeueBlobs:
         if self.place >= 0:
             outputs[self.place].value = torch.tensor([number], dtype=torch.int32)
         outputs[-1].value = torch.tensor(entry is None)
+
+
+class QueueCursor:
+    """A queue as a database that is read once, from its first entry to its last.
+
+    Attributes:
+        position: the number of the current record.
+        path: no file.
+    """
+
+    def __init__(self, queue: BlobsQueue, key: int, value: int, timeout_s: float | None) -> None:
+        """Make a cursor.
+
+        Args:
+            queue: the queue.
+            key, value: the index of the blob with the key of a record, -1 for none, and of the one with its value.
+            timeout_s: seconds that a read waits for an entry, None for no limit.
+        """
+        self.position = 0
+        self.path = Path()
+        self._queue, self._key, self._value, self._timeout_s = queue, key, value, timeout_s
+        self._entry: Entry | None = None
+
+    def __len__(self) -> int:
+        return self.position + len(self._queue)
+
+    def _current(self) -> Entry:
+        if self._entry is None:
+            self._entry = self._queue.get(self._timeout_s)
+            if self._entry is None:
+                raise EnforceNotMet(f"The queue is closed; its last record was number {self.position - 1}")
+        return self._entry
+
+    def key(self) -> bytes:
+        """Return the key of the current record, empty where the queue has none."""
+        return _text(self._current()[self._key]) if self._key >= 0 else b""
+
+    def value(self) -> bytes:
+        """Return the value of the current record."""
+        return _text(self._current()[self._value])
+
+    def skip(self, count: int) -> None:
+        """Drop the current record and those that follow it."""
+        for _ in range(count):
+            self._current()
+            self._entry = None
+            self.position += 1
+
+    def seek(self, record: int) -> None:
+        """Raise RuntimeError where the record is not the current one: a queue gives its entries once."""
+        if record != self.position:
+            raise EnforceNotMet("A queue gives its records once and in order: it has no shards and no rewind")
+
+    def close(self) -> None:
+        """Do nothing: the queue belongs to others too."""
+
+
+def _text(value: Any) -> bytes:
+    """Return a string, or the first one of a tensor of strings."""
+    if isinstance(value, np.ndarray) and value.size:
+        value = value.reshape(-1)[0]
+    if not isinstance(value, bytes):
+        raise EnforceNotMet("A record of a queue must be a string, or a tensor of strings")
+    return value
+
+
+@operator("CreateBlobsQueueDB")
+def create_blobs_queue_db(
+    queue: Any, *, key_blob_index: int = -1, value_blob_index: int = 0, timeout_secs: float = 0.0
+) -> Any:
+    """Return a reader whose records are the entries of a queue.
+
+    Args:
+        queue: its blobs are strings, or tensors of one string.
+        key_blob_index: the blob with the key of a record, -1 for none.
+        value_blob_index: the blob with the value.
+        timeout_secs: how long a read waits for an entry; 0 for no limit.
+    """
+    if not isinstance(queue, BlobsQueue):
+        raise EnforceNotMet("The input is no queue; CreateBlobsQueue makes one")
+    if not 0 <= value_blob_index < queue.width or key_blob_index >= queue.width:
+        raise ValueError(f"key_blob_index and value_blob_index must be less than {queue.width}")
+    cursor = QueueCursor(queue, key_blob_index, value_blob_index, timeout_secs or None)
+    return Reader("of a queue", "blobs_queue_db", cursor=cursor)
+
+
+def _rebatching(blob: Blob) -> BlobsQueue:
+    if not isinstance(blob.value, BlobsQueue):
+        raise EnforceNotMet("The first input is no queue; CreateRebatchingQueue makes one")
+    return blob.value
+
+
+@operator("CreateRebatchingQueue")
+def create_rebatching_queue(*, capacity: int = 1, num_blobs: int = 1) -> Any:
+    """Return a queue of single examples; `capacity` counts these."""
+    return create_blobs_queue(capacity=capacity, num_blobs=num_blobs)
+
+
+@operator("EnqueueRebatchingQueue", blobs=True, inputs=(2, 1 << 30), outputs=(0, 0))
+class EnqueueRebatchingQueue:
+    """Appends an example, or with `enqueue_batch` each row of a batch, to a queue. A closed queue is an error."""
+
+    def __init__(self, *, enqueue_batch: bool = False) -> None:
+        self.batch = enqueue_batch
+
+    def __call__(self, inputs: Sequence[Blob], outputs: Sequence[Blob]) -> None:
+        queue = _rebatching(inputs[0])
+        entry = _entry_of(queue, inputs[1:])
+        rows = {len(value) for value in entry} if self.batch else {1}
+        if len(rows) != 1:
+            raise EnforceNotMet(f"The blobs of a batch have different numbers of rows: {sorted(rows)}")
+        for row in range(rows.pop()):
+            if not queue.put([value[row] for value in entry] if self.batch else entry):
+                raise EnforceNotMet("The queue is closed")
+
+
+@operator("DequeueRebatchingQueue", blobs=True, inputs=(1, 1), outputs=(1, 1 << 30))
+class DequeueRebatchingQueue:
+    """Takes `num_elements` examples, stacked; fewer from a queue that is closed, and an error where it is empty too."""
+
+    def __init__(self, *, num_elements: int = 1) -> None:
+        if num_elements < 1:
+            raise ValueError(f"num_elements must be at least 1, not {num_elements}")
+        self.count = num_elements
+
+    def __call__(self, inputs: Sequence[Blob], outputs: Sequence[Blob]) -> None:
+        queue = _rebatching(inputs[0])
+        _check_width(queue, len(outputs))
+        entries: list[Entry] = []
+        while len(entries) < self.count and (entry := queue.get()) is not None:
+            entries.append(entry)
+        if not entries:
+            raise EnforceNotMet("The queue is closed")
+        _give([], outputs, [_stacked(column) for column in zip(*entries, strict=True)])
+
+
+def _stacked(values: Sequence[Any]) -> Any:
+    if isinstance(values[0], torch.Tensor):
+        return torch.stack(list(values))
+    found = np.empty(len(values), dtype=object)
+    found[:] = values
+    return found if isinstance(values[0], bytes) else np.stack(values)
+
+
+@operator("CloseRebatchingQueue", blobs=True, inputs=(1, 1), outputs=(0, 0))
+class CloseRebatchingQueue:
+    """Closes a queue."""
+
+    def __call__(self, inputs: Sequence[Blob], outputs: Sequence[Blob]) -> None:
+        _rebatching(inputs[0]).close()

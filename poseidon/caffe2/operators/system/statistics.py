@@ -128,7 +128,7 @@ class AveragePut(_Put):
 
 @operator("StdDevPut")
 class StdDevPut(_Put):
-    """Adds its input and its square to sums, and 1 to a count; both are differences from the first input."""
+    """Adds its input to a sum and 1 to a count, and its difference from the first input and the square of it to sums."""
 
     def __call__(self, x: Tensor) -> None:
         """Add the first value."""
@@ -136,6 +136,7 @@ class StdDevPut(_Put):
         if f"{self.name}/count".encode() not in COMMON.values:
             self.add("/offset", value)
         moved = value - COMMON.values.get(f"{self.name}/offset".encode(), 0)
+        self.add("/sum", value)
         self.add("/count", 1)
         self.add("/sumoffset", moved)
         self.add("/sumsqoffset", moved * moved)

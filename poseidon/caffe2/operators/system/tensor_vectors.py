@@ -1,13 +1,17 @@
-"""Vectors of tensors: collected over runs, counted, joined."""
+"""Vectors of tensors: collected over runs, counted, joined; records packed into one tensor of vectors."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from poseidon.caffe2.operators.registry import Context, operator
+from poseidon.caffe2.operators.system.datasets import TreeCursor
+from poseidon.caffe2.runtime.errors import EnforceNotMet
 
 
 @operator("CreateTensorVector")
@@ -72,3 +76,47 @@ class CollectTensor:
             return self.visited - 1
         place = int(torch.randint(self.visited, (), generator=self.generator))
         return place if place < self.most else None
+
+
+@operator("PackRecords")
+def pack_records(*columns: Any, fields: list[str], pack_to_single_shared_ptr: bool = False) -> Any:
+    """Return records as a tensor with an element for each: the vector of its rows of all columns.
+
+    Args:
+        columns: the columns of a data set.
+        fields: their names, as `CreateTreeCursor` has them.
+        pack_to_single_shared_ptr: whether all records become one element.
+    """
+    cursor = TreeCursor(fields)
+    records = cursor.sizes(columns)[0]
+    sizes = [records] if pack_to_single_shared_ptr else [1] * records
+    packed = np.empty(len(sizes), dtype=object)
+    for number, size in enumerate(sizes):
+        packed[number] = cursor.read(columns, size, False)
+    return packed
+
+
+@operator("UnPackRecords")
+def unpack_records(packed: Any, *prototypes: Any, fields: list[str]) -> list[Any]:
+    """Return the columns of records that `PackRecords` has packed.
+
+    Args:
+        packed: the records.
+        prototypes: tensors with the types and shapes of the columns, needed where there are no records.
+        fields: the names of the columns.
+
+    Raises:
+        RuntimeError: there are neither records nor prototypes, or they have another number of columns.
+    """
+    parts = [*([[value[:0] for value in prototypes]] if prototypes else []), *packed]
+    if not parts:
+        raise EnforceNotMet(
+            "UnPackRecords: there are no records, and no prototypes give the types of the columns"
+        )
+    if any(len(part) != len(fields) for part in parts):
+        raise EnforceNotMet(f"UnPackRecords: records of {len(fields)} columns are expected")
+    return [_rejoined(column) for column in zip(*parts, strict=True)]
+
+
+def _rejoined(parts: Sequence[Any]) -> Any:
+    return torch.cat(list(parts)) if isinstance(parts[0], Tensor) else np.concatenate(list(parts))

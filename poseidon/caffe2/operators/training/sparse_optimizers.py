@@ -205,3 +205,49 @@ def scatter_weighted_sum(x: Tensor, weight: Tensor, indices: Tensor, *pairs: Ten
     for term, amount in zip(pairs[0::2], pairs[1::2], strict=True):
         x.index_add_(0, rows, gradient_rows(term, indices) * amount.reshape(()))
     return x
+
+
+@operator("RowWiseCounter")
+def row_wise_counter(
+    last: Tensor, counts: Tensor, indices: Tensor, iteration: Tensor, *, counter_halflife: int = -1
+) -> tuple[Tensor, Tensor]:
+    """Return the iteration of the last update of each row, and a count of updates that decays, both in place.
+
+    Args:
+        last: the iteration of the last update of each row.
+        counts: the count of each row.
+        indices: the rows that are updated now.
+        iteration: the present iteration, one integer.
+        counter_halflife: the iterations in which a count falls to one half; without effect below 1.
+    """
+    if counter_halflife > 0 and indices.numel():
+        rows, now = indices.reshape(-1).long().unique(), int(iteration)
+        before, kept = last.view(-1), counts.view(-1)
+        passed = (now - before[rows]).clamp(min=0).to(counts.dtype)
+        kept[rows] = 1 + torch.exp2(-passed / counter_halflife) * kept[rows]
+        before[rows] = now
+    return last, counts
+
+
+@operator("SparseLpRegularizer", inputs=(2, 3))
+def sparse_lp_regularizer(
+    param: Tensor, indices: Tensor, grad: Tensor | None = None, *, p: float = 2.0, reg_lambda: float = 0.01
+) -> Tensor:
+    """Return a parameter some of whose rows are moved towards 0, in place.
+
+    Args:
+        param: the parameter.
+        indices: its rows.
+        grad: the gradient of these rows, without effect.
+        p: 2 to scale the rows by 1 - reg_lambda; 1 to move each value by reg_lambda, not beyond 0.
+        reg_lambda: the strength.
+
+    Raises:
+        ValueError: p is neither 1 nor 2.
+    """
+    if p not in (1, 2):
+        raise ValueError(f"p must be 1 or 2, not {p}")
+    rows = indices.reshape(-1).long().unique()
+    old = param[rows]
+    param[rows] = old * (1 - reg_lambda) if p == 2 else old.sign() * (old.abs() - reg_lambda).clamp(min=0)
+    return param

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from poseidon.caffe2 import core
 from tests.support.caffe2_operators import run
 
 
@@ -23,3 +24,9 @@ def test_no_values_lie_between_limits_in_the_wrong_order(kind: str) -> None:
     assert (values >= 3).all()
     assert (values <= 7).all()
     assert run(kind, [shape, high, low], input_as_shape=1)[0].shape == (0, 2)
+
+
+def test_a_second_input_has_the_value_of_a_constant() -> None:
+    shape, value = np.zeros((2, 3), "i8"), np.array([7], "i8")
+    (values,) = run("ConstantFill", [shape, value], dtype=core.DataType.INT64)
+    np.testing.assert_array_equal(values, np.full((2, 3), 7))

@@ -104,6 +104,13 @@ V = np.arange(6, dtype="f4")
             {},
             [[[1, 0, 0, 0, 1], [0, 0, 1, 1, 0]]],
         ),
+        (
+            "BatchBucketOneHot",
+            [np.array([[0]], "f4"), np.array([4], np.int32), np.array([-1, 0, 0, 2], "f4")],
+            1,
+            {},
+            [[[0, 0, 1, 0, 0]]],
+        ),
         ("Unique", [np.array([3, 1, 3, 2], np.int32)], 2, {}, [[1, 2, 3], [2, 0, 2, 1]]),
         ("Find", [np.array([10, 20, 10]), np.array([10, 5, 20])], 1, {"missing_value": -7}, [[2, -7, 1]]),
         ("FindDuplicateElements", [np.array([b"a", b"b", b"a"], dtype=object)], 1, {}, [[2]]),
@@ -174,3 +181,11 @@ def test_no_gradient_goes_through_one_hot_rows() -> None:
     net.SumElements(net.Mul(["x", marks], "chosen"), "loss")
     assert set(map(str, net.AddGradientOperators(["loss"]))) >= {"x"}
     assert not [op for op in net.Proto().op if op.type == "OneHotGradient"]
+
+
+def test_the_shape_of_one_hot_rows_of_intervals_is_inferred() -> None:
+    net = core.Net("intervals")
+    net.BatchBucketOneHot(["x", "lengths", "boundaries"], ["y"])
+    shapes, types = workspace.InferShapesAndTypes([net], {"x": [7, 2], "lengths": [2], "boundaries": [5]})
+    assert shapes["y"] == [7, 7]
+    assert types["y"] == core.DataType.FLOAT

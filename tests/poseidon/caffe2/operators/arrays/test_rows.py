@@ -87,3 +87,12 @@ def test_the_window_begins_as_an_empty_blob() -> None:
         core.CreateOperator("LastNWindowCollector", [*names, "x"], names, num_to_collect=7)
     )
     np.testing.assert_array_equal(workspace.FetchBlob("window"), X)
+
+
+@pytest.mark.parametrize("shape", [(3,), (3, 2)])
+def test_extend_tensor_adds_rows_of_zeros(shape: tuple[int, ...]) -> None:
+    rows = numbers(*shape)
+    (longer,) = run("ExtendTensor", [rows, np.array([0, 4], "i4")], in_place={0: 0})
+    np.testing.assert_array_equal(longer, np.concatenate([rows, np.zeros((2, *shape[1:]))]))
+    (same,) = run("ExtendTensor", [rows, np.array([2], "i4")], in_place={0: 0})
+    np.testing.assert_array_equal(same, rows)

@@ -93,3 +93,43 @@ def test_no_pairs_at_all(kind: str) -> None:
 def test_rows_of_one_element_are_padded_too() -> None:
     np.testing.assert_allclose(run("DotProductWithPadding", [X[:, 0], Y[:, 0]])[0], X[:, 0] * Y[:, 0], 1e-5)
     assert_gradients("DotProductWithPadding", [X[:, 0], Y[:, 0]], [0, 1])
+
+
+def _discounts(scores: Array) -> Array:
+    order = np.argsort(-scores)
+    found = np.empty(len(scores))
+    found[order] = 1 / np.log2(np.arange(len(scores)) + 2)
+    return found
+
+
+@pytest.mark.parametrize("dcg", [False, True])
+@pytest.mark.parametrize("normalised", [False, True])
+@pytest.mark.parametrize("exponential", [False, True])
+def test_lambda_rank(dcg: bool, normalised: bool, exponential: bool) -> None:
+    y, r, lengths = numbers(7), np.array([2, 0, 1, 0, 0, 3, 1], "f4"), np.array([3, 4], "i4")
+    arguments = {"use_ndcg_as_loss": dcg, "use_idcg_normalization": normalised, "use_exp_gain": exponential}
+    losses, gradients = run("LambdaRankNdcg", [y, r, lengths], 2, **arguments)
+    for session, part in enumerate((slice(0, 3), slice(3, 7))):
+        gain = r[part] if dcg and not exponential else 2 ** r[part]
+        ideal, actual = gain @ _discounts(r[part]), gain @ _discounts(y[part])
+        weight = np.abs(np.subtract.outer(gain, gain) * np.subtract.outer(*[_discounts(y[part])] * 2))
+        sign = np.where(np.greater.outer(r[part], r[part]), 1, -1)
+        chance = 1 / (1 + np.exp(sign * np.subtract.outer(y[part], y[part])))
+        scale = ideal if normalised else 1
+        loss = ideal - actual if dcg else -(weight * np.log(1 - chance)).sum()
+        np.testing.assert_allclose(losses[session], loss / scale, rtol=1e-4)
+        np.testing.assert_allclose(
+            gradients[part], -(weight * sign * chance).sum(1) / scale, rtol=1e-4, atol=1e-6
+        )
+
+
+def test_lambda_rank_without_relevant_rows_has_no_loss() -> None:
+    losses, gradients = run("LambdaRankNdcg", [numbers(3), np.zeros(3, "f4"), np.array([3, 0], "i4")], 2)
+    np.testing.assert_array_equal(losses, [0, 0])
+    np.testing.assert_array_equal(gradients, np.zeros(3))
+
+
+def test_the_gradient_of_lambda_rank_is_scaled_by_session() -> None:
+    y, dy, dloss = numbers(3), numbers(3, seed=1), np.array([2, 3], "f4")
+    (found,) = run("LambdaRankNdcgGradient", [y, np.array([1, 2], "i4"), dy, dloss])
+    np.testing.assert_allclose(found, dy * [2, 3, 3])

@@ -66,3 +66,22 @@ def test_blocks_in_the_batch(pad: int) -> None:
     np.testing.assert_array_equal(y, wanted)
     np.testing.assert_array_equal(run("BatchToSpace", [y], block_size=2, pad=pad)[0], X)
     assert_gradients("SpaceToBatch", [X[:1]], [0], block_size=2, pad=pad)
+
+
+def test_a_negative_padding_cuts() -> None:
+    x = numbers(1, 2, 5, 6)
+    (y,) = run("PadImage", [x], pad_t=-1, pad_l=-2, pad_b=0, pad_r=1)
+    np.testing.assert_array_equal(y, np.pad(x[:, :, 1:, 2:], [(0, 0), (0, 0), (0, 0), (0, 1)]))
+    with pytest.raises(RuntimeError, match="padding is negative"):
+        run("MaxPool", [x], kernel=2, pad=-1)
+
+
+def test_an_integral_image_has_sums() -> None:
+    x = numbers(2, 2, 3, 4)
+    (y,) = run("IntegralImage", [x])
+    assert y.shape == (2, 2, 4, 5)
+    assert not y[:, :, 0].any()
+    np.testing.assert_allclose(y[:, :, 2, 3], x[:, :, :2, :3].sum((2, 3)), rtol=1e-5)
+    dy = numbers(2, 2, 4, 5, seed=1)
+    (dx,) = run("IntegralImageGradient", [x, dy])
+    np.testing.assert_allclose(dx[:, :, 1, 2], dy[:, :, :2, :3].sum((2, 3)), rtol=1e-4)

@@ -65,3 +65,12 @@ def test_vectors(axis: int) -> None:
     x[0] = 0
     wanted = x / np.maximum(np.abs(x).sum(axis, keepdims=True), 1e-30)
     np.testing.assert_allclose(run("NormalizeL1", [x], axis=axis)[0], wanted, rtol=1e-5)
+
+
+def test_rms_norm() -> None:
+    x, s, b = numbers(4, 6), numbers(6, seed=1), numbers(6, seed=2)
+    inverse = 1 / np.sqrt((x**2).mean(1) + 0.1)
+    y, found = run("RMSNorm", [x, s, b], 2, eps=0.1)
+    np.testing.assert_allclose(found, inverse, rtol=1e-5)
+    np.testing.assert_allclose(y, x * inverse[:, None] * s + b, rtol=1e-4, atol=1e-6)
+    assert_gradients("RMSNorm", [x, s, b], [0, 1, 2], 2, eps=0.1)

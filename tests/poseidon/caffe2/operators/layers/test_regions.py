@@ -94,3 +94,21 @@ def test_boxes_are_moved_and_cut() -> None:
     np.testing.assert_array_equal(splits, [1, 1])
     (unscaled,) = run("BBoxTransform", [regions, deltas, info], apply_scale=0)
     np.testing.assert_allclose(unscaled[0], wanted / 2, rtol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("shape", "scales", "boxes"),
+    [
+        ((2, 2), 1, [[0, 0, 1, 1]]),
+        ((2, 2), 3, [[0, 0, 1, 1], [0, 0, 0, 0], [0, 1, 0, 1], [1, 0, 1, 0], [1, 1, 1, 1]][:5]),
+        ((2, 4), 1, [[0, 0, 1, 1], [1, 0, 2, 1], [2, 0, 3, 1]]),
+        ((3, 2), 1, [[0, 0, 1, 1], [0, 1, 1, 2]]),
+    ],
+)
+def test_regions_of_several_sizes_cover_an_image(
+    shape: tuple[int, int], scales: int, boxes: list[list[int]]
+) -> None:
+    (found,) = run("RMACRegions", [np.zeros((2, 3, *shape), "f4")], scales=scales)
+    first = found[found[:, 0] == 0, 1:]
+    np.testing.assert_array_equal(found[found[:, 0] == 1, 1:], first)
+    np.testing.assert_array_equal(first[: len(boxes)], boxes)

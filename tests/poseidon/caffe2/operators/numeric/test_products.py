@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from poseidon.caffe2 import core, workspace
+from poseidon.caffe2 import core, tt_core, workspace
 from tests.support.caffe2_operators import assert_gradients, numbers, run
 
 
@@ -107,3 +107,12 @@ def test_rows_have_weights() -> None:
     np.testing.assert_allclose(
         run("ReduceTailSum", [numbers(2, 3, 2)])[0], numbers(2, 3, 2).sum((1, 2)), 1e-5
     )
+
+
+def test_a_tensor_train_is_a_fully_connected_layer() -> None:
+    w, x, b = numbers(6, 4), numbers(3, 4), numbers(6, seed=1)
+    cores = tt_core.matrix_to_tt(w, [2, 2], [3, 2], [1, 4, 1])
+    arguments = {"inp_sizes": [2, 2], "out_sizes": [3, 2], "tt_ranks": [1, 4, 1]}
+    np.testing.assert_allclose(run("TT", [x, b, cores], **arguments)[0], x @ w.T + b, rtol=1e-4, atol=1e-5)
+    with pytest.raises(RuntimeError, match="tt_ranks longer by 1"):
+        run("TT", [x, b, cores], **{**arguments, "tt_ranks": [1, 1]})

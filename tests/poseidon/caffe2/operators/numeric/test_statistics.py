@@ -95,7 +95,8 @@ def test_a_decaying_sum() -> None:
 def test_percentiles_by_tables() -> None:
     tables = [[[0, 0], [1, 0.2], [3, 1]], [[5, 0.5]], [[-1, 0.1], [1, 0.3]]]
     x = np.array([[0.5, 5, 0], [2, 4, -9], [9, 6, 9], [-1, 5, 0.5]], "f4")
-    wanted = np.stack([np.interp(x[:, i], *np.array(rows).T) for i, rows in enumerate(tables)], 1)
+    columns = [(x[:, i], *np.array(rows).T) for i, rows in enumerate(tables)]
+    wanted = np.stack([np.interp(*column, left=0, right=1) for column in columns], 1)
     rows = np.array([row for part in tables for row in part], "f4")
     (found,) = run("Percentile", [x, rows, np.array([3, 1, 2], "i4")])
     np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-6)
@@ -119,3 +120,67 @@ def test_average_precision_of_the_last_examples() -> None:
         truth = labels[3:, label][order]
         precisions = [truth[: i + 1].mean() for i in range(6) if truth[i]]
         assert found == pytest.approx(np.mean(precisions) if precisions else 0)
+
+
+RAW, MAPPED = [1.0, 2.0, 4.0, 3.0], [0.2, 0.5, 0.9, 0.4]
+LOWER, UPPER = [0.1, 0.3, 0.8, 0.1], [0.2, 0.6, 1.0, 0.7]
+
+
+@pytest.mark.parametrize(
+    ("x", "wanted"),
+    [
+        ((0.5, 1), (0, 0)),
+        ((1, 3), (0.2, 0.4)),
+        ((1.5, 5), (0.25, 1)),
+        ((3, 3), (0.7, 0.4)),
+        ((4, 9), (0.9, 1)),
+    ],
+)
+def test_percentiles_that_begin_and_end(x: tuple[float, float], wanted: tuple[float, float]) -> None:
+    (found,) = run(
+        "BisectPercentile",
+        [np.array([x], "f4")],
+        percentile_raw=RAW,
+        percentile_mapping=MAPPED,
+        percentile_lower=LOWER,
+        percentile_upper=UPPER,
+        lengths=[3, 1],
+    )
+    np.testing.assert_allclose(found, [wanted], rtol=1e-5)
+
+
+def test_percentiles_outside_a_table_are_0_and_1() -> None:
+    table = np.array([[1, 0.1], [4, 0.4], [2, 0.5]], "f4")
+    (found,) = run("Percentile", [np.array([[0, 1], [5, 2], [4, 3]], "f4"), table, np.array([2, 1], "i4")])
+    np.testing.assert_allclose(found, [[0, 0], [1, 0.5], [0.4, 1]], rtol=1e-6)
+
+
+def test_some_columns_are_bucketized() -> None:
+    x = np.array([[0.5, 9, 3], [2, 9, 1]], "f4")
+    inputs = [x, np.array([0, 2], "i4"), np.array([1, 2, 1], "f4"), np.array([2, 1], "i4")]
+    (found,) = run("BatchBucketize", inputs)
+    assert found.dtype == np.int32
+    assert found.tolist() == [[0, 1], [1, 0]]
+
+
+@pytest.mark.parametrize("spacing", ["linear", "logarithmic"])
+@pytest.mark.parametrize("dtype", ["f4", "f8"])
+def test_bins_hold_all_values(spacing: str, dtype: str) -> None:
+    first, second = np.array([-2, 0, 0, 1, 9], dtype), np.array([[3, 4]], dtype)
+    edges, counts = run("SelfBinningHistogram", [first, second], 2, num_bins=4, bin_spacing=spacing)
+    everything = np.concatenate([first, second[0]])
+    assert (len(edges), counts.sum(), counts[-1]) == (5, 7, 0)
+    assert edges[-1] > 9
+    places = np.clip(np.searchsorted(edges, everything, side="right") - 1, 0, None)
+    np.testing.assert_array_equal(counts, np.bincount(places, minlength=5))
+    if spacing == "linear":
+        np.testing.assert_allclose(edges, [-2, 0.75, 3.5, 6.25, 9], rtol=1e-6)
+
+
+def test_bins_of_one_value_and_of_none() -> None:
+    edges, counts = run("SelfBinningHistogram", [np.full(3, -1, "f4")], 2, num_bins=2, abs=1)
+    assert (edges.tolist(), counts.tolist()) == ([1, 1, 1], [3, 0, 0])
+    edges, counts = run("SelfBinningHistogram", [np.zeros(0, "f4")], 2, num_bins=2)
+    assert (len(edges), counts.tolist()) == (3, [0, 0, 0])
+    with pytest.raises(RuntimeError, match="Number of bins"):
+        run("SelfBinningHistogram", [np.zeros(1, "f4")], 2, num_bins=0)

@@ -106,3 +106,10 @@ def test_rows_of_one_norm(most: int, kept: int) -> None:
     half = run("Float16SparseNormalize", [w.astype("f2"), rows], in_place={0: 0}, norm=2.0)[0]
     assert half.dtype == np.float16
     np.testing.assert_allclose(half[0], [1.2, 1.6], rtol=1e-2)
+
+
+def test_pieces_may_be_given_by_class() -> None:
+    x, bounds = np.array([[0.5, 3], [9, 1]], "f4"), np.array([[0, 1], [1, 2]], "f4")
+    slopes, intercepts = np.array([[2], [3]], "f4"), np.array([[0], [1]], "f4")
+    (y,) = run("PiecewiseLinearTransform", [x, bounds, slopes, intercepts])
+    np.testing.assert_allclose(y, [[1, 7], [2, 4]])

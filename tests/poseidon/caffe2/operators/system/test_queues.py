@@ -10,6 +10,7 @@ import pytest
 
 from poseidon.caffe2 import core, workspace
 from poseidon.caffe2.net_builder import ops
+from poseidon.caffe2.proto import caffe2_pb2
 from poseidon.caffe2.task import Task, TaskGroup
 
 
@@ -143,3 +144,49 @@ def test_a_failure_ends_the_waits_of_the_other_parts(kind: str) -> None:
     )
     with pytest.raises(RuntimeError, match="the cause"):
         workspace.RunPlan(step)
+
+
+def test_a_rebatching_queue_joins_examples_anew() -> None:
+    call("CreateRebatchingQueue", [], ["queue"], capacity=9, num_blobs=2)
+    workspace.FeedBlob("x", np.arange(6).reshape(3, 2))
+    workspace.FeedBlob("s", np.array([b"a", b"b", b"c"], dtype=object))
+    for _ in range(2):
+        call("EnqueueRebatchingQueue", ["queue", "x", "s"], [], enqueue_batch=1)
+    for expected in ([0, 2, 4, 0], [2, 4]):
+        if len(expected) < 4:
+            call("CloseRebatchingQueue", ["queue"], [])
+        call("DequeueRebatchingQueue", ["queue"], ["y", "t"], num_elements=4)
+        np.testing.assert_array_equal(workspace.FetchBlob("y")[:, 0], expected)
+        assert len(workspace.FetchBlob("t")) == len(expected)
+    with pytest.raises(RuntimeError, match="closed"):
+        call("DequeueRebatchingQueue", ["queue"], ["y", "t"])
+    with pytest.raises(RuntimeError, match="closed"):
+        call("EnqueueRebatchingQueue", ["queue", "x", "s"], [])
+
+
+def test_a_single_example_keeps_its_shape() -> None:
+    call("CreateRebatchingQueue", [], ["queue"], capacity=1)
+    workspace.FeedBlob("x", np.arange(2))
+    call("EnqueueRebatchingQueue", ["queue", "x"], [])
+    call("DequeueRebatchingQueue", ["queue"], ["y"])
+    np.testing.assert_array_equal(workspace.FetchBlob("y"), [[0, 1]])
+
+
+@pytest.mark.parametrize("tensor", [False, True])
+def test_a_queue_is_read_as_a_database(tensor: bool) -> None:
+    call("CreateBlobsQueue", [], ["queue"], capacity=4)
+    for number in range(4):
+        record = caffe2_pb2.TensorProtos()
+        record.protos.add(data_type=caffe2_pb2.TensorProto.INT32, int32_data=[number])
+        text = record.SerializeToString()
+        workspace.FeedBlob("in", np.array([text], dtype=object) if tensor else text)
+        call("EnqueueBlobs", ["queue", "in"], ["in"])
+    call("CreateBlobsQueueDB", ["queue"], ["reader"], timeout_secs=0.01)
+    for expected in ([0, 1], [2, 3]):
+        call("TensorProtosDBInput", ["reader"], ["label"], batch_size=2)
+        np.testing.assert_array_equal(workspace.FetchBlob("label").reshape(-1), expected)
+    with pytest.raises(RuntimeError, match="timed out"):
+        call("TensorProtosDBInput", ["reader"], ["label"], batch_size=2)
+    call("CloseBlobsQueue", ["queue"], [])
+    with pytest.raises(RuntimeError, match="queue is closed"):
+        call("TensorProtosDBInput", ["reader"], ["label"], batch_size=2)

@@ -51,7 +51,7 @@ def test_numbers_go_to_named_statistics() -> None:
     found = exported()
     assert found[b"more/stat_value"] == 85
     assert (found[b"x/stat_value/sum"], found[b"x/stat_value/count"]) == (8, 2)
-    assert found[b"spread/stat_value/count"] == 2
+    assert (found[b"spread/stat_value/count"], found[b"spread/stat_value/sum"]) == (2, 17)
     assert found[b"spread/stat_value/sumoffset"] == 5
     assert found[b"spread/stat_value/sumsqoffset"] == 25
 

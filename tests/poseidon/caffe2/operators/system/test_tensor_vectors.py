@@ -40,3 +40,35 @@ def test_an_empty_vector_cannot_be_joined() -> None:
     run("CreateTensorVector", [], ["v"])
     with pytest.raises(RuntimeError, match="no tensors to join"):
         run("ConcatTensorVector", ["v"], ["x"])
+
+
+COLUMNS = {
+    "a": np.array([1.0, 2.0], "f4"),
+    "b:lengths": np.array([2, 1], "i4"),
+    "b:values": np.array([7, 8, 9]),
+}
+
+
+@pytest.mark.parametrize("single", [False, True])
+def test_packed_records_are_unpacked(single: bool) -> None:
+    for name, value in COLUMNS.items():
+        workspace.FeedBlob(name, value)
+    net = core.Net("records")
+    net.PackRecords(list(COLUMNS), "packed", fields=list(COLUMNS), pack_to_single_shared_ptr=single)
+    names = [f"{name}_new" for name in COLUMNS]
+    net.UnPackRecords(["packed", *COLUMNS], names, fields=list(COLUMNS))
+    workspace.RunNetOnce(net)
+    assert len(workspace.FetchBlob("packed")) == (1 if single else 2)
+    for name, value in COLUMNS.items():
+        np.testing.assert_array_equal(workspace.FetchBlob(f"{name}_new"), value)
+
+
+def test_no_records_need_prototypes() -> None:
+    workspace.FeedBlob("a", np.zeros(0, "f4"))
+    net = core.Net("none")
+    net.PackRecords(["a"], "packed", fields=["a"])
+    net.UnPackRecords(["packed", "a"], ["b"], fields=["a"])
+    workspace.RunNetOnce(net)
+    assert workspace.FetchBlob("b").shape == (0,)
+    with pytest.raises(RuntimeError, match="no prototypes"):
+        workspace.RunOperatorOnce(core.CreateOperator("UnPackRecords", ["packed"], ["b"], fields=["a"]))

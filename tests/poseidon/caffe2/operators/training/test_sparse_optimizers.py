@@ -138,3 +138,23 @@ def test_moments_decay_for_the_iterations_without_a_gradient() -> None:
     wanted[1][rows], wanted[2][rows] = first, second
     for value, expected in zip(found, wanted, strict=True):
         np.testing.assert_allclose(value, expected, rtol=1e-4, atol=1e-6)
+
+
+def test_a_count_of_updates_decays() -> None:
+    last, counts = np.array([[3], [9], [8]]), np.array([4.0, 5.0, 6.0])
+    inputs = [last, counts, np.array([0, 2, 2]), np.array([10])]
+    found, kept = run("RowWiseCounter", inputs, 2, {0: 0, 1: 1}, counter_halflife=2)
+    np.testing.assert_array_equal(found, [[10], [9], [10]])
+    np.testing.assert_allclose(kept, [1 + 4 * 2**-3.5, 5, 1 + 6 / 2], rtol=1e-6)
+    found, kept = run("RowWiseCounter", inputs, 2, {0: 0, 1: 1})
+    np.testing.assert_array_equal(kept, counts)
+
+
+@pytest.mark.parametrize("p", [1.0, 2.0])
+def test_some_rows_are_regularized(p: float) -> None:
+    table, rows = np.array([[0.3, -0.05], [1, 2], [-1, 0]], "f4"), np.array([0, 2])
+    (found,) = run("SparseLpRegularizer", [table, rows], 1, {0: 0}, p=p, reg_lambda=0.1)
+    wanted = [[0.2, 0], [1, 2], [-0.9, 0]] if p == 1 else [[0.27, -0.045], [1, 2], [-0.9, 0]]
+    np.testing.assert_allclose(found, wanted, atol=1e-6)
+    with pytest.raises(RuntimeError, match="p must be 1 or 2"):
+        run("SparseLpRegularizer", [table, rows], 1, {0: 0}, p=3.0)
