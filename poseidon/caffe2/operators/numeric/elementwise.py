@@ -18,7 +18,8 @@ def relu(x: Tensor) -> Tensor:
 @operator("ReluGradient")
 def relu_gradient(y: Tensor, dy: Tensor) -> Tensor:
     """Return the gradient of `Relu`."""
-    return torch.where(y > 0, dy, 0)
+    gradient: Tensor = torch.ops.aten.threshold_backward(dy, y, 0)  # on a CPU many times as fast as `where`
+    return gradient
 
 
 @operator("Sigmoid", gradient="SigmoidGradient(O0, GO0) -> GI0", plain=torch.sigmoid)

@@ -10,6 +10,14 @@ from torch import Tensor
 from poseidon.caffe2.operators.gradients import GradientMaker
 from poseidon.caffe2.operators.registry import Context, operator
 
+TILE = 1 << 17
+"""Values of a tile: what is computed of it in between stays in the processor's cache."""
+
+
+def tiles(x: Tensor) -> tuple[Tensor, ...]:
+    """Return a contiguous tensor in parts of a tile, without a copy; one part on a GPU."""
+    return x.view(-1).split(TILE) if x.numel() > TILE and x.device.type == "cpu" else (x,)
+
 
 def momentum_step(g: Tensor, m: Tensor, lr: Tensor, momentum: float, nesterov: bool) -> tuple[Tensor, Tensor]:
     """Return the step to subtract and the new momentum, which has the learning rate in it."""
@@ -41,8 +49,19 @@ class MomentumSGDUpdate:
         if self.in_place and not self.nesterov:
             m.mul_(self.momentum).add_(g * lr)
             return g.copy_(m), m, w.sub_(m)
+        if self.in_place and all(x.is_contiguous() and x.dtype == lr.dtype for x in (g, m, w)):
+            for part_of_g, part_of_m, part_of_w in zip(tiles(g), tiles(m), tiles(w), strict=True):
+                self._update(part_of_g, part_of_m, part_of_w, lr)
+            return g, m, w
         step, moved = momentum_step(g, m, lr, self.momentum, self.nesterov)
         return step, moved, w.sub_(step) if self.in_place else w - step
+
+    def _update(self, g: Tensor, m: Tensor, w: Tensor, lr: Tensor) -> None:
+        """Do the same in place, with Nesterov's momentum."""
+        before = m * self.momentum
+        torch.add(before, g * lr, out=m)
+        torch.mul(m, 1 + self.momentum, out=g)
+        w.sub_(g.sub_(before))
 
 
 @operator("FP32MomentumSGDUpdate")

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import torch
 
+from poseidon.caffe2.operators.training import optimizers
 from tests.support.caffe2_operators import assert_gradients, numbers, run
 
 W, G, M = numbers(3, 2), numbers(3, 2, seed=1), numbers(3, 2, seed=2)
@@ -23,6 +25,16 @@ def test_momentum(nesterov: int, shared: dict[int, int]) -> None:
         np.testing.assert_allclose(value, wanted, rtol=1e-5, atol=1e-6)
     for value, wanted in zip(run("MomentumSGD", [G, M, LR], 2, **arguments), [step, moved], strict=True):
         np.testing.assert_allclose(value, wanted, rtol=1e-5, atol=1e-6)
+
+
+def test_an_update_in_tiles_has_the_bits_of_one_in_a_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    arguments = {"momentum": 0.9, "nesterov": 1}
+    values = [torch.from_numpy(x) for x in (G, M, LR, W)]
+    monkeypatch.setattr(optimizers, "TILE", 4)
+    found = run("MomentumSGDUpdate", [G, M, LR, W], 3, {0: 0, 1: 1, 2: 3}, **arguments)
+    step, moved = optimizers.momentum_step(*values[:3], 0.9, nesterov=True)
+    for value, wanted in zip(found, [step, moved, values[3] - step], strict=True):
+        np.testing.assert_array_equal(value, wanted.numpy())
 
 
 def test_weight_decay_in_mixed_precision() -> None:
