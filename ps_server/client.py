@@ -209,11 +209,26 @@ class Client:
                 add(view, change)
 
     def history(self, table: int) -> list[Array]:
-        """Return the history that the shards keep for a table of staleness 0."""
+        """Return the history that the shards keep for a table of staleness 0.
+
+        A table with a codec has one array more: the shards' own value, which the workers' value follows; for a mean what was
+        not sent of it. `start` takes the same arrays.
+        """
         self._do(lambda: self._session.ask_history(table))
         return self._monitor.wait_for(
             lambda: self._session.values.take_history(table), f"the history of table {table} did not come"
         )
+
+    def held_back(self, table: int) -> Array | None:
+        """Return a copy of what a table's codec has not sent of this worker's pushes; None without a codec."""
+        held_back = self._session.held_back(table)
+        return None if held_back is None else held_back.copy()
+
+    def hold_back(self, table: int, array: Array) -> None:
+        """Continue from what `held_back` has returned; between `renew` or creation and the first push."""
+        held_back = self._session.held_back(table)
+        if held_back is not None:
+            np.copyto(held_back, array)
 
     def store_copy(self, table: int, array: Array) -> None:
         """Bring the shards' copy of a table of `Keeping.COPY` up to this worker's clock; returns at once. Rank 0."""

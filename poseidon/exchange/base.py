@@ -160,6 +160,30 @@ class ExchangeState(Protocol):
     def replicated(self) -> Mapping[str, Tensor]:
         """Return what the exchange keeps equal on all replicas beside the tensors: live tensors by name."""
 
+    def held_back(self) -> Mapping[str, Array]:
+        """Return what lossy codecs have held back, flat and by name; empty without codecs, and on followers of a host.
+
+        It is private to each host. That of rank 0 has what the shards hold back, too.
+        """
+
+    def hold_back(self, held_back: Mapping[str, Array]) -> None:
+        """Continue at the next `open` from what `held_back` has returned, its histories given. Other names are ignored.
+
+        Raises:
+            SnapshotError: an array has another size than its tensor.
+        """
+
+
+class NothingHeldBack:
+    """The part of `ExchangeState` of an exchange that sends all digits."""
+
+    def held_back(self) -> Mapping[str, Array]:
+        """See `ExchangeState`."""
+        return {}
+
+    def hold_back(self, held_back: Mapping[str, Array]) -> None:
+        """See `ExchangeState`."""
+
 
 class WholeGradients(ABC):
     """An exchange in which every tensor comes by `begin`."""
@@ -178,7 +202,7 @@ class WholeGradients(ABC):
         """See `Exchange`."""
 
 
-class LocalHistories:
+class LocalHistories(NothingHeldBack):
     """The state of an exchange in which each replica applies the rule to the mean gradient, and keeps the history.
 
     Args:

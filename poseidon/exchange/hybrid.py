@@ -17,7 +17,7 @@ from typing import Any
 
 from torch import Tensor
 
-from poseidon.exchange.base import ExchangeSettings, History, Trained
+from poseidon.exchange.base import Array, ExchangeSettings, History, Trained
 from poseidon.exchange.factors.channel import FactorChannel
 from poseidon.exchange.factors.products import Kernel
 from poseidon.exchange.observe.statistics import Traffic
@@ -192,6 +192,14 @@ class HybridState:
             if self._client.rank == 0:
                 self._client.store_copy(index, tensor.detach().reshape(-1).cpu().numpy())
         return histories
+
+    def held_back(self) -> Mapping[str, Array]:
+        """See `ExchangeState`."""
+        return self._server.held_back()
+
+    def hold_back(self, held_back: Mapping[str, Array]) -> None:
+        """See `ExchangeState`."""
+        self._server.hold_back(held_back)
 
     def replicated(self) -> Mapping[str, Tensor]:
         """See `ExchangeState`."""

@@ -28,6 +28,7 @@ import torch
 from torch import Tensor
 
 from poseidon.exchange.base import (
+    Array,
     Exchange,
     ExchangeSettings,
     ExchangeState,
@@ -249,6 +250,14 @@ class LocalStepsState:
     def replicated(self) -> Mapping[str, Tensor]:
         """See `ExchangeState`."""
         return self._outer.replicated()
+
+    def held_back(self) -> Mapping[str, Array]:
+        """See `ExchangeState`."""
+        return self._outer.held_back()
+
+    def hold_back(self, held_back: Mapping[str, Array]) -> None:
+        """See `ExchangeState`."""
+        self._outer.hold_back(held_back)
 
 
 class RoundDelivery:

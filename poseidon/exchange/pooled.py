@@ -205,6 +205,14 @@ class PooledState:
                 found[index] = own
         return found
 
+    def held_back(self) -> Mapping[str, Array]:
+        """See `ExchangeState`."""
+        return self._inner.held_back()
+
+    def hold_back(self, held_back: Mapping[str, Array]) -> None:
+        """See `ExchangeState`."""
+        self._inner.hold_back(held_back)
+
     def replicated(self) -> Mapping[str, Tensor]:
         """See `ExchangeState`."""
         return self._inner.replicated()

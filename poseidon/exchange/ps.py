@@ -22,6 +22,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from poseidon.errors import SnapshotError
 from poseidon.exchange.base import Array, ExchangeSettings, History, Trained, WholeGradients
 from poseidon.exchange.control import JobControl, ShardDelivery
 from poseidon.exchange.observe.statistics import Traffic
@@ -136,13 +137,18 @@ class ServerExchange(WholeGradients):
                 self._client.bind(
                     index, table.value
                 )  # from `begin` to `wait` the tensor belongs to the exchange
+        self.state.restore()
         self._client.start(self._initial)
         for index in range(len(self._tables)):
             self._read(index, staleness=None)
 
     def _initial(self, index: int) -> list[Array]:
         table = self._tables[index]
-        return [table.value, *(history.numpy() for history in table.initial_history)]
+        history = [history.numpy() for history in table.initial_history]
+        if table.unsent is None:
+            return [table.value, *history]
+        count = history_count(table.rule.kind)
+        return [table.value, *(history or [np.zeros_like(table.value)] * count), table.unsent]
 
     def start(self, iteration: int, rate: float) -> None:
         """See `Exchange`."""
@@ -296,6 +302,7 @@ class ServerState:
     def __init__(self, client: Client, tables: Sequence[_Table]) -> None:
         self._client = client
         self._tables = tables
+        self._held_back: Mapping[str, Array] = {}
         self.private = any(table.staleness > 0 for table in tables)
 
     def histories(self) -> list[History]:
@@ -311,8 +318,38 @@ class ServerState:
         if table.statistics:  # no rule moves them; Caffe's solverstate has zeros there
             return [np.zeros(table.value.size, np.float32)] * len(table.history)
         if table.staleness == 0:
-            return self._client.history(index)
+            return self._client.history(index)[: history_count(table.rule.kind)]
         return [history.numpy().copy() for history in table.history]
+
+    def held_back(self) -> Mapping[str, Array]:
+        """See `ExchangeState`."""
+        found = {}
+        for index, table in enumerate(self._tables):
+            held_back = self._client.held_back(index)
+            if held_back is not None:
+                found[table.of_pushes] = held_back
+                if self._client.rank == 0:
+                    found[table.of_values] = self._client.history(index)[-1]
+        return found
+
+    def hold_back(self, held_back: Mapping[str, Array]) -> None:
+        """See `ExchangeState`."""
+        for table in self._tables:
+            for name in (table.of_pushes, table.of_values):
+                if name in held_back and held_back[name].size != table.value.size:
+                    raise SnapshotError(
+                        f"the snapshot holds back {held_back[name].size} elements of {name}; expected {table.value.size}"
+                    )
+        self._held_back = held_back
+
+    def restore(self) -> None:
+        """Continue from what `hold_back` was given since the last call: nothing where it was not called."""
+        for index, table in enumerate(self._tables):
+            if table.is_lossy:
+                zeros = np.zeros_like(table.value)
+                self._client.hold_back(index, self._held_back.get(table.of_pushes, zeros))
+                table.unsent = self._held_back.get(table.of_values)
+        self._held_back = {}
 
     def replicated(self) -> Mapping[str, Tensor]:
         """See `ExchangeState`."""
@@ -329,6 +366,9 @@ class _Table:
         self.rule = trained.rule
         self.staleness = spec.staleness
         self.is_copy = spec.keeping is Keeping.COPY
+        self.is_lossy = spec.codec is not None
+        self.of_pushes = f"{spec.name}, pushes"
+        self.of_values = f"{spec.name}, values"
         self.statistics = trained.statistics
         self.shape = tuple(trained.tensor.shape)
         self._tensor = trained.tensor
@@ -345,6 +385,8 @@ class _Table:
             for _ in range(history_count(trained.rule.kind))
         ]
         self.initial_history: list[Tensor] = []
+        self.unsent: Array | None = None
+        """Of a resumed run with a codec, on rank 0: what the shards keep beside the history (`Client.history`)."""
         self.begun = False
         self.pending: Tensor | None = None
         self.last_read: Array = self.value.copy() if self.statistics else self.value

@@ -2189,7 +2189,7 @@ class PReLUParameter(_message.Message):
     def __init__(self, filler: _Optional[_Union[FillerParameter, _Mapping]] = ..., channel_shared: _Optional[bool] = ...) -> None: ...
 
 class PoseidonWorkerState(_message.Message):
-    __slots__ = ("rank", "reader", "torch_rng", "history", "smoothed_loss", "threads", "processor", "torch_version", "outer_history")
+    __slots__ = ("rank", "reader", "torch_rng", "history", "smoothed_loss", "threads", "processor", "torch_version", "outer_history", "held_back")
     RANK_FIELD_NUMBER: _ClassVar[int]
     READER_FIELD_NUMBER: _ClassVar[int]
     TORCH_RNG_FIELD_NUMBER: _ClassVar[int]
@@ -2199,6 +2199,7 @@ class PoseidonWorkerState(_message.Message):
     PROCESSOR_FIELD_NUMBER: _ClassVar[int]
     TORCH_VERSION_FIELD_NUMBER: _ClassVar[int]
     OUTER_HISTORY_FIELD_NUMBER: _ClassVar[int]
+    HELD_BACK_FIELD_NUMBER: _ClassVar[int]
     rank: int
     reader: _containers.RepeatedCompositeFieldContainer[PoseidonReaderState]
     torch_rng: bytes
@@ -2208,7 +2209,16 @@ class PoseidonWorkerState(_message.Message):
     processor: str
     torch_version: str
     outer_history: _containers.RepeatedCompositeFieldContainer[BlobProto]
-    def __init__(self, rank: _Optional[int] = ..., reader: _Optional[_Iterable[_Union[PoseidonReaderState, _Mapping]]] = ..., torch_rng: _Optional[bytes] = ..., history: _Optional[_Iterable[_Union[BlobProto, _Mapping]]] = ..., smoothed_loss: _Optional[_Iterable[float]] = ..., threads: _Optional[int] = ..., processor: _Optional[str] = ..., torch_version: _Optional[str] = ..., outer_history: _Optional[_Iterable[_Union[BlobProto, _Mapping]]] = ...) -> None: ...
+    held_back: _containers.RepeatedCompositeFieldContainer[PoseidonHeldBack]
+    def __init__(self, rank: _Optional[int] = ..., reader: _Optional[_Iterable[_Union[PoseidonReaderState, _Mapping]]] = ..., torch_rng: _Optional[bytes] = ..., history: _Optional[_Iterable[_Union[BlobProto, _Mapping]]] = ..., smoothed_loss: _Optional[_Iterable[float]] = ..., threads: _Optional[int] = ..., processor: _Optional[str] = ..., torch_version: _Optional[str] = ..., outer_history: _Optional[_Iterable[_Union[BlobProto, _Mapping]]] = ..., held_back: _Optional[_Iterable[_Union[PoseidonHeldBack, _Mapping]]] = ...) -> None: ...
+
+class PoseidonHeldBack(_message.Message):
+    __slots__ = ("name", "values")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    VALUES_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    values: BlobProto
+    def __init__(self, name: _Optional[str] = ..., values: _Optional[_Union[BlobProto, _Mapping]] = ...) -> None: ...
 
 class PoseidonReaderState(_message.Message):
     __slots__ = ("layer", "batches")

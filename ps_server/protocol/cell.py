@@ -6,7 +6,7 @@ that its messages came in.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import torch
@@ -46,6 +46,7 @@ class Cell:
         "stale",
         "sum",
         "summed",
+        "unsent",
         "value",
         "waiting",
     )
@@ -70,6 +71,7 @@ class Cell:
         self.summed = 0
         self.arrived: dict[int, m.Payload] = {}
         self.replica: Replica | EncodedReplica | None = None  # where values travel as changes
+        self.unsent: Tensor | None = None  # of a resumed run, until the replica is made
         self.complete = False
         self.rate = 0.0
         self.stale: set[int] = set()  # workers that lack a change of another worker
@@ -87,8 +89,40 @@ class Cell:
         if self.codec is not None:
             replaces = self.spec.rule.kind is RuleKind.MEAN
             self.replica = EncodedReplica(self.value, self.chunk, self.codec, replaces=replaces)
+            if self.unsent is not None and self.replica.held_back is not None:
+                self.replica.held_back.copy_(self.unsent)
+            elif self.unsent is not None:
+                self.value = self.unsent
+            self.unsent = None
         elif precision is not Precision.FLOAT32:
             self.replica = Replica(self.value, precision)
+
+    def saved(self) -> list[Tensor]:
+        """Return what a snapshot holds besides the workers' value: the history; with a codec the shard's own value, too.
+
+        In place of the value of a mean, which has none of its own: what was not sent of it.
+        """
+        if not isinstance(self.replica, EncodedReplica) or self.value is None:
+            return self.history
+        held_back = self.replica.held_back
+        return [*self.history, self.value if held_back is None else held_back]
+
+    def restore(self, arrays: Sequence[m.Array]) -> None:
+        """Take the workers' first value, and what `saved` returned if a run is resumed.
+
+        Raises:
+            RemoteProtocolError: the arrays do not fit.
+        """
+        most = 1 + len(self.history) + (self.codec is not None)
+        if len(arrays) not in (1, 1 + len(self.history), most):
+            raise RemoteProtocolError(f"{self.name} got {len(arrays) - 1} history arrays")
+        for array in arrays:
+            self.check_size(array)
+        self.value = as_tensor(arrays[0]).clone()
+        for tensor, array in zip(self.history, arrays[1:], strict=False):
+            tensor.copy_(as_tensor(array))
+        if len(arrays) > 1 + len(self.history):
+            self.unsent = as_tensor(arrays[-1]).clone()
 
     def check_size(self, array: m.Payload) -> None:
         """Raise an error where an array has another size.

@@ -127,7 +127,8 @@ class Session:
 
     def _checked_initial(self, table: int, arrays: Sequence[m.Array]) -> Sequence[m.Array]:
         spec = self.store.tables[table]
-        allowed = {1, 1 + history_count(spec.rule.kind)} if spec.follows_gradients else {1}
+        count = history_count(spec.rule.kind) if spec.follows_gradients else 0
+        allowed = {1, 1 + count, 1 + count + (spec.codec is not None)}
         if len(arrays) not in allowed:
             raise LocalProtocolError(
                 f"table '{spec.name}' got {len(arrays)} initial arrays; expected {allowed}"
@@ -135,6 +136,11 @@ class Session:
         for array in arrays:
             check_array(self.store.tables[table], array)
         return arrays
+
+    def held_back(self, table: int) -> m.Array | None:
+        """Return the sum of what was pushed to a table, less what its codec has sent; None without a codec. Live memory."""
+        feedback = self._feedback[table]
+        return feedback.held_back if isinstance(feedback, Compressor) else None
 
     def on_the_wire(self, table: int, array: m.Array) -> m.Payload:
         """Return what to `push` for this iteration's gradient or change: rounded, or encoded. Call it once for each.

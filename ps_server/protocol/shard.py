@@ -185,13 +185,7 @@ class Shard:
         cell = self._cell(initial.table, initial.chunk)
         if rank != 0 or cell.value is not None:
             raise RemoteProtocolError(f"{cell.name} gets one initial value, from worker 0")
-        if len(initial.arrays) not in (1, 1 + len(cell.history)):
-            raise RemoteProtocolError(f"{cell.name} got {len(initial.arrays) - 1} history arrays")
-        for array in initial.arrays:
-            cell.check_size(array)
-        cell.value = as_tensor(initial.arrays[0]).clone()
-        for tensor, array in zip(cell.history, initial.arrays[1:], strict=False):
-            tensor.copy_(as_tensor(array))
+        cell.restore(initial.arrays)
         yield from self._begin()
 
     def _begin(self) -> Iterator[Outgoing]:
@@ -350,7 +344,7 @@ class Shard:
 
     def _get_history(self, rank: int, get: m.GetHistory) -> Iterator[Outgoing]:
         cell = self._cell(get.table, get.chunk)
-        arrays = [tensor.numpy() for tensor in cell.history]
+        arrays = [tensor.numpy() for tensor in cell.saved()]
         history = m.History(get.table, get.chunk, cell.clock, arrays)
         yield self._members.to(rank, history)
 

@@ -193,6 +193,7 @@ class WorkerValues:
         chunk = self._known(shard, history.table, history.chunk).chunk
         spec = self._store.tables[chunk.table]
         expected = history_count(spec.rule.kind) if spec.follows_gradients else 0
+        expected += spec.codec is not None
         if len(history.arrays) != expected or any(array.size != chunk.size for array in history.arrays):
             raise RemoteProtocolError(
                 f"shard {chunk.shard} sent a history that does not fit chunk {chunk.index}"

@@ -45,7 +45,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def cases() -> list[object]:
     """All combinations; those of an odd number of workers that also differ in everything else are in each run."""
     sample = {(3, "svb", "--threads=1"), (5, "hybrid", ""), (3, "allreduce", "--threads=2")}
-    return [
+    lossy = [
+        pytest.param(3, "ps", "--compress=conv*=topk:0.1,*=int8"),
+        pytest.param(2, "hybrid", "--compress=sign", marks=pytest.mark.thorough),
+    ]
+    return lossy + [
         pytest.param(*case, marks=() if case in sample else pytest.mark.thorough)
         for workers in (1, 2, 3, 4, 5)
         for exchange in ("ps", "svb", "hybrid", "allreduce")
@@ -54,8 +58,8 @@ def cases() -> list[object]:
     ]
 
 
-@pytest.mark.parametrize(("workers", "exchange", "threads"), cases())
-def test_resumed_is_uninterrupted(folder: Path, workers: int, exchange: str, threads: str) -> None:
+@pytest.mark.parametrize(("workers", "exchange", "more_words"), cases())
+def test_resumed_is_uninterrupted(folder: Path, workers: int, exchange: str, more_words: str) -> None:
     hosts = machinefile(folder, workers, 1)
     words = [
         "train",
@@ -64,7 +68,7 @@ def test_resumed_is_uninterrupted(folder: Path, workers: int, exchange: str, thr
         f"--exchange={exchange}",
         "--output=out",
     ]
-    words += [threads] if threads else []
+    words += [more_words] if more_words else []
     ended = []
     for more in ([], [f"--snapshot=snap_iter_{HALF}.solverstate"]):
         done = poseidon(folder, *words, *more)

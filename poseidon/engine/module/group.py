@@ -146,7 +146,7 @@ class Group(StepLoop):
         self.settle()
         self._check.run(self.steps)
         first = self._collections.all_gather_in_step("state_dict", self._own.digests())[0]
-        own = {**self._own.own(first, rank=self.rank), **self._save_own()}
+        own = {**self._own.own(first, rank=self.rank), **self._save_own(), **self._held_back()}
         parts = self._collections.all_gather_in_step("state_dict", packed(own))
         if self.rank:
             return {}
@@ -247,12 +247,23 @@ class Group(StepLoop):
         state = checked(unpacked(shared, source), source)
         self._check_of_this_job(state, source)
         self._own.load_tensors(state, rank=self.rank)
+        for own in (
+            *state["own"],
+            state["own"][self.rank],
+        ):  # all workers refuse what does not fit one of them
+            held_back = own.get("held_back", {})
+            self._exchange.state.hold_back({name: tensor.numpy() for name, tensor in held_back.items()})
         self._load_how(state)
         self._collections.steps = state["steps"]
         self._settled = True
         self._resume_from = None
         self._own.load_rest(state, rank=self.rank)
         return True
+
+    def _held_back(self) -> dict[str, Any]:
+        """Return what lossy codecs have held back on this worker; nothing without codecs."""
+        held_back = self._exchange.state.held_back()
+        return {"held_back": {n: torch.tensor(a) for n, a in held_back.items()}} if held_back else {}
 
     def _check_of_this_job(self, state: Mapping[str, Any], source: str) -> None:
         if state["how"] != self._how:

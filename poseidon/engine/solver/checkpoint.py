@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -65,12 +65,14 @@ class Resumed:
         model: the file of the weights.
         own_histories: one per trained tensor.
         outer: the history of the outer rule of local steps, one array per trained tensor; empty: none.
+        held_back: `ExchangeState.held_back` of this worker.
     """
 
     progress: Progress
     model: Path
     own_histories: list[History]
     outer: list[NDArray[np.float32]]
+    held_back: Mapping[str, NDArray[np.float32]]
 
     def histories(self, *, local_steps: int) -> list[History]:
         """Return the histories that the exchange continues from.
@@ -178,6 +180,8 @@ class Checkpoint:
         state.smoothed_loss.extend(progress.losses)
         for name, reader in self._replica.train.readers():
             state.reader.add(layer=name, batches=reader.batches_done)
+        for name, array in exchange.state.held_back().items():
+            state.held_back.add(name=name, values=from_array(array))
         if exchange.state.private:
             for history in exchange.state.histories():
                 own, outer = history[: self._arrays_per_blob], history[self._arrays_per_blob :]
@@ -280,7 +284,16 @@ class Checkpoint:
             model=learned_net(state, path),
             own_histories=histories,
             outer=self._outer_history(path, state.poseidon.worker),
+            held_back={} if own is None else self._held_back(path, own),
         )
+
+    def _held_back(self, path: Path, own: PoseidonWorkerState) -> dict[str, NDArray[np.float32]]:
+        try:
+            return {part.name: to_array(part.values) for part in own.held_back}
+        except ValueError as error:
+            raise SnapshotError(
+                f"{path}: what worker {self._rank} has held back is damaged: {error}"
+            ) from error
 
     def _own_state(self, path: Path, state: RunState) -> PoseidonWorkerState | None:
         if state.poseidon.workers == self._workers:

@@ -210,6 +210,8 @@ class Worker:
         for net in (replica.train, *(test for _, test in replica.tests)):
             net.register_forward_pre_hook(lambda *_: watchdog.progress())
         try:
+            if resumed is not None:
+                exchange.state.hold_back(resumed.held_back)
             exchange.open(None if resumed is None else resumed.histories(local_steps=built.local_steps))
             gc.collect()
             gc.freeze()  # present objects stay to the end: the collector need not scan them in every pass

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from torch import Tensor
 
-from poseidon.exchange.base import History, Trained
+from poseidon.exchange.base import History, NothingHeldBack, Trained
 from poseidon.exchange.control import JobControl
 from poseidon.exchange.local.connection import Buffer, Kind, Message, connect
 from poseidon.exchange.local.control import FollowerDelivery
@@ -183,7 +183,7 @@ class FollowerExchange:
                 raise PeerLost(f"the leading worker sent an unexpected {message.kind.name}")
 
 
-class FollowerState:
+class FollowerState(NothingHeldBack):
     """See `ExchangeState`. Private histories come from the leader (`LeaderState`).
 
     Args:

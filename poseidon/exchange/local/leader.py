@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 import torch
 from torch import Tensor
 
-from poseidon.exchange.base import Exchange, ExchangeState, History, Trained
+from poseidon.exchange.base import Array, Exchange, ExchangeState, History, Trained
 from poseidon.exchange.control import JobControl
 from poseidon.exchange.local.connection import Connection, Kind, Message, accept, refuse, send_all
 from poseidon.exchange.local.control import LeaderDelivery
@@ -254,6 +254,14 @@ class LeaderState:
             arrays = [array.reshape(-1).data for history in found for array in history]
             send_all(self._connections, Kind.HISTORIES, *arrays)
         return found
+
+    def held_back(self) -> Mapping[str, Array]:
+        """See `ExchangeState`."""
+        return self._inner.held_back()
+
+    def hold_back(self, held_back: Mapping[str, Array]) -> None:
+        """See `ExchangeState`."""
+        self._inner.hold_back(held_back)
 
     def replicated(self) -> Mapping[str, Tensor]:
         """See `ExchangeState`."""

@@ -12,7 +12,7 @@ from enum import Enum
 
 from torch import Tensor
 
-from poseidon.exchange.base import Exchange, ExchangeState, History
+from poseidon.exchange.base import Array, Exchange, ExchangeState, History
 from poseidon.exchange.control import JobControl
 
 
@@ -168,3 +168,12 @@ class _ObservedState:
     def replicated(self) -> Mapping[str, Tensor]:
         """See `ExchangeState`."""
         return self._inner.replicated()
+
+    def held_back(self) -> Mapping[str, Array]:
+        """See `ExchangeState`."""
+        with self._observing():
+            return self._inner.held_back()
+
+    def hold_back(self, held_back: Mapping[str, Array]) -> None:
+        """See `ExchangeState`."""
+        self._inner.hold_back(held_back)

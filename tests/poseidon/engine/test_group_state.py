@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import random
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -183,6 +184,36 @@ def test_stale_workers_go_on_alike_each_with_its_own_history() -> None:
     together(
         2, build, MOMENTUM, with_mean, member=member(ExchangeKind.SERVER)
     )  # at staleness 0: from the mean history
+
+
+@pytest.mark.parametrize("compress", ["*=int8", "0.weight=topk:0.1,*=sign", "*=randomk:0.2"])
+@pytest.mark.parametrize("how", [MOMENTUM, torch_adam], ids=["rule", "optimizer"])
+def test_what_codecs_hold_back_is_in_the_state(how: How, compress: str) -> None:
+    options = replace(member(ExchangeKind.SERVER).options, compress=compress)
+    settings: dict[str, Any] = {"member": replace(member(ExchangeKind.SERVER), options=options)}
+    expected = together(3, build, how, loop(), **settings)
+    assert_same_bits(interrupted(3, how, 5, **settings), expected)
+    kept, after = saving(5)
+    together(3, build, how, loop(after=after), **settings)
+    for own in kept["state"]["own"]:
+        del own["held_back"]
+    without = loop()
+    without.saved.update(kept)  # type: ignore[attr-defined]
+    ends = together(3, build, how, without, **settings)
+    assert not torch.equal(ends[0]["0.weight"], expected[0]["0.weight"])
+
+
+def test_what_another_module_held_back_is_refused() -> None:
+    options = replace(member(ExchangeKind.SERVER).options, compress="*=int8")
+    settings: dict[str, Any] = {"member": replace(member(ExchangeKind.SERVER), options=options)}
+    kept, after = saving(5)
+    together(2, build, MOMENTUM, loop(after=after), **settings)
+    held_back = kept["state"]["own"][0]["held_back"]
+    assert sorted(held_back)[:2] == ["0.bias, pushes", "0.bias, values"]
+    assert sorted(kept["state"]["own"][1]["held_back"])[:2] == ["0.bias, pushes", "0.weight, pushes"]
+    held_back["0.bias, pushes"] = held_back["0.bias, pushes"][:-1]
+    with pytest.raises(SnapshotError, match=r"holds back 29 elements of 0\.bias, pushes; expected 30"):
+        together(2, build, MOMENTUM, lambda _, group: group.load_state_dict(kept["state"]), **settings)
 
 
 def test_each_worker_has_its_own_buffers_again() -> None:
