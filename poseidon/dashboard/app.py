@@ -42,6 +42,7 @@ _HEADERS = {
     "X-Content-Type-Options": "nosniff",
     "Referrer-Policy": "no-referrer",
     "Cache-Control": "no-store",
+    "X-Accel-Buffering": "no",  # a server in front passes the stream on at once
 }
 
 

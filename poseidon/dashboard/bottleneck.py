@@ -17,7 +17,7 @@ READS = 0.25
 """The part of a worker's time that waits for data, from which the reader is the limit."""
 WAITS = 0.15
 """The part of its time that the busiest worker waits for others, up to which compute is the limit."""
-EXPLAINS = 0.5
+EXPLAINS = 0.4
 """The part of the workers' waits from which a busy link or shard explains them."""
 SLOWER = 1.5
 """How many times as busy as the others the links of a host are, from which that host is the limit."""
@@ -149,7 +149,7 @@ def _straggler(worker: WorkerLoad, usual_s: float) -> Bottleneck:
         where=f"worker {worker.rank}",
         sentence=f"Worker {worker.rank} on {worker.host} is the limit: it needs {worker.own_s * 1e3:.0f} ms of its own "
         f"for an iteration, and the others {usual_s * 1e3:.0f} ms.",
-        advice="Look for other programs on that host; or use bounded staleness (--staleness).",
+        advice="Look for other programs on that host; or use bounded staleness (--table_staleness).",
     )
 
 

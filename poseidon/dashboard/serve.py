@@ -32,8 +32,7 @@ def serve(folders: list[Path], *, host: str, port: int, token: str) -> int:
             f"cannot listen at {host}:{port}: {error.strerror or error}; take another --port, or 0 for a free one"
         ) from error
     with listener:
-        shown = f"[{host}]" if ":" in host else host
-        address = f"http://{shown}:{listener.getsockname()[1]}/"
+        address = page_address(host, listener.getsockname()[1])
         print(f"dashboard at {address}{f'?token={token}' if token else ''}", flush=True)
         if token:
             print(
@@ -45,3 +44,9 @@ def serve(folders: list[Path], *, host: str, port: int, token: str) -> int:
         )
         uvicorn.Server(config).run(sockets=[listener])
     return 0
+
+
+def page_address(host: str, port: int) -> str:
+    """Return the address of the page for a browser; one that stands for all addresses becomes this machine's name."""
+    name = socket.gethostname() if host in ("0.0.0.0", "::") else host
+    return f"http://[{name}]:{port}/" if ":" in name else f"http://{name}:{port}/"

@@ -49,6 +49,7 @@ class JobControl:
     Args:
         delivery: how they travel.
         root: whether this is rank 0, the only one that may request.
+        calls_wait: whether a contribution and a poll wait for the network too.
         around_wait: entered around each wait for a collection.
     """
 
@@ -57,10 +58,12 @@ class JobControl:
         delivery: Delivery,
         *,
         root: bool,
+        calls_wait: bool = False,
         around_wait: Callable[[], AbstractContextManager[None]] = _unobserved,
     ) -> None:
         self.root = root
         self._delivery = delivery
+        self._calls_wait = calls_wait
         self._around_wait = around_wait
 
     def observed(self, around_wait: Callable[[], AbstractContextManager[None]]) -> JobControl:
@@ -72,7 +75,7 @@ class JobControl:
             with around_wait(), inner():
                 yield
 
-        return JobControl(self._delivery, root=self.root, around_wait=both)
+        return JobControl(self._delivery, root=self.root, calls_wait=self._calls_wait, around_wait=both)
 
     def gather(self, payload: bytes) -> Collection:
         """Contribute to the next collection, and return at once.
@@ -80,13 +83,19 @@ class JobControl:
         All workers take part in each collection, in the same order. `Collection.poll` and `Collection.result` give
         the payloads of all workers by rank.
         """
-        collection = self._delivery.gather(payload)
+        around_call = self._around_wait if self._calls_wait else _unobserved
+        with around_call():
+            collection = self._delivery.gather(payload)
+
+        def poll() -> tuple[bytes, ...] | None:
+            with around_call():
+                return collection.poll()
 
         def result() -> tuple[bytes, ...]:
             with self._around_wait():
                 return collection.result()
 
-        return Collection(collection.poll, result)
+        return Collection(poll, result)
 
     def all_gather(self, payload: bytes) -> tuple[bytes, ...]:
         """Contribute to the next collection, and wait for the payloads of all workers by rank."""

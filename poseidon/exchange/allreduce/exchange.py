@@ -57,7 +57,7 @@ class AllReduceExchange(WholeGradients):
         self._collections = StoreCollections(rendezvous, group)
         self._delivery = AllReduceDelivery(self._collections)
         self.state = LocalHistories(tensors, replicated=True)
-        self.control = JobControl(self._delivery, root=group.rank == 0)
+        self.control = JobControl(self._delivery, root=group.rank == 0, calls_wait=True)
         self._due = [False] * len(tensors)
         self._finished = settings.start_clock
         self._scale: float | None = None

@@ -78,6 +78,7 @@ def test_a_job_is_listed_and_shown_with_its_curves(folder: Path) -> None:
         with urllib.request.urlopen(address, timeout=20) as page:
             assert b"<title>Poseidon</title>" in page.read()
             assert "default-src 'self'" in page.headers["Content-Security-Policy"]
+            assert page.headers["X-Accel-Buffering"] == "no"
 
 
 def test_the_stream_sends_new_points_only(folder: Path) -> None:

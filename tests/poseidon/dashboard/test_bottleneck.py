@@ -156,15 +156,15 @@ def test_links_that_are_all_slow() -> None:
 
 
 def test_processors_that_are_all_busy() -> None:
-    found = find_bottleneck(*job(waited=0.5, host_busy=0.97))
+    found = find_bottleneck(*job(waited=0.7, host_busy=0.97))
     assert found.cause is Cause.COMPUTE
     assert "the processors of node0 are busy 97 % of the time" in found.sentence
 
 
 def test_a_wait_without_a_busy_part_is_said_so() -> None:
-    found = find_bottleneck(*job(waited=0.5))
+    found = find_bottleneck(*job(waited=0.7))
     assert found.cause is Cause.UNKNOWN
-    assert found.sentence == "Workers wait for each other 50 % of the time, and no link and no shard is busy."
+    assert found.sentence == "Workers wait for each other 70 % of the time, and no link and no shard is busy."
 
 
 @pytest.mark.parametrize("waited", [0.0, 0.05, 0.15])
