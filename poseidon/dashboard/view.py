@@ -176,7 +176,7 @@ class JobView:
     def _worker_rows(self, loads: Sequence[WorkerLoad], now: float, *, running: bool) -> list[dict[str, Any]]:
         by_rank = {load.rank: load for load in loads}
         latest = [recent[-1] for (kind, _), recent in sorted(self._recent.items()) if kind == "worker"]
-        first = min((record["iteration"] for record in latest), default=0)
+        leads = _leads(latest, by_rank)
         rows = []
         for record in latest:
             load = by_rank.get(record["index"])
@@ -186,7 +186,7 @@ class JobView:
                     "client": record["client"],
                     "host": record["host"],
                     "iteration": record["iteration"],
-                    "lead": record["iteration"] - first,
+                    "lead": leads[record["index"]],
                     "waited": load.waited if load else None,
                     "read": load.read if load else None,
                     "own_s": load.own_s if load else None,
@@ -215,6 +215,18 @@ class JobView:
                     }
                 )
         return rows
+
+
+def _leads(latest: Sequence[Record], loads: Mapping[int, WorkerLoad]) -> dict[int, int]:
+    """Return the iterations that each worker is ahead of the last one, at the moment of the earliest record."""
+    then = min((record["time"] for record in latest), default=0.0)
+    clocks = {}
+    for record in latest:
+        load = loads.get(record["index"])
+        later_s = record["time"] - then
+        clocks[record["index"]] = record["iteration"] - (load.iterations * later_s if load else 0.0)
+    first = min(clocks.values(), default=0.0)
+    return {rank: round(clock - first) for rank, clock in clocks.items()}
 
 
 _NUMBERS = {

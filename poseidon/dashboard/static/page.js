@@ -250,17 +250,23 @@ function options(title, curves, logarithmic) {
     scales: { x: { time: false }, y: logarithmic ? { distr: 3 } : {} },
     axes: [axis, { ...axis, size: 64, values: (_, ticks) => ticks.map((tick) => (tick === null ? "" : number(tick, 3))) }],
     series: [
-      { label: "iteration" },
+      { label: "iteration", value: atCursor },
       ...curves.map(([name], index) => ({
         label: name,
         stroke: COLOURS[index % COLOURS.length],
         width: 1.5,
         spanGaps: true,
         points: { show: curves[index][1][0].length < 40 },
-        value: (_, value) => number(value),
+        value: atCursor,
       })),
     ],
   };
+}
+
+function atCursor(chart, value, series, index) {
+  const values = chart.data[series]; // without a cursor the last value is shown
+  const chosen = index === null || index === undefined ? values.findLast((each) => each !== null) : value;
+  return number(chosen, series ? 4 : 9); // the first series has the iterations
 }
 
 function smooth(values, weight, logarithmic) {
@@ -320,7 +326,7 @@ function drawWorkers(summary) {
         partCell(worker.read),
         milliseconds(worker.own_s),
       ],
-      worker.silent ? "silent" : label === limit ? "marked" : "",
+      worker.silent ? "silent" : [label, worker.host].includes(limit) ? "marked" : "",
     );
   });
   rows("workers", made, "Nothing was reported yet.");
@@ -332,7 +338,7 @@ function drawShards(summary) {
     const rate = (value) => (value === null ? "–" : `${bytes(value)}/s`);
     return row(
       [label, shard.host, partCell(shard.busy), shard.queue, rate(shard.in_per_s), rate(shard.out_per_s)],
-      label === summary.bottleneck.where ? "marked" : "",
+      [label, shard.host].includes(summary.bottleneck.where) ? "marked" : "",
     );
   });
   rows("shards", made, "This job has no shards.");

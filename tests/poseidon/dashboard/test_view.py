@@ -84,6 +84,18 @@ def test_loads_are_measured_between_two_records() -> None:
     ]  # fmt: skip
 
 
+def test_a_lead_is_no_matter_of_when_a_worker_reports() -> None:
+    made = view(
+        START,
+        worker(110.0, 0, 0, 0.0),
+        worker(114.0, 1, 40, 0.0),
+        worker(120.0, 0, 100, 0.0),
+        worker(124.0, 1, 143, 0.0),
+    )
+    rows = made.summary(125.0, running=True)["workers"]
+    assert [(row["rank"], row["iteration"], row["lead"]) for row in rows] == [(0, 100, 0), (1, 143, 2)]
+
+
 @pytest.mark.parametrize(
     ("busy_s", "stalled_s", "busy"), [(4.0, 1.0, 0.4), (1.0, 9.0, 0.9), (0.0, 0.0, 0.0), (20.0, 0.0, 1.0)]
 )
