@@ -67,11 +67,18 @@ DASHBOARD_REQUIRES = [
     "uvicorn>=0.34",  # serves them
 ]
 
+EXPORT_REQUIRES = [
+    "onnx>=1.17",  # writes and checks ONNX models
+    "safetensors>=0.4",  # reads and writes .safetensors
+]
+
 DEV_REQUIRES = [
     *REDIS_REQUIRES,  # tests run against a real server
     *TENSORBOARD_REQUIRES,  # tests read the files that were written
     *PROMETHEUS_REQUIRES,  # tests fetch the page
     *DASHBOARD_REQUIRES,  # tests open the page
+    *EXPORT_REQUIRES,  # tests write the files
+    "onnxruntime>=1.20",  # and compare what it computes
     "selenium>=4.27",  # in a real browser
     "pytest>=8.3",  # test runner
     "pytest-timeout>=2.3",  # a hung test is a failed test
@@ -125,6 +132,7 @@ setup(
     extras_require={
         "dashboard": DASHBOARD_REQUIRES,
         "dev": DEV_REQUIRES,
+        "export": EXPORT_REQUIRES,
         "leveldb": LEVELDB_REQUIRES,
         "prometheus": PROMETHEUS_REQUIRES,
         "redis": REDIS_REQUIRES,

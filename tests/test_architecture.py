@@ -29,6 +29,9 @@ MAY_IMPORT: dict[str, set[str]] = {
         *("ps_server", "poseidon.proto", "poseidon.metrics", "poseidon.data", "poseidon.snapshot"),
         *("poseidon.solvers", "poseidon.layers", "poseidon.net", "poseidon.engine"),
     },
+    "poseidon.export": {
+        *("poseidon.proto", "poseidon.snapshot", "poseidon.layers", "poseidon.net", "poseidon.engine"),
+    },
     "poseidon.launch": {
         *("ps_server", "poseidon.proto", "poseidon.metrics", "poseidon.data", "poseidon.snapshot"),
         *("poseidon.solvers", "poseidon.exchange", "poseidon.cluster", "poseidon.layers", "poseidon.net"),
@@ -39,6 +42,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         *("ps_server", "poseidon.proto", "poseidon.metrics", "poseidon.data", "poseidon.snapshot"),
         *("poseidon.exchange", "poseidon.cluster", "poseidon.layers", "poseidon.net", "poseidon.engine"),
         *("poseidon.pycaffe", "poseidon.caffe2", "poseidon.launch", "poseidon.dashboard"),
+        "poseidon.export",
     },
 }
 """The packages that each package imports, besides itself: no others, and each of these somewhere."""

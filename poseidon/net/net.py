@@ -130,6 +130,19 @@ class Net(nn.Module):
         return self._slot_shapes.blob_shapes()
 
     @property
+    def slot_shapes(self) -> tuple[Shape, ...]:
+        """The shape of each slot of the plan, after the last `reshape` or forward pass."""
+        return tuple(self._slot_shapes.shapes)
+
+    @property
+    def changing_slots(self) -> frozenset[int]:
+        """The slots whose shapes may change from pass to pass: the number of regions, for example."""
+        changing = {i for i, (_, layer) in enumerate(self.layer_modules) if layer.tops_may_change_shape}
+        return frozenset(
+            slot for i in changing | set(self._slot_shapes.dynamic) for slot in self.plan.steps[i].tops
+        )
+
+    @property
     def input_shapes(self) -> dict[str, Shape]:
         """The shapes of the inputs that `forward` needs."""
         return {name: self._slot_shapes.shapes[slot] for name, slot in self._inputs}

@@ -304,6 +304,33 @@ def one_of(choices: Sequence[str]) -> Callable[[str], str]:
     return read
 
 
+def input_shape(text: str) -> tuple[str, tuple[int, ...]]:
+    """Return the name and the shape of an input.
+
+    >>> input_shape("data:1,3,227,227")
+    ('data', (1, 3, 227, 227))
+    """
+    name, _, extents = text.rpartition(":")
+    numbers = extents.split(",")
+    if not name or not all(number.isdecimal() and int(number) > 0 for number in numbers):
+        raise argparse.ArgumentTypeError(
+            f"expected NAME:N,C,H,W, for example data:1,3,227,227, found '{text}'"
+        )
+    return name, tuple(int(number) for number in numbers)
+
+
+def renamed(text: str) -> tuple[str, str]:
+    """Return both names of a tensor.
+
+    >>> renamed("fc8.weight=fc.weight")
+    ('fc8.weight', 'fc.weight')
+    """
+    ours, _, theirs = text.partition("=")
+    if not (ours and theirs):
+        raise argparse.ArgumentTypeError(f"expected OURS=THEIRS, found '{text}'")
+    return ours, theirs
+
+
 def whole(text: str) -> int:
     """Read a whole number."""
     if not re.fullmatch(r"[+-]?[0-9]{1,18}", text):

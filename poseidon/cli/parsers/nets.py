@@ -6,7 +6,20 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
-from poseidon.cli.parsers.form import Command, Parser, chosen, count, flag, help_flag, switch, whole, word
+from poseidon.cli.parsers.form import (
+    Command,
+    Group,
+    Parser,
+    chosen,
+    count,
+    flag,
+    help_flag,
+    input_shape,
+    renamed,
+    switch,
+    whole,
+    word,
+)
 from poseidon.cli.parsers.jobs import ON_TERMINAL, import_flag, progress_flag
 
 PHASES = ("TRAIN", "TEST")
@@ -51,6 +64,33 @@ def _draw_net(parser: Parser) -> None:
     chosen(group, "phase", text, (*PHASES, "ALL"), default="TRAIN", metavar="PHASE")
     switch(group, "shapes", "show the blobs' shapes; reads data")
     switch(group, "display_lrm", "show each layer's learning rate multipliers")
+    help_flag(parser)
+
+
+def _shapes_flag(group: Group) -> None:
+    text = "shape of a blob that a data layer reads"
+    flag(group, "input", text, action="append", default=[], metavar="NAME:N,C,H,W", type=input_shape)
+
+
+def _export(parser: Parser) -> None:
+    word(parser, "model", "the net definition; its phase TEST is exported", metavar="NET", type=Path)
+    word(parser, "weights", "the model, binary or HDF5", metavar="MODEL", type=Path)
+    word(parser, "output", "the file: .onnx, .safetensors, .pth or .pt2", metavar="OUTPUT", type=Path)
+    group = parser.section("Flags")
+    _shapes_flag(group)
+    import_flag(group)
+    help_flag(parser)
+
+
+def _import(parser: Parser) -> None:
+    word(parser, "model", "the net definition", metavar="NET", type=Path)
+    word(parser, "weights", "tensors by name: .pth or .safetensors", metavar="WEIGHTS", type=Path)
+    word(parser, "output", "the model to write (.caffemodel)", metavar="OUTPUT", type=Path)
+    group = parser.section("Flags")
+    text = "a tensor of the net, and its name in the file"
+    flag(group, "name", text, action="append", default=[], metavar="OURS=THEIRS", type=renamed)
+    _shapes_flag(group)
+    import_flag(group)
     help_flag(parser)
 
 
@@ -143,6 +183,21 @@ COMMANDS: Sequence[Command] = (
         "or keys. Needs Graphviz's program dot.",
         example="poseidon draw_net net.prototxt net.png",
         declare=_draw_net,
+    ),
+    Command(
+        name="export",
+        line="write a trained net as ONNX, safetensors or torch",
+        description="Write what a net computes in the phase TEST (ONNX, .pt2), or its weights by name (.safetensors, "
+        ".pth). Layers that need labels are left out.",
+        example="poseidon export deploy.prototxt net.caffemodel net.onnx",
+        declare=_export,
+    ),
+    Command(
+        name="import",
+        line="make a .caffemodel of torch weights",
+        description="Write a model with the tensors <layer>.<blob> of a file of torch or safetensors.",
+        example="poseidon import deploy.prototxt weights.pth net.caffemodel",
+        declare=_import,
     ),
     Command(
         name="parse_log",

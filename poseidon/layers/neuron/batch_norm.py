@@ -34,6 +34,7 @@ class BatchNorm(Layer):
     mean: nn.Parameter
     variance: nn.Parameter
     factor: nn.Parameter
+    _frozen: tuple[Tensor, Tensor] | None = None
 
     def setup(self, bottoms: Sequence[Shape]) -> list[Shape]:
         param, shape = self.param.batch_norm_param, bottoms[0]
@@ -60,7 +61,7 @@ class BatchNorm(Layer):
         if bottom.dim() == 1:
             return self.normalize(bottom.reshape(1, 1, -1), weight, bias).view(-1)
         if self.reads_estimates:
-            mean, variance = self._estimates()
+            mean, variance = self.estimates()
             return torch.batch_norm(bottom, weight, bias, mean, variance, False, 0.0, self.eps, True)
         # With a momentum of 1 torch's running statistics become those of this batch.
         mean = torch.zeros_like(self.mean, requires_grad=False)
@@ -71,9 +72,15 @@ class BatchNorm(Layer):
         self._accumulate(mean, variance)
         return top
 
+    def freeze_estimates(self) -> None:
+        """Compute the estimates now, once: the blobs do not change any more."""
+        self._frozen = self.estimates()
+
     @torch.no_grad()
-    def _estimates(self) -> tuple[Tensor, Tensor]:
+    def estimates(self) -> tuple[Tensor, Tensor]:
         """Return the accumulated mean and variance, initially zeros."""
+        if self._frozen is not None:
+            return self._frozen
         factor = float(self.factor)
         scale = 1 / factor if factor else 0.0
         return self.mean * scale, self.variance * scale

@@ -1,0 +1,29 @@
+"""`poseidon export`: a trained net in another format."""
+
+from __future__ import annotations
+
+import argparse
+
+from poseidon.errors import UsageError
+from poseidon.export.formats import SUFFIXES, open_for_inference, write_net
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Write the net, and print what it takes and returns; 0 when it is written.
+
+    Raises:
+        DefinitionError: a mistake in the definition, or the net has no form in the format.
+        SnapshotError: a model cannot be read, or the file cannot be written.
+        UsageError: a flag or the name of the file is wrong, or an optional package is missing.
+    """
+    if arguments.output.suffix.lower() not in SUFFIXES:
+        raise UsageError(
+            f"cannot export to {arguments.output}: expected a name that ends with {', '.join(SUFFIXES)}"
+        )
+    net = open_for_inference(arguments.model, (arguments.weights,), dict(arguments.input))
+    try:
+        line = write_net(net, arguments.output)
+    finally:
+        net.close()
+    print(f"Exported {arguments.model} to {arguments.output}: {line}.")
+    return 0

@@ -1,0 +1,35 @@
+"""`poseidon import`: tensors of a torch file as a model of a net."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+
+from poseidon.export.formats import import_weights, read_tensors
+from poseidon.export.net import inference_definition
+from poseidon.net.compile import filter_phase
+from poseidon.proto.caffe_pb2 import TEST, NetState
+from poseidon.proto.definition import read_net
+
+LOGGER = logging.getLogger(__name__)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Write the model, and print how many tensors it has; 0 when it is written.
+
+    Raises:
+        DefinitionError: a mistake in the definition.
+        SnapshotError: the file cannot be read, lacks a tensor, or has one of another size; or the model cannot be written.
+        UsageError: a flag is wrong, or an optional package is missing.
+    """
+    definition = filter_phase(read_net(arguments.model), NetState(phase=TEST))
+    definition = inference_definition(definition, dict(arguments.input))
+    taken, unused = import_weights(
+        definition, read_tensors(arguments.weights), dict(arguments.name), arguments.output
+    )
+    if unused:
+        LOGGER.warning(
+            "%d tensors of %s were not used: %s", len(unused), arguments.weights, ", ".join(unused)
+        )
+    print(f"Imported {taken} tensors of {arguments.weights} to {arguments.output}.")
+    return 0

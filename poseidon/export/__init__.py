@@ -1,0 +1,1 @@
+"""Trained nets in other formats: ONNX, safetensors, torch."""

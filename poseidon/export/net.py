@@ -1,0 +1,205 @@
+"""A Caffe net as an ONNX model.
+
+Law: the model computes what the net computes in the phase TEST. Layers that read data become inputs; losses, accuracies and
+whatever needs labels are left out, and so are blobs that only they read. The first axis of inputs is the dynamic batch where
+every blob allows it. A layer that ONNX has no form of is an error that names it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from poseidon.errors import DefinitionError, UsageError
+from poseidon.export import detection as _detection  # noqa: F401 - registers its emitters
+from poseidon.export import shaping as _shaping  # noqa: F401 - registers its emitters
+from poseidon.export import vision as _vision  # noqa: F401 - registers its emitters
+from poseidon.export.graph import OPSET, Blob, Graph, Shape, emitter_of
+from poseidon.layers.base import Layer, LayerError
+from poseidon.layers.inputs.sources import Input, Source
+from poseidon.net.net import Net
+from poseidon.proto.definition import NetDefinition
+
+_NEEDS_LABELS = frozenset(
+    {
+        *("Accuracy", "SoftmaxWithLoss", "SigmoidCrossEntropyLoss", "HingeLoss", "InfogainLoss"),
+        *("MultinomialLogisticLoss", "EuclideanLoss", "ContrastiveLoss", "SmoothL1Loss", "MultiBoxLoss"),
+        *("SmoothL1LossOHEM", "SoftmaxWithLossOHEM", "BoxAnnotatorOHEM", "DetectionEvaluate"),
+        *("AnchorTarget", "ProposalTarget", "HDF5Output"),
+    }
+)
+_READS_DATA = frozenset(
+    {
+        *("Input", "Data", "ImageData", "HDF5Data", "MemoryData", "WindowData", "AnnotatedData", "ROIData"),
+        *("DenseImageData", "ImageSegData"),
+    }
+)
+NOT_EXPORTED = _NEEDS_LABELS | _READS_DATA | {"DummyData", "Python"}
+"""The layer types without a form in ONNX."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Exported:
+    """The result of an export.
+
+    Attributes:
+        model: the ONNX model.
+        inputs: the blobs that the caller passes.
+        outputs: the blobs that the model returns.
+        fixed: why the batch is not dynamic; empty where it is.
+    """
+
+    model: Any
+    inputs: tuple[Blob, ...]
+    outputs: tuple[Blob, ...]
+    fixed: str
+
+    def summary(self) -> str:
+        """Return inputs, outputs and the version of the operators, for one line."""
+        shown = [
+            ", ".join(f"{blob.name} {_shape_text(blob)}" for blob in blobs)
+            for blobs in (self.inputs, self.outputs)
+        ]
+        return f"opset {OPSET}; inputs: {shown[0]}; outputs: {shown[1]}"
+
+
+def _shape_text(blob: Blob) -> str:
+    if not blob.known:
+        return "x".join("?" for _ in blob.shape)
+    return "x".join(
+        ["N" if blob.dynamic else str(e) for e in blob.shape[:1]] + [str(e) for e in blob.shape[1:]]
+    )
+
+
+def inference_definition(definition: NetDefinition, shapes: Mapping[str, Shape]) -> NetDefinition:
+    """Return a net of the phase TEST whose data comes from its caller, without the layers that need labels.
+
+    Args:
+        definition: filtered for the phase.
+        shapes: of tops of layers that read data, by name. The first such top needs one; a top without a shape is left out
+            with the layers that need it.
+
+    Raises:
+        UsageError: a name is no such top, or no shape is given for the first one.
+    """
+    layers = definition.param.layer
+    readers = [i for i, layer in enumerate(layers) if not layer.bottom and layer.type not in _CONSTANT]
+    known = [top for i in readers if layers[i].type != "Input" for top in layers[i].top]
+    unknown = [name for name in shapes if name not in known]
+    if unknown:
+        raise UsageError(
+            f"there is no data '{unknown[0]}' in this net; expected {', '.join(known) or 'no --input: the net has Input layers'}"
+        )
+    if known and known[0] not in shapes:
+        raise UsageError(
+            f"the net reads data: add --input={known[0]}:1,C,H,W with the shape that it has after cropping, or export the deploy definition"
+        )
+    absent, kept = {name for name in known if name not in shapes}, []
+    for index, layer in enumerate(layers):
+        needs = set(layer.bottom) & absent
+        if layer.type in _NEEDS_LABELS or needs or (index in readers and set(layer.top) <= absent):
+            absent |= set(layer.top) - set(layer.bottom)
+        else:
+            kept.append(index)
+    changed = definition.with_layers(kept)
+    for layer in changed.param.layer:
+        if not layer.bottom and layer.type not in ("Input", *_CONSTANT):
+            tops = [top for top in layer.top if top in shapes]
+            name = layer.name
+            layer.Clear()
+            layer.name, layer.type = name, "Input"
+            layer.top.extend(tops)
+            for top in tops:
+                layer.input_param.shape.add(dim=shapes[top])
+    return changed
+
+
+_CONSTANT = ("Parameter", "DummyData")
+
+
+def export_net(net: Net, *, name: str = "") -> Exported:
+    """Return the ONNX model of a net of the phase TEST whose data comes by Input layers.
+
+    Raises:
+        DefinitionError: a layer has no form in ONNX.
+        UsageError: `onnx` is not installed, or the net has no inputs.
+    """
+    inputs = net.input_shapes
+    if not inputs:
+        raise UsageError("the net has no inputs, expected Input layers")
+    dynamic, fixed = _dynamic_slots(net)
+    changing = net.changing_slots
+    dynamic |= changing
+    shapes = net.slot_shapes
+    graph = Graph()
+    values: dict[int, str] = {}
+    given: list[Blob] = []
+    for step, (_, layer) in zip(net.plan.steps, net.layer_modules, strict=True):
+        if isinstance(layer, Input):
+            for top, slot in zip(layer.param.top, step.tops, strict=True):
+                values[slot] = graph.input(top, shapes[slot], dynamic=slot in dynamic)
+                given.append(Blob(name=top, shape=shapes[slot], dynamic=slot in dynamic))
+            continue
+        bottoms = [Blob(name=values[s], shape=shapes[s], dynamic=s in dynamic) for s in step.bottoms]
+        tops = [Blob(shape=shapes[s], dynamic=s in dynamic) for s in step.tops]
+        graph.scope = layer.param.name
+        for slot, top, value in zip(
+            step.tops, layer.param.top, _emit(net, graph, layer, bottoms, tops), strict=True
+        ):
+            last = net.plan.names[top] == slot  # in place, the last value has the name
+            values[slot] = graph.rename(value, top) if last else value
+    outputs: list[Blob] = []
+    for top, slot in net.plan.outputs:
+        value = values[slot]
+        if value in inputs or value in (blob.name for blob in outputs):
+            graph.scope = top
+            value = graph.op("Identity", value)
+        known = slot not in changing
+        outputs.append(
+            Blob(name=graph.rename(value, top), shape=shapes[slot], dynamic=slot in dynamic, known=known)
+        )
+    return Exported(
+        model=graph.model(name, outputs), inputs=tuple(given), outputs=tuple(outputs), fixed=fixed
+    )
+
+
+def _emit(net: Net, graph: Graph, layer: Layer, bottoms: list[Blob], tops: list[Blob]) -> list[str]:
+    emitter = emitter_of(layer.param.type)
+    try:
+        if emitter is None:
+            raise LayerError(f"of type {layer.param.type} has no form in ONNX")
+        return list(emitter(graph, layer, bottoms, tops))
+    except LayerError as error:
+        raise DefinitionError(f"layer '{layer.param.name}' {error}", source=net.definition.source) from error
+
+
+def _dynamic_slots(net: Net) -> tuple[frozenset[int], str]:
+    """Return the slots whose first extent is the batch, by setting the net up for another batch; and why there are none."""
+    before, first = net.slot_shapes, net.input_shapes
+    batches = {shape[0] for shape in first.values() if shape}
+    if any(isinstance(layer, Source) and not isinstance(layer, Input) for _, layer in net.layer_modules):
+        return frozenset(), "the net has layers of constants"
+    types = {layer.param.type for _, layer in net.layer_modules}
+    if types & {"LSTM", "RNN", "LSTMUnit"}:
+        return frozenset(), "the steps of its recurrent layers are unrolled"
+    if types & {"Proposal", "PSROIPooling"}:
+        return frozenset(), "its regions are those of one image"
+    if len(batches) != 1 or not all(first.values()):
+        return frozenset(), "its inputs have different first extents"
+    (batch,) = batches
+    try:
+        net.reshape({name: (batch + 1, *shape[1:]) for name, shape in first.items()})
+        after = net.slot_shapes
+    except (DefinitionError, LayerError):
+        return frozenset(), f"its layers allow a batch of {batch} only"
+    finally:
+        net.reshape(first)
+    found = set()
+    for slot, shape in enumerate(before):
+        if after[slot] == shape or slot in net.changing_slots:
+            continue
+        if after[slot] != (batch + 1, *shape[1:]) or shape[0] != batch:
+            return frozenset(), "a layer moves the batch to another axis"
+        found.add(slot)
+    return frozenset(found), ""
