@@ -55,6 +55,7 @@ class Client:
         share_memory: whether large arrays reach shards of this host in memory in place of a socket (`shared_memory.py`).
         bandwidth_mbps: under `SSPAggr`: Mb/s for changes that the bound does not need yet; they wait, added up, and
             the most important leave first (`bandwidth.py`). None: all leave at once.
+        table_clocks: whether each table has a clock of its own, that of its pushes (`session.py`).
 
     Example::
 
@@ -82,9 +83,10 @@ class Client:
         prioritized: bool = True,
         share_memory: bool = True,
         bandwidth_mbps: float | None = None,
+        table_clocks: bool = False,
     ) -> None:
         log = None if bandwidth_mbps is None else ChangeLog(bandwidth_mbps, time.monotonic())
-        self._session = Session(rank, store, token, log=log)
+        self._session = Session(rank, store, token, log=log, table_clocks=table_clocks)
         self._holds_back = log is not None
         self._trace = trace
         self._meter = ClientMeter(store)
@@ -178,7 +180,7 @@ class Client:
                 self._transport.wake()
 
     def clock(self) -> None:
-        """Finish an iteration. Every table must have been pushed in it."""
+        """Finish an iteration. Every table must have been pushed in it, unless each has a clock of its own."""
         self._do(self._session.tick)
 
     def request(self, table: int) -> None:

@@ -19,6 +19,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
+from poseidon.errors import UsageError
 from poseidon.exchange.allreduce.exchange import AllReduceExchange
 from poseidon.exchange.allreduce.process_group import GroupSettings, join_rendezvous
 from poseidon.exchange.base import Exchange, ExchangeSettings, Trained
@@ -34,6 +35,7 @@ from poseidon.exchange.options import DEFAULT_OPTIONS, ExchangeOptions, OnDiverg
 from poseidon.exchange.pooled import PooledExchange, pool_tensors, pools_of
 from poseidon.exchange.ps import ServerExchange, store_spec
 from poseidon.exchange.single import SingleProcessExchange
+from poseidon.exchange.streaming import AloneTables, StreamingExchange
 from ps_server import Client, CodecSpec, StoreSpec
 from ps_server.keys import Keyring
 from ps_server.protocol.precision import pushed_in, sent_in
@@ -195,7 +197,7 @@ class _Request:
         """Whether the job ends where the processors of the replicas compute different bits."""
         return self.member.options.on_divergence is OnDivergence.STOP
 
-    def client(self, store: StoreSpec) -> Client:
+    def client(self, store: StoreSpec, *, table_clocks: bool = False) -> Client:
         """Connect to the shards."""
         return Client(
             self.connect(""),
@@ -205,6 +207,7 @@ class _Request:
             keys=self.member.keys,
             timeout_s=self.member.timeout_s,
             bandwidth_mbps=self.member.options.bandwidth_mbps,
+            table_clocks=table_clocks,
             trace=self.trace,
         )
 
@@ -303,11 +306,59 @@ def _build_local_steps(
         return build_exchange(tensors, settings, of_rounds, connect, trace=trace)
     anchors = anchors_of(tensors, options)
     outer_settings = ExchangeSettings(start_clock=settings.start_clock)
+    if options.streams:
+        return _build_streaming(
+            tensors,
+            anchors,
+            settings,
+            options,
+            _Request(anchors, outer_settings, of_rounds, connect, trace, plan_exchange(anchors, of_rounds)),
+        )
     built = build_exchange(anchors, outer_settings, of_rounds, connect, trace=trace)
     return replace(
         built,
         exchange=LocalStepsExchange(built.exchange, tensors, anchors, settings, options),
         plan=replace(built.plan, local_steps=options.sync_every),
+        local_steps=options.sync_every,
+    )
+
+
+def _build_streaming(
+    tensors: Sequence[Trained],
+    anchors: Sequence[Trained],
+    settings: ExchangeSettings,
+    options: ExchangeOptions,
+    request: _Request,
+) -> Built:
+    """Build an exchange of fragments, each at other iterations. Its tensors share no tables."""
+    plan = replace(request.plan, local_steps=options.sync_every)
+    if request.member.alone:
+        alone = AloneTables(anchors, request.settings)
+        exchange = StreamingExchange(alone, tensors, anchors, settings, options)
+        return Built(exchange=exchange, plan=plan, local_steps=options.sync_every)
+    if request.member.local_workers > 1:
+        raise UsageError(
+            f"--sync_fragments and --sync_delay need one worker on each machine, not {request.member.local_workers}: the "
+            "workers of a machine exchange all tensors together"
+        )
+    store = store_spec(
+        anchors,
+        request.settings,
+        workers=request.member.workers,
+        shards=request.member.shards,
+        options=request.member.options,
+        loads=request.member.loads,
+        codecs=[_codec(choice) for choice in request.plan.choices],
+    )
+    client = request.client(store, table_clocks=True)
+    server = ServerExchange(client, anchors, store, request.settings)
+    return Built(
+        exchange=StreamingExchange(server, tensors, anchors, settings, options),
+        plan=plan,
+        store=store,
+        tables=[(index,) for index in range(len(anchors))],
+        client=client,
+        traffic=server,
         local_steps=options.sync_every,
     )
 

@@ -114,8 +114,8 @@ class LocalStepsExchange(WholeGradients):
         self._in_round = False
         self._steps_done = 0
         self._pending: set[int] = set()
-        self._delivery = RoundDelivery(outer.control, self._steps)
-        self._delivery.begin_at(self._iteration, self._round)
+        self._delivery = RoundDelivery(outer.control)
+        self._delivery.next_end = self._next_end()
         self.control = JobControl(self._delivery, root=outer.control.root)
         counts = [0 if self._by_caller else history_count(trained.rule.kind) for trained in tensors]
         self.state = LocalStepsState(self._inner.state, outer.state, counts, root=outer.control.root)
@@ -125,7 +125,7 @@ class LocalStepsExchange(WholeGradients):
         inner, outer = self.state.split(histories)
         if clock is not None:
             self._round = self._iteration = clock
-            self._delivery.begin_at(clock, clock)
+            self._delivery.next_end = self._next_end()
         self._inner.open(inner, clock)
         for anchor, value in zip(self._anchors, self._values, strict=True):
             anchor.copy_(value)
@@ -163,7 +163,7 @@ class LocalStepsExchange(WholeGradients):
         if self._iteration % self._steps:
             return
         self._end_round()
-        self._delivery.end_whole_round(self._iteration, self._round)
+        self._delivery.end_round(self._iteration, self._round, next_end=self._next_end())
         if self._by_caller:
             self._outer.settle()
             self._take_all()
@@ -173,7 +173,6 @@ class LocalStepsExchange(WholeGradients):
         self._wait_all()
         if self._steps_done:
             self._end_round()
-            self._delivery.begin_at(self._iteration, self._round)
         if not self._in_round:
             self._outer.settle()
             self._take_all()
@@ -184,6 +183,10 @@ class LocalStepsExchange(WholeGradients):
         self._outer.close()
 
     # -- internals -----------------------------------------------------------------------------------------
+
+    def _next_end(self) -> int:
+        """Return the iteration at whose end the next whole round ends."""
+        return (self._iteration // self._steps + 1) * self._steps
 
     def _wait_all(self) -> None:
         for index in sorted(self._pending):
@@ -268,26 +271,24 @@ class RoundDelivery:
 
     Args:
         outer: the job control of the outer exchange.
-        steps: iterations of a round.
+        lag: rounds by which a worker may be further ahead of the others than the outer exchange knows.
+
+    Attributes:
+        next_end: the iteration at whose end the next whole round ends.
     """
 
-    def __init__(self, outer: JobControl, steps: int) -> None:
+    def __init__(self, outer: JobControl, *, lag: int = 0) -> None:
         self._outer = outer
-        self._steps = steps
-        self._iteration = 0
-        self._round = 0
+        self._lag = lag
         self._due: dict[Signal, int] = {}
+        self.next_end = 0
 
-    def begin_at(self, iteration: int, rounds: int) -> None:
-        """Note that a round begins after so many iterations and rounds."""
-        self._iteration, self._round = iteration, rounds
-
-    def end_whole_round(self, iteration: int, rounds: int) -> None:
-        """Note that a round has ended at a multiple of its steps, after so many iterations and rounds."""
-        self.begin_at(iteration, rounds)
+    def end_round(self, iteration: int, rounds: int, *, next_end: int) -> None:
+        """Note that a whole round has ended, after so many iterations and rounds."""
         for signal in self._outer.requests:
-            if signal.clock <= rounds:
+            if signal.clock + self._lag <= rounds:
                 self._due.setdefault(signal, iteration)
+        self.next_end = next_end
 
     def gather(self, payload: bytes) -> Collection:
         """See `Delivery`."""
@@ -299,15 +300,10 @@ class RoundDelivery:
 
     @property
     def requests(self) -> tuple[Signal, ...]:
-        """See `Delivery`."""
-        return tuple(Signal(signal.kind, self._iteration_of(signal)) for signal in self._outer.requests)
-
-    def _iteration_of(self, signal: Signal) -> int:
-        """Return the iteration of a request; while its round has not ended, the earliest one that it may get."""
-        if signal in self._due:
-            return self._due[signal]
-        end_of_round = (self._iteration // self._steps + 1) * self._steps
-        return end_of_round + max(0, signal.clock - self._round - 1) * self._steps
+        """See `Delivery`. A request whose round has not ended has the earliest iteration that it may get."""
+        return tuple(
+            Signal(signal.kind, self._due.get(signal, self.next_end)) for signal in self._outer.requests
+        )
 
 
 def _copy(tensor: Tensor) -> Tensor:

@@ -18,6 +18,11 @@ from poseidon.exchange.compression import parse_compression
 from poseidon.exchange.cost import ExchangeKind
 from ps_server import Consistency, Precision
 
+LOCAL_STEPS = frozenset(
+    {"outer_lr", "outer_momentum", "outer_nesterov", "sync_fragments", "sync_delay", "sync_mix"}
+)
+"""The options that only local steps use."""
+
 
 class OnDivergence(Enum):
     """The effect of a difference between replicas."""
@@ -42,6 +47,9 @@ class ExchangeOptions:
         outer_lr: rate of the outer rule, above 0.
         outer_momentum: momentum of the outer rule, at least 0 and below 1.
         outer_nesterov: whether the outer rule is Nesterov's; otherwise it is SGD.
+        sync_fragments: parts of the tensors that are exchanged at different iterations of a round (`streaming.py`).
+        sync_delay: local steps that are made while a part travels; below `sync_every`.
+        sync_mix: the weight of a worker's own value when the common one comes after a delay; at least 0 and below 1.
         bandwidth_mbps: SSPAggr's budget of each client for changes that the bound does not need yet; None: no limit.
         compress: lossy codecs of tensors (`compression.py`); empty: none.
         wait_free: whether gradients leave while the backward pass runs.
@@ -61,6 +69,9 @@ class ExchangeOptions:
     outer_lr: float = field(default=0.7, metadata={"flag": "outer_lr"})
     outer_momentum: float = field(default=0.9, metadata={"flag": "outer_momentum"})
     outer_nesterov: bool = field(default=True, metadata={"flag": "outer_nesterov"})
+    sync_fragments: int = field(default=1, metadata={"flag": "sync_fragments"})
+    sync_delay: int = field(default=0, metadata={"flag": "sync_delay"})
+    sync_mix: float = field(default=0.5, metadata={"flag": "sync_mix"})
     bandwidth_mbps: float | None = field(default=None, metadata={"flag": "client_bandwidth_mbps"})
     compress: str = field(default="", metadata={"flag": "compress"})
     wait_free: bool = field(default=True, metadata={"flag": "wait_free"})
@@ -98,18 +109,39 @@ class ExchangeOptions:
             raise UsageError(f"--outer_momentum={self.outer_momentum:g}: expected 0 or more, and less than 1")
         if not self.sync_every:
             for entry in fields(self):
-                if entry.name.startswith("outer_") and getattr(self, entry.name) != entry.default:
+                if entry.name in LOCAL_STEPS and getattr(self, entry.name) != entry.default:
                     raise UsageError(
                         f"--{entry.metadata['flag']} is for local steps, which --sync_every=H asks for"
                     )
+            return
+        if not 1 <= self.sync_fragments <= self.sync_every:
+            raise UsageError(
+                f"--sync_fragments={self.sync_fragments}: expected 1 to {self.sync_every}, which is --sync_every"
+            )
+        if self.sync_delay >= self.sync_every:
+            raise UsageError(
+                f"--sync_delay={self.sync_delay}: expected less than --sync_every={self.sync_every}"
+            )
+        if not 0 <= self.sync_mix < 1:
+            raise UsageError(f"--sync_mix={self.sync_mix:g}: expected 0 or more, and less than 1")
+        if self.streams and (self.kind is ExchangeKind.ALLREDUCE or self.staleness):
+            raise UsageError(
+                "--sync_fragments and --sync_delay need the parameter server at --table_staleness=0; expected "
+                "--exchange=hybrid or ps"
+            )
+
+    @property
+    def streams(self) -> bool:
+        """Whether parts of the tensors travel at different iterations, or while local steps are made."""
+        return self.sync_fragments > 1 or self.sync_delay > 0
 
     @property
     def without_local_steps(self) -> ExchangeOptions:
         """The options of the outer exchange."""
-        outer: dict[str, Any] = {
-            entry.name: entry.default for entry in fields(self) if entry.name.startswith("outer_")
+        unused: dict[str, Any] = {
+            entry.name: entry.default for entry in fields(self) if entry.name in LOCAL_STEPS
         }
-        return replace(self, sync_every=0, **outer)
+        return replace(self, sync_every=0, **unused)
 
     @property
     def one_plain_step(self) -> bool:

@@ -204,13 +204,17 @@ class ServerExchange(WholeGradients):
             if table.is_copy:
                 continue
             if table.statistics:
-                self._pushes.drain()
-                self._push_statistics(index)
+                self.push_statistics(index)
             elif not table.begun:
                 self.begin(index, torch.zeros(table.value.size, dtype=torch.float32, device="cpu"))
         if self._settings.clip is not None:
             self._pushes.drain()
         return self._push_limited(outside)
+
+    def push_statistics(self, index: int) -> None:
+        """Push the present values of statistics."""
+        self._pushes.drain()
+        self._push_statistics(index)
 
     def end_iteration(self) -> None:
         """End the iteration: the second half of `finish`."""

@@ -13,6 +13,8 @@ Laws:
 * A pushed array is held, and must not be written to, until the shard has it: at staleness 0 until the next value of its
   chunk arrives, at staleness > 0 until a value that includes it arrives.
 * A table of staleness 0 may be bound to its reader's array (`values.py`).
+* With table clocks each table of staleness 0 counts its own pushes: a worker pushes a table when it likes, all workers equally
+  often, and a read needs all that the worker has pushed to the table. The shards know each chunk's own clock anyway.
 """
 
 from __future__ import annotations
@@ -55,13 +57,23 @@ class Session:
         store: the store, the same on every worker.
         token: the job's secret.
         log: under `SSPAggr`, holds changes back (`bandwidth.py`); None: every change is sent at once.
+        table_clocks: whether each table has a clock of its own.
     """
 
     def __init__(
-        self, rank: int, store: StoreSpec, token: bytes = b"", *, log: ChangeLog | None = None
+        self,
+        rank: int,
+        store: StoreSpec,
+        token: bytes = b"",
+        *,
+        log: ChangeLog | None = None,
+        table_clocks: bool = False,
     ) -> None:
         if not 0 <= rank < store.workers:
             raise SpecError(f"rank is {rank}; expected 0 to {store.workers - 1}")
+        if table_clocks and (store.clip is not None or any(table.staleness for table in store.tables)):
+            raise SpecError("tables with clocks of their own have staleness 0 and no limit on a common norm")
+        self._table_clocks = table_clocks
         self.rank = rank
         self.store = store
         self.clock = store.start_clock
@@ -119,7 +131,7 @@ class Session:
         if any(copy.pushed != self.store.start_clock for row in self.values.copies for copy in row):
             raise LocalProtocolError("a store is renewed only before its first push")
         store = replace(self.store, start_clock=start_clock)
-        session = Session(self.rank, store, self._token, log=self._log)
+        session = Session(self.rank, store, self._token, log=self._log, table_clocks=self._table_clocks)
         session._joins = False
         session.collections = self.collections.renewed()
         session.signals = WorkerSignals(self.rank, unwelcome=frozenset(range(store.shards)))
@@ -152,7 +164,7 @@ class Session:
         if feedback is None:
             return array
         if isinstance(feedback, Compressor):
-            return feedback.encode(array, self.clock)
+            return feedback.encode(array, self._clock_of(table))
         return feedback.round(array)
 
     def _encoded_bounds(self, table: int) -> Sequence[int] | None:
@@ -170,10 +182,11 @@ class Session:
             )
         outgoing = []
         for copy in self.values.copies[table]:
-            if copy.pushed != self.clock:
+            if copy.pushed != self._clock_of(table) or (self._table_clocks and copy.clock < copy.pushed):
                 raise LocalProtocolError(
-                    f"table '{self.store.tables[table].name}' was already pushed in iteration {self.clock}"
+                    f"table '{self.store.tables[table].name}' was already pushed in iteration {self._clock_of(table)}"
                 )
+        clock = self._clock_of(table)
         for copy in self.values.copies[table]:
             chunk = copy.chunk
             start, stop = (
@@ -182,11 +195,11 @@ class Session:
             part = array[start:stop]
             copy.pushed += 1
             if self._log is not None and self.store.tables[table].adds_changes:
-                self._log.add((table, chunk.index), self.clock, np.asarray(part, np.float32))
+                self._log.add((table, chunk.index), clock, np.asarray(part, np.float32))
             else:
                 copy.sent += 1
                 copy.held.append(Held(part, 1))
-                outgoing.append(Addressed(chunk.shard, m.Push(table, chunk.index, self.clock, rate, part)))
+                outgoing.append(Addressed(chunk.shard, m.Push(table, chunk.index, clock, rate, part)))
         return outgoing
 
     def release(self, now_s: float) -> list[Addressed]:
@@ -231,8 +244,10 @@ class Session:
         return [Addressed(shard, m.Clock(clock)) for clock in clocks for shard in self._clocked]
 
     def tick(self) -> list[Addressed]:
-        """Finish an iteration. Every table must have been pushed."""
+        """Finish an iteration. Every table must have been pushed, unless each has a clock of its own."""
         for spec, row in zip(self.store.tables, self.values.copies, strict=True):
+            if self._table_clocks:
+                break
             if spec.keeping is not Keeping.COPY and row[0].pushed != self.clock + 1:
                 raise LocalProtocolError(f"iteration {self.clock} ends without a push of table '{spec.name}'")
         self.clock += 1
@@ -357,7 +372,11 @@ class Session:
         spec = self.store.tables[table]
         if spec.keeping is Keeping.COPY:
             return 0
-        return max(needed_clock(self.clock, spec.staleness if staleness is None else staleness), 0)
+        clock = self._clock_of(table)
+        return max(needed_clock(clock, spec.staleness if staleness is None else staleness), 0)
+
+    def _clock_of(self, table: int) -> int:
+        return self.values.copies[table][0].pushed if self._table_clocks else self.clock
 
     def missing(self, table: int, staleness: int | None = None, *, first: int = 0) -> Chunk | None:
         """Return the first chunk that is too old to be read now, or None.

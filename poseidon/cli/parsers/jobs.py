@@ -299,6 +299,12 @@ def _exchange(parser: Parser) -> None:
     flag(group, "outer_lr", "rate of the outer rule (0.7)", type=number, default=0.7, metavar="F")
     flag(group, "outer_momentum", "its momentum (0.9)", type=number, default=0.9, metavar="F")
     switch(group, "outer_nesterov", "its momentum is Nesterov's (on)", default=True)
+    text = "parts sent at different iterations of a round (1)"
+    flag(group, "sync_fragments", text, type=count, default=1, metavar="P")
+    text = "local steps made while a part travels (0)"
+    flag(group, "sync_delay", text, type=count, default=0, metavar="D")
+    text = "weight of the own value after a delay (0.5)"
+    flag(group, "sync_mix", text, type=number, default=0.5, metavar="F")
     switch(group, "wait_free", "send gradients during the backward pass (on)", default=True)
     text = "iterations between comparisons of weights (1000)"
     flag(group, "check_replicas", text, type=count, default=1000, metavar="N")

@@ -135,7 +135,7 @@ def distribute(
             patterns of parameter names. Empty: those of the flag. docs/compression.md has the codecs.
         local_steps: steps that each worker makes by itself before all exchange what they have changed; 0: none, all exchange
             in every step. None: as --sync_every of the job says.
-        outer: the rule that applies the mean change of a round of local steps; None: as the flags --outer_* say.
+        outer: the rule that applies the mean change of a round of local steps; None: as the flags --outer_* and --sync_* say.
 
     Raises:
         UsageError: an argument is out of range, or the module cannot be distributed.
@@ -222,6 +222,9 @@ def _with_local_steps(context: WorkerContext, options: DistributeOptions) -> Wor
             outer_lr=float(outer.lr),
             outer_momentum=float(outer.momentum),
             outer_nesterov=outer.nesterov,
+            sync_fragments=outer.fragments,
+            sync_delay=outer.delay,
+            sync_mix=float(outer.mix),
         )
     return _with_options(context, replace(exchange, sync_every=steps))
 

@@ -110,11 +110,17 @@ class Outer:
         lr: the rate; above 0.
         momentum: b; 0 <= b < 1.
         nesterov: Nesterov's momentum.
+        fragments: parts of the parameters that are exchanged at different steps of a round; 1 to its steps.
+        delay: local steps that are made while a part travels; 0 or more, less than the steps of a round.
+        mix: the weight of a worker's own value when the common one comes after a delay; 0 <= mix < 1.
     """
 
     lr: float = 0.7
     momentum: float = 0.9
     nesterov: bool = True
+    fragments: int = 1
+    delay: int = 0
+    mix: float = 0.5
 
     def __post_init__(self) -> None:
         _check("lr of Outer", self.lr)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import NoReturn
@@ -44,7 +45,8 @@ ALL = ExchangeOptions(
     check_every=7,
     on_divergence=OnDivergence.MEND,
 )
-"""Every field has another value than its default."""
+STREAMING = ExchangeOptions(sync_every=16, sync_fragments=2, sync_delay=3, sync_mix=0.25)
+"""In one of both every field has another value than its default; these exclude some of the others."""
 
 
 def arguments_of(options: ExchangeOptions) -> list[str]:
@@ -53,9 +55,17 @@ def arguments_of(options: ExchangeOptions) -> list[str]:
 
 
 def test_the_flags_of_all_fields_give_all_fields() -> None:
-    assert all(getattr(ALL, entry.name) != entry.default for entry in fields(ALL))
-    arguments = [argument.replace("sspaggr", "SSPAggr") for argument in arguments_of(ALL)]
-    assert job_request(ScriptRequest, parse_arguments(["run", *arguments, "script.py"])).exchange == ALL
+    for entry in fields(ALL):
+        assert any(getattr(options, entry.name) != entry.default for options in (ALL, STREAMING))
+    for options in (ALL, STREAMING):
+        arguments = [
+            re.sub("ssp(aggr|push)", lambda name: f"SSP{name[1].title()}", argument)
+            for argument in arguments_of(options)
+            if argument != "--client_bandwidth_mbps=none"
+        ]
+        assert (
+            job_request(ScriptRequest, parse_arguments(["run", *arguments, "script.py"])).exchange == options
+        )
     assert job_request(ScriptRequest, parse_arguments(["run", "script.py"])).exchange == DEFAULT_OPTIONS
 
 
@@ -152,6 +162,16 @@ def test_an_added_option_is_checked_as_all_others() -> None:
         ({"sync_every": 8, "outer_momentum": 1.0}, "--outer_momentum=1: expected 0 or more, and less than 1"),
         ({"outer_momentum": 0.5}, "--outer_momentum is for local steps, which --sync_every=H asks for"),
         ({"outer_nesterov": False}, "--outer_nesterov is for local steps"),
+        ({"sync_delay": 2}, "--sync_delay is for local steps"),
+        (
+            {"sync_every": 4, "sync_fragments": 5},
+            "--sync_fragments=5: expected 1 to 4, which is --sync_every",
+        ),
+        ({"sync_every": 4, "sync_fragments": 0}, "--sync_fragments=0: expected 1 to 4"),
+        ({"sync_every": 4, "sync_delay": 4}, "--sync_delay=4: expected less than --sync_every=4"),
+        ({"sync_every": 4, "sync_mix": 1.0}, "--sync_mix=1: expected 0 or more, and less than 1"),
+        ({"sync_every": 4, "sync_delay": 1, "kind": "allreduce"}, "need the parameter server"),
+        ({"sync_every": 4, "sync_fragments": 2, "staleness": 1}, "need the parameter server"),
     ],
 )
 def test_what_cannot_be_is_refused(values: dict[str, object], message: str) -> None:

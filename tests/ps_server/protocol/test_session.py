@@ -192,3 +192,29 @@ def test_a_shards_leave_is_the_answer_to_this_workers() -> None:
     assert s.stays_on == {0, 1}
     s.receive(0, m.Leave())
     assert s.stays_on == {1}
+
+
+def test_tables_with_clocks_of_their_own_are_pushed_one_by_one() -> None:
+    tables = (TableSpec(name="v", size=2), TableSpec(name="w", size=2))
+    s = Session(0, StoreSpec(workers=2, shards=1, tables=tables), table_clocks=True)
+    for table in (0, 1):
+        s.receive(0, m.Value(table, 0, 0, 0, array(1, 2)))
+    for clock in range(3):
+        (sent,) = s.push(1, array(1, 1), 0.1)
+        assert isinstance(sent.message, m.Push)
+        assert sent.message.clock == clock
+        s.tick()
+        assert s.missing(0) is None
+        assert s.missing(1) is not None
+        with pytest.raises(LocalProtocolError, match=f"'w' was already pushed in iteration {clock + 1}"):
+            s.push(1, array(1, 1), 0.1)
+        s.receive(0, m.Value(1, 0, clock + 1, clock + 1, array(3, 4)))
+        assert s.missing(1) is None
+    assert s.clock == 3
+
+
+@pytest.mark.parametrize(("staleness", "settings"), [(1, {}), (0, {"clip": 1.0})])
+def test_clocks_of_tables_exclude_what_needs_one_clock(staleness: int, settings: dict[str, float]) -> None:
+    tables = (TableSpec(name="w", size=2, staleness=staleness),)
+    with pytest.raises(SpecError, match="have staleness 0 and no limit"):
+        Session(0, StoreSpec(workers=2, shards=1, tables=tables, **settings), table_clocks=True)  # type: ignore[arg-type]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -164,11 +165,43 @@ def test_one_plain_step_has_the_bits_of_synchronous_training() -> None:
         assert all(torch.equal(local[0][name], value) for name, value in synchronous[0].items())
 
 
+def evaluates(net: nn.Module, group: Group) -> None:
+    if group.steps == 4:
+        with torch.no_grad():
+            net(torch.zeros(2, 3))
+        group.settle()
+        assert len(set(group._collections.all_gather(_bytes(net)))) == 1
+
+
+def _bytes(net: nn.Module) -> bytes:
+    return b"".join(p.detach().numpy().tobytes() for p in net.parameters())
+
+
+STREAMS = replace(BY_FLAGS, options=replace(BY_FLAGS.options, sync_fragments=2, sync_delay=1, sync_mix=0.25))
+
+
+@pytest.mark.parametrize("how", [OPTIMIZERS["adamw"], SGD(lr=0.1, momentum=0.9)])
+def test_fragments_come_by_flags_and_by_arguments(how: How) -> None:
+    outer = Outer(lr=0.5, momentum=0.8, fragments=2, delay=1, mix=0.25)
+    options = DistributeOptions(local_steps=3, outer=outer)
+    ends = [
+        together(WORKERS, Net, how, trains(at=evaluates), member=STREAMS),
+        together(WORKERS, Net, how, trains(at=evaluates), options=options),
+    ]
+    plain = together(WORKERS, Net, how, trains(at=evaluates), member=BY_FLAGS)
+    for name, value in ends[0][0].items():
+        assert all(torch.equal(end[name], value) for end in (*ends[0], *ends[1]))
+    assert not torch.equal(ends[0][0]["0.weight"], plain[0]["0.weight"])
+
+
 @pytest.mark.parametrize("saved", [3, 5, 6])
+@pytest.mark.parametrize("member", [BY_FLAGS, STREAMS])
 @pytest.mark.parametrize(
     "how", [OPTIMIZERS["sgd"], OPTIMIZERS["adamw"], SGD(lr=0.1, momentum=0.9), Adam(lr=0.01)]
 )
-def test_a_resumed_run_has_the_bits_of_the_whole_one(how: How, saved: int, tmp_path: Path) -> None:
+def test_a_resumed_run_has_the_bits_of_the_whole_one(
+    how: How, member: Membership, saved: int, tmp_path: Path
+) -> None:
     def save(net: nn.Module, group: Group) -> None:
         if group.steps == saved:
             group.save(tmp_path / "net")
@@ -178,8 +211,8 @@ def test_a_resumed_run_has_the_bits_of_the_whole_one(how: How, saved: int, tmp_p
         assert group.steps == saved
         trains(10)(net, group)
 
-    whole = together(WORKERS, Net, how, trains(10, save), member=BY_FLAGS)
-    resumed = together(WORKERS, Net, how, resume, member=BY_FLAGS)
+    whole = together(WORKERS, Net, how, trains(10, save), member=member)
+    resumed = together(WORKERS, Net, how, resume, member=member)
     for end in resumed:
         for name, value in end.items():
             assert torch.equal(value, whole[0][name]), name
@@ -200,18 +233,6 @@ def test_local_steps_go_on_from_a_synchronous_checkpoint(tmp_path: Path) -> None
         together(2, Net, how, trains(5, save))
         ends = together(2, Net, how, resume, member=BY_FLAGS)
         assert all(torch.equal(ends[0][name], value) for name, value in ends[1].items())
-
-
-def evaluates(net: nn.Module, group: Group) -> None:
-    if group.steps == 4:
-        with torch.no_grad():
-            net(torch.zeros(2, 3))
-        group.settle()
-        assert len(set(group._collections.all_gather(_bytes(net)))) == 1
-
-
-def _bytes(net: nn.Module) -> bytes:
-    return b"".join(p.detach().numpy().tobytes() for p in net.parameters())
 
 
 @pytest.mark.parametrize("how", [OPTIMIZERS["sgd"], SGD(lr=0.1, momentum=0.9)])

@@ -88,15 +88,18 @@ SOLVERS = {
 }
 
 
-@pytest.mark.parametrize("kind", SOLVERS)
-def test_a_run_with_local_steps_goes_on_with_the_bits_of_the_whole_one(tmp_path: Path, kind: str) -> None:
+@pytest.mark.parametrize(
+    ("kind", "fragments", "delay"), [*((kind, 1, 0) for kind in SOLVERS), ("Nesterov", 2, 0), ("Adam", 3, 2)]
+)
+def test_a_run_with_local_steps_goes_on_with_the_bits_of_the_whole_one(
+    tmp_path: Path, kind: str, fragments: int, delay: int
+) -> None:
     """The snapshot of iteration 10 is within a round of 4, and the test of iteration 8 is at the end of one."""
     make_data(tmp_path)
     extra = f'snapshot: 10\nmax_iter: 22\ntype: "{kind}"\n{SOLVERS[kind]}'
     solver = write_definitions(tmp_path, batch=5, extra=extra, dropout=True, norm=True)
-    job = Job(
-        workers=3, shards=2, kind=ExchangeKind.SERVER, options=ExchangeOptions(sync_every=4, check_every=6)
-    )
+    options = ExchangeOptions(sync_every=4, check_every=6, sync_fragments=fragments, sync_delay=delay)
+    job = Job(workers=3, shards=2, kind=ExchangeKind.SERVER, options=options)
     assert run(solver, job).local_steps == 4
     model = tmp_path / "snap_iter_22.caffemodel"
     state = tmp_path / "snap_iter_22.solverstate"
