@@ -6,12 +6,28 @@ from setuptools import find_packages, setup
 from setuptools.command.build_py import build_py
 
 HERE = Path(__file__).parent
-PROJECT_EXAMPLES = ("hdf5_classification", "lstm", "ssd", "torch_cnn")  # the others need the checkout
+PROJECT_EXAMPLES = (  # the others need the checkout
+    *(
+        "hdf5_classification",
+        "lstm",
+        "net_surgery",
+        "resnet50",
+        "ssd",
+        "torch_cnn",
+        "torch_resume",
+        "transformer",
+    ),
+)
 TEMPLATES = (
     *HERE.glob("prototxt/**/*.prototxt"),
     *HERE.glob("prototxt/**/README.md"),
     *(path for path in HERE.glob("machinefiles/*") if path.is_file()),
-    *(path for name in PROJECT_EXAMPLES for path in HERE.glob(f"examples/{name}/*.*")),
+    *(
+        path
+        for name in PROJECT_EXAMPLES
+        for path in HERE.glob(f"examples/{name}/*.*")
+        if path.suffix in (".md", ".prototxt", ".py")
+    ),
 )
 """What an installed package has as `poseidon/templates`, for `poseidon init`; in a checkout it stays at the top."""
 
@@ -72,13 +88,17 @@ EXPORT_REQUIRES = [
     "safetensors>=0.4",  # reads and writes .safetensors
 ]
 
+ALL_REQUIRES = [
+    *REDIS_REQUIRES,
+    *TENSORBOARD_REQUIRES,
+    *PROMETHEUS_REQUIRES,
+    *DASHBOARD_REQUIRES,
+    *EXPORT_REQUIRES,
+]
+
 DEV_REQUIRES = [
-    *REDIS_REQUIRES,  # tests run against a real server
-    *TENSORBOARD_REQUIRES,  # tests read the files that were written
-    *PROMETHEUS_REQUIRES,  # tests fetch the page
-    *DASHBOARD_REQUIRES,  # tests open the page
-    *EXPORT_REQUIRES,  # tests write the files
-    "onnxruntime>=1.20",  # and compare what it computes
+    *ALL_REQUIRES,  # tests run against real servers, read the files and open the pages
+    "onnxruntime>=1.20",  # and compare what ONNX models compute
     "selenium>=4.27",  # in a real browser
     "pytest>=8.3",  # test runner
     "pytest-timeout>=2.3",  # a hung test is a failed test
@@ -125,11 +145,19 @@ setup(
     cmdclass={"build_py": BuildWithTemplates},
     packages=find_packages(include=["poseidon", "poseidon.*", "ps_server", "ps_server.*"]),
     package_data={
-        "poseidon": ["py.typed", "proto/*.proto", "proto/*.pyi", "dashboard/static/*"],
+        "poseidon": [
+            "py.typed",
+            "proto/*.proto",
+            "proto/*.pyi",
+            "caffe2/proto/*.proto",
+            "caffe2/proto/*.pyi",
+            "dashboard/static/*",
+        ],
         "ps_server": ["py.typed"],
     },
     install_requires=INSTALL_REQUIRES,
     extras_require={
+        "all": ALL_REQUIRES,
         "dashboard": DASHBOARD_REQUIRES,
         "dev": DEV_REQUIRES,
         "export": EXPORT_REQUIRES,

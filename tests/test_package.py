@@ -8,7 +8,9 @@ import shutil
 import subprocess
 import sys
 import tarfile
+from collections.abc import Iterator
 from email.parser import Parser
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -17,15 +19,31 @@ pytest.importorskip("setuptools", minversion="77", reason="building the wheel ta
 
 pytestmark = pytest.mark.timeout(300)  # the first test builds the wheel
 
+CHECKED = (
+    *(
+        "torch",
+        "numpy",
+        "zmq",
+        "msgpack",
+        "google.protobuf",
+        "lmdb",
+        "cv2",
+        "h5py",
+        "matplotlib",
+        "pydot",
+        "paramiko",
+    ),
+    *("psutil", "tqdm"),
+)
+"""The packages that Poseidon imports, by the names of their modules."""
 BUILD = "from setuptools.build_meta import build_sdist, build_wheel; build_{}('dist')"
 
 
-def run(folder: Path, *words: str | Path, path: Path | None = None) -> str:
+def run(folder: Path, *words: str | Path) -> str:
     environment = {**os.environ, "PYTHONDONTWRITEBYTECODE": "1", "POSEIDON_HOME": str(folder / "home")}
-    if path is not None:
-        environment["PYTHONPATH"] = str(path)
+    environment.pop("PYTHONPATH", None)
     done = subprocess.run(
-        [sys.executable, *map(str, words)],
+        [str(word) for word in words],
         cwd=folder, env=environment, capture_output=True, text=True, timeout=200, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
@@ -44,57 +62,124 @@ def installed(repository: Path, tmp_path_factory: pytest.TempPathFactory) -> Pat
         folder / "checkout",
         ignore=lambda at, names: skipped(at, names) - ({"data"} if at.endswith("poseidon") else set()),
     )
-    run(folder / "checkout", "-c", BUILD.format("sdist"))
+    run(folder / "checkout", sys.executable, "-c", BUILD.format("sdist"))
     (archive,) = (folder / "checkout" / "dist").glob("*.tar.gz")
     with tarfile.open(archive) as file:
         file.extractall(folder, filter="data")
     (source,) = folder.glob("poseidon-*")
-    run(source, "-c", BUILD.format("wheel"))
+    run(source, sys.executable, "-c", BUILD.format("wheel"))
     (wheel,) = (source / "dist").glob("*.whl")
-    run(
-        folder,
-        "-m",
-        "pip",
-        "install",
-        "--quiet",
-        "--no-deps",
-        "--no-index",
-        f"--target={folder / 'site'}",
-        wheel,
-    )
-    return folder / "site"
+    run(folder, sys.executable, "-m", "venv", "--without-pip", "venv")
+    python = folder / "venv" / "bin" / "python"
+    site = Path(run(folder, python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))").strip())
+    quiet = ("--quiet", "--no-deps", "--no-index")
+    run(folder, sys.executable, "-m", "pip", f"--python={python}", "install", *quiet, wheel)
+    # The dependencies are those of this environment; what its own .pth files add, such as a checkout, is left out.
+    (site / "dependencies.pth").write_text("\n".join(sorted({str(path) for path in _dependencies()})))
+    return folder / "venv"
+
+
+def _dependencies() -> Iterator[Path]:
+    """Yield the folders in which the packages are that Poseidon imports."""
+    for name in CHECKED:
+        found = find_spec(name)
+        if found is not None and found.origin is not None:
+            parents = Path(found.origin).parents
+            yield parents[1] if found.submodule_search_locations else parents[0]
+
+
+def site_of(installed: Path) -> Path:
+    (site,) = installed.glob("lib/python*/site-packages")
+    return site
 
 
 def contents(folder: Path) -> dict[str, int]:
-    return {str(path.relative_to(folder)): path.stat().st_mtime_ns for path in sorted(folder.rglob("*"))}
+    return {
+        str(path.relative_to(folder)): path.stat().st_mtime_ns
+        for name in ("poseidon", "ps_server")
+        for path in sorted((folder / name).rglob("*"))
+    }
 
 
 def test_the_metadata_is_complete(installed: Path) -> None:
-    (info,) = installed.glob("poseidon-*.dist-info")
+    (info,) = site_of(installed).glob("poseidon-*.dist-info")
     metadata = Parser().parsestr((info / "METADATA").read_text(encoding="utf-8"))
     assert (metadata["Author"], metadata["License"]) == ("The Poseidon authors", "BSD-3-Clause")
     assert "Redistribution and use" in (info / "licenses" / "LICENSE").read_text(encoding="utf-8")
     versions = {name.rpartition(" ")[2] for name in metadata.get_all("Classifier") if "Python :: 3." in name}
     assert versions == {"3.10", "3.11", "3.12", "3.13"}
+    assert metadata["Requires-Python"] == ">=3.10"
     assert metadata["Keywords"] and "# Poseidon" in metadata.get_payload()
+    core = [line for line in metadata.get_all("Requires-Dist") if "extra ==" not in line]
+    extras = ("tensorboard", "prometheus", "redis", "starlette", "uvicorn", "onnx", "safetensors", "pytest")
+    assert not [line for line in core if line.startswith(extras)]
+    assert set(metadata.get_all("Provides-Extra")) == {
+        *("all", "dashboard", "dev", "export", "leveldb", "prometheus", "redis", "tensorboard")
+    }
+
+
+def test_the_wheel_has_what_the_checkout_has(installed: Path, repository: Path) -> None:
+    site = site_of(installed)
+    packages = ("poseidon", "ps_server")
+    own = {
+        path.relative_to(repository)
+        for package in packages
+        for path in (repository / package).rglob("*")
+        if path.is_file() and path.suffix not in (".md", ".pyc")
+    }
+    assert {path for path in own if not (site / path).is_file()} == set()
+    assert all((site / package / "py.typed").is_file() for package in packages)
+    zoo = {path.relative_to(repository) for path in repository.glob("prototxt/**/*.prototxt")}
+    assert all((site / "poseidon" / "templates" / path).is_file() for path in zoo)
+    assert not (site / "tests").exists()
+
+
+def test_help_and_version_import_nothing_heavy(installed: Path, tmp_path: Path) -> None:
+    python = installed / "bin" / "python"
+    assert re.fullmatch(
+        r"poseidon \d+\.\d+\.\d+\n", run(tmp_path, installed / "bin" / "poseidon", "--version")
+    )
+    for command in ("--help", "train --help", "completion bash"):
+        program = (
+            "import sys; from poseidon.cli.main import main\ntry: main(sys.argv[1:])\nexcept SystemExit: pass\n"
+            f"print(sorted(set({CHECKED!r}) & set(sys.modules)), len(sys.modules), file=sys.__stdout__)"
+        )
+        last = run(tmp_path, python, "-c", program, *command.split()).splitlines()[-1]
+        heavy, count = re.fullmatch(r"(\[.*\]) (\d+)", last).groups()  # type: ignore[union-attr]
+        assert heavy == "[]", command
+        assert int(count) < 200
 
 
 @pytest.mark.processes
 def test_a_project_trains_from_an_installed_wheel(installed: Path, tmp_path: Path) -> None:
-    before = contents(installed)
-    assert run(tmp_path, "-c", "import poseidon; print(poseidon.__file__)", path=installed).startswith(
-        str(installed)
-    )
-    assert "cifar10 " in run(tmp_path, "-m", "poseidon", "init", path=installed)
-    run(tmp_path, "-m", "poseidon", "init", "hdf5_classification", "mine", path=installed)
+    site, poseidon = site_of(installed), installed / "bin" / "poseidon"
+    before = contents(site)
+    where = run(tmp_path, installed / "bin" / "python", "-c", "import poseidon; print(poseidon.__file__)")
+    assert where.startswith(str(site))
+    assert "cifar10 " in run(tmp_path, poseidon, "init", "--list")
+    run(tmp_path, poseidon, "init", "hdf5_classification", "mine")
     mine = tmp_path / "mine"
-    run(mine, "make_data.py", path=installed)
-    solver = mine / "solver.prototxt"
-    text = re.sub(
-        r"^(max_iter|test_iter): \d+", r"\1: 3", solver.read_text(encoding="utf-8"), flags=re.MULTILINE
-    )
-    solver.write_text(text, encoding="utf-8")
-    run(tmp_path, "-m", "poseidon", "train", f"--solver={solver}", path=installed)
+    run(mine, installed / "bin" / "python", "make_data.py")
+    flags = ("--max_iter=3", "--set", "test_iter=3")
+    run(tmp_path, poseidon, "train", f"--solver={mine / 'solver.prototxt'}", *flags)
     assert [path.name for path in tmp_path.rglob("*iter_3.caffemodel")]
     assert list(tmp_path.glob("output/*/worker_0.log"))
-    assert contents(installed) == before
+    assert contents(site) == before
+
+
+@pytest.mark.thorough
+@pytest.mark.processes
+@pytest.mark.parametrize("name", ["cifar10", "torch_cnn"])
+def test_the_commands_of_a_project_run_from_an_installed_wheel(
+    installed: Path, tmp_path: Path, name: str
+) -> None:
+    """What README.md of the project names, with fewer iterations."""
+    run(tmp_path, installed / "bin" / "poseidon", "init", name, "mine")
+    readme = (tmp_path / "mine" / "README.md").read_text(encoding="utf-8")
+    commands = [line.split("#")[0].split() for line in readme.splitlines() if line.startswith("    ")]
+    assert commands
+    for command, *words in commands:
+        more = ["--max_iter=4"] if words[0] == "train" else []
+        more += ["--url="] if words[0] == "prepare_cifar10" else []
+        run(tmp_path / "mine", installed / "bin" / command, *words, *more)
+    assert list(tmp_path.glob("mine/output/*/worker_0.log"))

@@ -19,7 +19,11 @@ import numpy as np
 import poseidon.pycaffe as caffe
 from poseidon.errors import PoseidonError
 
-DEFINITION = Path(__file__).parents[2] / "prototxt" / "lenet" / "lenet.prototxt"
+HERE = Path(__file__).resolve().parent
+# In a project of `poseidon init` LeNet is beside this file.
+DEFINITION = HERE / "lenet.prototxt"
+if not DEFINITION.is_file():
+    DEFINITION = HERE.parents[1] / "prototxt" / "lenet" / "lenet.prototxt"
 # Fully-connected layer -> the convolution that does its work.
 CONVOLVED = {"ip1": "ip1-conv", "ip2": "ip2-conv"}
 

@@ -21,13 +21,17 @@ from torch import Tensor, nn
 
 import poseidon
 
-DOCS = Path(__file__).parents[2] / "docs"
+DOCS = Path(__file__).resolve().parents[2] / "docs"
 CONTEXT = 48
 
 
 def read_docs() -> tuple[Tensor, Tensor, int]:
-    """Return the docs as rows of numbers, to train and to test on, and the number of letters."""
-    text = "".join(path.read_text(encoding="utf-8") for path in sorted(DOCS.glob("*.md")))
+    """Return the docs as rows of numbers, to train and to test on, and the number of letters.
+
+    A project of `poseidon init` has no docs: it reads modules of Python.
+    """
+    paths = sorted(DOCS.glob("*.md")) or sorted(Path(argparse.__file__).parent.glob("[a-c]*.py"))
+    text = "".join(path.read_text(encoding="utf-8") for path in paths)
     letters = sorted(set(text))
     number = {letter: index for index, letter in enumerate(letters)}
     pieces = torch.tensor([number[letter] for letter in text]).split(len(text) // 200)

@@ -1,4 +1,4 @@
-"""`poseidon init`: a new folder with a net of the zoo, to edit and to train."""
+"""`poseidon init`: a new folder with a net of the zoo or an example, to edit and to train."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def run(arguments: argparse.Namespace) -> int:
         UsageError: there is no such project, or the folder holds something.
     """
     known = projects()
-    if arguments.project is None:
+    if arguments.project is None or arguments.list:
         for name, folder in known.items():
             print(f"{name:20} {project_title(folder)}")
         print("\nMake one of them with: poseidon init PROJECT [DIR]")

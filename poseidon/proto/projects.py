@@ -14,6 +14,21 @@ from pathlib import Path
 from poseidon.errors import UsageError
 from poseidon.proto.paths import shipped_folder
 
+EXAMPLES = {
+    "net_surgery": ("python convolve.py     # or: python convolve.py LENET.caffemodel OUT.caffemodel",),
+    "resnet50": (
+        "poseidon make_db --generate=two_class data/",
+        "python resnet50_trainer.py --train_data data/two_class_train --test_data data/two_class_val --num_labels 2 "
+        "--epoch_size 640 --num_epochs 3 --batch_size 16 --base_learning_rate 0.001 --num_layers 18 --image_size 64 "
+        "--image_scale 72",
+    ),
+    "torch_cnn": ("poseidon run --hostfile=machinefile train.py",),
+    "torch_resume": ("poseidon run --hostfile=machinefile --max_restarts=1 train.py --lose_at=45",),
+    "transformer": ("poseidon run --hostfile=machinefile train.py",),
+}
+"""The examples that are projects of their own, each with its commands."""
+ZOO_FILES = {"net_surgery": ("lenet/lenet.prototxt",)}
+"""The files of the zoo that an example needs."""
 FIRST_SOLVER = {"cifar10": "cifar10_quick", "fcn": "fcn32s", "ssd": "shapes_ssd"}
 """The solver to train first in a folder with several; by default the one with the shortest name."""
 DATA_COMMANDS = {
@@ -25,18 +40,19 @@ DATA_COMMANDS = {
     "hdf5_classification": "python make_data.py",
     "ssd": "python make_data.py",
 }
-SCRIPTS = ("make_data.py", "train.py")
-"""The scripts of an example that are copied to its project."""
 OWN_DATA = (
     "The definitions read databases that you create with `poseidon convert_imageset` and `poseidon compute_image_mean`; see "
     "`--help`.\n`source` and `mean_file` name them, relative to the definition or by absolute paths."
 )
-CHECKOUT_LINES = re.compile(r"^sys\.path\.insert.*?^use_environment\(\)\n\n", re.DOTALL | re.MULTILINE)
+CHECKOUT_LINES = re.compile(
+    r"^(?:# A checkout works[^\n]*\n)?sys\.path(?:\.insert|\[:0\]).*?^use_environment\(\)\n\n",
+    re.DOTALL | re.MULTILINE,
+)
 """The lines with which a script finds its checkout; they are removed from a project's script."""
 
 
 def projects() -> dict[str, Path]:
-    """Return the folders of the model zoo by name, and the example of a torch script.
+    """Return the folders of the model zoo and of the examples by name.
 
     Raises:
         UsageError: this installation has no model zoo.
@@ -47,7 +63,7 @@ def projects() -> dict[str, Path]:
         raise UsageError(
             f"this installation has no model zoo: {shipped / 'prototxt'} is missing; install Poseidon again"
         )
-    return {**found, "torch_cnn": shipped / "examples" / "torch_cnn"}
+    return {**found, **{name: shipped / "examples" / name for name in EXAMPLES}}
 
 
 def project_files(name: str, source: Path) -> dict[str, str]:
@@ -58,9 +74,13 @@ def project_files(name: str, source: Path) -> dict[str, str]:
         source: the folder in the zoo or of the example.
     """
     texts = {path.name: _adapted(path) for path in sorted(source.glob("*.prototxt"))}
-    example = shipped_folder() / "examples" / name
-    for path in filter(Path.exists, (example / script for script in SCRIPTS)):
+    for path in sorted(
+        (shipped_folder() / "examples" / name).glob("*.py" if name in EXAMPLES else "make_data.py")
+    ):
         texts[path.name] = CHECKOUT_LINES.sub("", _adapted(path))
+    for file in ZOO_FILES.get(name, ()):
+        path = shipped_folder() / "prototxt" / file
+        texts[path.name] = _adapted(path)
     machinefile = shipped_folder() / "machinefiles" / "localserver"
     return {
         **texts,
@@ -115,9 +135,9 @@ def _solvers(folder: Path) -> Iterator[tuple[str, str]]:
 
 def training_commands(name: str, folder: Path) -> list[str]:
     """Return the commands that train a project, to be run in its folder."""
+    if name in EXAMPLES:
+        return list(EXAMPLES[name])
     solvers = [solver for solver, _ in _solvers(folder)]
-    if not solvers:
-        return ["poseidon run --hostfile=machinefile train.py"]
     first = next(
         (solver for solver in solvers if solver == f"{FIRST_SOLVER.get(name)}_solver.prototxt"), solvers[0]
     )
@@ -143,6 +163,7 @@ def _readme(name: str, folder: Path) -> str:
     parts.append(
         "`machinefile` lists the hosts, one a line: `<id> <host> <port>`. Logs and snapshots are in `output/<job>/`.\n"
         f"`poseidon {'train' if solvers else 'run'} --help` lists the flags; `poseidon ps`, `logs` and `kill` manage "
-        "running jobs."
+        "running jobs.\n`poseidon dashboard` shows them on a page; `poseidon plot -o curves.png` draws the curves of the last "
+        "one.\nBefore you train on other hosts, `poseidon doctor --hostfile=machinefile` examines them."
     )
     return "\n\n".join(parts) + "\n"

@@ -32,6 +32,7 @@ CHARTS = range(8)
 def _init(parser: Parser) -> None:
     word(parser, "project", "cifar10, lenet (or mnist), resnet, ...", nargs="?", metavar="PROJECT")
     word(parser, "folder", "a new or empty folder; default: PROJECT", nargs="?", type=Path, metavar="DIR")
+    switch(parser.section("Flags"), "list", "list the projects")
     help_flag(parser)
 
 
@@ -149,8 +150,8 @@ def _upgrade_command(name: str, what: str, example: str) -> Command:
 INIT = Command(
     name="init",
     line="make a project folder to edit and train",
-    description="Copy a net of the zoo into a new folder that trains from there: solver, net, machinefile, README. "
-    "Without PROJECT list what there is.",
+    description="Copy a net of the zoo, or an example, into a new folder that trains from there: solver, net or script, "
+    "machinefile, README. Without PROJECT list what there is.",
     example="poseidon init cifar10 mine",
     declare=_init,
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import runpy
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ import pytest
 from poseidon.cli.main import main
 from poseidon.engine.tools.preflight import check_nets
 from poseidon.proto.definition import read_net, read_solver
-from poseidon.proto.projects import projects
+from poseidon.proto.projects import EXAMPLES, projects
 from poseidon.solvers.settings import solver_settings
 
 NAMES = sorted(projects())
@@ -51,6 +52,25 @@ def test_the_readme_has_the_commands_in_order(tmp_path: Path, capsys: pytest.Cap
     assert solver is not None and (tmp_path / "c" / solver[1]).is_file()
 
 
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_the_commands_of_an_example_name_its_files(tmp_path: Path, name: str) -> None:
+    assert main(["init", name, str(tmp_path / name)]) == 0
+    scripts = [word for command in EXAMPLES[name] for word in command.split() if word.endswith(".py")]
+    assert scripts and all((tmp_path / name / script).is_file() for script in scripts)
+    for path in (tmp_path / name).glob("*.py"):
+        text = path.read_text(encoding="utf-8")
+        compile(text, path, "exec")
+        assert "sys.path" not in text
+
+
+def test_surgery_of_a_project_needs_no_checkout(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["init", "net_surgery", str(tmp_path / "mine")]) == 0
+    module = runpy.run_path(str(tmp_path / "mine" / "convolve.py"))
+    assert module["DEFINITION"] == tmp_path / "mine" / "lenet.prototxt"
+    module["main"]([])
+    assert "3x5 places" in capsys.readouterr().out
+
+
 def test_what_is_there_stays(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "notes").write_text("mine")
@@ -66,6 +86,8 @@ def test_what_is_there_stays(tmp_path: Path, capsys: pytest.CaptureFixture[str])
 def test_the_projects_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["init"]) == 0
     listed = capsys.readouterr().out
+    assert main(["init", "--list"]) == 0
+    assert capsys.readouterr().out == listed
     assert all(f"{name} " in listed for name in NAMES)
     for wrong, hint in (("cifar", "did you mean cifar10?"), ("xyzzy", "expected one of alexnet, caffenet, ")):
         assert main(["init", wrong]) == 2
