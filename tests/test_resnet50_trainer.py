@@ -198,6 +198,24 @@ def test_a_mistake_is_one_sentence(
     assert line.startswith(f"resnet50_trainer.py: {message}"), line
 
 
+def test_the_folder_is_checked_before_speeds_are_measured(
+    repository: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    script = runpy.run_path(str(repository / "examples" / "resnet50" / "resnet50_trainer.py"))
+    measured: list[Any] = []
+    script["main"].__globals__.update(
+        from_flags=lambda *_: {}, measured_sizes=lambda *given: measured.append(given)
+    )
+    words = ["--train_data=null", "--file_store_path=no/folder", "--num_shards=2", "--run_id=1"]
+    with pytest.raises(SystemExit):
+        script["main"]([*words, "--shard_batch_sizes=auto"])
+    line = capsys.readouterr().err.splitlines()[-1]
+    assert line.startswith("resnet50_trainer.py: --file_store_path=no/folder: expected a folder in which"), (
+        line
+    )
+    assert measured == []
+
+
 @pytest.mark.parametrize(
     ("flags", "message"),
     [

@@ -382,6 +382,8 @@ def train(args: argparse.Namespace) -> None:
             group = job.enter_context(poseidon.distribute(torch.nn.Linear(1, 1), poseidon.SGD(lr=0.0)))
         plan = plan_of(args, workers=worker.size, rank=worker.rank, gpu=worker.device.index)
         meeting = from_flags(args, plan) if group is None else in_job(args, plan, group)
+        if plan.shard == 0:
+            check_folder(args.file_store_path)
         if args.shard_batch_sizes == AUTO and plan.shards > 1:
             sizes = measured_sizes(args, plan, meeting)
             args.shard_batch_sizes = ",".join(map(str, sizes))
@@ -394,8 +396,6 @@ def run(args: argparse.Namespace, plan: Plan, meeting: Any) -> None:
     log.info(f"Running on GPUs: {plan.gpus}")
     log.info(f"Using epoch size: {plan.epoch_size}")
     torch.manual_seed(args.seed)
-    if plan.shard == 0:
-        check_folder(args.file_store_path)
     begin = epoch_of(args.load_model_path) if args.load_model_path else 0
     model = build_train_model(args, plan, meeting, begin)
     dpm.RunInitNet(model)

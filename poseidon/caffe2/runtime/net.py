@@ -9,7 +9,7 @@ from typing import Any
 from poseidon.caffe2.operators.registry import find
 from poseidon.caffe2.proto.caffe2_pb2 import NetDef, OperatorDef
 from poseidon.caffe2.runtime.bind import Start, Step, bind, bind_start, device_of, set_outputs
-from poseidon.caffe2.runtime.blob import Blob
+from poseidon.caffe2.runtime.blob import Blob, is_tensor
 from poseidon.caffe2.runtime.chains import Part, chains, nodes
 from poseidon.caffe2.runtime.dag import MOST_THREADS, ChainRun
 from poseidon.caffe2.runtime.errors import EnforceNotMet, operator_error, place_of
@@ -20,6 +20,10 @@ from poseidon.errors import JobError
 
 THREADED = frozenset({"dag", "async_dag", "async_scheduling", "async_polling", "prof_dag", "parallel"})
 """The net types whose independent operators run on threads, where the net has more than one worker."""
+SEQUENTIAL = frozenset({"", "simple", "simple_refcount", "async_simple", "singlethread_async"})
+"""The other net types: their operators run in order."""
+MOST_SHAPES = 8
+"""How many shapes an error names."""
 
 
 class Net:
@@ -44,17 +48,25 @@ class Net:
             workspace: a `runtime.Workspace`; it must have the blobs that the net reads and does not make.
 
         Raises:
-            RuntimeError: an operator is unknown, wrongly used, or reads a blob that does not exist.
+            RuntimeError: the type of the net or an operator is unknown, or an operator is wrongly used or reads a blob
+                that does not exist.
         """
+        if definition.type not in THREADED | SEQUENTIAL:
+            known = ", ".join(sorted(THREADED | SEQUENTIAL - {""}))
+            raise EnforceNotMet(
+                f"net {definition.name} has the unknown type '{definition.type}'; expected one of {known}"
+            )
         self.definition = NetDef()
         self.definition.CopyFrom(definition)
         self.name = definition.name
         self.steps: list[Step] = []
+        self._inputs: list[list[Blob]] = []  # of each operator
         check_sources(self.definition)
         for index, operator in enumerate(self.definition.op):
             if self.definition.HasField("device_option") and not operator.HasField("device_option"):
                 operator = _on(operator, self.definition)
             self.steps.append(compile_operator(operator, workspace, self.name, index))
+            self._inputs.append([workspace.get(name) for name in operator.input])
         self.threads = definition.num_workers if definition.type in THREADED else 1
         freeing = self._free_overwritten(workspace)
         self.starts = self._bind_starts(workspace, freeing)
@@ -118,7 +130,7 @@ class Net:
             if operator.type.startswith("Python"):  # its function may wait for that of another operator
                 self.steps[index] = _lending(self.steps[index])
             if index not in freeing:
-                start = bind_start(operator, [workspace.find(name) for name in operator.input])
+                start = bind_start(operator, self._inputs[index])
                 if start is not None:
                     found[index] = start, [workspace.get(name) for name in operator.output]
         return found
@@ -131,7 +143,7 @@ class Net:
 
     def failure(self, error: Exception, index: int) -> Exception:
         """Return what to raise for an operator of this net that has failed."""
-        return failure(error, self.definition.op[index], self.name, index)
+        return failure(error, self.definition.op[index], self._inputs[index], self.name, index)
 
 
 class StartedOperators:
@@ -230,15 +242,27 @@ def compile_operator(definition: OperatorDef, workspace: Any, net: str = "", ind
         raise operator_error(str(error.args[0]), definition, net, index) from error
 
 
-def failure(error: Exception, definition: OperatorDef, net: str, index: int) -> Exception:
-    """Return what to raise for an operator that has failed.
+def failure(
+    error: Exception, definition: OperatorDef, inputs: Sequence[Blob], net: str = "", index: int = 0
+) -> Exception:
+    """Return what to raise for an operator that has failed: its message names the net, the blobs and their shapes.
 
     Errors of Python functions, of inner nets and of jobs (one sentence for the user) stay as they are.
     """
     if place_of(error) is not None or isinstance(error, JobError) or definition.type.startswith("Python"):
         return error
     empty = " (a blob that it reads is empty)" if "NoneType" in str(error) else ""
-    return operator_error(f"{type(error).__name__}: {error}{empty}", definition, net, index)
+    text = " ".join(str(error).split())
+    shapes = [
+        f"{name} {tuple(blob.value.shape)}"
+        for name, blob in zip(definition.input, inputs, strict=True)
+        if is_tensor(blob.value)
+    ]
+    place = f"operator {index} of net {net}" if net else "this operator"
+    if len(shapes) > MOST_SHAPES:
+        shapes[MOST_SHAPES:] = [f"and {len(shapes) - MOST_SHAPES} more"]
+    given = f"; {place}, {definition.type}, has the inputs {', '.join(shapes)}" if shapes else ""
+    return operator_error(f"{type(error).__name__}: {text}{empty}{given}", definition, net, index)
 
 
 def check_sources(definition: NetDef) -> None:

@@ -107,6 +107,35 @@ def test_an_empty_blob_is_named_with_its_operator(kind: str) -> None:
         own.run_once(net(kind, total("a"), total("b"), total("c")))
 
 
+def test_a_net_of_an_unknown_type_is_refused() -> None:
+    sentence = r"^net sums has the unknown type 'dags'; expected one of async_dag, async_polling, .*, simple_"
+    with pytest.raises(RuntimeError, match=sentence):
+        Workspace().create_net(net("dags"))
+
+
+@pytest.mark.parametrize("kind", [*KINDS, ""])
+def test_wrong_shapes_are_named_with_their_net_operator_and_blobs(kind: str) -> None:
+    own = Workspace()
+    for name, shape in {"x": (2, 3), "w": (5, 4), "b": (5,)}.items():
+        own.create(name).value = torch.ones(shape)
+    operators = [core.CreateOperator("Relu", "x", "x"), core.CreateOperator("FC", ["x", "w", "b"], "y")]
+    with pytest.raises(RuntimeError, match=r"^\[enforce fail at FC\] ") as caught:
+        own.run_once(net(kind, *operators))
+    line = str(caught.value).splitlines()[0]
+    assert line.endswith("; operator 1 of net sums, FC, has the inputs x (2, 3), w (5, 4), b (5,)")
+    with pytest.raises(RuntimeError, match=r"; this operator, FC, has the inputs x \(2, 3\), w \(5, 4\), b"):
+        own.run_operator(operators[1])
+
+
+def test_a_long_list_of_shapes_is_cut() -> None:
+    own = Workspace()
+    names = [f"x{index}" for index in range(10)]
+    for index, name in enumerate(names):
+        own.create(name).value = torch.ones(index + 1, index + 1)
+    with pytest.raises(RuntimeError, match=r"inputs x0 \(1, 1\), .* x7 \(8, 8\), and 2 more\n"):
+        own.run_operator(core.CreateOperator("Sum", names, "y"))
+
+
 def test_an_operator_with_a_status_blob_runs_as_a_whole() -> None:
     own = workspace_of(World(), "ab")
     own.create_net(net("dag", total("a"), total("b", status_blob="status")))
