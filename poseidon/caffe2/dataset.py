@@ -174,9 +174,7 @@ class Dataset:
 
     def init_empty(self, init_net: Any) -> None:
         """Let a net make new blobs for the columns, empty; those of a record that the schema came with stay as they are."""
-        self.field_blobs = InitEmptyRecord(
-            init_net, self.schema.clone_schema(), enforce_types=True
-        ).field_blobs()
+        self.field_blobs = InitEmptyRecord(init_net, self.schema.clone_schema()).field_blobs()
 
     def init_from_dataframe(self, net: Any, dataframe: Any) -> None:
         """Feed the columns of a pandas data frame, which become external inputs of a net."""

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import functools
+import pdb
+import sys
+import traceback
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -224,3 +228,30 @@ def NHWC2NCHW(tensor: np.ndarray) -> np.ndarray:
 def NCHW2NHWC(tensor: np.ndarray) -> np.ndarray:
     """Return a view of an array (batch, channels, ...) as (batch, ..., channels)."""
     return np.moveaxis(tensor, 1, -1)
+
+
+class DebugMode:
+    """Runs a function; an error opens Python's debugger where there is a terminal."""
+
+    @classmethod
+    def run(cls, func: Callable[[], Any]) -> Any:
+        """Call a function and return its result."""
+        try:
+            return func()
+        except Exception:
+            if not sys.stdin.isatty():
+                raise
+            traceback.print_exc()
+            print('Entering interactive debugger. Type "bt" to print the full stacktrace.')
+            pdb.post_mortem()
+            raise
+
+
+def debug(f: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function that runs in `DebugMode`."""
+
+    @functools.wraps(f)
+    def wrapper(*args: Any, **kwargs: Any) -> Any:
+        return DebugMode.run(lambda: f(*args, **kwargs))
+
+    return wrapper

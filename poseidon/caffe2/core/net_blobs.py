@@ -66,13 +66,16 @@ class NetBlobs:
         return BlobReference(blob_name, self)
 
     def NextBlob(self, prefix: str = "unnamed") -> BlobReference:
-        """Return a reference that neither the net nor an earlier call used: the prefix, or `<prefix>_auto_<n>`."""
+        """Return a reference that neither the net nor an earlier call used: the prefix, or `<prefix>_auto_<n>`.
+
+        The blob may be fed: the reference belongs to no net.
+        """
         name, index = prefix, 0
         while name in self._registered_blob_names or self.BlobIsDefined(name):
             name = f"{prefix}_auto_{index}"
             index += 1
         self._registered_blob_names.add(name)
-        return BlobReference(name, self)
+        return BlobReference(name)
 
     def NextScopedBlob(self, prefix: str = "unnamed") -> BlobReference:
         """Return what `NextBlob` gives for the prefix in the current scope."""

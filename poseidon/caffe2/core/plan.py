@@ -122,8 +122,8 @@ class ExecutionStep:
         self._step.report_net = str(get_net_name(report_net))
         self._step.report_interval = report_interval
 
-    def AddSubstep(self, substep: Any) -> None:
-        """Add a step inside.
+    def AddSubstep(self, substep: Any) -> ExecutionStep:
+        """Add a step inside; return this step.
 
         Raises:
             AssertionError: the step runs nets.
@@ -132,6 +132,7 @@ class ExecutionStep:
         step = substep if isinstance(substep, ExecutionStep) else ExecutionStep(substep)
         self._step.substep.add().CopyFrom(step.Proto())
         self._substeps.append(step)
+        return self
 
     def SetConcurrentSubsteps(self, concurrent_substeps: bool) -> None:
         """Set whether the steps inside run at the same time.
@@ -142,8 +143,8 @@ class ExecutionStep:
         assert not self.HasNets(), "Cannot have both network and substeps."
         self._step.concurrent_substeps = concurrent_substeps
 
-    def AddNet(self, net: Any) -> None:
-        """Add a net.
+    def AddNet(self, net: Any) -> ExecutionStep:
+        """Add a net; return this step.
 
         Raises:
             AssertionError: the step has steps inside, or this is no net.
@@ -153,6 +154,7 @@ class ExecutionStep:
         self._step.network.append(str(get_net_name(net)))
         if isinstance(net, Net):
             self._nets.append(net)
+        return self
 
     def get_all_attributes(self, name: str) -> list[Any]:
         """Return the values of an attribute of all nets of the step and of the steps inside."""

@@ -156,3 +156,14 @@ def test_a_new_data_set_leaves_the_blobs_of_its_schema_as_they_are() -> None:
     workspace.RunNetOnce(net)
     assert workspace.FetchBlob(record.a()).tolist() == [1, 2]
     assert workspace.FetchBlob(other.content().a()).tolist() == []
+
+
+def test_a_fed_record_is_written_by_the_net_that_named_it() -> None:
+    net = core.Net("fed")
+    data = Dataset(Struct(("a", np.int64)))
+    data.init_empty(net)
+    record = NewRecord(net, Struct(("a", np.array([1, 2]))))
+    FeedRecord(record, [np.array([1, 2])])
+    data.writer(net).write_record(net, record)
+    workspace.RunNetOnce(net)
+    assert workspace.FetchBlob(data.content().a()).tolist() == [1, 2]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+
 import numpy as np
 import pytest
 
@@ -23,3 +25,10 @@ def test_channels_move_to_the_end_and_back(first: tuple[int, ...], last: tuple[i
     assert moved.shape == last
     assert moved[1, ..., 2].tolist() == images[1, 2].tolist()
     np.testing.assert_array_equal(utils.NHWC2NCHW(moved), images)
+
+
+def test_a_function_in_debug_mode_returns_and_raises(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert utils.debug(lambda a, b: a + b)(1, b=2) == 3
+    monkeypatch.setattr("sys.stdin", io.StringIO())
+    with pytest.raises(ZeroDivisionError):
+        utils.debug(lambda: 1 / 0)()

@@ -127,3 +127,9 @@ def test_a_step_that_runs_every_so_often_ends_with_the_others() -> None:
     waiting = core.execution_step("waiting", net_of(lambda: reached.wait(20)))
     workspace.RunPlan(core.execution_step("both", [often, waiting], concurrent_substeps=True))
     assert reached.is_set()
+
+
+def test_a_step_returns_itself_where_something_is_added() -> None:
+    outer, inner = core.ExecutionStep("outer"), core.ExecutionStep("inner")
+    assert inner.AddNet(core.Net("added")) is inner
+    assert outer.AddSubstep(inner) is outer
