@@ -22,7 +22,9 @@ const PANELS = [
 // -- text ---------------------------------------------------------------------------------------------------------------
 
 function number(value, digits = 4) {
-  return value === null || value === undefined ? "–" : Number(value.toPrecision(digits)).toLocaleString("en");
+  if (value === null || value === undefined) return "–";
+  if (value !== 0 && Math.abs(value) < 1e-4) return Number(value.toPrecision(digits)).toExponential();
+  return value.toLocaleString("en", { maximumSignificantDigits: digits });
 }
 
 function bytes(value) {
@@ -265,7 +267,7 @@ function options(title, curves, logarithmic) {
 
 function atCursor(chart, value, series, index) {
   const values = chart.data[series]; // without a cursor the last value is shown
-  const chosen = index === null || index === undefined ? values.findLast((each) => each !== null) : value;
+  const chosen = index === null || index === undefined ? values.findLast(Number.isFinite) : value;
   return number(chosen, series ? 4 : 9); // the first series has the iterations
 }
 
