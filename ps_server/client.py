@@ -222,15 +222,11 @@ class Client:
         )
 
     def held_back(self, table: int) -> Array | None:
-        """Return a copy of what a table's codec has not sent of this worker's pushes; None without a codec."""
-        held_back = self._session.held_back(table)
-        return None if held_back is None else held_back.copy()
+        """Return what a table's codec has not sent of this worker's pushes; None without a codec.
 
-    def hold_back(self, table: int, array: Array) -> None:
-        """Continue from what `held_back` has returned; between `renew` or creation and the first push."""
-        held_back = self._session.held_back(table)
-        if held_back is not None:
-            np.copyto(held_back, array)
+        It is live memory, to which a resumed run may write before its first push.
+        """
+        return self._session.held_back(table)
 
     def store_copy(self, table: int, array: Array) -> None:
         """Bring the shards' copy of a table of `Keeping.COPY` up to this worker's clock; returns at once. Rank 0."""

@@ -137,10 +137,11 @@ def _tensor(choice: Choice, waits: WaitTimes, traffic: Traffic | None) -> Tensor
     """Return the statistics of one tensor. Its bytes are unknown where another worker exchanges for this one."""
     waited_s = waits.waited_s[choice.index]
     bytes_out = bytes_in = None
-    hidden_s = None
+    hidden_s = held_back = None
     if traffic is not None:
         bytes_out, bytes_in = traffic.bytes_out, traffic.bytes_in
         hidden_s = max(0.0, traffic.on_way_s - waited_s)
+        held_back = traffic.held_back
     return TensorStatistics(
         name=choice.name,
         scheme=choice.scheme.value,
@@ -148,4 +149,5 @@ def _tensor(choice: Choice, waits: WaitTimes, traffic: Traffic | None) -> Tensor
         bytes_in=bytes_in,
         waited_s=waited_s,
         hidden_s=hidden_s,
+        held_back=held_back,
     )

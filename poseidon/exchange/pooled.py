@@ -170,6 +170,7 @@ class PooledExchange:
                     bytes_out=traffic.bytes_out * size // sum(sizes),
                     bytes_in=traffic.bytes_in * size // sum(sizes),
                     on_way_s=traffic.on_way_s,
+                    held_back=traffic.held_back,
                 )
         return found
 

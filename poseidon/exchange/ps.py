@@ -16,6 +16,7 @@ change that this worker has made since it last read them.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Mapping, Sequence
 
 import numpy as np
@@ -233,7 +234,12 @@ class ServerExchange(WholeGradients):
     def traffic(self) -> dict[int, Traffic]:
         """See `CountsTraffic`."""
         return {
-            index: Traffic(bytes_out=t.bytes_out, bytes_in=t.bytes_in, on_way_s=t.waited_s + t.hidden_s)
+            index: Traffic(
+                bytes_out=t.bytes_out,
+                bytes_in=t.bytes_in,
+                on_way_s=t.waited_s + t.hidden_s,
+                held_back=_norm(self._client.held_back(index)),
+            )
             for index, t in enumerate(self._client.statistics().tables)
         }
 
@@ -295,6 +301,10 @@ class ServerExchange(WholeGradients):
         return limit
 
 
+def _norm(array: Array | None) -> float | None:
+    return None if array is None else math.sqrt(sum_of_squares(torch.from_numpy(array)))
+
+
 class ServerState:
     """See `ExchangeState`. At staleness 0 the shards keep the histories, above it each worker keeps its own.
 
@@ -331,7 +341,7 @@ class ServerState:
         for index, table in enumerate(self._tables):
             held_back = self._client.held_back(index)
             if held_back is not None:
-                found[table.of_pushes] = held_back
+                found[table.of_pushes] = held_back.copy()
                 if self._client.rank == 0:
                     found[table.of_values] = self._client.history(index)[-1]
         return found
@@ -349,9 +359,9 @@ class ServerState:
     def restore(self) -> None:
         """Continue from what `hold_back` was given since the last call: nothing where it was not called."""
         for index, table in enumerate(self._tables):
-            if table.is_lossy:
-                zeros = np.zeros_like(table.value)
-                self._client.hold_back(index, self._held_back.get(table.of_pushes, zeros))
+            held_back = self._client.held_back(index)
+            if held_back is not None:
+                held_back[:] = self._held_back.get(table.of_pushes, 0.0)
                 table.unsent = self._held_back.get(table.of_values)
         self._held_back = {}
 
@@ -370,7 +380,6 @@ class _Table:
         self.rule = trained.rule
         self.staleness = spec.staleness
         self.is_copy = spec.keeping is Keeping.COPY
-        self.is_lossy = spec.codec is not None
         self.of_pushes = f"{spec.name}, pushes"
         self.of_values = f"{spec.name}, values"
         self.statistics = trained.statistics

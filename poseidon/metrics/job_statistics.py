@@ -38,6 +38,7 @@ class TensorStatistics:
         bytes_in: the bytes received for it.
         waited_s: the time for which training has waited for it.
         hidden_s: the communication time overlapped with computation; None: not measured.
+        held_back: the L2 norm of what a lossy codec has held back on this worker; None: no codec.
     """
 
     name: str
@@ -46,6 +47,7 @@ class TensorStatistics:
     bytes_in: int | None = None
     waited_s: float = 0.0
     hidden_s: float | None = None
+    held_back: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -40,6 +40,7 @@ class TensorRow:
         bytes_in: the bytes received per client.
         waited_s: the mean over the workers.
         hidden_s: the mean over the workers; None: not measured.
+        held_back: the mean over the clients of the L2 norm of what a codec holds back now; None: no codec.
     """
 
     name: str
@@ -48,6 +49,7 @@ class TensorRow:
     bytes_in: float | None
     waited_s: float
     hidden_s: float | None
+    held_back: float | None = None
 
 
 def tensor_rows(workers: Sequence[WorkerStatistics]) -> list[TensorRow]:
@@ -67,6 +69,7 @@ def tensor_rows(workers: Sequence[WorkerStatistics]) -> list[TensorRow]:
                 bytes_in=_mean([t.bytes_in / n for t, n in seen if t.bytes_in is not None]),
                 waited_s=_mean([t.waited_s / n for t, n in seen]) or 0.0,
                 hidden_s=_mean(hidden),
+                held_back=_mean([t.held_back for t, _ in seen if t.held_back is not None]),
             )
         )
     return rows
@@ -88,6 +91,12 @@ def tensor_table(rows: Sequence[TensorRow], *, largest: int | None = None) -> li
     hidden_rows = len(rows) - len(shown)
     total = _total(rows, f"all {len(rows)}" if hidden_rows else "total")
     return _lines([TENSOR_HEAD, *(_cells(row) for row in [*shown, total])], left=2)
+
+
+def held_back_table(rows: Sequence[TensorRow]) -> list[str]:
+    """Return the lines of what codecs hold back; an empty list without codecs."""
+    held_back = [(row.name, f"{row.held_back:.4g}") for row in rows if row.held_back is not None]
+    return _lines([("tensor", "held back"), *held_back], left=1) if held_back else []
 
 
 def shard_table(shards: Sequence[tuple[int, ShardStatistics]]) -> list[str]:
@@ -122,6 +131,8 @@ def job_tables(statistics: JobStatistics) -> list[str]:
         f"{_counted(len(statistics.shards), 'shard')}"
     ]
     lines += ["", "per iteration, a client:", *tensor_table(tensor_rows(workers))]
+    if held_back := held_back_table(tensor_rows(workers)):
+        lines += ["", "held back by codecs, L2 norm, the mean over clients:", *held_back]
     others = [worker.other_bytes_out + worker.other_bytes_in for worker in workers]
     if any(others):
         lines.append(

@@ -42,11 +42,13 @@ class Traffic:
         bytes_out: bytes sent for it.
         bytes_in: bytes received for it.
         on_way_s: total time from each gradient's `begin` to the arrival of the value that follows from it.
+        held_back: L2 norm of what a lossy codec has held back; None: no codec.
     """
 
     bytes_out: int
     bytes_in: int
     on_way_s: float
+    held_back: float | None = None
 
 
 class CountsTraffic(Protocol):

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from poseidon.engine.module.group import Group
 from poseidon.engine.module.tensors import DistributeOptions
 from poseidon.engine.module.update_rules import SGD
 from poseidon.errors import UsageError
@@ -17,6 +18,7 @@ from poseidon.exchange.build import Membership
 from poseidon.exchange.compression import codecs_of, parse_compression
 from poseidon.exchange.cost import ExchangeKind
 from poseidon.exchange.options import ExchangeOptions
+from poseidon.exchange.pooled import PooledExchange
 from tests.support.cluster import TIMEOUT_S
 from tests.support.module_groups import together
 
@@ -158,6 +160,26 @@ def test_all_workers_learn_alike_and_nearly_as_without(compress: str, how: objec
     assert exact[-1] < 0.02 * exact[0]
     assert found[-1] < 1.05 * exact[-1]
     assert found != exact
+
+
+def test_statistics_have_the_norm_of_what_is_held_back() -> None:
+    norms: list[dict[int, float | None]] = [{}, {}]
+
+    def body(module: nn.Module, group: Group) -> None:
+        for step in range(3):
+            module(torch.full((4, 100), float(step + 1))).sum().backward()
+            group.step()
+            module.zero_grad()
+        group.settle()
+        exchange = group._exchange
+        assert isinstance(exchange, PooledExchange)
+        norms[group.rank] = {index: traffic.held_back for index, traffic in exchange.traffic().items()}
+        held_back = group._held_back()["held_back"]["first.weight, pushes"]
+        assert norms[group.rank][0] == pytest.approx(float(held_back.norm()), rel=1e-6)
+
+    together(2, lambda _: Net(), SGD(lr=0.1), body, member=member("first.weight=int8"))
+    for found in norms:
+        assert [index for index, norm in found.items() if norm is not None] == [0]
 
 
 def test_a_limit_holds_for_the_norm_of_what_was_sent() -> None:

@@ -21,7 +21,9 @@ from poseidon.metrics.job_statistics import (
 WORKER = WorkerStatistics(
     iterations=4,
     tensors=(
-        TensorStatistics(name="fc.0", scheme="ps", bytes_out=40, bytes_in=44, waited_s=0.25, hidden_s=1),
+        TensorStatistics(
+            name="fc.0", scheme="ps", bytes_out=40, bytes_in=44, waited_s=0.25, hidden_s=1, held_back=0.5
+        ),
         TensorStatistics(name="fc.1", scheme="svb"),
     ),
     other_bytes_out=7,

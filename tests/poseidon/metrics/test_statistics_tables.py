@@ -51,6 +51,19 @@ def test_workers_that_do_not_send_for_themselves_count_for_times_alone() -> None
     assert row.hidden_s == pytest.approx(0.03)
 
 
+def test_what_codecs_hold_back_is_a_mean_over_clients() -> None:
+    lossy = [
+        WorkerStatistics(iterations=10, tensors=(tensor("conv.0", 1), tensor("fc.0", 4, held_back=number)))
+        for number in (1.0, 2.0, None)
+    ]
+    lines = job_tables(JobStatistics(job="j", workers=dict(enumerate(lossy))))
+    at = lines.index("held back by codecs, L2 norm, the mean over clients:")
+    assert lines[at + 1 : at + 3] == ["tensor  held back", "fc.0          1.5"]
+    assert not any(
+        "held back" in line for line in job_tables(JobStatistics(job="j", workers=dict(enumerate(TWO))))
+    )
+
+
 def test_the_table() -> None:
     assert tensor_table(tensor_rows(TWO)) == [
         "tensor  scheme  bytes out  bytes in  waited ms  hidden ms  hidden",
