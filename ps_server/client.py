@@ -194,7 +194,8 @@ class Client:
             table: table id.
             out: flat float32 of the table's size; the same array at every call, as only pieces that have
                 come since the last call are written. Nothing is written to the array that was bound (`bind`).
-            staleness: a bound to use in place of the table's own; 0 waits for all workers.
+            staleness: a bound to use in place of the table's own; 0 waits for all workers; -1, after a push of a table of
+                staleness 0, for the value that follows from it.
 
         Raises:
             StalenessTimeout: the value did not become fresh in time.

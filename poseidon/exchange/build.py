@@ -23,13 +23,14 @@ from poseidon.errors import UsageError
 from poseidon.exchange.allreduce.exchange import AllReduceExchange
 from poseidon.exchange.allreduce.process_group import GroupSettings, join_rendezvous
 from poseidon.exchange.base import Exchange, ExchangeSettings, Trained
-from poseidon.exchange.compression import codecs_of
+from poseidon.exchange.compression import LowRank, codecs_of
 from poseidon.exchange.cost import Choice, ExchangeKind, ExchangePlan, Scheme, Topology, choose
 from poseidon.exchange.hybrid import HybridExchange
 from poseidon.exchange.local.follower import FollowerExchange
 from poseidon.exchange.local.group import LocalGroup
 from poseidon.exchange.local.leader import LeaderExchange
 from poseidon.exchange.local_steps import LocalStepsExchange, anchors_of, is_synchronous
+from poseidon.exchange.low_rank import LowRankExchange, low_rank_tensors
 from poseidon.exchange.observe.statistics import CountsTraffic
 from poseidon.exchange.options import DEFAULT_OPTIONS, ExchangeOptions, OnDivergence
 from poseidon.exchange.pooled import PooledExchange, pool_tensors, pools_of
@@ -233,13 +234,20 @@ def _build_allreduce(request: _Request) -> Built:
 
 def _build_server(request: _Request) -> Built:
     """Build the exchange through the shards, with factors where the plan has them."""
-    tensors, settings, member = request.tensors, request.settings, request.member
-    by_factors = request.plan.of(Scheme.FACTORS)
+    settings, member = request.settings, request.member
+    ranks = _ranks(request)
+    factors = low_rank_tensors(request.tensors, ranks)
+    first = len(factors)  # P and Q come first: their two rounds are the longest way
+    tensors = [*factors, *request.tensors]
+    codecs = [*[None] * first, *map(_codec, request.plan.choices)]
+    by_factors = [first + index for index in request.plan.of(Scheme.FACTORS)]
+    copies = [*by_factors, *(first + index for index in ranks)]
     pools: Sequence[Sequence[int]] = [(index,) for index in range(len(tensors))]
     if not member.options.rows:  # tables that are to be cut into so many pieces are not shared
-        apart = [choice.index for choice in request.plan.choices if choice.is_compressed]
-        pools = pools_of(tensors, apart=[*by_factors, *apart])
+        lossy = [index for index, codec in enumerate(codecs) if codec is not None]
+        pools = pools_of(tensors, apart=[*range(first), *copies, *lossy])
     pooled = pool_tensors(tensors, pools)
+    table = {pool[0]: place for place, pool in enumerate(pools)}
     store = store_spec(
         pooled,
         settings,
@@ -247,17 +255,18 @@ def _build_server(request: _Request) -> Built:
         shards=member.shards,
         options=member.options,
         loads=member.loads,
-        by_factors=[table for table, pool in enumerate(pools) if pool[0] in by_factors],
-        codecs=[_codec(request.plan.choices[pool[0]]) for pool in pools],
+        by_factors=[table[index] for index in copies],
+        codecs=[codecs[pool[0]] for pool in pools],
     )
     client = request.client(store)
-    exchange: HybridExchange | PooledExchange | ServerExchange
+    exchange: HybridExchange | PooledExchange | ServerExchange | LowRankExchange
     if by_factors:
         exchange = HybridExchange(
             client,
             pooled,
             store,
             settings,
+            by_factors=[table[index] for index in by_factors],
             listen=f"tcp://{member.host}:0",
             token=member.token,
             keys=member.keys,
@@ -269,13 +278,39 @@ def _build_server(request: _Request) -> Built:
         exchange = ServerExchange(client, pooled, store, settings)
     if len(pools) < len(tensors):
         exchange = PooledExchange(exchange, exchange, tensors, pools, pooled)
+    if ranks:
+        exchange = LowRankExchange(exchange, request.tensors, factors, ranks, settings)
+    owners = [*(index for index in ranks for _ in range(2)), *range(len(request.tensors))]
     return Built(
-        exchange=exchange, plan=request.plan, store=store, tables=pools, client=client, traffic=exchange
+        exchange=exchange,
+        plan=request.plan,
+        store=store,
+        tables=[[owners[index] for index in pool] for pool in pools],
+        client=client,
+        traffic=exchange,
     )
 
 
+def _ranks(request: _Request) -> dict[int, int]:
+    """Return the rank of each tensor that travels by PowerSGD.
+
+    Raises:
+        UsageError: there are some, and a limit of the gradients' norm.
+    """
+    found = {
+        choice.index: choice.codec.rank
+        for choice in request.plan.choices
+        if choice.is_compressed and isinstance(choice.codec, LowRank)
+    }
+    if found and request.settings.clip is not None:
+        raise UsageError(
+            "--compress=powersgd has no limit on the gradients' norm; expected no clip_gradients or clip=, or another codec"
+        )
+    return found
+
+
 def _codec(choice: Choice) -> CodecSpec | None:
-    return choice.codec if choice.is_compressed else None
+    return choice.codec if choice.is_compressed and isinstance(choice.codec, CodecSpec) else None
 
 
 _BUILDERS: dict[ExchangeKind, Callable[[_Request], Built]] = {

@@ -1,13 +1,14 @@
 """Which tensors travel with a lossy codec: the text of `--compress` and of `poseidon.distribute(compress=...)`.
 
     SCHEME[,SCHEME...]      SCHEME is CODEC or PATTERN=CODEC
-    CODEC                   int8, sign, topk:FRACTION, randomk:FRACTION, or none
+    CODEC                   int8, sign, topk:FRACTION, randomk:FRACTION, powersgd:RANK, or none
 
 Laws:
 
 * The first scheme that matches a tensor decides. `*`, `?` and `[...]` of a pattern are those of file names; case counts.
 * A pattern matches tensors of any size, and at least one of the job's. A codec without a pattern is for all tensors of more
   than `SMALL_TENSOR_ELEMENTS` elements.
+* PowerSGD (`low_rank.py`) matches tensors of two axes or more, where it sends at most half of their bytes.
 * Statistics have no gradient, and no codec.
 """
 
@@ -17,13 +18,45 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
+from torch import Tensor
+
 from poseidon.errors import UsageError
 from poseidon.exchange.base import Trained
+from poseidon.exchange.low_rank import matrix_shape
 from poseidon.exchange.pooled import SMALL_TENSOR_ELEMENTS
 from ps_server import CodecSpec, SpecError
 
 NONE = "none"
+POWERSGD = "powersgd"
+LEAST_RATE = 2
+"""PowerSGD is for tensors of which it sends this many times fewer bytes, as in torch's hook (min_compression_rate)."""
 NAMES_SHOWN = 8
+
+
+@dataclass(frozen=True, slots=True)
+class LowRank:
+    """PowerSGD: a matrix as the product of two thin ones.
+
+    Attributes:
+        rank: their columns; at least 1.
+    """
+
+    rank: int
+
+    def __str__(self) -> str:
+        return f"{POWERSGD}:{self.rank}"
+
+    def elements(self, tensor: Tensor) -> int:
+        """Return the number of elements that are sent of a tensor in one direction."""
+        n, m = matrix_shape(tensor)
+        return self.rank * (n + m)
+
+    def fits(self, tensor: Tensor) -> bool:
+        """Return whether it makes a tensor enough smaller."""
+        return tensor.dim() > 1 and LEAST_RATE * self.elements(tensor) <= tensor.numel()
+
+
+Lossy = CodecSpec | LowRank
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,10 +69,12 @@ class CompressionScheme:
     """
 
     pattern: str
-    codec: CodecSpec | None
+    codec: Lossy | None
 
     def matches(self, trained: Trained) -> bool:
         """Return whether a tensor with a gradient is meant."""
+        if isinstance(self.codec, LowRank) and not self.codec.fits(trained.tensor):
+            return False
         if self.pattern:
             return fnmatchcase(trained.name, self.pattern)
         return trained.tensor.numel() > SMALL_TENSOR_ELEMENTS
@@ -62,12 +97,21 @@ def _scheme(part: str, text: str) -> CompressionScheme:
             "fc*=topk:0.01"
         )
     try:
-        return CompressionScheme(pattern, None if name == NONE else CodecSpec.parse(name))
+        return CompressionScheme(pattern, _codec(name))
     except SpecError as error:
-        raise UsageError(f"--compress={text:.80}: {error}, or {NONE}") from error
+        raise UsageError(f"--compress={text:.80}: {error}, {POWERSGD}:RANK, or {NONE}") from error
 
 
-def codecs_of(tensors: Sequence[Trained], text: str) -> list[CodecSpec | None]:
+def _codec(name: str) -> Lossy | None:
+    kind, _, number = name.partition(":")
+    if kind != POWERSGD:
+        return None if name == NONE else CodecSpec.parse(name)
+    if not number.isascii() or not number.isdigit() or int(number) < 1:
+        raise SpecError(f"'{name:.60}' is no codec; expected {POWERSGD}:RANK with a whole number from 1 on")
+    return LowRank(int(number))
+
+
+def codecs_of(tensors: Sequence[Trained], text: str) -> list[Lossy | None]:
     """Return the codec of each tensor; None where it has none.
 
     Raises:
@@ -80,12 +124,13 @@ def codecs_of(tensors: Sequence[Trained], text: str) -> list[CodecSpec | None]:
             names = [trained.name for trained in gradients]
             shown = ", ".join(names[:NAMES_SHOWN]) + (", ..." if len(names) > NAMES_SHOWN else "")
             raise UsageError(
-                f"--compress={text:.80}: no tensor has a name like '{scheme.pattern}'; the tensors are {shown}"
+                f"--compress={text:.80}: no tensor that {scheme.codec or NONE} can take has a name like '{scheme.pattern}'; "
+                f"the tensors are {shown}"
             )
     return [_first(schemes, trained) for trained in tensors]
 
 
-def _first(schemes: Sequence[CompressionScheme], trained: Trained) -> CodecSpec | None:
+def _first(schemes: Sequence[CompressionScheme], trained: Trained) -> Lossy | None:
     if trained.statistics:
         return None
     return next((scheme.codec for scheme in schemes if scheme.matches(trained)), None)

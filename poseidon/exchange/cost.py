@@ -24,7 +24,8 @@ from enum import Enum
 
 from poseidon.errors import UsageError
 from poseidon.exchange.base import Trained
-from ps_server import CodecSpec, Precision
+from poseidon.exchange.compression import Lossy, LowRank
+from ps_server import Precision
 from ps_server.protocol.codecs import codec_of
 
 ELEMENT_BYTES = 4
@@ -156,6 +157,13 @@ def allreduce_bytes(elements: int, workers: int) -> int:
     return -(-4 * elements * (workers - 1) * ELEMENT_BYTES // workers)
 
 
+def _codec_bytes(codec: Lossy, trained: Trained) -> int:
+    """Return the bytes of a tensor in one direction."""
+    if isinstance(codec, LowRank):
+        return ELEMENT_BYTES * codec.elements(trained.tensor)
+    return codec_of(codec).size(trained.tensor.numel())
+
+
 def _wire_bytes(precision: Precision) -> int:
     return ELEMENT_BYTES if precision is Precision.FLOAT32 else 2
 
@@ -182,7 +190,7 @@ class Choice:
     server_bytes: int
     factor_bytes: int | None
     allreduce_bytes: int
-    codec: CodecSpec | None = None
+    codec: Lossy | None = None
 
     @property
     def is_compressed(self) -> bool:
@@ -251,7 +259,7 @@ def choose(
     *,
     gradients: Precision = Precision.FLOAT32,
     values: Precision = Precision.FLOAT32,
-    codecs: Sequence[CodecSpec | None] = (),
+    codecs: Sequence[Lossy | None] = (),
 ) -> ExchangePlan:
     """Choose the scheme of every tensor.
 
@@ -265,12 +273,12 @@ def choose(
     """
     choices = []
     element_bytes = _wire_bytes(gradients) + _wire_bytes(values)
-    codecs = codecs or [None] * len(tensors)
+    codecs = list(codecs) or [None] * len(tensors)
     for index, trained in enumerate(tensors):
         shape, elements = tuple(trained.tensor.shape), trained.tensor.numel()
         rows = 0 if trained.statistics or len(shape) != 2 else trained.factor_rows
         codec = codecs[index]
-        sent = elements * element_bytes if codec is None else 2 * codec_of(codec).size(elements)
+        sent = elements * element_bytes if codec is None else 2 * _codec_bytes(codec, trained)
         by_server = server_bytes(sent, topology, 1) if topology.total_load else 0
         by_factors = factor_bytes(rows, shape[0], shape[1], topology.workers) if rows else None
         choices.append(

@@ -23,7 +23,7 @@ from poseidon.exchange.factors.products import Kernel
 from poseidon.exchange.observe.statistics import Traffic
 from poseidon.exchange.ps import ServerExchange, ServerState
 from poseidon.exchange.replicas import Arithmetic, arithmetic_sample, common_kernel
-from ps_server import Client, Keeping, RemoteProtocolError, StoreSpec
+from ps_server import Client, RemoteProtocolError, StoreSpec
 from ps_server.keys import Keyring
 from ps_server.link import LinkPriority
 from ps_server.trace import NO_TRACE, Tracer
@@ -34,9 +34,10 @@ class HybridExchange:
 
     Args:
         client: connected to every shard; this exchange closes it.
-        tensors: one per table of the store, in the same order; those of `Keeping.COPY` travel as factors.
+        tensors: one per table of the store, in the same order.
         store: made by `store_spec`.
         settings: common to all tensors.
+        by_factors: indices of the tensors that travel as factors; their tables are copies.
         listen: `tcp://host:port` where this worker listens for the others; port 0 takes a free one.
         token: the job's secret.
         keys: own pair, and those of all workers by rank; None: no encryption.
@@ -52,6 +53,7 @@ class HybridExchange:
         store: StoreSpec,
         settings: ExchangeSettings,
         *,
+        by_factors: Sequence[int],
         listen: str,
         token: bytes = b"",
         keys: Keyring | None = None,
@@ -63,7 +65,7 @@ class HybridExchange:
         self._tensors = tensors
         self._equal_bits = equal_bits
         self._server = ServerExchange(client, tensors, store, settings)
-        self._indices = [i for i, table in enumerate(store.tables) if table.keeping is Keeping.COPY]
+        self._indices = list(by_factors)
         self.by_factors = frozenset(self._indices)
         self.control = self._server.control
         link, staleness = LinkPriority(), store.tables[self._indices[0]].staleness
@@ -135,6 +137,10 @@ class HybridExchange:
             self._factors.wait(index)
         else:
             self._server.wait(index)
+
+    def wait_early(self, index: int) -> None:
+        """See `EarlyExchange`."""
+        self._server.wait_early(index)
 
     def finish(self) -> None:
         """See `Exchange`."""

@@ -20,7 +20,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from poseidon.exchange.base import Array, Exchange, ExchangeState, History, Trained
+from poseidon.exchange.base import Array, ExchangeState, History, Trained
+from poseidon.exchange.low_rank import EarlyExchange
 from poseidon.exchange.observe.statistics import CountsTraffic, Traffic
 
 SMALL_TENSOR_ELEMENTS = 4 * 1024
@@ -80,7 +81,7 @@ class PooledExchange:
 
     def __init__(
         self,
-        inner: Exchange,
+        inner: EarlyExchange,
         traffic: CountsTraffic,
         tensors: Sequence[Trained],
         pools: Sequence[Sequence[int]],
@@ -144,6 +145,10 @@ class PooledExchange:
         elif not pool.is_read:
             self._inner.wait(table)
             pool.unpack()
+
+    def wait_early(self, index: int) -> None:
+        """See `EarlyExchange`. The tensor shares no table."""
+        self._inner.wait_early(self._table[index])
 
     def finish(self) -> None:
         """See `Exchange`."""

@@ -187,6 +187,10 @@ class ServerExchange(WholeGradients):
         """See `Exchange`."""
         self._read(index, staleness=None)
 
+    def wait_early(self, index: int) -> None:
+        """See `EarlyExchange`."""
+        self._read(index, staleness=-1)
+
     def finish(self) -> None:
         """See `Exchange`."""
         self.push_remaining(0.0)

@@ -41,6 +41,9 @@ TENSORS = [
         ("*=randomk:0.1", ["randomk:0.1"] * 4 + [None]),
         ("conv?.0=sign,conv*=int8,fc.[1]=int8", ["sign", "sign", None, "int8", None]),
         ("none,int8", [None] * 5),
+        ("powersgd:4,int8", [None, "powersgd:4", "powersgd:4", None, None]),
+        ("powersgd:32,int8", [None, "int8", "int8", None, None]),
+        ("*=powersgd:3,fc*=sign", ["powersgd:3", "powersgd:3", "powersgd:3", "sign", None]),
     ],
 )
 def test_the_first_scheme_that_matches_decides(text: str, expected: list[str | None]) -> None:
@@ -53,8 +56,14 @@ def test_the_first_scheme_that_matches_decides(text: str, expected: list[str | N
         ("int8,", "--compress=int8,: '' is no scheme; expected a codec such as int8, or PATTERN=CODEC"),
         ("=int8", "'=int8' is no scheme"),
         ("fc*=", "'fc*=' is no scheme"),
-        ("fc*=topk", "expected a fraction above 0 and at most 0.5, or none"),
-        ("fc*", "'fc*' is no codec; expected int8, sign, topk:FRACTION, randomk:FRACTION, or none"),
+        ("fc*=topk", "expected a fraction above 0 and at most 0.5, powersgd:RANK, or none"),
+        ("powersgd", "'powersgd' is no codec; expected powersgd:RANK with a whole number from 1 on"),
+        ("powersgd:0", "expected powersgd:RANK"),
+        ("powersgd:2:9", "expected powersgd:RANK"),
+        (
+            "fc*",
+            "'fc*' is no codec; expected int8, sign, topk:FRACTION, randomk:FRACTION, powersgd:RANK, or none",
+        ),
     ],
 )
 def test_what_is_no_scheme_is_refused(text: str, message: str) -> None:
@@ -66,7 +75,8 @@ def test_what_is_no_scheme_is_refused(text: str, message: str) -> None:
 @pytest.mark.parametrize("pattern", ["ip*", "mean*", "FC*"])
 def test_a_pattern_matches_a_tensor_with_a_gradient(pattern: str) -> None:
     with pytest.raises(
-        UsageError, match=r"no tensor has a name like .*; the tensors are conv1.0, conv2.0, fc.0, fc.1$"
+        UsageError,
+        match=r"no tensor that int8 can take has a name like .*; the tensors are conv1.0, conv2.0, fc.0, fc.1$",
     ):
         codecs_of(TENSORS, f"{pattern}=int8")
 
@@ -74,7 +84,7 @@ def test_a_pattern_matches_a_tensor_with_a_gradient(pattern: str) -> None:
 # -- training ----------------------------------------------------------------------------------------------
 
 STEPS = 20
-SCHEMES = ["int8", "sign", "topk:0.25", "first*=topk:0.25,int8", "*=int8"]
+SCHEMES = ["int8", "sign", "topk:0.25", "first*=topk:0.25,int8", "*=int8", "*=powersgd:2,*=int8"]
 
 
 class Net(nn.Module):
@@ -149,8 +159,9 @@ def torch_sgd(module: nn.Module) -> torch.optim.Optimizer:
         *((compress, SGD(lr=0.3, momentum=0.5)) for compress in SCHEMES),
         ("int8", torch_sgd),
         ("topk:0.25", torch_sgd),
+        ("*=powersgd:2", torch_sgd),
     ],
-    ids=str,
+    ids=lambda value: value if isinstance(value, str) else getattr(value, "__name__", "rule"),
 )
 def test_all_workers_learn_alike_and_nearly_as_without(compress: str, how: object) -> None:
     _, exact = losses(how, "")

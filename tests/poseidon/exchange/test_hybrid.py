@@ -15,7 +15,7 @@ from poseidon.exchange.base import Exchange, ExchangeSettings, Trained
 from poseidon.exchange.hybrid import HybridExchange
 from poseidon.exchange.options import ExchangeOptions
 from poseidon.exchange.ps import store_spec
-from ps_server import Client, LocalProtocolError, Rule, RuleKind, ServerError, StoreSpec
+from ps_server import Client, Keeping, LocalProtocolError, Rule, RuleKind, ServerError, StoreSpec
 from ps_server.link import LinkPriority
 from tests.poseidon.exchange.test_contract import SCENARIOS
 from tests.support.cluster import TIMEOUT_S, TOKEN, socket_store
@@ -50,7 +50,14 @@ def joined(
 ) -> HybridExchange:
     """One worker's exchange, on a port of its own for factors."""
     return HybridExchange(
-        client, tensors, spec, settings, listen="tcp://127.0.0.1:0", token=TOKEN, timeout_s=TIMEOUT_S
+        client,
+        tensors,
+        spec,
+        settings,
+        by_factors=[i for i, table in enumerate(spec.tables) if table.keeping is Keeping.COPY],
+        listen="tcp://127.0.0.1:0",
+        token=TOKEN,
+        timeout_s=TIMEOUT_S,
     )
 
 

@@ -1,0 +1,190 @@
+"""PowerSGD through the shards: against the algorithm in float64, with another rule, and with factors beside it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+import torch
+
+from poseidon.errors import SnapshotError, UsageError
+from poseidon.exchange.base import Exchange, ExchangeSettings, Trained
+from poseidon.exchange.build import Built, Membership, build_exchange
+from poseidon.exchange.cost import ExchangeKind
+from poseidon.exchange.low_rank import orthonormal
+from poseidon.exchange.options import ExchangeOptions
+from ps_server import Rule, RuleKind
+from tests.support.cluster import TIMEOUT_S, TOKEN, job_addresses
+
+N, M, RANK = 48, 40, 3
+SGD = Rule(momentum=0.5)
+
+
+@pytest.mark.parametrize("size", [1, 2, 7, 1000])
+def test_columns_become_orthonormal(size: int) -> None:
+    p = np.random.default_rng(0).standard_normal((size, min(size, 4))).astype(np.float32)
+    basis = orthonormal(p).astype(np.float64)
+    np.testing.assert_allclose(basis.T @ basis, np.eye(p.shape[1]), atol=1e-6)
+    np.testing.assert_allclose(basis @ (basis.T @ p), p, atol=1e-5)
+
+
+def test_columns_that_depend_on_others_become_zero() -> None:
+    p = np.array([[3, 6, 0, 0], [4, 8, 0, 5]], np.float32)
+    np.testing.assert_allclose(orthonormal(p), [[0.6, 0, 0, -0.8], [0.8, 0, 0, 0.6]], atol=1e-6)
+    assert np.isnan(orthonormal(np.array([[np.nan], [1]], np.float32))).all()
+
+
+def gradient(iteration: int, rank: int, shape: tuple[int, ...]) -> torch.Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(100 * iteration + rank))
+
+
+Body = Callable[[int, Exchange, list[Trained]], None]
+
+
+def run(
+    workers: int,
+    body: Body,
+    *,
+    kind: ExchangeKind = ExchangeKind.SERVER,
+    settings: ExchangeSettings | None = None,
+    rule: Rule = SGD,
+) -> list[Built]:
+    """Run `body(rank, exchange, tensors)` on a thread for each worker."""
+    with job_addresses(kind, workers, 2) as connect:
+
+        def one(rank: int) -> Built:
+            member = Membership(
+                rank=rank,
+                workers=workers,
+                shards=2,
+                token=TOKEN,
+                timeout_s=TIMEOUT_S,
+                options=ExchangeOptions(kind=kind, compress=f"w=powersgd:{RANK}"),
+            )
+            w = torch.full((N, 5, M // 5), float(rank))
+            tensors = [
+                Trained(name="first", tensor=torch.zeros(7), rule=rule),
+                Trained(name="w", tensor=w, rule=rule),
+                Trained(name="fc", tensor=torch.zeros(200, 100), rule=rule, factor_rows=4),
+            ]
+            built = build_exchange(tensors, settings or ExchangeSettings(), member, connect)
+            try:
+                body(rank, built.exchange, tensors)
+            finally:
+                built.exchange.close()
+            return built
+
+        with ThreadPoolExecutor(workers) as pool:
+            return [running.result() for running in [pool.submit(one, rank) for rank in range(workers)]]
+
+
+def iterate(
+    exchange: Exchange, tensors: list[Trained], iteration: int, rank: int, *, skip: bool = False
+) -> None:
+    exchange.start(iteration, 0.1)
+    for index in range(len(tensors)):
+        exchange.wait(index)
+    for index in reversed(range(len(tensors))):
+        if index in exchange.by_factors:
+            exchange.begin_factors(index, torch.ones(4, 200), torch.ones(4, 100))
+            exchange.release(index)
+        elif not (skip and index == 1):
+            exchange.begin(index, gradient(iteration, rank, tuple(tensors[index].tensor.shape)))
+    exchange.finish()
+
+
+def reference(workers: int, iterations: int, scale: float) -> np.ndarray:
+    """Algorithms 1 and 2 of Vogels et al., in float64, with Caffe's momentum."""
+    q = torch.randn(M, RANK, generator=torch.Generator().manual_seed(1)).double().numpy()
+    lost = np.zeros((workers, N, M))
+    weight, history = np.zeros((N, M)), np.zeros((N, M))
+    for iteration in range(iterations):
+        own = [
+            scale * gradient(iteration, r, (N, 5, M // 5)).view(N, M).double().numpy() + lost[r]
+            for r in range(workers)
+        ]
+        p, _ = np.linalg.qr(np.mean([m @ q for m in own], axis=0))
+        q = np.mean([m.T @ p for m in own], axis=0)
+        mean = p @ q.T
+        lost = np.array([m - mean for m in own])
+        history = 0.5 * history + 0.1 * mean
+        weight = weight - history
+    return weight
+
+
+@pytest.mark.parametrize("kind", [ExchangeKind.SERVER, ExchangeKind.HYBRID], ids=lambda kind: kind.value)
+@pytest.mark.parametrize(("workers", "scale"), [(2, 1.0), (3, 0.25)])
+def test_it_is_powersgd(kind: ExchangeKind, workers: int, scale: float) -> None:
+    ends = [torch.empty(0)] * workers
+
+    def body(rank: int, exchange: Exchange, tensors: list[Trained]) -> None:
+        exchange.open(None)
+        assert not tensors[1].tensor.any()  # rank 0's
+        for iteration in range(5):
+            iterate(exchange, tensors, iteration, rank)
+        exchange.settle()
+        ends[rank] = tensors[1].tensor.clone()
+
+    built = run(workers, body, kind=kind, settings=ExchangeSettings(gradient_scale=scale))
+    assert all(torch.equal(end, ends[0]) for end in ends)
+    np.testing.assert_allclose(ends[0].view(N, M), reference(workers, 5, scale), atol=1e-4)
+    choices = built[0].plan.choices
+    assert [choice.codec and str(choice.codec) for choice in choices] == [None, f"powersgd:{RANK}", None]
+    if workers == 2:
+        assert choices[1].bytes == 8 * RANK * (N + M)
+
+
+def test_a_tensor_without_gradients_starts_again() -> None:
+    """A zero gradient makes Q zero; the next one must not be lost."""
+
+    def body(rank: int, exchange: Exchange, tensors: list[Trained]) -> None:
+        exchange.open(None)
+        for iteration in range(3):
+            iterate(exchange, tensors, iteration, rank, skip=True)
+        assert not tensors[1].tensor.any()
+        for iteration in range(3, 6):
+            iterate(exchange, tensors, iteration, rank)
+        exchange.settle()
+        assert tensors[1].tensor.abs().max() > 0.01
+
+    run(2, body)
+
+
+def test_adam_on_the_workers_and_its_history() -> None:
+    def body(rank: int, exchange: Exchange, tensors: list[Trained]) -> None:
+        exchange.open(None)
+        for iteration in range(2):
+            iterate(exchange, tensors, iteration, rank)
+        exchange.settle()
+        if rank == 0:
+            histories = exchange.state.histories()
+            shapes = [[array.shape for array in history] for history in histories]
+            assert shapes == [[(7,)] * 2, [(N, 5, M // 5)] * 2, [(200, 100)] * 2]
+            assert all(np.abs(array).max() > 0 for history in histories for array in history)
+        assert sorted(exchange.state.replicated()) == ["w, history 0", "w, history 1"]
+        assert sorted(exchange.state.held_back()) == ["w, Q", "w, lost"]
+        with pytest.raises(SnapshotError, match="has 5 elements of w, Q; expected 120: the rank"):
+            exchange.state.hold_back({"w, Q": np.zeros(5, np.float32)})
+
+    run(2, body, rule=Rule(kind=RuleKind.ADAM, momentum=0.9))
+
+
+def test_bytes_are_those_of_both_rounds() -> None:
+    def body(rank: int, exchange: Exchange, tensors: list[Trained]) -> None:
+        exchange.open(None)
+        for iteration in range(4):
+            iterate(exchange, tensors, iteration, rank)
+        exchange.settle()
+        traffic = exchange.traffic()[1]  # type: ignore[attr-defined]
+        exact = 4 * 4 * RANK * (N + M)
+        assert exact < traffic.bytes_in < exact + 4 * 2 * 80
+        assert traffic.held_back > 1
+
+    run(2, body)
+
+
+def test_a_limit_of_the_norm_is_refused() -> None:
+    with pytest.raises(UsageError, match="powersgd has no limit on the gradients' norm"):
+        run(1, lambda *_: None, settings=ExchangeSettings(clip=1.0))
