@@ -40,10 +40,10 @@ from benchmarks.simulation.charts import draw, efficiency_table, fact_table, win
 from benchmarks.simulation.comparison import ComparisonError, compare
 from benchmarks.simulation.curves import NETS as CURVE_NETS
 from benchmarks.simulation.curves import facts, points
-from benchmarks.simulation.iteration import predict
-from benchmarks.simulation.scenario import Exchange, Scenario, link_bytes
 from benchmarks.testbed.shapes import NETS, layers_of
 from poseidon.errors import PoseidonError
+from poseidon.plan.iteration import predict
+from poseidon.plan.scenario import Exchange, Scenario, link_bytes
 
 Report = Callable[[str], None]
 

@@ -37,12 +37,16 @@ MAY_IMPORT: dict[str, set[str]] = {
         *("poseidon.solvers", "poseidon.exchange", "poseidon.cluster", "poseidon.layers", "poseidon.net"),
         "poseidon.engine",
     },
+    "poseidon.plan": {
+        *("ps_server", "poseidon.proto", "poseidon.exchange", "poseidon.cluster", "poseidon.layers"),
+        *("poseidon.net", "poseidon.engine"),
+    },
     "poseidon.dashboard": {"poseidon.metrics", "poseidon.cluster", "poseidon.launch"},
     "poseidon.cli": {
         *("ps_server", "poseidon.proto", "poseidon.metrics", "poseidon.data", "poseidon.snapshot"),
         *("poseidon.exchange", "poseidon.cluster", "poseidon.layers", "poseidon.net", "poseidon.engine"),
         *("poseidon.pycaffe", "poseidon.caffe2", "poseidon.launch", "poseidon.dashboard"),
-        "poseidon.export",
+        *("poseidon.export", "poseidon.plan"),
     },
 }
 """The packages that each package imports, besides itself: no others, and each of these somewhere."""

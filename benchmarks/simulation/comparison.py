@@ -12,10 +12,10 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from benchmarks.simulation.iteration import predict
-from benchmarks.simulation.scenario import MIB, Exchange, Machine, Scenario
 from benchmarks.testbed.shapes import layers_of
 from benchmarks.testbed.tables import Table
+from poseidon.plan.iteration import predict
+from poseidon.plan.scenario import MIB, Exchange, Machine, Scenario
 
 UNSHAPED_BITS_PER_S = 100e9
 """Links without a rate are as fast as the processors that carry their bytes."""

@@ -10,9 +10,10 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 
-from benchmarks.simulation.iteration import predict
-from benchmarks.simulation.scenario import Exchange, Machine, Scenario
-from benchmarks.testbed.shapes import LayerShape, elements, read_layers
+from benchmarks.testbed.shapes import read_layers
+from poseidon.plan.iteration import predict
+from poseidon.plan.scenario import Exchange, Machine, Scenario
+from poseidon.plan.shapes import LayerShape, elements
 
 HOSTS = (8, 16, 32, 64, 128, 256, 512, 1024)
 GBIT_PER_S = (1, 10, 40, 100)

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd import Function
 
-from benchmarks.testbed.shapes import LayerShape, Shape, shares_of_work
+from poseidon.plan.shapes import LayerShape, Shape, shares_of_work
 
 FORWARD_PART = 1 / 3
 VALUE = 0.01

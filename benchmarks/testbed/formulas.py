@@ -18,12 +18,12 @@ import torch
 from torch import nn
 
 from benchmarks.testbed.hooks import Hook
-from benchmarks.testbed.shapes import LayerShape, elements
 from benchmarks.testbed.worker_settings import DdpSettings, PoseidonSettings, TrainingSettings
 from poseidon.exchange.base import Trained
 from poseidon.exchange.build import Membership, plan_exchange
 from poseidon.exchange.cost import ExchangeKind, ExchangePlan, Scheme
 from poseidon.exchange.options import ExchangeOptions
+from poseidon.plan.shapes import LayerShape, elements
 
 ELEMENT_BYTES = 4
 

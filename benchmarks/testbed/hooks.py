@@ -29,7 +29,8 @@ from torch.distributed.algorithms.model_averaging.averagers import PeriodicModel
 from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 
-from benchmarks.testbed.shapes import LayerShape, Shape
+from poseidon.plan.scenario import low_rank_elements
+from poseidon.plan.shapes import LayerShape
 
 ELEMENT_BYTES, HALF_BYTES = 4, 2
 PLAIN_ITERATIONS = 2
@@ -104,13 +105,6 @@ class Hook:
 
 
 ALL_HOOKS = ("fp16", "powersgd:1", "powersgd:2", "powersgd:4", "post-local:8")
-
-
-def low_rank_elements(shape: Shape, rank: int) -> int:
-    """Return the elements that PowerSGD sends of one tensor: r (n + m), or all if those are not few enough."""
-    n, m = shape[0], math.prod(shape[1:])
-    factors = min(n, m, rank) * (n + m)
-    return factors if factors * LEAST_RATE < n * m else n * m
 
 
 class OneAfterTheOther:

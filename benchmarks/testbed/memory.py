@@ -8,9 +8,9 @@ import psutil
 
 from benchmarks.testbed.errors import TestbedError
 from benchmarks.testbed.hooks import Hook, HookKind
-from benchmarks.testbed.shapes import elements
 from benchmarks.testbed.tables import megabytes
 from benchmarks.testbed.worker_settings import DdpSettings, PoseidonSettings, TrainingSettings
+from poseidon.plan.shapes import elements
 
 ELEMENT_BYTES = 4
 PROCESS_BYTES = 200_000_000

@@ -1,7 +1,6 @@
 """The shapes of the nets that measurements emulate, read from their definitions.
 
-Law: shapes and amounts of work only, of tensors with a gradient; BatchNorm's statistics are left out. Layers are in forward
-order. A net with branches is a chain here, which changes neither its bytes nor its work.
+`poseidon/plan/shapes.py` says what a shape holds.
 """
 
 from __future__ import annotations
@@ -9,12 +8,13 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from itertools import pairwise
 from pathlib import Path
 
 from poseidon.layers.base import LayerContext
 from poseidon.net.compile import compile_net
+from poseidon.plan.shapes import LayerShape, Shape, net_layers
 from poseidon.proto.caffe_pb2 import TEST, NetState
 from poseidon.proto.definition import read_net
 
@@ -29,31 +29,6 @@ DLRM_CATEGORIES = (
     *(27, 14992, 5461306, 10, 5652, 2173, 4, 7046547, 18, 15, 286181, 105, 142572),
 )
 """The categories of each column of the Criteo Kaggle data."""
-WITHOUT_GRADIENT = ("BatchNorm",)
-
-Shape = tuple[int, ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LayerShape:
-    """The shape of one layer.
-
-    Attributes:
-        name: as in the definition.
-        tensors: shapes of its trained tensors, the weight first; empty for a layer that only computes.
-        work: multiplications of one row's forward pass: of an image, a token, a sample.
-        fully_connected: its weight (outputs x inputs) has factors.
-    """
-
-    name: str
-    tensors: tuple[Shape, ...]
-    work: int
-    fully_connected: bool = False
-
-    @property
-    def elements(self) -> int:
-        """Number of trained values."""
-        return sum(math.prod(shape) for shape in self.tensors)
 
 
 def layers_of(net: str) -> tuple[LayerShape, ...]:
@@ -63,17 +38,6 @@ def layers_of(net: str) -> tuple[LayerShape, ...]:
         KeyError: there is no such net.
     """
     return NETS[net]()
-
-
-def elements(layers: Sequence[LayerShape]) -> int:
-    """Return the number of trained values of a net."""
-    return sum(layer.elements for layer in layers)
-
-
-def shares_of_work(layers: Sequence[LayerShape]) -> list[float]:
-    """Return each layer's part of a net's compute time."""
-    total = sum(layer.work for layer in layers)
-    return [layer.work / total for layer in layers]
 
 
 def to_json(layers: Sequence[LayerShape]) -> str:
@@ -112,21 +76,7 @@ def read_layers(definition: str) -> tuple[LayerShape, ...]:
         read_net(ROOT / "prototxt" / definition), LayerContext(phase=TEST, seed=1), state=NetState(phase=TEST)
     )
     try:
-        shapes = net.blob_shapes
-        found: list[LayerShape] = []
-        for name, layer in net.layer_modules:
-            tensors = tuple(tuple(blob.shape) for blob in layer.parameters(recurse=False))
-            kind = layer.param.type
-            if (
-                kind == "Scale"
-            ):  # part of its convolution: a layer of its own would cost more time than it represents
-                found[-1] = replace(found[-1], tensors=(*found[-1].tensors, *tensors))
-            elif tensors and kind not in WITHOUT_GRADIENT:
-                work = math.prod(tensors[0]) * math.prod(shapes[layer.param.top[0]][2:])
-                found.append(
-                    LayerShape(name=name, tensors=tensors, work=work, fully_connected=kind == "InnerProduct")
-                )
-        return tuple(found)
+        return net_layers(net)
     finally:
         net.close()
 

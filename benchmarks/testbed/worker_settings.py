@@ -6,7 +6,8 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.testbed.shapes import LayerShape, from_json, to_json
+from benchmarks.testbed.shapes import from_json, to_json
+from poseidon.plan.shapes import LayerShape
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -47,7 +47,7 @@ def run(arguments: argparse.Namespace) -> int:
     if all(is_loopback(host.address) for host in hosts):
         found = _here(hosts, problems)
     else:
-        found = _over_ssh(hosts, SshSettings(config=arguments.ssh_config), problems)
+        found = over_ssh(hosts, SshSettings(config=arguments.ssh_config), problems)
     with progress_bar(arguments.progress, UNITS) as report, found as subjects:
         survey = examine(subjects, seconds=arguments.seconds, report=report)
     survey = replace(survey, problems=(*problems, *survey.problems))
@@ -82,7 +82,7 @@ def _description_of(hosts: Sequence[Host]) -> dict[str, object]:
 
 
 @contextmanager
-def _over_ssh(
+def over_ssh(
     hosts: Sequence[Host], settings: SshSettings, problems: list[tuple[str, str]]
 ) -> Iterator[Sequence[Subject]]:
     """Connect to the hosts and check them as a job would; add what is wrong to `problems`."""

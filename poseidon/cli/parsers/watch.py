@@ -1,4 +1,4 @@
-"""The commands that manage jobs: ps, logs, stats, kill, doctor; and completion, of the shell."""
+"""The commands that manage jobs: ps, logs, stats, kill, doctor, plan; and completion, of the shell."""
 
 from __future__ import annotations
 
@@ -9,10 +9,12 @@ from poseidon.cli.parsers.form import (
     Command,
     Group,
     Parser,
+    count,
     flag,
     help_flag,
     number,
     one_of,
+    positive,
     switch,
     whole,
     word,
@@ -71,6 +73,28 @@ def _doctor(parser: Parser) -> None:
     flag(group, "hostfile", "examine the hosts of this machinefile (this machine)", metavar="FILE")
     _ssh_config(group)
     flag(group, "seconds", "of each transfer between two hosts (0.5)", type=number, default=0.5, metavar="S")
+    switch(group, "json", "print an object, for scripts")
+    progress_flag(group)
+    help_flag(parser)
+
+
+def _plan(parser: Parser) -> None:
+    group = parser.section("What is trained")
+    flag(group, "solver", "its train net", metavar="FILE")
+    flag(group, "net", "a train net, or a deploy net", metavar="FILE")
+    text = "function that returns module and input"
+    flag(group, "module", text, metavar="FILE:NAME")
+    text = "forward and backward pass (measured here)"
+    flag(group, "compute", text, type=positive, metavar="MS")
+    group = parser.section("Where")
+    flag(group, "hostfile", "measure the hosts of this machinefile", metavar="FILE")
+    _ssh_config(group)
+    flag(group, "hosts", "with a worker, without a machinefile", type=count, default=0, metavar="N")
+    flag(group, "servers", "further hosts that only serve (0)", type=count, default=0, metavar="N")
+    flag(group, "rate", "of each link, Mbit/s (measured)", type=positive, metavar="MBIT")
+    flag(group, "latency", "from host to host (measured, or 0.05)", type=positive, metavar="MS")
+    flag(group, "seconds", "to measure hosts, about (30)", type=number, default=30.0, metavar="S")
+    group = parser.section("Flags")
     switch(group, "json", "print an object, for scripts")
     progress_flag(group)
     help_flag(parser)
@@ -136,6 +160,15 @@ COMMANDS: Sequence[Command] = (
         "and between each two hosts ports, latency, bandwidth both ways, MTU. Says what is wrong and what to do.",
         example="poseidon doctor\nposeidon doctor --hostfile=cluster",
         declare=_doctor,
+    ),
+    Command(
+        name="plan",
+        line="foretell iteration times, and recommend flags",
+        description="Measure the hosts of a machinefile, or take rates as given, and foretell how long an iteration of a "
+        "net takes by each exchange; recommend flags, with reasons. Nothing is trained.",
+        example="poseidon plan --solver=solver.prototxt --hostfile=cluster\n"
+        "poseidon plan --net=deploy.prototxt --hosts=4 --rate=250 --compute=50",
+        declare=_plan,
     ),
 )
 SHELL: Sequence[Command] = (

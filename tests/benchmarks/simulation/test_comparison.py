@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from benchmarks.simulation.comparison import UNSHAPED_BITS_PER_S, Case, ComparisonError, cases, compare
-from benchmarks.simulation.scenario import MIB, Exchange, Machine
 from benchmarks.testbed.shapes import layers_of
+from poseidon.plan.scenario import MIB, Exchange, Machine
 
 
 def machine_of(hosts: int, rate_mbit: float | None) -> Machine:

@@ -19,7 +19,7 @@ from benchmarks.simulation.curves import (
     points,
     winners,
 )
-from benchmarks.testbed.shapes import elements
+from poseidon.plan.shapes import elements
 
 
 @pytest.mark.parametrize(

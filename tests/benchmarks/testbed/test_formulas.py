@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 from benchmarks.testbed.formulas import expected, plan_of
-from benchmarks.testbed.shapes import LayerShape, elements, layers_of
+from benchmarks.testbed.shapes import layers_of
 from benchmarks.testbed.worker_settings import DdpSettings, PoseidonSettings, TrainingSettings
+from poseidon.plan.shapes import LayerShape, elements
 
 LAYERS = (
     LayerShape(name="conv", tensors=((10, 10, 3, 3), (10,)), work=1),  # 910

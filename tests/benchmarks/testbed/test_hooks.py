@@ -10,9 +10,9 @@ from torch import distributed
 
 from benchmarks.testbed.ddp_worker import DdpTraining, rendezvous_port
 from benchmarks.testbed.emulated import VALUE
-from benchmarks.testbed.hooks import ALL_HOOKS, Hook, HookKind, low_rank_elements
-from benchmarks.testbed.shapes import LayerShape
+from benchmarks.testbed.hooks import ALL_HOOKS, Hook, HookKind
 from benchmarks.testbed.worker_settings import DdpSettings, TrainingSettings
+from poseidon.plan.shapes import LayerShape
 
 TRAINING = TrainingSettings(
     layers=(
@@ -45,20 +45,6 @@ def test_texts_name_hooks() -> None:
 def test_other_texts_are_refused(text: str) -> None:
     with pytest.raises(ValueError):
         Hook.parse(text)
-
-
-@pytest.mark.parametrize(
-    ("shape", "rank", "count"),
-    [
-        ((30, 20), 1, 50),
-        ((30, 20), 4, 200),
-        ((30, 20), 8, 600),
-        ((20, 16, 3, 3), 4, 4 * (20 + 144)),
-        ((30,), 1, 30),
-    ],
-)
-def test_low_rank_is_for_tensors_that_it_halves(shape: tuple[int, ...], rank: int, count: int) -> None:
-    assert low_rank_elements(shape, rank) == count
 
 
 @pytest.mark.parametrize("hook", ["", "fp16", "powersgd:1", "powersgd:4", "post-local:2"])

@@ -10,8 +10,8 @@ from benchmarks.testbed.hosts import Host, Hosts
 from benchmarks.testbed.jobs import HostJob
 from benchmarks.testbed.measurement import Effort, measure
 from benchmarks.testbed.processes import Processes
-from benchmarks.testbed.shapes import LayerShape
 from benchmarks.testbed.worker_settings import DdpSettings, PoseidonSettings, TrainingSettings
+from poseidon.plan.shapes import LayerShape
 
 TRAINING = TrainingSettings(
     layers=(

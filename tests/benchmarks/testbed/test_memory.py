@@ -9,8 +9,8 @@ import pytest
 
 from benchmarks.testbed.errors import TestbedError
 from benchmarks.testbed.memory import check_memory, needed_bytes
-from benchmarks.testbed.shapes import LayerShape
 from benchmarks.testbed.worker_settings import DdpSettings, PoseidonSettings, TrainingSettings
+from poseidon.plan.shapes import LayerShape
 
 LARGE = TrainingSettings(
     layers=(LayerShape(name="fc", tensors=((10_000, 10_000),), work=1, fully_connected=True),),

@@ -5,8 +5,8 @@ from __future__ import annotations
 from benchmarks.testbed.formulas import LinkBytes
 from benchmarks.testbed.measurement import Measured, Split
 from benchmarks.testbed.point_speed import HEAD, Comparison, Row, table
-from benchmarks.testbed.shapes import LayerShape
 from benchmarks.testbed.worker_settings import DdpSettings, PoseidonSettings, TrainingSettings
+from poseidon.plan.shapes import LayerShape
 
 COMPARISON = Comparison(
     title="net",

@@ -6,16 +6,8 @@ import math
 
 import pytest
 
-from benchmarks.testbed.shapes import (
-    LayerShape,
-    default_rows,
-    divided,
-    elements,
-    from_json,
-    layers_of,
-    shares_of_work,
-    to_json,
-)
+from benchmarks.testbed.shapes import default_rows, divided, from_json, layers_of, to_json
+from poseidon.plan.shapes import LayerShape, elements, shares_of_work
 
 PARAMETERS = {
     "alexnet": 60_965_224,

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.testbed.shapes import LayerShape
 from benchmarks.testbed.worker_settings import (
     DdpSettings,
     PoseidonSettings,
@@ -15,6 +14,7 @@ from benchmarks.testbed.worker_settings import (
     read_settings,
     write_settings,
 )
+from poseidon.plan.shapes import LayerShape
 
 LAYERS = (LayerShape(name="fc", tensors=((2, 3), (2,)), work=6, fully_connected=True),)
 

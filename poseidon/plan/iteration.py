@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import partial
 
-from benchmarks.simulation.cluster import Cluster
-from benchmarks.simulation.event_queue import Action
-from benchmarks.simulation.scenario import Exchange, LayerLoad, Scenario, loads
-from benchmarks.simulation.schemes import FactorScheme, RingScheme, ServerScheme
+from poseidon.plan.cluster import Cluster
+from poseidon.plan.event_queue import Action
+from poseidon.plan.scenario import Exchange, LayerLoad, Scenario, loads
+from poseidon.plan.schemes import FactorScheme, RingScheme, ServerScheme
 
 ITERATIONS = 4
 """Number of simulated iterations. The first find the links idle; the last one is measured."""

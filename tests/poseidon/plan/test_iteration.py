@@ -10,9 +10,9 @@ from dataclasses import replace
 
 import pytest
 
-from benchmarks.simulation.iteration import Simulation, predict
-from benchmarks.simulation.scenario import Exchange, Machine, Scenario
-from benchmarks.testbed.shapes import LayerShape
+from poseidon.plan.iteration import Simulation, predict
+from poseidon.plan.scenario import Exchange, Machine, Scenario
+from poseidon.plan.shapes import LayerShape
 
 LOW = LayerShape(name="low", tensors=((4, 1, 1, 1),), work=1)
 HIGH = LayerShape(name="high", tensors=((8, 1, 1, 1),), work=1)

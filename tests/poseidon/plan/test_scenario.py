@@ -6,9 +6,22 @@ from dataclasses import replace
 
 import pytest
 
-from benchmarks.simulation.scenario import MIB, Exchange, Scenario, buckets, loads, parts
-from benchmarks.testbed.shapes import LayerShape
 from poseidon.exchange.pooled import POOL_ELEMENTS
+from poseidon.plan.scenario import (
+    MIB,
+    Exchange,
+    Lossy,
+    LowRank,
+    Machine,
+    Scenario,
+    WireCodec,
+    buckets,
+    link_bytes,
+    loads,
+    low_rank_elements,
+    parts,
+)
+from poseidon.plan.shapes import LayerShape
 
 CONV = LayerShape(name="conv", tensors=((64, 3, 3, 3), (64,)), work=300)
 FC = LayerShape(name="fc", tensors=((1000, 2000), (1000,)), work=100, fully_connected=True)
@@ -88,3 +101,50 @@ def test_chunks_are_as_the_store_cuts_them(workers: int, servers: int, largest: 
     (load,) = loads(replace(TWO, exchange=Exchange.PS, layers=layers, workers=workers, servers=servers))
     assert load.chunk_bytes == largest
     assert load.messages == pytest.approx(-(-8_000_000 // largest) + 4000 / min(largest, 4 * POOL_ELEMENTS))
+
+
+@pytest.mark.parametrize(
+    ("shape", "rank", "count"),
+    [
+        ((30, 20), 1, 50),
+        ((30, 20), 4, 200),
+        ((30, 20), 8, 600),
+        ((20, 16, 3, 3), 4, 4 * (20 + 144)),
+        ((30,), 1, 30),
+    ],
+)
+def test_low_rank_is_for_tensors_that_it_halves(shape: tuple[int, ...], rank: int, count: int) -> None:
+    assert low_rank_elements(shape, rank) == count
+
+
+@pytest.mark.parametrize(
+    ("lossy", "part"),
+    [(None, 1.0), (WireCodec.HALF, 0.5), (LowRank(rank=2), (2 * 91 + 64) / (64 * 27 + 64))],
+)
+def test_what_is_encoded_is_a_part_of_the_bytes(lossy: Lossy | None, part: float) -> None:
+    ring = replace(TWO, exchange=Exchange.RING, lossy=lossy)
+    low, _ = loads(ring)
+    assert low.wire_part == pytest.approx(part)
+    machine = Machine(half_s_per_byte=1e-9, memory_s_per_byte=1e-9)
+    encoded, _ = loads(replace(ring, machine=machine))
+    assert (encoded.codec_s > 0) is (lossy is not None)
+    if lossy is WireCodec.HALF:
+        assert link_bytes(ring) == pytest.approx(link_bytes(replace(ring, lossy=None)) / 2)
+
+
+def test_a_layer_without_tensors_takes_time_and_sends_nothing() -> None:
+    head = LayerShape(name="head", tensors=(), work=400)
+    low, high, last = loads(replace(TWO, layers=(CONV, FC, head)))
+    assert (last.dense_bytes, last.messages, last.factors) == (0, 0, None)
+    assert last.forward_s == pytest.approx(2.0)
+    assert high.factors is not None
+    assert low.factors is None
+
+
+def test_a_layer_may_have_rows_of_its_own() -> None:
+    for rows, by_factors in ((333, True), (334, False)):
+        own = replace(FC, rows=rows)
+        high = loads(replace(TWO, layers=(CONV, own), batch=1))[1]
+        assert (high.factors is not None) is by_factors
+        if high.factors:
+            assert high.factors.link_bytes == rows * 3 * 3000 * 4

@@ -10,7 +10,7 @@ import math
 from dataclasses import dataclass
 from functools import partial
 
-from benchmarks.simulation.event_queue import (
+from poseidon.plan.event_queue import (
     Action,
     EventQueue,
     Message,
@@ -18,7 +18,7 @@ from benchmarks.simulation.event_queue import (
     SerialResource,
     Urgency,
 )
-from benchmarks.simulation.scenario import Scenario, parts
+from poseidon.plan.scenario import Scenario, parts
 
 QUANTUM_S = 0.002
 """The time slice of a processor: longer work is preempted, as in an operating system."""

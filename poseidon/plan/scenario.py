@@ -13,11 +13,11 @@ from enum import Enum
 import torch
 from torch import nn
 
-from benchmarks.testbed.shapes import LayerShape, shares_of_work
 from poseidon.cluster.plan import best_loads
 from poseidon.exchange.base import Trained
 from poseidon.exchange.cost import ELEMENT_BYTES, ExchangeKind, Scheme, Topology, choose
 from poseidon.exchange.pooled import POOL_ELEMENTS, SMALL_TENSOR_ELEMENTS
+from poseidon.plan.shapes import LayerShape, Shape, shares_of_work
 from ps_server.protocol.placement import SMALLEST_ELEMENTS, chunk_elements
 
 MIB = 2**20
@@ -35,6 +35,28 @@ class Exchange(Enum):
     RING = "ring"
     """Ring all-reduce in buckets; the next pass begins when all values have arrived, as with DDP."""
 
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LowRank:
+    """PowerSGD: a gradient of n x m travels as r (n + m) values, if these are less than half.
+
+    Attributes:
+        rank: r.
+    """
+
+    rank: int
+
+
+class WireCodec(Enum):
+    """A lossy encoding of gradients and values on the wire, and its bytes for each value."""
+
+    HALF = 2.0
+    """float16 or bfloat16."""
+    INT8 = 1.0625
+    """A byte a value, and a scale for each block of 64 values."""
+
+
+Lossy = LowRank | WireCodec
 
 KIND_OF_EXCHANGE = {
     Exchange.PS: ExchangeKind.SERVER,
@@ -65,6 +87,8 @@ class Machine:
         ring_step_s: the time of each of the 2 (P - 1) steps of a ring, besides its bytes and the latency.
         ring_goodput: the part of the remaining rate that a ring uses.
         buffer_bytes: bytes in flight between two hosts before a sender waits.
+        half_s_per_byte: a core's time to convert a byte of float32 to 16 bits, or back.
+        int8_s_per_byte: the same for int8.
     """
 
     latency_s: float = 0.0
@@ -84,6 +108,8 @@ class Machine:
     ring_step_s: float = 0.0
     ring_goodput: float = 1.0
     buffer_bytes: int = MIB
+    half_s_per_byte: float = 0.0
+    int8_s_per_byte: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,6 +130,7 @@ class Scenario:
         piece_bytes: the simulation's unit of sending; smaller is slower to simulate, and hardly more exact.
         bucket_bytes: bucket size of the ring.
         forward_part: the forward pass's part of the compute time.
+        lossy: how tensors that go to shards or round the ring are encoded; None: as float32. Low rank is for the ring.
     """
 
     layers: tuple[LayerShape, ...]
@@ -119,6 +146,7 @@ class Scenario:
     piece_bytes: int = 2 * MIB
     bucket_bytes: int = 25 * MIB
     forward_part: float = 1 / 3
+    lossy: Lossy | None = None
 
     @property
     def bytes_per_s(self) -> float:
@@ -152,6 +180,8 @@ class LayerLoad:
         messages: their messages to the shards: one a chunk; small tensors share one.
         chunk_bytes: their largest chunk.
         factors: the factors of its weight, if it travels so.
+        wire_part: the part of `dense_bytes` that is sent.
+        codec_s: a core's time to encode the dense tensors once, or to decode them.
     """
 
     forward_s: float
@@ -160,6 +190,8 @@ class LayerLoad:
     messages: float = 0.0
     chunk_bytes: int = 0
     factors: Factors | None = None
+    wire_part: float = 1.0
+    codec_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -193,6 +225,7 @@ def loads(scenario: Scenario) -> list[LayerLoad]:
     for index, (layer, share) in enumerate(zip(scenario.layers, shares, strict=True)):
         compute_s = scenario.compute_s * share
         sizes = _dense_sizes(layer, index in by_factors)
+        wire_part, codec_s = _encoded(scenario, layer, index in by_factors)
         found.append(
             LayerLoad(
                 forward_s=compute_s * scenario.forward_part,
@@ -201,9 +234,39 @@ def loads(scenario: Scenario) -> list[LayerLoad]:
                 messages=sum(_messages(size, chunk) for size in sizes),
                 chunk_bytes=min(chunk, max(sizes, default=0)),
                 factors=_factors(scenario, layer) if index in by_factors else None,
+                wire_part=wire_part,
+                codec_s=codec_s,
             )
         )
     return found
+
+
+def _encoded(scenario: Scenario, layer: LayerShape, by_factors: bool) -> tuple[float, float]:
+    """Return the part of a layer's dense bytes that is sent, and a core's seconds to encode them once."""
+    sizes, machine = _dense_sizes(layer, by_factors), scenario.machine
+    dense = sum(sizes)
+    if scenario.lossy is None or not dense:
+        return 1.0, 0.0
+    if isinstance(scenario.lossy, WireCodec):
+        per_byte = machine.half_s_per_byte if scenario.lossy is WireCodec.HALF else machine.int8_s_per_byte
+        return scenario.lossy.value / ELEMENT_BYTES, per_byte * dense
+    rank = scenario.lossy.rank
+    sent = sum(low_rank_elements(shape, rank) for shape in layer.tensors) * ELEMENT_BYTES
+    compressed = sum(
+        math.prod(shape) for shape in layer.tensors if low_rank_elements(shape, rank) < math.prod(shape)
+    )
+    # Three products in all, and about six passes over memory: what is held back is added, kept and subtracted.
+    seconds = (
+        6.0 * rank * compressed / machine.flops + 6 * ELEMENT_BYTES * compressed * machine.memory_s_per_byte
+    )
+    return sent / dense, seconds / 2
+
+
+def low_rank_elements(shape: Shape, rank: int) -> int:
+    """Return the values that PowerSGD sends of one tensor: r (n + m), or all if those are not less than half."""
+    n, m = shape[0], math.prod(shape[1:])
+    factors = min(n, m, rank) * (n + m)
+    return factors if 2 * factors < n * m else n * m
 
 
 def _messages(size: int, chunk: int) -> float:
@@ -239,24 +302,26 @@ def _by_factors(scenario: Scenario) -> frozenset[int]:
         worker_loads=(working,) * scenario.workers,
         server_loads=(serving,) * scenario.servers,
     )
-    weights = [_weight(layer, scenario.batch) for layer in scenario.layers]
+    trained = [index for index, layer in enumerate(scenario.layers) if layer.tensors]
+    weights = [_weight(scenario.layers[index], scenario.batch) for index in trained]
     plan = choose(weights, KIND_OF_EXCHANGE[scenario.exchange], topology)
-    return frozenset(plan.of(Scheme.FACTORS))
+    return frozenset(trained[position] for position in plan.of(Scheme.FACTORS))
 
 
 def _weight(layer: LayerShape, batch: int) -> Trained:
     return Trained(
         name=layer.name,
         tensor=nn.Parameter(torch.empty(layer.tensors[0], device="meta")),
-        factor_rows=batch if layer.fully_connected else 0,
+        factor_rows=(layer.rows or batch) if layer.fully_connected else 0,
     )
 
 
 def _factors(scenario: Scenario, layer: LayerShape) -> Factors:
     n, m = layer.tensors[0]
-    rows = scenario.batch * scenario.workers
+    own = layer.rows or scenario.batch
+    rows = own * scenario.workers
     return Factors(
-        link_bytes=scenario.batch * (scenario.workers - 1) * (n + m) * ELEMENT_BYTES,
+        link_bytes=own * (scenario.workers - 1) * (n + m) * ELEMENT_BYTES,
         products=2.0 * rows * n * m,
         weight_bytes=n * m * ELEMENT_BYTES,
     )
@@ -265,7 +330,7 @@ def _factors(scenario: Scenario, layer: LayerShape) -> Factors:
 def link_bytes(scenario: Scenario) -> float:
     """Return the bytes of an iteration on the busiest link in one direction."""
     p, found = scenario.workers, loads(scenario)
-    dense = sum(load.dense_bytes for load in found)
+    dense = sum(load.dense_bytes * load.wire_part for load in found)
     if scenario.exchange is Exchange.RING:
         return dense * 2 * (p - 1) / p
     part = parts(p, scenario.servers)

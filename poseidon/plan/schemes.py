@@ -9,9 +9,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from benchmarks.simulation.cluster import Cluster, Home
-from benchmarks.simulation.event_queue import Action, SerialResource, Urgency
-from benchmarks.simulation.scenario import Factors, LayerLoad, buckets
+from poseidon.plan.cluster import Cluster, Home
+from poseidon.plan.event_queue import Action, SerialResource, Urgency
+from poseidon.plan.scenario import Factors, LayerLoad, buckets
 
 Arrived = Callable[[int], None]
 FACTORS = "factors"
@@ -32,6 +32,8 @@ class Chunk:
         size: bytes.
         messages: number of messages that it represents.
         alone: bytes of it that one shard has in one chunk.
+        wire_part: the part of its bytes that is sent.
+        codec_s: a core's time to encode it once, or to decode it.
     """
 
     layer: int
@@ -39,6 +41,13 @@ class Chunk:
     size: float
     messages: float
     alone: float
+    wire_part: float = 1.0
+    codec_s: float = 0.0
+
+    @property
+    def sent(self) -> float:
+        """Bytes on the wire."""
+        return self.size * self.wire_part
 
 
 class ServerScheme:
@@ -61,7 +70,9 @@ class ServerScheme:
                 urgency=(iteration, layer, piece),
                 size=size,
                 messages=load.messages / len(sizes),
-                alone=min(load.chunk_bytes, size),
+                alone=min(load.chunk_bytes, size) * load.wire_part,
+                wire_part=load.wire_part,
+                codec_s=load.codec_s / len(sizes),
             )
             for home in self._cluster.homes:
                 self._push(home, chunk)
@@ -72,9 +83,9 @@ class ServerScheme:
             cluster.working,
             f"worker to {home.name}",
             chunk.urgency,
-            cluster.wire_s(chunk.size * home.of_worker),
+            cluster.wire_s(chunk.sent * home.of_worker),
             (
-                (home.host.into, cluster.wire_s(chunk.size * home.of_shard)),
+                (home.host.into, cluster.wire_s(chunk.sent * home.of_shard)),
                 *self._handling(home, chunk),
             ),
             partial(self._sum, home, chunk),
@@ -87,7 +98,9 @@ class ServerScheme:
         scenario = self._cluster.scenario
         per_byte = scenario.machine.sum_s_per_byte * scenario.workers + scenario.machine.rule_s_per_byte
         answer = partial(self._answer, home, chunk)
-        self._cluster.process(home.host.shard, home.host, per_byte * chunk.size * home.part, answer)
+        codec_s = chunk.codec_s * (scenario.workers + 1)  # every gradient is decoded, the value encoded
+        work_s = (per_byte * chunk.size + codec_s) * home.part
+        self._cluster.process(home.host.shard, home.host, work_s, answer)
 
     def _answer(self, home: Home, chunk: Chunk) -> None:
         cluster = self._cluster
@@ -95,9 +108,9 @@ class ServerScheme:
             home.host,
             f"shard of {home.name}",
             chunk.urgency,
-            cluster.wire_s(chunk.size * home.of_shard),
+            cluster.wire_s(chunk.sent * home.of_shard),
             (
-                (cluster.working.into, cluster.wire_s(chunk.size * home.of_worker)),
+                (cluster.working.into, cluster.wire_s(chunk.sent * home.of_worker)),
                 *self._handling(home, chunk),
             ),
             partial(self._arrived, chunk.layer),
@@ -107,14 +120,16 @@ class ServerScheme:
     def _handling(self, home: Home, chunk: Chunk) -> tuple[tuple[SerialResource, float], ...]:
         """Return the seconds of a chunk on the worker's and on the shard's processors, in either direction."""
         cluster = self._cluster
-        ends = ((cluster.working.worker, home.of_worker), (home.host.shard, home.of_shard))
+        codec_s = chunk.codec_s * (home.of_worker + home.own) / cluster.working.speed
+        ends = ((cluster.working.worker, home.of_worker, codec_s), (home.host.shard, home.of_shard, 0.0))
         return tuple(
             (
                 resource,
-                cluster.handling_s(chunk.size, chunk.messages, part)
-                + cluster.passing_s(chunk.size, chunk.messages, home.own),
+                cluster.handling_s(chunk.sent, chunk.messages, part)
+                + cluster.passing_s(chunk.sent, chunk.messages, home.own)
+                + more_s,
             )
-            for resource, part in ends
+            for resource, part, more_s in ends
         )
 
 
@@ -169,6 +184,7 @@ class RingScheme:
     def __init__(self, cluster: Cluster, loads: Sequence[LayerLoad], arrived: Arrived) -> None:
         self._cluster = cluster
         self._arrived = arrived
+        self._loads = loads
         self._sizes = [load.dense_bytes for load in loads]
         self._buckets = buckets(self._sizes, cluster.scenario.bucket_bytes)
         self._left = 0
@@ -183,7 +199,9 @@ class RingScheme:
         cluster, machine = self._cluster, self._cluster.scenario.machine
         p = cluster.scenario.workers
         dense = sum(self._sizes[member] for member in self._buckets[number])
-        size = dense * 2 * (p - 1) / p
+        sent = sum(self._sizes[member] * self._loads[member].wire_part for member in self._buckets[number])
+        codec_s = 2 * sum(self._loads[member].codec_s for member in self._buckets[number])
+        size = sent * 2 * (p - 1) / p
         steps_s = 2 * (p - 1) * (machine.latency_s + machine.ring_step_s)
         out_s = cluster.wire_s(size) / machine.ring_goodput + steps_s
         ring_s = machine.ring_s_per_byte * size / cluster.working.speed
@@ -195,7 +213,7 @@ class RingScheme:
             out_s,
             (
                 (cluster.working.into, out_s),
-                (cluster.working.worker, ring_s + copy_s),
+                (cluster.working.worker, ring_s + copy_s + codec_s / cluster.working.speed),
             ),
             self._bucket_done,
         )

@@ -1,0 +1,135 @@
+"""`poseidon plan`: foretell the iteration time of every exchange on a cluster, and recommend flags.
+
+poseidon plan --solver=solver.prototxt --hostfile=cluster
+poseidon plan --net=deploy.prototxt --hosts=4 --rate=250 --compute=50
+poseidon plan --module=train.py:example --hosts=8 --rate=1000
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path
+
+import torch
+
+from poseidon.cli.doctor import UNITS, over_ssh
+from poseidon.cli.progress import progress_bar
+from poseidon.cluster.machinefile import Host, is_loopback, read_machinefile
+from poseidon.cluster.ssh.config import SshSettings
+from poseidon.errors import JobError, UsageError
+from poseidon.plan.cluster_probe import MOST_HOSTS, Network, probe_costs, probe_links
+from poseidon.plan.costs import HostCosts, measure_costs
+from poseidon.plan.forecast import PlannedCluster, forecast, recommend
+from poseidon.plan.report import plan_fields, plan_lines
+from poseidon.plan.sources import Training, training_of_module, training_of_net
+
+LATENCY_S = 50e-6
+"""Assumed from host to host in a local network."""
+COSTS_S = 3.0
+LEAST_LIMIT_S = 5.0
+ONE_MACHINE = Network(bits_per_s=20e9, latency_s=20e-6, measured=False)
+"""Assumed between processes of one machine."""
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Measure, foretell, print; 0 when done.
+
+    Raises:
+        UsageError: flags contradict each other, or one is missing.
+        PoseidonError: a mistake in the definition, the machinefile, or a host that cannot be reached.
+    """
+    _check(arguments)
+    notes: list[str] = []
+    training = _training(arguments)
+    notes += training.notes
+    cluster, shared_by = _cluster(arguments, notes)
+    found = forecast(training, cluster, shared_by=shared_by)
+    chosen = recommend(training, cluster, found)
+    if arguments.json:
+        print(json.dumps(plan_fields(training, cluster, found, chosen, notes), indent=1))
+    else:
+        print("\n".join(plan_lines(training, cluster, found, chosen, notes)))
+    return 0
+
+
+def _check(arguments: argparse.Namespace) -> None:
+    sources = [name for name in ("solver", "net", "module") if getattr(arguments, name)]
+    if len(sources) != 1:
+        given = " and ".join(f"--{name}" for name in sources) or "none of them"
+        raise UsageError(f"expected one of --solver, --net and --module, found {given}")
+    if arguments.hostfile and (arguments.hosts or arguments.servers):
+        raise UsageError(
+            "--hostfile says how many hosts there are; expected it without --hosts and --servers"
+        )
+    if not arguments.hostfile and not (arguments.hosts and arguments.rate):
+        raise UsageError("expected --hostfile=FILE, or --hosts=N and --rate=MBIT")
+    if arguments.seconds < LEAST_LIMIT_S:
+        raise UsageError(f"--seconds must be at least {LEAST_LIMIT_S:g}, not {arguments.seconds:g}")
+
+
+def _training(arguments: argparse.Namespace) -> Training:
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    compute_s = arguments.compute / 1000 if arguments.compute else None
+    if arguments.module:
+        return training_of_module(arguments.module, compute_s=compute_s, device=device)
+    return training_of_net(
+        Path(arguments.solver or arguments.net),
+        compute_s=compute_s,
+        device=device,
+        is_solver=bool(arguments.solver),
+    )
+
+
+def _cluster(arguments: argparse.Namespace, notes: list[str]) -> tuple[PlannedCluster, int]:
+    """Return the cluster, and the number of its hosts that share one machine."""
+    latency_s = LATENCY_S if arguments.latency is None else arguments.latency / 1000
+    given = Network(bits_per_s=(arguments.rate or 0.0) * 1e6, latency_s=latency_s, measured=False)
+    if not arguments.hostfile:
+        notes.append("the hosts' processors are taken to be as fast as this machine's")
+        costs = measure_costs(COSTS_S)
+        return _planned(arguments.hosts, arguments.servers, given, costs), 1
+    hosts = read_machinefile(Path(arguments.hostfile))
+    workers = sum(host.works for host in hosts)
+    if not workers:
+        raise UsageError(f"{arguments.hostfile} has no host with a worker; expected one at least")
+    servers = len(hosts) - workers
+    if all(is_loopback(host.address) for host in hosts):
+        notes.append("all hosts of the machinefile are this machine: they share its processors")
+        network = given if arguments.rate else ONE_MACHINE
+        return _planned(workers, servers, network, measure_costs(COSTS_S)), len(hosts)
+    network, costs = _probed(arguments, hosts, given if arguments.rate else None, notes)
+    return _planned(workers, servers, network, costs), 1
+
+
+def _planned(workers: int, servers: int, network: Network, costs: HostCosts) -> PlannedCluster:
+    return PlannedCluster(workers=workers, servers=servers, network=network, costs=costs)
+
+
+def _probed(
+    arguments: argparse.Namespace, hosts: Sequence[Host], given: Network | None, notes: list[str]
+) -> tuple[Network, HostCosts]:
+    """Measure the hosts of a machinefile.
+
+    Raises:
+        JobError: a host cannot be reached or does not answer.
+    """
+    problems: list[tuple[str, str]] = []
+    with ExitStack() as stack:
+        report = stack.enter_context(progress_bar(arguments.progress, UNITS))
+        subjects = stack.enter_context(over_ssh(hosts, SshSettings(config=arguments.ssh_config), problems))
+        if problems:
+            raise JobError(
+                f"{problems[0][0]}: {problems[0][1]}; poseidon doctor --hostfile names all problems"
+            )
+        costs = probe_costs(subjects)
+        if given is not None:
+            return given, costs
+        if len(subjects) < 2:
+            notes.append("all clients of the machinefile are on one host")
+            return ONE_MACHINE, costs
+        if len(subjects) > MOST_HOSTS:
+            notes.append(f"links were measured between the first {MOST_HOSTS} of {len(subjects)} hosts")
+        return probe_links(subjects, arguments.seconds, report), costs

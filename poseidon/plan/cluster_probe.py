@@ -1,0 +1,107 @@
+"""What `poseidon plan` measures on the hosts of a machinefile: links between each two hosts, and the hosts' processors.
+
+Law: links are measured as by `poseidon doctor`. Both measurements together stay within the time that they are given.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+
+from poseidon.cluster.doctor.session import ProbeSession, Subject
+from poseidon.cluster.doctor.survey import Report, Survey, examine
+from poseidon.cluster.parallel import for_each_host
+from poseidon.errors import JobError
+from poseidon.plan import costs as costs_program
+from poseidon.plan.costs import HostCosts, worst
+
+MOST_HOSTS = 8
+"""Hosts whose links are measured; more would take too long."""
+ROUND_S = 2.0
+"""What a round of the link measurement takes besides its transfers."""
+LEAST_TRANSFER_S, MOST_TRANSFER_S = 0.1, 0.5
+COSTS_S = 3.0
+START_S = 30.0
+"""How long a host may take to import torch."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Network:
+    """The links between hosts.
+
+    Attributes:
+        bits_per_s: of a link in one direction, values without headers if it was measured.
+        latency_s: from one host to another.
+        measured: whether it was measured.
+    """
+
+    bits_per_s: float
+    latency_s: float
+    measured: bool = True
+
+
+def transfer_s(hosts: int, limit_s: float) -> float:
+    """Return the duration of each transfer, so that all links are measured within a limit if that is possible."""
+    rounds = max(1, hosts - 1 + hosts % 2)
+    left_s = (limit_s - COSTS_S) / rounds - ROUND_S
+    return min(MOST_TRANSFER_S, max(LEAST_TRANSFER_S, left_s / 2))
+
+
+def probe_links(subjects: Sequence[Subject], limit_s: float, report: Report) -> Network:
+    """Measure the links between the first hosts.
+
+    Raises:
+        JobError: a host does not answer, or no link can be measured.
+    """
+    some = subjects[:MOST_HOSTS]
+    survey = examine(some, seconds=transfer_s(len(some), limit_s), report=report)
+    if survey.problems:
+        label, problem = survey.problems[0]
+        raise JobError(f"{label}: {problem}")
+    return network_of(survey)
+
+
+def network_of(survey: Survey) -> Network:
+    """Return the network of a survey: its slowest link, which holds up every synchronous job, and the median latency.
+
+    Raises:
+        JobError: a link carries nothing; `poseidon doctor` finds the cause.
+    """
+    broken = next((link for link in survey.links if not link.bytes_per_s or link.rtt_s is None), None)
+    if broken is not None or not survey.links:
+        where = (
+            f" from {survey.hosts[broken.source].label} to {survey.hosts[broken.target].label}"
+            if broken
+            else ""
+        )
+        raise JobError(f"the link{where} cannot be measured; poseidon doctor --hostfile finds the cause")
+    return Network(
+        bits_per_s=8 * min(link.bytes_per_s or 0.0 for link in survey.links),
+        latency_s=statistics.median(link.rtt_s or 0.0 for link in survey.links) / 2,
+    )
+
+
+def probe_costs(subjects: Sequence[Subject]) -> HostCosts:
+    """Measure the processors of all hosts at the same time. Return those of the slowest.
+
+    Raises:
+        JobError: a host does not answer.
+    """
+
+    def ask(subject: Subject) -> HostCosts:
+        session = ProbeSession(subject, costs_program)
+        try:
+            answer = session.ask({"seconds": COSTS_S}, START_S + 4 * COSTS_S)
+            return HostCosts(**{entry.name: answer[entry.name] for entry in fields(HostCosts)})
+        except (KeyError, TypeError) as error:
+            raise JobError(f"{subject.label}: its answer lacks {error}") from error
+        finally:
+            session.close()
+
+    found: list[HostCosts] = []
+    for outcome in for_each_host(ask, list(subjects), name="poseidon plan"):
+        if isinstance(outcome, JobError):
+            raise outcome
+        found.append(outcome)
+    return worst(found)

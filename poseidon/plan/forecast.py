@@ -1,0 +1,281 @@
+"""The iteration time of every scheme on a cluster, and the flags to choose. Pure.
+
+Law: every scheme is simulated on the same machine and links. A scheme is recommended if it is the fastest of those that give
+the weights of one process with all batches; lossy ones are named beside it with their gain.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from poseidon.exchange.cost import ELEMENT_BYTES
+from poseidon.plan.cluster_probe import Network
+from poseidon.plan.costs import INT8_PASSES, MESSAGE_S, HostCosts
+from poseidon.plan.iteration import predict
+from poseidon.plan.scenario import (
+    Exchange,
+    Lossy,
+    LowRank,
+    Machine,
+    Scenario,
+    WireCodec,
+    link_bytes,
+    loads,
+)
+from poseidon.plan.shapes import elements
+from poseidon.plan.sources import Training
+
+HEADERS = 0.94
+"""The part of a link's nominal rate that carries values: TCP over frames of 1500 bytes."""
+GPU_FLOPS = 5e12
+"""Assumed of products on a GPU; only weights that travel as factors need them."""
+LOCAL_STEPS = (8, 32)
+NEAR = 0.03
+"""Schemes that differ by less are equally fast; the default is then kept."""
+GAIN = 1.1
+"""A lossy scheme is named if it is this many times faster."""
+BOUND_BY = 0.8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Way:
+    """One way to exchange.
+
+    Attributes:
+        name: for tables.
+        flags: of `poseidon train` and `poseidon run`; empty: it is not one of Poseidon's.
+        exchange: where tensors go.
+        lossy: how they are encoded.
+        sync_every: iterations between exchanges.
+        note: its caveat.
+    """
+
+    name: str
+    flags: str = ""
+    exchange: Exchange = Exchange.PS
+    lossy: Lossy | None = None
+    sync_every: int = 1
+    note: str = ""
+
+    @property
+    def exact(self) -> bool:
+        """Whether the weights are those of one process with all batches."""
+        return self.lossy is None and self.sync_every == 1
+
+
+DEFAULT = Way(name="hybrid", flags="--exchange=hybrid", exchange=Exchange.HYBRID)
+WAYS: tuple[Way, ...] = (
+    DEFAULT,
+    Way(name="ps", flags="--exchange=ps"),
+    Way(name="svb", flags="--exchange=svb", exchange=Exchange.SVB),
+    Way(
+        name="allreduce",
+        flags="--exchange=allreduce",
+        exchange=Exchange.RING,
+        note="it is not encrypted: --allreduce_in_clear between machines",
+    ),
+    Way(name="ps, bfloat16", flags="--exchange=ps --wire_precision=bfloat16", lossy=WireCodec.HALF),
+    Way(name="ps, int8", flags="--exchange=ps --compress=int8", lossy=WireCodec.INT8),
+    *(
+        Way(name=f"ps, {h} local steps", flags=f"--exchange=ps --sync_every={h}", sync_every=h)
+        for h in LOCAL_STEPS
+    ),
+    Way(name="DDP", exchange=Exchange.RING),
+    Way(name="DDP, fp16 hook", exchange=Exchange.RING, lossy=WireCodec.HALF),
+    Way(name="DDP, PowerSGD rank 4", exchange=Exchange.RING, lossy=LowRank(rank=4)),
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prediction:
+    """What was foretold of one way.
+
+    Attributes:
+        way: the way.
+        iteration_s: seconds of an iteration.
+        link_bytes: of an iteration over the busiest link in one direction.
+        wire_s: the time of these bytes.
+    """
+
+    way: Way
+    iteration_s: float
+    link_bytes: float
+    wire_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recommendation:
+    """The flags to choose.
+
+    Attributes:
+        flags: of the fastest exact way.
+        reasons: sentences.
+        alternatives: lossy ways that are faster, each with its flags and its gain.
+    """
+
+    flags: str
+    reasons: tuple[str, ...]
+    alternatives: tuple[tuple[str, float], ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlannedCluster:
+    """The cluster to plan for.
+
+    Attributes:
+        workers: hosts with a worker.
+        servers: hosts that only serve.
+        network: their links.
+        costs: of each host; hosts on one machine have a part of its cores.
+    """
+
+    workers: int
+    servers: int
+    network: Network
+    costs: HostCosts
+
+
+def machine_of(cluster: PlannedCluster, shared_by: int = 1) -> Machine:
+    """Return a host of the simulation.
+
+    Args:
+        cluster: the cluster.
+        shared_by: hosts that share one machine.
+    """
+    costs, network = cluster.costs, cluster.network
+    return Machine(
+        latency_s=network.latency_s,
+        goodput=1.0 if network.measured else HEADERS,
+        cores=costs.cores / shared_by,
+        wire_s_per_byte=costs.wire_s_per_byte,
+        memory_s_per_byte=costs.memory_s_per_byte,
+        message_s=MESSAGE_S,
+        sum_s_per_byte=costs.sum_s_per_byte,
+        rule_s_per_byte=costs.rule_s_per_byte,
+        factors_s_per_byte=costs.rule_s_per_byte,
+        optimizer_s_per_byte=0.0 if costs.gpu else costs.rule_s_per_byte,
+        flops=GPU_FLOPS if costs.gpu else costs.flops,
+        products_on_device=bool(costs.gpu),
+        # Between two hosts a byte of the ring is sent, received and half of the time added.
+        ring_s_per_byte=2 * costs.wire_s_per_byte + costs.sum_s_per_byte / 2,
+        half_s_per_byte=costs.half_s_per_byte,
+        int8_s_per_byte=INT8_PASSES * costs.memory_s_per_byte,
+    )
+
+
+def forecast(training: Training, cluster: PlannedCluster, *, shared_by: int = 1) -> list[Prediction]:
+    """Return the predictions of all ways, in the order of `WAYS`."""
+    scenario = Scenario(
+        layers=training.layers,
+        batch=training.batch,
+        compute_s=training.compute_s,
+        workers=cluster.workers,
+        servers=cluster.servers,
+        bits_per_s=cluster.network.bits_per_s,
+        machine=machine_of(cluster, shared_by),
+    )
+    return [_predicted(scenario, way) for way in WAYS]
+
+
+def _predicted(scenario: Scenario, way: Way) -> Prediction:
+    servers = 0 if way.exchange is Exchange.RING else scenario.servers
+    own = replace(scenario, exchange=way.exchange, lossy=way.lossy, servers=servers)
+    if way.sync_every == 1:
+        seconds = predict(own)
+    else:  # a round ends with an exchange of all tensors that nothing hides
+        alone = scenario.compute_s + _optimizer_s(scenario)
+        seconds = ((way.sync_every - 1) * alone + predict(replace(own, wait_free=False))) / way.sync_every
+    size = link_bytes(own) / way.sync_every if scenario.workers > 1 else 0.0
+    return Prediction(way=way, iteration_s=seconds, link_bytes=size, wire_s=size / own.bytes_per_s)
+
+
+def _optimizer_s(scenario: Scenario) -> float:
+    """Return the time of a worker's own optimizer."""
+    model = elements(scenario.layers) * ELEMENT_BYTES
+    return scenario.machine.optimizer_s_per_byte * model / min(1.0, scenario.machine.cores)
+
+
+def recommend(training: Training, cluster: PlannedCluster, found: Sequence[Prediction]) -> Recommendation:
+    """Return the flags to choose, and why."""
+    ours = [prediction for prediction in found if prediction.way.flags and prediction.way.exact]
+    fastest = min(ours, key=lambda prediction: prediction.iteration_s)
+    default = next(prediction for prediction in ours if prediction.way is DEFAULT)
+    best = default if default.iteration_s <= fastest.iteration_s * (1 + NEAR) else fastest
+    lossy = [
+        prediction
+        for prediction in found
+        if prediction.way.flags
+        and not prediction.way.exact
+        and best.iteration_s > GAIN * prediction.iteration_s
+    ]
+    lossy.sort(key=lambda prediction: prediction.iteration_s)
+    return Recommendation(
+        flags=best.way.flags,
+        reasons=tuple(_reasons(training, cluster, best, found)),
+        alternatives=tuple((p.way.flags, best.iteration_s / p.iteration_s) for p in lossy),
+    )
+
+
+def _reasons(
+    training: Training, cluster: PlannedCluster, best: Prediction, found: Sequence[Prediction]
+) -> list[str]:
+    if cluster.workers == 1:
+        return ["One worker exchanges nothing between hosts."]
+    reasons = [_limit(training, best)]
+    by_factors = factor_layers(training, cluster, best.way)
+    if by_factors:
+        ps = next(prediction for prediction in found if prediction.way.name == "ps")
+        reasons.append(
+            f"{_listed(by_factors)} travel as factors: {best.link_bytes / 1e6:.1f} MB an iteration over a host's "
+            f"link, in place of {ps.link_bytes / 1e6:.1f} MB."
+        )
+    elif best.way is DEFAULT:
+        reasons.append(
+            "hybrid is the default. No weight of this net is fewer bytes as factors, so it does what ps does."
+        )
+    ddp = next(prediction for prediction in found if prediction.way.name == "DDP")
+    reasons.append(f"DDP without a hook would take {ddp.iteration_s / best.iteration_s:.2f} times as long.")
+    if best.way.note:
+        reasons.append(f"Note that {best.way.note}.")
+    if not cluster.servers and best.wire_s > training.compute_s and not by_factors:
+        reasons.append(
+            "Hosts that only serve (role=server in the machinefile) would halve the bytes on each link."
+        )
+    return reasons
+
+
+def _limit(training: Training, best: Prediction) -> str:
+    part = training.compute_s / best.iteration_s
+    if part >= BOUND_BY:
+        return f"The net's own computation is {part:.0%} of the iteration: the network hardly matters."
+    wire = best.wire_s / best.iteration_s
+    if wire >= BOUND_BY:
+        return f"The links limit the iteration: they are busy for {wire:.0%} of it, computation takes {part:.0%}."
+    return (
+        f"Computation takes {part:.0%} of the iteration, and the links are busy for {wire:.0%}: the rest is waiting "
+        "for both in turn, and processors that send, sum and update."
+    )
+
+
+def factor_layers(training: Training, cluster: PlannedCluster, way: Way) -> list[str]:
+    """Return the layers whose weight travels as factors."""
+    scenario = Scenario(
+        layers=training.layers,
+        batch=training.batch,
+        compute_s=training.compute_s,
+        workers=cluster.workers,
+        servers=cluster.servers,
+        exchange=way.exchange,
+        bits_per_s=cluster.network.bits_per_s,
+    )
+    return [
+        layer.name
+        for layer, load in zip(training.layers, loads(scenario), strict=True)
+        if load.factors is not None
+    ]
+
+
+def _listed(names: Sequence[str]) -> str:
+    shown = ", ".join(names[:3])
+    return shown if len(names) <= 3 else f"{shown} and {len(names) - 3} other weights"

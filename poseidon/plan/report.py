@@ -1,0 +1,99 @@
+"""The text and the JSON of a plan. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any
+
+from poseidon.plan.forecast import PlannedCluster, Prediction, Recommendation
+from poseidon.plan.shapes import elements
+from poseidon.plan.sources import Training
+
+HEAD = ("scheme", "exact", "iteration ms", "compute", "MB on a link", "x DDP")
+
+
+def plan_lines(
+    training: Training,
+    cluster: PlannedCluster,
+    found: Sequence[Prediction],
+    chosen: Recommendation,
+    notes: Sequence[str],
+) -> list[str]:
+    """Return the lines that `poseidon plan` prints."""
+    network, costs = cluster.network, cluster.costs
+    ddp = next(prediction.iteration_s for prediction in found if prediction.way.name == "DDP")
+    rows = [HEAD]
+    for prediction in sorted(found, key=lambda each: each.iteration_s):
+        rows.append(
+            (
+                prediction.way.name,
+                "yes" if prediction.way.exact else "no",
+                f"{1e3 * prediction.iteration_s:.1f}",
+                f"{training.compute_s / prediction.iteration_s:.0%}",
+                f"{prediction.link_bytes / 1e6:.2f}",
+                f"{ddp / prediction.iteration_s:.2f}",
+            )
+        )
+    servers = f" and {cluster.servers} that only serve" if cluster.servers else ""
+    return [
+        f"{training.name}: {elements(training.layers) / 1e6:.1f} M parameters, batch {training.batch}, "
+        f"compute {1e3 * training.compute_s:.1f} ms",
+        f"{cluster.workers} hosts{servers}, links of {network.bits_per_s / 1e6:.0f} Mbit/s "
+        f"({'measured' if network.measured else 'given'}), {1e3 * network.latency_s:.2f} ms from host to host, "
+        f"{costs.cores} cores{f', {costs.gpu}' if costs.gpu else ''}",
+        "",
+        *_aligned(rows),
+        "",
+        f"Recommended: {chosen.flags}",
+        *(f"  {reason}" for reason in chosen.reasons),
+        *(
+            f"  Lossy and {gain:.1f} times as fast: {flags}; compare losses before you rely on it."
+            for flags, gain in chosen.alternatives
+        ),
+        *([""] if notes else []),
+        *(f"note: {note}" for note in notes),
+    ]
+
+
+def plan_fields(
+    training: Training,
+    cluster: PlannedCluster,
+    found: Sequence[Prediction],
+    chosen: Recommendation,
+    notes: Sequence[str],
+) -> dict[str, Any]:
+    """Return the plan as JSON has it; times are seconds, sizes bytes."""
+    return {
+        "version": 1,
+        "net": training.name,
+        "parameters": elements(training.layers),
+        "batch": training.batch,
+        "compute_s": training.compute_s,
+        "workers": cluster.workers,
+        "servers": cluster.servers,
+        "network": asdict(cluster.network),
+        "costs": asdict(cluster.costs),
+        "schemes": [
+            {
+                "name": prediction.way.name,
+                "flags": prediction.way.flags,
+                "exact": prediction.way.exact,
+                "iteration_s": prediction.iteration_s,
+                "link_bytes": prediction.link_bytes,
+            }
+            for prediction in found
+        ],
+        "recommended": chosen.flags,
+        "reasons": list(chosen.reasons),
+        "lossy": [{"flags": flags, "gain": gain} for flags, gain in chosen.alternatives],
+        "notes": list(notes),
+    }
+
+
+def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    return [
+        "  ".join([row[0].ljust(widths[0]), *(c.rjust(w) for c, w in zip(row[1:], widths[1:], strict=True))])
+        for row in rows
+    ]

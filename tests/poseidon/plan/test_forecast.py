@@ -1,0 +1,107 @@
+"""Predictions of all schemes, and what follows from them, for clusters whose outcome is known."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from poseidon.plan.cluster_probe import Network
+from poseidon.plan.costs import HostCosts
+from poseidon.plan.forecast import WAYS, PlannedCluster, Prediction, forecast, recommend
+from poseidon.plan.shapes import LayerShape
+from poseidon.plan.sources import Training
+
+FREE = HostCosts(
+    cores=8,
+    gpu="",
+    flops=1e15,
+    wire_s_per_byte=0.0,
+    memory_s_per_byte=0.0,
+    sum_s_per_byte=0.0,
+    rule_s_per_byte=0.0,
+    half_s_per_byte=0.0,
+)
+SLOW = Network(bits_per_s=100e6, latency_s=0.0)
+DENSE = Training(
+    name="dense",
+    layers=tuple(
+        LayerShape(name=f"fc{index}", tensors=((2000, 2000),), work=1, fully_connected=True)
+        for index in range(4)
+    ),
+    batch=10,
+    compute_s=0.1,
+)
+CONVOLUTIONS = replace(
+    DENSE, name="conv", layers=tuple(replace(layer, fully_connected=False) for layer in DENSE.layers)
+)
+FOUR = PlannedCluster(workers=4, servers=0, network=SLOW, costs=FREE)
+MODEL = 4 * 4 * 2000 * 2000
+
+
+def by_name(found: list[Prediction]) -> dict[str, Prediction]:
+    return {prediction.way.name: prediction for prediction in found}
+
+
+def test_dense_layers_on_slow_links_travel_as_factors() -> None:
+    found = forecast(DENSE, FOUR)
+    named = by_name(found)
+    assert named["ps"].link_bytes == pytest.approx(2 * MODEL * 3 / 4)
+    assert named["hybrid"].link_bytes == pytest.approx(4 * 10 * 3 * 4000 * 4)
+    assert named["ps"].iteration_s >= named["ps"].wire_s
+    chosen = recommend(DENSE, FOUR, found)
+    assert chosen.flags == "--exchange=hybrid"
+    assert any("fc0, fc1, fc2 and 1 other weights travel as factors" in reason for reason in chosen.reasons)
+
+
+def test_fewer_bytes_take_less_time() -> None:
+    named = by_name(forecast(CONVOLUTIONS, FOUR))
+    for less, more in (
+        ("ps, bfloat16", "ps"),
+        ("ps, int8", "ps, bfloat16"),
+        ("ps, 8 local steps", "ps"),
+        ("ps, 32 local steps", "ps, 8 local steps"),
+        ("DDP, fp16 hook", "DDP"),
+        ("DDP, PowerSGD rank 4", "DDP, fp16 hook"),
+    ):
+        assert named[less].link_bytes < named[more].link_bytes
+        assert named[less].iteration_s < named[more].iteration_s
+    assert named["ps, bfloat16"].link_bytes == pytest.approx(named["ps"].link_bytes / 2)
+    assert named["ps, 8 local steps"].link_bytes == pytest.approx(named["ps"].link_bytes / 8)
+
+
+def test_lossy_ways_are_named_beside_an_exact_one() -> None:
+    chosen = recommend(CONVOLUTIONS, FOUR, forecast(CONVOLUTIONS, FOUR))
+    assert chosen.flags in {way.flags for way in WAYS if way.exact}
+    gains = dict(chosen.alternatives)
+    assert "--exchange=ps --compress=int8" in gains
+    assert list(gains.values()) == sorted(gains.values(), reverse=True)
+    assert any("role=server" in reason for reason in chosen.reasons)
+
+
+def test_on_fast_links_nothing_lossy_is_named_and_computation_is_the_limit() -> None:
+    cluster = replace(FOUR, network=Network(bits_per_s=1e12, latency_s=0.0))
+    chosen = recommend(DENSE, cluster, forecast(DENSE, cluster))
+    assert chosen.flags == "--exchange=hybrid"
+    assert chosen.alternatives == ()
+    assert "the network hardly matters" in chosen.reasons[0]
+
+
+def test_one_worker_exchanges_nothing() -> None:
+    alone = replace(FOUR, workers=1)
+    found = forecast(DENSE, alone)
+    assert by_name(found)["ps"].link_bytes == 0
+    assert recommend(DENSE, alone, found).reasons == ("One worker exchanges nothing between hosts.",)
+
+
+def test_serving_hosts_halve_the_bytes_of_ps_and_leave_ddp_as_it_is() -> None:
+    plain, served = (by_name(forecast(CONVOLUTIONS, replace(FOUR, servers=n))) for n in (0, 4))
+    assert served["ps"].link_bytes < 0.7 * plain["ps"].link_bytes
+    assert served["DDP"].iteration_s == plain["DDP"].iteration_s
+
+
+def test_hosts_that_share_a_machine_share_its_cores() -> None:
+    costs = replace(FREE, cores=2, wire_s_per_byte=1e-7)
+    cluster = replace(FOUR, costs=costs)
+    apart, together = (by_name(forecast(CONVOLUTIONS, cluster, shared_by=n)) for n in (1, 4))
+    assert together["ps"].iteration_s > 1.5 * apart["ps"].iteration_s
