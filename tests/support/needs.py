@@ -47,6 +47,7 @@ PACKAGES = {
     "redis-server": "redis-server",
     "scancel": "slurm-client",
     "setpriv": "util-linux",
+    "shellcheck": "shellcheck",
     "sinfo": "slurm-client",
     "slurmctld": "slurmctld",
     "slurmd": "slurmd",
@@ -59,6 +60,7 @@ PACKAGES = {
     "tc": "iproute2",
     "tcsh": "tcsh",
     "unshare": "util-linux",
+    "yamllint": "yamllint",
     "zsh": "zsh",
 }
 """The Debian package of each program."""
@@ -123,6 +125,7 @@ NEEDS = {
     "clock": Need("a host with another clock", ("faketime",)),
     "browser": Need("pages in a browser", ("chromedriver", "chromium")),
     "dot": Need("drawings of nets", ("dot",)),
+    "linters": Need("scripts of schedulers and containers", ("shellcheck", "yamllint")),
     "fish": Need("the shell fish", ("fish",)),
     "ksh": Need("the shell ksh", ("ksh",)),
     "tcsh": Need("the shell tcsh", ("tcsh",)),
