@@ -49,15 +49,20 @@ class Way:
     flags: tuple[str, ...] = ()
 
 
-AVERAGE = ("--outer_lr=1", "--outer_momentum=0")
+BMUF = ("--outer_lr=1", "--outer_momentum=0.667")
 WAYS = (
     Way("synchronous"),
+    Way("H=8, BMUF", ("--sync_every=8", *BMUF)),
+    Way("H=32, BMUF", ("--sync_every=32", *BMUF)),
+    Way("H=32, BMUF, float16", ("--sync_every=32", *BMUF, "--wire_precision=float16")),
+    Way("H=32, BMUF, int8", ("--sync_every=32", *BMUF, "--compress=int8")),
+    Way("H=32, BMUF, 4 fragments", ("--sync_every=32", *BMUF, "--sync_fragments=4")),
+    Way(
+        "H=32, BMUF, 4 fragments, delay 4", ("--sync_every=32", *BMUF, "--sync_fragments=4", "--sync_delay=4")
+    ),
     Way("H=8, DiLoCo", ("--sync_every=8",)),
     Way("H=32, DiLoCo", ("--sync_every=32",)),
-    Way("H=32, DiLoCo, float16", ("--sync_every=32", "--wire_precision=float16")),
-    Way("H=32, BMUF", ("--sync_every=32", "--outer_lr=1", "--outer_momentum=0.667")),
-    Way("H=8, average", ("--sync_every=8", *AVERAGE)),
-    Way("H=32, average", ("--sync_every=32", *AVERAGE)),
+    Way("H=32, average", ("--sync_every=32", "--outer_lr=1", "--outer_momentum=0")),
 )
 
 

@@ -29,7 +29,7 @@ from poseidon.exchange.hybrid import HybridExchange
 from poseidon.exchange.local.follower import FollowerExchange
 from poseidon.exchange.local.group import LocalGroup
 from poseidon.exchange.local.leader import LeaderExchange
-from poseidon.exchange.local_steps import LocalStepsExchange, anchors_of, is_synchronous
+from poseidon.exchange.local_steps import LocalStepsExchange, anchors_of, is_synchronous, outer_rule
 from poseidon.exchange.low_rank import LowRankExchange, low_rank_tensors
 from poseidon.exchange.observe.statistics import CountsTraffic
 from poseidon.exchange.options import DEFAULT_OPTIONS, ExchangeOptions, OnDivergence
@@ -339,7 +339,9 @@ def _build_local_steps(
     )
     if is_synchronous(options, tensors, settings):
         return build_exchange(tensors, settings, of_rounds, connect, trace=trace)
-    anchors = anchors_of(tensors, options)
+    workers = member.workers * member.local_workers
+    delayed = workers if options.staleness and not member.alone else 0
+    anchors = anchors_of(tensors, outer_rule(options, delayed=delayed > 0))
     outer_settings = ExchangeSettings(start_clock=settings.start_clock)
     if options.streams:
         return _build_streaming(
@@ -352,7 +354,7 @@ def _build_local_steps(
     built = build_exchange(anchors, outer_settings, of_rounds, connect, trace=trace)
     return replace(
         built,
-        exchange=LocalStepsExchange(built.exchange, tensors, anchors, settings, options),
+        exchange=LocalStepsExchange(built.exchange, tensors, anchors, settings, options, delayed=delayed),
         plan=replace(built.plan, local_steps=options.sync_every),
         local_steps=options.sync_every,
     )
@@ -375,6 +377,11 @@ def _build_streaming(
         raise UsageError(
             f"--sync_fragments and --sync_delay need one worker on each machine, not {request.member.local_workers}: the "
             "workers of a machine exchange all tensors together"
+        )
+    if _ranks(request):
+        raise UsageError(
+            "--compress=powersgd takes two rounds through the shards for each exchange; expected another codec, or no "
+            "--sync_fragments and --sync_delay"
         )
     store = store_spec(
         anchors,

@@ -38,24 +38,30 @@ from poseidon.exchange.base import (
     WholeGradients,
 )
 from poseidon.exchange.control import JobControl
+from poseidon.exchange.delayed_momentum import DelayedMomentum
 from poseidon.exchange.options import ExchangeOptions
 from poseidon.exchange.single import SingleProcessExchange
 from ps_server import Collection, Rule, RuleKind, Signal, SignalKind
 from ps_server.rules import history_count
 
 
-def outer_rule(options: ExchangeOptions) -> Rule:
+def outer_rule(options: ExchangeOptions, *, delayed: bool = False) -> Rule:
     """Return the rule of the anchors.
 
     Caffe's Nesterov rule with a constant rate is DiLoCo's: m <- b m + g; w <- w - lr (g + b m).
+
+    Args:
+        options: rate, momentum and its kind.
+        delayed: whether rank 0 adds the momentum (`delayed_momentum.py`).
     """
+    if delayed:
+        return Rule()
     kind = RuleKind.NESTEROV if options.outer_nesterov else RuleKind.SGD
     return Rule(kind=kind, momentum=options.outer_momentum)
 
 
-def anchors_of(tensors: Sequence[Trained], options: ExchangeOptions) -> list[Trained]:
+def anchors_of(tensors: Sequence[Trained], rule: Rule) -> list[Trained]:
     """Return what the outer exchange keeps together: a copy of each tensor, with the outer rule."""
-    rule = outer_rule(options)
     return [replace(trained, tensor=_copy(trained.tensor), rule=rule, factor_rows=0) for trained in tensors]
 
 
@@ -76,8 +82,8 @@ class LocalStepsExchange(WholeGradients):
     """See `Exchange`.
 
     A tensor whose rule is `RuleKind.MEAN` is changed by an optimizer of the caller, between its `begin` and `finish`; its
-    gradient is not used. `finish` then returns with the new values at the end of a round. Otherwise they come while the next
-    iteration runs, as in other exchanges.
+    gradient is not used. At staleness 0 `finish` then returns with the new values at the end of a round. Otherwise they come
+    while the next iteration runs, as in other exchanges.
 
     Beyond the contract, `settle` may come after `start`, before the first `begin`. The iteration is then started again.
 
@@ -87,6 +93,7 @@ class LocalStepsExchange(WholeGradients):
         anchors: made by `anchors_of`.
         settings: common to all tensors. The limit on the gradients' norm is for this worker's own gradients.
         options: steps of a round, and the outer rate.
+        delayed: number of all workers, where rank 0 adds the outer momentum (`delayed_momentum.py`); 0: the outer rule has it.
     """
 
     def __init__(
@@ -96,11 +103,12 @@ class LocalStepsExchange(WholeGradients):
         anchors: Sequence[Trained],
         settings: ExchangeSettings,
         options: ExchangeOptions,
+        *,
+        delayed: int = 0,
     ) -> None:
         self._outer = outer
         self._steps = options.sync_every
         self._outer_rate = options.outer_lr
-        self._statistics = [trained.statistics for trained in tensors]
         self._values = [trained.tensor.detach() for trained in tensors]
         self._anchors = [anchor.tensor for anchor in anchors]
         self._outer_gradients = [
@@ -118,7 +126,21 @@ class LocalStepsExchange(WholeGradients):
         self._delivery.next_end = self._next_end()
         self.control = JobControl(self._delivery, root=outer.control.root)
         counts = [0 if self._by_caller else history_count(trained.rule.kind) for trained in tensors]
-        self.state = LocalStepsState(self._inner.state, outer.state, counts, root=outer.control.root)
+        root, outer_state = outer.control.root, outer.state
+        self._momentum: DelayedMomentum | None = None
+        if delayed and root:
+            outer_state = self._momentum = DelayedMomentum(
+                self._anchors, [trained.statistics for trained in tensors], options
+            )
+        self._momentum_factor = delayed / options.outer_lr
+        self._arrives_at_once = self._by_caller and not delayed
+        self.state = LocalStepsState(
+            self._inner.state,
+            outer_state,
+            counts,
+            outer_arrays=2 if delayed else 1,
+            reads_outer=root,
+        )
 
     def open(self, histories: Sequence[History] | None, clock: int | None = None) -> None:
         """See `Exchange`. A tensor's history is that of its own rule, then that of the outer rule where it is known."""
@@ -129,9 +151,11 @@ class LocalStepsExchange(WholeGradients):
         self._inner.open(inner, clock)
         for anchor, value in zip(self._anchors, self._values, strict=True):
             anchor.copy_(value)
-        self._outer.open(outer, clock)
+        self._outer.open(None if self._momentum else outer, clock)
         self._in_round, self._steps_done = False, 0
         self._take_all()
+        if self._momentum is not None:
+            self._momentum.load(outer)
 
     def start(self, iteration: int, rate: float) -> None:
         """See `Exchange`."""
@@ -164,7 +188,7 @@ class LocalStepsExchange(WholeGradients):
             return
         self._end_round()
         self._delivery.end_round(self._iteration, self._round, next_end=self._next_end())
-        if self._by_caller:
+        if self._arrives_at_once:
             self._outer.settle()
             self._take_all()
 
@@ -176,6 +200,8 @@ class LocalStepsExchange(WholeGradients):
         if not self._in_round:
             self._outer.settle()
             self._take_all()
+            if self._momentum is not None:
+                self._momentum.settle()
 
     def close(self) -> None:
         """See `Exchange`."""
@@ -198,8 +224,11 @@ class LocalStepsExchange(WholeGradients):
             gradient = self._outer_gradients[index]
             if gradient is None:  # statistics leave in `finish`
                 anchor.copy_(value)
-            else:
-                self._outer.begin(index, torch.sub(anchor, value, out=gradient))
+                continue
+            torch.sub(anchor, value, out=gradient)
+            if self._momentum is not None:
+                gradient.add_(self._momentum.next_extra(index), alpha=self._momentum_factor)
+            self._outer.begin(index, gradient)
         self._outer.finish()
         self._round += 1
         self._in_round, self._steps_done = False, 0
@@ -217,26 +246,31 @@ class LocalStepsState:
         inner: the histories of this worker's rules; none where an optimizer of the caller keeps them.
         outer: the state of the outer exchange.
         counts: for each tensor the number of its inner history arrays.
-        root: whether this is rank 0.
+        outer_arrays: the most arrays of a tensor's outer history.
+        reads_outer: whether this worker reads the outer histories: rank 0.
     """
 
     private = True
 
     def __init__(
-        self, inner: LocalHistories, outer: ExchangeState, counts: Sequence[int], *, root: bool
+        self,
+        inner: LocalHistories,
+        outer: ExchangeState,
+        counts: Sequence[int],
+        *,
+        reads_outer: bool,
+        outer_arrays: int = 1,
     ) -> None:
         self._inner = inner
         self._outer = outer
         self._counts = counts
-        self._root = root
+        self._outer_arrays = outer_arrays
+        self._reads_outer = reads_outer
 
     def histories(self) -> list[History]:
-        """See `ExchangeState`. Each tensor's inner history, followed by its outer history on the workers that read it.
-
-        These are rank 0 where the workers share the outer history, and all workers where each host has its own.
-        """
+        """See `ExchangeState`. Each tensor's inner history; on rank 0 followed by its outer history."""
         inner = self._inner.histories() or [[] for _ in self._counts]
-        if not (self._root or self._outer.private):
+        if not self._reads_outer:
             return inner
         outer = self._outer.histories()
         return [[*own, *shared] for own, shared in zip(inner, outer, strict=True)]
@@ -246,7 +280,7 @@ class LocalStepsState:
         if not histories:
             return None, None
         pairs = list(zip(self._counts, histories, strict=True))
-        outer = [history[count:] for count, history in pairs]
+        outer = [history[count : count + self._outer_arrays] for count, history in pairs]
         inner = [history[:count] for count, history in pairs]
         return (inner if any(self._counts) else None), (outer if all(outer) else None)
 

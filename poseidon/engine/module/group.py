@@ -286,35 +286,35 @@ class Group(StepLoop):
 
     # -- histories -----------------------------------------------------------------------------------------
 
-    def _split_histories(self) -> tuple[dict[str, list[Tensor]], dict[str, dict[str, Tensor]]]:
+    def _split_histories(self) -> tuple[dict[str, list[Tensor]], dict[str, dict[str, list[Tensor]]]]:
         """Return the histories of the parameters by name, and those of the outer rule as an entry of a checkpoint."""
         own: dict[str, list[Tensor]] = {}
-        outer: dict[str, Tensor] = {}
+        outer: dict[str, list[Tensor]] = {}
         for trained, history in zip(self._plan.tensors, self._exchange.state.histories(), strict=True):
             count = history_count(trained.rule.kind)
             arrays = [torch.tensor(array) for array in history]
             if not trained.statistics:
                 own[trained.name] = arrays[:count]
-                if arrays[count:]:
-                    (outer[trained.name],) = arrays[count:]
-        return own, {"outer": outer} if outer else {}
+                outer[trained.name] = arrays[count:]
+        return own, {"outer": outer} if any(outer.values()) else {}
 
     def _with_outer(self, histories: Sequence[History], state: Mapping[str, Any]) -> list[History]:
-        """Return histories with the outer rule's of a checkpoint: this worker's own, or the one that all workers share.
+        """Return histories with those of the outer rule in a checkpoint, which all workers share: worker 0 has saved them.
 
         Raises:
-            SnapshotError: it does not fit a parameter.
+            SnapshotError: they do not fit a parameter.
         """
-        owners = [state["own"][self.rank], *state["own"]]
-        outer = next((owner["outer"] for owner in owners if "outer" in owner), None)
+        outer = state["own"][0].get("outer")
         if outer is None or not self._local_steps:
             return list(histories)
+        count = max(map(len, outer.values()), default=0)
         found: list[History] = []
         for trained, own in zip(self._plan.tensors, histories, strict=True):
-            array = torch.zeros(trained.tensor.shape) if trained.statistics else outer.get(trained.name)
-            if array is None or array.shape != trained.tensor.shape:
+            shape = trained.tensor.shape
+            arrays = [torch.zeros(shape)] * count if trained.statistics else outer.get(trained.name, [])
+            if len(arrays) != count or any(array.shape != shape for array in arrays):
                 raise SnapshotError(f"the checkpoint has no outer history that fits '{trained.name}'")
-            found.append([*own, array.numpy()])
+            found.append([*own, *(array.numpy() for array in arrays)])
         return found
 
     # -- for the two kinds ---------------------------------------------------------------------------------

@@ -52,7 +52,7 @@ class OptimizerGroup(Group):
         options: DistributeOptions,
         context: WorkerContext,
     ) -> None:
-        if context.member.options.staleness:
+        if context.member.options.staleness and not context.member.options.sync_every:
             raise UsageError(
                 f"an optimizer runs on the workers and needs every gradient at once; expected --table_staleness=0, "
                 f"not {context.member.options.staleness}, or a rule such as poseidon.SGD"

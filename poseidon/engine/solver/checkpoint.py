@@ -64,14 +64,14 @@ class Resumed:
         progress: the position of the loop.
         model: the file of the weights.
         own_histories: one per trained tensor.
-        outer: the history of the outer rule of local steps, one array per trained tensor; empty: none.
+        outer: the histories of the outer rule of local steps, one per trained tensor; empty: none.
         held_back: `ExchangeState.held_back` of this worker.
     """
 
     progress: Progress
     model: Path
     own_histories: list[History]
-    outer: list[NDArray[np.float32]]
+    outer: list[History]
     held_back: Mapping[str, NDArray[np.float32]]
 
     def histories(self, *, local_steps: int) -> list[History]:
@@ -82,7 +82,7 @@ class Resumed:
         """
         if not (local_steps and self.outer):
             return self.own_histories
-        return [[*own, outer] for own, outer in zip(self.own_histories, self.outer, strict=True)]
+        return [[*own, *outer] for own, outer in zip(self.own_histories, self.outer, strict=True)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -283,7 +283,7 @@ class Checkpoint:
             progress=progress,
             model=learned_net(state, path),
             own_histories=histories,
-            outer=self._outer_history(path, state.poseidon.worker),
+            outer=self._outer_histories(path, state.poseidon.worker),
             held_back={} if own is None else self._held_back(path, own),
         )
 
@@ -342,19 +342,17 @@ class Checkpoint:
             raise SnapshotError(f"{path} has {len(arrays)} history blobs for worker {self._rank}")
         return [arrays[i : i + n] for i in range(0, len(arrays), n)]
 
-    def _outer_history(self, path: Path, workers: Sequence[PoseidonWorkerState]) -> list[NDArray[np.float32]]:
-        """Return this worker's outer history, or the one that all workers share."""
-        outers = [worker for worker in workers if worker.outer_history]
-        if not outers:
+    def _outer_histories(self, path: Path, workers: Sequence[PoseidonWorkerState]) -> list[History]:
+        """Return the outer history of each tensor, which all workers share: worker 0 has written it."""
+        if not workers or not workers[0].outer_history:
             return []
-        outer = next((worker for worker in outers if worker.rank == self._rank), outers[0])
-        arrays = self._arrays(path, outer.outer_history, outer.rank)
-        if len(arrays) != len(self._replica.exchanged):
+        arrays = self._arrays(path, workers[0].outer_history, rank=0)
+        n, rest = divmod(len(arrays), len(self._replica.exchanged))
+        if rest:
             raise SnapshotError(
-                f"{path} has {len(arrays)} outer history blobs for worker {outer.rank}; this net needs "
-                f"{len(self._replica.exchanged)}"
+                f"{path} has {len(arrays)} outer history blobs; this net has {len(self._replica.exchanged)} that are trained"
             )
-        return arrays
+        return [arrays[i : i + n] for i in range(0, len(arrays), n)]
 
     @staticmethod
     def _arrays(path: Path, blobs: Iterable[BlobProto], rank: int) -> list[NDArray[np.float32]]:

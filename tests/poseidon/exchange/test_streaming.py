@@ -218,6 +218,13 @@ def test_fragments_travel_by_lossy_codecs(wire: dict[str, object]) -> None:
     assert sent[0] < 2 * 0.75 * sent[1]  # twice as many exchanges
 
 
+def test_powersgd_does_not_stream() -> None:
+    options = replace(STREAMS[0], compress="*.weight=powersgd:2")
+    member = Membership(workers=2, shards=1, options=options)
+    with pytest.raises(UsageError, match="powersgd takes two rounds through the shards for each exchange"):
+        build_exchange(tensors_of(Net(), RULES[RuleKind.SGD]), ExchangeSettings(), member, list)
+
+
 def test_several_workers_on_a_machine_are_refused() -> None:
     member = Membership(workers=2, shards=1, local_workers=2, options=STREAMS[0])
     with pytest.raises(UsageError, match="need one worker on each machine, not 2"):

@@ -304,3 +304,22 @@ def test_a_script_of_a_synchronous_job_needs_no_change() -> None:
 
     how = OPTIMIZERS["sgd"]
     assert_same(together(WORKERS, Net, how, body, member=BY_FLAGS), simulated(how, clip=0.1))
+
+
+def test_an_optimizer_trains_with_rounds_that_are_stale(tmp_path: Path) -> None:
+    stale = replace(BY_FLAGS, options=replace(BY_FLAGS.options, staleness=1))
+
+    def save(net: nn.Module, group: Group) -> None:
+        if group.steps == 6:
+            group.save(tmp_path / "net")
+
+    def resume(net: nn.Module, group: Group) -> None:
+        assert group.resume(tmp_path / "net")
+        trains(12)(net, group)
+
+    for how in (OPTIMIZERS["adamw"], SGD(lr=0.1, momentum=0.9)):
+        for body in (trains(9, save), resume):
+            ends = together(WORKERS, Net, how, body, member=stale)
+            for end in ends[1:]:
+                for name, value in end.items():
+                    torch.testing.assert_close(value, ends[0][name], rtol=1e-5, atol=1e-6)
