@@ -1,9 +1,9 @@
-# make setup | cifar10 | test | check | proto | clean
+# make setup | cifar10 | test | check | docs | proto | clean
 PYTHON ?= python3
 VENV   := .venv
 STAMP  := $(VENV)/.installed
 
-.PHONY: setup cifar10 test check proto clean
+.PHONY: setup cifar10 test check docs proto clean
 
 setup: $(STAMP)
 
@@ -22,6 +22,9 @@ test: setup
 
 check: setup
 	PATH="$(CURDIR)/$(VENV)/bin:$$PATH" scripts/check
+
+docs: setup
+	PATH="$(CURDIR)/$(VENV)/bin:$$PATH" NO_MKDOCS_2_WARNING=1 python -m mkdocs build --strict --config-file website/mkdocs.yml
 
 proto: setup
 	$(VENV)/bin/python -m grpc_tools.protoc -I. --python_out=. --pyi_out=. poseidon/proto/caffe.proto poseidon/caffe2/proto/*.proto

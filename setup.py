@@ -88,6 +88,10 @@ EXPORT_REQUIRES = [
     "safetensors>=0.4",  # reads and writes .safetensors
 ]
 
+DOCS_REQUIRES = [
+    "mkdocs-material>=9.5",  # the documentation site
+]
+
 ALL_REQUIRES = [
     *REDIS_REQUIRES,
     *TENSORBOARD_REQUIRES,
@@ -97,6 +101,7 @@ ALL_REQUIRES = [
 ]
 
 DEV_REQUIRES = [
+    *DOCS_REQUIRES,  # a test builds the site
     *ALL_REQUIRES,  # tests run against real servers, read the files and open the pages
     "onnxruntime>=1.20",  # and compare what ONNX models compute
     "selenium>=4.27",  # in a real browser
@@ -160,6 +165,7 @@ setup(
         "all": ALL_REQUIRES,
         "dashboard": DASHBOARD_REQUIRES,
         "dev": DEV_REQUIRES,
+        "docs": DOCS_REQUIRES,
         "export": EXPORT_REQUIRES,
         "leveldb": LEVELDB_REQUIRES,
         "prometheus": PROMETHEUS_REQUIRES,

@@ -1,0 +1,73 @@
+"""The documentation site: it is built without a warning, its references are whole, and it fetches nothing."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+import poseidon
+from poseidon.cli.main import COMMANDS
+from poseidon.layers.registry import known_types
+
+ROOT = Path(__file__).parents[2]
+
+
+def hooks() -> ModuleType:
+    """The module of the hooks, which MkDocs loads by its path."""
+    spec = importlib.util.spec_from_file_location("pages", ROOT / "website" / "pages.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of the built site."""
+    folder = tmp_path_factory.mktemp("site")
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet"]
+    command += ["--config-file", str(ROOT / "website" / "mkdocs.yml"), "--site-dir", str(folder)]
+    built = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    assert built.returncode == 0, built.stdout + built.stderr
+    return folder
+
+
+@pytest.mark.timeout(360)
+@pytest.mark.processes
+def test_pages_load_nothing_from_elsewhere(site: Path) -> None:
+    pages = list(site.rglob("*.html"))
+    assert len(pages) > 40
+    loaded = re.compile(
+        r'<(?:script|img)[^>]+src="?(https?:)?//|<link[^>]+rel="?(?:stylesheet|preload)"?[^>]+href="?https?:'
+    )
+    assert [page.name for page in pages if loaded.search(page.read_text(encoding="utf-8"))] == []
+    index = json.loads((site / "search" / "search_index.json").read_text(encoding="utf-8"))
+    assert any(entry["location"].startswith("local_steps.html") for entry in index["docs"])
+
+
+@pytest.mark.timeout(360)
+@pytest.mark.processes
+def test_references_name_everything(site: Path) -> None:
+    commands = (site / "reference" / "commands.html").read_text(encoding="utf-8")
+    assert all(f"usage: poseidon {name} " in commands for name in COMMANDS)
+    layers = (site / "reference" / "layers.html").read_text(encoding="utf-8")
+    assert all(f'id="{kind.lower()}' in layers for kind in known_types())
+    python = (site / "reference" / "python.html").read_text(encoding="utf-8")
+    assert all(f'id="{name.lower()}"' in python for name in poseidon.__all__ if name != "__version__")
+
+
+def test_links_follow_pages_and_fail_where_nothing_is() -> None:
+    linked, pages = hooks().linked, hooks().sources()
+    text = "[a](../README.md#install) [b](../examples/resnet50) [c](../setup.py) [d](https://x.y) ![e](trace_iteration.svg)"
+    assert linked(text, "caffe2.md", "docs/caffe2.md", pages) == (
+        "[a](index.md#install) [b](examples/resnet50/README.md) c (`setup.py`) [d](https://x.y) ![e](trace_iteration.svg)"
+    )
+    with pytest.raises(ValueError, match=r"docs/caffe2.md: the link to absent.md leads nowhere"):
+        linked("[a](absent.md)", "caffe2.md", "docs/caffe2.md", pages)

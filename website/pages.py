@@ -1,0 +1,144 @@
+"""Hooks of MkDocs: pages from outside docs/, references made from the code, and links between all of them.
+
+Law: a link whose target is on the site leads there; one to another file of the repository becomes text. A link whose target
+does not exist ends the build.
+"""
+
+from __future__ import annotations
+
+import inspect
+import os
+import posixpath
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from mkdocs.structure.files import File, Files
+
+import poseidon
+from poseidon.cli.main import COMMANDS
+from poseidon.layers.registry import known_types, layer_class
+
+ROOT = Path(__file__).resolve().parents[1]
+OUTSIDE = ("CONTRIBUTING.md", "CHANGELOG.md", "machinefiles/README.md", "ps_server/README.md")
+FOLDERS = ("examples", "prototxt", "benchmarks/results")
+_LINK = re.compile(r"(!?)\[([^\]]*)\]\(([^)\s]+)\)")
+_SCHEME = re.compile(r"[a-z]+:")
+
+
+def sources() -> dict[str, str]:
+    """Return the path in the repository of each page, by its path on the site; pages in docs/ have the same name."""
+    found = {
+        str(path.relative_to(ROOT / "docs")): path for path in (ROOT / "docs").rglob("*") if path.is_file()
+    }
+    found["index.md"] = ROOT / "README.md"
+    outside = [ROOT / name for name in OUTSIDE]
+    outside += [path for folder in FOLDERS for path in (ROOT / folder).rglob("*.md")]
+    found |= {str(path.relative_to(ROOT)): path for path in outside}
+    return {page: str(path.relative_to(ROOT)) for page, path in found.items()}
+
+
+def on_files(files: Files, config: Any) -> Files:
+    """Add the pages from outside docs/, and the references."""
+    for page, source in sources().items():
+        if files.get_file_from_path(page) is None:
+            content = (ROOT / source).read_text(encoding="utf-8")
+            files.append(File.generated(config, page, content=content))
+    for page, content in references().items():
+        files.append(File.generated(config, page, content=content))
+    return files
+
+
+def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str:
+    """Let links lead to pages of the site."""
+    pages = sources()
+    here = page.file.src_uri
+    source = pages.get(here)
+    return markdown if source is None else linked(markdown, here, source, pages)
+
+
+def linked(markdown: str, page: str, source: str, pages: dict[str, str]) -> str:
+    """Return a page whose links lead to pages of the site.
+
+    Args:
+        markdown: of the page.
+        page: its path on the site.
+        source: its path in the repository.
+        pages: see `sources`.
+
+    Raises:
+        ValueError: a target does not exist.
+    """
+    page_of = {path: name for name, path in pages.items()}
+
+    def replace(match: re.Match[str]) -> str:
+        picture, text, target = match.groups()
+        path, hash_sign, anchor = target.partition("#")
+        if not path or _SCHEME.match(target):
+            return match.group()
+        aim = posixpath.normpath(posixpath.join(posixpath.dirname(source), path))
+        if not (ROOT / aim).exists():
+            raise ValueError(f"{source}: the link to {target} leads nowhere")
+        found = page_of.get(aim) or page_of.get(f"{aim}/README.md")
+        if found is None:
+            return text if text.startswith("`") else f"{text} (`{aim}`)"
+        there = posixpath.relpath(found, posixpath.dirname(page) or ".")
+        return f"{picture}[{text}]({there}{hash_sign}{anchor})"
+
+    return _LINK.sub(replace, markdown)
+
+
+def references() -> dict[str, str]:
+    """Return the pages that are made from the code."""
+    return {
+        "reference/commands.md": "\n".join(_commands()),
+        "reference/layers.md": "\n".join(_layers()),
+        "reference/python.md": "\n".join(_python()),
+    }
+
+
+def _commands() -> Iterator[str]:
+    yield "# Commands\n\nFlags take one dash or two.\n"
+    os.environ.setdefault("COLUMNS", "80")
+    for name, command in COMMANDS.items():
+        yield f"## poseidon {name}\n\n```text\n{command.parser().format_help().rstrip()}\n```\n"
+
+
+def _layers() -> Iterator[str]:
+    yield (
+        "# Layers\n\nEach layer type with its bottoms, tops, fields and blobs. "
+        "[Caffe compatibility](../caffe_compatibility.md) has the fields beside Caffe's.\n"
+    )
+    for kind in sorted(known_types(), key=str.lower):
+        yield f"## {kind}\n\n{_escaped(inspect.getdoc(layer_class(kind)) or '')}\n"
+
+
+def _python() -> Iterator[str]:
+    yield "# Python\n\nThe names of the package `poseidon`. `poseidon.pycaffe` and `poseidon.caffe2` have pages of their own.\n"
+    for name in sorted(poseidon.__all__, key=str.lower):
+        member = getattr(poseidon, name)
+        if name == "__version__":
+            continue
+        yield f"## {name}\n\n```python\n{_signature(name, member)}\n```\n\n```text\n{inspect.getdoc(member) or ''}\n```\n"
+        for part, method in _methods(member):
+            yield f"### {name}.{part}\n\n```text\n{inspect.getdoc(method) or ''}\n```\n"
+
+
+def _methods(member: Any) -> Iterator[tuple[str, Any]]:
+    if inspect.isclass(member) and not issubclass(member, BaseException):
+        for part, method in vars(member).items():
+            if not part.startswith("_") and (inspect.isfunction(method) or isinstance(method, property)):
+                yield part, method
+
+
+def _signature(name: str, member: Any) -> str:
+    try:
+        return f"{name}{inspect.signature(member)}".replace("'", "")
+    except (TypeError, ValueError):
+        return name
+
+
+def _escaped(text: str) -> str:
+    """Return a docstring as Markdown: its formulas have signs that Markdown reads as its own."""
+    return re.sub(r"([*_<>\[\]|])", r"\\\1", text)
