@@ -6,6 +6,7 @@
     python benchmarks/simulate.py iteration --net resnet50 --hosts 4 --servers 4 --rate 250 --compute 50 --exchange ps
 
     sudo python benchmarks/simulate.py compare measured.json
+    python benchmarks/simulate.py compare measured.json --plan     # with what `poseidon plan` measures and assumes
 
 `curves` predicts five nets on 8 to 1024 hosts at 1 to 100 Gbit/s, prints the tables of benchmarks/results/simulation.md and
 draws the picture of docs/performance.md; its assumptions are in benchmarks/simulation/curves.py. `iteration` predicts one
@@ -35,16 +36,21 @@ from poseidon.cli.checkout import use_environment
 
 use_environment()
 
-from benchmarks.simulation.calibrate import measure_costs, testbed_machine
+from benchmarks.simulation.calibrate import ROUTE_S, measure_costs, testbed_machine
 from benchmarks.simulation.charts import draw, efficiency_table, fact_table, winner_table
 from benchmarks.simulation.comparison import ComparisonError, compare
 from benchmarks.simulation.curves import NETS as CURVE_NETS
 from benchmarks.simulation.curves import facts, points
 from benchmarks.testbed.shapes import NETS, layers_of
 from poseidon.errors import PoseidonError
+from poseidon.plan.cluster_probe import Network
+from poseidon.plan.costs import HostCosts
+from poseidon.plan.costs import measure_costs as costs_of_plan
+from poseidon.plan.forecast import PlannedCluster, machine_of
 from poseidon.plan.iteration import predict
-from poseidon.plan.scenario import Exchange, Scenario, link_bytes
+from poseidon.plan.scenario import Exchange, Machine, Scenario, link_bytes
 
+PLAN_S = 3.0
 Report = Callable[[str], None]
 
 
@@ -82,9 +88,26 @@ def run_iteration(flags: argparse.Namespace, _: Report) -> str:
 def run_comparison(flags: argparse.Namespace, report: Report) -> str:
     """Compare measured tables with predictions. Return the table."""
     tables = [table for path in flags.files for table in read_tables(path)]
+    if flags.plan:
+        return str(
+            compare(tables, partial(planned_machine, planned_costs()), net=flags.net, batch=flags.batch)
+        )
     costs = measure_costs()
     report(str(costs))
     return str(compare(tables, partial(testbed_machine, costs), net=flags.net, batch=flags.batch))
+
+
+def planned_costs() -> HostCosts:
+    """Return this machine's costs as `poseidon plan` measures them."""
+    return costs_of_plan(PLAN_S)
+
+
+def planned_machine(costs: HostCosts, hosts: int, rate_mbit: float | None) -> Machine:
+    """Return one of several hosts that share this machine, as `poseidon plan` takes it to be."""
+    # Frames of the testbed are so large that nearly the whole rate carries values, as in a measured one.
+    network = Network(bits_per_s=(rate_mbit or 0.0) * 1e6, latency_s=ROUTE_S, measured=True)
+    cluster = PlannedCluster(workers=hosts, servers=0, network=network, costs=costs)
+    return machine_of(cluster, shared_by=hosts)
 
 
 def read_tables(path: Path) -> list[dict[str, Any]]:
@@ -126,6 +149,11 @@ def main(words: list[str] | None = None) -> int:
         "--net", choices=list(NETS), default="resnet50", help="of tables on overlap (resnet50)"
     )
     other.add_argument("--batch", type=int, default=32, help="of tables on overlap (32)")
+    other.add_argument(
+        "--plan",
+        action="store_true",
+        help="processors and links as `poseidon plan` takes them; needs no root",
+    )
     other.set_defaults(run=run_comparison)
     flags = parser.parse_args(words)
     try:

@@ -15,7 +15,7 @@ from typing import Any
 from benchmarks.testbed.shapes import layers_of
 from benchmarks.testbed.tables import Table
 from poseidon.plan.iteration import predict
-from poseidon.plan.scenario import MIB, Exchange, Machine, Scenario
+from poseidon.plan.scenario import MIB, Exchange, LowRank, Machine, Scenario, WireCodec
 
 UNSHAPED_BITS_PER_S = 100e9
 """Links without a rate are as fast as the processors that carry their bytes."""
@@ -25,7 +25,7 @@ SPEED = re.compile(
 )
 OVERLAP = re.compile(r"Overlap: (?P<exchange>\w+) on (?P<hosts>\d+) hosts at (?P<rate>[\d.]+) Mbit/s")
 PAPER = re.compile(r"VGG19-22K / 40 at (?P<rate>[\d.]+) Mbit/s; .*")
-DDP = re.compile(r"DDP(?: (?P<bucket>[\d.]+) MB)?")
+DDP = re.compile(r"DDP(?: (?:(?P<half>fp16)|PowerSGD (?P<rank>\d+)))?(?: (?P<bucket>[\d.]+) MB)?")
 OURS = re.compile(r"(?P<exchange>ps|svb|hybrid)(?: \d+ servers)?(?P<late> not wait-free)?")
 PAPER_NET, PAPER_BATCH, PAPER_COMPUTE_S = "vgg19-22k/40", 5, 0.925
 HEAD = ("job", "measured s", "predicted s", "predicted / measured")
@@ -120,6 +120,11 @@ def _by_name(scenario: Scenario, job: str) -> Scenario | None:
         return replace(
             scenario,
             exchange=Exchange.RING,
+            lossy=WireCodec.HALF
+            if found["half"]
+            else LowRank(rank=int(found["rank"]))
+            if found["rank"]
+            else None,
             servers=0,
             bucket_bytes=bucket,
             machine=replace(scenario.machine, cores=scenario.machine.cores * _all_hosts(scenario)),

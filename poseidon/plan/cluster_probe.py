@@ -22,7 +22,7 @@ ROUND_S = 2.0
 """What a round of the link measurement takes besides its transfers."""
 LEAST_TRANSFER_S, MOST_TRANSFER_S = 0.1, 0.5
 COSTS_S = 3.0
-START_S = 30.0
+START_S = 60.0
 """How long a host may take to import torch."""
 
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 
+from benchmarks import simulate
 from benchmarks.simulate import main
+from poseidon.plan.costs import HostCosts
 
 
 @pytest.mark.parametrize("text", [None, "no tables"])
@@ -19,3 +22,31 @@ def test_tables_that_cannot_be_read_are_one_sentence(
     assert main(["beside", str(path)]) == 1
     (said,) = capsys.readouterr().err.splitlines()
     assert str(path) in said
+
+
+def test_measured_jobs_are_compared_with_what_plan_foretells(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    costs = HostCosts(
+        cores=2,
+        gpu="",
+        flops=1e10,
+        wire_s_per_byte=1e-9,
+        memory_s_per_byte=1e-10,
+        sum_s_per_byte=1e-10,
+        rule_s_per_byte=5e-10,
+        half_s_per_byte=1e-10,
+    )
+    monkeypatch.setattr(simulate, "planned_costs", lambda: costs)
+    title = "googlenet, batch 32, 2 hosts, compute 50 ms, 250 Mbit/s"
+    facts = [
+        {"job": job, "rate_mbit": 250.0, "compute_s": 0.05, "median_s": 1.0}
+        for job in ("ps", "DDP", "DDP fp16")
+    ]
+    path = tmp_path / "measured.json"
+    path.write_text(json.dumps([{"title": title, "facts": facts}]))
+    assert main(["compare", str(path), "--plan"]) == 0
+    rows = [line.split() for line in capsys.readouterr().out.splitlines() if line.startswith("googlenet,")]
+    ps, ddp, fp16 = (float(row[-2]) for row in rows)
+    assert fp16 < ddp
+    assert ps > 0.05

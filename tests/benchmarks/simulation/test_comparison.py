@@ -8,7 +8,7 @@ import pytest
 
 from benchmarks.simulation.comparison import UNSHAPED_BITS_PER_S, Case, ComparisonError, cases, compare
 from benchmarks.testbed.shapes import layers_of
-from poseidon.plan.scenario import MIB, Exchange, Machine
+from poseidon.plan.scenario import MIB, Exchange, LowRank, Machine, WireCodec
 
 
 def machine_of(hosts: int, rate_mbit: float | None) -> Machine:
@@ -34,6 +34,14 @@ def test_speed() -> None:
     assert (ps.scenario.exchange, ps.scenario.wait_free) == (Exchange.PS, False)
     assert (ddp.scenario.exchange, ddp.scenario.bucket_bytes) == (Exchange.RING, 25 * MIB)
     assert small.scenario.bucket_bytes == 5 * MIB
+
+
+def test_communication_hooks_of_ddp() -> None:
+    title = "gpt2, batch 64, 4 hosts, compute 50 ms, 250 Mbit/s"
+    jobs = ("DDP", "DDP fp16", "DDP PowerSGD 2", "DDP fp16 5 MB", "DDP post-local 8")
+    found = read(speed(title, *jobs))
+    assert [case.scenario.lossy for case in found] == [None, WireCodec.HALF, LowRank(rank=2), WireCodec.HALF]
+    assert {case.scenario.exchange for case in found} == {Exchange.RING}
 
 
 def test_hosts_that_only_serve_are_not_ddps() -> None:
