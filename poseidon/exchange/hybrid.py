@@ -21,8 +21,9 @@ from poseidon.exchange.base import Array, ExchangeSettings, History, Trained
 from poseidon.exchange.factors.channel import FactorChannel
 from poseidon.exchange.factors.products import Kernel
 from poseidon.exchange.observe.statistics import Traffic
-from poseidon.exchange.ps import ServerExchange, ServerState
+from poseidon.exchange.ps import ServerExchange
 from poseidon.exchange.replicas import Arithmetic, arithmetic_sample, common_kernel
+from poseidon.exchange.server_tables import ServerState
 from ps_server import Client, RemoteProtocolError, StoreSpec
 from ps_server.keys import Keyring
 from ps_server.link import LinkPriority

@@ -205,6 +205,17 @@ def test_what_codecs_hold_back_is_in_the_state(how: How, compress: str) -> None:
     assert not torch.equal(ends[0]["0.weight"], expected[0]["0.weight"])
 
 
+@pytest.mark.parametrize("compress", ["*=int8", "*=powersgd:1"])
+def test_codecs_of_outer_gradients(compress: str) -> None:
+    """Saved at the end of a round: an earlier end would be another run."""
+    options = replace(
+        member(ExchangeKind.SERVER).options, compress=compress, sync_every=2, outer_momentum=0.5
+    )
+    settings: dict[str, Any] = {"member": replace(member(ExchangeKind.SERVER), options=options)}
+    expected = together(2, build, MOMENTUM, loop(), **settings)
+    assert_same_bits(interrupted(2, MOMENTUM, 4, **settings), expected)
+
+
 def test_what_another_module_held_back_is_refused() -> None:
     options = replace(member(ExchangeKind.SERVER).options, compress="*=int8")
     settings: dict[str, Any] = {"member": replace(member(ExchangeKind.SERVER), options=options)}
