@@ -1,4 +1,4 @@
-"""Broadcasts from rank 0, made of collections: bytes, and tensors that no exchange keeps equal."""
+"""Broadcasts from rank 0 and gathers at rank 0, made of collections: bytes, and tensors that no exchange keeps equal."""
 
 from __future__ import annotations
 
@@ -32,6 +32,26 @@ def broadcast_bytes(payload: bytes | None, gather: Gather, *, rank: int) -> byte
     for start in range(0, size, PIECE_BYTES):
         pieces.append(gather(whole[start : start + PIECE_BYTES] if rank == 0 else b"")[0])
     return b"".join(pieces)
+
+
+def gather_bytes(payload: bytes, gather: Gather, *, rank: int) -> list[bytes]:
+    """Return the payloads of all workers by rank on rank 0; an empty list elsewhere. All workers call it together.
+
+    Payloads travel in pieces, and no other worker than rank 0 keeps them.
+
+    Args:
+        payload: of this worker, of any size.
+        gather: collects payloads.
+        rank: this worker.
+    """
+    sizes = [int.from_bytes(answer, "little") for answer in gather(len(payload).to_bytes(8, "little"))]
+    parts: list[list[bytes]] = [[] for _ in sizes]
+    for start in range(0, max(sizes), PIECE_BYTES):
+        pieces = gather(payload[start : start + PIECE_BYTES])
+        if rank == 0:
+            for own, piece in zip(parts, pieces, strict=True):
+                own.append(piece)
+    return [b"".join(own) for own in parts] if rank == 0 else []
 
 
 def broadcast_parameters(tensors: Sequence[Tensor], gather: Gather, *, rank: int) -> None:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
-from poseidon.engine.broadcast import broadcast_bytes
+from poseidon.engine.broadcast import broadcast_bytes, gather_bytes
 from poseidon.engine.module.checkpoint_file import (
     FORMAT,
     checked,
@@ -147,7 +147,11 @@ class Group(StepLoop):
         self._check.run(self.steps)
         first = self._collections.all_gather_in_step("state_dict", self._own.digests())[0]
         own = {**self._own.own(first, rank=self.rank), **self._save_own(), **self._held_back()}
-        parts = self._collections.all_gather_in_step("state_dict", packed(own))
+
+        def gather(payload: bytes) -> tuple[bytes, ...]:
+            return tuple(self._collections.all_gather_in_step("state_dict", payload))
+
+        parts = gather_bytes(packed(own), gather, rank=self.rank)
         if self.rank:
             return {}
         return {

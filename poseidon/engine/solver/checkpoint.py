@@ -19,6 +19,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from poseidon.engine.broadcast import gather_bytes
 from poseidon.engine.finite import REMEDY, not_finite
 from poseidon.engine.snapshot_writer import SnapshotSettings, SnapshotWriter, WrittenSnapshot
 from poseidon.engine.solver.frozen import FrozenHistories
@@ -139,7 +140,7 @@ class Checkpoint:
         """
         exchange.settle()
         own = self._worker_state(progress, exchange)
-        payloads = exchange.control.all_gather(own.SerializeToString())
+        payloads = gather_bytes(own.SerializeToString(), exchange.control.all_gather, rank=self._rank)
         if self._rank != 0:
             return
         states = [PoseidonWorkerState.FromString(payload) for payload in payloads]

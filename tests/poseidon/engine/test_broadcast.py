@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 import torch
 from torch import Tensor
 
-from poseidon.engine.broadcast import PIECE_BYTES, broadcast_bytes, broadcast_parameters
+from poseidon.engine.broadcast import PIECE_BYTES, broadcast_bytes, broadcast_parameters, gather_bytes
 
 TENSORS = {
     "integers": (torch.arange(5), torch.zeros(5, dtype=torch.int64)),
@@ -54,3 +57,22 @@ def test_bytes_of_rank_0_arrive_whole(payload: bytes | None) -> None:
     assert all(len(part) <= PIECE_BYTES for part in sent)
     assert broadcast_bytes(b"of another", lambda part: (sent.pop(0), part), rank=1) == payload
     assert not sent
+
+
+def test_bytes_of_all_workers_arrive_whole_at_rank_0_alone() -> None:
+    payloads = [b"x" * (2 * PIECE_BYTES + 1), b"", b"yz"]
+    barrier, parts = threading.Barrier(3), [b""] * 3
+
+    def gathers(rank: int) -> list[bytes]:
+        def gather(payload: bytes) -> tuple[bytes, ...]:
+            assert len(payload) <= PIECE_BYTES
+            parts[rank] = payload
+            barrier.wait()
+            everyone = tuple(parts)
+            barrier.wait()
+            return everyone
+
+        return gather_bytes(payloads[rank], gather, rank=rank)
+
+    with ThreadPoolExecutor(3) as pool:
+        assert list(pool.map(gathers, range(3))) == [payloads, [], []]
