@@ -43,10 +43,8 @@ def _weights(model: Any, logits: Any, scope: Any, encoder_lengths: Any) -> Any:
 def _logits_of_sum(model: Any, summed: Any, size: int, scope: Any) -> Any:
     """Return v tanh(sum): logits of shape (N, L, 1)."""
     active = model.net.Tanh(summed, summed)
-    vector = model.param_init_net.XavierFill([], _scoped(scope, "attention_v"), shape=[1, size])
-    model.params.append(vector)
-    zeros = model.param_init_net.ConstantFill([], _scoped(scope, "attention_zeros"), value=0.0, shape=[1])
-    logits = model.net.FC([active, vector, zeros], [_scoped(scope, "attention_logits")], axis=2)
+    name = _scoped(scope, "attention_logits")
+    logits = brew.fc(model, active, name, dim_in=size, dim_out=1, axis=2, freeze_bias=True)
     return brew.transpose(model, logits, _scoped(scope, "attention_logits_transposed"), axes=[1, 0, 2])
 
 

@@ -55,12 +55,23 @@ def ExtractPredictorNet(
         made.update(op.output)
         if device is not None:
             op.device_option.CopyFrom(device)
+        _place_steps(op, device)
         _rename(op, names)
         proto.op.extend([op])
     proto.external_input.extend(names.get(name, name) for name in [*sorted(inputs), *parameters])
     proto.external_output.extend(names.get(name, name) for name in sorted(outputs))
     net._InvalidateLookupTables()
     return net, [names.get(name, name) for name in parameters]
+
+
+def _place_steps(op: Any, device: Any) -> None:
+    """Set the device of the step net of a recurrent operator, and drop the gradient of its steps."""
+    for argument in op.arg if op.type.startswith("RecurrentNetwork") else ():
+        if argument.name == "backward_step_net":
+            argument.ClearField("n")
+        elif argument.name == "step_net" and device is not None:
+            for inner in argument.n.op:
+                inner.device_option.CopyFrom(device)
 
 
 def _forward(net_proto: Any, inputs: set[str]) -> list[Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from typing import Any
 
@@ -117,6 +118,10 @@ class MultiRNNCell(RNNCell):
             else:
                 self.output_connected_layers = []
         self.output_connected_layers.append(len(cells) - 1)
+        places = [0, *itertools.accumulate(len(cell.get_state_names()) for cell in cells)]
+        self.output_indices = [
+            places[index] + cells[index].get_output_state_index() for index in self.output_connected_layers
+        ]
         self.state_names = [
             f"{self.name}/layer_{index}/{name}"
             for index, cell in enumerate(cells)

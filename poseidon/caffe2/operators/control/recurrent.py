@@ -16,7 +16,7 @@ from torch import Tensor
 
 from poseidon.caffe2.operators.gradients import GradientMaker
 from poseidon.caffe2.operators.registry import Context, operator
-from poseidon.caffe2.proto.caffe2_pb2 import NetDef
+from poseidon.caffe2.proto.caffe2_pb2 import NetDef, OperatorDef
 from poseidon.caffe2.runtime.blob import Blob
 from poseidon.caffe2.runtime.errors import EnforceNotMet
 from poseidon.caffe2.runtime.net import Net
@@ -98,6 +98,39 @@ class StepWorkspaces:
         return made[step]
 
 
+def _sharing(net: NetDef, links: Sequence[Link]) -> tuple[NetDef, dict[str, str]]:
+    """Return a step net in which windows of a state have the element that the step itself writes.
+
+    In Caffe2 such a window and the element share memory. Here an operator joins them, behind the one that writes.
+
+    Args:
+        net: the step net.
+        links: its links.
+
+    Returns:
+        the net, and for each such window the blob of its earlier elements.
+    """
+    written, earlier, made = _written(net), {}, NetDef()
+    made.CopyFrom(net)
+    for window in (link for link in links if link.internal not in written):
+        for new in (link for link in links if link.internal in written and link.external == window.external):
+            if not window.offset <= new.offset < window.offset + window.window:
+                continue
+            if new.offset + new.window != window.offset + window.window:
+                raise ValueError(
+                    f"RecurrentNetwork: {new.internal} must be the end of the window {window.internal}"
+                )
+            before = earlier[window.internal] = f"{window.internal}_before"
+            joined = OperatorDef(type="Concat", input=[before, new.internal], output=[window.internal])
+            joined.arg.add(name="axis", i=0)
+            place = max(index for index, op in enumerate(made.op) if new.internal in op.output) + 1
+            operators = [*made.op[:place], joined, *made.op[place:]]
+            made.ClearField("op")
+            made.op.extend(operators)
+            made.external_input.append(before)
+    return made, earlier
+
+
 def _recurrent_rule(maker: GradientMaker) -> None:
     """Give the gradient all inputs and outputs; it makes those of the sequence, the parameters and the first states."""
     forward = maker.forward
@@ -143,17 +176,18 @@ class RecurrentNetwork:
         backward_step_net: NetDef | None = None,
         recompute_blobs_on_backward: list[str] = [],  # noqa: B006
     ) -> None:
-        self.context, self.net, self.timestep = context, step_net, timestep
+        links = _links(link_internal, link_external, link_offset, link_window)
+        self.net, self.earlier = _sharing(step_net, links)
+        self.context, self.timestep = context, timestep
         self.initial = dict(zip(recurrent_states, initial_recurrent_state_ids, strict=True))
         self.parts = {name: (name, 0) for name in recurrent_states}
         self.parts.update(zip(alias_dst, zip(alias_src, alias_offset, strict=True), strict=True))
-        self.keeps = backward_step_net is not None
+        self.keeps = backward_step_net is not None and bool(backward_step_net.op)
         self.dropped = recompute_blobs_on_backward
         written = _written(step_net)
-        links = _links(link_internal, link_external, link_offset, link_window)
         self.reads = [link for link in links if link.internal not in written or link.offset == 0]
         self.writes = [link for link in links if link.internal in written and link.external in self.initial]
-        self.own = {timestep, *link_internal, *written}
+        self.own = {timestep, *link_internal, *written, *self.earlier.values()}
 
     def _shared(self, name: str, required: bool) -> Blob | None:
         if name in self.own:
@@ -167,9 +201,9 @@ class RecurrentNetwork:
         sequence = inputs[0].value
         length = len(sequence)
         places = {name: index for index, name in enumerate(self.context.definition.input)}
-        states: dict[str, list[Tensor]] = {
-            name: [_first_state(inputs[index].value, sequence)] for name, index in self.initial.items()
-        }
+        first = {name: _first_states(inputs[index].value, sequence) for name, index in self.initial.items()}
+        states = {name: list(values.unsqueeze(1).unbind(0)) for name, values in first.items()}
+        begins = {name: len(values) for name, values in first.items()}
         steps = outputs[-1].value
         if not isinstance(steps, StepWorkspaces) or steps.owner is not self:
             steps = StepWorkspaces(self)
@@ -180,30 +214,32 @@ class RecurrentNetwork:
             blobs.setdefault(self.timestep, Blob()).value = torch.tensor([step], dtype=torch.int32)
             for link in self.reads:
                 part = link.part(step)
-                blob = blobs.setdefault(link.internal, Blob())
+                blob = blobs.setdefault(self.earlier.get(link.internal, link.internal), Blob())
                 if link.external in states:
-                    blob.value = torch.cat(states[link.external][part])
+                    elements = states[link.external][part]
+                    blob.value = torch.cat(elements) if elements else sequence.new_zeros(0)
                 else:
                     blob.value = inputs[places[link.external]].value[part]
             net.run()
             for link in self.writes:
-                if link.offset:
+                if link.offset >= begins[link.external]:
                     states[link.external].append(blobs[link.internal].value)
             for name in self.dropped:
                 blobs[name].value = None
-        steps.states = {name: torch.cat(parts) for name, parts in states.items()}
+        steps.states = {
+            name: torch.cat([values, *states[name][begins[name] :]]) for name, values in first.items()
+        }
         for name, blob in zip(self.context.definition.output[:-1], outputs, strict=False):
             state, offset = self.parts[name]
             blob.value = steps.states[state][offset:]
         outputs[-1].value = steps
 
 
-def _first_state(value: Tensor, sequence: Tensor) -> Tensor:
-    """Return a state as one element of shape (1, N, D); a vector is that of each sequence of the batch."""
-    size = value.shape[-1]
+def _first_states(value: Tensor, sequence: Tensor) -> Tensor:
+    """Return the first elements of a state, shape (elements, N, D); a vector is that of each sequence of the batch."""
     if value.dim() == 1:
-        return value.expand(1, sequence.shape[1], size)
-    return value.reshape(1, -1, size)
+        return value.expand(1, sequence.shape[1], value.shape[-1])
+    return value if value.dim() == 3 else value.reshape(1, -1, value.shape[-1])
 
 
 @operator("RecurrentNetworkGradient", blobs=True, inputs=(3, 1 << 30), outputs=(1, 1 << 30))
@@ -284,8 +320,8 @@ class RecurrentNetworkGradient:
             blob.value = totals.get(name, torch.zeros(()))
         for state, index, blob in zip(self.states, self.initial, outputs[1 + count :], strict=True):
             first = inputs[len(self.given) + index].value
-            gradient = of_states[f"{state}_grad"][0]
-            blob.value = gradient.sum(0) if first.dim() == 1 else gradient.reshape(first.shape)
+            gradient = of_states[f"{state}_grad"][: len(first) if first.dim() == 3 else 1]
+            blob.value = gradient.sum((0, 1)) if first.dim() == 1 else gradient.reshape(first.shape)
 
 
 @operator("RecurrentNetworkBlobFetcher", blobs=True, inputs=(1, 1), outputs=(1, 1))

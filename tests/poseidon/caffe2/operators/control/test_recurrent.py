@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import pytest
 
 from poseidon.caffe2 import core, gradient_checker, recurrent, workspace
 from poseidon.caffe2.proto import caffe2_pb2
@@ -106,3 +107,36 @@ def test_the_blobs_of_all_steps_are_retrieved() -> None:
     names = recurrent.retrieve_step_blobs(net, "seen")
     assert {b"seen_h0", b"seen_h2", b"seen_x_t1"} <= set(names)
     np.testing.assert_allclose(workspace.FetchBlob("seen_h1"), states[2:3], rtol=1e-5)
+
+
+@pytest.mark.parametrize("window", [1, 3])
+def test_a_window_has_the_element_that_the_step_writes(window: int) -> None:
+    step = core.Net("sums")
+    step.AddExternalInputs("x_t", "seen")
+    step.Scale("x_t", "new", scale=2.0)
+    step.ReduceSum("seen", "total", axes=[0], keepdims=1)
+    outer = core.Net("windows")
+    outer.RecurrentNetwork(
+        ["x", "first", "zero"],
+        ["all", "totals", "steps"],
+        alias_src=["values", "sums"],
+        alias_dst=["all", "totals"],
+        alias_offset=[window - 1, 1],
+        recurrent_states=["values", "sums"],
+        initial_recurrent_state_ids=[1, 2],
+        link_internal=["x_t", "seen", "new", "total"],
+        link_external=["x", "values", "values", "sums"],
+        link_offset=[0, 0, window - 1, 1],
+        link_window=[1, window, 1, 1],
+        step_net=step.Proto(),
+    )
+    workspace.ResetWorkspace()
+    x = np.random.RandomState(0).randn(5, N, D).astype(np.float32)
+    workspace.FeedBlob("x", x)
+    workspace.FeedBlob("first", np.ones((window - 1, N, D), np.float32))
+    workspace.FeedBlob("zero", np.zeros((1, N, D), np.float32))
+    workspace.RunNetOnce(outer)
+    every = np.concatenate([np.ones((window - 1, N, D)), 2 * x])
+    wanted = [every[place : place + window].sum(0) for place in range(5)]
+    np.testing.assert_allclose(workspace.FetchBlob("all"), 2 * x, rtol=1e-6)
+    np.testing.assert_allclose(workspace.FetchBlob("totals"), wanted, rtol=1e-5, atol=1e-6)
