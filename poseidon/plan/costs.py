@@ -18,6 +18,7 @@ import numpy as np
 import torch
 import zmq
 
+from poseidon.exchange.factors.products import Scratch, apply_factors
 from ps_server import Rule
 from ps_server.rules import update
 
@@ -41,7 +42,8 @@ class HostCosts:
     Attributes:
         cores: number of its cores.
         gpu: name of its first GPU that torch can use; empty: none.
-        flops: floating-point operations a second of products.
+        flops: floating-point operations a second of one core, of products of factors.
+        factors_s_per_byte: a core's time for a byte of a weight updated from factors, without the products.
         wire_s_per_byte: a core's time to send a byte by a socket, or to receive it.
         memory_s_per_byte: a core's time to copy a byte.
         sum_s_per_byte: a core's time to add a byte of gradient to a sum.
@@ -52,6 +54,7 @@ class HostCosts:
     cores: int
     gpu: str
     flops: float
+    factors_s_per_byte: float
     wire_s_per_byte: float
     memory_s_per_byte: float
     sum_s_per_byte: float
@@ -65,7 +68,7 @@ def measure_costs(seconds: float) -> HostCosts:
     Args:
         seconds: how long it may take, about; the shortest runs of each piece of work take a tenth.
     """
-    each_s = seconds / 6
+    each_s = seconds / 7
     chunks = [[torch.zeros(CHUNK_BYTES // 4) for _ in range(3)] for _ in range(CHUNKS)]
     halves = torch.zeros(CHUNK_BYTES // 4, dtype=torch.bfloat16)
 
@@ -86,12 +89,14 @@ def measure_costs(seconds: float) -> HostCosts:
         sum_s = of_chunk(lambda a, b, _: a.add_(b))
         rule_s = of_chunk(rule)
         half_s = of_chunk(lambda a, b, _: halves.copy_(a))
+        flops, factors_s = _products(2 * each_s)
     finally:
         torch.set_num_threads(threads)
     return HostCosts(
         cores=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
         gpu=torch.cuda.get_device_name(0) if torch.cuda.is_available() else "",
-        flops=_flops(each_s),
+        flops=flops,
+        factors_s_per_byte=factors_s,
         wire_s_per_byte=_wire_s_per_byte(each_s),
         memory_s_per_byte=copy_s,
         sum_s_per_byte=sum_s,
@@ -116,15 +121,22 @@ def worst(costs: list[HostCosts]) -> HostCosts:
     )
 
 
-def _flops(limit_s: float) -> float:
-    weight = torch.zeros(SIDE, SIDE)
+def _products(limit_s: float) -> tuple[float, float]:
+    """Return the operations a second of products of factors, and the seconds for a byte of the weight besides them."""
+    value, history = torch.zeros(SIDE, SIDE), torch.zeros(SIDE, SIDE)
+    scratch = Scratch(torch.device("cpu"))
 
-    def product_s(rows: int) -> float:
-        u, v = torch.ones(rows, SIDE), torch.ones(rows, SIDE)
-        return _median_s(lambda: torch.mm(u.t(), v, out=weight), limit_s / 2, time.perf_counter)
+    def update_s(rows: int) -> float:
+        u, v = (scratch.stack(name, [np.ones((rows, SIDE), np.float32)], SIDE) for name in ("u", "v"))
 
-    row_s = max(product_s(MANY) - product_s(FEW), 1e-9) / (MANY - FEW)
-    return 2.0 * SIDE * SIDE / row_s
+        def apply() -> None:
+            apply_factors(RULE, u, v, value, [history], rate=0.01, step=0, scale=1e-6, scratch=scratch)
+
+        return _median_s(apply, limit_s / 2)
+
+    few_s, many_s = update_s(FEW), update_s(MANY)
+    row_s = max(many_s - few_s, 1e-9) / (MANY - FEW)
+    return 2.0 * SIDE * SIDE / row_s, max(few_s - FEW * row_s, 0.0) / (4 * SIDE * SIDE)
 
 
 def _wire_s_per_byte(limit_s: float) -> float:

@@ -153,9 +153,9 @@ def machine_of(cluster: PlannedCluster, shared_by: int = 1) -> Machine:
         message_s=MESSAGE_S,
         sum_s_per_byte=costs.sum_s_per_byte,
         rule_s_per_byte=costs.rule_s_per_byte,
-        factors_s_per_byte=costs.rule_s_per_byte,
+        factors_s_per_byte=costs.factors_s_per_byte,
         optimizer_s_per_byte=0.0 if costs.gpu else costs.rule_s_per_byte,
-        flops=GPU_FLOPS if costs.gpu else costs.flops,
+        flops=GPU_FLOPS if costs.gpu else costs.flops * max(1.0, costs.cores / shared_by),
         products_on_device=bool(costs.gpu),
         # Between two hosts a byte of the ring is sent, received and half of the time added.
         ring_s_per_byte=2 * costs.wire_s_per_byte + costs.sum_s_per_byte / 2,

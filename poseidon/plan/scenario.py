@@ -52,8 +52,8 @@ class WireCodec(Enum):
 
     HALF = 2.0
     """float16 or bfloat16."""
-    INT8 = 1.0625
-    """A byte a value, and a scale for each block of 64 values."""
+    INT8 = 1.015625
+    """A byte a value, and a scale of four bytes for each block of 256 values."""
 
 
 Lossy = LowRank | WireCodec

@@ -70,10 +70,12 @@ def training_of_net(
     notes: list[str] = []
     try:
         net = compile_net(definition, context, state=state)
-    except DataError:
+    except DataError as error:
         definition, replaced = _without_data(definition)
         if not replaced:
-            raise
+            raise DataError(
+                f"{error}; without data the shapes are known from crop_size in the data layers, or from a deploy net (--net)"
+            ) from error
         notes.append(
             f"{replaced} has no data here: records of its crop_size with {CHANNELS} channels are assumed"
         )

@@ -31,6 +31,7 @@ def test_measured_jobs_are_compared_with_what_plan_foretells(
         cores=2,
         gpu="",
         flops=1e10,
+        factors_s_per_byte=1e-10,
         wire_s_per_byte=1e-9,
         memory_s_per_byte=1e-10,
         sum_s_per_byte=1e-10,

@@ -15,6 +15,7 @@ COSTS = HostCosts(
     cores=4,
     gpu="",
     flops=1e10,
+    factors_s_per_byte=1e-10,
     wire_s_per_byte=1e-9,
     memory_s_per_byte=1e-10,
     sum_s_per_byte=1e-10,

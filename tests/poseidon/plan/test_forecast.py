@@ -16,6 +16,7 @@ FREE = HostCosts(
     cores=8,
     gpu="",
     flops=1e15,
+    factors_s_per_byte=0.0,
     wire_s_per_byte=0.0,
     memory_s_per_byte=0.0,
     sum_s_per_byte=0.0,

@@ -56,7 +56,7 @@ def test_a_solvers_net_is_planned_without_its_data(tmp_path: Path) -> None:
 def test_a_net_whose_shapes_need_its_data_is_refused(tmp_path: Path) -> None:
     net = tmp_path / "net.prototxt"
     net.write_text(NET.replace("CROP", ""))
-    with pytest.raises(DataError, match="none"):
+    with pytest.raises(DataError, match=r"none.*; without data .* or from a deploy net \(--net\)"):
         training_of_net(net, compute_s=1.0, device=CPU, is_solver=False)
 
 
