@@ -85,7 +85,7 @@ def gather_fused_8_bit_rowwise(fused: Tensor, indices: Tensor) -> Tensor:
     return _restored(*_split(fused[indices.long()], torch.float32))
 
 
-def _reduced(rows: Tensor, weights: Tensor | None, lengths: Tensor, mean: bool) -> Tensor:
+def reduced_rows(rows: Tensor, weights: Tensor | None, lengths: Tensor, mean: bool) -> Tensor:
     """Return the weighted sum or mean of the rows of each segment; 0 for an empty one."""
     made = rows.new_zeros(len(lengths), rows.shape[1])
     weighted = rows if weights is None else rows * weights.float()[:, None]
@@ -97,18 +97,18 @@ def _register_reductions(kind: str, mean: bool) -> None:
     @operator(f"SparseLengths{kind}Fused8BitRowwise")
     def fused(x: Tensor, indices: Tensor, lengths: Tensor) -> Tensor:
         """Return the sum or mean of the fused rows that the indices of each segment name."""
-        return _reduced(gather_fused_8_bit_rowwise(x, indices), None, lengths, mean)
+        return reduced_rows(gather_fused_8_bit_rowwise(x, indices), None, lengths, mean)
 
     @operator(f"SparseLengthsWeighted{kind}Fused8BitRowwise")
     def fused_weighted(x: Tensor, weights: Tensor, indices: Tensor, lengths: Tensor) -> Tensor:
         """Return the weighted sum or mean of the fused rows that the indices of each segment name."""
-        return _reduced(gather_fused_8_bit_rowwise(x, indices), weights, lengths, mean)
+        return reduced_rows(gather_fused_8_bit_rowwise(x, indices), weights, lengths, mean)
 
     @operator(f"SparseLengths{kind}8BitsRowwise")
     def by_pairs(x: Tensor, indices: Tensor, lengths: Tensor, pairs: Tensor) -> Tensor:
         """Return the sum or mean of the rows that the indices of each segment name."""
         rows = indices.long()
-        return _reduced(_restored(x[rows], pairs[rows]), None, lengths, mean)
+        return reduced_rows(_restored(x[rows], pairs[rows]), None, lengths, mean)
 
     @operator(f"SparseLengthsWeighted{kind}8BitsRowwise")
     def by_pairs_weighted(
@@ -116,7 +116,7 @@ def _register_reductions(kind: str, mean: bool) -> None:
     ) -> Tensor:
         """Return the weighted sum or mean of the rows that the indices of each segment name."""
         rows = indices.long()
-        return _reduced(_restored(x[rows], pairs[rows]), weights, lengths, mean)
+        return reduced_rows(_restored(x[rows], pairs[rows]), weights, lengths, mean)
 
 
 _register_reductions("Sum", mean=False)
