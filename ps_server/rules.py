@@ -10,7 +10,9 @@ The result is the change d of the value: w <- w + d. It is left in `gradient`.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from functools import reduce
+from operator import add
 
 import torch
 from torch import Tensor
@@ -128,6 +130,11 @@ def sum_of_squares(gradient: Tensor) -> float:
     """Return the sum of squared elements in float64, so that the norm does not depend on how tables are cut."""
     norm = float(torch.linalg.vector_norm(gradient, dtype=torch.float64))
     return norm * norm
+
+
+def plain_sum(numbers: Iterable[float]) -> float:
+    """Return the sum of numbers that are added one after another: `sum` has other bits from Python 3.12 on."""
+    return reduce(add, numbers, 0.0)
 
 
 def clip_factor(total: float, clip: float | None) -> float:

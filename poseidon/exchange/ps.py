@@ -30,7 +30,7 @@ from poseidon.exchange.options import DEFAULT_OPTIONS, ExchangeOptions
 from poseidon.exchange.server_tables import ServerState, ServerTable
 from poseidon.exchange.side_stream import SerialExecutor, SideStream
 from ps_server import Client, CodecSpec, Keeping, StoreSpec, TableSpec
-from ps_server.rules import change, clip_factor, history_count, sum_of_squares
+from ps_server.rules import change, clip_factor, history_count, plain_sum, sum_of_squares
 
 
 def store_spec(
@@ -297,7 +297,7 @@ class ServerExchange(WholeGradients):
         pending = [
             (index, table.pending) for index, table in enumerate(self._tables) if table.pending is not None
         ]
-        total = outside + sum(sum_of_squares(gradient) for _, gradient in pending)
+        total = outside + plain_sum(sum_of_squares(gradient) for _, gradient in pending)
         limit = clip_factor(total, self._settings.clip)
         for index, gradient in pending:
             scale = limit * self._settings.gradient_scale

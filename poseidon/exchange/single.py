@@ -9,7 +9,7 @@ from torch import Tensor
 
 from poseidon.exchange.base import ExchangeSettings, History, LocalHistories, Trained, WholeGradients
 from poseidon.exchange.control import AloneDelivery, JobControl
-from ps_server.rules import clip_factor, sum_of_squares, update
+from ps_server.rules import clip_factor, plain_sum, sum_of_squares, update
 
 
 class SingleProcessExchange(WholeGradients):
@@ -56,7 +56,7 @@ class SingleProcessExchange(WholeGradients):
         gradients = [self._begun[i] if i in self._begun else torch.zeros_like(self._flat[i]) for i in moved]
         scale = self._settings.gradient_scale
         if self._settings.clip is not None:
-            scale *= clip_factor(sum(map(sum_of_squares, gradients)), self._settings.clip)
+            scale *= clip_factor(plain_sum(map(sum_of_squares, gradients)), self._settings.clip)
         for i, gradient in zip(moved, gradients, strict=True):
             rule, history = self._tensors[i].rule, self.state.of[i]
             if scale != 1.0:

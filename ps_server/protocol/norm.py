@@ -11,6 +11,7 @@ from collections.abc import Set as AbstractSet
 
 from ps_server.errors import LocalProtocolError
 from ps_server.protocol import messages as m
+from ps_server.rules import plain_sum
 
 
 class WorkerNorm:
@@ -74,7 +75,7 @@ class WorkerNorm:
         self._next = clock + 1
         # In table and chunk order, whichever shard answered first.
         sums = sorted(entry for part in parts.values() for entry in part.sums)
-        total = sum(value for _, _, value in sums) + self._outside.pop(clock, 0.0)
+        total = plain_sum(value for _, _, value in sums) + self._outside.pop(clock, 0.0)
         receivers = set(self._shards)
         if self._has_outside:
             self._totals[clock] = total

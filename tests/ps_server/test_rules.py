@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from ps_server.protocol.settings import Regularization, Rule, RuleKind
-from ps_server.rules import change, clip_factor, history_count, sum_of_squares, update
+from ps_server.rules import change, clip_factor, history_count, plain_sum, sum_of_squares, update
 
 Floats = np.ndarray
 M, M2, EPS, RMS = 0.9, 0.99, 1e-3, 0.98
@@ -128,3 +128,9 @@ def test_sum_of_squares_is_taken_in_double() -> None:
 )
 def test_clip_factor(total: float, clip: float | None, factor: float) -> None:
     assert clip_factor(total, clip) == factor
+
+
+def test_a_plain_sum_has_the_same_bits_on_every_python() -> None:
+    """Python's own sum is 4.0 from 3.12 on."""
+    assert plain_sum([-1e17, 1.0, 1e17, 3.0]) == 3.0
+    assert plain_sum([]) == 0.0

@@ -20,7 +20,7 @@ from poseidon.errors import UsageError
 from poseidon.exchange.base import History, Trained
 from poseidon.exchange.options import ExchangeOptions
 from ps_server import Rule, RuleKind
-from ps_server.rules import clip_factor, sum_of_squares
+from ps_server.rules import clip_factor, plain_sum, sum_of_squares
 
 
 def is_synchronous(
@@ -96,7 +96,7 @@ class LocalOptimizerGroup(OptimizerGroup):
         self._end_passes()
         if self._plan.clip is not None:
             gradients = [p.grad for p in self._means if p.grad is not None]
-            factor = clip_factor(sum(map(sum_of_squares, gradients)), self._plan.clip)
+            factor = clip_factor(plain_sum(map(sum_of_squares, gradients)), self._plan.clip)
             if factor != 1.0:
                 torch._foreach_mul_(gradients, factor)
 

@@ -21,6 +21,7 @@ from poseidon.engine.detection import DetectionTally, check_outputs, discard_res
 from poseidon.engine.solver.replica import Replica
 from poseidon.exchange.base import Exchange
 from poseidon.metrics.record import Output, TestRecord
+from ps_server.rules import plain_sum
 
 
 def own_batches(rank: int, workers: int, start: int, count: int) -> int:
@@ -192,6 +193,6 @@ class Tester:
             net=self._index,
             elapsed_s=elapsed_s,
             outputs=tuple(Output(name=score.name, value=score.mean) for score in scores),
-            loss=sum(losses) / self._iterations if self._with_loss else None,
+            loss=plain_sum(losses) / self._iterations if self._with_loss else None,
             classes=tuple(score.classes for score in scores) if self._with_classes else (),
         )

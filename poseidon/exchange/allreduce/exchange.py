@@ -22,7 +22,7 @@ from poseidon.exchange.control import JobControl
 from poseidon.exchange.observe.statistics import Traffic
 from poseidon.exchange.replicas import Arithmetic, arithmetic_sample, common_kernel
 from ps_server import PeerLost
-from ps_server.rules import clip_factor, sum_of_squares, update
+from ps_server.rules import clip_factor, plain_sum, sum_of_squares, update
 
 
 class AllReduceExchange(WholeGradients):
@@ -156,7 +156,7 @@ class AllReduceExchange(WholeGradients):
         if self._scale is None:
             self._scale = self._settings.gradient_scale
             if self._settings.clip is not None:
-                total = sum(sum_of_squares(self._gradients.mean(index)) for index in self._moved)
+                total = plain_sum(sum_of_squares(self._gradients.mean(index)) for index in self._moved)
                 self._scale *= clip_factor(total, self._settings.clip)
         return self._scale
 

@@ -36,7 +36,7 @@ from ps_server.errors import as_server_error
 from ps_server.keys import Keyring
 from ps_server.link import LinkPriority
 from ps_server.numerics import prepare_thread
-from ps_server.rules import clip_factor
+from ps_server.rules import clip_factor, plain_sum
 from ps_server.trace import NO_TRACE, Tracer, Track
 
 
@@ -193,7 +193,7 @@ class FactorChannel:
         with self.peers.monitor:
             held = [weight.progress.held for weight in self._weights.values()]
         pairs = [pair for pair in held if pair is not None]
-        return sum(factors_sum_of_squares(torch.from_numpy(p.u), torch.from_numpy(p.v)) for p in pairs)
+        return plain_sum(factors_sum_of_squares(torch.from_numpy(p.u), torch.from_numpy(p.v)) for p in pairs)
 
     def finish(self, limit: float) -> None:
         """See `Exchange`.
@@ -313,7 +313,7 @@ class FactorChannel:
         rounds = [self._take(weight) for weight in self._weights.values()]
         clock = rounds[0].clock
         if self._rank == 0:
-            squares = sum(factors_sum_of_squares(r.u_BN, r.v_BM) for r in rounds)
+            squares = plain_sum(factors_sum_of_squares(r.u_BN, r.v_BM) for r in rounds)
             self._norms.add_norm(clock, squares / self._workers**2)
         factor = clip_factor(self._norms.total_norm(clock), self._settings.clip)
         for stacked in rounds:

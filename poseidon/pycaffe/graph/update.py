@@ -21,7 +21,7 @@ from poseidon.net.params import ParamInfo
 from poseidon.pycaffe.graph.build import NetGraph
 from poseidon.solvers.settings import SolverSettings
 from ps_server import Rule
-from ps_server.rules import change, clip_factor, history_count, sum_of_squares
+from ps_server.rules import change, clip_factor, history_count, plain_sum, sum_of_squares
 
 Array = NDArray[np.float32]
 
@@ -74,7 +74,7 @@ class Updater:
         settings = self._settings
         scale = 1.0 / settings.iter_size
         if settings.clip is not None:
-            scale *= clip_factor(sum(map(sum_of_squares, gradients)), settings.clip)
+            scale *= clip_factor(plain_sum(map(sum_of_squares, gradients)), settings.clip)
         rate = settings.rate(iteration)
         for entry, gradient in zip(learned, gradients, strict=True):
             if scale != 1.0:
