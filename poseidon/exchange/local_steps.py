@@ -137,6 +137,7 @@ class LocalStepsExchange(WholeGradients):
         self.state = LocalStepsState(
             self._inner.state,
             outer_state,
+            anchors,
             counts,
             outer_arrays=2 if delayed else 1,
             reads_outer=root,
@@ -245,6 +246,7 @@ class LocalStepsState:
     Args:
         inner: the histories of this worker's rules; none where an optimizer of the caller keeps them.
         outer: the state of the outer exchange.
+        anchors: the tensors of the outer exchange.
         counts: for each tensor the number of its inner history arrays.
         outer_arrays: the most arrays of a tensor's outer history.
         reads_outer: whether this worker reads the outer histories: rank 0.
@@ -256,6 +258,7 @@ class LocalStepsState:
         self,
         inner: LocalHistories,
         outer: ExchangeState,
+        anchors: Sequence[Trained],
         counts: Sequence[int],
         *,
         reads_outer: bool,
@@ -263,6 +266,7 @@ class LocalStepsState:
     ) -> None:
         self._inner = inner
         self._outer = outer
+        self._anchors = anchors
         self._counts = counts
         self._outer_arrays = outer_arrays
         self._reads_outer = reads_outer
@@ -285,8 +289,9 @@ class LocalStepsState:
         return (inner if any(self._counts) else None), (outer if all(outer) else None)
 
     def replicated(self) -> Mapping[str, Tensor]:
-        """See `ExchangeState`."""
-        return self._outer.replicated()
+        """See `ExchangeState`. After `settle` the anchors are equal, too."""
+        anchors = {f"{anchor.name}, anchor": anchor.tensor for anchor in self._anchors}
+        return {**anchors, **self._outer.replicated()}
 
     def held_back(self) -> Mapping[str, Array]:
         """See `ExchangeState`."""

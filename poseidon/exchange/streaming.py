@@ -170,7 +170,9 @@ class StreamingExchange(WholeGradients):
         self._delivery.next_end = self._next_end()
         self.control = JobControl(self._delivery, root=outer.control.root)
         counts = [0 if self._by_caller else history_count(trained.rule.kind) for trained in tensors]
-        self.state = LocalStepsState(self._inner.state, outer.state, counts, reads_outer=outer.control.root)
+        self.state = LocalStepsState(
+            self._inner.state, outer.state, anchors, counts, reads_outer=outer.control.root
+        )
 
     def open(self, histories: Sequence[History] | None, clock: int | None = None) -> None:
         """See `LocalStepsExchange.open`."""

@@ -398,3 +398,20 @@ def test_the_workers_of_a_host_have_inner_steps_of_their_own(kind: ExchangeKind)
     assert_same(ends, simulate(case))
     momenta = [end.saved[4][1][0][0] for end in ends]
     assert all(not np.array_equal(a, b) for a, b in pairwise(momenta))
+
+
+@pytest.mark.parametrize("fragments", [1, 2])
+def test_anchors_are_compared_and_mended_as_values_are(fragments: int) -> None:
+    """An anchor that differs would be in the next outer gradient of its worker."""
+    found: list[dict[str, bool]] = []
+    case = Case(options=options_of(sync_every=4, sync_fragments=fragments), iterations=6)
+    for end in run(case):
+        equal = {
+            name: np.array_equal(tensor.numpy(), value)
+            for (name, tensor), value in zip(
+                end.built.exchange.state.replicated().items(), end.values, strict=True
+            )
+        }
+        found.append(equal)
+    assert set(found[0]) >= {"first.weight, anchor", "norm.0, anchor"}
+    assert all(all(equal.values()) for equal in found)
