@@ -166,6 +166,10 @@ class Client:
         if self._holds_back:
             self._transport.wake()
 
+    def skip(self, table: int) -> None:
+        """Push nothing in this iteration to a table of means: its value stays. All workers skip it, or none."""
+        self._do(lambda: self._session.push(table, np.zeros(0, np.float32), 0.0))
+
     def yield_link(self, link: LinkPriority) -> None:
         """Let pushes to shards of other hosts wait while another sender has taken this host's link.
 

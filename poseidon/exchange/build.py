@@ -23,14 +23,14 @@ from poseidon.errors import UsageError
 from poseidon.exchange.allreduce.exchange import AllReduceExchange
 from poseidon.exchange.allreduce.process_group import GroupSettings, join_rendezvous
 from poseidon.exchange.base import Exchange, ExchangeSettings, Trained
-from poseidon.exchange.compression import LowRank, codecs_of
+from poseidon.exchange.compression import codecs_of
 from poseidon.exchange.cost import Choice, ExchangeKind, ExchangePlan, Scheme, Topology, choose
 from poseidon.exchange.hybrid import HybridExchange
 from poseidon.exchange.local.follower import FollowerExchange
 from poseidon.exchange.local.group import LocalGroup
 from poseidon.exchange.local.leader import LeaderExchange
 from poseidon.exchange.local_steps import LocalStepsExchange, anchors_of, is_synchronous, outer_rule
-from poseidon.exchange.low_rank import LowRankExchange, low_rank_tensors
+from poseidon.exchange.low_rank import LowRank, LowRankExchange, low_rank_tensors
 from poseidon.exchange.observe.statistics import CountsTraffic
 from poseidon.exchange.options import DEFAULT_OPTIONS, ExchangeOptions, OnDivergence
 from poseidon.exchange.pooled import PooledExchange, pool_tensors, pools_of
@@ -235,13 +235,14 @@ def _build_allreduce(request: _Request) -> Built:
 def _build_server(request: _Request) -> Built:
     """Build the exchange through the shards, with factors where the plan has them."""
     settings, member = request.settings, request.member
-    ranks = _ranks(request)
-    factors = low_rank_tensors(request.tensors, ranks)
-    first = len(factors)  # P and Q come first: their two rounds are the longest way
-    tensors = [*factors, *request.tensors]
+    chosen = _low_rank(request)
+    factors = low_rank_tensors(request.tensors, chosen)
+    owners = [index for index, parts in factors.items() for _ in parts]
+    first = len(owners)  # P and Q come first: their two rounds are the longest way
+    tensors = [*(part for parts in factors.values() for part in parts), *request.tensors]
     codecs = [*[None] * first, *map(_codec, request.plan.choices)]
     by_factors = [first + index for index in request.plan.of(Scheme.FACTORS)]
-    copies = [*by_factors, *(first + index for index in ranks)]
+    copies = [*by_factors, *(first + index for index in chosen)]
     pools: Sequence[Sequence[int]] = [(index,) for index in range(len(tensors))]
     if not member.options.rows:  # tables that are to be cut into so many pieces are not shared
         lossy = [index for index, codec in enumerate(codecs) if codec is not None]
@@ -278,9 +279,9 @@ def _build_server(request: _Request) -> Built:
         exchange = ServerExchange(client, pooled, store, settings)
     if len(pools) < len(tensors):
         exchange = PooledExchange(exchange, exchange, tensors, pools, pooled)
-    if ranks:
-        exchange = LowRankExchange(exchange, request.tensors, factors, ranks, settings)
-    owners = [*(index for index in ranks for _ in range(2)), *range(len(request.tensors))]
+    if chosen:
+        exchange = LowRankExchange(exchange, request.tensors, factors, chosen, settings)
+    owners += range(len(request.tensors))
     return Built(
         exchange=exchange,
         plan=request.plan,
@@ -291,14 +292,14 @@ def _build_server(request: _Request) -> Built:
     )
 
 
-def _ranks(request: _Request) -> dict[int, int]:
-    """Return the rank of each tensor that travels by PowerSGD.
+def _low_rank(request: _Request) -> dict[int, LowRank]:
+    """Return the tensors that travel by PowerSGD.
 
     Raises:
         UsageError: there are some, and a limit of the gradients' norm.
     """
     found = {
-        choice.index: choice.codec.rank
+        choice.index: choice.codec
         for choice in request.plan.choices
         if choice.is_compressed and isinstance(choice.codec, LowRank)
     }
@@ -378,7 +379,7 @@ def _build_streaming(
             f"--sync_fragments and --sync_delay need one worker on each machine, not {request.member.local_workers}: the "
             "workers of a machine exchange all tensors together"
         )
-    if _ranks(request):
+    if _low_rank(request):
         raise UsageError(
             "--compress=powersgd takes two rounds through the shards for each exchange; expected another codec, or no "
             "--sync_fragments and --sync_delay"

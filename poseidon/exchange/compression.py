@@ -1,7 +1,7 @@
 """Which tensors travel with a lossy codec: the text of `--compress` and of `poseidon.distribute(compress=...)`.
 
     SCHEME[,SCHEME...]      SCHEME is CODEC or PATTERN=CODEC
-    CODEC                   int8, sign, topk:FRACTION, randomk:FRACTION, powersgd:RANK, or none
+    CODEC                   int8, sign, topk:FRACTION, randomk:FRACTION, powersgd:RANK[:start=ITERATION], or none
 
 Laws:
 
@@ -18,42 +18,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
-from torch import Tensor
-
 from poseidon.errors import UsageError
 from poseidon.exchange.base import Trained
-from poseidon.exchange.low_rank import matrix_shape
+from poseidon.exchange.low_rank import POWERSGD, LowRank
 from poseidon.exchange.pooled import SMALL_TENSOR_ELEMENTS
 from ps_server import CodecSpec, SpecError
 
 NONE = "none"
-POWERSGD = "powersgd"
-LEAST_RATE = 2
-"""PowerSGD is for tensors of which it sends this many times fewer bytes, as in torch's hook (min_compression_rate)."""
+START = ":start="
 NAMES_SHOWN = 8
-
-
-@dataclass(frozen=True, slots=True)
-class LowRank:
-    """PowerSGD: a matrix as the product of two thin ones.
-
-    Attributes:
-        rank: their columns; at least 1.
-    """
-
-    rank: int
-
-    def __str__(self) -> str:
-        return f"{POWERSGD}:{self.rank}"
-
-    def elements(self, tensor: Tensor) -> int:
-        """Return the number of elements that are sent of a tensor in one direction."""
-        n, m = matrix_shape(tensor)
-        return self.rank * (n + m)
-
-    def fits(self, tensor: Tensor) -> bool:
-        """Return whether it makes a tensor enough smaller."""
-        return tensor.dim() > 1 and LEAST_RATE * self.elements(tensor) <= tensor.numel()
 
 
 Lossy = CodecSpec | LowRank
@@ -90,7 +63,9 @@ def parse_compression(text: str) -> tuple[CompressionScheme, ...]:
 
 
 def _scheme(part: str, text: str) -> CompressionScheme:
-    pattern, equals, name = part.rpartition("=")
+    head, colon, start = part.partition(START)
+    pattern, equals, name = head.rpartition("=")
+    name += colon + start
     if not name or (equals and not pattern):
         raise UsageError(
             f"--compress={text:.80}: '{part:.60}' is no scheme; expected a codec such as int8, or PATTERN=CODEC such as "
@@ -106,9 +81,17 @@ def _codec(name: str) -> Lossy | None:
     kind, _, number = name.partition(":")
     if kind != POWERSGD:
         return None if name == NONE else CodecSpec.parse(name)
-    if not number.isascii() or not number.isdigit() or int(number) < 1:
-        raise SpecError(f"'{name:.60}' is no codec; expected {POWERSGD}:RANK with a whole number from 1 on")
-    return LowRank(int(number))
+    rank, colon, start = number.partition(START)
+    if not _is_count(rank) or int(rank) < 1 or (colon and not _is_count(start)):
+        raise SpecError(
+            f"'{name:.60}' is no codec; expected {POWERSGD}:RANK with a whole number from 1 on, or "
+            f"{POWERSGD}:RANK{START}ITERATION"
+        )
+    return LowRank(int(rank), int(start or 0))
+
+
+def _is_count(text: str) -> bool:
+    return text.isascii() and text.isdigit() and len(text) < 10
 
 
 def codecs_of(tensors: Sequence[Trained], text: str) -> list[Lossy | None]:

@@ -139,6 +139,10 @@ class HybridExchange:
         else:
             self._server.wait(index)
 
+    def skip(self, index: int) -> None:
+        """See `EarlyExchange`."""
+        self._server.skip(index)
+
     def wait_early(self, index: int) -> None:
         """See `EarlyExchange`."""
         self._server.wait_early(index)

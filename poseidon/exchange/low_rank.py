@@ -12,6 +12,9 @@ The second round belongs to the same iteration: `wait_early` returns when the me
 P of all tensors are under way together. P and Q are tables of their own (`RuleKind.MEAN`). The tensor's own table is a copy,
 which brings the first value to all workers; its rule runs on each worker.
 
+Before the iteration `start` the mean gradient itself is a third table of means. In each iteration all workers skip the tables
+that they do not use (`ps_server.Client.skip`).
+
 Laws:
 
 * All workers compute the same bits from the same means: `orthonormal` and the product use elementwise operations in a fixed
@@ -23,6 +26,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
@@ -44,6 +48,9 @@ from poseidon.exchange.observe.statistics import CountsTraffic, Traffic
 from ps_server import Rule, RuleKind
 from ps_server.rules import history_count, sum_of_squares, update
 
+POWERSGD = "powersgd"
+LEAST_RATE = 2
+"""PowerSGD is for tensors of which it sends this many times fewer bytes, as in torch's hook (min_compression_rate)."""
 TILE_ELEMENTS = 128 * 1024
 """Elements of the product that are computed at a time."""
 DEPENDENT = 1e-6
@@ -53,28 +60,60 @@ DEPENDENT = 1e-6
 class EarlyExchange(Exchange, CountsTraffic, Protocol):
     """An exchange through the shards, whose means can be read in the iteration that they are of."""
 
+    def skip(self, index: int) -> None:
+        """Leave tensor `index`, a mean, as it is in this iteration, in place of `begin`; all replicas do."""
+
     def wait_early(self, index: int) -> None:
         """Return once tensor `index`, which has begun, has the value that follows from this iteration."""
 
 
-def low_rank_tensors(tensors: Sequence[Trained], ranks: Mapping[int, int]) -> list[Trained]:
-    """Return P and Q of each tensor that has a rank, in their order: two tensors each, with means as values.
+@dataclass(frozen=True, slots=True)
+class LowRank:
+    """PowerSGD of a tensor: a matrix as the product of two thin ones.
+
+    Attributes:
+        rank: their columns; at least 1.
+        start: the first iteration in which it is used; before it the gradient travels as it is.
+    """
+
+    rank: int
+    start: int = 0
+
+    def __str__(self) -> str:
+        return f"{POWERSGD}:{self.rank}" + (f":start={self.start}" if self.start else "")
+
+    def elements(self, tensor: Tensor) -> int:
+        """Return the number of elements that are sent of a tensor in one direction, once it has started."""
+        n, m = matrix_shape(tensor)
+        return self.rank * (n + m)
+
+    def fits(self, tensor: Tensor) -> bool:
+        """Return whether it makes a tensor enough smaller."""
+        return tensor.dim() > 1 and LEAST_RATE * self.elements(tensor) <= tensor.numel()
+
+
+def low_rank_tensors(tensors: Sequence[Trained], chosen: Mapping[int, LowRank]) -> dict[int, list[Trained]]:
+    """Return P and Q of each tensor that travels so, with means as values; also G, the gradient, where it starts later.
 
     Args:
         tensors: all of them.
-        ranks: r of each tensor that travels so, by index.
+        chosen: those that travel so, by index.
     """
-    found = []
-    for index, rank in ranks.items():
+    found = {}
+    for index, how in chosen.items():
         trained = tensors[index]
         n, m = matrix_shape(trained.tensor)
         numbers = torch.Generator().manual_seed(index)
-        q = torch.randn(m, rank, generator=numbers, dtype=torch.float32, device="cpu")
-        for name, part in (("P", torch.zeros(n, rank)), ("Q", q)):
-            tensor = part.to(trained.tensor.device)
-            found.append(
-                Trained(name=f"{trained.name}, {name}", tensor=tensor, rule=Rule(kind=RuleKind.MEAN))
+        q = torch.randn(m, how.rank, generator=numbers, dtype=torch.float32, device="cpu")
+        parts = {"P": torch.zeros(n, how.rank), "Q": q, **({"G": torch.zeros(n, m)} if how.start else {})}
+        found[index] = [
+            Trained(
+                name=f"{trained.name}, {name}",
+                tensor=part.to(trained.tensor.device),
+                rule=Rule(kind=RuleKind.MEAN),
             )
+            for name, part in parts.items()
+        ]
     return found
 
 
@@ -87,10 +126,11 @@ class LowRankExchange(WholeGradients):
     """See `Exchange`.
 
     Args:
-        inner: the exchange of `factors`, then of `tensors`, of which those with a rank are copies; this exchange closes it.
+        inner: the exchange of all `factors` in their order, then of `tensors`, of which those that have factors are copies;
+            this exchange closes it.
         tensors: what to keep together.
         factors: made by `low_rank_tensors`.
-        ranks: r of each tensor that travels as P and Q, by index.
+        chosen: how each of these tensors travels, by index.
         settings: common to all tensors; without a limit of the norm.
     """
 
@@ -98,19 +138,18 @@ class LowRankExchange(WholeGradients):
         self,
         inner: EarlyExchange,
         tensors: Sequence[Trained],
-        factors: Sequence[Trained],
-        ranks: Mapping[int, int],
+        factors: Mapping[int, Sequence[Trained]],
+        chosen: Mapping[int, LowRank],
         settings: ExchangeSettings,
     ) -> None:
         self._inner = inner
         self._scale = settings.gradient_scale
-        self._first = len(factors)
-        self._matrices = {
-            index: _Matrix(
-                tensors[index], 2 * place, factors[2 * place].tensor, factors[2 * place + 1].tensor
-            )
-            for place, index in enumerate(ranks)
-        }
+        self._first = 0
+        self._matrices: dict[int, _Matrix] = {}
+        for index, parts in factors.items():
+            own = [part.tensor for part in parts]
+            self._matrices[index] = _Matrix(tensors[index], self._first, own, chosen[index].start)
+            self._first += len(parts)
         self._rate, self._iteration = 0.0, settings.start_clock
         self.by_factors = frozenset(index - self._first for index in inner.by_factors)
         self.state = LowRankState(inner.state, self._matrices, self._first)
@@ -133,7 +172,10 @@ class LowRankExchange(WholeGradients):
             self._inner.begin(index + self._first, gradient)
         else:
             self.wait(index)
-            self._inner.begin(matrix.place, matrix.take(gradient.detach(), self._scale))
+            if self._iteration < matrix.start:
+                self._inner.begin(matrix.place + 2, matrix.take_exact(gradient.detach()))
+            else:
+                self._inner.begin(matrix.place, matrix.take(gradient.detach(), self._scale))
 
     def begin_factors(self, index: int, u_KN: Tensor, v_KM: Tensor) -> None:
         """See `Exchange`."""
@@ -152,7 +194,7 @@ class LowRankExchange(WholeGradients):
         if matrix is None:
             self._inner.wait(index + self._first)
         elif matrix.is_due:
-            self._inner.wait(matrix.place + 1)
+            self._inner.wait(matrix.place + (2 if matrix.is_exact else 1))
             matrix.apply()
 
     def finish(self) -> None:
@@ -161,8 +203,15 @@ class LowRankExchange(WholeGradients):
             if not matrix.begun:
                 self.begin(index, torch.zeros_like(matrix.value))
         for matrix in self._matrices.values():
+            matrix.end(self._rate, self._iteration)
+            if matrix.is_exact:
+                self._inner.skip(matrix.place)
+                self._inner.skip(matrix.place + 1)
+                continue
             self._inner.wait_early(matrix.place)
-            self._inner.begin(matrix.place + 1, matrix.second(self._scale, self._rate, self._iteration))
+            self._inner.begin(matrix.place + 1, matrix.second(self._scale))
+            if matrix.start:
+                self._inner.skip(matrix.place + 2)
         self._inner.finish()
 
     def settle(self) -> None:
@@ -177,7 +226,7 @@ class LowRankExchange(WholeGradients):
         inner = self._inner.traffic()
         found = {i - self._first: traffic for i, traffic in inner.items() if i >= self._first}
         for index, matrix in self._matrices.items():
-            parts = [inner[place] for place in (matrix.place, matrix.place + 1) if place in inner]
+            parts = [inner[matrix.place + part] for part in range(3 if matrix.start else 2)]
             found[index] = Traffic(
                 bytes_out=sum(part.bytes_out for part in parts),
                 bytes_in=sum(part.bytes_in for part in parts),
@@ -259,12 +308,12 @@ class _Matrix:
 
     Args:
         trained: the tensor.
-        place: the index of P in the inner exchange; that of Q is one more.
-        p: its mean P, n x r.
-        q: its mean Q, m x r.
+        place: the index of P in the inner exchange; that of Q is one more, and that of G two.
+        parts: its mean P, n x r, its mean Q, m x r, and if it starts later its mean gradient G.
+        start: `LowRank.start`.
     """
 
-    def __init__(self, trained: Trained, place: int, p: Tensor, q: Tensor) -> None:
+    def __init__(self, trained: Trained, place: int, parts: Sequence[Tensor], start: int) -> None:
         self.name = trained.name
         self.place = place
         self.shape = tuple(trained.tensor.shape)
@@ -274,11 +323,13 @@ class _Matrix:
         self.history = [
             torch.zeros_like(self.value.view(-1)) for _ in range(history_count(trained.rule.kind))
         ]
-        self.begun = self.is_due = False
+        self.start = start
+        self.begun = self.is_due = self.is_exact = False
         self._rule = trained.rule
-        self._p, self._q = p, q
-        self._first_q = q.clone()
-        self._basis = torch.zeros_like(p)
+        self._p, self._q = parts[:2]
+        self._exact = parts[2] if start else None
+        self._first_q = self._q.clone()
+        self._basis = torch.zeros_like(self._p)
         self._rate, self._iteration = 0.0, 0
 
     def reset(self, history: History) -> None:
@@ -296,37 +347,52 @@ class _Matrix:
         """Return the tensors that a snapshot holds, by name."""
         return [(f"{self.name}, lost", self.held_back), (f"{self.name}, Q", self._q)]
 
+    def take_exact(self, gradient: Tensor) -> Tensor:
+        """Return this worker's G."""
+        self.begun = True
+        return gradient.reshape(self.value.shape)
+
     def take(self, gradient: Tensor, scale: float) -> Tensor:
         """Return this worker's P."""
         self.begun = True
         self.held_back.add_(gradient.reshape(self.value.shape), alpha=scale)
         return self.held_back @ self._q
 
-    def second(self, scale: float, rate: float, iteration: int) -> Tensor:
-        """Return this worker's Q, once the mean of P has come. The shards multiply its mean by `scale`."""
-        self.begun, self.is_due = False, True
+    def end(self, rate: float, iteration: int) -> None:
+        """End an iteration: the rule is due once the mean of Q or G has come."""
+        self.begun, self.is_due, self.is_exact = False, True, iteration < self.start
         self._rate, self._iteration = rate, iteration
+
+    def second(self, scale: float) -> Tensor:
+        """Return this worker's Q, once the mean of P has come. The shards multiply its mean by `scale`."""
         self._basis.copy_(torch.from_numpy(orthonormal(self._p.cpu().numpy())))
         own = self.held_back.t() @ self._basis
         return own if scale == 1.0 else own.div_(scale)
 
     def apply(self) -> None:
-        """Apply the rule to the mean gradient, once the mean of Q has come."""
+        """Apply the rule to the mean gradient, once the mean of Q or G has come."""
         self.is_due = False
         n, m = self.value.shape
         step = max(1, TILE_ELEMENTS // m)
         histories = [history.view(n, m) for history in self.history]
         for start in range(0, n, step):
             rows = slice(start, start + step)
-            product = self._basis[rows, :1] * self._q[:, 0]
-            for column in range(1, self._q.shape[1]):
-                product.add_(self._basis[rows, column : column + 1] * self._q[:, column])
-            self.held_back[rows].sub_(product)
+            product = self._mean(rows)
             history = [part[rows].reshape(-1) for part in histories]
             value = self.value[rows].reshape(-1)
             update(self._rule, product.view(-1), history, value, rate=self._rate, step=self._iteration)
         empty = (self._q == 0).all(dim=0)
         self._q.copy_(torch.where(empty, self._first_q, self._q))
+
+    def _mean(self, rows: slice) -> Tensor:
+        """Return rows of the mean gradient, and take them from what is held back."""
+        if self.is_exact and self._exact is not None:
+            return self._exact[rows].clone()
+        product = self._basis[rows, :1] * self._q[:, 0]
+        for column in range(1, self._q.shape[1]):
+            product.add_(self._basis[rows, column : column + 1] * self._q[:, column])
+        self.held_back[rows].sub_(product)
+        return product
 
 
 def orthonormal(p: Array) -> Array:

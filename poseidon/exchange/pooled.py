@@ -146,6 +146,10 @@ class PooledExchange:
             self._inner.wait(table)
             pool.unpack()
 
+    def skip(self, index: int) -> None:
+        """See `EarlyExchange`."""
+        self._inner.skip(self._table[index])
+
     def wait_early(self, index: int) -> None:
         """See `EarlyExchange`. The tensor shares no table."""
         self._inner.wait_early(self._table[index])

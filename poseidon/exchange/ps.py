@@ -188,6 +188,11 @@ class ServerExchange(WholeGradients):
         """See `Exchange`."""
         self._read(index, staleness=None)
 
+    def skip(self, index: int) -> None:
+        """See `EarlyExchange`."""
+        self._tables[index].begun = True
+        self._pushes.call(lambda: self._client.skip(index))
+
     def wait_early(self, index: int) -> None:
         """See `EarlyExchange`."""
         self._read(index, staleness=-1)

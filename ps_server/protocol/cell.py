@@ -42,6 +42,7 @@ class Cell:
         "push_type",
         "rate",
         "replica",
+        "skipped",
         "spec",
         "stale",
         "sum",
@@ -71,6 +72,7 @@ class Cell:
         self.summed = 0
         self.arrived: dict[int, m.Payload] = {}
         self.replica: Replica | EncodedReplica | None = None  # where values travel as changes
+        self.skipped = False  # whether the pushes of this iteration are empty
         self.unsent: Tensor | None = None  # of a resumed run, until the replica is made
         self.complete = False
         self.rate = 0.0
@@ -143,7 +145,8 @@ class Cell:
             raise RemoteProtocolError(f"{self.name} is a copy; worker {rank} may not push to it")
         if push.array.dtype != self.push_type:
             raise RemoteProtocolError(f"worker {rank} pushes {self.name} as {push.array.dtype}")
-        if push.array.size != self.push_size:
+        empty = push.array.size == 0 and self.spec.may_skip
+        if push.array.size != self.push_size and not empty:
             kind = "elements" if self.codec is None else "encoded bytes"
             raise RemoteProtocolError(f"{self.name} takes {self.push_size} {kind}; {push.array.size} came")
         if self.codec is not None:
@@ -163,6 +166,11 @@ class Cell:
                 f"worker {rank} has rate {push.rate} in iteration {push.clock}; the others have {self.rate}"
             )
 
+        if empty != self.skipped and any(count > self.clock for count in self.own):
+            raise RemoteProtocolError(
+                f"worker {rank} {'skips' if empty else 'pushes'} {self.name} in iteration {push.clock}, other than the others"
+            )
+
     def take(self, rank: int, push: m.Push) -> None:
         """Take a worker's gradient of this iteration, and add those that have come, as far as worker order allows.
 
@@ -170,6 +178,7 @@ class Cell:
         """
         workers = len(self.own)
         self.rate = push.rate
+        self.skipped = push.array.size == 0
         self.own[rank] += 1
         self.arrived[rank] = push.array
         while self.summed in self.arrived:
@@ -181,7 +190,7 @@ class Cell:
         """Make the next value from the average, times `scale` if it is of gradients, and begin the next iteration."""
         if self.spec.keeping is Keeping.AVERAGE:
             self.value = self.sum  # the memory it arrived in becomes the chunk's own
-        else:
+        elif not self.skipped:
             self.update(scale)
         self.sum = EMPTY
         self.clock += 1

@@ -172,9 +172,12 @@ class Session:
         return feedback.bounds if isinstance(feedback, Compressor) else None
 
     def push(self, table: int, array: m.Payload, rate: float) -> list[Addressed]:
-        """Send the result of `on_the_wire` for this iteration's gradient or change of a table, once."""
+        """Send the result of `on_the_wire` for this iteration's gradient or change of a table, once.
+
+        An empty array skips the iteration: the value stays as it is (`TableSpec.may_skip`). All workers skip it or none.
+        """
         bounds = self._encoded_bounds(table)
-        if bounds is None:
+        if bounds is None and not (array.size == 0 and self.store.tables[table].may_skip):
             check_array(self.store.tables[table], array, of_pushes(self.store, self.store.tables[table]))
         if self.store.tables[table].keeping is Keeping.COPY:
             raise LocalProtocolError(

@@ -213,6 +213,11 @@ class TableSpec:
         return self.staleness == 0 and self.keeping is Keeping.GRADIENTS
 
     @property
+    def may_skip(self) -> bool:
+        """Whether all workers together may leave its value as it is for an iteration: of a mean, which nothing follows from."""
+        return self.rule.kind is RuleKind.MEAN and self.codec is None
+
+    @property
     def adds_changes(self) -> bool:
         """Whether the shards add changes that the workers have made of their own gradients."""
         return self.staleness > 0 and self.keeping is not Keeping.COPY

@@ -26,6 +26,8 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from ps_server.errors import RemoteProtocolError
 from ps_server.protocol import messages as m
 from ps_server.protocol.cell import Cell
@@ -36,6 +38,9 @@ from ps_server.protocol.placement import place
 from ps_server.protocol.precision import NUMPY_TYPES, as_array, as_tensor, of_pushes, of_values
 from ps_server.protocol.settings import Consistency, Keeping, StoreSpec
 from ps_server.rules import clip_factor, sum_of_squares
+
+EMPTY = np.zeros(0, np.float32)
+"""A value that is that of the iteration before."""
 
 
 @dataclass(slots=True)
@@ -240,7 +245,9 @@ class Shard:
         assert self._store is not None
         cell.apply(factor * self._store.gradient_scale)
         self.counts.updates += 1
-        if cell.replica is not None:
+        if cell.skipped:
+            yield from self._send(cell, cell.clock, range(self._workers), EMPTY)
+        elif cell.replica is not None:
             assert cell.value is not None
             cell.replica.follow(cell.value, cell.clock - 1)
             yield from self._send(cell, cell.clock, range(self._workers), as_array(cell.replica.change))

@@ -148,7 +148,7 @@ class WorkerValues:
         if out is None:
             return
         copy = self._fitting(shard, value)
-        if value.clock <= copy.clock:
+        if value.clock <= copy.clock or not value.array.size:
             return
         view = out[copy.chunk.start : copy.chunk.stop]
         if value.array.dtype == np.float32:
@@ -175,7 +175,9 @@ class WorkerValues:
             self._log.value((value.table, value.chunk), np.asarray(value.array, np.float32))
         copy.clock = value.clock
         bound = self._bound[value.table]
-        if bound is None:
+        if not value.array.size:
+            pass  # the value that has come before
+        elif bound is None:
             copy.unread = value.array
         elif not self._bound_outside[value.table]:
             copy.unread = bound[copy.chunk.start : copy.chunk.stop]
@@ -208,6 +210,8 @@ class WorkerValues:
             size, kind = codec.size(size), np.dtype(np.uint8)
         elif value.array.dtype != kind:
             kind = NUMPY_TYPES[of_values(self._store, self._store.tables[value.table])]
+        if not value.array.size and self._store.tables[value.table].may_skip and copy.clock >= 0:
+            size = 0
         if value.array.size != size or not copy.includes(value.own):
             raise RemoteProtocolError(f"shard {shard} sent a value that does not fit chunk {value.chunk}")
         if value.array.dtype != np.float32:

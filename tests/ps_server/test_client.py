@@ -505,3 +505,34 @@ def test_a_client_that_has_not_joined_waits_for_no_answer(monkeypatch: pytest.Mo
     monkeypatch.setattr("ps_server.client.LINGER_S", 1000.0)
     with memory_store(1, 1) as connect:
         connect(0, StoreSpec(workers=1, shards=1, tables=())).close()
+
+
+@pytest.mark.parametrize("where", STORES)
+@pytest.mark.parametrize("bind", [True, False])
+def test_a_mean_is_read_within_its_iteration_and_may_be_skipped(where: str, bind: bool) -> None:
+    spec = StoreSpec(
+        workers=2, shards=2, tables=(TableSpec(name="w", size=9, rows=2, rule=Rule(kind=RuleKind.MEAN)),)
+    )
+    seen: dict[int, list[float]] = {}
+
+    def body(client: Client, rank: int) -> None:
+        value = np.zeros(9, dtype=np.float32)
+        if bind:
+            client.bind(0, value)
+        client.start(zeros(spec))
+        client.read(0, value)
+        for iteration in range(4):
+            if iteration % 2:
+                client.skip(0)
+            else:
+                client.push(0, np.full(9, 10 * iteration + rank, dtype=np.float32))
+            client.read(0, value, staleness=-1)
+            seen.setdefault(rank, []).append(float(value[0]))
+            assert (value == value[0]).all()
+            client.clock()
+            client.read(0, value)
+        client.barrier()
+
+    with STORES[where](2, 2) as connect:
+        run_workers(connect, spec, body)
+    assert seen == {0: [0.5, 0.5, 20.5, 20.5], 1: [0.5, 0.5, 20.5, 20.5]}

@@ -42,6 +42,7 @@ TENSORS = [
         ("conv?.0=sign,conv*=int8,fc.[1]=int8", ["sign", "sign", None, "int8", None]),
         ("none,int8", [None] * 5),
         ("powersgd:4,int8", [None, "powersgd:4", "powersgd:4", None, None]),
+        ("fc*=powersgd:2:start=9,int8", [None, "int8", "powersgd:2:start=9", None, None]),
         ("powersgd:32,int8", [None, "int8", "int8", None, None]),
         ("*=powersgd:3,fc*=sign", ["powersgd:3", "powersgd:3", "powersgd:3", "sign", None]),
     ],
@@ -60,6 +61,8 @@ def test_the_first_scheme_that_matches_decides(text: str, expected: list[str | N
         ("powersgd", "'powersgd' is no codec; expected powersgd:RANK with a whole number from 1 on"),
         ("powersgd:0", "expected powersgd:RANK"),
         ("powersgd:2:9", "expected powersgd:RANK"),
+        ("powersgd:2:start=", "or powersgd:RANK:start=ITERATION"),
+        ("fc*=int8:start=9", "'int8:start=9' is no codec; expected a number after 'int8:'"),
         (
             "fc*",
             "'fc*' is no codec; expected int8, sign, topk:FRACTION, randomk:FRACTION, powersgd:RANK, or none",

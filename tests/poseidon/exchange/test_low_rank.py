@@ -50,6 +50,7 @@ def run(
     kind: ExchangeKind = ExchangeKind.SERVER,
     settings: ExchangeSettings | None = None,
     rule: Rule = SGD,
+    start: int = 0,
 ) -> list[Built]:
     """Run `body(rank, exchange, tensors)` on a thread for each worker."""
     with job_addresses(kind, workers, 2) as connect:
@@ -61,7 +62,7 @@ def run(
                 shards=2,
                 token=TOKEN,
                 timeout_s=TIMEOUT_S,
-                options=ExchangeOptions(kind=kind, compress=f"w=powersgd:{RANK}"),
+                options=ExchangeOptions(kind=kind, compress=f"w=powersgd:{RANK}:start={start}"),
             )
             w = torch.full((N, 5, M // 5), float(rank))
             tensors = [
@@ -95,7 +96,7 @@ def iterate(
     exchange.finish()
 
 
-def reference(workers: int, iterations: int, scale: float) -> np.ndarray:
+def reference(workers: int, iterations: int, scale: float, start: int = 0) -> np.ndarray:
     """Algorithms 1 and 2 of Vogels et al., in float64, with Caffe's momentum."""
     q = torch.randn(M, RANK, generator=torch.Generator().manual_seed(1)).double().numpy()
     lost = np.zeros((workers, N, M))
@@ -105,18 +106,21 @@ def reference(workers: int, iterations: int, scale: float) -> np.ndarray:
             scale * gradient(iteration, r, (N, 5, M // 5)).view(N, M).double().numpy() + lost[r]
             for r in range(workers)
         ]
-        p, _ = np.linalg.qr(np.mean([m @ q for m in own], axis=0))
-        q = np.mean([m.T @ p for m in own], axis=0)
-        mean = p @ q.T
-        lost = np.array([m - mean for m in own])
+        if iteration < start:
+            mean = np.mean(own, axis=0)
+        else:
+            p, _ = np.linalg.qr(np.mean([m @ q for m in own], axis=0))
+            q = np.mean([m.T @ p for m in own], axis=0)
+            mean = p @ q.T
+            lost = np.array([m - mean for m in own])
         history = 0.5 * history + 0.1 * mean
         weight = weight - history
     return weight
 
 
 @pytest.mark.parametrize("kind", [ExchangeKind.SERVER, ExchangeKind.HYBRID], ids=lambda kind: kind.value)
-@pytest.mark.parametrize(("workers", "scale"), [(2, 1.0), (3, 0.25)])
-def test_it_is_powersgd(kind: ExchangeKind, workers: int, scale: float) -> None:
+@pytest.mark.parametrize(("workers", "scale", "start"), [(2, 1.0, 0), (3, 0.25, 0), (3, 0.5, 2)])
+def test_it_is_powersgd(kind: ExchangeKind, workers: int, scale: float, start: int) -> None:
     ends = [torch.empty(0)] * workers
 
     def body(rank: int, exchange: Exchange, tensors: list[Trained]) -> None:
@@ -127,11 +131,15 @@ def test_it_is_powersgd(kind: ExchangeKind, workers: int, scale: float) -> None:
         exchange.settle()
         ends[rank] = tensors[1].tensor.clone()
 
-    built = run(workers, body, kind=kind, settings=ExchangeSettings(gradient_scale=scale))
+    built = run(workers, body, kind=kind, settings=ExchangeSettings(gradient_scale=scale), start=start)
     assert all(torch.equal(end, ends[0]) for end in ends)
-    np.testing.assert_allclose(ends[0].view(N, M), reference(workers, 5, scale), atol=1e-4)
+    np.testing.assert_allclose(ends[0].view(N, M), reference(workers, 5, scale, start), atol=1e-4)
     choices = built[0].plan.choices
-    assert [choice.codec and str(choice.codec) for choice in choices] == [None, f"powersgd:{RANK}", None]
+    assert [choice.codec and str(choice.codec) for choice in choices] == [
+        None,
+        f"powersgd:{RANK}{':start=2' if start else ''}",
+        None,
+    ]
     if workers == 2:
         assert choices[1].bytes == 8 * RANK * (N + M)
 
@@ -183,6 +191,21 @@ def test_bytes_are_those_of_both_rounds() -> None:
         assert traffic.held_back > 1
 
     run(2, body)
+
+
+def test_before_the_start_the_gradient_travels_and_after_it_costs_nothing() -> None:
+    def body(rank: int, exchange: Exchange, tensors: list[Trained]) -> None:
+        exchange.open(None)
+        sent = []
+        for iteration in range(4):
+            iterate(exchange, tensors, iteration, rank)
+            exchange.settle()
+            sent.append(exchange.traffic()[1].bytes_in)  # type: ignore[attr-defined]
+        heads = 4 * 80
+        assert 4 * N * M <= sent[1] - sent[0] < 4 * N * M + heads
+        assert 4 * RANK * (N + M) <= sent[3] - sent[2] < 4 * RANK * (N + M) + heads
+
+    run(2, body, start=2)
 
 
 def test_a_limit_of_the_norm_is_refused() -> None:

@@ -343,3 +343,45 @@ def test_a_shard_without_chunks_may_hear_late_of_the_store_before() -> None:
     assert shard.handle(peer(1), m.Create(spec)) == []
     assert shard.handle(peer(1), m.Create(anew)) == [Outgoing(peer(1), m.Welcome(1))]
     assert shard.counts.faults == 0
+
+
+# -- iterations that all workers skip --------------------------------------------------------------------------
+
+MEAN = Rule(kind=RuleKind.MEAN)
+NOTHING = array()
+
+
+def mean_store(rule: Rule = MEAN) -> StoreSpec:
+    return StoreSpec(workers=2, shards=1, tables=(TableSpec(name="w", size=4, rule=rule),))
+
+
+def test_a_mean_that_all_skip_stays() -> None:
+    shard = joined(mean_store())
+    for rank in range(2):
+        sent = values(shard.handle(peer(rank), m.Push(0, 0, 0, 0.0, array(1, 2, 3, 4))))
+    assert sent[peer(0)].array.tolist() == [1, 2, 3, 4]
+    assert shard.handle(peer(1), m.Push(0, 0, 1, 0.0, NOTHING)) == []
+    sent = values(shard.handle(peer(0), m.Push(0, 0, 1, 0.0, NOTHING)))
+    assert {(v.clock, v.own, v.array.size) for v in sent.values()} == {(2, 2, 0)}
+    for rank in range(2):
+        sent = values(shard.handle(peer(rank), m.Push(0, 0, 2, 0.0, array(5, 5, 5, 5))))
+    assert sent[peer(1)].array.tolist() == [5, 5, 5, 5]
+    assert shard.counts.faults == 0
+
+
+@pytest.mark.parametrize("first", [array(1, 2, 3, 4), NOTHING], ids=["pushes", "skips"])
+def test_no_worker_skips_alone(first: m.Array) -> None:
+    shard = joined(mean_store())
+    other = array(1, 2, 3, 4) if first is NOTHING else NOTHING
+    assert shard.handle(peer(0), m.Push(0, 0, 0, 0.0, first)) == []
+    (answer,) = shard.handle(peer(1), m.Push(0, 0, 0, 0.0, other))
+    assert isinstance(answer.message, m.Fault)
+    assert "other than the others" in answer.message.reason
+    assert values(shard.handle(peer(1), m.Push(0, 0, 0, 0.0, first)))
+
+
+def test_only_means_are_skipped() -> None:
+    shard = joined(mean_store(PLAIN))
+    (answer,) = shard.handle(peer(0), m.Push(0, 0, 0, 0.0, NOTHING))
+    assert isinstance(answer.message, m.Fault)
+    assert "takes 4 elements; 0 came" in answer.message.reason
