@@ -20,7 +20,8 @@ def run(arguments: argparse.Namespace) -> int:
         raise UsageError(
             f"cannot export to {arguments.output}: expected a name that ends with {', '.join(SUFFIXES)}"
         )
-    net = open_for_inference(arguments.model, (arguments.weights,), dict(arguments.input))
+    stages = tuple(filter(None, arguments.stage.split(",")))
+    net = open_for_inference(arguments.model, (arguments.weights,), dict(arguments.input), stages=stages)
     try:
         line = write_net(net, arguments.output)
     finally:

@@ -36,20 +36,23 @@ MOST_BATCH = 4096
 """The largest batch of a `.pt2` file."""
 
 
-def open_for_inference(model: Path, weights: Sequence[Path], shapes: Mapping[str, Shape]) -> Net:
+def open_for_inference(
+    model: Path, weights: Sequence[Path], shapes: Mapping[str, Shape], *, stages: Sequence[str] = ()
+) -> Net:
     """Return a net of the phase TEST whose data comes from its caller, filled from models.
 
     Args:
         model: path of the definition.
         weights: models, later ones over earlier ones.
         shapes: see `inference_definition`.
+        stages: for rules of the definition.
 
     Raises:
         DefinitionError: a mistake in the definition.
         SnapshotError: a model cannot be read, or does not fit.
         UsageError: a shape is missing, or belongs to no data.
     """
-    state = NetState(phase=TEST)
+    state = NetState(phase=TEST, stage=stages)
     definition = inference_definition(filter_phase(read_net(model), state), shapes)
     net = compile_net(definition, LayerContext(phase=TEST, seed=1), state=state)
     load_models(net, weights)

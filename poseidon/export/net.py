@@ -7,7 +7,7 @@ every blob allows it. A layer that ONNX has no form of is an error that names it
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,6 +19,7 @@ from poseidon.export.graph import OPSET, Blob, Graph, Shape, emitter_of
 from poseidon.layers.base import Layer, LayerError
 from poseidon.layers.inputs.sources import Input, Source
 from poseidon.net.net import Net
+from poseidon.proto.caffe_pb2 import LayerParameter
 from poseidon.proto.definition import NetDefinition
 
 _NEEDS_LABELS = frozenset(
@@ -73,7 +74,7 @@ def _shape_text(blob: Blob) -> str:
 
 
 def inference_definition(definition: NetDefinition, shapes: Mapping[str, Shape]) -> NetDefinition:
-    """Return a net of the phase TEST whose data comes from its caller, without the layers that need labels.
+    """Return a net of the phase TEST whose data comes from its caller, without the layers that need labels and without labels.
 
     Args:
         definition: filtered for the phase.
@@ -102,17 +103,27 @@ def inference_definition(definition: NetDefinition, shapes: Mapping[str, Shape])
             absent |= set(layer.top) - set(layer.bottom)
         else:
             kept.append(index)
+    read = {bottom for index in kept for bottom in layers[index].bottom}
+    kept = [i for i in kept if i not in readers or read & set(layers[i].top)]
     changed = definition.with_layers(kept)
     for layer in changed.param.layer:
-        if not layer.bottom and layer.type not in ("Input", *_CONSTANT):
-            tops = [top for top in layer.top if top in shapes]
-            name = layer.name
-            layer.Clear()
-            layer.name, layer.type = name, "Input"
-            layer.top.extend(tops)
-            for top in tops:
-                layer.input_param.shape.add(dim=shapes[top])
+        if not layer.bottom and layer.type not in _CONSTANT:
+            _become_input(layer, read, shapes)
     return changed
+
+
+def _become_input(layer: LayerParameter, read: Set[str], shapes: Mapping[str, Shape]) -> None:
+    """Let a layer that reads data be an Input layer of those of its tops that are read."""
+    given = [list(shape.dim) for shape in layer.input_param.shape]
+    known: dict[str, Sequence[int]] = dict(shapes)
+    if layer.type == "Input":
+        known = dict(zip(layer.top, given * (len(layer.top) if len(given) == 1 else 1), strict=True))
+    tops, name = [top for top in layer.top if top in known and top in read], layer.name
+    layer.Clear()
+    layer.name, layer.type = name, "Input"
+    layer.top.extend(tops)
+    for top in tops:
+        layer.input_param.shape.add(dim=known[top])
 
 
 _CONSTANT = ("Parameter", "DummyData")

@@ -79,6 +79,7 @@ def _export(parser: Parser) -> None:
     word(parser, "output", "the file: .onnx, .safetensors, .pth or .pt2", metavar="OUTPUT", type=Path)
     group = parser.section("Flags")
     _shapes_flag(group)
+    flag(group, "stage", "stages for include rules of the net, with commas", default="", metavar="NAMES")
     import_flag(group)
     help_flag(parser)
 

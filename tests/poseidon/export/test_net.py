@@ -308,6 +308,11 @@ layer { name: "loss" type: "SoftmaxWithLoss" bottom: "ip" bottom: "label" top: "
 def test_data_becomes_an_input_and_losses_go() -> None:
     kept = inference_definition(definition(TRAINED), {"data": (1, 3, 4, 4)})
     assert [each.type for each in kept.param.layer] == ["Input", "InnerProduct"]
+    labelled = (
+        inputs(x=(2, 3), label=(2,)) + layer("ReLU", "x", "y") + layer("Accuracy", "y label", "a", name="a")
+    )
+    kept = inference_definition(definition(labelled), {})
+    assert [list(each.top) for each in kept.param.layer] == [["x"], ["y"]]
     with pytest.raises(UsageError, match=r"add --input=data:1,C,H,W"):
         inference_definition(definition(TRAINED), {})
     with pytest.raises(UsageError, match="no data 'picture' in this net; expected data, label"):
