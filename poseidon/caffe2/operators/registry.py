@@ -30,8 +30,10 @@ To add one: write the function in a module of a sub-package of this one (all mod
 `bytes` (a plain string) or any other object (readers, stores, mutexes). Use torch functions that work on each device and,
 where the shape of the result depends on shapes only, on meta tensors: shape inference runs the function on these.
 
-`start=begin` is for operators that wait for other processes: `begin(buckets, *inputs, **arguments)` starts the operator
-and returns a `Pending` (`poseidon.caffe2.shards.buckets`). A net runs other operators until it waits for the result.
+`start=begin` is for operators that wait for other processes: `begin(buckets, owned, *inputs, **arguments)` starts the
+operator and returns a `Pending` (`poseidon.caffe2.shards.buckets`). A net runs other operators until it waits for the
+result. `owned` tells that nothing else refers to the memory of the first tensor, which is the first output too: the
+operator may overwrite it.
 
 `plain=torch.relu` names torch's own function where that does the same as the operator without arguments: it is called
 directly, which saves a tenth of the time of a small operator. It must not return its input itself.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import logging
+import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -82,7 +83,34 @@ def bind_start(definition: OperatorDef, inputs: Sequence[Blob]) -> Start | None:
     if known.start is None or arguments.pop("status_blob", ""):
         return None
     begin = functools.partial(known.start, **arguments)
-    return lambda buckets: begin(buckets, *[blob.value for blob in inputs])
+    in_place = len(inputs) > 1 and list(definition.output[:1]) == [definition.input[1]]
+
+    def start(buckets: Buckets) -> Pending:
+        owned = in_place and is_owned(inputs[1])
+        return begin(buckets, owned, *[blob.value for blob in inputs])  # type: ignore[no-any-return]
+
+    return start
+
+
+def is_owned(blob: Blob) -> bool:
+    """Return whether a blob has a contiguous tensor on the CPU, and nothing else refers to the tensor or to its memory."""
+    value = blob.value
+    if not isinstance(value, torch.Tensor) or value.device.type != "cpu" or not value.is_contiguous():
+        return False
+    del value
+    return _holders(blob) == _ALONE
+
+
+def _holders(blob: Blob) -> tuple[int, int]:
+    """Return how many refer to the tensor of a blob and to its memory; the second is 0 where torch does not tell."""
+    value = blob.value
+    count = getattr(torch._C, "_storage_Use_Count", None)
+    return sys.getrefcount(value), 0 if count is None else count(value.untyped_storage()._cdata)
+
+
+_ALONE = _holders(Blob(torch.empty(1)))
+if _ALONE[1] == 0:
+    _ALONE = (-1, -1)  # never: views would not be noticed
 
 
 def set_outputs(outputs: Sequence[Blob], values: Sequence[Any]) -> None:

@@ -56,16 +56,17 @@ class Buckets:
     def __init__(self) -> None:
         self._open: list[_Bucket] = []
 
-    def all_reduce(self, world: CommonWorld, tensors: Sequence[Tensor]) -> Pending:
+    def all_reduce(self, world: CommonWorld, tensors: Sequence[Tensor], owned: bool = False) -> Pending:
         """Start the sum over all tensors of all shards, or put it into a bucket.
 
         Args:
             world: of the shards.
             tensors: of one shape and type, on any devices; they may change afterwards.
+            owned: whether the first tensor may be overwritten: a copy of a large one takes longer than to send it.
         """
         size = tensors[0].numel() * tensors[0].element_size()
         if world.size == 1 or size >= BUCKET_BYTES:
-            return Pending(world.start_all_reduce(tensors))
+            return Pending(world.start_all_reduce(tensors, owned))
         bucket = next((one for one in self._open if one.takes(world, tensors[0])), None)
         if bucket is not None and bucket.bytes + size > BUCKET_BYTES:
             self._open.remove(bucket)

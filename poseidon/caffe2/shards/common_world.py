@@ -94,10 +94,18 @@ class CommonWorld:
         with lending():
             return wait()
 
-    def start_all_reduce(self, tensors: Sequence[Tensor]) -> Callable[[], list[Tensor]]:
-        """Start `all_reduce`; return a function that waits for the sums and returns them."""
+    def start_all_reduce(self, tensors: Sequence[Tensor], owned: bool = False) -> Callable[[], list[Tensor]]:
+        """Start `all_reduce`; return a function that waits for the sums and returns them.
+
+        Args:
+            tensors: of one shape and type, on any devices.
+            owned: whether the first one may be overwritten.
+        """
         return self._start(
-            local_sum(tensors), lambda group, moved: group.sum(moved), tensors[1:], self.engine == "NCCL"
+            local_sum(tensors, owned),
+            lambda group, moved: group.sum(moved),
+            tensors[1:],
+            self.engine == "NCCL",
         )
 
     def broadcast(self, tensors: Sequence[Tensor], root: int = 0) -> list[Tensor]:
@@ -226,9 +234,9 @@ class CommonWorld:
             raise self._shards.explain(error) from error
 
 
-def local_sum(tensors: Sequence[Tensor]) -> Tensor:
-    """Return the sum of tensors of this process in a new tensor, on the device of the first."""
-    total = tensors[0].clone()
+def local_sum(tensors: Sequence[Tensor], owned: bool = False) -> Tensor:
+    """Return the sum of tensors of this process on the device of the first: in a new tensor, or in an owned first one."""
+    total = tensors[0] if owned else tensors[0].clone()
     for other in tensors[1:]:
         total.add_(other.to(total.device))
     return total

@@ -91,8 +91,8 @@ def destroy_common_world(world: CommonWorld) -> Any:
     return world
 
 
-def _start_all_reduce(buckets: Buckets, world: CommonWorld, *tensors: Tensor) -> Pending:
-    return buckets.all_reduce(world, tensors)
+def _start_all_reduce(buckets: Buckets, owned: bool, world: CommonWorld, *tensors: Tensor) -> Pending:
+    return buckets.all_reduce(world, tensors, owned)
 
 
 @operator("Allreduce", start=_start_all_reduce)
@@ -105,7 +105,9 @@ def all_reduce(
     return tuple(_or_status(context, status_blob, lambda: world.all_reduce(tensors), list(tensors)))
 
 
-def _start_broadcast(buckets: Buckets, world: CommonWorld, *tensors: Tensor, root: int = 0) -> Pending:
+def _start_broadcast(
+    buckets: Buckets, _: bool, world: CommonWorld, *tensors: Tensor, root: int = 0
+) -> Pending:
     return buckets.broadcast(world, tensors, root)
 
 
@@ -143,7 +145,7 @@ def reduce_scatter(world: CommonWorld, *tensors: Tensor) -> tuple[Tensor, ...]:
     return tuple(world.reduce_scatter(tensors[:-1], [int(count) for count in tensors[-1].tolist()]))
 
 
-def _start_barrier(buckets: Buckets, world: CommonWorld) -> Pending:
+def _start_barrier(buckets: Buckets, _: bool, world: CommonWorld) -> Pending:
     return buckets.barrier(world)
 
 

@@ -11,6 +11,7 @@ import torch
 from poseidon.caffe2 import core, workspace
 from poseidon.caffe2.proto import caffe2_pb2
 from poseidon.caffe2.runtime import bind
+from poseidon.caffe2.runtime.blob import Blob
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
@@ -29,3 +30,24 @@ def test_without_a_gpu_its_operators_run_on_the_cpu_with_one_warning(
     assert [record.message for record in caplog.records] == [
         "This machine has no GPU: operators of GPUs run on the CPU"
     ]
+
+
+def test_a_tensor_is_owned_where_nothing_else_refers_to_its_memory() -> None:
+    blob = Blob(torch.ones(4))
+    assert bind.is_owned(blob)
+    for other in (
+        lambda value: value,
+        lambda value: value[:1],
+        lambda value: value.numpy(),
+        lambda value: value.detach().numpy(),
+        lambda value: value.view(2, 2).t(),
+        lambda value: [{"kept": value}],
+    ):
+        kept = other(blob.value)
+        assert not bind.is_owned(blob)
+        del kept
+        assert bind.is_owned(blob)
+    assert not bind.is_owned(Blob(torch.ones(2, 3).t()))
+    assert not bind.is_owned(Blob(torch.ones(1).expand(4)))
+    assert not bind.is_owned(Blob(None))
+    assert not bind.is_owned(Blob(np.ones(2)))

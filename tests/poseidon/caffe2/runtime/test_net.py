@@ -39,12 +39,16 @@ class World:
 
     def __init__(self, fails: bool = False) -> None:
         self.calls: list[str] = []
+        self.owned: list[bool] = []
         self.fails = fails
 
     def joins(self, other: World) -> bool:
         return self is other
 
-    def start_all_reduce(self, tensors: tuple[torch.Tensor, ...]) -> Callable[[], list[torch.Tensor]]:
+    def start_all_reduce(
+        self, tensors: tuple[torch.Tensor, ...], owned: bool = False
+    ) -> Callable[[], list[torch.Tensor]]:
+        self.owned.append(owned)
         value = tensors[0].flatten().tolist()
         self.calls.append(f"start {value}")
 
@@ -74,6 +78,19 @@ def test_all_are_started_before_the_first_is_waited_for(kind: str, monkeypatch: 
     assert world.calls[:3] == ["start [0.0]", "start [1.0]", "start [2.0]"]
     assert [call.split()[0] for call in world.calls[3:]] == ["wait"] * 3
     assert [float(own.get(name).value) for name in "abcy"] == [0, 10, 20, 10]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_large_tensor_is_summed_in_place_where_no_other_blob_shares_it(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(buckets, "BUCKET_BYTES", 1)
+    world = World()
+    own = workspace_of(world, "abcd")
+    own.create("e").value = own.get("b").value.view(1)
+    other = core.CreateOperator("Allreduce", ["world", "c"], ["f"], engine="GLOO")
+    own.run_once(net(kind, total("a"), total("b"), other, total("d")))
+    assert world.owned == [True, False, False, True]
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -31,7 +31,10 @@ class World:
     def joins(self, other: World) -> bool:
         return self.shards == other.shards
 
-    def start_all_reduce(self, tensors: list[torch.Tensor]) -> Callable[[], list[torch.Tensor]]:
+    def start_all_reduce(
+        self, tensors: list[torch.Tensor], owned: bool = False
+    ) -> Callable[[], list[torch.Tensor]]:
+        assert not owned
         self.sent.append(tensors[0].numel())
         total = 2 * sum(tensors)
 
@@ -105,6 +108,8 @@ def test_two_shards_have_the_bits_of_single_messages(tmp_path: Path) -> None:
         open_ = Buckets()
         pending = [open_.all_reduce(world, [tensor]) for tensor in tensors]
         open_.flush()
+        in_place = world.start_all_reduce([tensors[5]], owned=True)()
+        assert in_place[0] is tensors[5] and torch.equal(in_place[0], alone[5])
         return all(torch.equal(one.wait()[0], other) for one, other in zip(pending, alone, strict=True))
 
     assert on_shards(tmp_path, 2, call) == [True, True]
