@@ -175,11 +175,12 @@ def _between(
         wanted = {done[earlier] for earlier in needed[index]}
         if operators[index].type in COLLECTIVES:
             world = operators[index].input[0]
-            wanted.update([last_of_world[world]] if world in last_of_world else [])
             wanted.update(list(started.values())[-1:])
-            if part is Part.START:
+            if part is Part.START:  # it may go through any of the worlds
+                wanted.update(last_of_world.values())
                 started[index] = place
             else:
+                wanted.update([last_of_world[world]] if world in last_of_world else [])
                 last_of_world[world] = place
         before.append(wanted)
     return before

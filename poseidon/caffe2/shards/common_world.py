@@ -157,10 +157,10 @@ class CommonWorld:
         return self._start(torch.zeros(1), lambda group, moved: group.sum(moved))
 
     def joins(self, other: CommonWorld) -> bool:
-        """Return whether sums of both worlds can be one message: of the same shards, by the same engine."""
+        """Return whether sums of both worlds can be one message: of the same shards, engine and time limit."""
         return (
             self._shards is other._shards
-            and self.engine == other.engine
+            and (self.engine, self.timeout_s) == (other.engine, other.timeout_s)
             and not (self._closed or other._closed)
         )
 

@@ -124,6 +124,12 @@ def test_collectives_of_one_world_that_are_not_started_keep_the_order_too() -> N
     operators = [total("a"), total("b", kind="Reduce"), total("c"), total("d", kind="Reduce"), relu("e", "e")]
     before = {chain.operators[0]: chain for chain in chains(operators, {0, 2}) if chain.part is not Part.END}
     assert [before[index].waits_for for index in range(5)] == [0, 1, 1, 1, 0]
+    operators = [
+        core.CreateOperator(kind, [world, name], name)
+        for kind, world, name in [("Reduce", "v", "a"), ("Reduce", "w", "b"), ("Allreduce", "w", "c")]
+    ]
+    plan = chains(operators, {2})
+    assert [chain.waits_for for chain in plan] == [0, 0, 2, 1]
 
 
 class Sums:

@@ -75,6 +75,15 @@ def test_types_and_shards_do_not_mix_but_shapes_and_worlds_do() -> None:
         assert torch.equal(one.wait()[0], 2 * tensor)
 
 
+def test_large_sums_go_through_the_first_world_of_their_shards(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(buckets, "BUCKET_BYTES", 1)
+    first, second, other = World(), World(), World(shards=1)
+    open_ = Buckets()
+    for size, world in enumerate((first, second, other, second), start=1):
+        open_.all_reduce(cast(CommonWorld, world), [torch.ones(size)])
+    assert (first.sent, second.sent, other.sent) == ([1, 2, 4], [], [3])
+
+
 def test_a_tensor_may_change_behind_the_call() -> None:
     tensor = torch.ones(2)
     open_, first, second = pack(World(), tensor, torch.ones(1))
