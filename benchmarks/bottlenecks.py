@@ -40,10 +40,11 @@ HEAD = (
 PAGE = """\
 # Bottlenecks
 
-`python benchmarks/bottlenecks.py --markdown=benchmarks/results/bottlenecks.md` starts jobs over SSH on hosts that are
-network namespaces of one machine, injects one bottleneck into each, and reads the sentence of the job's page
-([docs/dashboard.md](../../docs/dashboard.md)). "Right after" is the time since the first iteration after which the page
-named the cause and went on to do so. A sentence is right if it names the cause and the worker, shard or host.
+`python benchmarks/bottlenecks.py --markdown=benchmarks/results/bottlenecks.md` starts jobs over SSH
+on hosts that are network namespaces of one machine, injects one bottleneck into each, and reads the
+sentence of the job's page ([docs/dashboard.md](../../docs/dashboard.md)). "Right after" is the time
+since the first iteration after which the page named the cause and went on to do so. A sentence is
+right if it names the cause and the worker, shard or host.
 """
 
 

@@ -198,7 +198,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--turns", type=int, default=30, help="of each kind (30)")
     parser.add_argument("--turn_s", type=float, default=4.0, help="seconds of a turn (4)")
     parser.add_argument(
-        "--batch", type=int, default=32, help="images a worker, for the length of an iteration (32)"
+        "--batch", type=int, default=16, help="images a worker, for the length of an iteration (16)"
     )
     flags = parser.parse_args(words)
     with tempfile.TemporaryDirectory(prefix="poseidon-page-") as name:

@@ -149,7 +149,8 @@ def _straggler(worker: WorkerLoad, usual_s: float) -> Bottleneck:
         where=f"worker {worker.rank}",
         sentence=f"Worker {worker.rank} on {worker.host} is the limit: it needs {worker.own_s * 1e3:.0f} ms of its own "
         f"for an iteration, and the others {usual_s * 1e3:.0f} ms.",
-        advice="Look for other programs on that host; or use bounded staleness (--table_staleness).",
+        advice="Look for other programs on that host. Bounded staleness (--table_staleness) helps if it is not always the same "
+        "worker.",
     )
 
 

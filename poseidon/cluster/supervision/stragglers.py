@@ -19,12 +19,12 @@ WINDOW_S = 10.0
 REPORT_AFTER_S = 30.0
 MIN_DIFFERENCE_S = 0.01
 """Differences below this many seconds an iteration do not count."""
-MIN_PART = 0.15
-"""Differences below this part of an iteration do not count: another cause makes the workers wait."""
 
 
 def excess_s(own_s: float, others_s: Sequence[float], iteration_s: float) -> float:
     """Return by how many seconds an iteration a worker is slower than the others; 0 if it is no straggler.
+
+    A worker that itself waits longer than that is none: another cause makes all of them wait.
 
     Args:
         own_s: its own time for an iteration.
@@ -35,7 +35,7 @@ def excess_s(own_s: float, others_s: Sequence[float], iteration_s: float) -> flo
         return 0.0
     median_s = statistics.median(others_s)
     excess = own_s - median_s
-    counts = own_s >= SLOWER * median_s and excess >= max(MIN_DIFFERENCE_S, MIN_PART * iteration_s)
+    counts = own_s >= SLOWER * median_s and excess >= max(MIN_DIFFERENCE_S, iteration_s - own_s)
     return excess if counts else 0.0
 
 

@@ -68,6 +68,7 @@ def test_what_holds_nobody_up_is_not_named(own_s: list[float]) -> None:
         (0.14, [0.1, 0.1], 0.14, 0.0),  # less than 1.5 times the others
         (0.009, [0.001], 0.009, 0.0),  # less than 10 ms
         (0.09, [0.03, 0.03], 1.0, 0.0),  # all wait for something else, the network for example
+        (0.295, [0.072], 1.3, 0.0),
         (0.3, [], 0.3, 0.0),
     ],
 )
