@@ -250,7 +250,7 @@ function options(title, curves, logarithmic) {
     width: Math.max(200, holder(title).clientWidth),
     height: 240,
     scales: { x: { time: false }, y: logarithmic ? { distr: 3 } : {} },
-    axes: [axis, { ...axis, size: 64, values: (_, ticks) => ticks.map((tick) => (tick === null ? "" : number(tick, 3))) }],
+    axes: [axis, { ...axis, size: 64, values: (_, ticks) => ticks.map((tick) => (tick === null ? "" : number(tick, 4))) }],
     series: [
       { label: "iteration", value: atCursor },
       ...curves.map(([name], index) => ({
