@@ -1,4 +1,4 @@
-"""`poseidon plan`: foretell the iteration time of every exchange on a cluster, and recommend flags.
+"""`poseidon plan`: predict the iteration time of every exchange on a cluster, and recommend flags.
 
 poseidon plan --solver=solver.prototxt --hostfile=cluster
 poseidon plan --net=deploy.prototxt --hosts=4 --rate=250 --compute=50
@@ -35,7 +35,7 @@ ONE_MACHINE = Network(bits_per_s=20e9, latency_s=20e-6, measured=False)
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Measure, foretell, print; 0 when done.
+    """Measure, predict, print; 0 when done.
 
     Raises:
         UsageError: flags contradict each other, or one is missing.

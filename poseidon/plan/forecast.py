@@ -89,7 +89,7 @@ WAYS: tuple[Way, ...] = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prediction:
-    """What was foretold of one way.
+    """The prediction for one scheme.
 
     Attributes:
         way: the way.

@@ -24,7 +24,7 @@ def test_tables_that_cannot_be_read_are_one_sentence(
     assert str(path) in said
 
 
-def test_measured_jobs_are_compared_with_what_plan_foretells(
+def test_measured_jobs_are_compared_with_what_plan_predicts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     costs = HostCosts(

@@ -163,8 +163,8 @@ COMMANDS: Sequence[Command] = (
     ),
     Command(
         name="plan",
-        line="foretell iteration times, and recommend flags",
-        description="Measure the hosts of a machinefile, or take rates as given, and foretell how long an iteration of a "
+        line="predict iteration times, and recommend flags",
+        description="Measure the hosts of a machinefile, or take rates as given, and predict how long an iteration of a "
         "net takes by each exchange; recommend flags, with reasons. Nothing is trained.",
         example="poseidon plan --solver=solver.prototxt --hostfile=cluster\n"
         "poseidon plan --net=deploy.prototxt --hosts=4 --rate=250 --compute=50",
