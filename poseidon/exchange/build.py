@@ -9,7 +9,7 @@ Small tensors share tables on the server: a PooledExchange wraps either of the f
 Where a host has several workers, local rank 0 has that exchange, inside a LeaderExchange, and each of the others has a
 FollowerExchange.
 
-With local steps (`local_steps.py`) all of this is the outer exchange, inside a LocalStepsExchange of each worker.
+With local steps (`rounds/local_steps.py`) all of this is the outer exchange, inside a LocalStepsExchange of each worker.
 
 Law: every worker of a job makes the same plan and the same store, since both follow from what is equal on all workers.
 """
@@ -23,20 +23,20 @@ from poseidon.errors import UsageError
 from poseidon.exchange.allreduce.exchange import AllReduceExchange
 from poseidon.exchange.allreduce.process_group import GroupSettings, join_rendezvous
 from poseidon.exchange.base import Exchange, ExchangeSettings, Trained
-from poseidon.exchange.compression import codecs_of
 from poseidon.exchange.cost import Choice, ExchangeKind, ExchangePlan, Scheme, Topology, choose
 from poseidon.exchange.hybrid import HybridExchange
 from poseidon.exchange.local.follower import FollowerExchange
 from poseidon.exchange.local.group import LocalGroup
 from poseidon.exchange.local.leader import LeaderExchange
-from poseidon.exchange.local_steps import LocalStepsExchange, anchors_of, is_synchronous, outer_rule
-from poseidon.exchange.low_rank import LowRank, LowRankExchange, low_rank_tensors
+from poseidon.exchange.lossy.compression import codecs_of
+from poseidon.exchange.lossy.low_rank import LowRank, LowRankExchange, low_rank_tensors
 from poseidon.exchange.observe.statistics import CountsTraffic
 from poseidon.exchange.options import DEFAULT_OPTIONS, ExchangeOptions, OnDivergence
 from poseidon.exchange.pooled import PooledExchange, pool_tensors, pools_of
 from poseidon.exchange.ps import ServerExchange, store_spec
+from poseidon.exchange.rounds.local_steps import LocalStepsExchange, anchors_of, is_synchronous, outer_rule
+from poseidon.exchange.rounds.streaming import AloneTables, StreamingExchange
 from poseidon.exchange.single import SingleProcessExchange
-from poseidon.exchange.streaming import AloneTables, StreamingExchange
 from ps_server import Client, CodecSpec, StoreSpec
 from ps_server.keys import Keyring
 from ps_server.protocol.precision import pushed_in, sent_in

@@ -24,8 +24,8 @@ from enum import Enum
 
 from poseidon.errors import UsageError
 from poseidon.exchange.base import Trained
-from poseidon.exchange.compression import Lossy
-from poseidon.exchange.low_rank import LowRank
+from poseidon.exchange.lossy.compression import Lossy
+from poseidon.exchange.lossy.low_rank import LowRank
 from ps_server import Precision
 from ps_server.protocol.codecs import codec_of
 

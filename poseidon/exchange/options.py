@@ -14,8 +14,8 @@ from enum import Enum
 from typing import Any
 
 from poseidon.errors import UsageError
-from poseidon.exchange.compression import parse_compression
 from poseidon.exchange.cost import ExchangeKind
+from poseidon.exchange.lossy.compression import parse_compression
 from ps_server import Consistency, Precision
 
 LOCAL_STEPS = frozenset(
@@ -43,15 +43,15 @@ class ExchangeOptions:
         rows: pieces to cut each table into; 0: pieces of up to 2 MiB.
         consistency: when values are sent.
         precision: of gradients and values on the wire.
-        sync_every: iterations of a round of local steps (`local_steps.py`); 0: workers exchange in every iteration.
+        sync_every: iterations of a round of local steps (`rounds/local_steps.py`); 0: workers exchange in every iteration.
         outer_lr: rate of the outer rule, above 0.
         outer_momentum: momentum of the outer rule, at least 0 and below 1.
         outer_nesterov: whether the outer rule is Nesterov's; otherwise it is SGD.
-        sync_fragments: parts of the tensors that are exchanged at different iterations of a round (`streaming.py`).
+        sync_fragments: parts of the tensors that are exchanged at different iterations of a round (`rounds/streaming.py`).
         sync_delay: local steps that are made while a part travels; below `sync_every`.
         sync_mix: the weight of a worker's own value when the common one comes after a delay; at least 0 and below 1.
         bandwidth_mbps: SSPAggr's budget of each client for changes that the bound does not need yet; None: no limit.
-        compress: lossy codecs of tensors (`compression.py`); empty: none.
+        compress: lossy codecs of tensors (`lossy/compression.py`); empty: none.
         wait_free: whether gradients leave while the backward pass runs.
         check_every: iterations between comparisons of the replicas; 0: they are never compared.
         on_divergence: the effect of a difference.

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from poseidon.exchange.base import Array, ExchangeState, History, Trained
-from poseidon.exchange.low_rank import EarlyExchange
+from poseidon.exchange.lossy.low_rank import EarlyExchange
 from poseidon.exchange.observe.statistics import CountsTraffic, Traffic
 
 SMALL_TENSOR_ELEMENTS = 4 * 1024

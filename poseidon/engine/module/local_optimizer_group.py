@@ -26,7 +26,7 @@ from ps_server.rules import clip_factor, plain_sum, sum_of_squares
 def is_synchronous(
     optimizer: torch.optim.Optimizer, options: DistributeOptions, exchange: ExchangeOptions
 ) -> bool:
-    """Return whether local steps of this optimizer are synchronous training (`poseidon.exchange.local_steps`)."""
+    """Return whether local steps of this optimizer are synchronous training (`poseidon.exchange.rounds.local_steps`)."""
     return (
         type(optimizer) is torch.optim.SGD
         and all(group["momentum"] == 0 for group in optimizer.param_groups)

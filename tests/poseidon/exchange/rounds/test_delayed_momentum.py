@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from poseidon.exchange.delayed_momentum import DelayedMomentum
 from poseidon.exchange.options import ExchangeOptions
+from poseidon.exchange.rounds.delayed_momentum import DelayedMomentum
 
 
 def momentum_of(anchors: list[torch.Tensor], *, nesterov: bool = True) -> DelayedMomentum:

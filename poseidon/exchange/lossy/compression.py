@@ -20,7 +20,7 @@ from fnmatch import fnmatchcase
 
 from poseidon.errors import UsageError
 from poseidon.exchange.base import Trained
-from poseidon.exchange.low_rank import POWERSGD, LowRank
+from poseidon.exchange.lossy.low_rank import POWERSGD, LowRank
 from poseidon.exchange.pooled import SMALL_TENSOR_ELEMENTS
 from ps_server import CodecSpec, SpecError
 

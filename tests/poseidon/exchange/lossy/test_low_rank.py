@@ -13,7 +13,7 @@ from poseidon.errors import SnapshotError, UsageError
 from poseidon.exchange.base import Exchange, ExchangeSettings, Trained
 from poseidon.exchange.build import Built, Membership, build_exchange
 from poseidon.exchange.cost import ExchangeKind
-from poseidon.exchange.low_rank import orthonormal
+from poseidon.exchange.lossy.low_rank import orthonormal
 from poseidon.exchange.options import ExchangeOptions
 from ps_server import Rule, RuleKind
 from tests.support.cluster import TIMEOUT_S, TOKEN, job_addresses

@@ -38,8 +38,8 @@ from poseidon.exchange.base import (
     WholeGradients,
 )
 from poseidon.exchange.control import JobControl
-from poseidon.exchange.delayed_momentum import DelayedMomentum
 from poseidon.exchange.options import ExchangeOptions
+from poseidon.exchange.rounds.delayed_momentum import DelayedMomentum
 from poseidon.exchange.single import SingleProcessExchange
 from ps_server import Collection, Rule, RuleKind, Signal, SignalKind
 from ps_server.rules import history_count

@@ -31,8 +31,8 @@ from poseidon.exchange.base import (
     WholeGradients,
 )
 from poseidon.exchange.control import JobControl
-from poseidon.exchange.local_steps import LocalStepsState, RoundDelivery
 from poseidon.exchange.options import ExchangeOptions
+from poseidon.exchange.rounds.local_steps import LocalStepsState, RoundDelivery
 from poseidon.exchange.single import SingleProcessExchange
 from ps_server import RuleKind
 from ps_server.rules import history_count, update

@@ -14,10 +14,10 @@ from poseidon.exchange.build import Membership, build_exchange
 from poseidon.exchange.cost import ExchangeKind
 from poseidon.exchange.hooks import Hooks
 from poseidon.exchange.options import ExchangeOptions
+from poseidon.exchange.rounds.streaming import fragments_of
 from poseidon.exchange.single import SingleProcessExchange
-from poseidon.exchange.streaming import fragments_of
 from ps_server import Consistency, Precision, RuleKind, SignalKind
-from tests.poseidon.exchange.test_local_steps import (
+from tests.poseidon.exchange.rounds.test_local_steps import (
     RULES,
     Case,
     Net,

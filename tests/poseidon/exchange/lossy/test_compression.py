@@ -15,8 +15,8 @@ from poseidon.engine.module.update_rules import SGD
 from poseidon.errors import UsageError
 from poseidon.exchange.base import Trained
 from poseidon.exchange.build import Membership
-from poseidon.exchange.compression import codecs_of, parse_compression
 from poseidon.exchange.cost import ExchangeKind
+from poseidon.exchange.lossy.compression import codecs_of, parse_compression
 from poseidon.exchange.options import ExchangeOptions
 from poseidon.exchange.pooled import PooledExchange
 from tests.support.cluster import TIMEOUT_S

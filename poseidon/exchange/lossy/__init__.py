@@ -1,0 +1,1 @@
+"""Lossy schemes: codecs by names of tensors, and PowerSGD."""

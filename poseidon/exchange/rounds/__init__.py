@@ -1,0 +1,1 @@
+"""Local steps: exchanges of rounds of iterations, whole, in fragments, and asynchronous."""
