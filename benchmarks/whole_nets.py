@@ -25,6 +25,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))  # a checkout works without being installed
+
+from poseidon.cli.checkout import use_environment
+
+use_environment()
+
 import numpy as np
 import torch
 from torch.nn import functional
@@ -50,7 +57,6 @@ from tests.support import branch_nets
 from tests.support.branch_nets import CLASSES
 
 NamedBlobs = list[tuple[str, str, list[Any]]]
-ROOT = Path(__file__).parents[1]
 MEAN = (102.9801, 115.9465, 122.7717)
 # Statistics of the last iterations: BatchNorm's 0.999 is for longer jobs.
 RECENT = 0.95

@@ -114,7 +114,7 @@ def test_the_metadata_is_complete(installed: Path) -> None:
     extras = ("tensorboard", "prometheus", "redis", "starlette", "uvicorn", "onnx", "safetensors", "pytest")
     assert not [line for line in core if line.startswith(extras)]
     assert set(metadata.get_all("Provides-Extra")) == {
-        *("all", "dashboard", "dev", "export", "leveldb", "prometheus", "redis", "tensorboard")
+        *("all", "dashboard", "dev", "docs", "export", "leveldb", "prometheus", "redis", "tensorboard")
     }
 
 

@@ -24,7 +24,8 @@ def _end_process(reason: str) -> None:
     abort = threading.Timer(ABORT_S, os.abort)
     abort.daemon = True
     abort.start()
-    os.kill(os.getpid(), signal.SIGINT)
+    # To the main thread: in any other, the signal would not wake it from a wait.
+    signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
 
 
 @contextmanager
