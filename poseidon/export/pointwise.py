@@ -10,9 +10,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from poseidon.export.graph import Blob, Graph, emits
+from poseidon.layers.base import LayerError
 from poseidon.layers.neuron.affine import Bias, Scale
 from poseidon.layers.neuron.batch_norm import BatchNorm
 from poseidon.layers.neuron.bn import BN
+from poseidon.layers.neuron.dropout import Dropout
 from poseidon.layers.neuron.normalization import LRN, MVN, Normalize
 from poseidon.layers.neuron.pointwise import Exp, Log, Power
 
@@ -46,11 +48,19 @@ def _relu(graph: Graph, layer: Any, bottoms: list[Blob], tops: list[Blob]) -> Na
     ]
 
 
-@emits("Sigmoid", "TanH", "AbsVal", "BNLL", "Dropout")
+@emits("Sigmoid", "TanH", "AbsVal", "BNLL")
 def _unary(graph: Graph, layer: Any, bottoms: list[Blob], tops: list[Blob]) -> Names:
-    kinds = {"TanH": "Tanh", "AbsVal": "Abs", "BNLL": "Softplus", "Dropout": "Identity"}
+    kinds = {"TanH": "Tanh", "AbsVal": "Abs", "BNLL": "Softplus"}
     kind = layer.param.type
     return [graph.op(kinds.get(str(kind), str(kind)), bottoms[0].name)]
+
+
+@emits("Dropout")
+def _dropout(graph: Graph, layer: Dropout, bottoms: list[Blob], tops: list[Blob]) -> Names:
+    if layer.active:
+        raise LayerError("draws in the phase TEST (sample_weights_test), which ONNX cannot")
+    x = bottoms[0].name
+    return [scaled(graph, x, layer.factor) if layer.factor != 1 else graph.op("Identity", x)]
 
 
 @emits("ELU")

@@ -103,6 +103,7 @@ CASES = {
     "abs": one("AbsVal"),
     "bnll": one("BNLL"),
     "dropout": one("Dropout"),
+    "dropout of fast r-cnn": one("Dropout", "dropout_param { dropout_ratio: 0.25 scale_train: false }"),
     "swish": one("Swish", "swish_param { beta: 1.5 }"),
     "clip": one("Clip", "clip_param { min: -0.5 max: 0.25 }"),
     "clip upside down": one("Clip", "clip_param { min: 0.5 max: 0.25 }"),
