@@ -31,7 +31,7 @@ ZOO = ("deploy", "lenet.prototxt", "cifar10_quick.prototxt", "cifar10_full.proto
 SECONDS = 600.0
 HEAD = """# Nets in ONNX
 
-`python -m tests.export_table` generates the first table, with `--corpus` the second one. Each net
+`python -m tests.export_table` generates this table, with `--corpus` that of the corpus. Each net
 has random weights and statistics. The difference is the largest of any output, through ONNX Runtime
 on the CPU, relative to the larger of 1 and the largest value of that output.
 
