@@ -7,10 +7,8 @@ PART: only files whose path has one of these in it.
 from __future__ import annotations
 
 import argparse
-import multiprocessing as mp
 import sys
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -25,6 +23,7 @@ from poseidon.proto.caffe_pb2 import TEST, NetState
 from poseidon.proto.definition import read_net
 from tests.corpus.random_inputs import random_inputs, with_random_inputs
 from tests.support.needs import SHARED
+from tests.support.own_process import in_own_process
 
 ROOT = Path(__file__).parents[1]
 ZOO = ("deploy", "lenet.prototxt", "cifar10_quick.prototxt", "cifar10_full.prototxt")
@@ -57,7 +56,8 @@ def main() -> int:
             and "solver" not in name
             and (not arguments.parts or any(p in name for p in arguments.parts))
         ):
-            lines.append(f"| {name} | {_apart(path)} |")
+            cells = in_own_process(_cells, path, seconds=SECONDS, otherwise=_absent, method="spawn")
+            lines.append(f"| {name} | {cells} |")
             print(lines[-1], file=sys.stderr, flush=True)
     report = HEAD + "\n".join(lines) + "\n"
     if arguments.out:
@@ -67,27 +67,17 @@ def main() -> int:
     return 0
 
 
-def _apart(path: Path) -> str:
-    """Return the cells of one net, from a process of its own."""
-    inbox, outbox = mp.Pipe(duplex=False)
-    child = mp.get_context("spawn").Process(target=_work, args=(path, outbox))
-    child.start()
-    outbox.close()
-    try:
-        cells: str = inbox.recv() if inbox.poll(SECONDS) else f"- | - | - | stopped after {SECONDS:.0f} s"
-    except EOFError:
-        cells = "- | - | - | its process ended"
-    child.kill()
-    child.join()
-    return cells
-
-
-def _work(path: Path, outbox: Any) -> None:
+def _cells(path: Path) -> str:
+    """Return the cells of one net."""
     torch.set_num_threads(1)
     try:
-        outbox.send(_compared(path))
+        return _compared(path)
     except PoseidonError as error:
-        outbox.send(f"- | - | - | {str(error).removeprefix(f'{path}:').strip()}")
+        return _absent(str(error).removeprefix(f"{path}:").strip())
+
+
+def _absent(why: str) -> str:
+    return f"- | - | - | {why}"
 
 
 def _compared(path: Path) -> str:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from poseidon.errors import UsageError
-from poseidon.export.formats import SUFFIXES, open_for_inference, write_net
+from poseidon.export.formats import check_suffix, open_for_inference, write_net
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -16,10 +15,7 @@ def run(arguments: argparse.Namespace) -> int:
         SnapshotError: a model cannot be read, or the file cannot be written.
         UsageError: a flag or the name of the file is wrong, or an optional package is missing.
     """
-    if arguments.output.suffix.lower() not in SUFFIXES:
-        raise UsageError(
-            f"cannot export to {arguments.output}: expected a name that ends with {', '.join(SUFFIXES)}"
-        )
+    check_suffix(arguments.output)
     stages = tuple(filter(None, arguments.stage.split(",")))
     net = open_for_inference(arguments.model, (arguments.weights,), dict(arguments.input), stages=stages)
     try:

@@ -59,6 +59,18 @@ def open_for_inference(
     return net
 
 
+def check_suffix(path: Path) -> str:
+    """Return the suffix of a file to export to, in small letters.
+
+    Raises:
+        UsageError: there is no such format.
+    """
+    suffix = path.suffix.lower()
+    if suffix not in SUFFIXES:
+        raise UsageError(f"cannot export to {path}: expected a name that ends with {', '.join(SUFFIXES)}")
+    return suffix
+
+
 def write_net(net: Net, path: Path) -> str:
     """Write a net in the format of the file's suffix. Return a line about it.
 
@@ -67,7 +79,7 @@ def write_net(net: Net, path: Path) -> str:
         DefinitionError: the net has no form in this format.
         SnapshotError: the file cannot be written.
     """
-    suffix = path.suffix.lower()
+    suffix = check_suffix(path)
     if suffix == ".onnx":
         exported = export_net(net, name=net.definition.param.name)
         content, line = exported.model.SerializeToString(), exported.summary()
@@ -79,10 +91,8 @@ def write_net(net: Net, path: Path) -> str:
         line = f"{len(tensors)} tensors"
         if suffix == ".safetensors":
             content = _safetensors().save({name: np.ascontiguousarray(a) for name, a in tensors.items()})
-        elif suffix == ".pth":
-            content = _pth(tensors)
         else:
-            raise UsageError(f"cannot export to {path}: expected a name that ends with {', '.join(SUFFIXES)}")
+            content = _pth(tensors)
     write_atomically(path, content)
     return line
 

@@ -22,7 +22,7 @@ from poseidon.net.net import Net
 from poseidon.proto.caffe_pb2 import LayerParameter
 from poseidon.proto.definition import NetDefinition
 
-_NEEDS_LABELS = frozenset(
+NEEDS_LABELS = frozenset(
     {
         *("Accuracy", "SoftmaxWithLoss", "SigmoidCrossEntropyLoss", "HingeLoss", "InfogainLoss"),
         *("MultinomialLogisticLoss", "EuclideanLoss", "ContrastiveLoss", "SmoothL1Loss", "MultiBoxLoss"),
@@ -30,14 +30,7 @@ _NEEDS_LABELS = frozenset(
         *("AnchorTarget", "ProposalTarget", "HDF5Output"),
     }
 )
-_READS_DATA = frozenset(
-    {
-        *("Input", "Data", "ImageData", "HDF5Data", "MemoryData", "WindowData", "AnnotatedData", "ROIData"),
-        *("DenseImageData", "ImageSegData"),
-    }
-)
-NOT_EXPORTED = _NEEDS_LABELS | _READS_DATA | {"DummyData", "Python"}
-"""The layer types without a form in ONNX."""
+"""The layer types that are left out: they need labels, or make or write them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,7 +92,7 @@ def inference_definition(definition: NetDefinition, shapes: Mapping[str, Shape])
     absent, kept = {name for name in known if name not in shapes}, []
     for index, layer in enumerate(layers):
         needs = set(layer.bottom) & absent
-        if layer.type in _NEEDS_LABELS or needs or (index in readers and set(layer.top) <= absent):
+        if layer.type in NEEDS_LABELS or needs or (index in readers and set(layer.top) <= absent):
             absent |= set(layer.top) - set(layer.bottom)
         else:
             kept.append(index)

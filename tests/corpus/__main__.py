@@ -7,16 +7,15 @@ with random inputs where its data is not there. PART: only files whose path has 
 from __future__ import annotations
 
 import argparse
-import multiprocessing as mp
 import sys
 from collections import Counter
 from pathlib import Path
-from typing import Any
 
 import torch
 
 from tests.corpus.verdicts import Verdict, verdict_of
 from tests.support.needs import SHARED
+from tests.support.own_process import in_own_process
 
 SECONDS = 120.0
 HEAD = """# The corpus of real definitions
@@ -50,7 +49,7 @@ def main() -> int:
     for path in sorted(corpus.rglob("*.prototxt")):
         name = str(path.relative_to(corpus))
         if not arguments.parts or any(part in name for part in arguments.parts):
-            found[name] = _apart(path)
+            found[name] = in_own_process(_verdict, path, seconds=SECONDS, otherwise=_absent, method="fork")
             print(f"{name}: {'; '.join(found[name].words)}", file=sys.stderr, flush=True)
     report = f"{HEAD}\n{_summary(found)}\n{_table(found)}"
     if arguments.out:
@@ -60,27 +59,13 @@ def main() -> int:
     return 0
 
 
-def _apart(path: Path) -> Verdict:
-    """Return the verdict of a separate process, so that memory is freed and time is limited."""
-    inbox, outbox = mp.Pipe(duplex=False)
-    child = mp.get_context("fork").Process(target=_work, args=(path, outbox))
-    child.start()
-    outbox.close()
-    try:
-        if inbox.poll(SECONDS):
-            verdict: Verdict = inbox.recv()
-        else:
-            verdict = Verdict(kind="net", grammar="?", words=[f"stopped after {SECONDS:.0f} s"])
-    except EOFError:
-        verdict = Verdict(kind="net", grammar="?", words=["its process ended without a word"])
-    child.kill()
-    child.join()
-    return verdict
-
-
-def _work(path: Path, outbox: Any) -> None:
+def _verdict(path: Path) -> Verdict:
     torch.set_num_threads(1)
-    outbox.send(verdict_of(path))
+    return verdict_of(path)
+
+
+def _absent(why: str) -> Verdict:
+    return Verdict(kind="net", grammar="?", words=[why])
 
 
 def _summary(found: dict[str, Verdict]) -> str:
