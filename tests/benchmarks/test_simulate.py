@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from benchmarks import simulate
 from benchmarks.simulate import main
-from poseidon.plan.costs import HostCosts
+from tests.support.host_costs import COSTS
 
 
 @pytest.mark.parametrize("text", [None, "no tables"])
@@ -27,17 +28,7 @@ def test_tables_that_cannot_be_read_are_one_sentence(
 def test_measured_jobs_are_compared_with_what_plan_predicts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    costs = HostCosts(
-        cores=2,
-        gpu="",
-        flops=1e10,
-        factors_s_per_byte=1e-10,
-        wire_s_per_byte=1e-9,
-        memory_s_per_byte=1e-10,
-        sum_s_per_byte=1e-10,
-        rule_s_per_byte=5e-10,
-        half_s_per_byte=1e-10,
-    )
+    costs = replace(COSTS, cores=2)
     monkeypatch.setattr(simulate, "planned_costs", lambda: costs)
     title = "googlenet, batch 32, 2 hosts, compute 50 ms, 250 Mbit/s"
     facts = [

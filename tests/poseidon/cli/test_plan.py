@@ -9,19 +9,8 @@ import pytest
 
 from poseidon.cli import plan
 from poseidon.cli.main import main
-from poseidon.plan.costs import HostCosts
+from tests.support.host_costs import COSTS
 
-COSTS = HostCosts(
-    cores=4,
-    gpu="",
-    flops=1e10,
-    factors_s_per_byte=1e-10,
-    wire_s_per_byte=1e-9,
-    memory_s_per_byte=1e-10,
-    sum_s_per_byte=1e-10,
-    rule_s_per_byte=5e-10,
-    half_s_per_byte=1e-10,
-)
 ROOT = Path(__file__).parents[3]
 NET = f"--net={ROOT / 'prototxt' / 'cifar10' / 'cifar10_quick.prototxt'}"
 
