@@ -10,6 +10,7 @@ import inspect
 import os
 import posixpath
 import re
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,9 +19,11 @@ from mkdocs.structure.files import File, Files
 
 import poseidon
 from poseidon.cli.main import COMMANDS
-from poseidon.layers.registry import known_types, layer_class
 
 ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+from website import prototxt
+
 OUTSIDE = ("CONTRIBUTING.md", "CHANGELOG.md", "machinefiles/README.md", "ps_server/README.md")
 FOLDERS = ("examples", "prototxt", "benchmarks/results")
 _LINK = re.compile(r"(!?)\[([^\]]*)\]\(([^)\s]+)\)")
@@ -93,8 +96,8 @@ def references() -> dict[str, str]:
     """Return the pages that are made from the code."""
     return {
         "reference/commands.md": "\n".join(_commands()),
-        "reference/layers.md": "\n".join(_layers()),
         "reference/python.md": "\n".join(_python()),
+        **prototxt.pages(),
     }
 
 
@@ -103,15 +106,6 @@ def _commands() -> Iterator[str]:
     os.environ.setdefault("COLUMNS", "80")
     for name, command in COMMANDS.items():
         yield f"## poseidon {name}\n\n```text\n{command.parser().format_help().rstrip()}\n```\n"
-
-
-def _layers() -> Iterator[str]:
-    yield (
-        "# Layers\n\nEach layer type with its bottoms, tops, fields and blobs. "
-        "[Caffe compatibility](../caffe_compatibility.md) has the fields beside Caffe's.\n"
-    )
-    for kind in sorted(known_types(), key=str.lower):
-        yield f"## {kind}\n\n{_escaped(inspect.getdoc(layer_class(kind)) or '')}\n"
 
 
 def _python() -> Iterator[str]:
@@ -137,8 +131,3 @@ def _signature(name: str, member: Any) -> str:
         return f"{name}{inspect.signature(member)}".replace("'", "")
     except (TypeError, ValueError):
         return name
-
-
-def _escaped(text: str) -> str:
-    """Return a docstring as Markdown: its formulas have signs that Markdown reads as its own."""
-    return re.sub(r"([*_<>\[\]|])", r"\\\1", text)

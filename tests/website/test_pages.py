@@ -58,7 +58,7 @@ def test_references_name_everything(site: Path) -> None:
     commands = (site / "reference" / "commands.html").read_text(encoding="utf-8")
     assert all(f"usage: poseidon {name} " in commands for name in COMMANDS)
     layers = (site / "reference" / "layers.html").read_text(encoding="utf-8")
-    assert all(f'id="{kind.lower()}' in layers for kind in known_types())
+    assert all(f"#{kind.lower()}" in layers for kind in known_types())
     python = (site / "reference" / "python.html").read_text(encoding="utf-8")
     assert all(f'id="{name.lower()}"' in python for name in poseidon.__all__ if name != "__version__")
 
