@@ -17,6 +17,7 @@ from ps_server.errors import (
 from ps_server.protocol.messages import Signal, SignalKind
 from ps_server.protocol.settings import (
     CodecKind,
+    CodecPair,
     CodecSpec,
     Consistency,
     Keeping,
@@ -34,6 +35,7 @@ from ps_server.transport.zmq_sockets import ZmqServerTransport
 __all__ = [
     "Client",
     "CodecKind",
+    "CodecPair",
     "CodecSpec",
     "Collection",
     "Consistency",

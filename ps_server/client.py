@@ -218,7 +218,7 @@ class Client:
     def history(self, table: int) -> list[Array]:
         """Return the history that the shards keep for a table of staleness 0.
 
-        A table with a codec has one array more: the shards' own value, which the workers' value follows; for a mean what was
+        A table with a codec of values has one array more: the shards' own value, which the workers' value follows; for a mean what was
         not sent of it. `start` takes the same arrays.
         """
         self._do(lambda: self._session.ask_history(table))
@@ -227,7 +227,7 @@ class Client:
         )
 
     def held_back(self, table: int) -> Array | None:
-        """Return what a table's codec has not sent of this worker's pushes; None without a codec.
+        """Return what a table's codec has not sent of this worker's pushes; None without a codec of gradients.
 
         It is live memory, to which a resumed run may write before its first push.
         """

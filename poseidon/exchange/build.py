@@ -37,7 +37,7 @@ from poseidon.exchange.ps import ServerExchange, store_spec
 from poseidon.exchange.rounds.local_steps import LocalStepsExchange, anchors_of, is_synchronous, outer_rule
 from poseidon.exchange.rounds.streaming import AloneTables, StreamingExchange
 from poseidon.exchange.single import SingleProcessExchange
-from ps_server import Client, CodecSpec, StoreSpec
+from ps_server import Client, CodecPair, StoreSpec
 from ps_server.keys import Keyring
 from ps_server.protocol.precision import pushed_in, sent_in
 from ps_server.trace import NO_TRACE, Tracer
@@ -310,8 +310,8 @@ def _low_rank(request: _Request) -> dict[int, LowRank]:
     return found
 
 
-def _codec(choice: Choice) -> CodecSpec | None:
-    return choice.codec if choice.is_compressed and isinstance(choice.codec, CodecSpec) else None
+def _codec(choice: Choice) -> CodecPair | None:
+    return choice.codec if choice.is_compressed and isinstance(choice.codec, CodecPair) else None
 
 
 _BUILDERS: dict[ExchangeKind, Callable[[_Request], Built]] = {

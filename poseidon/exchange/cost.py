@@ -13,7 +13,7 @@ that only serves (Poseidon, USENIX ATC 2017, section 4; BytePS, OSDI 2020, secti
     all-reduce                     4 M N (P1 - 1) / P1         (a ring)
 
 Factors are chosen where they are no more than the server's bytes; every other tensor goes to the server. With a lossy codec
-the server's bytes are those of the codec: 8 MN above, 4 for each direction, becomes twice its size.
+the server's bytes are those of the codec: 8 MN above, 4 for each direction, becomes the sum of its sizes.
 """
 
 from __future__ import annotations
@@ -159,10 +159,12 @@ def allreduce_bytes(elements: int, workers: int) -> int:
 
 
 def _codec_bytes(codec: Lossy, trained: Trained) -> int:
-    """Return the bytes of a tensor in one direction."""
+    """Return the bytes of a tensor, gradient and value together."""
     if isinstance(codec, LowRank):
-        return ELEMENT_BYTES * codec.elements(trained.tensor)
-    return codec_of(codec).size(trained.tensor.numel())
+        return 2 * ELEMENT_BYTES * codec.elements(trained.tensor)
+    elements = trained.tensor.numel()
+    ways = (codec.gradients, codec.values)
+    return sum(ELEMENT_BYTES * elements if way is None else codec_of(way).size(elements) for way in ways)
 
 
 def _wire_bytes(precision: Precision) -> int:
@@ -279,7 +281,7 @@ def choose(
         shape, elements = tuple(trained.tensor.shape), trained.tensor.numel()
         rows = 0 if trained.statistics or len(shape) != 2 else trained.factor_rows
         codec = codecs[index]
-        sent = elements * element_bytes if codec is None else 2 * _codec_bytes(codec, trained)
+        sent = elements * element_bytes if codec is None else _codec_bytes(codec, trained)
         by_server = server_bytes(sent, topology, 1) if topology.total_load else 0
         by_factors = factor_bytes(rows, shape[0], shape[1], topology.workers) if rows else None
         choices.append(

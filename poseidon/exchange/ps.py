@@ -29,7 +29,7 @@ from poseidon.exchange.observe.statistics import Traffic
 from poseidon.exchange.options import DEFAULT_OPTIONS, ExchangeOptions
 from poseidon.exchange.server_tables import ServerState, ServerTable
 from poseidon.exchange.side_stream import SerialExecutor, SideStream
-from ps_server import Client, CodecSpec, Keeping, StoreSpec, TableSpec
+from ps_server import Client, CodecPair, Keeping, StoreSpec, TableSpec
 from ps_server.rules import change, clip_factor, history_count, plain_sum, sum_of_squares
 
 
@@ -42,7 +42,7 @@ def store_spec(
     options: ExchangeOptions = DEFAULT_OPTIONS,
     loads: Sequence[int] = (),
     by_factors: Collection[int] = (),
-    codecs: Sequence[CodecSpec | None] = (),
+    codecs: Sequence[CodecPair | None] = (),
 ) -> StoreSpec:
     """Return the store that holds these tensors; the same on every worker.
 

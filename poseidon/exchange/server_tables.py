@@ -24,6 +24,7 @@ class ServerTable:
     def __init__(self, trained: Trained, spec: TableSpec, side: SideStream) -> None:
         self.rule = trained.rule
         self.staleness = spec.staleness
+        self.encodes_values = spec.value_codec is not None
         self.is_copy = spec.keeping is Keeping.COPY
         self.of_pushes = f"{spec.name}, pushes"
         self.of_values = f"{spec.name}, values"
@@ -125,8 +126,8 @@ class ServerState:
             held_back = self._client.held_back(index)
             if held_back is not None:
                 found[table.of_pushes] = held_back.copy()
-                if self._client.rank == 0:
-                    found[table.of_values] = self._client.history(index)[-1]
+            if table.encodes_values and self._client.rank == 0:
+                found[table.of_values] = self._client.history(index)[-1]
         return found
 
     def hold_back(self, held_back: Mapping[str, Array]) -> None:
@@ -145,7 +146,7 @@ class ServerState:
             held_back = self._client.held_back(index)
             if held_back is not None:
                 held_back[:] = self._held_back.get(table.of_pushes, 0.0)
-                table.unsent = self._held_back.get(table.of_values)
+            table.unsent = self._held_back.get(table.of_values) if table.encodes_values else None
         self._held_back = {}
 
     def replicated(self) -> Mapping[str, Tensor]:

@@ -58,7 +58,7 @@ class Cell:
         self.chunk = chunk
         self.spec = spec
         self.adds_changes = spec.adds_changes
-        self.codec = None if spec.codec is None else codec_of(spec.codec)
+        self.codec = None if spec.gradient_codec is None else codec_of(spec.gradient_codec)  # of pushes
         self.push_type = push_type if self.codec is None else np.dtype(np.uint8)
         self.push_size = chunk.size if self.codec is None else self.codec.size(chunk.size)
         self.value: Tensor | None = None
@@ -88,9 +88,11 @@ class Cell:
         """Keep the workers' value from here on, where the next values travel as changes in this precision or by the codec."""
         if self.value is None:
             return
-        if self.codec is not None:
+        if self.spec.value_codec is not None:
             replaces = self.spec.rule.kind is RuleKind.MEAN
-            self.replica = EncodedReplica(self.value, self.chunk, self.codec, replaces=replaces)
+            self.replica = EncodedReplica(
+                self.value, self.chunk, codec_of(self.spec.value_codec), replaces=replaces
+            )
             if self.unsent is not None and self.replica.held_back is not None:
                 self.replica.held_back.copy_(self.unsent)
             elif self.unsent is not None:
@@ -100,7 +102,7 @@ class Cell:
             self.replica = Replica(self.value, precision)
 
     def saved(self) -> list[Tensor]:
-        """Return what a snapshot holds besides the workers' value: the history; with a codec the shard's own value, too.
+        """Return what a snapshot holds besides the workers' value: the history; with a codec of values the shard's own, too.
 
         In place of the value of a mean, which has none of its own: what was not sent of it.
         """
@@ -115,7 +117,7 @@ class Cell:
         Raises:
             RemoteProtocolError: the arrays do not fit.
         """
-        most = 1 + len(self.history) + (self.codec is not None)
+        most = 1 + len(self.history) + (self.spec.value_codec is not None)
         if len(arrays) not in (1, 1 + len(self.history), most):
             raise RemoteProtocolError(f"{self.name} got {len(arrays) - 1} history arrays")
         for array in arrays:

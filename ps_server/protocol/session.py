@@ -140,7 +140,7 @@ class Session:
     def _checked_initial(self, table: int, arrays: Sequence[m.Array]) -> Sequence[m.Array]:
         spec = self.store.tables[table]
         count = history_count(spec.rule.kind) if spec.follows_gradients else 0
-        allowed = {1, 1 + count, 1 + count + (spec.codec is not None)}
+        allowed = {1, 1 + count, 1 + count + (spec.value_codec is not None)}
         if len(arrays) not in allowed:
             raise LocalProtocolError(
                 f"table '{spec.name}' got {len(arrays)} initial arrays; expected {allowed}"
@@ -150,7 +150,7 @@ class Session:
         return arrays
 
     def held_back(self, table: int) -> m.Array | None:
-        """Return the sum of what was pushed to a table, less what its codec has sent; None without a codec. Live memory."""
+        """Return the sum of what was pushed to a table, less what its codec has sent; None without one. Live memory."""
         feedback = self._feedback[table]
         return feedback.held_back if isinstance(feedback, Compressor) else None
 

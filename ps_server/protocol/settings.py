@@ -20,6 +20,7 @@ MAX_WORKERS = 4_096
 MAX_TABLE_ELEMENTS = 2**40
 SEGMENT_ELEMENTS = 16 * 1024
 """Tables with a codec are cut into chunks at multiples of this: their codec treats each segment by itself."""
+NO_CODEC = "none"
 MAX_FRACTION = 0.5
 """Largest part of the elements that a sparse codec sends: an element costs it more than a float32."""
 
@@ -120,6 +121,42 @@ class CodecSpec:
         return cls(kind, fraction)
 
 
+@dataclass(frozen=True, slots=True)
+class CodecPair:
+    """The lossy codecs of a table, one for each direction; at least one of them.
+
+    Args:
+        gradients: of what workers push; None: the store's precision.
+        values: of what the shards send back; None: the store's precision.
+    """
+
+    gradients: CodecSpec | None
+    values: CodecSpec | None
+
+    def __post_init__(self) -> None:
+        if self.gradients is None and self.values is None:
+            raise SpecError(f"{NO_CODEC}/{NO_CODEC} is no codec; expected one for gradients or for values")
+
+    def __str__(self) -> str:
+        if self.gradients == self.values:
+            return str(self.gradients)
+        return f"{self.gradients or NO_CODEC}/{self.values or NO_CODEC}"
+
+    @classmethod
+    def parse(cls, text: str) -> CodecPair:
+        """Return the codecs of a text: `topk:0.01/int8` for gradients and values, or `int8` for both; `none` for neither.
+
+        Raises:
+            SpecError: it is no pair, or `none` twice.
+        """
+        gradients, slash, values = text.partition("/")
+        found = [
+            None if name == NO_CODEC else CodecSpec.parse(name)
+            for name in (gradients, values if slash else gradients)
+        ]
+        return cls(*found)
+
+
 class RuleKind(Enum):
     """The update rules, by Caffe's names (`SolverParameter.type`)."""
 
@@ -205,12 +242,22 @@ class TableSpec:
     rows: int = 0
     rule: Rule = field(default_factory=Rule)
     keeping: Keeping = Keeping.GRADIENTS
-    codec: CodecSpec | None = None
+    codec: CodecPair | None = None
 
     @property
     def follows_gradients(self) -> bool:
         """Whether the shards apply the rule to gradients here, whose norm may be limited."""
         return self.staleness == 0 and self.keeping is Keeping.GRADIENTS
+
+    @property
+    def gradient_codec(self) -> CodecSpec | None:
+        """The codec of what workers push; None: the store's precision."""
+        return None if self.codec is None else self.codec.gradients
+
+    @property
+    def value_codec(self) -> CodecSpec | None:
+        """The codec of what the shards send back; None: the store's precision."""
+        return None if self.codec is None else self.codec.values
 
     @property
     def may_skip(self) -> bool:

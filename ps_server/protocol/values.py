@@ -69,8 +69,8 @@ class ChunkCopy:
 
 def feedback_for(store: StoreSpec, table: TableSpec, chunks: Sequence[Chunk]) -> Feedback | Compressor | None:
     """Return what rounds or encodes a table's pushes; None where they are sent as they are."""
-    if table.codec is not None:
-        return Compressor(chunks, codec_of(table.codec))
+    if table.gradient_codec is not None:
+        return Compressor(chunks, codec_of(table.gradient_codec))
     precision = of_pushes(store, table)
     if precision is Precision.FLOAT32:
         return None
@@ -104,7 +104,8 @@ class WorkerValues:
         """The copies of the chunks of each table."""
         self._store = store
         self._log = log
-        self._codecs = [None if table.codec is None else codec_of(table.codec) for table in store.tables]
+        codecs = (table.value_codec for table in store.tables)
+        self._codecs = [None if codec is None else codec_of(codec) for codec in codecs]
         self._bound: list[m.Array | None] = [
             np.zeros(table.size, np.float32) if self._sends_changes(table) else None for table in store.tables
         ]
@@ -113,7 +114,7 @@ class WorkerValues:
         self._histories: dict[tuple[int, int], Sequence[m.Array]] = {}
 
     def _sends_changes(self, table: TableSpec) -> bool:
-        return table.codec is not None or of_values(self._store, table) is not Precision.FLOAT32
+        return table.value_codec is not None or of_values(self._store, table) is not Precision.FLOAT32
 
     def bind(self, table: int, out: m.Array) -> None:
         """Let `land` write the values of a table of staleness 0 to `out`.
@@ -195,7 +196,7 @@ class WorkerValues:
         chunk = self._known(shard, history.table, history.chunk).chunk
         spec = self._store.tables[chunk.table]
         expected = history_count(spec.rule.kind) if spec.follows_gradients else 0
-        expected += spec.codec is not None
+        expected += spec.value_codec is not None
         if len(history.arrays) != expected or any(array.size != chunk.size for array in history.arrays):
             raise RemoteProtocolError(
                 f"shard {chunk.shard} sent a history that does not fit chunk {chunk.index}"

@@ -26,7 +26,7 @@ from ps_server.protocol.fields import PRECISIONS, Buffer, Fields, Header, raw_by
 from ps_server.protocol.settings import (
     MAX_TABLES,
     MAX_WORKERS,
-    CodecSpec,
+    CodecPair,
     Consistency,
     Keeping,
     Precision,
@@ -37,7 +37,7 @@ from ps_server.protocol.settings import (
     TableSpec,
 )
 
-PROTOCOL_VERSION = 8
+PROTOCOL_VERSION = 9
 MAX_HEADER_BYTES = 16 * 2**20
 """A header is some tens of bytes, save Create's: 65,536 tables of 150 bytes stay below this."""
 MAX_FRAMES = 8_192
@@ -198,7 +198,7 @@ def _read_store(f: Fields) -> StoreSpec:
                 rows=rows,
                 rule=rule,
                 keeping=keeping,
-                codec=CodecSpec.parse(codec) if codec else None,
+                codec=CodecPair.parse(codec) if codec else None,
             )
         )
         t.end()

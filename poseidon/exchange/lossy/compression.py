@@ -1,7 +1,8 @@
 """Which tensors travel with a lossy codec: the text of `--compress` and of `poseidon.distribute(compress=...)`.
 
     SCHEME[,SCHEME...]      SCHEME is CODEC or PATTERN=CODEC
-    CODEC                   int8, sign, topk:FRACTION, randomk:FRACTION, powersgd:RANK[:start=ITERATION], or none
+    CODEC                   powersgd:RANK[:start=ITERATION], or GRADIENTS[/VALUES]: int8, sign, topk:FRACTION,
+                            randomk:FRACTION or none for what workers send, and for what comes back; one for both
 
 Laws:
 
@@ -22,14 +23,14 @@ from poseidon.errors import UsageError
 from poseidon.exchange.base import Trained
 from poseidon.exchange.lossy.low_rank import POWERSGD, LowRank
 from poseidon.exchange.pooled import SMALL_TENSOR_ELEMENTS
-from ps_server import CodecSpec, SpecError
+from ps_server import CodecPair, SpecError
 
 NONE = "none"
 START = ":start="
 NAMES_SHOWN = 8
 
 
-Lossy = CodecSpec | LowRank
+Lossy = CodecPair | LowRank
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +81,7 @@ def _scheme(part: str, text: str) -> CompressionScheme:
 def _codec(name: str) -> Lossy | None:
     kind, _, number = name.partition(":")
     if kind != POWERSGD:
-        return None if name == NONE else CodecSpec.parse(name)
+        return None if name == NONE else CodecPair.parse(name)
     rank, colon, start = number.partition(START)
     if not _is_count(rank) or int(rank) < 1 or (colon and not _is_count(start)):
         raise SpecError(

@@ -187,7 +187,14 @@ def test_stale_workers_go_on_alike_each_with_its_own_history() -> None:
 
 
 @pytest.mark.parametrize(
-    "compress", ["*=int8", "0.weight=topk:0.1,*=sign", "*=randomk:0.2", "*=powersgd:1:start=3,*=int8"]
+    "compress",
+    [
+        "*=int8",
+        "0.weight=topk:0.1,*=sign",
+        "0.weight=none/int8,*=sign/none",
+        "*=topk:0.1/int8",
+        "*=powersgd:1:start=3,*=int8",
+    ],
 )
 @pytest.mark.parametrize("how", [MOMENTUM, torch_adam], ids=["rule", "optimizer"])
 def test_what_codecs_hold_back_is_in_the_state(how: How, compress: str) -> None:

@@ -22,7 +22,7 @@ from poseidon.exchange.cost import (
     server_bytes,
 )
 from poseidon.exchange.options import ExchangeOptions
-from ps_server import CodecSpec, Consistency, Precision
+from ps_server import CodecPair, Consistency, Precision
 
 MEGA_FLOATS = 4_000_000
 
@@ -201,15 +201,15 @@ def test_the_table_for_people() -> None:
 def test_the_plan_has_codecs_and_their_bytes() -> None:
     """Factors are taken where they are no more than what the codec sends."""
     tensors = [tensor("conv", 64, 64, 3, 3), tensor("fc", 4096, 4096, rows=256), tensor("bias", 64)]
-    codecs = [CodecSpec.parse("topk:0.125"), CodecSpec.parse("sign"), None]
+    codecs = [CodecPair.parse("topk:0.125/none"), CodecPair.parse("sign"), None]
     plan = choose(tensors, ExchangeKind.HYBRID, Topology.colocated(2), codecs=codecs)
     assert [line.split()[:4] for line in plan.table()[1:4]] == [
-        ["conv", "64x64x3x3", "ps", "topk:0.125"],
+        ["conv", "64x64x3x3", "ps", "topk:0.125/none"],
         ["fc", "4096x4096", "ps", "sign"],
         ["bias", "64", "ps", "512"],
     ]
     conv, fc, bias = plan.choices
-    assert conv.bytes == 2 * 6 * 64 * 64 * 9 // 8
+    assert conv.bytes == (6 + 4 * 8) * 64 * 64 * 9 // 8
     assert fc.bytes == 2 * 4096 * 4096 * (32 + 4) // 256
     assert bias.bytes == 8 * 64
     assert "3 by ps, 2 of them compressed:" in plan.summary()

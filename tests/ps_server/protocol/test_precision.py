@@ -10,6 +10,7 @@ import torch
 
 from ps_server import (
     Client,
+    CodecPair,
     CodecSpec,
     Consistency,
     Keeping,
@@ -193,6 +194,7 @@ def test_a_change_out_of_turn_is_refused(clock: int) -> None:
 # -- codecs ------------------------------------------------------------------------------------------------
 
 CODECS = ["int8", "sign", "topk:0.1", "randomk:0.1"]
+PAIRS = ["topk:0.1/int8", "sign/none", "none/int8"]
 SIZE = 2 * SEGMENT_ELEMENTS + 300
 
 
@@ -201,7 +203,7 @@ def lossy(
 ) -> StoreSpec:
     rule = Rule(kind=kind) if kind is RuleKind.MEAN else Rule(kind=kind, momentum=0.5)
     tables = (
-        TableSpec(name="w", size=SIZE, rule=rule, codec=CodecSpec.parse(name)),
+        TableSpec(name="w", size=SIZE, rule=rule, codec=CodecPair.parse(name)),
         TableSpec(name="exact", size=10),
     )
     return StoreSpec(workers=workers, shards=shards, tables=tables, **settings)  # type: ignore[arg-type]
@@ -247,7 +249,7 @@ def train_lossy(
 
 
 @pytest.mark.parametrize("clip", [None, 0.5])
-@pytest.mark.parametrize("name", CODECS)
+@pytest.mark.parametrize("name", [*CODECS, *PAIRS])
 def test_all_workers_have_the_same_bits_in_every_run_with_any_number_of_shards(
     name: str, clip: float | None
 ) -> None:
@@ -268,8 +270,9 @@ def test_fewer_bytes(name: str, least: float) -> None:
     assert 4 * SIZE * 6 / (sizes[0] - heads) > least
 
 
-def test_int8_is_near_the_exact_values() -> None:
-    _, values, _ = train_lossy(lossy("int8"))
+@pytest.mark.parametrize("name", ["int8", "none/int8", "int8/none"])
+def test_int8_is_near_the_exact_values(name: str) -> None:
+    _, values, _ = train_lossy(lossy(name))
     exact, history = np.zeros(SIZE), np.zeros(SIZE)
     for iteration in range(6):
         history = 0.5 * history + 0.5 * np.mean([gradient(iteration, rank) for rank in range(3)], axis=0)
@@ -295,7 +298,7 @@ def test_means_are_encoded_with_what_was_held_back(name: str) -> None:
     np.testing.assert_allclose(received + replica.held_back.numpy(), given, atol=1e-4)
 
 
-@pytest.mark.parametrize("name", CODECS)
+@pytest.mark.parametrize("name", [*CODECS, *PAIRS])
 def test_workers_read_equal_means(name: str) -> None:
     expected, values, _ = train_lossy(lossy(name, kind=RuleKind.MEAN))
     assert expected[0] == expected[1] == expected[2]
@@ -307,7 +310,7 @@ def test_workers_read_equal_means(name: str) -> None:
 
 def test_tables_with_a_codec_are_cut_between_segments() -> None:
     tables = tuple(
-        TableSpec(name=n, size=s, rows=r, codec=CodecSpec.parse("sign"))
+        TableSpec(name=n, size=s, rows=r, codec=CodecPair.parse("sign"))
         for n, s, r in (("a", 50_000, 0), ("b", 200_001, 7), ("c", 5, 0), ("d", 1_000_000, 1))
     )
     for shards in (1, 2, 7):
@@ -318,7 +321,7 @@ def test_tables_with_a_codec_are_cut_between_segments() -> None:
 
 
 def joined_shard(name: str) -> tuple[Shard, StoreSpec]:
-    spec = StoreSpec(workers=1, shards=1, tables=(TableSpec(name="w", size=8, codec=CodecSpec.parse(name)),))
+    spec = StoreSpec(workers=1, shards=1, tables=(TableSpec(name="w", size=8, codec=CodecPair.parse(name)),))
     shard = Shard(0, 1)
     shard.handle(b"a", m.Hello(0, b""))
     shard.handle(b"a", m.Create(spec))
@@ -374,7 +377,7 @@ def test_a_change_that_no_encoder_makes_is_refused(array: np.ndarray) -> None:
 )
 def test_only_tables_whose_rule_runs_on_the_shards_have_a_codec(settings: dict[str, object]) -> None:
     with pytest.raises(SpecError, match="expected none at staleness > 0"):
-        TableSpec(name="w", size=8, codec=CodecSpec.parse("int8"), **settings)  # type: ignore[arg-type]
+        TableSpec(name="w", size=8, codec=CodecPair.parse("int8"), **settings)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("consistency", [Consistency.SSP, Consistency.SSP_AGGR])

@@ -16,6 +16,7 @@ from ps_server.protocol import messages as m
 from ps_server.protocol.fields import Buffer
 from ps_server.protocol.settings import (
     CodecKind,
+    CodecPair,
     CodecSpec,
     Consistency,
     Keeping,
@@ -46,7 +47,9 @@ STORE = StoreSpec(
     precision=Precision.FLOAT16,
 )
 LOSSY = StoreSpec(
-    workers=2, shards=1, tables=(TableSpec(name="ip", size=5, codec=CodecSpec(CodecKind.TOPK, 0.015)),)
+    workers=2,
+    shards=1,
+    tables=(TableSpec(name="ip", size=5, codec=CodecPair(CodecSpec(CodecKind.TOPK, 0.015), None)),),
 )
 MESSAGES = [
     m.Hello(1, b"secret"),

@@ -41,6 +41,8 @@ TENSORS = [
         ("*=randomk:0.1", ["randomk:0.1"] * 4 + [None]),
         ("conv?.0=sign,conv*=int8,fc.[1]=int8", ["sign", "sign", None, "int8", None]),
         ("none,int8", [None] * 5),
+        ("topk:0.01/int8", [None, "topk:0.01/int8", "topk:0.01/int8", None, None]),
+        ("fc*=none/sign,int8/int8", [None, "int8", "none/sign", "none/sign", None]),
         ("powersgd:4,int8", [None, "powersgd:4", "powersgd:4", None, None]),
         ("fc*=powersgd:2:start=9,int8", [None, "int8", "powersgd:2:start=9", None, None]),
         ("powersgd:32,int8", [None, "int8", "int8", None, None]),
@@ -63,6 +65,11 @@ def test_the_first_scheme_that_matches_decides(text: str, expected: list[str | N
         ("powersgd:2:9", "expected powersgd:RANK"),
         ("powersgd:2:start=", "or powersgd:RANK:start=ITERATION"),
         ("fc*=int8:start=9", "'int8:start=9' is no codec; expected a number after 'int8:'"),
+        ("none/none", "none/none is no codec; expected one for gradients or for values"),
+        ("int8/", "'' is no codec; expected int8"),
+        ("int8/sign/none", "'sign/none' is no codec; expected int8"),
+        ("powersgd:2/int8", "expected powersgd:RANK with a whole number"),
+        ("int8/powersgd:2", "'powersgd:2' is no codec; expected int8"),
         (
             "fc*",
             "'fc*' is no codec; expected int8, sign, topk:FRACTION, randomk:FRACTION, powersgd:RANK, or none",
@@ -87,7 +94,17 @@ def test_a_pattern_matches_a_tensor_with_a_gradient(pattern: str) -> None:
 # -- training ----------------------------------------------------------------------------------------------
 
 STEPS = 20
-SCHEMES = ["int8", "sign", "topk:0.25", "first*=topk:0.25,int8", "*=int8", "*=powersgd:2,*=int8"]
+SCHEMES = [
+    "int8",
+    "sign",
+    "topk:0.25/int8",
+    "none/int8",
+    "int8/none",
+    "topk:0.25",
+    "first*=topk:0.25,int8",
+    "*=int8",
+    "*=powersgd:2,*=int8",
+]
 
 
 class Net(nn.Module):
@@ -162,6 +179,7 @@ def torch_sgd(module: nn.Module) -> torch.optim.Optimizer:
         *((compress, SGD(lr=0.3, momentum=0.5)) for compress in SCHEMES),
         ("int8", torch_sgd),
         ("topk:0.25", torch_sgd),
+        ("topk:0.25/none", torch_sgd),
         ("*=powersgd:2", torch_sgd),
     ],
     ids=lambda value: value if isinstance(value, str) else getattr(value, "__name__", "rule"),
