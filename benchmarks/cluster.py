@@ -6,6 +6,7 @@
     sudo python benchmarks/cluster.py speed --net resnet50 --exchange ps --rates 250,1000,none
     sudo python benchmarks/cluster.py speed --net resnet50 --exchange ps --rates 250 --servers 4
     sudo python benchmarks/cluster.py speed --net gpt2 --exchange ps --rates 100,250,1000,10000 --hooks all
+    sudo python benchmarks/cluster.py speed --net gpt2 --ours hybrid,hybrid+int8,ps+powersgd:4,ps+H32+int8 --hooks all
     sudo python benchmarks/cluster.py overlap                      # iteration beside max(compute, bytes / rate)
     sudo python benchmarks/cluster.py paper                        # VGG19-22K on 1 to 8 hosts, a fortieth of its size
     sudo python benchmarks/cluster.py links --net resnet50         # how busy each link is, interval by interval
@@ -17,6 +18,9 @@ stand for many accelerators; the same modules serve Poseidon and torch's Distrib
 everything between the gradients and the new weights. Each job's result is the median of several rounds, and jobs that
 are compared run by turns on the same hosts.
 
+A job of `--ours` is EXCHANGE[+CODEC...][+float16|bfloat16][+H32[+P4][+D8]]. A CODEC is one of `--compress`; H, P and D are
+`--sync_every`, `--sync_fragments` and `--sync_delay`.
+
 Needs root, iproute2, and memory for all hosts' models; --json FILE keeps the numbers.
 """
 
@@ -26,6 +30,7 @@ import argparse
 import contextlib
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -45,12 +50,16 @@ from benchmarks.testbed.point_overlap import measure_overlap
 from benchmarks.testbed.point_paper import measure_paper
 from benchmarks.testbed.point_speed import Comparison, compare
 from benchmarks.testbed.shapes import NETS, default_rows, layers_of
-from benchmarks.testbed.tables import Table, rate_text, write_json
+from benchmarks.testbed.tables import Table, write_json
 from benchmarks.testbed.timeline import measure_links
-from benchmarks.testbed.worker_settings import DdpSettings, PoseidonSettings, TrainingSettings
-from poseidon.errors import PoseidonError
+from benchmarks.testbed.worker_settings import (
+    EXCHANGES,
+    DdpSettings,
+    PoseidonSettings,
+    TrainingSettings,
+)
+from poseidon.errors import PoseidonError, UsageError
 
-EXCHANGES = ("hybrid", "ps", "svb", "allreduce")
 Report = Callable[[str], None]
 
 
@@ -91,6 +100,14 @@ def exchanges(text: str) -> list[str]:
     return words
 
 
+def our_jobs(text: str) -> tuple[PoseidonSettings, ...]:
+    """`hybrid,hybrid+int8,ps+H32+P4+D8+int8`."""
+    try:
+        return tuple(PoseidonSettings.parse(word) for word in text.split(","))
+    except UsageError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
+
+
 def training(flags: argparse.Namespace) -> TrainingSettings:
     """Return the net that the flags name."""
     return TrainingSettings(layers=layers_of(flags.net), batch=rows(flags), compute_s=flags.compute / 1000)
@@ -113,29 +130,21 @@ def run_bytes(flags: argparse.Namespace, report: Report) -> list[Table]:
 
 def run_speed(flags: argparse.Namespace, report: Report) -> list[Table]:
     """Points 2 and 3."""
-    ours = tuple(
-        PoseidonSettings(exchange=exchange, servers=flags.servers, shards=flags.shards)
-        for exchange in flags.exchange
+    ours = flags.ours or tuple(PoseidonSettings(exchange=exchange) for exchange in flags.exchange)
+    net = replace(training(flags), steady=flags.steady, emulated_update=flags.emulated_update)
+    beside = f" and {flags.servers} that only serve" if flags.servers else ""
+    comparison = Comparison(
+        title=f"{flags.net}, batch {rows(flags)}, {flags.hosts} hosts{beside}, compute {flags.compute:g} ms",
+        training=net,
+        workers=flags.hosts,
+        rates_mbit=tuple(flags.rates),
+        ours=tuple(replace(how, servers=flags.servers, shards=flags.shards) for how in ours),
+        with_ddp=flags.ddp,
+        hooks=flags.hooks,
+        buckets_mb=flags.buckets,
+        effort=replace(effort(flags), warm_ddp=flags.warm_ddp),
     )
-    net = training(flags)
-    return [
-        compare(
-            Comparison(
-                title=f"{flags.net}, batch {rows(flags)}, {flags.hosts} hosts"
-                f"{f' and {flags.servers} that only serve' if flags.servers else ''}, "
-                f"compute {flags.compute:g} ms, {rate_text(rate)}",
-                training=net,
-                workers=flags.hosts,
-                rate_mbit=rate,
-                ours=ours,
-                hooks=flags.hooks,
-                buckets_mb=flags.buckets,
-                effort=effort(flags),
-            ),
-            report,
-        )
-        for rate in flags.rates
-    ]
+    return compare(comparison, report)
 
 
 def run_overlap(flags: argparse.Namespace, report: Report) -> list[Table]:
@@ -216,6 +225,21 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     )
     added.add_argument(
         "--hooks", type=hooks, default=(), help=f"DDP's communication hooks: all, or of {','.join(ALL_HOOKS)}"
+    )
+    added.add_argument("--ours", type=our_jobs, help="our jobs in place of --exchange, see above")
+    added.add_argument(
+        "--ddp", action=argparse.BooleanOptionalAction, default=True, help="plain DDP too (yes)"
+    )
+    added.add_argument("--warm_ddp", type=int, help="DDP's --warm: its iterations do not overlap (as --warm)")
+    added.add_argument(
+        "--steady",
+        action="store_true",
+        help="the emulated accelerator has priority on this machine's processors",
+    )
+    added.add_argument(
+        "--emulated_update",
+        action="store_true",
+        help="updates of DDP and of local steps are a part of the emulated compute",
     )
     added = command("overlap", run_overlap, "an iteration beside max(compute, bytes / rate)")
     net(added, "resnet50", "ps")

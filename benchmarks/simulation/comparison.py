@@ -26,7 +26,9 @@ SPEED = re.compile(
 OVERLAP = re.compile(r"Overlap: (?P<exchange>\w+) on (?P<hosts>\d+) hosts at (?P<rate>[\d.]+) Mbit/s")
 PAPER = re.compile(r"VGG19-22K / 40 at (?P<rate>[\d.]+) Mbit/s; .*")
 DDP = re.compile(r"DDP(?: (?:(?P<half>fp16)|PowerSGD (?P<rank>\d+)))?(?: (?P<bucket>[\d.]+) MB)?")
-OURS = re.compile(r"(?P<exchange>ps|svb|hybrid)(?: \d+ servers)?(?P<late> not wait-free)?")
+OURS = re.compile(
+    r"(?P<exchange>ps|svb|hybrid)(?:\+(?P<codec>int8|float16|bfloat16))?(?: \d+ servers)?(?P<late> not wait-free)?"
+)
 PAPER_NET, PAPER_BATCH, PAPER_COMPUTE_S = "vgg19-22k/40", 5, 0.925
 HEAD = ("job", "measured s", "predicted s", "predicted / measured")
 READING = (
@@ -130,7 +132,10 @@ def _by_name(scenario: Scenario, job: str) -> Scenario | None:
             machine=replace(scenario.machine, cores=scenario.machine.cores * _all_hosts(scenario)),
         )
     if found := OURS.fullmatch(job):
-        return replace(scenario, exchange=Exchange(found["exchange"]), wait_free=not found["late"])
+        codec = WireCodec.INT8 if found["codec"] == "int8" else WireCodec.HALF if found["codec"] else None
+        return replace(
+            scenario, exchange=Exchange(found["exchange"]), wait_free=not found["late"], lossy=codec
+        )
     return None
 
 

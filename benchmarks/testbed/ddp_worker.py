@@ -18,10 +18,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 from benchmarks.testbed.control import serve_rounds
 from benchmarks.testbed.emulated import EmulatedNet
-from benchmarks.testbed.hooks import ALL_HOOKS, Hook, attach
+from benchmarks.testbed.hooks import Hook, attach
 from benchmarks.testbed.worker_settings import DdpSettings, TrainingSettings, read_settings
-
-RENDEZVOUS_PORT = 29400
 
 
 class DdpTraining:
@@ -41,11 +39,15 @@ class DdpTraining:
             if how.hook:
                 self._after_step = attach(wrapped, Hook.parse(how.hook))
             self._net = wrapped
-        self._optimizer = torch.optim.SGD(
-            net.parameters(),
-            lr=training.rate,
-            momentum=training.momentum,
-            weight_decay=training.weight_decay,
+        self._optimizer = (
+            None
+            if training.emulated_update
+            else torch.optim.SGD(
+                net.parameters(),
+                lr=training.rate,
+                momentum=training.momentum,
+                weight_decay=training.weight_decay,
+            )
         )
 
     def parameters(self) -> Iterator[nn.Parameter]:
@@ -54,16 +56,11 @@ class DdpTraining:
 
     def iterate(self) -> None:
         """Run one iteration: forward, backward, update."""
-        self._optimizer.zero_grad()
+        self._net.zero_grad()
         self._net().sum().backward()
-        self._optimizer.step()
+        if self._optimizer is not None:
+            self._optimizer.step()
         self._after_step()
-
-
-def rendezvous_port(how: DdpSettings) -> int:
-    """Return the port of rank 0's rendezvous: jobs with other buckets or hooks may live beside this one."""
-    hook = 1 + (ALL_HOOKS.index(how.hook) if how.hook in ALL_HOOKS else len(ALL_HOOKS)) if how.hook else 0
-    return RENDEZVOUS_PORT + int(how.bucket_mb or 0) + 100 * hook
 
 
 def main() -> None:
@@ -82,7 +79,7 @@ def main() -> None:
         return
     distributed.init_process_group(
         "gloo",
-        init_method=f"tcp://{settings.hosts[0]}:{rendezvous_port(settings.how)}",
+        init_method=f"tcp://{settings.hosts[0]}:{settings.port}",
         rank=flags.rank,
         world_size=settings.workers,
     )

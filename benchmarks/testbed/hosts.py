@@ -103,8 +103,8 @@ class Hosts(Sequence[Host]):
             links.make_bridge(self._group.bridge)
             for host in self._hosts:
                 links.make_host(host.name, self._group.bridge, host.address)
-                if self._rate_mbit is not None:
-                    links.shape(host.name, self._rate_mbit)
+            if self._rate_mbit is not None:
+                self.shape(self._rate_mbit)
         except BaseException:
             self.close()
             raise
@@ -124,6 +124,14 @@ class Hosts(Sequence[Host]):
         while self._handlers:
             number, handler = self._handlers.popitem()
             signal.signal(number, handler)  # type: ignore[arg-type]
+
+    def shape(self, rate_mbit: float | None) -> None:
+        """Give all links another rate; None: as fast as the machine."""
+        for host in self._hosts:
+            if rate_mbit is None:
+                links.unshape(host.name)
+            else:
+                links.shape(host.name, rate_mbit)
 
     @property
     def bridge(self) -> str:

@@ -80,7 +80,7 @@ class HostJob:
                 return "one process"
             hook = f" {Hook.parse(self._how.hook).name}" if self._how.hook else ""
             return f"DDP{hook}" if size is None else f"DDP{hook} {size:g} MB"
-        words = [self._how.exchange]
+        words = [self._how.name]
         words += [f"{self._how.servers} servers"] if self._how.servers else []
         words += [] if self._how.wait_free else ["not wait-free"]
         return " ".join(words)
@@ -88,8 +88,14 @@ class HostJob:
     @property
     def period(self) -> int:
         """Number of iterations after which the job's transfers repeat."""
-        hook = self._how.hook if isinstance(self._how, DdpSettings) else ""
-        return Hook.parse(hook).period if hook else 1
+        if isinstance(self._how, PoseidonSettings):
+            return max(self._how.sync_every, 1)
+        return Hook.parse(self._how.hook).period if self._how.hook else 1
+
+    @property
+    def overlaps(self) -> bool:
+        """Whether the transfers of an iteration go on in the next one."""
+        return isinstance(self._how, PoseidonSettings)
 
     @property
     def plain_iterations(self) -> int:
@@ -167,6 +173,7 @@ class HostJob:
             shards=tuple(shards),
             homes=tuple(homes),
             token=secrets.token_hex(16),
+            port=next(_PORTS),
         )
 
     def _start_shards(self, settings: WorkerSettings, folder: Path) -> None:

@@ -25,11 +25,13 @@ class Effort:
         rounds: of each job.
         iterations: that count, in each round.
         warm: that do not, before those.
+        warm_ddp: the same of DDP, whose iterations end with their transfers; None: as `warm`.
     """
 
     rounds: int = 5
     iterations: int = 5
     warm: int = 2
+    warm_ddp: int | None = None
 
     def of(self, job: HostJob) -> Effort:
         """Return the effort of a job in whole periods of its transfers."""
@@ -37,7 +39,8 @@ class Effort:
         def whole(iterations: int) -> int:
             return -(-iterations // job.period) * job.period
 
-        return replace(self, iterations=whole(self.iterations), warm=whole(self.warm))
+        warm = whole(self.warm) if job.overlaps else 0
+        return replace(self, iterations=whole(self.iterations), warm=whole(warm))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,13 +92,32 @@ class Measured:
         return statistics.median(self.seconds)
 
     @property
+    def quartiles_s(self) -> tuple[float, float]:
+        """The first and the third quartile of the rounds."""
+        if len(self.seconds) == 1:
+            return self.seconds[0], self.seconds[0]
+        first, _, third = statistics.quantiles(self.seconds, n=4, method="inclusive")
+        return first, third
+
+    @property
     def spread(self) -> float:
         """How far the rounds lie apart: (longest - shortest) / median."""
         return (max(self.seconds) - min(self.seconds)) / self.median_s
 
 
+def begin(jobs: Sequence[HostJob], effort: Effort) -> None:
+    """Run the first round of entered jobs, which does not count: buffers are made, connections opened."""
+    for job in jobs:
+        job.round(job.plain_iterations + max(effort.of(job).warm, 1))
+
+
 def measure(
-    hosts: Hosts, jobs: Sequence[HostJob], effort: Effort, report: Callable[[str], None] = lambda _: None
+    hosts: Hosts,
+    jobs: Sequence[HostJob],
+    effort: Effort,
+    report: Callable[[str], None] = lambda _: None,
+    *,
+    begun: bool = False,
 ) -> list[Measured]:
     """Measure entered jobs by turns.
 
@@ -104,14 +126,15 @@ def measure(
         jobs: entered.
         effort: how much.
         report: receives a line for each round.
+        begun: whether `begin` has run.
 
     Returns:
         What was measured, in the order of `jobs`.
     """
     found = [Measured(name=job.name) for job in jobs]
     efforts = [effort.of(job) for job in jobs]
-    for job, own in zip(jobs, efforts, strict=True):
-        job.round(job.plain_iterations + own.warm)  # buffers are made, connections opened
+    if not begun:
+        begin(jobs, effort)
     traffic: list[list[Traffic]] = [[] for _ in jobs]
     for number in range(effort.rounds):
         for job, measured, moved, own in zip(jobs, found, traffic, efforts, strict=True):

@@ -21,6 +21,10 @@ COPIES_HOOK = {HookKind.FP16: 0, HookKind.POWERSGD: 2, HookKind.POST_LOCAL: 1}
 """Further copies: PowerSGD has what it holds back and the gradient before compression, post-local SGD the averaged weights."""
 COPIES_POSEIDON = 5
 """Weights, the shards' values and momentum, gradients and values on their way."""
+COPIES_CODEC = 2
+"""Further ones with a lossy codec: what the workers and the shards hold back."""
+COPIES_LOCAL_STEPS = 2
+"""Further ones with local steps: the anchors and the outer gradients."""
 SPARE = 0.9
 
 
@@ -32,7 +36,14 @@ def needed_bytes(training: TrainingSettings, how: DdpSettings | PoseidonSettings
         copies = COPIES_DDP + (COPIES_HOOK[Hook.parse(how.hook).kind] if how.hook else 0)
         return workers * (copies * model + largest + PROCESS_BYTES)
     shards = (how.servers or workers) * how.shards
-    return workers * (COPIES_POSEIDON * model + largest + PROCESS_BYTES) + shards * PROCESS_BYTES
+    copies = COPIES_POSEIDON + (COPIES_CODEC if how.compress else 0)
+    copies += COPIES_LOCAL_STEPS if how.sync_every else 0
+    return workers * (copies * model + largest + PROCESS_BYTES) + shards * PROCESS_BYTES
+
+
+def free_bytes() -> int:
+    """Return the memory that jobs may take."""
+    return int(psutil.virtual_memory().available * SPARE)
 
 
 def check_memory(
@@ -44,9 +55,29 @@ def check_memory(
         TestbedError: they do not.
     """
     needed = sum(needed_bytes(training, how, workers) for how in jobs)
-    available = int(psutil.virtual_memory().available * SPARE)
+    available = free_bytes()
     if needed > available:
         raise TestbedError(
             f"{workers} workers on this net need about {megabytes(needed)} MB, and {megabytes(available)} MB are "
             "free; take fewer hosts (--hosts) or a smaller net (--net)"
         )
+
+
+def groups_that_fit(
+    training: TrainingSettings,
+    jobs: Sequence[DdpSettings | PoseidonSettings],
+    workers: int,
+    *,
+    most_bytes: int,
+) -> list[list[DdpSettings | PoseidonSettings]]:
+    """Return jobs in groups, in their order, each of which fits; a job that does not fit has a group of its own."""
+    groups: list[list[DdpSettings | PoseidonSettings]] = []
+    used = 0
+    for how in jobs:
+        needed = needed_bytes(training, how, workers)
+        if not groups or used + needed > most_bytes:
+            groups.append([])
+            used = 0
+        groups[-1].append(how)
+        used += needed
+    return groups

@@ -4,23 +4,26 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 
 from benchmarks.testbed.formulas import LinkBytes, expected
 from benchmarks.testbed.hosts import Hosts
 from benchmarks.testbed.jobs import HostJob
-from benchmarks.testbed.measurement import Effort, Measured, measure
-from benchmarks.testbed.memory import check_memory
+from benchmarks.testbed.measurement import Effort, Measured, begin, measure
+from benchmarks.testbed.memory import check_memory, free_bytes, groups_that_fit, needed_bytes
 from benchmarks.testbed.tables import Table, megabytes, rate_text
 from benchmarks.testbed.worker_settings import DdpSettings, PoseidonSettings, TrainingSettings
 
+How = DdpSettings | PoseidonSettings
 HEAD = (
     "job",
     "lossy",
     "iteration s",
-    "spread",
-    "DDP / this",
-    "hook / this",
+    "quartiles",
+    "times DDP",
+    "times hook",
+    "compute",
     "bound s",
     "sent MB",
     "formula MB",
@@ -30,15 +33,18 @@ HEAD = (
     "shard kernel s",
 )
 READING = (
-    "'iteration s' is the median over the rounds of the mean iteration; 'spread' how far the rounds lie apart. "
-    "'lossy' is yes if the weights are not those of plain DDP: a communication hook of DDP rounds gradients, approximates "
-    "them or averages weights every few iterations. 'DDP / this' is how many times faster than plain DDP's best a job is, "
-    "'hook / this' how many times faster than the fastest hook. Hooks compute on this machine's processors. 'bound s' is the greater of the compute time and the "
-    "formula's bytes at the links' rate: no exchange that moves those bytes can be faster. MB go over the busiest host's "
-    "link in one direction. CPU and kernel seconds are the processors' time in one iteration, all hosts together: divided "
+    "Ours come first, the slowest on top, then DDP's. 'iteration s' is the median over the rounds of the mean iteration; "
+    "'quartiles' are those of the rounds. 'lossy' is yes if the weights are not those of plain DDP: a codec or a "
+    "communication hook rounds gradients, approximates them, or weights are exchanged every few iterations. 'times DDP' is "
+    "how many times as fast as plain DDP's best a job is, 'times hook' how many times as fast as the fastest hook. 'compute' "
+    "is the part of the time that is emulated compute. Codecs and hooks compute on this machine's processors. 'bound s' is "
+    "the greater of the compute time and the formula's bytes at the links' rate: no exchange that moves those bytes can be "
+    "faster. MB are those of an iteration, over the busiest host's link in one direction; with local steps a round's are "
+    "divided by its iterations. CPU and kernel seconds are the processors' time in one iteration, all hosts together: divided "
     "by this machine's processors they bound the iteration too, since all hosts share them."
 )
-SCREENING = Effort(rounds=1, iterations=2, warm=1)
+MEASURES_LINKS = ("auto",)
+"""Exchanges that start on links of the rate at which they are measured."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,24 +52,38 @@ class Comparison:
     """One comparison.
 
     Attributes:
-        title: of the table.
+        title: of the tables, without the rate.
         training: the net, its batch and its compute time.
         workers: hosts that work.
-        rate_mbit: of the links; None: unshaped.
-        ours: Poseidon's exchanges, each compared with DDP.
-        hooks: DDP's communication hooks, each compared with ours, as `hooks.Hook` parses them.
-        buckets_mb: DDP's bucket sizes besides its default; the best is compared.
+        rates_mbit: of the links, one table each; None: unshaped.
+        ours: Poseidon's jobs.
+        with_ddp: whether DDP without hooks is measured.
+        hooks: DDP's communication hooks, as `hooks.Hook` parses them.
+        buckets_mb: bucket sizes of plain DDP besides its default.
         effort: the number of rounds and iterations.
     """
 
     title: str
     training: TrainingSettings
     workers: int
-    rate_mbit: float | None
+    rates_mbit: tuple[float | None, ...]
     ours: tuple[PoseidonSettings, ...]
+    with_ddp: bool = True
     hooks: tuple[str, ...] = ()
     buckets_mb: tuple[float, ...] = (1.0, 5.0, 25.0)
     effort: Effort = field(default_factory=Effort)
+
+    @property
+    def jobs(self) -> list[How]:
+        """All jobs: ours, then DDP's."""
+        plain = [DdpSettings(), *(DdpSettings(bucket_mb=size) for size in self.buckets_mb)]
+        hooks = [DdpSettings(hook=hook) for hook in self.hooks]
+        return [*self.ours, *(plain if self.with_ddp else ()), *hooks]
+
+    @property
+    def servers(self) -> int:
+        """Hosts beside those that work."""
+        return max((how.servers for how in self.ours), default=0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,7 +103,12 @@ class Row:
     @property
     def lossy(self) -> bool:
         """Whether the weights differ from those of plain DDP by more than rounding."""
-        return isinstance(self.how, DdpSettings) and bool(self.how.hook)
+        return bool(self.how.hook) if isinstance(self.how, DdpSettings) else self.how.lossy
+
+    @property
+    def ours(self) -> bool:
+        """Whether the job is Poseidon's."""
+        return isinstance(self.how, PoseidonSettings)
 
     @property
     def plain_ddp(self) -> bool:
@@ -91,75 +116,89 @@ class Row:
         return isinstance(self.how, DdpSettings) and not self.how.hook
 
 
-def compare(comparison: Comparison, report: Callable[[str], None]) -> Table:
-    """Measure one comparison.
+def compare(comparison: Comparison, report: Callable[[str], None]) -> list[Table]:
+    """Measure one comparison. Return a table for each rate.
+
+    Jobs that fit this machine's memory together live together and are measured by turns; otherwise they form several groups.
 
     Raises:
         TestbedError: it does not fit, or a process failed.
     """
-    ddp = [DdpSettings(), *(DdpSettings(hook=hook) for hook in comparison.hooks)]
-    servers = max((how.servers for how in comparison.ours), default=0)
-    most = max(comparison.ours, key=lambda how: how.servers)
-    for other in ddp:
-        check_memory(comparison.training, [other, most], comparison.workers)
-    found: list[Row] = []
-    with Hosts(comparison.workers + servers, rate_mbit=comparison.rate_mbit) as hosts:
-        best = _best_bucket(comparison, hosts, report)
-        ddp[1:1] = [best] if best.bucket_mb is not None else []
-        for how in comparison.ours:
-            for other in ddp:
-                found += _by_turns(comparison, hosts, how, other, report)
-    return table(comparison, found)
-
-
-def _by_turns(
-    comparison: Comparison,
-    hosts: Hosts,
-    how: PoseidonSettings,
-    other: DdpSettings,
-    report: Callable[[str], None],
-) -> list[Row]:
     training, workers = comparison.training, comparison.workers
-    first = HostJob(hosts[: workers + how.servers], training, how)
-    second = HostJob(hosts[:workers], training, other)
-    report(f"{first.name} and {second.name} by turns, {rate_text(comparison.rate_mbit)}")
-    with first, second:
-        measured = measure(hosts, [first, second], comparison.effort, report)
-    return [
-        Row(how=each, measured=found, formula=expected(training, each, workers))
-        for each, found in zip((how, other), measured, strict=True)
-    ]
+    jobs = comparison.jobs
+    check_memory(training, [max(jobs, key=lambda how: needed_bytes(training, how, workers))], workers)
+    found: dict[float | None, list[Row]] = {rate: [] for rate in comparison.rates_mbit}
+    anywhere = [how for how in jobs if not _measures_links(how)]
+    for group in groups_that_fit(training, anywhere, workers, most_bytes=free_bytes()):
+        _measure_group(comparison, group, comparison.rates_mbit, found, report)
+    for how in jobs:
+        for rate in comparison.rates_mbit if _measures_links(how) else ():
+            _measure_group(comparison, [how], (rate,), found, report)
+    return [table(comparison, rate, rows) for rate, rows in found.items()]
 
 
-def _best_bucket(comparison: Comparison, hosts: Hosts, report: Callable[[str], None]) -> DdpSettings:
-    """Return the fastest of DDP's bucket sizes in a short run of each; the default where none is faster."""
-    seconds: dict[DdpSettings, float] = {}
-    for how in (DdpSettings(), *(DdpSettings(bucket_mb=size) for size in comparison.buckets_mb)):
-        if not comparison.buckets_mb:
-            return how
-        with HostJob(hosts[: comparison.workers], comparison.training, how) as job:
-            (measured,) = measure(hosts, [job], SCREENING)
-        seconds[how] = measured.median_s
-        report(f"{job.name}: {measured.median_s:.3f} s in a short run")
-    return min(seconds, key=lambda how: seconds[how])
+def _measures_links(how: How) -> bool:
+    return isinstance(how, PoseidonSettings) and how.exchange in MEASURES_LINKS
 
 
-def table(comparison: Comparison, found: Sequence[Row]) -> Table:
-    """Return the table of measured jobs."""
-    fastest_ddp = min(row.measured.median_s for row in found if row.plain_ddp)
-    hooks = [row.measured.median_s for row in found if isinstance(row.how, DdpSettings) and row.how.hook]
-    fastest_hook = min(hooks, default=None)
+def _measure_group(
+    comparison: Comparison,
+    group: Sequence[How],
+    rates_mbit: Sequence[float | None],
+    found: dict[float | None, list[Row]],
+    report: Callable[[str], None],
+) -> None:
+    """Measure jobs that live together, by turns at each rate. Add their rows to `found`.
+
+    They start on unshaped links, which shortens the start; a job that measures its links starts at its rate.
+    """
+    training, workers = comparison.training, comparison.workers
+    slow = rates_mbit[0] if any(map(_measures_links, group)) else None
+    with Hosts(workers + comparison.servers, rate_mbit=slow) as hosts, ExitStack() as stack:
+        jobs = []
+        for how in group:
+            servers = how.servers if isinstance(how, PoseidonSettings) else 0
+            job = HostJob(hosts[: workers + servers], training, how)
+            report(f"{job.name} starts")
+            jobs.append(stack.enter_context(job))
+        begin(jobs, comparison.effort)
+        for rate in rates_mbit:
+            report(f"{' and '.join(job.name for job in jobs)} by turns, {rate_text(rate)}")
+            hosts.shape(rate)
+            measured = measure(hosts, jobs, comparison.effort, report, begun=True)
+            found[rate] += [
+                Row(how=how, measured=each, formula=expected(training, how, workers))
+                for how, each in zip(group, measured, strict=True)
+            ]
+
+
+def in_order(rows: Sequence[Row]) -> list[Row]:
+    """Return ours, the slowest first, then plain DDP, then its hooks, likewise."""
+
+    def place(row: Row) -> tuple[int, float]:
+        return (0 if row.ours else 1 if row.plain_ddp else 2), -row.measured.median_s
+
+    return sorted(rows, key=place)
+
+
+def table(comparison: Comparison, rate_mbit: float | None, found: Sequence[Row]) -> Table:
+    """Return the table of jobs that were measured at one rate."""
+    found = in_order(found)
+    ddp = min((row.measured.median_s for row in found if row.plain_ddp), default=None)
+    hook = min((row.measured.median_s for row in found if not (row.ours or row.plain_ddp)), default=None)
     facts = [
         {
             "job": row.measured.name,
             "lossy": row.lossy,
-            "rate_mbit": comparison.rate_mbit,
+            "rate_mbit": rate_mbit,
             "workers": comparison.workers,
             "compute_s": comparison.training.compute_s,
             "seconds": row.measured.seconds,
             "median_s": row.measured.median_s,
-            "ddp_over_this": fastest_ddp / row.measured.median_s,
-            "hook_over_this": fastest_hook / row.measured.median_s if fastest_hook else None,
+            "quartiles_s": row.measured.quartiles_s,
+            "ddp_over_this": ddp / row.measured.median_s if ddp else None,
+            "hook_over_this": hook / row.measured.median_s if hook else None,
+            "compute_part": comparison.training.compute_s / row.measured.median_s,
             "formula_bytes": row.formula.busiest,
             "sent_bytes": row.measured.sent_bytes,
             "received_bytes": row.measured.received_bytes,
@@ -168,9 +207,9 @@ def table(comparison: Comparison, found: Sequence[Row]) -> Table:
         for row in found
     ]
     return Table(
-        title=comparison.title,
+        title=f"{comparison.title}, {rate_text(rate_mbit)}",
         head=HEAD,
-        rows=tuple(_cells(comparison, row, fastest_ddp, fastest_hook) for row in found),
+        rows=tuple(_cells(comparison.training, rate_mbit, row, ddp, hook) for row in found),
         reading=READING,
         facts=tuple(facts),
     )
@@ -183,7 +222,7 @@ def bound_s(training: TrainingSettings, formula: LinkBytes, rate_mbit: float | N
 
 
 def _cells(
-    comparison: Comparison, row: Row, fastest_ddp: float, fastest_hook: float | None
+    training: TrainingSettings, rate_mbit: float | None, row: Row, ddp: float | None, hook: float | None
 ) -> tuple[str, ...]:
     measured = row.measured
 
@@ -194,10 +233,11 @@ def _cells(
         measured.name,
         "yes" if row.lossy else "no",
         f"{measured.median_s:.3f}",
-        f"{measured.spread:.0%}",
-        f"{fastest_ddp / measured.median_s:.2f}",
-        f"{fastest_hook / measured.median_s:.2f}" if fastest_hook else "-",
-        f"{bound_s(comparison.training, row.formula, comparison.rate_mbit):.3f}",
+        "{:.3f} to {:.3f}".format(*measured.quartiles_s),
+        f"{ddp / measured.median_s:.2f}" if ddp else "-",
+        f"{hook / measured.median_s:.2f}" if hook else "-",
+        f"{training.compute_s / measured.median_s:.0%}",
+        f"{bound_s(training, row.formula, rate_mbit):.3f}",
         megabytes(max(measured.sent_bytes)),
         megabytes(row.formula.busiest),
         *(part(name) for name in ("worker_user_s", "worker_system_s", "shard_user_s", "shard_system_s")),

@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import time
+from collections.abc import Iterable
 from pathlib import Path
 
 import torch
@@ -26,17 +27,26 @@ from benchmarks.testbed.worker_settings import (
     read_settings,
 )
 from poseidon.engine.module.distribute import running_in
+from poseidon.engine.module.group import Group
 from poseidon.engine.module.worker_context import ThisWorker, WorkerContext, unobserved
 from poseidon.errors import JobError
 from poseidon.exchange.base import Exchange
 from poseidon.exchange.build import Built, Membership
-from poseidon.exchange.cost import ExchangeKind
 from poseidon.exchange.observe.observed import ObservedExchange
 from poseidon.exchange.observe.tracing import ExchangeTrace, TracingHooks, named_layers
-from poseidon.exchange.options import ExchangeOptions
 from ps_server.trace import NO_TRACE, Trace, Tracer
 
 RENDEZVOUS_S = 120.0
+
+
+class NoUpdate(torch.optim.Optimizer):
+    """An optimizer whose work is part of the emulated compute time: it changes nothing."""
+
+    def __init__(self, parameters: Iterable[nn.Parameter]) -> None:
+        super().__init__(parameters, {})
+
+    def step(self, closure: object = None) -> None:  # type: ignore[override]
+        """Do nothing."""
 
 
 class PoseidonTraining:
@@ -44,15 +54,25 @@ class PoseidonTraining:
 
     Args:
         training: the training.
+        local_steps: whether the worker applies updates of its own.
     """
 
-    def __init__(self, training: TrainingSettings) -> None:
+    def __init__(self, training: TrainingSettings, *, local_steps: bool = False) -> None:
         self._net = EmulatedNet(training.layers, batch=training.batch, compute_s=training.compute_s)
-        rule = poseidon.SGD(lr=training.rate, momentum=training.momentum, weight_decay=training.weight_decay)
-        self._group = poseidon.distribute(self._net, rule, example=())
+        self._own_gradients = local_steps and training.emulated_update
+        self._group: Group
+        if self._own_gradients:
+            self._group = poseidon.distribute(self._net, NoUpdate(self._net.parameters()), example=())
+        else:
+            rule = poseidon.SGD(
+                lr=training.rate, momentum=training.momentum, weight_decay=training.weight_decay
+            )
+            self._group = poseidon.distribute(self._net, rule, example=())
 
     def iterate(self) -> None:
-        """Run one iteration: forward and backward; the exchange applies the update."""
+        """Run one iteration: forward and backward; the exchange, or an optimizer, applies the update."""
+        if self._own_gradients:
+            self._net.zero_grad()
         self._net().sum().backward()
         self._group.step()
 
@@ -73,9 +93,7 @@ def context(settings: WorkerSettings, rank: int, trace: Tracer) -> WorkerContext
             host=settings.hosts[rank],
             token=settings.token.encode(),
             homes=settings.homes,
-            options=ExchangeOptions(
-                kind=ExchangeKind(settings.how.exchange), wait_free=settings.how.wait_free, check_every=0
-            ),
+            options=settings.how.options,
         ),
         connect=lambda own: settings.shards or [first_address(settings.control.parent / "rendezvous", own)],
         trace=trace,
@@ -155,7 +173,8 @@ def main() -> None:
         contextlib.closing(open_trace(settings, flags.rank)) as trace,
         running_in(context(settings, flags.rank, trace)),
     ):
-        replica = PoseidonTraining(settings.training)
+        assert isinstance(settings.how, PoseidonSettings)
+        replica = PoseidonTraining(settings.training, local_steps=settings.how.sync_every > 0)
         serve_rounds(
             settings.control, flags.rank, replica.iterate, replica.barrier, steady=settings.training.steady
         )

@@ -3,11 +3,21 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.testbed.shapes import from_json, to_json
+from poseidon.errors import UsageError
+from poseidon.exchange.cost import ExchangeKind
+from poseidon.exchange.options import ExchangeOptions
 from poseidon.plan.shapes import LayerShape
+from ps_server import Precision
+
+EXCHANGES = tuple(kind.value for kind in ExchangeKind if kind is not ExchangeKind.LOCAL)
+HALVES = (Precision.FLOAT16.value, Precision.BFLOAT16.value)
+ROUNDS = {"H": "sync_every", "P": "sync_fragments", "D": "sync_delay"}
+"""The letters of local steps in the text of a job, and their fields."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,6 +32,8 @@ class TrainingSettings:
         momentum: of SGD.
         weight_decay: of SGD.
         steady: the thread that emulates the accelerator has priority, see `control.raise_priority`.
+        emulated_update: the optimizer of a worker (DDP, local steps) changes nothing and takes no time: that of an
+            accelerator is short beside its passes, that of this machine's processors is not.
     """
 
     layers: tuple[LayerShape, ...]
@@ -31,6 +43,7 @@ class TrainingSettings:
     momentum: float = 0.9
     weight_decay: float = 0.0005
     steady: bool = False
+    emulated_update: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,11 +64,16 @@ class PoseidonSettings:
     """The settings of Poseidon.
 
     Attributes:
-        exchange: `hybrid`, `ps`, `svb` or `allreduce`.
+        exchange: one of `EXCHANGES`.
         wait_free: gradients leave during the backward pass; False: after it, for contrast.
         servers: number of further hosts that only serve; 0: every host works and serves.
         shards: shards on each host that serves.
         trace: a folder for a trace of every worker and shard; None: none.
+        compress: lossy codecs, as `--compress` takes them; empty: none.
+        precision: of gradients and values on the wire.
+        sync_every: H, iterations of a round of local steps; 0: workers exchange in every iteration.
+        sync_fragments: P, parts of the tensors that are exchanged at different iterations of a round.
+        sync_delay: D, local steps while a part travels.
     """
 
     exchange: str = "hybrid"
@@ -63,6 +81,62 @@ class PoseidonSettings:
     servers: int = 0
     shards: int = 1
     trace: Path | None = None
+    compress: str = ""
+    precision: str = Precision.FLOAT32.value
+    sync_every: int = 0
+    sync_fragments: int = 1
+    sync_delay: int = 0
+
+    @classmethod
+    def parse(cls, text: str) -> PoseidonSettings:
+        """Return the job of `EXCHANGE[+CODEC...][+float16|bfloat16][+H32[+P4][+D8]]`, such as `hybrid+powersgd:4+int8`.
+
+        Raises:
+            UsageError: a word is none of these, or the words exclude each other.
+        """
+        exchange, *words = text.split("+")
+        if exchange not in EXCHANGES:
+            raise UsageError(f"'{exchange}' is none of {', '.join(EXCHANGES)}")
+        rounds = {ROUNDS[word[0]]: int(word[1:]) for word in words if re.fullmatch("[HPD][0-9]{1,6}", word)}
+        others = [word for word in words if not re.fullmatch("[HPD][0-9]{1,6}", word)]
+        precision = next((word for word in others if word in HALVES), Precision.FLOAT32.value)
+        codecs = [word for word in others if word not in HALVES]
+        how = cls(exchange=exchange, compress=",".join(codecs), precision=precision, **rounds)
+        _ = how.options  # which checks them
+        return how
+
+    @property
+    def name(self) -> str:
+        """The text that `parse` takes, without servers and the like."""
+        words = [self.exchange, *filter(None, self.compress.split(","))]
+        words += [self.precision] if self.precision in HALVES else []
+        words += [f"H{self.sync_every}"] if self.sync_every else []
+        words += [f"P{self.sync_fragments}"] if self.sync_fragments > 1 else []
+        words += [f"D{self.sync_delay}"] if self.sync_delay else []
+        return "+".join(words)
+
+    @property
+    def lossy(self) -> bool:
+        """Whether the weights differ from those of synchronous float32 by more than rounding."""
+        return bool(self.compress) or self.precision in HALVES or self.sync_every > 0
+
+    @property
+    def options(self) -> ExchangeOptions:
+        """The options of its exchange.
+
+        Raises:
+            UsageError: two of them exclude each other.
+        """
+        return ExchangeOptions(
+            kind=ExchangeKind(self.exchange),
+            wait_free=self.wait_free,
+            check_every=0,
+            compress=self.compress,
+            precision=Precision(self.precision),
+            sync_every=self.sync_every,
+            sync_fragments=self.sync_fragments,
+            sync_delay=self.sync_delay,
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,6 +151,7 @@ class WorkerSettings:
         shards: addresses of the shards, `tcp://host:port` (Poseidon only).
         homes: for each shard the rank of the worker on its host, or -1 - j for serving host j.
         token: the job's secret, hexadecimal.
+        port: of rank 0's rendezvous (DDP only).
     """
 
     training: TrainingSettings
@@ -86,6 +161,7 @@ class WorkerSettings:
     shards: tuple[str, ...] = ()
     homes: tuple[int, ...] = ()
     token: str = ""
+    port: int = 0
 
     @property
     def workers(self) -> int:
@@ -99,7 +175,7 @@ def write_settings(settings: WorkerSettings, path: Path) -> None:
     plain = {
         "training": {**_fields(training), "layers": to_json(training.layers)},
         "ddp" if isinstance(how, DdpSettings) else "poseidon": _fields(how),
-        **{name: getattr(settings, name) for name in ("hosts", "shards", "homes", "token")},
+        **{name: getattr(settings, name) for name in ("hosts", "shards", "homes", "token", "port")},
         "control": str(settings.control),
     }
     path.write_text(json.dumps(plain, default=str), encoding="utf-8")
@@ -124,6 +200,7 @@ def read_settings(path: Path) -> WorkerSettings:
         shards=tuple(plain["shards"]),
         homes=tuple(plain["homes"]),
         token=plain["token"],
+        port=plain["port"],
     )
 
 

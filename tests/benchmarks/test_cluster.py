@@ -10,6 +10,7 @@ import pytest
 from benchmarks import cluster
 from benchmarks.testbed import measurement_lock
 from benchmarks.testbed.hooks import ALL_HOOKS
+from benchmarks.testbed.worker_settings import PoseidonSettings
 
 
 @pytest.fixture(autouse=True)
@@ -29,6 +30,12 @@ def own_lock(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         ("speed", "hooks", ()),
         ("speed --hooks fp16,powersgd:2", "hooks", ("fp16", "powersgd:2")),
         ("speed --hooks all", "hooks", ALL_HOOKS),
+        ("speed", "ours", None),
+        (
+            "speed --ours hybrid+int8,ps+H32",
+            "ours",
+            (PoseidonSettings(compress="int8"), PoseidonSettings(exchange="ps", sync_every=32)),
+        ),
         ("overlap", "ratios", (0.5, 1.0, 2.0)),
         ("paper --hosts 2", "hosts", [2]),
         ("links --ddp", "ddp", True),
@@ -40,7 +47,14 @@ def test_flags(words: str, field: str, value: object) -> None:
 
 @pytest.mark.parametrize(
     "words",
-    ["", "speed --exchange mpi", "speed --hooks powersgd", "speed --net lenet5000", "bytes --hosts x"],
+    [
+        "",
+        "speed --exchange mpi",
+        "speed --hooks powersgd",
+        "speed --ours ps+zip",
+        "speed --net lenet5000",
+        "bytes --hosts x",
+    ],
 )
 def test_mistakes_end_with_status_2(words: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as leaving:

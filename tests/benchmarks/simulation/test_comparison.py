@@ -44,6 +44,13 @@ def test_communication_hooks_of_ddp() -> None:
     assert {case.scenario.exchange for case in found} == {Exchange.RING}
 
 
+def test_our_lossy_jobs_are_predicted_where_the_model_knows_the_codec() -> None:
+    title = "gpt2, batch 64, 4 hosts, compute 50 ms, 250 Mbit/s"
+    found = read(speed(title, "hybrid", "ps+int8", "ps+float16", "ps+topk:0.1", "ps+H32+int8"))
+    assert [case.scenario.lossy for case in found] == [None, WireCodec.INT8, WireCodec.HALF]
+    assert [case.scenario.exchange for case in found] == [Exchange.HYBRID, Exchange.PS, Exchange.PS]
+
+
 def test_hosts_that_only_serve_are_not_ddps() -> None:
     title = "alexnet, batch 32, 4 hosts and 4 that only serve, compute 50 ms, unshaped"
     ours, ddp = read(speed(title, "ps 4 servers", "DDP", rate=None))

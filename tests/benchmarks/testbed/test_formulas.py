@@ -65,3 +65,12 @@ def test_the_plan_of_the_job_comes_to_the_same(exchange: str, workers: int) -> N
         plan_of(training, how, workers).bytes / 2, rel=1e-4
     )
     assert elements(training.layers) == 60_965_224
+
+
+def test_codecs_and_local_steps_divide_the_bytes() -> None:
+    plain = expected(TRAINING, PoseidonSettings(exchange="ps"), 4).busiest
+    rounds = expected(TRAINING, PoseidonSettings.parse("ps+H8"), 4).busiest
+    assert rounds == pytest.approx(plain / 8)
+    assert expected(TRAINING, PoseidonSettings.parse("hybrid+H8"), 4).busiest == rounds  # no factors
+    assert plain / 4 < expected(TRAINING, PoseidonSettings.parse("ps+int8"), 4).busiest < plain / 3.8
+    assert expected(TRAINING, PoseidonSettings.parse("ps+float16"), 4).busiest == pytest.approx(plain / 2)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from benchmarks.testbed.errors import TestbedError
@@ -54,6 +56,23 @@ def test_ddp_with_hooks_keeps_to_the_formulas() -> None:
     assert [measured.name for measured in found] == ["DDP PowerSGD 2", "DDP post-local 2"]
     for measured, how in zip(found, hooks, strict=True):
         assert max(measured.sent_bytes) == pytest.approx(expected(TRAINING, how, 2).worker, rel=0.1)
+
+
+@pytest.mark.thorough
+@pytest.mark.needs("networks")
+@pytest.mark.processes
+@pytest.mark.timeout(300)
+def test_our_lossy_jobs_and_local_steps_keep_to_the_formulas() -> None:
+    """Rounds of local steps, also by an optimizer that takes no time, send the bytes of a round."""
+    jobs = [PoseidonSettings.parse(text) for text in ("ps+int8", "ps+H4+P2+D1")]
+    training = replace(TRAINING, emulated_update=True)
+    with Hosts(2) as hosts:
+        first, second = (HostJob(hosts, training, how) for how in jobs)
+        with first, second:
+            found = measure(hosts, [first, second], Effort(rounds=1, iterations=4, warm=2))
+    assert [measured.name for measured in found] == ["ps+int8", "ps+H4+P2+D1"]
+    for measured, how in zip(found, jobs, strict=True):
+        assert max(measured.sent_bytes) == pytest.approx(expected(training, how, 2).worker, rel=0.1)
 
 
 @pytest.mark.needs("networks")

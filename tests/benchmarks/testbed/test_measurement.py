@@ -9,7 +9,7 @@ import pytest
 from benchmarks.testbed.control import Round
 from benchmarks.testbed.hosts import Hosts, Traffic
 from benchmarks.testbed.jobs import HostJob
-from benchmarks.testbed.measurement import Effort, measure
+from benchmarks.testbed.measurement import Effort, Measured, measure
 from benchmarks.testbed.processes import CpuTime
 
 WARM_S = 100.0
@@ -31,7 +31,7 @@ class FakeHosts:
 class FakeJob:
     """Iterations of known length; the warm ones are absurdly long."""
 
-    period, plain_iterations = 1, 0
+    period, plain_iterations, overlaps = 1, 0, True
 
     def __init__(self, name: str, hosts: FakeHosts, log: list[str], lengths: list[float], moved: int) -> None:
         self.name = name
@@ -85,6 +85,20 @@ def test_a_round_has_whole_periods_of_a_jobs_transfers(log: list[str]) -> None:
     )
     assert log == ["A 6", "A 12"]
     assert measured.sent_bytes == [10, 10]
+
+
+def test_synchronous_iterations_need_no_warm_ones(log: list[str]) -> None:
+    hosts = FakeHosts()
+    jobs = [FakeJob(name, hosts, log, [1.0] * 9, moved=10) for name in ("A", "B")]
+    jobs[1].overlaps = False
+    effort = Effort(rounds=1, iterations=4, warm=2, warm_ddp=0)
+    measure(cast("Hosts", hosts), cast("list[HostJob]", jobs), effort)
+    assert log == ["A 2", "B 1", "A 6", "B 4"]
+
+
+def test_quartiles_are_those_of_the_rounds() -> None:
+    assert Measured(name="A", seconds=[4.0, 1.0, 2.0]).quartiles_s == (1.5, 3.0)
+    assert Measured(name="A", seconds=[4.0]).quartiles_s == (4.0, 4.0)
 
 
 def test_warm_iterations_do_not_count(log: list[str]) -> None:

@@ -8,7 +8,7 @@ import psutil
 import pytest
 
 from benchmarks.testbed.errors import TestbedError
-from benchmarks.testbed.memory import check_memory, needed_bytes
+from benchmarks.testbed.memory import check_memory, groups_that_fit, needed_bytes
 from benchmarks.testbed.worker_settings import DdpSettings, PoseidonSettings, TrainingSettings
 from poseidon.plan.shapes import LayerShape
 
@@ -37,3 +37,17 @@ def test_what_does_not_fit_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> N
     check_memory(LARGE, [DdpSettings()], 1)
     with pytest.raises(TestbedError, match=r"4 workers on this net need about .* fewer hosts"):
         check_memory(LARGE, [DdpSettings(), PoseidonSettings()], 4)
+
+
+def test_codecs_and_local_steps_need_their_copies() -> None:
+    plain = needed_bytes(LARGE, PoseidonSettings(), 3)
+    assert needed_bytes(LARGE, PoseidonSettings(compress="int8"), 3) == plain + 2 * 3 * MODEL
+    assert needed_bytes(LARGE, PoseidonSettings(sync_every=8), 3) == plain + 2 * 3 * MODEL
+
+
+def test_jobs_form_groups_that_fit() -> None:
+    hooks = [DdpSettings(hook=hook) for hook in ("fp16", "powersgd:1", "post-local:2")]
+    one, two, three = (needed_bytes(LARGE, how, 2) for how in hooks)
+    assert groups_that_fit(LARGE, hooks, 2, most_bytes=one + two) == [hooks[:2], hooks[2:]]
+    assert groups_that_fit(LARGE, hooks, 2, most_bytes=one + two + three) == [hooks]
+    assert groups_that_fit(LARGE, hooks, 2, most_bytes=0) == [[how] for how in hooks]

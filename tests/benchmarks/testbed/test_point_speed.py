@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from benchmarks.testbed.formulas import LinkBytes
 from benchmarks.testbed.measurement import Measured, Split
 from benchmarks.testbed.point_speed import HEAD, Comparison, Row, table
+from benchmarks.testbed.tables import Table
 from benchmarks.testbed.worker_settings import DdpSettings, PoseidonSettings, TrainingSettings
 from poseidon.plan.shapes import LayerShape
 
@@ -14,7 +17,7 @@ COMPARISON = Comparison(
         layers=(LayerShape(name="conv", tensors=((2, 2, 1, 1),), work=1),), batch=1, compute_s=0.5
     ),
     workers=4,
-    rate_mbit=100.0,
+    rates_mbit=(100.0,),
     ours=(PoseidonSettings(),),
 )
 
@@ -29,25 +32,39 @@ def row(name: str, how: DdpSettings | PoseidonSettings, seconds: float) -> Row:
     return Row(how=how, measured=measured, formula=LinkBytes(worker=1e6))
 
 
-def test_rows_say_what_is_lossy_and_are_compared_with_ddp_and_its_fastest_hook() -> None:
+def column(found: Table, name: str) -> list[str]:
+    return [cells[HEAD.index(name)] for cells in found.rows]
+
+
+def test_ours_come_first_from_worst_to_best_then_ddp_then_its_hooks() -> None:
     found = table(
         COMPARISON,
+        100.0,
         [
-            row("hybrid", PoseidonSettings(), 1.0),
-            row("DDP", DdpSettings(), 4.0),
-            row("DDP fp16", DdpSettings(hook="fp16"), 2.0),
+            row("hybrid+int8", PoseidonSettings.parse("hybrid+int8"), 1.0),
             row("DDP PowerSGD 1", DdpSettings(hook="powersgd:1"), 0.5),
+            row("DDP", DdpSettings(), 4.0),
+            row("hybrid", PoseidonSettings(), 2.0),
+            row("DDP fp16", DdpSettings(hook="fp16"), 2.5),
         ],
     )
-    columns = {name: [cells[HEAD.index(name)] for cells in found.rows] for name in HEAD}
-    assert columns["lossy"] == ["no", "no", "yes", "yes"]
-    assert columns["DDP / this"] == ["4.00", "1.00", "2.00", "8.00"]
-    assert columns["hook / this"] == ["0.50", "0.12", "0.25", "1.00"]
-    assert [fact["lossy"] for fact in found.facts] == [False, False, True, True]
-    assert found.facts[0]["hook_over_this"] == 0.5
+    assert column(found, "job") == ["hybrid", "hybrid+int8", "DDP", "DDP fp16", "DDP PowerSGD 1"]
+    assert column(found, "lossy") == ["no", "yes", "no", "yes", "yes"]
+    assert column(found, "times DDP") == ["2.00", "4.00", "1.00", "1.60", "8.00"]
+    assert column(found, "times hook") == ["0.25", "0.50", "0.12", "0.20", "1.00"]
+    assert column(found, "compute") == ["25%", "50%", "12%", "20%", "100%"]
+    assert found.facts[1]["hook_over_this"] == 0.5
+    assert found.title == "net, 100 Mbit/s"
 
 
-def test_without_hooks_there_is_nothing_to_compare_with() -> None:
-    found = table(COMPARISON, [row("hybrid", PoseidonSettings(), 1.0), row("DDP", DdpSettings(), 4.0)])
-    assert [cells[HEAD.index("hook / this")] for cells in found.rows] == ["-", "-"]
+def test_without_ddp_there_is_nothing_to_compare_with() -> None:
+    found = table(COMPARISON, None, [row("hybrid", PoseidonSettings(), 1.0)])
+    assert (column(found, "times DDP"), column(found, "times hook")) == (["-"], ["-"])
     assert found.facts[0]["hook_over_this"] is None
+    assert found.facts[0]["quartiles_s"] == (1.0, 1.0)
+
+
+def test_a_comparison_has_our_jobs_and_those_of_ddp() -> None:
+    jobs = replace(COMPARISON, hooks=("fp16",), buckets_mb=(5.0,)).jobs
+    assert jobs == [PoseidonSettings(), DdpSettings(), DdpSettings(bucket_mb=5.0), DdpSettings(hook="fp16")]
+    assert replace(COMPARISON, with_ddp=False).jobs == [PoseidonSettings()]

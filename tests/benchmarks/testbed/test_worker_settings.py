@@ -14,6 +14,7 @@ from benchmarks.testbed.worker_settings import (
     read_settings,
     write_settings,
 )
+from poseidon.errors import UsageError
 from poseidon.plan.shapes import LayerShape
 
 LAYERS = (LayerShape(name="fc", tensors=((2, 3), (2,)), work=6, fully_connected=True),)
@@ -26,6 +27,7 @@ LAYERS = (LayerShape(name="fc", tensors=((2, 3), (2,)), work=6, fully_connected=
         DdpSettings(bucket_mb=5.0),
         DdpSettings(hook="powersgd:2"),
         PoseidonSettings(),
+        PoseidonSettings.parse("ps+powersgd:4+int8+H32+P4+D8"),
         PoseidonSettings(exchange="ps", wait_free=False, servers=2, shards=3, trace=Path("/traces")),
     ],
 )
@@ -38,7 +40,38 @@ def test_settings_survive_the_file(how: DdpSettings | PoseidonSettings, tmp_path
         shards=("tcp://10.0.0.1:9000",),
         homes=(-1,),
         token="ab",
+        port=9000,
     )
     write_settings(settings, tmp_path / "settings.json")
     assert read_settings(tmp_path / "settings.json") == settings
     assert settings.workers == 2
+
+
+def test_the_text_of_a_job_gives_the_options_of_its_exchange() -> None:
+    how = PoseidonSettings.parse("ps+topk:0.1+int8+H32+P4+D8")
+    options = how.options
+    assert (options.compress, options.sync_every) == ("topk:0.1,int8", 32)
+    assert (options.sync_fragments, options.sync_delay) == (4, 8)
+    assert PoseidonSettings.parse("hybrid") == PoseidonSettings()
+    assert PoseidonSettings.parse("ps+float16").options.precision.value == "float16"
+
+
+@pytest.mark.parametrize("text", ["hybrid", "ps+bfloat16", "hybrid+powersgd:4+int8", "ps+int8+H32+P4+D8"])
+def test_a_job_is_named_by_its_text(text: str) -> None:
+    assert PoseidonSettings.parse(text).name == text
+    assert PoseidonSettings.parse(text).lossy == ("+" in text)
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("mpi", "'mpi' is none of hybrid, ps"),
+        ("ps+zip", "'zip'"),
+        ("ps+P4", "--sync_fragments is for local steps"),
+        ("ps+H4+D4", "--sync_delay=4"),
+        ("allreduce+int8", "--compress is for tensors"),
+    ],
+)
+def test_a_wrong_job_is_one_sentence(text: str, reason: str) -> None:
+    with pytest.raises(UsageError, match=reason):
+        PoseidonSettings.parse(text)
