@@ -304,8 +304,8 @@ JOBS = {
     "pspnet": masks(make=make_pspnet, score=PSPNET, side=49, batch=3, rate=0.0015, iterations=150),
     "mobilenet_ssd": boxes(make=MOBILENET, side=160, batch=6, rate=0.002, iterations=250),
     "rfcn": regions(make=make_rfcn, rate=0.0003, iterations=300),
-    "faster_rcnn": regions(make=make_faster_rcnn, rate=0.0001, iterations=300),
-    "ssd300": boxes(make=VGG, side=300, batch=1, rate=0.0002, iterations=60),
+    "faster_rcnn": regions(make=make_faster_rcnn, rate=0.0001, iterations=500),
+    "ssd300": boxes(make=VGG, side=300, batch=1, rate=0.0002, iterations=450),
 }
 
 
