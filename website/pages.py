@@ -22,7 +22,7 @@ from poseidon.cli.main import COMMANDS
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
-from website import prototxt
+from website import blocks, prototxt
 
 OUTSIDE = ("CONTRIBUTING.md", "CHANGELOG.md", "machinefiles/README.md", "ps_server/README.md")
 FOLDERS = ("examples", "prototxt", "benchmarks/results")
@@ -40,6 +40,11 @@ def sources() -> dict[str, str]:
     outside += [path for folder in FOLDERS for path in (ROOT / folder).rglob("*.md")]
     found |= {str(path.relative_to(ROOT)): path for path in outside}
     return {page: str(path.relative_to(ROOT)) for page, path in found.items()}
+
+
+def shell_pages() -> list[str]:
+    """Return the paths in the repository of the pages with shell blocks."""
+    return sorted(path for path in sources().values() if path.endswith(".md") and any(blocks.blocks(path)))
 
 
 def on_files(files: Files, config: Any) -> Files:
@@ -97,6 +102,7 @@ def references() -> dict[str, str]:
     return {
         "reference/commands.md": "\n".join(_commands()),
         "reference/python.md": "\n".join(_python()),
+        blocks.PAGE: blocks.report(found for page in shell_pages() for found in blocks.blocks(page)),
         **prototxt.pages(),
     }
 
