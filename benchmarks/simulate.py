@@ -25,7 +25,8 @@ import argparse
 import json
 import sys
 from collections.abc import Callable
-from functools import partial
+from dataclasses import replace
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -43,14 +44,12 @@ from benchmarks.simulation.curves import NETS as CURVE_NETS
 from benchmarks.simulation.curves import facts, points
 from benchmarks.testbed.shapes import NETS, layers_of
 from poseidon.errors import PoseidonError
-from poseidon.plan.cluster_probe import Network
+from poseidon.plan.cluster_probe import Network, local_costs
 from poseidon.plan.costs import HostCosts
-from poseidon.plan.costs import measure_costs as costs_of_plan
 from poseidon.plan.forecast import PlannedCluster, machine_of
 from poseidon.plan.iteration import predict
 from poseidon.plan.scenario import Exchange, Machine, Scenario, link_bytes
 
-PLAN_S = 3.0
 Report = Callable[[str], None]
 
 
@@ -89,21 +88,30 @@ def run_comparison(flags: argparse.Namespace, report: Report) -> str:
     """Compare measured tables with predictions. Return the table."""
     tables = [table for path in flags.files for table in read_tables(path)]
     if flags.plan:
-        return str(
-            compare(tables, partial(planned_machine, planned_costs()), net=flags.net, batch=flags.batch)
-        )
+        machine_of = partial(planned_machine, flags.all_cores)
+        return str(compare(tables, machine_of, net=flags.net, batch=flags.batch))
     costs = measure_costs()
     report(str(costs))
     return str(compare(tables, partial(testbed_machine, costs), net=flags.net, batch=flags.batch))
 
 
-def planned_costs() -> HostCosts:
-    """Return this machine's costs as `poseidon plan` measures them."""
-    return costs_of_plan(PLAN_S)
+@cache
+def planned_costs(hosts: int) -> HostCosts:
+    """Return this machine's costs as `poseidon plan` measures them for so many hosts that share it."""
+    return local_costs(hosts)
 
 
-def planned_machine(costs: HostCosts, hosts: int, rate_mbit: float | None) -> Machine:
-    """Return one of several hosts that share this machine, as `poseidon plan` takes it to be."""
+def planned_machine(all_cores: bool, hosts: int, rate_mbit: float | None) -> Machine:
+    """Return one of several hosts that share this machine, as `poseidon plan` takes it to be.
+
+    Args:
+        all_cores: whether all cores are free, whatever the probe found.
+        hosts: number of hosts.
+        rate_mbit: rate of their links; None: as fast as the processors.
+    """
+    costs = planned_costs(hosts)
+    if all_cores:
+        costs = replace(costs, free_cores=float(costs.cores))
     # Frames of the testbed are so large that nearly the whole rate carries values, as in a measured one.
     network = Network(bits_per_s=(rate_mbit or 0.0) * 1e6, latency_s=ROUTE_S, measured=True)
     cluster = PlannedCluster(workers=hosts, servers=0, network=network, costs=costs)
@@ -153,6 +161,11 @@ def main(words: list[str] | None = None) -> int:
         "--plan",
         action="store_true",
         help="processors and links as `poseidon plan` takes them; needs no root",
+    )
+    other.add_argument(
+        "--all_cores",
+        action="store_true",
+        help="with --plan: take all cores to be free, as while tables of an idle machine were measured",
     )
     other.set_defaults(run=run_comparison)
     flags = parser.parse_args(words)

@@ -39,7 +39,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     },
     "poseidon.plan": {
         *("ps_server", "poseidon.proto", "poseidon.exchange", "poseidon.cluster", "poseidon.layers"),
-        *("poseidon.net", "poseidon.engine"),
+        *("poseidon.net", "poseidon.engine", "poseidon.launch"),
     },
     "poseidon.dashboard": {"poseidon.metrics", "poseidon.cluster", "poseidon.launch"},
     "poseidon.cli": {

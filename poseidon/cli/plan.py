@@ -20,15 +20,14 @@ from poseidon.cli.progress import progress_bar
 from poseidon.cluster.machinefile import Host, is_loopback, read_machinefile
 from poseidon.cluster.ssh.config import SshSettings
 from poseidon.errors import JobError, UsageError
-from poseidon.plan.cluster_probe import MOST_HOSTS, Network, probe_costs, probe_links
-from poseidon.plan.costs import HostCosts, measure_costs
+from poseidon.plan.cluster_probe import MOST_HOSTS, Network, local_costs, probe_costs, probe_links
+from poseidon.plan.costs import HostCosts
 from poseidon.plan.forecast import PlannedCluster, forecast, recommend
 from poseidon.plan.report import plan_fields, plan_lines
 from poseidon.plan.sources import Training, training_of_module, training_of_net
 
 LATENCY_S = 50e-6
 """Assumed from host to host in a local network."""
-COSTS_S = 3.0
 LEAST_LIMIT_S = 5.0
 ONE_MACHINE = Network(bits_per_s=20e9, latency_s=20e-6, measured=False)
 """Assumed between processes of one machine."""
@@ -89,8 +88,7 @@ def _cluster(arguments: argparse.Namespace, notes: list[str]) -> tuple[PlannedCl
     given = Network(bits_per_s=(arguments.rate or 0.0) * 1e6, latency_s=latency_s, measured=False)
     if not arguments.hostfile:
         notes.append("the hosts' processors are taken to be as fast as this machine's")
-        costs = measure_costs(COSTS_S)
-        return _planned(arguments.hosts, arguments.servers, given, costs), 1
+        return _planned(arguments.hosts, arguments.servers, given, local_costs(1)), 1
     hosts = read_machinefile(Path(arguments.hostfile))
     workers = sum(host.works for host in hosts)
     if not workers:
@@ -99,9 +97,9 @@ def _cluster(arguments: argparse.Namespace, notes: list[str]) -> tuple[PlannedCl
     if all(is_loopback(host.address) for host in hosts):
         notes.append("all hosts of the machinefile are this machine: they share its processors")
         network = given if arguments.rate else ONE_MACHINE
-        return _planned(workers, servers, network, measure_costs(COSTS_S)), len(hosts)
-    network, costs = _probed(arguments, hosts, given if arguments.rate else None, notes)
-    return _planned(workers, servers, network, costs), 1
+        return _planned(workers, servers, network, local_costs(len(hosts))), len(hosts)
+    network, costs, shared_by = _probed(arguments, hosts, given if arguments.rate else None, notes)
+    return _planned(workers, servers, network, costs), shared_by
 
 
 def _planned(workers: int, servers: int, network: Network, costs: HostCosts) -> PlannedCluster:
@@ -110,8 +108,8 @@ def _planned(workers: int, servers: int, network: Network, costs: HostCosts) -> 
 
 def _probed(
     arguments: argparse.Namespace, hosts: Sequence[Host], given: Network | None, notes: list[str]
-) -> tuple[Network, HostCosts]:
-    """Measure the hosts of a machinefile.
+) -> tuple[Network, HostCosts, int]:
+    """Measure the hosts of a machinefile. The last value is the most clients of one host.
 
     Raises:
         JobError: a host cannot be reached or does not answer.
@@ -125,11 +123,12 @@ def _probed(
                 f"{problems[0][0]}: {problems[0][1]}; poseidon doctor --hostfile names all problems"
             )
         costs = probe_costs(subjects)
+        shared_by = max(len(subject.clients) for subject in subjects)
         if given is not None:
-            return given, costs
+            return given, costs, shared_by
         if len(subjects) < 2:
             notes.append("all clients of the machinefile are on one host")
-            return ONE_MACHINE, costs
+            return ONE_MACHINE, costs, shared_by
         if len(subjects) > MOST_HOSTS:
             notes.append(f"links were measured between the first {MOST_HOSTS} of {len(subjects)} hosts")
-        return probe_links(subjects, arguments.seconds, report), costs
+        return probe_links(subjects, arguments.seconds, report), costs, shared_by

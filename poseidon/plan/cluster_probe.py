@@ -9,11 +9,12 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 
-from poseidon.cluster.doctor.session import ProbeSession, Subject
+from poseidon.cluster.doctor.session import ProbeSession, Subject, this_machine
 from poseidon.cluster.doctor.survey import Report, Survey, examine
 from poseidon.cluster.parallel import for_each_host
 from poseidon.errors import JobError
-from poseidon.plan import costs as costs_program
+from poseidon.launch.processes import child_environment
+from poseidon.plan import start_costs
 from poseidon.plan.costs import HostCosts, worst
 
 MOST_HOSTS = 8
@@ -21,9 +22,9 @@ MOST_HOSTS = 8
 ROUND_S = 2.0
 """What a round of the link measurement takes besides its transfers."""
 LEAST_TRANSFER_S, MOST_TRANSFER_S = 0.1, 0.5
-COSTS_S = 3.0
-START_S = 60.0
-"""How long a host may take to import torch."""
+COSTS_S = 6.0
+START_S = 120.0
+"""How long a busy host may take to import torch, and to measure beyond `COSTS_S`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,17 +83,29 @@ def network_of(survey: Survey) -> Network:
     )
 
 
-def probe_costs(subjects: Sequence[Subject]) -> HostCosts:
+def probe_costs(subjects: Sequence[Subject], clients: int | None = None) -> HostCosts:
     """Measure the processors of all hosts at the same time. Return those of the slowest.
+
+    Args:
+        subjects: the hosts.
+        clients: clients on each of them; None: as many as the machinefile has.
 
     Raises:
         JobError: a host does not answer.
     """
+    environment = {
+        name: value for name, value in child_environment(threads=1).items() if name != "PYTHONPATH"
+    }
 
     def ask(subject: Subject) -> HostCosts:
-        session = ProbeSession(subject, costs_program)
+        session = ProbeSession(subject, start_costs)
         try:
-            answer = session.ask({"seconds": COSTS_S}, START_S + 4 * COSTS_S)
+            request = {
+                "seconds": COSTS_S,
+                "clients": clients or max(1, len(subject.clients)),
+                "environment": environment,
+            }
+            answer = session.ask(request, START_S + 4 * COSTS_S)
             return HostCosts(**{entry.name: answer[entry.name] for entry in fields(HostCosts)})
         except (KeyError, TypeError) as error:
             raise JobError(f"{subject.label}: its answer lacks {error}") from error
@@ -105,3 +118,13 @@ def probe_costs(subjects: Sequence[Subject]) -> HostCosts:
             raise outcome
         found.append(outcome)
     return worst(found)
+
+
+def local_costs(clients: int) -> HostCosts:
+    """Measure the processors of this machine, while as many clients work on it.
+
+    Raises:
+        JobError: they cannot be measured.
+    """
+    with this_machine({}) as subjects:
+        return probe_costs(subjects, clients)

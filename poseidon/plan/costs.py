@@ -1,7 +1,10 @@
-"""The processor time of the exchange's work on one host. It runs on the host itself, sent by `poseidon plan`.
+"""The processor time of the exchange's work on one host. It runs on the host itself, started by `start_costs.py`.
 
-It reads one request from standard input and writes one answer, each a line of JSON: `{"seconds": 3.0}` gives the fields of
-`HostCosts`. Figures are processor time and medians, so other work on the host matters little.
+Its argument is a request, and it writes one answer: each is a line of JSON. `{"seconds": 6.0, "clients": 1}` gives the fields
+of `HostCosts`.
+
+Figures are processor time, measured while as many processes work as a job has on the host: with their neighbours they share
+caches and memory, and a message finds neither its code nor its data in a cache.
 """
 
 from __future__ import annotations
@@ -10,99 +13,142 @@ import json
 import os
 import statistics
 import sys
-import time
-from collections.abc import Callable
+import tempfile
 from dataclasses import asdict, dataclass
+from pathlib import Path
 
-import numpy as np
 import torch
-import zmq
 
-from poseidon.exchange.factors.products import Scratch, apply_factors
-from ps_server import Rule
-from ps_server.rules import update
+from poseidon.plan import work
+from poseidon.plan.processes import Processes
+from poseidon.plan.small_job import CHUNK_ELEMENTS, CHUNKS, SMALL_TABLES
 
-CHUNK_BYTES = 2 << 20
-CHUNKS = 12
-"""Chunks that are worked on in turn: more than a cache holds."""
-RULE = Rule(momentum=0.9, decay=0.0005)
-SIDE, FEW, MANY = 1024, 8, 136
-"""Side of the weight, and rows of the factors, whose products are timed."""
-MESSAGES = 24
-MESSAGE_S = 70e-6
-"""A core's time for a message beside its bytes; measured on one machine (benchmarks/results/speed.md), not probed."""
-INT8_PASSES = 6.0
-"""An encoding in int8 reads and writes about as much memory as so many copies."""
+ARITHMETIC = (
+    *("copy_s_per_byte", "sum_s_per_byte", "rule_s_per_byte", "half_s_per_byte", "int8_s_per_byte"),
+    *("optimizer_s_per_byte", "few_rows_s", "many_rows_s"),
+)
+"""Functions of `work`."""
+MOST_CLIENTS = 8
+"""Clients of one host that are measured together; more need too much memory."""
+ALL_REDUCES = 4
+MOST_ITERATIONS = 20
+ROUNDS = 5
+FREE = 0.95
+"""The part of the cores from which on all count as free."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostCosts:
-    """What a host can do.
+    """What a host can do. Each figure is of one core.
 
     Attributes:
         cores: number of its cores.
+        free_cores: those that other work on the host leaves.
         gpu: name of its first GPU that torch can use; empty: none.
-        flops: floating-point operations a second of one core, of products of factors.
-        factors_s_per_byte: a core's time for a byte of a weight updated from factors, without the products.
-        wire_s_per_byte: a core's time to send a byte by a socket, or to receive it.
-        memory_s_per_byte: a core's time to copy a byte.
-        sum_s_per_byte: a core's time to add a byte of gradient to a sum.
-        rule_s_per_byte: a core's time to apply SGD with momentum to a byte of the model.
-        half_s_per_byte: a core's time to convert a byte of float32 to bfloat16.
+        flops: floating-point operations a second of products of factors.
+        factors_s_per_byte: time for a byte of a weight updated from factors, without the products.
+        wire_s_per_byte: time to send a byte by a socket, or to receive it.
+        memory_s_per_byte: time to copy a byte.
+        message_s: time to create a message, or to handle it, besides its bytes.
+        sum_s_per_byte: time to add a byte of gradient to a sum.
+        rule_s_per_byte: time to apply SGD with momentum to a byte of the model on a shard.
+        optimizer_s_per_byte: the same with torch's optimizer.
+        ring_s_per_byte: time to send a byte round gloo's ring, to receive one and to add half of the time.
+        half_s_per_byte: time to convert a byte of float32 to bfloat16.
+        int8_s_per_byte: time to encode a byte of float32 as int8, or to decode it.
     """
 
     cores: int
+    free_cores: float
     gpu: str
     flops: float
     factors_s_per_byte: float
     wire_s_per_byte: float
     memory_s_per_byte: float
+    message_s: float
     sum_s_per_byte: float
     rule_s_per_byte: float
+    optimizer_s_per_byte: float
+    ring_s_per_byte: float
     half_s_per_byte: float
+    int8_s_per_byte: float
 
 
-def measure_costs(seconds: float) -> HostCosts:
-    """Measure all costs.
+def measure_costs(seconds: float, clients: int = 1) -> HostCosts:
+    """Measure all costs. The process must have one thread only.
 
     Args:
-        seconds: how long it may take, about; the shortest runs of each piece of work take a tenth.
+        seconds: how long it may take, about, on a host that does nothing else.
+        clients: clients on this host, each with a worker and a shard.
+
+    Raises:
+        ProcessFailed: a process failed, or did not answer in time.
     """
-    each_s = seconds / 7
-    chunks = [[torch.zeros(CHUNK_BYTES // 4) for _ in range(3)] for _ in range(CHUNKS)]
-    halves = torch.zeros(CHUNK_BYTES // 4, dtype=torch.bfloat16)
-
-    def of_chunk(work: Callable[[torch.Tensor, torch.Tensor, torch.Tensor], object]) -> float:
-        def all_chunks() -> None:
-            for chunk in chunks:
-                work(*chunk)
-
-        return _median_s(all_chunks, each_s) / (CHUNKS * CHUNK_BYTES)
-
-    def rule(value: torch.Tensor, gradient: torch.Tensor, history: torch.Tensor) -> None:
-        update(RULE, gradient, [history], value, rate=0.01, step=0)
-
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        copy_s = of_chunk(lambda a, b, _: np.copyto(a.numpy(), b.numpy()))
-        sum_s = of_chunk(lambda a, b, _: a.add_(b))
-        rule_s = of_chunk(rule)
-        half_s = of_chunk(lambda a, b, _: halves.copy_(a))
-        flops, factors_s = _products(2 * each_s)
-    finally:
-        torch.set_num_threads(threads)
+    clients = min(clients, MOST_CLIENTS)
+    each_s = seconds / (len(ARITHMETIC) + 6)
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    with Processes(clients) as processes:
+        everyone = (*processes.workers, *processes.shards)
+        took: dict[str, float] = {}
+        parts: list[float] = []
+        for name in ARITHMETIC:
+            answers = processes.ask(everyone, "arithmetic", name, each_s)
+            took[name] = statistics.fmean(seconds for seconds, _ in answers)
+            parts.append(sum(part for _, part in answers) / min(cores, len(answers)))
+        ring_s = _ring_s_per_byte(processes)
+        wire_s, message_s = _store_s(processes, clients, each_s, took["sum_s_per_byte"])
+    free = statistics.median(parts)
+    flops, factors_s = work.products(took["few_rows_s"], took["many_rows_s"])
     return HostCosts(
-        cores=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
+        cores=cores,
+        free_cores=cores if free > FREE else cores * free,
         gpu=torch.cuda.get_device_name(0) if torch.cuda.is_available() else "",
         flops=flops,
         factors_s_per_byte=factors_s,
-        wire_s_per_byte=_wire_s_per_byte(each_s),
-        memory_s_per_byte=copy_s,
-        sum_s_per_byte=sum_s,
-        rule_s_per_byte=rule_s,
-        half_s_per_byte=half_s,
+        wire_s_per_byte=wire_s,
+        memory_s_per_byte=took["copy_s_per_byte"],
+        message_s=message_s,
+        ring_s_per_byte=ring_s,
+        **{name: took[name] for name in took if name in HostCosts.__slots__},
     )
+
+
+def _ring_s_per_byte(processes: Processes) -> float:
+    """Return the cost of a ring among the workers; of one client its shard is the other rank."""
+    several = len(processes.workers) > 1
+    ranks = processes.workers if several else (*processes.workers, *processes.shards)
+    with tempfile.TemporaryDirectory() as folder:
+        file = str(Path(folder) / "ranks")
+        return statistics.fmean(processes.ask(ranks, "all_reduce", file, len(ranks), ALL_REDUCES))
+
+
+def _store_s(
+    processes: Processes, clients: int, limit_s: float, sum_s_per_byte: float
+) -> tuple[float, float]:
+    """Return the seconds for a byte, and for a message, at one end of a socket."""
+    stores = (0, SMALL_TABLES)
+    for small in stores:
+        processes.ask(processes.workers, "join", processes.ask(processes.shards, "serve"), small)
+        processes.ask(processes.workers, "iterate", stores.index(small), 1)
+    rounds = [[_iteration_s(processes, store, limit_s / ROUNDS) for store in (0, 1)] for _ in range(ROUNDS)]
+    processes.ask(processes.workers, "leave")
+    processes.ask(processes.shards, "leave")
+    large_s, mixed_s = (statistics.median(column) for column in zip(*rounds, strict=True))
+    size = 4 * CHUNK_ELEMENTS * CHUNKS * clients  # every worker sends and receives so much, and every shard
+    message_s = max(0.0, mixed_s - large_s) / (4 * SMALL_TABLES)
+    messages = 4 * CHUNKS * clients
+    return max(0.0, large_s - size * sum_s_per_byte - messages * message_s) / (4 * size), message_s
+
+
+def _iteration_s(processes: Processes, store: int, limit_s: float) -> float:
+    """Return the processor seconds of a worker and a shard together for an iteration of a small job."""
+    everyone = (*processes.workers, *processes.shards)
+    before = processes.ask(everyone, "cpu_s")
+    once_s = max(processes.ask(processes.workers, "iterate", store, 1))
+    count = min(MOST_ITERATIONS, int(limit_s / once_s))
+    processes.ask(processes.workers, "iterate", store, count)
+    used_s: float = sum(processes.ask(everyone, "cpu_s")) - sum(before)
+    return used_s / (len(processes.workers) * (count + 1))
 
 
 def worst(costs: list[HostCosts]) -> HostCosts:
@@ -110,79 +156,27 @@ def worst(costs: list[HostCosts]) -> HostCosts:
     slowest = {
         name: max(getattr(cost, name) for cost in costs)
         for name in HostCosts.__slots__
-        if name.endswith("_per_byte")
+        if name.endswith(("_per_byte", "_s"))
     }
     gpus = [cost.gpu for cost in costs]
     return HostCosts(
         cores=min(cost.cores for cost in costs),
+        free_cores=min(cost.free_cores for cost in costs),
         gpu=gpus[0] if all(gpus) else "",
         flops=min(cost.flops for cost in costs),
         **slowest,
     )
 
 
-def _products(limit_s: float) -> tuple[float, float]:
-    """Return the operations a second of products of factors, and the seconds for a byte of the weight besides them."""
-    value, history = torch.zeros(SIDE, SIDE), torch.zeros(SIDE, SIDE)
-    scratch = Scratch(torch.device("cpu"))
-
-    def update_s(rows: int) -> float:
-        u, v = (scratch.stack(name, [np.ones((rows, SIDE), np.float32)], SIDE) for name in ("u", "v"))
-
-        def apply() -> None:
-            apply_factors(RULE, u, v, value, [history], rate=0.01, step=0, scale=1e-6, scratch=scratch)
-
-        return _median_s(apply, limit_s / 2)
-
-    few_s, many_s = update_s(FEW), update_s(MANY)
-    row_s = max(many_s - few_s, 1e-9) / (MANY - FEW)
-    return 2.0 * SIDE * SIDE / row_s, max(few_s - FEW * row_s, 0.0) / (4 * SIDE * SIDE)
-
-
-def _wire_s_per_byte(limit_s: float) -> float:
-    """Return half of what a byte costs that this process sends to itself over loopback."""
-    context = zmq.Context()
-    receiver, sender = context.socket(zmq.PULL), context.socket(zmq.PUSH)
+def main(arguments: list[str]) -> None:
+    """Answer one request."""
     try:
-        receiver.bind("tcp://127.0.0.1:0")
-        sender.connect(receiver.getsockopt_string(zmq.LAST_ENDPOINT))
-        payload = bytearray(CHUNK_BYTES)
-
-        def stream() -> None:
-            for _ in range(MESSAGES):
-                sender.send(payload, copy=False)
-                receiver.recv(copy=False)
-
-        return _median_s(stream, limit_s, time.process_time) / (2 * MESSAGES * CHUNK_BYTES)
-    finally:
-        sender.close(linger=0)
-        receiver.close(linger=0)
-        context.term()
-
-
-def _median_s(
-    work: Callable[[], object], limit_s: float, clock: Callable[[], float] = time.thread_time
-) -> float:
-    """Return the median time of some runs within a limit, at least three, after one that does not count."""
-    work()
-    seconds: list[float] = []
-    end_s = time.monotonic() + limit_s
-    while len(seconds) < 3 or (len(seconds) < 9 and time.monotonic() < end_s):
-        began_s = clock()
-        work()
-        seconds.append(clock() - began_s)
-    return statistics.median(seconds)
-
-
-def main() -> None:
-    """Answer requests until the input ends."""
-    for line in sys.stdin:
-        try:
-            answer: dict[str, object] = asdict(measure_costs(float(json.loads(line)["seconds"])))
-        except Exception as error:  # noqa: BLE001 - the program's outermost frame: the other side raises the error
-            answer = {"problem": f"its processors cannot be measured: {error}"}
-        print(json.dumps(answer), flush=True)
+        request = json.loads(arguments[0])
+        answer: dict[str, object] = asdict(measure_costs(float(request["seconds"]), int(request["clients"])))
+    except Exception as error:  # noqa: BLE001 - the program's outermost frame: the other side raises the error
+        answer = {"problem": f"its processors cannot be measured: {error}"}
+    print(json.dumps(answer), flush=True)
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1:])

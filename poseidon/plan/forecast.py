@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 from poseidon.exchange.cost import ELEMENT_BYTES
 from poseidon.plan.cluster_probe import Network
-from poseidon.plan.costs import INT8_PASSES, MESSAGE_S, HostCosts
+from poseidon.plan.costs import HostCosts
 from poseidon.plan.iteration import predict
 from poseidon.plan.scenario import (
     Exchange,
@@ -144,23 +144,23 @@ def machine_of(cluster: PlannedCluster, shared_by: int = 1) -> Machine:
         shared_by: hosts that share one machine.
     """
     costs, network = cluster.costs, cluster.network
+    cores = costs.free_cores / shared_by
     return Machine(
         latency_s=network.latency_s,
         goodput=1.0 if network.measured else HEADERS,
-        cores=costs.cores / shared_by,
+        cores=cores,
         wire_s_per_byte=costs.wire_s_per_byte,
         memory_s_per_byte=costs.memory_s_per_byte,
-        message_s=MESSAGE_S,
+        message_s=costs.message_s,
         sum_s_per_byte=costs.sum_s_per_byte,
         rule_s_per_byte=costs.rule_s_per_byte,
         factors_s_per_byte=costs.factors_s_per_byte,
-        optimizer_s_per_byte=0.0 if costs.gpu else costs.rule_s_per_byte,
-        flops=GPU_FLOPS if costs.gpu else costs.flops * max(1.0, costs.cores / shared_by),
+        optimizer_s_per_byte=0.0 if costs.gpu else costs.optimizer_s_per_byte,
+        flops=GPU_FLOPS if costs.gpu else costs.flops * max(1.0, cores),
         products_on_device=bool(costs.gpu),
-        # Between two hosts a byte of the ring is sent, received and half of the time added.
-        ring_s_per_byte=2 * costs.wire_s_per_byte + costs.sum_s_per_byte / 2,
+        ring_s_per_byte=costs.ring_s_per_byte,
         half_s_per_byte=costs.half_s_per_byte,
-        int8_s_per_byte=INT8_PASSES * costs.memory_s_per_byte,
+        int8_s_per_byte=costs.int8_s_per_byte,
     )
 
 

@@ -28,8 +28,8 @@ def test_tables_that_cannot_be_read_are_one_sentence(
 def test_measured_jobs_are_compared_with_what_plan_predicts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    costs = replace(COSTS, cores=2)
-    monkeypatch.setattr(simulate, "planned_costs", lambda: costs)
+    costs = replace(COSTS, cores=2, free_cores=2.0)
+    monkeypatch.setattr(simulate, "planned_costs", lambda hosts: costs)
     title = "googlenet, batch 32, 2 hosts, compute 50 ms, 250 Mbit/s"
     facts = [
         {"job": job, "rate_mbit": 250.0, "compute_s": 0.05, "median_s": 1.0}

@@ -17,7 +17,7 @@ NET = f"--net={ROOT / 'prototxt' / 'cifar10' / 'cifar10_quick.prototxt'}"
 
 @pytest.fixture(autouse=True)
 def known_costs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(plan, "measure_costs", lambda seconds: COSTS)
+    monkeypatch.setattr(plan, "local_costs", lambda clients: COSTS)
 
 
 def test_a_table_and_a_recommendation_are_printed(capsys: pytest.CaptureFixture[str]) -> None:

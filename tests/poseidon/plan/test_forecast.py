@@ -12,17 +12,8 @@ from poseidon.plan.forecast import WAYS, PlannedCluster, Prediction, forecast, r
 from poseidon.plan.shapes import LayerShape
 from poseidon.plan.sources import Training
 
-FREE = HostCosts(
-    cores=8,
-    gpu="",
-    flops=1e15,
-    factors_s_per_byte=0.0,
-    wire_s_per_byte=0.0,
-    memory_s_per_byte=0.0,
-    sum_s_per_byte=0.0,
-    rule_s_per_byte=0.0,
-    half_s_per_byte=0.0,
-)
+NOTHING = {name: 0.0 for name in HostCosts.__slots__ if name.endswith(("_per_byte", "_s"))}
+FREE = HostCosts(cores=8, free_cores=8.0, gpu="", flops=1e15, **NOTHING)
 SLOW = Network(bits_per_s=100e6, latency_s=0.0)
 DENSE = Training(
     name="dense",
@@ -102,7 +93,16 @@ def test_serving_hosts_halve_the_bytes_of_ps_and_leave_ddp_as_it_is() -> None:
 
 
 def test_hosts_that_share_a_machine_share_its_cores() -> None:
-    costs = replace(FREE, cores=2, wire_s_per_byte=1e-7)
+    costs = replace(FREE, cores=2, free_cores=2.0, wire_s_per_byte=1e-7)
     cluster = replace(FOUR, costs=costs)
     apart, together = (by_name(forecast(CONVOLUTIONS, cluster, shared_by=n)) for n in (1, 4))
     assert together["ps"].iteration_s > 1.5 * apart["ps"].iteration_s
+
+
+def test_cores_that_other_work_has_are_not_planned_with() -> None:
+    costs = replace(FREE, cores=2, free_cores=2.0, wire_s_per_byte=1e-7)
+    idle, busy = (
+        by_name(forecast(CONVOLUTIONS, replace(FOUR, costs=replace(costs, free_cores=free)), shared_by=4))
+        for free in (2.0, 1.0)
+    )
+    assert busy["ps"].iteration_s > 1.5 * idle["ps"].iteration_s

@@ -1,0 +1,22 @@
+"""The program that `poseidon plan` sends to a host: it starts `poseidon.plan.costs` there with the environment of a job.
+
+It reads one line of JSON: `environment`, variables of a job's processes, and what `poseidon.plan.costs` needs.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+
+
+def main() -> None:
+    """Replace this process by the one that measures."""
+    line = sys.stdin.readline()
+    if line:
+        environment = {**os.environ, **json.loads(line)["environment"]}
+        os.execve(sys.executable, [sys.executable, "-m", "poseidon.plan.costs", line], environment)
+
+
+if __name__ == "__main__":
+    main()
