@@ -394,7 +394,13 @@ def _build_streaming(
         codecs=[_codec(choice) for choice in request.plan.choices],
     )
     client = request.client(store, table_clocks=True)
-    server = ServerExchange(client, anchors, store, request.settings)
+    server = ServerExchange(
+        client,
+        anchors,
+        store,
+        request.settings,
+        in_background=options.sync_delay > 0,
+    )
     return Built(
         exchange=StreamingExchange(server, tensors, anchors, settings, options),
         plan=plan,

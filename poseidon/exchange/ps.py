@@ -98,6 +98,8 @@ class ServerExchange(WholeGradients):
         tensors: one per table of the store, in the same order.
         store: made by `store_spec`.
         settings: common to all tensors.
+        in_background: whether pushes are encoded on a thread also where tensors are on a CPU, and a read waits for those of
+            its own table only. For a client with table clocks: its next read does not depend on the end of an iteration.
     """
 
     def __init__(
@@ -106,6 +108,8 @@ class ServerExchange(WholeGradients):
         tensors: Sequence[Trained],
         store: StoreSpec,
         settings: ExchangeSettings,
+        *,
+        in_background: bool = False,
     ) -> None:
         self._client = client
         self._store = store
@@ -114,7 +118,11 @@ class ServerExchange(WholeGradients):
         self._iteration = settings.start_clock
         device = tensors[0].tensor.device if tensors else torch.device("cpu")
         self._side = SideStream(device)
-        self._pushes = SerialExecutor(device, f"pushes-{client.rank}", self._push_failed)
+        self._pushes = SerialExecutor(
+            device, f"pushes-{client.rank}", self._push_failed, threaded=in_background
+        )
+        self._in_background = in_background
+        self._last_push = [0] * len(tensors)
         self._broken: Exception | None = None
         self._tables = [
             ServerTable(trained, spec, self._side)
@@ -182,7 +190,7 @@ class ServerExchange(WholeGradients):
             else:
                 table.pending = flat
 
-        self._pushes.call(push)
+        self._last_push[index] = self._pushes.call(push)
 
     def wait(self, index: int) -> None:
         """See `Exchange`."""
@@ -263,14 +271,14 @@ class ServerExchange(WholeGradients):
     def _push_failed(self, error: Exception) -> None:
         self._broken = error
 
-    def _drain(self) -> None:
-        """Wait until all pushes and clocks have been handed to the client. Raise the error of one that failed."""
-        self._pushes.drain()
+    def _drain(self, call: int | None = None) -> None:
+        """Wait until all pushes and clocks, or those up to a call, are with the client. Raise the error of one that failed."""
+        self._pushes.drain(call)
         if self._broken is not None:
             raise self._broken
 
     def _read(self, index: int, staleness: int | None) -> None:
-        self._drain()
+        self._drain(self._last_push[index] if self._in_background else None)
         table = self._tables[index]
         self._client.read(index, table.value, staleness=staleness)
         table.publish()

@@ -74,6 +74,7 @@ class SerialExecutor:
     Args:
         device: of the tensors.
         name: of the thread.
+        threaded: whether a CPU has a thread, too.
         failed: called with what a call on the thread raised; later calls are dropped.
         timeout_s: longest time that `drain` and `close` wait for the calls.
     """
@@ -84,43 +85,50 @@ class SerialExecutor:
         name: str,
         failed: Callable[[Exception], None],
         *,
+        threaded: bool = False,
         timeout_s: float = TIMEOUT_S,
     ) -> None:
         self._calls: queue.Queue[Callable[[], None] | None] = queue.Queue()
         self._failed = failed
         self._closed = False
         self._monitor = Monitor(timeout_s, closed="the exchange is closed", hangs=": the device hangs")
-        self._left = 0
+        self._queued = self._ended = 0
         self._thread: threading.Thread | None = None
-        if device.type == "cuda":
+        if threaded or device.type == "cuda":
             self._thread = threading.Thread(target=self._run, name=name, daemon=True)
             self._thread.start()
 
-    def call(self, function: Callable[[], None]) -> None:
-        """Run `function` after all earlier calls; for a GPU this returns at once.
+    def call(self, function: Callable[[], None]) -> int:
+        """Run `function` after all earlier calls; where there is a thread this returns at once.
+
+        Returns:
+            The number of the call, for `drain`.
 
         Raises:
-            LocalProtocolError: it is for a GPU, and this is closed.
+            LocalProtocolError: there is a thread, and this is closed.
         """
         if self._thread is None:
             function()
-            return
+            return 0
         with self._monitor:
             if self._closed:
                 raise LocalProtocolError("the exchange is closed")
-            self._left += 1
+            self._queued += 1
             self._calls.put(function)
+            return self._queued
 
-    def drain(self) -> None:
-        """Wait until all calls have run.
+    def drain(self, call: int | None = None) -> None:
+        """Wait until all calls have run, or those up to one of a number.
 
         Raises:
             StalenessTimeout: they have not within `timeout_s`.
         """
-        if self._thread is not None:
-            self._monitor.wait_for(
-                lambda: None if self._left else True, f"the calls of '{self._thread.name}' did not end"
-            )
+        if self._thread is None:
+            return
+        last = self._queued if call is None else call
+        self._monitor.wait_for(
+            lambda: True if self._ended >= last else None, f"the calls of '{self._thread.name}' did not end"
+        )
 
     def close(self) -> None:
         """Run the calls that are left, and stop. Safe to call twice."""
@@ -143,7 +151,7 @@ class SerialExecutor:
                 self._failed(error)
             finally:
                 with self._monitor:
-                    self._left -= 1
+                    self._ended += 1
                     self._monitor.notify()
 
 

@@ -11,6 +11,7 @@ Laws:
 
 * A fragment's tables have a clock of their own, the number of its exchanges, on shards and workers (`Session`).
 * The client's clock counts exchanges of any fragment: P to a round.
+* With a delay, outer gradients are encoded and sent by a thread while the worker trains.
 * `settle` ends the round of every fragment early, after what travels has come: all values are then anchors.
 """
 
@@ -221,6 +222,8 @@ class StreamingExchange(WholeGradients):
                 and self._iteration >= fragment.sent_at + self._options.sync_delay
             ):
                 self._arrive(fragment)
+        if self._by_caller:
+            self._wait_all()  # what has come is not behind what leaves now
         for fragment in self._fragments:
             if self._iteration % self._options.sync_every == fragment.offset:
                 self._end_round(fragment)

@@ -42,6 +42,20 @@ def test_on_a_cpu_calls_run_at_once_and_raise_where_they_are_made() -> None:
     assert failures == []
 
 
+def test_with_a_thread_a_caller_waits_for_the_calls_up_to_one() -> None:
+    goes_on = threading.Event()
+    calls = SerialExecutor(CPU, "calls", lambda error: None, threaded=True)
+    done: list[int] = []
+    first = calls.call(lambda: done.append(1))
+    calls.call(lambda: goes_on.wait(60) and done.append(2))
+    calls.drain(first)
+    assert done == [1]
+    goes_on.set()
+    calls.drain()
+    assert done == [1, 2]
+    calls.close()
+
+
 @pytest.mark.needs("gpu")
 def test_on_a_gpu_calls_run_in_order_on_a_thread_and_failures_reach_the_owner() -> None:
     failures: list[Exception] = []

@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+import threading
 from dataclasses import replace
+from typing import cast
 
 import numpy as np
 import pytest
 import torch
 
 from poseidon.errors import UsageError
-from poseidon.exchange.base import ExchangeSettings
+from poseidon.exchange.base import Array, ExchangeSettings, Trained
 from poseidon.exchange.build import Membership, build_exchange
 from poseidon.exchange.cost import ExchangeKind
 from poseidon.exchange.hooks import Hooks
 from poseidon.exchange.options import ExchangeOptions
+from poseidon.exchange.ps import ServerExchange, store_spec
 from poseidon.exchange.rounds.streaming import fragments_of
 from poseidon.exchange.single import SingleProcessExchange
-from ps_server import Consistency, Precision, RuleKind, SignalKind
+from ps_server import Client, Consistency, Precision, RuleKind, SignalKind
+from ps_server.protocol.codecs import Encoded
+from ps_server.protocol.precision import Compressor
 from tests.poseidon.exchange.rounds.test_local_steps import (
     RULES,
     Case,
@@ -229,3 +234,68 @@ def test_several_workers_on_a_machine_are_refused() -> None:
     member = Membership(workers=2, shards=1, local_workers=2, options=STREAMS[0])
     with pytest.raises(UsageError, match="need one worker on each machine, not 2"):
         build_exchange(tensors_of(Net(), RULES[RuleKind.SGD]), ExchangeSettings(), member, list)
+
+
+class SlowClient:
+    """A client that encodes table 1 only when it may."""
+
+    rank = 1
+
+    def __init__(self) -> None:
+        self.may_encode = threading.Event()
+        self.log: list[str] = []
+
+    def push(self, table: int, array: Array, *, rate: float) -> None:
+        if table == 1:
+            self.may_encode.wait(60)
+        self.log.append(f"push {table}")
+
+    def read(self, table: int, out: Array, *, staleness: int | None) -> None:
+        self.log.append(f"read {table}")
+
+    def clock(self) -> None:
+        self.log.append("clock")
+
+    def close(self) -> None:
+        self.log.append("close")
+
+
+def test_with_a_delay_training_does_not_wait_for_the_encoding() -> None:
+    """Neither the exchange of a fragment nor the read of another one does."""
+    client = SlowClient()
+    tensors = [
+        Trained(name=name, tensor=torch.nn.Parameter(torch.zeros(2)), rule=RULES[RuleKind.SGD])
+        for name in "ab"
+    ]
+    store = store_spec(tensors, ExchangeSettings(), workers=2, shards=1)
+    exchange = ServerExchange(cast("Client", client), tensors, store, ExchangeSettings(), in_background=True)
+    exchange.begin(0, torch.ones(2))
+    exchange.begin(1, torch.ones(2))
+    exchange.end_iteration()
+    exchange.wait(0)
+    assert client.log == ["push 0", "read 0"]
+    client.may_encode.set()
+    exchange.wait(1)
+    exchange.close()
+    assert [word for word in client.log if word != "clock"] == [
+        "push 0",
+        "read 0",
+        "push 1",
+        "read 1",
+        "close",
+    ]
+
+
+def test_a_stream_with_a_delay_encodes_in_the_background(monkeypatch: pytest.MonkeyPatch) -> None:
+    threads: set[str] = set()
+    encode = Compressor.encode
+
+    def noted(self: Compressor, array: Array, clock: int) -> Encoded:
+        threads.add(threading.current_thread().name)
+        return encode(self, array, clock)
+
+    monkeypatch.setattr(Compressor, "encode", noted)
+    for delay, background in ((1, True), (0, False)):
+        threads.clear()
+        run(Case(options=options_of(sync_every=2, sync_delay=delay, sync_fragments=2, compress="*=int8")))
+        assert {name.startswith("pushes-") for name in threads} == {background}
