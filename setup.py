@@ -88,6 +88,11 @@ EXPORT_REQUIRES = [
     "safetensors>=0.4",  # reads and writes .safetensors
 ]
 
+RAY_REQUIRES = [
+    "ray>=2.60",  # nodes for --launcher=ray; placement groups are older, but older versions were not tried
+    "cryptography>=42",  # encrypts what passes Ray
+]
+
 DOCS_REQUIRES = [
     "mkdocs-material>=9.5",  # the documentation site
 ]
@@ -98,6 +103,7 @@ ALL_REQUIRES = [
     *PROMETHEUS_REQUIRES,
     *DASHBOARD_REQUIRES,
     *EXPORT_REQUIRES,
+    *RAY_REQUIRES,
 ]
 
 DEV_REQUIRES = [
@@ -169,6 +175,7 @@ setup(
         "export": EXPORT_REQUIRES,
         "leveldb": LEVELDB_REQUIRES,
         "prometheus": PROMETHEUS_REQUIRES,
+        "ray": RAY_REQUIRES,
         "redis": REDIS_REQUIRES,
         "tensorboard": TENSORBOARD_REQUIRES,
     },

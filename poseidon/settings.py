@@ -64,6 +64,11 @@ def let_waiting_threads_sleep() -> None:
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 
+def disable_ray_statistics() -> None:
+    """Keep Ray from collecting usage statistics, unless the user has set RAY_USAGE_STATS_ENABLED. Call it before ray is imported."""
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+
+
 def _state_folder(variables: Mapping[str, str]) -> Path:
     if home := variables.get("POSEIDON_HOME"):
         return Path(home).expanduser()

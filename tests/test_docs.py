@@ -42,11 +42,12 @@ DATA = ("examples", "prototxt", "machinefiles", "models", "data")
 """Folders in which jobs and scripts make databases and lists too."""
 SUFFIXES = {".py", ".md", ".sh", ".proto", ".prototxt", ".sbatch", ".yaml", ".example", ".log"}
 FOREIGN_FLAGS = {
-    # docker, kubectl, make, MPI, pip, redis-server, sbatch, srun, ssh and torchrun
+    # docker, kubectl, make, MPI, pip, ray, redis-server, sbatch, srun, ssh and torchrun
     *("--from-file", "--tail", "--nproc_per_node", "--nnodes", "--rdzv_backend", "--rdzv_endpoint", "--standalone"),
     *("--shutdown-timeout", "--bind-to", "--host", "--map-by", "--mca", "--ntasks-per-node", "--nodes"),
     *("--gpus-per-node", "--signal", "--check", "--protected-mode", "--bind"),
     *("--rm", "--build-arg", "--gpus", "--build", "--detach", "--network", "--user"),
+    *("--head", "--address", "--resources"),
 }  # fmt: skip
 
 FENCE = re.compile(r"^ *```.*?^ *```", re.DOTALL | re.MULTILINE)

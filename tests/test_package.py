@@ -111,7 +111,17 @@ def test_the_metadata_is_complete(installed: Path) -> None:
     assert metadata["Requires-Python"] == ">=3.10"
     assert metadata["Keywords"] and "# Poseidon" in metadata.get_payload()
     core = [line for line in metadata.get_all("Requires-Dist") if "extra ==" not in line]
-    extras = ("tensorboard", "prometheus", "redis", "starlette", "uvicorn", "onnx", "safetensors", "pytest")
+    extras = (
+        "tensorboard",
+        "prometheus",
+        "redis",
+        "starlette",
+        "uvicorn",
+        "onnx",
+        "safetensors",
+        "ray",
+        "pytest",
+    )
     assert not [line for line in core if line.startswith(extras)]
     assert set(metadata.get_all("Provides-Extra")) == {
         *("all", "dashboard", "dev", "docs", "export", "leveldb", "prometheus", "redis", "tensorboard")

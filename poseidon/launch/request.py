@@ -36,6 +36,8 @@ class LauncherKind(Enum):
     """On this machine."""
     SSH = "ssh"
     """Over SSH, also to this machine."""
+    RAY = "ray"
+    """On the nodes of a Ray cluster."""
 
 
 class Encrypt(Enum):
@@ -98,6 +100,12 @@ class JobRequest:
         num_comm_channels_per_client: shards of each client.
         launcher: how processes are started.
         ssh_config: in place of ~/.ssh/config.
+        ray_address: `host:port` of a Ray cluster; None: $RAY_ADDRESS, else the one on this machine.
+        clients: nodes with workers that Ray is asked for, at least 1; None: as the machinefile says, else 1.
+        servers: nodes with shards alone that Ray is asked for; at least 0.
+        ray_resources: resources of a client with workers.
+        ray_server_resources: resources of a client with shards alone.
+        ray_timeout: seconds to wait for Ray's nodes at the start; at least 0.
         encrypt: when connections are encrypted.
         allreduce_in_clear: whether all-reduce may run unencrypted.
         exchange: how gradients are exchanged.
@@ -132,6 +140,12 @@ class JobRequest:
     num_comm_channels_per_client: int = 1
     launcher: LauncherKind = field(default=LauncherKind.AUTO, metadata=_by(LauncherKind))
     ssh_config: Path | None = field(default=None, metadata=_by(_path))
+    ray_address: str | None = None
+    clients: int | None = None
+    servers: int = 0
+    ray_resources: str = ""
+    ray_server_resources: str = ""
+    ray_timeout: float = 300.0
     encrypt: Encrypt = field(default=Encrypt.AUTO, metadata=_by(Encrypt))
     allreduce_in_clear: bool = False
     exchange: ExchangeOptions = DEFAULT_OPTIONS
@@ -167,11 +181,30 @@ class JobRequest:
             raise UsageError(
                 f"--progress_interval={self.progress_interval:g}: expected 0 (no lines) or more seconds"
             )
+        if not self.ray_timeout >= 0:
+            raise UsageError(f"--ray_timeout={self.ray_timeout:g}: expected 0 seconds or more")
+        self._check_ray()
         if not self.return_timeout >= 0:
             raise UsageError(f"--return_timeout={self.return_timeout:g}: expected 0 seconds or more")
         for name in ("stall_timeout", "term_deadline"):
             if not getattr(self, name) > 0:
                 raise UsageError(f"--{name}={getattr(self, name):g}: expected more than 0 seconds")
+
+    def _check_ray(self) -> None:
+        """Refuse flags of Ray's launcher without it, and a number of clients beside a machinefile."""
+        if self.launcher is not LauncherKind.RAY:
+            unset = {
+                "ray_address": None,
+                "clients": None,
+                "servers": 0,
+                "ray_resources": "",
+                "ray_server_resources": "",
+            }
+            given = next((name for name, value in unset.items() if getattr(self, name) != value), None)
+            if given:
+                raise UsageError(f"--{given} is for --launcher=ray; other launchers read --hostfile")
+        elif self.hostfile and (self.clients is not None or self.servers):
+            raise UsageError("--hostfile and --clients exclude each other: the machinefile names the clients")
 
     def restart_settings(self, usual: int) -> RestartSettings:
         """Return how often the job restarts.

@@ -160,6 +160,8 @@ class _Run:
         job = self._job
         launcher = job.site.launcher(self._registration.record, lambda: job.files(point))
         try:
+            if job.site.hosts != job.plan.hosts:  # a client is on another node now
+                job.renew_plan()
             if self._requests.stop_wanted():  # while hosts were connected and files sent
                 error = JobError("the job was stopped before it had started")
                 error.exit_code = self._requests.stop_code

@@ -102,6 +102,10 @@ def _leveldb() -> str | None:
     return None if find_spec("plyvel") else "pip install plyvel"
 
 
+def _ray() -> str | None:
+    return None if find_spec("ray") else "pip install 'poseidon[ray]'"
+
+
 def _gpu() -> str | None:
     import torch
 
@@ -130,6 +134,7 @@ NEEDS = {
     "ksh": Need("the shell ksh", ("ksh",)),
     "tcsh": Need("the shell tcsh", ("tcsh",)),
     "zsh": Need("the shell zsh", ("zsh",)),
+    "ray": Need("a Ray cluster", check=_ray),
     "redis": Need("Redis", ("redis-cli", "redis-server")),
     "root": Need("root", root=True),
     "mpirun": Need("Open MPI", ("mpirun",), in_ci=False),

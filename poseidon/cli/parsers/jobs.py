@@ -36,7 +36,7 @@ SVB = (*TRUTH, "auto")
 CONSISTENCIES = ("SSP", "SSPPush", "SSPAggr")
 PRECISIONS = ("float32", "float16", "bfloat16")
 DIVERGENCES = ("stop", "mend")
-LAUNCHERS = ("auto", "local", "ssh")
+LAUNCHERS = ("auto", "local", "ssh", "ray")
 ENCRYPTIONS = ("auto", "on")
 EFFECTS = ("stop", "snapshot", "none")
 SHOWN = ("first", "all")
@@ -253,12 +253,20 @@ def _machines(parser: Parser) -> None:
     chosen(
         group,
         "launcher",
-        "auto (SSH to other machines), local, ssh",
+        "auto (SSH to others), local, ssh, ray",
         LAUNCHERS,
         default="auto",
         metavar="HOW",
     )
     flag(group, "ssh_config", "in place of ~/.ssh/config, as ssh -F", metavar="FILE")
+    flag(group, "ray_address", "head of the Ray cluster ($RAY_ADDRESS)", metavar="HOST:PORT")
+    flag(group, "clients", "Ray nodes with workers (1)", type=whole, metavar="N")
+    flag(group, "servers", "Ray nodes with shards alone (0)", type=count, default=0, metavar="N")
+    flag(group, "ray_resources", "of a client: CPU=4,big=1 (CPU=1 a thread)", default="", metavar="LIST")
+    text = "of a client with shards alone (CPU=1)"
+    flag(group, "ray_server_resources", text, default="", metavar="LIST")
+    text = "seconds to wait for Ray's nodes (300)"
+    flag(group, "ray_timeout", text, type=number, default=300.0, metavar="S")
     chosen(
         group,
         "encrypt",

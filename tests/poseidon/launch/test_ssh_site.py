@@ -16,7 +16,7 @@ from poseidon.cluster.ssh.channel import Finished
 from poseidon.cluster.ssh.config import SshSettings
 from poseidon.cluster.ssh.connections import connect_all
 from poseidon.errors import JobError, JobInterrupted, UsageError
-from poseidon.launch import ssh_site
+from poseidon.launch import remote_site, ssh_site
 from poseidon.launch.request import JobRequest, LauncherKind
 from poseidon.launch.site import LocalSite, Site
 from poseidon.launch.ssh_site import SshSite, site_of
@@ -140,7 +140,7 @@ def test_the_hosts_that_come_back_go_on_without_one_that_does_not(
             assert place.connection.label
         opened.append(list(places))
 
-    monkeypatch.setattr(ssh_site, "open_agents", open_agents)
+    monkeypatch.setattr(remote_site, "open_agents", open_agents)
     settings = SshSettings(config=servers[0].config)
     clients = tuple(
         Host(id=number, address="127.0.0.1", port=0, ssh_port=server.port)

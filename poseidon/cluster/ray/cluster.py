@@ -1,0 +1,243 @@
+"""An existing Ray cluster: the nodes for a job's clients, and an actor on each.
+
+Law: each client has a node of its own (a placement group, STRICT_SPREAD). Ray places a lost client's bundle anew, on a node
+that an autoscaler or a user adds; the bundles of the others stay. Every wait has a limit.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import re
+import signal
+import socket
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+from poseidon.cluster.parallel import for_each_host
+from poseidon.cluster.ray.connection import CALLS, RayConnection, reason_of
+from poseidon.cluster.ray.node_actor import NodeActor
+from poseidon.cluster.ray.resources import RayNode, Resources, describe_lack
+from poseidon.errors import JobError, UsageError, printable
+from poseidon.settings import disable_ray_statistics
+
+LISTEN_S = 5.0
+_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+
+
+class RayCluster:
+    """A cluster that this process is connected to.
+
+    Args:
+        ray: the module, connected; disconnected by `close`.
+    """
+
+    def __init__(self, ray: Any) -> None:
+        self._ray = ray
+        self._group: Any = None
+        self._bundles: dict[int, Resources] = {}
+        self._position: dict[int, int] = {}
+
+    @property
+    def nodes(self) -> tuple[RayNode, ...]:
+        """The nodes that are alive."""
+        return tuple(
+            RayNode(
+                id=node["NodeID"],
+                address=node["NodeManagerAddress"],
+                name=node["NodeManagerHostname"],
+                resources=node["Resources"],
+            )
+            for node in self._ray.nodes()
+            if node["Alive"]
+        )
+
+    def describe_lack(self) -> str:
+        """Return what the clients need and what the cluster has."""
+        free = self._ray.available_resources()
+        return describe_lack(list(self._bundles.values()), self.nodes, free)
+
+    def request(self, bundles: Mapping[int, Resources]) -> None:
+        """Request a node for each client; release what was requested before.
+
+        Args:
+            bundles: the resources of each client, by its id.
+        """
+        from ray.util import placement_group
+
+        self._release()
+        self._bundles = dict(bundles)
+        self._position = {client: position for position, client in enumerate(bundles)}
+        self._group = placement_group([dict(bundle) for bundle in bundles.values()], strategy="STRICT_SPREAD")
+
+    def placed(self, timeout_s: float) -> bool:
+        """Wait until every client has a node; return False when the time is up."""
+        return bool(self._group.wait(timeout_s))
+
+    def connect(
+        self, labels: Mapping[int, str], timeout_s: float
+    ) -> Mapping[int, tuple[RayConnection, RayNode] | JobError]:
+        """Start an actor for each of some clients and connect to it, in parallel.
+
+        Args:
+            labels: the clients in messages, by id.
+            timeout_s: how long to wait for a client's node and its actor.
+
+        Returns:
+            The connection and the node, or the error, by the client's id.
+        """
+        clients = list(labels)
+        outcomes = for_each_host(
+            lambda client: self._connect(client, labels[client], timeout_s), clients, name="poseidon ray"
+        )
+        return dict(zip(clients, outcomes, strict=True))
+
+    def close(self) -> None:
+        """Release the nodes and disconnect. May be called twice."""
+        self._release()
+        self._ray.shutdown()
+
+    def _release(self) -> None:
+        if self._group is not None:
+            from ray.util import remove_placement_group
+
+            with contextlib.suppress(Exception):  # the cluster may have ended
+                remove_placement_group(self._group)
+            self._group = None
+
+    def _connect(self, client: int, label: str, timeout_s: float) -> tuple[RayConnection, RayNode]:
+        actor = self._start_actor(client)
+        try:
+            description = self._describe(actor, label, timeout_s)
+            node = next((node for node in self.nodes if node.id == description["node"]), None)
+            if node is None:
+                raise JobError(f"{label}: its node was lost while it started")
+            return RayConnection(f"{label} on {node.name}", actor, self._ray, description), node
+        except BaseException:
+            with contextlib.suppress(Exception):  # the cluster may have ended
+                self._ray.kill(actor, no_restart=True)
+            raise
+
+    def _start_actor(self, client: int) -> Any:
+        from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+        resources = dict(self._bundles[client])
+        known = {"num_cpus": "CPU", "num_gpus": "GPU", "memory": "memory"}
+        amounts = {option: resources.pop(name, 0) for option, name in known.items()}
+        if not amounts["memory"]:
+            del amounts["memory"]
+        strategy = PlacementGroupSchedulingStrategy(
+            placement_group=self._group, placement_group_bundle_index=self._position[client]
+        )
+        kind = self._ray.remote(
+            **amounts,
+            resources=resources,
+            max_restarts=0,
+            max_task_retries=0,
+            scheduling_strategy=strategy,
+            concurrency_groups=dict.fromkeys(CALLS, 1),
+        )
+        return kind(NodeActor).remote()
+
+    def _describe(self, actor: Any, label: str, timeout_s: float) -> Mapping[str, Any]:
+        """Wait for an actor; return what it returns of itself."""
+        described = actor.describe.remote()
+        ready, _ = self._ray.wait([described], timeout=timeout_s)
+        if not ready:
+            raise JobError(
+                f"{label}: no node of the Ray cluster has started its actor within {timeout_s:g} s; {self.describe_lack()}"
+            )
+        try:
+            return dict(self._ray.get(described))
+        except Exception as error:
+            raise JobError(f"{label}: {_explained(error)}") from error
+
+
+def connect_to_cluster(address: str | None) -> RayCluster:
+    """Connect this process to a running cluster.
+
+    Args:
+        address: `host:port` of its head; None: $RAY_ADDRESS, else the cluster that runs on this machine.
+
+    Raises:
+        UsageError: Ray is not installed, there is no cluster, or it has another version of Ray or Python.
+    """
+    disable_ray_statistics()
+    try:
+        import ray
+    except ImportError as error:
+        raise UsageError(
+            f"--launcher=ray needs the package ray ({error}): pip install 'poseidon[ray]'"
+        ) from error
+    if address is not None and "://" in address:
+        raise UsageError(
+            f"--ray_address={address}: expected host:port of the cluster's head; the launcher runs on one of the nodes"
+        )
+    _check_listens(address)
+    try:
+        with _own_signal_handlers():
+            ray.init(
+                address=address or "auto",
+                log_to_driver=False,
+                logging_level=logging.ERROR,
+                configure_logging=False,
+                namespace="poseidon",
+            )
+    except Exception as error:
+        raise UsageError(_not_connected(address, error)) from error
+    return RayCluster(ray)
+
+
+def _check_listens(address: str | None) -> None:
+    """Raise an error if nothing listens at an address: Ray itself tries for half a minute."""
+    if address is None or address == "auto":
+        return
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdecimal():
+        raise UsageError(
+            f"--ray_address={address}: expected host:port of the cluster's head, as in node0:6379"
+        )
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=LISTEN_S).close()
+    except (OSError, OverflowError) as error:
+        raise UsageError(_not_connected(address, error)) from error
+
+
+def _not_connected(address: str | None, error: Exception) -> str:
+    text = reason_of(error)
+    if "ersion mismatch" in str(error):
+        text = " ".join(str(error).split())
+        return f"the Ray cluster and this launcher do not fit together: {printable(text)}"
+    where = f"at {address}" if address else "on this machine (--ray_address or $RAY_ADDRESS can name another)"
+    return (
+        f"no Ray cluster was reached {where}: {text}; start one with 'ray start --head', and 'ray start --address=HEAD:6379' "
+        "on the other nodes"
+    )
+
+
+def _explained(error: Exception) -> str:
+    """Return why an actor could not start."""
+    text = str(error)
+    missing = re.search(r"No module named '([^']+)'", text)
+    if missing:
+        return (
+            f"Ray's Python on its node has no module '{printable(missing[1])}'; install the launcher's version of Poseidon, "
+            "with the extra ray, in the environment that runs 'ray start'"
+        )
+    return f"its Ray actor could not start: {reason_of(error)}"
+
+
+@contextmanager
+def _own_signal_handlers() -> Iterator[None]:
+    """Keep the handlers of signals: Ray installs its own."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {number: signal.getsignal(number) for number in _SIGNALS}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -1,0 +1,108 @@
+"""Jobs on the nodes of a Ray cluster: the same bits as on this machine, also after the loss of a node."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pytest
+
+from tests.support.live_processes import none_left
+from tests.support.ray_cluster import RayCluster
+
+pytestmark = [pytest.mark.needs("ray"), pytest.mark.processes, pytest.mark.timeout(300)]
+
+NET = """
+name: "small"
+layer { name: "data" type: "DummyData" top: "data" top: "label"
+  dummy_data_param { shape { dim: 4 dim: 3 } shape { dim: 4 } data_filler { type: "gaussian" std: 1 } data_filler { type: "constant" } } }
+layer { name: "gate" type: "Gate" bottom: "data" top: "gated" python_param { param_str: "GATE 25" } }
+layer { name: "ip" type: "InnerProduct" bottom: "gated" top: "ip" inner_product_param { num_output: 2 weight_filler { type: "gaussian" std: 1 } } }
+layer { name: "loss" type: "SoftmaxWithLoss" bottom: "ip" bottom: "label" top: "loss" }
+"""
+SOLVER = (
+    'net: "net.prototxt" base_lr: 0.1 lr_policy: "fixed" momentum: 0.9 max_iter: 30 display: 5 snapshot: 10 '
+    'snapshot_prefix: "snap" solver_mode: CPU random_seed: 3\n'
+)
+TRAIN = [
+    *(sys.executable, "-m", "poseidon", "train", "--solver=solver.prototxt"),
+    *("--import=tests.support.gate_layer", "--threads=1", "--output=out"),
+]
+LIMIT_S = 200.0
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[RayCluster]:
+    """A head, which runs launchers and no client, and two nodes."""
+    cluster = RayCluster()
+    try:
+        cluster.add(num_cpus=0)
+        cluster.add(num_cpus=2)
+        cluster.add(num_cpus=2)
+        yield cluster
+    finally:
+        cluster.close()
+
+
+def _definitions(folder: Path) -> Path:
+    """Write a solver and its net; return the file that lets its training pass iteration 25, the same for all of a test."""
+    folder.mkdir()
+    gate = folder.with_name("gate")
+    (folder / "net.prototxt").write_text(NET.replace("GATE", str(gate)))
+    (folder / "solver.prototxt").write_text(SOLVER)
+    return gate
+
+
+def _start(cluster: RayCluster, folder: Path, flags: Sequence[str]) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [*TRAIN, *flags],
+        cwd=folder,
+        env=cluster.environment({"POSEIDON_HOME": str(folder / "state")}),
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def _train(cluster: RayCluster, folder: Path, flags: Sequence[str]) -> str:
+    """Train without an interruption; return the log."""
+    _definitions(folder).touch()
+    with _start(cluster, folder, flags) as launcher:
+        _, log = launcher.communicate(timeout=LIMIT_S)
+    assert launcher.returncode == 0, log
+    return log
+
+
+def _train_through_a_loss(cluster: RayCluster, folder: Path, flags: Sequence[str], lost: int) -> str:
+    """Train, kill a node at iteration 25 and add another one; return the log."""
+    gate = _definitions(folder)
+    lines = []
+    with _start(cluster, folder, flags) as launcher:
+        assert launcher.stderr is not None
+        for line in launcher.stderr:
+            lines.append(line)
+            if "Iteration 20, lr" in line and not gate.exists():
+                cluster.kill(lost)
+                gate.touch()
+                cluster.add(num_cpus=2)
+    log = "".join(lines)
+    assert launcher.returncode == 0, log
+    return log
+
+
+def _weights(folder: Path) -> bytes:
+    return (folder / "snap_iter_30.caffemodel").read_bytes()
+
+
+def test_a_node_is_lost_and_the_job_ends_with_the_same_bits(cluster: RayCluster, tmp_path: Path) -> None:
+    ray = ["--launcher=ray", f"--ray_address={cluster.address}", "--clients=2"]
+    log = _train_through_a_loss(cluster, tmp_path / "ray", ray, lost=2)
+    assert "; restart 1 of 3: going on from " in log
+    assert "finished at iteration 30 after 1 restart" in log.splitlines()[-1]
+    (tmp_path / "hosts").write_text("0 127.0.0.1 0\n1 127.0.0.1 0\n")
+    _train(cluster, tmp_path / "local", ["--hostfile=../hosts"])
+    assert _weights(tmp_path / "ray") == _weights(tmp_path / "local")
+    job = log.split()[1].rstrip(":")
+    assert none_left([process.pid for process in cluster.processes_of(job)], 30.0)

@@ -1,0 +1,134 @@
+"""How a launcher connects to a Ray cluster, and what it reports of one that is not there."""
+
+from __future__ import annotations
+
+import re
+import socket
+import sys
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from poseidon.cluster.ray.cluster import RayCluster, connect_to_cluster
+from poseidon.errors import JobError, UsageError
+
+
+def test_ray_is_an_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(UsageError, match=re.escape("pip install 'poseidon[ray]'")):
+        connect_to_cluster(None)
+
+
+@pytest.mark.parametrize("address", ["node0", "node0:port", ":6379", "ray://node0:10001"])
+def test_an_address_that_is_none(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "ray", SimpleNamespace())
+    with pytest.raises(
+        UsageError, match=f"--ray_address={address}: expected host:port of the cluster's head"
+    ):
+        connect_to_cluster(address)
+
+
+def test_no_cluster_at_an_address(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "ray", SimpleNamespace())
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{unused.getsockname()[1]}"
+        with pytest.raises(UsageError) as caught:
+            connect_to_cluster(address)
+    assert str(caught.value) == (
+        f"no Ray cluster was reached at {address}: [Errno 111] Connection refused; start one with 'ray start --head', and "
+        "'ray start --address=HEAD:6379' on the other nodes"
+    )
+
+
+@pytest.mark.parametrize(
+    ("error", "text"),
+    [
+        (
+            ConnectionError("Could not find any running Ray instance.\nmore"),
+            "no Ray cluster was reached on this machine (--ray_address or $RAY_ADDRESS can name another): Could not find any "
+            "running Ray instance.; start one with 'ray start --head'",
+        ),
+        (
+            RuntimeError("Version mismatch: The cluster was started with:\n    Python: 3.9.1\nThis process has 3.12"),
+            "the Ray cluster and this launcher do not fit together: Version mismatch: The cluster was started with: Python: "
+            "3.9.1 This process has 3.12",
+        ),
+    ],
+)  # fmt: skip
+def test_what_ray_refuses(error: Exception, text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def init(**options: object) -> None:
+        assert options["address"] == "auto"
+        raise error
+
+    monkeypatch.setitem(sys.modules, "ray", SimpleNamespace(init=init))
+    with pytest.raises(UsageError) as caught:
+        connect_to_cluster(None)
+    assert str(caught.value).startswith(text)
+
+
+class FakeRay:
+    """The functions of Ray that place and start actors; `describe` decides how an actor starts."""
+
+    def __init__(self, describe: Any) -> None:
+        self._describe = describe
+        self.options: dict[str, Any] = {}
+        self.killed = 0
+
+    def nodes(self) -> list[dict[str, Any]]:
+        common = {"NodeManagerAddress": "10.0.0.1", "NodeManagerHostname": "node1", "Resources": {"CPU": 2.0}}
+        return [{"NodeID": "a", "Alive": True, **common}, {"NodeID": "b", "Alive": False, **common}]
+
+    def available_resources(self) -> dict[str, float]:
+        return {"CPU": 1.0}
+
+    def remote(self, **options: Any) -> Any:
+        self.options = options
+        handle = SimpleNamespace(describe=SimpleNamespace(remote=lambda: "described"))
+        return lambda kind: SimpleNamespace(remote=lambda: handle)
+
+    def wait(self, calls: list[str], timeout: float) -> tuple[list[str], list[str]]:
+        return (calls, []) if self._describe else ([], calls)
+
+    def get(self, call: str) -> dict[str, Any]:
+        if isinstance(self._describe, Exception):
+            raise self._describe
+        return dict(self._describe)
+
+    def kill(self, actor: object, no_restart: bool) -> None:
+        self.killed += 1
+
+
+@pytest.mark.needs("ray")
+@pytest.mark.parametrize(
+    ("describe", "text"),
+    [
+        (
+            None,
+            "client 0: no node of the Ray cluster has started its actor within 3 s; 1 clients need a node each: 1 with CPU=2, "
+            "shards=1; the Ray cluster has 1 node (10.0.0.1 has CPU=2), and free of all that is CPU=1",
+        ),
+        (
+            ValueError("The actor died\n  ModuleNotFoundError: No module named 'poseidon'"),
+            "client 0: Ray's Python on its node has no module 'poseidon'; install the launcher's version of Poseidon, with the "
+            "extra ray, in the environment that runs 'ray start'",
+        ),
+        (ValueError("The actor died\nmore"), "client 0: its Ray actor could not start: The actor died"),
+        ({"node": "b"}, "client 0: its node was lost while it started"),
+    ],
+)  # fmt: skip
+def test_an_actor_that_does_not_start(describe: Any, text: str) -> None:
+    ray = FakeRay(describe)
+    cluster = RayCluster(ray)
+    cluster._bundles, cluster._position = {0: {"CPU": 2.0, "shards": 1.0}}, {0: 0}
+    outcome = cluster.connect({0: "client 0"}, 3.0)[0]
+    assert isinstance(outcome, JobError) and str(outcome) == text
+    assert ray.killed == 1
+    assert (ray.options["num_cpus"], ray.options["num_gpus"]) == (2.0, 0)
+    assert ray.options["resources"] == {"shards": 1.0}
+    assert (ray.options["max_restarts"], ray.options["max_task_retries"]) == (0, 0)
+
+
+def test_only_nodes_that_are_alive_count() -> None:
+    assert [node.id for node in RayCluster(FakeRay(None)).nodes] == ["a"]
