@@ -31,6 +31,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     },
     "poseidon.export": {
         *("poseidon.proto", "poseidon.snapshot", "poseidon.layers", "poseidon.net", "poseidon.engine"),
+        "poseidon.caffe2",
     },
     "poseidon.launch": {
         *("ps_server", "poseidon.proto", "poseidon.metrics", "poseidon.data", "poseidon.snapshot"),

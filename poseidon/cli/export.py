@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 
+from poseidon.export.caffe2.files import is_caffe2, read_predictor
+from poseidon.export.caffe2.formats import write_predictor
 from poseidon.export.formats import check_suffix, open_for_inference, write_net
 
 
@@ -16,11 +18,15 @@ def run(arguments: argparse.Namespace) -> int:
         UsageError: a flag or the name of the file is wrong, or an optional package is missing.
     """
     check_suffix(arguments.output)
-    stages = tuple(filter(None, arguments.stage.split(",")))
-    net = open_for_inference(arguments.model, (arguments.weights,), dict(arguments.input), stages=stages)
-    try:
-        line = write_net(net, arguments.output)
-    finally:
-        net.close()
+    model, weights, shapes = arguments.model, arguments.weights, dict(arguments.input)
+    if is_caffe2(model, weights):
+        line = write_predictor(read_predictor(model, weights, shapes), arguments.output)
+    else:
+        stages = tuple(filter(None, arguments.stage.split(",")))
+        net = open_for_inference(model, (weights,), shapes, stages=stages)
+        try:
+            line = write_net(net, arguments.output)
+        finally:
+            net.close()
     print(f"Exported {arguments.model} to {arguments.output}: {line}.")
     return 0

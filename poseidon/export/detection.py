@@ -6,14 +6,14 @@ from typing import Any
 
 import numpy as np
 
-from poseidon.export.graph import Blob, Graph, emits
+from poseidon.export.graph import LAYERS, Blob, Graph
 from poseidon.export.pointwise import Names, array
 from poseidon.layers.base import LayerError
 from poseidon.layers.vision import anchors as boxes_of
 from poseidon.proto.caffe_pb2 import PriorBoxParameter
 
 
-@emits("PSROIPooling")
+@LAYERS.emits("PSROIPooling")
 def _psroi_pooling(graph: Graph, layer: Any, bottoms: list[Blob], tops: list[Blob]) -> Names:
     feature = bottoms[0]
     if feature.shape[0] != 1:
@@ -58,7 +58,7 @@ def _rounded(graph: Graph, value: str) -> str:
     return graph.op("Cast", graph.op("Cast", moved, to=7), to=1)  # towards 0
 
 
-@emits("ROIAlign")
+@LAYERS.emits("ROIAlign")
 def _roi_align(graph: Graph, layer: Any, bottoms: list[Blob], tops: list[Blob]) -> Names:
     regions = graph.reshape(bottoms[1].name, [-1, 5])
     image = graph.op("Cast", graph.reshape(graph.slice(regions, 1, 0, 1), [-1]), to=7)
@@ -85,7 +85,7 @@ def _decoded(graph: Graph, codes: str, center: str, size: str, half_size: str) -
     return middle, reach
 
 
-@emits("DetectionOutput")
+@LAYERS.emits("DetectionOutput")
 def _detection_output(graph: Graph, layer: Any, bottoms: list[Blob], tops: list[Blob]) -> Names:
     """As the layer, but for an image without any detection, which has no row here."""
     settings, nms = layer.settings, layer.settings.nms_param
@@ -168,7 +168,7 @@ def _best_of_image(graph: Graph, chosen: str, found: str, most: int) -> tuple[st
     return graph.op("Compress", chosen, stays, axis=0), graph.op("Compress", found, stays, axis=0)
 
 
-@emits("Proposal")
+@LAYERS.emits("Proposal")
 def _proposal(graph: Graph, layer: Any, bottoms: list[Blob], tops: list[Blob]) -> Names:
     """As the layer, for one image."""
     scores, deltas, info = bottoms

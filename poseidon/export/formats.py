@@ -83,18 +83,21 @@ def write_net(net: Net, path: Path) -> str:
     if suffix == ".onnx":
         exported = export_net(net, name=net.definition.param.name)
         content, line = exported.model.SerializeToString(), exported.summary()
-        line += f"; the batch is fixed: {exported.fixed}" if exported.fixed else ""
     elif suffix == ".pt2":
         content, line = _pt2(net)
     else:
-        tensors = named_tensors(net)
-        line = f"{len(tensors)} tensors"
-        if suffix == ".safetensors":
-            content = _safetensors().save({name: np.ascontiguousarray(a) for name, a in tensors.items()})
-        else:
-            content = _pth(tensors)
+        content, line = tensor_file(named_tensors(net), suffix)
     write_atomically(path, content)
     return line
+
+
+def tensor_file(tensors: Arrays, suffix: str) -> tuple[bytes, str]:
+    """Return tensors by name as a file of a suffix, `.pth` or `.safetensors`, and a line about it."""
+    if suffix == ".safetensors":
+        content = _safetensors().save({name: np.ascontiguousarray(a) for name, a in tensors.items()})
+    else:
+        content = _pth(tensors)
+    return content, f"{len(tensors)} tensors"
 
 
 def named_tensors(net: Net) -> dict[str, NDArray[np.float32]]:
@@ -138,27 +141,37 @@ def _pt2(net: Net) -> tuple[bytes, str]:
     estimated = [layer for _, layer in net.layer_modules if isinstance(layer, BatchNorm)]
     for layer in estimated:
         layer.freeze_estimates()
-    batch = torch.export.Dim("N", min=1, max=MOST_BATCH)
     inputs = tuple(torch.zeros(2, *shape[1:]) for shape in net.input_shapes.values())
     try:
-        with torch.no_grad(), warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # `loss` of the net changes, which does not matter here
-            program = torch.export.export(
-                _Positional(net).eval(),
-                inputs,
-                dynamic_shapes={"inputs": tuple({0: batch} for _ in inputs)},
-                strict=False,
-            )
+        content = traced_program(_Positional(net), inputs, dynamic=True)
     except Exception as error:
         why = str(error).strip().splitlines()[0]
         raise DefinitionError(
             f"torch.export cannot trace this net, whose shapes depend on its data ({why}); use .onnx",
             source=net.definition.source,
         ) from error
+    shown = ", ".join(f"{name} {times(('N', *shape[1:]))}" for name, shape in net.input_shapes.items())  # type: ignore[arg-type]
+    return content, f"inputs: {shown}; outputs: {', '.join(name for name, _ in net.plan.outputs)}"
+
+
+def traced_program(module: nn.Module, inputs: tuple[Tensor, ...], *, dynamic: bool) -> bytes:
+    """Return the `.pt2` file of a module whose `forward` takes `*inputs`.
+
+    Args:
+        module: traced as it evaluates.
+        inputs: examples; a dynamic batch must not be 1.
+        dynamic: whether their first axis is the batch, 1 to `MOST_BATCH`.
+    """
+    batch = torch.export.Dim("N", min=1, max=MOST_BATCH)
+    axes: dict[str, Any] = (
+        {"dynamic_shapes": {"inputs": tuple({0: batch} for _ in inputs)}} if dynamic else {}
+    )
+    with torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # `loss` of a net changes, which does not matter here
+        program = torch.export.export(module.eval(), inputs, strict=False, **axes)
     buffer = io.BytesIO()
     torch.export.save(program, buffer)
-    shown = ", ".join(f"{name} {times(('N', *shape[1:]))}" for name, shape in net.input_shapes.items())  # type: ignore[arg-type]
-    return buffer.getvalue(), f"inputs: {shown}; outputs: {', '.join(name for name, _ in net.plan.outputs)}"
+    return buffer.getvalue()
 
 
 def read_tensors(path: Path) -> Arrays:

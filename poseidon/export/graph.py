@@ -38,6 +38,11 @@ def onnx_module() -> ModuleType:
         raise UsageError("to write ONNX, install the extra: pip install 'poseidon[export]'") from error
 
 
+def element_type(dtype: str) -> int:
+    """Return the number that ONNX has for a type of numpy."""
+    return int(onnx_module().helper.np_dtype_to_tensor_dtype(np.dtype(dtype)))
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Blob:
     """A blob of a net in a graph.
@@ -47,12 +52,14 @@ class Blob:
         shape: its extents, with the batch of the definition.
         dynamic: whether its first axis is the dynamic batch, or the number of regions.
         known: whether its shape is known before the net runs.
+        dtype: the type of its values, as numpy names it.
     """
 
     name: str = ""
     shape: Shape
     dynamic: bool
     known: bool = True
+    dtype: str = "float32"
 
     @property
     def extents(self) -> list[int]:
@@ -67,6 +74,7 @@ class Graph:
         self._onnx = onnx_module()
         self._nodes: list[Any] = []
         self._initializers: dict[str, Any] = {}
+        self._arrays: dict[str, NDArray[Any]] = {}
         self._constants: dict[tuple[str, Shape, bytes], str] = {}
         self._inputs: list[Any] = []
         self._taken: set[str] = set()
@@ -74,17 +82,17 @@ class Graph:
         self.scope = ""
         """The prefix of new values: the name of the layer."""
 
-    def input(self, name: str, shape: Shape, *, dynamic: bool) -> str:
-        """Add an input of float32."""
+    def input(self, name: str, shape: Shape, *, dynamic: bool, dtype: str = "float32") -> str:
+        """Add an input."""
         self._taken.add(name)
-        self._inputs.append(self._value_info(name, shape, dynamic))
+        self._inputs.append(self._value_info(Blob(name=name, shape=shape, dynamic=dynamic, dtype=dtype)))
         return name
 
     def constant(self, array: NDArray[Any], name: str = "") -> str:
         """Return a constant; one that exists already if it has the same values.
 
         Args:
-            array: float32, int64 or bool.
+            array: numbers or truth values.
             name: of a parameter; empty: a name is made.
         """
         array = np.ascontiguousarray(array).reshape(np.shape(array))
@@ -92,7 +100,16 @@ class Graph:
         if key not in self._constants:
             self._constants[key] = name = self._free(name or self._next())
             self._initializers[name] = self._onnx.numpy_helper.from_array(array, name)
+            self._arrays[name] = array
         return self._constants[key]
+
+    def tensor(self, array: NDArray[Any]) -> Any:
+        """Return a tensor for an attribute of a node."""
+        return self._onnx.numpy_helper.from_array(array)
+
+    def known(self, value: str) -> NDArray[Any] | None:
+        """Return the array of a constant, None for another value."""
+        return self._arrays.get(value)
 
     def floats(self, *values: float) -> str:
         """Return a constant of float32: a scalar for one value."""
@@ -145,7 +162,7 @@ class Graph:
             self._nodes,
             name or "net",
             self._inputs,
-            [self._value_info(b.name, b.shape, b.dynamic, known=b.known) for b in outputs],
+            [self._value_info(blob) for blob in outputs],
             initializer=[self._initializers[key] for key in self._used()],
         )
         opset = helper.make_opsetid("", OPSET)
@@ -159,11 +176,11 @@ class Graph:
         read = {name for node in self._nodes for name in node.input}
         return [name for name in self._initializers if name in read]
 
-    def _value_info(self, name: str, shape: Shape, dynamic: bool, *, known: bool = True) -> Any:
-        extents: list[int | str | None] = [BATCH, *shape[1:]] if dynamic else list(shape)
-        if not known:
-            extents = [None] * len(shape)
-        return self._onnx.helper.make_tensor_value_info(name, self._onnx.TensorProto.FLOAT, extents)
+    def _value_info(self, blob: Blob) -> Any:
+        extents: list[int | str | None] = [BATCH, *blob.shape[1:]] if blob.dynamic else list(blob.shape)
+        if not blob.known:
+            extents = [None] * len(blob.shape)
+        return self._onnx.helper.make_tensor_value_info(blob.name, element_type(blob.dtype), extents)
 
     def _next(self) -> str:
         self._count += 1
@@ -176,23 +193,68 @@ class Graph:
         return name
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Exported:
+    """The result of an export.
+
+    Attributes:
+        model: the ONNX model.
+        inputs: the blobs that the caller passes.
+        outputs: the blobs that the model returns.
+        fixed: why the batch is not dynamic; empty where it is.
+        absent: outputs of the net that are left out, since they need inputs that are not given.
+    """
+
+    model: Any
+    inputs: tuple[Blob, ...]
+    outputs: tuple[Blob, ...]
+    fixed: str
+    absent: tuple[str, ...] = ()
+
+    def summary(self) -> str:
+        """Return inputs, outputs, the version of the operators and what is fixed or left out, for one line."""
+        shown = [
+            ", ".join(f"{blob.name} {shape_text(blob)}" for blob in blobs)
+            for blobs in (self.inputs, self.outputs)
+        ]
+        line = f"opset {OPSET}; inputs: {shown[0]}; outputs: {shown[1]}"
+        line += f"; the batch is fixed: {self.fixed}" if self.fixed else ""
+        return line + left_out(self.absent)
+
+
+def left_out(absent: Sequence[str]) -> str:
+    """Return the end of a line about an export: the outputs that it lacks."""
+    return f"; left out: {', '.join(absent)} (they need inputs without --input)" if absent else ""
+
+
+def shape_text(blob: Blob) -> str:
+    """Return the extents of a blob, as in Nx3x6x6."""
+    if not blob.known:
+        return "x".join("?" for _ in blob.shape)
+    return "x".join(
+        ["N" if blob.dynamic else str(e) for e in blob.shape[:1]] + [str(e) for e in blob.shape[1:]]
+    )
+
+
 Emitter = Callable[[Graph, Any, list[Blob], list[Blob]], Sequence[str]]
-"""Adds the nodes of one layer: (graph, layer after `setup`, bottoms, tops without names). Returns the value of each top."""
-
-_EMITTERS: dict[str, Emitter] = {}
-
-
-def emits(*types: str) -> Callable[[Emitter], Emitter]:
-    """Register the emitter of layer types."""
-
-    def register(emitter: Emitter) -> Emitter:
-        for kind in types:
-            _EMITTERS[kind] = emitter
-        return emitter
-
-    return register
+"""Adds the nodes of one layer or operator: (graph, layer after `setup`, bottoms, tops without names). Returns the value of
+each top."""
 
 
-def emitter_of(kind: str) -> Emitter | None:
-    """Return the emitter of a layer type; None where ONNX has no form of it."""
-    return _EMITTERS.get(kind)
+class Emitters(dict[str, Emitter]):
+    """Emitters by the type of a layer or operator."""
+
+    def emits(self, *types: str) -> Callable[[Emitter], Emitter]:
+        """Register the emitter of types."""
+
+        def register(emitter: Emitter) -> Emitter:
+            self.update(dict.fromkeys(types, emitter))
+            return emitter
+
+        return register
+
+
+LAYERS = Emitters()
+"""The emitters of Caffe's layers; a type without one has no form in ONNX."""
+OPERATORS = Emitters()
+"""The emitters of Caffe2's operators."""

@@ -8,14 +8,12 @@ every blob allows it. A layer that ONNX has no form of is an error that names it
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence, Set
-from dataclasses import dataclass
-from typing import Any
 
 from poseidon.errors import DefinitionError, UsageError
 from poseidon.export import detection as _detection  # noqa: F401 - registers its emitters
 from poseidon.export import shaping as _shaping  # noqa: F401 - registers its emitters
 from poseidon.export import vision as _vision  # noqa: F401 - registers its emitters
-from poseidon.export.graph import OPSET, Blob, Graph, Shape, emitter_of
+from poseidon.export.graph import LAYERS, Blob, Exported, Graph, Shape
 from poseidon.layers.base import Layer, LayerError
 from poseidon.layers.inputs.sources import Input, Source
 from poseidon.net.net import Net
@@ -31,39 +29,6 @@ NEEDS_LABELS = frozenset(
     }
 )
 """The layer types that are left out: they need labels, or make or write them."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Exported:
-    """The result of an export.
-
-    Attributes:
-        model: the ONNX model.
-        inputs: the blobs that the caller passes.
-        outputs: the blobs that the model returns.
-        fixed: why the batch is not dynamic; empty where it is.
-    """
-
-    model: Any
-    inputs: tuple[Blob, ...]
-    outputs: tuple[Blob, ...]
-    fixed: str
-
-    def summary(self) -> str:
-        """Return inputs, outputs and the version of the operators, for one line."""
-        shown = [
-            ", ".join(f"{blob.name} {_shape_text(blob)}" for blob in blobs)
-            for blobs in (self.inputs, self.outputs)
-        ]
-        return f"opset {OPSET}; inputs: {shown[0]}; outputs: {shown[1]}"
-
-
-def _shape_text(blob: Blob) -> str:
-    if not blob.known:
-        return "x".join("?" for _ in blob.shape)
-    return "x".join(
-        ["N" if blob.dynamic else str(e) for e in blob.shape[:1]] + [str(e) for e in blob.shape[1:]]
-    )
 
 
 def inference_definition(definition: NetDefinition, shapes: Mapping[str, Shape]) -> NetDefinition:
@@ -169,7 +134,7 @@ def export_net(net: Net, *, name: str = "") -> Exported:
 
 
 def _emit(net: Net, graph: Graph, layer: Layer, bottoms: list[Blob], tops: list[Blob]) -> list[str]:
-    emitter = emitter_of(layer.param.type)
+    emitter = LAYERS.get(layer.param.type)
     try:
         if emitter is None:
             raise LayerError(f"of type {layer.param.type} has no form in ONNX")

@@ -9,7 +9,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from poseidon.export.graph import Blob, Graph, emits
+from poseidon.export.graph import LAYERS, Blob, Graph
 from poseidon.layers.base import LayerError
 from poseidon.layers.neuron.affine import Bias, Scale
 from poseidon.layers.neuron.batch_norm import BatchNorm
@@ -40,7 +40,7 @@ def scaled(graph: Graph, value: str, factor: float, shift: float = 0.0) -> str:
     return graph.op("Add", value, graph.floats(shift)) if shift else value
 
 
-@emits("ReLU")
+@LAYERS.emits("ReLU")
 def _relu(graph: Graph, layer: Any, bottoms: list[Blob], tops: list[Blob]) -> Names:
     slope = float(layer.slope)
     return [
@@ -48,14 +48,14 @@ def _relu(graph: Graph, layer: Any, bottoms: list[Blob], tops: list[Blob]) -> Na
     ]
 
 
-@emits("Sigmoid", "TanH", "AbsVal", "BNLL")
+@LAYERS.emits("Sigmoid", "TanH", "AbsVal", "BNLL")
 def _unary(graph: Graph, layer: Any, bottoms: list[Blob], tops: list[Blob]) -> Names:
     kinds = {"TanH": "Tanh", "AbsVal": "Abs", "BNLL": "Softplus"}
     kind = layer.param.type
     return [graph.op(kinds.get(str(kind), str(kind)), bottoms[0].name)]
 
 
-@emits("Dropout")
+@LAYERS.emits("Dropout")
 def _dropout(graph: Graph, layer: Dropout, bottoms: list[Blob], tops: list[Blob]) -> Names:
     if layer.active:
         raise LayerError("draws in the phase TEST (sample_weights_test), which ONNX cannot")
@@ -63,38 +63,38 @@ def _dropout(graph: Graph, layer: Dropout, bottoms: list[Blob], tops: list[Blob]
     return [scaled(graph, x, layer.factor) if layer.factor != 1 else graph.op("Identity", x)]
 
 
-@emits("ELU")
+@LAYERS.emits("ELU")
 def _elu(graph: Graph, layer: Any, bottoms: list[Blob], tops: list[Blob]) -> Names:
     return [graph.op("Elu", bottoms[0].name, alpha=float(layer.alpha))]
 
 
-@emits("PReLU")
+@LAYERS.emits("PReLU")
 def _prelu(graph: Graph, layer: Any, bottoms: list[Blob], tops: list[Blob]) -> Names:
     count = array(layer.slope).size
     slope = parameter(graph, layer, "slope", (count,) + (1,) * (len(bottoms[0].shape) - 2))
     return [graph.op("PRelu", bottoms[0].name, slope)]
 
 
-@emits("Swish")
+@LAYERS.emits("Swish")
 def _swish(graph: Graph, layer: Any, bottoms: list[Blob], tops: list[Blob]) -> Names:
     x = bottoms[0].name
     return [graph.op("Mul", x, graph.op("Sigmoid", scaled(graph, x, float(layer.beta))))]
 
 
-@emits("Clip", "ReLU6")
+@LAYERS.emits("Clip", "ReLU6")
 def _clip(graph: Graph, layer: Any, bottoms: list[Blob], tops: list[Blob]) -> Names:
     low, high = float(getattr(layer, "low", 0.0)), float(getattr(layer, "high", 6.0))
     below = graph.op("Min", bottoms[0].name, graph.floats(high))
     return [graph.op("Max", below, graph.floats(low))]
 
 
-@emits("Threshold")
+@LAYERS.emits("Threshold")
 def _threshold(graph: Graph, layer: Any, bottoms: list[Blob], tops: list[Blob]) -> Names:
     above = graph.op("Greater", bottoms[0].name, graph.floats(float(layer.threshold)))
     return [graph.op("Cast", above, to=1)]
 
 
-@emits("Power")
+@LAYERS.emits("Power")
 def _power(graph: Graph, layer: Power, bottoms: list[Blob], tops: list[Blob]) -> Names:
     x = bottoms[0].name
     if layer.power == 0 or layer.scale == 0:
@@ -105,18 +105,18 @@ def _power(graph: Graph, layer: Power, bottoms: list[Blob], tops: list[Blob]) ->
     return [graph.op("Identity", inner) if inner == x else inner]
 
 
-@emits("Exp")
+@LAYERS.emits("Exp")
 def _exp(graph: Graph, layer: Exp, bottoms: list[Blob], tops: list[Blob]) -> Names:
     return [scaled(graph, graph.op("Exp", scaled(graph, bottoms[0].name, layer.inner)), layer.outer)]
 
 
-@emits("Log")
+@LAYERS.emits("Log")
 def _log(graph: Graph, layer: Log, bottoms: list[Blob], tops: list[Blob]) -> Names:
     inner = scaled(graph, bottoms[0].name, layer.scale, layer.shift)
     return [scaled(graph, graph.op("Log", inner), layer.outer)]
 
 
-@emits("Scale", "Bias")
+@LAYERS.emits("Scale", "Bias")
 def _affine(graph: Graph, layer: Scale | Bias, bottoms: list[Blob], tops: list[Blob]) -> Names:
     x = bottoms[0].name
     shape = tuple(layer.broadcast)
@@ -135,7 +135,7 @@ def _affine(graph: Graph, layer: Scale | Bias, bottoms: list[Blob], tops: list[B
     return [graph.op("Add", product, operand("bias")) if layer.biased else product]
 
 
-@emits("Axpy")
+@LAYERS.emits("Axpy")
 def _axpy(graph: Graph, layer: Any, bottoms: list[Blob], tops: list[Blob]) -> Names:
     a, x, z = bottoms
     trailing = (1,) * (len(x.shape) - 2)
@@ -143,7 +143,7 @@ def _axpy(graph: Graph, layer: Any, bottoms: list[Blob], tops: list[Blob]) -> Na
     return [graph.op("Add", graph.op("Mul", factor, x.name), z.name)]
 
 
-@emits("BatchNorm")
+@LAYERS.emits("BatchNorm")
 def _batch_norm(graph: Graph, layer: BatchNorm, bottoms: list[Blob], tops: list[Blob]) -> Names:
     (x,) = bottoms
     if not layer.reads_estimates:
@@ -166,7 +166,7 @@ def _standardized(graph: Graph, x: str, axes: list[int], eps: float) -> str:
     return graph.op("Div", centred, graph.op("Sqrt", graph.op("Add", variance, graph.floats(eps))))
 
 
-@emits("BN")
+@LAYERS.emits("BN")
 def _bn(graph: Graph, layer: BN, bottoms: list[Blob], tops: list[Blob]) -> Names:
     (x,) = bottoms
     wide = [1] * len(x.shape)
@@ -190,7 +190,7 @@ def _bn(graph: Graph, layer: BN, bottoms: list[Blob], tops: list[Blob]) -> Names
     return names[: len(tops)]
 
 
-@emits("LRN")
+@LAYERS.emits("LRN")
 def _lrn(graph: Graph, layer: LRN, bottoms: list[Blob], tops: list[Blob]) -> Names:
     x = bottoms[0].name
     if layer.across:
@@ -209,7 +209,7 @@ def _lrn(graph: Graph, layer: LRN, bottoms: list[Blob], tops: list[Blob]) -> Nam
     ]
 
 
-@emits("MVN")
+@LAYERS.emits("MVN")
 def _mvn(graph: Graph, layer: MVN, bottoms: list[Blob], tops: list[Blob]) -> Names:
     lead = tops[0].extents[:1] if layer.across else tops[0].extents[:2]
     if layer.across:
@@ -225,7 +225,7 @@ def _mvn(graph: Graph, layer: MVN, bottoms: list[Blob], tops: list[Blob]) -> Nam
     return [graph.reshape(centred, tops[0].extents)]
 
 
-@emits("Normalize")
+@LAYERS.emits("Normalize")
 def _normalize(graph: Graph, layer: Normalize, bottoms: list[Blob], tops: list[Blob]) -> Names:
     x = bottoms[0].name
     squares = graph.op("ReduceSum", graph.op("Mul", x, x), graph.integers(*layer.axes), keepdims=1)

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from poseidon.export.graph import Blob, Graph, emits
+from poseidon.export.graph import LAYERS, Blob, Graph
 from poseidon.export.pointwise import Names, array, parameter, scaled
 from poseidon.layers.common.combine import Eltwise
 from poseidon.layers.common.inner_product import Embed, InnerProduct
@@ -16,17 +16,17 @@ from poseidon.layers.common.reduction import ArgMax, Reduction
 from poseidon.proto.caffe_pb2 import EltwiseParameter, ReductionParameter
 
 
-@emits("Split", "Silence")
+@LAYERS.emits("Split", "Silence")
 def _split(graph: Graph, layer: Any, bottoms: list[Blob], tops: list[Blob]) -> Names:
     return [graph.op("Identity", bottoms[0].name) for _ in tops]
 
 
-@emits("Concat")
+@LAYERS.emits("Concat")
 def _concat(graph: Graph, layer: Any, bottoms: list[Blob], tops: list[Blob]) -> Names:
     return [graph.op("Concat", *(bottom.name for bottom in bottoms), axis=layer.axis)]
 
 
-@emits("Slice")
+@LAYERS.emits("Slice")
 def _slice(graph: Graph, layer: Any, bottoms: list[Blob], tops: list[Blob]) -> Names:
     if len(tops) == 1:
         return [graph.op("Identity", bottoms[0].name)]
@@ -34,7 +34,7 @@ def _slice(graph: Graph, layer: Any, bottoms: list[Blob], tops: list[Blob]) -> N
     return graph.ops("Split", bottoms[0].name, parts, outputs=len(tops), axis=layer.axis)
 
 
-@emits("Eltwise")
+@LAYERS.emits("Eltwise")
 def _eltwise(graph: Graph, layer: Eltwise, bottoms: list[Blob], tops: list[Blob]) -> Names:
     names = [bottom.name for bottom in bottoms]
     if layer.operation == EltwiseParameter.SUM:
@@ -47,17 +47,17 @@ def _eltwise(graph: Graph, layer: Eltwise, bottoms: list[Blob], tops: list[Blob]
     return [top]
 
 
-@emits("Flatten", "Reshape")
+@LAYERS.emits("Flatten", "Reshape")
 def _reshape(graph: Graph, layer: Any, bottoms: list[Blob], tops: list[Blob]) -> Names:
     return [graph.reshape(bottoms[0].name, tops[0].extents)]
 
 
-@emits("Permute")
+@LAYERS.emits("Permute")
 def _permute(graph: Graph, layer: Any, bottoms: list[Blob], tops: list[Blob]) -> Names:
     return [graph.op("Transpose", bottoms[0].name, perm=list(layer.order))]
 
 
-@emits("Crop")
+@LAYERS.emits("Crop")
 def _crop(graph: Graph, layer: Any, bottoms: list[Blob], tops: list[Blob]) -> Names:
     value = bottoms[0].name
     for axis, (offset, extent) in enumerate(zip(layer.offsets, layer.extents, strict=True), layer.axis):
@@ -66,23 +66,23 @@ def _crop(graph: Graph, layer: Any, bottoms: list[Blob], tops: list[Blob]) -> Na
     return [graph.op("Identity", value) if value == bottoms[0].name else value]
 
 
-@emits("Tile")
+@LAYERS.emits("Tile")
 def _tile(graph: Graph, layer: Any, bottoms: list[Blob], tops: list[Blob]) -> Names:
     return [graph.op("Tile", bottoms[0].name, graph.integers(*layer.repeats))]
 
 
-@emits("BatchReindex")
+@LAYERS.emits("BatchReindex")
 def _batch_reindex(graph: Graph, layer: Any, bottoms: list[Blob], tops: list[Blob]) -> Names:
     return [graph.op("Gather", bottoms[0].name, graph.op("Cast", bottoms[1].name, to=7), axis=0)]
 
 
-@emits("Filter")
+@LAYERS.emits("Filter")
 def _filter(graph: Graph, layer: Any, bottoms: list[Blob], tops: list[Blob]) -> Names:
     chosen = graph.op("Cast", graph.reshape(bottoms[-1].name, [-1]), to=9)
     return [graph.op("Compress", bottom.name, chosen, axis=0) for bottom in bottoms[:-1]]
 
 
-@emits("ShuffleChannel")
+@LAYERS.emits("ShuffleChannel")
 def _shuffle(graph: Graph, layer: Any, bottoms: list[Blob], tops: list[Blob]) -> Names:
     batch, channels = tops[0].extents[0], tops[0].shape[1]
     rest = math.prod(tops[0].shape[2:])
@@ -91,7 +91,7 @@ def _shuffle(graph: Graph, layer: Any, bottoms: list[Blob], tops: list[Blob]) ->
     return [graph.reshape(mixed, tops[0].extents)]
 
 
-@emits("InnerProduct")
+@LAYERS.emits("InnerProduct")
 def _inner_product(graph: Graph, layer: InnerProduct, bottoms: list[Blob], tops: list[Blob]) -> Names:
     (x,), value = bottoms, bottoms[0].name
     if layer.axis == 1:
@@ -109,19 +109,19 @@ def _has(layer: Any, blob: str) -> bool:
     return getattr(layer, blob, None) is not None
 
 
-@emits("Embed")
+@LAYERS.emits("Embed")
 def _embed(graph: Graph, layer: Embed, bottoms: list[Blob], tops: list[Blob]) -> Names:
     index = graph.op("Cast", bottoms[0].name, to=7)
     top = graph.op("Gather", parameter(graph, layer, "weight"), index, axis=0)
     return [graph.op("Add", top, parameter(graph, layer, "bias")) if _has(layer, "bias") else top]
 
 
-@emits("Softmax")
+@LAYERS.emits("Softmax")
 def _softmax(graph: Graph, layer: Any, bottoms: list[Blob], tops: list[Blob]) -> Names:
     return [graph.op("Softmax", bottoms[0].name, axis=layer.axis)]
 
 
-@emits("Reduction")
+@LAYERS.emits("Reduction")
 def _reduction(graph: Graph, layer: Reduction, bottoms: list[Blob], tops: list[Blob]) -> Names:
     (x,) = bottoms
     rest = math.prod(x.shape[layer.axis :]) if layer.axis else -1
@@ -134,7 +134,7 @@ def _reduction(graph: Graph, layer: Reduction, bottoms: list[Blob], tops: list[B
     return [scaled(graph, graph.op(kind, value, graph.integers(layer.axis), keepdims=0), layer.coeff)]
 
 
-@emits("ArgMax")
+@LAYERS.emits("ArgMax")
 def _arg_max(graph: Graph, layer: ArgMax, bottoms: list[Blob], tops: list[Blob]) -> Names:
     (x,) = bottoms
     axis, value = (layer.axis, x.name) if layer.by_axis else (1, graph.op("Flatten", x.name, axis=1))
@@ -155,17 +155,17 @@ def _arg_max(graph: Graph, layer: ArgMax, bottoms: list[Blob], tops: list[Blob])
     return [graph.reshape(stacked, tops[0].extents)]
 
 
-@emits("Parameter")
+@LAYERS.emits("Parameter")
 def _parameter(graph: Graph, layer: Any, bottoms: list[Blob], tops: list[Blob]) -> Names:
     return [graph.op("Identity", parameter(graph, layer, "value"))]
 
 
-@emits("PriorBox")
+@LAYERS.emits("PriorBox")
 def _prior_box(graph: Graph, layer: Any, bottoms: list[Blob], tops: list[Blob]) -> Names:
     return [graph.op("Identity", graph.constant(array(layer.top), f"{graph.scope}.boxes"))]
 
 
-@emits("LSTMUnit")
+@LAYERS.emits("LSTMUnit")
 def _lstm_unit(graph: Graph, layer: Any, bottoms: list[Blob], tops: list[Blob]) -> Names:
     cell, gates, cont = bottoms
     kept = graph.op("Unsqueeze", cont.name, graph.integers(2))
@@ -182,7 +182,7 @@ def _lstm_step(graph: Graph, cell: str, gates: str, kept: str) -> tuple[str, str
     return after, graph.op("Mul", o, graph.op("Tanh", after))
 
 
-@emits("LSTM", "RNN")
+@LAYERS.emits("LSTM", "RNN")
 def _recurrent(graph: Graph, layer: LSTM | RNN, bottoms: list[Blob], tops: list[Blob]) -> Names:
     """Unroll the timesteps. The first state is zero: it is not kept between runs."""
     x, cont = bottoms[:2]

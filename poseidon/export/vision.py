@@ -7,14 +7,16 @@ from typing import Any
 
 import numpy as np
 
-from poseidon.export.graph import Blob, Graph, emits
+from poseidon.export.graph import LAYERS, Blob, Graph
 from poseidon.export.pointwise import Names, parameter
 from poseidon.layers.base import LayerError
 from poseidon.layers.vision.convolution import BaseConvolution, Window
 from poseidon.layers.vision.pooling import Pooling
 
 
-@emits("Convolution", "DepthwiseConvolution", "HoleConvolution", "ConvolutionDepthwise", "Deconvolution")
+@LAYERS.emits(
+    "Convolution", "DepthwiseConvolution", "HoleConvolution", "ConvolutionDepthwise", "Deconvolution"
+)
 def _convolution(graph: Graph, layer: BaseConvolution, bottoms: list[Blob], tops: list[Blob]) -> Names:
     kind = "ConvTranspose" if layer.param.type == "Deconvolution" else "Conv"
     shape = tuple(layer.weight.shape) + ((1,) if layer.pointwise else ())
@@ -45,7 +47,7 @@ def _window_settings(window: Window) -> dict[str, list[int]]:
     }
 
 
-@emits("Im2col")
+@LAYERS.emits("Im2col")
 def _im2col(graph: Graph, layer: Any, bottoms: list[Blob], tops: list[Blob]) -> Names:
     """Return a convolution whose kernels each take one value of the window."""
     (x,), window = bottoms, layer.window
@@ -56,7 +58,7 @@ def _im2col(graph: Graph, layer: Any, bottoms: list[Blob], tops: list[Blob]) -> 
     return [graph.reshape(value, tops[0].extents)]
 
 
-@emits("Pooling")
+@LAYERS.emits("Pooling")
 def _pooling(graph: Graph, layer: Pooling, bottoms: list[Blob], tops: list[Blob]) -> Names:
     return pooled(graph, layer, bottoms[0])
 
@@ -89,7 +91,7 @@ def pooled(graph: Graph, layer: Pooling, bottom: Blob) -> Names:
     return [graph.op("Div", squares, graph.op("Add", mean, least))]
 
 
-@emits("SPP")
+@LAYERS.emits("SPP")
 def _spp(graph: Graph, layer: Any, bottoms: list[Blob], tops: list[Blob]) -> Names:
     levels = [pooled(graph, level, bottoms[0])[0] for level in layer.levels]
     if len(levels) == 1:
@@ -97,7 +99,7 @@ def _spp(graph: Graph, layer: Any, bottoms: list[Blob], tops: list[Blob]) -> Nam
     return [graph.op("Concat", *(graph.op("Flatten", level, axis=1) for level in levels), axis=1)]
 
 
-@emits("Interp")
+@LAYERS.emits("Interp")
 def _interp(graph: Graph, layer: Any, bottoms: list[Blob], tops: list[Blob]) -> Names:
     value = bottoms[0].name
     for axis, extent in enumerate(bottoms[0].shape[2:], 2):
@@ -120,7 +122,7 @@ def _resized(graph: Graph, value: str, extents: tuple[int, ...], *, mode: str, t
     )
 
 
-@emits("Upsample")
+@LAYERS.emits("Upsample")
 def _upsample(graph: Graph, layer: Any, bottoms: list[Blob], tops: list[Blob]) -> Names:
     x, top = bottoms[0], tops[0]
     if len(bottoms) == 1:
@@ -137,7 +139,7 @@ def _upsample(graph: Graph, layer: Any, bottoms: list[Blob], tops: list[Blob]) -
     return [graph.reshape(graph.slice(filled, 2, 0, count), top.extents)]
 
 
-@emits("Reorg")
+@LAYERS.emits("Reorg")
 def _reorg(graph: Graph, layer: Any, bottoms: list[Blob], tops: list[Blob]) -> Names:
     batch, (_, channels, high, wide) = tops[0].extents[0], bottoms[0].shape
     s = layer.stride
@@ -151,7 +153,7 @@ def _reorg(graph: Graph, layer: Any, bottoms: list[Blob], tops: list[Blob]) -> N
     return [graph.reshape(moved, tops[0].extents)]
 
 
-@emits("ROIPooling")
+@LAYERS.emits("ROIPooling")
 def _roi_pooling(graph: Graph, layer: Any, bottoms: list[Blob], tops: list[Blob]) -> Names:
     regions = graph.reshape(bottoms[1].name, [-1, 5])
     pooling = {"pooled_shape": list(layer.parts), "spatial_scale": float(layer.scale)}

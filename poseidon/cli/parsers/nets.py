@@ -74,8 +74,12 @@ def _shapes_flag(group: Group) -> None:
 
 
 def _export(parser: Parser) -> None:
-    word(parser, "model", "the net definition; its phase TEST is exported", metavar="NET", type=Path)
-    word(parser, "weights", "the model, binary or HDF5", metavar="MODEL", type=Path)
+    text = (
+        "the net definition, whose phase TEST is exported, or Caffe2's predict_net.pb or predictor database"
+    )
+    word(parser, "model", text, metavar="NET", type=Path)
+    text = "the model, binary or HDF5, or Caffe2's init_net.pb; none for a database"
+    word(parser, "weights", text, nargs="?", metavar="MODEL", type=Path)
     word(parser, "output", "the file: .onnx, .safetensors, .pth or .pt2", metavar="OUTPUT", type=Path)
     group = parser.section("Flags")
     _shapes_flag(group)
@@ -189,8 +193,8 @@ COMMANDS: Sequence[Command] = (
     Command(
         name="export",
         line="write a trained net as ONNX, safetensors or torch",
-        description="Write what a net computes in the phase TEST (ONNX, .pt2), or its weights by name (.safetensors, "
-        ".pth). Layers that need labels are left out.",
+        description="Write what a net of Caffe (in the phase TEST) or Caffe2 computes (ONNX, .pt2), or its weights by "
+        "name (.safetensors, .pth). Layers that need labels are left out.",
         example="poseidon export deploy.prototxt net.caffemodel net.onnx",
         declare=_export,
     ),

@@ -1,0 +1,1 @@
+"""Caffe2 nets in other formats."""
