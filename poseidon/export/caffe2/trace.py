@@ -164,7 +164,8 @@ def _needed(net: NetDef, given: set[str], outputs: Sequence[str]) -> tuple[list[
 
 def _nothing_left(net: NetDef, given: set[str]) -> str:
     """Return why a net has no outputs: the blobs that it reads, does not make and was not given."""
-    known, lacking = set(given), {}
+    known = set(given)
+    lacking: dict[str, None] = {}
     for op in net.op:
         lacking.update((name, None) for name in op.input if name not in known)
         known.update(op.output)
