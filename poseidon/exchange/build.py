@@ -16,7 +16,7 @@ Law: every worker of a job makes the same plan and the same store, since both fo
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from poseidon.errors import UsageError
@@ -29,7 +29,8 @@ from poseidon.exchange.local.follower import FollowerExchange
 from poseidon.exchange.local.group import LocalGroup
 from poseidon.exchange.local.leader import LeaderExchange
 from poseidon.exchange.lossy.compression import codecs_of
-from poseidon.exchange.lossy.low_rank import LowRank, LowRankExchange, low_rank_tensors
+from poseidon.exchange.lossy.low_rank import LowRankExchange
+from poseidon.exchange.lossy.low_rank_matrix import LowRank, low_rank_tensors
 from poseidon.exchange.observe.statistics import CountsTraffic
 from poseidon.exchange.options import DEFAULT_OPTIONS, ExchangeOptions, OnDivergence
 from poseidon.exchange.pooled import PooledExchange, pool_tensors, pools_of
@@ -141,7 +142,7 @@ def plan_exchange(tensors: Sequence[Trained], member: Membership) -> ExchangePla
         member.topology,
         gradients=pushed_in(*wire),
         values=sent_in(*wire),
-        codecs=codecs_of(tensors, options.compress),
+        codecs=codecs_of(tensors, options.compress, options.loss_budget),
     )
     if not plan.of(Scheme.FACTORS) or plan.of(Scheme.SERVER):
         return plan
@@ -240,7 +241,7 @@ def _build_server(request: _Request) -> Built:
     owners = [index for index, parts in factors.items() for _ in parts]
     first = len(owners)  # P and Q come first: their two rounds are the longest way
     tensors = [*(part for parts in factors.values() for part in parts), *request.tensors]
-    codecs = [*[None] * first, *map(_codec, request.plan.choices)]
+    codecs = [*_factor_codecs(factors, chosen), *map(_codec, request.plan.choices)]
     by_factors = [first + index for index in request.plan.of(Scheme.FACTORS)]
     copies = [*by_factors, *(first + index for index in chosen)]
     pools: Sequence[Sequence[int]] = [(index,) for index in range(len(tensors))]
@@ -305,8 +306,21 @@ def _low_rank(request: _Request) -> dict[int, LowRank]:
     }
     if found and request.settings.clip is not None:
         raise UsageError(
-            "--compress=powersgd has no limit on the gradients' norm; expected no clip_gradients or clip=, or another codec"
+            "--compress=powersgd has no limit on the gradients' norm; expected no clip_gradients or clip=, another codec, "
+            "or with --compress=auto a smaller loss budget"
         )
+    return found
+
+
+def _factor_codecs(
+    factors: Mapping[int, Sequence[Trained]], chosen: Mapping[int, LowRank]
+) -> list[CodecPair | None]:
+    """Return the codecs of P and Q, and None for G, of each tensor that travels by PowerSGD."""
+    found: list[CodecPair | None] = []
+    for index, parts in factors.items():
+        codec = chosen[index].codec
+        pair = None if codec is None else CodecPair(codec, codec)
+        found += [pair, pair, None][: len(parts)]
     return found
 
 

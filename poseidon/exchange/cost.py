@@ -24,10 +24,9 @@ from enum import Enum
 
 from poseidon.errors import UsageError
 from poseidon.exchange.base import Trained
+from poseidon.exchange.lossy.automatic import wire_bytes
 from poseidon.exchange.lossy.compression import Lossy
-from poseidon.exchange.lossy.low_rank import LowRank
 from ps_server import Precision
-from ps_server.protocol.codecs import codec_of
 
 ELEMENT_BYTES = 4
 
@@ -158,15 +157,6 @@ def allreduce_bytes(elements: int, workers: int) -> int:
     return -(-4 * elements * (workers - 1) * ELEMENT_BYTES // workers)
 
 
-def _codec_bytes(codec: Lossy, trained: Trained) -> int:
-    """Return the bytes of a tensor, gradient and value together."""
-    if isinstance(codec, LowRank):
-        return 2 * ELEMENT_BYTES * codec.elements(trained.tensor)
-    elements = trained.tensor.numel()
-    ways = (codec.gradients, codec.values)
-    return sum(ELEMENT_BYTES * elements if way is None else codec_of(way).size(elements) for way in ways)
-
-
 def _wire_bytes(precision: Precision) -> int:
     return ELEMENT_BYTES if precision is Precision.FLOAT32 else 2
 
@@ -281,7 +271,7 @@ def choose(
         shape, elements = tuple(trained.tensor.shape), trained.tensor.numel()
         rows = 0 if trained.statistics or len(shape) != 2 else trained.factor_rows
         codec = codecs[index]
-        sent = elements * element_bytes if codec is None else _codec_bytes(codec, trained)
+        sent = elements * element_bytes if codec is None else wire_bytes(codec, trained.tensor)
         by_server = server_bytes(sent, topology, 1) if topology.total_load else 0
         by_factors = factor_bytes(rows, shape[0], shape[1], topology.workers) if rows else None
         choices.append(

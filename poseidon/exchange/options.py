@@ -52,6 +52,7 @@ class ExchangeOptions:
         sync_mix: the weight of a worker's own value when the common one comes after a delay; at least 0 and below 1.
         bandwidth_mbps: SSPAggr's budget of each client for changes that the bound does not need yet; None: no limit.
         compress: lossy codecs of tensors (`lossy/compression.py`); empty: none.
+        loss_budget: of the codec `auto` (`lossy/automatic.py`); None: there is none.
         wait_free: whether gradients leave while the backward pass runs.
         check_every: iterations between comparisons of the replicas; 0: they are never compared.
         on_divergence: the effect of a difference.
@@ -74,6 +75,7 @@ class ExchangeOptions:
     sync_mix: float = field(default=0.5, metadata={"flag": "sync_mix"})
     bandwidth_mbps: float | None = field(default=None, metadata={"flag": "client_bandwidth_mbps"})
     compress: str = field(default="", metadata={"flag": "compress"})
+    loss_budget: float | None = field(default=None, metadata={"flag": "loss_budget"})
     wait_free: bool = field(default=True, metadata={"flag": "wait_free"})
     check_every: int = field(default=1000, metadata={"flag": "check_replicas"})
     on_divergence: OnDivergence = field(default=OnDivergence.STOP, metadata={"flag": "on_divergence"})
@@ -93,7 +95,7 @@ class ExchangeOptions:
             raise UsageError(
                 f"--client_bandwidth_mbps is for --consistency_model=SSPAggr, not {self.consistency.value}"
             )
-        if any(scheme.codec is not None for scheme in parse_compression(self.compress)):
+        if any(scheme.codec is not None for scheme in parse_compression(self.compress, self.loss_budget)):
             self._check_compressed()
         self._check_local_steps()
 

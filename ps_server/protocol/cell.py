@@ -145,13 +145,13 @@ class Cell:
         """
         if self.spec.keeping is Keeping.COPY:
             raise RemoteProtocolError(f"{self.name} is a copy; worker {rank} may not push to it")
-        if push.array.dtype != self.push_type:
-            raise RemoteProtocolError(f"worker {rank} pushes {self.name} as {push.array.dtype}")
         empty = push.array.size == 0 and self.spec.may_skip
+        if push.array.dtype != self.push_type and not empty:
+            raise RemoteProtocolError(f"worker {rank} pushes {self.name} as {push.array.dtype}")
         if push.array.size != self.push_size and not empty:
             kind = "elements" if self.codec is None else "encoded bytes"
             raise RemoteProtocolError(f"{self.name} takes {self.push_size} {kind}; {push.array.size} came")
-        if self.codec is not None:
+        if self.codec is not None and not empty:
             self.codec.check(push.array.view(np.uint8), self.chunk.size)
         if push.clock != self.own[rank]:
             raise RemoteProtocolError(
@@ -201,6 +201,8 @@ class Cell:
 
     def add(self, array: m.Payload, *, last: bool) -> None:
         """Add the next worker's gradient to the sum; the last one's makes the average of it."""
+        if self.skipped:
+            return
         if self.codec is not None:
             self._add_encoded(self.codec, array.view(np.uint8), last=last)
             return

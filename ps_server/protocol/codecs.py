@@ -2,11 +2,12 @@
 
     codec      bytes of n elements                      sent
     int8       n + 4 n / 256                            round(x / scale), scale = largest magnitude of the block / 127
+    int4       n / 2 + 4 n / 64                         the same with 7 levels on each side of 0, in smaller blocks
     sign       n / 8 + 4 n / 256                        the sign of x, and the mean magnitude of the block
     topk:f     6 f n                                    the largest magnitudes of each segment, with their positions
     randomk:f  4 f n                                    elements of each segment, one from each of equal parts
 
-A block is 256 elements, a segment 16,384 (the last of a table may be shorter). Chunks of such tables are cut between
+A block is 256 elements (64 of int4), a segment 16,384 (the last of a table may be shorter). Chunks of such tables are cut between
 segments (`placement.py`), so that bits do not depend on the chunks.
 
 Sources: block scales as in 8-bit optimizers (Dettmers et al., ICLR 2022); sign with a mean: Karimireddy et al., ICML 2019;
@@ -43,8 +44,11 @@ from ps_server.protocol.settings import SEGMENT_ELEMENTS, CodecKind, CodecSpec
 BLOCK = 256
 """Elements that share a scale; a segment has a whole number of blocks."""
 TILE = 64 * 1024
-"""Elements that are encoded at a time; a multiple of `BLOCK`."""
+"""Elements that are encoded at a time; a multiple of both sizes of blocks."""
+FOUR_BIT_BLOCK = 64
+"""Elements that share a scale in `Int4`."""
 LEVELS = 127.0
+FOUR_BIT_LEVELS = 7.0
 SMALLEST_SCALE = 2.0**-126
 """Scales below are 0: float32 has fewer digits there, and processes compute without denormal numbers."""
 ALIGNMENT = 4
@@ -100,10 +104,7 @@ class Int8(Codec):
         scales, numbers = _split(out, exact.size, np.int8)
         out[4 * _blocks(exact.size) + exact.size :] = 0
         for blocks, start in _blocks_of(torch.from_numpy(exact)):
-            scale = blocks.abs().amax(dim=1).div_(LEVELS)
-            scale.masked_fill_(scale < SMALLEST_SCALE, 0.0)
-            divisor = torch.where(scale > 0, scale, 1.0)
-            rounded = (blocks / divisor[:, None]).round_().nan_to_num_(0.0, LEVELS, -LEVELS)
+            scale, rounded = _rounded(blocks, LEVELS)
             numbers[start : start + blocks.numel()].copy_(rounded.view(-1))
             scales[start // BLOCK : start // BLOCK + len(scale)].copy_(scale)
 
@@ -114,6 +115,37 @@ class Int8(Codec):
             scale = scales[start // BLOCK : start // BLOCK + len(blocks)]
             part = numbers[start : start + blocks.numel()].view(blocks.shape).float()
             blocks.add_(part.mul_(scale[:, None]), alpha=sign)
+
+
+class Int4(Codec):
+    """`CodecKind.INT4`: the scales of all blocks, then 4 bits for each element: its number + 8, the lower half first."""
+
+    def size(self, elements: int) -> int:
+        """See `Codec`."""
+        return _aligned(4 * _blocks(elements, FOUR_BIT_BLOCK) + -(-elements // 2))
+
+    def encode(self, exact: Array, out: Encoded, key: Key) -> None:
+        """See `Codec`."""
+        scales, packed = _split(out, exact.size, np.uint8, FOUR_BIT_BLOCK)
+        packed.zero_()
+        for blocks, start in _blocks_of(torch.from_numpy(exact), FOUR_BIT_BLOCK):
+            scale, rounded = _rounded(blocks, FOUR_BIT_LEVELS)
+            numbers = rounded.add_(8.0).to(torch.uint8).view(-1)
+            part = packed[start // 2 : -(-(start + blocks.numel()) // 2)]
+            part[: blocks.numel() // 2].copy_(numbers[1::2]).mul_(
+                16
+            )  # of an odd number the last half byte is 0
+            part.add_(numbers[::2])
+            scales[start // FOUR_BIT_BLOCK : start // FOUR_BIT_BLOCK + len(scale)].copy_(scale)
+
+    def add(self, out: Array, encoded: Encoded, key: Key, *, sign: int = 1) -> None:
+        """See `Codec`."""
+        scales, packed = _split(encoded, out.size, np.uint8, FOUR_BIT_BLOCK)
+        for blocks, start in _blocks_of(torch.from_numpy(out), FOUR_BIT_BLOCK):
+            part = packed[start // 2 : -(-(start + blocks.numel()) // 2)]
+            numbers = torch.stack([part % 16, part // 16], dim=1).view(-1)[: blocks.numel()]
+            scale = scales[start // FOUR_BIT_BLOCK : start // FOUR_BIT_BLOCK + len(blocks)]
+            blocks.add_(numbers.view(blocks.shape).float().sub_(8.0).mul_(scale[:, None]), alpha=sign)
 
 
 class Sign(Codec):
@@ -235,6 +267,7 @@ def codec_of(spec: CodecSpec) -> Codec:
 
 _CODECS = {
     CodecKind.INT8: lambda _: Int8(),
+    CodecKind.INT4: lambda _: Int4(),
     CodecKind.SIGN: lambda _: Sign(),
     CodecKind.TOPK: TopK,
     CodecKind.RANDOMK: RandomK,
@@ -326,26 +359,36 @@ def _sums(blocks: Tensor) -> Tensor:
     return blocks[:, 0]
 
 
-def _blocks(elements: int) -> int:
-    return -(-elements // BLOCK)
+def _rounded(blocks: Tensor, levels: float) -> tuple[Tensor, Tensor]:
+    """Return the scale of each row, and its elements as whole numbers of at most `levels` in magnitude."""
+    scale = blocks.abs().amax(dim=1).div_(levels)
+    scale.masked_fill_(scale < SMALLEST_SCALE, 0.0)
+    divisor = torch.where(scale > 0, scale, 1.0)
+    return scale, (blocks / divisor[:, None]).round_().nan_to_num_(0.0, levels, -levels)
+
+
+def _blocks(elements: int, block: int = BLOCK) -> int:
+    return -(-elements // block)
 
 
 def _aligned(size: int) -> int:
     return size + -size % ALIGNMENT
 
 
-def _split(encoded: Encoded, elements: int, kind: type[np.int8 | np.uint8]) -> tuple[Tensor, Tensor]:
+def _split(
+    encoded: Encoded, elements: int, kind: type[np.int8 | np.uint8], block: int = BLOCK
+) -> tuple[Tensor, Tensor]:
     """Return the numbers of the blocks, and the rest, over the memory of `encoded`."""
-    first = 4 * _blocks(elements)
+    first = 4 * _blocks(elements, block)
     if not encoded.flags.writeable:
         encoded = encoded.copy()  # torch warns about read-only memory
     return torch.from_numpy(encoded[:first].view("<f4")), torch.from_numpy(encoded[first:].view(kind))
 
 
-def _blocks_of(flat: Tensor) -> list[tuple[Tensor, int]]:
-    """Return views of a flat tensor as rows of `BLOCK` elements with their starts, a tile each; last a shorter row."""
-    whole = flat.numel() // BLOCK * BLOCK
+def _blocks_of(flat: Tensor, block: int = BLOCK) -> list[tuple[Tensor, int]]:
+    """Return views of a flat tensor as rows of `block` elements with their starts, a tile each; last a shorter row."""
+    whole = flat.numel() // block * block
     parts = [
-        (flat[start : min(start + TILE, whole)].view(-1, BLOCK), start) for start in range(0, whole, TILE)
+        (flat[start : min(start + TILE, whole)].view(-1, block), start) for start in range(0, whole, TILE)
     ]
     return parts if whole == flat.numel() else [*parts, (flat[whole:].view(1, -1), whole)]

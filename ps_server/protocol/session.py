@@ -177,7 +177,8 @@ class Session:
         An empty array skips the iteration: the value stays as it is (`TableSpec.may_skip`). All workers skip it or none.
         """
         bounds = self._encoded_bounds(table)
-        if bounds is None and not (array.size == 0 and self.store.tables[table].may_skip):
+        skips = array.size == 0 and self.store.tables[table].may_skip
+        if bounds is None and not skips:
             check_array(self.store.tables[table], array, of_pushes(self.store, self.store.tables[table]))
         if self.store.tables[table].keeping is Keeping.COPY:
             raise LocalProtocolError(

@@ -63,6 +63,8 @@ class CodecKind(Enum):
 
     INT8 = "int8"
     """Whole numbers of 8 bits, with one scale for each block."""
+    INT4 = "int4"
+    """Whole numbers of 4 bits, with one scale for each block."""
     SIGN = "sign"
     """The sign of each element, with the mean magnitude of each block."""
     TOPK = "topk"
@@ -262,7 +264,7 @@ class TableSpec:
     @property
     def may_skip(self) -> bool:
         """Whether all workers together may leave its value as it is for an iteration: of a mean, which nothing follows from."""
-        return self.rule.kind is RuleKind.MEAN and self.codec is None
+        return self.rule.kind is RuleKind.MEAN
 
     @property
     def adds_changes(self) -> bool:

@@ -302,6 +302,8 @@ def _exchange(parser: Parser) -> None:
     chosen(group, "wire_precision", text, PRECISIONS, default="float32", metavar="TYPE")
     text = "lossy codecs: int8, 'fc*=topk:0.01'; see docs"
     flag(group, "compress", text, default="", metavar="SCHEMES")
+    text = "--compress=auto: largest share of loss, as 0.01"
+    flag(group, "loss_budget", text, type=positive, metavar="F")
     text = "local steps between exchanges; 0 (default): none"
     flag(group, "sync_every", text, type=count, default=0, metavar="H")
     flag(group, "outer_lr", "rate of the outer rule (0.7)", type=number, default=0.7, metavar="F")

@@ -1,8 +1,8 @@
 """Which tensors travel with a lossy codec: the text of `--compress` and of `poseidon.distribute(compress=...)`.
 
     SCHEME[,SCHEME...]      SCHEME is CODEC or PATTERN=CODEC
-    CODEC                   powersgd:RANK[:start=ITERATION], or GRADIENTS[/VALUES]: int8, sign, topk:FRACTION,
-                            randomk:FRACTION or none for what workers send, and for what comes back; one for both
+    CODEC                   auto[:BUDGET], powersgd:RANK[:int8|:int4][:start=ITERATION], or GRADIENTS[/VALUES]: int8, int4, sign,
+                            topk:FRACTION, randomk:FRACTION or none for what workers send, and for what comes back
 
 Laws:
 
@@ -11,6 +11,7 @@ Laws:
   than `SMALL_TENSOR_ELEMENTS` elements.
 * PowerSGD (`low_rank.py`) matches tensors of two axes or more, where it sends at most half of their bytes.
 * Statistics have no gradient, and no codec.
+* `auto` chooses from shapes and the loss budget alone (`automatic.py`): all workers choose the same, in every run.
 """
 
 from __future__ import annotations
@@ -21,9 +22,10 @@ from fnmatch import fnmatchcase
 
 from poseidon.errors import UsageError
 from poseidon.exchange.base import Trained
-from poseidon.exchange.lossy.low_rank import POWERSGD, LowRank
+from poseidon.exchange.lossy.automatic import AUTO, Auto
+from poseidon.exchange.lossy.low_rank_matrix import POWERSGD, LowRank
 from poseidon.exchange.pooled import SMALL_TENSOR_ELEMENTS
-from ps_server import CodecPair, SpecError
+from ps_server import CodecKind, CodecPair, CodecSpec, SpecError
 
 NONE = "none"
 START = ":start="
@@ -43,27 +45,33 @@ class CompressionScheme:
     """
 
     pattern: str
-    codec: Lossy | None
+    codec: Lossy | Auto | None
 
     def matches(self, trained: Trained) -> bool:
         """Return whether a tensor with a gradient is meant."""
-        if isinstance(self.codec, LowRank) and not self.codec.fits(trained.tensor):
+        if isinstance(self.codec, LowRank | Auto) and not self.codec.fits(trained.tensor):
             return False
         if self.pattern:
             return fnmatchcase(trained.name, self.pattern)
         return trained.tensor.numel() > SMALL_TENSOR_ELEMENTS
 
 
-def parse_compression(text: str) -> tuple[CompressionScheme, ...]:
-    """Return the schemes of a text; none of an empty one.
+def parse_compression(text: str, loss_budget: float | None = None) -> tuple[CompressionScheme, ...]:
+    """Return the schemes of a text; none of an empty one. `auto` has the loss budget, which no other scheme uses.
 
     Raises:
         UsageError: a part of it is no scheme.
     """
-    return tuple(_scheme(part.strip(), text) for part in text.split(",")) if text.strip() else ()
+    parts = text.split(",") if text.strip() else []
+    schemes = tuple(_scheme(part.strip(), text, loss_budget) for part in parts)
+    if loss_budget is not None and not any(isinstance(scheme.codec, Auto) for scheme in schemes):
+        raise UsageError(
+            f"--loss_budget={loss_budget:g} is for --compress={AUTO}, not --compress={text or NONE:.80}"
+        )
+    return schemes
 
 
-def _scheme(part: str, text: str) -> CompressionScheme:
+def _scheme(part: str, text: str, loss_budget: float | None) -> CompressionScheme:
     head, colon, start = part.partition(START)
     pattern, equals, name = head.rpartition("=")
     name += colon + start
@@ -73,35 +81,56 @@ def _scheme(part: str, text: str) -> CompressionScheme:
             "fc*=topk:0.01"
         )
     try:
-        return CompressionScheme(pattern, _codec(name))
+        return CompressionScheme(pattern, _auto(name, loss_budget) or _codec(name))
     except SpecError as error:
-        raise UsageError(f"--compress={text:.80}: {error}, {POWERSGD}:RANK, or {NONE}") from error
+        raise UsageError(f"--compress={text:.80}: {error}, {POWERSGD}:RANK, {AUTO}, or {NONE}") from error
+
+
+def _auto(name: str, loss_budget: float | None) -> Auto | None:
+    """Return the choice that `auto` with the flag's budget, or `auto:BUDGET`, asks for; None for another codec."""
+    kind, colon, own = name.partition(":")
+    if kind != AUTO:
+        return None
+    try:
+        return Auto(float(own) if colon else loss_budget)
+    except ValueError:
+        raise SpecError(f"'{name:.60}' is no codec; expected a number after '{AUTO}:'") from None
 
 
 def _codec(name: str) -> Lossy | None:
     kind, _, number = name.partition(":")
     if kind != POWERSGD:
         return None if name == NONE else CodecPair.parse(name)
-    rank, colon, start = number.partition(START)
-    if not _is_count(rank) or int(rank) < 1 or (colon and not _is_count(start)):
+    factors, colon, start = number.partition(START)
+    rank, inner, codec = factors.partition(":")
+    if (
+        not _is_count(rank)
+        or int(rank) < 1
+        or (colon and not _is_count(start))
+        or (inner and codec not in _DENSE)
+    ):
         raise SpecError(
             f"'{name:.60}' is no codec; expected {POWERSGD}:RANK with a whole number from 1 on, or "
-            f"{POWERSGD}:RANK{START}ITERATION"
+            f"{POWERSGD}:RANK:CODEC with int8 or int4 for the factors, or either with {START}ITERATION"
         )
-    return LowRank(int(rank), int(start or 0))
+    return LowRank(int(rank), int(start or 0), CodecSpec.parse(codec) if codec else None)
+
+
+_DENSE = (CodecKind.INT8.value, CodecKind.INT4.value)
+"""Codecs of PowerSGD's factors: those that lose little."""
 
 
 def _is_count(text: str) -> bool:
     return text.isascii() and text.isdigit() and len(text) < 10
 
 
-def codecs_of(tensors: Sequence[Trained], text: str) -> list[Lossy | None]:
-    """Return the codec of each tensor; None where it has none.
+def codecs_of(tensors: Sequence[Trained], text: str, loss_budget: float | None = None) -> list[Lossy | None]:
+    """Return the codec of each tensor; None where it has none. `loss_budget` is that of `auto`.
 
     Raises:
         UsageError: the text is not legal, or a pattern matches no tensor.
     """
-    schemes = parse_compression(text)
+    schemes = parse_compression(text, loss_budget)
     gradients = [trained for trained in tensors if not trained.statistics]
     for scheme in schemes:
         if scheme.pattern and not any(map(scheme.matches, gradients)):
@@ -117,4 +146,5 @@ def codecs_of(tensors: Sequence[Trained], text: str) -> list[Lossy | None]:
 def _first(schemes: Sequence[CompressionScheme], trained: Trained) -> Lossy | None:
     if trained.statistics:
         return None
-    return next((scheme.codec for scheme in schemes if scheme.matches(trained)), None)
+    codec = next((scheme.codec for scheme in schemes if scheme.matches(trained)), None)
+    return codec.choose(trained.tensor) if isinstance(codec, Auto) else codec

@@ -15,23 +15,16 @@ which brings the first value to all workers; its rule runs on each worker.
 Before the iteration `start` the mean gradient itself is a third table of means. In each iteration all workers skip the tables
 that they do not use (`ps_server.Client.skip`).
 
-Laws:
-
-* All workers compute the same bits from the same means: `orthonormal` and the product use elementwise operations in a fixed
-  order alone.
-* A column of Q that is zero would stay so. It starts again from the first, random one.
+P and Q may have a codec of their own. What it loses is a part of M - P Q^T, so it is held back with the rest.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Protocol
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from poseidon.errors import SnapshotError
@@ -44,17 +37,9 @@ from poseidon.exchange.base import (
     Trained,
     WholeGradients,
 )
+from poseidon.exchange.lossy.low_rank_matrix import LowRank, LowRankMatrix
 from poseidon.exchange.observe.statistics import CountsTraffic, Traffic
-from ps_server import Rule, RuleKind
-from ps_server.rules import history_count, sum_of_squares, update
-
-POWERSGD = "powersgd"
-LEAST_RATE = 2
-"""PowerSGD is for tensors of which it sends this many times fewer bytes, as in torch's hook (min_compression_rate)."""
-TILE_ELEMENTS = 128 * 1024
-"""Elements of the product that are computed at a time."""
-DEPENDENT = 1e-6
-"""A column of which less is left without its projections on the columns before it is taken as 0."""
+from ps_server.rules import sum_of_squares
 
 
 class EarlyExchange(Exchange, CountsTraffic, Protocol):
@@ -65,61 +50,6 @@ class EarlyExchange(Exchange, CountsTraffic, Protocol):
 
     def wait_early(self, index: int) -> None:
         """Return once tensor `index`, which has begun, has the value that follows from this iteration."""
-
-
-@dataclass(frozen=True, slots=True)
-class LowRank:
-    """PowerSGD of a tensor: a matrix as the product of two thin ones.
-
-    Attributes:
-        rank: their columns; at least 1.
-        start: the first iteration in which it is used; before it the gradient travels as it is.
-    """
-
-    rank: int
-    start: int = 0
-
-    def __str__(self) -> str:
-        return f"{POWERSGD}:{self.rank}" + (f":start={self.start}" if self.start else "")
-
-    def elements(self, tensor: Tensor) -> int:
-        """Return the number of elements that are sent of a tensor in one direction, once it has started."""
-        n, m = matrix_shape(tensor)
-        return self.rank * (n + m)
-
-    def fits(self, tensor: Tensor) -> bool:
-        """Return whether it makes a tensor enough smaller."""
-        return tensor.dim() > 1 and LEAST_RATE * self.elements(tensor) <= tensor.numel()
-
-
-def low_rank_tensors(tensors: Sequence[Trained], chosen: Mapping[int, LowRank]) -> dict[int, list[Trained]]:
-    """Return P and Q of each tensor that travels so, with means as values; also G, the gradient, where it starts later.
-
-    Args:
-        tensors: all of them.
-        chosen: those that travel so, by index.
-    """
-    found = {}
-    for index, how in chosen.items():
-        trained = tensors[index]
-        n, m = matrix_shape(trained.tensor)
-        numbers = torch.Generator().manual_seed(index)
-        q = torch.randn(m, how.rank, generator=numbers, dtype=torch.float32, device="cpu")
-        parts = {"P": torch.zeros(n, how.rank), "Q": q, **({"G": torch.zeros(n, m)} if how.start else {})}
-        found[index] = [
-            Trained(
-                name=f"{trained.name}, {name}",
-                tensor=part.to(trained.tensor.device),
-                rule=Rule(kind=RuleKind.MEAN),
-            )
-            for name, part in parts.items()
-        ]
-    return found
-
-
-def matrix_shape(tensor: Tensor) -> tuple[int, int]:
-    """Return n and m of a tensor as a matrix: its first axis, and all others together."""
-    return tensor.shape[0], tensor[0].numel()
 
 
 class LowRankExchange(WholeGradients):
@@ -145,10 +75,10 @@ class LowRankExchange(WholeGradients):
         self._inner = inner
         self._scale = settings.gradient_scale
         self._first = 0
-        self._matrices: dict[int, _Matrix] = {}
+        self._matrices: dict[int, LowRankMatrix] = {}
         for index, parts in factors.items():
             own = [part.tensor for part in parts]
-            self._matrices[index] = _Matrix(tensors[index], self._first, own, chosen[index].start)
+            self._matrices[index] = LowRankMatrix(tensors[index], self._first, own, chosen[index].start)
             self._first += len(parts)
         self._rate, self._iteration = 0.0, settings.start_clock
         self.by_factors = frozenset(index - self._first for index in inner.by_factors)
@@ -251,7 +181,7 @@ class LowRankState:
 
     private = False
 
-    def __init__(self, inner: ExchangeState, matrices: Mapping[int, _Matrix], first: int) -> None:
+    def __init__(self, inner: ExchangeState, matrices: Mapping[int, LowRankMatrix], first: int) -> None:
         self._inner = inner
         self._matrices = matrices
         self._first = first
@@ -301,125 +231,3 @@ class LowRankState:
                 if name in self._held_back:
                     tensor.copy_(torch.from_numpy(self._held_back[name]).view(tensor.shape))
         self._held_back = {}
-
-
-class _Matrix:
-    """One tensor that travels as P and Q.
-
-    Args:
-        trained: the tensor.
-        place: the index of P in the inner exchange; that of Q is one more, and that of G two.
-        parts: its mean P, n x r, its mean Q, m x r, and if it starts later its mean gradient G.
-        start: `LowRank.start`.
-    """
-
-    def __init__(self, trained: Trained, place: int, parts: Sequence[Tensor], start: int) -> None:
-        self.name = trained.name
-        self.place = place
-        self.shape = tuple(trained.tensor.shape)
-        self.value = trained.tensor.detach().view(matrix_shape(trained.tensor))
-        self.held_back = torch.zeros_like(self.value)
-        """What was not sent; while an iteration is under way M."""
-        self.history = [
-            torch.zeros_like(self.value.view(-1)) for _ in range(history_count(trained.rule.kind))
-        ]
-        self.start = start
-        self.begun = self.is_due = self.is_exact = False
-        self._rule = trained.rule
-        self._p, self._q = parts[:2]
-        self._exact = parts[2] if start else None
-        self._first_q = self._q.clone()
-        self._basis = torch.zeros_like(self._p)
-        self._rate, self._iteration = 0.0, 0
-
-    def reset(self, history: History) -> None:
-        """Begin with this history, and nothing held back."""
-        self.begun = self.is_due = False
-        self.held_back.zero_()
-        self._q.copy_(self._first_q)
-        for number, tensor in enumerate(self.history):
-            if number < len(history):
-                tensor.copy_(torch.from_numpy(np.ascontiguousarray(history[number], np.float32)).view(-1))
-            else:
-                tensor.zero_()
-
-    def kept(self) -> list[tuple[str, Tensor]]:
-        """Return the tensors that a snapshot holds, by name."""
-        return [(f"{self.name}, lost", self.held_back), (f"{self.name}, Q", self._q)]
-
-    def take_exact(self, gradient: Tensor) -> Tensor:
-        """Return this worker's G."""
-        self.begun = True
-        return gradient.reshape(self.value.shape)
-
-    def take(self, gradient: Tensor, scale: float) -> Tensor:
-        """Return this worker's P."""
-        self.begun = True
-        self.held_back.add_(gradient.reshape(self.value.shape), alpha=scale)
-        return self.held_back @ self._q
-
-    def end(self, rate: float, iteration: int) -> None:
-        """End an iteration: the rule is due once the mean of Q or G has come."""
-        self.begun, self.is_due, self.is_exact = False, True, iteration < self.start
-        self._rate, self._iteration = rate, iteration
-
-    def second(self, scale: float) -> Tensor:
-        """Return this worker's Q, once the mean of P has come. The shards multiply its mean by `scale`."""
-        self._basis.copy_(torch.from_numpy(orthonormal(self._p.cpu().numpy())))
-        own = self.held_back.t() @ self._basis
-        return own if scale == 1.0 else own.div_(scale)
-
-    def apply(self) -> None:
-        """Apply the rule to the mean gradient, once the mean of Q or G has come."""
-        self.is_due = False
-        n, m = self.value.shape
-        step = max(1, TILE_ELEMENTS // m)
-        histories = [history.view(n, m) for history in self.history]
-        for start in range(0, n, step):
-            rows = slice(start, start + step)
-            product = self._mean(rows)
-            history = [part[rows].reshape(-1) for part in histories]
-            value = self.value[rows].reshape(-1)
-            update(self._rule, product.view(-1), history, value, rate=self._rate, step=self._iteration)
-        empty = (self._q == 0).all(dim=0)
-        self._q.copy_(torch.where(empty, self._first_q, self._q))
-
-    def _mean(self, rows: slice) -> Tensor:
-        """Return rows of the mean gradient, and take them from what is held back."""
-        if self.is_exact and self._exact is not None:
-            return self._exact[rows].clone()
-        product = self._basis[rows, :1] * self._q[:, 0]
-        for column in range(1, self._q.shape[1]):
-            product.add_(self._basis[rows, column : column + 1] * self._q[:, column])
-        self.held_back[rows].sub_(product)
-        return product
-
-
-def orthonormal(p: Array) -> Array:
-    """Return orthonormal columns that span those of an n x r matrix (Gram-Schmidt); zeros for columns that depend on others.
-
-    All processors compute the same bits: sums are of float64, in a fixed order.
-    """
-    columns = p.T.astype(np.float64)
-    for number, column in enumerate(columns):
-        before = _norm(column)
-        for _ in range(2):  # once more for what rounding has left (Björck, BIT 1967)
-            for earlier in columns[:number]:
-                column -= _sum(earlier * column) * earlier
-        left = _norm(column)
-        if left == 0 or left <= DEPENDENT * before:
-            column[:] = 0
-        else:
-            column /= left
-    return np.ascontiguousarray(columns.T, np.float32)
-
-
-def _norm(column: NDArray[np.float64]) -> float:
-    return math.sqrt(_sum(column * column))
-
-
-def _sum(numbers: NDArray[np.float64]) -> float:
-    while (size := numbers.size) > 1:
-        half = size // 2
-        numbers = np.concatenate([numbers[:half] + numbers[size - half :], numbers[half : size - half]])
-    return float(numbers[0])

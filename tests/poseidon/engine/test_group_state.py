@@ -194,6 +194,7 @@ def test_stale_workers_go_on_alike_each_with_its_own_history() -> None:
         "0.weight=none/int8,*=sign/none",
         "*=topk:0.1/int8",
         "*=powersgd:1:start=3,*=int8",
+        "*=powersgd:1:int8:start=3",
     ],
 )
 @pytest.mark.parametrize("how", [MOMENTUM, torch_adam], ids=["rule", "optimizer"])

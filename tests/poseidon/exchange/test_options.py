@@ -45,7 +45,9 @@ ALL = ExchangeOptions(
     check_every=7,
     on_divergence=OnDivergence.MEND,
 )
-STREAMING = ExchangeOptions(sync_every=16, sync_fragments=2, sync_delay=3, sync_mix=0.25)
+STREAMING = ExchangeOptions(
+    sync_every=16, sync_fragments=2, sync_delay=3, sync_mix=0.25, compress="auto", loss_budget=0.02
+)
 """In one of both every field has another value than its default; these exclude some of the others."""
 
 
@@ -61,7 +63,7 @@ def test_the_flags_of_all_fields_give_all_fields() -> None:
         arguments = [
             re.sub("ssp(aggr|push)", lambda name: f"SSP{name[1].title()}", argument)
             for argument in arguments_of(options)
-            if argument != "--client_bandwidth_mbps=none"
+            if argument not in ("--client_bandwidth_mbps=none", "--loss_budget=none")
         ]
         assert (
             job_request(ScriptRequest, parse_arguments(["run", *arguments, "script.py"])).exchange == options
@@ -147,7 +149,13 @@ def test_an_added_option_is_checked_as_all_others() -> None:
         ({"bandwidth_mbps": "fast"}, "--client_bandwidth_mbps is 'fast'; expected a number"),
         ({"kind": "allreduce", "staleness": 1}, "--exchange=allreduce has no staleness"),
         ({"compress": 8}, "--compress is 8; expected str"),
-        ({"compress": "int4"}, "--compress=int4: 'int4' is no codec; expected int8, .*, or none"),
+        ({"compress": "int2"}, "--compress=int2: 'int2' is no codec; expected int8, .*, or none"),
+        ({"compress": "auto"}, "--compress=auto needs --loss_budget=F, or auto:F; expected F such as 0.01"),
+        (
+            {"loss_budget": 0.1, "compress": "int8"},
+            "--loss_budget=0.1 is for --compress=auto, not --compress=int8",
+        ),
+        ({"loss_budget": 0.1}, "--loss_budget=0.1 is for --compress=auto, not --compress=none"),
         ({"compress": "int8", "kind": "allreduce"}, "expected --exchange=hybrid, ps or svb, not allreduce"),
         ({"compress": "int8", "staleness": 1}, "--compress needs --table_staleness=0, not 1"),
         ({"compress": "int8", "consistency": "SSP"}, "--compress needs --consistency_model=SSPPush, not SSP"),

@@ -14,7 +14,7 @@ from ps_server.protocol.placement import Chunk
 from ps_server.protocol.precision import Compressor
 from ps_server.protocol.settings import SEGMENT_ELEMENTS
 
-CODECS = ["int8", "sign", "topk:0.25", "topk:0.001", "randomk:0.25", "randomk:0.001"]
+CODECS = ["int8", "int4", "sign", "topk:0.25", "topk:0.001", "randomk:0.25", "randomk:0.001"]
 SIZES = [1, 3, 255, 256, 257, 1_000, SEGMENT_ELEMENTS, SEGMENT_ELEMENTS + 1, 5 * SEGMENT_ELEMENTS + 777]
 KEY = Key(3, 0, 7)
 
@@ -55,6 +55,21 @@ def test_each_block_of_int8_has_its_own_scale() -> None:
     data = encoded("int8", exact)
     np.testing.assert_allclose(data[:12].view("<f4"), [1e6 / 127, 1e-6 / 127, 0], rtol=1e-6)
     np.testing.assert_allclose(decoded("int8", data, exact.size), exact, rtol=1e-6)
+
+
+def test_int4_has_a_scale_and_two_elements_in_a_byte() -> None:
+    exact = np.array([7, -7, 1.5, 2.5, -0.5], np.float32)
+    data = encoded("int4", exact)
+    assert data[:4].view("<f4") == 1.0
+    assert data[4:].tolist() == [0x1F, 0xAA, 0x08, 0]  # 8 is 0
+    assert decoded("int4", data, 5).tolist() == [7, -7, 2, 2, 0]
+
+
+def test_each_block_of_int4_has_its_own_scale() -> None:
+    exact = np.repeat(np.array([7e6, 7e-6, 0], np.float32), [64, 64, 3])
+    data = encoded("int4", exact)
+    np.testing.assert_allclose(data[:12].view("<f4"), [1e6, 1e-6, 0], rtol=1e-6)
+    np.testing.assert_allclose(decoded("int4", data, exact.size), exact, rtol=1e-6)
 
 
 def test_sign_has_a_bit_and_the_mean_magnitude() -> None:
@@ -200,7 +215,7 @@ def test_what_a_sparse_codec_sends_is_exact(name: str) -> None:
 
 
 @pytest.mark.parametrize("number", [np.nan, np.inf, -np.inf])
-@pytest.mark.parametrize("name", ["int8", "sign", "topk:0.001"])
+@pytest.mark.parametrize("name", ["int8", "int4", "sign", "topk:0.001"])
 def test_a_number_that_is_not_finite_arrives_as_one(name: str, number: float) -> None:
     exact = numbers(2 * SEGMENT_ELEMENTS)
     exact[SEGMENT_ELEMENTS + 3] = number
@@ -253,7 +268,7 @@ def test_positions_that_no_encoder_sends_are_refused(positions: list[int]) -> No
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("int4", "'int4' is no codec; expected int8, sign, topk:FRACTION, randomk:FRACTION"),
+        ("int2", "'int2' is no codec; expected int8, int4, sign, topk:FRACTION, randomk:FRACTION"),
         ("topk", "expected a fraction above 0 and at most 0.5"),
         ("topk:0", "topk:0 is no codec"),
         ("topk:0.6", "topk:0.6 is no codec"),

@@ -193,7 +193,7 @@ def test_a_change_out_of_turn_is_refused(clock: int) -> None:
 
 # -- codecs ------------------------------------------------------------------------------------------------
 
-CODECS = ["int8", "sign", "topk:0.1", "randomk:0.1"]
+CODECS = ["int8", "int4", "sign", "topk:0.1", "randomk:0.1"]
 PAIRS = ["topk:0.1/int8", "sign/none", "none/int8"]
 SIZE = 2 * SEGMENT_ELEMENTS + 300
 
@@ -262,7 +262,7 @@ def test_all_workers_have_the_same_bits_in_every_run_with_any_number_of_shards(
 
 
 @pytest.mark.parametrize(
-    ("name", "least"), [("int8", 3.8), ("sign", 27), ("topk:0.1", 6.5), ("randomk:0.1", 9.7)]
+    ("name", "least"), [("int8", 3.8), ("int4", 6.9), ("sign", 27), ("topk:0.1", 6.5), ("randomk:0.1", 9.7)]
 )
 def test_fewer_bytes(name: str, least: float) -> None:
     _, _, sizes = train_lossy(lossy(name))

@@ -45,6 +45,9 @@ TENSORS = [
         ("fc*=none/sign,int8/int8", [None, "int8", "none/sign", "none/sign", None]),
         ("powersgd:4,int8", [None, "powersgd:4", "powersgd:4", None, None]),
         ("fc*=powersgd:2:start=9,int8", [None, "int8", "powersgd:2:start=9", None, None]),
+        ("conv2*=powersgd:2:int8:start=9", [None, "powersgd:2:int8:start=9", None, None, None]),
+        ("auto:0.005", [None, "int8", "int8", None, None]),
+        ("conv1*=none,*=auto:0.01", [None, "int4", "int4", "int4", None]),
         ("powersgd:32,int8", [None, "int8", "int8", None, None]),
         ("*=powersgd:3,fc*=sign", ["powersgd:3", "powersgd:3", "powersgd:3", "sign", None]),
     ],
@@ -59,11 +62,18 @@ def test_the_first_scheme_that_matches_decides(text: str, expected: list[str | N
         ("int8,", "--compress=int8,: '' is no scheme; expected a codec such as int8, or PATTERN=CODEC"),
         ("=int8", "'=int8' is no scheme"),
         ("fc*=", "'fc*=' is no scheme"),
-        ("fc*=topk", "expected a fraction above 0 and at most 0.5, powersgd:RANK, or none"),
+        ("fc*=topk", "expected a fraction above 0 and at most 0.5, powersgd:RANK, auto, or none"),
         ("powersgd", "'powersgd' is no codec; expected powersgd:RANK with a whole number from 1 on"),
         ("powersgd:0", "expected powersgd:RANK"),
         ("powersgd:2:9", "expected powersgd:RANK"),
-        ("powersgd:2:start=", "or powersgd:RANK:start=ITERATION"),
+        ("powersgd:2:sign", "or powersgd:RANK:CODEC with int8 or int4 for the factors"),
+        ("auto:little", "'auto:little' is no codec; expected a number after 'auto:'"),
+        (
+            "auto:0.001",
+            "a loss budget of 0.001 is below the measured loss of every codec; expected 0.005 or more",
+        ),
+        ("auto", "--compress=auto needs --loss_budget=F"),
+        ("powersgd:2:start=", "or either with :start=ITERATION"),
         ("fc*=int8:start=9", "'int8:start=9' is no codec; expected a number after 'int8:'"),
         ("none/none", "none/none is no codec; expected one for gradients or for values"),
         ("int8/", "'' is no codec; expected int8"),
@@ -72,7 +82,7 @@ def test_the_first_scheme_that_matches_decides(text: str, expected: list[str | N
         ("int8/powersgd:2", "'powersgd:2' is no codec; expected int8"),
         (
             "fc*",
-            "'fc*' is no codec; expected int8, sign, topk:FRACTION, randomk:FRACTION, powersgd:RANK, or none",
+            "'fc*' is no codec; expected int8, int4, sign, topk:FRACTION, randomk:FRACTION, powersgd:RANK, auto, or none",
         ),
     ],
 )
@@ -104,6 +114,8 @@ SCHEMES = [
     "first*=topk:0.25,int8",
     "*=int8",
     "*=powersgd:2,*=int8",
+    "*=powersgd:4:int8",
+    "int4",
 ]
 
 

@@ -13,7 +13,7 @@ from poseidon.errors import SnapshotError, UsageError
 from poseidon.exchange.base import Exchange, ExchangeSettings, Trained
 from poseidon.exchange.build import Built, Membership, build_exchange
 from poseidon.exchange.cost import ExchangeKind
-from poseidon.exchange.lossy.low_rank import orthonormal
+from poseidon.exchange.lossy.low_rank_matrix import orthonormal
 from poseidon.exchange.options import ExchangeOptions
 from ps_server import Rule, RuleKind
 from tests.support.cluster import TIMEOUT_S, TOKEN, job_addresses
@@ -51,6 +51,7 @@ def run(
     settings: ExchangeSettings | None = None,
     rule: Rule = SGD,
     start: int = 0,
+    codec: str = "",
 ) -> list[Built]:
     """Run `body(rank, exchange, tensors)` on a thread for each worker."""
     with job_addresses(kind, workers, 2) as connect:
@@ -62,7 +63,7 @@ def run(
                 shards=2,
                 token=TOKEN,
                 timeout_s=TIMEOUT_S,
-                options=ExchangeOptions(kind=kind, compress=f"w=powersgd:{RANK}:start={start}"),
+                options=ExchangeOptions(kind=kind, compress=f"w=powersgd:{RANK}{codec}:start={start}"),
             )
             w = torch.full((N, 5, M // 5), float(rank))
             tensors = [
@@ -142,6 +143,32 @@ def test_it_is_powersgd(kind: ExchangeKind, workers: int, scale: float, start: i
     ]
     if workers == 2:
         assert choices[1].bytes == 8 * RANK * (N + M)
+
+
+@pytest.mark.parametrize("start", [0, 2])
+def test_factors_have_a_codec_and_nothing_of_the_gradients_is_lost(start: int) -> None:
+    """The sum of the mean gradients that were applied, and of what is held back, is that of all mean gradients."""
+    workers, ends, sent = 2, [torch.empty(0)] * 2, [0, 0]
+
+    def body(rank: int, exchange: Exchange, tensors: list[Trained]) -> None:
+        exchange.open(None)
+        for iteration in range(5):
+            iterate(exchange, tensors, iteration, rank)
+            if iteration == 3:
+                exchange.settle()
+                sent[rank] = exchange.traffic()[1].bytes_in  # type: ignore[attr-defined]
+        exchange.settle()
+        sent[rank] = exchange.traffic()[1].bytes_in - sent[rank]  # type: ignore[attr-defined]
+        held_back = torch.from_numpy(exchange.state.held_back()["w, lost"]).view(N, M)
+        ends[rank] = torch.stack([tensors[1].tensor.view(N, M), held_back])
+
+    built = run(workers, body, rule=Rule(), start=start, codec=":int8")
+    assert torch.equal(ends[0][0], ends[1][0])
+    given = sum(gradient(i, r, (N, M)) for i in range(5) for r in range(workers)) / workers
+    np.testing.assert_allclose(-ends[0][0] / 0.1 + (ends[0][1] + ends[1][1]) / 2, given, atol=1e-4)
+    sizes = RANK * (N + M) + 4 * 2
+    assert built[0].plan.choices[1].bytes == 2 * sizes
+    assert sizes <= sent[0] < sizes + 4 * 80
 
 
 def test_a_tensor_without_gradients_starts_again() -> None:
