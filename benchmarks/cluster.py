@@ -28,6 +28,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import math
 import sys
 from collections.abc import Callable
 from dataclasses import replace
@@ -143,6 +144,7 @@ def run_speed(flags: argparse.Namespace, report: Report) -> list[Table]:
         hooks=flags.hooks,
         buckets_mb=flags.buckets,
         effort=replace(effort(flags), warm_ddp=flags.warm_ddp),
+        limit_s=60 * flags.minutes,
     )
     return compare(comparison, report)
 
@@ -231,6 +233,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
         "--ddp", action=argparse.BooleanOptionalAction, default=True, help="plain DDP too (yes)"
     )
     added.add_argument("--warm_ddp", type=int, help="DDP's --warm: its iterations do not overlap (as --warm)")
+    added.add_argument("--minutes", type=float, default=math.inf, help="no job starts after that (no limit)")
     added.add_argument(
         "--steady",
         action="store_true",

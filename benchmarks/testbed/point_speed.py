@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import statistics
+import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from itertools import zip_longest
 
 from benchmarks.testbed.formulas import LinkBytes, expected
 from benchmarks.testbed.hosts import Hosts
@@ -61,6 +64,7 @@ class Comparison:
         hooks: DDP's communication hooks, as `hooks.Hook` parses them.
         buckets_mb: bucket sizes of plain DDP besides its default.
         effort: the number of rounds and iterations.
+        limit_s: no job starts later than this after the first; the tables have those that did.
     """
 
     title: str
@@ -72,13 +76,15 @@ class Comparison:
     hooks: tuple[str, ...] = ()
     buckets_mb: tuple[float, ...] = (1.0, 5.0, 25.0)
     effort: Effort = field(default_factory=Effort)
+    limit_s: float = math.inf
 
     @property
     def jobs(self) -> list[How]:
-        """All jobs: ours, then DDP's."""
+        """All jobs in the order of their start: plain DDP, then ours and the hooks in turn."""
         plain = [DdpSettings(), *(DdpSettings(bucket_mb=size) for size in self.buckets_mb)]
         hooks = [DdpSettings(hook=hook) for hook in self.hooks]
-        return [*self.ours, *(plain if self.with_ddp else ()), *hooks]
+        in_turn = [how for pair in zip_longest(self.ours, hooks) for how in pair if how is not None]
+        return [*(plain if self.with_ddp else ()), *in_turn]
 
     @property
     def servers(self) -> int:
@@ -129,11 +135,17 @@ def compare(comparison: Comparison, report: Callable[[str], None]) -> list[Table
     check_memory(training, [max(jobs, key=lambda how: needed_bytes(training, how, workers))], workers)
     found: dict[float | None, list[Row]] = {rate: [] for rate in comparison.rates_mbit}
     anywhere = [how for how in jobs if not _measures_links(how)]
-    for group in groups_that_fit(training, anywhere, workers, most_bytes=free_bytes()):
-        _measure_group(comparison, group, comparison.rates_mbit, found, report)
-    for how in jobs:
-        for rate in comparison.rates_mbit if _measures_links(how) else ():
-            _measure_group(comparison, [how], (rate,), found, report)
+    groups: list[tuple[Sequence[How], Sequence[float | None]]] = [
+        (group, comparison.rates_mbit)
+        for group in groups_that_fit(training, anywhere, workers, most_bytes=free_bytes())
+    ]
+    groups[1:1] = [([how], (rate,)) for how in jobs if _measures_links(how) for rate in comparison.rates_mbit]
+    end_s = time.monotonic() + comparison.limit_s
+    for group, rates in groups:
+        if time.monotonic() < end_s:
+            _measure_group(comparison, group, rates, found, report)
+        else:
+            report(f"no time is left for {len(group)} jobs")
     return [table(comparison, rate, rows) for rate, rows in found.items()]
 
 

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
+
+from benchmarks.testbed import point_speed
 from benchmarks.testbed.formulas import LinkBytes
 from benchmarks.testbed.measurement import Measured, Split
-from benchmarks.testbed.point_speed import HEAD, Comparison, Row, table
+from benchmarks.testbed.point_speed import HEAD, Comparison, How, Row, compare, table
 from benchmarks.testbed.tables import Table
 from benchmarks.testbed.worker_settings import DdpSettings, PoseidonSettings, TrainingSettings
 from poseidon.plan.shapes import LayerShape
@@ -64,7 +67,39 @@ def test_without_ddp_there_is_nothing_to_compare_with() -> None:
     assert found.facts[0]["quartiles_s"] == (1.0, 1.0)
 
 
-def test_a_comparison_has_our_jobs_and_those_of_ddp() -> None:
-    jobs = replace(COMPARISON, hooks=("fp16",), buckets_mb=(5.0,)).jobs
-    assert jobs == [PoseidonSettings(), DdpSettings(), DdpSettings(bucket_mb=5.0), DdpSettings(hook="fp16")]
+def test_jobs_start_in_turn_so_that_those_that_fit_together_are_ours_and_ddps() -> None:
+    ours = (PoseidonSettings(), PoseidonSettings.parse("ps+int8"), PoseidonSettings.parse("ps"))
+    jobs = replace(COMPARISON, ours=ours, hooks=("fp16",), buckets_mb=(5.0,)).jobs
+    ddp = [DdpSettings(), DdpSettings(bucket_mb=5.0), DdpSettings(hook="fp16")]
+    assert jobs == [*ddp[:2], ours[0], ddp[2], *ours[1:]]
     assert replace(COMPARISON, with_ddp=False).jobs == [PoseidonSettings()]
+
+
+def test_after_the_limit_no_group_of_jobs_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A job that measures its links starts once for each rate; the others once for all."""
+    started: list[tuple[list[How], tuple[float | None, ...]]] = []
+
+    def measure_group(
+        comparison: Comparison,
+        group: list[How],
+        rates: tuple[float | None, ...],
+        found: dict[float | None, list[Row]],
+        report: object,
+    ) -> None:
+        started.append((group, rates))
+
+    monkeypatch.setattr(point_speed, "_measure_group", measure_group)
+    monkeypatch.setattr(point_speed, "MEASURES_LINKS", ("ps",))
+    auto = PoseidonSettings(exchange="ps")
+    both = replace(COMPARISON, ours=(PoseidonSettings(), auto), rates_mbit=(100.0, None), buckets_mb=())
+    tables = compare(both, lambda line: None)
+    assert [one.title for one in tables] == ["net, 100 Mbit/s", "net, unshaped"]
+    assert started == [
+        ([DdpSettings(), PoseidonSettings()], (100.0, None)),
+        ([auto], (100.0,)),
+        ([auto], (None,)),
+    ]
+    said: list[str] = []
+    compare(replace(both, limit_s=0.0), said.append)
+    assert len(started) == 3
+    assert said == ["no time is left for 2 jobs", *["no time is left for 1 jobs"] * 2]
