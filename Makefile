@@ -10,7 +10,7 @@ setup: $(STAMP)
 $(STAMP): setup.py constraints.txt
 	test -x $(VENV)/bin/python || $(PYTHON) -m venv $(VENV)
 	$(VENV)/bin/python -m pip install --quiet --upgrade pip
-	$(VENV)/bin/python -m pip install --quiet -c constraints.txt -e '.[dev]'
+	$(VENV)/bin/python -m pip install --quiet --no-compile -c constraints.txt -e '.[dev]'
 	touch $@
 
 cifar10: setup

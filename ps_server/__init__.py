@@ -3,34 +3,37 @@
 Start shards with `python -m ps_server`; train against them with `Client`.
 """
 
-from ps_server.client import Client
-from ps_server.collection import Collection
-from ps_server.errors import (
-    LocalProtocolError,
-    PeerLost,
-    RemoteProtocolError,
-    ServerError,
-    SpecError,
-    StalenessTimeout,
-    TransportError,
-)
-from ps_server.protocol.messages import Signal, SignalKind
-from ps_server.protocol.settings import (
-    CodecKind,
-    CodecPair,
-    CodecSpec,
-    Consistency,
-    Keeping,
-    Precision,
-    Regularization,
-    Rule,
-    RuleKind,
-    StoreSpec,
-    TableSpec,
-)
-from ps_server.protocol.shard import Shard
-from ps_server.server import Server
-from ps_server.transport.zmq_sockets import ZmqServerTransport
+from ps_server import importing
+
+with importing.collector_paused():  # torch is among them
+    from ps_server.client import Client
+    from ps_server.collection import Collection
+    from ps_server.errors import (
+        LocalProtocolError,
+        PeerLost,
+        RemoteProtocolError,
+        ServerError,
+        SpecError,
+        StalenessTimeout,
+        TransportError,
+    )
+    from ps_server.protocol.messages import Signal, SignalKind
+    from ps_server.protocol.settings import (
+        CodecKind,
+        CodecPair,
+        CodecSpec,
+        Consistency,
+        Keeping,
+        Precision,
+        Regularization,
+        Rule,
+        RuleKind,
+        StoreSpec,
+        TableSpec,
+    )
+    from ps_server.protocol.shard import Shard
+    from ps_server.server import Server
+    from ps_server.transport.zmq_sockets import ZmqServerTransport
 
 __all__ = [
     "Client",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 import threading
@@ -45,6 +46,17 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     """Skip a test whose needs are not met, before its fixtures are made."""
     for marker in item.iter_markers("needs"):
         needs.require(*marker.args)
+
+
+def pytest_sessionstart() -> None:
+    """Collect no garbage while tests are imported: there is little, and looking for it takes long."""
+    gc.disable()
+
+
+def pytest_collection_finish() -> None:
+    """Collect garbage from here on, but not among what the tests have imported: that stays to the end."""
+    gc.enable()
+    gc.freeze()
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -4,8 +4,14 @@ from __future__ import annotations
 
 import ast
 import graphlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.timeout(300)  # the tests parse all modules
 
 ROOT = Path(__file__).parents[1]
 
@@ -69,18 +75,42 @@ def modules() -> Iterator[tuple[str, Path]]:
             yield name, path
 
 
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What the tests ask about a module.
+
+    Attributes:
+        imports: its import statements.
+        unsafe: see `unsafe`.
+        too_new: see `too_new`.
+    """
+
+    imports: tuple[ast.Import | ast.ImportFrom, ...]
+    unsafe: frozenset[str]
+    too_new: frozenset[str]
+
+
+@cache
+def facts(path: Path) -> Facts:
+    """Parse a module, once for all tests."""
+    code = list(ast.walk(ast.parse(path.read_text(encoding="utf-8"))))
+    return Facts(
+        imports=tuple(node for node in code if isinstance(node, ast.Import | ast.ImportFrom)),
+        unsafe=frozenset(unsafe(code)),
+        too_new=frozenset(too_new(code)),
+    )
+
+
 def imports(module: str, path: Path) -> Iterator[str]:
     """Dotted names of this project's modules that `path` imports, relative imports resolved."""
     package = module if path.name == "__init__.py" else module.rpartition(".")[0]
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    for node in facts(path).imports:
         if isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]
-        elif isinstance(node, ast.ImportFrom):
+        else:
             base = package.split(".")[: len(package.split(".")) - node.level + 1] if node.level else []
             stem = ".".join([*base, *([node.module] if node.module else [])])
             names = [f"{stem}.{alias.name}" for alias in node.names]
-        else:
-            continue
         yield from (name for name in names if name.split(".")[0] in ("poseidon", "ps_server"))
 
 
@@ -121,13 +151,11 @@ def test_the_protocol_does_no_io() -> None:
     pure = [*(ROOT / "ps_server" / "protocol").glob("*.py"), ROOT / "ps_server" / "rules.py"]
     assert len(pure) > 10
     for path in pure:
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        for node in facts(path).imports:
             if isinstance(node, ast.Import):
                 found = {alias.name for alias in node.names}
-            elif isinstance(node, ast.ImportFrom):
-                found = {node.module or ""}
             else:
-                continue
+                found = {node.module or ""}
             assert not found & forbidden, f"{path.relative_to(ROOT)} imports {found & forbidden}"
 
 
@@ -150,17 +178,25 @@ SAFE_HERE = {
 }
 
 
-def unsafe(tree: ast.AST) -> Iterator[str]:
+def dotted(node: ast.expr) -> str:
+    """The dotted name that an expression is; empty for any other."""
+    if isinstance(node, ast.Attribute):
+        return f"{dotted(node.value)}.{node.attr}"
+    return node.id if isinstance(node, ast.Name) else ""
+
+
+def unsafe(code: Iterable[ast.AST]) -> Iterator[str]:
     """What a module has that can turn data into code: imports, calls, and commands given to a shell."""
-    for node in ast.walk(tree):
+    for node in code:
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names if alias.name in UNSAFE_MODULES)
         elif isinstance(node, ast.ImportFrom) and node.module in UNSAFE_MODULES:
             yield str(node.module)
         elif isinstance(node, ast.Call):
             safe = any(w.arg == "weights_only" and ast.unparse(w.value) == "True" for w in node.keywords)
-            if ast.unparse(node.func) in UNSAFE_CALLS and not safe:
-                yield ast.unparse(node.func)
+            called = dotted(node.func)
+            if called in UNSAFE_CALLS and not safe:
+                yield called
             yield from (
                 word.arg
                 for word in node.keywords
@@ -170,15 +206,15 @@ def unsafe(tree: ast.AST) -> Iterator[str]:
 
 def test_nothing_turns_data_into_code() -> None:
     """What comes from the network or a file reaches no pickle, no eval and no shell."""
-    assert list(unsafe(ast.parse("import pickle\nexec(x)\nrun(y, shell=True)"))) == [
+    assert list(unsafe(ast.walk(ast.parse("import pickle\nexec(x)\nrun(y, shell=True)")))) == [
         "pickle",
         "exec",
         "shell",
     ]
     loads = "torch.load(f)\ntorch.load(f, weights_only=False)\ntorch.load(f, weights_only=True)"
-    assert list(unsafe(ast.parse(loads))) == ["torch.load"] * 2
+    assert list(unsafe(ast.walk(ast.parse(loads)))) == ["torch.load"] * 2
     for module, path in modules():
-        found = set(unsafe(ast.parse(path.read_text(encoding="utf-8"))))
+        found = facts(path).unsafe
         assert found == SAFE_HERE.get(module, set()), f"{module}: {found}"
 
 
@@ -200,9 +236,9 @@ NEWER_THAN_3_10 = {
 """What Python's library has only since 3.11 or later. Newer syntax is ruff's matter (`target-version`)."""
 
 
-def too_new(tree: ast.AST) -> Iterator[str]:
+def too_new(code: Iterable[ast.AST]) -> Iterator[str]:
     """The names of `NEWER_THAN_3_10` that a module uses."""
-    for node in ast.walk(tree):
+    for node in code:
         if isinstance(node, ast.ImportFrom) and node.module in NEWER_THAN_3_10:
             names = {alias.name for alias in node.names} & NEWER_THAN_3_10[node.module]
             yield from (f"{node.module}.{name}" for name in names)
@@ -215,10 +251,10 @@ def too_new(tree: ast.AST) -> Iterator[str]:
 
 def test_python_3_10_has_all_that_is_used() -> None:
     example = ast.parse("import math\nfrom enum import StrEnum\nmath.cbrt(1)\nraise ExceptionGroup('', [])")
-    assert set(too_new(example)) == {"enum.StrEnum", "math.cbrt", "ExceptionGroup"}
+    assert set(too_new(ast.walk(example))) == {"enum.StrEnum", "math.cbrt", "ExceptionGroup"}
     for folder in ("benchmarks", "examples", "poseidon", "ps_server", "scripts", "tests"):
         for path in sorted((ROOT / folder).rglob("*.py")):
-            found = set(too_new(ast.parse(path.read_text(encoding="utf-8"))))
+            found = facts(path).too_new
             assert not found, (
                 f"{path.relative_to(ROOT)} uses {', '.join(sorted(found))}, which Python 3.10 lacks"
             )

@@ -206,7 +206,13 @@ def test_run_local_takes_the_words_of_the_original(
             30.0,
             marks=pytest.mark.thorough,
         ),
-        ("transformer", ("--steps=60", "--width=32"), r"(\S+)% of the letters", 18.0),
+        pytest.param(
+            "transformer",
+            ("--steps=60", "--width=32"),
+            r"(\S+)% of the letters",
+            18.0,
+            marks=pytest.mark.thorough,
+        ),
     ],
 )
 def test_torch_modules_learn_on_two_clients(

@@ -38,6 +38,7 @@ def checkout(repository: Path, tmp_path: Path) -> Path:
     return folder
 
 
+@pytest.mark.thorough  # five commands, each of which has its tests
 @pytest.mark.processes
 @pytest.mark.timeout(300)
 def test_the_readme_works_line_by_line(checkout: Path) -> None:

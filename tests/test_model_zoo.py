@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import importlib
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 import torch
+from _pytest.mark import ParameterSet
 from google.protobuf import text_format
 
 from poseidon.layers.base import LayerContext
@@ -92,7 +94,16 @@ def test_the_committed_files_are_what_the_script_writes(script: str) -> None:
     assert committed == written
 
 
-@pytest.mark.parametrize("name", MODELS)
+LARGE = ("caffenet", "resnet152", "vgg16")
+"""Hundreds of megabytes each, and like another one: left to `--thorough`."""
+
+
+def models(names: Iterable[str]) -> list[ParameterSet]:
+    """These models as parameters of a test."""
+    return [pytest.param(name, marks=pytest.mark.thorough if name in LARGE else ()) for name in names]
+
+
+@pytest.mark.parametrize("name", models(MODELS))
 def test_it_builds_and_learns(name: str) -> None:
     model = MODELS[name]
     net = build(FOLDER / f"{model.train}.prototxt", TRAIN, model.extent)
@@ -106,14 +117,7 @@ def test_it_builds_and_learns(name: str) -> None:
         assert info.statistics or torch.isfinite(info.parameter.grad).all(), info.name  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        pytest.param(name, marks=pytest.mark.thorough if name in ("caffenet", "resnet152") else ())
-        for name, model in MODELS.items()
-        if model.saved
-    ],
-)
+@pytest.mark.parametrize("name", models(name for name, model in MODELS.items() if model.saved))
 def test_its_weights_are_saved_and_read_for_use(name: str, tmp_path: Path) -> None:
     model = MODELS[name]
     path = FOLDER / f"{model.train.replace('train_val', 'deploy')}.prototxt"

@@ -9,6 +9,7 @@ import json
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
+from functools import cache
 from itertools import pairwise
 from pathlib import Path
 
@@ -31,6 +32,7 @@ DLRM_CATEGORIES = (
 """The categories of each column of the Criteo Kaggle data."""
 
 
+@cache
 def layers_of(net: str) -> tuple[LayerShape, ...]:
     """Return the layers of one of `NETS` that are trained.
 

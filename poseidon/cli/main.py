@@ -7,6 +7,7 @@ command is imported after its flags are parsed, so that help and mistakes come a
 from __future__ import annotations
 
 import argparse
+import gc
 import io
 import os
 import signal
@@ -76,7 +77,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"note: {note}", file=sys.stderr)
     try:
         let_waiting_threads_sleep()
-        with ctrl_c_ends_at_once(f"poseidon {parsed.command}"):
+        with ctrl_c_ends_at_once(f"poseidon {parsed.command}"), _collector_paused():
             import_module(f"poseidon.cli.{parsed.command}")
         code = run_command(parsed)
         if sys.stdout is not None:
@@ -96,6 +97,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
         _drop_output()
         return 1
     return code
+
+
+@contextmanager
+def _collector_paused() -> Iterator[None]:
+    """As `ps_server.importing.collector_paused`, which cannot be imported without torch."""
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
 
 
 def _refuse(name: str, rest: Sequence[str]) -> None:

@@ -36,6 +36,7 @@ def test_mistakes_end_with_status_2(words: str) -> None:
     assert leaving.value.code == 2
 
 
+@pytest.mark.thorough
 @pytest.mark.processes
 @pytest.mark.timeout(300)
 def test_small_nets_run_on_the_cpu(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

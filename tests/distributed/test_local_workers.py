@@ -76,7 +76,7 @@ def endless(alone: Path, *extra: str) -> tuple[str, ...]:
     return ("--solver=solver.prototxt", "--hostfile=hosts", "--num_app_threads=2", *extra)
 
 
-@pytest.mark.parametrize("flags", [(), ("--exchange=ps",)])
+@pytest.mark.parametrize("flags", [(), pytest.param(("--exchange=ps",), marks=pytest.mark.thorough)])
 def test_one_machine_of_two_workers_has_them_too(
     alone: Path, one: list[np.ndarray], flags: tuple[str, ...]
 ) -> None:

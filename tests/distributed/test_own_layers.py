@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import re
+import sys
 from pathlib import Path
 
 import pytest
 
+from poseidon.cli.main import main
+from poseidon.cluster.local import LocalLauncher
 from poseidon.snapshot.caffemodel import read_model
 from tests.support.training_processes import machinefile, poseidon
 
@@ -60,8 +63,20 @@ def test_time_takes_the_module_too(page: str, tmp_path: Path) -> None:
         ),
     ],
 )
-def test_one_sentence_for_each_mistake(tmp_path: Path, module: str, code: str, message: str) -> None:
+def test_one_sentence_for_each_mistake(
+    tmp_path: Path,
+    module: str,
+    code: str,
+    message: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """The launcher imports the module too: no process is started."""
     (tmp_path / "broken.py").write_text(code, encoding="utf-8")
-    done = poseidon(tmp_path, "train", "--solver=solver.prototxt", f"--import={module}")
-    assert done.returncode in (1, 2) and "Traceback" not in done.stderr
-    assert message in done.stderr, done.stderr
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.delitem(sys.modules, "broken", raising=False)
+    monkeypatch.setenv("POSEIDON_HOME", str(tmp_path / "home"))
+    monkeypatch.setattr(LocalLauncher, "start", lambda *_: pytest.fail("a process was started"))
+    assert main(["train", "--solver=solver.prototxt", f"--import={module}"]) in (1, 2)
+    assert message in capsys.readouterr().err

@@ -12,6 +12,7 @@ import re
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
@@ -229,7 +230,8 @@ def cases_by_field() -> dict[tuple[str, str], list[str]]:
     return found
 
 
-def table() -> list[Row]:
+@cache
+def table() -> tuple[Row, ...]:
     """All lines, without the figures."""
     cases, texts = cases_by_field(), test_texts()
     of_data = {name: text for name, text in texts.items() if name.startswith("data/")}
@@ -249,7 +251,7 @@ def table() -> list[Row]:
             named = () if recorded else tests_that_name(field.name, among)[:3]
             name = f"{inner}.{field.name}" if inner else field.name
             rows.append(Row(kind=kind, field=name, cases=recorded, tests=named, note=effect(field)))
-    return rows
+    return tuple(rows)
 
 
 def page(worst: dict[str, float]) -> str:

