@@ -1,12 +1,11 @@
 """A worker's handle on the store: blocking reads, pushes that return at once.
 
-One thread owns the sockets and moves messages between transport and `Session`. Calls hold the client's monitor for as
-long as a look-up takes. All methods are safe to call from any thread.
+The thread of `Pump` owns the sockets and moves messages between transport and `Session`. Calls hold the client's monitor
+for as long as a look-up takes. All methods are safe to call from any thread.
 """
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable, Sequence
 from typing import TypeVar
@@ -14,28 +13,23 @@ from typing import TypeVar
 import numpy as np
 
 from ps_server.collection import Collection
-from ps_server.errors import as_server_error
 from ps_server.keys import Keyring
 from ps_server.link import LinkPriority
 from ps_server.meters import ClientMeter
 from ps_server.monitor import Monitor
 from ps_server.protocol.bandwidth import ChangeLog
-from ps_server.protocol.messages import Array, MemoryAnswer, Message, Signal, SignalKind, Value
+from ps_server.protocol.messages import Array, Signal, SignalKind
 from ps_server.protocol.precision import add
-from ps_server.protocol.schedule import PACKET_BYTES, Schedule
 from ps_server.protocol.session import Addressed, InitialValue, Session
 from ps_server.protocol.settings import StoreSpec
-from ps_server.protocol.wire import decode
+from ps_server.pump import Pump
 from ps_server.shared_memory import WorkerSharedMemory
 from ps_server.statistics import ClientStatistics
-from ps_server.trace import NO_TRACE, Tracer, Track, trace_message
+from ps_server.trace import NO_TRACE, Tracer
 from ps_server.transport.base import ClientTransport
 from ps_server.transport.zmq_sockets import ZmqClientTransport
 
-POLL_S = 0.5
 TIMEOUT_S = 600.0
-LINGER_S = 2.0
-"""How long `close` goes on trying to send what is queued, and waits for the shards' answers."""
 
 T = TypeVar("T")
 
@@ -88,20 +82,24 @@ class Client:
         log = None if bandwidth_mbps is None else ChangeLog(bandwidth_mbps, time.monotonic())
         self._session = Session(rank, store, token, log=log, table_clocks=table_clocks)
         self._holds_back = log is not None
-        self._trace = trace
         self._meter = ClientMeter(store)
-        self._names = [table.name for table in store.tables]
-        self._transport = ZmqClientTransport(shards, keys) if isinstance(shards, Sequence) else shards
         self._shared_memory = WorkerSharedMemory(
             shards if share_memory and isinstance(shards, Sequence) else ()
         )
         self._monitor = Monitor(timeout_s, closed="the client is closed", hangs=": a worker or a shard hangs")
-        self._queues = [Schedule(prioritized=prioritized) for _ in range(store.shards)]
-        self._link = LinkPriority()
         self._offered = False
         self._pending: tuple[SignalKind, ...] = ()
-        self._thread = threading.Thread(target=self._pump, name=f"ps-client-{rank}", daemon=True)
-        self._thread.start()
+        self._pump = Pump(
+            self._session,
+            ZmqClientTransport(shards, keys) if isinstance(shards, Sequence) else shards,
+            self._shared_memory,
+            self._monitor,
+            self._meter,
+            trace,
+            prioritized=prioritized,
+            holds_back=self._holds_back,
+        )
+        self._pump.start()
 
     # -- calls ---------------------------------------------------------------------------------------------
 
@@ -135,7 +133,7 @@ class Client:
             self._monitor.check()
             kinds = [signal.kind for signal in self._session.signals.all]
             self._pending = tuple(kinds) if self.rank == 0 else ()
-            self._session = self._session.renewed(start_clock)
+            self._session = self._pump.session = self._session.renewed(start_clock)
             self._offered = True
 
     def bind(self, table: int, out: Array) -> None:
@@ -164,7 +162,7 @@ class Client:
         payload = self._session.on_the_wire(table, array)
         self._do(lambda: self._session.push(table, payload, rate))
         if self._holds_back:
-            self._transport.wake()
+            self._pump.wake()
 
     def skip(self, table: int) -> None:
         """Push nothing in this iteration to a table of means: its value stays. All workers skip it, or none."""
@@ -175,13 +173,7 @@ class Client:
 
         Messages that may not overtake them wait, too; `close` waits for nothing.
         """
-        self._link = link
-        link.when_free(self._wake)
-
-    def _wake(self) -> None:
-        with self._monitor:
-            if not self._monitor.closed:  # the transport may be closed
-                self._transport.wake()
+        self._pump.yield_link(link)
 
     def clock(self) -> None:
         """Finish an iteration. Every table must have been pushed in it, unless each has a clock of its own."""
@@ -293,11 +285,9 @@ class Client:
             if self._monitor.closed:
                 return
             if leave and self._monitor.failure is None:
-                self._add(self._session.leave())
+                self._pump.add(self._session.leave())
             self._monitor.close()
-        self._transport.wake()
-        self._thread.join()
-        self._transport.close()
+        self._pump.close()
         self._shared_memory.close()
 
     # -- within --------------------------------------------------------------------------------------------
@@ -306,9 +296,9 @@ class Client:
         with self._monitor:
             self._monitor.check()
             result, outgoing = call()
-            self._add(outgoing)
+            self._pump.add(outgoing)
         if outgoing:
-            self._transport.wake()
+            self._pump.wake()
         return result
 
     def _do(self, call: Callable[[], list[Addressed]]) -> None:
@@ -335,82 +325,3 @@ class Client:
             return []
         offers = self._shared_memory.offers(self._session.chunks_on)
         return [Addressed(shard, offer) for shard, offer in offers.items()]
-
-    def _add(self, outgoing: Sequence[Addressed]) -> None:
-        for shard, message in outgoing:
-            self._queues[shard].add(message)
-
-    def _pump(self) -> None:
-        try:
-            while not self._monitor.closed:
-                wait_s = self._release()
-                self._send_waiting()
-                self._receive(wait_s)
-            self._send_rest()
-        except Exception as error:  # noqa: BLE001 - the thread's outermost frame: its owner raises the error
-            self._monitor.fail(
-                as_server_error(error, f"the connection of worker {self._session.rank} failed")
-            )
-
-    def _release(self) -> float:
-        """Queue what the budget allows of the changes that are held back; returns the seconds until it allows more."""
-        if not self._holds_back:
-            return POLL_S
-        with self._monitor:
-            self._add(self._session.release(time.monotonic()))
-            wait_s = self._session.release_in_s(time.monotonic())
-        return POLL_S if wait_s is None else min(wait_s, POLL_S)
-
-    def _send_rest(self) -> None:
-        deadline = time.monotonic() + min(LINGER_S, self._monitor.timeout_s)
-        self._send_waiting()
-        # A connection that closes with values unread takes what is on its way to the shard with it.
-        while (any(self._queues) or self._session.stays_on) and time.monotonic() < deadline:
-            self._receive(POLL_S)
-            self._send_waiting()
-
-    def _send_waiting(self) -> None:
-        """Send as much as the transport takes."""
-        free = self._monitor.closed or self._link.is_free
-        for shard, queue in enumerate(self._queues):
-            pushes = free or self._shared_memory.reaches(shard)
-            while queue and not self._transport.blocks(shard) and self._send_packet(shard, queue, pushes):
-                pass
-
-    def _send_packet(self, shard: int, queue: Schedule, pushes: bool) -> bool:
-        with self._monitor:
-            packet = queue.take(PACKET_BYTES, pushes=pushes)
-        if not packet:
-            return False
-        began_ns = self._trace.now()
-        parts = [(waiting.message, waiting.on_the_wire()) for waiting in packet]
-        frames = [frame for _, frames in parts for frame in frames]
-        taken = self._shared_memory.send(shard, frames, self._transport.send)
-        with self._monitor:
-            (queue.sent if taken else queue.put_back)(packet)
-        for message, frames in parts if taken else ():
-            self._meter.sent(message, frames)
-            self._record(Track.SEND, shard, message, began_ns)
-        return taken
-
-    def _receive(self, timeout_s: float) -> None:
-        batch = self._transport.receive(timeout_s)
-        for shard, frames in batch:
-            began_ns = self._trace.now()
-            received = decode(self._shared_memory.receive(shard, frames))
-            for message, parts in received:
-                self._meter.received(message, parts)
-                if isinstance(message, Value):
-                    self._session.values.land(shard, message)
-            with self._monitor:
-                for message, _ in received:
-                    if isinstance(message, MemoryAnswer):
-                        self._shared_memory.answered(shard, message)
-                    else:
-                        self._add(self._session.receive(shard, message))
-                self._monitor.notify()
-            for message, _ in received:
-                self._record(Track.RECEIVE, shard, message, began_ns)
-
-    def _record(self, track: Track, shard: int, message: Message, began_ns: int) -> None:
-        trace_message(self._trace, track, message, self._names, began_ns, shard=shard)

@@ -10,7 +10,6 @@ from __future__ import annotations
 import argparse
 import logging
 import os
-import re
 import sys
 import time
 from contextlib import ExitStack
@@ -34,11 +33,9 @@ from poseidon.caffe2.images.records import holds_datums
 from poseidon.caffe2.model_helper import ModelHelper
 from poseidon.caffe2.modeling.initializers import Initializer, PseudoFP16Initializer
 from poseidon.caffe2.models import resnet, shufflenet
-from poseidon.caffe2.predictor import predictor_exporter, predictor_py_utils
-from poseidon.caffe2.predictor_constants import predictor_constants
-from poseidon.caffe2.proto import caffe2_pb2
 from poseidon.caffe2.runtime import databases
 from poseidon.caffe2.runtime.errors import sentence
+from poseidon.caffe2.training import checkpoints
 from poseidon.caffe2.training.flags import AUTO, Plan, flags, plan_of
 from poseidon.caffe2.training.rendezvous import from_flags, in_job
 from poseidon.errors import JobError, PoseidonError, UsageError
@@ -244,77 +241,6 @@ def build_test_model(args: argparse.Namespace, plan: Plan) -> ModelHelper:
     return model
 
 
-def checkpoint_path(args: argparse.Namespace, epoch: int) -> Path:
-    """Return the file of the checkpoint after so many epochs."""
-    return Path(args.file_store_path) / f"{args.save_model_name}_{epoch}.mdl"
-
-
-def save(args: argparse.Namespace, model: ModelHelper, epoch: int) -> None:
-    """Write a checkpoint after so many epochs, and remove that of the epoch before."""
-    first = f"{model._device_prefix}_{model._devices[0]}"
-    inputs = {f"{first}/{name}" for name in ("data", "data_fp32", "label")}
-    meta = predictor_exporter.PredictorExportMeta(
-        predict_net=model.net.Proto(),
-        parameters=sorted({str(blob) for blob in dpm.GetCheckpointParams(model)} - inputs),
-        inputs=[f"{first}/data"],
-        outputs=[f"{first}/softmax"],
-        shapes={
-            f"{first}/data": (args.num_channels, args.image_size, args.image_size),
-            f"{first}/softmax": (1, args.num_labels),
-        },
-    )
-    path = checkpoint_path(args, epoch)
-    partial = path.with_suffix(".partial")
-    predictor_exporter.save_to_db("minidb", str(partial), meta)
-    partial.replace(path)
-    checkpoint_path(args, epoch - 1).unlink(missing_ok=True)
-
-
-def epoch_of(path: str) -> int:
-    """Return the epochs of a checkpoint, by its name."""
-    found = re.search(r"_(\d+)\.mdl$", path)
-    if found is None:
-        log.warning("The name of %s has no epoch (_<epoch>.mdl): counting from 0", path)
-        return 0
-    log.info("Reset epoch to %s", found[1])
-    return int(found[1])
-
-
-def load(path: str, model: ModelHelper) -> None:
-    """Read a checkpoint into the first device, and copy it to all devices and shards."""
-    log.info("Loading path: %s", path)
-    first = core.DeviceOption(model._device_type, model._devices[0])
-    meta = predictor_exporter.load_from_db(path, "minidb", first)
-    before = shapes_of_params(model)
-    for kind in (predictor_constants.PREDICT_INIT_NET_TYPE, predictor_constants.GLOBAL_INIT_NET_TYPE):
-        workspace.RunNetOnce(core.Net(predictor_py_utils.GetNet(meta, kind)))
-    check_loaded(path, meta, before, shapes_of_params(model))
-    iteration = workspace.FetchBlob("optimizer_iteration")
-    on_cpu = core.DeviceOption(caffe2_pb2.CPU, 0)
-    workspace.FeedBlob("optimizer_iteration", iteration, device_option=on_cpu)
-    dpm.FinalizeAfterCheckpoint(model)
-
-
-def shapes_of_params(model: ModelHelper) -> dict[str, tuple[int, ...]]:
-    """Return the shape of each parameter of the first device."""
-    scope = f"{model._device_prefix}_{model._devices[0]}/"
-    names = [str(param) for param in model.params if str(param).startswith(scope)]
-    return {name: workspace.FetchBlob(name).shape for name in names}
-
-
-def check_loaded(path: str, meta: Any, expected: dict[str, Any], found: dict[str, Any]) -> None:
-    """Raise UsageError when a checkpoint is that of another network: it lacks parameters, or has other shapes."""
-    stored = set(predictor_py_utils.GetBlobs(meta, predictor_constants.PARAMETERS_BLOB_TYPE))
-    for name, shape in expected.items():
-        if name in stored and found[name] == shape:
-            continue
-        has = f"{name} has the shape {found[name]}" if name in stored else f"it has no {name}"
-        raise UsageError(
-            f"--load_model_path={path}: {has}, the network of the flags expects the shape {shape}; "
-            "use the flags with which the checkpoint was written"
-        )
-
-
 def check_folder(path: str) -> None:
     """Raise UsageError when checkpoints cannot be written to a folder."""
     if not os.path.isdir(path) or not os.access(path, os.W_OK | os.X_OK):
@@ -396,14 +322,14 @@ def run(args: argparse.Namespace, plan: Plan, meeting: Any) -> None:
     log.info(f"Running on GPUs: {plan.gpus}")
     log.info(f"Using epoch size: {plan.epoch_size}")
     torch.manual_seed(args.seed)
-    begin = epoch_of(args.load_model_path) if args.load_model_path else 0
+    begin = checkpoints.epoch_of(args.load_model_path) if args.load_model_path else 0
     model = build_train_model(args, plan, meeting, begin)
     dpm.RunInitNet(model)
     test_model = build_test_model(args, plan) if args.test_data else None
     if test_model is not None:
         dpm.RunInitNet(test_model)
     if args.load_model_path:
-        load(args.load_model_path, model)
+        checkpoints.load(args.load_model_path, model)
     table = open_log(args, plan, begin)
     for epoch in range(begin, args.num_epochs):
         loss, accuracy = run_epoch(args, plan, model, epoch)
@@ -420,7 +346,7 @@ def run(args: argparse.Namespace, plan: Plan, meeting: Any) -> None:
         )
         assert loss < EXPLODED, "Exploded gradients :("
         if plan.shard == 0:
-            save(args, model, epoch + 1)
+            checkpoints.save(args, model, epoch + 1)
 
 
 def main(argv: list[str] | None = None) -> None:

@@ -9,6 +9,8 @@
     /api/jobs/NAME/timeline    an iteration as SVG (jobs with --trace)
 
 Law: read-only: every route answers GET alone. With a token each request needs it: in the address once, then as a cookie.
+Without one a request must name this machine's loopback as its host: a page of another site, whose name suddenly resolves to
+127.0.0.1 (DNS rebinding), cannot read anything.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ from __future__ import annotations
 import asyncio
 import hmac
 import json
+import re
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
@@ -31,6 +34,7 @@ from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from poseidon.cluster.machinefile import is_loopback
 from poseidon.dashboard.folders import JobFolder, find_folders
 
 STATIC = Path(__file__).with_name("static")
@@ -159,8 +163,8 @@ def _new_points(job: JobFolder, sent: dict[str, tuple[int, int]]) -> dict[str, A
     return found
 
 
-class TokenGuard:
-    """Refuses requests without the token.
+class Guard:
+    """Refuses requests without the token; if there is none, those for another host than loopback.
 
     Args:
         app: the application.
@@ -181,10 +185,10 @@ class TokenGuard:
                 message["headers"] += [(k.lower().encode(), v.encode()) for k, v in _HEADERS.items()]
             await send(message)
 
-        answer = self._answer(Request(scope)) if self._token else None
+        answer = self._check_token(Request(scope)) if self._token else _check_host(Request(scope))
         await (answer or self._app)(scope, receive, send_with_headers)
 
-    def _answer(self, request: Request) -> Response | None:
+    def _check_token(self, request: Request) -> Response | None:
         """Return what a request gets in place of the page; None if it has the token as a cookie."""
         given = parse_qs(request.url.query).get("token", [""])[0]
         if hmac.compare_digest(given.encode(), self._token.encode()):
@@ -196,12 +200,26 @@ class TokenGuard:
         return Response("expected ?token= in the address, as `poseidon dashboard` prints it\n", 403)
 
 
+def _check_host(request: Request) -> Response | None:
+    """Return what a request for another host than loopback gets in place of the page; None for loopback."""
+    host = request.headers.get("host", "")
+    name = re.sub(r":\d*$", "", host).strip("[]")
+    if is_loopback(name):
+        return None
+    return Response(
+        f"this page is for localhost, 127.0.0.1 and [::1], not for host '{host[:99]}': open it by one of these names; "
+        "a server in front must pass one of them on as Host\n",
+        403,
+        media_type="text/plain",
+    )
+
+
 def make_app(folders: list[Path], *, token: str = "") -> Starlette:
     """Return the application.
 
     Args:
         folders: of jobs, or folders that hold some.
-        token: that each request needs; empty: none.
+        token: that each request needs; empty: none, and requests must be for a loopback host.
     """
     dashboard = Dashboard(folders)
 
@@ -218,5 +236,5 @@ def make_app(folders: list[Path], *, token: str = "") -> Starlette:
             get("/api/jobs/{name}/timeline", dashboard.timeline),
             Mount("/static", StaticFiles(directory=STATIC)),
         ],
-        middleware=[Middleware(TokenGuard, token=token)],
+        middleware=[Middleware(Guard, token=token)],
     )

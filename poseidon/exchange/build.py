@@ -388,11 +388,7 @@ def _build_streaming(
         alone = AloneTables(anchors, request.settings)
         exchange = StreamingExchange(alone, tensors, anchors, settings, options)
         return Built(exchange=exchange, plan=plan, local_steps=options.sync_every)
-    if request.member.local_workers > 1:
-        raise UsageError(
-            f"--sync_fragments and --sync_delay need one worker on each machine, not {request.member.local_workers}: the "
-            "workers of a machine exchange all tensors together"
-        )
+    options.check_workers_per_host(request.member.local_workers)
     if _low_rank(request):
         raise UsageError(
             "--compress=powersgd takes two rounds through the shards for each exchange; expected another codec, or no "

@@ -132,6 +132,14 @@ class ExchangeOptions:
                 "--exchange=hybrid or ps"
             )
 
+    def check_workers_per_host(self, count: int) -> None:
+        """Raise UsageError when this many workers on each host cannot exchange so."""
+        if self.streams and count > 1:
+            raise UsageError(
+                f"--sync_fragments and --sync_delay need one worker on each host, not {count}: the workers of a host "
+                "exchange all tensors together"
+            )
+
     @property
     def streams(self) -> bool:
         """Whether parts of the tensors travel at different iterations, or while local steps are made."""

@@ -99,6 +99,7 @@ class Job(ABC):
         )
         if kind is ExchangeKind.LOCAL and plan.working_hosts > 1:
             raise UsageError(f"--exchange=local is for one client; this job has {plan.working_hosts}")
+        request.exchange.check_workers_per_host(plan.workers_per_host)
         check_encryption(request, hosts)
         # One client alone needs no server, unless it is asked for: it applies the update rule itself.
         served = plan.working_hosts > 1 or request.server_requested or plan.has_dedicated_servers

@@ -218,7 +218,7 @@ def test_bound_tables_end_with_the_same_bits(prioritized: bool) -> None:
 
         def connect_so(rank: int, store: StoreSpec) -> Client:
             client = connect(rank, store)
-            for queue in client._queues:
+            for queue in client._pump.queues:
                 queue._prioritized = prioritized
             return client
 
@@ -287,7 +287,7 @@ def test_a_late_urgent_push_overtakes_what_waits(prioritized: bool) -> None:
 
 
 def test_pushes_wait_for_what_goes_first_and_questions_do_not(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ps_server.client.POLL_S", 60.0)  # nobody looks unasked
+    monkeypatch.setattr("ps_server.pump.POLL_S", 60.0)  # nobody looks unasked
     store = StoreSpec(workers=1, shards=1, tables=(TableSpec(name="conv", size=10),))
     link = LinkPriority()
     with gated(store) as (gate, client):
@@ -502,7 +502,7 @@ def test_a_worker_that_closes_before_it_has_read_its_values_has_left() -> None:
 
 
 def test_a_client_that_has_not_joined_waits_for_no_answer(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ps_server.client.LINGER_S", 1000.0)
+    monkeypatch.setattr("ps_server.pump.LINGER_S", 1000.0)
     with memory_store(1, 1) as connect:
         connect(0, StoreSpec(workers=1, shards=1, tables=())).close()
 

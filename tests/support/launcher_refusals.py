@@ -374,6 +374,12 @@ DATA_AND_MODELS = (
         says=r"{}/train_lmdb_\d \(shared_file_system is false\), which does not exist: create it with",
     ),
     Broken(
+        name="streaming-with-workers-of-a-host",
+        flags=("--sync_every=4", "--sync_fragments=2", "--num_app_threads=2"),
+        says="--sync_fragments and --sync_delay need one worker on each host, not 2: the workers of a host exchange all tensors",
+        code=2,
+    ),
+    Broken(
         name="partitions-of-more-clients",
         edit=(TWO, NOT_SHARED),
         prepare=lambda f: [make_pictures(f / f"train_lmdb_{part}", 3, shape=(1, 6, 6)) for part in range(3)],

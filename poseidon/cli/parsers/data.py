@@ -7,21 +7,9 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
-from poseidon.cli.parsers.form import (
-    Command,
-    Group,
-    Parser,
-    chosen,
-    count,
-    flag,
-    help_flag,
-    one_of,
-    retired,
-    switch,
-    whole,
-    word,
-)
+from poseidon.cli.parsers.form import Command, Group, Parser, chosen, flag, help_flag, retired, switch, word
 from poseidon.cli.parsers.jobs import BACKENDS, progress_flag
+from poseidon.cli.parsers.values import count, one_of, whole
 
 
 def add_data_flags(group: Group | Parser | argparse.ArgumentParser) -> None:

@@ -13,10 +13,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn, TypeAlias
 
+from poseidon.cli.parsers.values import TRUTH, one_of, truth
 from poseidon.errors import nearest
 
 WIDTH = 80
-TRUTH = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
 Group: TypeAlias = argparse._ArgumentGroup
 
 _OF_GLOG_SWITCHES = ("logtostderr", "alsologtostderr", "colorlogtostderr", "log_prefix")
@@ -288,95 +288,6 @@ def help_flag(parser: Parser) -> None:
     """Add --help, which comes last."""
     group = parser.section("Help")
     group.add_argument("--help", "-help", "-h", action=_Help, nargs=0, help="show this and end")
-
-
-def one_of(choices: Sequence[str]) -> Callable[[str], str]:
-    """Return the type of a flag with these values."""
-
-    def read(text: str) -> str:
-        found = {choice.lower(): choice for choice in choices}.get(text.lower())
-        if found is None:
-            near = nearest(text, choices)
-            hint = f"; did you mean {near}?" if near else ""
-            raise argparse.ArgumentTypeError(f"expected one of {', '.join(choices)}, found '{text}'{hint}")
-        return found
-
-    return read
-
-
-def input_shape(text: str) -> tuple[str, tuple[int, ...]]:
-    """Return the name and the shape of an input.
-
-    >>> input_shape("data:1,3,227,227")
-    ('data', (1, 3, 227, 227))
-    """
-    name, _, extents = text.rpartition(":")
-    numbers = extents.split(",")
-    if not name or not all(number.isdecimal() and int(number) > 0 for number in numbers):
-        raise argparse.ArgumentTypeError(
-            f"expected NAME:N,C,H,W, for example data:1,3,227,227, found '{text}'"
-        )
-    return name, tuple(int(number) for number in numbers)
-
-
-def renamed(text: str) -> tuple[str, str]:
-    """Return both names of a tensor.
-
-    >>> renamed("fc8.weight=fc.weight")
-    ('fc8.weight', 'fc.weight')
-    """
-    ours, _, theirs = text.partition("=")
-    if not (ours and theirs):
-        raise argparse.ArgumentTypeError(f"expected OURS=THEIRS, found '{text}'")
-    return ours, theirs
-
-
-def whole(text: str) -> int:
-    """Read a whole number."""
-    if not re.fullmatch(r"[+-]?[0-9]{1,18}", text):
-        raise argparse.ArgumentTypeError(f"expected a whole number, found '{text}'")
-    return int(text)
-
-
-def count(text: str) -> int:
-    """Read a whole number, 0 or more."""
-    if not re.fullmatch(r"[0-9]{1,18}", text):
-        raise argparse.ArgumentTypeError(f"expected a whole number, 0 or more, found '{text}'")
-    return int(text)
-
-
-def number(text: str) -> float:
-    """Read a number."""
-    try:
-        return float(text)
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"expected a number, found '{text}'") from None
-
-
-def positive(text: str) -> float:
-    """Read a finite number above 0."""
-    if not 0 < number(text) < float("inf"):
-        raise argparse.ArgumentTypeError(f"expected a number above 0, found '{text}'")
-    return float(text)
-
-
-def port(text: str) -> int:
-    """Read a TCP port."""
-    if not (re.fullmatch(r"[0-9]{1,5}", text) and 0 < int(text) < 1 << 16):
-        raise argparse.ArgumentTypeError(f"expected a port, 1 to 65535, found '{text}'")
-    return int(text)
-
-
-def truth(text: str) -> bool:
-    """Read true or false, as gflags spells them."""
-    if text.lower() not in TRUTH:
-        raise argparse.ArgumentTypeError(f"expected true or false, found '{text}'")
-    return TRUTH[text.lower()]
-
-
-def devices(text: str) -> str:
-    """Read device numbers; a Python list, [0, 1], is taken as well."""
-    return re.sub(r"[\[\]()\s]", "", text)
 
 
 def overview(title: str, groups: Mapping[str, Sequence[Command]], example: str) -> str:

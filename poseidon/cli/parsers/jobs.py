@@ -10,26 +10,19 @@ from collections.abc import Sequence
 from typing import Any
 
 from poseidon.cli.parsers.form import (
-    TRUTH,
     Command,
     Group,
     Parser,
     chosen,
-    count,
-    devices,
     flag,
     help_flag,
-    number,
     old_name,
-    one_of,
-    port,
-    positive,
     retired,
     solver_flag,
     switch,
-    whole,
     word,
 )
+from poseidon.cli.parsers.values import TRUTH, count, devices, number, one_of, port, positive, whole
 
 EXCHANGES = ("hybrid", "ps", "svb", "allreduce", "local")
 SVB = (*TRUTH, "auto")

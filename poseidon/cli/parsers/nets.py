@@ -6,21 +6,9 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
-from poseidon.cli.parsers.form import (
-    Command,
-    Group,
-    Parser,
-    chosen,
-    count,
-    flag,
-    help_flag,
-    input_shape,
-    renamed,
-    switch,
-    whole,
-    word,
-)
+from poseidon.cli.parsers.form import Command, Group, Parser, chosen, flag, help_flag, switch, word
 from poseidon.cli.parsers.jobs import ON_TERMINAL, import_flag, progress_flag
+from poseidon.cli.parsers.values import count, input_shape, renamed, whole
 
 PHASES = ("TRAIN", "TEST")
 RANKDIRS = ("LR", "TB", "BT", "RL")

@@ -5,21 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from poseidon.cli.parsers.form import (
-    Command,
-    Group,
-    Parser,
-    count,
-    flag,
-    help_flag,
-    number,
-    one_of,
-    positive,
-    switch,
-    whole,
-    word,
-)
+from poseidon.cli.parsers.form import Command, Group, Parser, flag, help_flag, switch, word
 from poseidon.cli.parsers.jobs import progress_flag
+from poseidon.cli.parsers.values import count, number, one_of, positive, whole
 
 SHELLS = ("bash", "zsh")
 _JOB = "a job's id or its output folder; default: the last one started"

@@ -81,6 +81,39 @@ def test_a_job_is_listed_and_shown_with_its_curves(folder: Path) -> None:
             assert page.headers["X-Accel-Buffering"] == "no"
 
 
+@pytest.mark.parametrize(
+    ("host", "status"),
+    [
+        ("localhost", 200),
+        ("LOCALHOST:8300", 200),
+        ("127.0.0.1:80", 200),
+        ("[::1]:8300", 200),
+        ("evil.example", 403),
+        ("127.0.0.1.evil.example:8300", 403),
+        ("localhost.evil.example", 403),
+        ("", 403),
+    ],
+)
+def test_on_loopback_another_host_is_refused(folder: Path, host: str, status: int) -> None:
+    """As that of a page whose name was rebound to 127.0.0.1."""
+    with served(folder) as address:
+        request = urllib.request.Request(f"{address}/api/jobs", headers={"Host": host})
+        try:
+            with urllib.request.urlopen(request, timeout=20) as answer:
+                assert answer.status == status
+        except urllib.error.HTTPError as error:
+            assert error.code == status
+            assert f"not for host '{host}': open it by one of these names" in error.read().decode()
+
+
+def test_with_a_token_any_host_is_answered(folder: Path) -> None:
+    with served(folder, token="secret") as address:
+        headers = {"Host": "node0:8300", "Cookie": "poseidon_dashboard=secret"}
+        request = urllib.request.Request(f"{address}/api/jobs", headers=headers)
+        with urllib.request.urlopen(request, timeout=20) as answer:
+            assert answer.status == 200
+
+
 def test_the_stream_sends_new_points_only(folder: Path) -> None:
     with (
         served(folder) as address,

@@ -160,7 +160,7 @@ def test_at_staleness_0_pushes_wait_while_factors_leave(
     held = threading.Event()
     free = LinkPriority.free
     monkeypatch.setattr(LinkPriority, "free", lambda link: None if held.is_set() else free(link))
-    monkeypatch.setattr("ps_server.client.POLL_S", 60.0)  # nobody looks unasked
+    monkeypatch.setattr("ps_server.pump.POLL_S", 60.0)  # nobody looks unasked
     weight, bias = nn.Parameter(torch.zeros(2, 3)), nn.Parameter(torch.zeros(2))
     tensors = [Trained(name="fc", tensor=weight), Trained(name="bias", tensor=bias)]
     with alone(tensors, ExchangeSettings(), staleness=staleness) as (client, exchange):

@@ -232,7 +232,7 @@ def test_powersgd_does_not_stream() -> None:
 
 def test_several_workers_on_a_machine_are_refused() -> None:
     member = Membership(workers=2, shards=1, local_workers=2, options=STREAMS[0])
-    with pytest.raises(UsageError, match="need one worker on each machine, not 2"):
+    with pytest.raises(UsageError, match="need one worker on each host, not 2"):
         build_exchange(tensors_of(Net(), RULES[RuleKind.SGD]), ExchangeSettings(), member, list)
 
 

@@ -1,0 +1,167 @@
+"""The thread of a client that moves messages between its transport and its session."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Sequence
+
+from ps_server.errors import as_server_error
+from ps_server.link import LinkPriority
+from ps_server.meters import ClientMeter
+from ps_server.monitor import Monitor
+from ps_server.protocol.messages import MemoryAnswer, Message, Value
+from ps_server.protocol.schedule import PACKET_BYTES, Schedule
+from ps_server.protocol.session import Addressed, Session
+from ps_server.protocol.wire import decode
+from ps_server.shared_memory import WorkerSharedMemory
+from ps_server.trace import Tracer, Track, trace_message
+from ps_server.transport.base import ClientTransport
+
+POLL_S = 0.5
+LINGER_S = 2.0
+"""How long `close` goes on trying to send what is queued, and waits for the shards' answers."""
+
+
+class Pump:
+    """Sends what is queued for each shard, and hands what arrives to the session.
+
+    Attributes:
+        session: of the client; changed under the monitor.
+
+    Args:
+        session: of the client.
+        transport: of the client; this closes it.
+        shared_memory: in which large arrays reach shards of this host.
+        monitor: of the client; it holds the session's and the queues' lock.
+        meter: counts what is sent and received.
+        trace: records each message sent and received.
+        prioritized: see `Client`.
+        holds_back: whether the session holds changes back, and releases them as time goes by.
+    """
+
+    def __init__(
+        self,
+        session: Session,
+        transport: ClientTransport,
+        shared_memory: WorkerSharedMemory,
+        monitor: Monitor,
+        meter: ClientMeter,
+        trace: Tracer,
+        *,
+        prioritized: bool,
+        holds_back: bool,
+    ) -> None:
+        self.session = session
+        self._transport = transport
+        self._shared_memory = shared_memory
+        self._monitor = monitor
+        self._meter = meter
+        self._trace = trace
+        self._holds_back = holds_back
+        self._names = [table.name for table in session.store.tables]
+        self.queues = [Schedule(prioritized=prioritized) for _ in range(session.store.shards)]
+        self._link = LinkPriority()
+        self._thread = threading.Thread(target=self._run, name=f"ps-client-{session.rank}", daemon=True)
+
+    def start(self) -> None:
+        """Start the thread."""
+        self._thread.start()
+
+    def add(self, outgoing: Sequence[Addressed]) -> None:
+        """Queue messages. The caller holds the monitor, and calls `wake` after it."""
+        for shard, message in outgoing:
+            self.queues[shard].add(message)
+
+    def wake(self) -> None:
+        """Let the thread look at the queues."""
+        self._transport.wake()
+
+    def yield_link(self, link: LinkPriority) -> None:
+        """See `Client.yield_link`."""
+        self._link = link
+        link.when_free(self._wake_unless_closed)
+
+    def close(self) -> None:
+        """Wait until the thread has sent what is left, and close the transport. The monitor is closed before."""
+        self._transport.wake()
+        self._thread.join()
+        self._transport.close()
+
+    def _wake_unless_closed(self) -> None:
+        with self._monitor:
+            if not self._monitor.closed:  # the transport may be closed
+                self._transport.wake()
+
+    def _run(self) -> None:
+        try:
+            while not self._monitor.closed:
+                wait_s = self._release()
+                self._send_waiting()
+                self._receive(wait_s)
+            self._send_rest()
+        except Exception as error:  # noqa: BLE001 - the thread's outermost frame: its owner raises the error
+            self._monitor.fail(as_server_error(error, f"the connection of worker {self.session.rank} failed"))
+
+    def _release(self) -> float:
+        """Queue what the budget allows of the changes that are held back; returns the seconds until it allows more."""
+        if not self._holds_back:
+            return POLL_S
+        with self._monitor:
+            self.add(self.session.release(time.monotonic()))
+            wait_s = self.session.release_in_s(time.monotonic())
+        return POLL_S if wait_s is None else min(wait_s, POLL_S)
+
+    def _send_rest(self) -> None:
+        deadline = time.monotonic() + min(LINGER_S, self._monitor.timeout_s)
+        self._send_waiting()
+        # A connection that closes with values unread takes what is on its way to the shard with it.
+        while (any(self.queues) or self.session.stays_on) and time.monotonic() < deadline:
+            self._receive(POLL_S)
+            self._send_waiting()
+
+    def _send_waiting(self) -> None:
+        """Send as much as the transport takes."""
+        free = self._monitor.closed or self._link.is_free
+        for shard, queue in enumerate(self.queues):
+            pushes = free or self._shared_memory.reaches(shard)
+            while queue and not self._transport.blocks(shard) and self._send_packet(shard, queue, pushes):
+                pass
+
+    def _send_packet(self, shard: int, queue: Schedule, pushes: bool) -> bool:
+        with self._monitor:
+            packet = queue.take(PACKET_BYTES, pushes=pushes)
+        if not packet:
+            return False
+        began_ns = self._trace.now()
+        parts = [(waiting.message, waiting.on_the_wire()) for waiting in packet]
+        frames = [frame for _, frames in parts for frame in frames]
+        taken = self._shared_memory.send(shard, frames, self._transport.send)
+        with self._monitor:
+            (queue.sent if taken else queue.put_back)(packet)
+        for message, frames in parts if taken else ():
+            self._meter.sent(message, frames)
+            self._record(Track.SEND, shard, message, began_ns)
+        return taken
+
+    def _receive(self, timeout_s: float) -> None:
+        batch = self._transport.receive(timeout_s)
+        for shard, frames in batch:
+            began_ns = self._trace.now()
+            received = decode(self._shared_memory.receive(shard, frames))
+            for message, parts in received:
+                self._meter.received(message, parts)
+                if isinstance(message, Value):
+                    self.session.values.land(shard, message)
+            with self._monitor:
+                for message, _ in received:
+                    if isinstance(message, MemoryAnswer):
+                        self._shared_memory.answered(shard, message)
+                    else:
+                        self.add(self.session.receive(shard, message))
+                self._monitor.notify()
+            for message, _ in received:
+                self._record(Track.RECEIVE, shard, message, began_ns)
+
+    def _record(self, track: Track, shard: int, message: Message, began_ns: int) -> None:
+        trace_message(self._trace, track, message, self._names, began_ns, shard=shard)
