@@ -51,6 +51,11 @@ class RaySite(RemoteSite):
         self._cluster: RayCluster | None = None
         self._bundles: dict[int, Resources] = {}
 
+    @property
+    def recorded_hosts(self) -> tuple[Host, ...]:
+        """See `Site`: none, since nodes need no SSH. The launcher ends the job on all of them."""
+        return ()
+
     def prepare(self, needs: Callable[[Host], HostNeeds]) -> None:
         """See `Site`; has Ray place the clients first."""
         self._cluster = connect_to_cluster(self._request.ray_address)

@@ -75,7 +75,7 @@ def run(job: Job, report: StartReport) -> int:
         job.renew_plan()  # now with the addresses of the hosts
         with (
             output_folder(job.output),
-            register_job(job.id, job.request.hostfile, job.plan.hosts, job.output) as registration,
+            register_job(job.id, job.request.hostfile, job.site.recorded_hosts, job.output) as registration,
         ):
             return _Run(job, registration, report).run()
     finally:

@@ -59,6 +59,11 @@ class Site(ABC):
     def hosts(self) -> tuple[Host, ...]:
         """One for each client; with the addresses at which hosts reach each other, once they were checked."""
 
+    @property
+    def recorded_hosts(self) -> tuple[Host, ...]:
+        """The hosts in the job's record, which `poseidon ps` and `poseidon kill` ask over SSH."""
+        return self.hosts
+
     def visible_gpus(self) -> int | None:
         """Return how many GPUs a host has; None where that is known only once the hosts were checked."""
         return None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
@@ -10,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.live_processes import none_left
+from tests.support.loopback_sshd import LoopbackSshd
 from tests.support.ray_cluster import RayCluster
 
 pytestmark = [pytest.mark.needs("ray"), pytest.mark.processes, pytest.mark.timeout(300)]
@@ -75,7 +77,9 @@ def _train(cluster: RayCluster, folder: Path, flags: Sequence[str]) -> str:
     return log
 
 
-def _train_through_a_loss(cluster: RayCluster, folder: Path, flags: Sequence[str], lost: int) -> str:
+def _train_through_a_loss(
+    cluster: RayCluster, folder: Path, flags: Sequence[str], lost: int, *, replaced: bool = True
+) -> str:
     """Train, kill a node at iteration 25 and add another one; return the log."""
     gate = _definitions(folder)
     lines = []
@@ -86,7 +90,8 @@ def _train_through_a_loss(cluster: RayCluster, folder: Path, flags: Sequence[str
             if "Iteration 20, lr" in line and not gate.exists():
                 cluster.kill(lost)
                 gate.touch()
-                cluster.add(num_cpus=2)
+                if replaced:
+                    cluster.add(num_cpus=2)
     log = "".join(lines)
     assert launcher.returncode == 0, log
     return log
@@ -106,3 +111,78 @@ def test_a_node_is_lost_and_the_job_ends_with_the_same_bits(cluster: RayCluster,
     assert _weights(tmp_path / "ray") == _weights(tmp_path / "local")
     job = log.split()[1].rstrip(":")
     assert none_left([process.pid for process in cluster.processes_of(job)], 30.0)
+
+
+@pytest.mark.thorough
+@pytest.mark.needs("sshd")
+def test_three_nodes_of_which_one_is_lost_end_with_the_bits_of_ssh(tmp_path: Path) -> None:
+    (tmp_path / "hosts").write_text("".join(f"{number} 127.0.0.1 0\n" for number in range(3)))
+    (tmp_path / "sshd").mkdir()
+    cluster = RayCluster()
+    sshd = LoopbackSshd(tmp_path / "sshd")
+    try:
+        for _ in range(3):
+            cluster.add(num_cpus=1)
+        ray = ["--launcher=ray", f"--ray_address={cluster.address}", "--clients=3"]
+        log = _train_through_a_loss(cluster, tmp_path / "ray", ray, lost=2)
+        assert "finished at iteration 30 after 1 restart" in log.splitlines()[-1]
+        ssh = ["--launcher=ssh", f"--ssh_config={sshd.config}", "--hostfile=../hosts"]
+        _train(cluster, tmp_path / "ssh", ssh)
+    finally:
+        sshd.close()
+        cluster.close()
+    assert _weights(tmp_path / "ray") == _weights(tmp_path / "ssh")
+
+
+@pytest.mark.thorough
+def test_a_job_goes_on_without_a_node_that_does_not_come_back(tmp_path: Path) -> None:
+    cluster = RayCluster()
+    try:
+        for cpus in (0, 1, 1):
+            cluster.add(num_cpus=cpus)
+        ray = ["--launcher=ray", f"--ray_address={cluster.address}", "--clients=2", "--return_timeout=1"]
+        log = _train_through_a_loss(cluster, tmp_path / "ray", ray, lost=2, replaced=False)
+    finally:
+        cluster.close()
+    assert "no node of the Ray cluster has started its actor within 15 s; 2 clients need a node each" in log
+    assert re.search(r"going on without client [01] \(\S+\): 1 client, 1 worker", log)
+    assert "finished at iteration 30 after 1 restart" in log.splitlines()[-1]
+
+
+@pytest.mark.thorough
+def test_a_client_with_shards_alone_has_the_node_with_its_resource(
+    cluster: RayCluster, tmp_path: Path
+) -> None:
+    _definitions(tmp_path / "job").touch()
+    flags = ["--launcher=ray", f"--ray_address={cluster.address}", "--servers=1", "--ray_timeout=2"]
+    flags.append("--ray_server_resources=shards=1")
+    with _start(cluster, tmp_path / "job", flags) as launcher:
+        _, log = launcher.communicate(timeout=LIMIT_S)
+    assert launcher.returncode == 1
+    assert (
+        "2 clients need a node each: 1 with CPU=1 and 1 with CPU=1, shards=1; the Ray cluster has 3 nodes"
+        in log
+    )
+    assert "Traceback" not in log
+    cluster.add(num_cpus=1, resources={"shards": 1})
+    with _start(cluster, tmp_path / "job", [*flags, "--ray_timeout=60"]) as launcher:
+        _, log = launcher.communicate(timeout=LIMIT_S)
+    assert launcher.returncode == 0, log
+    assert "2 clients, 1 worker, 1 shard" in log
+
+
+@pytest.mark.thorough
+def test_a_script_runs_on_every_node(cluster: RayCluster, tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text("print('a worker runs here')\n")
+    flags = ["--launcher=ray", f"--ray_address={cluster.address}", "--clients=2", "--show_logs=all"]
+    done = subprocess.run(
+        [sys.executable, "-m", "poseidon", "run", "--threads=1", "--output=out", *flags, "script.py"],
+        cwd=tmp_path,
+        env=cluster.environment({"POSEIDON_HOME": str(tmp_path / "state")}),
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=LIMIT_S,
+    )
+    assert done.returncode == 0, done.stderr
+    assert (done.stdout + done.stderr).count("a worker runs here") == 2

@@ -123,6 +123,7 @@ def test_what_a_client_asks_of_its_node(
     site, cluster = _prepared(_request(clients=2, servers=1, **fields), monkeypatch, devices=devices)
     assert cluster.requested == [{0: works, 1: works, 2: serves}]
     assert [host.socket_address for host in site.hosts] == ["10.0.0.1", "10.0.0.2", "10.0.0.3"]
+    assert site.recorded_hosts == (), "poseidon kill asks no node over SSH"
 
 
 def test_ray_numbers_the_gpus(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,7 +9,7 @@ import pytest
 from poseidon.cluster.supervision.restarts import RestartSettings
 from poseidon.cluster.supervision.state import SignalEffect
 from poseidon.errors import UsageError
-from poseidon.launch.request import ExtractionRequest, JobRequest, TrainRequest
+from poseidon.launch.request import ExtractionRequest, JobRequest, LauncherKind, TrainRequest
 
 
 @pytest.mark.parametrize(
@@ -20,6 +20,14 @@ from poseidon.launch.request import ExtractionRequest, JobRequest, TrainRequest
         ({"progress_interval": -1.0}, r"--progress_interval=-1: expected 0 \(no lines\) or more seconds"),
         ({"progress_interval": float("nan")}, "--progress_interval=nan"),
         ({"return_timeout": -1.0}, "--return_timeout=-1: expected 0 seconds or more"),
+        ({"ray_timeout": -1.0}, "--ray_timeout=-1: expected 0 seconds or more"),
+        ({"clients": 2}, "--clients is for --launcher=ray; other launchers read --hostfile"),
+        ({"servers": 1}, "--servers is for --launcher=ray"),
+        ({"ray_address": "a:1"}, "--ray_address is for --launcher=ray"),
+        (
+            {"launcher": LauncherKind.RAY, "hostfile": "hosts", "servers": 1},
+            "--hostfile and --clients exclude each other: the machinefile names the clients",
+        ),
         ({"stall_timeout": 0.0}, "--stall_timeout=0: expected more than 0 seconds"),
         ({"term_deadline": float("nan")}, "--term_deadline=nan: expected more than 0 seconds"),
     ],
