@@ -14,10 +14,11 @@ from poseidon.export import detection as _detection  # noqa: F401 - registers it
 from poseidon.export import shaping as _shaping  # noqa: F401 - registers its emitters
 from poseidon.export import vision as _vision  # noqa: F401 - registers its emitters
 from poseidon.export.graph import LAYERS, Blob, Exported, Graph, Shape
-from poseidon.layers.base import Layer, LayerError
-from poseidon.layers.inputs.sources import Input, Source
+from poseidon.layers.base import Layer, LayerContext, LayerError
+from poseidon.layers.inputs.sources import Input, Source, dummy_shapes
+from poseidon.layers.registry import replaced
 from poseidon.net.net import Net
-from poseidon.proto.caffe_pb2 import LayerParameter
+from poseidon.proto.caffe_pb2 import TEST, LayerParameter
 from poseidon.proto.definition import NetDefinition
 
 NEEDS_LABELS = frozenset(
@@ -43,8 +44,8 @@ def inference_definition(definition: NetDefinition, shapes: Mapping[str, Shape])
         UsageError: a name is no such top, or no shape is given for the first one.
     """
     layers = definition.param.layer
-    readers = [i for i, layer in enumerate(layers) if not layer.bottom and layer.type not in _CONSTANT]
-    known = [top for i in readers if layers[i].type != "Input" for top in layers[i].top]
+    readers = [i for i, layer in enumerate(layers) if not layer.bottom and not _is_constant(layer)]
+    known = [top for i in readers if layers[i].type not in _SHAPED for top in layers[i].top]
     unknown = [name for name in shapes if name not in known]
     if unknown:
         raise UsageError(
@@ -57,7 +58,7 @@ def inference_definition(definition: NetDefinition, shapes: Mapping[str, Shape])
     absent, kept = {name for name in known if name not in shapes}, []
     for index, layer in enumerate(layers):
         needs = set(layer.bottom) & absent
-        if layer.type in NEEDS_LABELS or needs or (index in readers and set(layer.top) <= absent):
+        if _needs_labels(layer) or needs or (index in readers and set(layer.top) <= absent):
             absent |= set(layer.top) - set(layer.bottom)
         else:
             kept.append(index)
@@ -65,7 +66,7 @@ def inference_definition(definition: NetDefinition, shapes: Mapping[str, Shape])
     kept = [i for i in kept if i not in readers or read & set(layers[i].top)]
     changed = definition.with_layers(kept)
     for layer in changed.param.layer:
-        if not layer.bottom and layer.type not in _CONSTANT:
+        if not layer.bottom and not _is_constant(layer):
             _become_input(layer, read, shapes)
     return changed
 
@@ -76,6 +77,10 @@ def _become_input(layer: LayerParameter, read: Set[str], shapes: Mapping[str, Sh
     known: dict[str, Sequence[int]] = dict(shapes)
     if layer.type == "Input":
         known = dict(zip(layer.top, given * (len(layer.top) if len(given) == 1 else 1), strict=True))
+    elif layer.type == "DummyData":
+        known = (
+            dict(zip(layer.top, dummy_shapes(layer.dummy_data_param, len(layer.top)), strict=True)) | known
+        )
     tops, name = [top for top in layer.top if top in known and top in read], layer.name
     layer.Clear()
     layer.name, layer.type = name, "Input"
@@ -84,7 +89,20 @@ def _become_input(layer: LayerParameter, read: Set[str], shapes: Mapping[str, Sh
         layer.input_param.shape.add(dim=known[top])
 
 
-_CONSTANT = ("Parameter", "DummyData")
+_SHAPED = ("Input", "DummyData")
+"""The layers without bottoms whose definition has the shapes of the tops."""
+
+
+def _is_constant(layer: LayerParameter) -> bool:
+    """Return whether a layer without bottoms gives the same in every pass."""
+    random = any(filler.type != "constant" for filler in layer.dummy_data_param.data_filler)
+    return layer.type == "Parameter" or (layer.type == "DummyData" and not random)
+
+
+def _needs_labels(layer: LayerParameter) -> bool:
+    """Return whether a layer is left out; a Python layer with a loss weight is a loss."""
+    kind = replaced(layer, LayerContext(phase=TEST, seed=1)).type
+    return kind in NEEDS_LABELS or (kind == "Python" and any(layer.loss_weight))
 
 
 def export_net(net: Net, *, name: str = "") -> Exported:

@@ -13,6 +13,7 @@ from poseidon.layers.common.combine import Eltwise
 from poseidon.layers.common.inner_product import Embed, InnerProduct
 from poseidon.layers.common.recurrent import LSTM, RNN, Recurrent
 from poseidon.layers.common.reduction import ArgMax, Reduction
+from poseidon.layers.inputs.sources import DummyData
 from poseidon.proto.caffe_pb2 import EltwiseParameter, ReductionParameter
 
 
@@ -158,6 +159,11 @@ def _arg_max(graph: Graph, layer: ArgMax, bottoms: list[Blob], tops: list[Blob])
 @LAYERS.emits("Parameter")
 def _parameter(graph: Graph, layer: Any, bottoms: list[Blob], tops: list[Blob]) -> Names:
     return [graph.op("Identity", parameter(graph, layer, "value"))]
+
+
+@LAYERS.emits("DummyData")
+def _dummy_data(graph: Graph, layer: DummyData, bottoms: list[Blob], tops: list[Blob]) -> Names:
+    return [graph.op("Identity", graph.constant(array(layer.constants[i]))) for i in range(len(tops))]
 
 
 @LAYERS.emits("PriorBox")

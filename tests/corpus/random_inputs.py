@@ -26,6 +26,10 @@ HDF5_FEATURES = 4
 REGIONS = {"rois": (4, 5), "labels": (4,)} | {
     f"bbox_{name}": (4, 84) for name in ("targets", "inside_weights", "outside_weights")
 }
+# Of the nets that propose regions: one picture, its size and scale, and objects: corners and class.
+PROPOSING = {"data": (1, 3, 96, 128), "im_info": (1, 3), "gt_boxes": (2, 5)}
+IM_INFO = (96.0, 128.0, 1.0)
+GT_BOXES = ((8.0, 8.0, 71.0, 71.0, 3.0), (40.0, 20.0, 119.0, 79.0, 7.0))
 REGION = (0.0, 0.0, 0.0, 31.0, 47.0)
 
 
@@ -49,12 +53,14 @@ def with_random_inputs(definition: NetDefinition) -> tuple[NetDefinition, tuple[
 
 
 def random_inputs(net: Net) -> dict[str, Tensor]:
-    """Return normal noise for a net's inputs, 0 and 1 for labels, and one region for all."""
+    """Return normal noise for a net's inputs, 0 and 1 for labels, one region for all, and objects."""
     generator = torch.Generator().manual_seed(1)
     return {name: _input(name, shape, generator) for name, shape in net.input_shapes.items()}
 
 
 def _input(name: str, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
+    if name in ("im_info", "gt_boxes"):
+        return torch.tensor([IM_INFO] if name == "im_info" else GT_BOXES)
     if name == "rois":
         return torch.tensor([REGION]).expand(shape).clone()
     if name in CHANNELS or "data" in name or (len(shape) > 1 and shape[1] != 1):
@@ -67,7 +73,7 @@ def _shapes(layer: LayerParameter, definition: NetDefinition) -> list[tuple[int,
         return [(RECORDS, HDF5_FEATURES), *[(RECORDS,)] * (len(layer.top) - 1)]
     if layer.type == "Python":
         side = PHOTOGRAPH_SIDE
-        regions = REGIONS if "rois" in layer.top else {}
+        regions = REGIONS if "rois" in layer.top else PROPOSING if "gt_boxes" in layer.top else {}
         return [regions.get(top, (1, CHANNELS.get(top, 1), side, side)) for top in layer.top]
     channels, side = _data_set(layer, definition)
     side = layer.transform_param.crop_size or layer.image_data_param.new_height or side

@@ -242,7 +242,7 @@ def test_a_layer_computes_the_same_in_onnx(case: str) -> None:
 def test_every_layer_type_has_a_form_or_is_known_to_have_none() -> None:
     without = {kind for kind in known_types() if kind not in LAYERS}
     sources = {kind for kind in known_types() if issubclass(layer_class(kind), Source)}
-    assert without == NEEDS_LABELS | sources | {"Python"}
+    assert without == (NEEDS_LABELS | sources | {"Python"}) - {"DummyData"}
 
 
 SSD = """
@@ -295,6 +295,31 @@ def test_a_layer_without_a_form_is_named() -> None:
     net = build(inputs(x=(2, 3), label=(2,)) + layer("Accuracy", "x label", "y", name="score"), phase=TEST)
     with pytest.raises(DefinitionError, match="layer 'score' of type Accuracy has no form in ONNX"):
         export_net(net)
+
+
+DUMMY = """
+layer {{ name: "d" type: "DummyData" top: "a" top: "b" dummy_data_param {{ shape {{ dim: 2 dim: 3 }} {fillers} }} }}
+layer {{ name: "s" type: "Eltwise" bottom: "a" bottom: "b" top: "s" }}
+layer {{ name: "loss" type: "Python" bottom: "s" top: "l" loss_weight: 1 python_param {{ module: "own" layer: "Own" }} }}
+"""
+
+
+def test_random_data_is_an_input_and_constant_data_a_constant() -> None:
+    """A Python layer with a loss weight is left out, whatever its module."""
+    text = DUMMY.format(fillers='data_filler { type: "gaussian" }')
+    kept = inference_definition(definition(text), {})
+    assert [(each.type, list(each.top)) for each in kept.param.layer] == [
+        ("Input", ["a", "b"]),
+        ("Eltwise", ["s"]),
+    ]
+    assert [list(each.dim) for each in kept.param.layer[0].input_param.shape] == [[2, 3], [2, 3]]
+    fillers = "data_filler { type: 'constant' value: 3 } data_filler { type: 'constant' value: 4 }"
+    kept = inference_definition(definition(DUMMY.format(fillers=fillers)), {})
+    added = inputs(x=(2, 3)) + layer("Eltwise", "x s", "y", name="e")
+    net = build(str(kept.param) + added, phase=TEST)
+    exported = export_net(net)
+    assert exported.fixed == "the net has layers of constants"
+    assert largest_difference(net, exported) == 0
 
 
 TRAINED = """
