@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import argparse
 
+from poseidon.errors import UsageError
 from poseidon.export.caffe2.files import is_caffe2, read_predictor
 from poseidon.export.caffe2.formats import write_predictor
 from poseidon.export.formats import check_suffix, open_for_inference, write_net
+from poseidon.export.modules import CHECKPOINT, names_module, write_checkpoint_tensors, write_module
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -19,7 +21,13 @@ def run(arguments: argparse.Namespace) -> int:
     """
     check_suffix(arguments.output)
     model, weights, shapes = arguments.model, arguments.weights, dict(arguments.input)
-    if is_caffe2(model, weights):
+    if names_module(model):
+        if weights is None:
+            raise UsageError(f"the weights of {model} are missing: name a checkpoint behind it")
+        line = write_module(model, weights, shapes, arguments.output)
+    elif weights is None and model.suffix == CHECKPOINT:
+        line = write_checkpoint_tensors(model, arguments.output)
+    elif is_caffe2(model, weights):
         line = write_predictor(read_predictor(model, weights, shapes), arguments.output)
     else:
         stages = tuple(filter(None, arguments.stage.split(",")))

@@ -175,7 +175,7 @@ def traced_program(module: nn.Module, inputs: tuple[Tensor, ...], *, dynamic: bo
 
 
 def read_tensors(path: Path) -> Arrays:
-    """Return the tensors of a `.pth` or `.safetensors` file by name.
+    """Return the tensors of a `.pth` or `.safetensors` file, or of a group's checkpoint, by name.
 
     Raises:
         SnapshotError: the file cannot be read, or has something else than tensors by name.
@@ -193,8 +193,9 @@ def read_tensors(path: Path) -> Arrays:
     except Exception as error:  # both libraries raise many types for files of something else
         why = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise SnapshotError(f"{path} is no file of tensors by name: {why}") from error
-    if isinstance(loaded, Mapping) and isinstance(loaded.get("state_dict"), Mapping):
-        loaded = loaded["state_dict"]
+    for key in ("state_dict", "model"):  # the latter in a checkpoint of a group
+        if isinstance(loaded, Mapping) and isinstance(loaded.get(key), Mapping):
+            loaded = loaded[key]
     if not isinstance(loaded, Mapping) or not loaded:
         raise SnapshotError(f"{path} has no tensors by name; expected a state_dict")
     arrays = {}

@@ -43,6 +43,20 @@ def element_type(dtype: str) -> int:
     return int(onnx_module().helper.np_dtype_to_tensor_dtype(np.dtype(dtype)))
 
 
+TYPES = ("float32", "float64", "float16", "int64", "int32", "int16", "int8", "uint8", "bool")
+"""The types that `--input=NAME:TYPE:N,C,H,W` may give an input."""
+
+
+def typed_name(name: str) -> tuple[str, str]:
+    """Return the name and the type of an input.
+
+    >>> typed_name("words:int64"), typed_name("data")
+    (('words', 'int64'), ('data', ''))
+    """
+    before, _, dtype = name.rpartition(":")
+    return (before, dtype) if before and dtype in TYPES else (name, "")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Blob:
     """A blob of a net in a graph.

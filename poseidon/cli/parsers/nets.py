@@ -66,7 +66,7 @@ def _export(parser: Parser) -> None:
         "the net definition, whose phase TEST is exported, or Caffe2's predict_net.pb or predictor database"
     )
     word(parser, "model", text, metavar="NET", type=Path)
-    text = "the model, binary or HDF5, or Caffe2's init_net.pb; none for a database"
+    text = "the model, binary or HDF5, Caffe2's init_net.pb, or a checkpoint; none for a predictor or a checkpoint alone"
     word(parser, "weights", text, nargs="?", metavar="MODEL", type=Path)
     word(parser, "output", "the file: .onnx, .safetensors, .pth or .pt2", metavar="OUTPUT", type=Path)
     group = parser.section("Flags")
@@ -181,7 +181,7 @@ COMMANDS: Sequence[Command] = (
     Command(
         name="export",
         line="write a trained net as ONNX, safetensors or torch",
-        description="Write what a net of Caffe (in the phase TEST) or Caffe2 computes (ONNX, .pt2), or its weights by "
+        description="Write what a net of Caffe, Caffe2 or torch computes (ONNX, .pt2), or its weights by "
         "name (.safetensors, .pth). Layers that need labels are left out.",
         example="poseidon export deploy.prototxt net.caffemodel net.onnx",
         declare=_export,

@@ -22,7 +22,7 @@ from poseidon.caffe2.runtime.data_types import TORCH_OF
 from poseidon.caffe2.runtime.workspace import Workspace
 from poseidon.caffe2.utils import MakeArgument
 from poseidon.errors import SnapshotError, UsageError
-from poseidon.export.graph import Shape
+from poseidon.export.graph import Shape, typed_name
 
 NETS = (".pb", ".pbtxt")
 """The suffixes of files with a NetDef."""
@@ -68,23 +68,23 @@ def read_predictor(model: Path, weights: Path | None, shapes: Mapping[str, Shape
     Args:
         model: the net that predicts, or a database of a predictor.
         weights: the net that fills the parameters; None for a database.
-        shapes: of inputs by name, in place of those in `value_info.json` or in the database.
+        shapes: of inputs by name, each with `:int64` where the type is not that of its use, in place of those in `value_info.json` or in the database.
 
     Raises:
         SnapshotError: a file cannot be read.
         UsageError: the inputs are not known, or one of `shapes` is none.
     """
+    typed = {typed_name(name)[0]: (shape, typed_name(name)[1]) for name, shape in shapes.items()}
     if weights is None and model.suffix.lower() in NETS:
         raise UsageError(f"the parameters of {model} are missing: name the file of its init net behind it")
     if weights is None:
-        return _from_database(model, shapes)
+        return _from_database(model, typed)
     net, init = read_net(model), read_net(weights)
     if net.op and not any(op.input for op in net.op) and any(op.input for op in init.op):
         raise UsageError(f"{model} fills parameters: name the net that predicts first, then its init net")
     workspace = Workspace()
     _run(workspace, init, weights)
-    given = {name: (shape, "") for name, shape in shapes.items()}
-    return _predictor(net, workspace, _value_info(model.parent / VALUE_INFO) | given, (), model)
+    return _predictor(net, workspace, _value_info(model.parent / VALUE_INFO) | typed, (), model)
 
 
 def read_net(path: Path) -> NetDef:
@@ -134,7 +134,7 @@ def _run(workspace: Workspace, net: NetDef, path: Path) -> None:
         raise SnapshotError(f"the net that fills the parameters, {path}, does not run: {why}") from error
 
 
-def _from_database(path: Path, shapes: Mapping[str, Shape]) -> Predictor:
+def _from_database(path: Path, shapes: Mapping[str, tuple[Shape, str]]) -> Predictor:
     workspace, reader = Workspace(), predictor_constants.PREDICTOR_DBREADER
     kind = "minidb" if path.is_file() else "lmdb" if (path / "data.mdb").exists() else "leveldb"
     open_it = OperatorDef(type="CreateDB", output=[reader])
@@ -160,11 +160,9 @@ def _from_database(path: Path, shapes: Mapping[str, Shape]) -> Predictor:
     inputs: dict[str, tuple[Shape, str]] = {}
     for name in parts.GetBlobs(meta, predictor_constants.INPUTS_BLOB_TYPE):
         blob = workspace.find(name)
-        if name in shapes:
-            inputs[name] = shapes[name], ""
-        elif blob is not None and isinstance(blob.value, Tensor) and blob.value.numel():
+        if blob is not None and isinstance(blob.value, Tensor) and blob.value.numel():
             inputs[name] = tuple(blob.value.shape), ""
-    inputs |= {name: (shape, "") for name, shape in shapes.items()}
+    inputs |= shapes
     outputs = tuple(parts.GetBlobs(meta, predictor_constants.OUTPUTS_BLOB_TYPE))
     return _predictor(net, workspace, inputs, outputs, path)
 
