@@ -13,7 +13,8 @@ draws the picture of docs/performance.md; its assumptions are in benchmarks/simu
 iteration and prints it next to its bound: the greater of the compute time and the bytes of the busiest link at its rate.
 `compare` prints the measurements of `benchmarks/cluster.py --json FILE` next to the predictions for the same jobs. What this machine's
 processors take for sums, rules, products, sockets and messages, and what links carry of their rate, is measured first, since all
-hosts of a testbed share them.
+hosts of a testbed share them. With `--plan` a second table has, for each case, the measured scheme that the predictions recommend
+beside the fastest.
 
 The model is in benchmarks/simulation/: the layers' passes, chunks and factors on links in both directions, shards'
 sums, the scheduler's order. Weights and gradients themselves are not computed.
@@ -39,7 +40,7 @@ use_environment()
 
 from benchmarks.simulation.calibrate import ROUTE_S, measure_costs, testbed_machine
 from benchmarks.simulation.charts import draw, efficiency_table, fact_table, winner_table
-from benchmarks.simulation.comparison import ComparisonError, compare
+from benchmarks.simulation.comparison import ComparisonError, choices, compare
 from benchmarks.simulation.curves import NETS as CURVE_NETS
 from benchmarks.simulation.curves import facts, points
 from benchmarks.testbed.shapes import NETS, layers_of
@@ -89,7 +90,8 @@ def run_comparison(flags: argparse.Namespace, report: Report) -> str:
     tables = [table for path in flags.files for table in read_tables(path)]
     if flags.plan:
         machine_of = partial(planned_machine, flags.all_cores)
-        return str(compare(tables, machine_of, net=flags.net, batch=flags.batch))
+        found = [of(tables, machine_of, net=flags.net, batch=flags.batch) for of in (compare, choices)]
+        return "\n\n".join(str(table) for table in found if table.rows)
     costs = measure_costs()
     report(str(costs))
     return str(compare(tables, partial(testbed_machine, costs), net=flags.net, batch=flags.batch))

@@ -14,7 +14,8 @@ from typing import Any
 
 from benchmarks.testbed.shapes import layers_of
 from benchmarks.testbed.tables import Table
-from poseidon.plan.iteration import predict
+from poseidon.plan.forecast import chosen
+from poseidon.plan.iteration import iteration_of, predict
 from poseidon.plan.scenario import MIB, Exchange, LowRank, Machine, Scenario, WireCodec
 
 UNSHAPED_BITS_PER_S = 100e9
@@ -27,13 +28,20 @@ OVERLAP = re.compile(r"Overlap: (?P<exchange>\w+) on (?P<hosts>\d+) hosts at (?P
 PAPER = re.compile(r"VGG19-22K / 40 at (?P<rate>[\d.]+) Mbit/s; .*")
 DDP = re.compile(r"DDP(?: (?:(?P<half>fp16)|PowerSGD (?P<rank>\d+)))?(?: (?P<bucket>[\d.]+) MB)?")
 OURS = re.compile(
-    r"(?P<exchange>ps|svb|hybrid)(?:\+(?P<codec>int8|float16|bfloat16))?(?: \d+ servers)?(?P<late> not wait-free)?"
+    r"(?P<exchange>ps|svb|hybrid|allreduce)(?:\+(?P<codec>int8|float16|bfloat16))?(?:\+H(?P<steps>\d+))?"
+    r"(?:\+(?P<codec_after>int8|float16|bfloat16))?(?: \d+ servers)?(?P<late> not wait-free)?"
 )
 PAPER_NET, PAPER_BATCH, PAPER_COMPUTE_S = "vgg19-22k/40", 5, 0.925
-HEAD = ("job", "measured s", "predicted s", "predicted / measured")
+HEAD = ("job", "measured s", "predicted s", "predicted / measured", "measured CPU s", "predicted CPU s")
 READING = (
     "'measured s' is the median of the rounds, 'predicted s' the model's result for the same net, hosts and links, with "
-    "the costs of this machine's processors measured beforehand. The goal is within 15 %."
+    "the costs of this machine's processors measured beforehand. The goal is within 15 %. 'CPU s' are processor seconds of "
+    "all hosts together in an iteration; other work on the machine changes them less than the time."
+)
+CHOICE_HEAD = ("case", "schemes", "recommended", "s", "fastest", "s", "over the fastest")
+CHOICE_READING = (
+    "Of the measured schemes the one that the predictions recommend, and the one that was fastest, each with its measured "
+    "seconds. The goal is within 5 %."
 )
 
 MachineOf = Callable[[int, float | None], Machine]
@@ -52,11 +60,22 @@ class Case:
         label: for people.
         measured_s: seconds of an iteration.
         scenario: the scenario of the job.
+        cpu_s: processor seconds of an iteration, all hosts together; None: not known.
+        where: the net, hosts and rate.
+        job: name of the job.
     """
 
     label: str
     measured_s: float
     scenario: Scenario
+    cpu_s: float | None = None
+    where: str = ""
+    job: str = ""
+
+    @property
+    def lossy(self) -> bool:
+        """Whether the weights are others than those of one process with all batches."""
+        return self.scenario.lossy is not None or self.scenario.sync_every > 1
 
 
 def compare(tables: Sequence[dict[str, Any]], machine_of: MachineOf, *, net: str, batch: int) -> Table:
@@ -74,12 +93,56 @@ def compare(tables: Sequence[dict[str, Any]], machine_of: MachineOf, *, net: str
     rows, facts = [], []
     for table in tables:
         for case in cases(table, machine_of, net=net, batch=batch):
-            seconds = predict(case.scenario)
-            ratio = seconds / case.measured_s
-            rows.append((case.label, f"{case.measured_s:.3f}", f"{seconds:.3f}", f"{ratio:.2f}"))
-            facts.append({"job": case.label, "measured_s": case.measured_s, "predicted_s": seconds})
+            predicted = iteration_of(case.scenario)
+            ratio = predicted.seconds / case.measured_s
+            used = "-" if case.cpu_s is None else f"{case.cpu_s:.2f}"
+            times = (f"{case.measured_s:.3f}", f"{predicted.seconds:.3f}", f"{ratio:.2f}")
+            rows.append((case.label, *times, used, f"{predicted.cpu_s:.2f}"))
+            facts.append(
+                {
+                    "job": case.label,
+                    "measured_s": case.measured_s,
+                    "predicted_s": predicted.seconds,
+                    "measured_cpu_s": case.cpu_s,
+                    "predicted_cpu_s": predicted.cpu_s,
+                }
+            )
     return Table(
         title="Measured and predicted", head=HEAD, rows=tuple(rows), reading=READING, facts=tuple(facts)
+    )
+
+
+def choices(tables: Sequence[dict[str, Any]], machine_of: MachineOf, *, net: str, batch: int) -> Table:
+    """Return for each case the measured scheme that the predictions recommend, beside the fastest.
+
+    A case is a net on some hosts at a rate of which several of our schemes were measured: exact ones, or lossy ones.
+
+    Args, Raises: see `compare`.
+    """
+    found: dict[tuple[str, bool], dict[str, Case]] = {}
+    for table in tables:
+        for case in cases(table, machine_of, net=net, batch=batch):
+            if case.job and not DDP.fullmatch(case.job):
+                found.setdefault((case.where, case.lossy), {})[case.job] = case
+    rows, facts = [], []
+    for (where, lossy), by_job in found.items():
+        if len(by_job) < 2:
+            continue
+        jobs = list(by_job.values())
+        default = next((index for index, case in enumerate(jobs) if case.job == "hybrid"), None)
+        recommended = jobs[chosen([predict(case.scenario) for case in jobs], default)]
+        fastest = min(jobs, key=lambda case: case.measured_s)
+        over = recommended.measured_s / fastest.measured_s - 1
+        kind = "lossy" if lossy else "exact"
+        cells = (recommended.job, f"{recommended.measured_s:.3f}", fastest.job, f"{fastest.measured_s:.3f}")
+        rows.append((where, kind, *cells, f"{over:.0%}"))
+        facts.append({"case": where, "schemes": kind, "recommended": recommended.job, "over": over})
+    return Table(
+        title="Recommended and fastest",
+        head=CHOICE_HEAD,
+        rows=tuple(rows),
+        reading=CHOICE_READING,
+        facts=tuple(facts),
     )
 
 
@@ -110,9 +173,16 @@ def _speed(table: dict[str, Any], found: re.Match[str], machine_of: MachineOf) -
         )
         job = _by_name(scenario, fact["job"])
         if job is not None:
-            where = f"{found['net']}, {hosts}{f' + {servers}' if servers else ''} hosts"
-            label = f"{where}, {f'{rate:g} Mbit/s' if rate else 'unshaped'}: {fact['job']}"
-            yield Case(label=label, measured_s=fact["median_s"], scenario=job)
+            on = f"{found['net']}, {hosts}{f' + {servers}' if servers else ''} hosts"
+            where = f"{on}, {f'{rate:g} Mbit/s' if rate else 'unshaped'}"
+            yield Case(
+                label=f"{where}: {fact['job']}",
+                measured_s=fact["median_s"],
+                scenario=job,
+                cpu_s=fact.get("cpu_s"),
+                where=where,
+                job=fact["job"],
+            )
 
 
 def _by_name(scenario: Scenario, job: str) -> Scenario | None:
@@ -132,9 +202,14 @@ def _by_name(scenario: Scenario, job: str) -> Scenario | None:
             machine=replace(scenario.machine, cores=scenario.machine.cores * _all_hosts(scenario)),
         )
     if found := OURS.fullmatch(job):
-        codec = WireCodec.INT8 if found["codec"] == "int8" else WireCodec.HALF if found["codec"] else None
+        name = found["codec"] or found["codec_after"]
+        ring = found["exchange"] == "allreduce"
         return replace(
-            scenario, exchange=Exchange(found["exchange"]), wait_free=not found["late"], lossy=codec
+            scenario,
+            exchange=Exchange.RING if ring else Exchange(found["exchange"]),
+            wait_free=not found["late"],
+            lossy=WireCodec.INT8 if name == "int8" else WireCodec.HALF if name else None,
+            sync_every=int(found["steps"] or 1),
         )
     return None
 

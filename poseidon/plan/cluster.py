@@ -115,16 +115,25 @@ class Cluster:
     @property
     def processors_s(self) -> float:
         """Mean busy time of the processors of all hosts."""
+        resources = self._processors()
+        return sum(count * resource.work_s for count, _, resource in resources) / sum(
+            count for count, _, _ in resources
+        )
+
+    @property
+    def cpu_s(self) -> float:
+        """Processor seconds of all hosts together."""
+        return sum(count * host.speed * resource.work_s for count, host, resource in self._processors())
+
+    def _processors(self) -> list[tuple[int, HostKind, SerialResource]]:
+        """Return the processors of each kind of host, with the number of its hosts."""
         homes = [(self.scenario.servers, home.host) for home in self.homes if home.host is not self.working]
         kinds = [(self.scenario.workers, self.working), *homes]
-        resources = [
-            (count, resource)
+        return [
+            (count, host, resource)
             for count, host in kinds
             for resource in dict.fromkeys((host.worker, host.shard))
         ]
-        return sum(count * resource.work_s for count, resource in resources) / sum(
-            count for count, _ in resources
-        )
 
     def compute(self, work_s: float, then: Action) -> None:
         """Use a worker's accelerator."""

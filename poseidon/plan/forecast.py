@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from poseidon.exchange.cost import ELEMENT_BYTES
 from poseidon.plan.cluster_probe import Network
 from poseidon.plan.costs import HostCosts
 from poseidon.plan.iteration import predict
@@ -23,7 +22,6 @@ from poseidon.plan.scenario import (
     link_bytes,
     loads,
 )
-from poseidon.plan.shapes import elements
 from poseidon.plan.sources import Training
 
 HEADERS = 0.94
@@ -180,28 +178,17 @@ def forecast(training: Training, cluster: PlannedCluster, *, shared_by: int = 1)
 
 def _predicted(scenario: Scenario, way: Way) -> Prediction:
     servers = 0 if way.exchange is Exchange.RING else scenario.servers
-    own = replace(scenario, exchange=way.exchange, lossy=way.lossy, servers=servers)
-    if way.sync_every == 1:
-        seconds = predict(own)
-    else:  # a round ends with an exchange of all tensors that nothing hides
-        alone = scenario.compute_s + _optimizer_s(scenario)
-        seconds = ((way.sync_every - 1) * alone + predict(replace(own, wait_free=False))) / way.sync_every
-    size = link_bytes(own) / way.sync_every if scenario.workers > 1 else 0.0
-    return Prediction(way=way, iteration_s=seconds, link_bytes=size, wire_s=size / own.bytes_per_s)
-
-
-def _optimizer_s(scenario: Scenario) -> float:
-    """Return the time of a worker's own optimizer."""
-    model = elements(scenario.layers) * ELEMENT_BYTES
-    return scenario.machine.optimizer_s_per_byte * model / min(1.0, scenario.machine.cores)
+    own = replace(
+        scenario, exchange=way.exchange, lossy=way.lossy, sync_every=way.sync_every, servers=servers
+    )
+    size = link_bytes(own) if scenario.workers > 1 else 0.0
+    return Prediction(way=way, iteration_s=predict(own), link_bytes=size, wire_s=size / own.bytes_per_s)
 
 
 def recommend(training: Training, cluster: PlannedCluster, found: Sequence[Prediction]) -> Recommendation:
     """Return the flags to choose, and why."""
     ours = [prediction for prediction in found if prediction.way.flags and prediction.way.exact]
-    fastest = min(ours, key=lambda prediction: prediction.iteration_s)
-    default = next(prediction for prediction in ours if prediction.way is DEFAULT)
-    best = default if default.iteration_s <= fastest.iteration_s * (1 + NEAR) else fastest
+    best = ours[chosen([prediction.iteration_s for prediction in ours], _default_of(ours))]
     lossy = [
         prediction
         for prediction in found
@@ -215,6 +202,23 @@ def recommend(training: Training, cluster: PlannedCluster, found: Sequence[Predi
         reasons=tuple(_reasons(training, cluster, best, found)),
         alternatives=tuple((p.way.flags, best.iteration_s / p.iteration_s) for p in lossy),
     )
+
+
+def _default_of(found: Sequence[Prediction]) -> int:
+    return next(index for index, prediction in enumerate(found) if prediction.way is DEFAULT)
+
+
+def chosen(seconds: Sequence[float], default: int | None) -> int:
+    """Return the position of the shortest time, or that of the default if it is hardly longer.
+
+    Args:
+        seconds: an iteration by each scheme.
+        default: position of the default; None: it is not among them.
+    """
+    fastest = min(range(len(seconds)), key=lambda index: seconds[index])
+    if default is not None and seconds[default] <= seconds[fastest] * (1 + NEAR):
+        return default
+    return fastest
 
 
 def _reasons(

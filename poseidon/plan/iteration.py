@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 
+from poseidon.exchange.cost import ELEMENT_BYTES
 from poseidon.plan.cluster import Cluster
 from poseidon.plan.event_queue import Action
 from poseidon.plan.scenario import Exchange, LayerLoad, Scenario, loads
 from poseidon.plan.schemes import FactorScheme, RingScheme, ServerScheme
+from poseidon.plan.shapes import elements
 
 ITERATIONS = 4
 """Number of simulated iterations. The first find the links idle; the last one is measured."""
@@ -47,6 +49,11 @@ class Simulation:
     def busy(self) -> float:
         """The part of the time that the processors were busy; after `run`."""
         return min(1.0, self._cluster.processors_s / self.begins_s[-1])
+
+    @property
+    def cpu_s(self) -> float:
+        """Processor seconds of all hosts; after `run`."""
+        return self._cluster.cpu_s
 
     def _begin_iteration(self) -> None:
         self.begins_s.append(self._cluster.events.now_s)
@@ -116,16 +123,49 @@ class Simulation:
             waiting()
 
 
-def predict(scenario: Scenario) -> float:
-    """Return the seconds of an iteration in the steady state.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Iteration:
+    """An iteration in the steady state; of local steps the mean of a round.
 
-    If busy processors slow down links, the slow-down is in proportion to how busy this iteration keeps them.
+    Attributes:
+        seconds: its duration.
+        cpu_s: processor seconds of the exchange, all hosts together.
     """
+
+    seconds: float
+    cpu_s: float
+
+
+def predict(scenario: Scenario) -> float:
+    """Return the seconds of an iteration in the steady state, see `iteration_of`."""
+    return iteration_of(scenario).seconds
+
+
+def iteration_of(scenario: Scenario) -> Iteration:
+    """Return an iteration in the steady state.
+
+    If busy processors slow down links, the slow-down is in proportion to how busy this iteration keeps them. Nothing hides the
+    exchange at the end of a round of local steps.
+    """
+    if scenario.sync_every > 1:
+        return _local_steps(scenario)
     simulation = Simulation(scenario)
     simulation.run()
     machine = scenario.machine
     if machine.busy_goodput is not None and machine.busy_goodput != machine.goodput:
         lost = simulation.busy * (machine.goodput - machine.busy_goodput)
         slower = replace(machine, goodput=machine.goodput - lost, busy_goodput=None)
-        return predict(replace(scenario, machine=slower))
-    return simulation.begins_s[ITERATIONS] - simulation.begins_s[ITERATIONS - 1]
+        return iteration_of(replace(scenario, machine=slower))
+    begins = simulation.begins_s
+    return Iteration(seconds=begins[ITERATIONS] - begins[ITERATIONS - 1], cpu_s=simulation.cpu_s / ITERATIONS)
+
+
+def _local_steps(scenario: Scenario) -> Iteration:
+    machine, steps = scenario.machine, scenario.sync_every
+    last = iteration_of(replace(scenario, sync_every=1, wait_free=False))
+    own_s = machine.optimizer_s_per_byte * elements(scenario.layers) * ELEMENT_BYTES
+    apart_s = scenario.compute_s + own_s / min(1.0, machine.cores)
+    return Iteration(
+        seconds=((steps - 1) * apart_s + last.seconds) / steps,
+        cpu_s=((steps - 1) * own_s * scenario.workers + last.cpu_s) / steps,
+    )

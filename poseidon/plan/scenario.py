@@ -131,6 +131,7 @@ class Scenario:
         bucket_bytes: bucket size of the ring.
         forward_part: the forward pass's part of the compute time.
         lossy: how tensors that go to shards or round the ring are encoded; None: as float32. Low rank is for the ring.
+        sync_every: H, local steps of a round; 1: gradients are exchanged in every iteration.
     """
 
     layers: tuple[LayerShape, ...]
@@ -147,6 +148,7 @@ class Scenario:
     bucket_bytes: int = 25 * MIB
     forward_part: float = 1 / 3
     lossy: Lossy | None = None
+    sync_every: int = 1
 
     @property
     def bytes_per_s(self) -> float:
@@ -294,7 +296,7 @@ def _chunk_bytes(scenario: Scenario, by_factors: Collection[int]) -> int:
 
 def _by_factors(scenario: Scenario) -> frozenset[int]:
     """Return the layers whose weight travels as factors."""
-    if scenario.exchange is Exchange.RING or scenario.workers == 1:
+    if scenario.exchange is Exchange.RING or scenario.workers == 1 or scenario.sync_every > 1:
         return frozenset()
     working, serving = best_loads(scenario.workers, scenario.servers)
     topology = Topology(
@@ -328,9 +330,9 @@ def _factors(scenario: Scenario, layer: LayerShape) -> Factors:
 
 
 def link_bytes(scenario: Scenario) -> float:
-    """Return the bytes of an iteration on the busiest link in one direction."""
+    """Return the bytes of an iteration on the busiest link in one direction; of local steps the mean of a round."""
     p, found = scenario.workers, loads(scenario)
-    dense = sum(load.dense_bytes * load.wire_part for load in found)
+    dense = sum(load.dense_bytes * load.wire_part for load in found) / scenario.sync_every
     if scenario.exchange is Exchange.RING:
         return dense * 2 * (p - 1) / p
     part = parts(p, scenario.servers)

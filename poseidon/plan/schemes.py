@@ -78,43 +78,35 @@ class ServerScheme:
                 self._push(home, chunk)
 
     def _push(self, home: Home, chunk: Chunk) -> None:
-        cluster = self._cluster
-        cluster.send(
-            cluster.working,
-            f"worker to {home.name}",
-            chunk.urgency,
-            cluster.wire_s(chunk.sent * home.of_worker),
-            (
-                (home.host.into, cluster.wire_s(chunk.sent * home.of_shard)),
-                *self._handling(home, chunk),
-            ),
-            partial(self._sum, home, chunk),
-            least_s=cluster.wire_s(chunk.alone * home.peers),
-            gives_way_to=FACTORS,
-        )
+        self._transfer(home, chunk, to_shard=True, then=partial(self._sum, home, chunk))
 
     def _sum(self, home: Home, chunk: Chunk) -> None:
         """Add the gradients of a chunk, apply the rule and answer: all workers' have arrived."""
         scenario = self._cluster.scenario
         per_byte = scenario.machine.sum_s_per_byte * scenario.workers + scenario.machine.rule_s_per_byte
-        answer = partial(self._answer, home, chunk)
+        arrived = partial(self._arrived, chunk.layer)
+        answer = partial(self._transfer, home, chunk, to_shard=False, then=arrived)
         codec_s = chunk.codec_s * (scenario.workers + 1)  # every gradient is decoded, the value encoded
         work_s = (per_byte * chunk.size + codec_s) * home.part
         self._cluster.process(home.host.shard, home.host, work_s, answer)
 
-    def _answer(self, home: Home, chunk: Chunk) -> None:
+    def _transfer(self, home: Home, chunk: Chunk, *, to_shard: bool, then: Action) -> None:
+        """Send a chunk from all workers to the shards of a kind of host, or its values back."""
         cluster = self._cluster
+        ends = (
+            (f"worker to {home.name}", cluster.working, home.of_worker),
+            (f"shard of {home.name}", home.host, home.of_shard),
+        )
+        (queue, source, sent), (_, target, received) = ends if to_shard else ends[::-1]
         cluster.send(
-            home.host,
-            f"shard of {home.name}",
+            source,
+            queue,
             chunk.urgency,
-            cluster.wire_s(chunk.sent * home.of_shard),
-            (
-                (cluster.working.into, cluster.wire_s(chunk.sent * home.of_worker)),
-                *self._handling(home, chunk),
-            ),
-            partial(self._arrived, chunk.layer),
+            cluster.wire_s(chunk.sent * sent),
+            ((target.into, cluster.wire_s(chunk.sent * received)), *self._handling(home, chunk)),
+            then,
             least_s=cluster.wire_s(chunk.alone * home.peers),
+            gives_way_to=FACTORS if to_shard else "",
         )
 
     def _handling(self, home: Home, chunk: Chunk) -> tuple[tuple[SerialResource, float], ...]:

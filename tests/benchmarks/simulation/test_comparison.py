@@ -6,7 +6,14 @@ from typing import Any
 
 import pytest
 
-from benchmarks.simulation.comparison import UNSHAPED_BITS_PER_S, Case, ComparisonError, cases, compare
+from benchmarks.simulation.comparison import (
+    UNSHAPED_BITS_PER_S,
+    Case,
+    ComparisonError,
+    cases,
+    choices,
+    compare,
+)
 from benchmarks.testbed.shapes import layers_of
 from poseidon.plan.scenario import MIB, Exchange, LowRank, Machine, WireCodec
 
@@ -26,7 +33,9 @@ def speed(title: str, *jobs: str, rate: float | None = 250.0) -> dict[str, Any]:
 
 def test_speed() -> None:
     title = "alexnet, batch 16, 4 hosts, compute 50 ms, 250 Mbit/s"
-    hybrid, ps, ddp, small = read(speed(title, "hybrid", "ps not wait-free", "DDP", "DDP 5 MB", "allreduce"))
+    hybrid, ps, ddp, small = read(
+        speed(title, "hybrid", "ps not wait-free", "DDP", "DDP 5 MB", "ps+topk:0.01")
+    )
     assert hybrid.scenario.layers == layers_of("alexnet")
     assert (hybrid.scenario.batch, hybrid.scenario.workers, hybrid.scenario.servers) == (16, 4, 0)
     assert (hybrid.scenario.bits_per_s, hybrid.scenario.compute_s, hybrid.measured_s) == (250e6, 0.05, 2.0)
@@ -46,7 +55,7 @@ def test_communication_hooks_of_ddp() -> None:
 
 def test_our_lossy_jobs_are_predicted_where_the_model_knows_the_codec() -> None:
     title = "gpt2, batch 64, 4 hosts, compute 50 ms, 250 Mbit/s"
-    found = read(speed(title, "hybrid", "ps+int8", "ps+float16", "ps+topk:0.1", "ps+H32+int8"))
+    found = read(speed(title, "hybrid", "ps+int8", "ps+float16", "ps+topk:0.1"))
     assert [case.scenario.lossy for case in found] == [None, WireCodec.INT8, WireCodec.HALF]
     assert [case.scenario.exchange for case in found] == [Exchange.HYBRID, Exchange.PS, Exchange.PS]
 
@@ -82,9 +91,32 @@ def test_paper() -> None:
 def test_the_table() -> None:
     title = "googlenet, batch 32, 2 hosts, compute 50 ms, 250 Mbit/s"
     table = compare([speed(title, "hybrid")], machine_of, net="alexnet", batch=1)
-    ((label, measured, predicted, ratio),) = table.rows
+    ((label, measured, predicted, ratio, used, _),) = table.rows
+    assert used == "-"
     assert (label, measured) == ("googlenet, 2 hosts, 250 Mbit/s: hybrid", "2.000")
     assert float(predicted) / 2.0 == pytest.approx(float(ratio), abs=0.01)
+
+
+def test_local_steps_and_codecs() -> None:
+    title = "googlenet, batch 32, 2 hosts, compute 50 ms, 250 Mbit/s"
+    steps, both, ring = read(speed(title, "ps+H8", "ps+H32+int8", "allreduce"))
+    assert (steps.scenario.sync_every, steps.scenario.lossy, steps.lossy) == (8, None, True)
+    assert (both.scenario.sync_every, both.scenario.lossy) == (32, WireCodec.INT8)
+    assert (ring.scenario.exchange, ring.lossy) == (Exchange.RING, False)
+
+
+def test_the_recommended_scheme_is_compared_with_the_fastest() -> None:
+    title = "alexnet, batch 32, 4 hosts, compute 50 ms, 250 Mbit/s"
+    seconds = {"ps": 12.0, "hybrid": 1.1, "allreduce": 1.0, "ps+int8": 3.0, "ps+H32": 6.0, "DDP": 0.1}
+    facts = [
+        {"job": job, "rate_mbit": 250.0, "compute_s": 0.05, "median_s": median_s, "cpu_s": 0.5}
+        for job, median_s in seconds.items()
+    ]
+    found = choices([{"title": title, "facts": facts}], machine_of, net="", batch=1)
+    exact, lossy = (row[1:] for row in found.rows)
+    assert exact == ("exact", "hybrid", "1.100", "allreduce", "1.000", "10%")
+    assert lossy == ("lossy", "ps+H32", "6.000", "ps+int8", "3.000", "100%")
+    assert choices([speed(title, "ps", "DDP")], machine_of, net="", batch=1).rows == ()
 
 
 def test_another_table_is_refused() -> None:

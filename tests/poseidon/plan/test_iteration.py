@@ -10,7 +10,7 @@ from dataclasses import replace
 
 import pytest
 
-from poseidon.plan.iteration import Simulation, predict
+from poseidon.plan.iteration import Simulation, iteration_of, predict
 from poseidon.plan.scenario import Exchange, Machine, Scenario
 from poseidon.plan.shapes import LayerShape
 
@@ -44,6 +44,19 @@ def test_gradients_leave_during_the_backward_pass() -> None:
 def test_without_wait_free_everything_waits_for_the_backward_pass() -> None:
     # The same from 3 s on, and both layers wait for 15.
     assert predict(replace(PS, wait_free=False)) == pytest.approx(21.0)
+
+
+def test_a_round_of_local_steps_has_one_exchange_that_nothing_hides() -> None:
+    assert predict(replace(PS, sync_every=3)) == pytest.approx((9.0 + 9.0 + 21.0) / 3)
+
+
+def test_processor_seconds_are_those_of_all_hosts() -> None:
+    # Of 48 bytes the two shards add 48 a worker; a worker sends half of them to the other shard, and receives half.
+    machine = Machine(buffer_bytes=0, sum_s_per_byte=0.01, wire_s_per_byte=0.1)
+    sums_s, ends_s = 2 * 48 * 0.01, 2 * 2 * 48 * 0.1
+    for cores in (0.5, 1.0, 4.0):
+        job = replace(PS, machine=replace(machine, cores=cores))
+        assert iteration_of(job).cpu_s == pytest.approx(sums_s + ends_s)
 
 
 def test_lower_layers_overtake_piece_by_piece() -> None:
