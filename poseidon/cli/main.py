@@ -78,7 +78,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         let_waiting_threads_sleep()
         with ctrl_c_ends_at_once(f"poseidon {parsed.command}"), _collector_paused():
-            import_module(f"poseidon.cli.{parsed.command}")
+            _import(parsed.command)
         code = run_command(parsed)
         if sys.stdout is not None:
             sys.stdout.flush()  # what cannot be written is an error here, not one of the dying interpreter
@@ -107,6 +107,24 @@ def _collector_paused() -> Iterator[None]:
         yield
     finally:
         gc.enable()
+
+
+def _import(command: str) -> None:
+    """Import the code of a command.
+
+    Raises:
+        PoseidonError: a package that Poseidon requires is not installed.
+    """
+    try:
+        import_module(f"poseidon.cli.{command}")
+    except ModuleNotFoundError as error:
+        package = (error.name or "poseidon").partition(".")[0]
+        if package in ("poseidon", "ps_server"):
+            raise
+        raise PoseidonError(
+            f"Python finds no package '{package}', which Poseidon requires, in {sys.prefix}; "
+            "expected an installation with its requirements: pip install without --no-deps"
+        ) from error
 
 
 def _refuse(name: str, rest: Sequence[str]) -> None:

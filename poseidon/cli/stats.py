@@ -13,12 +13,10 @@ from pathlib import Path
 
 from poseidon.errors import JobError, UsageError
 from poseidon.launch.job_folder import job_folder
-from poseidon.metrics.curves import FORMATS
 from poseidon.metrics.job_statistics import FILE_NAME, read_statistics
 from poseidon.metrics.statistics_tables import job_tables
 from poseidon.metrics.trace_iteration import view_iteration
 from poseidon.metrics.trace_merge import merge, read_trace, trace_files
-from poseidon.metrics.trace_picture import draw_iteration
 from poseidon.snapshot.files import write_atomically
 
 
@@ -45,6 +43,9 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _draw(folder: Path, target: Path, rank: int, iteration: int | None) -> None:
+    from poseidon.metrics.curves import FORMATS  # they import matplotlib, which takes long
+    from poseidon.metrics.trace_picture import draw_iteration
+
     kind = target.suffix.lower().removeprefix(".")
     if kind not in FORMATS:
         raise UsageError(f"--picture={target}: expected a name that ends in .{', .'.join(FORMATS)}")

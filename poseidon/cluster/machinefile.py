@@ -129,7 +129,9 @@ def read_machinefile(path: Path, *, channels: int = 1) -> tuple[Host, ...]:
     try:
         text = path.read_text(encoding="utf-8-sig")
     except FileNotFoundError as error:
-        raise MachinefileError(f"{path}: there is no such machinefile") from error
+        raise MachinefileError(
+            f"{path}: there is no such machinefile; expected a file with a line `<id> <host> <port>` for each client"
+        ) from error
     except UnicodeDecodeError as error:
         raise MachinefileError(f"{path}: a machinefile is UTF-8 text; this is something else") from error
     except OSError as error:

@@ -31,6 +31,8 @@ COPIED = ("poseidon", "ps_server", "prototxt", "examples", "machinefiles", "scri
 CONTINUED = {"docs/tutorial.md"}
 BACKGROUND = "python -m poseidon train --solver=solver.prototxt --hostfile=machinefile --max_iter=10000000 --background"
 NEWEST = "$(ls -t output | head -1)"
+OR_NOTHING = "|| test $? = 1"
+"""Where there is no GPU, or no job is left."""
 CIFAR10 = "python -m poseidon prepare_cifar10"
 TRAINED = "poseidon train --solver=solver.prototxt"
 BEFORE = {
@@ -49,17 +51,23 @@ REPLACED: dict[str, tuple[tuple[str, str], ...]] = {
         ("kill JOB", f"kill {NEWEST}"),
     ),
     "docs/caffe2.md": (("two_class data/", "two_class data/ --count=8 --test_count=4"),),
-    "docs/caffe_jobs.md": (("JOB", NEWEST),),
-    "docs/from_poseidon.md": (("kill JOB", f"kill {NEWEST} || test $? = 1"),),
+    "docs/caffe_jobs.md": (("JOB", NEWEST), ("device_query", f"device_query {OR_NOTHING}")),
+    "docs/from_poseidon.md": (("kill JOB", f"kill {NEWEST} {OR_NOTHING}"),),
     "docs/metrics.md": (("--metrics_port=9400", "--metrics_port=0"),),
-    "docs/operations.md": (("JOB", NEWEST), ("FILE", "machinefile")),
+    "docs/operations.md": (
+        ("kill FILE", f"kill FILE {OR_NOTHING}"),
+        ("kill JOB --hostfile=FILE", f"kill JOB --hostfile=FILE {OR_NOTHING}"),
+        ("kill --all", f"kill --all {OR_NOTHING}"),
+        ("JOB", NEWEST),
+        ("FILE", "machinefile"),
+    ),
     "docs/reliability.md": (("JOB", NEWEST),),
     "docs/schedulers/README.md": (
-        ("quick_solver.prototxt", "quick_solver.prototxt --max_iter=2 --test_interval=0"),
+        ("quick_solver.prototxt", "quick_solver.prototxt --max_iter=2 --set=test_initialization=false"),
     ),
     "docs/torch_resume.md": (("output/JOB", f"output/{NEWEST}"),),
     "docs/tutorial.md": (
-        ("kill JOB", f"kill {NEWEST} || test $? = 1"),
+        ("kill JOB", f"kill {NEWEST} {OR_NOTHING}"),
         ("--snapshot=JOB", f"--snapshot={NEWEST}"),
         ("MODEL", "$(ls -t output/*/*.caffemodel | head -1)"),
         ("-iterations 100", "-iterations 1"),
@@ -128,7 +136,10 @@ if words[:1] == ["train"]:
     trained = Path("{folder}/trained")
     last = int(trained.read_text()) + 2 if trained.exists() else 2
     trained.write_text(str(last))
-    words += [f"--max_iter={{last}}", "--display=1", "--test_interval=0"]
+    words += [f"--max_iter={{last}}", "--display=1"]
+    (solver,) = [word.partition("=")[2] for word in words if word.startswith("--solver=")]
+    if "test_iter" in Path(solver).read_text():
+        words += ["--test_interval=1000", "--set=test_initialization=false"]
 from poseidon.cli.main import main
 
 sys.exit(main(words))

@@ -33,6 +33,25 @@ def test_output_on_a_full_disk_is_one_sentence(
     assert capsys.readouterr().err == "poseidon ps: No space left on device\n"
 
 
+def test_a_package_that_is_not_installed_is_one_sentence(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`pip install --no-deps`, or another Python than the one with torch."""
+
+    def fail(_: str) -> None:
+        raise ModuleNotFoundError("No module named 'torch.nn'", name=missing)
+
+    monkeypatch.setattr("poseidon.cli.main.import_module", fail)
+    missing = "torch.nn"
+    assert main(["train", "--solver=solver.prototxt"]) == 1
+    message = capsys.readouterr().err
+    assert message.startswith("poseidon train: Python finds no package 'torch', which Poseidon requires, in ")
+    assert message.count("\n") == 1
+    missing = "poseidon.cli.absent"
+    with pytest.raises(ModuleNotFoundError):
+        main(["train", "--solver=solver.prototxt"])
+
+
 def test_a_file_that_nobody_foresaw_is_named(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

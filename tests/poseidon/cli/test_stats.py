@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -159,3 +161,9 @@ def test_what_it_cannot_show(words: list[str], sentence: str, capsys: pytest.Cap
     assert sentence in captured.err
     assert captured.err.count("\n") == 1
     assert not captured.out
+
+
+def test_tables_need_no_matplotlib() -> None:
+    """Its first import takes seconds, and prints a line about fonts."""
+    code = "import sys, poseidon.cli.stats; sys.exit('matplotlib' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False, timeout=50).returncode == 0
