@@ -19,6 +19,7 @@ from ps_server.meters import ClientMeter
 from ps_server.monitor import Monitor
 from ps_server.protocol.bandwidth import ChangeLog
 from ps_server.protocol.messages import Array, Signal, SignalKind
+from ps_server.protocol.placement import place
 from ps_server.protocol.precision import add
 from ps_server.protocol.session import Addressed, InitialValue, Session
 from ps_server.protocol.settings import StoreSpec
@@ -50,6 +51,7 @@ class Client:
         bandwidth_mbps: under `SSPAggr`: Mb/s for changes that the bound does not need yet; they wait, added up, and
             the most important leave first (`bandwidth.py`). None: all leave at once.
         table_clocks: whether each table has a clock of its own, that of its pushes (`session.py`).
+        memory_for: the largest store that may follow a trial, which shares its memory; None: `store`.
 
     Example::
 
@@ -78,6 +80,7 @@ class Client:
         share_memory: bool = True,
         bandwidth_mbps: float | None = None,
         table_clocks: bool = False,
+        memory_for: StoreSpec | None = None,
     ) -> None:
         log = None if bandwidth_mbps is None else ChangeLog(bandwidth_mbps, time.monotonic())
         self._session = Session(rank, store, token, log=log, table_clocks=table_clocks)
@@ -87,6 +90,8 @@ class Client:
             shards if share_memory and isinstance(shards, Sequence) else ()
         )
         self._monitor = Monitor(timeout_s, closed="the client is closed", hangs=": a worker or a shard hangs")
+        memory_for = memory_for or store
+        self._placement = place(memory_for.tables, memory_for.shards, memory_for.loads)
         self._offered = False
         self._pending: tuple[SignalKind, ...] = ()
         self._pump = Pump(
@@ -134,6 +139,19 @@ class Client:
             kinds = [signal.kind for signal in self._session.signals.all]
             self._pending = tuple(kinds) if self.rank == 0 else ()
             self._session = self._pump.session = self._session.renewed(start_clock)
+            self._offered = True
+
+    def replace_trial(self, store: StoreSpec) -> None:
+        """Let another store follow a trial: `bind` and `start` follow, as at first. All workers call it together.
+
+        Each has read what follows from its last push of each table.
+        """
+        self.barrier()
+        with self._monitor:
+            self._monitor.check()
+            self._session = self._session.replaced(store)
+            self._meter = ClientMeter(store)
+            self._pump.follow(self._session, self._meter)
             self._offered = True
 
     def bind(self, table: int, out: Array) -> None:
@@ -323,5 +341,5 @@ class Client:
     def _offer_memory(self) -> list[Addressed]:
         if self._offered:
             return []
-        offers = self._shared_memory.offers(self._session.chunks_on)
+        offers = self._shared_memory.offers(self._placement.of_shard)
         return [Addressed(shard, offer) for shard, offer in offers.items()]

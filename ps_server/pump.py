@@ -68,6 +68,12 @@ class Pump:
         """Start the thread."""
         self._thread.start()
 
+    def follow(self, session: Session, meter: ClientMeter) -> None:
+        """Hand what arrives to a session of another store, and count its tables. The caller holds the monitor."""
+        self.session = session
+        self._meter = meter
+        self._names = [table.name for table in session.store.tables]
+
     def add(self, outgoing: Sequence[Addressed]) -> None:
         """Queue messages. The caller holds the monitor, and calls `wake` after it."""
         for shard, message in outgoing:

@@ -20,7 +20,8 @@ from torch import nn
 from benchmarks.testbed.hooks import Hook
 from benchmarks.testbed.worker_settings import DdpSettings, PoseidonSettings, TrainingSettings
 from poseidon.exchange.base import Trained
-from poseidon.exchange.build import Membership, plan_exchange
+from poseidon.exchange.build import plan_exchange
+from poseidon.exchange.building.membership import Membership
 from poseidon.exchange.cost import ExchangeKind, ExchangePlan, Scheme
 from poseidon.plan.shapes import LayerShape, elements
 

@@ -31,7 +31,7 @@ from poseidon.engine.module.group import Group
 from poseidon.engine.module.worker_context import ThisWorker, WorkerContext, unobserved
 from poseidon.errors import JobError
 from poseidon.exchange.base import Exchange
-from poseidon.exchange.build import Built, Membership
+from poseidon.exchange.building.membership import Built, Membership
 from poseidon.exchange.observe.observed import ObservedExchange
 from poseidon.exchange.observe.tracing import ExchangeTrace, TracingHooks, named_layers
 from ps_server.trace import NO_TRACE, Trace, Tracer

@@ -48,7 +48,9 @@ def job_request(kind: type[AnyJobRequest], flags: argparse.Namespace) -> AnyJobR
     """
     exchange = ExchangeOptions.from_flags(flags, kind=exchange_kind(flags))
     return kind(
-        **_values(kind, flags, exchange=exchange, server_requested=flags.exchange not in (None, "local"))
+        **_values(
+            kind, flags, exchange=exchange, server_requested=flags.exchange not in (None, "auto", "local")
+        )
     )
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any, TypeVar
 
 from poseidon.errors import UsageError
-from poseidon.exchange.build import Membership
+from poseidon.exchange.building.membership import Membership
 from poseidon.exchange.options import DEFAULT_OPTIONS, ExchangeOptions
 from ps_server.keys import Keyring
 

@@ -15,7 +15,7 @@ from torch import nn
 
 from poseidon.errors import JobError
 from poseidon.exchange.base import Exchange
-from poseidon.exchange.build import Built
+from poseidon.exchange.building.membership import Built
 from poseidon.exchange.cost import Choice, ExchangePlan
 from poseidon.exchange.observe.observed import ObservedExchange, Observer
 from poseidon.exchange.observe.statistics import Traffic, WaitTimes

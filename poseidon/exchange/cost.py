@@ -55,6 +55,8 @@ class ExchangeKind(Enum):
     """Every fully-connected weight as factors, the rest to the server."""
     ALLREDUCE = "allreduce"
     """Every tensor by all-reduce; no shards."""
+    AUTO = "auto"
+    """The fastest of server, factors and all-reduce, tensor by tensor, by a measurement."""
     LOCAL = "local"
     """One worker, no network."""
 

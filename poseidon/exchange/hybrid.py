@@ -1,12 +1,13 @@
-"""The hybrid exchange: each tensor goes through the parameter server, or as factors to all other workers.
+"""The hybrid exchange: each tensor goes through the parameter server, as factors to all other workers, or by all-reduce.
 
-Laws: the weights are the same whichever scheme a tensor has. A tensor that travels as factors has a table on the shards,
-too, a copy: it brings the first value to every worker, and `HybridState.histories`, which a snapshot calls, updates it.
+Laws: the weights are the same whichever scheme a tensor has. A tensor that does not go through the server is in a `Plane`,
+and has a table on the shards, too, a copy: it brings the first value to every worker, and `HybridState.histories`, which a
+snapshot calls, updates it. At least one tensor goes through the server, so requests of rank 0 are in step with training.
 
 At staleness 0 a worker's pushes wait until its factors have left. Both need the link of its host. A push causes an addition
 on a shard; factors cause a product on every worker, which takes longer than the work for any other message. So
 products are computed while pushes and values travel. At staleness s > 0 factors of later iterations could delay pushes
-that other workers wait for, so both share the link.
+that other workers wait for, so both share the link. All-reduce needs staleness 0.
 """
 
 from __future__ import annotations
@@ -17,10 +18,13 @@ from typing import Any
 
 from torch import Tensor
 
+from poseidon.exchange.allreduce.plane import AllReducePlane
+from poseidon.exchange.allreduce.process_group import GroupSettings
 from poseidon.exchange.base import Array, ExchangeSettings, History, Trained
 from poseidon.exchange.factors.channel import FactorChannel
 from poseidon.exchange.factors.products import Kernel
 from poseidon.exchange.observe.statistics import Traffic
+from poseidon.exchange.plane import Plane, SharedNorm
 from poseidon.exchange.ps import ServerExchange
 from poseidon.exchange.replicas import Arithmetic, arithmetic_sample, common_kernel
 from poseidon.exchange.server_tables import ServerState
@@ -39,7 +43,8 @@ class HybridExchange:
         store: made by `store_spec`.
         settings: common to all tensors.
         by_factors: indices of the tensors that travel as factors; their tables are copies.
-        listen: `tcp://host:port` where this worker listens for the others; port 0 takes a free one.
+        by_allreduce: indices of the tensors that travel by all-reduce; their tables are copies. Staleness 0, in clear.
+        host: the address at which the other hosts reach this one; an IPv6 address in brackets.
         token: the job's secret.
         keys: own pair, and those of all workers by rank; None: no encryption.
         equal_bits: whether the job ends where the processors of the replicas compute different bits.
@@ -54,8 +59,9 @@ class HybridExchange:
         store: StoreSpec,
         settings: ExchangeSettings,
         *,
-        by_factors: Sequence[int],
-        listen: str,
+        by_factors: Sequence[int] = (),
+        by_allreduce: Sequence[int] = (),
+        host: str,
         token: bytes = b"",
         keys: Keyring | None = None,
         equal_bits: bool = True,
@@ -66,78 +72,104 @@ class HybridExchange:
         self._tensors = tensors
         self._equal_bits = equal_bits
         self._server = ServerExchange(client, tensors, store, settings)
-        self._indices = list(by_factors)
-        self.by_factors = frozenset(self._indices)
+        self.by_factors = frozenset(by_factors)
         self.control = self._server.control
-        link, staleness = LinkPriority(), store.tables[self._indices[0]].staleness
-        if staleness == 0:
-            client.yield_link(link)
-        self._factors = FactorChannel(
-            {index: tensors[index] for index in self._indices},
-            settings,
-            rank=client.rank,
-            workers=store.workers,
-            staleness=staleness,
-            listen=listen,
-            token=token,
-            keys=keys,
-            norms=client,
-            timeout_s=timeout_s,
-            trace=trace,
-            link=link,
-        )
-        self.state = HybridState(self._server.state, self._factors, self._indices, client, tensors)
+        norms = SharedNorm(client, bool(by_factors) + bool(by_allreduce))
+        self._planes: list[Plane] = []
+        self._plane_of: dict[int, Plane] = {}
+        if by_factors:
+            link, staleness = LinkPriority(), store.tables[by_factors[0]].staleness
+            if staleness == 0:
+                client.yield_link(link)
+            self._factors = FactorChannel(
+                {index: tensors[index] for index in by_factors},
+                settings,
+                rank=client.rank,
+                workers=store.workers,
+                staleness=staleness,
+                listen=f"tcp://{host}:0",
+                token=token,
+                keys=keys,
+                norms=norms.of_plane(0),
+                timeout_s=timeout_s,
+                trace=trace,
+                link=link,
+            )
+            self._planes.append(self._factors)
+            self._plane_of |= dict.fromkeys(by_factors, self._factors)
+        if by_allreduce:
+            self._sums = AllReducePlane(
+                {index: tensors[index] for index in by_allreduce},
+                settings,
+                group=GroupSettings(
+                    rank=client.rank, size=store.workers, host=host.strip("[]"), timeout_s=timeout_s
+                ),
+                norms=norms.of_plane(1),
+            )
+            self._planes.append(self._sums)
+            self._plane_of |= dict.fromkeys(by_allreduce, self._sums)
+        self._by_allreduce = frozenset(by_allreduce)
+        self.state = HybridState(self._server.state, self._plane_of, client, tensors)
 
     def open(self, histories: Sequence[History] | None, clock: int | None = None) -> None:
         """See `Exchange`."""
         if clock is not None:
-            self._factors.rewind(clock)  # first: a worker that has its values may send factors at once
+            for plane in self._planes:
+                plane.rewind(clock)  # first: a worker that has its values may send factors at once
         self._server.open(histories, clock)
-        of_factors = {index: histories[index] if histories else () for index in self._indices}
-        if clock is None:
-            addresses, self._factors.kernel = self._rendezvous()
-            self._factors.take_first(of_factors)
-            self._factors.open(addresses)
-        else:
-            self._factors.take_first(of_factors)
+        found = {index: histories[index] if histories else () for index in self._plane_of}
+        offers, kernel = self._rendezvous() if clock is None else ([], None)
+        for plane in self._planes:
+            plane.take_first(found)
+            if kernel is not None:
+                plane.connect(offers, kernel)
 
-    def _rendezvous(self) -> tuple[list[str], Kernel]:
-        """Collect the addresses of all workers, and choose a kernel that computes the same bits on all of them."""
-        sample = arithmetic_sample([self._tensors[index] for index in self._indices])
-        own = json.dumps({"factors": self._factors.peers.address, "arithmetic": sample.to_json()}).encode()
-        addresses, samples = [], []
-        for rank, payload in enumerate(self.control.all_gather(own)):
+    def _rendezvous(self) -> tuple[list[dict[str, Any]], Kernel]:
+        """Collect the offers of all workers, and choose a kernel that computes the same bits on all of them."""
+        own: dict[str, Any] = {
+            "arithmetic": arithmetic_sample([self._tensors[index] for index in self._plane_of]).to_json()
+        }
+        for plane in self._planes:
+            own |= plane.offer()
+        offers, samples = [], []
+        for rank, payload in enumerate(self.control.all_gather(json.dumps(own).encode())):
             try:
                 fields = json.loads(payload)
-                addresses.append(_address(fields))
                 samples.append(Arithmetic.from_json(fields["arithmetic"]))
             except (ValueError, KeyError, TypeError) as error:
                 raise RemoteProtocolError(f"worker {rank} sent no address at the rendezvous") from error
-        return addresses, common_kernel(samples, required=self._equal_bits)
+            offers.append(fields)
+        return offers, common_kernel(samples, required=self._equal_bits)
 
     def start(self, iteration: int, rate: float) -> None:
         """See `Exchange`."""
         self._server.start(iteration, rate)
-        self._factors.start(iteration, rate)
+        for plane in self._planes:
+            plane.start(iteration, rate)
 
     def begin(self, index: int, gradient: Tensor) -> None:
         """See `Exchange`."""
-        self._server.begin(index, gradient)
+        if index in self._by_allreduce:
+            self._sums.begin(index, gradient)
+        else:
+            self._server.begin(index, gradient)
 
     def begin_factors(self, index: int, u_KN: Tensor, v_KM: Tensor) -> None:
         """See `Exchange`."""
-        self._factors.begin(index, u_KN, v_KM)
+        if index in self._by_allreduce:
+            self._sums.begin_factors(index, u_KN, v_KM)
+        else:
+            self._factors.begin(index, u_KN, v_KM)
 
     def release(self, index: int) -> None:
         """See `Exchange`."""
-        self._factors.release(index)
+        if index in self.by_factors:
+            self._factors.release(index)
 
     def wait(self, index: int) -> None:
         """See `Exchange`."""
-        if index in self.by_factors:
-            self._factors.wait(index)
-        else:
-            self._server.wait(index)
+        plane = self._plane_of.get(index)
+        (self._server if plane is None else plane).wait(index)
 
     def skip(self, index: int) -> None:
         """See `EarlyExchange`."""
@@ -149,23 +181,29 @@ class HybridExchange:
 
     def finish(self) -> None:
         """See `Exchange`."""
-        limit = self._server.push_remaining(self._factors.held_sum_of_squares())
-        self._factors.finish(limit)
+        limit = self._server.push_remaining(self._factors.held_sum_of_squares() if self.by_factors else 0.0)
+        for plane in self._planes:
+            plane.finish(limit)
         self._server.end_iteration()
 
     def settle(self) -> None:
         """See `Exchange`."""
         self._server.settle()
-        self._factors.settle(self._client.iterations)
+        for plane in self._planes:
+            plane.settle(self._client.iterations)
 
     def traffic(self) -> dict[int, Traffic]:
         """See `CountsTraffic`."""
-        return {**self._server.traffic(), **self._factors.traffic()}
+        found = self._server.traffic()
+        for plane in self._planes:
+            found |= plane.traffic()
+        return found
 
     def close(self) -> None:
         """See `Exchange`."""
         self._server.close()  # first: the thread that applies factors may wait there for a norm
-        self._factors.close()
+        for plane in self._planes:
+            plane.close()
 
 
 class HybridState:
@@ -173,8 +211,7 @@ class HybridState:
 
     Args:
         server: the state of the tensors that go through the shards.
-        factors: the channel of the others.
-        indices: of the tensors that travel as factors.
+        planes: the plane of each other tensor, by its index.
         client: connected to every shard, which keep a copy of these.
         tensors: all of them.
     """
@@ -182,14 +219,12 @@ class HybridState:
     def __init__(
         self,
         server: ServerState,
-        factors: FactorChannel,
-        indices: Sequence[int],
+        planes: Mapping[int, Plane],
         client: Client,
         tensors: Sequence[Trained],
     ) -> None:
         self._server = server
-        self._factors = factors
-        self._indices = indices
+        self._planes = planes
         self._client = client
         self._tensors = tensors
         self.private = server.private
@@ -197,9 +232,9 @@ class HybridState:
     def histories(self) -> list[History]:
         """See `ExchangeState`. Rank 0 brings the shards' copies up to date."""
         histories = self._server.histories()
-        for index in self._indices:
+        for index, plane in self._planes.items():
             tensor = self._tensors[index].tensor
-            histories[index] = self._factors.history(index)
+            histories[index] = plane.history(index)
             if self._client.rank == 0:
                 self._client.store_copy(index, tensor.detach().reshape(-1).cpu().numpy())
         return histories
@@ -214,11 +249,7 @@ class HybridState:
 
     def replicated(self) -> Mapping[str, Tensor]:
         """See `ExchangeState`."""
-        return self._factors.replicated_state()
-
-
-def _address(fields: dict[str, Any]) -> str:
-    address = fields["factors"]
-    if not isinstance(address, str) or not address.startswith("tcp://"):
-        raise ValueError(address)
-    return address
+        found: dict[str, Tensor] = {}
+        for plane in dict.fromkeys(self._planes.values()):
+            found |= plane.replicated_state()
+        return found

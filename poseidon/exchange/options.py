@@ -39,6 +39,7 @@ class ExchangeOptions:
 
     Attributes:
         kind: decides the scheme of each tensor.
+        allreduce_in_clear: whether all-reduce may run in a job that encrypts.
         staleness: the bound of every table, in iterations; at least 0.
         rows: pieces to cut each table into; 0: pieces of up to 2 MiB.
         consistency: when values are sent.
@@ -62,6 +63,7 @@ class ExchangeOptions:
     """
 
     kind: ExchangeKind = field(default=ExchangeKind.HYBRID, metadata={"flag": "exchange"})
+    allreduce_in_clear: bool = field(default=False, metadata={"flag": "allreduce_in_clear"})
     staleness: int = field(default=0, metadata={"flag": "table_staleness"})
     rows: int = field(default=0, metadata={"flag": "num_rows_per_table"})
     consistency: Consistency = field(default=Consistency.SSP_PUSH, metadata={"flag": "consistency_model"})

@@ -41,7 +41,7 @@ def store_spec(
     shards: int,
     options: ExchangeOptions = DEFAULT_OPTIONS,
     loads: Sequence[int] = (),
-    by_factors: Collection[int] = (),
+    copies: Collection[int] = (),
     codecs: Sequence[CodecPair | None] = (),
 ) -> StoreSpec:
     """Return the store that holds these tensors; the same on every worker.
@@ -53,7 +53,7 @@ def store_spec(
         shards: number of shards.
         options: of the exchange.
         loads: relative load of each shard; empty: all equal.
-        by_factors: indices of the tensors that workers exchange as factors; the shards keep a copy of each.
+        copies: indices of the tensors that workers exchange among themselves; the shards keep a copy of each.
         codecs: of each tensor; empty: none has one.
     """
     codecs = codecs or [None] * len(tensors)
@@ -64,7 +64,7 @@ def store_spec(
             staleness=options.staleness,
             rows=options.rows,
             rule=trained.rule,
-            keeping=_keeping(trained, index in by_factors),
+            keeping=_keeping(trained, index in copies),
             codec=codecs[index],
         )
         for index, trained in enumerate(tensors)
@@ -79,15 +79,15 @@ def store_spec(
         gradient_scale=settings.gradient_scale,
         start_clock=settings.start_clock,
         loads=tuple(loads),
-        outside_norm=bool(by_factors) and clip is not None,
+        outside_norm=bool(copies) and clip is not None,
         precision=options.precision,
     )
 
 
-def _keeping(trained: Trained, by_factors: bool) -> Keeping:
-    if trained.statistics:
-        return Keeping.AVERAGE
-    return Keeping.COPY if by_factors else Keeping.GRADIENTS
+def _keeping(trained: Trained, copied: bool) -> Keeping:
+    if copied:
+        return Keeping.COPY
+    return Keeping.AVERAGE if trained.statistics else Keeping.GRADIENTS
 
 
 class ServerExchange(WholeGradients):

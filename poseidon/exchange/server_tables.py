@@ -104,7 +104,7 @@ class ServerState:
         self.private = any(table.staleness > 0 for table in tables)
 
     def histories(self) -> list[History]:
-        """See `ExchangeState`. A tensor that travels as factors has none here."""
+        """See `ExchangeState`. A tensor that does not travel through the server has none here."""
         return [
             [array.reshape(table.shape) for array in self._history(index, table)]
             for index, table in enumerate(self._tables)

@@ -82,7 +82,7 @@ def check_encryption(request: JobRequest, hosts: Sequence[Host]) -> None:
     if (
         request.exchange.kind is ExchangeKind.ALLREDUCE
         and is_encrypted(request.encrypt, hosts)
-        and not request.allreduce_in_clear
+        and not request.exchange.allreduce_in_clear
     ):
         raise UsageError(
             "--exchange=allreduce cannot be encrypted: whoever reaches the machines' ports can read and change what "

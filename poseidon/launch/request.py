@@ -107,7 +107,6 @@ class JobRequest:
         ray_server_resources: resources of a client with shards alone.
         ray_timeout: seconds to wait for Ray's nodes at the start; at least 0.
         encrypt: when connections are encrypted.
-        allreduce_in_clear: whether all-reduce may run unencrypted.
         exchange: how gradients are exchanged.
         server_requested: whether an exchange that uses shards was asked for by name.
         trace: whether each process writes a trace.
@@ -147,7 +146,6 @@ class JobRequest:
     ray_server_resources: str = ""
     ray_timeout: float = 300.0
     encrypt: Encrypt = field(default=Encrypt.AUTO, metadata=_by(Encrypt))
-    allreduce_in_clear: bool = False
     exchange: ExchangeOptions = DEFAULT_OPTIONS
     server_requested: bool = False
     trace: bool = False

@@ -2229,13 +2229,15 @@ class PoseidonReaderState(_message.Message):
     def __init__(self, layer: _Optional[str] = ..., batches: _Optional[int] = ...) -> None: ...
 
 class PoseidonState(_message.Message):
-    __slots__ = ("workers", "worker", "tests_done", "random_seed")
+    __slots__ = ("workers", "worker", "tests_done", "random_seed", "scheme")
     WORKERS_FIELD_NUMBER: _ClassVar[int]
     WORKER_FIELD_NUMBER: _ClassVar[int]
     TESTS_DONE_FIELD_NUMBER: _ClassVar[int]
     RANDOM_SEED_FIELD_NUMBER: _ClassVar[int]
+    SCHEME_FIELD_NUMBER: _ClassVar[int]
     workers: int
     worker: _containers.RepeatedCompositeFieldContainer[PoseidonWorkerState]
     tests_done: int
     random_seed: int
-    def __init__(self, workers: _Optional[int] = ..., worker: _Optional[_Iterable[_Union[PoseidonWorkerState, _Mapping]]] = ..., tests_done: _Optional[int] = ..., random_seed: _Optional[int] = ...) -> None: ...
+    scheme: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, workers: _Optional[int] = ..., worker: _Optional[_Iterable[_Union[PoseidonWorkerState, _Mapping]]] = ..., tests_done: _Optional[int] = ..., random_seed: _Optional[int] = ..., scheme: _Optional[_Iterable[str]] = ...) -> None: ...

@@ -71,6 +71,7 @@ class Session:
     ) -> None:
         if not 0 <= rank < store.workers:
             raise SpecError(f"rank is {rank}; expected 0 to {store.workers - 1}")
+        table_clocks = table_clocks or store.trial
         if table_clocks and (store.clip is not None or any(table.staleness for table in store.tables)):
             raise SpecError("tables with clocks of their own have staleness 0 and no limit on a common norm")
         self._table_clocks = table_clocks
@@ -130,8 +131,21 @@ class Session:
         """
         if any(copy.pushed != self.store.start_clock for row in self.values.copies for copy in row):
             raise LocalProtocolError("a store is renewed only before its first push")
-        store = replace(self.store, start_clock=start_clock)
-        session = Session(self.rank, store, self._token, log=self._log, table_clocks=self._table_clocks)
+        return self._followed_by(replace(self.store, start_clock=start_clock), self._table_clocks)
+
+    def replaced(self, store: StoreSpec) -> Session:
+        """Return a session on the same connections with another store, after a trial.
+
+        All workers have read what follows from their last pushes, and taken part in a collection since.
+        """
+        if not self.store.trial or store.shards != self.store.shards:
+            raise LocalProtocolError("only a trial store is replaced, by one on the same shards")
+        if any(copy.clock != copy.pushed for row in self.values.copies for copy in row):
+            raise LocalProtocolError("a trial store is replaced only when all that was pushed has been read")
+        return self._followed_by(store, table_clocks=False)
+
+    def _followed_by(self, store: StoreSpec, table_clocks: bool) -> Session:
+        session = Session(self.rank, store, self._token, log=self._log, table_clocks=table_clocks)
         session._joins = False
         session.collections = self.collections.renewed()
         session.signals = WorkerSignals(self.rank, unwelcome=frozenset(range(store.shards)))

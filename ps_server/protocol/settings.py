@@ -305,6 +305,8 @@ class StoreSpec:
         outside_norm: gradients that the workers apply among themselves count for `clip` too: rank 0 adds their sum of
             squares, and every worker gets the total (`Client.add_norm`, `Client.total_norm`).
         precision: of gradients and values on the wire, in tables without a codec.
+        trial: the store measures the shards before training. Each table has a clock of its own (`Client`), and after pushes
+            the workers may replace it with another store (`Client.replace_trial`).
     """
 
     workers: int
@@ -317,6 +319,7 @@ class StoreSpec:
     loads: tuple[int, ...] = ()
     outside_norm: bool = False
     precision: Precision = Precision.FLOAT32
+    trial: bool = False
 
     def __post_init__(self) -> None:
         if not 1 <= self.workers <= MAX_WORKERS:

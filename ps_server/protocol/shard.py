@@ -11,8 +11,8 @@ Laws:
   pushes of its own, as soon as there is a change. So values are mostly fresher than the bound asks for, which keeps stale
   training close to exact training, at no more than twice the bytes.
 * An illegal message changes no state: it is answered with `Fault` and counted.
-* Before the first push all workers together may create the store again, with other first values at another clock (a saved
-  state is loaded). Each gets `Welcome` then: every later message to it is of the new store. A signal of rank 0 that comes late, of the
+* Before the first push, and after the iterations of a trial, all workers together may create the store again, with other
+  first values at another clock (a saved state is loaded), or another store (after a trial). Each gets `Welcome` then: every later message to it is of the new store. A signal of rank 0 that comes late, of the
   previous store, is not passed on.
 * Memory is allocated when the store is created; an iteration allocates only the memory of its messages. The gradient of
   worker 0 becomes the sum, in the memory in which it arrived. The transport sends a value from its own memory,
@@ -74,6 +74,7 @@ class Shard:
         self._clock = VectorClock(workers)
         self._begun = False
         self._agreed: set[int] = set()  # ranks that have created the present store
+        self._tried = 0  # updates of trial stores
         self._generation = 0  # of the present store: counts how often workers have created one together
         self._created = [0] * workers  # times each rank has created a store
         self._handlers: dict[type, Callable[[int, Any], Iterator[Outgoing]]] = {
@@ -171,7 +172,7 @@ class Shard:
             yield self._members.to(rank, m.Welcome(self.index))
 
     def _forget_store(self, rank: int) -> None:
-        """Forget the previous store, to which no worker has pushed, when the first worker creates the next one.
+        """Forget the previous store, a trial or one without pushes, when the first worker creates the next one.
 
         A shard without chunks may not have all workers' `Create` of the previous store: no worker waits for it.
         """
@@ -179,9 +180,11 @@ class Shard:
             self._generation = 1
             return
         used = any(count > cell.clock for cell in self._cells.values() for count in cell.own)
-        if (self._cells and not self._begun) or used or self.counts.updates:
+        trial = self._store is not None and self._store.trial
+        if (self._cells and not self._begun) or used or (self.counts.updates > self._tried and not trial):
             raise RemoteProtocolError(f"worker {rank} creates the store a second time, and it is in use")
         self._store, self._begun = None, False
+        self._tried = self.counts.updates
         self._generation += 1
         self._cells.clear()
         self._agreed.clear()

@@ -37,7 +37,7 @@ from ps_server.protocol.settings import (
     TableSpec,
 )
 
-PROTOCOL_VERSION = 10
+PROTOCOL_VERSION = 11
 MAX_HEADER_BYTES = 16 * 2**20
 """A header is some tens of bytes, save Create's: 65,536 tables of 150 bytes stay below this."""
 MAX_FRAMES = 8_192
@@ -180,6 +180,7 @@ def _write_store(store: StoreSpec) -> Header:
         list(store.loads),
         store.outside_norm,
         store.precision.value,
+        store.trial,
     ]
 
 
@@ -213,6 +214,7 @@ def _read_store(f: Fields) -> StoreSpec:
         loads=f.integers(MAX_WORKERS, 2**31),
         outside_norm=f.flag(),
         precision=_member(Precision, f.text()),
+        trial=f.flag(),
     )
 
 

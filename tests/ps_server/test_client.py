@@ -25,7 +25,8 @@ from ps_server import (
     ZmqServerTransport,
 )
 from ps_server.link import LinkPriority
-from ps_server.protocol.messages import Push
+from ps_server.protocol.messages import Push, Value
+from ps_server.protocol.session import Session
 from ps_server.protocol.wire import decode
 from ps_server.transport.base import Frames
 from ps_server.transport.memory import Faults, MemoryClientTransport, MemoryNetwork
@@ -356,6 +357,46 @@ def test_what_was_asked_for_before_a_store_begins_anew_is_asked_for_in_it() -> N
     with memory_store(3, 2, Faults(delay=3)) as connect:
         run_workers(connect, store, body)
     assert set(stopped.values()) == {103}
+
+
+@pytest.mark.parametrize("transport", STORES)
+def test_another_store_follows_a_trial(transport: str) -> None:
+    """Tables of the trial are pushed as often as each worker likes, and none of its values reaches the next store."""
+    large = TableSpec(name="large", size=40_000)
+    trial = StoreSpec(workers=3, shards=2, trial=True, tables=(TableSpec(name="small", size=5), large))
+    store = StoreSpec(workers=3, shards=2, tables=(TableSpec(name="w", size=6, rows=2, rule=Rule()),))
+
+    def body(client: Client, rank: int) -> None:
+        tried, value = np.zeros(40_000, np.float32), np.zeros(6, np.float32)
+        client.start(zeros(trial))
+        for _ in range(3):
+            client.push(1, np.ones(40_000, np.float32), rate=1.0)
+            client.read(1, tried)
+        assert (tried == -3).all()
+        client.replace_trial(store)
+        client.start(lambda table: [np.full(6, 2.0, np.float32)])
+        client.read(0, value)
+        for _ in range(2):
+            client.push(0, np.ones(6, np.float32), rate=1.0)
+            client.clock()
+            client.read(0, value)
+        assert value.tolist() == [0.0] * 6
+        assert [table.name for table in client.statistics().tables] == ["w"]
+        with pytest.raises(LocalProtocolError, match="only a trial store is replaced"):
+            client.replace_trial(store)
+
+    with STORES[transport](3, 2) as connect:
+        run_workers(connect, trial, body)
+
+
+def test_a_trial_is_not_replaced_while_a_value_is_due() -> None:
+    trial = StoreSpec(workers=1, shards=1, trial=True, tables=(TableSpec(name="w", size=2),))
+    session = Session(0, trial)
+    session.start(lambda table: [np.zeros(2, np.float32)])
+    session.receive(0, Value(0, 0, 0, 0, np.zeros(2, np.float32)))
+    session.push(0, np.ones(2, np.float32), rate=1.0)
+    with pytest.raises(LocalProtocolError, match="has been read"):
+        session.replaced(trial)
 
 
 def test_signals_reach_everyone_before_the_named_iteration() -> None:

@@ -50,7 +50,7 @@ def memory_store(
             bandwidth_mbps=bandwidth_mbps,
         )
 
-    with _serving(servers):
+    with serving(servers):
         yield connect
 
 
@@ -60,7 +60,7 @@ def shards_on_sockets(workers: int, shards: int) -> Iterator[list[str]]:
     servers = [
         Server(Shard(i, workers, TOKEN), ZmqServerTransport("tcp://127.0.0.1:0")) for i in range(shards)
     ]
-    with _serving(servers):
+    with serving(servers):
         yield [server.address for server in servers]
 
 
@@ -103,7 +103,7 @@ def socket_store(
 
 
 @contextmanager
-def _serving(servers: Sequence[Server]) -> Iterator[None]:
+def serving(servers: Sequence[Server]) -> Iterator[None]:
     threads = [
         threading.Thread(target=server.serve, name=f"ps-shard-{i}") for i, server in enumerate(servers)
     ]

@@ -18,7 +18,8 @@ import torch
 from torch import nn
 
 from poseidon.exchange.base import ExchangeSettings, Trained
-from poseidon.exchange.build import Connect, Membership, build_exchange
+from poseidon.exchange.build import build_exchange
+from poseidon.exchange.building.membership import Connect, Membership
 from poseidon.exchange.cost import ExchangeKind
 from poseidon.exchange.factors.taps import layers_with_factors
 from poseidon.exchange.hooks import Hooks

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import re
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -18,7 +18,8 @@ from poseidon.engine.solver.replica import Replica
 from poseidon.engine.solver.tester import Tester
 from poseidon.engine.solver.trainer import LoopSettings, Trainer
 from poseidon.exchange.base import Exchange, ExchangeSettings
-from poseidon.exchange.build import Connect, Membership, build_exchange
+from poseidon.exchange.build import build_exchange
+from poseidon.exchange.building.membership import Connect, Membership
 from poseidon.exchange.cost import ExchangeKind, Scheme
 from poseidon.exchange.options import ExchangeOptions
 from poseidon.exchange.ps import ServerExchange, store_spec
@@ -155,12 +156,13 @@ class Job:
 
 @dataclass(slots=True)
 class Ended:
-    """The result: rank 0's records, each rank's last iteration, how many tensors travelled as factors, and the local steps of a round."""
+    """The result: rank 0's records, each rank's last iteration, how many tensors travelled as factors, the local steps of a round, and the schemes that were measured."""
 
     sink: RecordingSink = field(default_factory=RecordingSink)
     iterations: dict[int, int] = field(default_factory=dict)
     by_factors: int = 0
     local_steps: int = 0
+    schemes: tuple[Scheme, ...] = ()
 
 
 def run(solver_path: Path, job: Job) -> Ended:
@@ -197,6 +199,7 @@ def _exchange(
     rank: int,
     connect: ClientOfRank | Connect | None,
     ended: Ended,
+    schemes: Sequence[Scheme] = (),
 ) -> Exchange:
     if connect is None:
         return SingleProcessExchange(replica.trained, settings)
@@ -217,7 +220,9 @@ def _exchange(
         timeout_s=TIMEOUT_S,
         options=replace(job.options, kind=job.kind, staleness=job.staleness),
     )
-    built = build_exchange(replica.trained, settings, member, connect)
+    built = build_exchange(replica.trained, settings, member, connect, schemes=schemes)
+    if built.measured:
+        ended.schemes = tuple(choice.scheme for choice in built.plan.choices)
     ended.by_factors = len(built.plan.of(Scheme.FACTORS))
     ended.local_steps = built.local_steps
     return built.exchange
@@ -249,7 +254,9 @@ def _run_worker(
     common = ExchangeSettings(
         clip=settings.clip, gradient_scale=1 / settings.iter_size, start_clock=start.iteration
     )
-    exchange = _exchange(replica, common, job, rank, connect, ended)
+    schemes = () if resumed is None else resumed.schemes
+    exchange = _exchange(replica, common, job, rank, connect, ended, schemes)
+    checkpoint.schemes = ended.schemes
     try:
         exchange.open(None if resumed is None else resumed.histories(local_steps=ended.local_steps))
 

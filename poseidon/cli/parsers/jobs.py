@@ -24,7 +24,7 @@ from poseidon.cli.parsers.form import (
 )
 from poseidon.cli.parsers.values import TRUTH, count, devices, number, one_of, port, positive, whole
 
-EXCHANGES = ("hybrid", "ps", "svb", "allreduce", "local")
+EXCHANGES = ("hybrid", "auto", "ps", "svb", "allreduce", "local")
 SVB = (*TRUTH, "auto")
 CONSISTENCIES = ("SSP", "SSPPush", "SSPAggr")
 PRECISIONS = ("float32", "float16", "bfloat16")
@@ -275,12 +275,12 @@ def _exchange(parser: Parser) -> None:
     group = parser.section(
         "How gradients are exchanged",
         "ps: through the parameter server. svb: gradients of fully-connected layers as sufficient factors, two small "
-        "matrices, to each other worker. hybrid: per layer the cheaper of both. allreduce: torch.distributed. local: "
-        "not at all, for one worker. With staleness S a worker may be S iterations ahead of the slowest; 0 gives the "
+        "matrices, to each other worker. hybrid: per layer the one with fewer bytes. allreduce: torch.distributed. auto: "
+        "per layer the fastest of the three, by a measurement at the start. local: not at all, for one worker. With staleness S a worker may be S iterations ahead of the slowest; 0 gives the "
         "weights of one process with all workers' batches. With --sync_every=H each worker trains alone for H iterations, "
         "then an outer rule applies the mean of their changes: docs/local_steps.md.",
     )
-    chosen(group, "exchange", "hybrid (default), ps, svb, allreduce, local", EXCHANGES, metavar="KIND")
+    chosen(group, "exchange", "hybrid (default), auto, ps, svb, allreduce, local", EXCHANGES, metavar="KIND")
     switch(group, "svb", "short for --exchange=svb; --nosvb: ps", type=one_of(SVB), choices=SVB, default=None)
     flag(
         group, "table_staleness", "bound of staleness, in iterations (0)", type=count, default=0, metavar="S"

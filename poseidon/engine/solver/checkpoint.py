@@ -26,6 +26,7 @@ from poseidon.engine.solver.frozen import FrozenHistories
 from poseidon.engine.solver.replica import Replica, Values
 from poseidon.errors import JobError, SnapshotError
 from poseidon.exchange.base import Exchange, History
+from poseidon.exchange.cost import Scheme
 from poseidon.metrics.glog_lines import GlogSink, snapshotting
 from poseidon.proto.blob import from_array, to_array
 from poseidon.proto.caffe_pb2 import BlobProto, PoseidonState, PoseidonWorkerState, SolverParameter
@@ -67,6 +68,7 @@ class Resumed:
         own_histories: one per trained tensor.
         outer: the histories of the outer rule of local steps, one per trained tensor; empty: none.
         held_back: `ExchangeState.held_back` of this worker.
+        schemes: of each trained tensor, if `--exchange=auto` chose them and the job has as many workers; else empty.
     """
 
     progress: Progress
@@ -74,6 +76,7 @@ class Resumed:
     own_histories: list[History]
     outer: list[History]
     held_back: Mapping[str, NDArray[np.float32]]
+    schemes: tuple[Scheme, ...] = ()
 
     def histories(self, *, local_steps: int) -> list[History]:
         """Return the histories that the exchange continues from.
@@ -113,6 +116,8 @@ class Checkpoint:
         self._settings = settings or SnapshotSettings()
         self.frozen = FrozenHistories(replica.train.parameters_info, replica.settings)
         self._writer = SnapshotWriter(self._settings.on_wait)
+        self.schemes: tuple[Scheme, ...] = ()
+        """The scheme of each trained tensor, where a resumed run cannot find it out again."""
 
     def save(
         self,
@@ -211,6 +216,7 @@ class Checkpoint:
             worker=states,
             tests_done=progress.tests_done,
             random_seed=self._replica.context.seed,
+            scheme=[scheme.value for scheme in self.schemes],
         )
         run = RunState(
             iteration=progress.iteration,
@@ -286,6 +292,7 @@ class Checkpoint:
             own_histories=histories,
             outer=self._outer_histories(path, state.poseidon.worker),
             held_back={} if own is None else self._held_back(path, own),
+            schemes=() if own is None else _schemes(path, state.poseidon.scheme, len(exchanged)),
         )
 
     def _held_back(self, path: Path, own: PoseidonWorkerState) -> dict[str, NDArray[np.float32]]:
@@ -361,3 +368,18 @@ class Checkpoint:
             return [to_array(blob) for blob in blobs]
         except ValueError as error:
             raise SnapshotError(f"{path}: the history of worker {rank} is damaged: {error}") from error
+
+
+def _schemes(path: Path, values: Sequence[str], tensors: int) -> tuple[Scheme, ...]:
+    """Return the schemes that a snapshot has; none, or one for each trained tensor.
+
+    Raises:
+        SnapshotError: there are more or fewer, or one is unknown.
+    """
+    try:
+        found = tuple(Scheme(value) for value in values)
+    except ValueError as error:
+        raise SnapshotError(f"{path} is damaged: {error}") from error
+    if len(found) not in (0, tensors):
+        raise SnapshotError(f"{path} is damaged: it has the schemes of {len(found)} of {tensors} tensors")
+    return found

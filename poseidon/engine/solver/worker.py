@@ -38,7 +38,8 @@ from poseidon.engine.solver.trainer import LoopSettings, Trainer
 from poseidon.engine.tools.preflight import weight_files
 from poseidon.errors import PoseidonError
 from poseidon.exchange.base import Exchange, ExchangeSettings
-from poseidon.exchange.build import Built, build_exchange
+from poseidon.exchange.build import build_exchange
+from poseidon.exchange.building.membership import Built
 from poseidon.exchange.observe.watchdog import WatchdogObserver
 from poseidon.layers.base import LayerContext
 from poseidon.layers.user_modules import import_modules
@@ -207,7 +208,10 @@ class Worker:
                 member,
                 self._launcher.exchange_addresses,
                 trace=trace,
+                schemes=() if resumed is None else resumed.schemes,
             )
+        if built.measured:
+            checkpoint.schemes = tuple(choice.scheme for choice in built.plan.choices)
         layers = replica.train.layer_modules
         seen = Observation(built, layers, trace, self._launcher.send, observers=[WatchdogObserver(watchdog)])
         exchange = seen.exchange

@@ -19,7 +19,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -31,6 +31,7 @@ from poseidon.exchange.factors.progress import Step
 from poseidon.exchange.factors.session import FactorSession, FactorTable
 from poseidon.exchange.factors.weight import FactorWeight
 from poseidon.exchange.observe.statistics import Traffic, TransitTimes
+from poseidon.exchange.plane import GlobalNorm, offered_address
 from poseidon.exchange.side_stream import SerialExecutor, SideStream, join_within
 from ps_server.errors import as_server_error
 from ps_server.keys import Keyring
@@ -40,18 +41,8 @@ from ps_server.rules import clip_factor, plain_sum
 from ps_server.trace import NO_TRACE, Tracer, Track
 
 
-class GlobalNorm(Protocol):
-    """The norm over all gradients of an iteration, summed over all schemes; see `ps_server.Client`."""
-
-    def add_norm(self, clock: int, squares: float) -> None:
-        """Add the sum of squares of the gradients that travel as factors. Rank 0."""
-
-    def total_norm(self, clock: int) -> float:
-        """Wait for the sum of squares over all gradients, and return it."""
-
-
 class FactorChannel:
-    """The tensors of an exchange that travel as factors, by their index there.
+    """The tensors of an exchange that travel as factors, by their index there. See `Plane`.
 
     Args:
         trained: index -> tensor.
@@ -96,7 +87,7 @@ class FactorChannel:
         self._side = SideStream(device)
         self._scratch = Scratch(device)
         self.kernel = Kernel.FUSED
-        """How products are computed: the same on all workers; set before `open`."""
+        """How products are computed: the same on all workers."""
         self._weights = {
             index: FactorWeight(
                 table,
@@ -142,13 +133,14 @@ class FactorChannel:
             for weight in self._weights.values():
                 weight.progress.rewind(clock)
 
-    def open(self, addresses: Sequence[str]) -> None:
-        """Connect to the other workers; `take_first` comes before.
+    def offer(self) -> dict[str, Any]:
+        """See `Plane`."""
+        return {"factors": self.peers.address}
 
-        Args:
-            addresses: of all workers' channels, by rank.
-        """
-        self.peers.connect(addresses)
+    def connect(self, offers: Sequence[Mapping[str, Any]], kernel: Kernel) -> None:
+        """See `Plane`. `take_first` comes before."""
+        self.kernel = kernel
+        self.peers.connect([offered_address(offer, "factors", rank) for rank, offer in enumerate(offers)])
         self._thread.start()
 
     def start(self, iteration: int, rate: float) -> None:

@@ -58,6 +58,8 @@ class FollowerExchange:
         welcome = Welcome.unpack(message.payload)
         self.by_factors = frozenset(welcome.by_factors)
         self._private = welcome.private_histories
+        self.schemes = welcome.schemes
+        """The scheme of each tensor in the leader's plan."""
         return join(self._tensors, self._group, welcome, files)
 
     # -- the contract --------------------------------------------------------------------------------------

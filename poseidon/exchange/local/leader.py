@@ -32,6 +32,7 @@ class LeaderExchange:
         tensors: what to keep together, the same on all workers.
         group: the local group of this worker.
         reduction: how tensors move within the host; None: the default for their devices.
+        schemes: of each tensor, as `Scheme` names them, for the plans of the followers.
     """
 
     def __init__(
@@ -41,7 +42,9 @@ class LeaderExchange:
         group: LocalGroup,
         *,
         reduction: ReductionKind | None = None,
+        schemes: Sequence[str] = (),
     ) -> None:
+        self._schemes = schemes
         self._inner = inner
         self._tensors = tensors
         self._monitor = group.new_monitor()
@@ -97,6 +100,7 @@ class LeaderExchange:
                 reduction or default_kind(devices),
                 self.by_factors,
                 private_histories=self._inner.state.private,
+                schemes=self._schemes,
             )
             for connection in self._connections:
                 connection.send(Kind.WELCOME, offered.welcome.pack(), files=offered.files)

@@ -112,12 +112,14 @@ class Welcome:
         address: of the store of a process group.
         by_factors: indices of the tensors that travel as factors.
         private_histories: see `ExchangeState.private`.
+        schemes: of each tensor, as `Scheme` names them.
     """
 
     kind: ReductionKind
     address: str
     by_factors: AbstractSet[int]
     private_histories: bool
+    schemes: Sequence[str] = ()
 
     def pack(self) -> bytes:
         """Return this as bytes."""
@@ -126,6 +128,7 @@ class Welcome:
             "address": self.address,
             "by_factors": sorted(self.by_factors),
             "private_histories": self.private_histories,
+            "schemes": list(self.schemes),
         }
         return json.dumps(fields).encode()
 
@@ -143,7 +146,9 @@ class Welcome:
                 address=fields["address"],
                 by_factors=frozenset(fields["by_factors"]),
                 private_histories=fields["private_histories"],
+                schemes=tuple(fields["schemes"]),
             )
+            _check(all(isinstance(scheme, str) for scheme in welcome.schemes))
             _check(isinstance(welcome.address, str) and isinstance(welcome.private_histories, bool))
             _check(all(type(index) is int for index in welcome.by_factors))
             return welcome
@@ -192,6 +197,7 @@ def offer(
     by_factors: AbstractSet[int],
     *,
     private_histories: bool,
+    schemes: Sequence[str] = (),
 ) -> Offer:
     """Return what the leader offers its followers.
 
@@ -201,6 +207,7 @@ def offer(
         kind: how tensors are to be reduced.
         by_factors: indices of the tensors that travel as factors.
         private_histories: see `ExchangeState.private`.
+        schemes: of each tensor, as `Scheme` names them.
     """
     rendezvous = None if kind is ReductionKind.SHARED_MEMORY else Rendezvous(_group_settings(group))
     welcome = Welcome(
@@ -208,6 +215,7 @@ def offer(
         address=rendezvous.address if rendezvous else "",
         by_factors=by_factors,
         private_histories=private_histories,
+        schemes=tuple(schemes),
     )
     if rendezvous is None:
         file = new_file()

@@ -106,7 +106,7 @@ def test_closed_output_is_no_error(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
         ),
         (
             "train --solver=s --exchange=hybird",
-            "poseidon train: --exchange: expected one of hybrid, ps, svb, allreduce, local, found 'hybird'; did you mean "
+            "poseidon train: --exchange: expected one of hybrid, auto, ps, svb, allreduce, local, found 'hybird'; did you mean "
             "hybrid?; see poseidon train --help",
         ),
         (

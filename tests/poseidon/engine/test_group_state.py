@@ -24,7 +24,7 @@ from poseidon.engine.module.tensors import Buffers, DistributeOptions
 from poseidon.engine.module.update_rules import SGD, Adam
 from poseidon.engine.module.worker_context import WorkerContext
 from poseidon.errors import SnapshotError, UsageError
-from poseidon.exchange.build import Membership
+from poseidon.exchange.building.membership import Membership
 from poseidon.exchange.cost import ExchangeKind
 from poseidon.exchange.options import ExchangeOptions
 from tests.support.cluster import TIMEOUT_S

@@ -13,7 +13,7 @@ from torch import nn
 from poseidon.engine.observation import Observation, log_plan, open_trace
 from poseidon.errors import JobError
 from poseidon.exchange.base import ExchangeSettings, Trained
-from poseidon.exchange.build import Built
+from poseidon.exchange.building.membership import Built
 from poseidon.exchange.cost import Choice, ExchangePlan, Scheme
 from poseidon.exchange.observe.statistics import Traffic
 from poseidon.exchange.single import SingleProcessExchange

@@ -11,7 +11,8 @@ from torch import nn
 from poseidon.exchange import build
 from poseidon.exchange.allreduce.exchange import AllReduceExchange
 from poseidon.exchange.base import ExchangeSettings, Trained
-from poseidon.exchange.build import Built, Membership, build_exchange, plan_exchange
+from poseidon.exchange.build import build_exchange, plan_exchange
+from poseidon.exchange.building.membership import Built, Membership
 from poseidon.exchange.cost import ExchangeKind, Scheme
 from poseidon.exchange.hybrid import HybridExchange
 from poseidon.exchange.options import ExchangeOptions

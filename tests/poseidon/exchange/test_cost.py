@@ -10,7 +10,8 @@ from torch import nn
 
 from poseidon.errors import UsageError
 from poseidon.exchange.base import Trained
-from poseidon.exchange.build import Membership, plan_exchange
+from poseidon.exchange.build import plan_exchange
+from poseidon.exchange.building.membership import Membership
 from poseidon.exchange.cost import (
     ExchangeKind,
     Scheme,

@@ -20,7 +20,8 @@ import torch
 from torch import Tensor, nn
 
 from poseidon.exchange.base import ExchangeSettings, Trained
-from poseidon.exchange.build import Built, Connect, Membership, build_exchange
+from poseidon.exchange.build import build_exchange
+from poseidon.exchange.building.membership import Built, Connect, Membership
 from poseidon.exchange.cost import ExchangeKind, Scheme
 from poseidon.exchange.factors.taps import layers_with_factors
 from poseidon.exchange.hooks import Hooks

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 import numpy as np
 import pytest
@@ -26,7 +27,12 @@ FIRST, IDLE, LAST = 0, 4, 6  # weights of layers that are used once; layer `idle
 
 @contextmanager
 def hybrid(
-    workers: int, shards: int, *, staleness: int = 0, by_factors: Collection[int] = (FIRST, IDLE, LAST)
+    workers: int,
+    shards: int,
+    *,
+    staleness: int = 0,
+    by_factors: Collection[int] = (FIRST, IDLE, LAST),
+    by_allreduce: Collection[int] = (),
 ) -> Iterator[Make]:
     """Makes hybrid exchanges on shards that live as long as the block."""
     with socket_store(workers, shards) as connect:
@@ -37,25 +43,31 @@ def hybrid(
                 settings,
                 workers=workers,
                 shards=shards,
-                by_factors=by_factors,
+                copies=[*by_factors, *by_allreduce],
                 options=ExchangeOptions(staleness=staleness),
             )
-            return joined(connect(rank, spec), tensors, spec, settings)
+            return joined(connect(rank, spec), tensors, spec, settings, by_allreduce)
 
         yield make
 
 
 def joined(
-    client: Client, tensors: Sequence[Trained], spec: StoreSpec, settings: ExchangeSettings
+    client: Client,
+    tensors: Sequence[Trained],
+    spec: StoreSpec,
+    settings: ExchangeSettings,
+    by_allreduce: Collection[int] = (),
 ) -> HybridExchange:
-    """One worker's exchange, on a port of its own for factors."""
+    """One worker's exchange, on ports of its own for factors and all-reduce."""
+    copies = [i for i, table in enumerate(spec.tables) if table.keeping is Keeping.COPY]
     return HybridExchange(
         client,
         tensors,
         spec,
         settings,
-        by_factors=[i for i, table in enumerate(spec.tables) if table.keeping is Keeping.COPY],
-        listen="tcp://127.0.0.1:0",
+        by_factors=[i for i in copies if i not in by_allreduce],
+        by_allreduce=[i for i in by_allreduce if i in copies],
+        host="127.0.0.1",
         token=TOKEN,
         timeout_s=TIMEOUT_S,
     )
@@ -67,7 +79,7 @@ def alone(
 ) -> Iterator[tuple[Client, HybridExchange]]:
     """The only worker and its opened exchange, which sends the first tensor as factors."""
     spec = store_spec(
-        tensors, settings, workers=1, shards=1, by_factors=(0,), options=ExchangeOptions(staleness=staleness)
+        tensors, settings, workers=1, shards=1, copies=(0,), options=ExchangeOptions(staleness=staleness)
     )
     with socket_store(1, 1) as connect:
         client = connect(0, spec)
@@ -94,6 +106,26 @@ def test_two_runs_have_the_same_bits() -> None:
             runs.append(train(make, 3, scenario))
     for a, b in zip(runs[0][0], runs[1][0], strict=True):
         assert np.array_equal(a, b)
+
+
+THREE_SCHEMES = {"by_factors": (FIRST,), "by_allreduce": (1, 2, IDLE, LAST)}
+"""The others, biases and `again`'s, go to the server."""
+
+
+@pytest.mark.parametrize("scenario", SCENARIOS.values(), ids=SCENARIOS.keys())
+@pytest.mark.parametrize(
+    ("workers", "schemes"), [(3, THREE_SCHEMES), (2, {**THREE_SCHEMES, "by_factors": ()})]
+)
+def test_server_factors_and_allreduce_in_one_job_are_exact(
+    workers: int, schemes: dict[str, Any], scenario: Scenario
+) -> None:
+    with hybrid(workers, 2, **schemes) as make:
+        check_exact(make, workers, scenario)
+
+
+def test_three_schemes_have_the_same_bits_in_two_runs_and_after_a_second_opening() -> None:
+    scenario = Scenario(rule=Rule(kind=RuleKind.ADAM, momentum=0.9), clip=0.2)
+    check_reopen(lambda: hybrid(3, 2, **THREE_SCHEMES), 3, scenario)
 
 
 def test_factors_are_opened_once_more() -> None:

@@ -10,7 +10,8 @@ from tempfile import TemporaryDirectory
 import numpy as np
 import pytest
 
-from poseidon.exchange.build import Connect, Membership, build_exchange
+from poseidon.exchange.build import build_exchange
+from poseidon.exchange.building.membership import Connect, Membership
 from poseidon.exchange.cost import ExchangeKind
 from poseidon.exchange.local.follower import FollowerExchange
 from poseidon.exchange.local.leader import LeaderExchange

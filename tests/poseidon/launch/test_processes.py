@@ -82,8 +82,8 @@ def test_no_process_has_keys_where_nothing_is_encrypted() -> None:
 
 
 def allreduce(encrypt: Encrypt = Encrypt.AUTO, *, in_clear: bool = False) -> JobRequest:
-    options = ExchangeOptions(kind=ExchangeKind.ALLREDUCE)
-    return JobRequest(exchange=options, encrypt=encrypt, allreduce_in_clear=in_clear)
+    options = ExchangeOptions(kind=ExchangeKind.ALLREDUCE, allreduce_in_clear=in_clear)
+    return JobRequest(exchange=options, encrypt=encrypt)
 
 
 @pytest.mark.parametrize(("hosts", "encrypt"), [(FAR, Encrypt.AUTO), (HERE, Encrypt.ON)])

@@ -45,6 +45,7 @@ STORE = StoreSpec(
     loads=(1, 2, 1),
     outside_norm=True,
     precision=Precision.FLOAT16,
+    trial=True,
 )
 LOSSY = StoreSpec(
     workers=2,

@@ -16,7 +16,7 @@ from poseidon.engine.module.tensors import Buffers, DistributeOptions
 from poseidon.engine.module.update_rules import SGD, Nesterov, ParameterGroup, UpdateRule
 from poseidon.engine.module.worker_context import WorkerContext
 from poseidon.errors import JobError, UsageError
-from poseidon.exchange.build import Membership
+from poseidon.exchange.building.membership import Membership
 from poseidon.exchange.cost import ExchangeKind
 from poseidon.exchange.options import ExchangeOptions, OnDivergence
 from ps_server import ServerError

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from dataclasses import replace
 from pathlib import Path
@@ -10,11 +11,15 @@ import numpy as np
 import pytest
 
 from poseidon.errors import SnapshotError
-from poseidon.exchange.cost import ExchangeKind
+from poseidon.exchange import build
+from poseidon.exchange.auto.trial import measure
+from poseidon.exchange.cost import ExchangeKind, Scheme
 from poseidon.exchange.options import ExchangeOptions
+from poseidon.exchange.replicas import NO_CHECK
 from poseidon.proto.caffe_pb2 import SolverState
 from poseidon.snapshot.caffemodel import read_model
-from poseidon.snapshot.checksums import check
+from poseidon.snapshot.checksums import check, seal
+from tests.poseidon.exchange.auto.test_rates import FAST
 from tests.support.training import Job, run, write_definitions
 from tests.support.training_processes import make_data
 
@@ -106,6 +111,45 @@ def test_a_run_with_local_steps_goes_on_with_the_bits_of_the_whole_one(
     whole = model.read_bytes(), state.read_bytes()
     run(solver, replace(job, resume=tmp_path / "snap_iter_10.solverstate"))
     assert (model.read_bytes(), state.read_bytes()) == whole
+
+
+def test_a_resumed_job_of_auto_takes_the_plan_of_the_snapshot(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A measurement could choose otherwise, and sums of another scheme have other bits."""
+    make_data(tmp_path)
+    solver = write_definitions(
+        tmp_path, batch=5, extra="snapshot: 6\nmax_iter: 12\nclip_gradients: 0.5", norm=True
+    )
+    rates = replace(FAST, allreduce_s=0.0, link_s_per_byte=0.0, product_s_per_flop=0.0, update_s_per_byte=0.0)
+    monkeypatch.setattr(build, "measure", lambda *given: measure(*given) and rates)
+    job = Job(workers=3, shards=2, kind=ExchangeKind.AUTO, options=NO_CHECK)
+    schemes = run(solver, job).schemes
+    assert set(schemes) == {Scheme.SERVER, Scheme.FACTORS, Scheme.ALLREDUCE}
+    model, state = tmp_path / "snap_iter_12.caffemodel", tmp_path / "snap_iter_12.solverstate"
+    whole = model.read_bytes(), state.read_bytes()
+    monkeypatch.setattr(build, "measure", None)
+    assert run(solver, replace(job, resume=tmp_path / "snap_iter_6.solverstate")).schemes == schemes
+    assert (model.read_bytes(), state.read_bytes()) == whole
+    monkeypatch.setattr(build, "measure", lambda *given: replace(measure(*given), allreduce_s=math.inf))
+    run(solver, replace(job, workers=2, resume=tmp_path / "snap_iter_6.solverstate"))
+
+
+def test_a_snapshot_with_schemes_of_other_tensors_is_refused(tmp_path: Path) -> None:
+    make_data(tmp_path)
+    solver = write_definitions(tmp_path, batch=5, extra="snapshot: 2\nmax_iter: 2")
+    job = Job(workers=2, shards=1, kind=ExchangeKind.HYBRID, options=NO_CHECK)
+    run(solver, job)
+    path = tmp_path / "snap_iter_2.solverstate"
+    state = SolverState.FromString(path.read_bytes())
+    assert not state.poseidon.scheme
+    for wrong, reason in ((["ps"], "the schemes of 1 of"), (["no"], "'no' is not a valid Scheme")):
+        del state.poseidon.scheme[:]
+        state.poseidon.scheme.extend(wrong)
+        path.write_bytes(state.SerializeToString())
+        seal(path, tmp_path / "snap_iter_2.caffemodel")
+        with pytest.raises(SnapshotError, match=reason):
+            run(solver, replace(job, resume=path))
 
 
 def test_a_snapshot_of_local_steps_has_a_history_of_each_worker_and_one_of_the_outer_rule(

@@ -249,14 +249,14 @@ def test_buckets_leave_while_the_backward_pass_goes_on() -> None:
         exchange = make(rank, tensors, ExchangeSettings())
         assert isinstance(exchange, AllReduceExchange)
         exchange.open(None)
-        launch = exchange._gradients._launch
+        launch = exchange._plane._gradients._launch
         if rank == 0:
 
             def note(buffer: Tensor, on_done: Callable[[], None]) -> Waiter:
                 left.append("bucket")
                 return launch(buffer, on_done)
 
-            exchange._gradients._launch = note
+            exchange._plane._gradients._launch = note
             net[0].weight.register_hook(lambda _: left.append("backward of the first layer"))
         hooks = Hooks(net, tensors, exchange)
         exchange.start(0, 0.1)

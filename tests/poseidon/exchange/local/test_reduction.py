@@ -40,7 +40,13 @@ def test_messages_are_unpacked_as_they_were_packed() -> None:
     assert Welcome.unpack(welcome.pack()) == welcome
 
 
-WELCOME = {"means": "shared memory", "address": "", "by_factors": [0], "private_histories": False}
+WELCOME = {
+    "means": "shared memory",
+    "address": "",
+    "by_factors": [0],
+    "private_histories": False,
+    "schemes": [],
+}
 
 
 @pytest.mark.parametrize(
@@ -72,6 +78,7 @@ def test_a_malformed_hello_is_one_sentence(packed: bytes) -> None:
         {"by_factors": 3},
         {"by_factors": ["0"]},
         {"private_histories": "no"},
+        {"schemes": [3]},
     ],
 )
 def test_a_malformed_welcome_is_one_sentence(changed: dict[str, object]) -> None:

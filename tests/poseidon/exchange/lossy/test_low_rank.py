@@ -11,7 +11,8 @@ import torch
 
 from poseidon.errors import SnapshotError, UsageError
 from poseidon.exchange.base import Exchange, ExchangeSettings, Trained
-from poseidon.exchange.build import Built, Membership, build_exchange
+from poseidon.exchange.build import build_exchange
+from poseidon.exchange.building.membership import Built, Membership
 from poseidon.exchange.cost import ExchangeKind
 from poseidon.exchange.lossy.low_rank_matrix import orthonormal
 from poseidon.exchange.options import ExchangeOptions

@@ -15,7 +15,8 @@ import torch
 from torch import Tensor, nn
 
 from poseidon.exchange.base import ExchangeSettings, History, Trained
-from poseidon.exchange.build import Built, Connect, Membership, build_exchange
+from poseidon.exchange.build import build_exchange
+from poseidon.exchange.building.membership import Built, Connect, Membership
 from poseidon.exchange.cost import ExchangeKind, Scheme
 from poseidon.exchange.hooks import Hooks
 from poseidon.exchange.options import ExchangeOptions

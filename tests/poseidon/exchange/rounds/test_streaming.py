@@ -12,7 +12,8 @@ import torch
 
 from poseidon.errors import UsageError
 from poseidon.exchange.base import Array, ExchangeSettings, Trained
-from poseidon.exchange.build import Membership, build_exchange
+from poseidon.exchange.build import build_exchange
+from poseidon.exchange.building.membership import Membership
 from poseidon.exchange.cost import ExchangeKind
 from poseidon.exchange.hooks import Hooks
 from poseidon.exchange.options import ExchangeOptions

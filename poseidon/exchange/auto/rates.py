@@ -1,0 +1,129 @@
+"""The choice of `--exchange=auto`: the scheme of each tensor by time, from measured rates.
+
+Law: pure and deterministic. All workers have the same rates, so all make the same choice.
+
+The time of an exchange is modelled as a sum over its tensors, of E elements, and a constant of its dense scheme:
+
+    server       4 E x server_s_per_byte
+    all-reduce   4 E x allreduce_s_per_byte
+    factors      bytes on the link (`cost.py`) x link_s_per_byte
+                 + 2 K P N M x product_s_per_flop + 4 N M x update_s_per_byte
+
+The measurement runs on all workers at the same time, so the rates include links, processors and what shares them. Server and
+all-reduce are proportional to the elements, so the dense tensors of a plan have one of both. A tensor with factors takes
+them where they are faster. A tensor with a lossy codec goes to the server.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
+
+from poseidon.exchange.cost import ELEMENT_BYTES, Choice, Scheme
+
+LEAST_GAIN = 1.1
+"""All-reduce is chosen where it is faster than the server by this factor: the server's values travel during the next forward
+pass too, which no measurement before training shows, and rates vary by some percent."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rates:
+    """The measured cost of each scheme, of the slowest worker, in seconds.
+
+    Attributes:
+        server_s: of an exchange through the server, however few its bytes.
+        server_s_per_byte: of a byte of a tensor that goes through the server.
+        allreduce_s: as `server_s`, of all-reduce; infinite where all-reduce is not allowed.
+        allreduce_s_per_byte: as `server_s_per_byte`.
+        link_s_per_byte: of a byte of factors on the busiest link, sent and received together.
+        product_s_per_flop: of a floating-point operation of a product of factors.
+        update_s_per_byte: of a byte of a weight that is updated from factors, without the product.
+    """
+
+    server_s: float
+    server_s_per_byte: float
+    allreduce_s: float = math.inf
+    allreduce_s_per_byte: float = math.inf
+    link_s_per_byte: float
+    product_s_per_flop: float
+    update_s_per_byte: float
+
+    @classmethod
+    def slowest(cls, rates: Sequence[Rates]) -> Rates:
+        """Return for each cost the greatest of these."""
+        return cls(**{entry.name: max(getattr(one, entry.name) for one in rates) for entry in fields(cls)})
+
+    def to_json(self) -> dict[str, float]:
+        """Return values for `json.dumps`, which writes each float exactly."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, object]) -> Rates:
+        """Return what `to_json` has encoded.
+
+        Raises:
+            TypeError, ValueError: it is something else.
+        """
+        found = cls(**{name: float(value) for name, value in values.items()})  # type: ignore[arg-type]
+        if any(math.isnan(value) or value < 0 for value in asdict(found).values()):
+            raise ValueError(values)
+        return found
+
+    def summary(self) -> str:
+        """Return the rates as the end of a log line."""
+        rates = [f"server {_rate(self.server_s_per_byte)}"]
+        if math.isfinite(self.allreduce_s_per_byte):
+            rates.append(f"all-reduce {_rate(self.allreduce_s_per_byte)}")
+        if self.product_s_per_flop > 0:
+            rates.append(f"products of factors {1e-9 / self.product_s_per_flop:.1f} GFlop/s")
+        return ", ".join(rates)
+
+
+def _rate(s_per_byte: float) -> str:
+    return f"{1e-6 / s_per_byte:.0f} MB/s"
+
+
+def fastest_schemes(
+    choices: Sequence[Choice], rows: Sequence[int], workers: int, rates: Rates
+) -> tuple[Scheme, ...]:
+    """Return the scheme of each tensor.
+
+    Args:
+        choices: of all tensors; their schemes do not matter.
+        rows: K of each tensor, `Trained.factor_rows`.
+        workers: P.
+        rates: as measured.
+    """
+
+    def schemes(dense: Scheme) -> tuple[Scheme, ...]:
+        found = []
+        for choice, k in zip(choices, rows, strict=True):
+            own = Scheme.SERVER if choice.codec is not None else dense
+            if choice.factor_bytes is not None:
+                own = min(own, Scheme.FACTORS, key=lambda s: _seconds(choice, s, k, workers, rates))
+            found.append(own)
+        return tuple(found)
+
+    def seconds(plan: Sequence[Scheme]) -> float:
+        each = (_seconds(c, s, k, workers, rates) for c, s, k in zip(choices, plan, rows, strict=True))
+        return sum(each) + (rates.allreduce_s if Scheme.ALLREDUCE in plan else rates.server_s)
+
+    by_server = schemes(Scheme.SERVER)
+    if not math.isfinite(rates.allreduce_s_per_byte):
+        return by_server
+    by_allreduce = schemes(Scheme.ALLREDUCE)
+    return by_allreduce if seconds(by_allreduce) * LEAST_GAIN < seconds(by_server) else by_server
+
+
+def _seconds(choice: Choice, scheme: Scheme, rows: int, workers: int, rates: Rates) -> float:
+    size = ELEMENT_BYTES * math.prod(choice.shape)
+    if scheme is Scheme.FACTORS:
+        assert choice.factor_bytes is not None
+        operations = 2.0 * rows * workers * math.prod(choice.shape)
+        return (
+            choice.factor_bytes * rates.link_s_per_byte
+            + operations * rates.product_s_per_flop
+            + size * rates.update_s_per_byte
+        )
+    return size * (rates.allreduce_s_per_byte if scheme is Scheme.ALLREDUCE else rates.server_s_per_byte)

@@ -1,0 +1,201 @@
+"""The measurement of `--exchange=auto`: all workers exchange small tensors by each scheme, before training.
+
+Workers join the shards with a trial store (`StoreSpec.trial`), and measure
+
+    the server      pushes of a small and a large tensor, until the new value has come
+    all-reduce      the same tensors through a process group, where it may travel in clear
+    factors         the product of factors with as many rows as the job's, and the update that follows
+
+The code is that of training, and all workers measure at the same time. They collect all figures and take the slowest of
+each, so every worker has the same. It takes some tenths of a second; on links below 250 Mbit/s some seconds.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import statistics
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from poseidon.exchange.allreduce.plane import AllReducePlane
+from poseidon.exchange.allreduce.process_group import Backend, GroupSettings, ProcessGroup, Rendezvous
+from poseidon.exchange.auto.rates import Rates
+from poseidon.exchange.base import ExchangeSettings, Trained
+from poseidon.exchange.building.membership import Membership
+from poseidon.exchange.cost import ELEMENT_BYTES, server_bytes
+from poseidon.exchange.factors.products import Scratch, apply_factors
+from poseidon.exchange.plane import offered_address
+from ps_server import Client, RemoteProtocolError, Rule, RuleKind, StoreSpec, TableSpec
+
+SMALL, LARGE = 0, 1
+ELEMENTS = (2**16, 2**20)
+"""Of the two tensors: 256 KiB, and 4 MiB, which is several chunks."""
+MOST_RUNS = 5
+RUNS_S = 0.15
+"""How long the runs of one scheme take, about, unless one takes longer."""
+SIDE = 512
+FEW_ROWS, LEAST_ROWS, MOST_ROWS = 8, 64, 256
+
+
+def trial_store(tensors: Sequence[Trained], member: Membership) -> StoreSpec:
+    """Return the store of the measurement, the same on every worker. Its rule is that of the job's largest tensor."""
+    rule = _rule_of(tensors)
+    names = ("trial, small", "trial, large")
+    return StoreSpec(
+        workers=member.workers,
+        shards=member.shards,
+        tables=tuple(
+            TableSpec(name=name, size=size, rule=rule) for name, size in zip(names, ELEMENTS, strict=True)
+        ),
+        loads=member.loads,
+        trial=True,
+    )
+
+
+def _rule_of(tensors: Sequence[Trained]) -> Rule:
+    trained = [t for t in tensors if not t.statistics]
+    found = max(trained, key=lambda t: t.tensor.numel(), default=None)
+    return Rule() if found is None or found.rule.kind is RuleKind.MEAN else found.rule
+
+
+def measure(client: Client, tensors: Sequence[Trained], member: Membership) -> Rates:
+    """Measure all schemes. All workers call it together.
+
+    Args:
+        client: not yet started, with the trial store.
+        tensors: of the job.
+        member: this worker.
+    """
+    values = [np.zeros(size, np.float32) for size in ELEMENTS]
+    for table, value in enumerate(values):
+        client.bind(table, value)
+    client.start(lambda table: [np.zeros(ELEMENTS[table], np.float32)])
+    gradients = [np.zeros(size, np.float32) for size in ELEMENTS]
+
+    def by_server(table: int) -> None:
+        client.push(table, gradients[table], rate=0.0)
+        client.read(table, values[table])
+
+    with _sums(client, tensors, member) as by_allreduce:
+        schemes = [by_server] if by_allreduce is None else [by_server, by_allreduce]
+        found = _by_turns(client, schemes)
+    products = _products(client, tensors, member)
+    (server_s, server_s_per_byte), *others = found
+    link = server_bytes(ELEMENTS[LARGE], member.topology) / (ELEMENT_BYTES * ELEMENTS[LARGE])
+    own: dict[str, float] = {
+        "server_s": server_s,
+        "server_s_per_byte": server_s_per_byte,
+        "link_s_per_byte": server_s_per_byte / link,
+        "product_s_per_flop": products[0],
+        "update_s_per_byte": products[1],
+    }
+    for allreduce_s, allreduce_s_per_byte in others:
+        own |= {"allreduce_s": allreduce_s, "allreduce_s_per_byte": allreduce_s_per_byte}
+    try:
+        return Rates.slowest([Rates.from_json(each) for each in _collect(client, own)])
+    except (TypeError, ValueError) as error:
+        raise RemoteProtocolError("a worker sent no rates of its measurement") from error
+
+
+def _collect(client: Client, own: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return what each worker contributes, by rank."""
+    return [json.loads(payload) for payload in client.gather(json.dumps(own).encode()).result()]
+
+
+@contextlib.contextmanager
+def _sums(
+    client: Client, tensors: Sequence[Trained], member: Membership
+) -> Iterator[Callable[[int], None] | None]:
+    """Form a process group for the measurement. Yield what exchanges a tensor; None where nothing may travel in clear."""
+    if not member.sums_in_clear:
+        yield None
+        return
+    device = tensors[0].tensor.device
+    settings = GroupSettings(
+        rank=member.rank, size=member.workers, host=member.host.strip("[]"), timeout_s=member.timeout_s
+    )
+    rendezvous = Rendezvous(settings) if member.rank == 0 else None
+    offers = _collect(client, {"allreduce": "" if rendezvous is None else rendezvous.address})
+    rendezvous = rendezvous or Rendezvous(settings, offered_address(offers[0], "allreduce", rank=0))
+    group = ProcessGroup(rendezvous, "trial", settings, Backend.of(device))
+    rule, planes, gradients = _rule_of(tensors), [], []
+    for size in ELEMENTS:
+        trained = Trained(name="trial", tensor=torch.zeros(size, device=device), rule=rule)
+        planes.append(AllReducePlane({0: trained}, ExchangeSettings(), group=settings))
+        planes[-1].join(group)
+        gradients.append(torch.zeros(size, device=device))
+
+    def exchange(table: int) -> None:
+        plane = planes[table]
+        plane.start(0, 0.0)
+        plane.begin(0, gradients[table])
+        plane.finish()
+        plane.wait(0)
+        _synchronize(device)
+
+    try:
+        yield exchange
+        client.barrier()  # a process that leaves at once breaks sums that others still wait for
+    finally:
+        group.close()
+
+
+def _by_turns(client: Client, schemes: Sequence[Callable[[int], None]]) -> list[tuple[float, float]]:
+    """Return for each scheme its constant seconds, and those for each byte."""
+    for scheme in schemes:  # the first runs allocate
+        for table in (SMALL, LARGE):
+            scheme(table)
+    first_s = [_run_s(scheme, LARGE) for scheme in schemes]
+    longest_s = max(s for each in _collect(client, {"s": first_s}) for s in each["s"])
+    runs = max(1, min(MOST_RUNS, int(RUNS_S / longest_s)))
+    seconds = [([], [first]) for first in first_s]  # type: list[tuple[list[float], list[float]]]
+    for _ in range(runs):
+        for scheme, times in zip(schemes, seconds, strict=True):
+            for table in (SMALL, LARGE):
+                times[table].append(_run_s(scheme, table))
+    return [_line(statistics.median(small), statistics.median(large)) for small, large in seconds]
+
+
+def _line(small_s: float, large_s: float) -> tuple[float, float]:
+    """Return the constant and the slope of the line through both figures; neither is below zero."""
+    small, large = (ELEMENT_BYTES * size for size in ELEMENTS)
+    slope = max(large_s - small_s, large_s / 10) / (large - small)
+    return max(0.0, small_s - slope * small), slope
+
+
+def _products(client: Client, tensors: Sequence[Trained], member: Membership) -> tuple[float, float]:
+    """Return the seconds of an operation of products, and of a byte of a weight beside them; zero without factors."""
+    rows = max((t.factor_rows for t in tensors), default=0) * member.workers
+    if not rows:
+        return 0.0, 0.0
+    rows = min(max(rows, LEAST_ROWS), MOST_ROWS)
+    device, rule = tensors[0].tensor.device, Rule(momentum=0.9)
+    scratch = Scratch(device)
+    value, history = torch.zeros(SIDE, SIDE, device=device), torch.zeros(SIDE, SIDE, device=device)
+
+    def update(count: int) -> None:
+        u, v = (torch.zeros(count, SIDE, device=device) for _ in range(2))
+        apply_factors(rule, u, v, value, [history], rate=0.0, step=0, scale=1.0, scratch=scratch)
+        _synchronize(device)
+
+    update(rows)
+    client.barrier()
+    few_s, many_s = (statistics.median(_run_s(update, count) for _ in range(3)) for count in (FEW_ROWS, rows))
+    row_s = max(many_s - few_s, 0.0) / (rows - FEW_ROWS)
+    return row_s / (2 * SIDE**2), max(few_s - FEW_ROWS * row_s, 0.0) / (ELEMENT_BYTES * SIDE**2)
+
+
+def _run_s(work: Callable[[int], None], argument: int) -> float:
+    began_s = time.perf_counter()
+    work(argument)
+    return time.perf_counter() - began_s
+
+
+def _synchronize(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)

@@ -1,0 +1,104 @@
+"""The choice of `--exchange=auto`: which scheme each tensor has at given rates."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+
+from poseidon.exchange.auto.rates import Rates, fastest_schemes
+from poseidon.exchange.base import Trained
+from poseidon.exchange.cost import ExchangeKind, Scheme, Topology, choose
+from poseidon.exchange.lossy.compression import codecs_of
+
+SLOW = Rates(
+    server_s=1e-3,
+    server_s_per_byte=1e-7,
+    allreduce_s=2e-3,
+    allreduce_s_per_byte=1e-7,
+    link_s_per_byte=1e-7 / 3,
+    product_s_per_flop=1e-10,
+    update_s_per_byte=1e-10,
+)
+"""Links of about 100 Mbit/s: server and all-reduce take as long."""
+FAST = replace(
+    SLOW,
+    server_s_per_byte=4e-9,
+    allreduce_s_per_byte=2.5e-9,
+    link_s_per_byte=4e-9 / 3,
+    product_s_per_flop=1e-10,
+)
+"""No limit but the processors: a sum costs less than a shard's messages, a product more than both."""
+WORKERS = 4
+SHAPES = {"conv": (256, 256, 3, 3), "fc6": (4096, 9216), "fc8": (10, 4096), "bias": (4096,)}
+ROWS = [0, 32, 32, 0]
+
+
+def tensors() -> list[Trained]:
+    return [
+        Trained(name=name, tensor=torch.empty(shape, device="meta"), factor_rows=rows)
+        for (name, shape), rows in zip(SHAPES.items(), ROWS, strict=True)
+    ]
+
+
+def chosen(rates: Rates, compress: str = "") -> list[str]:
+    plan = choose(
+        tensors(),
+        ExchangeKind.AUTO,
+        Topology.colocated(WORKERS),
+        codecs=codecs_of(tensors(), compress) if compress else (),
+    )
+    return [scheme.value for scheme in fastest_schemes(plan.choices, ROWS, WORKERS, rates)]
+
+
+def test_slow_links_take_the_fewest_bytes() -> None:
+    assert chosen(SLOW) == ["ps", "svb", "ps", "ps"]
+
+
+def test_busy_processors_take_the_least_work() -> None:
+    assert chosen(FAST) == ["allreduce"] * 4
+
+
+def test_one_plan_has_all_schemes() -> None:
+    """Products are cheap on an accelerator; fc8 is fewer bytes whole; the codec of a tensor needs the server."""
+    cheap = replace(FAST, product_s_per_flop=0.0, update_s_per_byte=0.0, link_s_per_byte=2e-10)
+    assert chosen(cheap, "bias=topk:0.1") == ["allreduce", "svb", "allreduce", "ps"]
+
+
+def test_allreduce_must_be_faster_by_more_than_the_rates_vary() -> None:
+    assert chosen(replace(FAST, allreduce_s_per_byte=3.8e-9)) == ["ps"] * 4
+
+
+def test_where_allreduce_is_not_allowed_it_is_not_chosen() -> None:
+    forbidden = replace(FAST, allreduce_s=math.inf, allreduce_s_per_byte=math.inf)
+    assert Scheme.ALLREDUCE.value not in chosen(forbidden)
+
+
+def test_a_latency_counts_once() -> None:
+    """A net of a few bytes takes the scheme with the shorter way."""
+    assert chosen(replace(FAST, allreduce_s=10.0)) == ["ps"] * 4
+
+
+def test_all_workers_have_the_rates_of_the_slowest_to_the_bit() -> None:
+    mine = replace(SLOW, server_s=1 / 3, product_s_per_flop=1e-11)
+    sent = [Rates.from_json(json.loads(json.dumps(rates.to_json()))) for rates in (SLOW, mine)]
+    assert sent == [SLOW, mine]
+    assert Rates.slowest(sent) == replace(SLOW, server_s=1 / 3)
+    for order in itertools.permutations([SLOW, FAST, mine]):
+        assert Rates.slowest(order) == Rates.slowest([SLOW, FAST, mine])
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"server_s": -1.0}, {"server_s": math.nan}, {"server_s": "x"}, {"other": 1.0}]
+)
+def test_what_is_no_rate_is_refused(wrong: dict[str, object]) -> None:
+    with pytest.raises((TypeError, ValueError)):
+        Rates.from_json({**SLOW.to_json(), **wrong})
+
+
+def test_the_summary_names_what_was_measured() -> None:
+    assert FAST.summary() == "server 250 MB/s, all-reduce 400 MB/s, products of factors 10.0 GFlop/s"

@@ -1,0 +1,191 @@
+"""Jobs of `--exchange=auto`: workers on sockets measure, make one plan, and train as the plan says."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from poseidon.exchange import build
+from poseidon.exchange.allreduce import process_group
+from poseidon.exchange.auto import trial
+from poseidon.exchange.auto.rates import Rates
+from poseidon.exchange.base import ExchangeSettings, Trained
+from poseidon.exchange.build import build_exchange
+from poseidon.exchange.building.membership import Built, Membership
+from poseidon.exchange.cost import ExchangeKind, Scheme
+from poseidon.exchange.options import ExchangeOptions
+from ps_server import Rule, Server, Shard, ZmqServerTransport
+from ps_server.keys import JobKeys
+from tests.poseidon.exchange.auto.test_rates import FAST
+from tests.support.cluster import TIMEOUT_S, TOKEN, job_addresses, serving
+
+WORKERS, SHARDS = 3, 2
+CHEAP_PRODUCTS = replace(FAST, product_s_per_flop=1e-15, link_s_per_byte=1e-12, allreduce_s=0.0)
+
+
+def tensors() -> list[Trained]:
+    shapes = {"conv": (64, 64, 3, 3), "fc": (64, 512), "fc.bias": (64,), "mean": (64,)}
+    return [
+        Trained(
+            name=name,
+            tensor=nn.Parameter(torch.full(shape, 0.5)),
+            rule=Rule(momentum=0.9),
+            factor_rows=4 if name == "fc" else 0,
+            statistics=name == "mean",
+        )
+        for name, shape in shapes.items()
+    ]
+
+
+def member(rank: int, **options: Any) -> Membership:
+    return Membership(
+        rank=rank,
+        workers=WORKERS,
+        shards=SHARDS,
+        token=TOKEN,
+        timeout_s=TIMEOUT_S,
+        options=ExchangeOptions(kind=ExchangeKind.AUTO, **options),
+    )
+
+
+def train(own: Sequence[Trained], built: Built, rank: int) -> list[np.ndarray]:
+    exchange = built.exchange
+    exchange.open(None)
+    for iteration in range(3):
+        exchange.start(iteration, 0.1)
+        for index in range(len(own)):
+            exchange.wait(index)
+        for index in (2, 1, 0):
+            rows, shape = torch.full((4, 1), float(rank)), own[index].tensor.shape
+            if index in exchange.by_factors:
+                exchange.begin_factors(index, rows * torch.ones(4, shape[0]), torch.ones(4, shape[1]))
+                exchange.release(index)
+            else:
+                exchange.begin(index, torch.full(shape, 4.0 * rank))
+        own[3].tensor.data += rank
+        exchange.finish()
+    exchange.settle()
+    return [trained.tensor.detach().numpy().copy() for trained in own]
+
+
+def run(
+    members: Sequence[Membership], addresses: Any, schemes: Sequence[Scheme] = ()
+) -> tuple[Any, list[Built]]:
+    """Build and train on all workers. Their final values by rank, and what was built."""
+
+    def worker(one: Membership) -> tuple[list[np.ndarray], Built]:
+        own = tensors()
+        built = build_exchange(own, ExchangeSettings(clip=2.0), one, addresses, schemes=schemes)
+        try:
+            return train(own, built, one.rank), built
+        finally:
+            built.exchange.close()
+
+    with ThreadPoolExecutor(len(members)) as pool:
+        ends = [future.result() for future in [pool.submit(worker, one) for one in members]]
+    return [values for values, _ in ends], [built for _, built in ends]
+
+
+def reference() -> list[np.ndarray]:
+    """One process with the mean gradients."""
+    own = tensors()
+    alone = Membership(options=ExchangeOptions(kind=ExchangeKind.LOCAL))
+    values = train(own, build_exchange(own, ExchangeSettings(clip=2.0), alone, list), 1)
+    return [*values[:3], np.full(64, 3.5, np.float32)]
+
+
+def check_values(ends: Sequence[Sequence[np.ndarray]]) -> None:
+    for end in ends:
+        for mine, first, exact in zip(end, ends[0], reference(), strict=True):
+            assert np.array_equal(mine, first)
+            np.testing.assert_allclose(mine, exact, atol=1e-6)
+
+
+def test_workers_measure_and_make_one_plan() -> None:
+    with job_addresses(ExchangeKind.AUTO, WORKERS, SHARDS) as connect:
+        ends, built = run([member(rank) for rank in range(WORKERS)], connect)
+    assert all(one.measured and one.plan == built[0].plan and one.store == built[0].store for one in built)
+    assert built[0].plan.of(Scheme.SERVER)
+    check_values(ends)
+
+
+def test_a_plan_with_all_schemes_has_the_weights_of_one_process_and_the_same_bits_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What was chosen by a measurement is chosen again without one from the schemes of the first run."""
+    monkeypatch.setattr(build, "measure", lambda *given: trial.measure(*given) and CHEAP_PRODUCTS)
+    with job_addresses(ExchangeKind.AUTO, WORKERS, SHARDS) as connect:
+        ends, built = run([member(rank) for rank in range(WORKERS)], connect)
+    schemes = [choice.scheme for choice in built[0].plan.choices]
+    assert [scheme.value for scheme in schemes] == ["allreduce", "svb", "ps", "allreduce"]
+    check_values(ends)
+    monkeypatch.setattr(build, "measure", None)
+    with job_addresses(ExchangeKind.AUTO, WORKERS, SHARDS) as connect:
+        again, rebuilt = run([member(rank) for rank in range(WORKERS)], connect, schemes)
+    assert rebuilt[0].plan == built[0].plan
+    assert rebuilt[0].measured
+    for mine, before in zip(again[0], ends[0], strict=True):
+        assert np.array_equal(mine, before)
+
+
+def keyed(in_clear: bool = False) -> list[Membership]:
+    keys = JobKeys.new(workers=WORKERS, shards=SHARDS)
+    return [
+        replace(member(rank, allreduce_in_clear=in_clear), keys=keys.of_worker(rank))
+        for rank in range(WORKERS)
+    ], keys
+
+
+def test_a_job_that_encrypts_opens_no_group_in_clear(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither to measure, nor because an earlier run without encryption has chosen all-reduce."""
+
+    def opened(*_: object, **__: object) -> None:
+        raise AssertionError("a rendezvous in clear")
+
+    monkeypatch.setattr(process_group.Rendezvous, "__init__", opened)
+    found: list[Rates] = []
+
+    def measured(*given: Any) -> Rates:
+        found.append(trial.measure(*given))
+        return found[-1]
+
+    monkeypatch.setattr(build, "measure", measured)
+    members, keys = keyed()
+    servers = [
+        Server(Shard(i, WORKERS, TOKEN), ZmqServerTransport("tcp://127.0.0.1:0", keys.of_shard(i)))
+        for i in range(SHARDS)
+    ]
+    with serving(servers):
+        addresses = [server.address for server in servers]
+        ends, built = run(members, lambda own: addresses, [Scheme.ALLREDUCE] * 4)
+    assert len(found) == WORKERS
+    assert all(np.isinf(rates.allreduce_s_per_byte) for rates in found)
+    assert not built[0].plan.of(Scheme.ALLREDUCE)
+    check_values(ends)
+
+
+def test_a_network_that_is_trusted_allows_allreduce() -> None:
+    members, _ = keyed(in_clear=True)
+    assert members[0].sums_in_clear
+    assert not keyed()[0][0].sums_in_clear
+    assert member(0).sums_in_clear
+
+
+@pytest.mark.parametrize(
+    ("options", "measures"),
+    [({}, True), ({"staleness": 2}, False), ({"sync_every": 4}, False)],
+)
+def test_a_measurement_needs_staleness_0(options: dict[str, Any], measures: bool) -> None:
+    assert member(0, **options).measures is measures
+
+
+def test_one_worker_measures_nothing() -> None:
+    assert not replace(member(0), workers=1).measures
+    assert not replace(member(0), shards=0).measures
