@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import math
+import os
+import subprocess
+import sys
 from collections.abc import Callable
 
 import numpy as np
@@ -134,3 +137,33 @@ def test_a_plain_sum_has_the_same_bits_on_every_python() -> None:
     """Python's own sum is 4.0 from 3.12 on."""
     assert plain_sum([-1e17, 1.0, 1e17, 3.0]) == 3.0
     assert plain_sum([]) == 0.0
+
+
+@pytest.mark.skipif(torch.backends.cpu.get_cpu_capability() != "AVX512", reason="no AVX-512 here")
+def test_wider_vectors_change_no_bit() -> None:
+    """AVX2 has the bits of AVX-512, for all rules and for the norm."""
+    program = """
+import hashlib, numpy as np, torch
+from ps_server.protocol.settings import Rule, RuleKind
+from ps_server.rules import history_count, sum_of_squares, update
+draw = lambda seed: torch.from_numpy(np.random.default_rng(seed).standard_normal(10_003).astype(np.float32))
+bits = hashlib.md5()
+for kind in RuleKind:
+    value, history = draw(0), [torch.zeros(10_003) for _ in range(history_count(kind))]
+    for step in range(3):
+        update(Rule(kind=kind, momentum=0.9, decay=0.01), draw(step + 1), history, value, rate=0.1, step=step)
+    bits.update(b"".join(tensor.numpy().tobytes() for tensor in (value, *history)))
+print(bits.hexdigest(), sum_of_squares(draw(9)).hex())
+"""
+    found = [
+        subprocess.run(
+            [sys.executable, "-c", program],
+            env={**os.environ, "ATEN_CPU_CAPABILITY": instructions},
+            capture_output=True,
+            text=True,
+            timeout=50,
+            check=True,
+        ).stdout
+        for instructions in ("avx2", "avx512")
+    ]
+    assert found[0] == found[1]
