@@ -223,6 +223,8 @@ def compare(flags: argparse.Namespace) -> None:
     for line in log.read_text(encoding="utf-8").splitlines() if log.exists() else ():
         training, way, seed, loss, moved = json.loads(line)
         found[training, way, seed] = loss, moved
+    for training in flags.trainings:
+        load(training, flags.data, flags.cache)  # unpacks once, before workers do it at the same time
     for seed in flags.seeds:
         for training in flags.trainings:
             for way in flags.ways:

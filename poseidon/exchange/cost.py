@@ -238,8 +238,8 @@ class ExchangePlan:
         """
         counts = [(len(self.of(scheme)), scheme.value) for scheme in Scheme]
         schemes = ", ".join(f"{count} by {scheme}" for count, scheme in counts if count)
-        if compressed := sum(choice.is_compressed for choice in self.choices):
-            schemes += f", {compressed} of them compressed"
+        if compressed := [str(choice.codec) for choice in self.choices if choice.is_compressed]:
+            schemes += f", {len(compressed)} of them compressed by {', '.join(sorted(set(compressed)))}"
         return f"{'tensors exchanged: ' + schemes if schemes else 'no tensor is exchanged'}: {self._load()}"
 
     def _load(self) -> str:

@@ -39,8 +39,7 @@ def _both(kind: CodecKind) -> CodecPair:
 MEASURED: tuple[tuple[CodecPair | LowRank, float], ...] = (
     (_both(CodecKind.INT8), 0.005),
     (_both(CodecKind.INT4), 0.01),
-    (LowRank(4, codec=CodecSpec(CodecKind.INT8)), 0.05),
-    (LowRank(2, codec=CodecSpec(CodecKind.INT8)), 0.1),
+    (LowRank(4, codec=CodecSpec(CodecKind.INT8)), 0.1),
 )
 """Codecs, and the largest share by which each has raised the final loss of a measured net, rounded up."""
 

@@ -195,6 +195,7 @@ def test_stale_workers_go_on_alike_each_with_its_own_history() -> None:
         "*=topk:0.1/int8",
         "*=powersgd:1:start=3,*=int8",
         "*=powersgd:1:int8:start=3",
+        "*=auto:0.01",
     ],
 )
 @pytest.mark.parametrize("how", [MOMENTUM, torch_adam], ids=["rule", "optimizer"])

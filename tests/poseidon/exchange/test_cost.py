@@ -213,7 +213,7 @@ def test_the_plan_has_codecs_and_their_bytes() -> None:
     assert conv.bytes == (6 + 4 * 8) * 64 * 64 * 9 // 8
     assert fc.bytes == 2 * 4096 * 4096 * (32 + 4) // 256
     assert bias.bytes == 8 * 64
-    assert "3 by ps, 2 of them compressed:" in plan.summary()
+    assert "3 by ps, 2 of them compressed by sign, topk:0.125/none:" in plan.summary()
     fewer = choose(
         [tensor("fc", 4096, 4096, rows=4)], ExchangeKind.HYBRID, Topology.colocated(2), codecs=codecs[1:2]
     )

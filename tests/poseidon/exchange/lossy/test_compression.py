@@ -116,6 +116,7 @@ SCHEMES = [
     "*=powersgd:2,*=int8",
     "*=powersgd:4:int8",
     "int4",
+    "auto:0.1",
 ]
 
 
