@@ -61,6 +61,7 @@ def test_onnx(files: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFi
     np.testing.assert_allclose(found, wanted(files), atol=1e-5)
 
 
+@pytest.mark.timeout(240)  # the first trace of a process imports a large part of torch
 def test_pt2(files: tuple[Path, Path], tmp_path: Path) -> None:
     out = tmp_path / "net.pt2"
     assert "inputs: data Nx3x6x6" in write_net(open_for_inference(files[0], (files[1],), {}), out)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import shlex
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -73,6 +74,7 @@ def trained(tmp_path: Path) -> Iterator[tuple[Path, Path, Any]]:
     sys.modules.pop("own_words", None)
 
 
+@pytest.mark.timeout(240)  # the first trace of a process imports a large part of torch
 def test_onnx_and_pt2(trained: tuple[Path, Path, Any], capsys: pytest.CaptureFixture[str]) -> None:
     script, checkpoint, model = trained
     words, scale = torch.arange(15).reshape(3, 5) % 9, torch.randn(3, 1)
@@ -137,6 +139,31 @@ def test_refusals(
     ]
     assert main(["export", *paths]) in (1, 2)
     assert said in capsys.readouterr().err.replace("\n", " ")
+
+
+@pytest.mark.timeout(240)  # the first trace of a process imports a large part of torch
+def test_the_commands_of_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of docs/export.md."""
+    monkeypatch.chdir(tmp_path)
+    net = "torch.nn.Sequential(torch.nn.Conv2d(3, 2, 3), torch.nn.Flatten())"
+    lines = (
+        "import torch",
+        "class Net(torch.nn.Module):",
+        "    def __init__(self):",
+        "        super().__init__()",
+    )
+    lines += (f"        self.net = {net}", "    def forward(self, x):", "        return self.net(x)")
+    Path("train.py").write_text("\n".join((*lines, "def build_model():", "    return Net()")))
+    model = torch.nn.Sequential(torch.nn.Conv2d(3, 2, 3), torch.nn.Flatten())
+    state = {f"net.{name}": value for name, value in model.state_dict().items()}
+    torch.save({"poseidon": 1, "model": state}, "checkpoint_iter_500.pt")
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    page = (Path(__file__).parents[3] / "docs/export.md").read_text(encoding="utf-8")
+    found = [line for line in page.splitlines() if "checkpoint_iter_500.pt " in line]
+    assert len(found) == 3
+    for line in found:
+        assert main(shlex.split(line, comments=True)[1:]) == 0
+    assert {path.suffix for path in tmp_path.glob("net.*")} == {".safetensors", ".onnx", ".pt2"}
 
 
 def test_names() -> None:

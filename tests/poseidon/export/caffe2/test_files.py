@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +19,7 @@ from poseidon.errors import DefinitionError, SnapshotError, UsageError
 from poseidon.export.caffe2.files import read_predictor
 from poseidon.export.caffe2.net import export_predictor
 
+ROOT = Path(__file__).parents[4]
 X = np.random.RandomState(1).randn(3, 2, 6, 6).astype(np.float32)
 NAMES = {"conv_w", "conv_b", "fc_w", "fc_b"}
 
@@ -44,7 +46,7 @@ def files(tmp_path: Path) -> Path:
         outputs=["softmax"],
         shapes={"data": (1, 2, 6, 6), "softmax": (1, 3)},
     )
-    predictor_exporter.save_to_db("minidb", str(tmp_path / "small.minidb"), meta)
+    predictor_exporter.save_to_db("minidb", str(tmp_path / "model.minidb"), meta)
     workspace.ResetWorkspace()
     return tmp_path
 
@@ -58,8 +60,8 @@ def command(folder: Path, *words: str) -> list[str]:
     [
         ("predict_net.pb", "init_net.pb", "out.onnx", "--input=data:1,2,6,6"),
         ("predict_net.pbtxt", "init_net.pbtxt", "out.onnx", "--input=data:2,2,6,6"),
-        ("small.minidb", "out.onnx"),
-        ("small.minidb", "out.onnx", "--input=data:4,2,6,6"),
+        ("model.minidb", "out.onnx"),
+        ("model.minidb", "out.onnx", "--input=data:4,2,6,6"),
     ],
 )
 def test_onnx(files: Path, words: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
@@ -69,6 +71,7 @@ def test_onnx(files: Path, words: tuple[str, ...], capsys: pytest.CaptureFixture
     np.testing.assert_allclose(found, np.load(files / "softmax.npy"), atol=1e-6)
 
 
+@pytest.mark.timeout(240)  # the first trace of a process imports a large part of torch
 def test_pt2_and_value_info(files: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (files / "value_info.json").write_text('{"data": [1, [1, 2, 6, 6]]}')
     assert main(command(files, "predict_net.pb", "init_net.pb", "out.pt2")) == 0
@@ -80,10 +83,25 @@ def test_pt2_and_value_info(files: Path, capsys: pytest.CaptureFixture[str]) -> 
 @pytest.mark.parametrize("suffix", ["pth", "safetensors"])
 def test_weights(files: Path, suffix: str) -> None:
     out = files / f"w.{suffix}"
-    assert main(command(files, "small.minidb", out.name)) == 0
+    assert main(command(files, "model.minidb", out.name)) == 0
     found = torch.load(out, weights_only=True) if suffix == "pth" else safetensors.numpy.load_file(out)
     assert set(found) == NAMES
     assert tuple(found["fc_w"].shape) == (3, 64)
+
+
+def test_the_commands_of_the_page(files: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of docs/export.md, with smaller pictures."""
+    monkeypatch.chdir(files)
+    lines = (ROOT / "docs/export.md").read_text(encoding="utf-8").splitlines()
+    found = [
+        line for line in lines if line.startswith(("poseidon export predict_net", "poseidon export model."))
+    ]
+    assert len(found) == 2
+    for line in found:
+        words = shlex.split(line.replace("1,3,224,224", "1,2,6,6"), comments=True)
+        (files / words[-1 if words[-1].endswith("onnx") else -2]).unlink(missing_ok=True)
+        assert main(words[1:]) == 0
+        assert (files / "net.onnx").exists()
 
 
 def test_refusals(files: Path, capsys: pytest.CaptureFixture[str]) -> None:
