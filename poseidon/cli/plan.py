@@ -11,6 +11,7 @@ import argparse
 import json
 from collections.abc import Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -95,9 +96,11 @@ def _cluster(arguments: argparse.Namespace, notes: list[str]) -> tuple[PlannedCl
         raise UsageError(f"{arguments.hostfile} has no host with a worker; expected one at least")
     servers = len(hosts) - workers
     if all(is_loopback(host.address) for host in hosts):
-        notes.append("all hosts of the machinefile are this machine: they share its processors")
+        shared = "all hosts of the machinefile are this machine: they share its processors"
+        notes.append(shared if arguments.rate else f"{shared}, and 20 Gbit/s are assumed between them")
         network = given if arguments.rate else ONE_MACHINE
-        return _planned(workers, servers, network, local_costs(len(hosts))), len(hosts)
+        planned = _planned(workers, servers, network, local_costs(len(hosts)))
+        return replace(planned, in_clear=True), len(hosts)
     network, costs, shared_by = _probed(arguments, hosts, given if arguments.rate else None, notes)
     return _planned(workers, servers, network, costs), shared_by
 
@@ -127,7 +130,7 @@ def _probed(
         if given is not None:
             return given, costs, shared_by
         if len(subjects) < 2:
-            notes.append("all clients of the machinefile are on one host")
+            notes.append("all clients of the machinefile are on one host: 20 Gbit/s are assumed between them")
             return ONE_MACHINE, costs, shared_by
         if len(subjects) > MOST_HOSTS:
             notes.append(f"links were measured between the first {MOST_HOSTS} of {len(subjects)} hosts")

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from poseidon.plan.auto import auto_scenario
 from poseidon.plan.cluster_probe import Network
 from poseidon.plan.costs import HostCosts
 from poseidon.plan.iteration import predict
@@ -46,6 +47,7 @@ class Way:
         exchange: where tensors go.
         lossy: how they are encoded.
         sync_every: iterations between exchanges.
+        auto: the schemes are those of `--exchange=auto`.
         note: its caveat.
     """
 
@@ -54,6 +56,7 @@ class Way:
     exchange: Exchange = Exchange.PS
     lossy: Lossy | None = None
     sync_every: int = 1
+    auto: bool = False
     note: str = ""
 
     @property
@@ -73,6 +76,7 @@ WAYS: tuple[Way, ...] = (
         exchange=Exchange.RING,
         note="it is not encrypted: --allreduce_in_clear between machines",
     ),
+    Way(name="auto", flags="--exchange=auto", auto=True),
     Way(name="ps, bfloat16", flags="--exchange=ps --wire_precision=bfloat16", lossy=WireCodec.HALF),
     Way(name="ps, int8", flags="--exchange=ps --compress=int8", lossy=WireCodec.INT8),
     *(
@@ -126,12 +130,14 @@ class PlannedCluster:
         servers: hosts that only serve.
         network: their links.
         costs: of each host; hosts on one machine have a part of its cores.
+        in_clear: whether `auto` may use all-reduce, which is not encrypted.
     """
 
     workers: int
     servers: int
     network: Network
     costs: HostCosts
+    in_clear: bool = False
 
 
 def machine_of(cluster: PlannedCluster, shared_by: int = 1) -> Machine:
@@ -173,14 +179,16 @@ def forecast(training: Training, cluster: PlannedCluster, *, shared_by: int = 1)
         bits_per_s=cluster.network.bits_per_s,
         machine=machine_of(cluster, shared_by),
     )
-    return [_predicted(scenario, way) for way in WAYS]
+    return [_predicted(scenario, way, cluster.in_clear) for way in WAYS]
 
 
-def _predicted(scenario: Scenario, way: Way) -> Prediction:
+def _predicted(scenario: Scenario, way: Way, in_clear: bool) -> Prediction:
     servers = 0 if way.exchange is Exchange.RING else scenario.servers
     own = replace(
         scenario, exchange=way.exchange, lossy=way.lossy, sync_every=way.sync_every, servers=servers
     )
+    if way.auto and scenario.workers > 1:
+        own = auto_scenario(scenario, in_clear=in_clear)
     size = link_bytes(own) if scenario.workers > 1 else 0.0
     return Prediction(way=way, iteration_s=predict(own), link_bytes=size, wire_s=size / own.bytes_per_s)
 
@@ -227,12 +235,12 @@ def _reasons(
     if cluster.workers == 1:
         return ["One worker exchanges nothing between hosts."]
     reasons = [_limit(training, best)]
-    by_factors = factor_layers(training, cluster, best.way)
+    by_factors = [] if best.way.auto else factor_layers(training, cluster, best.way)
     if by_factors:
         ps = next(prediction for prediction in found if prediction.way.name == "ps")
         reasons.append(
-            f"{_listed(by_factors)} travel as factors: {best.link_bytes / 1e6:.1f} MB an iteration over a host's "
-            f"link, in place of {ps.link_bytes / 1e6:.1f} MB."
+            f"The weights of {_listed(by_factors)} travel as factors: {best.link_bytes / 1e6:.1f} MB an iteration "
+            f"over a host's link, in place of {ps.link_bytes / 1e6:.1f} MB."
         )
     elif best.way is DEFAULT:
         reasons.append(
@@ -282,4 +290,4 @@ def factor_layers(training: Training, cluster: PlannedCluster, way: Way) -> list
 
 def _listed(names: Sequence[str]) -> str:
     shown = ", ".join(names[:3])
-    return shown if len(names) <= 3 else f"{shown} and {len(names) - 3} other weights"
+    return shown if len(names) <= 3 else f"{shown} and {len(names) - 3} other layers"

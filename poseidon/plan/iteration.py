@@ -108,9 +108,8 @@ class Simulation:
 
     def _count_missing(self, load: LayerLoad) -> int:
         """Count the arrivals before the layer is up to date: values, gradients from factors, and its own release."""
-        if self._scenario.exchange is Exchange.RING:
-            return int(self._scenario.workers > 1)
-        count = self._server.count(load)
+        ring = self._scenario.exchange is Exchange.RING
+        count = int(self._scenario.workers > 1) if ring else self._server.count(load)
         return count + 2 if load.factors is not None else count
 
     def _arrived(self, layer: int) -> None:

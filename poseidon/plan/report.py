@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
+from poseidon.plan.costs import HostCosts
 from poseidon.plan.forecast import PlannedCluster, Prediction, Recommendation
 from poseidon.plan.shapes import elements
 from poseidon.plan.sources import Training
@@ -41,7 +42,7 @@ def plan_lines(
         f"compute {1e3 * training.compute_s:.1f} ms",
         f"{cluster.workers} hosts{servers}, links of {network.bits_per_s / 1e6:.0f} Mbit/s "
         f"({'measured' if network.measured else 'given'}), {1e3 * network.latency_s:.2f} ms from host to host, "
-        f"{costs.cores} cores{f', {costs.gpu}' if costs.gpu else ''}",
+        f"{costs.cores} cores{_free(costs)}{f', {costs.gpu}' if costs.gpu else ''}",
         "",
         *_aligned(rows),
         "",
@@ -89,6 +90,11 @@ def plan_fields(
         "lossy": [{"flags": flags, "gain": gain} for flags, gain in chosen.alternatives],
         "notes": list(notes),
     }
+
+
+def _free(costs: HostCosts) -> str:
+    """Return how many cores other work on the host leaves, if not all."""
+    return f" ({costs.free_cores:.1f} of them free)" if costs.free_cores < costs.cores else ""
 
 
 def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:

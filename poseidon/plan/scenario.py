@@ -15,7 +15,7 @@ from torch import nn
 
 from poseidon.cluster.plan import best_loads
 from poseidon.exchange.base import Trained
-from poseidon.exchange.cost import ELEMENT_BYTES, ExchangeKind, Scheme, Topology, choose
+from poseidon.exchange.cost import ELEMENT_BYTES, Choice, ExchangeKind, Scheme, Topology, choose
 from poseidon.exchange.pooled import POOL_ELEMENTS, SMALL_TENSOR_ELEMENTS
 from poseidon.plan.shapes import LayerShape, Shape, shares_of_work
 from ps_server.protocol.placement import SMALLEST_ELEMENTS, chunk_elements
@@ -132,6 +132,7 @@ class Scenario:
         forward_part: the forward pass's part of the compute time.
         lossy: how tensors that go to shards or round the ring are encoded; None: as float32. Low rank is for the ring.
         sync_every: H, local steps of a round; 1: gradients are exchanged in every iteration.
+        by_factors: the layers whose weight travels as factors; None: as the exchange chooses by bytes.
     """
 
     layers: tuple[LayerShape, ...]
@@ -149,6 +150,7 @@ class Scenario:
     forward_part: float = 1 / 3
     lossy: Lossy | None = None
     sync_every: int = 1
+    by_factors: frozenset[int] | None = None
 
     @property
     def bytes_per_s(self) -> float:
@@ -296,18 +298,32 @@ def _chunk_bytes(scenario: Scenario, by_factors: Collection[int]) -> int:
 
 def _by_factors(scenario: Scenario) -> frozenset[int]:
     """Return the layers whose weight travels as factors."""
+    if scenario.by_factors is not None:
+        return scenario.by_factors
     if scenario.exchange is Exchange.RING or scenario.workers == 1 or scenario.sync_every > 1:
         return frozenset()
+    chosen = choices_of_weights(scenario).items()
+    return frozenset(layer for layer, choice in chosen if choice.scheme is Scheme.FACTORS)
+
+
+def topology_of(scenario: Scenario) -> Topology:
+    """Return the hosts and the loads of their shards as in a job's plan."""
     working, serving = best_loads(scenario.workers, scenario.servers)
-    topology = Topology(
+    return Topology(
         workers=scenario.workers,
         worker_loads=(working,) * scenario.workers,
         server_loads=(serving,) * scenario.servers,
     )
+
+
+def choices_of_weights(scenario: Scenario) -> dict[int, Choice]:
+    """Return the choice of Poseidon's rule for the weight of each trained layer. A ring has those of `hybrid`."""
     trained = [index for index, layer in enumerate(scenario.layers) if layer.tensors]
     weights = [_weight(scenario.layers[index], scenario.batch) for index in trained]
-    plan = choose(weights, KIND_OF_EXCHANGE[scenario.exchange], topology)
-    return frozenset(trained[position] for position in plan.of(Scheme.FACTORS))
+    plan = choose(
+        weights, KIND_OF_EXCHANGE.get(scenario.exchange, ExchangeKind.HYBRID), topology_of(scenario)
+    )
+    return dict(zip(trained, plan.choices, strict=True))
 
 
 def _weight(layer: LayerShape, batch: int) -> Trained:
@@ -333,10 +349,10 @@ def link_bytes(scenario: Scenario) -> float:
     """Return the bytes of an iteration on the busiest link in one direction; of local steps the mean of a round."""
     p, found = scenario.workers, loads(scenario)
     dense = sum(load.dense_bytes * load.wire_part for load in found) / scenario.sync_every
-    if scenario.exchange is Exchange.RING:
-        return dense * 2 * (p - 1) / p
-    part = parts(p, scenario.servers)
     factors = sum(load.factors.link_bytes for load in found if load.factors is not None)
+    if scenario.exchange is Exchange.RING:
+        return dense * 2 * (p - 1) / p + factors
+    part = parts(p, scenario.servers)
     working = dense * (1 + part.working * (p - 2)) + factors
     return max(working, dense * part.serving * p)
 

@@ -181,11 +181,12 @@ def _call(text: str) -> tuple[nn.Module, Example]:
     script = importlib.util.module_from_spec(spec)
     try:
         spec.loader.exec_module(script)
-        returned = getattr(script, name)()
-    except AttributeError as error:
-        raise UsageError(f"--module={text}: {error}") from error
+        function = getattr(script, name, None)
+        returned = function() if callable(function) else None
     except Exception as error:  # the user's code may raise anything
         raise UsageError(f"--module={text}: it fails with {type(error).__name__}: {error}") from error
+    if not callable(function):
+        raise UsageError(f"--module={text}: {path} has no function '{name}'")
     if not (isinstance(returned, tuple) and len(returned) == 2 and isinstance(returned[0], nn.Module)):
         raise UsageError(
             f"--module={text}: expected a module and an example batch, found {type(returned).__name__}"

@@ -24,7 +24,7 @@ CHUNK_BYTES = 4 * CHUNK_ELEMENTS
 CHUNKS = 8
 """Chunks that are worked on in turn: with those of other processes more than a cache holds."""
 RULE = Rule(momentum=0.9, decay=0.0005)
-OUTPUTS, INPUTS = 1024, 4096
+OUTPUTS, INPUTS = 2048, 4096
 """The shape of the weight whose products are timed."""
 FEW, MANY = 8, 136
 """Rows of its factors."""

@@ -26,7 +26,9 @@ def test_a_table_and_a_recommendation_are_printed(capsys: pytest.CaptureFixture[
     assert "0.1 M parameters, batch 1, compute 20.0 ms" in lines[0]
     assert "4 hosts, links of 100 Mbit/s (given)" in lines[1]
     assert any(line.startswith("Recommended: --exchange=") for line in lines)
-    assert sum(line.startswith(("hybrid ", "ps ", "svb ", "allreduce ", "DDP ")) for line in lines) == 5
+    assert (
+        sum(line.startswith(("hybrid ", "ps ", "svb ", "allreduce ", "auto ", "DDP ")) for line in lines) == 6
+    )
 
 
 def test_scripts_get_the_same_as_json(capsys: pytest.CaptureFixture[str]) -> None:

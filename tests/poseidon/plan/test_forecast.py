@@ -43,7 +43,9 @@ def test_dense_layers_on_slow_links_travel_as_factors() -> None:
     assert named["ps"].iteration_s >= named["ps"].wire_s
     chosen = recommend(DENSE, FOUR, found)
     assert chosen.flags == "--exchange=hybrid"
-    assert any("fc0, fc1, fc2 and 1 other weights travel as factors" in reason for reason in chosen.reasons)
+    assert any(
+        "weights of fc0, fc1, fc2 and 1 other layers travel as factors" in reason for reason in chosen.reasons
+    )
 
 
 def test_fewer_bytes_take_less_time() -> None:
@@ -106,3 +108,22 @@ def test_cores_that_other_work_has_are_not_planned_with() -> None:
         for free in (2.0, 1.0)
     )
     assert busy["ps"].iteration_s > 1.5 * idle["ps"].iteration_s
+
+
+def test_auto_takes_what_is_fastest_by_time_not_by_bytes() -> None:
+    # Factors are fewer bytes, but their products take longer than the links.
+    slow_products = replace(FREE, flops=1e7)
+    named = by_name(forecast(DENSE, replace(FOUR, costs=slow_products)))
+    assert named["auto"].iteration_s == pytest.approx(named["ps"].iteration_s)
+    assert named["hybrid"].iteration_s > 1.5 * named["auto"].iteration_s
+    fast = by_name(forecast(DENSE, FOUR))
+    assert fast["auto"].iteration_s == pytest.approx(fast["hybrid"].iteration_s)
+
+
+def test_auto_takes_all_reduce_where_messages_in_clear_are_allowed() -> None:
+    costs = replace(FREE, cores=2, free_cores=2.0, wire_s_per_byte=1e-7)
+    allowed, refused = (
+        by_name(forecast(CONVOLUTIONS, replace(FOUR, costs=costs, in_clear=clear))) for clear in (True, False)
+    )
+    assert allowed["auto"].iteration_s == allowed["allreduce"].iteration_s < refused["auto"].iteration_s
+    assert refused["auto"].iteration_s == refused["ps"].iteration_s

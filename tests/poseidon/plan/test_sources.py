@@ -72,7 +72,7 @@ def test_a_function_returns_a_module_and_an_example(name: str, script: Path) -> 
 @pytest.mark.parametrize(
     ("name", "problem"),
     [
-        ("missing", "no attribute 'missing'"),
+        ("missing", "has no function 'missing'"),
         ("wrong", "expected a module and an example batch, found int"),
         ("fails", "it fails with KeyError"),
         ("misfit", "does not run on its example"),
