@@ -274,13 +274,16 @@ class StreamingExchange(WholeGradients):
 
     def _send(self, fragment: _Fragment) -> None:
         """Send what this worker has learned since the last exchange of a fragment."""
+        ready: list[tuple[int, Tensor]] = []
         for index in fragment.indices:
             gradient, anchor = self._outer_gradients[index], self._anchors[index]
             if gradient is None:
                 anchor.copy_(self._values[index])
                 self._outer.push_statistics(index)
             else:
-                self._outer.begin(index, torch.sub(anchor, self._values[index], out=gradient))
+                ready.append((index, torch.sub(anchor, self._values[index], out=gradient)))
+        for index, gradient in ready:  # a thread that encodes them would slow the differences down
+            self._outer.begin(index, gradient)
         fragment.sent_at, fragment.steps = self._iteration, 0
 
     def _arrive(self, fragment: _Fragment) -> None:
