@@ -14,7 +14,7 @@ from tests.support.live_processes import none_left
 from tests.support.loopback_sshd import LoopbackSshd
 from tests.support.ray_cluster import RayCluster
 
-pytestmark = [pytest.mark.needs("ray"), pytest.mark.processes, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.needs("ray"), pytest.mark.processes, pytest.mark.timeout(600)]
 
 NET = """
 name: "small"
@@ -32,7 +32,7 @@ TRAIN = [
     *(sys.executable, "-m", "poseidon", "train", "--solver=solver.prototxt"),
     *("--import=tests.support.gate_layer", "--threads=1", "--output=out"),
 ]
-LIMIT_S = 200.0
+LIMIT_S = 400.0
 
 
 @pytest.fixture(scope="module")

@@ -106,9 +106,10 @@ def describe_lack(bundles: Sequence[Resources], nodes: Sequence[RayNode], free: 
         for number, bundle in enumerate(bundles)
         if bundle not in bundles[:number]
     )
+    need = "1 client needs a node" if len(bundles) == 1 else f"{len(bundles)} clients need a node each"
     have = "; ".join(f"{node.address} has {format_resources(_plain(node.resources))}" for node in nodes)
     return (
-        f"{len(bundles)} clients need a node each: {wanted}; the Ray cluster has {len(nodes)} "
+        f"{need}: {wanted}; the Ray cluster has {len(nodes)} "
         f"node{'' if len(nodes) == 1 else 's'} ({have}), and free of all that is {format_resources(_plain(free))}"
     )
 

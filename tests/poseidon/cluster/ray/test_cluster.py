@@ -106,7 +106,7 @@ class FakeRay:
     [
         (
             None,
-            "client 0: no node of the Ray cluster has started its actor within 3 s; 1 clients need a node each: 1 with CPU=2, "
+            "client 0: no node of the Ray cluster has started its actor within 3 s; 1 client needs a node: 1 with CPU=2, "
             "shards=1; the Ray cluster has 1 node (10.0.0.1 has CPU=2), and free of all that is CPU=1",
         ),
         (
