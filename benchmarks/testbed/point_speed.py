@@ -10,6 +10,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from itertools import zip_longest
 
+from benchmarks.testbed.errors import TestbedError
 from benchmarks.testbed.formulas import LinkBytes, expected
 from benchmarks.testbed.hosts import Hosts
 from benchmarks.testbed.jobs import HostJob
@@ -127,6 +128,8 @@ def compare(comparison: Comparison, report: Callable[[str], None]) -> list[Table
 
     Jobs that fit this machine's memory together live together and are measured by turns; otherwise they form several groups.
 
+    A failure, SIGINT or SIGTERM after the first tables' rows ends the comparison; what was finished is returned.
+
     Raises:
         TestbedError: it does not fit, or a process failed.
     """
@@ -142,10 +145,16 @@ def compare(comparison: Comparison, report: Callable[[str], None]) -> list[Table
     groups[1:1] = [([how], (rate,)) for how in jobs if _measures_links(how) for rate in comparison.rates_mbit]
     end_s = time.monotonic() + comparison.limit_s
     for group, rates in groups:
-        if time.monotonic() < end_s:
-            _measure_group(comparison, group, rates, found, report)
-        else:
+        if time.monotonic() >= end_s:
             report(f"no time is left for {len(group)} jobs")
+            continue
+        try:
+            _measure_group(comparison, group, rates, found, report)
+        except (TestbedError, KeyboardInterrupt, SystemExit) as error:  # SIGTERM too: a measurement is long
+            if not any(found.values()):
+                raise
+            report(f"stopped, the tables have the jobs that were finished: {error or type(error).__name__}")
+            break
     return [table(comparison, rate, rows) for rate, rows in found.items()]
 
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from benchmarks.testbed import point_speed
+from benchmarks.testbed.errors import TestbedError
 from benchmarks.testbed.formulas import LinkBytes
 from benchmarks.testbed.measurement import Measured, Split
 from benchmarks.testbed.point_speed import HEAD, Comparison, How, Row, compare, table
@@ -103,3 +105,28 @@ def test_after_the_limit_no_group_of_jobs_starts(monkeypatch: pytest.MonkeyPatch
     compare(replace(both, limit_s=0.0), said.append)
     assert len(started) == 3
     assert said == ["no time is left for 2 jobs", *["no time is left for 1 jobs"] * 2]
+
+
+@pytest.mark.parametrize("error", [SystemExit(143), TestbedError("a worker is gone")])
+def test_what_was_finished_survives_a_failure(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> None:
+    done = row("DDP", DdpSettings(), 4.0)
+
+    def measure_group(*arguments: Any) -> None:
+        found = arguments[3]
+        if found[100.0]:
+            raise error
+        found[100.0].append(done)
+
+    said: list[str] = []
+    monkeypatch.setattr(point_speed, "_measure_group", measure_group)
+    monkeypatch.setattr(point_speed, "MEASURES_LINKS", ("hybrid",))
+    (found,) = compare(replace(COMPARISON, buckets_mb=()), said.append)
+    assert column(found, "job") == ["DDP"]
+    assert said == [f"stopped, the tables have the jobs that were finished: {error}"]
+    monkeypatch.setattr(point_speed, "_measure_group", lambda *arguments: fail(error))
+    with pytest.raises(type(error)):
+        compare(replace(COMPARISON, buckets_mb=()), said.append)
+
+
+def fail(error: BaseException) -> None:
+    raise error
