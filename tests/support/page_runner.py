@@ -6,6 +6,7 @@ A page runs in a copy of the checkout, with a home folder of its own. Each block
 * The reader's own files (`solver.prototxt`, `net.prototxt`, `cluster`, `train.py`, ...) are small ones, made here.
 * All machines are this one: `machinefiles/four_nodes.example` has two clients on it.
 * `poseidon train` gets flags for two iterations without tests, unless the job is `BACKGROUND`.
+* `pip install` installs nothing: what it asks for must be installed.
 * `REPLACED`: names that stand for the reader's job or file, and numbers that are large.
 * `BEFORE`: commands that the page expects to have been run.
 """
@@ -15,6 +16,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Iterable
@@ -27,6 +29,7 @@ import torch
 import poseidon.pycaffe as caffe
 from website.blocks import ROOT, Block, blocks
 
+WAIT_S = 1200
 COPIED = ("poseidon", "ps_server", "prototxt", "examples", "machinefiles", "scripts", "data", "models")
 CONTINUED = {"docs/tutorial.md"}
 BACKGROUND = "python -m poseidon train --solver=solver.prototxt --hostfile=machinefile --max_iter=10000000 --background"
@@ -60,6 +63,7 @@ REPLACED: dict[str, tuple[tuple[str, str], ...]] = {
         ("kill --all", f"kill --all {OR_NOTHING}"),
         ("JOB", NEWEST),
         ("FILE", "machinefile"),
+        ("--worker=3", "--worker=1"),
     ),
     "docs/reliability.md": (("JOB", NEWEST),),
     "docs/schedulers/README.md": (
@@ -146,6 +150,12 @@ sys.exit(main(words))
 """
 
 
+PIP = """#!/bin/sh
+shift
+exec python -m pip install --quiet --dry-run --no-index "$@"
+"""
+
+
 def run_page(page: str, folder: Path) -> list[Block]:
     """Run the blocks of a page that are not marked.
 
@@ -159,7 +169,7 @@ def run_page(page: str, folder: Path) -> list[Block]:
     found = [block for block in blocks(page) if not block.reason and not block.test]
     prepare(page, top, folder)
     (folder / "page.sh").write_text("\n".join(script(page, found)), encoding="utf-8")
-    done = subprocess.run(
+    shell = subprocess.Popen(
         ["bash", str(folder / "page.sh")],
         cwd=top,
         env=environment(folder, top),
@@ -167,23 +177,32 @@ def run_page(page: str, folder: Path) -> list[Block]:
         stderr=subprocess.STDOUT,
         stdin=subprocess.DEVNULL,
         text=True,
-        timeout=900,
-        check=False,
+        start_new_session=True,
     )
-    place = re.findall(r"^@@ (.*)$", done.stdout, re.MULTILINE)[-1:]
-    assert done.returncode == 0, f"{place}: exit code {done.returncode}\n{done.stdout[-3000:]}"
+    try:
+        output, _ = shell.communicate(timeout=WAIT_S)
+    except subprocess.TimeoutExpired:
+        os.killpg(shell.pid, signal.SIGTERM)  # a job's launcher ends its processes
+        output, _ = shell.communicate(timeout=60)
+    place = re.findall(r"^@@ (.*)$", output, re.MULTILINE)[-1:]
+    assert shell.returncode == 0, f"{place}: exit code {shell.returncode}\n{output[-3000:]}"
     return found
 
 
 def script(page: str, found: Iterable[Block]) -> list[str]:
     """Return the lines of the page's program for bash."""
-    lines = ["set -e", 'TOP="$PWD"', *BEFORE.get(page, ())]
+    lines = [
+        "set -e",
+        "trap 'python -m poseidon kill --all || true' EXIT",
+        'TOP="$PWD"',
+        *BEFORE.get(page, ()),
+    ]
     for block in found:
         text = block.text
         for old, new in REPLACED.get(page, ()):
             text = text.replace(old, new)
         lines += ["" if page in CONTINUED else 'cd "$TOP"', f"echo '@@ {page}:{block.line}'", text]
-    return [*lines, 'cd "$TOP"', "python -m poseidon kill --all || test $? = 1"]
+    return lines
 
 
 def prepare(page: str, top: Path, folder: Path) -> None:
@@ -218,7 +237,9 @@ def prepare(page: str, top: Path, folder: Path) -> None:
     (programs / "poseidon").write_text(
         POSEIDON.format(python=sys.executable, folder=folder), encoding="utf-8"
     )
-    (programs / "poseidon").chmod(0o755)
+    (programs / "pip").write_text(PIP, encoding="utf-8")
+    for program in programs.iterdir():
+        program.chmod(0o755)
 
 
 def environment(folder: Path, top: Path) -> dict[str, str]:

@@ -18,7 +18,7 @@ QUICK = {"CONTRIBUTING.md", "docs/installation.md", "docs/torch_modules.md", "ps
 
 
 @pytest.mark.processes
-@pytest.mark.timeout(960)
+@pytest.mark.timeout(1300)
 @pytest.mark.parametrize(
     "page", [pytest.param(page, marks=() if page in QUICK else pytest.mark.thorough) for page in RUN]
 )
