@@ -17,7 +17,6 @@ Law: every worker of a job makes the same plan and the same store, since both fo
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
@@ -37,8 +36,6 @@ from poseidon.exchange.lossy.compression import codecs_of
 from poseidon.exchange.single import SingleProcessExchange
 from ps_server.protocol.precision import pushed_in, sent_in
 from ps_server.trace import NO_TRACE, Tracer
-
-LOGGER = logging.getLogger("poseidon.exchange")
 
 
 def plan_exchange(
@@ -112,8 +109,8 @@ def build_exchange(
         kind = ExchangeKind.LOCAL if member.alone else member.options.kind
         return _BUILDERS[kind](request)
     if _is_legal(schemes, request):
-        built = build_server(replace(request, plan=plan_exchange(tensors, member, schemes)))
-        return replace(built, measured=True)
+        plan = replace(plan_exchange(tensors, member, schemes), basis="chosen by the run that is resumed")
+        return replace(build_server(replace(request, plan=plan)), measured=True)
     return _build_measured(request)
 
 
@@ -144,8 +141,7 @@ def _build_measured(request: Request) -> Built:
         plan = plan_exchange(
             tensors, member, fastest_schemes(request.plan.choices, rows, member.workers, rates)
         )
-        if member.rank == 0:
-            LOGGER.info("--exchange=auto measured: %s", rates.summary())
+        plan = replace(plan, basis=f"measured: {rates.summary()}")
         built = build_server(replace(request, plan=plan, joined=client))
     except BaseException:
         client.close()

@@ -207,10 +207,12 @@ class ExchangePlan:
     Attributes:
         choices: one for each trained tensor, in their order.
         local_steps: iterations from one exchange to the next, with local steps; 0: one.
+        basis: what a choice follows from that does not follow from the bytes: measured rates, or a snapshot; the end of a line.
     """
 
     choices: tuple[Choice, ...]
     local_steps: int = 0
+    basis: str = ""
 
     def of(self, scheme: Scheme) -> tuple[int, ...]:
         """Return the indices of the tensors of this scheme."""
@@ -244,7 +246,8 @@ class ExchangePlan:
 
     def _load(self) -> str:
         once = f"a round of {self.local_steps} local steps" if self.local_steps else "an iteration"
-        return f"{human_bytes(self.bytes)} {once} on the busiest link, both directions"
+        load = f"{human_bytes(self.bytes)} {once} on the busiest link, both directions"
+        return f"{load}; {self.basis}" if self.basis else load
 
 
 def choose(

@@ -8,6 +8,8 @@ import numpy as np
 import pytest
 
 from poseidon.metrics.job_statistics import read_statistics
+from poseidon.proto.caffe_pb2 import SolverState
+from poseidon.snapshot.checksums import seal
 from tests.support.training import Job, largest_difference, run, weights, write_definitions
 from tests.support.training_processes import make_data, poseidon
 
@@ -67,3 +69,41 @@ def test_the_weights_are_one_processes(
         moved = STEPS * 4 * (BATCH // 2) * (10 + 16)
         factors = {t.name: (t.bytes_out, t.bytes_in) for t in worker.tensors if t.scheme == "svb"}
         assert factors == ({"ip.0": (moved, moved)} if "svb" in ways[exchange] else {})
+
+
+SCHEMES = ("allreduce", "ps", "svb", "allreduce")
+"""Of the net's tensors: the weight and the bias of `conv`, and those of `ip`."""
+
+
+def test_a_job_of_three_schemes_with_a_limit_resumes_with_its_bits(tmp_path: Path) -> None:
+    """Three workers choose a plan; a snapshot with another one, of all schemes, is what the resumed job follows."""
+    make_data(tmp_path)
+    limited = f"clip_gradients: 0.5\nsnapshot: {STEPS // 2}\nmax_iter"
+    run(write_definitions(tmp_path, batch=BATCH, extra=f"{limited}: {STEPS}"), Job())
+    exact = weights(tmp_path, STEPS)
+    (tmp_path / "hosts").write_text("".join(f"{n} 127.0.0.1 0\n" for n in range(3)), encoding="utf-8")
+
+    def train(steps: int, *words: str) -> str:
+        write_definitions(tmp_path, batch=BATCH // 3, extra=f"{limited}: {steps}")
+        common = ("--solver=solver.prototxt", "--hostfile=hosts", "--exchange=auto", "--output=o")
+        result = poseidon(tmp_path, "train", *common, *words)
+        assert result.returncode == 0, result.stderr
+        plan = (tmp_path / "o" / "exchange_plan.txt").read_text(encoding="utf-8")
+        return " ".join(line.split()[2] for line in plan.splitlines()[1:-2])
+
+    chosen = train(STEPS // 2)
+    path = tmp_path / f"snap_iter_{STEPS // 2}.solverstate"
+    state = SolverState.FromString(path.read_bytes())
+    assert " ".join(state.poseidon.scheme) == chosen
+    state.poseidon.scheme[:] = SCHEMES
+    path.write_bytes(state.SerializeToString())
+    seal(path, path.with_suffix(".caffemodel"))
+    ends = []
+    for _ in range(2):
+        assert train(STEPS, f"--snapshot={path}") == " ".join(SCHEMES)
+        ends.append((tmp_path / f"snap_iter_{STEPS}.caffemodel").read_bytes())
+    assert ends[0] == ends[1]
+    assert largest_difference(weights(tmp_path, STEPS), exact) <= 1e-5
+    assert SolverState.FromString(
+        path.with_name(f"snap_iter_{STEPS}.solverstate").read_bytes()
+    ).poseidon.scheme == list(SCHEMES)

@@ -114,7 +114,8 @@ THREE_SCHEMES = {"by_factors": (FIRST,), "by_allreduce": (1, 2, IDLE, LAST)}
 
 @pytest.mark.parametrize("scenario", SCENARIOS.values(), ids=SCENARIOS.keys())
 @pytest.mark.parametrize(
-    ("workers", "schemes"), [(3, THREE_SCHEMES), (2, {**THREE_SCHEMES, "by_factors": ()})]
+    ("workers", "schemes"),
+    [(3, THREE_SCHEMES), pytest.param(2, {**THREE_SCHEMES, "by_factors": ()}, marks=pytest.mark.thorough)],
 )
 def test_server_factors_and_allreduce_in_one_job_are_exact(
     workers: int, schemes: dict[str, Any], scenario: Scenario

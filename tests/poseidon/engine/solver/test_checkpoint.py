@@ -138,8 +138,7 @@ def test_a_resumed_job_of_auto_takes_the_plan_of_the_snapshot(
 def test_a_snapshot_with_schemes_of_other_tensors_is_refused(tmp_path: Path) -> None:
     make_data(tmp_path)
     solver = write_definitions(tmp_path, batch=5, extra="snapshot: 2\nmax_iter: 2")
-    job = Job(workers=2, shards=1, kind=ExchangeKind.HYBRID, options=NO_CHECK)
-    run(solver, job)
+    run(solver, Job())
     path = tmp_path / "snap_iter_2.solverstate"
     state = SolverState.FromString(path.read_bytes())
     assert not state.poseidon.scheme
@@ -149,7 +148,7 @@ def test_a_snapshot_with_schemes_of_other_tensors_is_refused(tmp_path: Path) -> 
         path.write_bytes(state.SerializeToString())
         seal(path, tmp_path / "snap_iter_2.caffemodel")
         with pytest.raises(SnapshotError, match=reason):
-            run(solver, replace(job, resume=path))
+            run(solver, Job(resume=path))
 
 
 def test_a_snapshot_of_local_steps_has_a_history_of_each_worker_and_one_of_the_outer_rule(
