@@ -23,7 +23,7 @@ from poseidon.launch.request import JobRequest
 from poseidon.launch.site import AgentSiteLauncher, read_hosts
 
 ACTOR_S = 60.0
-"""How long the first actor on a node may take to start."""
+"""How long an actor may take to start on its node."""
 PROMPT_S = 2.0
 """How long to wait for nodes before a line says so."""
 RETURN_S = 15.0
@@ -67,9 +67,13 @@ class RaySite(RemoteSite):
         """See `RemoteSite`. Clients on other nodes than before are checked."""
         if not hosts:
             return {}
-        first = not self._connections
-        labels = {host.id: f"client {host.id}" for host in hosts}
-        outcomes = self._connected().connect(labels, ACTOR_S if first else RETURN_S)
+        cluster, labels = self._connected(), {host.id: f"client {host.id}" for host in hosts}
+        if self._connections and not cluster.placed(RETURN_S):
+            waiting = JobError(
+                f"{', '.join(labels.values())}: no node of the Ray cluster within {RETURN_S:g} s; {cluster.describe_lack()}"
+            )
+            return dict.fromkeys(labels, waiting)
+        outcomes = cluster.connect(labels, ACTOR_S)
         found: dict[int, RayConnection | JobError] = {}
         nodes: dict[int, str] = {}
         for client, outcome in outcomes.items():

@@ -144,7 +144,7 @@ def test_a_job_goes_on_without_a_node_that_does_not_come_back(tmp_path: Path) ->
         log = _train_through_a_loss(cluster, tmp_path / "ray", ray, lost=2, replaced=False)
     finally:
         cluster.close()
-    assert "no node of the Ray cluster has started its actor within 15 s; 2 clients need a node each" in log
+    assert re.search(r"client [01]: no node of the Ray cluster .* s; 2 clients need a node each", log)
     assert re.search(r"going on without client [01] \(\S+\): 1 client, 1 worker", log)
     assert "finished at iteration 30 after 1 restart" in log.splitlines()[-1]
 

@@ -17,6 +17,7 @@ ANY = "any"
 NODE_SHARE = 0.001
 """Part of the resource `node:<address>`, which Ray gives each node, that a client takes of its node."""
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.:-]{0,63}", re.ASCII)
+_HIDDEN = re.compile(r"(object_store_)?memory$|node:|.*_group_(\d+_)?[0-9a-f]{20,}$")
 
 Resources = Mapping[str, float]
 
@@ -115,10 +116,5 @@ def describe_lack(bundles: Sequence[Resources], nodes: Sequence[RayNode], free: 
 
 
 def _plain(resources: Resources) -> dict[str, float]:
-    """Return the resources that a user asks for: not memory, nor the marks of single nodes."""
-    hidden = ("memory", "object_store_memory")
-    return {
-        name: amount
-        for name, amount in resources.items()
-        if name not in hidden and not name.startswith("node:")
-    }
+    """Return the resources that a user asks for: not memory, nor the marks of single nodes and of placement groups."""
+    return {name: amount for name, amount in resources.items() if not _HIDDEN.match(name)}

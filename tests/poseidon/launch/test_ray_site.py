@@ -49,14 +49,14 @@ class FakeCluster:
         )
         self.requested: list[Mapping[int, Resources]] = []
         self.lost: set[int] = set()
-        self._places = places
+        self.places = places
         self._free = iter(self.nodes)
 
     def request(self, bundles: Mapping[int, Resources]) -> None:
         self.requested.append(bundles)
 
     def placed(self, timeout_s: float) -> bool:
-        return self._places
+        return self.places
 
     def describe_lack(self) -> str:
         return "3 clients need a node each"
@@ -165,7 +165,12 @@ def test_a_lost_client_gets_another_node_and_all_are_checked(monkeypatch: pytest
         with pytest.raises(JobError, match="client 1: no node"):
             site._reconnect()
     assert checked == []
-    cluster.lost = set()
+    cluster.lost, cluster.places = set(), False
+    with pytest.raises(
+        JobError, match="client 1: no node of the Ray cluster within 15 s; 3 clients need a node each"
+    ):
+        site._reconnect()
+    cluster.places = True
     site._reconnect()
     assert [host.address for host in site.hosts] == ["10.0.0.1", "10.0.0.3"]
     assert checked == [1] and len(cluster.requested) == 1

@@ -51,6 +51,8 @@ def test_a_line_that_names_no_node_is_refused() -> None:
 def test_a_lack_names_what_is_needed_and_what_is_there() -> None:
     bundles = [{"CPU": 2.0}, {"CPU": 2.0}, {"CPU": 1.0, "shards": 1.0}]
     free = {"CPU": 3.0, "memory": 1e9, "object_store_memory": 1e9, "node:10.0.0.1": 1.0}
+    group = "ddc5a8659923dfdd4348c1bb0b3302000000"
+    free |= {f"CPU_group_{group}": 1.0, f"CPU_group_0_{group}": 1.0, f"bundle_group_1_{group}": 1000.0}
     assert describe_lack(bundles, NODES, free) == (
         "3 clients need a node each: 2 with CPU=2 and 1 with CPU=1, shards=1; the Ray cluster has 2 nodes "
         "(10.0.0.1 has CPU=4; 10.0.0.2 has CPU=4), and free of all that is CPU=3"
