@@ -132,7 +132,8 @@ def member(kind: ExchangeKind, staleness: int = 0) -> Membership:
     return Membership(timeout_s=TIMEOUT_S, options=ExchangeOptions(kind=kind, staleness=staleness))
 
 
-KINDS = [kind for kind in ExchangeKind if kind is not ExchangeKind.LOCAL]
+KINDS = [kind for kind in ExchangeKind if kind not in (ExchangeKind.LOCAL, ExchangeKind.AUTO)]
+"""Not `auto`: a script that resumes measures again, and bits depend on the plan."""
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -117,8 +117,10 @@ def reference(case: Case) -> list[np.ndarray]:
     return train(0, 1, case, lambda tensors, settings: build_exchange(tensors, settings, alone, list))[0]
 
 
-def run(kind: ExchangeKind, workers: int, case: Case) -> tuple[list[list[np.ndarray]], Built]:
-    """A job with its workers as threads; their final weights, by rank."""
+def run(
+    kind: ExchangeKind, workers: int, case: Case, schemes: Sequence[Scheme] = ()
+) -> tuple[list[list[np.ndarray]], Built]:
+    """A job with its workers as threads; their final weights, by rank. `auto` takes these schemes, or measures."""
     ends: dict[int, tuple[list[np.ndarray], Built]] = {}
     failures: list[BaseException] = []
 
@@ -132,7 +134,9 @@ def run(kind: ExchangeKind, workers: int, case: Case) -> tuple[list[list[np.ndar
             options=ExchangeOptions(rows=PIECES[workers], kind=kind),
         )
         try:
-            ends[rank] = train(rank, workers, case, lambda t, s: build_exchange(t, s, member, connect))
+            ends[rank] = train(
+                rank, workers, case, lambda t, s: build_exchange(t, s, member, connect, schemes=schemes)
+            )
         except BaseException as error:  # noqa: BLE001 - handed to the test
             failures.append(error)
 
@@ -154,12 +158,18 @@ def test_the_weights_are_those_of_one_process_and_of_a_second_run(
     kind: ExchangeKind, workers: int, rule: RuleKind, passes: int, clip: float | None
 ) -> None:
     case = Case(rule, passes, clip)
-    (ends, _), (again, _) = run(kind, workers, case), run(kind, workers, case)
+    ends, built = run(kind, workers, case)
+    again, _ = run(kind, workers, case, schemes_of(built))
     for end in (*ends[1:], *again):
         assert all(np.array_equal(a, b) for a, b in zip(ends[0], end, strict=True))
     difference = largest_difference(ends[0], reference(case))
     print(f"largest difference {difference:.1e}")
     assert difference <= 1e-5
+
+
+def schemes_of(built: Built) -> list[Scheme]:
+    """The schemes of a run, which another run of `auto` needs for its bits."""
+    return [choice.scheme for choice in built.plan.choices]
 
 
 def largest_difference(mine: Sequence[np.ndarray], whole: Sequence[np.ndarray]) -> float:

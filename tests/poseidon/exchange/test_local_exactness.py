@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import threading
+from collections.abc import Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -12,7 +13,7 @@ import pytest
 
 from poseidon.exchange.build import build_exchange
 from poseidon.exchange.building.membership import Connect, Membership
-from poseidon.exchange.cost import ExchangeKind
+from poseidon.exchange.cost import ExchangeKind, Scheme
 from poseidon.exchange.local.follower import FollowerExchange
 from poseidon.exchange.local.leader import LeaderExchange
 from poseidon.exchange.options import ExchangeOptions
@@ -26,6 +27,7 @@ from tests.poseidon.exchange.test_exactness import (
     Case,
     largest_difference,
     reference,
+    schemes_of,
     train,
 )
 from tests.support.cluster import TIMEOUT_S, TOKEN, job_addresses
@@ -35,9 +37,12 @@ MACHINES = 2
 LOCAL = 2
 
 
-def run(kind: ExchangeKind, case: Case, folder: str) -> list[list[np.ndarray]]:
-    """A job with its workers as threads; their final weights, by rank."""
+def run(
+    kind: ExchangeKind, case: Case, folder: str, schemes: Sequence[Scheme] = ()
+) -> tuple[list[list[np.ndarray]], list[Scheme]]:
+    """A job with its workers as threads; their final weights, by rank, and their common plan."""
     ends: dict[int, list[np.ndarray]] = {}
+    plans: list[list[Scheme]] = []
     failures: list[BaseException] = []
     for machine in range(MACHINES):
         (Path(folder) / f"{machine}").mkdir()
@@ -57,8 +62,12 @@ def run(kind: ExchangeKind, case: Case, folder: str) -> list[list[np.ndarray]]:
         )
         try:
             ends[rank], built = train(
-                rank, MACHINES * LOCAL, case, lambda t, s: build_exchange(t, s, member, connect)
+                rank,
+                MACHINES * LOCAL,
+                case,
+                lambda t, s: build_exchange(t, s, member, connect, schemes=schemes),
             )
+            plans.append(schemes_of(built))
             assert type(built.exchange) is (FollowerExchange if local_rank else LeaderExchange)
         except BaseException as error:  # noqa: BLE001 - handed to the test
             failures.append(error)
@@ -71,7 +80,8 @@ def run(kind: ExchangeKind, case: Case, folder: str) -> list[list[np.ndarray]]:
             thread.join()
     if failures:
         raise failures[0]
-    return [ends[rank] for rank in range(MACHINES * LOCAL)]
+    assert all(plan == plans[0] for plan in plans)
+    return [ends[rank] for rank in range(MACHINES * LOCAL)], plans[0]
 
 
 @pytest.mark.parametrize(
@@ -81,12 +91,12 @@ def test_the_weights_are_those_of_one_process_and_of_a_second_run(
     kind: ExchangeKind, rule: RuleKind, passes: int, clip: float | None
 ) -> None:
     case = Case(rule, passes, clip)
-    runs = []
-    for _ in range(2):
-        with TemporaryDirectory(prefix="p") as folder:
-            runs.append(run(kind, case, folder))
-    for end in (*runs[0][1:], *runs[1]):
-        assert all(np.array_equal(a, b) for a, b in zip(runs[0][0], end, strict=True))
-    difference = largest_difference(runs[0][0], reference(case))
+    with TemporaryDirectory(prefix="p") as folder:
+        ends, schemes = run(kind, case, folder)
+    with TemporaryDirectory(prefix="p") as folder:
+        again, _ = run(kind, case, folder, schemes)
+    for end in (*ends[1:], *again):
+        assert all(np.array_equal(a, b) for a, b in zip(ends[0], end, strict=True))
+    difference = largest_difference(ends[0], reference(case))
     print(f"largest difference {difference:.1e}")
     assert difference <= 1e-5
