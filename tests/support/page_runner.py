@@ -34,6 +34,7 @@ COPIED = ("poseidon", "ps_server", "prototxt", "examples", "machinefiles", "scri
 CONTINUED = {"docs/tutorial.md"}
 BACKGROUND = "python -m poseidon train --solver=solver.prototxt --hostfile=machinefile --max_iter=10000000 --background"
 NEWEST = "$(ls -t output | head -1)"
+OLDEST = "$(ls -t output | tail -1)"
 OR_NOTHING = "|| test $? = 1"
 """Where there is no GPU, or no job is left."""
 CIFAR10 = "python -m poseidon prepare_cifar10"
@@ -42,7 +43,11 @@ BEFORE = {
     "README.md": (TRAINED, "sleep 1", BACKGROUND),
     "docs/caffe_jobs.md": (TRAINED,),
     "docs/from_poseidon.md": (BACKGROUND,),
-    "docs/operations.md": ("mkdir -p ~/.zfunc ~/.local/share/bash-completion/completions", BACKGROUND),
+    "docs/operations.md": (
+        "mkdir -p ~/.zfunc ~/.local/share/bash-completion/completions",
+        "python -m poseidon train --solver=solver.prototxt --max_iter=110 --trace",
+        BACKGROUND,
+    ),
     "docs/reliability.md": (TRAINED,),
     "docs/schedulers/README.md": (CIFAR10,),
     "docs/spreading_data.md": (CIFAR10,),
@@ -50,7 +55,7 @@ BEFORE = {
 REPLACED: dict[str, tuple[tuple[str, str], ...]] = {
     "README.md": (
         ("--solver=S", "--solver=solver.prototxt"),
-        ("--snapshot=JOB", "--snapshot=$(ls -t output | tail -1)"),
+        ("--snapshot=JOB", f"--snapshot={OLDEST}"),
         ("kill JOB", f"kill {NEWEST}"),
     ),
     "docs/caffe2.md": (("two_class data/", "two_class data/ --count=8 --test_count=4"),),
@@ -61,6 +66,8 @@ REPLACED: dict[str, tuple[tuple[str, str], ...]] = {
         ("kill FILE", f"kill FILE {OR_NOTHING}"),
         ("kill JOB --hostfile=FILE", f"kill JOB --hostfile=FILE {OR_NOTHING}"),
         ("kill --all", f"kill --all {OR_NOTHING}"),
+        ("JOB --trace", f"{OLDEST} --trace"),
+        ("JOB --picture", f"{OLDEST} --picture"),
         ("JOB", NEWEST),
         ("FILE", "machinefile"),
         ("--worker=3", "--worker=1"),
