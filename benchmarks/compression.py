@@ -91,6 +91,7 @@ def script(flags: argparse.Namespace) -> None:
         group.settle()
         if group.rank == 0:
             flags.result.write_text(json.dumps([task.test()]), encoding="utf-8")
+        group.mean(0.0)  # the others wait until rank 0 has tested
 
 
 def _train_ddp(flags: argparse.Namespace, task: Task) -> None:
