@@ -80,16 +80,22 @@ def _train(cluster: RayCluster, folder: Path, flags: Sequence[str]) -> str:
 def _train_through_a_loss(
     cluster: RayCluster, folder: Path, flags: Sequence[str], lost: int, *, replaced: bool = True
 ) -> str:
-    """Train, kill a node at iteration 25 and add another one; return the log."""
+    """Train, kill a node at iteration 25 and add another one; return the log.
+
+    The workers wait at iteration 25 until the launcher has noticed the loss.
+    """
     gate = _definitions(folder)
-    lines = []
+    lines: list[str] = []
+    killed = False
     with _start(cluster, folder, flags) as launcher:
         assert launcher.stderr is not None
         for line in launcher.stderr:
             lines.append(line)
-            if "Iteration 20, lr" in line and not gate.exists():
-                cluster.kill(lost)
+            if "; restart 1 of 3: " in line:
                 gate.touch()
+            if "Iteration 20, lr" in line and not killed:
+                killed = True
+                cluster.kill(lost)
                 if replaced:
                     cluster.add(num_cpus=2)
     log = "".join(lines)
