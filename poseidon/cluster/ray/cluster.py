@@ -12,6 +12,7 @@ import re
 import signal
 import socket
 import threading
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -24,6 +25,7 @@ from poseidon.errors import JobError, UsageError, printable
 from poseidon.settings import disable_ray_statistics
 
 LISTEN_S = 5.0
+POLL_S = 0.5
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
@@ -74,7 +76,13 @@ class RayCluster:
 
     def placed(self, timeout_s: float) -> bool:
         """Wait until every client has a node; return False when the time is up."""
-        return bool(self._group.wait(timeout_s))
+        deadline_s = time.monotonic() + timeout_s
+        while True:
+            left_s = deadline_s - time.monotonic()
+            if self._group.wait(max(0.0, min(POLL_S, left_s))):  # Python handles no signal while Ray waits
+                return True
+            if left_s <= POLL_S:
+                return False
 
     def connect(
         self, labels: Mapping[int, str], timeout_s: float

@@ -132,3 +132,17 @@ def test_an_actor_that_does_not_start(describe: Any, text: str) -> None:
 
 def test_only_nodes_that_are_alive_count() -> None:
     assert [node.id for node in RayCluster(FakeRay(None)).nodes] == ["a"]
+
+
+def test_a_wait_for_nodes_is_short_pieces_so_that_signals_are_handled() -> None:
+    waits: list[float] = []
+
+    def wait(timeout_s: float) -> bool:
+        waits.append(timeout_s)
+        return len(waits) == 3
+
+    cluster = RayCluster(FakeRay(None))
+    cluster._group = SimpleNamespace(wait=wait)
+    assert cluster.placed(300.0)
+    assert waits == [0.5] * 3
+    assert not cluster.placed(0.0)
