@@ -4,7 +4,7 @@ Workers join the shards with a trial store (`StoreSpec.trial`), and measure
 
     the server      pushes of a small and a large tensor, until the new value has come
     all-reduce      the same tensors through a process group, where it may travel in clear
-    factors         the product of factors with as many rows as the job's, and the update that follows
+    factors         products of factors with as many rows as the job's, and the updates that follow
 
 The code is that of training, and all workers measure at the same time. They collect all figures and take the slowest of
 each, so every worker has the same. It takes some tenths of a second; on links below 250 Mbit/s some seconds.
@@ -38,8 +38,9 @@ ELEMENTS = (2**16, 2**20)
 MOST_RUNS = 5
 RUNS_S = 0.15
 """How long the runs of one scheme take, about, unless one takes longer."""
-SIDE = 512
-FEW_ROWS, LEAST_ROWS, MOST_ROWS = 8, 64, 256
+SIDE = 1024
+LEAST_ROWS, MOST_ROWS = 16, 256
+PRODUCTS = 3
 
 
 def trial_store(tensors: Sequence[Trained], member: Membership) -> StoreSpec:
@@ -84,15 +85,14 @@ def measure(client: Client, tensors: Sequence[Trained], member: Membership) -> R
     with _sums(client, tensors, member) as by_allreduce:
         schemes = [by_server] if by_allreduce is None else [by_server, by_allreduce]
         found = _by_turns(client, schemes)
-    products = _products(client, tensors, member)
+    products = _product_s_per_flop(client, tensors, member)
     (server_s, server_s_per_byte), *others = found
     link = server_bytes(ELEMENTS[LARGE], member.topology) / (ELEMENT_BYTES * ELEMENTS[LARGE])
     own: dict[str, float] = {
         "server_s": server_s,
         "server_s_per_byte": server_s_per_byte,
         "link_s_per_byte": server_s_per_byte / link,
-        "product_s_per_flop": products[0],
-        "update_s_per_byte": products[1],
+        "product_s_per_flop": products,
     }
     for allreduce_s, allreduce_s_per_byte in others:
         own |= {"allreduce_s": allreduce_s, "allreduce_s_per_byte": allreduce_s_per_byte}
@@ -168,26 +168,25 @@ def _line(small_s: float, large_s: float) -> tuple[float, float]:
     return max(0.0, small_s - slope * small), slope
 
 
-def _products(client: Client, tensors: Sequence[Trained], member: Membership) -> tuple[float, float]:
-    """Return the seconds of an operation of products, and of a byte of a weight beside them; zero without factors."""
+def _product_s_per_flop(client: Client, tensors: Sequence[Trained], member: Membership) -> float:
+    """Return the seconds of an operation of products, with the update of the weight; zero without factors."""
     rows = max((t.factor_rows for t in tensors), default=0) * member.workers
     if not rows:
-        return 0.0, 0.0
+        return 0.0
     rows = min(max(rows, LEAST_ROWS), MOST_ROWS)
     device, rule = tensors[0].tensor.device, Rule(momentum=0.9)
     scratch = Scratch(device)
     value, history = torch.zeros(SIDE, SIDE, device=device), torch.zeros(SIDE, SIDE, device=device)
+    u, v = (torch.zeros(rows, SIDE, device=device) for _ in range(2))
 
-    def update(count: int) -> None:
-        u, v = (torch.zeros(count, SIDE, device=device) for _ in range(2))
-        apply_factors(rule, u, v, value, [history], rate=0.0, step=0, scale=1.0, scratch=scratch)
+    def update(times: int) -> None:
+        for _ in range(times):
+            apply_factors(rule, u, v, value, [history], rate=0.0, step=0, scale=1.0, scratch=scratch)
         _synchronize(device)
 
-    update(rows)
+    update(1)
     client.barrier()
-    few_s, many_s = (statistics.median(_run_s(update, count) for _ in range(3)) for count in (FEW_ROWS, rows))
-    row_s = max(many_s - few_s, 0.0) / (rows - FEW_ROWS)
-    return row_s / (2 * SIDE**2), max(few_s - FEW_ROWS * row_s, 0.0) / (ELEMENT_BYTES * SIDE**2)
+    return _run_s(update, PRODUCTS) / (PRODUCTS * 2 * rows * SIDE**2)
 
 
 def _run_s(work: Callable[[int], None], argument: int) -> float:
