@@ -15,12 +15,12 @@ from dataclasses import replace
 from pathlib import Path
 
 from poseidon.cluster.jobs.kill import KillTimeouts, job_processes, owner_of
-from poseidon.cluster.jobs.registry import EXTRACTION, Registry, check_job_id
+from poseidon.cluster.jobs.registry import EXTRACTION, JobRecord, Registry, check_job_id
 from poseidon.cluster.jobs.remote_hosts import Ask
 from poseidon.cluster.jobs.stop import StopTargets, jobs_by_id, jobs_of_hostfile, stop_jobs
 from poseidon.cluster.machinefile import read_machinefile
 from poseidon.errors import JobError, PoseidonError, UsageError
-from poseidon.launch.job_folder import local_records
+from poseidon.launch.job_folder import ended_job, local_records
 from poseidon.launch.site import ask_over_ssh
 from poseidon.settings import read_settings
 
@@ -58,17 +58,29 @@ def _targets(arguments: argparse.Namespace, registry: Registry, ask: Ask) -> Sto
     if hosts or _is_job(arguments.target, registry):
         return jobs_by_id([check_job_id(arguments.target)], records, ask, more_hosts=hosts)
     hostfile = Path(arguments.target)
+    if hostfile.is_dir():
+        return jobs_by_id([_job_of_folder(hostfile, records)], records, ask)
     targets = jobs_of_hostfile(hostfile, records, ask)
     if not targets.jobs and not hostfile.exists():
         owner = owner_of(arguments.target)
         if owner is not None:
             raise JobError(f"job {arguments.target} is user {owner}'s; `poseidon kill` stops one's own")
+        folder = ended_job(arguments.target)
+        if folder is not None:
+            raise JobError(f"job {folder.name} has ended; its files are in {folder}")
         raise JobError(
             f"'{arguments.target}' is neither a running job nor a machinefile; `poseidon ps` lists the jobs"
         )
     if not targets.jobs:
         raise JobError("; ".join([_none_of(hostfile, targets, "job"), *targets.problems]))
     return targets
+
+
+def _job_of_folder(folder: Path, records: Sequence[JobRecord]) -> str:
+    for record in records:
+        if Path(record.output).resolve() == folder.resolve():
+            return record.job
+    raise JobError(f"no running job writes to the folder {folder}; `poseidon ps` lists the jobs")
 
 
 def kill_caffe(arguments: Sequence[str]) -> int:

@@ -108,6 +108,12 @@ def job_folder(job: str | None) -> Path:
     raise JobError(f"'{job}' is neither a running job, nor a folder, nor a job in {OUTPUT}/")
 
 
+def ended_job(job: str) -> Path | None:
+    """Return the folder under output/ of the job with the id `job`, which no longer runs; None where there is none."""
+    folder = OUTPUT / job
+    return folder if Path(job).name == job and folder.is_dir() else None
+
+
 def _newest(records: list[JobRecord]) -> Path:
     running = [record for record in records if (Path(record.output) / FILE_NAME).exists()]
     if running:

@@ -47,7 +47,13 @@ def _stats(parser: Parser) -> None:
 
 
 def _kill(parser: Parser) -> None:
-    word(parser, "target", "a job's id (poseidon ps), or a machinefile", nargs="?", metavar="JOB")
+    word(
+        parser,
+        "target",
+        "a job's id (poseidon ps) or output folder, or a machinefile",
+        nargs="?",
+        metavar="JOB",
+    )
     group = parser.section("Flags")
     switch(group, "all", "all jobs of this user that this machine has on record")
     flag(group, "hostfile", "look for the job on the hosts of this file, too", metavar="FILE")

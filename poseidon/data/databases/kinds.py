@@ -56,8 +56,8 @@ def require(path: Path) -> Backend:
     """
     if not path.exists():
         raise DataError(
-            f"the database {path} does not exist: create it first, for example with a create script of examples/ "
-            "(examples/cifar10/create_cifar10.sh)"
+            f"the database {path} does not exist: create it first with poseidon prepare_cifar10, convert_mnist or "
+            "convert_imageset (the README.md of a folder of poseidon init has the command)"
         )
     found = detect(path)
     if found is None:

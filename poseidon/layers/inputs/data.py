@@ -7,6 +7,7 @@ from typing import ClassVar
 
 from poseidon.data.batches.reader import BatchReader
 from poseidon.data.batches.transform import Transform
+from poseidon.data.databases.kinds import require
 from poseidon.layers.base import LayerError, Shape
 from poseidon.layers.inputs.sources import ReadingSource
 from poseidon.layers.registry import register
@@ -44,8 +45,10 @@ class Data(ReadingSource):
         for name in MOVED_FIELDS:
             if param.HasField(name):
                 raise LayerError(f"data_param has {name}, which belongs in transform_param")
+        source = self.source(param.source, shared_file_system=param.shared_file_system)
+        require(source)  # before the mean file, which is usually made with the database
         return BatchReader(
-            source=self.source(param.source, shared_file_system=param.shared_file_system),
+            source=source,
             backend=param.backend,
             batch_size=param.batch_size,
             transform=Transform(

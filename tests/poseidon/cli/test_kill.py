@@ -139,6 +139,7 @@ def test_ps_forgets_what_has_gone(state: Path, tmp_path: Path, capsys: pytest.Ca
         ((), UsageError, "expected a job's id, a machinefile"),
         (("job", "--all"), UsageError, "expected a job's id, a machinefile"),
         (("job", "--grace=-1"), UsageError, "--grace"),
+        (("quick-7",), JobError, "^job quick-7 has ended; its files are in output/quick-7$"),
         (("no-such-job",), JobError, "neither a running job nor a machinefile"),
         (("hosts",), JobError, "no job that was started from hosts is running"),
         (("wrong",), MachinefileError, "wrong:1: "),
@@ -159,9 +160,25 @@ def test_mistakes(
     machinefile(tmp_path, "hosts")
     machinefile(tmp_path, "wrong", "0 127.0.0.1")
     machinefile(tmp_path, "far", "0 node7 9999")
+    (tmp_path / "output" / "quick-7").mkdir(parents=True)
     monkeypatch.chdir(tmp_path)
     with pytest.raises(error, match=words):
         poseidon("kill", *arguments)
+
+
+def test_a_job_by_its_output_folder(state: Path, tmp_path: Path) -> None:
+    output = tmp_path / "output"
+    output.mkdir()
+    with running_job(state, "job-a", machinefile(tmp_path, "hosts")) as job:
+        with pytest.raises(JobError, match=rf"^no running job writes to the folder {output};"):
+            poseidon("kill", str(output))
+        job.kill_launcher()
+        registry = Registry(state)
+        record = registry.read(job.job)
+        assert record is not None
+        registry.write(replace(record, output=str(output)))
+        assert poseidon("kill", str(output)) == 0
+        assert none_left(job.pids)
 
 
 def test_the_job_of_another_user(state: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -100,8 +100,15 @@ def test_crop_changes_the_shape(tmp_path: Path) -> None:
 
 
 def test_a_missing_database_is_named(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="db"):
+    with pytest.raises(
+        DataError, match=r"the database .*db does not exist: create it first with poseidon prepare"
+    ):
         net(tmp_path, "batch_size: 2 backend: LMDB")
+
+
+def test_a_missing_database_is_named_before_its_mean_file(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"the database .*db does not exist"):
+        net(tmp_path, "batch_size: 2 backend: LMDB", rest='transform_param { mean_file: "mean.binaryproto" }')
 
 
 def test_a_net_that_fails_to_compile_lets_go_of_its_database(tmp_path: Path) -> None:
