@@ -73,16 +73,16 @@ class Rates:
 
     def summary(self) -> str:
         """Return the rates as the end of a log line."""
-        rates = [f"server {_rate(self.server_s_per_byte)}"]
+        rates = [f"server {_cost(self.server_s, self.server_s_per_byte)}"]
         if math.isfinite(self.allreduce_s_per_byte):
-            rates.append(f"all-reduce {_rate(self.allreduce_s_per_byte)}")
+            rates.append(f"all-reduce {_cost(self.allreduce_s, self.allreduce_s_per_byte)}")
         if self.product_s_per_flop > 0:
             rates.append(f"products of factors {1e-9 / self.product_s_per_flop:.1f} GFlop/s")
         return ", ".join(rates)
 
 
-def _rate(s_per_byte: float) -> str:
-    return f"{1e-6 / s_per_byte:.0f} MB/s"
+def _cost(s: float, s_per_byte: float) -> str:
+    return f"{1e3 * s:.1f} ms + bytes at {1e-6 / s_per_byte:.0f} MB/s"
 
 
 def fastest_schemes(

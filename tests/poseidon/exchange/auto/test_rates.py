@@ -100,4 +100,7 @@ def test_what_is_no_rate_is_refused(wrong: dict[str, object]) -> None:
 
 
 def test_the_summary_names_what_was_measured() -> None:
-    assert FAST.summary() == "server 250 MB/s, all-reduce 400 MB/s, products of factors 10.0 GFlop/s"
+    assert FAST.summary() == (
+        "server 1.0 ms + bytes at 250 MB/s, all-reduce 2.0 ms + bytes at 400 MB/s, "
+        "products of factors 10.0 GFlop/s"
+    )

@@ -130,7 +130,8 @@ def test_a_plan_with_all_schemes_has_the_weights_of_one_process_and_the_same_bit
     with job_addresses(ExchangeKind.AUTO, WORKERS, SHARDS) as connect:
         again, rebuilt = run([member(rank) for rank in range(WORKERS)], connect, schemes)
     assert rebuilt[0].plan.choices == built[0].plan.choices
-    assert "; measured: server 250 MB/s, all-reduce 400 MB/s" in built[0].plan.summary()
+    measured = "; measured: server 1.0 ms + bytes at 250 MB/s, all-reduce 0.0 ms + bytes at 400 MB/s"
+    assert measured in built[0].plan.summary()
     assert rebuilt[0].plan.summary().endswith("; chosen by the run that is resumed")
     assert rebuilt[0].measured
     for mine, before in zip(again[0], ends[0], strict=True):
