@@ -116,8 +116,10 @@ class CodecSpec:
         except ValueError:
             names = ", ".join(f"{k.value}:FRACTION" if k.is_sparse else k.value for k in CodecKind)
             raise SpecError(f"'{text:.60}' is no codec; expected {names}") from None
+        if kind.is_sparse and not colon:
+            raise SpecError(f"'{text:.60}' is no codec; expected a fraction, such as {name}:0.01")
         try:
-            fraction = float(number) if colon else math.nan if kind.is_sparse else 1.0
+            fraction = float(number) if colon else 1.0
         except ValueError:
             raise SpecError(f"'{text:.60}' is no codec; expected a number after '{name}:'") from None
         return cls(kind, fraction)

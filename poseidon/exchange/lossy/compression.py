@@ -83,7 +83,7 @@ def _scheme(part: str, text: str, loss_budget: float | None) -> CompressionSchem
     try:
         return CompressionScheme(pattern, _auto(name, loss_budget) or _codec(name))
     except SpecError as error:
-        raise UsageError(f"--compress={text:.80}: {error}, {POWERSGD}:RANK, {AUTO}, or {NONE}") from error
+        raise UsageError(f"--compress={text:.80}: {error}") from error
 
 
 def _auto(name: str, loss_budget: float | None) -> Auto | None:
@@ -100,7 +100,7 @@ def _auto(name: str, loss_budget: float | None) -> Auto | None:
 def _codec(name: str) -> Lossy | None:
     kind, _, number = name.partition(":")
     if kind != POWERSGD:
-        return None if name == NONE else CodecPair.parse(name)
+        return None if name == NONE else _pair(name)
     factors, colon, start = number.partition(START)
     rank, inner, codec = factors.partition(":")
     if (
@@ -116,6 +116,18 @@ def _codec(name: str) -> Lossy | None:
     return LowRank(int(rank), int(start or 0), CodecSpec.parse(codec) if codec else None)
 
 
+def _pair(name: str) -> CodecPair:
+    for half in name.split("/", 1):
+        kind = half.partition(":")[0]
+        if kind in (POWERSGD, AUTO):
+            raise SpecError(f"'{name:.60}' is no codec; {kind} has both directions: leave out the '/'")
+        if half != NONE and kind not in _KINDS:
+            raise SpecError(f"'{half:.60}' is no codec; expected {_NAMES}")
+    return CodecPair.parse(name)
+
+
+_KINDS = {kind.value: f"{kind.value}:FRACTION" if kind.is_sparse else kind.value for kind in CodecKind}
+_NAMES = ", ".join([*_KINDS.values(), f"{POWERSGD}:RANK", AUTO, f"or {NONE}"])
 _DENSE = (CodecKind.INT8.value, CodecKind.INT4.value)
 """Codecs of PowerSGD's factors: those that lose little."""
 

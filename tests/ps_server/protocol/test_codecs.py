@@ -269,7 +269,7 @@ def test_positions_that_no_encoder_sends_are_refused(positions: list[int]) -> No
     ("text", "message"),
     [
         ("int2", "'int2' is no codec; expected int8, int4, sign, topk:FRACTION, randomk:FRACTION"),
-        ("topk", "expected a fraction above 0 and at most 0.5"),
+        ("topk", "'topk' is no codec; expected a fraction, such as topk:0.01"),
         ("topk:0", "topk:0 is no codec"),
         ("topk:0.6", "topk:0.6 is no codec"),
         ("topk:nan", "expected a fraction"),
