@@ -124,7 +124,7 @@ def test_the_metadata_is_complete(installed: Path) -> None:
     )
     assert not [line for line in core if line.startswith(extras)]
     assert set(metadata.get_all("Provides-Extra")) == {
-        *("all", "dashboard", "dev", "docs", "export", "leveldb", "prometheus", "redis", "tensorboard")
+        *("all", "dashboard", "dev", "docs", "export", "leveldb", "prometheus", "ray", "redis", "tensorboard")
     }
 
 

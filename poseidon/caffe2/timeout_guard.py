@@ -18,9 +18,14 @@ ABORT_S = 10.0
 
 
 def _end_process(reason: str) -> None:
-    """Report where all threads are, interrupt the process, and abort it where that does not help."""
+    """Report where all threads are, interrupt the process, and abort it where that does not help.
+
+    A process that ignores SIGINT, as one that a shell started in the background does, is aborted at once.
+    """
     log.error("%s PID: %d", reason, os.getpid())
     faulthandler.dump_traceback(file=sys.__stderr__ or 2, all_threads=True)
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        os.abort()
     abort = threading.Timer(ABORT_S, os.abort)
     abort.daemon = True
     abort.start()

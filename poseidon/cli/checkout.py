@@ -18,6 +18,11 @@ PACKAGES = (
 """What setup.py requires, by the names that are imported."""
 
 
+def is_checkout() -> bool:
+    """Return whether Poseidon is a checkout, not installed in a folder of packages."""
+    return (CHECKOUT / "Makefile").is_file()
+
+
 def use_environment(*packages: str) -> None:
     """Make sure that the packages can be imported: this process continues as the checkout's `.venv` if they cannot.
 

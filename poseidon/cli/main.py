@@ -19,6 +19,7 @@ from importlib import import_module
 from types import FrameType
 
 from poseidon import __version__
+from poseidon.cli.checkout import PACKAGES, is_checkout, use_environment
 from poseidon.cli.parsers import data, jobs, nets, watch
 from poseidon.cli.parsers.form import Command, overview
 from poseidon.errors import PoseidonError, nearest
@@ -121,6 +122,8 @@ def _import(command: str) -> None:
         package = (error.name or "poseidon").partition(".")[0]
         if package in ("poseidon", "ps_server"):
             raise
+        if package in PACKAGES and is_checkout():
+            use_environment(package)
         raise PoseidonError(
             f"Python finds no package '{package}', which Poseidon requires, in {sys.prefix}; "
             "expected an installation with its requirements: pip install without --no-deps"

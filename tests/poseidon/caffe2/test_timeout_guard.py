@@ -10,8 +10,9 @@ import pytest
 from poseidon.caffe2 import timeout_guard
 
 HANGS = """
-import threading
+import signal, threading
 from poseidon.caffe2 import timeout_guard
+signal.signal(signal.SIGINT, signal.default_int_handler)
 timeout_guard.ABORT_S = 600.0
 with timeout_guard.CompleteInTimeOrDie(0.05):
     threading.Event().wait()
@@ -26,8 +27,11 @@ threading.Event().wait()
 """
 
 
+IGNORES = HANGS.replace("signal.default_int_handler", "signal.SIG_IGN")
+
+
 @pytest.mark.processes
-@pytest.mark.parametrize(("script", "codes"), [(HANGS, {-2, 130, 1}), (DEAF, {-6})])
+@pytest.mark.parametrize(("script", "codes"), [(HANGS, {-2, 130, 1}), (DEAF, {-6}), (IGNORES, {-6})])
 def test_a_process_that_hangs_ends_with_its_stacks(script: str, codes: set[int]) -> None:
     done = subprocess.run(
         [sys.executable, "-c", script], capture_output=True, text=True, timeout=50, check=False

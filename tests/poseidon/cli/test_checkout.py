@@ -27,6 +27,7 @@ def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name in FOLDERS:
         ignore = None if name in ("poseidon", "ps_server") else code
         shutil.copytree(ROOT / name, folder / name, ignore=ignore)
+    shutil.copy(ROOT / "Makefile", folder)
     return folder
 
 

@@ -37,7 +37,7 @@ def test_zsh_reads_its_script() -> None:
 def test_zsh_has_flags_with_their_help() -> None:
     script = zsh_script()
     assert (
-        "'--exchange=[hybrid (default), ps, svb, allreduce, local]:KIND:(hybrid ps svb allreduce local)'"
+        "'--exchange=[hybrid (default), auto, ps, svb, allreduce, local]:KIND:(hybrid auto ps svb allreduce local)'"
         in script
     )
     assert "'--solver=[the solver definition (prototxt)]:FILE:_files'" in script

@@ -134,7 +134,7 @@ def test_switches(words: tuple[str, ...], wait_free: bool, trace: bool) -> None:
 @pytest.mark.parametrize(
     ("word", "message"),
     [
-        ("--exchange=ring", "expected one of hybrid, ps, svb, allreduce, local, found 'ring'"),
+        ("--exchange=ring", "expected one of hybrid, auto, ps, svb, allreduce, local, found 'ring'"),
         ("--svb=maybe", "found 'maybe'"),
         ("--wire_precision=int8", "found 'int8'"),
         ("--consistency_model=BSP", "found 'BSP'"),
