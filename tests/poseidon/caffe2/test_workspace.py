@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 
 import numpy as np
@@ -43,6 +44,7 @@ def test_fed_arrays_are_copied_and_tensors_shared() -> None:
 
 
 def test_a_failing_operator_is_shown_with_its_definition(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.WARNING, logger="poseidon.caffe2.workspace")  # GlobalInit may have raised it
     net = core.Net("fails")
     net.Add(["a", "b"], "c")
     workspace.FeedBlob("a", np.zeros(2, dtype=np.float32))
