@@ -122,7 +122,7 @@ def test_the_command_reads_no_data_and_draws_one_phase(
     assert "<b>conv2</b><br/>Convolution 5x5 x 256<br/>group 2, ReLU" in graphs[0]
     assert "accuracy" not in graphs[0]
     assert main([*words, "--shapes"]) == 1  # those depend on the data, which is not here
-    assert "layer 'data' (Data): the mean file" in capsys.readouterr().err
+    assert "layer 'data' (Data): the database" in capsys.readouterr().err
     deploy = str(repository / ALEXNET.with_name("deploy.prototxt"))
     assert main([*words[:1], deploy, *words[2:], "--shapes", "--phase=TEST"]) == 0
     assert "10x96x55x55" in graphs[1]
