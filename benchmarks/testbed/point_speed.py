@@ -127,6 +127,7 @@ def compare(comparison: Comparison, report: Callable[[str], None]) -> list[Table
     """Measure one comparison. Return a table for each rate.
 
     Jobs that fit this machine's memory together live together and are measured by turns; otherwise they form several groups.
+    With several rates a job that measures its links has a group of its own for each.
 
     A failure, SIGINT or SIGTERM after the first tables' rows ends the comparison; what was finished is returned.
 
@@ -137,12 +138,13 @@ def compare(comparison: Comparison, report: Callable[[str], None]) -> list[Table
     jobs = comparison.jobs
     check_memory(training, [max(jobs, key=lambda how: needed_bytes(training, how, workers))], workers)
     found: dict[float | None, list[Row]] = {rate: [] for rate in comparison.rates_mbit}
-    anywhere = [how for how in jobs if not _measures_links(how)]
+    apart = [how for how in jobs if _measures_links(how)] if len(comparison.rates_mbit) > 1 else []
+    anywhere = [how for how in jobs if how not in apart]
     groups: list[tuple[Sequence[How], Sequence[float | None]]] = [
         (group, comparison.rates_mbit)
         for group in groups_that_fit(training, anywhere, workers, most_bytes=free_bytes())
     ]
-    groups[1:1] = [([how], (rate,)) for how in jobs if _measures_links(how) for rate in comparison.rates_mbit]
+    groups[1:1] = [([how], (rate,)) for how in apart for rate in comparison.rates_mbit]
     end_s = time.monotonic() + comparison.limit_s
     for group, rates in groups:
         if time.monotonic() >= end_s:
@@ -171,7 +173,7 @@ def _measure_group(
 ) -> None:
     """Measure jobs that live together, by turns at each rate. Add their rows to `found`.
 
-    They start on unshaped links, which shortens the start; a job that measures its links starts at its rate.
+    They start on unshaped links, which shortens the start. With a job that measures its links all start at the rate.
     """
     training, workers = comparison.training, comparison.workers
     slow = rates_mbit[0] if any(map(_measures_links, group)) else None

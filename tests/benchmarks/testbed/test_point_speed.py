@@ -78,7 +78,7 @@ def test_jobs_start_in_turn_so_that_those_that_fit_together_are_ours_and_ddps() 
 
 
 def test_after_the_limit_no_group_of_jobs_starts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A job that measures its links starts once for each rate; the others once for all."""
+    """A job that measures its links starts once for each rate; the others once for all. With one rate all are one group."""
     started: list[tuple[list[How], tuple[float | None, ...]]] = []
 
     def measure_group(
@@ -101,6 +101,8 @@ def test_after_the_limit_no_group_of_jobs_starts(monkeypatch: pytest.MonkeyPatch
         ([auto], (100.0,)),
         ([auto], (None,)),
     ]
+    compare(replace(both, rates_mbit=(100.0,)), lambda line: None)
+    assert started.pop() == ([DdpSettings(), PoseidonSettings(), auto], (100.0,))
     said: list[str] = []
     compare(replace(both, limit_s=0.0), said.append)
     assert len(started) == 3
@@ -119,7 +121,9 @@ def test_what_was_finished_survives_a_failure(monkeypatch: pytest.MonkeyPatch, e
 
     said: list[str] = []
     monkeypatch.setattr(point_speed, "_measure_group", measure_group)
-    monkeypatch.setattr(point_speed, "MEASURES_LINKS", ("hybrid",))
+    monkeypatch.setattr(
+        point_speed, "groups_that_fit", lambda training, jobs, *rest, **more: [[job] for job in jobs]
+    )
     (found,) = compare(replace(COMPARISON, buckets_mb=()), said.append)
     assert column(found, "job") == ["DDP"]
     assert said == [f"stopped, the tables have the jobs that were finished: {error}"]
