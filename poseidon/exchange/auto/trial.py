@@ -1,13 +1,14 @@
-"""The measurement of `--exchange=auto`: all workers exchange small tensors by each scheme, before training.
+"""The measurement of `--exchange=auto`: all workers exchange zeros by each scheme, before training.
 
 Workers join the shards with a trial store (`StoreSpec.trial`), and measure
 
-    the server      pushes of a small and a large tensor, until the new value has come
+    the server      pushes of a small tensor, of a large one, and of several together, until all new values have come
     all-reduce      the same tensors through a process group, where it may travel in clear
     factors         products of factors with as many rows as the job's, and the updates that follow
 
-The code is that of training, and all workers measure at the same time. They collect all figures and take the slowest of
-each, so every worker has the same. It takes some tenths of a second; on links below 250 Mbit/s some seconds.
+The code is that of training, and all workers measure at the same time. Several tensors travel together, so that a shard
+sums one while the next one is on the link, as in training. All workers collect all figures and take the slowest of each, so
+every worker has the same. It takes some tenths of a second; on links below 250 Mbit/s some seconds.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import json
 import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -32,12 +34,15 @@ from poseidon.exchange.factors.products import Scratch, apply_factors
 from poseidon.exchange.plane import offered_address
 from ps_server import Client, RemoteProtocolError, Rule, RuleKind, StoreSpec, TableSpec
 
-SMALL, LARGE = 0, 1
-ELEMENTS = (2**16, 2**20)
-"""Of the two tensors: 256 KiB, and 4 MiB, which is several chunks."""
+ELEMENTS = (2**16, *(2**20,) * 5)
+"""Of each tensor: one of 256 KiB, and five of 4 MiB, each of several chunks."""
+SMALL, LARGE, ALL_LARGE = range(1), range(1, 2), range(1, len(ELEMENTS))
+"""The tensors that are exchanged together. What a byte takes follows from the times of the last two: thus the time in which the
+first and the last chunk are alone on the link does not count. In training they are not alone."""
+TOGETHER = (SMALL, LARGE, ALL_LARGE)
 MOST_RUNS = 5
-RUNS_S = 0.15
-"""How long the runs of one scheme take, about, unless one takes longer."""
+RUNS_S = 0.3
+"""How long the runs of one scheme take, about, unless one takes longer. After a first one that takes longer there are none."""
 SIDE = 1024
 LEAST_ROWS, MOST_ROWS = 16, 256
 PRODUCTS = 3
@@ -46,12 +51,11 @@ PRODUCTS = 3
 def trial_store(tensors: Sequence[Trained], member: Membership) -> StoreSpec:
     """Return the store of the measurement, the same on every worker. Its rule is that of the job's largest tensor."""
     rule = _rule_of(tensors)
-    names = ("trial, small", "trial, large")
     return StoreSpec(
         workers=member.workers,
         shards=member.shards,
         tables=tuple(
-            TableSpec(name=name, size=size, rule=rule) for name, size in zip(names, ELEMENTS, strict=True)
+            TableSpec(name=f"trial {number}", size=size, rule=rule) for number, size in enumerate(ELEMENTS)
         ),
         loads=member.loads,
         trial=True,
@@ -78,16 +82,19 @@ def measure(client: Client, tensors: Sequence[Trained], member: Membership) -> R
     client.start(lambda table: [np.zeros(ELEMENTS[table], np.float32)])
     gradients = [np.zeros(size, np.float32) for size in ELEMENTS]
 
-    def by_server(table: int) -> None:
-        client.push(table, gradients[table], rate=0.0)
-        client.read(table, values[table])
+    def by_server(tables: range) -> None:
+        for table in tables:
+            client.push(table, gradients[table], rate=0.0)
+        for table in tables:
+            client.read(table, values[table])
 
     with _sums(client, tensors, member) as by_allreduce:
         schemes = [by_server] if by_allreduce is None else [by_server, by_allreduce]
         found = _by_turns(client, schemes)
     products = _product_s_per_flop(client, tensors, member)
     (server_s, server_s_per_byte), *others = found
-    link = server_bytes(ELEMENTS[LARGE], member.topology) / (ELEMENT_BYTES * ELEMENTS[LARGE])
+    size = _bytes(ALL_LARGE)
+    link = server_bytes(size // ELEMENT_BYTES, member.topology) / size
     own: dict[str, float] = {
         "server_s": server_s,
         "server_s_per_byte": server_s_per_byte,
@@ -110,8 +117,8 @@ def _collect(client: Client, own: Mapping[str, Any]) -> list[dict[str, Any]]:
 @contextlib.contextmanager
 def _sums(
     client: Client, tensors: Sequence[Trained], member: Membership
-) -> Iterator[Callable[[int], None] | None]:
-    """Form a process group for the measurement. Yield what exchanges a tensor; None where nothing may travel in clear."""
+) -> Iterator[Callable[[range], None] | None]:
+    """Form a process group for the measurement. Yield what exchanges tensors; None where nothing may travel in clear."""
     if not member.sums_in_clear:
         yield None
         return
@@ -123,19 +130,24 @@ def _sums(
     offers = _collect(client, {"allreduce": "" if rendezvous is None else rendezvous.address})
     rendezvous = rendezvous or Rendezvous(settings, offered_address(offers[0], "allreduce", rank=0))
     group = ProcessGroup(rendezvous, "trial", settings, Backend.of(device))
-    rule, planes, gradients = _rule_of(tensors), [], []
-    for size in ELEMENTS:
-        trained = Trained(name="trial", tensor=torch.zeros(size, device=device), rule=rule)
-        planes.append(AllReducePlane({0: trained}, ExchangeSettings(), group=settings))
-        planes[-1].join(group)
-        gradients.append(torch.zeros(size, device=device))
+    rule = _rule_of(tensors)
+    trained = [Trained(name="trial", tensor=torch.zeros(size, device=device), rule=rule) for size in ELEMENTS]
+    gradients = [torch.zeros(size, device=device) for size in ELEMENTS]
+    planes = {}
+    for each in TOGETHER:
+        planes[each] = AllReducePlane(
+            {table: trained[table] for table in each}, ExchangeSettings(), group=settings
+        )
+        planes[each].join(group)
 
-    def exchange(table: int) -> None:
-        plane = planes[table]
+    def exchange(tables: range) -> None:
+        plane = planes[tables]
         plane.start(0, 0.0)
-        plane.begin(0, gradients[table])
+        for table in tables:
+            plane.begin(table, gradients[table])
         plane.finish()
-        plane.wait(0)
+        for table in tables:
+            plane.wait(table)
         _synchronize(device)
 
     try:
@@ -145,27 +157,28 @@ def _sums(
         group.close()
 
 
-def _by_turns(client: Client, schemes: Sequence[Callable[[int], None]]) -> list[tuple[float, float]]:
+def _by_turns(client: Client, schemes: Sequence[Callable[[range], None]]) -> list[tuple[float, float]]:
     """Return for each scheme its constant seconds, and those for each byte."""
-    for scheme in schemes:  # the first runs allocate
-        for table in (SMALL, LARGE):
-            scheme(table)
-    first_s = [_run_s(scheme, LARGE) for scheme in schemes]
-    longest_s = max(s for each in _collect(client, {"s": first_s}) for s in each["s"])
-    runs = max(1, min(MOST_RUNS, int(RUNS_S / longest_s)))
-    seconds = [([], [first]) for first in first_s]  # type: list[tuple[list[float], list[float]]]
+    times = [{each: [_run_s(partial(scheme, each))] for each in TOGETHER} for scheme in schemes]
+    own = {"s": max(one[ALL_LARGE][0] for one in times)}
+    runs = min(MOST_RUNS, int(RUNS_S / max(other["s"] for other in _collect(client, own))))
+    if runs:  # fast links: the first runs allocated
+        times = [{each: [] for each in TOGETHER} for _ in schemes]
     for _ in range(runs):
-        for scheme, times in zip(schemes, seconds, strict=True):
-            for table in (SMALL, LARGE):
-                times[table].append(_run_s(scheme, table))
-    return [_line(statistics.median(small), statistics.median(large)) for small, large in seconds]
+        for scheme, mine in zip(schemes, times, strict=True):
+            for each in TOGETHER:
+                mine[each].append(_run_s(partial(scheme, each)))
+    return [_line(*(statistics.median(mine[each]) for each in TOGETHER)) for mine in times]
 
 
-def _line(small_s: float, large_s: float) -> tuple[float, float]:
-    """Return the constant and the slope of the line through both figures; neither is below zero."""
-    small, large = (ELEMENT_BYTES * size for size in ELEMENTS)
-    slope = max(large_s - small_s, large_s / 10) / (large - small)
-    return max(0.0, small_s - slope * small), slope
+def _line(small_s: float, large_s: float, all_s: float) -> tuple[float, float]:
+    """Return the constant, by the small tensor, and the slope, by the large ones; neither is below zero."""
+    slope = max(all_s - large_s, all_s / 10) / (_bytes(ALL_LARGE) - _bytes(LARGE))
+    return max(0.0, small_s - slope * _bytes(SMALL)), slope
+
+
+def _bytes(tables: range) -> int:
+    return ELEMENT_BYTES * sum(ELEMENTS[table] for table in tables)
 
 
 def _product_s_per_flop(client: Client, tensors: Sequence[Trained], member: Membership) -> float:
@@ -186,12 +199,12 @@ def _product_s_per_flop(client: Client, tensors: Sequence[Trained], member: Memb
 
     update(1)
     client.barrier()
-    return _run_s(update, PRODUCTS) / (PRODUCTS * 2 * rows * SIDE**2)
+    return _run_s(partial(update, PRODUCTS)) / (PRODUCTS * 2 * rows * SIDE**2)
 
 
-def _run_s(work: Callable[[int], None], argument: int) -> float:
+def _run_s(work: Callable[[], None]) -> float:
     began_s = time.perf_counter()
-    work(argument)
+    work()
     return time.perf_counter() - began_s
 
 
