@@ -38,7 +38,9 @@ def test_the_error_for_a_wrong_kind_has_the_right_setting(tmp_path: Path, backen
 
 
 def test_a_missing_database_names_its_path_and_the_way_to_make_it(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=rf"{tmp_path}/none does not exist: create it first with poseidon prepare_cifar10"):
+    with pytest.raises(
+        DataError, match=rf"{tmp_path}/none does not exist: create it first with poseidon prepare_cifar10"
+    ):
         require(tmp_path / "none")
 
 
