@@ -14,6 +14,7 @@ from typing import Any
 
 from benchmarks.testbed.shapes import layers_of
 from benchmarks.testbed.tables import Table
+from poseidon.plan.auto import auto_scenario
 from poseidon.plan.forecast import chosen
 from poseidon.plan.iteration import iteration_of, predict
 from poseidon.plan.scenario import MIB, Exchange, LowRank, Machine, Scenario, WireCodec
@@ -28,9 +29,11 @@ OVERLAP = re.compile(r"Overlap: (?P<exchange>\w+) on (?P<hosts>\d+) hosts at (?P
 PAPER = re.compile(r"VGG19-22K / 40 at (?P<rate>[\d.]+) Mbit/s; .*")
 DDP = re.compile(r"DDP(?: (?:(?P<half>fp16)|PowerSGD (?P<rank>\d+)))?(?: (?P<bucket>[\d.]+) MB)?")
 OURS = re.compile(
-    r"(?P<exchange>ps|svb|hybrid|allreduce)(?:\+(?P<codec>int8|float16|bfloat16))?(?:\+H(?P<steps>\d+))?"
+    r"(?P<exchange>ps|svb|hybrid|allreduce)(?:\+(?P<codec>int8|float16|bfloat16))?(?:\+powersgd:(?P<rank>\d+))?"
+    r"(?:\+H(?P<steps>\d+))?"
     r"(?:\+(?P<codec_after>int8|float16|bfloat16))?(?: \d+ servers)?(?P<late> not wait-free)?"
 )
+CODECS = {None: None, "int8": WireCodec.INT8, "float16": WireCodec.HALF, "bfloat16": WireCodec.HALF}
 PAPER_NET, PAPER_BATCH, PAPER_COMPUTE_S = "vgg19-22k/40", 5, 0.925
 HEAD = ("job", "measured s", "predicted s", "predicted / measured", "measured CPU s", "predicted CPU s")
 READING = (
@@ -201,6 +204,8 @@ def _by_name(scenario: Scenario, job: str) -> Scenario | None:
             bucket_bytes=bucket,
             machine=replace(scenario.machine, cores=scenario.machine.cores * _all_hosts(scenario)),
         )
+    if job == "auto":
+        return auto_scenario(scenario, in_clear=True)
     if found := OURS.fullmatch(job):
         name = found["codec"] or found["codec_after"]
         ring = found["exchange"] == "allreduce"
@@ -208,7 +213,7 @@ def _by_name(scenario: Scenario, job: str) -> Scenario | None:
             scenario,
             exchange=Exchange.RING if ring else Exchange(found["exchange"]),
             wait_free=not found["late"],
-            lossy=WireCodec.INT8 if name == "int8" else WireCodec.HALF if name else None,
+            lossy=LowRank(rank=int(found["rank"])) if found["rank"] else CODECS[name],
             sync_every=int(found["steps"] or 1),
         )
     return None

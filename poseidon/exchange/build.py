@@ -28,11 +28,12 @@ from poseidon.exchange.base import ExchangeSettings, Trained
 from poseidon.exchange.building.membership import Built, Connect, Membership
 from poseidon.exchange.building.rounds import build_local_steps
 from poseidon.exchange.building.server import Request, build_server, layout_of
-from poseidon.exchange.cost import ExchangeKind, ExchangePlan, Scheme, choose
+from poseidon.exchange.cost import ELEMENT_BYTES, Choice, ExchangeKind, ExchangePlan, Scheme, choose
 from poseidon.exchange.local.follower import FollowerExchange
 from poseidon.exchange.local.group import LocalGroup
 from poseidon.exchange.local.leader import LeaderExchange
 from poseidon.exchange.lossy.compression import codecs_of
+from poseidon.exchange.pooled import SMALL_TENSOR_ELEMENTS
 from poseidon.exchange.single import SingleProcessExchange
 from ps_server.protocol.precision import pushed_in, sent_in
 from ps_server.trace import NO_TRACE, Tracer
@@ -43,8 +44,9 @@ def plan_exchange(
 ) -> ExchangePlan:
     """Choose the scheme of each tensor.
 
-    Where no tensor would go to the server, the one whose bytes grow least does: a request of rank 0 (`ShardDelivery`) is in
-    step with training only where training reads from the shards.
+    Where no tensor would go to the server, the last small one does, or the one whose bytes grow least: a request of rank 0
+    (`ShardDelivery`) is in step with training only where training reads from the shards. The gradient of the last tensor is the
+    first that a backward pass has, and its value the last that a forward pass needs, so nothing waits for it.
 
     Args:
         tensors: in the order of the store's tables.
@@ -69,8 +71,14 @@ def plan_exchange(
     is_served = any(choice.scheme is Scheme.SERVER for choice in choices)
     if kind.has_shards and has_others and not is_served:
         trained = [choice for choice in choices if not tensors[choice.index].statistics]
-        cheapest = min(trained, key=lambda choice: choice.server_bytes - choice.bytes)
-        choices = tuple(replace(c, scheme=Scheme.SERVER) if c is cheapest else c for c in choices)
+        small = SMALL_TENSOR_ELEMENTS * ELEMENT_BYTES
+
+        def order(choice: Choice) -> tuple[int, int]:
+            without = choice.bytes if choice.scheme is Scheme.FACTORS else 0
+            return max(choice.server_bytes - without, small), -choice.index
+
+        served = min(trained, key=order)
+        choices = tuple(replace(c, scheme=Scheme.SERVER) if c is served else c for c in choices)
     return ExchangePlan(choices=choices)
 
 

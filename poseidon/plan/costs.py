@@ -26,6 +26,7 @@ from poseidon.plan.small_job import CHUNK_ELEMENTS, CHUNKS, SMALL_TABLES
 ARITHMETIC = (
     *("copy_s_per_byte", "sum_s_per_byte", "rule_s_per_byte", "half_s_per_byte", "int8_s_per_byte"),
     *("optimizer_s_per_byte", "few_rows_s", "many_rows_s"),
+    *("low_rank_s", "high_rank_s"),
 )
 """Functions of `work`."""
 MOST_CLIENTS = 8
@@ -56,6 +57,8 @@ class HostCosts:
         ring_s_per_byte: time to send a byte round gloo's ring, to receive one and to add half of the time.
         half_s_per_byte: time to convert a byte of float32 to bfloat16.
         int8_s_per_byte: time to encode a byte of float32 as int8, or to decode it.
+        low_rank_s_per_byte: a worker's time for a byte of a matrix that travels by PowerSGD, besides the next one.
+        low_rank_s_per_byte_and_rank: the same for each rank.
     """
 
     cores: int
@@ -72,6 +75,8 @@ class HostCosts:
     ring_s_per_byte: float
     half_s_per_byte: float
     int8_s_per_byte: float
+    low_rank_s_per_byte: float
+    low_rank_s_per_byte_and_rank: float
 
 
 def measure_costs(seconds: float, clients: int = 1) -> HostCosts:
@@ -99,6 +104,7 @@ def measure_costs(seconds: float, clients: int = 1) -> HostCosts:
         wire_s, message_s = _store_s(processes, clients, each_s, took["sum_s_per_byte"])
     free = statistics.median(parts)
     flops, factors_s = work.products(took["few_rows_s"], took["many_rows_s"])
+    low_rank_s, rank_s = work.of_ranks(took["low_rank_s"], took["high_rank_s"])
     return HostCosts(
         cores=cores,
         free_cores=cores if free > FREE else cores * free,
@@ -109,6 +115,8 @@ def measure_costs(seconds: float, clients: int = 1) -> HostCosts:
         memory_s_per_byte=took["copy_s_per_byte"],
         message_s=message_s,
         ring_s_per_byte=ring_s,
+        low_rank_s_per_byte=low_rank_s,
+        low_rank_s_per_byte_and_rank=rank_s,
         **{name: took[name] for name in took if name in HostCosts.__slots__},
     )
 
@@ -156,7 +164,7 @@ def worst(costs: list[HostCosts]) -> HostCosts:
     slowest = {
         name: max(getattr(cost, name) for cost in costs)
         for name in HostCosts.__slots__
-        if name.endswith(("_per_byte", "_s"))
+        if name.endswith(("_per_byte", "_s", "_and_rank"))
     }
     gpus = [cost.gpu for cost in costs]
     return HostCosts(

@@ -30,6 +30,8 @@ HEADERS = 0.94
 GPU_FLOPS = 5e12
 """Assumed of products on a GPU; only weights that travel as factors need them."""
 LOCAL_STEPS = (8, 32)
+RANKS = (1, 4)
+"""Of PowerSGD."""
 NEAR = 0.03
 """Schemes that differ by less are equally fast; the default is then kept."""
 GAIN = 1.1
@@ -80,12 +82,23 @@ WAYS: tuple[Way, ...] = (
     Way(name="ps, bfloat16", flags="--exchange=ps --wire_precision=bfloat16", lossy=WireCodec.HALF),
     Way(name="ps, int8", flags="--exchange=ps --compress=int8", lossy=WireCodec.INT8),
     *(
+        Way(
+            name=f"ps, PowerSGD rank {rank}",
+            flags=f"--exchange=ps --compress=powersgd:{rank}",
+            lossy=LowRank(rank=rank),
+        )
+        for rank in RANKS
+    ),
+    *(
         Way(name=f"ps, {h} local steps", flags=f"--exchange=ps --sync_every={h}", sync_every=h)
         for h in LOCAL_STEPS
     ),
     Way(name="DDP", exchange=Exchange.RING),
     Way(name="DDP, fp16 hook", exchange=Exchange.RING, lossy=WireCodec.HALF),
-    Way(name="DDP, PowerSGD rank 4", exchange=Exchange.RING, lossy=LowRank(rank=4)),
+    *(
+        Way(name=f"DDP, PowerSGD rank {rank}", exchange=Exchange.RING, lossy=LowRank(rank=rank))
+        for rank in RANKS
+    ),
 )
 
 
@@ -165,6 +178,8 @@ def machine_of(cluster: PlannedCluster, shared_by: int = 1) -> Machine:
         ring_s_per_byte=costs.ring_s_per_byte,
         half_s_per_byte=costs.half_s_per_byte,
         int8_s_per_byte=costs.int8_s_per_byte,
+        low_rank_s_per_byte=costs.low_rank_s_per_byte,
+        low_rank_s_per_byte_and_rank=costs.low_rank_s_per_byte_and_rank,
     )
 
 

@@ -89,6 +89,9 @@ class Machine:
         buffer_bytes: bytes in flight between two hosts before a sender waits.
         half_s_per_byte: a core's time to convert a byte of float32 to 16 bits, or back.
         int8_s_per_byte: the same for int8.
+        low_rank_s_per_byte: a worker's time on a core for a byte of a matrix that goes to the shards as PowerSGD's factors, its
+            rule included, besides the next one.
+        low_rank_s_per_byte_and_rank: the same for each rank.
     """
 
     latency_s: float = 0.0
@@ -110,6 +113,8 @@ class Machine:
     buffer_bytes: int = MIB
     half_s_per_byte: float = 0.0
     int8_s_per_byte: float = 0.0
+    low_rank_s_per_byte: float = 0.0
+    low_rank_s_per_byte_and_rank: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,7 +135,7 @@ class Scenario:
         piece_bytes: the simulation's unit of sending; smaller is slower to simulate, and hardly more exact.
         bucket_bytes: bucket size of the ring.
         forward_part: the forward pass's part of the compute time.
-        lossy: how tensors that go to shards or round the ring are encoded; None: as float32. Low rank is for the ring.
+        lossy: how tensors that go to shards or round the ring are encoded; None: as float32.
         sync_every: H, local steps of a round; 1: gradients are exchanged in every iteration.
         by_factors: the layers whose weight travels as factors; None: as the exchange chooses by bytes.
     """
@@ -180,12 +185,14 @@ class LayerLoad:
     Attributes:
         forward_s: forward time of one worker.
         backward_s: backward time of one worker.
-        dense_bytes: size of its tensors that go to shards, or round the ring.
+        dense_bytes: size of its tensors that go to shards, or round the ring; of a matrix that PowerSGD sends to shards the size of
+            both factors.
         messages: their messages to the shards: one a chunk; small tensors share one.
         chunk_bytes: their largest chunk.
         factors: the factors of its weight, if it travels so.
         wire_part: the part of `dense_bytes` that is sent.
         codec_s: a core's time to encode the dense tensors once, or to decode them.
+        worker_s: a core's time of the worker before the dense tensors leave.
     """
 
     forward_s: float
@@ -196,6 +203,7 @@ class LayerLoad:
     factors: Factors | None = None
     wire_part: float = 1.0
     codec_s: float = 0.0
+    worker_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -228,7 +236,7 @@ def loads(scenario: Scenario) -> list[LayerLoad]:
     found = []
     for index, (layer, share) in enumerate(zip(scenario.layers, shares, strict=True)):
         compute_s = scenario.compute_s * share
-        sizes = _dense_sizes(layer, index in by_factors)
+        sizes = _dense_sizes(scenario, layer, index in by_factors)
         wire_part, codec_s = _encoded(scenario, layer, index in by_factors)
         found.append(
             LayerLoad(
@@ -240,6 +248,7 @@ def loads(scenario: Scenario) -> list[LayerLoad]:
                 factors=_factors(scenario, layer) if index in by_factors else None,
                 wire_part=wire_part,
                 codec_s=codec_s,
+                worker_s=_low_rank_s(scenario, layer, index in by_factors),
             )
         )
     return found
@@ -247,23 +256,41 @@ def loads(scenario: Scenario) -> list[LayerLoad]:
 
 def _encoded(scenario: Scenario, layer: LayerShape, by_factors: bool) -> tuple[float, float]:
     """Return the part of a layer's dense bytes that is sent, and a core's seconds to encode them once."""
-    sizes, machine = _dense_sizes(layer, by_factors), scenario.machine
+    sizes, machine = _dense_sizes(scenario, layer, by_factors), scenario.machine
     dense = sum(sizes)
-    if scenario.lossy is None or not dense:
+    if scenario.lossy is None or not dense or _factors_to_shards(scenario):
         return 1.0, 0.0
     if isinstance(scenario.lossy, WireCodec):
         per_byte = machine.half_s_per_byte if scenario.lossy is WireCodec.HALF else machine.int8_s_per_byte
         return scenario.lossy.value / ELEMENT_BYTES, per_byte * dense
     rank = scenario.lossy.rank
     sent = sum(low_rank_elements(shape, rank) for shape in layer.tensors) * ELEMENT_BYTES
-    compressed = sum(
-        math.prod(shape) for shape in layer.tensors if low_rank_elements(shape, rank) < math.prod(shape)
-    )
+    compressed = sum(math.prod(shape) for shape in layer.tensors if _is_low_rank(shape, rank))
     # Three products in all, and about six passes over memory: what is held back is added, kept and subtracted.
     seconds = (
         6.0 * rank * compressed / machine.flops + 6 * ELEMENT_BYTES * compressed * machine.memory_s_per_byte
     )
     return sent / dense, seconds / 2
+
+
+def _factors_to_shards(scenario: Scenario) -> int:
+    """Return the rank of PowerSGD through the shards; 0: it is not used."""
+    through_shards = scenario.exchange is not Exchange.RING
+    return scenario.lossy.rank if through_shards and isinstance(scenario.lossy, LowRank) else 0
+
+
+def _low_rank_s(scenario: Scenario, layer: LayerShape, by_factors: bool) -> float:
+    """Return a core's seconds of a worker for PowerSGD through the shards: both factors, their product, the rule."""
+    rank, machine = _factors_to_shards(scenario), scenario.machine
+    if not rank:
+        return 0.0
+    dense = layer.tensors[1:] if by_factors else layer.tensors
+    size = ELEMENT_BYTES * sum(math.prod(shape) for shape in dense if _is_low_rank(shape, rank))
+    return size * (machine.low_rank_s_per_byte + rank * machine.low_rank_s_per_byte_and_rank)
+
+
+def _is_low_rank(shape: Shape, rank: int) -> bool:
+    return low_rank_elements(shape, rank) < math.prod(shape)
 
 
 def low_rank_elements(shape: Shape, rank: int) -> int:
@@ -279,17 +306,25 @@ def _messages(size: int, chunk: int) -> float:
     return size / min(chunk, POOL_ELEMENTS * ELEMENT_BYTES) if small else -(-size // chunk)
 
 
-def _dense_sizes(layer: LayerShape, by_factors: bool) -> list[int]:
-    """Return the bytes of each tensor that is not sent as factors."""
-    dense = layer.tensors[1:] if by_factors else layer.tensors
-    return [math.prod(shape) * ELEMENT_BYTES for shape in dense]
+def _dense_sizes(scenario: Scenario, layer: LayerShape, by_factors: bool) -> list[int]:
+    """Return the bytes of each tensor that is not sent as factors of a batch; of a matrix as PowerSGD's factors, of these."""
+    dense, rank = layer.tensors[1:] if by_factors else layer.tensors, _factors_to_shards(scenario)
+    sizes: list[int] = []
+    for shape in dense:
+        if rank and _is_low_rank(shape, rank):
+            sizes += [rank * shape[0], rank * math.prod(shape[1:])]
+        else:
+            sizes.append(math.prod(shape))
+    return [ELEMENT_BYTES * size for size in sizes]
 
 
 def _chunk_bytes(scenario: Scenario, by_factors: Collection[int]) -> int:
     """Return the chunk size of `ps_server.protocol.placement`: smaller if there is less than a chunk a shard, down to a minimum."""
     part = parts(scenario.workers, scenario.servers)
     shards = (scenario.workers if part.working else 0) + (scenario.servers if part.serving else 0)
-    total = sum(sum(_dense_sizes(layer, index in by_factors)) for index, layer in enumerate(scenario.layers))
+    total = sum(
+        sum(_dense_sizes(scenario, layer, index in by_factors)) for index, layer in enumerate(scenario.layers)
+    )
     chunk = chunk_elements(total // ELEMENT_BYTES, shards) * ELEMENT_BYTES
     while chunk > SMALLEST_ELEMENTS * ELEMENT_BYTES and total < chunk * shards:
         chunk //= 2

@@ -63,6 +63,14 @@ class ServerScheme:
 
     def send(self, iteration: int, layer: int, load: LayerLoad) -> None:
         """Send the gradient of a layer, which has just been computed."""
+        cluster = self._cluster
+        send = partial(self._send, iteration, layer, load)
+        if load.worker_s:
+            cluster.process(cluster.working.worker, cluster.working, load.worker_s, send)
+        else:
+            send()
+
+    def _send(self, iteration: int, layer: int, load: LayerLoad) -> None:
         sizes = self._cluster.pieces(load.dense_bytes)
         for piece, size in enumerate(sizes):
             chunk = Chunk(

@@ -14,7 +14,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from poseidon.exchange.base import Trained
 from poseidon.exchange.factors.products import Scratch, apply_factors
+from poseidon.exchange.lossy.low_rank_matrix import LowRank, LowRankMatrix, low_rank_tensors
 from ps_server import CodecKind, CodecSpec, Rule
 from ps_server.protocol.codecs import Key, codec_of
 from ps_server.rules import update
@@ -28,6 +30,8 @@ OUTPUTS, INPUTS = 2048, 4096
 """The shape of the weight whose products are timed."""
 FEW, MANY = 8, 136
 """Rows of its factors."""
+LOW, HIGH = 1, 4
+"""Ranks of PowerSGD."""
 
 OfChunk = Callable[[Tensor, Tensor, Tensor], object]
 
@@ -95,10 +99,41 @@ def many_rows_s(limit_s: float) -> float:
     return _factors_s(MANY, limit_s)
 
 
+def low_rank_s(limit_s: float) -> float:
+    """Return the time of a worker for a matrix that travels by PowerSGD of the lower rank: factors, product, rule."""
+    return _low_rank_s(LOW, limit_s)
+
+
+def high_rank_s(limit_s: float) -> float:
+    """Return the same for the higher rank."""
+    return _low_rank_s(HIGH, limit_s)
+
+
+def of_ranks(low_s: float, high_s: float) -> tuple[float, float]:
+    """Return the seconds for a byte of the matrix besides the rank, and for each rank."""
+    size = 4 * OUTPUTS * INPUTS
+    rank_s = max(high_s - low_s, 0.0) / (HIGH - LOW)
+    return max(low_s - LOW * rank_s, 0.0) / size, rank_s / size
+
+
 def products(few_s: float, many_s: float) -> tuple[float, float]:
     """Return the operations a second of products of factors, and the seconds for a byte of the weight besides them."""
     row_s = max(many_s - few_s, 1e-9) / (MANY - FEW)
     return 2.0 * OUTPUTS * INPUTS / row_s, max(few_s - FEW * row_s, 0.0) / (4 * OUTPUTS * INPUTS)
+
+
+def _low_rank_s(rank: int, limit_s: float) -> float:
+    trained = Trained(name="matrix", tensor=torch.zeros(OUTPUTS, INPUTS), rule=RULE)
+    parts = [part.tensor for part in low_rank_tensors([trained], {0: LowRank(rank)})[0]]
+    matrix, gradient = LowRankMatrix(trained, 0, parts, start=0), torch.ones(OUTPUTS, INPUTS)
+
+    def iteration() -> None:
+        parts[0].copy_(matrix.take(gradient, 1e-6))
+        parts[1].copy_(matrix.second(1.0))
+        matrix.end(0.01, 0)
+        matrix.apply()
+
+    return median_s(iteration, limit_s)
 
 
 def _factors_s(rows: int, limit_s: float) -> float:

@@ -55,9 +55,17 @@ def test_communication_hooks_of_ddp() -> None:
 
 def test_our_lossy_jobs_are_predicted_where_the_model_knows_the_codec() -> None:
     title = "gpt2, batch 64, 4 hosts, compute 50 ms, 250 Mbit/s"
-    found = read(speed(title, "hybrid", "ps+int8", "ps+float16", "ps+topk:0.1"))
-    assert [case.scenario.lossy for case in found] == [None, WireCodec.INT8, WireCodec.HALF]
-    assert [case.scenario.exchange for case in found] == [Exchange.HYBRID, Exchange.PS, Exchange.PS]
+    found = read(speed(title, "hybrid", "ps+int8", "ps+float16", "hybrid+powersgd:4", "ps+topk:0.1"))
+    assert [case.scenario.lossy for case in found] == [None, WireCodec.INT8, WireCodec.HALF, LowRank(rank=4)]
+    assert [case.scenario.exchange for case in found] == [
+        *(Exchange.HYBRID, Exchange.PS, Exchange.PS, Exchange.HYBRID)
+    ]
+
+
+def test_auto_is_predicted_by_the_rule_of_the_job() -> None:
+    (case,) = read(speed("alexnet, batch 32, 4 hosts, compute 50 ms, 100 Mbit/s", "auto", rate=100.0))
+    assert case.scenario.by_factors
+    assert not case.lossy
 
 
 def test_hosts_that_only_serve_are_not_ddps() -> None:

@@ -19,7 +19,7 @@ from poseidon.exchange.options import ExchangeOptions
 from poseidon.exchange.pooled import PooledExchange
 from poseidon.exchange.ps import ServerExchange
 from poseidon.exchange.single import SingleProcessExchange
-from ps_server import Consistency, Keeping, Precision
+from ps_server import Consistency, Keeping, Precision, Rule
 from tests.support.cluster import TIMEOUT_S, TOKEN, job_addresses, shards_on_sockets
 
 
@@ -172,6 +172,17 @@ def test_one_tensor_always_reads_from_the_server_so_that_signals_are_in_step() -
         Membership(workers=2, shards=1, options=ExchangeOptions(kind=ExchangeKind.FACTORS)),
     )
     assert [choice.scheme for choice in plan.choices] == [Scheme.SERVER]
+
+
+def test_the_last_small_tensor_reads_from_the_server_where_all_others_travel_by_allreduce() -> None:
+    """Its gradient comes first in a backward pass and its value is needed last, so no layer waits for it."""
+    own = [
+        Trained(name=name, tensor=torch.zeros(size), rule=Rule())
+        for name, size in (("low.bias", 64), ("mid.bias", 512), ("high", 100_000))
+    ]
+    member = Membership(workers=2, shards=1, options=ExchangeOptions(kind=ExchangeKind.AUTO))
+    plan = plan_exchange(own, member, [Scheme.ALLREDUCE] * 3)
+    assert [choice.scheme for choice in plan.choices] == [Scheme.ALLREDUCE, Scheme.SERVER, Scheme.ALLREDUCE]
 
 
 def test_dedicated_servers_change_the_plan() -> None:

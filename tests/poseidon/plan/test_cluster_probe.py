@@ -55,7 +55,9 @@ def test_a_hosts_processors_are_measured_by_a_program_that_is_sent(monkeypatch: 
 
 def test_the_slowest_host_counts_in_everything() -> None:
     def host(cores: int, cost: float, gpu: str = "") -> HostCosts:
-        costs = {name: cost for name in HostCosts.__slots__ if name.endswith(("_per_byte", "_s"))}
+        costs = {
+            name: cost for name in HostCosts.__slots__ if name.endswith(("_per_byte", "_s", "_and_rank"))
+        }
         return HostCosts(cores=cores, free_cores=cores / 2, gpu=gpu, flops=1 / cost, **costs)
 
     found = worst([host(2, 1.0, "A"), host(8, 4.0)])

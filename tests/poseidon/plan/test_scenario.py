@@ -132,6 +132,15 @@ def test_what_is_encoded_is_a_part_of_the_bytes(lossy: Lossy | None, part: float
         assert link_bytes(ring) == pytest.approx(link_bytes(replace(ring, lossy=None)) / 2)
 
 
+def test_powersgd_through_the_shards_sends_both_factors_and_takes_the_workers_time() -> None:
+    machine = Machine(low_rank_s_per_byte=1e-9, low_rank_s_per_byte_and_rank=1e-10)
+    low, _ = loads(replace(TWO, exchange=Exchange.PS, lossy=LowRank(rank=2), machine=machine))
+    assert low.dense_bytes == 4 * (2 * 64 + 2 * 27 + 64)
+    assert low.worker_s == pytest.approx(4 * 64 * 27 * (1e-9 + 2 * 1e-10))
+    assert (low.wire_part, low.codec_s) == (1.0, 0.0)
+    assert loads(replace(TWO, exchange=Exchange.PS, machine=machine))[0].worker_s == 0
+
+
 def test_a_layer_without_tensors_takes_time_and_sends_nothing() -> None:
     head = LayerShape(name="head", tensors=(), work=400)
     low, high, last = loads(replace(TWO, layers=(CONV, FC, head)))

@@ -22,6 +22,12 @@ def test_products_are_told_from_the_rest_by_the_number_of_rows() -> None:
     assert per_byte == pytest.approx(rest_s / (4 * work.OUTPUTS * work.INPUTS))
 
 
+def test_powersgds_time_for_each_rank_is_told_from_the_rest() -> None:
+    size, rank_s, rest_s = 4 * work.OUTPUTS * work.INPUTS, 1e-2, 5e-2
+    per_byte, per_rank = work.of_ranks(rest_s + work.LOW * rank_s, rest_s + work.HIGH * rank_s)
+    assert (per_byte * size, per_rank * size) == pytest.approx((rest_s, rank_s))
+
+
 def test_a_store_has_small_tables_between_its_chunks() -> None:
     sizes = [table.size for table in store_of(workers=2, small=10).tables]
     assert sizes.count(CHUNK_ELEMENTS) == 2 * CHUNKS
