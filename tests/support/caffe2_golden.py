@@ -31,6 +31,7 @@ MODULES_OF_SCRIPTS = {
 }
 
 
+@cache
 def cases() -> list[str]:
     """The names of the recorded cases whose operators and modules exist, e.g. `ops/relu`; none without the folder."""
     names = sorted(str(path.relative_to(FOLDER))[:-4] for path in FOLDER.glob("*/*.npz"))
