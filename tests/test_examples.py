@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import re
 import runpy
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from poseidon.cli.main import parse_arguments
 from poseidon.data.prepare.cifar10 import Request
@@ -193,26 +195,36 @@ def test_run_local_takes_the_words_of_the_original(
     assert Path(flags.net_outputs).name == "cifar-netoutputs"
 
 
+CNN = ("--epochs=3", "--records=1024")
+CNN_RESULT = r"epoch 3: loss \S+, accuracy (\S+)%"
+
+
+@pytest.mark.parametrize("more", [(), ("--torch_optimizer",)])
+def test_the_cnn_learns_alone(
+    repository: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    more: tuple[str, ...],
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["train.py", *CNN, *more])
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    with torch.random.fork_rng():
+        torch.manual_seed(1)
+        runpy.run_path(str(repository / "examples" / "torch_cnn" / "train.py"), run_name="__main__")
+    found = re.search(CNN_RESULT, capsys.readouterr().out)
+    assert found is not None
+    assert float(found.group(1)) > 30.0
+
+
 @pytest.mark.processes
+@pytest.mark.thorough
 @pytest.mark.timeout(150)
 @pytest.mark.parametrize(
     ("script", "words", "result", "least"),
     [
-        ("torch_cnn", ("--epochs=3", "--records=1024"), r"epoch 3: loss \S+, accuracy (\S+)%", 30.0),
-        pytest.param(
-            "torch_cnn",
-            ("--epochs=3", "--records=1024", "--torch_optimizer"),
-            r"epoch 3: loss \S+, accuracy (\S+)%",
-            30.0,
-            marks=pytest.mark.thorough,
-        ),
-        pytest.param(
-            "transformer",
-            ("--steps=60", "--width=32"),
-            r"(\S+)% of the letters",
-            18.0,
-            marks=pytest.mark.thorough,
-        ),
+        ("torch_cnn", CNN, CNN_RESULT, 30.0),
+        ("torch_cnn", (*CNN, "--torch_optimizer"), CNN_RESULT, 30.0),
+        ("transformer", ("--steps=60", "--width=32"), r"(\S+)% of the letters", 18.0),
     ],
 )
 def test_torch_modules_learn_on_two_clients(

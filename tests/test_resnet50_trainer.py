@@ -216,28 +216,19 @@ def test_the_folder_is_checked_before_speeds_are_measured(
     assert measured == []
 
 
-@pytest.mark.parametrize(
-    ("flags", "message"),
-    [
-        (
-            {"num_labels": 3},
-            "it has no gpu_0/last_out_L3_w, the network of the flags expects the shape (3, 2048)",
-        ),
-        ({"num_channels": 1}, "gpu_0/conv1_w has the shape (64, 3, 7, 7), the network of the flags expects"),
-    ],
-)
 def test_a_checkpoint_of_another_network_is_refused(
-    trainer: Trainer,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    flags: dict[str, Any],
-    message: str,
+    trainer: Trainer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert trainer() == 0
     path = tmp_path / "resnet50_model_1.mdl"
-    assert trainer(load_model_path=path, num_epochs=2, **flags) == 2
-    line = capsys.readouterr().err.splitlines()[-1]
-    assert line.startswith(f"resnet50_trainer.py: --load_model_path={path}: {message}"), line
+    expected = "the network of the flags expects"
+    for flags, message in (
+        ({"num_labels": 3}, f"it has no gpu_0/last_out_L3_w, {expected} the shape (3, 2048)"),
+        ({"num_channels": 1}, f"gpu_0/conv1_w has the shape (64, 3, 7, 7), {expected}"),
+    ):
+        assert trainer(load_model_path=path, num_epochs=2, **flags) == 2
+        line = capsys.readouterr().err.splitlines()[-1]
+        assert line.startswith(f"resnet50_trainer.py: --load_model_path={path}: {message}"), line
 
 
 def test_an_interrupt_is_one_sentence(

@@ -13,7 +13,7 @@ from website.pages import shell_pages
 
 PAGES = shell_pages()
 RUN = [page for page in PAGES if any(not block.reason and not block.test for block in blocks(page))]
-QUICK = {"CONTRIBUTING.md", "docs/installation.md", "docs/torch_modules.md", "ps_server/README.md"}
+QUICK = {"CONTRIBUTING.md", "docs/installation.md", "ps_server/README.md"}
 """Pages of every run of the tests; the others start many processes."""
 
 
