@@ -4,8 +4,10 @@
     python benchmarks/compression.py --data=FOLDER --trainings quick,transformer --ways int8,powersgd:4:int8 --seeds 1,2
 
 FOLDER holds the published archives of CIFAR-10 (cifar-10-binary.tar.bz2) and MNIST (train-images-idx3-ubyte.gz, ...),
-at any depth. A way is a text of `--compress`, `H=8+int8` for local steps, `none`, `float16`, or a hook of torch's DDP over
-gloo: `ddp`, `ddp fp16`, `ddp powersgd:4`. All ways of a seed have the same initial weights, batches and rates.
+at any depth. A way is a text of `--compress`, `none`, `float16`, `H=8+int8` for local steps, or a hook of torch's DDP over
+gloo: `ddp`, `ddp fp16`, `ddp powersgd:4`. Local steps have BMUF's outer rule; `H=8:0.7:0.9+int8` has the outer rate 0.7 and
+the outer momentum 0.9. All ways of a seed have the same initial weights, batches and rates. With other `--steps` take another
+`--cache`: it keeps the results by training, way and seed.
 
 How to read it: one row a way, one pair of columns a training. The loss is that of test data at the end, the median over
 seeds, with its distance from the same seed without compression (the median, and the range over seeds). Bytes are those of
@@ -47,14 +49,15 @@ WAYS = (
     "none,float16,int8,int4,topk:0.1,topk:0.01,topk:0.01/int8,sign,sign/int8,powersgd:4,powersgd:4:int8,powersgd:2:int8,"
     "powersgd:1:int8,H=8,H=8+int8,H=8+int4,H=32+int8,ddp,ddp fp16,ddp powersgd:4,ddp powersgd:2,ddp powersgd:1"
 )
-LOCAL_STEPS = re.compile(r"H=(\d+)(?:\+(.+))?")
+LOCAL_STEPS = re.compile(r"H=(\d+)(?::([\d.]+):([\d.]+))?(?:\+(.+))?")
 
 
 def flags_of(way: str) -> list[str]:
     """Return the flags of `poseidon run` for a way that is none of DDP's."""
     if local := LOCAL_STEPS.fullmatch(way):
-        bmuf = ["--outer_lr=1", f"--outer_momentum={1 - 1 / WORKERS:g}"]
-        return [f"--sync_every={local[1]}", *bmuf, *(flags_of(local[2]) if local[2] else [])]
+        steps, rate, momentum, codec = local.groups()
+        outer = [f"--outer_lr={rate or 1}", f"--outer_momentum={momentum or f'{1 - 1 / WORKERS:g}'}"]
+        return [f"--sync_every={steps}", *outer, *(flags_of(codec) if codec else [])]
     if way in ("float16", "bfloat16"):
         return [f"--wire_precision={way}"]
     return [] if way == NONE else [f"--compress={way}"]
