@@ -253,10 +253,7 @@ def _reasons(
     by_factors = [] if best.way.auto else factor_layers(training, cluster, best.way)
     if by_factors:
         ps = next(prediction for prediction in found if prediction.way.name == "ps")
-        reasons.append(
-            f"The weights of {_listed(by_factors)} travel as factors: {best.link_bytes / 1e6:.1f} MB an iteration "
-            f"over a host's link, in place of {ps.link_bytes / 1e6:.1f} MB."
-        )
+        reasons.append(_factors(by_factors, best, ps))
     elif best.way is DEFAULT:
         reasons.append(
             "hybrid is the default. No weight of this net is fewer bytes as factors, so it does what ps does."
@@ -270,6 +267,17 @@ def _reasons(
             "Hosts that only serve (role=server in the machinefile) would halve the bytes on each link."
         )
     return reasons
+
+
+def _factors(names: Sequence[str], best: Prediction, ps: Prediction) -> str:
+    ours, theirs = (f"{prediction.link_bytes / 1e6:.1f} MB" for prediction in (best, ps))
+    sentence = f"The weights of {_listed(names)} travel as factors: {ours} an iteration over a host's link"
+    if best.link_bytes < ps.link_bytes:
+        return f"{sentence}, in place of {theirs}."
+    return (
+        f"{sentence}. ps sends only {theirs}, and takes {ps.iteration_s / best.iteration_s:.2f} times as long: "
+        "gradients travel to the shards and values back, factors travel once."
+    )
 
 
 def _limit(training: Training, best: Prediction) -> str:
