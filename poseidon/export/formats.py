@@ -229,10 +229,10 @@ def import_weights(
     unknown = [name for name in names if name not in wanted]
     if unknown:
         raise UsageError(f"--name={unknown[0]}=...: the net has no such tensor; it has {_few(wanted)}")
-    missing = [name for name in wanted if names.get(name, name) not in arrays]
+    missing = [theirs for theirs in (names.get(name, name) for name in wanted) if theirs not in arrays]
     if missing:
         raise SnapshotError(
-            f"the file has no tensor for {_few(missing)}; it has {_few(arrays)}. Use --name=OURS=THEIRS"
+            f"the file has no tensor {_few(missing)}; it has {_few(arrays)}. Use --name=OURS=THEIRS"
         )
     for name, own in wanted.items():
         array = arrays[names.get(name, name)]

@@ -168,7 +168,8 @@ def _deliver_one(
         replace=replacing,
         report=report,
     )
-    return f"{place}: {done.files} files, {done.sent_files} of them sent, {done.sent_bytes / 1e6:.1f} MB"
+    files = "1 file" if done.files == 1 else f"{done.files} files"
+    return f"{place}: {files}, {done.sent_files} of them sent, {done.sent_bytes / 1e6:.1f} MB"
 
 
 class _Count:

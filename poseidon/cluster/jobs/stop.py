@@ -147,5 +147,5 @@ def _named(jobs: Sequence[str]) -> str:
 
 def _sum(jobs: Sequence[str], count: int, unfinished: bool) -> str:
     if count or unfinished:
-        return f"{_named(jobs)}: {count} processes stopped"
+        return f"{_named(jobs)}: {count} {'process' if count == 1 else 'processes'} stopped"
     return f"{_named(jobs)} had already ended; what was on record is removed"

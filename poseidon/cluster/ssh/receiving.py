@@ -48,7 +48,7 @@ def _inspect(request: dict[str, Any]) -> dict[str, Any]:
     states = [_state(file) for file in files]
     others += [file["path"] for file, state in zip(files, states, strict=True) if state == "other"]
     if others and not request["replace"]:
-        return {"problem": f"{others[0]} is there already and differs"}
+        return {"problem": f"{others[0]} is there already and differs; --replace overwrites it"}
     for path in others:
         _remove(path)
     found = []

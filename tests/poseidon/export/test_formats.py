@@ -84,7 +84,9 @@ def test_weights_go_and_come_back(files: tuple[Path, Path], tmp_path: Path, suff
             np.testing.assert_array_equal(one, other, err_msg=name)
 
 
-def test_a_state_dict_with_other_names(files: tuple[Path, Path], tmp_path: Path) -> None:
+def test_a_state_dict_with_other_names(
+    files: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     tensors = {
         name: torch.from_numpy(a) for name, a in named_tensors(open_for_inference(files[0], (), {})).items()
     }
@@ -93,6 +95,9 @@ def test_a_state_dict_with_other_names(files: tuple[Path, Path], tmp_path: Path)
     torch.save({"state_dict": tensors}, tmp_path / "w.pth")
     command = ["import", str(files[0]), str(tmp_path / "w.pth"), str(tmp_path / "m.caffemodel")]
     assert main(command) == 1
+    assert "the file has no tensor ip.weight; it has " in capsys.readouterr().err
+    assert main([*command, "--name=ip.weight=fc.w"]) == 1
+    assert "the file has no tensor fc.w; it has " in capsys.readouterr().err
     assert main([*command, "--name=ip.weight=fc.weight"]) == 0
     assert len(dict(read_model(tmp_path / "m.caffemodel"))["ip"]) == 2
 

@@ -138,6 +138,16 @@ def test_an_interrupt_hangs_up(folders: Folders, tmp_path: Path) -> None:
     assert folders.closed == 2, "at once, and at the end"
 
 
+def test_a_part_of_one_file_is_counted_in_the_singular(folders: Folders, tmp_path: Path) -> None:
+    source = make_pictures(tmp_path / "db", 4, backend=Backend.LMDB).relative_to(tmp_path)
+    partition_data(source, 2)
+    first, again = (
+        distribute(source, clients_in(tmp_path), root="", replace=False, report=silent)[1] for _ in range(2)
+    )
+    assert first.startswith("client 2 (host2): 1 file, 1 of them sent, ")
+    assert again == "client 2 (host2): 1 file, 0 of them sent, 0.0 MB"
+
+
 def test_where_files_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (plain, placed) = parse_machinefile("0 a 0\n1 b 0 workdir=~/work", source="machines")
@@ -209,7 +219,7 @@ def test_real_hosts_get_their_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPa
                 argv, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120, check=False
             )
             assert done.returncode == 0, done.stderr
-            assert done.stdout.count("1 files, 1 of them sent") == (2 if sent else 0)
+            assert done.stdout.count("1 file, 1 of them sent") == (2 if sent else 0)
         for number, host in enumerate(hosts):
             there = host.outside(f"/root/data/db_{number}/data.mdb")
             assert there.read_bytes() == (tmp_path / f"db_{number}" / "data.mdb").read_bytes()
