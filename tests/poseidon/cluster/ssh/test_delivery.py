@@ -160,7 +160,9 @@ def test_something_else_in_the_way(place: Place) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(b"other")
     folders = [str(place.there / "db_1")]
-    with pytest.raises(JobError, match=r"db_1/stranger is there already and differs; --replace overwrites it"):
+    with pytest.raises(
+        JobError, match=r"db_1/stranger is there already and differs; --replace overwrites it"
+    ):
         place.send([file], FolderHost(), folders=folders)
     assert len(place.contents()) == 3
     place.send([file], FolderHost(), folders=folders, replace=True)
