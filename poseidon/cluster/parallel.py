@@ -81,4 +81,5 @@ def format_problems(problems: Sequence[str], *, of: int) -> str:
     """
     if len(problems) == 1:
         return problems[0]
-    return f"{len(problems)} problems on the {of} hosts:" + "".join(f"\n  {problem}" for problem in problems)
+    hosts = "host" if of == 1 else f"{of} hosts"
+    return f"{len(problems)} problems on the {hosts}:" + "".join(f"\n  {problem}" for problem in problems)

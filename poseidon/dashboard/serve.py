@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import signal
 import socket
 import sys
+from collections.abc import Generator
+from contextlib import contextmanager
 from pathlib import Path
 
 import uvicorn
 
 from poseidon.dashboard.app import make_app
 from poseidon.errors import JobError
+
+STOPS = (signal.SIGINT, signal.SIGTERM)
 
 
 def serve(folders: list[Path], *, host: str, port: int, token: str) -> int:
@@ -42,8 +47,22 @@ def serve(folders: list[Path], *, host: str, port: int, token: str) -> int:
         config = uvicorn.Config(
             make_app(folders, token=token), log_level="warning", timeout_graceful_shutdown=1, lifespan="off"
         )
-        uvicorn.Server(config).run(sockets=[listener])
+        _Server(config).run(sockets=[listener])
     return 0
+
+
+class _Server(uvicorn.Server):
+    """A server that returns after SIGINT or SIGTERM. uvicorn's own raises the signal again, which ends the process."""
+
+    @contextmanager
+    def capture_signals(self) -> Generator[None, None, None]:
+        """See `uvicorn.Server`."""
+        before = {number: signal.signal(number, self.handle_exit) for number in STOPS}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
 
 
 def page_address(host: str, port: int) -> str:

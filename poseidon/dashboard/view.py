@@ -8,10 +8,10 @@ from __future__ import annotations
 import statistics
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
-from poseidon.dashboard.bottleneck import ShardLoad, WorkerLoad, find_bottleneck
+from poseidon.dashboard.bottleneck import Cause, ShardLoad, WorkerLoad, find_bottleneck
 from poseidon.metrics.job_records import Record
 
 WINDOW_S = 20.0
@@ -96,6 +96,7 @@ class JobView:
             self._events.append((now, f"snapshot at iteration {record['iteration']}: {record['path']}"))
         elif kind == "end":
             self.outcome = str(record["outcome"])
+            self._progress = {**self._progress, "iteration": record["iteration"]}
             self._events.append((now, f"the job {self.outcome} at iteration {record['iteration']}"))
 
     def _start(self, record: Record, now: float) -> None:
@@ -148,6 +149,8 @@ class JobView:
         """
         workers, shards = self.loads()
         bottleneck = find_bottleneck(workers, shards)
+        if bottleneck.cause is Cause.UNKNOWN and self.outcome:
+            bottleneck = replace(bottleneck, sentence="The job was too short to name what limits it.")
         progress = self._progress
         rate, left = progress.get("rate", 0.0), progress.get("max_iter", 0) - progress.get("iteration", 0)
         return {

@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from poseidon.cluster.parallel import close_each, for_each_host
+from poseidon.cluster.parallel import close_each, for_each_host, format_problems
 from poseidon.errors import JobError
 
 
@@ -55,6 +55,12 @@ def test_closing_one_that_fails_closes_the_others_and_is_logged(caplog: pytest.L
     close_each(every, name="poseidon test")
     assert all(one.closed.is_set() for one in every)
     assert caplog.messages == ["poseidon test: closing a connection failed: ValueError('a bad answer')"]
+
+
+def test_problems_of_one_host_and_of_several() -> None:
+    assert format_problems(["no disk"], of=1) == "no disk"
+    assert format_problems(["no disk", "no GPU"], of=1).splitlines()[0] == "2 problems on the host:"
+    assert format_problems(["no disk", "no GPU"], of=3).splitlines()[0] == "2 problems on the 3 hosts:"
 
 
 def test_closing_has_a_limit() -> None:

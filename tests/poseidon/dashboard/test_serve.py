@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import signal
 import socket
+import subprocess
+import sys
+from urllib.request import urlopen
 
 import pytest
 
@@ -22,3 +26,17 @@ from poseidon.dashboard.serve import page_address
 )
 def test_an_address_that_a_browser_can_open(host: str, address: str) -> None:
     assert page_address(host, 8300) == address
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_stops_the_page_without_an_error(number: signal.Signals) -> None:
+    command = "from poseidon.dashboard.serve import serve; raise SystemExit(serve([], host='127.0.0.1', port=0, token=''))"
+    with subprocess.Popen([sys.executable, "-c", command], stdout=-1, stderr=-1, text=True) as page:
+        assert page.stdout is not None
+        address = page.stdout.readline().split()[-1]
+        with urlopen(address, timeout=30) as answer:  # its handlers are in place
+            assert answer.status == 200
+        page.send_signal(number)
+        _, errors = page.communicate(timeout=30)
+    assert (page.returncode, errors) == (0, "")

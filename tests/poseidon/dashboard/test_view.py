@@ -136,6 +136,14 @@ def test_states() -> None:
     ]  # fmt: skip
 
 
+def test_a_job_that_has_ended_shows_its_last_iteration() -> None:
+    progress = {"time": 101.0, "kind": "progress", "iteration": 0, "max_iter": 20, "loss": 1.0, "rate": 0.0, "images_rate": 0.0}  # fmt: skip
+    end = {"time": 102.0, "kind": "end", "outcome": "finished", "iteration": 20}
+    summary = view(START, progress, end).summary(103.0, running=False)
+    assert (summary["iteration"], summary["max_iter"]) == (20, 20)
+    assert summary["bottleneck"]["sentence"] == "The job was too short to name what limits it."
+
+
 @pytest.mark.parametrize(
     "record",
     [
