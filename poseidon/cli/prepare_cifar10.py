@@ -43,5 +43,5 @@ def run(arguments: argparse.Namespace) -> int:
         with progress_bar(arguments.progress) as report:
             print(f"CIFAR-10 is at {fetch(request, report=report)}")
     except ConnectionError as error:
-        raise DataError(str(error)) from error
+        raise DataError(f"{error}; if you have CIFAR-10: poseidon prepare_cifar10 --data=DIR") from error
     return 0

@@ -27,7 +27,7 @@ from poseidon.launch.job_folder import OUTPUT
 from poseidon.launch.processes import Start, check_encryption, shard_spec, worker_spec
 from poseidon.launch.request import JobRequest
 from poseidon.launch.site import FileSet, Site
-from poseidon.launch.terminal import counted, short_path, without_flags
+from poseidon.launch.terminal import counted, resume_command, short_path, without_flags
 
 RESTARTS_OF_MANY_HOSTS = 3
 
@@ -152,6 +152,14 @@ class Job(ABC):
             scores: of the last test, a line each.
         """
         return [("logs", short_path(self.output)), *self._network_report()]
+
+    def resume_line(self, state: Path) -> str:
+        """Return the command that resumes this job from a snapshot.
+
+        Args:
+            state: a snapshot on this machine.
+        """
+        return self.site.resume_command(resume_command(self.request.argv, state), short_path(state))
 
     def _network_report(self) -> list[tuple[str, str]]:
         return [("network", f"poseidon stats {self.id}")] if self.plan.worker_count > 1 else []

@@ -8,6 +8,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 from poseidon.cluster.jobs.registry import Registration
 from poseidon.cluster.supervision.background import (
@@ -147,6 +148,7 @@ class _Run:
                 newest = self._snapshots.newest()
         except PoseidonError:
             self._records.ended("failed")
+            self._print_how_to_resume()
             raise
         finally:
             self._listeners.close()
@@ -154,6 +156,13 @@ class _Run:
             show(line)
         show(describe_ending(job.id, ended))
         return ended.result.exit_code
+
+    def _print_how_to_resume(self) -> None:
+        """Print the command that resumes a failed job, if it has written a snapshot."""
+        newest = self._snapshots.newest()
+        if newest.state and newest != self._job.origin:
+            for line in aligned([("resume", self._job.resume_line(Path(newest.state)))]):
+                self._terminal.print(line)
 
     def start(self, attempt: int, point: StartingPoint) -> JobResult:
         """See `RestartDriver`."""

@@ -56,10 +56,13 @@ class ScriptJob(Job):
         if not newest.state:
             return report
         where = "" if newest.iteration == result.iteration else f" from iteration {newest.iteration}"
-        state = Path(newest.state)
+        return [("resume" + where, self.resume_line(Path(newest.state))), *report]
+
+    def resume_line(self, state: Path) -> str:
+        """See `Job`."""
         own, of_script = self._argv()
         command = " ".join((resume_command(own, state), shlex.join(of_script)))
-        return [("resume" + where, self.site.resume_command(command, short_path(state))), *report]
+        return self.site.resume_command(command, short_path(state))
 
     def _argv(self) -> tuple[list[str], list[str]]:
         """Return this command's own arguments, and the script with its arguments."""

@@ -26,7 +26,7 @@ from poseidon.launch.job_folder import find_snapshot
 from poseidon.launch.processes import Start
 from poseidon.launch.request import OnNan, TrainRequest
 from poseidon.launch.site import FileSet, Site
-from poseidon.launch.terminal import model_of, resume_command, short_path, test_commands
+from poseidon.launch.terminal import model_of, short_path, test_commands
 from poseidon.layers.base import LayerContext
 from poseidon.layers.user_modules import import_modules
 from poseidon.net.compile import filter_phase
@@ -142,12 +142,9 @@ class TrainingJob(Job):
             behind = "" if newest.iteration == result.iteration else f" (of iteration {newest.iteration})"
             entries.append(("model", short_path(model) + behind))
             entries += [("test", command) for command in test_commands(self._solver, model)]
-            command = self.site.resume_command(
-                resume_command(self.request.argv, Path(newest.state)), short_path(Path(newest.state))
-            )
             finished = result.outcome is not Outcome.STOPPED
             hint = f"  # set max_iter above {self._solver.param.max_iter} first" if finished else ""
-            entries.append(("resume", command + hint))
+            entries.append(("resume", self.resume_line(Path(newest.state)) + hint))
         else:
             entries.append(("model", "no snapshot was written"))
         log = self.output / "worker_0.log"

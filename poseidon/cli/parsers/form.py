@@ -186,7 +186,10 @@ class Parser(argparse.ArgumentParser):
             self.error(f"did not expect '{' '.join(words)}'{hint}")
         known = [action.option_strings[0].lstrip("-") for action in self.flags() if action.option_strings]
         near = nearest(name.lstrip("-").replace("-", "_"), known)
-        self.error(f"unknown flag {name}" + (f", did you mean --{near}?" if near else ""))
+        hint = f", did you mean --{near}?" if near else ""
+        if not near and any(action.dest == "script" for action in self._actions):
+            hint = "; the script's own flags come after the script"
+        self.error(f"unknown flag {name}{hint}")
 
 
 class _Switch(argparse._StoreAction):

@@ -146,7 +146,7 @@ def _train(parser: Parser) -> None:
     _results(
         parser,
         ("snapshot_keep", "newest snapshots that stay; 0 (default): all", count, "N", 0),
-        ("net_outputs", "averaged losses and scores: PREFIX.netoutputs", str, "PREFIX", ""),
+        ("net_outputs", "PREFIX.netoutputs: averaged losses (job in --output)", str, "PREFIX", ""),
     )
     _exchange(parser)
     text = "a loss or weights not finite: stop (default), warn"

@@ -107,6 +107,9 @@ def test_download_only(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> No
     (tmp_path / "out" / "data" / "archive.tar.gz").unlink()
     with pytest.raises(DataError, match="is not the published file"):
         run(*command)
+    (tmp_path / "archive.tar.gz").unlink()
+    with pytest.raises(DataError, match=r"cannot be downloaded: .*; if you have CIFAR-10: .* --data=DIR"):
+        run(*command)
 
 
 def test_convert_cifar(tmp_path: Path, real: Path) -> None:

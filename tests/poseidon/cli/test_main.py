@@ -77,6 +77,10 @@ def test_closed_output_is_no_error(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
             "poseidon ps: unknown flag --hostfil, did you mean --hostfile?; see poseidon ps --help",
         ),
         ("ps --nosuch", "poseidon ps: unknown flag --nosuch; see poseidon ps --help"),
+        (
+            "run --epochs=3 train.py",
+            "poseidon run: unknown flag --epochs; the script's own flags come after the script; see poseidon run --help",
+        ),
         ("ps more words", "poseidon ps: did not expect 'more'; see poseidon ps --help"),
         (
             "train solver.prototxt",

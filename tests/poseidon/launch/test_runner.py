@@ -6,6 +6,7 @@ import os
 import signal
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ import pytest
 from poseidon.cluster.host_checks import HostNeeds
 from poseidon.cluster.jobs.registry import JobRecord
 from poseidon.cluster.machinefile import Host, parse_machinefile
-from poseidon.cluster.plan import WorkerPlan
+from poseidon.cluster.plan import ProcessName, Role, WorkerPlan
 from poseidon.cluster.supervision.background import StartReport
 from poseidon.cluster.supervision.loop import JobResult
 from poseidon.cluster.supervision.restarts import RestartedJob, StartingPoint
@@ -123,6 +124,27 @@ def test_only_a_job_that_ends_well_waits_for_its_snapshots(
     assert site.source.calls == (["close"] if fails else [Outcome.FINISHED, "close"])
     assert site.calls == ["prepare", "close"]
     assert job.output.exists() is not fails
+
+
+def test_a_failed_job_with_a_snapshot_prints_how_to_resume(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def run_with_restarts(driver: _Run, _: object) -> RestartedJob:
+        state = driver._job.output / "net_iter_5.solverstate"
+        state.write_bytes(b"")
+        driver._snapshots.on_event(
+            ProcessName(role=Role.WORKER, index=0, client=0, host="a"),
+            {"event": "snapshot", "iteration": 5, "state": str(state)},
+        )
+        raise JobError("lost")
+
+    monkeypatch.setattr(runner, "run_with_restarts", run_with_restarts)
+    job, _ = make_job()
+    job.request = replace(job.request, argv=("train", "--solver=s"))
+    with pytest.raises(JobError):
+        run(job, StartReport(None))
+    resume = "  resume:  poseidon train --solver=s --snapshot=out/net_iter_5.solverstate\n"
+    assert resume in capsys.readouterr().err
 
 
 @contextmanager
