@@ -25,7 +25,8 @@ from poseidon.errors import JobError, UsageError, printable
 from poseidon.settings import disable_ray_statistics
 
 LISTEN_S = 5.0
-POLL_S = 0.5
+POLL_S = 1
+"""Whole seconds: Ray drops a fraction, and a wait of 0.5 s returns at once."""
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
@@ -77,12 +78,10 @@ class RayCluster:
     def placed(self, timeout_s: float) -> bool:
         """Wait until every client has a node; return False when the time is up."""
         deadline_s = time.monotonic() + timeout_s
-        while True:
-            left_s = deadline_s - time.monotonic()
-            if self._group.wait(max(0.0, min(POLL_S, left_s))):  # Python handles no signal while Ray waits
-                return True
-            if left_s <= POLL_S:
+        while not self._group.wait(POLL_S):  # Python handles no signal while Ray waits
+            if time.monotonic() + POLL_S > deadline_s:
                 return False
+        return True
 
     def connect(
         self, labels: Mapping[int, str], timeout_s: float
