@@ -24,12 +24,14 @@ class Settings:
         state_folder: the folder of job records: $POSEIDON_HOME, else $XDG_STATE_HOME/poseidon, else
             ~/.local/state/poseidon. It need not exist yet.
         data_folder: $POSEIDON_DATA, a folder that may hold data sets; None when not set.
+        ray_address: $RAY_ADDRESS, the head of a Ray cluster; None when not set.
         status_fd: descriptor on which a launcher in the background reports its start to its parent;
             None in the foreground.
     """
 
     state_folder: Path
     data_folder: Path | None
+    ray_address: str | None
     status_fd: int | None
 
 
@@ -47,6 +49,7 @@ def read_settings(environment: Mapping[str, str] | None = None) -> Settings:
     return Settings(
         state_folder=_state_folder(variables),
         data_folder=Path(data).expanduser() if data else None,
+        ray_address=variables.get("RAY_ADDRESS") or None,
         status_fd=_status_fd(variables.get(STATUS_FD_VARIABLE)),
     )
 

@@ -159,7 +159,10 @@ class RaySite(RemoteSite):
         """Return what a client asks of its node."""
         request = self._request
         if not host.works:
-            return {"CPU": float(request.num_comm_channels_per_client), **self._of_servers}
+            return _some(
+                {"CPU": float(request.num_comm_channels_per_client), **self._of_servers},
+                "--ray_server_resources",
+            )
         assert self._needs is not None
         devices = self._needs(host).devices
         if devices and sorted(devices) != list(range(len(devices))):
@@ -170,7 +173,10 @@ class RaySite(RemoteSite):
             )
         workers = len(devices) or request.num_app_threads
         usual = {"CPU": float(workers * (request.threads or 1))}
-        return {**usual, **({"GPU": float(len(devices))} if devices else {}), **self._of_clients}
+        return _some(
+            {**usual, **({"GPU": float(len(devices))} if devices else {}), **self._of_clients},
+            "--ray_resources",
+        )
 
 
 class _RaySiteLauncher(AgentSiteLauncher):
@@ -202,6 +208,19 @@ def _hosts(request: JobRequest) -> tuple[Host, ...]:
                     "--launcher=ray"
                 )
     return hosts
+
+
+def _some(resources: Resources, flag: str) -> Resources:
+    """Return the resources of a client; Ray refuses a bundle of none.
+
+    Raises:
+        UsageError: none is above 0.
+    """
+    if not any(resources.values()):
+        raise UsageError(
+            f"{flag}: a client asks for nothing of its node; expected a resource above 0, as in CPU=1"
+        )
+    return resources
 
 
 def _python(connection: object) -> str | None:

@@ -22,7 +22,7 @@ from poseidon.cluster.ray.connection import CALLS, RayConnection, reason_of
 from poseidon.cluster.ray.node_actor import NodeActor
 from poseidon.cluster.ray.resources import RayNode, Resources, describe_lack
 from poseidon.errors import JobError, UsageError, printable
-from poseidon.settings import disable_ray_statistics
+from poseidon.settings import disable_ray_statistics, read_settings
 
 LISTEN_S = 5.0
 POLL_S = 1
@@ -115,7 +115,10 @@ class RayCluster:
             self._group = None
 
     def _connect(self, client: int, label: str, timeout_s: float) -> tuple[RayConnection, RayNode]:
-        actor = self._start_actor(client)
+        try:
+            actor = self._start_actor(client)
+        except Exception as error:
+            raise JobError(f"{label}: Ray could not start its actor: {reason_of(error)}") from error
         try:
             description = self._describe(actor, label, timeout_s)
             node = next((node for node in self.nodes if node.id == description["node"]), None)
@@ -178,11 +181,10 @@ def connect_to_cluster(address: str | None) -> RayCluster:
         raise UsageError(
             f"--launcher=ray needs the package ray ({error}): pip install 'poseidon[ray]'"
         ) from error
-    if address is not None and "://" in address:
-        raise UsageError(
-            f"--ray_address={address}: expected host:port of the cluster's head; the launcher runs on one of the nodes"
-        )
-    _check_listens(address)
+    source = "--ray_address" if address else "RAY_ADDRESS"
+    address = address or read_settings().ray_address
+    if address is not None:
+        _check_listens(address, source)
     try:
         with _own_signal_handlers():
             ray.init(
@@ -193,23 +195,25 @@ def connect_to_cluster(address: str | None) -> RayCluster:
                 namespace="poseidon",
             )
     except Exception as error:
-        raise UsageError(_not_connected(address, error)) from error
+        raise UsageError(_not_connected(f"{address} ({source})" if address else None, error)) from error
     return RayCluster(ray)
 
 
-def _check_listens(address: str | None) -> None:
+def _check_listens(address: str, source: str) -> None:
     """Raise an error if nothing listens at an address: Ray itself tries for half a minute."""
-    if address is None or address == "auto":
+    if address == "auto":
         return
+    if "://" in address:
+        raise UsageError(
+            f"{source}={address}: expected host:port of the cluster's head; the launcher runs on one of the nodes"
+        )
     host, _, port = address.rpartition(":")
     if not host or not port.isdecimal():
-        raise UsageError(
-            f"--ray_address={address}: expected host:port of the cluster's head, as in node0:6379"
-        )
+        raise UsageError(f"{source}={address}: expected host:port of the cluster's head, as in node0:6379")
     try:
         socket.create_connection((host.strip("[]"), int(port)), timeout=LISTEN_S).close()
     except (OSError, OverflowError) as error:
-        raise UsageError(_not_connected(address, error)) from error
+        raise UsageError(_not_connected(f"{address} ({source})", error)) from error
 
 
 def _not_connected(address: str | None, error: Exception) -> str:

@@ -16,6 +16,8 @@ ANY = "any"
 """The address, in a machinefile, of a client that any node may have."""
 NODE_SHARE = 0.001
 """Part of the resource `node:<address>`, which Ray gives each node, that a client takes of its node."""
+SMALLEST = 0.0001
+"""The smallest amount of a resource that Ray counts."""
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.:-]{0,63}", re.ASCII)
 _HIDDEN = re.compile(r"(object_store_)?memory$|node:|.*_group_(\d+_)?[0-9a-f]{20,}$")
 
@@ -47,7 +49,7 @@ def parse_resources(text: str, flag: str) -> dict[str, float]:
         flag: its name, for the error.
 
     Raises:
-        UsageError: not names with numbers of at least 0, or a name twice.
+        UsageError: not names with numbers of at least 0, amounts that Ray does not take, or a name twice.
     """
     found: dict[str, float] = {}
     for part in filter(None, text.split(",")):
@@ -62,6 +64,10 @@ def parse_resources(text: str, flag: str) -> dict[str, float]:
             )
         if name in found:
             raise UsageError(f"{flag}: '{name}' is given twice")
+        if 0 < number < SMALLEST or (name == "GPU" and number > 1 and number != int(number)):
+            raise UsageError(
+                f"{flag}: Ray has no such amount as '{part}'; expected at least {SMALLEST}, and whole GPUs above 1"
+            )
         found[name] = number
     return found
 

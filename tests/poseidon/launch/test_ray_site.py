@@ -134,6 +134,12 @@ def test_ray_numbers_the_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     )
 
 
+@pytest.mark.parametrize("flag", ["ray_resources", "ray_server_resources"])
+def test_a_client_that_asks_for_nothing_is_refused(flag: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(UsageError, match=f"--{flag}: a client asks for nothing of its node"):
+        _prepared(_request(servers=1, **{flag: "CPU=0"}), monkeypatch)
+
+
 def test_a_machinefile_names_roles_and_nodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "hosts").write_text("0 any 0\n1 node3 0\n2 any 0 role=server\n")
     _, cluster = _prepared(_request(hostfile=str(tmp_path / "hosts")), monkeypatch)

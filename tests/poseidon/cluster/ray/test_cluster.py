@@ -27,6 +27,9 @@ def test_an_address_that_is_none(address: str, monkeypatch: pytest.MonkeyPatch) 
         UsageError, match=f"--ray_address={address}: expected host:port of the cluster's head"
     ):
         connect_to_cluster(address)
+    monkeypatch.setenv("RAY_ADDRESS", address)
+    with pytest.raises(UsageError, match=f"^RAY_ADDRESS={address}: expected host:port of the cluster's head"):
+        connect_to_cluster(None)
 
 
 def test_no_cluster_at_an_address(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -37,8 +40,8 @@ def test_no_cluster_at_an_address(monkeypatch: pytest.MonkeyPatch) -> None:
         with pytest.raises(UsageError) as caught:
             connect_to_cluster(address)
     assert str(caught.value) == (
-        f"no Ray cluster was reached at {address}: [Errno 111] Connection refused; start one with 'ray start --head', and "
-        "'ray start --address=HEAD:6379' on the other nodes"
+        f"no Ray cluster was reached at {address} (--ray_address): [Errno 111] Connection refused; start one with 'ray start "
+        "--head', and 'ray start --address=HEAD:6379' on the other nodes"
     )
 
 
@@ -63,6 +66,7 @@ def test_what_ray_refuses(error: Exception, text: str, monkeypatch: pytest.Monke
         raise error
 
     monkeypatch.setitem(sys.modules, "ray", SimpleNamespace(init=init))
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
     with pytest.raises(UsageError) as caught:
         connect_to_cluster(None)
     assert str(caught.value).startswith(text)

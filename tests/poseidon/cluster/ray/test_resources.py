@@ -40,6 +40,14 @@ def test_a_line_of_the_machinefile_may_name_a_node(address: str, more: dict[str,
     assert pinned({"CPU": 1.0}, address, NODES) == {"CPU": 1.0, **more}
 
 
+@pytest.mark.parametrize("text", ["CPU=0.00001", "CPU=1,GPU=1.5"])
+def test_amounts_that_ray_does_not_take(text: str) -> None:
+    with pytest.raises(
+        UsageError, match=f"--ray_resources: Ray has no such amount as '{text.split(',')[-1]}'"
+    ):
+        parse_resources(text, "--ray_resources")
+
+
 def test_a_line_that_names_no_node_is_refused() -> None:
     with pytest.raises(UsageError) as caught:
         pinned({}, "node7", NODES)
