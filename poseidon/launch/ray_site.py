@@ -23,7 +23,7 @@ from poseidon.launch.request import JobRequest
 from poseidon.launch.site import AgentSiteLauncher, read_hosts
 
 ACTOR_S = 60.0
-"""How long an actor may take to start on its node."""
+"""How long an actor may take to start on its node; at the start of a job `--ray_timeout` may give it longer."""
 PROMPT_S = 2.0
 """How long to wait for nodes before a line says so."""
 RETURN_S = 15.0
@@ -73,7 +73,8 @@ class RaySite(RemoteSite):
                 f"{', '.join(labels.values())}: no node of the Ray cluster within {RETURN_S:g} s; {cluster.describe_lack()}"
             )
             return dict.fromkeys(labels, waiting)
-        outcomes = cluster.connect(labels, ACTOR_S)
+        limit_s = ACTOR_S if self._connections else max(ACTOR_S, self._request.ray_timeout)
+        outcomes = cluster.connect(labels, limit_s)
         found: dict[int, RayConnection | JobError] = {}
         nodes: dict[int, str] = {}
         for client, outcome in outcomes.items():

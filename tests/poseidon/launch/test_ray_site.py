@@ -49,6 +49,7 @@ class FakeCluster:
         )
         self.requested: list[Mapping[int, Resources]] = []
         self.lost: set[int] = set()
+        self.timeouts_s: list[float] = []
         self.places = places
         self._free = iter(self.nodes)
 
@@ -62,6 +63,7 @@ class FakeCluster:
         return "3 clients need a node each"
 
     def connect(self, labels: Mapping[int, str], timeout_s: float) -> dict[int, Any]:
+        self.timeouts_s.append(timeout_s)
         return {
             client: JobError(f"{label}: no node")
             if client in self.lost
@@ -179,6 +181,9 @@ def test_a_lost_client_gets_another_node_and_all_are_checked(monkeypatch: pytest
     cluster.places = True
     site._reconnect()
     assert [host.address for host in site.hosts] == ["10.0.0.1", "10.0.0.3"]
+    assert cluster.timeouts_s == [300.0, 60.0, 60.0, 60.0], (
+        "a new node of an autoscaler may take long at the start"
+    )
     assert checked == [1] and len(cluster.requested) == 1
     site._reconnect()
     assert checked == [1], "nothing has changed"
