@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -78,9 +78,9 @@ def _train(cluster: RayCluster, folder: Path, flags: Sequence[str]) -> str:
 
 
 def _train_through_a_loss(
-    cluster: RayCluster, folder: Path, flags: Sequence[str], lost: int, *, replaced: bool = True
+    cluster: RayCluster, folder: Path, flags: Sequence[str], lose: Callable[[], None]
 ) -> str:
-    """Train, kill a node at iteration 25 and add another one; return the log.
+    """Train, and lose a node at iteration 25; return the log.
 
     The workers wait at iteration 25 until the launcher has noticed the loss.
     """
@@ -95,12 +95,16 @@ def _train_through_a_loss(
                 gate.touch()
             if "Iteration 20, lr" in line and not killed:
                 killed = True
-                cluster.kill(lost)
-                if replaced:
-                    cluster.add(num_cpus=2)
+                lose()
     log = "".join(lines)
     assert launcher.returncode == 0, log
     return log
+
+
+def _replace(cluster: RayCluster, number: int) -> None:
+    """Kill a node and add another one."""
+    cluster.kill(number)
+    cluster.add(num_cpus=2)
 
 
 def _weights(folder: Path) -> bytes:
@@ -109,7 +113,7 @@ def _weights(folder: Path) -> bytes:
 
 def test_a_node_is_lost_and_the_job_ends_with_the_same_bits(cluster: RayCluster, tmp_path: Path) -> None:
     ray = ["--launcher=ray", f"--ray_address={cluster.address}", "--clients=2"]
-    log = _train_through_a_loss(cluster, tmp_path / "ray", ray, lost=2)
+    log = _train_through_a_loss(cluster, tmp_path / "ray", ray, lambda: _replace(cluster, 2))
     assert "; restart 1 of 3: going on from " in log
     assert "finished at iteration 30 after 1 restart" in log.splitlines()[-1]
     (tmp_path / "hosts").write_text("0 127.0.0.1 0\n1 127.0.0.1 0\n")
@@ -130,7 +134,7 @@ def test_three_nodes_of_which_one_is_lost_end_with_the_bits_of_ssh(tmp_path: Pat
         for _ in range(3):
             cluster.add(num_cpus=1)
         ray = ["--launcher=ray", f"--ray_address={cluster.address}", "--clients=3"]
-        log = _train_through_a_loss(cluster, tmp_path / "ray", ray, lost=2)
+        log = _train_through_a_loss(cluster, tmp_path / "ray", ray, lambda: _replace(cluster, 2))
         assert "finished at iteration 30 after 1 restart" in log.splitlines()[-1]
         ssh = ["--launcher=ssh", f"--ssh_config={sshd.config}", "--hostfile=../hosts"]
         _train(cluster, tmp_path / "ssh", ssh)
@@ -147,7 +151,7 @@ def test_a_job_goes_on_without_a_node_that_does_not_come_back(tmp_path: Path) ->
         for cpus in (0, 1, 1):
             cluster.add(num_cpus=cpus)
         ray = ["--launcher=ray", f"--ray_address={cluster.address}", "--clients=2", "--return_timeout=1"]
-        log = _train_through_a_loss(cluster, tmp_path / "ray", ray, lost=2, replaced=False)
+        log = _train_through_a_loss(cluster, tmp_path / "ray", ray, lambda: cluster.kill(2))
     finally:
         cluster.close()
     assert re.search(r"client [01]: no node of the Ray cluster .* s; 2 clients need a node each", log)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -35,6 +36,10 @@ class RayCluster:
             "RAY_USAGE_STATS_ENABLED": "0",
             "RAY_health_check_period_ms": "500",
             "RAY_health_check_failure_threshold": "5",
+            "RAY_raylet_start_wait_time_s": "300",
+            "RAY_enable_worker_prestart": "0",
+            "RAY_prestart_worker_first_driver": "0",
+            "RAY_enable_metrics_collection": "0",
         }
         self._errors = (self.folder / "errors").open("w", encoding="utf-8")
         self._child = subprocess.Popen(
@@ -45,6 +50,7 @@ class RayCluster:
             stdout=subprocess.PIPE,
             stderr=self._errors,
             text=True,
+            start_new_session=True,
         )
         self._answer()
         self.address = ""
@@ -81,8 +87,9 @@ class RayCluster:
         with suppress(subprocess.TimeoutExpired):
             self._child.wait(STOP_S)
         for process in psutil.process_iter():
-            with suppress(psutil.Error):
-                if str(self.folder) in " ".join(process.cmdline()):
+            with suppress(psutil.Error, ProcessLookupError):
+                ours = os.getsid(process.pid) == self._child.pid  # Ray renames some processes
+                if ours or str(self.folder) in " ".join(process.cmdline()):
                     process.kill()
         self._child.kill()
         self._child.wait()

@@ -12,7 +12,12 @@ from contextlib import suppress
 
 from ray.cluster_utils import Cluster
 
-SMALL = {"object_store_memory": 80_000_000, "include_dashboard": False}
+SMALL = {
+    "object_store_memory": 80_000_000,
+    "include_dashboard": False,
+    "include_log_monitor": False,
+    "no_monitor": True,
+}
 HEAD_ATTEMPTS = 3
 """Ray gives a head 30 seconds to start, which a busy machine may not have."""
 
