@@ -145,6 +145,32 @@ def test_three_nodes_of_which_one_is_lost_end_with_the_bits_of_ssh(tmp_path: Pat
 
 
 @pytest.mark.thorough
+def test_an_autoscaler_brings_the_nodes_and_replaces_one_that_is_lost(tmp_path: Path) -> None:
+    (tmp_path / "hosts").write_text("".join(f"{number} 127.0.0.1 0\n" for number in range(3)))
+    cluster = RayCluster()
+    try:
+        cluster.add(num_cpus=0)
+        cluster.autoscale(max_workers=3)
+        ray = ["--launcher=ray", f"--ray_address={cluster.address}", "--clients=3"]
+        limits = ["--ray_timeout=3600", "--return_timeout=3600", "--stall_timeout=3600"]
+        log = _train_through_a_loss(
+            cluster, tmp_path / "ray", [*ray, *limits], lambda: cluster.autoscaled().pop().kill()
+        )
+        held = cluster.held()
+    finally:
+        cluster.close()
+    assert (
+        "waiting up to 3600 s for nodes: 3 clients need a node each: 3 with CPU=1; the Ray cluster has 1 node"
+        in log
+    )
+    assert "; restart 1 of 3: going on from " in log
+    assert "finished at iteration 30 after 1 restart" in log.splitlines()[-1]
+    assert held == 0, "an actor or a placement group of the job is left"
+    _train(cluster, tmp_path / "local", ["--hostfile=../hosts"])
+    assert _weights(tmp_path / "ray") == _weights(tmp_path / "local")
+
+
+@pytest.mark.thorough
 def test_a_job_goes_on_without_a_node_that_does_not_come_back(tmp_path: Path) -> None:
     cluster = RayCluster()
     try:

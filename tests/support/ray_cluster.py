@@ -38,6 +38,8 @@ class RayCluster:
             "RAY_health_check_failure_threshold": "5",
             "RAY_raylet_start_wait_time_s": "300",
             "RAY_enable_worker_prestart": "0",
+            "RAY_FAKE_CLUSTER": "1",
+            "AUTOSCALER_UPDATE_INTERVAL_S": "1",
             "RAY_prestart_worker_first_driver": "0",
             "RAY_enable_metrics_collection": "0",
         }
@@ -59,6 +61,10 @@ class RayCluster:
         """Start a node, `num_cpus=1, resources={"shards": 1}`."""
         self.address = self._ask(f"add {json.dumps(options)}")
 
+    def autoscale(self, **limits: object) -> None:
+        """Start Ray's autoscaler on the head, `max_workers=3`; each of its nodes has one CPU."""
+        self._ask(f"autoscale {json.dumps(limits)}")
+
     def kill(self, number: int) -> None:
         """Kill a node and all that Ray runs there.
 
@@ -66,6 +72,19 @@ class RayCluster:
             number: of the node; 0 is the head.
         """
         self._ask(f"kill {number}")
+
+    def autoscaled(self) -> list[psutil.Process]:
+        """Return Ray's daemons on the nodes that the autoscaler has started, the newest last."""
+        found = []
+        for process in psutil.Process(self._child.pid).children(recursive=True):
+            with suppress(psutil.Error):
+                if process.name() == "raylet" and process.ppid() != self._child.pid:
+                    found.append(process)
+        return sorted(found, key=psutil.Process.create_time)
+
+    def held(self) -> int:
+        """Return the number of actors and placement groups."""
+        return int(self._ask("held"))
 
     def environment(self, more: Mapping[str, str] | None = None) -> dict[str, str]:
         """Return the environment of a launcher."""
