@@ -15,19 +15,29 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from itertools import accumulate, pairwise
+from typing import Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from poseidon.exchange.base import Array, ExchangeState, History, Trained
-from poseidon.exchange.lossy.low_rank import EarlyExchange
+from poseidon.exchange.base import Array, Exchange, ExchangeState, History, Trained
 from poseidon.exchange.observe.statistics import CountsTraffic, Traffic
 
 SMALL_TENSOR_ELEMENTS = 4 * 1024
 """Largest tensor that shares a table: 16 KiB."""
 POOL_ELEMENTS = 16 * 1024
 """Largest pool: 64 KiB, a quarter of a packet."""
+
+
+class EarlyExchange(Exchange, CountsTraffic, Protocol):
+    """An exchange through the shards, whose means can be read in the iteration that they are of."""
+
+    def skip(self, index: int) -> None:
+        """Leave tensor `index`, a mean, as it is in this iteration, in place of `begin`; all replicas do."""
+
+    def wait_early(self, index: int) -> None:
+        """Return once tensor `index`, which has begun, has the value that follows from this iteration."""
 
 
 def pools_of(tensors: Sequence[Trained], apart: Collection[int] = ()) -> tuple[tuple[int, ...], ...]:

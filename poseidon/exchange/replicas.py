@@ -137,6 +137,29 @@ def common_kernel(samples: Sequence[Arithmetic], *, required: bool) -> Kernel:
     return Kernel.FUSED if everyone else Kernel.PORTABLE
 
 
+def check_rules(samples: Sequence[Arithmetic], *, required: bool) -> None:
+    """Check that update rules compute the same bits on all workers, where each worker applies them itself.
+
+    Args:
+        samples: of all workers, by rank.
+        required: whether they must. If not, and they do not, this logs a warning.
+
+    Raises:
+        JobError: they must, and they do not.
+    """
+    groups = _groups([worker.rules for worker in samples])
+    if len(groups) == 1:
+        return
+    unequal = " and ".join(f"{_workers(ranks)} ({samples[ranks[0]].processor})" for ranks in groups)
+    message = (
+        f"{unequal} compute different bits by the update rule. With PowerSGD each worker applies the rule itself, so the "
+        f"replicas would drift apart. Use another codec of --compress, whose rules the shards apply, or --on_divergence=mend."
+    )
+    if required:
+        raise JobError(message)
+    LOGGER.warning("%s", message)
+
+
 NO_CHECK = ExchangeOptions(check_every=0)
 
 

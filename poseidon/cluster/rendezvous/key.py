@@ -59,6 +59,10 @@ def write_new_key(path: Path) -> None:
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         with os.fdopen(descriptor, "w", encoding="ascii") as stream:
             stream.write(secrets.token_hex(32) + "\n")
+    except FileExistsError as error:
+        raise UsageError(
+            f"--new_key: {path} exists already: use it as it is (--key_file={path}), or remove it if no job needs it"
+        ) from error
     except OSError as error:
         raise UsageError(f"--new_key: cannot make {path}: {error.strerror}") from error
 

@@ -154,7 +154,14 @@ def build_server(request: Request) -> Built:
     if len(layout.pools) < len(layout.tensors):
         exchange = PooledExchange(exchange, exchange, layout.tensors, layout.pools, layout.pooled)
     if layout.low_rank:
-        exchange = LowRankExchange(exchange, request.tensors, layout.factors, layout.low_rank, settings)
+        exchange = LowRankExchange(
+            exchange,
+            request.tensors,
+            layout.factors,
+            layout.low_rank,
+            settings,
+            equal_bits=request.equal_bits,
+        )
     return Built(
         exchange=exchange,
         plan=request.plan,

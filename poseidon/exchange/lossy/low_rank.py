@@ -20,9 +20,10 @@ P and Q may have a codec of their own. What it loses is a part of M - P Q^T, so 
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Mapping, Sequence
-from typing import Protocol
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -30,7 +31,6 @@ from torch import Tensor
 from poseidon.errors import SnapshotError
 from poseidon.exchange.base import (
     Array,
-    Exchange,
     ExchangeSettings,
     ExchangeState,
     History,
@@ -38,18 +38,11 @@ from poseidon.exchange.base import (
     WholeGradients,
 )
 from poseidon.exchange.lossy.low_rank_matrix import LowRank, LowRankMatrix
-from poseidon.exchange.observe.statistics import CountsTraffic, Traffic
+from poseidon.exchange.observe.statistics import Traffic
+from poseidon.exchange.pooled import EarlyExchange
+from poseidon.exchange.replicas import Arithmetic, arithmetic_sample, check_rules
+from ps_server import RemoteProtocolError
 from ps_server.rules import sum_of_squares
-
-
-class EarlyExchange(Exchange, CountsTraffic, Protocol):
-    """An exchange through the shards, whose means can be read in the iteration that they are of."""
-
-    def skip(self, index: int) -> None:
-        """Leave tensor `index`, a mean, as it is in this iteration, in place of `begin`; all replicas do."""
-
-    def wait_early(self, index: int) -> None:
-        """Return once tensor `index`, which has begun, has the value that follows from this iteration."""
 
 
 class LowRankExchange(WholeGradients):
@@ -62,6 +55,7 @@ class LowRankExchange(WholeGradients):
         factors: made by `low_rank_tensors`.
         chosen: how each of these tensors travels, by index.
         settings: common to all tensors; without a limit of the norm.
+        equal_bits: whether all workers must compute the same bits by the rules; if not, a difference is a warning.
     """
 
     def __init__(
@@ -71,8 +65,12 @@ class LowRankExchange(WholeGradients):
         factors: Mapping[int, Sequence[Trained]],
         chosen: Mapping[int, LowRank],
         settings: ExchangeSettings,
+        *,
+        equal_bits: bool,
     ) -> None:
         self._inner = inner
+        self._equal_bits = equal_bits
+        self._sampled = [tensors[index] for index in factors]
         self._scale = settings.gradient_scale
         self._first = 0
         self._matrices: dict[int, LowRankMatrix] = {}
@@ -89,6 +87,21 @@ class LowRankExchange(WholeGradients):
         """See `Exchange`."""
         self.state.restore(histories)
         self._inner.open(histories and [*[()] * self._first, *histories], clock)
+        if clock is None:
+            self._compare_rules()
+
+    def _compare_rules(self) -> None:
+        """Compare the results of the rules over all workers, and the columns with which Q starts."""
+        sample = arithmetic_sample(self._sampled)
+        first_q = "-".join(matrix.first_q_checksum for matrix in self._matrices.values())
+        own = replace(sample, rules=f"{sample.rules} {first_q}").to_json()
+        samples = []
+        for rank, payload in enumerate(self.control.all_gather(json.dumps(own).encode())):
+            try:
+                samples.append(Arithmetic.from_json(json.loads(payload)))
+            except (ValueError, KeyError, TypeError) as error:
+                raise RemoteProtocolError(f"worker {rank} sent no results of its update rules") from error
+        check_rules(samples, required=self._equal_bits)
 
     def start(self, iteration: int, rate: float) -> None:
         """See `Exchange`."""

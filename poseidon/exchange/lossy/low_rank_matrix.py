@@ -12,6 +12,7 @@ Laws:
 from __future__ import annotations
 
 import math
+import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -125,6 +126,11 @@ class LowRankMatrix:
         self._first_q = self._q.clone()
         self._basis = torch.zeros_like(self._p.t().contiguous())
         self._rate, self._iteration = 0.0, 0
+
+    @property
+    def first_q_checksum(self) -> str:
+        """The checksum of the random Q from which empty columns start again: processors may draw different numbers."""
+        return f"{zlib.crc32(self._first_q.cpu().numpy().data):08x}"
 
     def reset(self, history: History) -> None:
         """Begin with this history, and nothing held back."""

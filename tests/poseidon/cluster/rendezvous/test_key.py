@@ -19,7 +19,7 @@ def test_a_new_key_serves_both_sides(tmp_path: Path) -> None:
     assert host.admit == (task.own.public,) and task.expect == (host.own.public,)
     assert host.own.public != task.own.public
     assert key.decode() not in f"{host}{task}{host.to_json()}{task.to_json()}"
-    with pytest.raises(UsageError, match=r"cannot make .*key: File exists"):
+    with pytest.raises(UsageError, match=r"key exists already: use it as it is \(--key_file="):
         write_new_key(path)
 
 

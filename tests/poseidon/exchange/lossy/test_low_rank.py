@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 
-from poseidon.errors import SnapshotError, UsageError
+from poseidon.errors import JobError, SnapshotError, UsageError
 from poseidon.exchange.base import Exchange, ExchangeSettings, Trained
 from poseidon.exchange.build import build_exchange
 from poseidon.exchange.building.membership import Built, Membership
 from poseidon.exchange.cost import ExchangeKind
+from poseidon.exchange.lossy import low_rank
 from poseidon.exchange.lossy.low_rank_matrix import orthonormal
 from poseidon.exchange.options import ExchangeOptions
 from ps_server import Rule, RuleKind
@@ -205,6 +208,24 @@ def test_adam_on_the_workers_and_its_history() -> None:
             exchange.state.hold_back({"w, Q": np.zeros(5, np.float32)})
 
     run(2, body, rule=Rule(kind=RuleKind.ADAM, momentum=0.9))
+
+
+@pytest.mark.parametrize("kind", [ExchangeKind.SERVER, ExchangeKind.HYBRID])
+def test_workers_whose_rules_give_different_bits_are_refused(
+    monkeypatch: pytest.MonkeyPatch, kind: ExchangeKind
+) -> None:
+    """Each worker applies the rule itself, so all processors must compute the same."""
+    count = itertools.count()
+    sample = low_rank.arithmetic_sample
+    monkeypatch.setattr(
+        low_rank, "arithmetic_sample", lambda own: replace(sample(own), rules=f"rules {next(count) == 0}")
+    )
+
+    def open_it(rank: int, exchange: Exchange, tensors: list[Trained]) -> None:
+        with pytest.raises(JobError, match=r"different bits by the update rule.*another codec of --compress"):
+            exchange.open(None)
+
+    run(2, open_it, kind=kind)
 
 
 def test_bytes_are_those_of_both_rounds() -> None:
