@@ -102,7 +102,7 @@ def test_a_job_is_seen_to_train_to_lose_a_worker_and_to_go_on(
     assert browser.execute_script("return document.querySelectorAll('#chart-Loss canvas').length") == 1
     until(lambda: shown(browser, "workers").count("worker") >= 2, "both workers are listed", 60.0)
     until(lambda: "snapshot at iteration" in shown(browser, "events"), "a snapshot shows", 60.0)
-    assert "worker 0: I" in shown(browser, "log")
+    until(lambda: "worker 0: I" in shown(browser, "log"), "the log shows", 60.0)
     assert browser.execute_script(
         "return [0.0049, 0.00001, 0, 427, 10000000, 0.98765432, null].map((value) => number(value))"
     ) == ["0.0049", "1e-5", "0", "427", "10,000,000", "0.9877", "–"]

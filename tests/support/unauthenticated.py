@@ -72,8 +72,9 @@ def _send_requests(address: str, options: dict[int, bytes]) -> None:
     """Send over ZeroMQ, until the other side has closed the connection."""
     with _dealer(options) as dealer, dealer.get_monitor_socket() as monitor:
         dealer.connect(address)  # messages sent before the handshake wait for it
-        for packet in every_request_without_keys():
-            dealer.send_multipart(packet, zmq.NOBLOCK)
+        with contextlib.suppress(zmq.Again):  # the other side has refused already
+            for packet in every_request_without_keys():
+                dealer.send_multipart(packet, zmq.NOBLOCK)
         for event in _events(monitor):
             assert event != zmq.EVENT_HANDSHAKE_SUCCEEDED, f"{address} has accepted an unauthenticated peer"
             if event == zmq.EVENT_DISCONNECTED or event & _FAILED:

@@ -25,6 +25,9 @@ from poseidon.errors import JobError, UsageError, printable
 from poseidon.settings import disable_ray_statistics, read_settings
 
 LISTEN_S = 5.0
+HTTP2_PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes(3) + b"\x04" + bytes(5)
+"""The preface of a client, and its empty SETTINGS frame."""
+FRAME_HEADER, SETTINGS, TLS_ALERT = 9, b"\x04", b"\x15"
 POLL_S = 1
 """Whole seconds: Ray drops a fraction, and a wait of 0.5 s returns at once."""
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
@@ -200,7 +203,7 @@ def connect_to_cluster(address: str | None) -> RayCluster:
 
 
 def _check_listens(address: str, source: str) -> None:
-    """Raise an error if nothing listens at an address: Ray itself tries for half a minute."""
+    """Raise an error if no head of a cluster listens at an address: Ray itself tries for half a minute, or without end."""
     if address == "auto":
         return
     if "://" in address:
@@ -211,9 +214,21 @@ def _check_listens(address: str, source: str) -> None:
     if not host or not port.isdecimal():
         raise UsageError(f"{source}={address}: expected host:port of the cluster's head, as in node0:6379")
     try:
-        socket.create_connection((host.strip("[]"), int(port)), timeout=LISTEN_S).close()
+        with socket.create_connection((host.strip("[]"), int(port)), timeout=LISTEN_S) as connection:
+            _check_speaks_http2(connection)
     except (OSError, OverflowError) as error:
         raise UsageError(_not_connected(f"{address} ({source})", error)) from error
+
+
+def _check_speaks_http2(connection: socket.socket) -> None:
+    """Raise OSError unless the other end answers as a gRPC server does: with a SETTINGS frame (RFC 9113, 3.4), or in TLS."""
+    connection.sendall(HTTP2_PREFACE)
+    answer = b""
+    with contextlib.suppress(TimeoutError):
+        while len(answer) < FRAME_HEADER and (received := connection.recv(FRAME_HEADER - len(answer))):
+            answer += received
+    if answer[3:4] != SETTINGS and answer[:1] != TLS_ALERT:
+        raise OSError("what listens there is not the head of a Ray cluster")
 
 
 def _not_connected(address: str | None, error: Exception) -> str:

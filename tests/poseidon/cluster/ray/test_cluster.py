@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import socket
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from poseidon.cluster.ray import cluster
 from poseidon.cluster.ray.cluster import RayCluster, connect_to_cluster
 from poseidon.errors import JobError, UsageError
 
@@ -43,6 +46,28 @@ def test_no_cluster_at_an_address(monkeypatch: pytest.MonkeyPatch) -> None:
         f"no Ray cluster was reached at {address} (--ray_address): [Errno 111] Connection refused; start one with 'ray start "
         "--head', and 'ray start --address=HEAD:6379' on the other nodes"
     )
+
+
+@pytest.mark.parametrize("answer", [b"", b"HTTP/1.1 400 Bad Request\r\n"])
+def test_another_server_at_the_address(monkeypatch: pytest.MonkeyPatch, answer: bytes) -> None:
+    """Ray itself would try without end."""
+    monkeypatch.setitem(sys.modules, "ray", SimpleNamespace())
+    monkeypatch.setattr(cluster, "LISTEN_S", 0.2 if not answer else cluster.LISTEN_S)
+    with socket.create_server(("127.0.0.1", 0)) as server, ThreadPoolExecutor(1) as pool:
+
+        def serve() -> None:
+            peer, _ = server.accept()
+            with peer, contextlib.suppress(ConnectionResetError):
+                peer.sendall(answer)
+                while peer.recv(1024):
+                    pass
+
+        served = pool.submit(serve)
+        with pytest.raises(
+            UsageError, match=r"what listens there is not the head of a Ray cluster; start one"
+        ):
+            connect_to_cluster(f"127.0.0.1:{server.getsockname()[1]}")
+        served.result()
 
 
 @pytest.mark.parametrize(
