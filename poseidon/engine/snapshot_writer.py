@@ -2,7 +2,7 @@
 
 Law: one write at a time, in the order of submission. A submission waits for the write before it, so at most one copy of
 the weights waits in memory. A write that fails is a warning in the log, since the next one may succeed; `wait` raises the
-failure of the last one.
+failure of the last one, and the warning of that one says so.
 """
 
 from __future__ import annotations
@@ -62,15 +62,16 @@ class SnapshotWriter:
         self._thread: threading.Thread | None = None
         self._error: SnapshotError | None = None
 
-    def submit(self, write: Callable[[], None]) -> None:
+    def submit(self, write: Callable[[], None], *, last: bool = False) -> None:
         """Start a write, once the write before it has ended.
 
         Args:
             write: may raise SnapshotError, and nothing else.
+            last: no write comes after it, so its failure ends the job.
         """
         self._join()
         # No daemon: a process that ends by itself ends after its snapshot is complete.
-        self._thread = threading.Thread(target=self._run, args=(write,), name="poseidon-snapshot")
+        self._thread = threading.Thread(target=self._run, args=(write, last), name="poseidon-snapshot")
         self._thread.start()
 
     def wait(self) -> None:
@@ -91,7 +92,7 @@ class SnapshotWriter:
                 self._thread = None
             self._on_wait()
 
-    def _run(self, write: Callable[[], None]) -> None:
+    def _run(self, write: Callable[[], None], last: bool) -> None:
         self._error = None
         try:
             write()
@@ -100,4 +101,5 @@ class SnapshotWriter:
         except Exception as error:  # noqa: BLE001 - a thread's outermost frame: its owner raises it
             self._error = SnapshotError(f"the snapshot could not be written: {type(error).__name__}: {error}")
         if self._error is not None:
-            LOGGER.warning("%s; training goes on, and earlier snapshots are as they were", self._error)
+            effect = "it is the run's last, so the job fails" if last else "training goes on"
+            LOGGER.warning("%s; %s, and earlier snapshots are as they were", self._error, effect)

@@ -127,6 +127,7 @@ class Checkpoint:
         log: GlogSink,
         *,
         before: Values | None = None,
+        last: bool = False,
     ) -> None:
         """Start to write a snapshot. Every worker calls this after the same iteration.
 
@@ -139,6 +140,7 @@ class Checkpoint:
             exchange: the exchange of this worker.
             log: receives Caffe's lines about the snapshot.
             before: the blobs before the last iteration, whose changes are the diffs of the model; None: no diffs.
+            last: the run writes no other, so the job fails if this one cannot be written.
 
         Raises:
             JobError: a number in it is not finite, and `SnapshotSettings.stop_at_nan`.
@@ -155,7 +157,7 @@ class Checkpoint:
         if not self._is_finite(contents):
             return
         log.write(*snapshotting(contents.run.model, str(contents.state_path)))
-        self._writer.submit(lambda: self._write(contents))
+        self._writer.submit(lambda: self._write(contents), last=last)
 
     def _is_finite(self, contents: _Contents) -> bool:
         infos = self._replica.train.parameters_info

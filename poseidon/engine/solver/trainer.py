@@ -152,7 +152,8 @@ class Trainer:
             if SignalKind.SNAPSHOT in requests or (
                 solver.snapshot and self._iteration % solver.snapshot == 0
             ):
-                self._snapshot()
+                ends = self._iteration >= solver.max_iter or SignalKind.STOP in requests
+                self._snapshot(last=ends and not self._one_more_at_the_end())
             if self._check.is_due(self._iteration):  # not after a snapshot, which has compared
                 self._compare_replicas()
             if SignalKind.STOP in requests:
@@ -257,7 +258,7 @@ class Trainer:
         values = {trained.name: trained.tensor for trained in self._replica.trained}
         return {**values, **self._exchange.state.replicated()}
 
-    def _snapshot(self) -> None:
+    def _snapshot(self, *, last: bool) -> None:
         self._losses.check()
         self._compare_replicas()
         self._show_displayed(wait=True)
@@ -265,14 +266,23 @@ class Trainer:
             iteration=self._iteration, tests_done=self._tests_done, losses=tuple(self._smoothed.losses)
         )
         before = self._before if self._solver.snapshot_diff else None
-        self._checkpoint.save(self._settings.prefix, progress, self._exchange, self._log, before=before)
+        self._checkpoint.save(
+            self._settings.prefix, progress, self._exchange, self._log, before=before, last=last
+        )
+
+    def _one_more_at_the_end(self) -> bool:
+        """Return whether a run that ends after this iteration writes a snapshot of it then, as Caffe does."""
+        solver = self._solver
+        return solver.snapshot_after_train and not (
+            solver.snapshot and self._iteration % solver.snapshot == 0
+        )
 
     def _end(self, *, stopped: bool) -> None:
         solver = self._solver
         self._show_displayed(wait=True)
         self._exchange.settle()
-        if solver.snapshot_after_train and not (solver.snapshot and self._iteration % solver.snapshot == 0):
-            self._snapshot()
+        if self._one_more_at_the_end():
+            self._snapshot(last=True)
         if stopped:
             self._log_line(GlogLine(text="Optimization stopped early.", file="solver.cpp", line=224))
             return

@@ -74,9 +74,9 @@ def test_another_server_at_the_address(monkeypatch: pytest.MonkeyPatch, answer: 
     ("error", "text"),
     [
         (
-            ConnectionError("Could not find any running Ray instance.\nmore"),
+            ConnectionError("Could not find any running Ray instance. Please specify the one with `--address`.\nmore"),
             "no Ray cluster was reached on this machine (--ray_address or $RAY_ADDRESS can name another): Could not find any "
-            "running Ray instance.; start one with 'ray start --head'",
+            "running Ray instance; start one with 'ray start --head'",
         ),
         (
             RuntimeError("Version mismatch: The cluster was started with:\n    Python: 3.9.1\nThis process has 3.12"),

@@ -67,8 +67,12 @@ def test_a_full_disk_is_a_warning_until_the_last_snapshot(
         check(tmp_path / state)
     full.add("snap_iter_15")
     before = (tmp_path / "snap_iter_15.caffemodel").read_bytes()
+    caplog.clear()
+    full.remove("snap_iter_10")
     with pytest.raises(SnapshotError, match="No space left on device"):
         run(solver, Job())
+    assert "No space left on device; it is the run's last, so the job fails" in caplog.text
+    assert "training goes on" not in caplog.text
     assert (tmp_path / "snap_iter_15.caffemodel").read_bytes() == before
     assert not list(tmp_path.glob(".*.partial"))
 
