@@ -109,38 +109,49 @@ def kill_job(job: str, registry: Registry, *, timeouts: KillTimeouts, report: Ca
     """
     record = registry.read(job)
     names = _names(record)
-    stopped = _stop_launcher(record, timeouts.launcher_s, report)
+
+    def report_stopped(process: psutil.Process, how: str) -> None:
+        report(f"stopped {names.get(process.pid, f'a process of {job} (pid {process.pid})')} {how}")
+
+    asked = _ask_launcher(record, timeouts.launcher_s)
+    left = _left(job, record)
+    # The others have ended, also where the launcher itself needs longer.
+    ended = [process for process in asked if process not in left]
+    for process in ended:
+        report_stopped(process, f"by asking the {_launcher_name(record)}")
+    stopped = len(ended)
     for _ in range(MAX_ROUNDS):
-        left = job_processes(job, record)
-        if record is not None and (launcher := live_process(record.launcher)) is not None:
-            left.append(launcher)
         if not left:
             with suppress(JobError):  # the next listing of jobs removes it
                 registry.remove(job)
             return stopped
         for process, how in _stop(left, timeouts.grace_s):
             stopped += 1
-            report(f"stopped {names.get(process.pid, f'a process of {job} (pid {process.pid})')} with {how}")
+            report_stopped(process, f"with {how}")
+        left = _left(job, record)
     survivors = ", ".join(str(process.pid) for process in job_processes(job, record))
     raise JobError(f"job {job}: these processes could not be stopped: pid {survivors}")
 
 
-def _stop_launcher(record: JobRecord | None, launcher_s: float, report: Callable[[str], None]) -> int:
-    """Ask the launcher to stop the job; return how many processes ended with it."""
+def _left(job: str, record: JobRecord | None) -> list[psutil.Process]:
+    """Return the processes of a job that run on this machine; its launcher is the last one."""
+    launcher = live_process(record.launcher) if record is not None else None
+    return [*job_processes(job, record), *([] if launcher is None else [launcher])]
+
+
+def _ask_launcher(record: JobRecord | None, launcher_s: float) -> list[psutil.Process]:
+    """Ask the launcher to stop the job, and wait until it has ended; return it and the processes that ran before."""
     launcher = live_process(record.launcher) if record is not None else None
     if record is None or launcher is None:
-        return 0
-    before = job_processes(record.job, record)
-    names = _names(record)
+        return []
+    asked = [launcher, *job_processes(record.job, record)]
     _send(launcher, USER_KILL if record.launcher.name == AGENT else signal.SIGTERM)
-    if _wait_gone([launcher], launcher_s):
-        return 0
-    gone = [launcher, *(process for process in before if not _alive(process))]
-    for process in gone:
-        report(
-            f"stopped {names.get(process.pid, f'a process of {record.job} (pid {process.pid})')} by asking the {record.launcher.name.removeprefix('the ')}"
-        )
-    return len(gone)
+    _wait_gone([launcher], launcher_s)
+    return asked
+
+
+def _launcher_name(record: JobRecord | None) -> str:
+    return "launcher" if record is None else record.launcher.name.removeprefix("the ")
 
 
 def _stop(processes: list[psutil.Process], grace_s: float) -> list[tuple[psutil.Process, str]]:
