@@ -16,6 +16,7 @@ from typing import Any
 from poseidon.errors import UsageError
 from poseidon.exchange.cost import ExchangeKind
 from poseidon.exchange.lossy.compression import parse_compression
+from poseidon.exchange.lossy.low_rank_matrix import LowRank
 from ps_server import Consistency, Precision
 
 LOCAL_STEPS = frozenset(
@@ -143,6 +144,13 @@ class ExchangeOptions:
             )
 
     @property
+    def names_powersgd(self) -> bool:
+        """Whether `compress` has PowerSGD as one of its schemes; `auto` may choose it too."""
+        return any(
+            isinstance(scheme.codec, LowRank) for scheme in parse_compression(self.compress, self.loss_budget)
+        )
+
+    @property
     def streams(self) -> bool:
         """Whether parts of the tensors travel at different iterations, or while local steps are made."""
         return self.sync_fragments > 1 or self.sync_delay > 0
@@ -180,6 +188,11 @@ class ExchangeOptions:
             raise UsageError(f"--compress needs --consistency_model=SSPPush, not {self.consistency.value}")
         if self.precision is not Precision.FLOAT32:
             raise UsageError(f"--compress needs --wire_precision=float32, not {self.precision.value}")
+        if self.streams and self.names_powersgd:
+            raise UsageError(
+                "--compress=powersgd takes two rounds through the shards for each exchange; expected another codec, or no "
+                "--sync_fragments and --sync_delay"
+            )
 
     @classmethod
     def from_flags(cls, flags: argparse.Namespace, *, kind: ExchangeKind) -> ExchangeOptions:

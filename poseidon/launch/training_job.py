@@ -21,6 +21,7 @@ from poseidon.data.batches.partition import part_path
 from poseidon.engine.document import JobDocument
 from poseidon.engine.tools.preflight import check_layers, check_nets, check_snapshot_prefix, weight_files
 from poseidon.errors import SnapshotError, UsageError
+from poseidon.exchange.options import ExchangeOptions
 from poseidon.launch.job import Job, check_folder
 from poseidon.launch.job_folder import find_snapshot
 from poseidon.launch.processes import Start
@@ -67,6 +68,7 @@ class TrainingJob(Job):
         self._changes = changes(file.param, self._solver.param, request.settings)
         self._settings = solver_settings(self._solver)
         check_local_steps(self._solver.param, request.exchange.sync_every)
+        check_clipping(self._solver.param, request.exchange)
         title = check_nets(self._solver, self._settings).param.name or request.solver.stem
         for path in request.weights:
             if not path.is_file():
@@ -280,6 +282,15 @@ def check_local_steps(solver: SolverParameter, steps: int) -> None:
         raise UsageError(
             f"snapshot_diff: true needs the change of every iteration, and --sync_every={steps} exchanges once in {steps}; "
             "expected snapshot_diff: false, or no --sync_every"
+        )
+
+
+def check_clipping(solver: SolverParameter, options: ExchangeOptions) -> None:
+    """Refuse PowerSGD with a limit of the gradients' norm."""
+    if solver.clip_gradients > 0 and options.names_powersgd:
+        raise UsageError(
+            f"clip_gradients: {solver.clip_gradients:g} is not possible with --compress={options.compress:.80}: PowerSGD has no "
+            "limit on the gradients' norm; expected no clip_gradients, or another codec"
         )
 
 

@@ -181,6 +181,10 @@ def test_an_added_option_is_checked_as_all_others() -> None:
         ({"sync_every": 4, "sync_mix": 1.0}, "--sync_mix=1: expected 0 or more, and less than 1"),
         ({"sync_every": 4, "sync_delay": 1, "kind": "allreduce"}, "need the parameter server"),
         ({"sync_every": 4, "sync_fragments": 2, "staleness": 1}, "need the parameter server"),
+        (
+            {"sync_every": 4, "sync_delay": 2, "compress": "a=int8,powersgd:2"},
+            "takes two rounds through the shards",
+        ),
     ],
 )
 def test_what_cannot_be_is_refused(values: dict[str, object], message: str) -> None:

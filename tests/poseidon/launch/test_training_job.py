@@ -11,8 +11,10 @@ import poseidon
 from poseidon.cluster.host_checks import NeededFile
 from poseidon.engine.document import JobDocument, TrainingOptions, read_document
 from poseidon.errors import UsageError
+from poseidon.exchange.options import ExchangeOptions
 from poseidon.launch.request import TrainRequest
 from poseidon.launch.training_job import (
+    check_clipping,
     check_local_steps,
     needed_files,
     rounds_that_end_early,
@@ -94,3 +96,13 @@ def test_changes_of_every_iteration_are_refused_with_local_steps(solver: SolverD
     check_local_steps(solver.param, 0)
     with pytest.raises(UsageError, match="snapshot_diff: true needs the change of every iteration"):
         check_local_steps(solver.param, 8)
+
+
+def test_a_limit_of_the_norm_is_refused_with_powersgd(solver: SolverDefinition) -> None:
+    check_clipping(solver.param, ExchangeOptions(compress="powersgd:2"))
+    solver.param.clip_gradients = 35
+    check_clipping(solver.param, ExchangeOptions(compress="int8"))
+    with pytest.raises(
+        UsageError, match="clip_gradients: 35 is not possible with --compress=int8,powersgd:2"
+    ):
+        check_clipping(solver.param, ExchangeOptions(compress="int8,powersgd:2"))

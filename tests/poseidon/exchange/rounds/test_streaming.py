@@ -225,10 +225,16 @@ def test_fragments_travel_by_lossy_codecs(wire: dict[str, object]) -> None:
 
 
 def test_powersgd_does_not_stream() -> None:
-    options = replace(STREAMS[0], compress="*.weight=powersgd:2")
-    member = Membership(workers=2, shards=1, options=options)
-    with pytest.raises(UsageError, match="powersgd takes two rounds through the shards for each exchange"):
-        build_exchange(tensors_of(Net(), RULES[RuleKind.SGD]), ExchangeSettings(), member, list)
+    refused = pytest.raises(
+        UsageError, match="powersgd takes two rounds through the shards for each exchange"
+    )
+    with refused:
+        replace(STREAMS[0], compress="*.weight=powersgd:2")
+    # The choice of `auto` is known when the tensors are.
+    member = Membership(workers=2, shards=1, options=replace(STREAMS[0], compress="auto:0.1"))
+    large = [Trained(name="weight", tensor=torch.zeros(128, 128), rule=RULES[RuleKind.SGD])]
+    with refused:
+        build_exchange(large, ExchangeSettings(), member, list)
 
 
 def test_several_workers_on_a_machine_are_refused() -> None:
