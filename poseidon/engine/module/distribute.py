@@ -10,15 +10,20 @@
 `poseidon run` starts a script on every worker; under plain `python` the same script trains alone.
 
 Law: `_PROCESS` is the only process-wide state of this library. A process is one worker, and a user's script cannot receive
-its context as an argument. `poseidon.engine.module.script` sets it once.
+its context as an argument. `poseidon.engine.module.script` sets it once. Under plain `python`, `distribute` also sets
+`sys.excepthook`, unless the script has one.
 """
 
 from __future__ import annotations
 
 import gc
+import sys
+import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
+from types import TracebackType
 from typing import overload
 
 import torch
@@ -38,7 +43,7 @@ from poseidon.engine.module.tensors import (
 )
 from poseidon.engine.module.update_rules import Outer, UpdateRule
 from poseidon.engine.module.worker_context import ThisWorker, WorkerContext
-from poseidon.errors import UsageError
+from poseidon.errors import PoseidonError, UsageError
 from poseidon.exchange.module_hooks import uncompiled
 from poseidon.exchange.options import ExchangeOptions
 
@@ -241,12 +246,33 @@ def _rows(module: nn.Module, options: DistributeOptions) -> dict[nn.Parameter, i
 
 def _context() -> WorkerContext:
     if _PROCESS.context is None:
+        if sys.excepthook is sys.__excepthook__:
+            sys.excepthook = print_uncaught
         return WorkerContext()
     if _PROCESS.group is not None:
         raise UsageError(
             "distribute() was called a second time; expected one call a job, with one module that holds all parts"
         )
     return _PROCESS.context
+
+
+def print_uncaught(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    """Print one sentence for an error of Poseidon that ends a script under plain `python`; Python's traceback for others."""
+    if not isinstance(error, PoseidonError):
+        sys.__excepthook__(kind, error, trace)
+        return
+    script = getattr(sys.modules["__main__"], "__file__", None)
+    line = line_of(error, script) if script else None
+    location = f"{Path(script).name}, line {line}: " if script and line else ""
+    print(f"{location}{error}", file=sys.stderr)
+
+
+def line_of(error: BaseException, script: str) -> int | None:
+    """Return the line of a script that raised an error; None if it was raised elsewhere."""
+    if isinstance(error, SyntaxError) and error.filename == script:
+        return error.lineno
+    lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == script]
+    return lines[-1] if lines else None
 
 
 def _buffers(name: str) -> Buffers:

@@ -194,7 +194,10 @@ class Group(StepLoop):
         """
         if prefix is None:
             if self._context.folder is None:
-                raise UsageError("save() needs a prefix where no job has a folder: save('checkpoints/net')")
+                raise UsageError(
+                    "save() needs a prefix where there is no job: expected save('checkpoints/net'), or a script that "
+                    "`poseidon run` starts"
+                )
             prefix = self._context.folder / "checkpoint"
         prefix = Path(prefix).absolute()
         began_s = time.monotonic()

@@ -26,7 +26,7 @@ import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, TextIO
+from typing import TextIO
 
 import torch
 from torch import nn
@@ -34,7 +34,7 @@ from torch import nn
 from poseidon import log
 from poseidon.engine.document import ScriptDocument, read_document_of
 from poseidon.engine.launcher_connection import ORPHAN_S, LauncherConnection
-from poseidon.engine.module.distribute import running_in
+from poseidon.engine.module.distribute import line_of, running_in
 from poseidon.engine.module.worker_context import LoopPosition, Observed, ThisWorker, WorkerContext
 from poseidon.engine.observation import Observation, log_plan, open_trace
 from poseidon.engine.snapshot_writer import WrittenSnapshot
@@ -298,15 +298,6 @@ def _failed(
         peer_lost=isinstance(error, PeerLost | StalenessTimeout),
     )
     return 1
-
-
-def line_of(error: BaseException, script: str) -> int | None:
-    """Return the line of a script that raised an error; None if it was raised elsewhere."""
-    if isinstance(error, SyntaxError) and error.filename == script:
-        return error.lineno
-    frames: list[Any] = traceback.extract_tb(error.__traceback__)
-    lines = [frame.lineno for frame in frames if frame.filename == script]
-    return lines[-1] if lines else None
 
 
 def _log_file(document: ScriptDocument) -> Path:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import runpy
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -246,3 +249,32 @@ def test_one_call_a_job() -> None:
         with pytest.raises(UsageError, match="second time"):
             poseidon.distribute(Normed(), SGD(lr=0.1))
     assert poseidon.this_worker() == poseidon.ThisWorker(rank=0, size=1)
+
+
+@pytest.mark.parametrize(
+    ("call", "printed"),
+    [
+        ("group.save()", "train.py, line 4: save() needs a prefix where there is no job: expected save("),
+        ("1 / 0", "Traceback (most recent call last):"),
+    ],
+)
+def test_an_error_of_poseidon_ends_a_plain_script_with_one_sentence(
+    call: str,
+    printed: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(
+        f"import poseidon, torch\nmodel = torch.nn.Linear(2, 1)\n"
+        f"group = poseidon.distribute(model, poseidon.SGD(lr=0.1))\n{call}\n"
+    )
+    monkeypatch.setattr(sys, "excepthook", sys.__excepthook__)
+    monkeypatch.setattr(sys.modules["__main__"], "__file__", str(script))
+    with pytest.raises((UsageError, ZeroDivisionError)) as caught:
+        runpy.run_path(str(script), run_name="__main__")
+    sys.excepthook(caught.type, caught.value, caught.tb)
+    error = capsys.readouterr().err
+    assert error.startswith(printed)
+    assert ("Traceback" in error) == ("1 / 0" in call)
