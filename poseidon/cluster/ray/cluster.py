@@ -79,11 +79,21 @@ class RayCluster:
         self._group = placement_group([dict(bundle) for bundle in bundles.values()], strategy="STRICT_SPREAD")
 
     def placed(self, timeout_s: float) -> bool:
-        """Wait until every client has a node; return False when the time is up."""
+        """Wait until every client has a node; return False when the time is up.
+
+        Raises:
+            JobError: Ray has ended this job, as after the loss of the node that the launcher runs on.
+        """
         deadline_s = time.monotonic() + timeout_s
-        while not self._group.wait(POLL_S):  # Python handles no signal while Ray waits
-            if time.monotonic() + POLL_S > deadline_s:
-                return False
+        try:
+            while not self._group.wait(POLL_S):  # Python handles no signal while Ray waits
+                if time.monotonic() + POLL_S > deadline_s:
+                    return False
+        except Exception as error:
+            raise JobError(
+                f"Ray has ended this job ({reason_of(error)}), as it does when the launcher's own node is lost; start the "
+                "launcher on a node that stays, such as the head, and resume with --snapshot=JOB"
+            ) from error
         return True
 
     def connect(

@@ -176,3 +176,15 @@ def test_a_wait_for_nodes_is_short_pieces_so_that_signals_are_handled() -> None:
     assert waits == [1] * 3, "Ray drops a fraction of a second"
     assert all(isinstance(timeout_s, int) for timeout_s in waits)
     assert not cluster.placed(0.0)
+
+
+def test_a_job_that_ray_has_ended_is_an_error() -> None:
+    def wait(timeout_s: float) -> bool:
+        raise RuntimeError("Placement group PlacementGroupID(11) does not exist.")
+
+    cluster = RayCluster(FakeRay({}))
+    cluster._group = SimpleNamespace(wait=wait)
+    with pytest.raises(
+        JobError, match=r"^Ray has ended this job \(Placement group .*\), as it does when the launcher's own"
+    ):
+        cluster.placed(300.0)
