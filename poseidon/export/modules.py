@@ -79,6 +79,8 @@ def write_module(model: Path, weights: Path, shapes: Mapping[str, Shape], path: 
 
 def _made(model: Path) -> nn.Module:
     source, _, name = str(model).rpartition(":")
+    if source.endswith(".py") and not Path(source).is_file():
+        raise UsageError(f"there is no file {source}; expected FILE.py:FUNCTION")
     try:
         function = getattr(_imported(source), name, None)
         made = function() if callable(function) else None

@@ -215,7 +215,8 @@ def _devices(gpu: str, solver: SolverDefinition, visible: int | None) -> tuple[s
         return ("cpu",)
     if visible is not None and visible <= param.device_id:
         raise solver.error(
-            "solver_mode", f"GPU, but this machine has {visible} GPUs; expected CPU, or another device_id"
+            "solver_mode",
+            f"GPU, but this machine has {visible} GPUs; expected CPU (--solver_mode=CPU), or another device_id",
         )
     return (f"cuda:{param.device_id}",)
 

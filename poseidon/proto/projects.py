@@ -44,6 +44,30 @@ OWN_DATA = (
     "The definitions read databases that you create with `poseidon convert_imageset` and `poseidon compute_image_mean`; see "
     "`--help`.\n`source` and `mean_file` name them, relative to the definition or by absolute paths."
 )
+WINDOWS = (
+    "The definitions read a window file, `data/*_windows.txt`. `poseidon convert_voc` writes one of PASCAL VOC as "
+    "`trainval_windows.txt`."
+)
+LISTS = (
+    "The definitions read the lists `data/*.txt`. A line has the paths of an image and of its label image."
+)
+DATA_NOTES = {
+    "faster_rcnn": f"{WINDOWS}\nTraining starts from VGG-16 for ImageNet: `--weights=MODEL`.",
+    "rfcn": f"{WINDOWS}\nTraining starts from ResNet-50 for ImageNet: `--weights=MODEL`.",
+    "segnet": f"{LISTS}\nTraining starts from VGG-16 for ImageNet: `--weights=MODEL`.",
+    "pspnet": LISTS,
+    "fcn": "The definitions read databases of `poseidon convert_imageset`. Record k of a label database is one channel of "
+    "class numbers\n(255: ignored), as large as image k. Training starts from VGG-16 as convolutions: `--weights=MODEL`.",
+}
+"""What nets read that need other data than a database of images with a label."""
+SCRIPT_NOTES = {
+    "net_surgery": "`convolve.py` turns LeNet's fully-connected layers into convolutions with the same weights\n"
+    "(`lenet_conv.prototxt`), and compares both nets on a larger image. Without a model the weights are random.",
+    "resnet50": "The log is written to this folder, a checkpoint of each epoch to `--file_store_path` (`/tmp`).\n"
+    "`poseidon run --hostfile=machinefile resnet50_trainer.py` with the same flags trains on all hosts of `machinefile`,\n"
+    "one a line: `<id> <host> <port>`. `python resnet50_trainer.py --help` lists the flags.",
+}
+"""What the scripts do that start no job of themselves."""
 CHECKOUT_LINES = re.compile(
     r"^(?:# A checkout works[^\n]*\n)?sys\.path(?:\.insert|\[:0\]).*?^use_environment\(\)\n\n",
     re.DOTALL | re.MULTILINE,
@@ -81,12 +105,10 @@ def project_files(name: str, source: Path) -> dict[str, str]:
     for file in ZOO_FILES.get(name, ()):
         path = shipped_folder() / "prototxt" / file
         texts[path.name] = _adapted(path)
-    machinefile = shipped_folder() / "machinefiles" / "localserver"
-    return {
-        **texts,
-        "machinefile": machinefile.read_text(encoding="utf-8"),
-        "README.md": _readme(name, source),
-    }
+    if name != "net_surgery":
+        machinefile = shipped_folder() / "machinefiles" / "localserver"
+        texts["machinefile"] = machinefile.read_text(encoding="utf-8")
+    return {**texts, "README.md": _readme(name, source)}
 
 
 def write_project(folder: Path, files: Mapping[str, str]) -> None:
@@ -155,15 +177,22 @@ def _readme(name: str, folder: Path) -> str:
         commands,
     ]
     if solvers and name not in DATA_COMMANDS:
-        parts.append(OWN_DATA)
+        parts.append(DATA_NOTES.get(name, OWN_DATA))
     if solvers:
         rows = [f"| `{solver}` | {line} |" for solver, line in solvers]
         parts.append("\n".join(["| solver | |", "|---|---|", *rows]))
         parts.append("A solver names its net; a net names its data and its batch size, which is per worker.")
-    parts.append(
-        "`machinefile` lists the hosts, one a line: `<id> <host> <port>`. Logs and snapshots are in `output/<job>/`.\n"
-        f"`poseidon {'train' if solvers else 'run'} --help` lists the flags; `poseidon ps`, `logs` and `kill` manage "
-        "running jobs.\n`poseidon dashboard` shows them on a page; `poseidon plot -o curves.png` draws the curves of the last "
-        "one.\nBefore you train on other hosts, `poseidon doctor --hostfile=machinefile` examines them."
-    )
+    parts.append(SCRIPT_NOTES.get(name) or _job_notes(trains=bool(solvers)))
     return "\n\n".join(parts) + "\n"
+
+
+def _job_notes(*, trains: bool) -> str:
+    """Return what a README says of jobs: those of `poseidon train`, or of `poseidon run`, which has no curves to draw."""
+    files = "Logs and snapshots" if trains else "Logs and checkpoints"
+    curves = "; `poseidon plot -o curves.png` draws the curves of the last one" if trains else ""
+    return (
+        f"`machinefile` lists the hosts, one a line: `<id> <host> <port>`. {files} are in `output/<job>/`.\n"
+        f"`poseidon {'train' if trains else 'run'} --help` lists the flags; `poseidon ps`, `logs` and `kill` manage "
+        f"running jobs.\n`poseidon dashboard` shows them on a page{curves}.\n"
+        "Before you train on other hosts, `poseidon doctor --hostfile=machinefile` examines them."
+    )

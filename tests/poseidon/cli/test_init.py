@@ -22,7 +22,9 @@ def test_a_project_stands_alone(tmp_path: Path, name: str) -> None:
     folder = tmp_path / "mine" / name
     assert main(["init", name, str(folder)]) == 0
     files = sorted(folder.iterdir())
-    assert {"README.md", "machinefile"} < {path.name for path in files}
+    assert {"README.md", "machinefile"} - {path.name for path in files} == (
+        {"machinefile"} if name == "net_surgery" else set()
+    )
     for path in files:
         text = path.read_text(encoding="utf-8")
         assert not re.search(r"\b(prototxt|examples|machinefiles)/", text), path
@@ -61,6 +63,18 @@ def test_the_commands_of_an_example_name_its_files(tmp_path: Path, name: str) ->
         text = path.read_text(encoding="utf-8")
         compile(text, path, "exec")
         assert "sys.path" not in text
+
+
+def test_the_readme_names_only_what_the_project_has(tmp_path: Path) -> None:
+    readmes = {}
+    for name in ("net_surgery", "resnet50", "torch_cnn", "faster_rcnn", "segnet", "lenet"):
+        assert main(["init", name, str(tmp_path / name)]) == 0
+        readmes[name] = (tmp_path / name / "README.md").read_text(encoding="utf-8")
+    assert not re.search("machinefile|job|snapshot|poseidon run", readmes["net_surgery"])
+    assert "output/<job>" not in readmes["resnet50"] and "poseidon plot" not in readmes["torch_cnn"]
+    assert "poseidon plot -o curves.png" in readmes["lenet"]
+    for name, words in {"faster_rcnn": "poseidon convert_voc", "segnet": "label image"}.items():
+        assert words in readmes[name] and "convert_imageset" not in readmes[name]
 
 
 def test_surgery_of_a_project_needs_no_checkout(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

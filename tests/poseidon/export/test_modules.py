@@ -112,6 +112,7 @@ def test_weights_of_a_checkpoint(trained: tuple[Path, Path, Any]) -> None:
     ("words", "said"),
     [
         ((":absent", "net_iter_3.pt", "a.onnx"), "has no function absent"),
+        (("absent.py:build", "net_iter_3.pt", "a.onnx"), "there is no file"),
         ((":number", "net_iter_3.pt", "a.onnx"), "gives a int, expected a torch module"),
         ((":broken", "net_iter_3.pt", "a.onnx"), "RuntimeError: no data here"),
         (

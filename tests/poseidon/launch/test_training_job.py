@@ -10,10 +10,11 @@ import pytest
 import poseidon
 from poseidon.cluster.host_checks import NeededFile
 from poseidon.engine.document import JobDocument, TrainingOptions, read_document
-from poseidon.errors import UsageError
+from poseidon.errors import DefinitionError, UsageError
 from poseidon.exchange.options import ExchangeOptions
 from poseidon.launch.request import TrainRequest
 from poseidon.launch.training_job import (
+    _devices,
     check_clipping,
     check_local_steps,
     needed_files,
@@ -106,3 +107,9 @@ def test_a_limit_of_the_norm_is_refused_with_powersgd(solver: SolverDefinition) 
         UsageError, match="clip_gradients: 35 is not possible with --compress=int8,powersgd:2"
     ):
         check_clipping(solver.param, ExchangeOptions(compress="int8,powersgd:2"))
+
+
+def test_a_host_without_gpu_names_the_flag_for_the_processor(tmp_path: Path) -> None:
+    (tmp_path / "solver.prototxt").write_text('net: "net.prototxt"\nsolver_mode: GPU\n')
+    with pytest.raises(DefinitionError, match=r"solver.prototxt:2: .* expected CPU \(--solver_mode=CPU\)"):
+        _devices("", read_solver(tmp_path / "solver.prototxt"), 0)
