@@ -89,8 +89,8 @@ class Machine:
         buffer_bytes: bytes in flight between two hosts before a sender waits.
         half_s_per_byte: a core's time to convert a byte of float32 to 16 bits, or back.
         int8_s_per_byte: the same for int8.
-        low_rank_s_per_byte: a worker's time on a core for a byte of a matrix that goes to the shards as PowerSGD's factors, its
-            rule included, besides the next one.
+        low_rank_s_per_byte: a worker's time on a core for a byte of a matrix that travels as PowerSGD's factors, its rule
+            included, besides the next one.
         low_rank_s_per_byte_and_rank: the same for each rank.
     """
 
@@ -248,7 +248,9 @@ def loads(scenario: Scenario) -> list[LayerLoad]:
                 factors=_factors(scenario, layer) if index in by_factors else None,
                 wire_part=wire_part,
                 codec_s=codec_s,
-                worker_s=_low_rank_s(scenario, layer, index in by_factors),
+                worker_s=_low_rank_s(scenario, layer, index in by_factors)
+                if _factors_to_shards(scenario)
+                else 0.0,
             )
         )
     return found
@@ -265,12 +267,7 @@ def _encoded(scenario: Scenario, layer: LayerShape, by_factors: bool) -> tuple[f
         return scenario.lossy.value / ELEMENT_BYTES, per_byte * dense
     rank = scenario.lossy.rank
     sent = sum(low_rank_elements(shape, rank) for shape in layer.tensors) * ELEMENT_BYTES
-    compressed = sum(math.prod(shape) for shape in layer.tensors if _is_low_rank(shape, rank))
-    # Three products in all, and about six passes over memory: what is held back is added, kept and subtracted.
-    seconds = (
-        6.0 * rank * compressed / machine.flops + 6 * ELEMENT_BYTES * compressed * machine.memory_s_per_byte
-    )
-    return sent / dense, seconds / 2
+    return sent / dense, _low_rank_s(scenario, layer, by_factors) / 2
 
 
 def _factors_to_shards(scenario: Scenario) -> int:
@@ -280,10 +277,9 @@ def _factors_to_shards(scenario: Scenario) -> int:
 
 
 def _low_rank_s(scenario: Scenario, layer: LayerShape, by_factors: bool) -> float:
-    """Return a core's seconds of a worker for PowerSGD through the shards: both factors, their product, the rule."""
-    rank, machine = _factors_to_shards(scenario), scenario.machine
-    if not rank:
-        return 0.0
+    """Return a core's seconds of a worker for PowerSGD: both factors, their product, the rule."""
+    assert isinstance(scenario.lossy, LowRank)
+    rank, machine = scenario.lossy.rank, scenario.machine
     dense = layer.tensors[1:] if by_factors else layer.tensors
     size = ELEMENT_BYTES * sum(math.prod(shape) for shape in dense if _is_low_rank(shape, rank))
     return size * (machine.low_rank_s_per_byte + rank * machine.low_rank_s_per_byte_and_rank)
