@@ -26,10 +26,15 @@ TRAINING = TrainingSettings(
 )
 
 
+LAST_GROUP: list[object] = []
+"""The last process group. A hook's callback may still hold it in gloo's thread, which cannot end itself: the process aborts."""
+
+
 @pytest.fixture
 def group() -> Iterator[None]:
     """A process group of this process alone."""
     distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
+    LAST_GROUP[:] = [distributed.group.WORLD]
     yield
     distributed.destroy_process_group()
 

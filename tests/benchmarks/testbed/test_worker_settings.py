@@ -27,7 +27,7 @@ LAYERS = (LayerShape(name="fc", tensors=((2, 3), (2,)), work=6, fully_connected=
         DdpSettings(bucket_mb=5.0),
         DdpSettings(hook="powersgd:2"),
         PoseidonSettings(),
-        PoseidonSettings.parse("ps+powersgd:4+int8+H32+P4+D8"),
+        PoseidonSettings.parse("ps+topk:0.01+int8+H32+P4+D8"),
         PoseidonSettings(exchange="ps", wait_free=False, servers=2, shards=3, trace=Path("/traces")),
     ],
 )
