@@ -47,9 +47,7 @@ def run(arguments: argparse.Namespace) -> int:
     if all(is_loopback(host.address) for host in hosts):
         found = _here(hosts, problems)
     else:
-        found = over_ssh(
-            hosts, SshSettings(config=Path(arguments.ssh_config) if arguments.ssh_config else None), problems
-        )
+        found = over_ssh(hosts, SshSettings.from_flag(arguments.ssh_config), problems)
     with progress_bar(arguments.progress, UNITS) as report, found as subjects:
         survey = examine(subjects, seconds=arguments.seconds, report=report)
     survey = replace(survey, problems=(*problems, *survey.problems))

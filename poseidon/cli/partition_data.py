@@ -34,7 +34,7 @@ def run(arguments: argparse.Namespace) -> int:
         _divide(source, parts, arguments, report)
         if arguments.distribute:
             root, replace = arguments.root_folder, arguments.replace
-            ssh = SshSettings(config=Path(arguments.ssh_config) if arguments.ssh_config else None)
+            ssh = SshSettings.from_flag(arguments.ssh_config)
             sentences = distribute(source, clients, root=root, replace=replace, report=report, ssh=ssh)
     if arguments.distribute:
         print("\n".join(sentences))

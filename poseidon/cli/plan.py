@@ -123,7 +123,7 @@ def _probed(
         subjects = stack.enter_context(
             over_ssh(
                 hosts,
-                SshSettings(config=Path(arguments.ssh_config) if arguments.ssh_config else None),
+                SshSettings.from_flag(arguments.ssh_config),
                 problems,
             )
         )

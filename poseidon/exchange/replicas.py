@@ -95,7 +95,7 @@ def arithmetic_sample(tensors: Sequence[Trained]) -> Arithmetic:
             scratch=scratch,
             kernel=kernel,
         )
-        products[kernel.value] = _checksum(product)
+        products[kernel.value] = checksum(product)
     kinds = sorted({t.rule.kind for t in tensors} - {RuleKind.MEAN}, key=lambda kind: kind.value)
     return Arithmetic(
         processor=processor_name(device),
@@ -115,8 +115,7 @@ def common_kernel(samples: Sequence[Arithmetic], *, required: bool) -> Kernel:
     Raises:
         JobError: there must be one, and there is none.
     """
-    groups = _groups([(worker.rules, *sorted(worker.products.items())) for worker in samples])
-    unequal = " and ".join(f"{_workers(ranks)} ({samples[ranks[0]].processor})" for ranks in groups)
+    unequal = _unequal(samples, [(worker.rules, *sorted(worker.products.items())) for worker in samples])
     if len({worker.rules for worker in samples}) == 1:
         for kernel in Kernel:
             found = {worker.products.get(kernel.value) for worker in samples}
@@ -147,13 +146,13 @@ def check_rules(samples: Sequence[Arithmetic], *, required: bool) -> None:
     Raises:
         JobError: they must, and they do not.
     """
-    groups = _groups([worker.rules for worker in samples])
-    if len(groups) == 1:
+    rules = [worker.rules for worker in samples]
+    if len(set(rules)) == 1:
         return
-    unequal = " and ".join(f"{_workers(ranks)} ({samples[ranks[0]].processor})" for ranks in groups)
     message = (
-        f"{unequal} compute different bits by the update rule. With PowerSGD each worker applies the rule itself, so the "
-        f"replicas would drift apart. Use another codec of --compress, whose rules the shards apply, or --on_divergence=mend."
+        f"{_unequal(samples, rules)} compute different bits by the update rule. With PowerSGD each worker applies the rule "
+        "itself, so the replicas would drift apart. Use another codec of --compress, whose rules the shards apply, or "
+        "--on_divergence=mend."
     )
     if required:
         raise JobError(message)
@@ -206,7 +205,7 @@ class ReplicaCheck:
         if not self._options.check_every:
             return
         state = self._state()
-        own = {name: _checksum(tensor) for name, tensor in state.items()}
+        own = {name: checksum(tensor) for name, tensor in state.items()}
         everyone = [json.loads(payload) for payload in self._collect(json.dumps(own).encode())]
         unequal = {
             name: [rank for rank, one in enumerate(everyone) if one.get(name, checksum) != checksum]
@@ -258,10 +257,11 @@ def _after_rule(kind: RuleKind, gradient: Tensor) -> str:
     history = [gradient.abs() for _ in range(history_count(kind))]
     rule = Rule(kind=kind, momentum=0.9, decay=0.0005)
     update(rule, gradient.clone(), history, value, rate=0.01, step=3)
-    return "-".join(map(_checksum, (value, *history)))
+    return "-".join(map(checksum, (value, *history)))
 
 
-def _checksum(tensor: Tensor) -> str:
+def checksum(tensor: Tensor) -> str:
+    """Return the CRC-32 of a tensor's bytes."""
     return f"{zlib.crc32(_bytes_of(tensor).numpy().data):08x}"
 
 
@@ -281,6 +281,11 @@ def _groups(values: Sequence[object]) -> list[list[int]]:
         else:
             found.append((value, [index]))
     return [indices for _, indices in found]
+
+
+def _unequal(samples: Sequence[Arithmetic], results: Sequence[object]) -> str:
+    """Return the workers, grouped by equal results, with their processors."""
+    return " and ".join(f"{_workers(ranks)} ({samples[ranks[0]].processor})" for ranks in _groups(results))
 
 
 def _workers(ranks: Sequence[int]) -> str:

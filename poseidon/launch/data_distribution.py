@@ -19,6 +19,7 @@ from poseidon.data.prepare.part_files import PartFiles, part_files
 from poseidon.data.progress import CHECKING, COPYING, Report
 from poseidon.errors import JobError, UsageError
 from poseidon.launch.site import launcher_environment
+from poseidon.launch.terminal import counted
 
 MOST_AT_ONCE = 16
 
@@ -168,8 +169,7 @@ def _deliver_one(
         replace=replacing,
         report=report,
     )
-    files = "1 file" if done.files == 1 else f"{done.files} files"
-    return f"{place}: {files}, {done.sent_files} of them sent, {done.sent_bytes / 1e6:.1f} MB"
+    return f"{place}: {counted(done.files, 'file')}, {done.sent_files} of them sent, {done.sent_bytes / 1e6:.1f} MB"
 
 
 class _Count:

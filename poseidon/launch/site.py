@@ -256,4 +256,4 @@ def ask_over_ssh(config: str | None) -> SshAsk:
     Args:
         config: the file of --ssh_config.
     """
-    return SshAsk(SshSettings(config=Path(config) if config else None), launcher_environment())
+    return SshAsk(SshSettings.from_flag(config), launcher_environment())

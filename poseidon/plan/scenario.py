@@ -280,8 +280,8 @@ def _low_rank_s(scenario: Scenario, layer: LayerShape, by_factors: bool) -> floa
     """Return a core's seconds of a worker for PowerSGD: both factors, their product, the rule."""
     assert isinstance(scenario.lossy, LowRank)
     rank, machine = scenario.lossy.rank, scenario.machine
-    dense = layer.tensors[1:] if by_factors else layer.tensors
-    size = ELEMENT_BYTES * sum(math.prod(shape) for shape in dense if _is_low_rank(shape, rank))
+    shapes = _dense_shapes(layer, by_factors)
+    size = ELEMENT_BYTES * sum(math.prod(shape) for shape in shapes if _is_low_rank(shape, rank))
     return size * (machine.low_rank_s_per_byte + rank * machine.low_rank_s_per_byte_and_rank)
 
 
@@ -302,11 +302,15 @@ def _messages(size: int, chunk: int) -> float:
     return size / min(chunk, POOL_ELEMENTS * ELEMENT_BYTES) if small else -(-size // chunk)
 
 
+def _dense_shapes(layer: LayerShape, by_factors: bool) -> Sequence[Shape]:
+    """Return the shapes of the tensors that are not sent as factors of a batch."""
+    return layer.tensors[1:] if by_factors else layer.tensors
+
+
 def _dense_sizes(scenario: Scenario, layer: LayerShape, by_factors: bool) -> list[int]:
     """Return the bytes of each tensor that is not sent as factors of a batch; of a matrix as PowerSGD's factors, of these."""
-    dense, rank = layer.tensors[1:] if by_factors else layer.tensors, _factors_to_shards(scenario)
-    sizes: list[int] = []
-    for shape in dense:
+    rank, sizes = _factors_to_shards(scenario), list[int]()
+    for shape in _dense_shapes(layer, by_factors):
         if rank and _is_low_rank(shape, rank):
             sizes += [rank * shape[0], rank * math.prod(shape[1:])]
         else:

@@ -42,6 +42,11 @@ class SshSettings:
     config: Path | None = None
     connect_timeout_s: float = 15.0
 
+    @classmethod
+    def from_flag(cls, config: str | None) -> SshSettings:
+        """Return the settings for the value of `--ssh_config`; None or empty: OpenSSH's own files."""
+        return cls(config=Path(config) if config else None)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Endpoint:

@@ -40,7 +40,7 @@ from poseidon.exchange.base import (
 from poseidon.exchange.lossy.low_rank_matrix import LowRank, LowRankMatrix
 from poseidon.exchange.observe.statistics import Traffic
 from poseidon.exchange.pooled import EarlyExchange
-from poseidon.exchange.replicas import Arithmetic, arithmetic_sample, check_rules
+from poseidon.exchange.replicas import Arithmetic, arithmetic_sample, check_rules, checksum
 from ps_server import RemoteProtocolError
 from ps_server.rules import sum_of_squares
 
@@ -91,9 +91,9 @@ class LowRankExchange(WholeGradients):
             self._compare_rules()
 
     def _compare_rules(self) -> None:
-        """Compare the results of the rules over all workers, and the columns with which Q starts."""
+        """Compare the results of the rules over all workers, and the first Q: processors may draw different numbers."""
         sample = arithmetic_sample(self._sampled)
-        first_q = "-".join(matrix.first_q_checksum for matrix in self._matrices.values())
+        first_q = "-".join(checksum(matrix.first_q) for matrix in self._matrices.values())
         own = replace(sample, rules=f"{sample.rules} {first_q}").to_json()
         samples = []
         for rank, payload in enumerate(self.control.all_gather(json.dumps(own).encode())):

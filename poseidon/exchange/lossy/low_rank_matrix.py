@@ -12,7 +12,6 @@ Laws:
 from __future__ import annotations
 
 import math
-import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -123,20 +122,16 @@ class LowRankMatrix:
         self._rule = trained.rule
         self._p, self._q = parts[:2]
         self._exact = parts[2] if start else None
-        self._first_q = self._q.clone()
+        self.first_q = self._q.clone()
+        """The random Q from which empty columns start again."""
         self._basis = torch.zeros_like(self._p.t().contiguous())
         self._rate, self._iteration = 0.0, 0
-
-    @property
-    def first_q_checksum(self) -> str:
-        """The checksum of the random Q from which empty columns start again: processors may draw different numbers."""
-        return f"{zlib.crc32(self._first_q.cpu().numpy().data):08x}"
 
     def reset(self, history: History) -> None:
         """Begin with this history, and nothing held back."""
         self.begun = self.is_due = False
         self.held_back.zero_()
-        self._q.copy_(self._first_q)
+        self._q.copy_(self.first_q)
         for number, tensor in enumerate(self.history):
             if number < len(history):
                 tensor.copy_(torch.from_numpy(np.ascontiguousarray(history[number], np.float32)).view(-1))
@@ -182,7 +177,7 @@ class LowRankMatrix:
             value = self.value[rows].reshape(-1)
             update(self._rule, product.view(-1), history, value, rate=self._rate, step=self._iteration)
         empty = (self._q == 0).all(dim=1, keepdim=True)
-        self._q.copy_(torch.where(empty, self._first_q, self._q))
+        self._q.copy_(torch.where(empty, self.first_q, self._q))
 
     def _mean(self, rows: slice) -> Tensor:
         """Return rows of the mean gradient, and take them from what is held back."""
