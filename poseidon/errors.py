@@ -104,6 +104,11 @@ def printable(text: str) -> str:
     return text if len(text) <= _LONGEST else f"{text[:half]} ... {text[-half:]}"
 
 
+def counted(number: int, noun: str) -> str:
+    """Return a number with its noun: `1 worker`, `2 workers`."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
 def nearest(name: str, legal: Iterable[str]) -> str | None:
     """Return the legal name that `name` most likely means, or None if no name is similar.
 

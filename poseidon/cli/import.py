@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import logging
 
+from poseidon.errors import counted
 from poseidon.export.formats import import_weights, read_tensors
 from poseidon.export.net import inference_definition
 from poseidon.net.compile import filter_phase
@@ -29,7 +30,7 @@ def run(arguments: argparse.Namespace) -> int:
     )
     if unused:
         LOGGER.warning(
-            "%d tensors of %s were not used: %s", len(unused), arguments.weights, ", ".join(unused)
+            "%s of %s not used: %s", counted(len(unused), "tensor"), arguments.weights, ", ".join(unused)
         )
-    print(f"Imported {taken} tensors of {arguments.weights} to {arguments.output}.")
+    print(f"Imported {counted(taken, 'tensor')} of {arguments.weights} to {arguments.output}.")
     return 0

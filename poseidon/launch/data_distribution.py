@@ -17,9 +17,8 @@ from poseidon.cluster.ssh.connections import SshConnection, close_all, connect_a
 from poseidon.cluster.ssh.delivery import SentFile, SftpConnection, deliver, sent_file
 from poseidon.data.prepare.part_files import PartFiles, part_files
 from poseidon.data.progress import CHECKING, COPYING, Report
-from poseidon.errors import JobError, UsageError
+from poseidon.errors import JobError, UsageError, counted
 from poseidon.launch.site import launcher_environment
-from poseidon.launch.terminal import counted
 
 MOST_AT_ONCE = 16
 

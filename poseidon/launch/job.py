@@ -21,13 +21,13 @@ from poseidon.cluster.supervision.loop import JobResult
 from poseidon.cluster.supervision.restarts import StartingPoint
 from poseidon.engine.document import WorkerDocument
 from poseidon.engine.tools.preflight import obstacle_to
-from poseidon.errors import JobError, UsageError
+from poseidon.errors import JobError, UsageError, counted
 from poseidon.exchange.cost import ExchangeKind
 from poseidon.launch.job_folder import OUTPUT
 from poseidon.launch.processes import Start, check_encryption, shard_spec, worker_spec
 from poseidon.launch.request import JobRequest
 from poseidon.launch.site import FileSet, Site
-from poseidon.launch.terminal import counted, resume_command, short_path, without_flags
+from poseidon.launch.terminal import resume_command, short_path, without_flags
 
 RESTARTS_OF_MANY_HOSTS = 3
 

@@ -213,11 +213,6 @@ def aligned(entries: Sequence[tuple[str, str]]) -> list[str]:
     return [f"  {name + ':':<{width}}  {text}" for name, text in entries]
 
 
-def counted(number: int, noun: str) -> str:
-    """Return a number with its noun: 1 worker, 2 workers."""
-    return f"{number} {noun}{'' if number == 1 else 's'}"
-
-
 def _state_flags(state: NetState) -> list[str]:
     level = ["-level", str(state.level)] if state.level else []
     return [*level, *(["-stage", ",".join(state.stage)] if state.stage else [])]

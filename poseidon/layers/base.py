@@ -18,7 +18,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from poseidon.errors import PoseidonError
+from poseidon.errors import PoseidonError, counted
 from poseidon.layers.fillers import FillerError, check, fill
 from poseidon.proto.caffe_pb2 import (
     ConvolutionParameter,
@@ -254,11 +254,6 @@ def new_blob(spec: BlobSpec, seed: int) -> Tensor:
     blob = torch.empty(spec.shape)
     fill(blob, spec.filler, torch.Generator().manual_seed(seed))
     return blob
-
-
-def counted(count: int, noun: str) -> str:
-    """Return a number with its noun: `1 top`, `2 tops`."""
-    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
 def once_or(count: int) -> str:

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 
 from torch import nn
 
-from poseidon.layers.base import BlobSpec, LayerError, Shape, counted, times
+from poseidon.errors import counted
+from poseidon.layers.base import BlobSpec, LayerError, Shape, times
 from poseidon.proto.caffe_pb2 import LayerParameter, ParamSpec
 
 

@@ -13,8 +13,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
-from poseidon.errors import unknown
-from poseidon.layers.base import Layer, LayerError, counted
+from poseidon.errors import counted, unknown
+from poseidon.layers.base import Layer, LayerError
 from poseidon.proto.caffe_pb2 import LayerParameter
 from poseidon.proto.definition import NetDefinition
 

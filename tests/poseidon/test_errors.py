@@ -4,12 +4,24 @@ from __future__ import annotations
 
 import pytest
 
-from poseidon.errors import DataError, DefinitionError, PoseidonError, SnapshotError, nearest, printable
+from poseidon.errors import (
+    DataError,
+    DefinitionError,
+    PoseidonError,
+    SnapshotError,
+    counted,
+    nearest,
+    printable,
+)
 
 
 def test_what_cannot_be_printed_is_escaped() -> None:
     assert printable("a\n\x1b[31m\u2028b\xff é") == "a\\n\\x1b[31m\\u2028bÿ é"
     assert printable("as it was") == "as it was"
+
+
+def test_one_thing_is_in_the_singular() -> None:
+    assert [counted(number, "worker") for number in (0, 1, 2)] == ["0 workers", "1 worker", "2 workers"]
 
 
 @pytest.mark.parametrize("kind", (DataError, DefinitionError, SnapshotError))

@@ -8,6 +8,7 @@ from typing import Any
 
 from poseidon.cluster.doctor.findings import Finding, Severity, format_rate, link_name, worst_link
 from poseidon.cluster.doctor.survey import HostReport, Survey
+from poseidon.errors import counted
 
 
 def survey_lines(survey: Survey, findings: Sequence[Finding]) -> list[str]:
@@ -25,7 +26,7 @@ def survey_lines(survey: Survey, findings: Sequence[Finding]) -> list[str]:
         if finding.remedy:
             lines.append(f"    {finding.remedy[0].upper()}{finding.remedy[1:]}.")
     errors = sum(finding.severity is Severity.ERROR for finding in findings)
-    return [*lines, "", f"{errors} errors, {len(findings) - errors} warnings"]
+    return [*lines, "", f"{counted(errors, 'error')}, {counted(len(findings) - errors, 'warning')}"]
 
 
 def survey_fields(survey: Survey, findings: Sequence[Finding]) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from poseidon.cluster.supervision.loop import JobResult
-from poseidon.errors import JobError, JobInterrupted
+from poseidon.errors import JobError, JobInterrupted, counted
 
 FIRST_PAUSE_S = 1.0
 LONGEST_PAUSE_S = 15.0
@@ -181,9 +181,8 @@ class _Restarts:
         )
         where = f"from {point.state}" if point.state else "from the beginning"
         repeated = max(0, self._reached - point.iteration)
-        count = f"{repeated} iteration{'' if repeated == 1 else 's'}"
         self._driver.report(
-            f"{loss}; {what}: going on {where} at iteration {point.iteration}, at least {count} to repeat"
+            f"{loss}; {what}: going on {where} at iteration {point.iteration}, at least {counted(repeated, 'iteration')} to repeat"
         )
 
 
@@ -199,6 +198,5 @@ def describe_ending(job: str, ended: RestartedJob) -> str:
     text = f"job {job} {result.outcome.value} at iteration {result.iteration}"
     if not ended.restarts:
         return text
-    times = f"{ended.restarts} restart{'' if ended.restarts == 1 else 's'}"
-    again = f"at least {ended.repeated} iteration{'' if ended.repeated == 1 else 's'} repeated"
-    return f"{text} after {times}, {again}"
+    again = f"at least {counted(ended.repeated, 'iteration')} repeated"
+    return f"{text} after {counted(ended.restarts, 'restart')}, {again}"

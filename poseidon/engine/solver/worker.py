@@ -36,7 +36,7 @@ from poseidon.engine.solver.summary import net_table
 from poseidon.engine.solver.tester import Tester
 from poseidon.engine.solver.trainer import LoopSettings, Trainer
 from poseidon.engine.tools.preflight import weight_files
-from poseidon.errors import PoseidonError
+from poseidon.errors import PoseidonError, counted
 from poseidon.exchange.base import Exchange, ExchangeSettings
 from poseidon.exchange.build import build_exchange
 from poseidon.exchange.building.membership import Built
@@ -268,13 +268,12 @@ class Worker:
         if not alone:
             log_plan(built.plan, Path(document.output))
         LOGGER.info(
-            "%d worker%s%s, %s, seed %d",
-            document.workers,
-            "" if document.workers == 1 else "s",
+            "%s%s, %s, seed %d",
+            counted(document.workers, "worker"),
             f" x batch {replica.batch_records}" if replica.batch_records else "",
             "no server"
             if alone
-            else f"{document.exchange.kind.value}, {document.shards} shards, {document.exchange.consistency.value}, "
+            else f"{document.exchange.kind.value}, {counted(document.shards, 'shard')}, {document.exchange.consistency.value}, "
             f"staleness {document.exchange.staleness}"
             + (f", {built.local_steps} local steps a round" if built.local_steps else ""),
             document.seed,

@@ -205,7 +205,7 @@ def test_problems_of_hosts_that_did_not_answer_come_first() -> None:
     survey = replace(cluster(2), problems=(("node7", "the connection is refused"),))
     lines = survey_lines(survey, judge(survey))
     assert "error: node7: the connection is refused." in lines
-    assert lines[-1] == "1 errors, 0 warnings"
+    assert lines[-1] == "1 error, 0 warnings"
 
 
 @pytest.mark.parametrize(
