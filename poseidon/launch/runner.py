@@ -212,6 +212,10 @@ class _Run:
         """See `RestartDriver`."""
         self._terminal.print(text)
 
+    def now(self) -> float:
+        """See `RestartDriver`."""
+        return time.monotonic()
+
     def pause(self, seconds: float) -> bool:
         """See `RestartDriver`."""
         until_s = time.monotonic() + seconds

@@ -176,7 +176,7 @@ def test_a_job_goes_on_without_a_node_that_does_not_come_back(tmp_path: Path) ->
     try:
         for cpus in (0, 1, 1):
             cluster.add(num_cpus=cpus)
-        ray = ["--launcher=ray", f"--ray_address={cluster.address}", "--clients=2", "--return_timeout=1"]
+        ray = ["--launcher=ray", f"--ray_address={cluster.address}", "--clients=2", "--return_timeout=0"]
         log = _train_through_a_loss(cluster, tmp_path / "ray", ray, lambda: cluster.kill(2))
     finally:
         cluster.close()

@@ -44,7 +44,6 @@ BEFORE = {
     "docs/caffe_jobs.md": (TRAINED,),
     "docs/from_poseidon.md": (BACKGROUND,),
     "docs/operations.md": (
-        "mkdir -p ~/.zfunc ~/.local/share/bash-completion/completions",
         "python -m poseidon train --solver=solver.prototxt --max_iter=110 --trace",
         BACKGROUND,
     ),

@@ -189,7 +189,7 @@ def _worker(parser: Parser) -> None:
 
 
 def _extract_features(parser: Parser) -> None:
-    word(parser, "caffe_arguments", "as Caffe's tool takes them, see above", nargs="*", metavar="WORD")
+    word(parser, "caffe_arguments", "as Caffe's tool takes them, see above", nargs="*", metavar="ARGUMENT")
     group = parser.section("What to extract")
     flag(group, "model", "the net; its TEST data is read", metavar="FILE")
     flag(group, "weights", "comma-separated models; later ones win", metavar="FILES", default="")

@@ -98,7 +98,7 @@ def _parse_log(parser: Parser) -> None:
     word(parser, "logfile_path", "a log, or a job's id or folder", metavar="LOG|JOB")
     word(parser, "output_dir", "default: the log's folder", metavar="OUTPUT_DIR", type=Path, nargs="?")
     group = parser.section("Flags")
-    flag(group, "delimiter", "between columns (,)", default=",", metavar="SIGN")
+    flag(group, "delimiter", "between columns (,)", default=",", metavar="TEXT")
     switch(group, "verbose", "name the files that are written")
     help_flag(parser)
 
@@ -116,7 +116,7 @@ def _plot(parser: Parser) -> None:
     chosen(group, "x", "axis: iterations (default) or seconds", AXES, default="iterations", metavar="AXIS")
     text = "one chart; default: loss and accuracy"
     flag(group, "chart", text, type=whole, choices=list(CHARTS), metavar="N")
-    text = "points of the moving average of train curves; 1: none (a 40th)"
+    text = "points of the moving average; 1: none (1/40 of a train curve)"
     flag(group, "smooth", text, type=count, metavar="N")
     text = "of losses and rates: auto (log where it helps), linear, log"
     chosen(group, "scale", text, SCALES, default="auto", metavar="SCALE")

@@ -113,7 +113,7 @@ COMMANDS: Sequence[Command] = (
     Command(
         name="ps",
         line="list running jobs",
-        description="List the running jobs of this user: id, start, launcher, processes, output folder.",
+        description="List the running jobs of this user: id, start, launcher, processes, iteration, rate, ETA, output folder.",
         example="poseidon ps\nposeidon ps --hostfile=cluster",
         declare=_ps,
     ),
@@ -170,8 +170,8 @@ SHELL: Sequence[Command] = (
         name="completion",
         line="complete commands and flags in bash or zsh",
         description="Print a script for bash or zsh that completes commands, flags and their values.",
-        example="poseidon completion bash > ~/.local/share/bash-completion/completions/poseidon\n"
-        'poseidon completion zsh > "${fpath[1]}/_poseidon"',
+        example="source <(poseidon completion bash)    # for the shell that runs it\n"
+        "source <(poseidon completion zsh)     # in zsh, after compinit",
         declare=_completion,
     ),
 )

@@ -49,7 +49,7 @@ class HostJob:
     Attributes:
         record: that the host has.
         launcher: whether the process that started it on that host runs.
-        living: how many other processes of it run there.
+        living: how many processes of the record run there; not those that they or an agent have started besides.
     """
 
     record: JobRecord
@@ -89,8 +89,8 @@ def jobs_here(registry: Registry, warn: Callable[[str], None]) -> list[HostJob]:
     found = []
     for record in readable_records(registry, warn):
         launcher = live_process(record.launcher) is not None
-        living = len(job_processes(record.job, record))
-        if launcher or living or may_live_elsewhere(record):
+        living = sum(live_process(process) is not None for process in record.processes)
+        if launcher or living or may_live_elsewhere(record) or job_processes(record.job, record):
             found.append(HostJob(record=record, launcher=launcher, living=living))
             continue
         try:

@@ -4,8 +4,8 @@ Law: only a loss is a reason (`JobInterrupted`); a mistake, a full disk or a sto
 continues from the newest complete snapshot that this job itself has written, or else from where the job began; at
 staleness 0 it ends with the bits of a job that was never interrupted.
 
-A start that fails because a host is not back yet is tried again, less and less often, for `return_timeout_s`; only a loss
-while the job ran counts as a restart. Where all hosts read the same data, the job then continues without those that are
+A start that fails because a host is not back yet is tried again, less and less often, for `return_timeout_s` from its
+first failure on, attempts included; only a loss while the job ran counts as a restart. Where all hosts read the same data, the job then continues without those that are
 still missing; the records are divided among fewer workers, so the bits differ from those of the job as it began.
 """
 
@@ -28,7 +28,8 @@ class RestartSettings:
 
     Attributes:
         max_restarts: after a loss while the job ran; 0: none.
-        return_timeout_s: how long to wait for hosts to come back.
+        return_timeout_s: how long to wait for hosts to come back, from the first start that fails to the beginning of the
+            last attempt.
     """
 
     max_restarts: int = 0
@@ -83,6 +84,9 @@ class RestartDriver(Protocol):
     def report(self, text: str) -> None:
         """Report to the user."""
 
+    def now(self) -> float:
+        """Return the seconds of a clock that is never set."""
+
     def pause(self, seconds: float) -> bool:
         """Wait; return True at once when the user asks the job to stop."""
 
@@ -107,7 +111,8 @@ class _Restarts:
         self._restarts = 0
         self._repeated = 0  # before the last loss
         self._repeated_since = 0  # by it
-        self._waited_s = 0.0
+        self._paused_s = 0.0  # since the last loss
+        self._failed_at_s: float | None = None  # the first start since then
         self._reached = 0  # of all starts
         self._lost_at = 0
         self._point = StartingPoint()
@@ -138,14 +143,16 @@ class _Restarts:
         point = self._driver.starting_point()
         self._report(loss, point)
         self._attempt += 1
-        pause_s = min(FIRST_PAUSE_S + self._waited_s / 2, LONGEST_PAUSE_S)
-        self._waited_s += pause_s
+        pause_s = min(FIRST_PAUSE_S + self._paused_s / 2, LONGEST_PAUSE_S)
+        if loss.while_starting:
+            pause_s = min(pause_s, max(0.0, self._settings.return_timeout_s - self._waited_s()))
+        self._paused_s += pause_s
         if self._driver.pause(pause_s):
             raise _ended(f"{loss}; it was not started again, since the user has stopped it", loss)
         return point
 
     def _count(self, loss: JobInterrupted) -> None:
-        self._waited_s = 0.0
+        self._wait_anew()
         self._reached = max(self._reached, loss.iteration)
         self._lost_at = loss.iteration
         self._repeated += self._repeated_since
@@ -159,13 +166,24 @@ class _Restarts:
     def _wait_for_return(self, loss: JobInterrupted) -> None:
         if self._restarts == 0:
             raise _ended(str(loss), loss)
-        if self._waited_s >= self._settings.return_timeout_s:
+        waited_s = self._waited_s()
+        if waited_s >= self._settings.return_timeout_s:
             without = self._driver.drop_missing_hosts()
             if without:
-                self._waited_s = 0.0
+                self._wait_anew()
                 self._driver.report(without)
                 return
-            raise _ended(f"{loss} (waited {self._waited_s:.0f} s for it to come back)", loss)
+            raise _ended(f"{loss} (waited {waited_s:.0f} s for it to come back)", loss)
+
+    def _waited_s(self) -> float:
+        """Return the seconds since the first start that failed after the last loss."""
+        now_s = self._driver.now()
+        if self._failed_at_s is None:
+            self._failed_at_s = now_s
+        return now_s - self._failed_at_s
+
+    def _wait_anew(self) -> None:
+        self._paused_s, self._failed_at_s = 0.0, None
 
     def _report(self, loss: JobInterrupted, point: StartingPoint) -> None:
         # A snapshot can be lost with its host: only the start that follows decides what is repeated.

@@ -15,7 +15,7 @@ from poseidon.cluster.jobs.registry import JobRecord, RecordedProcess, Registry
 from poseidon.cluster.jobs.this_host import Answer, HostJob, answers, jobs_here
 from poseidon.cluster.machinefile import Host
 from poseidon.errors import JobError
-from tests.support.jobs import environment, running_job
+from tests.support.jobs import environment, job_that_listens, running_job
 from tests.support.live_processes import live_pids, none_left
 
 GONE = JobRecord(
@@ -47,6 +47,14 @@ def test_jobs_are_listed_and_one_is_killed(tmp_path: Path) -> None:
         assert said[4] == {"killed": job.job, "count": 4}
         assert none_left(job.pids)
         assert len(live_pids([*other.pids, other.launcher.pid])) == 5
+
+
+@pytest.mark.processes
+def test_what_a_job_has_started_besides_its_workers_and_shards_is_not_counted(tmp_path: Path) -> None:
+    """An agent, a data loader: they keep a job listed, and `poseidon kill` ends them."""
+    with job_that_listens(tmp_path, "job-c"):
+        found = {job.record.job: job.living for job in jobs_here(Registry(tmp_path), print)}
+    assert found == {"job-c": 0}
 
 
 def ask(state: Path, request: dict[str, object]) -> list[Answer]:

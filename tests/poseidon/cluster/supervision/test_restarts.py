@@ -39,7 +39,10 @@ class World:
         stop_at: int | None = None,
         without: str = "",
         points: Sequence[StartingPoint] = (),
+        attempt_s: float = 0.0,
     ) -> None:
+        self._attempt_s = attempt_s
+        self._now_s = 0.0
         self._points = list(points)
         self._without = without
         self._script = list(script)
@@ -50,6 +53,7 @@ class World:
 
     def start(self, attempt: int, point: StartingPoint) -> JobResult:
         self.starts.append((attempt, point))
+        self._now_s += self._attempt_s
         end = self._script.pop(0)
         if isinstance(end, Exception):
             raise end
@@ -66,7 +70,11 @@ class World:
     def report(self, text: str) -> None:
         self.said.append(text)
 
+    def now(self) -> float:
+        return self._now_s
+
     def pause(self, seconds: float) -> bool:
+        self._now_s += seconds
         self.pauses.append(seconds)
         return len(self.pauses) == self._stop_at
 
@@ -150,7 +158,21 @@ def test_a_host_that_never_comes_back_ends_the_job() -> None:
     world = World([lost(), *[absent()] * 100])
     with pytest.raises(JobError, match=r"no route to node1 \(waited \d+ s for it to come back\)"):
         run_with_restarts(world, RestartSettings(max_restarts=2, return_timeout_s=60.0))
-    assert 60.0 <= sum(world.pauses) < 60.0 + 2 * LONGEST_PAUSE_S
+    assert sum(world.pauses[1:]) == 60.0  # from the first start that failed
+
+
+def test_attempts_to_reach_a_host_are_part_of_the_waiting() -> None:
+    world = World([lost(), *[absent()] * 100], attempt_s=20.0)
+    with pytest.raises(JobError, match=r"\(waited 67 s for it to come back\)"):
+        run_with_restarts(world, RestartSettings(max_restarts=2, return_timeout_s=60.0))
+    # Attempts end 0, 21.5, 43.75 and 67.125 s after the first failure.
+    assert world.pauses == [1.0, 1.5, 2.25, 3.375]
+
+
+def test_without_time_to_come_back_one_attempt_is_made() -> None:
+    world = World([lost(), absent(), DONE], without="going on without client 1 (node1)")
+    run_with_restarts(world, RestartSettings(max_restarts=1, return_timeout_s=0.0))
+    assert len(world.starts) == 3
 
 
 def test_where_the_data_is_shared_the_job_goes_on_without_it() -> None:
