@@ -277,6 +277,8 @@ class Prometheus:
             raise JobError(
                 f"--metrics_port={port}: {error.strerror or error}; take another, or 0 for a free one"
             ) from error
+        # else a connection that is reset prints a traceback between the job's lines
+        self._server.handle_error = lambda request, client_address: None  # type: ignore[method-assign]
         self.port = int(self._server.server_port)
         self.name = f"--metrics_port={self.port}"
         self._job = job

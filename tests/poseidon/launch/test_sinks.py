@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import socket
+import struct
 import threading
 import urllib.request
 from pathlib import Path
@@ -17,6 +18,7 @@ from poseidon.errors import JobError
 from poseidon.launch import sinks
 from poseidon.launch.sinks import JobRecords, JsonLines, Prometheus, RecordSink, TensorBoard
 from poseidon.metrics.job_records import Record
+from tests.support.polling import until
 
 WORKER = ProcessName(role=Role.WORKER, index=0, client=0, host="node0")
 OTHER = ProcessName(role=Role.WORKER, index=1, client=1, host="node1")
@@ -220,6 +222,19 @@ def test_prometheus_fetches_the_latest_values() -> None:
         assert line in page
     with pytest.raises(OSError, match="refused"):
         socket.create_connection(("127.0.0.1", served.port), timeout=5).close()
+
+
+def test_a_connection_that_is_reset_prints_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("prometheus_client")
+    served = Prometheus(0, "lenet-1")
+    with socket.create_connection(("127.0.0.1", served.port)) as stranger:
+        stranger.sendall(b"GET /metr")
+        stranger.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # close() resets
+    with urllib.request.urlopen(f"http://127.0.0.1:{served.port}/metrics", timeout=20) as answer:
+        assert b"poseidon_iteration" in answer.read()
+    until(lambda: not any("process_request" in t.name for t in threading.enumerate()), "no end", 60.0)
+    served.close()
+    assert capsys.readouterr() == ("", "")
 
 
 def test_a_port_that_is_taken_is_one_sentence() -> None:
