@@ -170,8 +170,8 @@ SHELL: Sequence[Command] = (
         name="completion",
         line="complete commands and flags in bash or zsh",
         description="Print a script for bash or zsh that completes commands, flags and their values.",
-        example="source <(poseidon completion bash)    # for the shell that runs it\n"
-        "source <(poseidon completion zsh)     # in zsh, after compinit",
+        example="poseidon completion bash > poseidon.bash; source poseidon.bash\n"
+        "poseidon completion zsh > poseidon.zsh; source poseidon.zsh    # after compinit",
         declare=_completion,
     ),
 )
