@@ -171,7 +171,7 @@ SHELL: Sequence[Command] = (
         line="complete commands and flags in bash or zsh",
         description="Print a script for bash or zsh that completes commands, flags and their values.",
         example="poseidon completion bash > poseidon.bash; source poseidon.bash\n"
-        "poseidon completion zsh > poseidon.zsh; source poseidon.zsh    # after compinit",
+        "poseidon completion zsh > poseidon.zsh; source poseidon.zsh",
         declare=_completion,
     ),
 )
