@@ -21,6 +21,8 @@ from poseidon.data.batches.partition import part_path
 from poseidon.engine.document import JobDocument
 from poseidon.engine.tools.preflight import check_layers, check_nets, check_snapshot_prefix, weight_files
 from poseidon.errors import SnapshotError, UsageError
+from poseidon.exchange.base import Trained
+from poseidon.exchange.lossy.compression import codecs_of
 from poseidon.exchange.options import ExchangeOptions
 from poseidon.launch.job import Job, check_folder
 from poseidon.launch.job_folder import find_snapshot
@@ -31,6 +33,7 @@ from poseidon.launch.terminal import model_of, short_path, test_commands
 from poseidon.layers.base import LayerContext
 from poseidon.layers.user_modules import import_modules
 from poseidon.net.compile import filter_phase
+from poseidon.net.params import ParamInfo
 from poseidon.proto.caffe_pb2 import TRAIN, SolverParameter
 from poseidon.proto.definition import NetDefinition, SolverDefinition, read_solver
 from poseidon.proto.overrides import changes
@@ -68,7 +71,6 @@ class TrainingJob(Job):
         self._changes = changes(file.param, self._solver.param, request.settings)
         self._settings = solver_settings(self._solver)
         check_local_steps(self._solver.param, request.exchange.sync_every)
-        check_clipping(self._solver.param, request.exchange)
         title = check_nets(self._solver, self._settings).param.name or request.solver.stem
         for path in request.weights:
             if not path.is_file():
@@ -79,6 +81,8 @@ class TrainingJob(Job):
         stem = request.solver.stem.removesuffix("_solver")
         devices = _devices(request.gpu, self._solver, site.visible_gpus())
         super().__init__(request, site, title=title, stem=stem, devices=devices)
+        if self.plan.shards:
+            check_clipping(self._solver.param, request.exchange)
         self._net_outputs = Path(request.net_outputs or self.output / "job").absolute()
         check_folder("net_outputs", self._net_outputs.parent)
         self._seed = self._choose_seed()
@@ -91,7 +95,9 @@ class TrainingJob(Job):
         local = self.site.opens_files_here
         contexts = [self._context(worker) for worker in self.plan.workers if worker.local_rank == 0]
         alike = not local or self.shares_data()
-        check_layers(self._solver, contexts[:1] if alike else contexts, files_are_here=local)
+        params = check_layers(self._solver, contexts[:1] if alike else contexts, files_are_here=local)
+        if params is not None:
+            check_compression(params, self.request.exchange)
         if local:
             check_snapshot_prefix(self._solver)
             if self._resumed is not None and self._snapshot is not None:
@@ -286,9 +292,17 @@ def check_local_steps(solver: SolverParameter, steps: int) -> None:
         )
 
 
+def check_compression(params: Sequence[ParamInfo], options: ExchangeOptions) -> None:
+    """Refuse a pattern of --compress that matches no tensor of the net."""
+    trained = [
+        Trained(name=info.name, tensor=info.parameter) for info in params if info.parameter.requires_grad
+    ]
+    codecs_of(trained, options.compress, options.loss_budget)
+
+
 def check_clipping(solver: SolverParameter, options: ExchangeOptions) -> None:
-    """Refuse PowerSGD with a limit of the gradients' norm."""
-    if solver.clip_gradients > 0 and options.names_powersgd:
+    """Refuse PowerSGD with a limit of the norm of all workers' gradients. With local steps it limits each worker's own."""
+    if solver.clip_gradients > 0 and options.names_powersgd and not options.sync_every:
         raise UsageError(
             f"clip_gradients: {solver.clip_gradients:g} is not possible with --compress={options.compress:.80}: PowerSGD has no "
             "limit on the gradients' norm; expected no clip_gradients, or another codec"

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -18,7 +18,7 @@ from poseidon.errors import DataError, DefinitionError
 from poseidon.layers.base import Layer, LayerContext, LayerError, Shape, check_size, new_blob, times
 from poseidon.layers.registry import create, layer_class
 from poseidon.net.net import Compiled, Net
-from poseidon.net.params import ParamTable
+from poseidon.net.params import ParamInfo, ParamTable
 from poseidon.net.plan import NetPlan, Step, plan_net
 from poseidon.net.random_state import derive_seed
 from poseidon.proto.caffe_pb2 import NetState, Phase
@@ -54,6 +54,19 @@ def compile_net(
         raise
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckedLayers:
+    """The layers that a check has set up.
+
+    Attributes:
+        by_name: the layers.
+        params: the learnable tensors of the net, on torch's meta device; None if layers are left out.
+    """
+
+    by_name: dict[str, Layer]
+    params: tuple[ParamInfo, ...] | None
+
+
 @contextmanager
 def checked_layers(
     definition: NetDefinition,
@@ -62,7 +75,7 @@ def checked_layers(
     state: NetState,
     share_with: Mapping[str, Layer] | None = None,
     leave_out: Callable[[type[Layer]], bool],
-) -> Iterator[dict[str, Layer]]:
+) -> Iterator[CheckedLayers]:
     """Set up the layers of one phase on torch's meta device: all checks of `compile_net`, without memory for blobs.
 
     A layer that is left out is not created. Neither are the layers above it, whose bottoms have unknown shapes, and those
@@ -72,11 +85,11 @@ def checked_layers(
         definition: the net with all phases.
         context: the environment of the layers. The phase comes from `state`, and `resolve` from the definition.
         state: phase, level and stages.
-        share_with: the layers of a net whose blobs this one uses, as yielded by this function.
+        share_with: the layers of a net whose blobs this one uses, by name.
         leave_out: returns True for the class of a layer that must not be set up.
 
     Returns:
-        the layers that were set up, by name. They are closed when the block ends.
+        the layers that were set up. They are closed when the block ends.
 
     Raises:
         DefinitionError: a mistake in the definition.
@@ -87,7 +100,9 @@ def checked_layers(
     compiler = _Compiler(net, on_meta, share_with or {}, leave_out)
     try:
         compiler.check()
-        yield {layer.param.name: layer for layer in compiler.layers}
+        yield CheckedLayers(
+            by_name={layer.param.name: layer for layer in compiler.layers}, params=compiler.known_params()
+        )
     finally:
         compiler.close()
 
@@ -152,6 +167,7 @@ class _Compiler:
         self.context = context
         self.donors = donors
         self.leave_out = leave_out
+        self.left_out = 0  # layers
         self.unknown_params: set[str] = set()  # the names of blobs of layers that are left out
         self.table = ParamTable()
         self.layers: list[Layer] = []
@@ -176,6 +192,13 @@ class _Compiler:
     def check(self) -> dict[int, Shape]:
         """Set up the layers that are not left out. Return the shapes of the known slots."""
         return self._set_up(plan_net(self.definition, layer_class))
+
+    def known_params(self) -> tuple[ParamInfo, ...] | None:
+        """Return the learnable tensors of the layers that were set up; None if some are left out."""
+        if self.left_out:
+            return None
+        self._choose_gradients()
+        return self.table.infos()
 
     def close(self) -> None:
         """Close all layers."""
@@ -210,6 +233,7 @@ class _Compiler:
         if known and not self.leave_out(layer_class(param.type)):
             return False
         self.unknown_params |= names
+        self.left_out += 1
         return True
 
     def _create(self, index: int) -> Layer:

@@ -380,6 +380,26 @@ DATA_AND_MODELS = (
         code=2,
     ),
     Broken(
+        name="compress-pattern-without-tensor",
+        edit=(TWO,),
+        flags=("--compress=fc*=int8",),
+        says=r"--compress=fc\*=int8: no tensor that int8 can take has a name like 'fc\*'; the tensors are conv.0, conv.1, ip.0",
+        code=2,
+    ),
+    Broken(
+        name="compress-pattern-of-a-codec-that-cannot-take-it",
+        flags=("--compress=conv.1=powersgd:1",),
+        says=r"no tensor that powersgd:1 can take has a name like 'conv.1'",
+        code=2,
+    ),
+    Broken(
+        name="powersgd-with-a-limit-of-the-norm",
+        edit=(TWO, solver("max_iter: 2", "max_iter: 2 clip_gradients: 35")),
+        flags=("--compress=powersgd:1",),
+        says=r"clip_gradients: 35 is not possible with --compress=powersgd:1: ",
+        code=2,
+    ),
+    Broken(
         name="partitions-of-more-clients",
         edit=(TWO, NOT_SHARED),
         prepare=lambda f: [make_pictures(f / f"train_lmdb_{part}", 3, shape=(1, 6, 6)) for part in range(3)],

@@ -25,6 +25,7 @@ from poseidon.layers.inputs.annotated_data import AnnotatedData
 from poseidon.layers.inputs.data import Data
 from poseidon.layers.python_layer import Python
 from poseidon.net.compile import checked_layers, plan_phase
+from poseidon.net.params import ParamInfo
 from poseidon.net.plan import NetPlan
 from poseidon.proto.definition import NetDefinition, SolverDefinition
 from poseidon.solvers.settings import SolverSettings
@@ -47,7 +48,9 @@ def check_nets(solver: SolverDefinition, settings: SolverSettings) -> NetDefinit
     return definition
 
 
-def check_layers(solver: SolverDefinition, contexts: Sequence[LayerContext], *, files_are_here: bool) -> None:
+def check_layers(
+    solver: SolverDefinition, contexts: Sequence[LayerContext], *, files_are_here: bool
+) -> tuple[ParamInfo, ...] | None:
     """Set up the layers of all nets on torch's meta device: shapes, fillers, databases, lists and mean files.
 
     Args:
@@ -55,22 +58,29 @@ def check_layers(solver: SolverDefinition, contexts: Sequence[LayerContext], *, 
         contexts: those of the workers to check for, one at a time.
         files_are_here: the workers run on this host. Otherwise layers that open files are left out.
 
+    Returns:
+        The learnable tensors of the train net; None if layers of it are left out.
+
     Raises:
         DefinitionError: a mistake in a net.
         DataError: a database, list or mean file is missing or broken.
     """
     left_out = runs_users_code if files_are_here else _left_out_elsewhere
+    params: tuple[ParamInfo, ...] | None = None
     for context in contexts:
         with ExitStack() as opened:
             definition = solver.net_definition()
             nets = [(definition, solver.train_state(definition))]
             nets += [(test.definition, test.state) for test in solver.test_nets()]
             train: Mapping[str, Layer] = {}
-            for net, state in nets:
+            for number, (net, state) in enumerate(nets):
                 checked = checked_layers(net, context, state=state, share_with=train, leave_out=left_out)
                 layers = opened.enter_context(checked)
-                train = train or layers
-                _check_owners(net, layers.values())
+                train = train or layers.by_name
+                if number == 0:
+                    params = layers.params
+                _check_owners(net, layers.by_name.values())
+    return params
 
 
 def runs_users_code(kind: type[Layer]) -> bool:

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 import poseidon
 from poseidon.cluster.host_checks import NeededFile
+from poseidon.cluster.machinefile import Host
 from poseidon.engine.document import JobDocument, TrainingOptions, read_document
 from poseidon.errors import DefinitionError, UsageError
 from poseidon.exchange.options import ExchangeOptions
 from poseidon.launch.request import TrainRequest
+from poseidon.launch.site import LocalSite
 from poseidon.launch.training_job import (
+    TrainingJob,
     _devices,
     check_clipping,
     check_local_steps,
@@ -22,6 +26,8 @@ from poseidon.launch.training_job import (
     written_prefixes,
 )
 from poseidon.proto.definition import SolverDefinition, read_solver
+from tests.support.databases import make_pictures
+from tests.support.training import write_definitions
 
 NET = """
 layer { name: "train" type: "Data" top: "data" top: "label" include { phase: TRAIN }
@@ -99,14 +105,28 @@ def test_changes_of_every_iteration_are_refused_with_local_steps(solver: SolverD
         check_local_steps(solver.param, 8)
 
 
-def test_a_limit_of_the_norm_is_refused_with_powersgd(solver: SolverDefinition) -> None:
+def test_a_limit_of_the_norm_is_refused_with_powersgd_alone(solver: SolverDefinition) -> None:
     check_clipping(solver.param, ExchangeOptions(compress="powersgd:2"))
     solver.param.clip_gradients = 35
     check_clipping(solver.param, ExchangeOptions(compress="int8"))
+    check_clipping(solver.param, ExchangeOptions(compress="powersgd:2", sync_every=4))
     with pytest.raises(
         UsageError, match="clip_gradients: 35 is not possible with --compress=int8,powersgd:2"
     ):
         check_clipping(solver.param, ExchangeOptions(compress="int8,powersgd:2"))
+
+
+def test_one_worker_has_a_limit_of_the_norm_with_powersgd(tmp_path: Path) -> None:
+    """It exchanges nothing. With a server of its own, or another client, PowerSGD is used."""
+    path = write_definitions(tmp_path, batch=4, extra="max_iter: 3\nclip_gradients: 35")
+    for name in ("train_lmdb", "test_lmdb"):
+        make_pictures(tmp_path / name, 5, shape=(1, 6, 6))
+    hosts = [Host(id=i, address="127.0.0.1", port=0) for i in range(2)]
+    request = TrainRequest(solver=path, exchange=ExchangeOptions(compress="powersgd:1"))
+    TrainingJob(request, LocalSite((hosts[0],)))
+    for other, site in ((replace(request, server_requested=True), hosts[:1]), (request, hosts)):
+        with pytest.raises(UsageError, match="clip_gradients: 35 is not possible"):
+            TrainingJob(other, LocalSite(tuple(site)))
 
 
 def test_a_host_without_gpu_names_the_flag_for_the_processor(tmp_path: Path) -> None:
