@@ -24,6 +24,7 @@ A process prints to standard output:
     {"event": "snapshot", "state": "/.../snap_iter_120.solverstate", "iteration": 120, "seconds": 0.2}
                                                                     worker 0, once a snapshot is complete on disk
     {"event": "done"}                                               a worker whose work is finished and saved
+    {"event": "done", "joined": false}                              a script that has ended without `distribute`
     {"event": "error", "message": "one sentence", "exit_code": 1, "peer_lost": true}
 and reads from standard input, after its job document:
     {"do": "connect", "addresses": ["tcp://...", ...]}   {"do": "snapshot"}   {"do": "stop"}
@@ -88,7 +89,13 @@ class Progress:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Done:
-    """A worker has finished its work and saved it."""
+    """A worker has finished its work and saved it.
+
+    Attributes:
+        joined: False for a script that has ended without `distribute`.
+    """
+
+    joined: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,7 +143,7 @@ def parse_event(fields: Mapping[str, object]) -> Event:
     if kind == "progress" and (iteration := _whole_number(fields.get("iteration"))) is not None:
         return Progress(iteration=iteration)
     if kind == "done":
-        return Done()
+        return Done(joined=fields.get("joined") is not False)
     if kind == "error":
         return _failed(fields)
     if kind != "alive":

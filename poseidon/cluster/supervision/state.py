@@ -200,6 +200,7 @@ class ProcessState:
     iteration: int | None = None
     explained: bool = False
     finish_by_s: float | None = None
+    joined: bool = True
     status: int | None = None
 
     @property

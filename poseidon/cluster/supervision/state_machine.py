@@ -59,6 +59,8 @@ from poseidon.errors import JobError, JobInterrupted
 LONGEST_PAUSE_S = 5.0
 # After SIGKILL only the kernel can delay the end of a process (a dead disk or network file system).
 GIVE_UP_S = 10.0
+DISTRIBUTE = "distribute"
+"""The `LoopPosition.current` of a worker that waits until all have joined."""
 
 
 class JobStateMachine:
@@ -163,12 +165,15 @@ class JobStateMachine:
             process.ready = True
         elif isinstance(event, Alive):
             process.moved_s = None if event.still_s is None else now - event.still_s
-            self._compare_positions(process, event.position, now)
+            process.position = event.position or process.position
+            self._compare_positions(now)
         elif isinstance(event, Progress):
             process.iteration, process.ready = event.iteration, True
         elif isinstance(event, Done):
             process.ready = True
             process.finish_by_s = now + self._settings.finish_timeout_s
+            process.joined = event.joined
+            self._compare_positions(now)
         elif isinstance(event, Failed):
             process.explained = True
             rank = CauseRank.PEER_LOST if event.peer_lost else CauseRank.OWN_ERROR
@@ -179,15 +184,13 @@ class JobStateMachine:
                 Cause(rank=rank, sentence=event.message, exit_code=event.exit_code, remedy=remedy), now
             )
 
-    def _compare_positions(self, process: ProcessState, position: LoopPosition | None, now: float) -> None:
-        """Store the position of a script's loop; fail a job whose workers wait in collectives for each other for ever."""
-        if position is None:
-            return
-        process.position = position
+    def _compare_positions(self, now: float) -> None:
+        """Fail a job of a script whose workers wait for each other for ever."""
         positions = {
             worker.name.index: worker.position for worker in self._workers if worker.position is not None
         }
-        sentence = mismatched_collectives(positions)
+        absent = [worker.name.index for worker in self._workers if not worker.joined]
+        sentence = mismatched_collectives(positions) or ended_before_joining(positions, absent)
         if sentence is not None:
             self._fail(Cause(rank=CauseRank.OWN_ERROR, sentence=sentence), now)
 
@@ -372,3 +375,19 @@ def mismatched_collectives(positions: Mapping[int, LoopPosition]) -> str | None:
                     f"{ahead.steps} without it: every worker must make as many steps before each mean() and settle()"
                 )
     return None
+
+
+def ended_before_joining(positions: Mapping[int, LoopPosition], absent: Sequence[int]) -> str | None:
+    """Return a sentence about a worker of a script that waits in `distribute` for one that has ended without it; or None.
+
+    Args:
+        positions: by rank, the last one that each worker has reported.
+        absent: the ranks of the workers that have ended without `distribute`.
+    """
+    waiting = [rank for rank, position in positions.items() if position.current == DISTRIBUTE]
+    if not absent or not waiting:
+        return None
+    return (
+        f"worker {waiting[0]} waits in distribute(), and worker {absent[0]} has ended without it: every worker must call "
+        "poseidon.distribute()"
+    )

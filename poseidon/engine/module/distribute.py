@@ -176,6 +176,11 @@ def join(
         UsageError: an argument is out of range, or the module cannot be distributed.
         ServerError: other workers did not join, or have another module.
     """
+    if not isinstance(module, nn.Module):
+        raise UsageError(
+            f"distribute() was given a {type(module).__name__} as its module; expected a torch.nn.Module, such as "
+            "nn.ModuleList([...]) of several"
+        )
     context = _with_local_steps(_compressed(context, options.compress), options)
     inner = uncompiled(module)
     tensors = module_tensors(inner, options.buffers)

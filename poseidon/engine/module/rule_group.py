@@ -43,7 +43,8 @@ class RuleGroup(Group):
         for name, parameter in trained.items():
             if not parameter.is_contiguous():
                 raise UsageError(
-                    f"'{name}' is not contiguous in memory, so no rule can be applied to it in place"
+                    f"'{name}' is not contiguous in memory, so no rule can be applied to it in place; expected "
+                    "torch.contiguous_format, or a torch.optim optimizer"
                 )
         self._rule = rule
         self._set_rate: float | None = None
@@ -130,6 +131,7 @@ class RuleGroup(Group):
     def step(self) -> None:
         """End the step. See `Group`. The new parameters arrive while the next forward pass runs."""
         self._check_unknown()
+        self._check_unchanged()
         self._end_iteration()
         if self._check.is_due(self.steps):
             self._exchange.settle()
@@ -139,11 +141,15 @@ class RuleGroup(Group):
         self._note_values()
 
     def _before_begin(self) -> None:
+        self._check_unchanged()
+
+    def _check_unchanged(self) -> None:
+        """Refuse what the script has written since the last step, also an optimizer of its own."""
         for name, parameter in self._trained.items():
             if self._known[name] != _value_of(parameter):
                 raise UsageError(
                     f"'{name}' was changed by the script after distribute(), and the shards' value would take its place; "
-                    "expected changes before distribute(), or a torch.optim optimizer"
+                    "expected changes before distribute(), or a torch.optim optimizer as its second argument"
                 )
 
     def _before_run(self) -> None:

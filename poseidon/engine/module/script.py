@@ -93,12 +93,17 @@ class StepReporter:
 
 
 class ScriptWorker:
-    """One worker of `poseidon run`, from its document to the end of the script."""
+    """One worker of `poseidon run`, from its document to the end of the script.
+
+    Attributes:
+        joined: whether the script has called `distribute`.
+    """
 
     def __init__(self, document: ScriptDocument, launcher: LauncherConnection) -> None:
         self._document = document
         self._launcher = launcher
         self._progress = StepReporter(launcher)
+        self.joined = False
 
     def run(self) -> None:
         """Run the script. Its exceptions are raised unchanged."""
@@ -142,6 +147,7 @@ class ScriptWorker:
         )
 
     def _on_open(self, built: Built, exchange: Exchange) -> None:
+        self.joined = True
         self._launcher.forward_requests(exchange, self._document.rank)
         if self._document.rank == 0 and not self._document.membership().alone:
             log_plan(built.plan, Path(self._document.output))
@@ -263,8 +269,9 @@ def output_to_log(document: ScriptDocument) -> Iterator[None]:
 def run_script(document: ScriptDocument, launcher: LauncherConnection) -> int:
     """Run a script and report its end. Return the exit code."""
     launcher.start()
+    worker = ScriptWorker(document, launcher)
     try:
-        ScriptWorker(document, launcher).run()
+        worker.run()
     except KeyboardInterrupt as stop:  # from `Group.step`, when the job was asked to stop
         LOGGER.info("the script has ended: %s", stop or "interrupted")
     except SystemExit as end:
@@ -275,11 +282,20 @@ def run_script(document: ScriptDocument, launcher: LauncherConnection) -> int:
     except Exception as error:  # noqa: BLE001 - the outermost frame: the log has all of it, the launcher one sentence
         with suppress(OSError), _log_file(document).open("a", encoding="utf-8") as file:
             traceback.print_exc(file=file)
-        what = f"{type(error).__name__}: {error} (details in {_log_file(document)})"
+        message = " ".join(line.strip() for line in str(error).splitlines())
+        what = f"{type(error).__name__}: {message} (details in {_log_file(document)})"
         return _failed(document, launcher, error, what, 1)
     finally:
         launcher.close()
-    launcher.send("done")
+    if worker.joined or document.workers == 1:
+        launcher.send("done")
+        return 0
+    if document.rank == 0:
+        LOGGER.warning(
+            "the script has ended without poseidon.distribute(): each of the %d workers has run it by itself",
+            document.workers,
+        )
+    launcher.send("done", joined=False)
     return 0
 
 

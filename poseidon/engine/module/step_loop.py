@@ -24,7 +24,7 @@ from poseidon.engine.broadcast import broadcast_parameters
 from poseidon.engine.module.group_collections import GroupCollections
 from poseidon.engine.module.module_watch import ModuleCallbacks, ModuleWatch
 from poseidon.engine.module.tensors import GroupPlan
-from poseidon.engine.module.worker_context import WorkerContext
+from poseidon.engine.module.worker_context import LoopPosition, WorkerContext
 from poseidon.errors import UsageError
 from poseidon.exchange.base import ExchangeSettings
 from poseidon.exchange.build import build_exchange
@@ -34,6 +34,7 @@ from poseidon.exchange.replicas import NO_CHECK, ReplicaCheck
 from ps_server import SignalKind
 
 Self = TypeVar("Self", bound="StepLoop")
+CLOSED = "step() after close(), or after the `with` block of the group; expected all steps before"
 
 
 class StepLoop(ABC):
@@ -49,6 +50,7 @@ class StepLoop(ABC):
         self._module = uncompiled(module)
         self._context = context
         self._plan = plan
+        context.on_progress(LoopPosition(collection="distribute"))
         built = build_exchange(
             plan.tensors,
             ExchangeSettings(clip=plan.clip),
@@ -93,6 +95,7 @@ class StepLoop(ABC):
             self.close()
             raise
         context.on_open(built, self._exchange)
+        context.on_progress(LoopPosition())
 
     # -- for the user's loop -------------------------------------------------------------------------------
 
@@ -249,7 +252,7 @@ class StepLoop(ABC):
 
     def _check_passes(self) -> None:
         if self._watch is None:
-            raise UsageError("step() after close()")
+            raise UsageError(CLOSED)
         if self.stopping:
             raise KeyboardInterrupt(f"the job was asked to stop after step {self.steps}")
         if not self._passes:

@@ -124,6 +124,11 @@ def module_tensors(module: nn.Module, buffers: Buffers) -> ModuleTensors:
         seen.add(tensor)
         if is_lazy(tensor):
             raise UsageError(f"'{name}' has no shape yet: run the module once before it is distributed")
+        if tensor.is_meta:
+            raise UsageError(
+                f"'{name}' has no values: it is on torch's meta device; expected module.to_empty(device=...), and its values "
+                "set, before distribute()"
+            )
         if tensor.requires_grad:
             if tensor.dtype is not torch.float32:
                 raise UsageError(f"'{name}' is {tensor.dtype}; expected parameters of torch.float32")

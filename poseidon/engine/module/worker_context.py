@@ -40,7 +40,7 @@ class LoopPosition:
     Attributes:
         steps: finished.
         collections: calls of the loop that wait for all other workers, begun.
-        collection: the name of the call that is waiting now, such as `mean` or `settle`; empty: none.
+        collection: the name of the call that is waiting now, such as `mean`, `settle` or `distribute`; empty: none.
     """
 
     steps: int = 0
@@ -107,7 +107,7 @@ class WorkerContext:
         checkpoint: the checkpoint to resume from, on rank 0's host; None: a fresh start.
         on_saved: called with each checkpoint once it is complete on disk.
         on_open: called once the exchange is open, with what was built and the exchange to train with.
-        on_progress: called after each step and at the begin and end of each collection; must be fast.
+        on_progress: called after each step and at the begin and end of each collection and of `distribute`; must be fast.
     """
 
     worker: ThisWorker = field(default_factory=ThisWorker)

@@ -35,6 +35,7 @@ from poseidon.cluster.events import (
         ('{"event": "progress", "iteration": true}', Alive()),
         ('{"event": "progress", "iteration": 1.5}', Alive()),
         ('{"event": "done"}', Done()),
+        ('{"event": "done", "joined": false}', Done(joined=False)),
         ('{"event": "error", "message": "m", "exit_code": 2}', Failed(message="m", exit_code=2, peer_lost=False)),
         ('{"event": "error", "message": "m", "peer_lost": true}', Failed(message="m", exit_code=1, peer_lost=True)),
         ('{"event": "error", "exit_code": 0}', Failed(message="failed without a message", exit_code=1, peer_lost=False)),

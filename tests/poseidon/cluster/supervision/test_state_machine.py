@@ -415,6 +415,30 @@ def test_scripts_that_can_never_meet_end_the_job_and_it_does_not_start_again() -
     assert not isinstance(job.machine.error, JobInterrupted)
 
 
+@pytest.mark.parametrize("ended_first", [True, False])
+def test_a_script_that_ends_without_joining_ends_the_job_where_another_waits(ended_first: bool) -> None:
+    job = Job().run()
+    waits = (WORKER_0, Alive(position=LoopPosition(steps=0, collectives=0, current="distribute")))
+    events = [(WORKER_1, Done(joined=False)), waits]
+    (name, event), last = events if ended_first else events[::-1]
+    job.hear(name, event)
+    assert job.state is JobState.RUNNING
+    job.hear(*last)
+    assert job.state is JobState.FAILING
+    assert job.error == (
+        "worker 0 waits in distribute(), and worker 1 has ended without it: every worker must call poseidon.distribute()"
+    )
+    assert not isinstance(job.machine.error, JobInterrupted)
+
+
+def test_an_old_report_of_a_worker_that_waits_to_join_is_no_hang() -> None:
+    """Worker 1 has joined and ended before the next heartbeat of worker 0."""
+    job = Job().run()
+    job.hear(WORKER_0, Alive(position=LoopPosition(steps=0, collectives=0, current="distribute")))
+    job.hear(WORKER_1, Done())
+    assert job.state is JobState.RUNNING
+
+
 def test_a_slow_loop_is_no_hang() -> None:
     job = Job().run()
     for _ in range(20):

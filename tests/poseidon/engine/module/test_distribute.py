@@ -12,12 +12,12 @@ import torch
 from torch import Tensor, nn
 
 import poseidon
-from poseidon.engine.module.distribute import running_in
+from poseidon.engine.module.distribute import join, running_in
 from poseidon.engine.module.group import Group
 from poseidon.engine.module.optimizer_group import OptimizerGroup
 from poseidon.engine.module.tensors import Buffers, DistributeOptions
 from poseidon.engine.module.update_rules import SGD, Nesterov, ParameterGroup, UpdateRule
-from poseidon.engine.module.worker_context import WorkerContext
+from poseidon.engine.module.worker_context import LoopPosition, WorkerContext
 from poseidon.errors import JobError, UsageError
 from poseidon.exchange.building.membership import Membership
 from poseidon.exchange.cost import ExchangeKind
@@ -237,10 +237,33 @@ def test_arguments_that_cannot_be_meant(arguments: dict[str, Any], words: str) -
 def test_how_is_a_rule_or_an_optimizer_of_the_module() -> None:
     with pytest.raises(UsageError, match="was given a str"):
         poseidon.distribute(Normed(), "sgd")  # type: ignore[call-overload]
-    with pytest.raises(UsageError, match="2 of the optimizer's 2 parameters are not the module's"):
+    with pytest.raises(UsageError, match=r"was given a list as its module; expected a torch\.nn\.Module"):
+        poseidon.distribute([nn.Linear(2, 2)], SGD(lr=0.1))  # type: ignore[call-overload]
+    with pytest.raises(UsageError, match=r"2 of the optimizer's 2 parameters are not the module's"):
         poseidon.distribute(Normed(), torch.optim.SGD(nn.Linear(2, 2).parameters(), lr=0.1))
     with pytest.raises(UsageError, match=r"fits the group 'x\.\*'"):
         poseidon.distribute(Normed(), SGD(lr=0.1, groups=(ParameterGroup(names="x.*"),)))
+
+
+@pytest.mark.parametrize("how", [SGD(lr=0.1), OPTIMIZERS["torch sgd"]])
+def test_a_step_after_the_group_was_closed_is_refused(how: How) -> None:
+    """Else each worker would go on by itself."""
+
+    def body(module: nn.Module, group: Group) -> None:
+        group.close()
+        module(torch.ones(2, 3)).sum().backward()
+        with pytest.raises(UsageError, match=r"step\(\) after close\(\)"):
+            group.step()
+
+    module = Normed()
+    rule = how if isinstance(how, UpdateRule) else how(module)
+    body(module, join(module, rule, DistributeOptions(), WorkerContext()))
+
+
+def test_a_worker_reports_that_it_waits_for_others_to_join() -> None:
+    reported: list[LoopPosition] = []
+    with join(Normed(), SGD(lr=0.1), DistributeOptions(), WorkerContext(on_progress=reported.append)):
+        assert reported == [LoopPosition(collection="distribute"), LoopPosition()]
 
 
 def test_one_call_a_job() -> None:

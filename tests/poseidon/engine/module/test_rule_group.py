@@ -80,6 +80,30 @@ def test_what_the_shards_would_not_hear_of_is_refused(
         together(1, build, SGD(lr=0.1), then(change))
 
 
+def test_an_optimizer_beside_a_rule_is_refused() -> None:
+    """A line that is left of a script for one process or DDP."""
+
+    def body(module: nn.Module, group: Group) -> None:
+        optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
+        module(torch.ones(2, 3)).square().mean().backward()
+        optimizer.step()
+        group.step()
+
+    with pytest.raises(UsageError, match=r"'0\.weight' was changed by the script after distribute\(\)"):
+        together(1, build, SGD(lr=0.1), body)
+
+
+def test_weights_in_another_order_of_memory_are_for_optimizers() -> None:
+    def channels_last(_: int) -> nn.Module:
+        return nn.Conv2d(3, 4, 3).to(memory_format=torch.channels_last)
+
+    expected = (
+        r"'weight' is not contiguous in memory.*expected torch.contiguous_format, or a torch.optim optimizer"
+    )
+    with pytest.raises(UsageError, match=expected):
+        together(1, channels_last, SGD(lr=0.1), lambda *_: None)
+
+
 def test_a_parameter_that_was_frozen_before_cannot_be_trained_later() -> None:
     with pytest.raises(UsageError, match=r"'2\.weight' has a gradient, but wanted none"):
         together(1, build_frozen, SGD(lr=0.1), then(lambda net: net[2].requires_grad_(True)))

@@ -28,14 +28,16 @@ class RecordingConnection(ScriptConnection):
         """Do nothing."""
 
 
-def run(folder: Path, text: str, monkeypatch: pytest.MonkeyPatch) -> tuple[int, dict[str, Any]]:
+def run(
+    folder: Path, text: str, monkeypatch: pytest.MonkeyPatch, **fields: Any
+) -> tuple[int, dict[str, Any]]:
     """A script on a worker that is alone: exit code and last event."""
     script = folder / "script.py"
     script.write_text(text, encoding="utf-8")
     monkeypatch.setattr(sys, "argv", list(sys.argv))
     monkeypatch.setattr(sys, "path", list(sys.path))
     document = ScriptDocument(
-        job="j", token="", output=str(folder), script=str(script), arguments=("a", "--b"), shards=0
+        job="j", token="", output=str(folder), script=str(script), arguments=("a", "--b"), shards=0, **fields
     )
     launcher = RecordingConnection()
     code = run_script(document, launcher)
@@ -48,6 +50,7 @@ def run(folder: Path, text: str, monkeypatch: pytest.MonkeyPatch) -> tuple[int, 
     ("text", "message", "exit_code"),
     [
         ("\nraise ValueError('x')", "worker 0: script.py, line 2: ValueError: x (details in ", 1),
+        ("\nraise ValueError('x\\n  y')", "worker 0: script.py, line 2: ValueError: x y (details in ", 1),
         ("import sys\nsys.exit(3)", "worker 0: script.py, line 2: the script ended itself with 3", 3),
         ("import sys\nsys.exit('no')", "worker 0: script.py, line 2: the script ended itself with 'no'", 1),
         ("x = 1\ndef", "worker 0: script.py, line 2: SyntaxError: ", 1),
@@ -71,6 +74,18 @@ def test_a_good_end(end: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     (tmp_path / "beside.py").write_text("x = 5", encoding="utf-8")
     text = "import sys, beside\nassert sys.argv[1:] == ['a', '--b']\n" + end
     assert run(tmp_path, text, monkeypatch) == (0, {"event": "done"})
+
+
+def test_a_worker_that_never_joins_says_so_to_the_launcher_and_in_the_log(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Another one may wait for it in `distribute`."""
+    for rank in (1, 0):
+        end = run(tmp_path, "import sys\nsys.exit(0)", monkeypatch, rank=rank, workers=3)
+        assert end == (0, {"event": "done", "joined": False})
+    assert caplog.messages == [
+        "the script has ended without poseidon.distribute(): each of the 3 workers has run it by itself"
+    ]
 
 
 def test_the_group_is_closed_with_the_script_and_its_steps_are_reported(
