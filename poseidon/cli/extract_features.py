@@ -54,6 +54,8 @@ def from_caffe_arguments(arguments: Sequence[str]) -> Extraction:
     if not 6 <= len(arguments) <= 8:
         raise UsageError(f"{len(arguments)} arguments are given, expected {CAFFE_ARGUMENTS}")
     weights, model, blobs, databases, count, kind = arguments[:6]
+    if weights.endswith(".prototxt"):
+        raise UsageError(f"WEIGHTS is the definition {weights}; the order is {CAFFE_ARGUMENTS}")
     if not count.isdecimal() or int(count) < 1:
         raise UsageError(f"NUM_MINI_BATCHES is '{count}', expected 1 or more")
     mode = arguments[6] if len(arguments) > 6 else "CPU"

@@ -35,6 +35,29 @@ GROUPS: Mapping[str, Sequence[Command]] = {
 COMMANDS: Mapping[str, Command] = {
     command.name: command for commands in GROUPS.values() for command in commands
 }
+OTHER_NAMES: Mapping[str, str] = {
+    "classification": "classify",
+    "convert_cifar_data": "convert_cifar",
+    "convert_mnist_data": "convert_mnist",
+    "convert_mnist_siamese_data": "convert_mnist_siamese",
+    "create_cifar10": "prepare_cifar10",
+    "create_imagenet": "convert_imageset",
+    "create_mnist": "convert_mnist",
+    "create_mnist_siamese": "convert_mnist_siamese",
+    "finetune_net": "train",
+    "get_cifar10": "prepare_cifar10",
+    "get_mnist": "convert_mnist",
+    "make_imagenet_mean": "compute_image_mean",
+    "net_speed_benchmark": "time",
+    "plot_training_log": "plot",
+    "prepare_mnist": "convert_mnist",
+    "prepare_siamese": "convert_mnist_siamese",
+    "test_net": "test",
+    "train_net": "train",
+}
+"""Names of Caffe's tools and scripts, and names that users expect, with the commands that do the same."""
+_IN_PYTHON: Mapping[str, str] = {"classify": "caffe.Classifier", "detect": "caffe.Detector"}
+"""Scripts of Caffe that are no commands here, with the classes of poseidon.pycaffe that they use."""
 _TITLE = "Distributed deep learning for clusters on ordinary Ethernet."
 _EXAMPLE = """example:
   poseidon train --solver=prototxt/cifar10/cifar10_quick_solver.prototxt \\
@@ -137,10 +160,23 @@ def _refuse(name: str, rest: Sequence[str]) -> None:
         hint = f"; flags follow the command: poseidon {later} {name}" if later else "; expected a command"
         problem = f"unexpected {name}{hint}"
     else:
-        near = nearest(name, COMMANDS)
-        problem = f"unknown command '{name}'" + (f", did you mean '{near}'?" if near else "")
+        problem = f"unknown command '{name}'" + _instead(name, rest)
     print(f"poseidon: {problem}; see poseidon --help", file=sys.stderr)
     sys.exit(2)
+
+
+def _instead(name: str, rest: Sequence[str]) -> str:
+    """Return the part of the error that names the command to use; empty where no command is similar."""
+    plain = os.path.basename(name).lower()
+    for ending in (".bin", ".exe", ".py", ".sh"):
+        plain = plain.removesuffix(ending)
+    if plain == "caffe":
+        return f", leave it out: poseidon {' '.join(rest)}".rstrip() if rest else ", did you mean 'train'?"
+    plain = OTHER_NAMES.get(plain, plain)
+    if plain in _IN_PYTHON:
+        return f": in Python use {_IN_PYTHON[plain]} of poseidon.pycaffe"
+    near = nearest(plain, COMMANDS)
+    return f", did you mean '{near}'?" if near else ""
 
 
 def _drop_output() -> None:

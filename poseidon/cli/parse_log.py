@@ -14,12 +14,12 @@ def run(arguments: argparse.Namespace) -> int:
     """Write the tables that have rows; 0 when done.
 
     Raises:
-        UsageError: the delimiter is not one sign.
+        UsageError: the delimiter is not one character.
         DataError: the log cannot be read, or has no iteration.
         SnapshotError: a table cannot be written.
     """
     if len(arguments.delimiter) != 1:
-        raise UsageError(f"--delimiter is '{arguments.delimiter}', expected one sign")
+        raise UsageError(f"--delimiter is '{arguments.delimiter}', expected one character")
     _, source = find_training_log(arguments.logfile_path)
     log = read_training_log(source)
     folder = arguments.output_dir or source.parent

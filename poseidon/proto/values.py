@@ -102,6 +102,9 @@ def _enum_problem(setting: FieldDescriptor, token: str) -> str | None:
             f"expected one of {listing(legal)}, found a string; write {setting.name}: {bare} without quotes"
         )
     near = nearest(bare, legal)
+    if is_quoted(token) and setting.full_name == "caffe.V1LayerParameter.type":
+        old = f"; for layers it would be {near} without quotes" if near else ""
+        return f"found {quoted(token)}; a type in quotes needs a block named layer, not layers{old}"
     if near:
         return f"unknown value {quoted(token)}; did you mean '{near}'? (one of {listing(legal)})"
     return f"unknown value {quoted(token)}; expected one of {listing(legal, most=len(legal))}"

@@ -19,7 +19,7 @@ from poseidon.errors import SnapshotError
 from poseidon.proto.blob import from_array, only_diff, to_array
 from poseidon.proto.caffe_pb2 import BlobProto, NetParameter
 from poseidon.snapshot import hdf5
-from poseidon.snapshot.files import read_message, require_readable, write_atomically
+from poseidon.snapshot.files import read_message, require_readable, unparsable, write_atomically
 
 Array = NDArray[np.float32]
 LayerBlobs = tuple[str, list[Array | None]]
@@ -109,9 +109,7 @@ def check_model(path: Path) -> None:
             tag = _varint(file)
             number, wire_type = tag >> 3, tag & 7
             if not number or not _skip(file, wire_type, size) or not _fits(fields.get(number), wire_type):
-                raise SnapshotError(
-                    f"{path} is not a model, or it is truncated: its {size} bytes cannot be parsed"
-                )
+                raise unparsable(path, "model")
             layers += number in _LAYERS
     if not layers:
         raise _without_layers(path)

@@ -71,6 +71,24 @@ def require_readable(path: Path, kind: str) -> None:
         raise SnapshotError(f"cannot read the {kind} {path}: {error.strerror}") from error
 
 
+def unparsable(path: Path, kind: str) -> SnapshotError:
+    """Return the error for a file that is not a binary protobuf file of this kind.
+
+    Args:
+        path: a file that can be read.
+        kind: the expected kind of file, such as "model".
+    """
+    with path.open("rb") as file:
+        begin, size = file.read(64), path.stat().st_size
+    if path.name.endswith((".solverstate", ".solverstate.h5")) and kind == "model":
+        return SnapshotError(
+            f"{path} is a solver state; a model (.caffemodel) is expected: --snapshot resumes from a state"
+        )
+    if begin and begin.isascii() and "".join(begin.decode().split()).isprintable():
+        return SnapshotError(f"{path} is not a {kind}: it is text, as a definition (prototxt) is")
+    return SnapshotError(f"{path} is not a {kind}, or it is truncated: its {size} bytes cannot be parsed")
+
+
 def read_message(path: Path, message: M, kind: str) -> M:
     """Read a binary protobuf file.
 
@@ -89,9 +107,7 @@ def read_message(path: Path, message: M, kind: str) -> M:
     try:
         message.ParseFromString(content)
     except DecodeError as error:
-        raise SnapshotError(
-            f"{path} is not a {kind}, or it is truncated: its {len(content)} bytes cannot be parsed"
-        ) from error
+        raise unparsable(path, kind) from error
     if not strings_are_text(message):
         raise SnapshotError(f"{path} is damaged: a name in it is not UTF-8 text")
     return message

@@ -74,7 +74,8 @@ def read_state(path: Path, blobs: Sequence[tuple[str, tuple[int, ...]]], arrays_
     expected = len(blobs) * arrays_per_blob
     if len(message.history) != expected:
         raise SnapshotError(
-            f"{path} has {len(message.history)} history blobs; this net and solver type need {expected}"
+            f"{path} has {len(message.history)} history blobs; this net and solver type need {expected}: resume with "
+            "the net and the type of solver that wrote it, or start from its model with --weights"
         )
     columns = []
     for start in range(0, expected, max(len(blobs), 1)):

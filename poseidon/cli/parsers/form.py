@@ -187,6 +187,8 @@ class Parser(argparse.ArgumentParser):
         known = [action.option_strings[0].lstrip("-") for action in self.flags() if action.option_strings]
         near = nearest(name.lstrip("-").replace("-", "_"), known)
         hint = f", did you mean --{near}?" if near else ""
+        if any(isinstance(action, _SolverField) for action in self._actions):
+            hint = _setting(name.lstrip("-").replace("-", "_"), words[0].partition("=")[2]) or hint
         if not near and any(action.dest == "script" for action in self._actions):
             hint = "; the script's own flags come after the script"
         self.error(f"unknown flag {name}{hint}")
@@ -301,6 +303,16 @@ def overview(title: str, groups: Mapping[str, Sequence[Command]], example: str) 
         lines = [f"  {command.name}".ljust(column) + command.line for command in commands]
         parts.append("\n".join([f"{headline}:", *lines]))
     return "\n\n".join(parts) + "\n"
+
+
+def _setting(name: str, value: str) -> str:
+    """Return a hint for a flag that is named like a field of the solver; empty for another flag."""
+    from poseidon.proto.caffe_pb2 import SolverParameter  # an import of protobuf takes longer than the flags
+
+    field = {"lr": "base_lr", "learning_rate": "base_lr", "iterations": "max_iter"}.get(name, name)
+    if field not in SolverParameter.DESCRIPTOR.fields_by_name:
+        return ""
+    return f", did you mean --set {field}={value or 'VALUE'}?"
 
 
 def _dashed(name: str) -> list[str]:

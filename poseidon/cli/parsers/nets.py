@@ -98,7 +98,7 @@ def _parse_log(parser: Parser) -> None:
     word(parser, "logfile_path", "a log, or a job's id or folder", metavar="LOG|JOB")
     word(parser, "output_dir", "default: the log's folder", metavar="OUTPUT_DIR", type=Path, nargs="?")
     group = parser.section("Flags")
-    flag(group, "delimiter", "between columns (,)", default=",", metavar="TEXT")
+    flag(group, "delimiter", "between columns (,)", default=",", metavar="CHAR")
     switch(group, "verbose", "name the files that are written")
     help_flag(parser)
 

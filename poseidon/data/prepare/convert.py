@@ -162,9 +162,17 @@ def _identity(labelled: Labelled) -> Labelled:
 
 
 def _mnist_file(source: Path, name: str) -> Path:
-    """Return the path of a file, or the default path if it does not exist."""
+    """Return the path of a file.
+
+    Raises:
+        DataError: the folder does not hold it.
+    """
     paths = [folder / f"{name}{ending}" for folder in (source, source / "mnist") for ending in ("", ".gz")]
-    return next((path for path in paths if path.is_file()), source / f"{name}.gz")
+    found = next((path for path in paths if path.is_file()), None)
+    if found is None:
+        problem = f"has no {name} or {name}.gz" if source.is_dir() else "is no folder"
+        raise DataError(f"{source} {problem}; expected the folder of MNIST's four published files")
+    return found
 
 
 def read_mnist(images: Path, labels: Path) -> Labelled:

@@ -120,7 +120,11 @@ def _record(root: str, source: Path, conversion: Conversion, line: Line) -> Datu
     try:
         return to_datum(Path(root + line.path), line.label, conversion)
     except DataError as error:
-        raise DataError(f"{source}:{line.number}: {error}") from error
+        unended = (
+            root and not root.endswith("/") and Path(root).is_dir() and not Path(root + line.path).exists()
+        )
+        hint = f"; end the folder with a slash: {root}/" if unended else ""
+        raise DataError(f"{source}:{line.number}: {error}{hint}") from error
 
 
 def to_datum(path: Path, label: int, conversion: Conversion) -> Datum:

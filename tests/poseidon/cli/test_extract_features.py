@@ -75,6 +75,10 @@ def test_the_device_among_caffes_words(
     ("words", "message"),
     [
         (["m.caffemodel", "n", "a", "b", "1"], "5 arguments are given, expected WEIGHTS NET"),
+        (
+            ["n.prototxt", "m.caffemodel", "a", "b", "1", "lmdb"],
+            "WEIGHTS is the definition n.prototxt; the order is WEIGHTS N",
+        ),
         (["m.caffemodel", "n", "a", "b", "0", "lmdb"], "NUM_MINI_BATCHES is '0', expected 1 or more"),
         (["m.caffemodel", "n", "a", "b", "1", "lmdb", "TPU"], "'TPU' is neither CPU nor GPU"),
         (["m.caffemodel", "n", "a,b", "b", "1", "lmdb"], "2 blobs are to be extracted into 1 databases"),

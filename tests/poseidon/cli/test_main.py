@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from poseidon.cli import ps
-from poseidon.cli.main import COMMANDS, ctrl_c_ends_at_once, main
+from poseidon.cli.main import COMMANDS, OTHER_NAMES, ctrl_c_ends_at_once, main
 
 
 class FullDisk(io.StringIO):
@@ -123,6 +123,40 @@ def test_closed_output_is_no_error(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
             "poseidon: unknown command 'extract', did you mean 'extract_features'?; see poseidon --help",
         ),
         ("xyz", "poseidon: unknown command 'xyz'; see poseidon --help"),
+        (
+            "prepare_mnist",
+            "poseidon: unknown command 'prepare_mnist', did you mean 'convert_mnist'?; see poseidon --help",
+        ),
+        (
+            "./examples/cifar10/create_cifar10.sh",
+            "poseidon: unknown command './examples/cifar10/create_cifar10.sh', did you mean 'prepare_cifar10'?; see poseidon --help",
+        ),
+        (
+            "plot_training_log.py 6 a.png a.log",
+            "poseidon: unknown command 'plot_training_log.py', did you mean 'plot'?; see poseidon --help",
+        ),
+        (
+            "build/tools/caffe train --solver=s",
+            "poseidon: unknown command 'build/tools/caffe', leave it out: poseidon train --solver=s; see poseidon --help",
+        ),
+        ("caffe", "poseidon: unknown command 'caffe', did you mean 'train'?; see poseidon --help"),
+        (
+            "python/classify.py a.jpg a.npy",
+            "poseidon: unknown command 'python/classify.py': in Python use caffe.Classifier of poseidon.pycaffe; "
+            "see poseidon --help",
+        ),
+        (
+            "train --solver=s --base_lr=0.1",
+            "poseidon train: unknown flag --base_lr, did you mean --set base_lr=0.1?; see poseidon train --help",
+        ),
+        (
+            "train --solver=s -lr 0.1",
+            "poseidon train: unknown flag -lr, did you mean --set base_lr=VALUE?; see poseidon train --help",
+        ),
+        (
+            "train --solver=s --iterations=50",
+            "poseidon train: unknown flag --iterations, did you mean --set max_iter=50?; see poseidon train --help",
+        ),
         ("-x ps", "poseidon: unexpected -x; flags follow the command: poseidon ps -x; see poseidon --help"),
     ],
 )
@@ -130,6 +164,10 @@ def test_wrong_words_are_one_sentence(words: str, says: str, capsys: pytest.Capt
     with pytest.raises(SystemExit, match="2"):
         main(words.split())
     assert capsys.readouterr().err == says + "\n"
+
+
+def test_names_of_other_tools_lead_to_commands() -> None:
+    assert set(OTHER_NAMES.values()) <= {*COMMANDS, "classify"}
 
 
 def test_ctrl_c_while_a_command_is_imported_is_one_line(

@@ -66,7 +66,7 @@ def test_a_job_stands_for_the_log_of_its_first_worker(
     [
         (["parse_log", "absent.log"], 1, "cannot read the log absent.log: No such file"),
         (["parse_log", "empty.log"], 1, "empty.log has no line of a net's output"),
-        (["parse_log", "train.log", "--delimiter=ab"], 2, "--delimiter is 'ab', expected one sign"),
+        (["parse_log", "train.log", "--delimiter=ab"], 2, "--delimiter is 'ab', expected one character"),
         (["plot", "train.log", "-o", "c.jpg"], 2, "ends in '.jpg', expected .png, .svg, .pdf"),
         (["plot", "empty.log", "-o", "c.png"], 1, "empty.log has no line"),
         (["plot", "silent.log", "-o", "c.png", "-chart=0"], 2, "the logs have no accuracy to draw"),

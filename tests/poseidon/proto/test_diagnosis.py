@@ -69,6 +69,10 @@ NET_CASES = {
         (1, 9, "unknown field 'blobs_lr' in LayerParameter; in a `layer` block write param { lr_mult: ... }"),
     "layer { type: CONVOLUTION }":
         (1, 15, "type in LayerParameter: expected a string in quotes, found 'CONVOLUTION'; write type: \"Convolution\""),
+    'layers { type: "Data" }':
+        (1, 16, 'type in V1LayerParameter: found "Data"; a type in quotes needs a block named layer, not layers; for layers it would be DATA without quotes'),
+    'layers { type: "BatchNorm" }':
+        (1, 16, 'type in V1LayerParameter: found "BatchNorm"; a type in quotes needs a block named layer, not layers'),
     "layer { pooling_param { pool: MEDIAN } }":
         (1, 31, "pool in PoolingParameter: unknown value 'MEDIAN'; expected one of MAX, AVE, STOCHASTIC"),
     "layer { pooling_param { pool { } } }":

@@ -127,6 +127,23 @@ def test_what_is_no_model(tmp_path: Path, content: bytes) -> None:
         check_model(tmp_path / "none")
 
 
+@pytest.mark.parametrize("read", [read_model, check_model])
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("net.prototxt", b'name: "net"\nlayer {\n', "is not a model: it is text, as a definition"),
+        ("m.solverstate", b"\xff" * 20, "is a solver state; a model .* is expected: --snapshot resumes"),
+        ("m.caffemodel", b"\xff" * 20, "is not a model, or it is truncated: its 20 bytes cannot be parsed"),
+    ],
+)
+def test_what_was_given_for_a_model_is_named(
+    tmp_path: Path, read: Callable[[Path], object], name: str, content: bytes, message: str
+) -> None:
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(SnapshotError, match=message):
+        read(tmp_path / name)
+
+
 def test_hdf5_is_checked_too(tmp_path: Path) -> None:
     path = tmp_path / "m.caffemodel.h5"
     hdf5.write_model(path, BLOBS, owned={"ip.0", "ip.1"})

@@ -63,7 +63,9 @@ def test_momentum_in_caffes_state_explains_its_last_step(shared: Path) -> None:
 def test_another_solver_type_is_named(tmp_path: Path) -> None:
     path = tmp_path / "s.solverstate"
     write_state(path, state(1))
-    with pytest.raises(SnapshotError, match="4 history blobs; this net and solver type need 8"):
+    with pytest.raises(
+        SnapshotError, match="4 history blobs; this net and solver type need 8: resume with the net"
+    ):
         read_state(path, BLOBS, 2)
 
 

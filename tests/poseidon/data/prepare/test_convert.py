@@ -102,8 +102,14 @@ def test_files_that_are_damaged(tmp_path: Path, content: bytes, message: str) ->
 
 
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"train-images-idx3-ubyte\.gz cannot be read: .*No such file"):
+    with pytest.raises(
+        DataError, match=r"has no train-images-idx3-ubyte or train-images-idx3-ubyte\.gz; expected the "
+    ):
         convert_mnist(tmp_path, tmp_path / "out", Backend.LMDB)
+    with pytest.raises(
+        DataError, match=r"absent is no folder; expected the folder of MNIST's four published files"
+    ):
+        convert_mnist(tmp_path / "absent", tmp_path / "out", Backend.LMDB)
 
 
 @pytest.mark.timeout(120)

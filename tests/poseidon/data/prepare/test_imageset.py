@@ -111,6 +111,16 @@ def test_mistakes_leave_no_database(folder: Path, wrong: str) -> None:
     assert not (folder / "db").exists()
 
 
+def test_a_folder_without_a_slash_is_named(folder: Path) -> None:
+    (folder / "list").write_text("a.png 1\n", encoding="utf-8")
+    (folder / "pictures").mkdir()
+    with pytest.raises(
+        DataError,
+        match=rf"picturesa\.png cannot be read: .*; end the folder with a slash: {folder}/pictures/",
+    ):
+        convert_imageset(f"{folder}/pictures", folder / "list", folder / "db", Backend.LMDB, Conversion())
+
+
 @pytest.mark.needs("leveldb")
 def test_the_command(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = [
