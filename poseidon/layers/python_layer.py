@@ -173,11 +173,14 @@ class Python(Layer):
             yield
         except Exception as error:
             param = self.param.python_param
-            frame = traceback.extract_tb(error.__traceback__)[-1]
+            frames = traceback.extract_tb(error.__traceback__)
+            frame = next((one for one in reversed(frames) if "importlib" not in one.filename), frames[-1])
             what = f"{type(error).__name__}: {error}".removesuffix(": ")
             text = (
                 f"{param.module}.{param.layer}, {method}: {what} (raised at {frame.filename}:{frame.lineno})"
             )
+            if isinstance(error, ModuleNotFoundError) and f"{param.module}.".startswith(f"{error.name}."):
+                text = f"{param.module}.{param.layer}, {method}: {what}; put its folder on PYTHONPATH, or start in its folder"
             # In the backward pass no caller adds the layer's name.
             text = f"layer '{self.param.name}' (Python): {text}" if method == "backward" else text
             raise PythonLayerError(text) from error

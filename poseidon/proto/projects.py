@@ -5,6 +5,7 @@ Law: a project needs only this package; the paths in its definitions are relativ
 
 from __future__ import annotations
 
+import math
 import re
 import shutil
 import tempfile
@@ -40,10 +41,8 @@ DATA_COMMANDS = {
     "hdf5_classification": "python make_data.py",
     "ssd": "python make_data.py",
 }
-OWN_DATA = (
-    "The definitions read databases that you create with `poseidon convert_imageset` and `poseidon compute_image_mean`; see "
-    "`--help`.\n`source` and `mean_file` name them, relative to the definition or by absolute paths."
-)
+CROPPED = 0.875
+"""The part of an image that a crop takes: 224 of 256."""
 WINDOWS = (
     "The definitions read a window file, `data/*_windows.txt`. `poseidon convert_voc` writes one of PASCAL VOC as "
     "`trainval_windows.txt`."
@@ -177,13 +176,38 @@ def _readme(name: str, folder: Path) -> str:
         commands,
     ]
     if solvers and name not in DATA_COMMANDS:
-        parts.append(DATA_NOTES.get(name, OWN_DATA))
+        parts.append(DATA_NOTES.get(name) or _own_data(folder))
     if solvers:
         rows = [f"| `{solver}` | {line} |" for solver, line in solvers]
         parts.append("\n".join(["| solver | |", "|---|---|", *rows]))
         parts.append("A solver names its net; a net names its data and its batch size, which is per worker.")
     parts.append(SCRIPT_NOTES.get(name) or _job_notes(trains=bool(solvers)))
     return "\n\n".join(parts) + "\n"
+
+
+def _own_data(folder: Path) -> str:
+    """Return what a README says of databases of images: the commands that make those that the definitions read."""
+    texts = [_adapted(path) for path in sorted(folder.glob("*train*.prototxt"))]
+    sources, means, crops = (
+        list(dict.fromkeys(value for text in texts for value in re.findall(pattern, text)))
+        for pattern in (r'source: "(.*)"', r'mean_file: "(.*)"', r"crop_size: (\d+)")
+    )
+    crop = max(map(int, crops), default=0)
+    size = 256 if crop <= 256 else math.ceil(crop / CROPPED)
+    resize = f"poseidon convert_imageset --resize_height={size} --resize_width={size}"
+    commands = [
+        f"{resize} {'PICTURES/ val.txt' if 'val' in source else '--shuffle PICTURES/ train.txt'} {source}"
+        for source in sources
+    ]
+    commands += [f"poseidon compute_image_mean {sources[0]} {mean}" for mean in means]
+    return "\n\n".join(
+        [
+            "The definitions read databases of pictures. Make them first:",
+            "\n".join(f"    {command}" for command in commands),
+            "A line of the lists `train.txt` and `val.txt` has a path below PICTURES, a space and a class number from 0."
+            + (f"\nPictures may not be smaller than `crop_size`, {crop}." if crop else ""),
+        ]
+    )
 
 
 def _job_notes(*, trains: bool) -> str:

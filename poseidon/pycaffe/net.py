@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from poseidon.errors import DefinitionError, UsageError, unknown
+from poseidon.errors import DefinitionError, SnapshotError, UsageError, unknown
 from poseidon.layers.base import times
 from poseidon.proto.caffe_pb2 import TEST, TRAIN, NetState
 from poseidon.proto.definition import NetDefinition, read_net
@@ -32,6 +32,10 @@ class UnknownLayer(UsageError, ValueError):
 
 class FileMissing(DefinitionError, RuntimeError):
     """The file does not exist."""
+
+
+class ModelMissing(SnapshotError, RuntimeError):
+    """The model does not exist."""
 
 
 class Net(NetBase):
@@ -75,6 +79,8 @@ class Net(NetBase):
         path = Path(network_file)
         if not path.is_file():
             raise FileMissing("there is no such net definition", source=str(path))
+        if weights is not None and not Path(weights).is_file():
+            raise ModelMissing(f"{weights}: there is no such model")
         state = NetState(phase=phase, level=level, stage=list(stages or ()))
         definition = read_net(path)
         # The definition can set a level and stages, too.

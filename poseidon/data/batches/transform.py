@@ -132,7 +132,10 @@ class Transform:
             return channels, height, width
         if self._crop[0] > height or self._crop[1] > width:
             crop = self._crop[0] if self._crop[0] == self._crop[1] else "{} x {}".format(*self._crop)
-            raise DataError(f"crop_size {crop} is larger than the images, which are {extents}")
+            raise DataError(
+                f"crop_size {crop} is larger than the images, which are {extents}; make larger ones (poseidon "
+                "convert_imageset --resize_height=H --resize_width=W), or crop less"
+            )
         return channels, *self._crop
 
     @property

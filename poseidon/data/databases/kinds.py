@@ -48,6 +48,12 @@ def detect(path: Path) -> Backend | None:
     return None
 
 
+def _maker(name: str) -> str:
+    """Return the command that makes a database of this name in Caffe's examples."""
+    makers = {"siamese": "convert_mnist_siamese", "mnist": "convert_mnist", "cifar": "prepare_cifar10"}
+    return next((maker for part, maker in makers.items() if part in name), "convert_imageset")
+
+
 def require(path: Path) -> Backend:
     """Return the kind of database in the folder `path`.
 
@@ -56,8 +62,8 @@ def require(path: Path) -> Backend:
     """
     if not path.exists():
         raise DataError(
-            f"the database {path} does not exist: create it first with poseidon prepare_cifar10, convert_mnist or "
-            "convert_imageset (the README.md of a folder of poseidon init has the command)"
+            f"the database {path} does not exist: create it first with poseidon {_maker(path.name)} "
+            "(the README.md of a folder of poseidon init has the command)"
         )
     found = detect(path)
     if found is None:

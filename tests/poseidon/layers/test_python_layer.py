@@ -124,7 +124,11 @@ def test_what_forward_and_backward_raise_names_the_layer() -> None:
 @pytest.mark.parametrize(
     ("kind", "module", "words"),
     [
-        ("Scaled", "no.such.module", "import: ModuleNotFoundError: No module named 'no'"),
+        (
+            "Scaled",
+            "no.such.module",
+            "import: ModuleNotFoundError: No module named 'no'; put its folder on PYTHON",
+        ),
         ("Nothing", MODULE, "has no class 'Nothing'"),
         ("NotALayer", MODULE, "does not derive from caffe.Layer"),
     ],

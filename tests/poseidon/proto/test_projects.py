@@ -22,6 +22,32 @@ def test_each_project_has_a_title_and_the_files_of_its_commands() -> None:
         assert files.keys() & (named - {"machinefile"})
 
 
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        (
+            "inception_v3",
+            [
+                "    poseidon convert_imageset --resize_height=342 --resize_width=342 --shuffle PICTURES/ train.txt ilsvrc12_train_lmdb\n",
+                "    poseidon convert_imageset --resize_height=342 --resize_width=342 PICTURES/ val.txt ilsvrc12_val_lmdb\n",
+                "not be smaller than `crop_size`, 299",
+            ],
+        ),
+        (
+            "alexnet",
+            [
+                "--resize_height=256 --resize_width=256 --shuffle PICTURES/ train.txt ilsvrc12_train_lmdb\n",
+                "    poseidon compute_image_mean ilsvrc12_train_lmdb data/ilsvrc12/imagenet_mean.binaryproto\n",
+            ],
+        ),
+    ],
+)
+def test_the_readme_makes_the_databases_that_the_nets_read(name: str, words: list[str]) -> None:
+    files = project_files(name, projects()[name])
+    assert all(part in files["README.md"] for part in words), files["README.md"]
+    assert 'source: "ilsvrc12_train_lmdb"' in files["train_val.prototxt"]
+
+
 def test_a_project_is_written_whole_or_not_at_all(tmp_path: Path) -> None:
     write_project(tmp_path / "new" / "mine", {"a": "text"})
     assert (tmp_path / "new" / "mine" / "a").read_text() == "text"

@@ -378,6 +378,8 @@ def test_errors_are_sentences(write: Write, simple: Path, tmp_path: Path) -> Non
             call()  # type: ignore[operator]
     with pytest.raises(RuntimeError):
         caffe.Net(str(tmp_path / "none"), caffe.TEST)
+    with pytest.raises(RuntimeError, match="there is no such model"):
+        caffe.Net(str(simple), str(tmp_path / "none"), caffe.TEST)
     with pytest.raises(ValueError, match="cnov"):
         net.forward(end="cnov")
 

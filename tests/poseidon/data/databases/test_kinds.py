@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from poseidon.cli.main import COMMANDS
 from poseidon.data.databases.kinds import Backend, detect, require, require_kind
 from poseidon.errors import DataError, UsageError
 from poseidon.proto.caffe_pb2 import DataParameter
@@ -37,11 +38,23 @@ def test_the_error_for_a_wrong_kind_has_the_right_setting(tmp_path: Path, backen
         require_kind(path, other)
 
 
-def test_a_missing_database_names_its_path_and_the_way_to_make_it(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("name", "command"),
+    [
+        ("none", "convert_imageset"),
+        ("mnist_train_lmdb", "convert_mnist"),
+        ("mnist_siamese_train_lmdb", "convert_mnist_siamese"),
+        ("cifar10_test_leveldb", "prepare_cifar10"),
+    ],
+)
+def test_a_missing_database_names_its_path_and_the_way_to_make_it(
+    tmp_path: Path, name: str, command: str
+) -> None:
+    assert command in COMMANDS
     with pytest.raises(
-        DataError, match=rf"{tmp_path}/none does not exist: create it first with poseidon prepare_cifar10"
+        DataError, match=rf"{tmp_path}/{name} does not exist: create it first with poseidon {command} \("
     ):
-        require(tmp_path / "none")
+        require(tmp_path / name)
 
 
 @pytest.mark.parametrize("kind", ["folder", "file"])
