@@ -15,7 +15,7 @@ from typing import TextIO
 
 import psutil
 
-from poseidon.cluster.jobs.kill import live_process
+from poseidon.cluster.jobs.kill import AGENT, live_process
 from poseidon.cluster.jobs.registry import JobRecord, RecordedProcess, Registration, Registry
 from poseidon.cluster.jobs.this_host import readable_records
 from poseidon.cluster.machinefile import Host
@@ -35,8 +35,14 @@ def register_job(job: str, hostfile: str | None, hosts: tuple[Host, ...], output
     """Record a job that this process launches, for `poseidon ps` and `poseidon kill`.
 
     Raises:
-        JobError: the record cannot be written.
+        JobError: another job with this folder runs, or the record cannot be written.
     """
+    registry = Registry(read_settings().state_folder)
+    for other in (record for record in _running_in(output, registry) if record.launcher.name != AGENT):
+        raise JobError(
+            f"{output} is the folder of the job {other.job}, which runs (launcher pid {other.launcher.pid}); name another "
+            f"--output, or end it first: poseidon kill {other.job}"
+        )
     me = psutil.Process()
     launcher = RecordedProcess(name="launcher", host="127.0.0.1", pid=me.pid, created_s=me.create_time())
     record = JobRecord(
@@ -47,7 +53,7 @@ def register_job(job: str, hostfile: str | None, hosts: tuple[Host, ...], output
         output=str(output),
         started_s=datetime.now().timestamp(),
     )
-    return Registration(Registry(read_settings().state_folder), record)
+    return Registration(registry, record)
 
 
 @contextmanager
@@ -229,6 +235,14 @@ def is_running(folder: Path) -> bool:
     Args:
         folder: of the job.
     """
-    records = readable_records(Registry(read_settings().state_folder), lambda _: None)
-    mine = [record for record in records if Path(record.output).resolve() == folder.resolve()]
-    return any(live_process(record.launcher) is not None for record in mine)
+    return bool(_running_in(folder, Registry(read_settings().state_folder)))
+
+
+def _running_in(folder: Path, registry: Registry) -> list[JobRecord]:
+    """Return the jobs of this machine with this folder whose launcher, or agent, runs."""
+    mine = [
+        record
+        for record in readable_records(registry, lambda _: None)
+        if Path(record.output).resolve() == folder.resolve()
+    ]
+    return [record for record in mine if live_process(record.launcher) is not None]

@@ -77,6 +77,8 @@ def read_predictor(model: Path, weights: Path | None, shapes: Mapping[str, Shape
     typed = {typed_name(name)[0]: (shape, typed_name(name)[1]) for name, shape in shapes.items()}
     if weights is None and model.suffix.lower() in NETS:
         raise UsageError(f"the parameters of {model} are missing: name the file of its init net behind it")
+    if weights is None and model.suffix.lower() == ".prototxt":
+        raise UsageError(f"the weights of {model} are missing: name a .caffemodel behind it")
     if weights is None:
         return _from_database(model, typed)
     net, init = read_net(model), read_net(weights)

@@ -90,6 +90,18 @@ def test_lines_of_a_growing_log_are_whole(tmp_path: Path) -> None:
         assert list(lines) == []
 
 
+def test_two_running_jobs_have_two_folders(tmp_path: Path) -> None:
+    with register_job("j-1", None, read_hosts(None, 1), tmp_path / "out"):
+        words = rf"out is the folder of the job j-1, which runs \(launcher pid {os.getpid()}\)"
+        with pytest.raises(JobError, match=words):
+            register_job("j-2", None, read_hosts(None, 1), tmp_path / "a" / ".." / "out")
+        assert Registry(tmp_path / "home").jobs() == ("j-1",)
+        with register_job("j-3", None, read_hosts(None, 1), tmp_path / "other"):
+            pass
+    with register_job("j-4", None, read_hosts(None, 1), tmp_path / "out"):
+        pass
+
+
 def test_a_job_runs_while_its_launcher_does(tmp_path: Path) -> None:
     assert not is_running(tmp_path / "out")
     with register_job("j-1", None, read_hosts(None, 1), tmp_path / "out"):

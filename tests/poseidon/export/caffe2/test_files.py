@@ -112,6 +112,7 @@ def test_refusals(files: Path, capsys: pytest.CaptureFixture[str]) -> None:
     cases: list[tuple[tuple[Path, Path | None], str]] = [
         ((init, predict), "fills parameters: name the net that predicts first"),
         ((predict, None), "the parameters of .*predict_net.pb are missing: name the file of its init net"),
+        ((files / "net.prototxt", None), "the weights of .*net.prototxt are missing: name a .caffemodel"),
     ]
     for paths, text in cases:
         with pytest.raises(UsageError, match=text):
