@@ -372,7 +372,7 @@ def mismatched_collectives(positions: Mapping[int, LoopPosition]) -> str | None:
             if position.current and behind_in_calls and ahead.steps > position.steps:
                 return (
                     f"worker {rank} waits in {position.current}() after step {position.steps}, and worker {other} has gone on to step "
-                    f"{ahead.steps} without it: every worker must make as many steps before each mean() and settle()"
+                    f"{ahead.steps} without it: all workers must call {position.current}(), after equally many steps"
                 )
     return None
 

@@ -61,6 +61,7 @@ class Group(StepLoop):
         Raises:
             UsageError: the workers have not made as many steps, or not given as many numbers.
         """
+        self._check_open("mean")
         numbers = (
             value if isinstance(value, Tensor) else torch.tensor(value, dtype=torch.float64, device="cpu")
         )
@@ -139,17 +140,20 @@ class Group(StepLoop):
         Raises:
             UsageError: a step is under way.
         """
+        return self._state("state_dict")
+
+    def _state(self, call: str) -> dict[str, Any]:
+        """Return `state_dict`. Other workers are waited for under the name of the call."""
+        self._check_open(call)
         if self._passes or self._in_backward:
-            raise UsageError(
-                "state_dict() or save() stands between a backward pass and its step(); expected after step()"
-            )
+            raise UsageError(f"{call}() stands between a backward pass and its step(); expected after step()")
         self.settle()
+        first = self._collections.all_gather_in_step(call, self._own.digests())[0]
         self._check.run(self.steps)
-        first = self._collections.all_gather_in_step("state_dict", self._own.digests())[0]
         own = {**self._own.own(first, rank=self.rank), **self._save_own(), **self._held_back()}
 
         def gather(payload: bytes) -> tuple[bytes, ...]:
-            return tuple(self._collections.all_gather_in_step("state_dict", payload))
+            return tuple(self._collections.all_gather_in_step(call, payload))
 
         parts = gather_bytes(packed(own), gather, rank=self.rank)
         if self.rank:
@@ -174,7 +178,7 @@ class Group(StepLoop):
             UsageError: a step has begun.
         """
         content = packed(state) if self.rank == 0 and state is not None else None
-        self._load(content, "what load_state_dict() was given")
+        self._load("load_state_dict", content, "what load_state_dict() was given")
 
     def save(self, prefix: str | Path | None = None, *, keep: int = 2) -> Path:
         """Write a checkpoint of `state_dict` to `<prefix>_iter_<steps>.pt`, on rank 0's host. All workers call it together.
@@ -201,7 +205,7 @@ class Group(StepLoop):
             prefix = self._context.folder / "checkpoint"
         prefix = Path(prefix).absolute()
         began_s = time.monotonic()
-        state = self.state_dict()
+        state = self._state("save")
         path = checkpoint_path(prefix, self.steps)
         if self.rank == 0:
             write_checkpoint(path, packed(state), keep)
@@ -229,14 +233,15 @@ class Group(StepLoop):
         if path is None and prefix is not None and self.rank == 0:
             path = newest_checkpoint(Path(prefix).absolute())
         content = read_checkpoint(path) if self.rank == 0 and path is not None else None
-        if not self._load(content, str(path or "the checkpoint"), needed=False):
+        if not self._load("resume", content, str(path or "the checkpoint"), needed=False):
             return False
         if self.rank == 0:
             LOGGER.info("going on from %s at step %d", path, self.steps)
         return True
 
-    def _load(self, content: bytes | None, source: str, *, needed: bool = True) -> bool:
+    def _load(self, call: str, content: bytes | None, source: str, *, needed: bool = True) -> bool:
         """Load rank 0's bytes on all workers. Return False if rank 0 has none."""
+        self._check_open(call)
         if self.steps or self._begun:
             raise UsageError(
                 f"a state is loaded before the first step, and this group has begun step {self.steps + 1}; expected "
@@ -244,7 +249,7 @@ class Group(StepLoop):
             )
 
         def gather(payload: bytes) -> tuple[bytes, ...]:
-            return tuple(self._collections.all_gather_in_step("load_state_dict", payload))
+            return tuple(self._collections.all_gather_in_step(call, payload))
 
         shared = broadcast_bytes(content, gather, rank=self.rank)
         if shared is None:

@@ -6,7 +6,6 @@ steps is an error on every worker.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -54,17 +53,23 @@ class GroupCollections:
             payload: this worker's.
 
         Raises:
-            UsageError: the workers have not made as many steps.
+            UsageError: the workers have not made as many steps, or call other methods.
         """
         with self.waiting(name):
-            parts = self.all_gather(np.int64(self.steps).tobytes() + payload)
-        steps = [int.from_bytes(part[:8], sys.byteorder) for part in parts]
+            parts = self.all_gather(f"{name} {self.steps}\n".encode() + payload)
+        heads, bodies = zip(*(part.split(b"\n", 1) for part in parts), strict=True)
+        names, steps = zip(*(head.decode().split(" ") for head in heads), strict=True)
+        for rank, other in enumerate(names):
+            if other != names[0]:
+                raise UsageError(
+                    f"worker 0 calls {names[0]}() where worker {rank} calls {other}(); expected the same calls in the same "
+                    "order on all workers"
+                )
         if len(set(steps)) > 1:
-            counts = ", ".join(map(str, steps))
             raise UsageError(
-                f"{name}() was called after {counts} steps on the workers; expected as many on each"
+                f"{name}() was called after {', '.join(steps)} steps on the workers; expected as many on each"
             )
-        return [part[8:] for part in parts]
+        return list(bodies)
 
     def mean(self, numbers: Tensor) -> NDArray[np.float64]:
         """Return the mean over all workers of a tensor's numbers, in its shape.

@@ -19,7 +19,6 @@ from torch.utils.hooks import RemovableHandle
 
 from poseidon.engine.module.checkpoint_file import on_host
 from poseidon.engine.module.group import Group
-from poseidon.engine.module.step_loop import CLOSED
 from poseidon.engine.module.tensors import DistributeOptions, GroupPlan, ModuleTensors
 from poseidon.engine.module.worker_context import WorkerContext
 from poseidon.errors import SnapshotError, UsageError
@@ -142,8 +141,7 @@ class OptimizerGroup(Group):
 
     def step(self) -> None:
         """Call the optimizer's own `step`, which the script may call instead. See `Group`."""
-        if self._watch is None:
-            raise UsageError(CLOSED)
+        self._check_open("step")
         self._optimizer.step()
 
     def drop(self) -> None:

@@ -34,7 +34,7 @@ from poseidon.exchange.replicas import NO_CHECK, ReplicaCheck
 from ps_server import SignalKind
 
 Self = TypeVar("Self", bound="StepLoop")
-CLOSED = "step() after close(), or after the `with` block of the group; expected all steps before"
+CLOSED = "{}() after close(), or after the `with` block of the group; expected it before"
 
 
 class StepLoop(ABC):
@@ -168,6 +168,7 @@ class StepLoop(ABC):
         Raises:
             UsageError: a step is under way.
         """
+        self._check_open("settle")
         if self._passes or self._in_backward:
             raise UsageError("settle() stands between a backward pass and its step(); expected after step()")
         staleness = self._context.member.options.staleness
@@ -252,7 +253,7 @@ class StepLoop(ABC):
 
     def _check_passes(self) -> None:
         if self._watch is None:
-            raise UsageError(CLOSED)
+            raise UsageError(CLOSED.format("step"))
         if self.stopping:
             raise KeyboardInterrupt(f"the job was asked to stop after step {self.steps}")
         if not self._passes:
@@ -264,6 +265,11 @@ class StepLoop(ABC):
         self._begun = self._settled = self._forward_of_step = False
         self._passes = 0
         self._collections.finish_step()
+
+    def _check_open(self, call: str) -> None:
+        """Refuse a call that needs the other workers after `close`. One worker alone needs none."""
+        if self._closed and self.size > 1:
+            raise UsageError(CLOSED.format(call))
 
     def _name(self, parameter: Tensor) -> str:
         """Return the name of a parameter, for messages."""

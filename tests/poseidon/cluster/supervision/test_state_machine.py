@@ -590,8 +590,8 @@ def test_the_sentence_names_both_workers_and_steps() -> None:
     assert mismatched_collectives(
         {0: WAITS, 1: WAITS, 2: LoopPosition(steps=7, collectives=2, current="")}
     ) == (
-        "worker 0 waits in mean() after step 6, and worker 2 has gone on to step 7 without it: every worker must make as "
-        "many steps before each mean() and settle()"
+        "worker 0 waits in mean() after step 6, and worker 2 has gone on to step 7 without it: all workers must call mean(), "
+        "after equally many steps"
     )
 
 

@@ -245,19 +245,20 @@ def test_how_is_a_rule_or_an_optimizer_of_the_module() -> None:
         poseidon.distribute(Normed(), SGD(lr=0.1, groups=(ParameterGroup(names="x.*"),)))
 
 
+@pytest.mark.parametrize("call", ["step", "mean", "settle", "state_dict"])
 @pytest.mark.parametrize("how", [SGD(lr=0.1), OPTIMIZERS["torch sgd"]])
-def test_a_step_after_the_group_was_closed_is_refused(how: How) -> None:
+def test_a_call_after_the_group_was_closed_is_refused(how: How, call: str) -> None:
     """Else each worker would go on by itself."""
 
     def body(module: nn.Module, group: Group) -> None:
+        a_step(module, group, torch.ones(2, 3))
+        group.settle()
         group.close()
         module(torch.ones(2, 3)).sum().backward()
-        with pytest.raises(UsageError, match=r"step\(\) after close\(\)"):
-            group.step()
+        getattr(group, call)(*([1.0] if call == "mean" else []))
 
-    module = Normed()
-    rule = how if isinstance(how, UpdateRule) else how(module)
-    body(module, join(module, rule, DistributeOptions(), WorkerContext()))
+    with pytest.raises(UsageError, match=rf"{call}\(\) after close\(\), or after the `with` block"):
+        together(2, lambda _: Normed(), how, body, member=member())
 
 
 def test_a_worker_reports_that_it_waits_for_others_to_join() -> None:

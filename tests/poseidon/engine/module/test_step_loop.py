@@ -121,6 +121,42 @@ def test_a_mean_after_unequal_numbers_of_steps_is_refused() -> None:
         together(2, lambda _: Normed(), SGD(lr=0.1), body, member=member())
 
 
+def test_other_collections_on_other_workers_are_refused() -> None:
+    def body(module: nn.Module, group: Group) -> None:
+        a_step(module, group, torch.ones(2, 3))
+        group.mean(1.0) if group.rank else group.state_dict()
+
+    with pytest.raises(UsageError, match=r"worker 0 calls state_dict\(\) where worker 1 calls mean\(\)"):
+        together(2, lambda _: Normed(), SGD(lr=0.1), body, member=member())
+
+
+@pytest.mark.parametrize(
+    ("call", "name"),
+    [
+        (Group.state_dict, "state_dict"),
+        (lambda group: group.save("x"), "save"),
+        (Group.resume, "resume"),
+        (lambda group: group.load_state_dict(None), "load_state_dict"),
+    ],
+)
+def test_a_call_on_one_worker_alone_is_known_to_wait(call: Callable[[Group], object], name: str) -> None:
+    """Its position says so from the first thing on that it waits for, so that the launcher can end the job."""
+    reported: list[LoopPosition] = []
+
+    def body(module: nn.Module, group: Group) -> None:
+        if group.rank == 0:
+            group._collections.on_progress = reported.append
+            call(group)
+        else:
+            group.close()
+            raise PeerLost("left")
+
+    with pytest.raises(PeerLost):
+        together(2, lambda _: Normed(), SGD(lr=0.1), body, member=member())
+    waits = next(position for position in reported if position.collection)
+    assert waits == LoopPosition(steps=0, collections=1, collection=name)
+
+
 # -- misuse ------------------------------------------------------------------------------------------------
 
 
