@@ -60,6 +60,7 @@ def arg_scope(single_helper_or_list: Any, **kwargs: Any) -> AbstractContextManag
     """
     helpers = single_helper_or_list if isinstance(single_helper_or_list, list) else [single_helper_or_list]
     for helper in helpers:
+        assert callable(helper), f"arg_scope: expected helper functions, such as brew.conv, found {helper!r}"
         assert has_helper(helper), f"Helper {helper.__name__} is not registered."
     return scoped([helper.__name__ for helper in helpers], kwargs)
 

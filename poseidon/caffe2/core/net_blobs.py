@@ -134,8 +134,10 @@ class NetBlobs:
             AssertionError: one is no BlobReference, or not a blob of the net.
         """
         for blob in outputs:
-            assert isinstance(blob, BlobReference)
-            assert self.BlobIsDefined(blob), f"{blob} is not defined in net {self._net}"
+            assert isinstance(blob, BlobReference), (
+                f"AddExternalOutput: expected a BlobReference, found {type(blob).__name__} {blob!r}"
+            )
+            assert self.BlobIsDefined(blob), f"{blob} is not a blob of net {self._net.name}"
             self._net.external_output.append(str(blob))
 
     def AddExternalOutputs(self, *outputs: Any) -> None:

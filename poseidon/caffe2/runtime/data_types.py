@@ -28,6 +28,18 @@ NUMBER_OF: dict[torch.dtype, int] = {
 """The number of `TensorProto.DataType` by torch's type."""
 
 
+def torch_type(number: int) -> torch.dtype:
+    """Return torch's type by the number of `TensorProto.DataType`.
+
+    Raises:
+        ValueError: there are no tensors of that type.
+    """
+    if number not in TORCH_OF:
+        known = ", ".join(f"{TensorProto.DataType.Name(kind)}={int(kind)}" for kind in TORCH_OF)
+        raise ValueError(f"there are no tensors of the data type {number}; the types are {known}")
+    return TORCH_OF[number]
+
+
 def number_of(value: torch.Tensor | np.ndarray) -> int:
     """Return the data type number of a tensor of numbers or of strings."""
     return NUMBER_OF[value.dtype] if isinstance(value, torch.Tensor) else TensorProto.STRING

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from poseidon.caffe2.runtime.errors import EnforceNotMet
 from poseidon.data.databases.cursor import Cursor, open_cursor
-from poseidon.data.databases.kinds import Backend
+from poseidon.data.databases.kinds import Backend, detect
 from poseidon.data.databases.writer import (
     DatabaseWriter,
     refuse_existing,
@@ -108,8 +108,17 @@ def open_database(path: str, db_type: str) -> Cursor:
         RuntimeError: the database is missing, empty, of another kind, or damaged.
     """
     backend = backend_of(db_type)
+    found = detect(Path(path))
+    if found not in (None, backend):
+        raise EnforceNotMet(
+            f"The database {path} is {found.title}: expected the type {found.suffix}, found {db_type}"
+        )
     if backend is None:
         return MinidbCursor(Path(path))
+    if not Path(path).exists():
+        raise EnforceNotMet(
+            f"The database {path} does not exist: make it first with poseidon make_db (its --help has examples)"
+        )
     try:
         return open_cursor(Path(path), backend)
     except DataError as error:
@@ -215,4 +224,5 @@ def write_records(path: str, db_type: str, pairs: Iterable[tuple[bytes, bytes]])
                 for key, value in pairs:
                     writer.put(key, value)
     except (OSError, DataError) as error:
-        raise EnforceNotMet(f"Cannot write the database {path}: {error}") from error
+        reason = getattr(error, "strerror", None) or error
+        raise EnforceNotMet(f"Cannot write the database {path}: {reason}") from error

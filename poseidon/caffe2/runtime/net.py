@@ -254,7 +254,7 @@ def failure(
     empty = " (a blob that it reads is empty)" if "NoneType" in str(error) else ""
     text = " ".join(str(error).split())
     shapes = [
-        f"{name} {tuple(blob.value.shape)}"
+        f"{name} {_shape(blob.value)}"
         for name, blob in zip(definition.input, inputs, strict=True)
         if is_tensor(blob.value)
     ]
@@ -263,6 +263,12 @@ def failure(
         shapes[MOST_SHAPES:] = [f"and {len(shapes) - MOST_SHAPES} more"]
     given = f"; {place}, {definition.type}, has the inputs {', '.join(shapes)}" if shapes else ""
     return operator_error(f"{type(error).__name__}: {text}{empty}{given}", definition, net, index)
+
+
+def _shape(value: Any) -> str:
+    """Return the shape of a tensor, and its type where that is not float32."""
+    kind = str(value.dtype).removeprefix("torch.")
+    return f"{tuple(value.shape)}" + (f" {kind}" if kind not in ("float32", "object") else "")
 
 
 def check_sources(definition: NetDef) -> None:

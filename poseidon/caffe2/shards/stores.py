@@ -126,7 +126,8 @@ class FolderStore(Store):
     def __init__(self, folder: str | os.PathLike[str], prefix: str = "") -> None:
         top = Path(folder)
         if not top.is_dir():
-            raise UsageError(f"the folder of the rendezvous, {top}, does not exist; all shards must share it")
+            problem = "is no folder" if top.exists() else "does not exist"
+            raise UsageError(f"the folder of the rendezvous, {top}, {problem}; all shards must share it")
         self.folder = top / _file_name(prefix) if prefix else top
         try:
             self.folder.mkdir(exist_ok=True)

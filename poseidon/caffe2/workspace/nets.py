@@ -5,9 +5,9 @@ from __future__ import annotations
 import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, TypeVar
 
-from google.protobuf.message import Message
+from google.protobuf.message import DecodeError, Message
 
 from poseidon.caffe2 import operators
 from poseidon.caffe2.operators import registry
@@ -18,6 +18,11 @@ from poseidon.caffe2.runtime.workspace import Workspace
 from poseidon.caffe2.workspace.current import current, log
 
 assert operators  # the import registers them
+
+M = TypeVar("M", bound=Message)
+
+MOST_SHOWN = 40
+"""Bytes that an error shows of what is no message."""
 
 operator_tracebacks: defaultdict[str, dict[int, Any]] = defaultdict(dict)
 """Where each operator of a net was made, by the net's name and the operator's index."""
@@ -68,6 +73,20 @@ def StringifyProto(obj: Any) -> bytes:
     raise ValueError(f"Unexpected argument to StringifyProto of type {type(obj).__name__}")
 
 
+def parsed(kind: type[M], given: Any) -> M:
+    """Return a message from its bytes, or from an object with `Proto()`.
+
+    Raises:
+        RuntimeError: the bytes are not those of such a message.
+    """
+    data = StringifyProto(given)
+    try:
+        return kind.FromString(data)
+    except DecodeError as error:
+        start = repr(given if len(data) <= MOST_SHOWN else given[:MOST_SHOWN])
+        raise EnforceNotMet(f"Expected a net or the bytes of a {kind.__name__}, found {start}") from error
+
+
 def _net_def(net: Any) -> caffe2_pb2.NetDef:
     if isinstance(net, caffe2_pb2.NetDef):
         return net
@@ -75,7 +94,7 @@ def _net_def(net: Any) -> caffe2_pb2.NetDef:
         proto = net.Proto()
         assert isinstance(proto, caffe2_pb2.NetDef)
         return proto
-    return caffe2_pb2.NetDef.FromString(StringifyProto(net))
+    return parsed(caffe2_pb2.NetDef, net)
 
 
 def CallWithExceptionIntercept(
@@ -152,7 +171,7 @@ def DeleteNet(name: Any) -> None:
 def RunOperatorOnce(operator: Any) -> bool:
     """Run one operator, given as an OperatorDef or its bytes."""
     if not isinstance(operator, caffe2_pb2.OperatorDef):
-        operator = caffe2_pb2.OperatorDef.FromString(StringifyProto(operator))
+        operator = parsed(caffe2_pb2.OperatorDef, operator)
     current().run_operator(operator)
     return True
 
@@ -170,7 +189,7 @@ def _plan_def(plan_or_step: Any) -> caffe2_pb2.PlanDef:
         plan.execution_step.add().CopyFrom(plan_or_step.Proto())
         plan.network.extend(net.Proto() for net in plan_or_step.AllNets())
         return plan
-    return caffe2_pb2.PlanDef.FromString(StringifyProto(plan_or_step))
+    return parsed(caffe2_pb2.PlanDef, plan_or_step)
 
 
 def RunPlan(plan_or_step: Any, policy: Any = None) -> bool:

@@ -236,6 +236,10 @@ def _make(store: Any, settings: GroupSettings, backend: Backend) -> Any:
     return dist.ProcessGroupGloo(store, settings.rank, settings.size, options)
 
 
+ADVICE = ". This is typically caused by"
+"""The start of what torch advises after the cause: logs and reports to its authors."""
+
+
 @contextlib.contextmanager
 def torch_errors(what: str) -> Iterator[None]:
     """Turn the errors of torch.distributed into a `PeerLost` of one sentence.
@@ -247,4 +251,5 @@ def torch_errors(what: str) -> Iterator[None]:
         yield
     except (RuntimeError, OSError) as error:
         reason = str(error).splitlines()[0].rpartition("] ")[2] if str(error) else type(error).__name__
+        reason = reason.partition(ADVICE)[0]
         raise PeerLost(f"could not {what} with the other workers: {reason}") from error

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import pytest
@@ -142,6 +143,50 @@ def test_shapes_and_orders_that_do_not_fit_are_named(
         workspace.FeedBlob(name, np.ones(shape, "float32"))
     with pytest.raises(RuntimeError, match=message):
         workspace.RunOperatorOnce(core.CreateOperator(kind, names, ["y"], **arguments))
+
+
+@pytest.mark.parametrize(
+    ("kind", "labels", "arguments", "message"),
+    [
+        ("SoftmaxWithLoss", np.zeros(3, "int32"), {}, "3 labels are given for 2 examples"),
+        ("Gather", np.zeros(1, "float32"), {}, "indices must be int32 or int64, not float32"),
+        (
+            "Cast",
+            None,
+            {"to": 99},
+            "there are no tensors of the data type 99; the types are FLOAT=1, INT32=2,",
+        ),
+        ("Cast", None, {"to": "flaot"}, "there is no data type flaot; expected a name such as FLOAT"),
+        ("FC", np.zeros((4, 3), "int64"), {}, r"has the inputs x \(2, 3\), second \(4, 3\) int64, b \(4,\)"),
+    ],
+)
+def test_types_and_counts_that_do_not_fit_are_named(
+    kind: str, labels: np.ndarray | None, arguments: dict[str, object], message: str
+) -> None:
+    workspace.FeedBlob("x", np.ones((2, 3), "float32"))
+    workspace.FeedBlob("b", np.ones(4, "float32"))
+    if labels is not None:
+        workspace.FeedBlob("second", labels)
+    inputs = ["x", "second", "b"][: {"Cast": 1, "FC": 3}.get(kind, 2)]
+    outputs = ["y", "loss"][: 2 if kind == "SoftmaxWithLoss" else 1]
+    with pytest.raises(RuntimeError, match=message):
+        workspace.RunOperatorOnce(core.CreateOperator(kind, inputs, outputs, **arguments))
+
+
+@pytest.mark.parametrize("arguments", [{"dtype": 77}, {"kind": "GivenTensorFill", "values": [1.0]}])
+def test_fillers_with_a_wrong_type_or_number_of_values_are_named(arguments: dict[str, object]) -> None:
+    kind = arguments.pop("kind", "ConstantFill")
+    message = "data type 77" if kind == "ConstantFill" else r"1 values are given for the shape \[2, 3\]"
+    with pytest.raises(RuntimeError, match=message):
+        workspace.RunOperatorOnce(core.CreateOperator(kind, [], ["y"], shape=[2, 3], **arguments))
+
+
+@pytest.mark.parametrize(
+    "run", [workspace.RunNetOnce, workspace.CreateNet, workspace.RunPlan, workspace.RunOperatorOnce]
+)
+def test_a_name_in_the_place_of_a_net_is_one_sentence(run: Any) -> None:
+    with pytest.raises(RuntimeError, match=r"^Expected a net or the bytes of a \w+Def, found 'train'$"):
+        run("train")
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from poseidon.caffe2.operators.registry import NO_GRADIENT, Context, operator
 from poseidon.caffe2.proto.caffe2_pb2 import Argument, TensorProto
-from poseidon.caffe2.runtime.data_types import TORCH_OF
+from poseidon.caffe2.runtime.data_types import torch_type
 
 FLOAT, STRING = TensorProto.FLOAT, TensorProto.STRING
 
@@ -63,7 +63,7 @@ def constant_fill(
     number = 0 if value is None else value.f if value.HasField("f") else value.i
     if given and not given[0].is_meta:
         number = given[0].item()
-    return torch.full(size, number, dtype=TORCH_OF[dtype], device=context.device)
+    return torch.full(size, number, dtype=torch_type(dtype), device=context.device)
 
 
 def _given(kind: str, dtype: torch.dtype | None) -> None:
@@ -81,6 +81,8 @@ def _given(kind: str, dtype: torch.dtype | None) -> None:
         size = filled_shape(inputs, shape, extra_shape, input_as_shape, context)
         argument = next(argument for argument in context.definition.arg if argument.name == "values")
         values = list(getattr(argument, field)) or list(argument.ints)
+        if -1 not in size and len(values) != math.prod(size):
+            raise ValueError(f"{len(values)} values are given for the shape {size}")
         if dtype is None:
             strings = np.empty(len(values), dtype=object)
             strings[:] = values

@@ -17,8 +17,11 @@ def taken(x: Any, indices: Tensor, axis: int = 0) -> Any:
     """Return entries of x along an axis, in the shape of the indices; x itself where the axis is empty.
 
     Raises:
+        TypeError: the indices are not whole numbers.
         IndexError: an index is not one of the axis.
     """
+    if indices.is_floating_point():
+        raise TypeError(f"indices must be int32 or int64, not {str(indices.dtype).removeprefix('torch.')}")
     if x.shape[axis] == 0:
         return x
     if isinstance(x, np.ndarray):

@@ -59,9 +59,11 @@ def _of_labels(logarithms: Tensor, labels: Tensor) -> Tensor:
     """Return the value of each row's label.
 
     Raises:
-        ValueError: a label is not the number of a class.
+        ValueError: there is not one label for each row, or a label is not the number of a class.
     """
     picked = labels.reshape(-1, 1).long()
+    if len(picked) != len(logarithms):
+        raise ValueError(f"{len(picked)} labels are given for {len(logarithms)} examples")
     try:
         return logarithms.gather(1, picked).squeeze(1)
     except RuntimeError as error:

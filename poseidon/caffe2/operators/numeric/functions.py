@@ -12,7 +12,7 @@ from poseidon.caffe2.operators.gradients import GradientMaker
 from poseidon.caffe2.operators.numeric.arithmetic import aligned
 from poseidon.caffe2.operators.registry import operator
 from poseidon.caffe2.proto.caffe2_pb2 import Argument, TensorProto
-from poseidon.caffe2.runtime.data_types import TORCH_OF
+from poseidon.caffe2.runtime.data_types import torch_type
 
 
 @operator("Abs", gradient="AbsGradient(I0, GO0) -> GI0", plain=torch.abs)
@@ -349,14 +349,19 @@ def data_type(given: Any) -> int:
     """Return the number of a `TensorProto.DataType` that is given as a number or as a name."""
     if isinstance(given, (str, bytes)):
         name = given.decode() if isinstance(given, bytes) else given
-        return int(TensorProto.DataType.Value(name.upper()))
+        try:
+            return int(TensorProto.DataType.Value(name.upper()))
+        except ValueError:
+            raise ValueError(
+                f"there is no data type {name}; expected a name such as FLOAT or INT32"
+            ) from None
     return int(given)
 
 
 @operator("Cast", gradient=_cast_rule)
 def cast(x: Tensor, *, to: Argument) -> Tensor:
     """Return x as another data type; fractions are cut off."""
-    dtype = TORCH_OF[data_type(to.s if to.HasField("s") else to.i)]
+    dtype = torch_type(data_type(to.s if to.HasField("s") else to.i))
     return x.to(dtype, copy=True)
 
 

@@ -13,7 +13,7 @@ from poseidon.caffe2.operators.numeric.arithmetic import aligned, summed_to
 from poseidon.caffe2.operators.numeric.functions import data_type
 from poseidon.caffe2.operators.registry import Context, operator
 from poseidon.caffe2.proto.caffe2_pb2 import Argument, TensorProto
-from poseidon.caffe2.runtime.data_types import TORCH_OF
+from poseidon.caffe2.runtime.data_types import torch_type
 
 
 def _binary(name: str, function: Callable[[Tensor, Tensor], Tensor]) -> None:
@@ -84,7 +84,7 @@ def is_member_of(x: Any, *, value: Argument, dtype: Argument | None = None) -> T
         wanted = set(given)
         found = [item in wanted for item in x.reshape(-1).tolist()]
         return torch.tensor(found, dtype=torch.bool).reshape(x.shape)
-    values = torch.tensor(given, device=x.device).to(x.dtype if kind is None else TORCH_OF[kind])
+    values = torch.tensor(given, device=x.device).to(x.dtype if kind is None else torch_type(kind))
     same: Tensor = x.unsqueeze(-1) == values.to(x.dtype)
     return same.any(-1)
 

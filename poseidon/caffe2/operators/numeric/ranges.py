@@ -9,7 +9,7 @@ from torch import Tensor
 from poseidon.caffe2.operators.arrays.fill import filled_shape
 from poseidon.caffe2.operators.registry import NO_GRADIENT, Context, operator
 from poseidon.caffe2.proto.caffe2_pb2 import Argument, TensorProto
-from poseidon.caffe2.runtime.data_types import TORCH_OF
+from poseidon.caffe2.runtime.data_types import torch_type
 
 
 @operator("Range", inputs=(1, 3))
@@ -61,7 +61,7 @@ def diagonal_fill(
     if len(size) < 2 or (len(size) > 2 and len(set(size)) > 1):
         raise ValueError(f"a tensor of shape {size} has no diagonal")
     number = 0 if value is None else value.f if value.HasField("f") else value.i
-    made = torch.zeros(size, dtype=TORCH_OF[dtype], device=context.device)
+    made = torch.zeros(size, dtype=torch_type(dtype), device=context.device)
     place = torch.arange(min(size), device=context.device)
     made[(place,) * len(size)] = number
     return made
@@ -92,7 +92,7 @@ def unique_uniform_fill(
         raise ValueError(f"{count} different values are asked for, there are {len(choice)}")
     generator = context.generator if context.device.type == "cpu" else None
     order = torch.randperm(len(choice), generator=generator)[:count]
-    return choice[order].reshape(size).to(context.device, TORCH_OF[dtype])
+    return choice[order].reshape(size).to(context.device, torch_type(dtype))
 
 
 @operator("Float16ConstantFill", gradient=NO_GRADIENT)

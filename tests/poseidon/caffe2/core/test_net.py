@@ -166,6 +166,14 @@ def test_appending_a_net_keeps_what_is_still_external() -> None:
     second.AppendNet(first)
     assert second.external_inputs == ["in3", "in4", "in2"]
     assert len(second.Proto().op) == 2
+    with pytest.raises(AssertionError, match=r"^AppendNet: expected a core\.Net, found str 'first'"):
+        second.AppendNet("first")
+    with pytest.raises(
+        AssertionError, match=r"^AddExternalOutput: expected a BlobReference, found str 'sum'"
+    ):
+        second.AddExternalOutput("sum")
+    with pytest.raises(AssertionError, match=r"^nothing is not a blob of net second$"):
+        second.AddExternalOutput(core.BlobReference("nothing"))
 
 
 def test_the_line_that_made_an_operator_is_known() -> None:

@@ -79,6 +79,15 @@ def test_what_torch_says_becomes_one_sentence() -> None:
         torch_errors("sum"),
     ):
         raise RuntimeError("[/some/file.cc:78] Timed out\nand a trace")
+    with (
+        pytest.raises(
+            PeerLost, match=r"^could not sum with the other workers: Read error: Connection reset by peer$"
+        ),
+        torch_errors("sum"),
+    ):
+        raise RuntimeError(
+            "Read error: Connection reset by peer. This is typically caused by a bug. Good luck!"
+        )
 
 
 def test_a_rendezvous_that_is_not_there_is_one_sentence() -> None:

@@ -100,6 +100,25 @@ def test_a_file_that_is_missing_or_cut_off_is_an_error(saved: dict[str, Any]) ->
         call("Load", [], [], load_all=1, **saved)
 
 
+@pytest.mark.parametrize(
+    ("db", "db_type", "message"),
+    [
+        ("none", "lmdb", r"The database \S+none does not exist: make it first with poseidon make_db"),
+        ("lmdb", "leveldb", r"The database \S+lmdb is LMDB: expected the type lmdb, found leveldb"),
+        ("lmdb", "minidb", r"The database \S+lmdb is LMDB: expected the type lmdb, found minidb"),
+        ("no/folder", "minidb", r"Cannot write the database \S+no/folder: No such file or directory;"),
+    ],
+)
+def test_a_database_that_is_missing_or_of_another_kind_is_one_sentence(
+    saved: dict[str, Any], tmp_path: Path, db: str, db_type: str, message: str
+) -> None:
+    workspace.FeedBlob("f", VALUES["f"])
+    call("Save", ["f"], [], **{**saved, "db": str(tmp_path / "lmdb"), "db_type": "lmdb"})
+    kind, inputs, outputs = ("Save", ["f"], []) if "/" in db else ("CreateDB", [], ["reader"])
+    with pytest.raises(RuntimeError, match=message):
+        call(kind, inputs, outputs, **{**saved, "db": str(tmp_path / db), "db_type": db_type})
+
+
 def test_several_databases(saved: dict[str, Any], tmp_path: Path) -> None:
     workspace.FeedBlob("more", VALUES["i"])
     second = str(tmp_path / "second.minidb")
