@@ -13,7 +13,8 @@ P of all tensors are under way together. P and Q are tables of their own (`RuleK
 which brings the first value to all workers; its rule runs on each worker.
 
 Before the iteration `start` the mean gradient itself is a third table of means. In each iteration all workers skip the tables
-that they do not use (`ps_server.Client.skip`).
+that they do not use (`ps_server.Client.skip`). A shard answers when all have skipped. A worker waits for that before it uses
+the table again: the workers' messages to different shards have no common order.
 
 P and Q may have a codec of their own. What it loses is a part of M - P Q^T, so it is held back with the rest.
 """
@@ -115,6 +116,9 @@ class LowRankExchange(WholeGradients):
             self._inner.begin(index + self._first, gradient)
         else:
             self.wait(index)
+            for place in matrix.skipped:
+                self._inner.wait(place)
+            matrix.skipped = ()
             if self._iteration < matrix.start:
                 self._inner.begin(matrix.place + 2, matrix.take_exact(gradient.detach()))
             else:
@@ -148,13 +152,13 @@ class LowRankExchange(WholeGradients):
         for matrix in self._matrices.values():
             matrix.end(self._rate, self._iteration)
             if matrix.is_exact:
-                self._inner.skip(matrix.place)
-                self._inner.skip(matrix.place + 1)
-                continue
-            self._inner.wait_early(matrix.place)
-            self._inner.begin(matrix.place + 1, matrix.second(self._scale))
-            if matrix.start:
-                self._inner.skip(matrix.place + 2)
+                matrix.skipped = (matrix.place, matrix.place + 1)
+            else:
+                self._inner.wait_early(matrix.place)
+                self._inner.begin(matrix.place + 1, matrix.second(self._scale))
+                matrix.skipped = (matrix.place + 2,) if matrix.start else ()
+            for place in matrix.skipped:
+                self._inner.skip(place)
         self._inner.finish()
 
     def settle(self) -> None:

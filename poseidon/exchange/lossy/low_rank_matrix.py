@@ -119,6 +119,8 @@ class LowRankMatrix:
         ]
         self.start = start
         self.begun = self.is_due = self.is_exact = False
+        self.skipped: Sequence[int] = ()
+        """The parts that the last iteration skipped and whose answers have not been read."""
         self._rule = trained.rule
         self._p, self._q = parts[:2]
         self._exact = parts[2] if start else None
@@ -130,6 +132,7 @@ class LowRankMatrix:
     def reset(self, history: History) -> None:
         """Begin with this history, and nothing held back."""
         self.begun = self.is_due = False
+        self.skipped = ()
         self.held_back.zero_()
         self._q.copy_(self.first_q)
         for number, tensor in enumerate(self.history):
@@ -151,7 +154,7 @@ class LowRankMatrix:
         """Return this worker's P."""
         self.begun = True
         self.held_back.add_(gradient.reshape(self.value.shape), alpha=scale)
-        return (self.held_back @ self._q.t()).t().contiguous()
+        return self._q @ self.held_back.t()
 
     def end(self, rate: float, iteration: int) -> None:
         """End an iteration: the rule is due once the mean of Q or G has come."""
@@ -161,7 +164,7 @@ class LowRankMatrix:
     def second(self, scale: float) -> Tensor:
         """Return this worker's Q, once the mean of P has come. The shards multiply its mean by `scale`."""
         self._basis.copy_(torch.from_numpy(orthonormal(self._p.t().cpu().numpy())))
-        own = (self.held_back.t() @ self._basis).t().contiguous()
+        own = self._basis.t() @ self.held_back
         return own if scale == 1.0 else own.div_(scale)
 
     def apply(self) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections import defaultdict
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -19,6 +20,7 @@ from poseidon.exchange.cost import ExchangeKind
 from poseidon.exchange.lossy import low_rank
 from poseidon.exchange.lossy.low_rank_matrix import orthonormal
 from poseidon.exchange.options import ExchangeOptions
+from poseidon.exchange.ps import ServerExchange
 from ps_server import Rule, RuleKind
 from tests.support.cluster import TIMEOUT_S, TOKEN, job_addresses
 
@@ -255,6 +257,46 @@ def test_before_the_start_the_gradient_travels_and_after_it_costs_nothing() -> N
         assert 4 * RANK * (N + M) <= sent[3] - sent[2] < 4 * RANK * (N + M) + heads
 
     run(2, body, start=2)
+
+
+def test_a_table_is_used_again_after_its_last_answer_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also one that was skipped: another worker's message to its shard may be late."""
+    unanswered: dict[ServerExchange, set[int]] = defaultdict(set)
+    used: list[str] = []
+
+    def uses(name: str) -> Callable[..., None]:
+        use = getattr(ServerExchange, name)
+
+        def checked(inner: ServerExchange, index: int, *gradient: torch.Tensor) -> None:
+            assert index not in unanswered[inner], f"{name} of {index}"
+            unanswered[inner].add(index)
+            used.append(name)
+            use(inner, index, *gradient)
+
+        return checked
+
+    def waits(name: str) -> Callable[..., None]:
+        wait = getattr(ServerExchange, name)
+
+        def noted(inner: ServerExchange, index: int) -> None:
+            wait(inner, index)
+            unanswered[inner].discard(index)
+
+        return noted
+
+    for name in ("begin", "skip"):
+        monkeypatch.setattr(ServerExchange, name, uses(name))
+    for name in ("wait", "wait_early"):
+        monkeypatch.setattr(ServerExchange, name, waits(name))
+
+    def body(rank: int, exchange: Exchange, tensors: list[Trained]) -> None:
+        exchange.open(None)
+        for iteration in range(5):
+            iterate(exchange, tensors, iteration, rank)
+        exchange.settle()
+
+    run(2, body, start=2)
+    assert used.count("skip") == 2 * (2 * 2 + 3)
 
 
 def test_a_limit_of_the_norm_is_refused() -> None:
