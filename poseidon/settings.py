@@ -14,6 +14,13 @@ from pathlib import Path
 from poseidon.errors import UsageError
 
 STATUS_FD_VARIABLE = "POSEIDON_STATUS_FD"
+_TASKS = (
+    ("RANK", "WORLD_SIZE"),
+    ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
+    ("PMI_RANK", "PMI_SIZE"),
+    ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS"),
+)
+"""Variables of a scheduler: the rank of a process, and how many there are."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,6 +77,20 @@ def let_waiting_threads_sleep() -> None:
 def disable_ray_statistics() -> None:
     """Keep Ray from collecting usage statistics, unless the user has set RAY_USAGE_STATS_ENABLED. Call it before ray is imported."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+
+
+def variable_of_tasks(environment: Mapping[str, str] | None = None) -> str:
+    """Return `WORLD_SIZE=2` if torchrun has started this process as one of two; likewise for mpirun and srun. Else nothing.
+
+    Args:
+        environment: variables by name; by default those of this process.
+    """
+    variables = os.environ if environment is None else environment
+    for rank, size in _TASKS:
+        count = variables.get(size, "")
+        if variables.get(rank) and count.isdecimal() and int(count) > 1:
+            return f"{size}={count}"
+    return ""
 
 
 def _state_folder(variables: Mapping[str, str]) -> Path:

@@ -7,7 +7,12 @@ from pathlib import Path
 import pytest
 
 from poseidon.errors import UsageError
-from poseidon.settings import inherited_environment, let_waiting_threads_sleep, read_settings
+from poseidon.settings import (
+    inherited_environment,
+    let_waiting_threads_sleep,
+    read_settings,
+    variable_of_tasks,
+)
 
 
 @pytest.mark.parametrize(
@@ -25,6 +30,24 @@ def test_state_folder(variables: dict[str, str], folder: str) -> None:
 def test_data_folder() -> None:
     assert read_settings({"POSEIDON_DATA": "/data"}).data_folder == Path("/data")
     assert read_settings({"POSEIDON_DATA": ""}).data_folder is None
+
+
+@pytest.mark.parametrize(
+    ("variables", "found"),
+    [
+        ({}, ""),
+        ({"RANK": "1", "WORLD_SIZE": "2"}, "WORLD_SIZE=2"),
+        ({"RANK": "0", "WORLD_SIZE": "1"}, ""),
+        ({"WORLD_SIZE": "2"}, ""),
+        ({"RANK": "1", "WORLD_SIZE": "two"}, ""),
+        ({"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "4"}, "OMPI_COMM_WORLD_SIZE=4"),
+        ({"PMI_RANK": "0", "PMI_SIZE": "3"}, "PMI_SIZE=3"),
+        ({"SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "8"}, "SLURM_STEP_NUM_TASKS=8"),
+        ({"SLURM_PROCID": "0", "SLURM_NTASKS": "8"}, ""),  # a script of sbatch, which is one process
+    ],
+)
+def test_tasks_of_a_scheduler(variables: dict[str, str], found: str) -> None:
+    assert variable_of_tasks(variables) == found
 
 
 def test_status_fd(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,6 +19,7 @@ from __future__ import annotations
 import gc
 import sys
 import traceback
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -46,6 +47,7 @@ from poseidon.engine.module.worker_context import ThisWorker, WorkerContext
 from poseidon.errors import PoseidonError, UsageError
 from poseidon.exchange.module_hooks import uncompiled
 from poseidon.exchange.options import ExchangeOptions
+from poseidon.settings import variable_of_tasks
 
 
 class _Process:
@@ -253,12 +255,30 @@ def _context() -> WorkerContext:
     if _PROCESS.context is None:
         if sys.excepthook is sys.__excepthook__:
             sys.excepthook = print_uncaught
+        _check_alone(variable_of_tasks())
         return WorkerContext()
     if _PROCESS.group is not None:
         raise UsageError(
             "distribute() was called a second time; expected one call a job, with one module that holds all parts"
         )
     return _PROCESS.context
+
+
+def _check_alone(tasks: str) -> None:
+    """Refuse a script that torchrun has started several times by itself; warn of one that mpirun or srun has started so.
+
+    Args:
+        tasks: the variable that says how many times; empty: once.
+    """
+    if not tasks:
+        return
+    sentence = (
+        f"{tasks}: this process is one of several, but no worker of a job, so each would train alone; expected "
+        "`-m poseidon worker --key_file=FILE run SCRIPT` in place of the script (docs/schedulers), or `poseidon run`"
+    )
+    if tasks.startswith("WORLD_SIZE="):
+        raise UsageError(sentence)
+    warnings.warn(sentence, stacklevel=4)
 
 
 def print_uncaught(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:

@@ -275,6 +275,23 @@ def test_one_call_a_job() -> None:
     assert poseidon.this_worker() == poseidon.ThisWorker(rank=0, size=1)
 
 
+def test_a_script_that_a_scheduler_starts_several_times_is_no_job(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OMPI_COMM_WORLD_RANK", "0")
+    monkeypatch.setenv("OMPI_COMM_WORLD_SIZE", "2")
+    with pytest.warns(
+        UserWarning, match="^OMPI_COMM_WORLD_SIZE=2: this process is one of several, but no worker"
+    ):
+        poseidon.distribute(Normed(), SGD(lr=0.1)).close()
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(
+        UsageError, match=r"^WORLD_SIZE=2: .*expected `-m poseidon worker --key_file=FILE run SCRIPT`"
+    ):
+        poseidon.distribute(Normed(), SGD(lr=0.1))
+    with running_in(WorkerContext()):
+        poseidon.distribute(Normed(), SGD(lr=0.1))
+
+
 @pytest.mark.parametrize(
     ("call", "printed"),
     [
