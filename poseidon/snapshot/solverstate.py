@@ -164,4 +164,5 @@ def _weights_of(model: str, path: Path) -> Path:
     for choice in choices:
         if choice.is_file():
             return choice
-    raise SnapshotError(f"the weights of {path} are missing: there is no {model}, nor {choices[1]}")
+    paths = ", nor ".join(dict.fromkeys(str(choice) for choice in choices))
+    raise SnapshotError(f"the weights of {path} are missing: there is no {paths}")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -81,6 +83,9 @@ def test_missing_weights_are_named(tmp_path: Path) -> None:
     write_state(path, state(1))
     with pytest.raises(SnapshotError, match="there is no m_iter_12"):
         learned_net(state(1), path)
+    beside = tmp_path / "s.caffemodel"
+    with pytest.raises(SnapshotError, match=rf"there is no {re.escape(str(beside))}$"):  # each path once
+        learned_net(replace(state(1), model=str(beside)), path)
 
 
 def test_no_state_at_all(tmp_path: Path) -> None:
