@@ -51,9 +51,7 @@ def find_damage(state: Path) -> str | None:
         return None
     sums = _read_sums(state)
     if sums is None:
-        return (
-            f"{sums_path(state)} is damaged: resume from an earlier snapshot, or remove that file to use this one unchecked"
-        )
+        return f"{sums_path(state)} is damaged: resume from an earlier snapshot, or remove that file to use this one unchecked"
     for name, digest in sums.items():
         path = state.with_name(name)
         try:
