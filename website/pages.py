@@ -48,7 +48,9 @@ def shell_pages() -> list[str]:
 
 
 def on_files(files: Files, config: Any) -> Files:
-    """Add the pages from outside docs/, and the references."""
+    """Add the pages from outside docs/, the references, and the script of the search."""
+    script = (ROOT / "website" / "search.js").read_text(encoding="utf-8")
+    files.append(File.generated(config, "search.js", content=script))
     for page, source in sources().items():
         if files.get_file_from_path(page) is None:
             content = (ROOT / source).read_text(encoding="utf-8")

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import json
 import re
 import subprocess
 import sys
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from threading import Thread
 from types import ModuleType
 
 import pytest
@@ -15,6 +19,8 @@ import pytest
 import poseidon
 from poseidon.cli.main import COMMANDS
 from poseidon.layers.registry import known_types
+from tests.support.needs import find
+from tests.support.polling import until
 
 ROOT = Path(__file__).parents[2]
 
@@ -50,6 +56,32 @@ def test_pages_load_nothing_from_elsewhere(site: Path) -> None:
     assert [page.name for page in pages if loaded.search(page.read_text(encoding="utf-8"))] == []
     index = json.loads((site / "search" / "search_index.json").read_text(encoding="utf-8"))
     assert any(entry["location"].startswith("local_steps.html") for entry in index["docs"])
+
+
+@pytest.mark.timeout(360)
+@pytest.mark.processes
+@pytest.mark.needs("browser")
+def test_the_search_finds_flags(site: Path) -> None:
+    webdriver = pytest.importorskip("selenium.webdriver")
+    options = webdriver.ChromeOptions()
+    options.binary_location = find("chromium") or ""
+    for argument in ("--headless=new", "--no-sandbox", "--disable-dev-shm-usage", "--window-size=1280,900"):
+        options.add_argument(argument)
+    service = importlib.import_module("selenium.webdriver.chrome.service").Service(find("chromedriver"))
+    handler = partial(SimpleHTTPRequestHandler, directory=str(site))
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        Thread(target=server.serve_forever, daemon=True).start()
+        browser = webdriver.Chrome(options=options, service=service)
+        try:
+            browser.get(f"http://127.0.0.1:{server.server_port}/")
+            field = browser.find_element("css selector", "input.md-search__input")
+            field.click()
+            field.send_keys("--compress")
+            found = ".md-search-result__item a[href*='compression.html']"
+            until(lambda: bool(browser.find_elements("css selector", found)), "a page about --compress", 60.0)
+        finally:
+            browser.quit()
+            server.shutdown()
 
 
 @pytest.mark.timeout(360)
