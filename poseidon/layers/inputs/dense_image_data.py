@@ -6,7 +6,6 @@ From SegNet (Badrinarayanan et al., 2015) and DeepLab (Chen et al., 2015).
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import ClassVar
 
 from poseidon.data.batches.dense_images import DenseImageReader, LabelKind, Labels, read_pairs
@@ -96,18 +95,9 @@ class DenseImageData(ReadingSource):
             shuffle=param.shuffle,
             rand_skip=param.rand_skip,
         )
-        return DenseImageReader(source, self._root(source), plan, self.labels)
-
-    def _root(self, source: Path) -> str:
-        """Return root_folder, with the folder of the list's first image before it if that is found elsewhere."""
-        root = self.settings.root_folder
-        first = root + read_pairs(source, "", kind=self.labels.kind, most=1)[0].image
-        if Path(first).is_absolute():
-            return root
-        for found in (self.context.resolve(first), source.parent / first):
-            if found.exists():
-                return str(found).removesuffix(first) + root
-        return root
+        first = read_pairs(source, "", kind=self.labels.kind, most=1)[0].image
+        root = self.images_root(source, self.settings.root_folder, first)
+        return DenseImageReader(source, root, plan, self.labels)
 
 
 KINDS = {

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import ClassVar
 
 from poseidon.data.batches.images import ImagePlan, ImageReader, read_list
@@ -56,15 +55,5 @@ class ImageData(ReadingSource):
             shuffle=param.shuffle,
             rand_skip=param.rand_skip,
         )
-        return ImageReader(source, self._root(source), plan)
-
-    def _root(self, source: Path) -> str:
-        """Return root_folder, with the folder of the list's first image before it if that is found elsewhere."""
-        root = self.param.image_data_param.root_folder
-        first = root + read_list(source, "", most=1)[0].path
-        if Path(first).is_absolute():
-            return root
-        for found in (self.context.resolve(first), source.parent / first):
-            if found.exists():
-                return str(found).removesuffix(first) + root
-        return root
+        root = self.images_root(source, param.root_folder, read_list(source, "", most=1)[0].path)
+        return ImageReader(source, root, plan)

@@ -79,6 +79,26 @@ class ReadingSource(Source):
             clients=context.clients,
         )
 
+    def images_root(self, source: Path, root: str, first: str) -> str:
+        """Return the prefix of the paths of a list of images.
+
+        Args:
+            source: the list.
+            root: the prefix that the definition names.
+            first: the list's first path, without the prefix.
+
+        Returns:
+            `root`, made absolute if the first image is found elsewhere than below the current folder.
+        """
+        if Path(root + first).is_absolute():
+            return root
+        # Paths have neither ./ nor // in them, unlike the lines of `find`.
+        ending = str(Path(first))
+        for found in (self.context.resolve(root + first), source.parent / (root + first)):
+            if found.exists() and str(found).endswith(ending):
+                return str(found).removesuffix(ending)
+        return root
+
 
 @register("Input")
 class Input(Source):

@@ -99,6 +99,8 @@ def test_order_and_start(folder: Path) -> None:
     assert sorted(firsts(net(folder, "batch_size: 4 shuffle: true"), 1)) == [0, 1, 2, 3]
     assert firsts(net(folder, "batch_size: 1 rand_skip: 1"), 1) == [0]
     assert firsts(net(folder, f'batch_size: 1 root_folder: "{folder}/"'), 1) == [0]
+    (folder / "list").write_text("./0.png ./0_label.png\n")
+    assert firsts(net(folder, 'batch_size: 1 root_folder: "./"'), 1) == [0]
 
 
 @pytest.mark.parametrize(

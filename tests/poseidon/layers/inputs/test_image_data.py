@@ -104,6 +104,16 @@ def test_where_pictures_are_looked_for(folder: Path, tmp_path_factory: pytest.Te
 
 
 @pytest.mark.parametrize(
+    ("path", "root"),
+    [("./0.png", ""), (".//0.png", ""), ("0.png", "./"), ("./0.png", "./"), ("png", "0."), ("/0.png", ".")],
+)
+def test_a_list_of_find_beside_its_images_is_read(folder: Path, path: str, root: str) -> None:
+    """`find . -name '*.png'` writes ./0.png."""
+    (folder / "list").write_text(f"{path} 0\n")
+    assert labels(net(folder, f'batch_size: 1 root_folder: "{root}"'), 1) == [0]
+
+
+@pytest.mark.parametrize(
     ("body", "message"),
     [
         ("batch_size: 0", "batch_size is 0"),
