@@ -27,7 +27,7 @@ from poseidon.data.databases.kinds import Backend
 from poseidon.data.databases.writer import write_database
 from poseidon.data.label_map import check_unique, labels_of, read_label_map
 from poseidon.data.prepare.annotations import AnnotationFormat, read_objects, size_lines
-from poseidon.data.prepare.imageset import Conversion, in_parallel, to_datum
+from poseidon.data.prepare.imageset import Conversion, in_parallel, slash_hint, to_datum
 from poseidon.data.progress import Report, silent
 from poseidon.durable import replace_durably
 from poseidon.errors import DataError
@@ -133,7 +133,11 @@ def _write(path: Path, text: str) -> None:
 
 def _lines(source: Path, *, with_files: bool) -> list[_Line]:
     if not with_files:
-        return [_Line(line.number, line.path, "", line.label) for line in read_list(source, "")]
+        try:
+            return [_Line(line.number, line.path, "", line.label) for line in read_list(source, "")]
+        except DataError as error:
+            hint = "; a list of annotations needs --anno_type=detection" if "a label" in str(error) else ""
+            raise DataError(f"{error}{hint}") from error
     lines = []
     for number, line in enumerate(read_lines(source, "list"), 1):
         words = line.split()
@@ -166,7 +170,7 @@ def _record(
         objects: Sequence[Object] = read_objects(Path(root + line.annotation), form, size, labels)
         return _Made(encode_annotated(datum, objects), values, size)
     except DataError as error:
-        raise DataError(f"{source}:{line.number}: {error}") from error
+        raise DataError(f"{source}:{line.number}: {error}{slash_hint(root, line.path)}") from error
 
 
 def _size(path: Path) -> tuple[int, int]:

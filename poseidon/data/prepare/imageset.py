@@ -120,11 +120,13 @@ def _record(root: str, source: Path, conversion: Conversion, line: Line) -> Datu
     try:
         return to_datum(Path(root + line.path), line.label, conversion)
     except DataError as error:
-        unended = (
-            root and not root.endswith("/") and Path(root).is_dir() and not Path(root + line.path).exists()
-        )
-        hint = f"; end the folder with a slash: {root}/" if unended else ""
-        raise DataError(f"{source}:{line.number}: {error}{hint}") from error
+        raise DataError(f"{source}:{line.number}: {error}{slash_hint(root, line.path)}") from error
+
+
+def slash_hint(root: str, path: str) -> str:
+    """Return what to add to the error for an image if its root lacks the slash at the end; else nothing."""
+    lacks = root and not root.endswith("/") and Path(root).is_dir() and not Path(root + path).exists()
+    return f"; end the folder with a slash: {root}/" if lacks else ""
 
 
 def to_datum(path: Path, label: int, conversion: Conversion) -> Datum:

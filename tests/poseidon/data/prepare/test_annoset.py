@@ -189,3 +189,21 @@ def test_a_detection_set_needs_a_label_map(folder: Path, capsys: pytest.CaptureF
     words = ["convert_annoset", "--anno_type=detection", f"{folder}/", f"{folder}/list.txt", f"{folder}/db"]
     assert main(words) in (1, 2)
     assert "missing --label_map_file" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["{}/"], "such as: cats/1.jpg 0; a list of annotations needs --anno_type=detection"),
+        (
+            ["--anno_type=detection", "--label_map_file={}/labelmap.prototxt", "{}"],
+            "; end the folder with a slash: {}/",
+        ),
+    ],
+)
+def test_what_is_often_forgotten_is_named(
+    folder: Path, words: list[str], says: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given = [word.format(folder) for word in words]
+    assert main(["convert_annoset", *given, f"{folder}/list.txt", f"{folder}/db"]) == 1
+    assert says.format(folder) in capsys.readouterr().err
