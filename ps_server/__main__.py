@@ -81,7 +81,7 @@ def parse(arguments: list[str]) -> Options:
         return _from_launcher(flags.shard, sys.stdin.readline())
     if flags.listen is None or flags.workers is None:
         parser.error("--listen and --workers are required (or --stdin)")
-    token = flags.token_file.read_bytes().strip() if flags.token_file else b""
+    token = _read_token(flags.token_file) if flags.token_file else b""
     keys = read_keyring(flags.keys) if flags.keys else None
     if not token and keys is None and not _is_loopback(flags.listen):
         parser.error(f"{flags.listen} can be reached from other machines: --keys or --token-file is required")
@@ -94,6 +94,16 @@ def parse(arguments: list[str]) -> Options:
         keys=keys,
         trace=flags.trace,
     )
+
+
+def _read_token(path: Path) -> bytes:
+    try:
+        token = path.read_bytes().strip()
+    except OSError as error:
+        raise SpecError(f"--token-file: cannot read {path}: {error.strerror or error}") from error
+    if not token:
+        raise SpecError(f"--token-file: {path} is empty; expected the secret that workers must show")
+    return token
 
 
 def _from_launcher(shard: int, line: str) -> Options:

@@ -34,6 +34,17 @@ def test_a_token_file(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("content", "sentence"), [(None, "cannot read .*: No such file"), ("\n", "is empty")]
+)
+def test_a_token_file_without_a_token(tmp_path: Path, content: str | None, sentence: str) -> None:
+    path = tmp_path / "token"
+    if content is not None:
+        path.write_text(content)
+    with pytest.raises(SpecError, match=f"^--token-file: .*{sentence}"):
+        parse(["--listen", "tcp://127.0.0.1:0", "--workers", "1", "--token-file", str(path)])
+
+
+@pytest.mark.parametrize(
     "address", ["tcp://0.0.0.0:5555", "tcp://10.0.0.1:5555", "tcp://*:5555", "tcp://[::]:1"]
 )
 def test_beyond_loopback_a_token_is_required(address: str, capsys: pytest.CaptureFixture[str]) -> None:
