@@ -33,8 +33,11 @@ def serve(folders: list[Path], *, host: str, port: int, token: str) -> int:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
         listener = socket.create_server((host, port), family=family)
     except OSError as error:
+        why = (error.strerror or str(error)).partition(" (while")[
+            0
+        ]  # socket.create_server repeats the address
         raise JobError(
-            f"cannot listen at {host}:{port}: {error.strerror or error}; take another --port, or 0 for a free one"
+            f"cannot listen at {host}:{port}: {why}; take another --port, or 0 for a free one"
         ) from error
     with listener:
         address = page_address(host, listener.getsockname()[1])

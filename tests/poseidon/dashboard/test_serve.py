@@ -11,7 +11,8 @@ from urllib.request import urlopen
 import pytest
 
 pytest.importorskip("uvicorn")
-from poseidon.dashboard.serve import page_address
+from poseidon.dashboard.serve import page_address, serve
+from poseidon.errors import JobError
 
 
 @pytest.mark.parametrize(
@@ -40,3 +41,13 @@ def test_a_signal_stops_the_page_without_an_error(number: signal.Signals) -> Non
         page.send_signal(number)
         _, errors = page.communicate(timeout=30)
     assert (page.returncode, errors) == (0, "")
+
+
+def test_a_port_in_use_is_one_sentence() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(JobError) as caught:
+            serve([], host="127.0.0.1", port=port, token="")
+    assert str(caught.value) == (
+        f"cannot listen at 127.0.0.1:{port}: Address already in use; take another --port, or 0 for a free one"
+    )
