@@ -19,12 +19,14 @@ from pathlib import Path
 
 import torch
 
+from poseidon.exchange.cost import ELEMENT_BYTES
 from poseidon.plan import work
 from poseidon.plan.processes import Processes
+from poseidon.plan.scenario import WireCodec
 from poseidon.plan.small_job import CHUNK_ELEMENTS, CHUNKS, SMALL_TABLES
 
 ARITHMETIC = (
-    *("copy_s_per_byte", "sum_s_per_byte", "rule_s_per_byte", "half_s_per_byte", "int8_s_per_byte"),
+    *("copy_s_per_byte", "sum_s_per_byte", "rule_s_per_byte", "half_s_per_byte"),
     *("optimizer_s_per_byte", "few_rows_s", "many_rows_s"),
     *("low_rank_s", "high_rank_s"),
 )
@@ -32,6 +34,8 @@ ARITHMETIC = (
 MOST_CLIENTS = 8
 """Clients of one host that are measured together; more need too much memory."""
 ALL_REDUCES = 4
+HOOKS = (None, 0, work.LOW, work.HIGH)
+"""See `small_job.hooks_s_per_byte`."""
 MOST_ITERATIONS = 20
 ROUNDS = 5
 FREE = 0.95
@@ -56,7 +60,10 @@ class HostCosts:
         optimizer_s_per_byte: the same with torch's optimizer.
         ring_s_per_byte: time to send a byte round gloo's ring, to receive one and to add half of the time.
         half_s_per_byte: time to convert a byte of float32 to bfloat16.
-        int8_s_per_byte: time to encode a byte of float32 as int8, or to decode it.
+        int8_s_per_byte: time to encode a byte of float32 as int8, or to decode it: the mean, in a job.
+        ring_half_s_per_byte: time of DDP's fp16 hook for a byte of float32, besides a ring of half as many bytes.
+        ring_low_rank_s_per_byte: time of DDP's PowerSGD hook for a byte of a matrix, besides the next one.
+        ring_low_rank_s_per_byte_and_rank: the same for each rank.
         low_rank_s_per_byte: a worker's time for a byte of a matrix that travels by PowerSGD, besides the next one.
         low_rank_s_per_byte_and_rank: the same for each rank.
     """
@@ -75,6 +82,9 @@ class HostCosts:
     ring_s_per_byte: float
     half_s_per_byte: float
     int8_s_per_byte: float
+    ring_half_s_per_byte: float
+    ring_low_rank_s_per_byte: float
+    ring_low_rank_s_per_byte_and_rank: float
     low_rank_s_per_byte: float
     low_rank_s_per_byte_and_rank: float
 
@@ -90,7 +100,7 @@ def measure_costs(seconds: float, clients: int = 1) -> HostCosts:
         ProcessFailed: a process failed, or did not answer in time.
     """
     clients = min(clients, MOST_CLIENTS)
-    each_s = seconds / (len(ARITHMETIC) + 6)
+    each_s = seconds / (len(ARITHMETIC) + 8)
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     with Processes(clients) as processes:
         everyone = (*processes.workers, *processes.shards)
@@ -100,8 +110,10 @@ def measure_costs(seconds: float, clients: int = 1) -> HostCosts:
             answers = processes.ask(everyone, "arithmetic", name, each_s)
             took[name] = statistics.fmean(seconds for seconds, _ in answers)
             parts.append(sum(part for _, part in answers) / min(cores, len(answers)))
-        ring_s = _ring_s_per_byte(processes)
-        wire_s, message_s = _store_s(processes, clients, each_s, took["sum_s_per_byte"])
+        ring = _ring_costs(processes)
+        wire_s, message_s, int8_s = _store_s(
+            processes, clients, each_s, took["sum_s_per_byte"], took["rule_s_per_byte"]
+        )
     free = statistics.median(parts)
     flops, factors_s = work.products(took["few_rows_s"], took["many_rows_s"])
     low_rank_s, rank_s = work.of_ranks(took["low_rank_s"], took["high_rank_s"])
@@ -114,38 +126,63 @@ def measure_costs(seconds: float, clients: int = 1) -> HostCosts:
         wire_s_per_byte=wire_s,
         memory_s_per_byte=took["copy_s_per_byte"],
         message_s=message_s,
-        ring_s_per_byte=ring_s,
+        int8_s_per_byte=int8_s,
+        **ring,
         low_rank_s_per_byte=low_rank_s,
         low_rank_s_per_byte_and_rank=rank_s,
         **{name: took[name] for name in took if name in HostCosts.__slots__},
     )
 
 
-def _ring_s_per_byte(processes: Processes) -> float:
-    """Return the cost of a ring among the workers; of one client its shard is the other rank."""
+def _ring_costs(processes: Processes) -> dict[str, float]:
+    """Return the costs of a ring among the workers, and of DDP's hooks; of one client its shard is the other rank."""
     several = len(processes.workers) > 1
     ranks = processes.workers if several else (*processes.workers, *processes.shards)
     with tempfile.TemporaryDirectory() as folder:
-        file = str(Path(folder) / "ranks")
-        return statistics.fmean(processes.ask(ranks, "all_reduce", file, len(ranks), ALL_REDUCES))
+        of_ring = processes.ask(ranks, "all_reduce", str(Path(folder) / "ranks"), len(ranks), ALL_REDUCES)
+        of_hooks = processes.ask(ranks, "hooks", str(Path(folder) / "hooks"), len(ranks), HOOKS, ALL_REDUCES)
+    ring_s = statistics.fmean(of_ring)
+    plain_s, half_s, low_s, high_s = (statistics.fmean(column) for column in zip(*of_hooks, strict=True))
+    round_s = ring_s * 2 * (len(ranks) - 1) / len(ranks)  # of a byte of gradient that travels as float32
+    rank_s = max(0.0, high_s - low_s) / (work.HIGH - work.LOW)
+    return {
+        "ring_s_per_byte": ring_s,
+        "ring_half_s_per_byte": max(0.0, half_s - plain_s + round_s / 2),
+        "ring_low_rank_s_per_byte": max(0.0, low_s - plain_s + round_s - work.LOW * rank_s),
+        "ring_low_rank_s_per_byte_and_rank": rank_s,
+    }
 
 
 def _store_s(
-    processes: Processes, clients: int, limit_s: float, sum_s_per_byte: float
-) -> tuple[float, float]:
-    """Return the seconds for a byte, and for a message, at one end of a socket."""
-    stores = (0, SMALL_TABLES)
-    for small in stores:
-        processes.ask(processes.workers, "join", processes.ask(processes.shards, "serve"), small)
-        processes.ask(processes.workers, "iterate", stores.index(small), 1)
-    rounds = [[_iteration_s(processes, store, limit_s / ROUNDS) for store in (0, 1)] for _ in range(ROUNDS)]
+    processes: Processes, clients: int, limit_s: float, sum_s: float, rule_s: float
+) -> tuple[float, float, float]:
+    """Return the seconds for a byte, and for a message, at one end of a socket; and those to encode or decode a byte as int8.
+
+    Args:
+        processes: the processes.
+        clients: their number of workers, and of shards.
+        limit_s: duration for each store, about.
+        sum_s: seconds to add a byte of gradient to a sum.
+        rule_s: seconds to apply the rule to a byte.
+    """
+    stores = ((0, False), (SMALL_TABLES, False), (0, True))
+    for number, (small, int8) in enumerate(stores):
+        processes.ask(processes.workers, "join", processes.ask(processes.shards, "serve"), small, int8)
+        processes.ask(processes.workers, "iterate", number, 1)
+    each_s = limit_s / ROUNDS
+    rounds = [[_iteration_s(processes, store, each_s) for store in range(len(stores))] for _ in range(ROUNDS)]
     processes.ask(processes.workers, "leave")
     processes.ask(processes.shards, "leave")
-    large_s, mixed_s = (statistics.median(column) for column in zip(*rounds, strict=True))
+    large_s, mixed_s, int8_s = (statistics.median(column) for column in zip(*rounds, strict=True))
     size = 4 * CHUNK_ELEMENTS * CHUNKS * clients  # every worker sends and receives so much, and every shard
     message_s = max(0.0, mixed_s - large_s) / (4 * SMALL_TABLES)
-    messages = 4 * CHUNKS * clients
-    return max(0.0, large_s - size * sum_s_per_byte - messages * message_s) / (4 * size), message_s
+    messages_s = 4 * CHUNKS * clients * message_s
+    wire_s = max(0.0, large_s - size * sum_s - messages_s) / (4 * size)
+    # A worker encodes and decodes all, a shard decodes all workers' bytes and encodes its own part, to which it applies the rule.
+    rest_s = (
+        size * (4 * wire_s * WireCodec.INT8.value / ELEMENT_BYTES + sum_s + rule_s / clients) + messages_s
+    )
+    return wire_s, message_s, max(0.0, int8_s - rest_s) / (size * (3 + 1 / clients))
 
 
 def _iteration_s(processes: Processes, store: int, limit_s: float) -> float:

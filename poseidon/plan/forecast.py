@@ -178,6 +178,9 @@ def machine_of(cluster: PlannedCluster, shared_by: int = 1) -> Machine:
         ring_s_per_byte=costs.ring_s_per_byte,
         half_s_per_byte=costs.half_s_per_byte,
         int8_s_per_byte=costs.int8_s_per_byte,
+        ring_half_s_per_byte=costs.ring_half_s_per_byte,
+        ring_low_rank_s_per_byte=costs.ring_low_rank_s_per_byte,
+        ring_low_rank_s_per_byte_and_rank=costs.ring_low_rank_s_per_byte_and_rank,
         low_rank_s_per_byte=costs.low_rank_s_per_byte,
         low_rank_s_per_byte_and_rank=costs.low_rank_s_per_byte_and_rank,
     )

@@ -49,9 +49,10 @@ class Member:
         self._ends.append(shard)
         return shard.address
 
-    def join(self, addresses: Sequence[str], small: int) -> None:
+    def join(self, addresses: Sequence[str], small: int, int8: bool) -> None:
         """Start another worker, of a store with so many small tables."""
-        self._ends.append(SmallWorker(self._position, store_of(self._clients, small), addresses))
+        store = store_of(self._clients, small, int8=int8)
+        self._ends.append(SmallWorker(self._position, store, addresses))
 
     def iterate(self, store: int, count: int) -> float:
         """Run iterations of one of its workers. Return their wall-clock time."""
@@ -69,6 +70,10 @@ class Member:
     def all_reduce(self, file: str, size: int, count: int) -> float:
         """See `small_job.all_reduce_s_per_byte`."""
         return small_job.all_reduce_s_per_byte(file, self._position, size, count)
+
+    def hooks(self, file: str, size: int, hooks: Sequence[int | None], count: int) -> list[float]:
+        """See `small_job.hooks_s_per_byte`."""
+        return small_job.hooks_s_per_byte(file, self._position, size, hooks, count)
 
     def leave(self) -> None:
         """End its workers or shards."""

@@ -89,6 +89,9 @@ class Machine:
         buffer_bytes: bytes in flight between two hosts before a sender waits.
         half_s_per_byte: a core's time to convert a byte of float32 to 16 bits, or back.
         int8_s_per_byte: the same for int8.
+        ring_half_s_per_byte: a core's time of DDP's fp16 hook for a byte of float32, besides a ring of half as many bytes.
+        ring_low_rank_s_per_byte: a core's time of DDP's PowerSGD hook for a byte of a matrix, besides the next one.
+        ring_low_rank_s_per_byte_and_rank: the same for each rank.
         low_rank_s_per_byte: a worker's time on a core for a byte of a matrix that travels as PowerSGD's factors, its rule
             included, besides the next one.
         low_rank_s_per_byte_and_rank: the same for each rank.
@@ -113,6 +116,9 @@ class Machine:
     buffer_bytes: int = MIB
     half_s_per_byte: float = 0.0
     int8_s_per_byte: float = 0.0
+    ring_half_s_per_byte: float = 0.0
+    ring_low_rank_s_per_byte: float = 0.0
+    ring_low_rank_s_per_byte_and_rank: float = 0.0
     low_rank_s_per_byte: float = 0.0
     low_rank_s_per_byte_and_rank: float = 0.0
 
@@ -257,13 +263,17 @@ def loads(scenario: Scenario) -> list[LayerLoad]:
 
 
 def _encoded(scenario: Scenario, layer: LayerShape, by_factors: bool) -> tuple[float, float]:
-    """Return the part of a layer's dense bytes that is sent, and a core's seconds to encode them once."""
+    """Return the part of a layer's dense bytes that is sent, and a core's seconds to encode them once, or to decode them."""
     sizes, machine = _dense_sizes(scenario, layer, by_factors), scenario.machine
     dense = sum(sizes)
     if scenario.lossy is None or not dense or _factors_to_shards(scenario):
         return 1.0, 0.0
     if isinstance(scenario.lossy, WireCodec):
-        per_byte = machine.half_s_per_byte if scenario.lossy is WireCodec.HALF else machine.int8_s_per_byte
+        if scenario.exchange is Exchange.RING:
+            per_byte = machine.ring_half_s_per_byte / 2
+        else:
+            half = scenario.lossy is WireCodec.HALF
+            per_byte = machine.half_s_per_byte if half else machine.int8_s_per_byte
         return scenario.lossy.value / ELEMENT_BYTES, per_byte * dense
     rank = scenario.lossy.rank
     sent = sum(low_rank_elements(shape, rank) for shape in layer.tensors) * ELEMENT_BYTES
@@ -277,11 +287,13 @@ def _factors_to_shards(scenario: Scenario) -> int:
 
 
 def _low_rank_s(scenario: Scenario, layer: LayerShape, by_factors: bool) -> float:
-    """Return a core's seconds of a worker for PowerSGD: both factors, their product, the rule."""
+    """Return a core's seconds of a worker for PowerSGD: both factors, their product, and through the shards the rule."""
     assert isinstance(scenario.lossy, LowRank)
     rank, machine = scenario.lossy.rank, scenario.machine
     shapes = _dense_shapes(layer, by_factors)
     size = ELEMENT_BYTES * sum(math.prod(shape) for shape in shapes if _is_low_rank(shape, rank))
+    if scenario.exchange is Exchange.RING:
+        return size * (machine.ring_low_rank_s_per_byte + rank * machine.ring_low_rank_s_per_byte_and_rank)
     return size * (machine.low_rank_s_per_byte + rank * machine.low_rank_s_per_byte_and_rank)
 
 

@@ -1,4 +1,4 @@
-"""One process of a small job within one machine: a worker or a shard of a store, and a rank of an all-reduce.
+"""One process of a small job within one machine: a worker or a shard of a store, and a rank of an all-reduce or of DDP's hooks.
 
 Law: figures are processor time of the whole process, so the threads of its sockets count, and waiting does not.
 """
@@ -9,14 +9,29 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
 from datetime import timedelta
+from typing import Any
 
 import numpy as np
 import torch
-from torch import distributed
+from torch import Tensor, distributed
 
-from ps_server import Client, Keeping, Server, Shard, StoreSpec, TableSpec, ZmqServerTransport
+from poseidon.plan.work import RULE
+from ps_server import (
+    Client,
+    CodecKind,
+    CodecSpec,
+    Keeping,
+    Server,
+    Shard,
+    StoreSpec,
+    TableSpec,
+    ZmqServerTransport,
+)
+from ps_server.protocol.settings import CodecPair
 
 CHUNK_ELEMENTS = 1 << 19
 CHUNKS = 4
@@ -25,19 +40,26 @@ SMALL_TABLES = 256
 SMALL_ELEMENTS = 16
 BUCKET_BYTES = 25 * 2**20
 """The default bucket of DDP."""
+MATRICES, ROWS = 4, 1024
+"""The gradients in the bucket of a hook: square matrices of 4 MiB."""
+EXACT_RUNS = 2
+"""Runs before PowerSGD begins: the fewest that torch takes."""
 LIMIT_S = 60.0
 LOOPBACK = {"linux": "lo", "darwin": "lo0"}
 
 
-def store_of(workers: int, small: int) -> StoreSpec:
-    """Return a store of whole chunks with small tables between them; the shards add, and have no rule."""
+INT8 = CodecPair(gradients=CodecSpec(kind=CodecKind.INT8), values=CodecSpec(kind=CodecKind.INT8))
+
+
+def store_of(workers: int, small: int, *, int8: bool = False) -> StoreSpec:
+    """Return a store of whole chunks with small tables between them. The shards add; only with int8 they apply a rule."""
     large = workers * CHUNKS
     sizes: list[int] = []
     for index in range(large):
         sizes += [CHUNK_ELEMENTS, *[SMALL_ELEMENTS] * (small * (index + 1) // large - small * index // large)]
-    tables = tuple(
-        TableSpec(name=str(index), size=size, keeping=Keeping.AVERAGE) for index, size in enumerate(sizes)
-    )
+    plain = TableSpec(name="", size=1, keeping=Keeping.AVERAGE)
+    spec = TableSpec(name="", size=1, rule=RULE, codec=INT8) if int8 else plain
+    tables = tuple(replace(spec, name=str(index), size=size) for index, size in enumerate(sizes))
     return StoreSpec(workers=workers, shards=workers, tables=tables)
 
 
@@ -108,12 +130,7 @@ def all_reduce_s_per_byte(file: str, rank: int, size: int, count: int) -> float:
     Returns:
         Processor seconds for each byte that this process sends, receives, and adds half of the time.
     """
-    os.environ.setdefault("GLOO_SOCKET_IFNAME", LOOPBACK.get(sys.platform, "lo"))
-    limit = timedelta(seconds=LIMIT_S)
-    distributed.init_process_group(
-        "gloo", init_method=f"file://{file}", rank=rank, world_size=size, timeout=limit
-    )
-    try:
+    with _gloo(file, rank, size):
         bucket = torch.zeros(BUCKET_BYTES // 4)
         distributed.all_reduce(bucket)
         began_s = time.process_time()
@@ -121,6 +138,75 @@ def all_reduce_s_per_byte(file: str, rank: int, size: int, count: int) -> float:
             distributed.all_reduce(bucket)
         used_s = time.process_time() - began_s
         distributed.barrier()
+    return used_s / (count * BUCKET_BYTES * 2 * (size - 1) / size)
+
+
+def hooks_s_per_byte(file: str, rank: int, size: int, hooks: Sequence[int | None], count: int) -> list[float]:
+    """Run communication hooks of torch's DistributedDataParallel, one after the other, on a bucket of four matrices.
+
+    Args:
+        file: through which the ranks find each other.
+        rank: of this process.
+        size: number of processes.
+        hooks: None: the one that all-reduces float32; 0: float16; R: PowerSGD of rank R.
+        count: number of runs of each that are measured.
+
+    Returns:
+        For each hook the processor seconds for each byte of float32 gradient.
+    """
+    from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook, fp16_compress_hook
+    from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState, powerSGD_hook
+
+    found: list[float] = []
+    with _gloo(file, rank, size):
+        for hook in hooks:
+            run: Callable[[Any, Any], Any] = powerSGD_hook if hook else fp16_compress_hook
+            state: Any = None
+            if hook is None:
+                run = allreduce_hook
+            elif hook:
+                state = PowerSGDState(None, matrix_approximation_rank=hook, start_powerSGD_iter=EXACT_RUNS)
+            bucket = _Bucket()
+            for number in range(EXACT_RUNS + 1 + count):
+                if number == EXACT_RUNS + 1:
+                    began_s = time.process_time()
+                run(state, bucket).wait()
+            found.append((time.process_time() - began_s) / (count * MATRICES * 4 * ROWS * ROWS))
+            distributed.barrier()
+    return found
+
+
+@contextmanager
+def _gloo(file: str, rank: int, size: int) -> Iterator[None]:
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", LOOPBACK.get(sys.platform, "lo"))
+    limit = timedelta(seconds=LIMIT_S)
+    distributed.init_process_group(
+        "gloo", init_method=f"file://{file}", rank=rank, world_size=size, timeout=limit
+    )
+    try:
+        yield
     finally:
         distributed.destroy_process_group()
-    return used_s / (count * BUCKET_BYTES * 2 * (size - 1) / size)
+
+
+class _Bucket:
+    """The methods of torch's GradBucket that its hooks call."""
+
+    def __init__(self) -> None:
+        self._matrices = torch.randn(MATRICES, ROWS, ROWS, generator=torch.Generator().manual_seed(0))
+
+    def buffer(self) -> Tensor:
+        """Return all gradients as one vector."""
+        return self._matrices.view(-1)
+
+    def gradients(self) -> list[Tensor]:
+        """Return the gradient of each parameter."""
+        return list(self._matrices)
+
+    def index(self) -> int:
+        """Return the number of the bucket."""
+        return 0
+
+    def is_last(self) -> bool:
+        """Return whether it is the last bucket of the iteration."""
+        return True

@@ -17,8 +17,7 @@ from torch import Tensor
 from poseidon.exchange.base import Trained
 from poseidon.exchange.factors.products import Scratch, apply_factors
 from poseidon.exchange.lossy.low_rank_matrix import LowRank, LowRankMatrix, low_rank_tensors
-from ps_server import CodecKind, CodecSpec, Rule
-from ps_server.protocol.codecs import Key, codec_of
+from ps_server import Rule
 from ps_server.rules import update
 
 CHUNK_ELEMENTS = 1 << 19
@@ -59,23 +58,6 @@ def half_s_per_byte(limit_s: float) -> float:
     """Return the time to convert a byte of float32 to bfloat16."""
     halves = torch.zeros(CHUNK_ELEMENTS, dtype=torch.bfloat16)
     return _of_chunks(lambda a, b, _: halves.copy_(a), limit_s)
-
-
-def int8_s_per_byte(limit_s: float) -> float:
-    """Return the time to encode a byte of float32 as int8, or to decode it: the mean.
-
-    A sender adds what it held back, encodes, and subtracts what it sends; a receiver adds.
-    """
-    codec, key = codec_of(CodecSpec(kind=CodecKind.INT8)), Key(table=0, segment=0, clock=0)
-    encoded = np.empty(codec.size(CHUNK_ELEMENTS), np.uint8)
-
-    def there_and_back(held: Tensor, gradient: Tensor, received: Tensor) -> None:
-        held.add_(gradient)
-        codec.encode(held.numpy(), encoded, key)
-        codec.add(held.numpy(), encoded, key, sign=-1)
-        codec.add(received.numpy(), encoded, key)
-
-    return _of_chunks(there_and_back, limit_s) / 2
 
 
 def optimizer_s_per_byte(limit_s: float) -> float:

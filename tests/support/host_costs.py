@@ -17,6 +17,9 @@ COSTS = HostCosts(
     ring_s_per_byte=2e-9,
     half_s_per_byte=1e-10,
     int8_s_per_byte=6e-10,
+    ring_half_s_per_byte=2e-10,
+    ring_low_rank_s_per_byte=5e-10,
+    ring_low_rank_s_per_byte_and_rank=2e-10,
     low_rank_s_per_byte=5e-10,
     low_rank_s_per_byte_and_rank=2e-10,
 )

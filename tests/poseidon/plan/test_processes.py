@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from poseidon.plan.processes import Processes, ProcessFailed
@@ -9,15 +11,24 @@ from poseidon.plan.processes import Processes, ProcessFailed
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(120)]
 
 
-def test_workers_push_to_the_shards_of_a_store_and_read() -> None:
+@pytest.mark.parametrize("int8", [False, True])
+def test_workers_push_to_the_shards_of_a_store_and_read(int8: bool) -> None:
     with Processes(2) as processes:
         addresses = processes.ask(processes.shards, "serve")
         assert len(set(addresses)) == 2
-        processes.ask(processes.workers, "join", addresses, 3)
+        processes.ask(processes.workers, "join", addresses, 3, int8)
         assert min(processes.ask(processes.workers, "iterate", 0, 2)) > 0
         processes.ask(processes.workers, "leave")
         processes.ask(processes.shards, "leave")
         assert min(processes.ask([*processes.workers, *processes.shards], "cpu_s")) > 0
+
+
+def test_each_hook_of_ddp_takes_time(tmp_path: Path) -> None:
+    with Processes(1) as processes:
+        everyone = (*processes.workers, *processes.shards)
+        for found in processes.ask(everyone, "hooks", str(tmp_path / "ranks"), 2, (None, 0, 1, 4), 1):
+            assert len(found) == 4
+            assert min(found) > 0
 
 
 def test_a_failure_within_a_process_is_one_sentence() -> None:

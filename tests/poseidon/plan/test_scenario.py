@@ -125,7 +125,7 @@ def test_what_is_encoded_is_a_part_of_the_bytes(lossy: Lossy | None, part: float
     ring = replace(TWO, exchange=Exchange.RING, lossy=lossy)
     low, _ = loads(ring)
     assert low.wire_part == pytest.approx(part)
-    machine = Machine(half_s_per_byte=1e-9, low_rank_s_per_byte=1e-9)
+    machine = Machine(ring_half_s_per_byte=1e-9, ring_low_rank_s_per_byte=1e-9)
     encoded, _ = loads(replace(ring, machine=machine))
     assert (encoded.codec_s > 0) is (lossy is not None)
     if lossy is WireCodec.HALF:

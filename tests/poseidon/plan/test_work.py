@@ -28,6 +28,12 @@ def test_powersgds_time_for_each_rank_is_told_from_the_rest() -> None:
     assert (per_byte * size, per_rank * size) == pytest.approx((rest_s, rank_s))
 
 
+def test_a_store_of_int8_encodes_both_directions() -> None:
+    tables = store_of(workers=2, small=0, int8=True).tables
+    assert all(table.gradient_codec == table.value_codec is not None for table in tables)
+    assert store_of(workers=2, small=0).tables[0].gradient_codec is None
+
+
 def test_a_store_has_small_tables_between_its_chunks() -> None:
     sizes = [table.size for table in store_of(workers=2, small=10).tables]
     assert sizes.count(CHUNK_ELEMENTS) == 2 * CHUNKS
