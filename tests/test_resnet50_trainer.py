@@ -133,6 +133,15 @@ def test_a_restart_continues_the_log_and_the_loss_curve(
     assert [row["input_count"] for row in rows] == ["8", "8"]
 
 
+def test_a_restart_continues_the_log_of_its_own_shard(trainer: Trainer, tmp_path: Path) -> None:
+    assert trainer() == 0
+    (own,) = tmp_path.glob("*.log")
+    other = tmp_path / own.name.replace("_v2_", "_v2_shard1_")
+    other.write_text(own.read_text())
+    assert trainer(num_epochs=2, load_model_path=tmp_path / "resnet50_model_1.mdl") == 0
+    assert [len(read_log(path)) for path in (own, other)] == [2, 1]
+
+
 @pytest.mark.parametrize(
     ("switches", "flags", "prefix"),
     [

@@ -287,7 +287,7 @@ def open_log(args: argparse.Namespace, plan: Plan, begin: int) -> experiment_uti
     )
     earlier = [
         path
-        for path in sorted(Path().glob(f"{name}_*.log"))
+        for path in sorted(Path().glob(f"{name}_[0-9]*.log"))  # not those of other shards
         if begin and [row["epoch"] for row in experiment_util.read_log(path)][-1:] == [str(begin - 1)]
     ]
     return experiment_util.ModelTrainerLog(name, args, continued=earlier[-1] if earlier else None)

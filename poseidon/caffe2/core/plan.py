@@ -150,7 +150,7 @@ class ExecutionStep:
             AssertionError: the step has steps inside, or this is no net.
         """
         assert not self.HasSubsteps(), "Cannot have both network and substeps."
-        assert isinstance(net, (Net, str))
+        assert isinstance(net, (Net, str)), f"AddNet: expected a net or its name, found {net!r}"
         self._step.network.append(str(get_net_name(net)))
         if isinstance(net, Net):
             self._nets.append(net)
@@ -235,7 +235,9 @@ class Plan:
 
     def AddStep(self, step: ExecutionStep) -> None:
         """Add a step and its nets."""
-        assert isinstance(step, ExecutionStep)
+        assert isinstance(step, ExecutionStep), (
+            f"AddStep: expected a core.ExecutionStep, found {type(step).__name__} {step!r}"
+        )
         if not step.HasNets() and not step.HasSubsteps():
             return
         self._plan.execution_step.add().CopyFrom(step.Proto())

@@ -7,13 +7,20 @@ from typing import Any
 
 from poseidon.caffe2 import core, predictor_net, workspace
 from poseidon.caffe2.data_parallel_model.collectives import between_hosts, sync
-from poseidon.caffe2.data_parallel_model.replicas import blobs_to_sync, group_of, scope_of, stripBlobName
+from poseidon.caffe2.data_parallel_model.replicas import (
+    blobs_to_sync,
+    check_parallelized,
+    group_of,
+    scope_of,
+    stripBlobName,
+)
 
 COUNTERS = ("Iter", "AtomicIter")
 
 
 def GetCheckpointParams(model: Any) -> set[Any]:
     """Return the blobs of a complete checkpoint: those of the first device, and counters of iterations outside scopes."""
+    check_parallelized(model)
     blobs, _ = blobs_to_sync(model)
     first = scope_of(model, model._devices[0])
     counters = {op.output[0] for op in model.net.Proto().op if op.type in COUNTERS}
@@ -29,6 +36,7 @@ def FinalizeAfterCheckpoint(model: Any, blobs: Iterable[Any] | None = None, cpu_
         blobs: what to copy; by default all that `GetCheckpointParams` names with a device.
         cpu_mode: kept for Caffe2's scripts; each blob is copied where it is.
     """
+    check_parallelized(model)
     if not hasattr(model, "_checkpoint_net"):
         names = blobs_to_sync(model)[1] if blobs is None else {stripBlobName(blob) for blob in blobs}
         for name in names:
@@ -44,6 +52,7 @@ def FinalizeAfterCheckpoint(model: Any, blobs: Iterable[Any] | None = None, cpu_
 
 def GetLearningRateBlobNames(model: Any) -> list[str]:
     """Return the names of the blobs of learning rates: of the optimizer, or of all LearningRate operators."""
+    check_parallelized(model)
     optimizer = model._optimizer
     if optimizer is None:
         return [op.output[0] for op in model.net.Proto().op if op.type == "LearningRate"]
@@ -62,6 +71,7 @@ def ExtractPredictorNet(
         inputs, outputs: names without the scope of a device; the net has these too.
         device: the device option of its operators.
     """
+    check_parallelized(model)
     first = scope_of(model, model._devices[0])
     plain = [*inputs, *outputs]
     return predictor_net.ExtractPredictorNet(

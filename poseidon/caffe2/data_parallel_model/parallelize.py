@@ -158,7 +158,18 @@ def Parallelize(
 def prepare(
     model: Any, rendezvous: Rendezvous | None, net_type: str, threads_per_device: int, most: int
 ) -> int:
-    """Set the type and threads of the net, and what a parallelized model knows; return how many collectives overlap."""
+    """Set the type and threads of the net, and what a parallelized model knows; return how many collectives overlap.
+
+    Raises:
+        ValueError: the rendezvous lacks an entry.
+    """
+    missing = [
+        key for key in ("kv_handler", "shard_id", "num_shards", "engine") if key not in (rendezvous or {})
+    ]
+    if rendezvous is not None and missing:
+        raise ValueError(
+            f"rendezvous={rendezvous} has no {missing[0]}: expected kv_handler, shard_id, num_shards and engine"
+        )
     log.info("Parallelizing model for devices: %s", model._devices)
     threads = len(model._devices) * threads_per_device + (EXTRA_THREADS if rendezvous is not None else 0)
     model.net.Proto().num_workers = threads

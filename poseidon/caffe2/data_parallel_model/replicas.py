@@ -29,6 +29,14 @@ Group = dict[int, Any]
 _warned: set[str] = set()
 
 
+def check_parallelized(model: Any) -> None:
+    """Raise AssertionError when `Parallelize` was not called for a model."""
+    name = model.Name() if isinstance(model, ModelHelper) else type(model).__name__
+    assert hasattr(model, "_data_parallel_model_nets"), (
+        f"Model {name} is not parallelized: call data_parallel_model.Parallelize for it first"
+    )
+
+
 def check_scope() -> None:
     """Raise AssertionError inside a device scope that is not the CPU's."""
     device = scope.CurrentDeviceScope()
@@ -59,6 +67,9 @@ def choose_devices(
     assert known, f"Expected a ModelHelper, got {type(model).__name__}"
     on_gpu = not (cpu or ideep)
     gpus = workspace.NumGpuDevices()
+    assert devices is None or isinstance(devices, Iterable), (
+        f"devices={devices}: expected a list of numbers, such as [0, 1]"
+    )
     if devices is None:
         devices = range(gpus or 1) if on_gpu else range(multiprocessing.cpu_count())
     model._devices = list(devices)

@@ -9,6 +9,7 @@ import numpy as np
 
 from poseidon.caffe2 import core, workspace
 from poseidon.caffe2.data_parallel_model.collectives import between_hosts, common_world
+from poseidon.caffe2.data_parallel_model.replicas import check_parallelized
 
 BARRIER_TIMEOUT_S = 300
 """Longest time that a shard waits for the others before an epoch, as in Caffe2."""
@@ -44,6 +45,7 @@ def _barrier(model: Any, init_net: Any, name: str, timeout_sec: float) -> Any:
 
 def CreateNet(model: Any, overwrite: bool = False) -> None:
     """Create the nets of a parallelized model."""
+    check_parallelized(model)
     for net in model._data_parallel_model_nets:
         workspace.CreateNet(net[0] if isinstance(net, tuple) else net, overwrite=overwrite)
 
@@ -54,6 +56,7 @@ def RunInitNet(model: Any) -> None:
     Raises:
         JobError: shards do not find each other.
     """
+    check_parallelized(model)
     for net in model._data_parallel_model_init_nets:
         workspace.RunNetOnce(net)
     CreateNet(model)
@@ -72,6 +75,7 @@ def RunNet(model: Any, num_iterations: int) -> None:
         model: a model for which `RunInitNet` was called.
         num_iterations: of the training net; with BMUF the blockwise update follows once.
     """
+    check_parallelized(model)
     for net in model._data_parallel_model_nets:
         name, count = net if isinstance(net, tuple) else (net, num_iterations)
         workspace.RunNet(name, count)
@@ -91,6 +95,7 @@ def Synchronize(model: Any, timeout_sec: float = BARRIER_TIMEOUT_S) -> None:
         category=DeprecationWarning,
         stacklevel=2,
     )
+    check_parallelized(model)
     if not between_hosts(model._rendezvous):
         return
     if model._sync_barrier_net is None:

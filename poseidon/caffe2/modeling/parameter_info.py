@@ -45,7 +45,7 @@ class ParameterInfo:
             grad: the reference to its gradient, or a GradientSlice.
             blob_copy: the same parameter by data type, e.g. a float32 copy of a float16 blob.
         """
-        assert isinstance(param, core.BlobReference)
+        assert isinstance(param, core.BlobReference), f"Expected a BlobReference, found {param!r}"
         self.param_id = param_id
         self.name = str(param)
         self.blob = param

@@ -242,10 +242,12 @@ class RedisStore(Store):
         self._errors: Any = redis.exceptions
         self._name = f"Redis at {host}:{port}"
         self._prefix = prefix
+        password = password or os.environ.get("REDISCLI_AUTH") or None
+        self._has_password = password is not None
         self._redis: redis.Redis = redis.Redis(
             host=host,
             port=port,
-            password=password or os.environ.get("REDISCLI_AUTH") or None,
+            password=password,
             socket_connect_timeout=timeout_s,
             socket_timeout=timeout_s,
             retry=Retry(NoBackoff(), 1),  # a connection that broke while nobody used it is made anew
@@ -276,17 +278,17 @@ class RedisStore(Store):
         errors = self._errors
         try:
             yield
-        except (errors.AuthenticationError, errors.NoPermissionError) as error:
-            raise JobError(
-                f"{self._name} refuses the password: {error}; give its password in $REDISCLI_AUTH"
-            ) from error
+        except errors.AuthenticationError as error:
+            problem = "refuses the password" if self._has_password else "needs a password"
+            raise JobError(f"{self._name} {problem}: give its password in $REDISCLI_AUTH") from error
         except errors.ReadOnlyError as error:
             raise JobError(
                 f"{self._name} is a read-only replica; expected a server that takes writes"
             ) from error
         except (errors.ConnectionError, errors.TimeoutError) as error:
+            reason = str(error).rstrip(".")
             raise JobError(
-                f"{self._name} cannot be reached: {error}; check the host, the port, and that it runs"
+                f"{self._name} cannot be reached: {reason}; check the host, the port, and that it runs"
             ) from error
         except errors.RedisError as error:
             raise JobError(f"{self._name} reports an error: {error}") from error

@@ -162,6 +162,8 @@ def plan_of(args: argparse.Namespace, *, workers: int = 1, rank: int = 0, gpu: i
     for name in POSITIVE:
         if getattr(args, name) < 1:
             raise UsageError(f"--{name}={getattr(args, name)}: expected a whole number above 0")
+    if args.redis_port not in range(1, 65536):
+        raise UsageError(f"--redis_port={args.redis_port}: expected a port, 1 to 65535")
     gpus = list(range(args.num_gpus)) if gpu is None else [gpu]
     if args.gpus is not None:
         gpus = numbers("gpus", args.gpus)

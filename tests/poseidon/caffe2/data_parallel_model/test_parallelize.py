@@ -154,6 +154,37 @@ def test_devices_are_different_numbers(devices: list[Any]) -> None:
         build(devices)
 
 
+def test_one_number_is_no_list_of_devices() -> None:
+    with pytest.raises(AssertionError, match=r"^devices=2: expected a list of numbers, such as \[0, 1\]$"):
+        data_parallel_model.Parallelize_CPU(model_helper.ModelHelper(name="m"), None, None, devices=2)
+
+
+def test_a_rendezvous_without_an_entry_is_named() -> None:
+    with pytest.raises(
+        ValueError, match="has no num_shards: expected kv_handler, shard_id, num_shards and engine"
+    ):
+        rendezvous = {"kv_handler": "store", "shard_id": 0, "engine": "GLOO"}
+        data_parallel_model.Parallelize_CPU(
+            model_helper.ModelHelper(name="m"), None, None, devices=[0], rendezvous=rendezvous
+        )
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        data_parallel_model.RunInitNet,
+        data_parallel_model.CreateNet,
+        data_parallel_model.GetCheckpointParams,
+        data_parallel_model.FinalizeAfterCheckpoint,
+    ],
+)
+def test_a_model_that_is_not_parallelized_is_named(function: Any) -> None:
+    with pytest.raises(
+        AssertionError, match=r"^Model alone is not parallelized: call data_parallel_model.Parallel"
+    ):
+        function(model_helper.ModelHelper(name="alone"))
+
+
 def test_losses_are_a_list() -> None:
     with pytest.raises(AssertionError, match="must return list of loss blobs"):
         build([0], forward_pass_builder_fun=lambda model, scale: add_layers(model, scale)[0])

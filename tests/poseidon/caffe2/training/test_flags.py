@@ -115,6 +115,7 @@ def test_a_launcher_gives_the_shards(monkeypatch: pytest.MonkeyPatch) -> None:
         (["--timeout=0"], "--timeout=0: expected a whole number above 0"),
         (["--num_gpus=0"], "--num_gpus=0: expected a whole number above 0"),
         (["--gpus=0,0"], "--gpus=0,0: expected each GPU once"),
+        (["--redis_port=99999"], "--redis_port=99999: expected a port, 1 to 65535"),
         (["--seed=99999999999999999999"], "expected a number of 64 bits"),
     ],
 )
