@@ -180,7 +180,7 @@ def test_a_rendezvous_without_an_entry_is_named() -> None:
 )
 def test_a_model_that_is_not_parallelized_is_named(function: Any) -> None:
     with pytest.raises(
-        AssertionError, match=r"^Model alone is not parallelized: call data_parallel_model.Parallel"
+        AssertionError, match=r"^Model alone\S* is not parallelized: call data_parallel_model.Parallel"
     ):
         function(model_helper.ModelHelper(name="alone"))
 
