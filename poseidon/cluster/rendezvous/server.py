@@ -149,6 +149,7 @@ class RendezvousServer:
 
     def _connect(self, plan: RendezvousHost) -> TaskConnection:
         name, member = next(item for item in self._members.items() if item[1].task.rank == plan.rank)
+        member.received_s = time.monotonic()  # while it waited for the others it had nothing to send
         member.connection = TaskConnection(
             f"rank {plan.rank} ({plan.host})", plan.address, lambda message: self._send(name, message)
         )

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
 
 import psutil
 import pytest
@@ -20,6 +21,7 @@ from poseidon.cluster.rendezvous.task import TaskSettings, run_task
 from poseidon.cluster.rendezvous.task_connection import TaskConnection
 from poseidon.cluster.rendezvous.wire import TaskInfo, encode
 from poseidon.errors import JobError
+from tests.support.polling import until
 
 KEY, OTHER_KEY = b"k" * 64, b"o" * 64
 LIMIT_S = 60.0
@@ -216,6 +218,25 @@ def test_a_host_that_is_lost_ends_its_programs_for_us(monkeypatch: pytest.Monkey
         with pytest.raises(OSError, match="is lost"):
             talk.send(b"more")
         found.dismiss(1)
+
+
+def test_tasks_may_join_long_after_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Schedulers start tasks as places become free: those that wait have nothing to send, and are not lost."""
+    now_s = [1000.0]
+    monkeypatch.setattr(
+        "poseidon.cluster.rendezvous.server.time", SimpleNamespace(monotonic=lambda: now_s[0])
+    )
+    with rendezvous(2) as found:
+        threads = [Guest(found.address, 0, 2).start()]
+        until(lambda: len(found._members) == 1, "rank 0 did not join", LIMIT_S)
+        now_s[0] += 3600.0
+        threads.append(Guest(found.address, 1, 2).start())
+        talks = [host.open(["true"]) for _, host in found.gather(LIMIT_S)]
+        assert [talk.status(LIMIT_S) for talk in talks] == [0, 0]
+        found.dismiss(0)
+        for thread in threads:
+            thread.join(LIMIT_S)
+            assert not thread.is_alive()
 
 
 def test_rank_0_that_falls_silent_is_lost_to_the_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
