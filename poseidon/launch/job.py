@@ -6,6 +6,7 @@ Law: a `Job` checks everything that can be checked before a process starts, and 
 from __future__ import annotations
 
 import secrets
+import shlex
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import replace
@@ -162,7 +163,15 @@ class Job(ABC):
         return self.site.resume_command(resume_command(self.request.argv, state), short_path(state))
 
     def _network_report(self) -> list[tuple[str, str]]:
-        return [("network", f"poseidon stats {self.id}")] if self.plan.worker_count > 1 else []
+        if self.plan.worker_count == 1:
+            return []
+        found_by_id = self.output == (OUTPUT / self.id).absolute()
+        return [
+            (
+                "network",
+                shlex.join(["poseidon", "stats", self.id if found_by_id else short_path(self.output)]),
+            )
+        ]
 
     # -- processes ---------------------------------------------------------------------------------------
 

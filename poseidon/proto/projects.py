@@ -12,7 +12,7 @@ import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from poseidon.errors import UsageError
+from poseidon.errors import DataError, UsageError
 from poseidon.proto.paths import shipped_folder
 
 EXAMPLES = {
@@ -115,10 +115,17 @@ def write_project(folder: Path, files: Mapping[str, str]) -> None:
 
     Raises:
         UsageError: the folder is not empty or not a folder.
+        DataError: it cannot be made.
     """
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise UsageError(f"{folder} exists already and is not overwritten: name another folder")
-    folder = folder.absolute()
+    try:
+        _write_whole(folder.absolute(), files)
+    except OSError as error:
+        raise DataError(f"cannot make {folder}: {error.strerror}") from error
+
+
+def _write_whole(folder: Path, files: Mapping[str, str]) -> None:
     folder.parent.mkdir(parents=True, exist_ok=True)
     stage = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", suffix=".partial", dir=folder.parent))
     try:

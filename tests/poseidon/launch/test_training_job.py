@@ -11,6 +11,9 @@ import pytest
 import poseidon
 from poseidon.cluster.host_checks import NeededFile
 from poseidon.cluster.machinefile import Host
+from poseidon.cluster.supervision.loop import JobResult
+from poseidon.cluster.supervision.restarts import StartingPoint
+from poseidon.cluster.supervision.state import Outcome
 from poseidon.engine.document import JobDocument, TrainingOptions, read_document
 from poseidon.errors import DefinitionError, UsageError
 from poseidon.exchange.options import ExchangeOptions
@@ -127,6 +130,22 @@ def test_one_worker_has_a_limit_of_the_norm_with_powersgd(tmp_path: Path) -> Non
     for other, site in ((replace(request, server_requested=True), hosts[:1]), (request, hosts)):
         with pytest.raises(UsageError, match="clip_gradients: 35 is not possible"):
             TrainingJob(other, LocalSite(tuple(site)))
+
+
+def test_the_statistics_of_an_ended_job_are_named_by_its_folder_where_its_id_is_not_enough(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = write_definitions(tmp_path, batch=4, extra="max_iter: 3")
+    for name in ("train_lmdb", "test_lmdb"):
+        make_pictures(tmp_path / name, 5, shape=(1, 6, 6))
+    monkeypatch.chdir(tmp_path)
+    site = LocalSite(tuple(Host(id=i, address="127.0.0.1", port=0) for i in range(2)))
+    result = JobResult(outcome=Outcome.FINISHED, iteration=3, elapsed_s=1.0)
+    commands = []
+    for output in (None, Path("my runs/first")):
+        job = TrainingJob(TrainRequest(solver=path, output=output), site)
+        commands.append(dict(job.final_report(result, StartingPoint(), ()))["network"].replace(job.id, "ID"))
+    assert commands == ["poseidon stats ID", "poseidon stats 'my runs/first'"]
 
 
 def test_a_host_without_gpu_names_the_flag_for_the_processor(tmp_path: Path) -> None:
