@@ -54,6 +54,11 @@ def read_file_list(source: Path) -> list[str]:
     Raises:
         DataError: the file cannot be read, or names no file.
     """
+    if not source.exists():
+        raise DataError(
+            f"there is no list of HDF5 files {source}: make it first "
+            "(the README.md of a folder of poseidon init has the command)"
+        )
     lines = read_lines(source, "list of HDF5 files")
     paths = [line.strip() for line in lines if line.strip()]
     if not paths:

@@ -126,10 +126,10 @@ def write_database(path: Path, backend: Backend) -> Iterator[DatabaseWriter]:
         stage.publish([path.name])
 
 
-def refuse_existing(path: Path) -> None:
-    """Raise DataError if `path` exists."""
+def refuse_existing(path: Path, advice: str = "move or remove it first") -> None:
+    """Raise DataError with `advice` if `path` exists."""
     if path.exists() or path.is_symlink():
-        raise DataError(f"{path} exists already and is not overwritten: move or remove it first")
+        raise DataError(f"{path} exists already and is not overwritten: {advice}")
 
 
 @contextmanager

@@ -74,7 +74,7 @@ def _replaceable(source: Path, targets: list[Path], *, replace: bool) -> list[st
     old = _old_names(source) if replace else []
     for target in targets:
         if target.name not in old:
-            refuse_existing(target)
+            refuse_existing(target, "give --replace, or move it first")
     return old
 
 

@@ -108,7 +108,7 @@ def test_no_files(tmp_path: Path) -> None:
     (tmp_path / "list").write_text("\n")
     with pytest.raises(DataError, match="is empty"):
         read_file_list(tmp_path / "list")
-    with pytest.raises(DataError, match="cannot read the list"):
+    with pytest.raises(DataError, match=r"there is no list of HDF5 files .*: make it first"):
         read_file_list(tmp_path / "nosuch")
     with pytest.raises(DataError, match="there is no HDF5 file"):
         RowMaker([tmp_path / "nosuch.h5"], plan())

@@ -52,7 +52,9 @@ def test_each_record_is_in_exactly_one_part(
 def test_nothing_is_overwritten(tmp_path: Path, backend: Backend) -> None:
     path = make_pictures(tmp_path / "db", 5, backend=backend)
     (tmp_path / "db_1").mkdir()
-    with pytest.raises(DataError, match=rf"{tmp_path}/db_1 exists already and is not overwritten"):
+    with pytest.raises(
+        DataError, match=rf"{tmp_path}/db_1 exists already and is not overwritten: give --replace"
+    ):
         partition_data(path, 2)
     assert names(tmp_path) == ["db", "db_1"]
 
