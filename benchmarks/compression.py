@@ -41,6 +41,7 @@ from torch.nn.parallel import DistributedDataParallel
 import poseidon
 from benchmarks.small_trainings import TRAININGS, WORKERS, Task, load
 from benchmarks.testbed.hooks import Hook, HookKind, attach
+from poseidon.errors import unknown
 from poseidon.metrics.job_statistics import read_statistics
 from poseidon.plan.scenario import low_rank_elements
 
@@ -250,6 +251,13 @@ def texts(text: str) -> list[str]:
     return [part.strip() for part in text.split(",")]
 
 
+def trainings(text: str) -> list[str]:
+    for name in (names := texts(text)):
+        if name not in TRAININGS:
+            raise argparse.ArgumentTypeError(unknown("training", name, TRAININGS))
+    return names
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description="Loss of small trainings with lossy schemes.")
     parser.add_argument(
@@ -258,7 +266,7 @@ def main() -> None:
     parser.add_argument(
         "--cache", type=Path, default=ROOT / "output" / "compression", help="unpacked data, results"
     )
-    parser.add_argument("--trainings", type=texts, default=list(TRAININGS))
+    parser.add_argument("--trainings", type=trainings, default=list(TRAININGS))
     parser.add_argument("--ways", type=texts, default=texts(WAYS))
     parser.add_argument("--seeds", type=lambda text: [int(part) for part in texts(text)], default=[1])
     parser.add_argument("--steps", type=int, default=0, help="of each worker; 0: those of the training")

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import argparse
+
 import pytest
 import torch
 
-from benchmarks.compression import Found, ddp_bytes, flags_of, table
+from benchmarks.compression import Found, ddp_bytes, flags_of, table, trainings
 from benchmarks.small_trainings import TRAININGS, Samples, Task
 
 
@@ -25,6 +27,12 @@ from benchmarks.small_trainings import TRAININGS, Samples, Task
 )
 def test_a_way_is_flags(way: str, flags: list[str]) -> None:
     assert flags_of(way) == flags
+
+
+def test_an_unknown_training_is_named() -> None:
+    assert trainings("lenet, resnet") == ["lenet", "resnet"]
+    with pytest.raises(argparse.ArgumentTypeError, match="unknown training 'residual'; known: lenet, "):
+        trainings("lenet,residual")
 
 
 def test_bytes_of_hooks() -> None:
