@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
 
 from poseidon.caffe2.proto.caffe2_pb2 import OperatorDef
 
@@ -24,6 +28,37 @@ def operator_error(reason: str, definition: OperatorDef, net: str, index: int) -
     )
     error.operator = (net, index)  # type: ignore[attr-defined]
     return error
+
+
+_STRINGS = re.compile(r"numpy\.ndarray|bytes|'str'|sequence by non-int")
+_OTHER = re.compile(r"^'(\w+)' object |must be Tensor, not (\w+)")
+_DIMENSIONS = re.compile(r"tuple index out of range|Dimension out of range|too many indices|0-d(im)?\b")
+
+
+def cause(error: Exception, inputs: Mapping[str, Any]) -> str:
+    """Return why an operator has failed; what Python reports of a value of a wrong kind becomes a sentence on the input.
+
+    Args:
+        error: what it has raised.
+        inputs: the values of its inputs, by name.
+    """
+    text = " ".join(str(error).split())
+    if isinstance(error, (AttributeError, TypeError)):
+        strings = [name for name, value in inputs.items() if isinstance(value, np.ndarray)]
+        if strings and _STRINGS.search(text):
+            return f"{strings[0]} is a tensor of strings, expected numbers"
+        kind = next(filter(None, found.groups())) if (found := _OTHER.search(text)) else None
+        given = {name: value for name, value in inputs.items() if value is not None}
+        wrong = [name for name, value in given.items() if type(value).__name__ == kind]
+        if wrong:
+            return f"{wrong[0]} is of type {kind}, expected another type of blob"
+    if isinstance(error, (IndexError, TypeError)) and _DIMENSIONS.search(text):
+        return "an input has too few dimensions"
+    if isinstance(error, ZeroDivisionError):
+        return "the size of an input, or an argument, is 0"
+    return f"{type(error).__name__}: {text}" + (
+        " (a blob that it reads is empty)" if "NoneType" in text else ""
+    )
 
 
 def place_of(error: BaseException) -> tuple[str, int] | None:

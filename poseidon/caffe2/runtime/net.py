@@ -12,7 +12,7 @@ from poseidon.caffe2.runtime.bind import Start, Step, bind, bind_start, device_o
 from poseidon.caffe2.runtime.blob import Blob, is_tensor
 from poseidon.caffe2.runtime.chains import Part, chains, nodes
 from poseidon.caffe2.runtime.dag import MOST_THREADS, ChainRun
-from poseidon.caffe2.runtime.errors import EnforceNotMet, operator_error, place_of
+from poseidon.caffe2.runtime.errors import EnforceNotMet, cause, operator_error, place_of
 from poseidon.caffe2.runtime.lifetimes import overwritten
 from poseidon.caffe2.runtime.waits import lending
 from poseidon.caffe2.shards.buckets import Buckets, Pending
@@ -251,24 +251,19 @@ def failure(
     """
     if place_of(error) is not None or isinstance(error, JobError) or definition.type.startswith("Python"):
         return error
-    empty = " (a blob that it reads is empty)" if "NoneType" in str(error) else ""
-    text = " ".join(str(error).split())
-    shapes = [
-        f"{name} {_shape(blob.value)}"
-        for name, blob in zip(definition.input, inputs, strict=True)
-        if is_tensor(blob.value)
-    ]
+    values = [(name, blob.value) for name, blob in zip(definition.input, inputs, strict=True)]
+    shapes = [f"{name} {_shape(value)}" for name, value in values if is_tensor(value)]
     place = f"operator {index} of net {net}" if net else "this operator"
     if len(shapes) > MOST_SHAPES:
         shapes[MOST_SHAPES:] = [f"and {len(shapes) - MOST_SHAPES} more"]
     given = f"; {place}, {definition.type}, has the inputs {', '.join(shapes)}" if shapes else ""
-    return operator_error(f"{type(error).__name__}: {text}{empty}{given}", definition, net, index)
+    return operator_error(f"{cause(error, dict(values))}{given}", definition, net, index)
 
 
 def _shape(value: Any) -> str:
     """Return the shape of a tensor, and its type where that is not float32."""
-    kind = str(value.dtype).removeprefix("torch.")
-    return f"{tuple(value.shape)}" + (f" {kind}" if kind not in ("float32", "object") else "")
+    kind = str(value.dtype).removeprefix("torch.").replace("object", "string")
+    return f"{tuple(value.shape)}" + (f" {kind}" if kind != "float32" else "")
 
 
 def check_sources(definition: NetDef) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -171,6 +172,31 @@ def test_types_and_counts_that_do_not_fit_are_named(
     outputs = ["y", "loss"][: 2 if kind == "SoftmaxWithLoss" else 1]
     with pytest.raises(RuntimeError, match=message):
         workspace.RunOperatorOnce(core.CreateOperator(kind, inputs, outputs, **arguments))
+
+
+@pytest.mark.parametrize(
+    ("kind", "given", "message"),
+    [
+        (
+            "Abs",
+            np.array([b"a"], object),
+            r"\] x is a tensor of strings, expected numbers; .* x \(1,\) string$",
+        ),
+        ("Softmax", np.array(["a"]), r"\] x is a tensor of strings, expected numbers; "),
+        ("NHWC2NCHW", np.ones(3, "float32"), r"\] an input has too few dimensions; .* x \(3,\)$"),
+        ("ResetCounter", np.ones(3, "float32"), r"\] x is of type Tensor, expected another type of blob; "),
+        ("Abs", None, r"\] x is of type Counter, expected another type of blob$"),
+        ("LRN", np.ones((1, 1, 2, 2), "float32"), r"\] the size of an input, or an argument, is 0; "),
+    ],
+)
+def test_inputs_of_another_kind_are_one_sentence(kind: str, given: np.ndarray | None, message: str) -> None:
+    if given is None:
+        workspace.RunOperatorOnce(core.CreateOperator("CreateCounter", [], ["x"]))
+    else:
+        workspace.FeedBlob("x", given)
+    with pytest.raises(RuntimeError, match=r"\A\[enforce fail") as caught:
+        workspace.RunOperatorOnce(core.CreateOperator(kind, ["x"], ["y"]))
+    assert re.search(message, str(caught.value).splitlines()[0])
 
 
 @pytest.mark.parametrize("arguments", [{"dtype": 77}, {"kind": "GivenTensorFill", "values": [1.0]}])
