@@ -5,10 +5,11 @@ Law: a folder that a job made goes again if the job failed before it wrote anyth
 
 from __future__ import annotations
 
+import json
 import shutil
 import sys
 from collections.abc import Collection, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import datetime
 from pathlib import Path
 from typing import TextIO
@@ -150,7 +151,30 @@ def find_snapshot(given: str, ending: str = ".solverstate") -> Path:
         raise SnapshotError(
             f"--snapshot: there is no file {given}, nor a folder or a job of that name"
         ) from error
-    return newest_state(folder, ending)
+    try:
+        return newest_state(folder, ending)
+    except SnapshotError as error:
+        elsewhere = _recorded_snapshot(folder)
+        if elsewhere is None:
+            raise
+        raise SnapshotError(
+            f"{folder} has no snapshot: the solver's snapshot_prefix puts them elsewhere; the newest of the job: "
+            f"--snapshot={elsewhere}"
+        ) from error
+
+
+def _recorded_snapshot(folder: Path) -> Path | None:
+    """Return the last snapshot on record in a job's folder, of those that still exist; None if there is none."""
+    try:
+        lines = (folder / METRICS_FILE).read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return None
+    for line in reversed(lines):
+        with suppress(ValueError, TypeError, KeyError):
+            record = json.loads(line)
+            if record["kind"] == "snapshot" and Path(record["path"]).is_file():
+                return Path(record["path"])
+    return None
 
 
 def log_paths(folder: Path) -> Mapping[str, Path]:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
 
 import pytest
 
 from poseidon.cluster.jobs.registry import Registry
-from poseidon.errors import DataError, JobError
+from poseidon.errors import DataError, JobError, SnapshotError
 from poseidon.launch.job_folder import (
     LogLines,
+    find_snapshot,
     find_training_log,
     is_running,
     output_folder,
@@ -76,6 +78,19 @@ def test_a_training_log_is_named_by_itself_or_by_its_job(
     assert find_training_log("none.log") == ("none.log", Path("none.log"))
     with pytest.raises(JobError, match="no job is running"):
         find_training_log(None)
+
+
+def test_snapshots_elsewhere_are_named(tmp_path: Path) -> None:
+    folder, state = tmp_path / "job", tmp_path / "snap_iter_20.solverstate"
+    folder.mkdir()
+    paths = [str(state), str(tmp_path / "removed_iter_40.solverstate")]
+    lines = [json.dumps({"kind": "snapshot", "path": path}) for path in paths]
+    (folder / "metrics.jsonl").write_text("\n".join(["[]", "{", *lines, '{"kind": "end"}']))
+    with pytest.raises(SnapshotError, match="has no snapshot, expected a file"):
+        find_snapshot(str(folder))
+    state.write_bytes(b"")
+    with pytest.raises(SnapshotError, match=f"snapshot_prefix puts them elsewhere; .* --snapshot={state}$"):
+        find_snapshot(str(folder))
 
 
 def test_lines_of_a_growing_log_are_whole(tmp_path: Path) -> None:
