@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from types import TracebackType
-from typing import TypeVar
+from typing import NoReturn, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -195,6 +195,12 @@ class StepLoop(ABC):
             self._watch.close()
             self._watch = None
         self._observed.close()
+
+    def __call__(self, *_: object, **__: object) -> NoReturn:
+        raise UsageError(
+            "a group is no module; expected the one that distribute() was given, which stays as it was: group = "
+            "poseidon.distribute(model, ...), then model(x)"
+        )
 
     def __enter__(self: Self) -> Self:
         return self

@@ -176,6 +176,11 @@ def rate_within(module: nn.Module, group: Group) -> None:
     group.lr = 0.5
 
 
+def calls_the_group(module: nn.Module, group: Group) -> None:
+    """As a module that DDP has wrapped."""
+    group(torch.ones(2, 3))
+
+
 def by_closure(module: nn.Module, group: Group) -> None:
     torch.optim.Optimizer.zero_grad(group._optimizer)  # type: ignore[attr-defined]
     group._optimizer.step(lambda: 0.0)  # type: ignore[attr-defined]
@@ -187,6 +192,7 @@ def by_closure(module: nn.Module, group: Group) -> None:
         (twice, r"1 (time|backward pass).*expected step\(\)"),
         (never, "without a backward pass"),
         (settles_within, "between a backward pass"),
+        (calls_the_group, r"a group is no module; expected the one that distribute\(\) was given"),
     ],
 )
 @pytest.mark.parametrize("how", [SGD(lr=0.1), lambda net: torch.optim.SGD(net.parameters(), lr=0.1)])
