@@ -249,7 +249,7 @@ def loads(scenario: Scenario) -> list[LayerLoad]:
                 forward_s=compute_s * scenario.forward_part,
                 backward_s=compute_s * (1 - scenario.forward_part),
                 dense_bytes=sum(sizes),
-                messages=sum(_messages(size, chunk) for size in sizes),
+                messages=_messages(scenario, layer, index in by_factors, chunk),
                 chunk_bytes=min(chunk, max(sizes, default=0)),
                 factors=_factors(scenario, layer) if index in by_factors else None,
                 wire_part=wire_part,
@@ -308,10 +308,18 @@ def low_rank_elements(shape: Shape, rank: int) -> int:
     return factors if 2 * factors < n * m else n * m
 
 
-def _messages(size: int, chunk: int) -> float:
-    """Return the number of messages of one tensor; a small one counts as a part of a full pool's message."""
-    small = size <= SMALL_TENSOR_ELEMENTS * ELEMENT_BYTES
-    return size / min(chunk, POOL_ELEMENTS * ELEMENT_BYTES) if small else -(-size // chunk)
+def _messages(scenario: Scenario, layer: LayerShape, by_factors: bool, chunk: int) -> float:
+    """Return the number of messages of a layer's tensors; a small tensor counts as a part of a full pool's message."""
+    rank, count = _factors_to_shards(scenario), 0.0
+    for shape in _dense_shapes(layer, by_factors):
+        size = ELEMENT_BYTES * math.prod(shape)
+        if rank and _is_low_rank(shape, rank):  # both factors have tables of their own
+            count += sum(-(-size * rank // (side * chunk)) for side in (shape[0], math.prod(shape[1:])))
+        elif size <= SMALL_TENSOR_ELEMENTS * ELEMENT_BYTES:
+            count += size / min(chunk, POOL_ELEMENTS * ELEMENT_BYTES)
+        else:
+            count += -(-size // chunk)
+    return count
 
 
 def _dense_shapes(layer: LayerShape, by_factors: bool) -> Sequence[Shape]:
