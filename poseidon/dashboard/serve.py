@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import signal
 import socket
 import sys
@@ -33,12 +34,13 @@ def serve(folders: list[Path], *, host: str, port: int, token: str) -> int:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
         listener = socket.create_server((host, port), family=family)
     except OSError as error:
-        why = (error.strerror or str(error)).partition(" (while")[
-            0
-        ]  # socket.create_server repeats the address
-        raise JobError(
-            f"cannot listen at {host}:{port}: {why}; take another --port, or 0 for a free one"
-        ) from error
+        # socket.create_server repeats the address.
+        why = (error.strerror or str(error)).partition(" (while")[0]
+        elsewhere = isinstance(error, socket.gaierror) or error.errno == errno.EADDRNOTAVAIL
+        hint = (
+            "expected an address of this machine" if elsewhere else "take another --port, or 0 for a free one"
+        )
+        raise JobError(f"cannot listen at {host}:{port}: {why}; {hint}") from error
     with listener:
         address = page_address(host, listener.getsockname()[1])
         print(f"dashboard at {address}{f'?token={token}' if token else ''}", flush=True)

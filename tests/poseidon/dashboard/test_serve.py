@@ -51,3 +51,10 @@ def test_a_port_in_use_is_one_sentence() -> None:
     assert str(caught.value) == (
         f"cannot listen at 127.0.0.1:{port}: Address already in use; take another --port, or 0 for a free one"
     )
+
+
+def test_an_address_of_another_machine_is_one_sentence() -> None:
+    with pytest.raises(
+        JobError, match=r"^cannot listen at 192.0.2.1:0: .*; expected an address of this machine$"
+    ):
+        serve([], host="192.0.2.1", port=0, token="")
