@@ -53,13 +53,14 @@ def mean_blob(mean: npt.NDArray[np.float32]) -> bytes:
 
 
 def write_mean(path: Path, mean: npt.NDArray[np.float32]) -> None:
-    """Write a mean (C, H, W) to a mean file atomically.
+    """Write a mean (C, H, W) to a mean file atomically. Its folder is made if it does not exist.
 
     Raises:
         DataError: the file cannot be written.
     """
     temporary = path.with_name(f".{path.name}.{os.getpid()}.partial")
     try:
+        path.parent.mkdir(parents=True, exist_ok=True)
         try:
             temporary.write_bytes(mean_blob(mean))
             temporary.replace(path)

@@ -46,6 +46,10 @@ def run(*words: str) -> int:
 def test_compute_image_mean(tmp_path: Path, capsys: pytest.CaptureFixture[str], backend: Backend) -> None:
     path = make_pictures(tmp_path / "db", 3, backend=backend)
     assert run("compute_image_mean", str(path), str(tmp_path / "mean")) == 0
+    assert run("compute_image_mean", str(path), str(tmp_path / "new" / "folder" / "mean")) == 0
+    assert (tmp_path / "new" / "folder" / "mean").read_bytes() == (tmp_path / "mean").read_bytes()
+    capsys.readouterr()
+    assert run("compute_image_mean", str(path), str(tmp_path / "mean")) == 0
     expected = np.mean([picture(i) for i in range(3)], axis=0)
     np.testing.assert_allclose(read_mean(tmp_path / "mean"), expected, rtol=1e-6)
     lines = capsys.readouterr().out.splitlines()
