@@ -77,6 +77,7 @@ def flood(pipe: Connection, address: str, shard_key: str) -> None:
     doing = "rest"
     held: list[Callable[[], None]] = []
     context = zmq.Context()
+    context.set(zmq.MAX_SOCKETS, 65_535)  # on a busy machine closed sockets wait for ZeroMQ's thread
     pipe.send("ready")
     while doing != "end":
         if pipe.poll():
