@@ -98,8 +98,12 @@ class ModelHelper:
 
         Raises:
             AssertionError: it exists with another shape.
-            TypeError: the name is neither string nor reference.
+            TypeError: the name is neither string nor reference, or the initializer is none.
         """
+        if not hasattr(initializer, "create_param"):
+            raise TypeError(
+                f"create_param: expected an Initializer('ConstantFill') or its like, found {initializer!r}"
+            )
         if isinstance(param_name, core.BlobReference):
             name = str(param_name)
         elif isinstance(param_name, str):

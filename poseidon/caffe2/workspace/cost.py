@@ -49,8 +49,15 @@ def GetOperatorCost(operator: Any, blobs: Sequence[str]) -> tuple[int, int]:
 
 
 def BenchmarkNet(name: Any, warmup_runs: int, main_runs: int, run_individual: bool) -> list[float]:
-    """Return milliseconds of one run of a created net, and of each of its operators where these are asked for."""
-    net = current().nets[StringifyNetName(name)]
+    """Return milliseconds of one run of a created net, and of each of its operators where these are asked for.
+
+    Raises:
+        RuntimeError: there is no such net.
+    """
+    plain = StringifyNetName(name)
+    if plain not in current().nets:
+        raise EnforceNotMet(f"Can't find net {plain}")
+    net = current().nets[plain]
     for _ in range(warmup_runs):
         net.run()
     times = [_milliseconds(net.run, main_runs)]

@@ -16,7 +16,7 @@ from poseidon.caffe2.runtime.errors import EnforceNotMet
 from poseidon.caffe2.runtime.serialization import deserialize, serialize
 from poseidon.caffe2.runtime.values import from_proto, from_value, to_value
 from poseidon.caffe2.workspace.current import current, log
-from poseidon.caffe2.workspace.nets import StringifyBlobName
+from poseidon.caffe2.workspace.nets import StringifyBlobName, parsed
 
 
 def Blobs() -> list[str]:
@@ -159,6 +159,11 @@ def SerializeBlob(name: Any) -> bytes:
 
 
 def DeserializeBlob(name: Any, serialized: bytes) -> None:
-    """Set a blob to what a BlobProto holds."""
+    """Set a blob to what a BlobProto holds.
+
+    Raises:
+        RuntimeError: the bytes are not those of a BlobProto.
+    """
+    message = parsed(caffe2_pb2.BlobProto, serialized)
     blob = current().create(StringifyBlobName(name))
-    blob.value = deserialize(caffe2_pb2.BlobProto.FromString(serialized), blob.value)
+    blob.value = deserialize(message, blob.value)

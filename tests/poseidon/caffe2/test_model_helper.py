@@ -13,6 +13,13 @@ def names(params: list[core.BlobReference]) -> list[str]:
     return sorted(str(p) for p in params)
 
 
+def test_an_initializer_is_no_name() -> None:
+    with pytest.raises(
+        TypeError, match=r"^create_param: expected an Initializer\('ConstantFill'\) .* found 'XavierFill'"
+    ):
+        ModelHelper(name="m").create_param("p", [2], "XavierFill")
+
+
 def test_parameters_are_listed_by_scope() -> None:
     model = ModelHelper(name="m")
     model.AddParameter(core.ScopedBlobReference("a"))

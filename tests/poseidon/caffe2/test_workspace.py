@@ -211,8 +211,20 @@ def test_fillers_with_a_wrong_type_or_number_of_values_are_named(arguments: dict
     "run", [workspace.RunNetOnce, workspace.CreateNet, workspace.RunPlan, workspace.RunOperatorOnce]
 )
 def test_a_name_in_the_place_of_a_net_is_one_sentence(run: Any) -> None:
-    with pytest.raises(RuntimeError, match=r"^Expected a net or the bytes of a \w+Def, found 'train'$"):
+    with pytest.raises(
+        RuntimeError, match=r"^Expected an? (net|object) or the bytes of a \w+Def, found 'train'$"
+    ):
         run("train")
+
+
+def test_a_net_or_a_blob_that_is_none_is_one_sentence() -> None:
+    with pytest.raises(RuntimeError, match=r"^Can't find net nothing$"):
+        workspace.BenchmarkNet("nothing", 1, 1, True)
+    with pytest.raises(
+        RuntimeError, match=r"^Expected an object or the bytes of a BlobProto, found b'garbage'$"
+    ):
+        workspace.DeserializeBlob("x", b"garbage")
+    assert not workspace.HasBlob("x")
 
 
 @pytest.mark.parametrize(

@@ -305,11 +305,18 @@ class TensorProtosDBInput:
         """Return the outputs.
 
         Raises:
-            RuntimeError: a record has another format, or another number of tensors.
+            RuntimeError: a record has another format, another number of tensors, or other shapes than the rest.
         """
         rows = [self._row(reader, record) for record in self._consumer.take(reader)]
         if self.batch_size == 0:
             return tuple(_on(value, self.context) for value in rows[0])
+        for column in zip(*rows, strict=True):
+            shapes = sorted({tuple(value.shape) for value in column})
+            if len(shapes) > 1:
+                raise EnforceNotMet(
+                    f"the records of a batch of {reader.path} ({reader.db_type}) have tensors of the shapes {shapes[0]} and "
+                    f"{shapes[1]}: expected one shape, or batch_size=0"
+                )
         return tuple(_on(_stacked(list(column)), self.context) for column in zip(*rows, strict=True))
 
     def _row(self, reader: Reader, record: Record) -> list[Any]:

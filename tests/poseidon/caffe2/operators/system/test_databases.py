@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from poseidon.caffe2 import core, workspace
+from poseidon.caffe2 import core, utils, workspace
 from poseidon.caffe2.proto.caffe2_pb2 import (
     BlobSerializationOptions,
     SerializationOptions,
@@ -182,6 +182,21 @@ def test_a_record_of_another_format_is_an_error(numbered: tuple[str, str]) -> No
         call("TensorProtosDBInput", ["reader"], ["a", "b", "c"])
     with pytest.raises(RuntimeError, match="fewer records than the shard id 7"):
         call("CreateDB", [], ["reader"], db=path, db_type=db_type, num_shards=9, shard_id=7)
+
+
+def test_records_of_other_shapes_are_named(tmp_path: Path) -> None:
+    def record(size: int) -> bytes:
+        return TensorProtos(
+            protos=[utils.NumpyArrayToCaffe2Tensor(np.ones(size, "float32"))]
+        ).SerializeToString()
+
+    path = str(tmp_path / "mixed.minidb")
+    write_records(path, "minidb", [(b"a", record(2)), (b"b", record(3))])
+    call("CreateDB", [], ["reader"], db=path, db_type="minidb")
+    with pytest.raises(
+        RuntimeError, match=r"mixed.minidb \(minidb\) have tensors of the shapes \(2,\) and \(3,\)"
+    ):
+        call("TensorProtosDBInput", ["reader"], ["a"], batch_size=2)
 
 
 def messages(path: Path) -> dict[str, int]:
