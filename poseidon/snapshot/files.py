@@ -81,9 +81,7 @@ def unparsable(path: Path, kind: str) -> SnapshotError:
     with path.open("rb") as file:
         begin, size = file.read(64), path.stat().st_size
     if path.name.endswith((".solverstate", ".solverstate.h5")) and kind == "model":
-        return SnapshotError(
-            f"{path} is a solver state; a model (.caffemodel) is expected: --snapshot resumes from a state"
-        )
+        return SnapshotError(f"{path} is not a model: it is a solver state, from which --snapshot resumes")
     if begin and begin.isascii() and "".join(begin.decode().split()).isprintable():
         return SnapshotError(f"{path} is not a {kind}: it is text, as a definition (prototxt) is")
     return SnapshotError(f"{path} is not a {kind}, or it is truncated: its {size} bytes cannot be parsed")

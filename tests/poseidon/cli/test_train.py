@@ -220,8 +220,11 @@ def test_a_job_goes_on_from_the_newest_snapshot_of_another(
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("net.prototxt", "net.prototxt is not a model, or it is truncated"),
-        ("old.solverstate", "old.solverstate is not a model, or it is truncated"),
+        ("net.prototxt", "net.prototxt is not a model: it is text, as a definition (prototxt) is"),
+        (
+            "old.solverstate",
+            "old.solverstate is not a model: it is a solver state, from which --snapshot resumes",
+        ),
         ("none.caffemodel", "--weights: there is no file none.caffemodel"),
     ],
 )

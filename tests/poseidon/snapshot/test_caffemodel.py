@@ -132,7 +132,11 @@ def test_what_is_no_model(tmp_path: Path, content: bytes) -> None:
     ("name", "content", "message"),
     [
         ("net.prototxt", b'name: "net"\nlayer {\n', "is not a model: it is text, as a definition"),
-        ("m.solverstate", b"\xff" * 20, "is a solver state; a model .* is expected: --snapshot resumes"),
+        (
+            "m.solverstate",
+            b"\xff" * 20,
+            "is not a model: it is a solver state, from which --snapshot resumes",
+        ),
         ("m.caffemodel", b"\xff" * 20, "is not a model, or it is truncated: its 20 bytes cannot be parsed"),
     ],
 )
