@@ -16,9 +16,12 @@ from torch import nn
 from poseidon.cluster.plan import best_loads
 from poseidon.exchange.base import Trained
 from poseidon.exchange.cost import ELEMENT_BYTES, Choice, ExchangeKind, Scheme, Topology, choose
+from poseidon.exchange.lossy import low_rank_matrix
 from poseidon.exchange.pooled import POOL_ELEMENTS, SMALL_TENSOR_ELEMENTS
 from poseidon.plan.shapes import LayerShape, Shape, shares_of_work
+from ps_server import CodecKind, CodecSpec, Precision
 from ps_server.protocol.placement import SMALLEST_ELEMENTS, chunk_elements
+from ps_server.protocol.settings import CodecPair
 
 MIB = 2**20
 
@@ -58,6 +61,7 @@ class WireCodec(Enum):
 
 Lossy = LowRank | WireCodec
 
+INT8 = CodecPair(CodecSpec(CodecKind.INT8), CodecSpec(CodecKind.INT8))
 KIND_OF_EXCHANGE = {
     Exchange.PS: ExchangeKind.SERVER,
     Exchange.SVB: ExchangeKind.FACTORS,
@@ -375,10 +379,25 @@ def choices_of_weights(scenario: Scenario) -> dict[int, Choice]:
     """Return the choice of Poseidon's rule for the weight of each trained layer. A ring has those of `hybrid`."""
     trained = [index for index, layer in enumerate(scenario.layers) if layer.tensors]
     weights = [_weight(scenario.layers[index], scenario.batch) for index in trained]
+    kind = KIND_OF_EXCHANGE.get(scenario.exchange, ExchangeKind.HYBRID)
+    precision = Precision.BFLOAT16 if scenario.lossy is WireCodec.HALF else Precision.FLOAT32
     plan = choose(
-        weights, KIND_OF_EXCHANGE.get(scenario.exchange, ExchangeKind.HYBRID), topology_of(scenario)
+        weights,
+        kind,
+        topology_of(scenario),
+        gradients=precision,
+        values=precision,
+        codecs=[_codec(scenario.lossy, weight) for weight in weights],
     )
     return dict(zip(trained, plan.choices, strict=True))
+
+
+def _codec(lossy: Lossy | None, weight: Trained) -> CodecPair | low_rank_matrix.LowRank | None:
+    """Return the codec of --compress for a weight that goes to the shards."""
+    if lossy is WireCodec.INT8:
+        return INT8
+    low_rank = low_rank_matrix.LowRank(lossy.rank) if isinstance(lossy, LowRank) else None
+    return low_rank if low_rank is not None and low_rank.fits(weight.tensor) else None
 
 
 def _weight(layer: LayerShape, batch: int) -> Trained:

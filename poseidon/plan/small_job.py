@@ -19,11 +19,10 @@ import numpy as np
 import torch
 from torch import Tensor, distributed
 
+from poseidon.plan.scenario import INT8
 from poseidon.plan.work import RULE
 from ps_server import (
     Client,
-    CodecKind,
-    CodecSpec,
     Keeping,
     Server,
     Shard,
@@ -31,7 +30,6 @@ from ps_server import (
     TableSpec,
     ZmqServerTransport,
 )
-from ps_server.protocol.settings import CodecPair
 
 CHUNK_ELEMENTS = 1 << 19
 CHUNKS = 4
@@ -46,9 +44,6 @@ EXACT_RUNS = 2
 """Runs before PowerSGD begins: the fewest that torch takes."""
 LIMIT_S = 60.0
 LOOPBACK = {"linux": "lo", "darwin": "lo0"}
-
-
-INT8 = CodecPair(gradients=CodecSpec(kind=CodecKind.INT8), values=CodecSpec(kind=CodecKind.INT8))
 
 
 def store_of(workers: int, small: int, *, int8: bool = False) -> StoreSpec:

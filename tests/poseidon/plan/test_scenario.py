@@ -132,6 +132,14 @@ def test_what_is_encoded_is_a_part_of_the_bytes(lossy: Lossy | None, part: float
         assert link_bytes(ring) == pytest.approx(link_bytes(replace(ring, lossy=None)) / 2)
 
 
+def test_a_weight_travels_as_factors_where_they_are_fewer_bytes_than_its_codec() -> None:
+    """FC's factors are fewer bytes than float32, and more than PowerSGD's P and Q."""
+    assert loads(replace(TWO, lossy=None))[1].factors is not None
+    high = loads(replace(TWO, lossy=LowRank(rank=1)))[1]
+    assert high.factors is None
+    assert high.dense_bytes < 4 * 1000 * 10
+
+
 def test_powersgd_through_the_shards_sends_both_factors_and_takes_the_workers_time() -> None:
     machine = Machine(low_rank_s_per_byte=1e-9, low_rank_s_per_byte_and_rank=1e-10)
     low, _ = loads(replace(TWO, exchange=Exchange.PS, lossy=LowRank(rank=2), machine=machine))
