@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import threading
 import time
 from collections.abc import Sequence
 from multiprocessing.connection import Connection
@@ -19,6 +20,7 @@ from poseidon.plan import small_job, work
 from poseidon.plan.small_job import SmallShard, SmallWorker, store_of
 
 LIMIT_S = 120.0
+PARENT_CHECK_S = 1.0
 
 
 class ProcessFailed(Exception):
@@ -81,10 +83,20 @@ class Member:
             self._ends.pop().close()
 
 
-def _run(connection: Connection, others: Sequence[Connection], position: int, clients: int) -> None:
+def _end_with(parent: int) -> None:
+    """End this process once its parent is gone, also while torch waits for another process."""
+    while os.getppid() == parent:
+        time.sleep(PARENT_CHECK_S)
+    os._exit(1)
+
+
+def _run(
+    connection: Connection, others: Sequence[Connection], position: int, clients: int, parent: int
+) -> None:
     """Answer requests until the parent is gone."""
     for other in others:
         other.close()  # inherited: the end of a connection is seen when its last holder is gone
+    threading.Thread(target=_end_with, args=(parent,), name="parent", daemon=True).start()
     os.setsid()  # as a job's processes: a scheduler that is fair to sessions sees each for itself
     torch.set_num_threads(1)
     member = Member(position, clients)
@@ -119,7 +131,7 @@ class Processes:
         for position in range(2 * clients):
             mine, other = context.Pipe()
             self._connections.append(mine)
-            arguments = (other, tuple(self._connections), position, clients)
+            arguments = (other, tuple(self._connections), position, clients, os.getpid())
             process = context.Process(target=_run, args=arguments, daemon=True)
             process.start()
             self._processes.append(process)

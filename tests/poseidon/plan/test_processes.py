@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from poseidon.plan.processes import Processes, ProcessFailed
+from tests.support.live_processes import none_left
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(120)]
 
@@ -29,6 +32,27 @@ def test_each_hook_of_ddp_takes_time(tmp_path: Path) -> None:
         for found in processes.ask(everyone, "hooks", str(tmp_path / "ranks"), 2, (None, 0, 1, 4), 1):
             assert len(found) == 4
             assert min(found) > 0
+
+
+OWNER = """
+import os
+from poseidon.plan.processes import Processes
+processes = Processes(1)
+for position in (0, 1):
+    processes.ask([position], "cpu_s")
+print(*(process.pid for process in processes._processes), flush=True)
+processes.ask([0], "hooks", FILE, 2, (None,), 1)  # waits for a second rank, which never comes
+"""
+
+
+def test_processes_that_wait_within_torch_end_with_their_parent(tmp_path: Path) -> None:
+    program = OWNER.replace("FILE", repr(str(tmp_path / "ranks")))
+    with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True) as owner:
+        assert owner.stdout is not None
+        members = [int(pid) for pid in owner.stdout.readline().split()]
+        owner.kill()
+    assert len(members) == 2
+    assert none_left(members, 30.0)
 
 
 def test_a_failure_within_a_process_is_one_sentence() -> None:
