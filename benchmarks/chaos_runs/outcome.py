@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
 from benchmarks.chaos_runs.faults import Fault, Kind
+from poseidon.errors import counted
 
 _REPEATED = re.compile(r"at least (\d+) iterations? repeated")
 _RESTARTS = re.compile(r"after (\d+) restarts?")
@@ -60,7 +61,7 @@ class Ended:
         if self.status == 0:
             repeated = _REPEATED.search(self.last)
             again = f", {repeated[1]} iterations repeated" if repeated else ""
-            return f"finished, {self.restarts} restart{'' if self.restarts == 1 else 's'}{again}"
+            return f"finished, {counted(self.restarts, 'restart')}{again}"
         if self.status < 0:
             return f"the launcher was killed; its processes ended within {self.took_s:.0f} s"
         return f"exit {self.status}: {self.last}"

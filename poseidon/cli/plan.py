@@ -120,13 +120,7 @@ def _probed(
     problems: list[tuple[str, str]] = []
     with ExitStack() as stack:
         report = stack.enter_context(progress_bar(arguments.progress, UNITS))
-        subjects = stack.enter_context(
-            over_ssh(
-                hosts,
-                SshSettings.from_flag(arguments.ssh_config),
-                problems,
-            )
-        )
+        subjects = stack.enter_context(over_ssh(hosts, SshSettings.from_flag(arguments.ssh_config), problems))
         if problems:
             raise JobError(
                 f"{problems[0][0]}: {problems[0][1]}; poseidon doctor --hostfile names all problems"

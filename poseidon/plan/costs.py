@@ -156,7 +156,7 @@ def _ring_costs(processes: Processes) -> dict[str, float]:
 def _store_s(
     processes: Processes, clients: int, limit_s: float, sum_s: float, rule_s: float
 ) -> tuple[float, float, float]:
-    """Return the seconds for a byte, and for a message, at one end of a socket; and those to encode or decode a byte as int8.
+    """Return the seconds for a byte and for a message at one end of a socket, and to encode or decode a byte as int8.
 
     Args:
         processes: the processes.
@@ -178,7 +178,7 @@ def _store_s(
     message_s = max(0.0, mixed_s - large_s) / (4 * SMALL_TABLES)
     messages_s = 4 * CHUNKS * clients * message_s
     wire_s = max(0.0, large_s - size * sum_s - messages_s) / (4 * size)
-    # A worker encodes and decodes all, a shard decodes all workers' bytes and encodes its own part, to which it applies the rule.
+    # A worker encodes and decodes all. A shard decodes all workers' bytes, applies the rule to its own part and encodes it.
     rest_s = (
         size * (4 * wire_s * WireCodec.INT8.value / ELEMENT_BYTES + sum_s + rule_s / clients) + messages_s
     )

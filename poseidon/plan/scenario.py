@@ -93,7 +93,8 @@ class Machine:
         buffer_bytes: bytes in flight between two hosts before a sender waits.
         half_s_per_byte: a core's time to convert a byte of float32 to 16 bits, or back.
         int8_s_per_byte: the same for int8.
-        ring_half_s_per_byte: a core's time of DDP's fp16 hook for a byte of float32, besides a ring of half as many bytes.
+        ring_half_s_per_byte: a core's time of DDP's fp16 hook for a byte of float32, besides a ring of half as many
+            bytes.
         ring_low_rank_s_per_byte: a core's time of DDP's PowerSGD hook for a byte of a matrix, besides the next one.
         ring_low_rank_s_per_byte_and_rank: the same for each rank.
         low_rank_s_per_byte: a worker's time on a core for a byte of a matrix that travels as PowerSGD's factors, its rule
@@ -253,7 +254,9 @@ def loads(scenario: Scenario) -> list[LayerLoad]:
                 forward_s=compute_s * scenario.forward_part,
                 backward_s=compute_s * (1 - scenario.forward_part),
                 dense_bytes=sum(sizes),
-                messages=_messages(scenario, layer, index in by_factors, chunk),
+                messages=sum(
+                    _messages(table, chunk) for table in _tables(scenario, layer, index in by_factors)
+                ),
                 chunk_bytes=min(chunk, max(sizes, default=0)),
                 factors=_factors(scenario, layer) if index in by_factors else None,
                 wire_part=wire_part,
@@ -267,7 +270,7 @@ def loads(scenario: Scenario) -> list[LayerLoad]:
 
 
 def _encoded(scenario: Scenario, layer: LayerShape, by_factors: bool) -> tuple[float, float]:
-    """Return the part of a layer's dense bytes that is sent, and a core's seconds to encode them once, or to decode them."""
+    """Return the part of a layer's dense bytes that is sent, and a core's seconds to encode them once, or to decode."""
     sizes, machine = _dense_sizes(scenario, layer, by_factors), scenario.machine
     dense = sum(sizes)
     if scenario.lossy is None or not dense or _factors_to_shards(scenario):
@@ -291,7 +294,7 @@ def _factors_to_shards(scenario: Scenario) -> int:
 
 
 def _low_rank_s(scenario: Scenario, layer: LayerShape, by_factors: bool) -> float:
-    """Return a core's seconds of a worker for PowerSGD: both factors, their product, and through the shards the rule."""
+    """Return a core's seconds of a worker for PowerSGD: both factors, their product; through the shards the rule."""
     assert isinstance(scenario.lossy, LowRank)
     rank, machine = scenario.lossy.rank, scenario.machine
     shapes = _dense_shapes(layer, by_factors)
@@ -312,18 +315,37 @@ def low_rank_elements(shape: Shape, rank: int) -> int:
     return factors if 2 * factors < n * m else n * m
 
 
-def _messages(scenario: Scenario, layer: LayerShape, by_factors: bool, chunk: int) -> float:
-    """Return the number of messages of a layer's tensors; a small tensor counts as a part of a full pool's message."""
-    rank, count = _factors_to_shards(scenario), 0.0
+@dataclass(frozen=True, slots=True)
+class _Table:
+    """A table of the store: a tensor that is not sent as factors of a batch, or one of PowerSGD's factors.
+
+    Attributes:
+        size: bytes.
+        pooled: a small tensor, which shares a table with others.
+    """
+
+    size: int
+    pooled: bool
+
+
+def _tables(scenario: Scenario, layer: LayerShape, by_factors: bool) -> list[_Table]:
+    """Return the tables of a layer; of a matrix as PowerSGD's factors a table for each."""
+    rank, tables = _factors_to_shards(scenario), list[_Table]()
     for shape in _dense_shapes(layer, by_factors):
-        size = ELEMENT_BYTES * math.prod(shape)
-        if rank and _is_low_rank(shape, rank):  # both factors have tables of their own
-            count += sum(-(-size * rank // (side * chunk)) for side in (shape[0], math.prod(shape[1:])))
-        elif size <= SMALL_TENSOR_ELEMENTS * ELEMENT_BYTES:
-            count += size / min(chunk, POOL_ELEMENTS * ELEMENT_BYTES)
+        if rank and _is_low_rank(shape, rank):
+            sides = (shape[0], math.prod(shape[1:]))
+            tables += [_Table(ELEMENT_BYTES * rank * side, pooled=False) for side in sides]
         else:
-            count += -(-size // chunk)
-    return count
+            elements = math.prod(shape)
+            tables.append(_Table(ELEMENT_BYTES * elements, pooled=elements <= SMALL_TENSOR_ELEMENTS))
+    return tables
+
+
+def _messages(table: _Table, chunk: int) -> float:
+    """Return the number of messages of one table; a small tensor counts as a part of a full pool's message."""
+    if table.pooled:
+        return table.size / min(chunk, POOL_ELEMENTS * ELEMENT_BYTES)
+    return -(-table.size // chunk)
 
 
 def _dense_shapes(layer: LayerShape, by_factors: bool) -> Sequence[Shape]:
@@ -332,14 +354,8 @@ def _dense_shapes(layer: LayerShape, by_factors: bool) -> Sequence[Shape]:
 
 
 def _dense_sizes(scenario: Scenario, layer: LayerShape, by_factors: bool) -> list[int]:
-    """Return the bytes of each tensor that is not sent as factors of a batch; of a matrix as PowerSGD's factors, of these."""
-    rank, sizes = _factors_to_shards(scenario), list[int]()
-    for shape in _dense_shapes(layer, by_factors):
-        if rank and _is_low_rank(shape, rank):
-            sizes += [rank * shape[0], rank * math.prod(shape[1:])]
-        else:
-            sizes.append(math.prod(shape))
-    return [ELEMENT_BYTES * size for size in sizes]
+    """Return the bytes of each tensor that is not sent as factors of a batch; of PowerSGD's factors, of each."""
+    return [table.size for table in _tables(scenario, layer, by_factors)]
 
 
 def _chunk_bytes(scenario: Scenario, by_factors: Collection[int]) -> int:

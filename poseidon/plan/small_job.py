@@ -1,4 +1,4 @@
-"""One process of a small job within one machine: a worker or a shard of a store, and a rank of an all-reduce or of DDP's hooks.
+"""One process of a small job within one machine: a worker or a shard of a store, a rank of an all-reduce or of DDP's hooks.
 
 Law: figures are processor time of the whole process, so the threads of its sockets count, and waiting does not.
 """
@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -21,15 +22,7 @@ from torch import Tensor, distributed
 
 from poseidon.plan.scenario import INT8
 from poseidon.plan.work import RULE
-from ps_server import (
-    Client,
-    Keeping,
-    Server,
-    Shard,
-    StoreSpec,
-    TableSpec,
-    ZmqServerTransport,
-)
+from ps_server import Client, Keeping, Server, Shard, StoreSpec, TableSpec, ZmqServerTransport
 
 CHUNK_ELEMENTS = 1 << 19
 CHUNKS = 4
@@ -47,7 +40,7 @@ LOOPBACK = {"linux": "lo", "darwin": "lo0"}
 
 
 def store_of(workers: int, small: int, *, int8: bool = False) -> StoreSpec:
-    """Return a store of whole chunks with small tables between them. The shards add; only with int8 they apply a rule."""
+    """Return a store of whole chunks with small tables between them. The shards add; with int8 they apply a rule."""
     large = workers * CHUNKS
     sizes: list[int] = []
     for index in range(large):
@@ -149,26 +142,30 @@ def hooks_s_per_byte(file: str, rank: int, size: int, hooks: Sequence[int | None
     Returns:
         For each hook the processor seconds for each byte of float32 gradient.
     """
-    from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook, fp16_compress_hook
-    from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState, powerSGD_hook
-
     found: list[float] = []
     with _gloo(file, rank, size):
         for hook in hooks:
-            run: Callable[[Any, Any], Any] = powerSGD_hook if hook else fp16_compress_hook
-            state: Any = None
-            if hook is None:
-                run = allreduce_hook
-            elif hook:
-                state = PowerSGDState(None, matrix_approximation_rank=hook, start_powerSGD_iter=EXACT_RUNS)
-            bucket = _Bucket()
-            for number in range(EXACT_RUNS + 1 + count):
-                if number == EXACT_RUNS + 1:
-                    began_s = time.process_time()
-                run(state, bucket).wait()
+            run, bucket = _hook(hook), _Bucket()
+            for _ in range(EXACT_RUNS + 1):
+                run(bucket).wait()
+            began_s = time.process_time()
+            for _ in range(count):
+                run(bucket).wait()
             found.append((time.process_time() - began_s) / (count * MATRICES * 4 * ROWS * ROWS))
             distributed.barrier()
     return found
+
+
+def _hook(hook: int | None) -> Callable[[Any], Any]:
+    """Return a hook with its state; it takes a bucket, and returns a future."""
+    from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook, fp16_compress_hook
+    from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState, powerSGD_hook
+
+    if not hook:
+        plain: Callable[[Any, Any], Any] = allreduce_hook if hook is None else fp16_compress_hook
+        return partial(plain, None)
+    state = PowerSGDState(None, matrix_approximation_rank=hook, start_powerSGD_iter=EXACT_RUNS)
+    return partial(powerSGD_hook, state)
 
 
 @contextmanager

@@ -163,13 +163,12 @@ def prepare(
     Raises:
         ValueError: the rendezvous lacks an entry.
     """
-    missing = [
-        key for key in ("kv_handler", "shard_id", "num_shards", "engine") if key not in (rendezvous or {})
-    ]
-    if rendezvous is not None and missing:
-        raise ValueError(
-            f"rendezvous={rendezvous} has no {missing[0]}: expected kv_handler, shard_id, num_shards and engine"
-        )
+    if rendezvous is not None:
+        for key in ("kv_handler", "shard_id", "num_shards", "engine"):
+            if key not in rendezvous:
+                raise ValueError(
+                    f"rendezvous={rendezvous} has no {key}: expected kv_handler, shard_id, num_shards and engine"
+                )
     log.info("Parallelizing model for devices: %s", model._devices)
     threads = len(model._devices) * threads_per_device + (EXTRA_THREADS if rendezvous is not None else 0)
     model.net.Proto().num_workers = threads

@@ -84,8 +84,10 @@ def parsed(kind: type[M], given: Any) -> M:
         return kind.FromString(data)
     except DecodeError as error:
         what = "a net or" if kind is caffe2_pb2.NetDef else "an object or"
-        start = repr(given if len(data) <= MOST_SHOWN else given[:MOST_SHOWN])
-        raise EnforceNotMet(f"Expected {what} the bytes of a {kind.__name__}, found {start}") from error
+        shown = given if isinstance(given, (str, bytes)) else data
+        raise EnforceNotMet(
+            f"Expected {what} the bytes of a {kind.__name__}, found {shown[:MOST_SHOWN]!r}"
+        ) from error
 
 
 def _net_def(net: Any) -> caffe2_pb2.NetDef:

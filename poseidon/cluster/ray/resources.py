@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from poseidon.errors import UsageError
+from poseidon.errors import UsageError, counted
 
 ANY = "any"
 """The address, in a machinefile, of a client that any node may have."""
@@ -116,8 +116,8 @@ def describe_lack(bundles: Sequence[Resources], nodes: Sequence[RayNode], free: 
     need = "1 client needs a node" if len(bundles) == 1 else f"{len(bundles)} clients need a node each"
     have = "; ".join(f"{node.address} has {format_resources(_plain(node.resources))}" for node in nodes)
     return (
-        f"{need}: {wanted}; the Ray cluster has {len(nodes)} "
-        f"node{'' if len(nodes) == 1 else 's'} ({have}), and free of all that is {format_resources(_plain(free))}"
+        f"{need}: {wanted}; the Ray cluster has {counted(len(nodes), 'node')} "
+        f"({have}), and free of all that is {format_resources(_plain(free))}"
     )
 
 

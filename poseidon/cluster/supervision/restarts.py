@@ -5,8 +5,9 @@ continues from the newest complete snapshot that this job itself has written, or
 staleness 0 it ends with the bits of a job that was never interrupted.
 
 A start that fails because a host is not back yet is tried again, less and less often, for `return_timeout_s` from its
-first failure on, attempts included; only a loss while the job ran counts as a restart. Where all hosts read the same data, the job then continues without those that are
-still missing; the records are divided among fewer workers, so the bits differ from those of the job as it began.
+first failure on, attempts included; only a loss while the job ran counts as a restart. Where all hosts read the same
+data, the job then continues without those that are still missing; the records are divided among fewer workers, so the
+bits differ from those of the job as it began.
 """
 
 from __future__ import annotations
@@ -28,8 +29,8 @@ class RestartSettings:
 
     Attributes:
         max_restarts: after a loss while the job ran; 0: none.
-        return_timeout_s: how long to wait for hosts to come back, from the first start that fails to the beginning of the
-            last attempt.
+        return_timeout_s: how long to wait for hosts to come back, from the first start that fails to the beginning of
+            the last attempt.
     """
 
     max_restarts: int = 0

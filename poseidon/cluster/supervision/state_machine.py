@@ -165,8 +165,9 @@ class JobStateMachine:
             process.ready = True
         elif isinstance(event, Alive):
             process.moved_s = None if event.still_s is None else now - event.still_s
-            process.position = event.position or process.position
-            self._compare_positions(now)
+            if event.position is not None:
+                process.position = event.position
+                self._compare_positions(now)
         elif isinstance(event, Progress):
             process.iteration, process.ready = event.iteration, True
         elif isinstance(event, Done):

@@ -12,9 +12,9 @@ The second round belongs to the same iteration: `wait_early` returns when the me
 P of all tensors are under way together. P and Q are tables of their own (`RuleKind.MEAN`). The tensor's own table is a copy,
 which brings the first value to all workers; its rule runs on each worker.
 
-Before the iteration `start` the mean gradient itself is a third table of means. In each iteration all workers skip the tables
-that they do not use (`ps_server.Client.skip`). A shard answers when all have skipped. A worker waits for that before it uses
-the table again: the workers' messages to different shards have no common order.
+Before the iteration `start` the mean gradient itself is a third table of means. In each iteration all workers skip the
+tables that they do not use (`ps_server.Client.skip`). A shard answers when all have skipped. A worker waits for that
+before it uses the table again: the workers' messages to different shards have no common order.
 
 P and Q may have a codec of their own. What it loses is a part of M - P Q^T, so it is held back with the rest.
 """
@@ -116,9 +116,8 @@ class LowRankExchange(WholeGradients):
             self._inner.begin(index + self._first, gradient)
         else:
             self.wait(index)
-            for place in matrix.skipped:
+            for place in matrix.unused:
                 self._inner.wait(place)
-            matrix.skipped = ()
             if self._iteration < matrix.start:
                 self._inner.begin(matrix.place + 2, matrix.take_exact(gradient.detach()))
             else:
@@ -151,13 +150,10 @@ class LowRankExchange(WholeGradients):
                 self.begin(index, torch.zeros_like(matrix.value))
         for matrix in self._matrices.values():
             matrix.end(self._rate, self._iteration)
-            if matrix.is_exact:
-                matrix.skipped = (matrix.place, matrix.place + 1)
-            else:
+            if not matrix.is_exact:
                 self._inner.wait_early(matrix.place)
                 self._inner.begin(matrix.place + 1, matrix.second(self._scale))
-                matrix.skipped = (matrix.place + 2,) if matrix.start else ()
-            for place in matrix.skipped:
+            for place in matrix.unused:
                 self._inner.skip(place)
         self._inner.finish()
 

@@ -119,8 +119,6 @@ class LowRankMatrix:
         ]
         self.start = start
         self.begun = self.is_due = self.is_exact = False
-        self.skipped: Sequence[int] = ()
-        """The parts that the last iteration skipped and whose answers have not been read."""
         self._rule = trained.rule
         self._p, self._q = parts[:2]
         self._exact = parts[2] if start else None
@@ -129,10 +127,16 @@ class LowRankMatrix:
         self._basis = torch.zeros_like(self._p.t().contiguous())
         self._rate, self._iteration = 0.0, 0
 
+    @property
+    def unused(self) -> Sequence[int]:
+        """The parts that the iteration which has ended last skipped: P and Q before the start, G from then on."""
+        if self.is_exact:
+            return (self.place, self.place + 1)
+        return (self.place + 2,) if self.start else ()
+
     def reset(self, history: History) -> None:
         """Begin with this history, and nothing held back."""
         self.begun = self.is_due = False
-        self.skipped = ()
         self.held_back.zero_()
         self._q.copy_(self.first_q)
         for number, tensor in enumerate(self.history):
