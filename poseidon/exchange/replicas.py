@@ -187,11 +187,20 @@ class ReplicaCheck:
         self._collect = collect
         self._rank = rank
         self._equal_at = start
+        self._has_run = False
 
-    def is_due(self, iteration: int) -> bool:
-        """Return whether to compare after so many iterations."""
+    def is_due(self, iteration: int, *, also_first: bool = False) -> bool:
+        """Return whether to compare after so many iterations.
+
+        Args:
+            iteration: finished iterations.
+            also_first: whether the first comparison is due at once. It finds what a script has made different before
+                its first step, for instance by weights that only one worker has read.
+        """
         every = self._options.check_interval
-        return every > 0 and iteration % every == 0 and iteration > self._equal_at
+        if every <= 0 or iteration <= self._equal_at:
+            return False
+        return iteration % every == 0 or (also_first and not self._has_run)
 
     def run(self, iteration: int) -> None:
         """Compare the replicas. All workers call it together, after `Exchange.settle`.
@@ -204,6 +213,7 @@ class ReplicaCheck:
         """
         if not self._options.check_every:
             return
+        first, self._has_run = not self._has_run, True
         state = self._state()
         own = {name: checksum(tensor) for name, tensor in state.items()}
         everyone = [json.loads(payload) for payload in self._collect(json.dumps(own).encode())]
@@ -215,7 +225,10 @@ class ReplicaCheck:
         if unequal:
             message = self._message(unequal, iteration)
             if self._options.on_divergence is OnDivergence.STOP:
-                raise JobError(f"{message} Resume from an earlier snapshot, or use --on_divergence=mend.")
+                remedy = "Resume from an earlier snapshot"
+                if first and iteration == self._equal_at + 1:
+                    remedy = "A script changes parameters on all workers alike, or before distribute(): do so"
+                raise JobError(f"{message} {remedy}, or use --on_divergence=mend.")
             for name in unequal:
                 self._broadcast(state.get(name))
             if self._rank == 0:

@@ -210,7 +210,7 @@ class OptimizerGroup(Group):
 
     def _after_step(self, optimizer: object, arguments: tuple[Any, ...], named: dict[str, Any]) -> None:
         self._averaged = False
-        if self._check.is_due(self.steps):
+        if self._check.is_due(self.steps, also_first=True):
             self._check.run(self.steps)
 
 

@@ -200,6 +200,9 @@ def test_when_it_is_due() -> None:
         ExchangeOptions(check_every=10), state=dict, collect=lambda payload: [payload], rank=0, start=20
     )
     assert [iteration for iteration in range(20, 45) if check.is_due(iteration)] == [30, 40]
+    assert [n for n in range(20, 45) if check.is_due(n, also_first=True)] == list(range(21, 45))
+    check.run(21)
+    assert [n for n in range(20, 45) if check.is_due(n, also_first=True)] == [30, 40]
 
 
 def test_the_sample_of_this_process_is_that_of_any() -> None:

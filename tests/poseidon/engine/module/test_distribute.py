@@ -191,6 +191,22 @@ def test_a_worker_whose_optimizer_drifts_is_found(mends: bool) -> None:
             together(2, build, how, body, member=member)
 
 
+@pytest.mark.parametrize("checks", [True, False])
+def test_weights_that_one_worker_has_read_by_itself_are_found_after_the_first_step(checks: bool) -> None:
+    def body(module: nn.Module, group: Group) -> None:
+        if group.rank == 1:
+            module.load_state_dict(build(7).state_dict())
+        loop()(module, group)
+
+    options = ExchangeOptions() if checks else ExchangeOptions(check_every=0)
+    job = Membership(timeout_s=TIMEOUT_S, options=options)
+    if not checks:
+        assert len(together(2, build, OPTIMIZERS["torch sgd"], body, member=job)) == 2
+        return
+    with pytest.raises(JobError, match=r"on worker 1 .* after iteration 1 .*before distribute\(\)"):
+        together(2, build, OPTIMIZERS["torch sgd"], body, member=job)
+
+
 def test_stale_workers_end_alike() -> None:
     first, second = together(2, build, SGD(lr=0.01), loop(), member=member(staleness=2))
     for name, value in first.items():
