@@ -41,6 +41,8 @@ def run(arguments: argparse.Namespace) -> int:
     registry = Registry(read_settings().state_folder)
     with ask_over_ssh(arguments.ssh_config) as ask:
         targets = _targets(arguments, registry, ask)
+        if not targets.jobs and targets.problems:
+            raise JobError("; ".join(["this machine has no job on record", *targets.problems]))
         if not targets.jobs:
             print("no job is running")
             return 1

@@ -42,18 +42,20 @@ def run(arguments: argparse.Namespace) -> int:
         with ask_over_ssh(arguments.ssh_config) as ask:
             remote, failures = list_remote_jobs(hosts, ask)
         problems += failures
-    if arguments.json:
-        print(json.dumps([_fields(name, job) for name, job in _by_host(here, remote)], indent=1))
-    else:
-        print(_listing(here, remote, bool(hosts)))
     for problem in problems:
         print(f"warning: {problem}", file=sys.stderr)
+    if arguments.json:
+        print(json.dumps([_fields(name, job) for name, job in _by_host(here, remote)], indent=1))
+    elif here or remote:
+        print(_listing(here, remote, bool(hosts)))
+    else:
+        print(
+            "no job was found; the warnings name what could not be asked" if problems else "no job is running"
+        )
     return 1 if hosts and problems else 0
 
 
 def _listing(here: Sequence[HostJob], remote: Sequence[RemoteJob], with_hosts: bool) -> str:
-    if not here and not remote:
-        return "no job is running"
     rows = [(_HERE if name is None else name, *_row(job)) for name, job in _by_host(here, remote)]
     lines = [("HOST", *_HEADER), *rows]
     return table(lines if with_hosts else [line[1:] for line in lines])

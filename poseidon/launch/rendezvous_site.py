@@ -30,12 +30,14 @@ from poseidon.cluster.rendezvous.task import TaskSettings, run_task
 from poseidon.cluster.rendezvous.task_connection import TaskConnection
 from poseidon.cluster.rendezvous.task_signals import TaskSignals
 from poseidon.cluster.rendezvous.wire import TaskInfo
+from poseidon.cluster.supervision.signals import exit_code_of
 from poseidon.errors import JobError, PoseidonError, UsageError
 from poseidon.launch.processes import child_environment
 from poseidon.launch.site import AgentSiteLauncher, FileSet, Site, SiteLauncher, launcher_environment
 from poseidon.settings import inherited_environment
 
 LEAVE_S = 30.0
+_ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
 class RendezvousSite(Site):
@@ -131,18 +133,19 @@ def take_part(task: Task, key: bytes, timeout_s: float, run_job: Callable[[Rende
     Raises:
         PoseidonError: not all tasks came, or the job failed.
     """
-    master = address_for_all(task.master, address_of(task.master, timeout_s))
-    if task.rank == 0:
-        return _lead(task, master, key, timeout_s, run_job)
-    info = _task_info(task, own_address_towards(master))
-    with _noted_signals() as noted:
-        return run_task(
-            f"tcp://{socket_host(master)}:{task.port}",
-            task_keys(key),
-            info,
-            _settings(task, timeout_s),
-            pending_signal=lambda: noted.pop() if noted else None,
-        )
+    with _signals_as_errors(task.rank):
+        master = address_for_all(task.master, address_of(task.master, timeout_s))
+        if task.rank == 0:
+            return _lead(task, master, key, timeout_s, run_job)
+        info = _task_info(task, own_address_towards(master))
+        with _noted_signals() as noted:
+            return run_task(
+                f"tcp://{socket_host(master)}:{task.port}",
+                task_keys(key),
+                info,
+                _settings(task, timeout_s),
+                pending_signal=lambda: noted.pop() if noted else None,
+            )
 
 
 def _lead(
@@ -213,10 +216,28 @@ def _noted_signals() -> Iterator[list[str]]:
     def note(number: int, frame: FrameType | None) -> None:
         noted.append(signal.Signals(number).name)
 
-    numbers = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-    before = {number: signal.signal(number, note) for number in numbers}
+    before = {number: signal.signal(number, note) for number in _ENDING}
     try:
         yield noted
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+@contextmanager
+def _signals_as_errors(rank: int) -> Iterator[None]:
+    """Raise a JobError for a signal that asks this process to end, while neither the task nor its job has a handler."""
+
+    def end(number: int, frame: FrameType | None) -> None:
+        name = signal.Signals(number).name
+        error = JobError(f"rank {rank} was ended by {name} before the job had started")
+        error.exit_code = exit_code_of(signal.Signals(number))
+        raise error
+
+    caught = [number for number in _ENDING if signal.getsignal(number) is not signal.SIG_IGN]  # nohup
+    before = {number: signal.signal(number, end) for number in caught}
+    try:
+        yield
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)

@@ -16,7 +16,6 @@ from poseidon.cluster.machinefile import Host
 from poseidon.cluster.plan import WorkerPlan, devices_from_flag
 from poseidon.cluster.supervision.loop import JobResult
 from poseidon.cluster.supervision.restarts import StartingPoint
-from poseidon.cluster.supervision.state import Outcome
 from poseidon.data.batches.partition import part_path
 from poseidon.engine.document import JobDocument
 from poseidon.engine.tools.preflight import check_layers, check_nets, check_snapshot_prefix, weight_files
@@ -150,8 +149,8 @@ class TrainingJob(Job):
             behind = "" if newest.iteration == result.iteration else f" (of iteration {newest.iteration})"
             entries.append(("model", short_path(model) + behind))
             entries += [("test", command) for command in test_commands(self._solver, model)]
-            finished = result.outcome is not Outcome.STOPPED
-            hint = f"  # set max_iter above {self._solver.param.max_iter} first" if finished else ""
+            last = self._solver.param.max_iter
+            hint = f"  # set max_iter above {last} first" if newest.iteration >= last else ""
             entries.append(("resume", self.resume_line(Path(newest.state)) + hint))
         else:
             entries.append(("model", "no snapshot was written"))

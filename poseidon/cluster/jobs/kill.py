@@ -26,6 +26,7 @@ from poseidon.errors import JobError
 CREATION_TOLERANCE_S = 1.5
 AGENT = "agent"
 """The launcher of a job's record on a host that an agent serves."""
+AGENT_MODULE = "poseidon.cluster.agent"
 USER_KILL = signal.SIGUSR1
 """Sent to an agent when the user kills the job, on all hosts. SIGTERM may be its host's shutdown, which a job survives."""
 # Processes that were being started when their parent died are found in a further round.
@@ -108,7 +109,7 @@ def kill_job(job: str, registry: Registry, *, timeouts: KillTimeouts, report: Ca
         JobError: a process could not be stopped.
     """
     record = registry.read(job)
-    names = _names(record)
+    names = {**_names_of_agents(job_processes(job, record)), **_names(record)}
 
     def report_stopped(process: psutil.Process, how: str) -> None:
         report(f"stopped {names.get(process.pid, f'a process of {job} (pid {process.pid})')} {how}")
@@ -210,11 +211,14 @@ def _carries(process: psutil.Process, job: str) -> bool:
 
 
 def _names_job(process: psutil.Process, job: str) -> bool:
+    return any(pair == ("--job", job) for pair in pairwise(_arguments(process)))
+
+
+def _arguments(process: psutil.Process) -> list[str]:
     try:
-        arguments = process.cmdline()
+        return process.cmdline()
     except psutil.Error:
-        return False
-    return any(pair == ("--job", job) for pair in pairwise(arguments))
+        return []
 
 
 def _descendants(process: psutil.Process) -> list[psutil.Process]:
@@ -229,6 +233,15 @@ def _names(record: JobRecord | None) -> dict[int, str]:
         return {}
     entries = (record.launcher, *record.processes)
     return {entry.pid: _with_pid(entry) for entry in entries}
+
+
+def _names_of_agents(processes: Iterable[psutil.Process]) -> dict[int, str]:
+    """Name the agents, which are not on the record of the launcher's own machine, while they run."""
+    return {
+        process.pid: f"{AGENT} (pid {process.pid})"
+        for process in processes
+        if AGENT_MODULE in _arguments(process)
+    }
 
 
 def _with_pid(entry: RecordedProcess) -> str:

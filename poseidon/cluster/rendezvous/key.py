@@ -30,6 +30,13 @@ def read_key(path: Path) -> bytes:
         UsageError: it cannot be read, others can read it, or it is too short or too long.
     """
     try:
+        if (
+            not stat.S_ISREG(path.stat().st_mode) and not path.is_dir()
+        ):  # to open a named pipe waits for a writer
+            raise UsageError(
+                f"--key_file: {path} is no regular file, expected one that every task can read again; "
+                "make one with: poseidon worker --new_key=FILE"
+            )
         with path.open("rb") as stream:
             status = os.fstat(stream.fileno())
             text = stream.read(MAX_KEY_BYTES + 1).strip()

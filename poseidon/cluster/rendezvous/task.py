@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import queue
+import signal
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -15,6 +16,7 @@ from dataclasses import dataclass
 
 from poseidon.cluster.rendezvous.program import TaskProgram
 from poseidon.cluster.rendezvous.wire import Kind, Message, MessageError, TaskInfo, decode, encode
+from poseidon.cluster.supervision.signals import exit_code_of
 from poseidon.errors import JobError
 from ps_server.errors import ServerError
 from ps_server.keys import Keyring
@@ -98,7 +100,9 @@ class _Task:
             signal_name = pending_signal()
             if signal_name is not None:
                 if not self._welcomed:
-                    raise JobError(f"the task was ended by {signal_name} before all others had joined")
+                    error = JobError(f"the task was ended by {signal_name} before all others had joined")
+                    error.exit_code = exit_code_of(signal.Signals[signal_name])
+                    raise error
                 self._outgoing.append(Message(kind=Kind.SIGNALED, arguments=(signal_name,)))
             self._send_waiting()
             self._receive()

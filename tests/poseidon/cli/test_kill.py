@@ -121,6 +121,21 @@ def test_ps_and_kill_all(state: Path, tmp_path: Path, capsys: pytest.CaptureFixt
     assert poseidon("kill", "--all") == 1
 
 
+def test_a_host_that_does_not_answer_is_not_one_without_jobs(
+    state: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    far = machinefile(tmp_path, "far", "0 node7.invalid 9999\n")
+    monkeypatch.setattr(sys, "stderr", sys.stdout)  # as on a terminal
+    assert poseidon("ps", f"--hostfile={far}") == 1
+    warning, end = capsys.readouterr().out.splitlines()
+    assert warning.startswith("warning: ") and "the name node7.invalid is not known" in warning
+    assert end == "no job was found; the warnings name what could not be asked"
+    with pytest.raises(
+        JobError, match=r"^this machine has no job on record; .*the name node7\.invalid is not known"
+    ):
+        poseidon("kill", "--all", f"--hostfile={far}")
+
+
 def test_ps_forgets_what_has_gone(state: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with running_job(state, "job-a", machinefile(tmp_path, "hosts")) as job:
         job.kill_launcher()
@@ -128,7 +143,7 @@ def test_ps_forgets_what_has_gone(state: Path, tmp_path: Path, capsys: pytest.Ca
     (Registry(state).folder / "broken.json").write_text("{")
     assert poseidon("ps") == 0
     output = capsys.readouterr()
-    assert output.out == "no job is running\n"
+    assert output.out == "no job was found; the warnings name what could not be asked\n"
     assert "broken.json cannot be read" in output.err
     assert [path.name for path in Registry(state).folder.iterdir()] == ["broken.json"]
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -12,10 +14,12 @@ import pytest
 
 from poseidon.cluster.host_checks import HostNeeds, NeededFile
 from poseidon.cluster.rendezvous.hosts import RendezvousHost
+from poseidon.cluster.rendezvous.schedulers import task_from
+from poseidon.cluster.rendezvous.server import RendezvousServer
 from poseidon.cluster.rendezvous.task_connection import TaskConnection
 from poseidon.cluster.ssh.channel import Finished
 from poseidon.errors import JobError, UsageError
-from poseidon.launch.rendezvous_site import RendezvousSite, devices_of_tasks
+from poseidon.launch.rendezvous_site import RendezvousSite, devices_of_tasks, take_part
 
 
 def test_one_client_for_each_host() -> None:
@@ -76,3 +80,22 @@ def test_several_tasks_are_several_workers(
 def test_flags_that_say_another_number(tasks: int, gpu: str, threads: int, message: str) -> None:
     with pytest.raises(UsageError, match=message):
         devices_of_tasks(gpu, threads, tasks)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+def test_rank_0_that_is_ended_while_it_waits(monkeypatch: pytest.MonkeyPatch, number: signal.Signals) -> None:
+    gather = RendezvousServer.gather
+
+    def gather_and_be_signalled(server: RendezvousServer, timeout_s: float) -> object:
+        threading.Thread(target=os.kill, args=(os.getpid(), number)).start()
+        return gather(server, timeout_s)
+
+    monkeypatch.setattr(RendezvousServer, "gather", gather_and_be_signalled)
+    task = task_from({"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1"}, port=0)
+    before = signal.getsignal(number)
+    with pytest.raises(
+        JobError, match=f"^rank 0 was ended by {number.name} before the job had started$"
+    ) as caught:
+        take_part(task, b"k" * 64, 60.0, lambda site: 0)
+    assert caught.value.exit_code == 128 + number
+    assert signal.getsignal(number) is before

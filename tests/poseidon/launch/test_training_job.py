@@ -148,6 +148,22 @@ def test_the_statistics_of_an_ended_job_are_named_by_its_folder_where_its_id_is_
     assert commands == ["poseidon stats ID", "poseidon stats 'my runs/first'"]
 
 
+def test_max_iter_is_to_be_raised_only_where_the_snapshot_has_reached_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = write_definitions(tmp_path, batch=4, extra="max_iter: 3")
+    for name in ("train_lmdb", "test_lmdb"):
+        make_pictures(tmp_path / name, 5, shape=(1, 6, 6))
+    monkeypatch.chdir(tmp_path)
+    job = TrainingJob(TrainRequest(solver=path), LocalSite((Host(id=0, address="127.0.0.1", port=0),)))
+    result = JobResult(outcome=Outcome.FINISHED, iteration=3, elapsed_s=1.0)
+    hints = []
+    for iteration in (2, 3):
+        newest = StartingPoint(state=f"snap_iter_{iteration}.solverstate", iteration=iteration)
+        hints.append(dict(job.final_report(result, newest, ()))["resume"].partition("  # ")[2])
+    assert hints == ["", "set max_iter above 3 first"]
+
+
 def test_a_host_without_gpu_names_the_flag_for_the_processor(tmp_path: Path) -> None:
     (tmp_path / "solver.prototxt").write_text('net: "net.prototxt"\nsolver_mode: GPU\n')
     with pytest.raises(DefinitionError, match=r"solver.prototxt:2: .* expected CPU \(--solver_mode=CPU\)"):

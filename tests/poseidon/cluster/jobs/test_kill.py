@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+import sys
+import uuid
 from dataclasses import replace
 from pathlib import Path
 
@@ -71,6 +73,18 @@ def test_without_a_record(tmp_path: Path, hostfile: Path) -> None:
         registry.remove(job.job)
         assert kill_job(job.job, registry, timeouts=PATIENCE, report=lambda _: None) == 4
         assert live_pids(job.pids) == []
+
+
+def test_an_agent_that_is_not_on_record_is_named(tmp_path: Path) -> None:
+    lines: list[str] = []
+    argv = [sys.executable, "-m", "poseidon.cluster.agent", "--job", f"job-{uuid.uuid4().hex}"]
+    with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as agent:
+        try:
+            assert kill_job(argv[-1], Registry(tmp_path), timeouts=PATIENCE, report=lines.append) == 1
+        finally:
+            agent.kill()
+    (line,) = lines
+    assert line.startswith(f"stopped agent (pid {agent.pid}) with ")
 
 
 def test_a_process_that_was_not_yet_on_record(tmp_path: Path, hostfile: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -49,3 +50,16 @@ def test_no_file(tmp_path: Path) -> None:
         UsageError, match="No such file or directory; make one with: poseidon worker --new_key="
     ):
         read_key(tmp_path / "none")
+
+
+def test_a_named_pipe_is_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "key", 0o600)
+    with pytest.raises(
+        UsageError, match="key is no regular file, expected one that every task can read again"
+    ):
+        read_key(tmp_path / "key")
+
+
+def test_a_folder(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=f"cannot read {tmp_path}: Is a directory"):
+        read_key(tmp_path)
