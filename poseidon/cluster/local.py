@@ -119,7 +119,13 @@ class LocalProcess:
             return self._status
 
     def terminate(self) -> None:
-        """Send SIGTERM to its group, and SIGCONT, without which a stopped process would not handle it."""
+        """Send SIGTERM to its group, and SIGCONT, without which a stopped process would not handle it.
+
+        A process that ignores SIGTERM is killed at once, for nothing else ends it: tasks of Slurm and actors of Ray start
+        all processes so.
+        """
+        if _ignores(self._child.pid, signal.SIGTERM):
+            self.kill()
         self._signal(signal.SIGTERM)
         self._signal(signal.SIGCONT)
 
@@ -198,6 +204,16 @@ class LocalProcess:
         with _pipe(self._child.stderr) as stream:
             while (line := stream.readline(MAX_LINE_BYTES)) and not self._ended.is_set():
                 self._listener.log(self._name, _text(line))
+
+
+def _ignores(pid: int, number: int) -> bool:
+    """Return whether a process ignores a signal; False where the system does not tell."""
+    try:
+        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    except (OSError, UnicodeDecodeError):
+        return False
+    masks = [int(line.split()[1], 16) for line in lines if line.startswith("SigIgn:")]
+    return any(mask >> (number - 1) & 1 for mask in masks)
 
 
 def _created_s(pid: int) -> float:

@@ -89,6 +89,24 @@ def test_terminate_reaches_a_stopped_child() -> None:
         assert listener.until("exited")[-1] == ("exited", -15)
 
 
+def test_terminate_kills_a_child_that_ignores_it() -> None:
+    with started("signal.signal(signal.SIGTERM, signal.SIG_IGN)\nsay('ready')\nforever()") as (
+        process,
+        listener,
+    ):
+        listener.until("ready")
+        process.terminate()
+        assert listener.until("exited")[-1] == ("exited", -9)
+
+
+def test_terminate_leaves_a_child_that_handles_it_its_time() -> None:
+    script = "signal.signal(signal.SIGTERM, lambda *_: (say('saved'), os._exit(4)))\nsay('ready')\nforever()"
+    with started(script) as (process, listener):
+        listener.until("ready")
+        process.terminate()
+        assert [kind for kind, _ in listener.until("exited")] == ["saved", "exited"]
+
+
 def test_what_a_child_leaves_behind_ends_with_it() -> None:
     script = """
 child = os.fork()

@@ -43,7 +43,7 @@ RECORD = JobRecord(
     output="/output",
     started_s=1.0,
 )
-IGNORES_SIGTERM = "signal.signal(signal.SIGTERM, signal.SIG_IGN)\nsay('ready')\nforever()\n"
+OUTLIVES_SIGTERM = "signal.signal(signal.SIGTERM, lambda *_: None)\nsay('ready')\nforever()\n"
 
 
 @contextmanager
@@ -117,7 +117,7 @@ def test_what_cannot_be_started(tmp_path: Path) -> None:
 
 def test_signals(tmp_path: Path) -> None:
     with linked(tmp_path) as (link, _):
-        for script, end, status in ((ENDLESS_WORKER, "terminate", -15), (IGNORES_SIGTERM, "kill", -9)):
+        for script, end, status in ((ENDLESS_WORKER, "terminate", -15), (OUTLIVES_SIGTERM, "kill", -9)):
             listener = RecordingListener()
             process = link.start(_spec(script), listener)
             listener.until("ready")
@@ -153,7 +153,7 @@ def test_the_record_of_a_launcher_on_the_same_host_stays(tmp_path: Path) -> None
 def test_no_process_outlives_the_agents_line(tmp_path: Path, end: str) -> None:
     with linked(tmp_path, grace_s=0.2) as (link, process):
         pids = []
-        for script in (ENDLESS_WORKER, IGNORES_SIGTERM):
+        for script in (ENDLESS_WORKER, OUTLIVES_SIGTERM):
             listener = RecordingListener()
             pids.append(link.start(_spec(script), listener).pid)
             listener.until("ready")
