@@ -11,7 +11,7 @@ A process prints to standard output:
                                                                     how long it has waited in total, how long for its
                                                                     data, how long it had something to send to hosts, and
                                                                     the busy part of its host's processors;
-    {"event": "alive", ..., "steps": 6, "meetings": 2, "meeting": "mean"}
+    {"event": "alive", ..., "steps": 6, "collections": 2, "collection": "mean"}
                                                                     for a script's loop also its position
     {"event": "statistics", ...}                                    every few seconds and at the end, from all;
                                                                     `poseidon.metrics.job_statistics` has the fields
@@ -57,13 +57,13 @@ class LoopPosition:
     """The position of a script's loop.
 
     Attributes:
-        steps: finished; `steps` in the protocol.
-        collectives: calls begun in which it waits for all others; `meetings` in the protocol.
-        current: the collective that it waits in; empty: none; `meeting` in the protocol.
+        steps: finished.
+        collections: calls begun in which it waits for all others.
+        current: the collection that it waits in; empty: none; `collection` in the protocol.
     """
 
     steps: int
-    collectives: int
+    collections: int
     current: str
 
 
@@ -164,11 +164,11 @@ def encode_command(do: str, **fields: object) -> bytes:
 
 
 def _position(fields: Mapping[str, object]) -> LoopPosition | None:
-    steps, collectives = _whole_number(fields.get("steps")), _whole_number(fields.get("meetings"))
-    current = fields.get("meeting")
-    if steps is None or collectives is None or not isinstance(current, str):
+    steps, collections = _whole_number(fields.get("steps")), _whole_number(fields.get("collections"))
+    current = fields.get("collection")
+    if steps is None or collections is None or not isinstance(current, str):
         return None
-    return LoopPosition(steps=steps, collectives=collectives, current=current)
+    return LoopPosition(steps=steps, collections=collections, current=current)
 
 
 def _failed(fields: Mapping[str, object]) -> Failed:

@@ -16,6 +16,7 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Callable, Sequence
+from enum import Enum
 from typing import Any, NamedTuple, TypeVar
 
 import msgpack
@@ -50,7 +51,7 @@ _PACKER = msgpack.Packer(
     use_bin_type=True
 )  # one call packs a whole header, and only one thread at a time does
 
-T = TypeVar("T")
+E = TypeVar("E", bound=Enum)
 
 if sys.byteorder != "little":  # pragma: no cover - no such machine is supported
     raise ImportError("ps_server sends little-endian floats and does not swap bytes")
@@ -152,12 +153,13 @@ def _read_rule(f: Fields) -> Rule:
     )
 
 
-def _member(kind: Callable[[Any], T], value: object) -> T:
+def _member(kind: type[E], value: object) -> E:
     try:
         return kind(value)
     except ValueError as error:
+        choices = ", ".join(str(member.value) for member in kind)
         raise RemoteProtocolError(
-            f"{value!r:.40} is no member of {getattr(kind, '__name__', kind)}"
+            f"{value!r:.40} is no {kind.__name__}; expected one of {choices}"
         ) from error
 
 

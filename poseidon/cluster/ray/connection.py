@@ -137,7 +137,7 @@ class RayConnection:
             self._call("put", [self._sealed(message) for message in batch])
 
     def _sealed(self, message: Message) -> bytes:
-        header = {"kind": message.kind.value, "program": message.program, "words": message.arguments}
+        header = {"kind": message.kind.value, "program": message.program, "arguments": message.arguments}
         return self._send_seal.seal(header, message.payload)
 
     def _receive(self) -> None:

@@ -65,7 +65,7 @@ class NodeActor:
         """Take messages for programs, in order."""
         for sealed in batch:
             header, payload = self._receive.open(sealed)
-            self._take(Kind(header["kind"]), int(header["program"]), header.get("words", ()), payload)
+            self._take(Kind(header["kind"]), int(header["program"]), header.get("arguments", ()), payload)
 
     def get(self, timeout_s: float) -> list[bytes]:
         """Return messages of programs; none if there are none within the timeout."""
@@ -94,10 +94,10 @@ class NodeActor:
             answer, content = {"errno": error.errno or 0, "error": error.strerror or str(error)}, b""
         return self._send_file.seal(answer, content)
 
-    def _take(self, kind: Kind, number: int, words: list[str], payload: bytes) -> None:
+    def _take(self, kind: Kind, number: int, arguments: list[str], payload: bytes) -> None:
         program = self._programs.get(number)
         if kind is Kind.START and program is None:
-            self._programs[number] = TaskProgram(number, words, program_environment(), self._output.put)
+            self._programs[number] = TaskProgram(number, arguments, program_environment(), self._output.put)
         elif program is not None and kind is Kind.INPUT and payload:
             program.feed(payload)
         elif program is not None and kind is Kind.END_INPUT:

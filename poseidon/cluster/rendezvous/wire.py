@@ -127,7 +127,7 @@ def decode_task_info(message: Message) -> TaskInfo:
 def encode(message: Message) -> list[bytes]:
     """Encode a message as two frames."""
     header: dict[str, object] = {"kind": message.kind.value}
-    fields = {"program": message.program, "status": message.status, "words": message.arguments}
+    fields = {"program": message.program, "status": message.status, "arguments": message.arguments}
     header |= {name: value for name, value in fields.items() if value}
     return [json.dumps(header).encode(), message.payload]
 
@@ -145,7 +145,7 @@ def decode(frames: Sequence[bytes | bytearray | memoryview]) -> Message:
         kind = Kind(header["kind"])
     except (ValueError, RecursionError, KeyError, TypeError) as error:
         raise MessageError("the header is not a message") from error
-    arguments = header.get("words", [])
+    arguments = header.get("arguments", [])
     if not isinstance(arguments, list) or not all(isinstance(text, str) for text in arguments):
         raise MessageError("arguments are not texts")
     return Message(

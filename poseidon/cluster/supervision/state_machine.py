@@ -191,7 +191,7 @@ class JobStateMachine:
             worker.name.index: worker.position for worker in self._workers if worker.position is not None
         }
         absent = [worker.name.index for worker in self._workers if not worker.joined]
-        sentence = mismatched_collectives(positions) or ended_before_joining(positions, absent)
+        sentence = mismatched_collections(positions) or ended_before_joining(positions, absent)
         if sentence is not None:
             self._fail(Cause(rank=CauseRank.OWN_ERROR, sentence=sentence), now)
 
@@ -357,19 +357,19 @@ class JobStateMachine:
                 process.finish_by_s += lost_s
 
 
-def mismatched_collectives(positions: Mapping[int, LoopPosition]) -> str | None:
-    """Return a sentence about two workers of a script that made different numbers of steps before a collective; or None.
+def mismatched_collections(positions: Mapping[int, LoopPosition]) -> str | None:
+    """Return a sentence about two workers of a script that made different numbers of steps before a collection; or None.
 
-    A finding is certain, whenever the positions were reported: a worker that waits in a collective makes no step before all
+    A finding is certain, whenever the positions were reported: a worker that waits in a collection makes no step before all
     have begun it. So another that has not begun it, yet has made more steps, waits for this one in an earlier
-    collective, or will be too late.
+    collection, or will be too late.
 
     Args:
         positions: by rank, the last one that each worker has reported.
     """
     for rank, position in positions.items():
         for other, ahead in positions.items():
-            behind_in_calls = ahead.collectives < position.collectives
+            behind_in_calls = ahead.collections < position.collections
             if position.current and behind_in_calls and ahead.steps > position.steps:
                 return (
                     f"worker {rank} waits in {position.current}() after step {position.steps}, and worker {other} has gone on to step "

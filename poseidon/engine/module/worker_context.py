@@ -49,7 +49,7 @@ class LoopPosition:
 
     def to_fields(self) -> dict[str, object]:
         """Return the fields of the `alive` event (`poseidon.cluster.events`)."""
-        return {"steps": self.steps, "meetings": self.collections, "meeting": self.collection}
+        return {"steps": self.steps, "collections": self.collections, "collection": self.collection}
 
 
 class Observed(Protocol):

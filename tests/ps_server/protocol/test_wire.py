@@ -176,9 +176,6 @@ BROKEN = {
     "zero workers": [header(3, 0, 1, [], "SSP", None, 1.0, 0)],
     "unknown consistency": [header(3, 1, 1, [], "BSP", None, 1.0, 0)],
     "table is no list": [header(3, 1, 1, [7], "SSP", None, 1.0, 0)],
-    "table of no elements": [
-        header(3, 1, 1, [["t", 0, 0, 0, "SGD", 0.0, 0.9, 1.0, 0.9, 0.0, "L2", 1.0]], "SSP", None, 1.0, 0)
-    ],
     "deep nesting": [b"\x91" * 100_000],
     "a bomb of lengths": [b"\xdd\xff\xff\xff\xff"],
     "an extension": [b"\xc7\x08\x01" + b"x" * 8],
@@ -196,6 +193,44 @@ def test_broken_frames_are_refused(frames: list[bytes]) -> None:
 def test_noise_never_gets_past(frames: list[bytes]) -> None:
     with contextlib.suppress(RemoteProtocolError):
         decode(frames)
+
+
+def create(
+    *, size: int = 1, rule: str = "SGD", regularization: str = "L2", keeping: str = "gradients"
+) -> bytes:
+    """Return the header of `Create` for a store of one table, by the field list of docs/wire_protocol.md."""
+    table = ["t", size, 0, 0, rule, 0.0, 0.9, 1.0, 0.9, 0.0, regularization, 1.0, keeping, ""]
+    return header(3, 1, 1, [table], "SSPPush", None, 1.0, 0, [], False, "float32", False)
+
+
+@pytest.mark.parametrize(
+    ("frame", "sentence"),
+    [
+        (create(size=0), "table 't' has size 0; expected 1 to 1099511627776"),
+        (create(regularization="none"), "'none' is no Regularization; expected one of L2, L1"),
+        (
+            create(keeping="sum"),
+            "'sum' is no Keeping; expected one of gradients, average, copy",
+        ),
+        (
+            create(rule="sgd"),
+            "'sgd' is no RuleKind; expected one of SGD, Nesterov, AdaGrad, RMSProp, AdaDelta, Adam, Mean",
+        ),
+    ],
+)
+def test_a_refused_store_names_the_field_and_what_was_expected(frame: bytes, sentence: str) -> None:
+    with pytest.raises(RemoteProtocolError) as raised:
+        decode([frame])
+    assert str(raised.value) == sentence
+
+
+def test_the_fields_of_a_store_are_those_of_the_page() -> None:
+    store = StoreSpec(
+        workers=1,
+        shards=1,
+        tables=(TableSpec(name="t", size=1, rule=Rule(momentum2=0.9, delta=1.0, rms_decay=0.9)),),
+    )
+    assert [bytes(frame) for frame in encode(m.Create(store))] == [create()]
 
 
 def test_whole_numbers_in_a_rule_travel_as_the_floats_they_mean() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 
 import pytest
 from hypothesis import given, settings
@@ -34,6 +35,12 @@ def test_there_and_back(message: Message) -> None:
     assert decode(encode(message)) == message
 
 
+def test_the_names_in_a_header() -> None:
+    message = Message(kind=Kind.START, program=1, status=2, arguments=("a", "b"))
+    header = {"kind": "start", "program": 1, "status": 2, "arguments": ["a", "b"]}
+    assert json.loads(encode(message)[0]) == header
+
+
 def test_arrivals_there_and_back() -> None:
     arrival = TaskInfo(
         version="1", rank=3, size=4, local_rank=1, address="10.0.0.1", host="node 1", python="/p", folder="/f"
@@ -51,7 +58,7 @@ def test_arrivals_there_and_back() -> None:
         [b"{}", b""],
         [b'{"kind": "nothing"}', b""],
         [b'{"kind": ["here"]}', b""],
-        [b'{"kind": "here", "words": [1]}', b""],
+        [b'{"kind": "here", "arguments": [1]}', b""],
         [b'{"kind": "here", "program": true}', b""],
         [b'{"kind": "here", "status": 1e3}', b""],
         [b'{"kind": "here", "program": 99999999999}', b""],

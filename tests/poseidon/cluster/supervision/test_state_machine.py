@@ -26,7 +26,7 @@ from poseidon.cluster.supervision.state import (
     Terminate,
     Tick,
 )
-from poseidon.cluster.supervision.state_machine import JobStateMachine, mismatched_collectives
+from poseidon.cluster.supervision.state_machine import JobStateMachine, mismatched_collections
 from poseidon.errors import JobInterrupted, UsageError
 
 SHARD = ProcessName(role=Role.SHARD, index=0, client=0, host="127.0.0.1")
@@ -404,10 +404,10 @@ def test_a_loop_that_hangs_ends_the_job_though_its_process_shows_life() -> None:
 
 def test_scripts_that_can_never_meet_end_the_job_and_it_does_not_start_again() -> None:
     job = Job().run()
-    job.hear(WORKER_1, Alive(position=LoopPosition(steps=7, collectives=0, current="")))
+    job.hear(WORKER_1, Alive(position=LoopPosition(steps=7, collections=0, current="")))
     job.hear(WORKER_0, Alive())
     assert job.state is JobState.RUNNING
-    job.hear(WORKER_0, Alive(position=LoopPosition(steps=6, collectives=1, current="mean")))
+    job.hear(WORKER_0, Alive(position=LoopPosition(steps=6, collections=1, current="mean")))
     assert job.state is JobState.FAILING
     assert job.error.startswith(
         "worker 0 waits in mean() after step 6, and worker 1 has gone on to step 7 without it"
@@ -418,7 +418,7 @@ def test_scripts_that_can_never_meet_end_the_job_and_it_does_not_start_again() -
 @pytest.mark.parametrize("ended_first", [True, False])
 def test_a_script_that_ends_without_joining_ends_the_job_where_another_waits(ended_first: bool) -> None:
     job = Job().run()
-    waits = (WORKER_0, Alive(position=LoopPosition(steps=0, collectives=0, current="distribute")))
+    waits = (WORKER_0, Alive(position=LoopPosition(steps=0, collections=0, current="distribute")))
     events = [(WORKER_1, Done(joined=False)), waits]
     (name, event), last = events if ended_first else events[::-1]
     job.hear(name, event)
@@ -434,7 +434,7 @@ def test_a_script_that_ends_without_joining_ends_the_job_where_another_waits(end
 def test_an_old_report_of_a_worker_that_waits_to_join_is_no_hang() -> None:
     """Worker 1 has joined and ended before the next heartbeat of worker 0."""
     job = Job().run()
-    job.hear(WORKER_0, Alive(position=LoopPosition(steps=0, collectives=0, current="distribute")))
+    job.hear(WORKER_0, Alive(position=LoopPosition(steps=0, collections=0, current="distribute")))
     job.hear(WORKER_1, Done())
     assert job.state is JobState.RUNNING
 
@@ -563,32 +563,32 @@ def test_only_what_was_lost_is_worth_a_new_start(
     assert (error.while_starting if isinstance(error, JobInterrupted) else None) == while_starting
 
 
-WAITS = LoopPosition(steps=6, collectives=3, current="mean")
+WAITS = LoopPosition(steps=6, collections=3, current="mean")
 
 
 @pytest.mark.parametrize(
     ("other", "never"),
     [
-        (LoopPosition(steps=7, collectives=2, current=""), True),
-        (LoopPosition(steps=9, collectives=2, current="settle"), True),
-        (LoopPosition(steps=6, collectives=2, current=""), False),  # not yet there
-        (LoopPosition(steps=2, collectives=2, current=""), False),
-        (LoopPosition(steps=6, collectives=3, current="mean"), False),  # has begun it
+        (LoopPosition(steps=7, collections=2, current=""), True),
+        (LoopPosition(steps=9, collections=2, current="settle"), True),
+        (LoopPosition(steps=6, collections=2, current=""), False),  # not yet there
+        (LoopPosition(steps=2, collections=2, current=""), False),
+        (LoopPosition(steps=6, collections=3, current="mean"), False),  # has begun it
         (
-            LoopPosition(steps=7, collectives=3, current=""),
+            LoopPosition(steps=7, collections=3, current=""),
             False,
         ),  # has passed it: the report of WAITS is old
-        (LoopPosition(steps=7, collectives=4, current="mean"), False),
+        (LoopPosition(steps=7, collections=4, current="mean"), False),
     ],
 )
-def test_mismatched_collectives(other: LoopPosition, never: bool) -> None:
-    found = [mismatched_collectives({0: WAITS, 1: other}), mismatched_collectives({0: other, 1: WAITS})]
+def test_mismatched_collections(other: LoopPosition, never: bool) -> None:
+    found = [mismatched_collections({0: WAITS, 1: other}), mismatched_collections({0: other, 1: WAITS})]
     assert [sentence is not None for sentence in found] == [never, never]
 
 
 def test_the_sentence_names_both_workers_and_steps() -> None:
-    assert mismatched_collectives(
-        {0: WAITS, 1: WAITS, 2: LoopPosition(steps=7, collectives=2, current="")}
+    assert mismatched_collections(
+        {0: WAITS, 1: WAITS, 2: LoopPosition(steps=7, collections=2, current="")}
     ) == (
         "worker 0 waits in mean() after step 6, and worker 2 has gone on to step 7 without it: all workers must call mean(), "
         "after equally many steps"
@@ -596,4 +596,4 @@ def test_the_sentence_names_both_workers_and_steps() -> None:
 
 
 def test_a_single_position_does_not_mismatch() -> None:
-    assert mismatched_collectives({0: WAITS}) is None
+    assert mismatched_collections({0: WAITS}) is None
