@@ -8,7 +8,7 @@ A launcher writes one line of JSON to standard input instead ({"token": hex, "wo
 so that the job's secret is in no argument list, and keeps the pipe open: {"do": "stop"} stops the shard. It may add
 "keys": what `Keyring.to_json` makes, with which only the job's workers are admitted and everything is encrypted, and
 "trace": the path of a trace to write. Events leave on standard output as JSON lines: {"event": "listening",
-"address": ...}, {"event": "alive"}, {"event": "statistics", ...}, {"event": "done"}, {"event": "error", "message": ...}.
+"address": ...}, {"event": "statistics", ...}, {"event": "done"}, {"event": "error", "message": ...}.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ from ps_server.keys import Keyring, read_keyring
 from ps_server.link_load import sending_s
 from ps_server.meters import StallMeter
 from ps_server.numerics import prepare_process
+from ps_server.protocol.settings import MAX_WORKERS
 from ps_server.protocol.shard import Shard
 from ps_server.server import Server
 from ps_server.trace import NO_TRACE, Trace, Tracer
@@ -81,6 +82,12 @@ def parse(arguments: list[str]) -> Options:
         return _from_launcher(flags.shard, sys.stdin.readline())
     if flags.listen is None or flags.workers is None:
         parser.error("--listen and --workers are required (or --stdin)")
+    if not _is_address(flags.listen):
+        parser.error(f"--listen: expected tcp://host:port, found '{flags.listen}'")
+    if not 1 <= flags.workers <= MAX_WORKERS:
+        parser.error(f"--workers: expected 1 to {MAX_WORKERS}, found {flags.workers}")
+    if not 0 <= flags.shard < MAX_WORKERS:
+        parser.error(f"--shard: expected 0 to {MAX_WORKERS - 1}, found {flags.shard}")
     token = _read_token(flags.token_file) if flags.token_file else b""
     keys = read_keyring(flags.keys) if flags.keys else None
     if not token and keys is None and not _is_loopback(flags.listen):
@@ -120,6 +127,14 @@ def _from_launcher(shard: int, line: str) -> Options:
         )
     except (ValueError, KeyError, TypeError) as error:
         raise SpecError(f"the launcher's first line is not what a shard expects: {error!r}") from error
+
+
+def _is_address(address: str) -> bool:
+    parts = urlsplit(address)
+    try:
+        return parts.scheme == "tcp" and bool(parts.hostname) and parts.port is not None
+    except ValueError:  # the port is no number, or too large
+        return False
 
 
 def _is_loopback(address: str) -> bool:

@@ -173,7 +173,8 @@ class Client:
         Args:
             table: table id.
             array: flat float32 of the table's size. Must not be written to until the next `read` of this
-                table has returned (staleness 0), or at all (staleness > 0).
+                table has returned (staleness 0), or at all (staleness > 0). The caller adds a change to the array
+                that it reads to, too.
             rate: the solver's rate of this iteration (staleness 0); the same on every worker.
         """
         self._meter.pushed(table)

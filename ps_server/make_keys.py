@@ -27,16 +27,26 @@ def main(arguments: list[str] | None = None) -> int:
     if min(flags.workers, flags.shards) < 1:
         parser.error("--workers and --shards are 1 or more")
     keys = JobKeys.new(workers=flags.workers, shards=flags.shards)
+    rings = {flags.folder / f"worker_{rank}.keys": keys.of_worker(rank) for rank in range(flags.workers)}
+    rings |= {flags.folder / f"shard_{index}.keys": keys.of_shard(index) for index in range(flags.shards)}
     try:
-        flags.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        for rank in range(flags.workers):
-            write_keyring(flags.folder / f"worker_{rank}.keys", keys.of_worker(rank))
-        for index in range(flags.shards):
-            write_keyring(flags.folder / f"shard_{index}.keys", keys.of_shard(index))
-    except (SpecError, OSError) as error:
+        _make_folder(flags.folder)
+        for path in rings:
+            if path.exists():  # keys of two jobs in one folder fit nobody
+                raise SpecError(f"{path} exists; remove the old keys or name another folder")
+        for path, ring in rings.items():
+            write_keyring(path, ring)
+    except SpecError as error:
         print(f"make_keys: {error}", file=sys.stderr)
         return 1
     return 0
+
+
+def _make_folder(folder: Path) -> None:
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        raise SpecError(f"cannot make the folder {folder}: {error.strerror or error}") from error
 
 
 if __name__ == "__main__":

@@ -67,11 +67,34 @@ def test_a_launchers_line_that_does_not_fit(line: str, monkeypatch: pytest.Monke
         parse(["--stdin"])
 
 
-def test_an_address_that_cannot_be_bound(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["--listen", "nonsense://127.0.0.1", "--workers", "1"]) == 1
+@pytest.mark.parametrize(
+    ("flags", "sentence"),
+    [
+        (["--listen", "nonsense"], "--listen: expected tcp://host:port, found 'nonsense'"),
+        (["--listen", "127.0.0.1:5555"], "--listen: expected tcp://host:port, found '127.0.0.1:5555'"),
+        (["--listen", "tcp://127.0.0.1"], "--listen: expected tcp://host:port, found 'tcp://127.0.0.1'"),
+        (["--listen", "tcp://127.0.0.1:x"], "--listen: expected tcp://host:port, found 'tcp://127.0.0.1:x'"),
+        (["--workers", "0"], "--workers: expected 1 to 4096, found 0"),
+        (["--workers", "4097"], "--workers: expected 1 to 4096, found 4097"),
+        (["--shard", "-1"], "--shard: expected 0 to 4095, found -1"),
+    ],
+)
+def test_a_flag_out_of_range(flags: list[str], sentence: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        parse(["--listen", "tcp://127.0.0.1:0", "--workers", "1", *flags])
+    assert caught.value.code == 2
+    assert capsys.readouterr().err.endswith(f"error: {sentence}\n")
+
+
+def test_an_address_that_cannot_be_bound(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "token").write_text("secret")
+    of_another_machine = "tcp://203.0.113.7:5555"
+    assert (
+        main(["--listen", of_another_machine, "--workers", "1", "--token-file", str(tmp_path / "token")]) == 1
+    )
     captured = capsys.readouterr()
     assert json.loads(captured.out)["event"] == "error"
-    assert captured.err.startswith("ps_server: cannot listen on nonsense")
+    assert captured.err.startswith(f"ps_server: cannot listen on {of_another_machine}")
 
 
 @pytest.mark.processes

@@ -28,10 +28,23 @@ def test_a_file_for_each(tmp_path: Path) -> None:
     assert parse(flags).keys == shard
 
 
-def test_keys_that_are_there_stay(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([str(tmp_path), "--workers", "1"]) == 0
+def test_keys_that_are_there_stay_and_none_are_added(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    old = tmp_path / "shard_0.keys"
+    old.write_text("old")
     assert main([str(tmp_path), "--workers", "1"]) == 1
-    assert "File exists" in capsys.readouterr().err
+    sentence = f"make_keys: {old} exists; remove the old keys or name another folder\n"
+    assert capsys.readouterr().err == sentence
+    assert [path.name for path in tmp_path.iterdir()] == ["shard_0.keys"]
+    assert old.read_text() == "old"
+
+
+def test_a_folder_that_cannot_be_made(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "file").write_text("")
+    assert main([str(tmp_path / "file" / "keys"), "--workers", "1"]) == 1
+    sentence = f"make_keys: cannot make the folder {tmp_path / 'file' / 'keys'}: Not a directory\n"
+    assert capsys.readouterr().err == sentence
 
 
 def test_none(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
