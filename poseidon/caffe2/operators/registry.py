@@ -35,6 +35,9 @@ operator and returns a `Pending` (`poseidon.caffe2.shards.buckets`). A net runs 
 result. `owned` tells that nothing else refers to the memory of the first tensor, which is the first output too: the
 operator may overwrite it.
 
+`shapes="N C *S, C"` tells which shapes the inputs must have (`poseidon.caffe2.operators.input_shapes` has the form). Others
+are refused before the function is called: give it where torch would broadcast, or read over the end, and Caffe2 refused.
+
 `plain=torch.relu` names torch's own function where that does the same as the operator without arguments: it is called
 directly, which saves a tenth of the time of a small operator. It must not return its input itself.
 
@@ -74,6 +77,7 @@ from typing import Any
 import torch
 
 from poseidon.caffe2.operators.gradients import GradientRule, parse_rule
+from poseidon.caffe2.operators.input_shapes import InputShapes, parse_shapes
 from poseidon.caffe2.proto.caffe2_pb2 import Argument, NetDef, OperatorDef, TensorProto
 
 NO_GRADIENT = ""
@@ -134,6 +138,7 @@ class Operator:
         blobs: whether it is called with its blobs, not with their values.
         plain: what is called where no argument is given, None for the function itself.
         start: the function that starts it without waiting for its result; None for most operators.
+        shapes: those that its inputs must have, None where the function finds out itself.
     """
 
     name: str
@@ -149,6 +154,7 @@ class Operator:
     blobs: bool = False
     plain: Callable[..., Any] | None = None
     start: Callable[..., Any] | None = None
+    shapes: InputShapes | None = None
 
     def arguments(self, definition: OperatorDef) -> dict[str, Any]:
         """Return the keyword arguments of the function that a definition gives.
@@ -193,6 +199,7 @@ def operator(
     blobs: bool = False,
     plain: Callable[..., Any] | None = None,
     start: Callable[..., Any] | None = None,
+    shapes: str | None = None,
 ) -> Callable[[Callable[..., Any]], Any]:
     """Register a function, or a class, as the operator of these names; see the docstring of the module.
 
@@ -203,7 +210,9 @@ def operator(
         blobs: whether it is called with its blobs, not with their values; any number of these by default.
         plain: torch's function that does the same where a definition gives none of the arguments: one call less.
         start: the function that starts it without waiting for its result.
+        shapes: those that its inputs must have.
     """
+    parsed = None if shapes is None else parse_shapes(shapes)
     if blobs:
         inputs, outputs = inputs or (0, ANY), outputs or (0, ANY)
 
@@ -212,7 +221,7 @@ def operator(
             if name in _operators and _operators[name].make.__module__ != make.__module__:
                 registered_twice.append(name)
             found = _describe(name, make, gradient, inputs, outputs)
-            _operators[name] = replace(found, blobs=blobs, plain=plain, start=start)
+            _operators[name] = replace(found, blobs=blobs, plain=plain, start=start, shapes=parsed)
         return make
 
     return register

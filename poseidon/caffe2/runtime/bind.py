@@ -68,9 +68,13 @@ def function_of(
 
 
 def bind(definition: OperatorDef, inputs: Sequence[Blob], outputs: Sequence[Blob], workspace: Any) -> Step:
-    """Return a call that reads the inputs, runs the operator and sets the outputs."""
-    function = function_of(definition, workspace)
-    return step(find(definition.type), function, inputs, outputs)
+    """Return a call that reads the inputs, checks their shapes, runs the operator and sets the outputs."""
+    known, function = find(definition.type), function_of(definition, workspace)
+    if known.shapes is not None:
+        last = any(argument.name == "order" and argument.s == b"NHWC" for argument in definition.arg)
+        shapes = known.shapes.channels_last() if last else known.shapes
+        function = shapes.guard(function, definition.input)
+    return step(known, function, inputs, outputs)
 
 
 def bind_start(definition: OperatorDef, inputs: Sequence[Blob]) -> Start | None:

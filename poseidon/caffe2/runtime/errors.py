@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dis
 import re
 from collections.abc import Mapping
 from typing import Any
@@ -30,35 +31,74 @@ def operator_error(reason: str, definition: OperatorDef, net: str, index: int) -
     return error
 
 
-_STRINGS = re.compile(r"numpy\.ndarray|bytes|'str'|sequence by non-int")
+_STRINGS = re.compile(r"numpy\.ndarray|NumPy arrays|bytes|'str'|sequence by non-int|'tuple' object")
 _OTHER = re.compile(r"^'(\w+)' object |must be Tensor, not (\w+)")
-_DIMENSIONS = re.compile(r"tuple index out of range|Dimension out of range|too many indices|0-d(im)?\b")
+_DIMENSIONS = re.compile(
+    r"tuple index out of range|dimension out of range|too many indices|0-d(im)?\b|not enough values to unpack",
+    re.I,
+)
+_TYPES = "the type of an input is not one that the operator takes"
+_REASONS = {
+    "": r"allocat|CUDA error",
+    "an index lies outside of the input that it is for": r"out of (bounds|range)|larger than self",
+    _TYPES: r"dtype|scalar type|bool tensor|not implemented for"
+    r"|not supported for|only integer tensors|must be (\w+, )*\w+ or|same type|floating point|non-complex|integral"
+    r"|can't be cast|\btype|does not support|schema|itensor",
+    "an input has a negative value where none is allowed": "negative",
+    "the shapes of the inputs do not fit together": r"shape|size|dim|expand|broadcast|multipl|elements|empty|primitive"
+    r"|number of|same length|0 or more|rank|scalar|vector|matri(x|ces)|repeats|groups|length|unpack|zip\(",
+}
+"""What a text of torch, NumPy or Python is about, the first that matches; "" where nothing clearer can be said."""
+_FOREIGN = (RuntimeError, IndexError, TypeError, ValueError, AttributeError, AssertionError)
+_RAISE = dis.opmap["RAISE_VARARGS"]
 
 
-def cause(error: Exception, inputs: Mapping[str, Any]) -> str:
-    """Return why an operator has failed; what Python reports of a value of a wrong kind becomes a sentence on the input.
+def cause(error: Exception, inputs: Mapping[str, Any]) -> tuple[str, str]:
+    """Return why an operator has failed, and the text of torch, NumPy or Python where that tells more, else "".
+
+    What these report of inputs that they cannot compute with becomes a sentence on the inputs.
 
     Args:
         error: what it has raised.
         inputs: the values of its inputs, by name.
     """
     text = " ".join(str(error).split())
+    if isinstance(error, ZeroDivisionError):
+        return "the size of an input, or an argument, is 0", ""
+    if is_own(error) or not isinstance(error, _FOREIGN):
+        return f"{type(error).__name__}: {text}", ""
+    empty = [name for name, value in inputs.items() if value is None]
+    if empty and ("None" in text or isinstance(error, TypeError)):
+        return f"{empty[0]} is empty: no operator has given it a value", ""
     if isinstance(error, (AttributeError, TypeError)):
         strings = [name for name, value in inputs.items() if isinstance(value, np.ndarray)]
         if strings and _STRINGS.search(text):
-            return f"{strings[0]} is a tensor of strings, expected numbers"
-        kind = next(filter(None, found.groups())) if (found := _OTHER.search(text)) else None
+            return f"{strings[0]} is a tensor of strings, expected numbers", ""
+        plain = "bytes" if "bytes" in text else None
+        kind = next(filter(None, found.groups())) if (found := _OTHER.search(text)) else plain
         given = {name: value for name, value in inputs.items() if value is not None}
         wrong = [name for name, value in given.items() if type(value).__name__ == kind]
         if wrong:
-            return f"{wrong[0]} is of type {kind}, expected another type of blob"
-    if isinstance(error, (IndexError, TypeError)) and _DIMENSIONS.search(text):
-        return "an input has too few dimensions"
-    if isinstance(error, ZeroDivisionError):
-        return "the size of an input, or an argument, is 0"
-    return f"{type(error).__name__}: {text}" + (
-        " (a blob that it reads is empty)" if "NoneType" in text else ""
-    )
+            return f"{wrong[0]} is of type {kind}, expected another type of blob", ""
+    if _DIMENSIONS.search(text):
+        return "an input has too few dimensions", ""
+    otherwise = _TYPES if isinstance(error, TypeError) else ""
+    reason = next((reason for reason, about in _REASONS.items() if re.search(about, text, re.I)), otherwise)
+    return (reason, text) if reason else (f"{type(error).__name__}: {text}", "")
+
+
+def is_own(error: BaseException) -> bool:
+    """Return whether a statement `raise` of this package has raised an error: its text is a sentence for the user.
+
+    Others come from an operation of torch, NumPy or Python that got values which it cannot compute with.
+    """
+    trace = error.__traceback__
+    if trace is None:
+        return True
+    while trace.tb_next is not None:
+        trace = trace.tb_next
+    code, module = trace.tb_frame.f_code, str(trace.tb_frame.f_globals.get("__name__"))
+    return module.partition(".")[0] == "poseidon" and code.co_code[trace.tb_lasti] == _RAISE
 
 
 def place_of(error: BaseException) -> tuple[str, int] | None:

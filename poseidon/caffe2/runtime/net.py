@@ -257,7 +257,8 @@ def failure(
     if len(shapes) > MOST_SHAPES:
         shapes[MOST_SHAPES:] = [f"and {len(shapes) - MOST_SHAPES} more"]
     given = f"; {place}, {definition.type}, has the inputs {', '.join(shapes)}" if shapes else ""
-    return operator_error(f"{cause(error, dict(values))}{given}", definition, net, index)
+    reason, detail = cause(error, dict(values))
+    return operator_error(f"{reason}{given}{f' ({detail})' if detail else ''}", definition, net, index)
 
 
 def _shape(value: Any) -> str:

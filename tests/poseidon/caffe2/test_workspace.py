@@ -72,7 +72,7 @@ def test_a_net_that_cannot_be_made_is_one_sentence(kind: str, message: str) -> N
 
 def test_an_empty_blob_is_named_as_such() -> None:
     workspace.CreateBlob("empty")
-    with pytest.raises(RuntimeError, match="a blob that it reads is empty"):
+    with pytest.raises(RuntimeError, match="empty is empty: no operator has given it a value"):
         workspace.RunOperatorOnce(core.CreateOperator("Relu", "empty", "y"))
     assert workspace.FetchBlob("empty") == b"empty, a C++ native class of type nullptr (uninitialized)."
 

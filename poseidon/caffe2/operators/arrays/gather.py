@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from poseidon.caffe2.operators.gradients import GradientMaker
+from poseidon.caffe2.operators.input_shapes import axis_of
 from poseidon.caffe2.operators.registry import NO_GRADIENT, operator
 
 
@@ -26,7 +27,7 @@ def taken(x: Any, indices: Tensor, axis: int = 0) -> Any:
         return x
     if isinstance(x, np.ndarray):
         return np.take(x, indices.cpu().numpy(), axis)
-    axis = axis % x.dim()
+    axis = axis_of(axis, x.dim())
     chosen = indices.reshape(-1).to(x.device, torch.int64)
     try:
         flat = torch.index_select(x, axis, chosen)
@@ -74,7 +75,7 @@ def gather(
         match_outer: whether the dimensions of the indices before the axis are those of x.
         wrap_indices: whether negative indices count from the end.
     """
-    axis = axis % x.ndim
+    axis = axis_of(axis, x.ndim)
     indices = _wrapped(indices, x.shape[axis], wrap_indices)
     if not match_outer:
         return taken(x, indices, axis)
@@ -97,7 +98,7 @@ def batch_gather_gradient(
     x: Tensor, indices: Tensor, dy: Tensor, *, axis: int = 1, match_outer: bool = False
 ) -> Tensor:
     """Return the gradient of `Gather` along an axis, and of `BatchGather`."""
-    axis = axis % x.dim()
+    axis = axis_of(axis, x.dim())
     dx = torch.zeros(x.shape, dtype=dy.dtype, device=dy.device)
     if match_outer:
         spread = _matched(x, indices, axis)
@@ -135,7 +136,7 @@ def places(starts: Tensor, lengths: Tensor) -> Tensor:
     return torch.arange(len(shift), device=lengths.device) + shift
 
 
-@operator("ScatterAssign")
+@operator("ScatterAssign", shapes="N *S, I, I *S")
 def scatter_assign(x: Tensor, indices: Tensor, slices: Tensor) -> Tensor:
     """Write the slices to the rows of x that the indices name, and return x."""
     x[indices.long()] = slices.to(x.dtype)
@@ -164,7 +165,7 @@ def segment_one_hot(lengths: Tensor, indices: Tensor, size: Tensor) -> Tensor:
     return rows
 
 
-@operator("BatchOneHot", gradient=NO_GRADIENT)
+@operator("BatchOneHot", gradient=NO_GRADIENT, shapes="N D, D, M")
 def batch_one_hot(x: Any, lengths: Tensor, values: Any) -> Any:
     """Return for each column of x as many columns as its length: whether x is each of the values."""
     columns = torch.repeat_interleave(torch.arange(len(lengths), device=lengths.device), lengths.long())
@@ -174,7 +175,7 @@ def batch_one_hot(x: Any, lengths: Tensor, values: Any) -> Any:
     return (wide == values[None, :]).to(x.dtype)
 
 
-@operator("BatchBucketOneHot", gradient=NO_GRADIENT)
+@operator("BatchBucketOneHot", gradient=NO_GRADIENT, shapes="N D, D, M")
 def batch_bucket_one_hot(x: Tensor, lengths: Tensor, boundaries: Tensor) -> Tensor:
     """Return for each column of x one column more than it has boundaries: whether x is in each interval, x's type.
 
@@ -308,7 +309,7 @@ def find_duplicate_elements(x: Any) -> Tensor:
     return torch.tensor(again, dtype=torch.int64)
 
 
-@operator("BooleanMask", gradient="BooleanMaskGradient(GO0, I1) -> GI0")
+@operator("BooleanMask", gradient="BooleanMaskGradient(GO0, I1) -> GI0", shapes="N *, N")
 def boolean_mask(x: Any, mask: Tensor) -> tuple[Any, Tensor]:
     """Return the rows of x where the mask holds, and their places."""
     found = torch.nonzero(mask).reshape(-1)

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from poseidon.caffe2.operators.gradients import GradientMaker
+from poseidon.caffe2.operators.input_shapes import axis_of
 from poseidon.caffe2.operators.registry import Context, operator
 
 
@@ -17,7 +18,7 @@ def _place(axis: int | None, order: str, dimensions: int, add_axis: bool = False
     """Return where to join or cut: `axis`, or by default the channels of an order."""
     if axis is None:
         axis = order.index("C")
-    return axis % (dimensions + add_axis)
+    return axis_of(axis, dimensions + add_axis)
 
 
 def _joined(xs: Sequence[Any], place: int, add_axis: bool) -> Any:

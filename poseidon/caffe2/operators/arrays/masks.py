@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from poseidon.caffe2.operators.gradients import GradientMaker
+from poseidon.caffe2.operators.input_shapes import axis_of
 from poseidon.caffe2.operators.registry import operator
 
 
@@ -69,9 +70,9 @@ def sequence_mask(
         ValueError: there is no such mode.
     """
     dims = x.shape
-    axis = axis % x.dim()
-    begin = 0 if batch is None else batch % x.dim() + 1
-    end = x.dim() if repeat_from_axis is None else repeat_from_axis % x.dim()
+    axis = axis_of(axis, x.dim())
+    begin = 0 if batch is None else axis_of(batch, x.dim()) + 1
+    end = x.dim() if repeat_from_axis is None else axis_of(repeat_from_axis, x.dim())
     rows, columns = dims[begin:axis].numel(), dims[axis:end].numel()
     row = torch.arange(rows, device=x.device)[:, None]
     column = torch.arange(columns, device=x.device)

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from poseidon.caffe2.operators.gradients import GradientMaker, Sparse
+from poseidon.caffe2.operators.input_shapes import axis_of
 from poseidon.caffe2.operators.registry import Context, operator
 
 
@@ -138,7 +139,7 @@ def prepend_dim(x: Tensor, *, dim_size: int) -> Tensor:
 
 
 def _repeats(x: Any, tiles: int, axis: int) -> list[int]:
-    return [tiles if place == axis % x.ndim else 1 for place in range(x.ndim)]
+    return [tiles if place == axis_of(axis, x.ndim) else 1 for place in range(x.ndim)]
 
 
 @operator("Tile", gradient="TileGradient(GO0, I1?, I2?) -> GI0")

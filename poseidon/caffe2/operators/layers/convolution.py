@@ -66,7 +66,7 @@ def _check_channels(x: Tensor, w: Tensor, b: Tensor | None, group: int) -> None:
         raise ValueError(f"the bias has the shape {list(b.shape)}, the filter {w.shape[0]} outputs")
 
 
-@operator(*(f"Conv{count}Gradient" for count in DIMENSIONS), outputs=(1, 3))
+@operator(*(f"Conv{count}Gradient" for count in DIMENSIONS), outputs=(1, 3), shapes="N C *X, M *, N M *Y")
 class ConvGradient:
     """The gradients of `Conv`: of the filter, of the bias (without `no_bias`), of the input where it is named."""
 
@@ -82,6 +82,7 @@ class ConvGradient:
         if last:
             x, w, dy = channels_second(x), channels_second(w), channels_second(dy)
         fit = self.windows.fit(x.shape[2:], w.shape[2:])
+        fit.check_gradient(dy)
         zeros = [0] * len(fit.before)
         padding = fit.before if fit.symmetric else zeros
         dx, dw, db = torch.ops.aten.convolution_backward(

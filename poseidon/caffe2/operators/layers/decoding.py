@@ -111,7 +111,7 @@ def _best(steps: list[list[float]], width: int) -> list[tuple[Prefix, float]]:
     return [(prefix, with_blank.get(prefix, 0.0) + without.get(prefix, 0.0)) for prefix in beam]
 
 
-@operator("ViterbiPath", gradient=NO_GRADIENT)
+@operator("ViterbiPath", gradient=NO_GRADIENT, shapes="N D, D D")
 def viterbi_path(scores: Tensor, transitions: Tensor) -> Tensor:
     """Return the label of each step on the path with the largest sum of scores and transitions, int32.
 
@@ -130,7 +130,7 @@ def viterbi_path(scores: Tensor, transitions: Tensor) -> Tensor:
     return torch.stack(path[::-1]).to(torch.int32)
 
 
-@operator("SwapBestPath")
+@operator("SwapBestPath", shapes="N D, N")
 def swap_best_path(scores: Tensor, path: Tensor) -> Tensor:
     """Return scores in which the label of the path has the largest score of each step: the two change places."""
     steps, chosen = torch.arange(len(scores), device=scores.device), path.long()

@@ -22,7 +22,7 @@ def _spread(dz: Tensor, x: Tensor) -> Tensor:
     return dz.reshape(-1, *[1] * (x.dim() - 1))
 
 
-@operator("SquaredL2Distance", gradient="SquaredL2DistanceGradient(I0, I1, GO0) -> GI0, GI1")
+@operator("SquaredL2Distance", gradient="SquaredL2DistanceGradient(I0, I1, GO0) -> GI0, GI1", shapes="*S, *S")
 def squared_l2_distance(x: Tensor, y: Tensor) -> Tensor:
     """Return half the sum of squared differences of each row."""
     return 0.5 * _rows((x - y) ** 2).sum(1)
@@ -35,7 +35,7 @@ def squared_l2_distance_gradient(x: Tensor, y: Tensor, dz: Tensor) -> tuple[Tens
     return dx, -dx
 
 
-@operator("L1Distance", gradient="L1DistanceGradient(I0, I1, GO0) -> GI0, GI1")
+@operator("L1Distance", gradient="L1DistanceGradient(I0, I1, GO0) -> GI0, GI1", shapes="*S, *S")
 def l1_distance(x: Tensor, y: Tensor) -> Tensor:
     """Return the sum of absolute differences of each row."""
     return _rows((x - y).abs()).sum(1)
@@ -49,7 +49,7 @@ def l1_distance_gradient(x: Tensor, y: Tensor, dz: Tensor) -> tuple[Tensor, Tens
     return dx, -dx
 
 
-@operator("DotProduct", gradient="DotProductGradient(I0, I1, GO0) -> GI0, GI1")
+@operator("DotProduct", gradient="DotProductGradient(I0, I1, GO0) -> GI0, GI1", shapes="*S, *S")
 def dot_product(x: Tensor, y: Tensor) -> Tensor:
     """Return the product of each pair of rows."""
     return _rows(x * y).sum(1)
@@ -108,7 +108,7 @@ def _norms(rows: Tensor) -> Tensor:
     return result
 
 
-@operator("CosineSimilarity", gradient="CosineSimilarityGradient(I0, I1, GO0) -> GI0, GI1")
+@operator("CosineSimilarity", gradient="CosineSimilarityGradient(I0, I1, GO0) -> GI0, GI1", shapes="*S, *S")
 def cosine_similarity(x: Tensor, y: Tensor) -> Tensor:
     """Return the cosine of the angle of each pair of rows."""
     a, b = _rows(x), _rows(y)
@@ -127,7 +127,11 @@ def cosine_similarity_gradient(x: Tensor, y: Tensor, dz: Tensor) -> tuple[Tensor
     return dx.reshape(x.shape), dy.reshape(y.shape)
 
 
-@operator("MarginRankingCriterion", gradient="MarginRankingCriterionGradient(I0, I1, I2, GO0) -> GI0, GI1")
+@operator(
+    "MarginRankingCriterion",
+    gradient="MarginRankingCriterionGradient(I0, I1, I2, GO0) -> GI0, GI1",
+    shapes="*S, *S, *S",
+)
 def margin_ranking_criterion(x1: Tensor, x2: Tensor, y: Tensor, *, margin: float = 1.0) -> Tensor:
     """Return max(0, margin - y * (x1 - x2))."""
     return (margin - y * (x1 - x2)).clamp(min=0)
@@ -142,7 +146,11 @@ def margin_ranking_criterion_gradient(
     return dx, -dx
 
 
-@operator("CosineEmbeddingCriterion", gradient="CosineEmbeddingCriterionGradient(I0, I1, GO0) -> GI0")
+@operator(
+    "CosineEmbeddingCriterion",
+    gradient="CosineEmbeddingCriterionGradient(I0, I1, GO0) -> GI0",
+    shapes="*S, *S",
+)
 def cosine_embedding_criterion(s: Tensor, y: Tensor, *, margin: float = 0.0) -> Tensor:
     """Return 1 - s for a pair that belongs together (y is 1), else max(0, s - margin)."""
     return torch.where(y == 1, 1 - s, (s - margin).clamp(min=0))
@@ -191,7 +199,7 @@ def pair_wise_loss_gradient(x: Tensor, labels: Tensor, dy: Tensor, lengths: Tens
     return torch.cat(parts).reshape(x.shape) if parts else torch.zeros_like(x)
 
 
-@operator("Accuracy")
+@operator("Accuracy", shapes="N D, N")
 def accuracy(predictions: Tensor, labels: Tensor, *, top_k: int = 1) -> Tensor:
     """Return the part of the rows whose label is among the `top_k` largest; of equal ones the first is the largest."""
     picked = labels.reshape(-1, 1).long()
@@ -201,7 +209,7 @@ def accuracy(predictions: Tensor, labels: Tensor, *, top_k: int = 1) -> Tensor:
     return (ahead.sum(1) < top_k).float().mean() if len(labels) else predictions.new_zeros(())
 
 
-@operator("MultiClassAccuracy")
+@operator("MultiClassAccuracy", shapes="N D, N")
 def multi_class_accuracy(predictions: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
     """Return for each class the part of its rows that are predicted, and their number."""
     wanted, classes = labels.reshape(-1).long(), predictions.shape[1]

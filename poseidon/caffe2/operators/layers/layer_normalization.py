@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from poseidon.caffe2.operators.gradients import GradientMaker
+from poseidon.caffe2.operators.input_shapes import axis_of
 from poseidon.caffe2.operators.layers.windows import channels_last, channels_second
 from poseidon.caffe2.operators.registry import operator
 
@@ -56,7 +57,7 @@ def _instance_rule(maker: GradientMaker) -> None:
     maker.op("InstanceNormGradient", inputs, [maker.GI(0), maker.GI(1), maker.GI(2)])
 
 
-@operator("InstanceNorm", gradient=_instance_rule)
+@operator("InstanceNorm", gradient=_instance_rule, shapes="N C *S, C, C")
 def instance_norm(
     x: Tensor, s: Tensor, b: Tensor, *, epsilon: float = 1e-5, order: str = "NCHW"
 ) -> tuple[Tensor, Tensor, Tensor]:
@@ -89,8 +90,7 @@ def instance_norm_gradient(
 
 
 @operator(
-    "GroupNorm",
-    gradient="GroupNormGradient(GO0, I0, I1, I2, O1, O2) -> GI0, GI1, GI2",
+    "GroupNorm", gradient="GroupNormGradient(GO0, I0, I1, I2, O1, O2) -> GI0, GI1, GI2", shapes="N C *S, C, C"
 )
 def group_norm(
     x: Tensor, s: Tensor, b: Tensor, *, group: int = 32, epsilon: float = 1e-5, order: str = "NCHW"
@@ -123,16 +123,25 @@ def _layer_rule(maker: GradientMaker) -> None:
     maker.op("LayerNormGradient", inputs, outputs)
 
 
+def _check_elements(s: Tensor, b: Tensor, rows: Tensor) -> None:
+    """Raise ValueError for a scale or a bias without one value for each element of a row."""
+    for name, value in (("scale", s), ("bias", b)):
+        if value.numel() != rows.shape[-1]:
+            raise ValueError(
+                f"the {name} has {value.numel()} values, expected {rows.shape[-1]}, the values of a row"
+            )
+
+
 @operator("LayerNorm", gradient=_layer_rule)
 def layer_norm(
     x: Tensor, s: Tensor | None = None, b: Tensor | None = None, *, axis: int = 1, epsilon: float = 1e-5
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return y, mean and deviation over the dimensions from `axis` on; scale and bias are by element of these."""
-    axis %= x.dim()
-    rows = x.flatten(axis)
+    rows = x.flatten(axis_of(axis, x.dim()))
     mean, deviation = _statistics(rows, epsilon)
     y = (rows - mean) / deviation
     if s is not None and b is not None:
+        _check_elements(s, b, rows)
         y = y * s.reshape(-1) + b.reshape(-1)
     return y.reshape(x.shape), mean, deviation
 
@@ -162,7 +171,8 @@ def layer_norm_gradient(
 @operator("RMSNorm", gradient="RMSNormGradient(GO0, I0, I1, O1) -> GI0, GI1, GI2")
 def rms_norm(x: Tensor, s: Tensor, b: Tensor, *, axis: int = 1, eps: float = 0.0) -> tuple[Tensor, Tensor]:
     """Return y, and 1 / root of the mean square over the dimensions from `axis` on (arXiv 1910.07467)."""
-    rows = x.flatten(axis % x.dim())
+    rows = x.flatten(axis_of(axis, x.dim()))
+    _check_elements(s, b, rows)
     inverse = torch.rsqrt((rows * rows).mean(-1) + eps)
     return (rows * inverse[..., None] * s.reshape(-1) + b.reshape(-1)).reshape(x.shape), inverse
 

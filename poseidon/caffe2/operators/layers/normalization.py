@@ -26,7 +26,7 @@ def _batch_rule(maker: GradientMaker) -> None:
     maker.op("SpatialBNGradient", inputs, outputs)
 
 
-@operator("SpatialBN", gradient=_batch_rule, inputs=(5, 7), outputs=(1, 5))
+@operator("SpatialBN", gradient=_batch_rule, inputs=(5, 7), outputs=(1, 5), shapes="N C *S, C, C, C, C, C, C")
 class SpatialBN:
     """Batch normalization by channel.
 
@@ -102,7 +102,7 @@ class SpatialBN:
         return by_channel(factor, x) * x + by_channel(bias - factor * saved, x), saved, inverse
 
 
-@operator("SpatialBNGradient", inputs=(5, 7))
+@operator("SpatialBNGradient", inputs=(5, 7), shapes="N C *S, C, N C *S, C, C, C, C")
 class SpatialBNGradient:
     """The gradients of `SpatialBN`: of x, scale and bias."""
 
@@ -165,7 +165,7 @@ def channel_stats(x: Tensor, *, order: str = "NCHW") -> tuple[Tensor, Tensor]:
     return x.sum(axes), (x * x).sum(axes)
 
 
-@operator("ChannelBackpropStats")
+@operator("ChannelBackpropStats", shapes="N C *S, C, C, N C *S")
 def channel_backprop_stats(
     x: Tensor, mean: Tensor, inverse: Tensor, dy: Tensor, *, order: str = "NCHW"
 ) -> tuple[Tensor, Tensor]:

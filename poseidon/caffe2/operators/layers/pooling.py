@@ -92,7 +92,7 @@ class MaxPool(_Pool):
         return self.ordered(_MAXIMA[x.dim() - 2](x, fit.kernel, fit.stride, padding, fit.dilation))
 
 
-@operator(*(f"MaxPool{count}Gradient" for count in DIMENSIONS))
+@operator(*(f"MaxPool{count}Gradient" for count in DIMENSIONS), shapes="N C *X, N C *Y, N C *Y")
 class MaxPoolGradient(_Pool):
     """The gradient of `MaxPool`: all elements that equal the maximum of a window get its gradient."""
 
@@ -105,6 +105,7 @@ class MaxPoolGradient(_Pool):
         if self.windows.whole:
             return self.ordered(torch.where(x == y, dy, 0))
         fit = self.windows.fit(x.shape[2:])
+        fit.check_gradient(dy)
         padded = fit.pad(x, float("-inf"))
         dx = torch.zeros_like(padded)
         for offsets in product(*map(range, fit.kernel)):
@@ -141,7 +142,7 @@ class AveragePool(_Pool):
         return _counts(x.shape[2:], fit, x)
 
 
-@operator(*(f"AveragePool{count}Gradient" for count in DIMENSIONS))
+@operator(*(f"AveragePool{count}Gradient" for count in DIMENSIONS), shapes="N C *X, N C *Y, N C *Y")
 class AveragePoolGradient(AveragePool):
     """The gradient of `AveragePool`."""
 
@@ -152,6 +153,7 @@ class AveragePoolGradient(AveragePool):
             count = max(x.shape[2:].numel(), 1)
             return self.ordered((dy / count).expand(x.shape))
         fit = self.windows.fit(x.shape[2:])
+        fit.check_gradient(dy)
         return self.ordered(fit.crop(_spread_sums(dy / self.divisor(x, fit), fit.pad(x), fit)))
 
 
@@ -170,7 +172,7 @@ class LpPool(_Pool):
         return self.ordered(_sums(fit.pad(x.abs() ** self.p), fit) ** (1 / self.p))
 
 
-@operator("LpPoolGradient")
+@operator("LpPoolGradient", shapes="N C *X, N C *Y, N C *Y")
 class LpPoolGradient(LpPool):
     """The gradient of `LpPool`."""
 
@@ -178,5 +180,6 @@ class LpPoolGradient(LpPool):
         """Return the gradient of x."""
         x, y, dy = self.images(x, y, dy)
         fit = self.windows.fit(x.shape[2:])
+        fit.check_gradient(dy)
         shares = fit.crop(_spread_sums(dy * y ** (1 - self.p), fit.pad(x), fit))
         return self.ordered(shares * x * x.abs() ** (self.p - 2))

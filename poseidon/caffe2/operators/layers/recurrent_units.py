@@ -34,7 +34,7 @@ def _lstm_gates(gates: Tensor, forget_bias: float) -> tuple[Tensor, Tensor, Tens
     return torch.sigmoid(i), torch.sigmoid(f + forget_bias), torch.sigmoid(o), torch.tanh(g)
 
 
-@operator("LSTMUnit", gradient=_lstm_rule, inputs=(4, 5))
+@operator("LSTMUnit", gradient=_lstm_rule, inputs=(4, 5), shapes="1 N D, 1 N D, 1 N 4D")
 def lstm_unit(
     hidden: Tensor,
     cell: Tensor,
@@ -101,7 +101,7 @@ def _gru_rule(maker: GradientMaker) -> None:
     maker.op("GRUUnitGradient", inputs, [maker.GI(0), maker.GI(1)])
 
 
-@operator("GRUUnit", gradient=_gru_rule, inputs=(3, 4))
+@operator("GRUUnit", gradient=_gru_rule, inputs=(3, 4), shapes="1 N D, 1 N 3D")
 def gru_unit(
     hidden: Tensor,
     gates: Tensor,

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from poseidon.caffe2.operators.gradients import GradientMaker
+from poseidon.caffe2.operators.input_shapes import axis_of
 from poseidon.caffe2.operators.layers.windows import channels_last, channels_second
 from poseidon.caffe2.operators.numeric.products import matrix
 from poseidon.caffe2.operators.registry import operator
@@ -17,14 +18,14 @@ SMALLEST = 1e-20
 @operator("Softmax", gradient="SoftmaxGradient(O0, GO0) -> GI0")
 def softmax(x: Tensor, *, axis: int = 1) -> Tensor:
     """Return the softmax over all dimensions from `axis` on."""
-    axis = axis % x.dim() if x.dim() else 0
+    axis = axis_of(axis, x.dim()) if x.dim() else 0
     return torch.softmax(x.flatten(axis), -1).reshape(x.shape)
 
 
 @operator("SoftmaxGradient")
 def softmax_gradient(y: Tensor, dy: Tensor, *, axis: int = 1) -> Tensor:
     """Return the gradient of `Softmax`."""
-    axis = axis % y.dim() if y.dim() else 0
+    axis = axis_of(axis, y.dim()) if y.dim() else 0
     probabilities, given = y.flatten(axis), dy.flatten(axis)
     inner = (probabilities * given).sum(-1, keepdim=True)
     return (probabilities * (given - inner)).reshape(y.shape)
@@ -136,7 +137,7 @@ def softmax_with_loss_gradient(
     return (dx * (importance * factor).unsqueeze(1)).reshape(x.shape)
 
 
-@operator("SpatialSoftmaxWithLoss", gradient=_rule)
+@operator("SpatialSoftmaxWithLoss", gradient=_rule, shapes="N C *S, N *S, N *S")
 def spatial_softmax_with_loss(
     x: Tensor, labels: Tensor, weights: Tensor | None = None, *, scale: float = 1.0, order: str = "NCHW"
 ) -> tuple[Tensor, Tensor]:
@@ -167,7 +168,7 @@ def spatial_softmax_with_loss_gradient(
     return channels_last(dx) if order == "NHWC" else dx
 
 
-@operator("CrossEntropy", gradient="CrossEntropyGradient(I0, I1, GO0) -> GI0")
+@operator("CrossEntropy", gradient="CrossEntropyGradient(I0, I1, GO0) -> GI0", shapes="N D, N D")
 def cross_entropy(x: Tensor, labels: Tensor) -> Tensor:
     """Return -sum of label * log(x) by row."""
     return -(labels * x.clamp(min=SMALLEST).log()).flatten(1).sum(1)
@@ -179,7 +180,7 @@ def cross_entropy_gradient(x: Tensor, labels: Tensor, dy: Tensor) -> Tensor:
     return -dy.reshape(-1, *[1] * (x.dim() - 1)) * labels / x.clamp(min=SMALLEST)
 
 
-@operator("LabelCrossEntropy", gradient="LabelCrossEntropyGradient(I0, I1, GO0) -> GI0")
+@operator("LabelCrossEntropy", gradient="LabelCrossEntropyGradient(I0, I1, GO0) -> GI0", shapes="N *, N *")
 def label_cross_entropy(x: Tensor, labels: Tensor) -> Tensor:
     """Return -log of the probability of each row's class."""
     rows = x.flatten(1)
@@ -226,7 +227,9 @@ def _by_row(dy: Tensor, x: Tensor) -> Tensor:
 
 
 @operator(
-    "SigmoidCrossEntropyWithLogits", gradient="SigmoidCrossEntropyWithLogitsGradient(GO0, I0, I1) -> GI0"
+    "SigmoidCrossEntropyWithLogits",
+    gradient="SigmoidCrossEntropyWithLogitsGradient(GO0, I0, I1) -> GI0",
+    shapes="*S, *S",
 )
 def sigmoid_cross_entropy_with_logits(
     x: Tensor, targets: Tensor, *, log_D_trick: bool = False, unjoined_lr_loss: bool = False
@@ -246,6 +249,7 @@ def sigmoid_cross_entropy_with_logits_gradient(
 @operator(
     "WeightedSigmoidCrossEntropyWithLogits",
     gradient="WeightedSigmoidCrossEntropyWithLogitsGradient(GO0, I0, I1, I2) -> GI0",
+    shapes="*S, *S, *S",
 )
 def weighted_sigmoid_cross_entropy_with_logits(x: Tensor, targets: Tensor, weights: Tensor) -> Tensor:
     """Return the mean of the weighted cross entropies of the last dimension."""

@@ -51,6 +51,13 @@ class Fit:
         pairs = list(zip(self.before, self.after, strict=True))
         return functional.pad(x, [-size for pair in reversed(pairs) for size in pair])
 
+    def check_gradient(self, dy: Tensor) -> None:
+        """Raise ValueError for a gradient, channels second, that has not one value for each window."""
+        if tuple(dy.shape[2:]) != self.output:
+            raise ValueError(
+                f"the gradient has windows {tuple(dy.shape[2:])}, expected {self.output} for this image and kernel"
+            )
+
 
 class Windows:
     """The windows that the arguments of an operator describe.

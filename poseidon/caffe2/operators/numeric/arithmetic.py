@@ -133,7 +133,7 @@ def _sum_rule(maker: GradientMaker) -> None:
         maker.dense(index, maker.GO(0))
 
 
-@operator("Sum", gradient=_sum_rule)
+@operator("Sum", gradient=_sum_rule, shapes="*S, ...")
 def sum_(x: Tensor, *others: Tensor) -> Tensor:
     """Return the sum of all inputs, on the device of the first."""
     if not others:
@@ -146,7 +146,7 @@ def sum_(x: Tensor, *others: Tensor) -> Tensor:
     return total
 
 
-@operator("SumInt")
+@operator("SumInt", shapes="*S, ...")
 def sum_int(x: Tensor, *others: Tensor) -> Tensor:
     """Return the sum of all inputs, integers."""
     result: Tensor = sum_(x, *others)

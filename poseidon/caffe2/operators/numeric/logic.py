@@ -63,9 +63,12 @@ def sum_reduce_like(
     return summed_to(a, fitted).reshape(b.shape)
 
 
-@operator("Where")
+@operator("Where", shapes="?, *S, *S")
 def where(condition: Tensor, x: Any, y: Any, *, broadcast_on_rows: bool = False) -> Any:
     """Return x where the condition holds, else y; with `broadcast_on_rows` it has one value for each row."""
+    expected = tuple(x.shape[:1] if broadcast_on_rows else x.shape)
+    if tuple(condition.shape) != expected:
+        raise ValueError(f"the condition has the shape {tuple(condition.shape)}, expected {expected}")
     if isinstance(x, np.ndarray):
         chosen = condition.cpu().numpy()
         shape = chosen.shape + (1,) * (x.ndim - chosen.ndim) if broadcast_on_rows else chosen.shape
@@ -89,7 +92,7 @@ def is_member_of(x: Any, *, value: Argument, dtype: Argument | None = None) -> T
     return same.any(-1)
 
 
-@operator("Max", gradient="MaxGradient(O0, GO0, I*) -> GI*")
+@operator("Max", gradient="MaxGradient(O0, GO0, I*) -> GI*", shapes="*S, ...")
 def max_(x: Tensor, *others: Tensor) -> Tensor:
     """Return the largest of all inputs, element by element."""
     most = x.clone()
@@ -98,7 +101,7 @@ def max_(x: Tensor, *others: Tensor) -> Tensor:
     return most
 
 
-@operator("Min", gradient="MinGradient(O0, GO0, I*) -> GI*")
+@operator("Min", gradient="MinGradient(O0, GO0, I*) -> GI*", shapes="*S, ...")
 def min_(x: Tensor, *others: Tensor) -> Tensor:
     """Return the least of all inputs, element by element."""
     least = x.clone()
@@ -113,7 +116,7 @@ def extreme_gradient(y: Tensor, dy: Tensor, *inputs: Tensor) -> tuple[Tensor, ..
     return tuple(torch.where(x == y, dy, 0) for x in inputs)
 
 
-@operator("Mean", gradient="MeanGradient(GO0) -> GI*")
+@operator("Mean", gradient="MeanGradient(GO0) -> GI*", shapes="*S, ...")
 def mean(x: Tensor, *others: Tensor) -> Tensor:
     """Return the mean of all inputs, element by element."""
     total = x.clone()
@@ -128,7 +131,7 @@ def mean_gradient(dy: Tensor, *, context: Context) -> tuple[Tensor, ...]:
     return tuple(dy / context.outputs for _ in range(context.outputs))
 
 
-@operator("SquareRootDivide", gradient="SquareRootDivide(GO0, I1) -> GI0")
+@operator("SquareRootDivide", gradient="SquareRootDivide(GO0, I1) -> GI0", shapes="N *, N")
 def square_root_divide(x: Tensor, scale: Tensor) -> Tensor:
     """Return each row of x divided by the square root of its scale; a scale of 0 divides by 1."""
     root = torch.where(scale > 0, scale, 1).to(x.dtype).sqrt()

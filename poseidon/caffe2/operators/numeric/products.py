@@ -17,6 +17,14 @@ def matrix(x: Tensor, axis: int) -> Tensor:
     return x.reshape(x.shape[:axis].numel(), x.shape[axis:].numel())
 
 
+def _check_bias(b: Tensor, outputs: int) -> None:
+    """Raise ValueError for a bias that is not one value for each output."""
+    if tuple(b.shape) != (outputs,):
+        raise ValueError(
+            f"Dimension mismatch: the bias has the shape {tuple(b.shape)}, expected ({outputs},) as W"
+        )
+
+
 @operator("FC", gradient="FCGradient(I0, I1, GO0) -> GI1, GI2, GI0")
 def fc(x: Tensor, w: Tensor, b: Tensor, *, axis: int = 1, axis_w: int = 1) -> Tensor:
     """Return x w^T + b: x is flattened from `axis` on, w from `axis_w` on (outputs first)."""
@@ -26,6 +34,7 @@ def fc(x: Tensor, w: Tensor, b: Tensor, *, axis: int = 1, axis_w: int = 1) -> Te
             f"Dimension mismatch: X {list(x.shape)} has {x.shape[axis:].numel()} values from axis {axis} on, "
             f"W {list(w.shape)} takes {weights.shape[1]}"
         )
+    _check_bias(b, weights.shape[0])
     return (rows.reshape(-1, weights.shape[1]) @ weights.t() + b).reshape(*x.shape[:axis], weights.shape[0])
 
 
@@ -44,6 +53,7 @@ def fc_gradient(
 def fc_transposed(x: Tensor, w: Tensor, b: Tensor, *, axis: int = 1, axis_w: int = 1) -> Tensor:
     """Return x w + b: x is flattened from `axis` on, w (inputs first) from `axis_w` on."""
     weights = matrix(w, axis_w)
+    _check_bias(b, weights.shape[1])
     y = x.reshape(-1, weights.shape[0]) @ weights + b
     return y.reshape(*x.shape[:axis], weights.shape[1])
 
@@ -122,7 +132,7 @@ def _affine_rule(maker: GradientMaker) -> None:
     maker.op("AffineChannelGradient", inputs, outputs)
 
 
-@operator("AffineChannel", gradient=_affine_rule)
+@operator("AffineChannel", gradient=_affine_rule, shapes="N C *S, C, C")
 def affine_channel(x: Tensor, s: Tensor, b: Tensor, *, order: str = "NCHW") -> Tensor:
     """Return s * x + b with numbers by channel."""
     return x * s + b if order == "NHWC" else x * by_channel(s, x) + by_channel(b, x)
@@ -144,10 +154,18 @@ def affine_channel_gradient(
     return dx, (images * given).sum(axes), images.sum(axes)
 
 
-@operator("ElementwiseLinear", gradient="ElementwiseLinearGradient(GO0, I0, I1) -> GI0, GI1, GI2")
+@operator(
+    "ElementwiseLinear",
+    gradient="ElementwiseLinearGradient(GO0, I0, I1) -> GI0, GI1, GI2",
+    shapes="?, *S, *S",
+)
 def elementwise_linear(x: Tensor, w: Tensor, b: Tensor, *, axis: int = 1) -> Tensor:
     """Return w * x + b, where w and b are by element from `axis` on."""
     rows = matrix(x, axis)
+    if w.numel() != rows.shape[1]:
+        raise ValueError(
+            f"the factors have {w.numel()} values, expected {rows.shape[1]}, the values of a row"
+        )
     return (rows * w.reshape(-1) + b.reshape(-1)).reshape(x.shape)
 
 
@@ -168,7 +186,7 @@ def _row_mul_rule(maker: GradientMaker) -> None:
     maker.op("ReduceTailSum", [f"{dw}before_aggregate"], [dw])
 
 
-@operator("RowMul", gradient=_row_mul_rule)
+@operator("RowMul", gradient=_row_mul_rule, shapes="N *, N")
 def row_mul(x: Tensor, w: Tensor) -> Tensor:
     """Return x with each row multiplied by its weight."""
     return x * w.reshape(-1, *[1] * (x.dim() - 1))

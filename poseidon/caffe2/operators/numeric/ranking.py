@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from poseidon.caffe2.operators.input_shapes import axis_of
 from poseidon.caffe2.operators.registry import operator
 
 
@@ -40,7 +41,7 @@ def _top(x: Tensor, k: int) -> tuple[Tensor, Tensor]:
 @operator("TopK", gradient="TopKGradient(GO0, O1, I0) -> GI0")
 def top_k(x: Tensor, *, k: int, axis: int = -1) -> tuple[Tensor, Tensor, Tensor]:
     """Return the k largest values along an axis, their indices, and their indices in the flattened tensor."""
-    axis = axis % x.dim()
+    axis = axis_of(axis, x.dim())
     size, inner = x.shape[axis], x.shape[axis + 1 :].numel()
     values, indices = _top(x.movedim(axis, -1), k)
     values, indices = values.movedim(-1, axis).contiguous(), indices.movedim(-1, axis).contiguous()

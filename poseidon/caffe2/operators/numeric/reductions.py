@@ -7,11 +7,12 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
+from poseidon.caffe2.operators.input_shapes import axis_of
 from poseidon.caffe2.operators.registry import operator
 
 
 def _axes(x: Tensor, axes: Sequence[int]) -> list[int]:
-    return [axis % x.dim() for axis in axes] if axes else list(range(x.dim()))
+    return [axis_of(axis, x.dim()) for axis in axes] if axes else list(range(x.dim()))
 
 
 def _kept(y: Tensor, x: Tensor, axes: Sequence[int]) -> Tensor:

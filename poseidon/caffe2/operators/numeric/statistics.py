@@ -150,7 +150,7 @@ def bisect_percentile(
     return torch.stack([_share(value, *part) for value, *part in zip(x.t(), *parts, strict=True)], 1)
 
 
-@operator("APMeter")
+@operator("APMeter", shapes="N D, N D")
 class APMeter:
     """The average precision of each class over the last examples.
 
@@ -225,7 +225,7 @@ def _log_odds(p: Tensor) -> Tensor:
     return p.clamp(min=SMALLEST).log() - (1 - p).clamp(min=SMALLEST).log()
 
 
-@operator("BernoulliJSD", gradient="BernoulliJSDGradient(GO0, I0, I1) -> GI0")
+@operator("BernoulliJSD", gradient="BernoulliJSDGradient(GO0, I0, I1) -> GI0", shapes="*S, *S")
 def bernoulli_jsd(x: Tensor, t: Tensor) -> Tensor:
     """Return the Jensen-Shannon divergence of each pair of probabilities of a coin."""
     return _entropy((x + t) / 2) - (_entropy(x) + _entropy(t)) / 2

@@ -11,7 +11,7 @@ SMALLEST = 1e-6
 """The least value that `BatchBoxCox` takes the power of."""
 
 
-@operator("BatchBoxCox")
+@operator("BatchBoxCox", shapes="N D, D, D")
 def batch_box_cox(x: Tensor, powers: Tensor, shifts: Tensor) -> Tensor:
     """Return ((x + shift)^power - 1) / power by column, and log(x + shift) where the power is 0."""
     moved = (x + shifts).clamp(min=SMALLEST)

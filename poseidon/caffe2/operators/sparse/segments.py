@@ -233,7 +233,7 @@ def _lengths_weighted_rule(maker: GradientMaker) -> None:
         maker.op("LengthsWeightedSumGradient", inputs, [maker.GI(0)])
 
 
-@operator("LengthsWeightedSum", gradient=_lengths_weighted_rule)
+@operator("LengthsWeightedSum", gradient=_lengths_weighted_rule, shapes="N *, N, M")
 def lengths_weighted_sum(x: Tensor, weights: Tensor, lengths: Tensor) -> Tensor:
     """Return the weighted sum of each segment."""
     return _by_lengths("Sum", x * _column(weights, x), lengths)
@@ -266,7 +266,7 @@ def _sparse_lengths_weighted_rule(maker: GradientMaker) -> None:
     maker.sparse(0, maker.I(2), values)
 
 
-@operator("SparseLengthsWeightedSum", gradient=_sparse_lengths_weighted_rule)
+@operator("SparseLengthsWeightedSum", gradient=_sparse_lengths_weighted_rule, shapes="N *, I, I, M")
 def sparse_lengths_weighted_sum(x: Tensor, weights: Tensor, indices: Tensor, lengths: Tensor) -> Tensor:
     """Return the weighted sum of the rows that the indices of each segment name."""
     rows = _rows(x, indices)

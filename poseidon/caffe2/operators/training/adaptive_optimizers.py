@@ -22,7 +22,7 @@ def _storm_momentum(m: Tensor, g: Tensor, rate: Tensor, momentum: float) -> Tens
     return g + (1 - momentum * rate * rate) * (m - g)
 
 
-@operator("Storm")
+@operator("Storm", shapes="*S, *S, one, *S, one")
 def storm(
     w: Tensor, m: Tensor, total: Tensor, g: Tensor, lr: Tensor, *, momentum: float = 10.0, beta: float = 0.1
 ) -> tuple[Tensor, Tensor, Tensor]:
@@ -53,7 +53,7 @@ def sparse_storm(
     return w, m, summed
 
 
-@operator("Wngrad")
+@operator("Wngrad", shapes="*S, one, *S, one")
 def wngrad(
     w: Tensor, b: Tensor, g: Tensor, lr: Tensor, *, epsilon: float = 1e-5
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -81,7 +81,7 @@ def sparse_wngrad(
     return w, b + (g * g).sum() / b
 
 
-@operator("GFtrl")
+@operator("GFtrl", shapes="*S, *S 2, *S, one")
 def gftrl(
     w: Tensor,
     nz: Tensor,
@@ -109,7 +109,7 @@ def gftrl(
     return torch.where(norms > limit, kept, 0.0), torch.stack([summed, adjusted], -1)
 
 
-@operator("DecayAdagrad")
+@operator("DecayAdagrad", shapes="*S, *S, *S, *S, one, one")
 def decay_adagrad(
     w: Tensor,
     m: Tensor,

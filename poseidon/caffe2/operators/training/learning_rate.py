@@ -265,7 +265,7 @@ class LearningRate:
         return torch.tensor(rate, dtype=torch.float32, device=self.device)
 
 
-@operator("LearningRateAdaption")
+@operator("LearningRateAdaption", shapes="one, *S, *S")
 def learning_rate_adaption(
     lr: Tensor,
     gradient: Tensor,

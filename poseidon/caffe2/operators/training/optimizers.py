@@ -25,7 +25,7 @@ def momentum_step(g: Tensor, m: Tensor, lr: Tensor, momentum: float, nesterov: b
     return ((1 + momentum) * moved - momentum * m if nesterov else moved), moved
 
 
-@operator("MomentumSGD")
+@operator("MomentumSGD", shapes="*S, *S, one")
 def momentum_sgd(
     g: Tensor, m: Tensor, lr: Tensor, *, momentum: float = 0.0, nesterov: bool = False
 ) -> tuple[Tensor, Tensor]:
@@ -33,7 +33,7 @@ def momentum_sgd(
     return momentum_step(g, m, lr, momentum, nesterov)
 
 
-@operator("MomentumSGDUpdate")
+@operator("MomentumSGDUpdate", shapes="*S, *S, one, *S")
 class MomentumSGDUpdate:
     """`MomentumSGD` and the subtraction of the step; blobs that are inputs and outputs are updated in place."""
 
@@ -64,7 +64,7 @@ class MomentumSGDUpdate:
         w.sub_(g.sub_(before))
 
 
-@operator("FP32MomentumSGDUpdate")
+@operator("FP32MomentumSGDUpdate", shapes="*S, *S, one, *S")
 def fp32_momentum_sgd_update(
     g: Tensor,
     m: Tensor,
@@ -80,7 +80,7 @@ def fp32_momentum_sgd_update(
     return step, moved, w - step
 
 
-@operator("FP16MomentumSGDUpdate")
+@operator("FP16MomentumSGDUpdate", shapes="*S, *S, one, *S")
 def fp16_momentum_sgd_update(
     g: Tensor,
     m: Tensor,
@@ -115,7 +115,7 @@ def adagrad_step(
     return w + update, history, effective, update
 
 
-@operator("Adagrad", outputs=(2, 4))
+@operator("Adagrad", outputs=(2, 4), shapes="*S, *S, *S, one")
 def adagrad(
     w: Tensor,
     h: Tensor,
@@ -180,7 +180,7 @@ def counted(iteration: Tensor) -> int:
     return 0 if iteration.is_meta else int(iteration.reshape(-1)[0])
 
 
-@operator("Adam", outputs=(3, 4))
+@operator("Adam", outputs=(3, 4), shapes="*S, *S, *S, *S, one, one")
 def adam(
     w: Tensor,
     m1: Tensor,
@@ -198,7 +198,7 @@ def adam(
     return w + lr * step, first, second, step
 
 
-@operator("RmsProp")
+@operator("RmsProp", shapes="*S, *S, *S, one")
 def rms_prop(
     g: Tensor,
     squares: Tensor,
@@ -224,7 +224,7 @@ def adadelta_step(
     return w + lr * update, history, decay * d + (1 - decay) * update * update
 
 
-@operator("Adadelta")
+@operator("Adadelta", shapes="*S, *S, *S, *S, one")
 def adadelta(
     w: Tensor, h: Tensor, d: Tensor, g: Tensor, lr: Tensor, *, epsilon: float = 1e-5, decay: float = 0.95
 ) -> tuple[Tensor, Tensor, Tensor]:
@@ -243,7 +243,7 @@ def ftrl_step(
     return torch.where(sums.abs() > lambda1, solved, 0), torch.stack((squares, sums), -1)
 
 
-@operator("Ftrl")
+@operator("Ftrl", shapes="*S, *S 2, *S, one")
 def ftrl(
     w: Tensor,
     nz: Tensor,
@@ -259,7 +259,7 @@ def ftrl(
     return ftrl_step(w, nz, g, alpha if rate is None else rate, beta, lambda1, lambda2)
 
 
-@operator("Lars")
+@operator("Lars", shapes="*S, *S, one, one, one")
 def lars(
     w: Tensor,
     g: Tensor,
@@ -294,7 +294,7 @@ def _weighted_sum_rule(maker: GradientMaker) -> None:
     maker.op("WeightedSumGradient", [maker.GO(0), *maker.forward.input], outputs)
 
 
-@operator("WeightedSum", gradient=_weighted_sum_rule)
+@operator("WeightedSum", gradient=_weighted_sum_rule, shapes="*S, one, ...")
 def weighted_sum(*pairs: Tensor) -> Tensor:
     """Return the sum of x_i * w_i over pairs of inputs; a weight is one number."""
     total = pairs[0] * pairs[1].reshape(())

@@ -131,7 +131,7 @@ def test_a_failure_is_its_sentence_and_what_needs_the_sum_does_not_run(kind: str
 def test_an_empty_blob_is_named_with_its_operator(kind: str) -> None:
     own = workspace_of(World(), "ac")
     own.create("b")
-    with pytest.raises(RuntimeError, match=r'(?s)a blob that it reads is empty.*input: "b"'):
+    with pytest.raises(RuntimeError, match=r'(?s)b is empty: no operator has given it a value.*input: "b"'):
         own.run_once(net(kind, total("a"), total("b"), total("c")))
 
 
