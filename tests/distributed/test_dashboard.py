@@ -6,15 +6,15 @@ import json
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
 
+from tests.support import polling
 from tests.support.needs import find
-from tests.support.polling import until
 
 webdriver = pytest.importorskip("selenium.webdriver")
 pytest.importorskip("uvicorn")
@@ -26,12 +26,27 @@ name: "small"
 layer { name: "data" type: "DummyData" top: "data" top: "label"
   dummy_data_param { shape { dim: 8 dim: 100 } shape { dim: 8 }
     data_filler { type: "gaussian" } data_filler { type: "constant" value: 1 } } }
-layer { name: "ip" type: "InnerProduct" bottom: "data" top: "ip"
+layer { name: "pace" type: "Pace" bottom: "data" top: "paced" }
+layer { name: "ip" type: "InnerProduct" bottom: "paced" top: "ip"
   inner_product_param { num_output: 10 weight_filler { type: "xavier" } } }
 layer { name: "loss" type: "SoftmaxWithLoss" bottom: "ip" bottom: "label" top: "loss" }
 """
-SOLVER = 'net: "net.prototxt" base_lr: 0.01 lr_policy: "fixed" max_iter: 10000000 display: 20 snapshot: 200\n'
-SOLVER += 'test_iter: 2 test_interval: 200 snapshot_prefix: "snap"\n'
+PACE = """
+import time
+from poseidon.layers.base import Layer
+from poseidon.layers.registry import register
+
+@register("Pace")
+class Pace(Layer):
+    def setup(self, bottoms):
+        return [bottoms[0]]
+
+    def forward(self, bottom):
+        time.sleep(0.005)  # a net that computes for so long; the processors are the browser's
+        return bottom * 1.0
+"""
+SOLVER = 'net: "net.prototxt" base_lr: 0.01 lr_policy: "fixed" max_iter: 10000000 display: 10 snapshot: 100\n'
+SOLVER += 'test_iter: 2 test_interval: 100 snapshot_prefix: "snap"\n'
 
 
 @pytest.fixture
@@ -53,8 +68,9 @@ def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[subpr
     """A job of two clients with its page: the launcher, and the page's address."""
     monkeypatch.setenv("POSEIDON_HOME", str(tmp_path / "state"))
     (tmp_path / "net.prototxt").write_text(NET)
+    (tmp_path / "pace.py").write_text(PACE)
     (tmp_path / "solver.prototxt").write_text(SOLVER)
-    (tmp_path / "hosts").write_text("0 127.0.0.1 0\n1 127.0.0.1 0\n")
+    (tmp_path / "hosts").write_text("0 127.0.0.1 0\n1 127.0.0.1 0 role=worker\n")
     argv = [
         sys.executable,
         "-m",
@@ -66,7 +82,7 @@ def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[subpr
     ]
     with (tmp_path / "log").open("w") as log:
         launcher = subprocess.Popen(
-            [*argv, "--dashboard", "--max_restarts=1", "--snapshot_keep=2"],
+            [*argv, "--import=pace", "--dashboard", "--max_restarts=1", "--snapshot_keep=2"],
             cwd=tmp_path,
             stderr=log,
             text=True,
@@ -78,6 +94,11 @@ def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[subpr
     finally:
         launcher.send_signal(signal.SIGTERM)
         launcher.wait(60)
+
+
+def until(found: Callable[[], bool], what: str, timeout_s: float) -> None:
+    """Poll the page as `polling.until`, but seldom: each question takes the browser's processor time."""
+    polling.until(found, what, timeout_s, every_s=0.1)
 
 
 def shown(browser: Any, id_: str) -> str:

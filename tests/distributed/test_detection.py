@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import subprocess
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,10 +12,9 @@ from poseidon.cli.main import main
 from poseidon.data.prepare.shapes import write_detection_set
 from prototxt.ssd.detector import Detector
 from prototxt.ssd.generate import SHAPES, chain
-from tests.support.training_processes import command, environment, machinefile
+from tests.support.training_processes import machinefile, poseidon_here
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(900)]
-LIMIT_S = 800.0
 
 # Two thirds of the side and no random windows, so that few iterations are enough to see it learn.
 TINY = replace(
@@ -42,16 +40,8 @@ def make(folder: Path, detector: Detector, images: dict[str, int]) -> None:
 
 def precisions(folder: Path, workers: int) -> list[float]:
     """What the tests of a job log."""
-    hosts = machinefile(folder, workers)
-    done = subprocess.run(
-        command("train", "--solver=shapes_ssd_solver.prototxt", f"--hostfile={hosts}"),
-        cwd=folder,
-        env=environment(folder),
-        capture_output=True,
-        text=True,
-        timeout=LIMIT_S,
-        check=False,
-    )
+    hosts = machinefile(folder, workers, 1)
+    done = poseidon_here(folder, "train", "--solver=shapes_ssd_solver.prototxt", f"--hostfile={hosts}")
     assert done.returncode == 0, done.stderr
     return [float(x) for x in re.findall(r"output #0: detection_eval = (\S+)", done.stdout + done.stderr)]
 

@@ -11,7 +11,7 @@ from poseidon.metrics.job_statistics import read_statistics
 from poseidon.proto.caffe_pb2 import SolverState
 from poseidon.snapshot.checksums import seal
 from tests.support.training import Job, largest_difference, run, weights, write_definitions
-from tests.support.training_processes import make_data, poseidon
+from tests.support.training_processes import machinefile, make_data, poseidon_here
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(150)]
 
@@ -57,7 +57,7 @@ def test_the_weights_are_one_processes(
     write_definitions(alone, batch=BATCH // 2, extra=f"max_iter: {STEPS}")
     words = ("--hostfile=hosts", f"--exchange={exchange}", "--output=o")
     encrypted = ("--encrypt=on",) if exchange == "svb" else ()  # one of them shows that keys change nothing
-    result = poseidon(alone, "train", "--solver=solver.prototxt", *words, *encrypted)
+    result = poseidon_here(alone, "train", "--solver=solver.prototxt", *words, *encrypted)
     assert result.returncode == 0, result.stderr
     assert counts in result.stderr
     assert largest_difference(weights(alone, STEPS), one) <= 1e-5
@@ -81,12 +81,12 @@ def test_a_job_of_three_schemes_with_a_limit_resumes_with_its_bits(tmp_path: Pat
     limited = f"clip_gradients: 0.5\nsnapshot: {STEPS // 2}\nmax_iter"
     run(write_definitions(tmp_path, batch=BATCH, extra=f"{limited}: {STEPS}"), Job())
     exact = weights(tmp_path, STEPS)
-    (tmp_path / "hosts").write_text("".join(f"{n} 127.0.0.1 0\n" for n in range(3)), encoding="utf-8")
+    hosts = machinefile(tmp_path, 3, 2)
 
     def train(steps: int, *words: str) -> str:
         write_definitions(tmp_path, batch=BATCH // 3, extra=f"{limited}: {steps}")
-        common = ("--solver=solver.prototxt", "--hostfile=hosts", "--exchange=auto", "--output=o")
-        result = poseidon(tmp_path, "train", *common, *words)
+        common = ("--solver=solver.prototxt", f"--hostfile={hosts}", "--exchange=auto", "--output=o")
+        result = poseidon_here(tmp_path, "train", *common, *words)
         assert result.returncode == 0, result.stderr
         plan = (tmp_path / "o" / "exchange_plan.txt").read_text(encoding="utf-8")
         return " ".join(line.split()[2] for line in plan.splitlines()[1:-2])

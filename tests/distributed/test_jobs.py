@@ -16,7 +16,15 @@ from poseidon.cluster.jobs.registry import Registry
 from poseidon.metrics.glog_lines import number
 from tests.support.live_processes import none_left
 from tests.support.training import endless, largest_difference, weights, write_definitions
-from tests.support.training_processes import ROOT, environment, machinefile, make_data, poseidon, training
+from tests.support.training_processes import (
+    ROOT,
+    environment,
+    machinefile,
+    make_data,
+    poseidon,
+    poseidon_here,
+    training,
+)
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(150)]
 
@@ -150,10 +158,10 @@ def test_in_the_background(folder: Path) -> None:
     assert started.returncode == 0, started.stderr
     (job,) = re.findall(r"Job (\S+) runs in the background", started.stdout)
     try:
-        assert job in poseidon(folder, "ps").stdout
+        assert job in poseidon_here(folder, "ps").stdout
     finally:
-        killed = poseidon(folder, "kill", job)
+        killed = poseidon_here(folder, "kill", job)
     assert killed.returncode == 0, killed.stderr
-    assert job not in poseidon(folder, "ps").stdout
+    assert job not in poseidon_here(folder, "ps").stdout
     marked = [p for p in psutil.process_iter(["cmdline"]) if job in (p.info["cmdline"] or [])]
     assert not marked

@@ -13,7 +13,7 @@ import pytest
 
 from tests.support.live_processes import none_left
 from tests.support.training import Job, largest_difference, run, weights, write_definitions
-from tests.support.training_processes import make_data, poseidon, training
+from tests.support.training_processes import make_data, poseidon_here, training
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(150)]
 
@@ -55,7 +55,7 @@ def test_two_machines_of_two_workers_have_one_processes_weights(
 ) -> None:
     (alone / f"snap_iter_{STEPS}.caffemodel").unlink()
     write_definitions(alone, batch=BATCH // 4, extra=f"max_iter: {STEPS}")
-    result = poseidon(
+    result = poseidon_here(
         alone,
         "train",
         "--solver=solver.prototxt",
@@ -82,7 +82,9 @@ def test_one_machine_of_two_workers_has_them_too(
 ) -> None:
     (alone / f"snap_iter_{STEPS}.caffemodel").unlink()
     write_definitions(alone, batch=BATCH // 2, extra=f"max_iter: {STEPS}")
-    result = poseidon(alone, "train", "--solver=solver.prototxt", "--num_app_threads=2", "--output=o", *flags)
+    result = poseidon_here(
+        alone, "train", "--solver=solver.prototxt", "--num_app_threads=2", "--output=o", *flags
+    )
     assert result.returncode == 0, result.stderr
     assert f"1 client, 2 workers, {1 if flags else 0} shard" in result.stderr
     assert largest_difference(weights(alone, STEPS), one) <= 1e-5
@@ -117,5 +119,8 @@ def test_a_stopped_job_of_stale_workers_goes_on(alone: Path) -> None:
         assert job.end() == 130
     (state,) = alone.glob("snap_iter_*.solverstate")
     iteration = int(re.findall(r"\d+", state.name)[0])
-    with training(alone, *words, f"--snapshot={state}") as job:
-        assert f"Iteration {iteration}, loss" in job.wait_for("loss: ")
+    done = poseidon_here(alone, "train", *words, f"--snapshot={state}", f"--max_iter={iteration + 3}")
+    assert done.returncode == 0, done.stderr
+    shown = re.findall(r"Iteration (\d+), loss: ", done.stderr)
+    assert shown[0] == str(iteration)
+    assert f"finished at iteration {iteration + 3}" in done.stderr

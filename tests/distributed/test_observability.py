@@ -16,7 +16,7 @@ from poseidon.metrics.job_statistics import JobStatistics, read_statistics
 from poseidon.metrics.trace_merge import merge, trace_files
 from ps_server.trace import Track
 from tests.support.training import Job, run, weights, write_definitions
-from tests.support.training_processes import machinefile, make_data, poseidon
+from tests.support.training_processes import machinefile, make_data, poseidon_here
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(150)]
 
@@ -49,7 +49,7 @@ def train(folder: Path, *flags: str) -> Path:
     output = folder / f"out{len(list(folder.iterdir()))}"
     solver = write_definitions(folder, batch=BATCH, norm=True, extra=f"max_iter: {ITERATIONS}")
     hosts = machinefile(folder, 2)
-    result = poseidon(
+    result = poseidon_here(
         folder, "train", f"--solver={solver}", f"--hostfile={hosts}", f"--output={output}", *flags
     )
     assert result.returncode == 0, result.stderr

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.training_processes import machinefile, make_data, poseidon
+from tests.support.training_processes import machinefile, make_data, poseidon_here
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(300)]
 
@@ -80,7 +80,7 @@ def test_resumed_is_uninterrupted(folder: Path, workers: int, exchange: str, mor
     words += more_words.split()
     ended = []
     for more in ([], [f"--snapshot=snap_iter_{HALF}.solverstate"]):
-        done = poseidon(folder, *words, *more)
+        done = poseidon_here(folder, *words, *more)
         assert done.returncode == 0, done.stderr
         files = [folder / f"snap_iter_{STEPS}.{kind}" for kind in ("caffemodel", "solverstate")]
         ended.append([file.read_bytes() for file in files])
@@ -93,7 +93,7 @@ def test_a_run_that_computes_otherwise_says_so(folder: Path) -> None:
     words = ("train", "--solver=solver.prototxt", "--output=out")
     for threads, warned in ((1, False), (2, True)):
         more = [f"--snapshot=snap_iter_{HALF}.solverstate"] if warned else []
-        done = poseidon(folder, *words, f"--threads={threads}", *more)
+        done = poseidon_here(folder, *words, f"--threads={threads}", *more)
         assert done.returncode == 0, done.stderr
         sentence = f"worker 0 computed with 1 thread on .* when snap_iter_{HALF}.solverstate was written, and now with 2"
         assert bool(re.search(sentence, done.stderr)) == warned, done.stderr

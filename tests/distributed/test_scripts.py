@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.support.training_processes import machinefile, poseidon, training
+from tests.support.training_processes import machinefile, poseidon_here, training
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(150)]
 
@@ -70,7 +70,7 @@ def test_two_clients_are_one_process(
     folder: Path, how: str, threads: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     words = (f"--hostfile={machinefile(folder, 2, 1)}", f"--num_app_threads={threads}", "--output=logs")
-    done = poseidon(folder, "run", *words, "--show_logs=all", "script.py", how, "8", "end")
+    done = poseidon_here(folder, "run", *words, "--show_logs=all", "script.py", how, "8", "end")
     workers = 2 * threads
     assert done.returncode == 0, done.stderr
     for rank in range(workers):
@@ -122,7 +122,7 @@ def test_a_worker_that_is_killed_costs_no_bit(folder: Path, how: str, threads: i
     """In step 11, within an epoch: the job starts again by itself and goes on from step 10."""
     (folder / "resuming.py").write_text(RESUMING, encoding="utf-8")
     flags = (f"--hostfile={machinefile(folder, 2, 1)}", f"--num_app_threads={threads}", "--max_restarts=1")
-    lost = poseidon(folder, "run", *flags, "--output=lost", "resuming.py", how, "lost")
+    lost = poseidon_here(folder, "run", *flags, "--output=lost", "resuming.py", how, "lost")
     assert lost.returncode == 0, lost.stderr
     assert re.search(
         r"restart 1 of 1: going on from .*/lost/checkpoint_iter_10\.pt at iteration 10", lost.stderr
@@ -132,7 +132,7 @@ def test_a_worker_that_is_killed_costs_no_bit(folder: Path, how: str, threads: i
         rf"resume.*: +poseidon run .*--max_restarts=1 --snapshot=lost/checkpoint_iter_\d+\.pt resuming\.py {how} lost\n",
         lost.stderr,
     )
-    whole = poseidon(folder, "run", *flags, "--output=whole", "resuming.py", how, "whole")
+    whole = poseidon_here(folder, "run", *flags, "--output=whole", "resuming.py", how, "whole")
     assert "restart 1 of" not in whole.stderr
     for rank in range(2 * threads):
         expected = torch.load(folder / f"whole{rank}")
@@ -141,7 +141,7 @@ def test_a_worker_that_is_killed_costs_no_bit(folder: Path, how: str, threads: i
 
 
 def test_a_script_that_fails_ends_the_job_with_one_sentence(folder: Path) -> None:
-    done = poseidon(folder, "run", f"--hostfile={machinefile(folder, 2, 1)}", "fails.py")
+    done = poseidon_here(folder, "run", f"--hostfile={machinefile(folder, 2, 1)}", "fails.py")
     assert done.returncode == 1
     last = done.stderr.splitlines()[-1]
     assert re.fullmatch(
@@ -159,7 +159,9 @@ def test_workers_that_are_out_of_step_end_the_job(folder: Path, how: str) -> Non
         "group.settle()", "group.mean(1.0)"
     )
     (folder / "unequal.py").write_text(text, encoding="utf-8")
-    done = poseidon(folder, "run", f"--hostfile={machinefile(folder, 2, 1)}", "unequal.py", how, "0", "end")
+    done = poseidon_here(
+        folder, "run", f"--hostfile={machinefile(folder, 2, 1)}", "unequal.py", how, "0", "end"
+    )
     assert done.returncode == 1
     assert done.stderr.splitlines()[-1].startswith(
         "poseidon run: worker 0 waits in mean() after step 3, and worker 1 has gone on to step 4 without it: all workers"

@@ -10,7 +10,7 @@ import pytest
 from poseidon.proto.blob import from_array
 from poseidon.proto.caffe_pb2 import NetParameter
 from poseidon.snapshot.caffemodel import read_model
-from tests.support.training_processes import machinefile, poseidon
+from tests.support.training_processes import machinefile, poseidon_here
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(150)]
 
@@ -43,7 +43,7 @@ def folder(tmp_path: Path) -> Path:
 
 def train(folder: Path, *flags: str) -> dict[str, list[np.ndarray]]:
     """The saved layers of a job at rate 0."""
-    done = poseidon(folder, "train", "--solver=solver.prototxt", *flags)
+    done = poseidon_here(folder, "train", "--solver=solver.prototxt", *flags)
     assert done.returncode == 0, done.stderr
     return dict(read_model(folder / "end_iter_1.caffemodel"))
 

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 
 
-def until(found: Callable[[], bool], what: str, timeout_s: float) -> None:
+def until(found: Callable[[], bool], what: str, timeout_s: float, every_s: float = 0.005) -> None:
     """Poll until a condition holds.
 
     Raises:
@@ -15,4 +15,4 @@ def until(found: Callable[[], bool], what: str, timeout_s: float) -> None:
     deadline = time.monotonic() + timeout_s
     while not found():
         assert time.monotonic() < deadline, what
-        time.sleep(0.005)
+        time.sleep(every_s)

@@ -1,7 +1,8 @@
-"""Real training jobs, as a user starts them: `poseidon train` in a process."""
+"""Real training jobs: `poseidon train` in a process, as a user starts it, or in that of the test."""
 
 from __future__ import annotations
 
+import io
 import os
 import queue
 import signal
@@ -9,12 +10,14 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
 import psutil
 
+from poseidon.cli.main import main
 from poseidon.data.databases.kinds import Backend
 from poseidon.data.datum import encode_datum
 from tests.support.databases import make_database, picture
@@ -65,6 +68,22 @@ def poseidon(folder: Path, *arguments: object) -> subprocess.CompletedProcess[st
         timeout=WAIT_S,
         check=False,
     )
+
+
+def poseidon_here(folder: Path, *arguments: object) -> subprocess.CompletedProcess[str]:
+    """As `poseidon`, in the test's own process, which has imported torch; the processes of a job are true ones."""
+    out, err = io.StringIO(), io.StringIO()
+    words = [*map(str, arguments)]
+    before = Path.cwd()
+    with mock.patch.dict(os.environ, environment(folder)), redirect_stdout(out), redirect_stderr(err):
+        os.chdir(folder)
+        try:
+            code = main(words)
+        except SystemExit as error:  # argparse
+            code = int(error.code or 0)
+        finally:
+            os.chdir(before)
+    return subprocess.CompletedProcess(words, code, out.getvalue(), err.getvalue())
 
 
 class Training:
