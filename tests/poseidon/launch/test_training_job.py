@@ -16,6 +16,7 @@ from poseidon.cluster.supervision.restarts import StartingPoint
 from poseidon.cluster.supervision.state import Outcome
 from poseidon.engine.document import JobDocument, TrainingOptions, read_document
 from poseidon.errors import DefinitionError, UsageError
+from poseidon.exchange.cost import ExchangeKind
 from poseidon.exchange.options import ExchangeOptions
 from poseidon.launch.request import TrainRequest
 from poseidon.launch.site import LocalSite
@@ -130,6 +131,38 @@ def test_one_worker_has_a_limit_of_the_norm_with_powersgd(tmp_path: Path) -> Non
     for other, site in ((replace(request, server_requested=True), hosts[:1]), (request, hosts)):
         with pytest.raises(UsageError, match="clip_gradients: 35 is not possible"):
             TrainingJob(other, LocalSite(tuple(site)))
+
+
+@pytest.mark.parametrize("exchange", [ExchangeKind.SERVER, ExchangeKind.HYBRID])
+def test_a_budget_that_allows_powersgd_is_refused_with_a_limit_of_the_norm(
+    tmp_path: Path, exchange: ExchangeKind
+) -> None:
+    """Of a convolution; a fully-connected weight that may travel as factors is refused where it does not."""
+    for name in ("train_lmdb", "test_lmdb"):
+        make_pictures(tmp_path / name, 5, shape=(1, 6, 6))
+    site = LocalSite(tuple(Host(id=i, address="127.0.0.1", port=0) for i in range(2)))
+
+    def start(budget: float, layer: str, clip: str = "clip_gradients: 35") -> None:
+        path = write_definitions(tmp_path, batch=4, extra=f"max_iter: 3\n{clip}")
+        net = (tmp_path / "net.prototxt").read_text(encoding="utf-8")
+        large = net.replace("num_output: 4 kernel_size: 3", "num_output: 200 kernel_size: 5")
+        (tmp_path / "net.prototxt").write_text(
+            large.replace("num_output: 10", "num_output: 90"), encoding="utf-8"
+        )
+        options = ExchangeOptions(kind=exchange, compress=f"{layer}.0=auto", loss_budget=budget)
+        TrainingJob(TrainRequest(solver=path, exchange=options), site)
+
+    start(0.01, "conv")
+    start(0.1, "conv", clip="")
+    with pytest.raises(
+        UsageError, match=r"clip_gradients: 35 is not possible with --compress=conv\.0=auto and"
+    ):
+        start(0.1, "conv")
+    if exchange is ExchangeKind.HYBRID:
+        start(0.1, "ip")
+    else:
+        with pytest.raises(UsageError, match="expected no clip_gradients, or a smaller budget"):
+            start(0.1, "ip")
 
 
 def test_the_statistics_of_an_ended_job_are_named_by_its_folder_where_its_id_is_not_enough(
