@@ -49,8 +49,9 @@ def serve(folders: list[Path], *, host: str, port: int, token: str) -> int:
                 "the connection is not encrypted: use it in a network that you trust, or forward the port over SSH",
                 file=sys.stderr,
             )
+        # Requests that are no HTTP would be warnings: with --host anyone could write lines to this terminal.
         config = uvicorn.Config(
-            make_app(folders, token=token), log_level="warning", timeout_graceful_shutdown=1, lifespan="off"
+            make_app(folders, token=token), log_level="error", timeout_graceful_shutdown=1, lifespan="off"
         )
         _Server(config).run(sockets=[listener])
     return 0

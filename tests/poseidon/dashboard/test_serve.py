@@ -6,6 +6,7 @@ import signal
 import socket
 import subprocess
 import sys
+from urllib.parse import urlsplit
 from urllib.request import urlopen
 
 import pytest
@@ -38,6 +39,9 @@ def test_a_signal_stops_the_page_without_an_error(number: signal.Signals) -> Non
         address = page.stdout.readline().split()[-1]
         with urlopen(address, timeout=30) as answer:  # its handlers are in place
             assert answer.status == 200
+        with socket.create_connection(("127.0.0.1", urlsplit(address).port), timeout=30) as stranger:
+            stranger.sendall(b"no HTTP\r\n\r\n")
+            assert stranger.recv(99).startswith(b"HTTP/1.1 400")
         page.send_signal(number)
         _, errors = page.communicate(timeout=30)
     assert (page.returncode, errors) == (0, "")
