@@ -67,13 +67,14 @@ class ImagePlan:
     rand_skip: int = 0
 
 
-def read_list(source: Path, root: str, *, most: int | None = None) -> list[Line]:
+def read_list(source: Path, root: str, *, most: int | None = None, hint: str = "") -> list[Line]:
     """Read the lines of a list file.
 
     Args:
         source: the file; a line is a path, a space and the label.
         root: the prefix of each path (`root_folder`).
         most: the maximum number of lines to read; None: all.
+        hint: the end of the sentence about a line without a label, such as what else the list may be.
 
     Raises:
         DataError: the file cannot be read, is empty, or has a line without a label.
@@ -87,7 +88,7 @@ def read_list(source: Path, root: str, *, most: int | None = None) -> list[Line]
         path, _, label = line.rstrip().rpartition(" ")
         if not path or not LABEL.fullmatch(label):
             raise DataError(
-                f"{source}:{number}: '{line[:80]}' is not a path and a label, such as: cats/1.jpg 0"
+                f"{source}:{number}: '{line[:80]}' is not a path and a label, such as: cats/1.jpg 0{hint}"
             )
         lines.append(Line(number, root + path.rstrip(), int(label)))
     if not lines:

@@ -133,11 +133,8 @@ def _write(path: Path, text: str) -> None:
 
 def _lines(source: Path, *, with_files: bool) -> list[_Line]:
     if not with_files:
-        try:
-            return [_Line(line.number, line.path, "", line.label) for line in read_list(source, "")]
-        except DataError as error:
-            hint = "; a list of annotations needs --anno_type=detection" if "a label" in str(error) else ""
-            raise DataError(f"{error}{hint}") from error
+        hint = "; a list of annotations needs --anno_type=detection"
+        return [_Line(line.number, line.path, "", line.label) for line in read_list(source, "", hint=hint)]
     lines = []
     for number, line in enumerate(read_lines(source, "list"), 1):
         words = line.split()
