@@ -21,6 +21,7 @@ from torch import Tensor
 from poseidon.data.batches.lists import Order, read_lines
 from poseidon.data.batches.numbered import NumberedReader
 from poseidon.data.batches.partition import Share
+from poseidon.data.databases.kinds import IN_README
 from poseidon.errors import DataError
 
 Floats = npt.NDArray[np.float32]
@@ -55,10 +56,7 @@ def read_file_list(source: Path) -> list[str]:
         DataError: the file cannot be read, or names no file.
     """
     if not source.exists():
-        raise DataError(
-            f"there is no list of HDF5 files {source}: make it first "
-            "(the README.md of a folder of poseidon init has the command)"
-        )
+        raise DataError(f"there is no list of HDF5 files {source}: make it first ({IN_README})")
     lines = read_lines(source, "list of HDF5 files")
     paths = [line.strip() for line in lines if line.strip()]
     if not paths:

@@ -11,6 +11,9 @@ from pathlib import Path
 
 from poseidon.errors import DataError, UsageError
 
+IN_README = "the README.md of a folder of poseidon init has the command"
+"""For an error about data that do not exist yet."""
+
 
 class Backend(IntEnum):
     """A kind of database, with its number in Caffe's `DataParameter.DB`."""
@@ -63,7 +66,7 @@ def require(path: Path) -> Backend:
     if not path.exists():
         raise DataError(
             f"the database {path} does not exist: create it first with poseidon {_maker(path.name)} "
-            "(the README.md of a folder of poseidon init has the command)"
+            f"({IN_README})"
         )
     found = detect(path)
     if found is None:
