@@ -49,7 +49,8 @@ from poseidon.plan.cluster_probe import Network, local_costs
 from poseidon.plan.costs import HostCosts
 from poseidon.plan.forecast import PlannedCluster, machine_of
 from poseidon.plan.iteration import predict
-from poseidon.plan.scenario import Exchange, Machine, Scenario, link_bytes
+from poseidon.plan.machine import Machine
+from poseidon.plan.scenario import Exchange, Scenario, link_bytes
 
 Report = Callable[[str], None]
 

@@ -17,7 +17,8 @@ from benchmarks.testbed.tables import Table
 from poseidon.plan.auto import auto_scenario
 from poseidon.plan.forecast import chosen
 from poseidon.plan.iteration import iteration_of, predict
-from poseidon.plan.scenario import MIB, Exchange, LowRank, Machine, Scenario, WireCodec
+from poseidon.plan.machine import MIB, Machine
+from poseidon.plan.scenario import Exchange, LowRank, Scenario, WireCodec
 
 UNSHAPED_BITS_PER_S = 100e9
 """Links without a rate are as fast as the processors that carry their bytes."""

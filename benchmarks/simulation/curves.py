@@ -12,7 +12,8 @@ from functools import cache
 
 from benchmarks.testbed.shapes import read_layers
 from poseidon.plan.iteration import predict
-from poseidon.plan.scenario import Exchange, Machine, Scenario
+from poseidon.plan.machine import Machine
+from poseidon.plan.scenario import Exchange, Scenario
 from poseidon.plan.shapes import LayerShape, elements
 
 HOSTS = (8, 16, 32, 64, 128, 256, 512, 1024)

@@ -14,13 +14,14 @@ import os
 import statistics
 import sys
 import tempfile
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
 import torch
 
 from poseidon.exchange.cost import ELEMENT_BYTES
 from poseidon.plan import work
+from poseidon.plan.machine import CoreCosts
 from poseidon.plan.processes import Processes
 from poseidon.plan.scenario import WireCodec
 from poseidon.plan.small_job import CHUNK_ELEMENTS, CHUNKS, SMALL_TABLES
@@ -43,7 +44,7 @@ FREE = 0.95
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class HostCosts:
+class HostCosts(CoreCosts):
     """What a host can do. Each figure is of one core.
 
     Attributes:
@@ -51,42 +52,12 @@ class HostCosts:
         free_cores: those that other work on the host leaves.
         gpu: name of its first GPU that torch can use; empty: none.
         flops: floating-point operations a second of products of factors.
-        factors_s_per_byte: time for a byte of a weight updated from factors, without the products.
-        wire_s_per_byte: time to send a byte by a socket, or to receive it.
-        memory_s_per_byte: time to copy a byte.
-        message_s: time to create a message, or to handle it, besides its bytes.
-        sum_s_per_byte: time to add a byte of gradient to a sum.
-        rule_s_per_byte: time to apply SGD with momentum to a byte of the model on a shard.
-        optimizer_s_per_byte: the same with torch's optimizer.
-        ring_s_per_byte: time to send a byte round gloo's ring, to receive one and to add half of the time.
-        half_s_per_byte: time to convert a byte of float32 to bfloat16.
-        int8_s_per_byte: time to encode a byte of float32 as int8, or to decode it: the mean, in a job.
-        ring_half_s_per_byte: time of DDP's fp16 hook for a byte of float32, besides a ring of half as many bytes.
-        ring_low_rank_s_per_byte: time of DDP's PowerSGD hook for a byte of a matrix, besides the next one.
-        ring_low_rank_s_per_byte_and_rank: the same for each rank.
-        low_rank_s_per_byte: a worker's time for a byte of a matrix that travels by PowerSGD, besides the next one.
-        low_rank_s_per_byte_and_rank: the same for each rank.
     """
 
     cores: int
     free_cores: float
     gpu: str
     flops: float
-    factors_s_per_byte: float
-    wire_s_per_byte: float
-    memory_s_per_byte: float
-    message_s: float
-    sum_s_per_byte: float
-    rule_s_per_byte: float
-    optimizer_s_per_byte: float
-    ring_s_per_byte: float
-    half_s_per_byte: float
-    int8_s_per_byte: float
-    ring_half_s_per_byte: float
-    ring_low_rank_s_per_byte: float
-    ring_low_rank_s_per_byte_and_rank: float
-    low_rank_s_per_byte: float
-    low_rank_s_per_byte_and_rank: float
 
 
 def measure_costs(seconds: float, clients: int = 1) -> HostCosts:
@@ -130,7 +101,7 @@ def measure_costs(seconds: float, clients: int = 1) -> HostCosts:
         **ring,
         low_rank_s_per_byte=low_rank_s,
         low_rank_s_per_byte_and_rank=rank_s,
-        **{name: took[name] for name in took if name in HostCosts.__slots__},
+        **{entry.name: took[entry.name] for entry in fields(HostCosts) if entry.name in took},
     )
 
 
@@ -198,11 +169,7 @@ def _iteration_s(processes: Processes, store: int, limit_s: float) -> float:
 
 def worst(costs: list[HostCosts]) -> HostCosts:
     """Return the costs of a host that is as slow as the slowest of these in everything: synchronous jobs wait for it."""
-    slowest = {
-        name: max(getattr(cost, name) for cost in costs)
-        for name in HostCosts.__slots__
-        if name.endswith(("_per_byte", "_s", "_and_rank"))
-    }
+    slowest = {entry.name: max(getattr(cost, entry.name) for cost in costs) for entry in fields(CoreCosts)}
     gpus = [cost.gpu for cost in costs]
     return HostCosts(
         cores=min(cost.cores for cost in costs),

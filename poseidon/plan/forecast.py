@@ -7,17 +7,18 @@ the weights of one process with all batches; lossy ones are named beside it with
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
+from typing import Any
 
 from poseidon.plan.auto import auto_scenario
 from poseidon.plan.cluster_probe import Network
 from poseidon.plan.costs import HostCosts
 from poseidon.plan.iteration import predict
+from poseidon.plan.machine import CoreCosts, Machine
 from poseidon.plan.scenario import (
     Exchange,
     Lossy,
     LowRank,
-    Machine,
     Scenario,
     WireCodec,
     link_bytes,
@@ -162,27 +163,16 @@ def machine_of(cluster: PlannedCluster, shared_by: int = 1) -> Machine:
     """
     costs, network = cluster.costs, cluster.network
     cores = costs.free_cores / shared_by
+    of_core: dict[str, Any] = {entry.name: getattr(costs, entry.name) for entry in fields(CoreCosts)}
+    if costs.gpu:
+        of_core["optimizer_s_per_byte"] = 0.0
     return Machine(
         latency_s=network.latency_s,
         goodput=1.0 if network.measured else HEADERS,
         cores=cores,
-        wire_s_per_byte=costs.wire_s_per_byte,
-        memory_s_per_byte=costs.memory_s_per_byte,
-        message_s=costs.message_s,
-        sum_s_per_byte=costs.sum_s_per_byte,
-        rule_s_per_byte=costs.rule_s_per_byte,
-        factors_s_per_byte=costs.factors_s_per_byte,
-        optimizer_s_per_byte=0.0 if costs.gpu else costs.optimizer_s_per_byte,
         flops=GPU_FLOPS if costs.gpu else costs.flops * max(1.0, cores),
         products_on_device=bool(costs.gpu),
-        ring_s_per_byte=costs.ring_s_per_byte,
-        half_s_per_byte=costs.half_s_per_byte,
-        int8_s_per_byte=costs.int8_s_per_byte,
-        ring_half_s_per_byte=costs.ring_half_s_per_byte,
-        ring_low_rank_s_per_byte=costs.ring_low_rank_s_per_byte,
-        ring_low_rank_s_per_byte_and_rank=costs.ring_low_rank_s_per_byte_and_rank,
-        low_rank_s_per_byte=costs.low_rank_s_per_byte,
-        low_rank_s_per_byte_and_rank=costs.low_rank_s_per_byte_and_rank,
+        **of_core,
     )
 
 

@@ -18,12 +18,11 @@ from poseidon.exchange.base import Trained
 from poseidon.exchange.cost import ELEMENT_BYTES, Choice, ExchangeKind, Scheme, Topology, choose
 from poseidon.exchange.lossy import low_rank_matrix
 from poseidon.exchange.pooled import POOL_ELEMENTS, SMALL_TENSOR_ELEMENTS
+from poseidon.plan.machine import MIB, Machine
 from poseidon.plan.shapes import LayerShape, Shape, shares_of_work
 from ps_server import CodecKind, CodecSpec, Precision
 from ps_server.protocol.placement import SMALLEST_ELEMENTS, chunk_elements
 from ps_server.protocol.settings import CodecPair
-
-MIB = 2**20
 
 
 class Exchange(Enum):
@@ -67,65 +66,6 @@ KIND_OF_EXCHANGE = {
     Exchange.SVB: ExchangeKind.FACTORS,
     Exchange.HYBRID: ExchangeKind.HYBRID,
 }
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Machine:
-    """The costs of a host, besides the net's own computation; the defaults are zero.
-
-    Attributes:
-        latency_s: from one host to another.
-        goodput: the part of a link's rate that carries values and not headers.
-        busy_goodput: the same if processors are always busy and send late; None: equal.
-        cores: processors of a host for the costs below; if fewer than 2, its worker and its shards share them.
-        wire_s_per_byte: a core's time to send, or to receive, a byte.
-        memory_s_per_byte: the same within a host, where worker and shard share memory.
-        message_s: a core's time to create, or to handle, a message besides its bytes.
-        sum_s_per_byte: a core's time to add a byte of gradient to a sum.
-        rule_s_per_byte: a core's time to apply the update rule to a byte of the model on a shard.
-        factors_s_per_byte: the same for a byte of a weight updated from factors, without the products.
-        optimizer_s_per_byte: the same for the optimizer of a worker without shards.
-        flops: floating-point operations a second of products of factors.
-        products_on_device: products take the accelerator's time, not a core's.
-        ring_s_per_byte: a core's time to send a byte round a ring, and to receive one and add it.
-        ring_step_s: the time of each of the 2 (P - 1) steps of a ring, besides its bytes and the latency.
-        ring_goodput: the part of the remaining rate that a ring uses.
-        buffer_bytes: bytes in flight between two hosts before a sender waits.
-        half_s_per_byte: a core's time to convert a byte of float32 to 16 bits, or back.
-        int8_s_per_byte: the same for int8.
-        ring_half_s_per_byte: a core's time of DDP's fp16 hook for a byte of float32, besides a ring of half as many
-            bytes.
-        ring_low_rank_s_per_byte: a core's time of DDP's PowerSGD hook for a byte of a matrix, besides the next one.
-        ring_low_rank_s_per_byte_and_rank: the same for each rank.
-        low_rank_s_per_byte: a worker's time on a core for a byte of a matrix that travels as PowerSGD's factors, its rule
-            included, besides the next one.
-        low_rank_s_per_byte_and_rank: the same for each rank.
-    """
-
-    latency_s: float = 0.0
-    goodput: float = 1.0
-    busy_goodput: float | None = None
-    cores: float = 2.0
-    wire_s_per_byte: float = 0.0
-    memory_s_per_byte: float = 0.0
-    message_s: float = 0.0
-    sum_s_per_byte: float = 0.0
-    rule_s_per_byte: float = 0.0
-    factors_s_per_byte: float = 0.0
-    optimizer_s_per_byte: float = 0.0
-    flops: float = math.inf
-    products_on_device: bool = False
-    ring_s_per_byte: float = 0.0
-    ring_step_s: float = 0.0
-    ring_goodput: float = 1.0
-    buffer_bytes: int = MIB
-    half_s_per_byte: float = 0.0
-    int8_s_per_byte: float = 0.0
-    ring_half_s_per_byte: float = 0.0
-    ring_low_rank_s_per_byte: float = 0.0
-    ring_low_rank_s_per_byte_and_rank: float = 0.0
-    low_rank_s_per_byte: float = 0.0
-    low_rank_s_per_byte_and_rank: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,7 +15,8 @@ from benchmarks.simulation.comparison import (
     compare,
 )
 from benchmarks.testbed.shapes import layers_of
-from poseidon.plan.scenario import MIB, Exchange, LowRank, Machine, WireCodec
+from poseidon.plan.machine import MIB, Machine
+from poseidon.plan.scenario import Exchange, LowRank, WireCodec
 
 
 def machine_of(hosts: int, rate_mbit: float | None) -> Machine:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
+
 import pytest
 
 from poseidon.cluster.doctor.survey import HostReport, LinkReport, Survey
@@ -9,6 +11,7 @@ from poseidon.errors import JobError
 from poseidon.plan import cluster_probe
 from poseidon.plan.cluster_probe import local_costs, network_of, transfer_s
 from poseidon.plan.costs import HostCosts, worst
+from poseidon.plan.machine import CoreCosts
 
 HOSTS = tuple(HostReport(clients=(n,), label=f"node{n}", address=f"10.0.0.{n}", facts={}) for n in range(2))
 
@@ -48,16 +51,16 @@ def test_a_hosts_processors_are_measured_by_a_program_that_is_sent(monkeypatch: 
     assert costs.cores >= 1
     assert 0 < costs.free_cores <= costs.cores
     assert costs.flops > 1e6
-    for name in HostCosts.__slots__:
-        assert 0 <= (getattr(costs, name) if name.endswith("_per_byte") else 0) < 1e-5
-    assert 0 <= costs.message_s < 0.1
+    for entry in fields(CoreCosts):
+        assert 0 <= getattr(costs, entry.name) < (0.1 if entry.name == "message_s" else 1e-5)
+    assert all(
+        getattr(costs, name) > 0 for name in ("memory_s_per_byte", "sum_s_per_byte", "rule_s_per_byte")
+    )
 
 
 def test_the_slowest_host_counts_in_everything() -> None:
     def host(cores: int, cost: float, gpu: str = "") -> HostCosts:
-        costs = {
-            name: cost for name in HostCosts.__slots__ if name.endswith(("_per_byte", "_s", "_and_rank"))
-        }
+        costs = {entry.name: cost for entry in fields(CoreCosts)}
         return HostCosts(cores=cores, free_cores=cores / 2, gpu=gpu, flops=1 / cost, **costs)
 
     found = worst([host(2, 1.0, "A"), host(8, 4.0)])

@@ -12,8 +12,7 @@ from poseidon.plan.forecast import WAYS, PlannedCluster, Prediction, forecast, r
 from poseidon.plan.shapes import LayerShape
 from poseidon.plan.sources import Training
 
-NOTHING = {name: 0.0 for name in HostCosts.__slots__ if name.endswith(("_per_byte", "_s", "_and_rank"))}
-FREE = HostCosts(cores=8, free_cores=8.0, gpu="", flops=1e15, **NOTHING)
+FREE = HostCosts(cores=8, free_cores=8.0, gpu="", flops=1e15)
 SLOW = Network(bits_per_s=100e6, latency_s=0.0)
 DENSE = Training(
     name="dense",

@@ -11,7 +11,8 @@ from dataclasses import replace
 import pytest
 
 from poseidon.plan.iteration import Simulation, iteration_of, predict
-from poseidon.plan.scenario import Exchange, Machine, Scenario
+from poseidon.plan.machine import Machine
+from poseidon.plan.scenario import Exchange, Scenario
 from poseidon.plan.shapes import LayerShape
 
 LOW = LayerShape(name="low", tensors=((4, 1, 1, 1),), work=1)

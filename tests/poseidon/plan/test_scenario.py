@@ -7,12 +7,12 @@ from dataclasses import replace
 import pytest
 
 from poseidon.exchange.pooled import POOL_ELEMENTS
+from poseidon.plan.machine import Machine
 from poseidon.plan.scenario import (
     MIB,
     Exchange,
     Lossy,
     LowRank,
-    Machine,
     Scenario,
     WireCodec,
     buckets,
