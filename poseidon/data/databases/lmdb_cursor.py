@@ -1,7 +1,7 @@
 """Cursors on LMDB databases.
 
 Law: the database is opened read-only, so its folder need not be writable, and any number of processes can read it at the
-same time.
+same time, on all hosts and containers that mount its folder.
 """
 
 from __future__ import annotations
@@ -45,15 +45,12 @@ def _lockable(path: Path) -> bool:
 
 def _open(path: Path) -> Any:
     """Open an environment and check that its file has all pages that the header counts."""
-    environment = lmdb.open(
-        str(path),
-        readonly=True,
-        lock=_lockable(path),
-        # Records are read in key order, which is usually the order in which they were written.
-        readahead=True,
-        max_readers=MAX_READERS,
-        create=False,
-    )
+    try:
+        environment = _environment(path, lock=_lockable(path))
+    except lmdb.LockError:
+        # LMDB locks the byte of its process id in the lock file. On a shared file system a process of another host or
+        # container may have the same id. Readers do not need the lock.
+        environment = _environment(path, lock=False)
     size = (path / "data.mdb").stat().st_size
     needed = (environment.info()["last_pgno"] + 1) * environment.stat()["psize"]
     if size < needed:
@@ -61,6 +58,18 @@ def _open(path: Path) -> Any:
         environment.close()
         raise DataError(f"the LMDB database {path} is truncated: data.mdb has {size} of {needed} bytes")
     return environment
+
+
+def _environment(path: Path, *, lock: bool) -> Any:
+    return lmdb.open(
+        str(path),
+        readonly=True,
+        lock=lock,
+        # Records are read in key order, which is usually the order in which they were written.
+        readahead=True,
+        max_readers=MAX_READERS,
+        create=False,
+    )
 
 
 class LmdbCursor(SteppingCursor):

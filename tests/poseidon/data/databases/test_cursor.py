@@ -110,6 +110,23 @@ def test_lmdb_in_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
         path.chmod(0o755)
 
 
+def test_lmdb_where_a_reader_in_another_container_has_this_process_id(tmp_path: Path) -> None:
+    path = make_database(tmp_path / "db", Backend.LMDB, RECORDS)
+    open_cursor(path, Backend.LMDB).close()  # makes the lock file
+    program = "import fcntl, sys; f = open(sys.argv[1], 'r+b'); fcntl.lockf(f, fcntl.LOCK_EX, 1, int(sys.argv[2])); print(); input()"
+    argv = [sys.executable, "-c", program, str(path / "lock.mdb"), str(os.getpid())]
+    with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
+        assert other.stdout is not None
+        other.stdout.readline()
+        try:
+            with closing(open_cursor(path, Backend.LMDB)) as cursor:
+                assert [bytes(value) for _, value in records(cursor)] == [
+                    value for _, value in sorted(RECORDS)
+                ]
+        finally:
+            other.kill()
+
+
 def test_leveldb_in_a_folder_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = make_database(tmp_path / "db", Backend.LEVELDB, RECORDS)
     # The superuser may write everywhere, so the answer of the system is scripted.
