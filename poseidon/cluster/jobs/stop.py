@@ -7,10 +7,11 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from poseidon.cluster.jobs.kill import KillTimeouts, kill_job
+from poseidon.cluster.jobs.kill import AGENT, KillTimeouts, kill_job
 from poseidon.cluster.jobs.registry import JobRecord, Registry
 from poseidon.cluster.jobs.remote_hosts import (
     Ask,
+    Killed,
     RemoteJob,
     kill_remote_jobs,
     list_remote_jobs,
@@ -92,7 +93,7 @@ def jobs_of_hostfile(hostfile: Path, records: Sequence[JobRecord], ask: Ask) -> 
 def stop_jobs(
     targets: StopTargets, registry: Registry, ask: Ask, timeouts: KillTimeouts, report: Callable[[str], None]
 ) -> list[str]:
-    """Stop jobs, on this machine first: a launcher that runs ends its job on all hosts.
+    """Stop jobs, where their launcher runs first: it ends its job on all hosts, after a complete iteration.
 
     Args:
         targets: the jobs.
@@ -109,8 +110,12 @@ def stop_jobs(
     """
     own = [record for record in targets.records if record.job in targets.jobs]
     problems: list[str] = []
+    leading = _leading_hosts(targets)
+    others = [host for host in targets.hosts if host not in leading]
+    first = kill_remote_jobs(targets.jobs, leading, ask, timeouts=timeouts, report=report)
     count = sum(_stop_local(job, registry, timeouts, report, problems) for job in targets.jobs)
-    killed = kill_remote_jobs(targets.jobs, targets.hosts, ask, timeouts=timeouts, report=report)
+    rest = kill_remote_jobs(targets.jobs, others, ask, timeouts=timeouts, report=report)
+    killed = Killed(counts={**first.counts, **rest.counts}, problems=first.problems + rest.problems)
     for host, stopped in killed.counts.items():
         before = sum(job.reported.living + job.reported.launcher for job in targets.seen if job.host == host)
         if before > stopped:
@@ -129,6 +134,17 @@ def stop_jobs(
         problems.append(f"to forget hosts that do not come back, remove {place}")
     report(_sum(targets.jobs, count, bool(problems)))
     return problems
+
+
+def _leading_hosts(targets: StopTargets) -> list[Host]:
+    """Return the other machines on which the launcher of a job runs."""
+    here = [record.launcher for record in targets.records]
+    found = {
+        job.host: None
+        for job in targets.seen
+        if job.reported.launcher and (own := job.reported.record.launcher).name != AGENT and own not in here
+    }
+    return list(found)
 
 
 def _stop_local(
