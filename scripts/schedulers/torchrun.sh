@@ -1,7 +1,7 @@
 #!/bin/sh
 # One job under torchrun. Start this on every node, with the same key file; docs/schedulers/torchrun.md.
 # One node:    NPROC=4 scripts/schedulers/torchrun.sh train --solver=solver.prototxt --gpu=all
-# Several:     NNODES=2 MASTER=node0 scripts/schedulers/torchrun.sh train --solver=solver.prototxt --gpu=all
+# Several:     NNODES=2 NPROC=4 MASTER=node0 scripts/schedulers/torchrun.sh train --solver=solver.prototxt --gpu=all
 set -eu
 NNODES=${NNODES:-1}
 NPROC=${NPROC:-1}                      # tasks on each node: as many workers
