@@ -160,7 +160,8 @@ def _lead(
     ):
         own_part = threading.Thread(
             target=_run_own_task,
-            args=(rendezvous, key, _task_info(task, address), _settings(task, timeout_s)),
+            # It waits longer than `gather`, whose error names the ranks that are missing.
+            args=(rendezvous, key, _task_info(task, address), _settings(task, timeout_s + LEAVE_S)),
             name="poseidon rank 0",
             daemon=True,
         )

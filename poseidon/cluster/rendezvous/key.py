@@ -41,8 +41,9 @@ def read_key(path: Path) -> bytes:
             status = os.fstat(stream.fileno())
             text = stream.read(MAX_KEY_BYTES + 1).strip()
     except OSError as error:
+        new = path if isinstance(error, FileNotFoundError) else "FILE"
         raise UsageError(
-            f"--key_file: cannot read {path}: {error.strerror}; make one with: poseidon worker --new_key={path}"
+            f"--key_file: cannot read {path}: {error.strerror}; make one with: poseidon worker --new_key={new}"
         ) from error
     # A Secret of Kubernetes belongs to root and to the pod's group, which is the user's own.
     forbidden = 0o007 if status.st_uid == 0 and os.geteuid() != 0 else 0o077

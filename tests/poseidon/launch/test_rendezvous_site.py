@@ -99,3 +99,10 @@ def test_rank_0_that_is_ended_while_it_waits(monkeypatch: pytest.MonkeyPatch, nu
         take_part(task, b"k" * 64, 60.0, lambda site: 0)
     assert caught.value.exit_code == 128 + number
     assert signal.getsignal(number) is before
+
+
+def test_rank_0_that_waits_in_vain_names_who_is_missing_once(capfd: pytest.CaptureFixture[str]) -> None:
+    task = task_from({"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1"}, port=0)
+    with pytest.raises(JobError, match=r"^of 2 tasks these did not join at \S+ within 2 s: rank 1$"):
+        take_part(task, b"k" * 64, 2.0, lambda site: 0)
+    assert capfd.readouterr().err == ""
