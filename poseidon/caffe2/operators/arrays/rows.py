@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from poseidon.caffe2.operators.registry import Context, operator
+from poseidon.caffe2.operators.system.indexes import Map
 
 
 @operator("CopyRowsToTensor", gradient="CopyRowsToTensorGradient(GO0) -> GI0")
@@ -105,6 +106,84 @@ def last_n_window_collector(
         made[spots] = x[count - last :]
         next_ = torch.full_like(cursor, (place + count) % num_to_collect)
         return (made, next_) if visited is None else (made, next_, visited + count)
+
+
+@operator("ReservoirSampling", inputs=(4, 7), outputs=(2, 4))
+def reservoir_sampling(
+    kept: Tensor | None,
+    visited: Tensor,
+    x: Tensor,
+    mutex: Any,
+    ids: Tensor | None = None,
+    places: Map | None = None,
+    owners: Tensor | None = None,
+    *,
+    num_to_collect: int,
+    context: Context,
+) -> tuple[Any, ...]:
+    """Return a sample of all rows that were given, in which each is with the same probability, and the number of rows.
+
+    With ids each object is in the sample once: rows of objects that are there, or came before in x, do not count. Then
+    the places by id and the ids by place are returned too. Outputs are the blobs of their inputs.
+
+    Args:
+        kept: the sample so far; an empty blob or tensor begins a new one.
+        visited: the number of rows so far.
+        x: the new rows.
+        mutex: held meanwhile.
+        ids: the object of each row, int64.
+        places: the place of each object of the sample, a map.
+        owners: the object of each place.
+        num_to_collect: the size of the sample.
+    """
+    definition = context.definition
+    wanted = [definition.input[place] for place in ((0, 1) if ids is None else (0, 1, 5, 6))]
+    if len(definition.input) not in (4, 7) or list(definition.output) != wanted:
+        raise ValueError(
+            f"ReservoirSampling: the outputs must be the inputs {', '.join(wanted)}, of 4 or 7 inputs"
+        )
+    if num_to_collect < 1:
+        raise ValueError(f"ReservoirSampling: num_to_collect is {num_to_collect}, expected 1 or more")
+    if ids is not None and tuple(ids.shape) != (len(x),):
+        raise ValueError(
+            f"ReservoirSampling: the ids have the shape {tuple(ids.shape)}, expected ({len(x)},)"
+        )
+    with mutex:
+        rows = list(kept) if kept is not None and kept.numel() else []
+        begins = not rows
+        count = 0 if begins else int(visited)
+        pairs = {} if begins or places is None else dict(places.pairs)
+        objects = [] if begins or owners is None else owners.tolist()
+        if rows and rows[0].shape != x.shape[1:]:
+            raise ValueError(
+                f"the rows have the shape {tuple(x.shape[1:])}, expected {tuple(rows[0].shape)} as before"
+            )
+        known = set(pairs)
+        for row, name in zip(x, [None] * len(x) if ids is None else ids.tolist(), strict=True):
+            if name is not None and name in known:
+                continue
+            known.add(name)
+            place = count
+            if count >= num_to_collect:
+                place = int(torch.randint(count + 1, (1,), generator=context.generator, device=x.device))
+            count += 1
+            if place >= num_to_collect:
+                continue
+            if place < len(rows):
+                rows[place] = row
+                if name is not None:
+                    pairs.pop(objects[place])
+                    objects[place] = name
+            else:
+                rows.append(row)
+                objects += [] if name is None else [name]
+            if name is not None:
+                pairs[name] = place
+        made = torch.stack(rows) if rows else x.new_zeros(0, *x.shape[1:])
+        number = torch.full_like(visited, count)
+        if places is None or ids is None:
+            return made, number
+        return made, number, Map(places.types, pairs), torch.tensor(objects, dtype=ids.dtype, device=x.device)
 
 
 @operator("FlexibleTopK", gradient="FlexibleTopKGradient(I0, I1, GO0, O1) -> GI0")

@@ -25,6 +25,12 @@ def nhwc_to_nchw(x: Tensor) -> Tensor:
     return channels_second(x).contiguous()
 
 
+@operator("NormalizePlanarYUV", shapes="N C H W, A C, B C")
+def normalize_planar_yuv(x: Tensor, mean: Tensor, deviation: Tensor) -> Tensor:
+    """Return (x - mean) / deviation by channel; the first row of each has the values."""
+    return (x - mean[0][:, None, None]) / deviation[0][:, None, None]
+
+
 def pulled_back(function: Callable[[Tensor], Tensor], shape: Sequence[int], dy: Tensor) -> Tensor:
     """Return the gradient of a linear function at an input of a shape."""
     with torch.enable_grad():

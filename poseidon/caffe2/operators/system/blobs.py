@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from poseidon.caffe2.operators.registry import Context, operator
+from poseidon.caffe2.proto.caffe2_pb2 import Argument
 from poseidon.caffe2.runtime.blob import Blob
 
 
@@ -15,6 +16,18 @@ def free(inputs: Sequence[Blob], outputs: Sequence[Blob]) -> None:
     """Empty its outputs, which are its inputs, so that their memory is free."""
     for blob in outputs:
         blob.value = None
+
+
+@operator("FeedBlob")
+def feed_blob(*, value: Argument) -> bytes:
+    """Return a string, which the net has.
+
+    Raises:
+        ValueError: the argument has another type.
+    """
+    if not value.HasField("s"):
+        raise ValueError("FeedBlob: the argument value is no string")
+    return value.s
 
 
 @operator("GetAllBlobNames")

@@ -89,6 +89,86 @@ def test_the_window_begins_as_an_empty_blob() -> None:
     np.testing.assert_array_equal(workspace.FetchBlob("window"), X)
 
 
+def test_each_row_is_in_the_reservoir_with_the_same_probability() -> None:
+    size, rows, turns = 3, 12, 2000
+    found = np.zeros(rows)
+    names = ["kept", "visited"]
+    operator = core.CreateOperator("ReservoirSampling", [*names, "x", "mutex"], names, num_to_collect=size)
+    operator.device_option.random_seed = 5
+    workspace.ResetWorkspace()
+    workspace.RunOperatorOnce(core.CreateOperator("CreateMutex", [], ["mutex"]))
+    for name in (*names, "x"):
+        workspace.CreateBlob(name)
+    net = core.Net("reservoir")
+    net.Proto().op.extend([operator])
+    workspace.CreateNet(net)
+    for _ in range(turns):
+        workspace.FeedBlob("kept", np.zeros((0, 1), "f4"))
+        workspace.FeedBlob("visited", np.zeros(1, "i8"))
+        for part in (range(2), range(2, 7), range(7, rows)):
+            workspace.FeedBlob("x", np.array(part, "f4")[:, None])
+            workspace.RunNet(net)
+        kept = workspace.FetchBlob("kept")[:, 0].astype(int)
+        assert len(set(kept)) == size
+        assert workspace.FetchBlob("visited")[0] == rows
+        found[kept] += 1
+    share = size / rows
+    spread = np.sqrt(turns * share * (1 - share))  # of the number of times that a row is kept
+    assert np.abs(found - turns * share).max() < 4 * spread
+
+
+def test_a_reservoir_keeps_each_object_once() -> None:
+    workspace.ResetWorkspace()
+    workspace.RunOperatorOnce(core.CreateOperator("CreateMutex", [], ["mutex"]))
+    types = {"key_dtype": core.DataType.INT64, "value_dtype": core.DataType.INT32}
+    workspace.RunOperatorOnce(core.CreateOperator("CreateMap", [], ["places"], **types))
+    workspace.FeedBlob("kept", np.zeros((0, 2), "f4"))
+    workspace.FeedBlob("visited", np.zeros(1, "i8"))
+    workspace.FeedBlob("owners", np.zeros(0, "i8"))
+    inputs = ["kept", "visited", "x", "mutex", "ids", "places", "owners"]
+    outputs = ["kept", "visited", "places", "owners"]
+    operator = core.CreateOperator("ReservoirSampling", inputs, outputs, num_to_collect=4)
+    visited = 0
+    for turn, new in (([7, 0, 7], 2), ([0, 5], 1), ([5, 5, 9, 3, 4], 3)):
+        ids = np.array(turn, "i8")
+        workspace.FeedBlob("ids", ids)
+        workspace.FeedBlob("x", np.stack([ids, -ids], 1).astype("f4"))
+        workspace.RunOperatorOnce(operator)
+        visited += new
+        assert workspace.FetchBlob("visited")[0] == visited
+        kept, owners = workspace.FetchBlob("kept"), workspace.FetchBlob("owners")
+        np.testing.assert_array_equal(kept, np.stack([owners, -owners], 1))
+        assert len(kept) == min(visited, 4)
+        workspace.RunOperatorOnce(core.CreateOperator("MapToKeyValue", ["places"], ["keys", "values"]))
+        pairs = dict(
+            zip(workspace.FetchBlob("keys").tolist(), workspace.FetchBlob("values").tolist(), strict=True)
+        )
+        assert pairs == {name: place for place, name in enumerate(owners.tolist())}
+
+
+@pytest.mark.parametrize(
+    ("outputs", "rows", "size", "message"),
+    [
+        (["y", "visited"], (2, 3), 4, "the outputs must be the inputs kept, visited"),
+        (["kept", "visited"], (2, 3), 0, "num_to_collect is 0, expected 1 or more"),
+        (["kept", "visited"], (2, 4), 4, r"the rows have the shape \(4,\), expected \(3,\) as before"),
+    ],
+)
+def test_a_reservoir_that_cannot_be(
+    outputs: list[str], rows: tuple[int, ...], size: int, message: str
+) -> None:
+    workspace.ResetWorkspace()
+    workspace.RunOperatorOnce(core.CreateOperator("CreateMutex", [], ["mutex"]))
+    workspace.FeedBlob("kept", np.ones((1, 3), "f4"))
+    workspace.FeedBlob("visited", np.ones(1, "i8"))
+    workspace.FeedBlob("x", np.ones(rows, "f4"))
+    inputs = ["kept", "visited", "x", "mutex"]
+    with pytest.raises(RuntimeError, match=message):
+        workspace.RunOperatorOnce(
+            core.CreateOperator("ReservoirSampling", inputs, outputs, num_to_collect=size)
+        )
+
+
 @pytest.mark.parametrize("shape", [(3,), (3, 2)])
 def test_extend_tensor_adds_rows_of_zeros(shape: tuple[int, ...]) -> None:
     rows = numbers(*shape)

@@ -85,3 +85,11 @@ def test_an_integral_image_has_sums() -> None:
     dy = numbers(2, 2, 4, 5, seed=1)
     (dx,) = run("IntegralImageGradient", [x, dy])
     np.testing.assert_allclose(dx[:, :, 1, 2], dy[:, :, :2, :3].sum((2, 3)), rtol=1e-4)
+
+
+def test_channels_are_normalized_by_given_numbers() -> None:
+    x, mean, deviation = numbers(2, 3, 4, 5), numbers(1, 3, seed=1), np.array([[0.5, 2.0, 4.0]], "f4")
+    (y,) = run("NormalizePlanarYUV", [x, mean, deviation])
+    np.testing.assert_allclose(y, (x - mean.reshape(1, 3, 1, 1)) / deviation.reshape(1, 3, 1, 1), rtol=1e-6)
+    with pytest.raises(RuntimeError, match=r"x1 has the shape \(3,\), expected \(A, 3\)"):
+        run("NormalizePlanarYUV", [x, mean[0], deviation])

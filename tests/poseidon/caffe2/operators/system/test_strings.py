@@ -47,3 +47,10 @@ def test_conditional_and_time() -> None:
     rows = run("Conditional", [np.array([True, False]), np.ones((2, 2)), np.zeros((2, 2))])[0]
     assert rows.tolist() == [[1, 1], [0, 0]]
     assert run("WallClockTime", [])[0] > 10**18
+
+
+def test_a_net_feeds_a_string() -> None:
+    (text,) = run("FeedBlob", [], value="made in the net")
+    assert text == b"made in the net"
+    with pytest.raises(RuntimeError, match="the argument value is no string"):
+        run("FeedBlob", [], value=3)
