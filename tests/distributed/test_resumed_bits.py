@@ -50,7 +50,8 @@ def cases() -> list[object]:
         pytest.param(2, "hybrid", "--compress=sign", marks=pytest.mark.thorough),
     ]
     local = [
-        (3, "ps", "--sync_every=4"),
+        (2, "ps", "--sync_every=4"),
+        pytest.param(3, "ps", "--sync_every=4", marks=pytest.mark.thorough),
         pytest.param(3, "allreduce", "--sync_every=4", marks=pytest.mark.thorough),
         pytest.param(3, "ps", "--sync_every=4 --sync_fragments=2", marks=pytest.mark.thorough),
     ]

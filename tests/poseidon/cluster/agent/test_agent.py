@@ -286,6 +286,13 @@ def _served(launcher: FakeLauncher, home: Path) -> tuple[Agent, threading.Thread
     return served, thread, codes
 
 
+@pytest.fixture
+def frequent_heartbeats(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The thread that sends them notices with the next one that the agent is to end."""
+    monkeypatch.setattr("poseidon.cluster.agent.__main__.HEARTBEAT_S", 0.1)
+
+
+@pytest.mark.usefixtures("frequent_heartbeats")
 @pytest.mark.parametrize("end", ["send", "receive"])
 def test_any_exception_of_the_channel_ends_the_agent(tmp_path: Path, end: str) -> None:
     launcher = FakeLauncher(HELLO)
@@ -299,6 +306,7 @@ def test_any_exception_of_the_channel_ends_the_agent(tmp_path: Path, end: str) -
     launcher.close()
 
 
+@pytest.mark.usefixtures("frequent_heartbeats")
 def test_a_launcher_that_reads_nothing_does_not_keep_a_killed_agent(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -317,6 +325,7 @@ def test_a_launcher_that_reads_nothing_does_not_keep_a_killed_agent(
     assert ended == [1]
 
 
+@pytest.mark.usefixtures("frequent_heartbeats")
 def test_a_launcher_that_reads_nothing_does_not_keep_an_agent_from_its_signals(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -68,6 +68,12 @@ class FakeChannel:
             raise self.close_error
 
 
+@pytest.fixture(autouse=True)
+def frequent_heartbeats(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The thread that sends them notices the loss with the next one, and `close` waits for it."""
+    monkeypatch.setattr("poseidon.cluster.agent.link.HEARTBEAT_S", 0.1)
+
+
 def start(channel: FakeChannel, *listeners: RecordingListener) -> AgentLink:
     link = AgentLink(channel, "ml@node1", PATIENT)
     link.connect({})

@@ -65,7 +65,9 @@ def _connect(ray: LocalRay, version: str = poseidon.__version__) -> RayConnectio
 
 
 @pytest.fixture
-def ray() -> LocalRay:
+def ray(monkeypatch: pytest.MonkeyPatch) -> LocalRay:
+    """Ray, and connections that look often whether they are closed: an actor of this process cannot be killed."""
+    monkeypatch.setattr("poseidon.cluster.ray.connection.POLL_S", 0.05)
     return LocalRay()
 
 
