@@ -75,12 +75,15 @@ def let_waiting_threads_sleep() -> None:
 
 
 def disable_ray_statistics() -> None:
-    """Keep Ray from collecting usage statistics, unless the user has set RAY_USAGE_STATS_ENABLED. Call it before ray is imported."""
+    """Keep Ray from collecting usage statistics, unless the user has set
+    RAY_USAGE_STATS_ENABLED. Call it before ray is imported.
+    """
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
 
 
 def variable_of_tasks(environment: Mapping[str, str] | None = None) -> str:
-    """Return `WORLD_SIZE=2` if torchrun has started this process as one of two; likewise for mpirun and srun. Else nothing.
+    """Return `WORLD_SIZE=2` if torchrun has started this process as one of two;
+    likewise for mpirun and srun. Else nothing.
 
     Args:
         environment: variables by name; by default those of this process.

@@ -1,4 +1,5 @@
-"""State that threads share, and waiting for it: a monitor, a lock with threads that wait under it (Hoare, CACM 17(10), 1974).
+"""State that threads share, and waiting for it: a monitor, a lock with threads that
+wait under it (Hoare, CACM 17(10), 1974).
 
 Laws:
 
@@ -25,7 +26,8 @@ T = TypeVar("T")
 
 
 class Monitor:
-    """A lock (`with monitor:`), a wait with a deadline, and a failure that ends every wait. All threads may call all of it.
+    """A lock (`with monitor:`), a wait with a deadline, and a failure that ends
+    every wait. All threads may call all of it.
 
     Args:
         timeout_s: longest time that a wait lasts.
@@ -88,10 +90,12 @@ class Monitor:
         """Wait until `question` has an answer, and return it.
 
         Args:
-            question: called under the lock, by any thread; returns None as long as there is no answer. It must not block.
+            question: called under the lock, by any thread; returns None as long as
+                there is no answer. It must not block.
             otherwise: the beginning of the sentence that is raised when there is none in time.
             hangs: returns the end of that sentence; None: as given to the monitor.
-            limited: whether the wait ends after `timeout_s`. An unlimited wait needs an owner that calls `close` or `fail`.
+            limited: whether the wait ends after `timeout_s`. An unlimited wait needs
+                an owner that calls `close` or `fail`.
 
         Raises:
             StalenessTimeout: there was no answer within `timeout_s`.

@@ -10,8 +10,8 @@ up to a hundred times as long for an operation on one, and a net whose gradients
 a property of each thread, too. A thread has it from the one that starts it, also the threads of OpenMP, of autograd,
 and those that make batches ahead; one that is there already does not get it.
 
-Law: every process of a job is started with `environment`, and every thread that computes calls `prepare_thread` first, for
-processes that another program has started.
+Law: every process of a job is started with `environment`, and every thread that computes calls
+`prepare_thread` first, for processes that another program has started.
 """
 
 from __future__ import annotations

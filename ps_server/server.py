@@ -201,7 +201,9 @@ class Server:
         )
 
     def stop_when_idle(self, limit_s: float) -> None:
-        """Make `serve` return once no peer is connected, or none has sent for `limit_s` seconds. Any thread may call it."""
+        """Make `serve` return once no peer is connected, or none has sent for
+        `limit_s` seconds. Any thread may call it.
+        """
         self._idle_limit_s = limit_s
 
     def fail(self, error: ServerError) -> None:

@@ -263,7 +263,9 @@ class ShardSharedMemory(SharedMemory[bytes]):
 
 
 def is_local(address: str) -> bool:
-    """Return whether an address, `tcp://host:port`, is one of this host's own: whether this process could listen there."""
+    """Return whether an address, `tcp://host:port`, is one of this host's own:
+    whether this process could listen there.
+    """
     parts = urlsplit(address)
     try:
         family, kind, protocol, _, where = socket.getaddrinfo(parts.hostname, 0, type=socket.SOCK_STREAM)[0]
@@ -295,7 +297,9 @@ def new_memory(size: int) -> tuple[int, mmap.mmap]:
 
 
 def open_memory(process: int, file: int, size: int) -> mmap.mmap | None:
-    """Open what `new_memory` made in another process of this host and user; None where there is nothing of that kind."""
+    """Open what `new_memory` made in another process of this host and user;
+    None where there is nothing of that kind.
+    """
     link = f"/proc/{process}/fd/{file}"
     try:
         if not os.readlink(link).startswith(f"/memfd:{_NAME}"):

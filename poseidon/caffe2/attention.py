@@ -1,7 +1,7 @@
 """Attention of a decoder's step to the outputs of an encoder: weights over these, and their weighted sum, the context.
 
-Shapes: L is the length of the encoder's outputs, N the batch, E their size. Each function returns the context (1, N, E),
-the weights (N, L, 1) and the blobs that the gradient can make again.
+Shapes: L is the length of the encoder's outputs, N the batch, E their size. Each function returns the context (1, N,
+E), the weights (N, L, 1) and the blobs that the gradient can make again.
 """
 
 from __future__ import annotations

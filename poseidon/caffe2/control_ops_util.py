@@ -1,8 +1,8 @@
 """The operators `If` and `While` around given nets: which blobs of these are outside ones, and which are local.
 
 A blob of an inner net is an outside one where its name is in the lexical scope, the names that the operator's
-surroundings have, or where an operator reads it before the net makes it. All others are in the workspace of the inner net,
-an object in a blob of the outer net, where gradients find them.
+surroundings have, or where an operator reads it before the net makes it. All others are in the workspace of the inner
+net, an object in a blob of the outer net, where gradients find them.
 """
 
 from __future__ import annotations

@@ -173,7 +173,9 @@ class Dataset:
         net.TrimDataset(self._blobs(), self._blobs(), fields=self.fields, multiple_of=multiple_of)
 
     def init_empty(self, init_net: Any) -> None:
-        """Let a net make new blobs for the columns, empty; those of a record that the schema came with stay as they are."""
+        """Let a net make new blobs for the columns, empty; those of a record that
+        the schema came with stay as they are.
+        """
         self.field_blobs = InitEmptyRecord(init_net, self.schema.clone_schema()).field_blobs()
 
     def init_from_dataframe(self, net: Any, dataframe: Any) -> None:

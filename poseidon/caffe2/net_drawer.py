@@ -187,7 +187,9 @@ def GetGraphPngSafe(func: Callable[..., Any], *args: Any, **kwargs: Any) -> byte
 
 
 def _nets_of_plan(plan: Any) -> dict[str, list[Any]]:
-    """Return the operators of a plan's nets; raise ValueError where they have none: the bytes were those of a NetDef."""
+    """Return the operators of a plan's nets; raise ValueError where they have
+    none: the bytes were those of a NetDef.
+    """
     operators = [op for net in plan.network for op in net.op]
     if not operators or not all(op.type for op in operators):
         raise ValueError("this is no plan")

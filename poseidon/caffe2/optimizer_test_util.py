@@ -1,4 +1,6 @@
-"""What tests of optimizers are built on: two small regressions that an optimizer must solve, and learning rate changes."""
+"""What tests of optimizers are built on: two small regressions that an
+optimizer must solve, and learning rate changes.
+"""
 
 from __future__ import annotations
 
@@ -19,8 +21,8 @@ SOLUTION = np.array([2, 6, 5, 0, 1], dtype=np.float32)
 class OptimizerTestBase:
     """Tests of an optimizer; a subclass that is a `unittest.TestCase` too says which.
 
-    It has `build_optimizer(model)`, which adds the optimizer to a model and returns it, and `check_optimizer(optimizer)`,
-    which looks at the blobs that the optimizer owns after training.
+    It has `build_optimizer(model)`, which adds the optimizer to a model and returns it, and
+    `check_optimizer(optimizer)`, which looks at the blobs that the optimizer owns after training.
     """
 
     _skip_gpu = False

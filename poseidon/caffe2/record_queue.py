@@ -34,7 +34,9 @@ class _QueueWriter(Writer):
         self._schema = schema
 
     def write(self, writer_net: Any, fields: Any) -> Any:
-        """See `Writer`: the batch is checked against the schema; the blob that is true where the queue is closed is returned."""
+        """See `Writer`: the batch is checked against the schema; the blob that is
+        true where the queue is closed is returned.
+        """
         blobs = list(fields.field_blobs() if isinstance(fields, Field) else fields)
         assert self._schema is not None
         writer_net.CheckDatasetConsistency(blobs, [], fields=self._schema.field_names())

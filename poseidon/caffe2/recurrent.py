@@ -42,7 +42,8 @@ def recurrent_net(
         net: the net.
         cell_net: the net of one step.
         inputs: a pair: the step's input, and the sequence of shape (T, N, D).
-        initial_cell_inputs: pairs of the step's state before it, and the first state, of shape (1, N, D), (N, D) or (D).
+        initial_cell_inputs: pairs of the step's state before it, and the first
+            state, of shape (1, N, D), (N, D) or (D).
         links: from the step's state before it to that after it.
         timestep: the step's number, where the step net reads it.
         scope: before the names of the operator's own blobs.

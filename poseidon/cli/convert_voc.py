@@ -1,4 +1,6 @@
-"""`poseidon convert_voc`: a folder in the form of PASCAL VOC into databases, as SSD's create_list.sh and create_data.sh."""
+"""`poseidon convert_voc`: a folder in the form of PASCAL VOC into databases, as
+SSD's create_list.sh and create_data.sh.
+"""
 
 from __future__ import annotations
 

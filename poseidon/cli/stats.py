@@ -1,4 +1,5 @@
-"""`poseidon stats`: what each tensor costs on its way, and how loaded each shard is; for a running job or one that has ended.
+"""`poseidon stats`: what each tensor costs on its way, and how loaded each shard
+is; for a running job or one that has ended.
 
 poseidon stats
 poseidon stats cifar10_quick-20260105-204016-3f9a1c

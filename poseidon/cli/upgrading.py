@@ -1,7 +1,8 @@
 """What the three upgrade commands share: read a file, upgrade it, write it, and print what was done.
 
-Law: as with Caffe's tools of these names, the output is written even if there is nothing to upgrade, and if something was
-left out; the latter is printed, and the exit code is 1. If the upgrade fails, nothing is written and an earlier file stays.
+Law: as with Caffe's tools of these names, the output is written even if there is nothing to upgrade, and if something
+was left out; the latter is printed, and the exit code is 1. If the upgrade fails, nothing is written and an earlier
+file stays.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Checks of every host before a job starts anywhere: all problems are reported together.
 
-Law: each host checks itself (`poseidon.cluster.host_probe`, which is sent to it); this module sends the requests, compares
-the answers and formats the error. What a host answers is shown without control characters.
+Law: each host checks itself (`poseidon.cluster.host_probe`, which is sent to it); this module sends the requests,
+compares the answers and formats the error. What a host answers is shown without control characters.
 """
 
 from __future__ import annotations
@@ -164,7 +164,8 @@ def request(needs: Sequence[HostNeeds], describe: Mapping[str, object] | None = 
 
     Args:
         needs: of each of its lines in the machinefile.
-        describe: the `folder` where jobs write and the `names` to resolve, for the host's description; None: no description.
+        describe: the `folder` where jobs write and the `names` to resolve, for the
+            host's description; None: no description.
     """
     return {
         "poseidon": __version__,

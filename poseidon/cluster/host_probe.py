@@ -1,11 +1,12 @@
 """The check of a host before a job starts; it runs on the host, sent by `poseidon.cluster.host_checks`.
 
 It reads one JSON object from standard input, the needs of the clients on that host, and writes one, the facts and all
-problems. With `"describe": {"folder": "output", "names": ["node1"]}` the facts include the `description` of the host for
-`poseidon doctor`.
+problems. With `"describe": {"folder": "output", "names": ["node1"]}` the facts include the
+`description` of the host for `poseidon doctor`.
 
     {"poseidon": "0.1.0", "space_bytes": 1e8, "clients": [{"id": 0, "addresses": [...], "ports": [9999], "devices": 1,
-     "folders": ["output"], "prefixes": [["models/x", "models"]], "files": [["db", "folder", ["db_0"]]], "modules": []}]}
+     "folders": ["output"], "prefixes": [["models/x", "models"]], "files": [["db",
+     "folder", ["db_0"]]], "modules": []}]}
     {"python": "/usr/bin/python3", "python_version": "3.11.2", "poseidon": "0.1.0", "torch": "2.6.0", "cores": 8,
      "addresses": {"0": "10.0.0.3"}, "problems": ["..."]}
 

@@ -1,7 +1,7 @@
 """Name resolution with a time limit, TCP connections by name, and the addresses at which hosts reach each other.
 
-Law: the system's resolver has no timeout and cannot be interrupted, so each lookup has a thread of its own, which is left
-behind when it does not answer in time: it ends with the resolver's own timeout, or with this process.
+Law: the system's resolver has no timeout and cannot be interrupted, so each lookup has a thread of its own, which is
+left behind when it does not answer in time: it ends with the resolver's own timeout, or with this process.
 """
 
 from __future__ import annotations

@@ -155,8 +155,8 @@ def plan_job(
 ) -> JobPlan:
     """Give each working host one worker per device and each serving host `channels` shards.
 
-    Working hosts have no shards, whatever their role, where as many hosts only serve: the traffic of each of those is then
-    less than a worker's. Where all hosts are this machine, shards take free ports.
+    Working hosts have no shards, whatever their role, where as many hosts only serve: the traffic of each of those is
+    then less than a worker's. Where all hosts are this machine, shards take free ports.
 
     Args:
         hosts: in the order of their ids, as `read_machinefile` returns them; at least one that works.
@@ -166,8 +166,8 @@ def plan_job(
         with_server: whether the job has shards at all.
 
     Raises:
-        UsageError: no host, no device, a device twice, another number of them on one host, an illegal number of channels,
-            or several workers and no host for their shards.
+        UsageError: no host, no device, a device twice, another number of them on one host, an illegal number of
+            channels, or several workers and no host for their shards.
     """
     if not any(host.works for host in hosts):
         raise UsageError("a job needs at least one client that works")
@@ -233,8 +233,8 @@ def _plan_shards(hosts: Sequence[Host], channels: int) -> tuple[ShardPlan, ...]:
 def best_loads(workers: int, servers: int, *, sharing: int | None = None) -> tuple[int, int]:
     """Return the relative load of a working host's shards and of a serving host's, in smallest whole numbers.
 
-    With n working machines, b of which have shards too, and k that only serve, a part w of the model on each of the b and
-    s on each of the k, the bytes that an iteration brings to a link are, in models (sent and received),
+    With n working machines, b of which have shards too, and k that only serve, a part w of the model on each of the b
+    and s on each of the k, the bytes that an iteration brings to a link are, in models (sent and received),
 
         worker and shards  2 (1 + w (n - 2))       worker alone  2       shards alone  2 n s
 

@@ -1,8 +1,8 @@
 """The interfaces between a launcher and the processes of a job, wherever they run.
 
 A `Launcher` starts a `ProcessSpec` on a host and returns a `RunningProcess`, to which lines are sent; its `Listener` is
-notified of events, log lines and, last, the exit status. `LocalLauncher` uses child processes, `AgentLauncher` agents on
-remote hosts.
+notified of events, log lines and, last, the exit status. `LocalLauncher` uses child
+processes, `AgentLauncher` agents on remote hosts.
 
 Law: secrets travel in the first line of standard input only, never in argv or the environment. No call blocks for long,
 and no listener is called after `exited`.

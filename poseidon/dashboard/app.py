@@ -8,9 +8,9 @@
     /api/jobs/NAME/log?search= the last lines of the logs
     /api/jobs/NAME/timeline    an iteration as SVG (jobs with --trace)
 
-Law: read-only: every route answers GET alone. With a token each request needs it: in the address once, then as a cookie.
-Without one a request must name this machine's loopback as its host: a page of another site, whose name suddenly resolves to
-127.0.0.1 (DNS rebinding), cannot read anything.
+Law: read-only: every route answers GET alone. With a token each request needs it: in the address once, then as a
+cookie. Without one a request must name this machine's loopback as its host: a page of another site, whose name suddenly
+resolves to 127.0.0.1 (DNS rebinding), cannot read anything.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """What limits a job, from the times of its processes: compute, a link, a shard, a worker, or the data reader.
 
-Law: pure. One cause is named. The others wait for the worker that waits least, so its time comes first: if it hardly waits,
-its data or its compute is the limit. Else all wait for the network or for a shard, and the busier one is the limit.
+Law: pure. One cause is named. The others wait for the worker that waits least, so its time comes first: if it hardly
+waits, its data or its compute is the limit. Else all wait for the network or for a shard, and the busier one is the
+limit.
 """
 
 from __future__ import annotations
@@ -22,7 +23,9 @@ EXPLAINS = 0.4
 SLOWER = 1.5
 """How many times as busy as the others the links of a host are, from which that host is the limit."""
 SHARD_BUSY = 0.6
-"""The part of the time from which a shard is the limit, however busy links are: what it does not receive stays on them."""
+"""The part of the time from which a shard is the limit, however busy links are:
+what it does not receive stays on them.
+"""
 HOST_BUSY = 0.85
 
 

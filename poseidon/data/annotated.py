@@ -37,8 +37,8 @@ def decode_annotated(record: bytes | memoryview, decoding: Decoding) -> Annotate
     """Decode a record.
 
     Raises:
-        DataError: the record is not an AnnotatedDatum, has a box that is not finite, or its image cannot be decoded. The
-            caller adds the key and the database to the text.
+        DataError: the record is not an AnnotatedDatum, has a box that is not finite, or its image cannot be
+            decoded. The caller adds the key and the database to the text.
     """
     datum = AnnotatedDatum()
     try:
@@ -68,7 +68,9 @@ def _box(bbox: Any) -> Box:
 
 
 def encode_annotated(datum: Datum, objects: Sequence[Object]) -> bytes:
-    """Return a serialized AnnotatedDatum of an image and its objects, grouped by their labels in order of appearance."""
+    """Return a serialized AnnotatedDatum of an image and its objects, grouped
+    by their labels in order of appearance.
+    """
     annotated = AnnotatedDatum(datum=datum, type=AnnotatedDatum.BBOX)
     groups: dict[int, Any] = {}
     for item in objects:

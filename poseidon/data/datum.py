@@ -89,7 +89,9 @@ def is_datum(record: bytes | memoryview) -> bool:
 
 
 def encode_datum(array: Array, label: int) -> bytes:
-    """Return a serialized raw Datum of an array (C, H, W): uint8 is stored in `data`, every other type in `float_data`."""
+    """Return a serialized raw Datum of an array (C, H, W): uint8 is stored in
+    `data`, every other type in `float_data`.
+    """
     channels, height, width = array.shape
     datum = Datum(channels=channels, height=height, width=width, label=label)
     if array.dtype == np.uint8:

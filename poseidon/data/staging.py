@@ -3,8 +3,8 @@
 Law: the final names appear only when everything is complete, all or none. An interruption (an error, Ctrl-C, kill -9)
 leaves at most a folder `.<name>.partial`, which the next run removes. Two runs with the same target exclude each other.
 
-The folder is locked with flock, which ends with its process. Before the first rename, the removals and renames are written
-to a journal in the folder; a run that finds a journal in an unlocked folder completes them.
+The folder is locked with flock, which ends with its process. Before the first rename, the removals and renames are
+written to a journal in the folder; a run that finds a journal in an unlocked folder completes them.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""Broadcasts from rank 0 and gathers at rank 0, made of collections: bytes, and tensors that no exchange keeps equal."""
+"""Broadcasts from rank 0 and gathers at rank 0, made of collections: bytes,
+and tensors that no exchange keeps equal.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,8 @@
-"""Detections over a test set: their mean average precision, as SSD's solver computes it with eval_type "detection", and files.
+"""Detections over a test set: their mean average precision, as SSD's solver
+computes it with eval_type "detection", and files.
 
-Law: rows are taken in the order of batches, whichever worker had them, so that W workers have the scores of one process.
+Law: rows are taken in the order of batches, whichever worker had them, so that
+W workers have the scores of one process.
 
 Source: TestDetection in solver.cpp and ComputeAP in util/bbox_util.cpp of SSD's branch of Caffe (Liu et al., 2016).
 """
@@ -144,7 +146,8 @@ def discard_results(net: Net) -> None:
 
 
 def save_results(net: Net, collect: Callable[[bytes], Sequence[bytes]], *, begin: int, count: int) -> None:
-    """Write the detections of all workers, as save_output_param of DetectionOutput layers asks. Every worker calls this.
+    """Write the detections of all workers, as save_output_param of
+    DetectionOutput layers asks. Every worker calls this.
 
     Args:
         net: the test net.

@@ -30,8 +30,8 @@ class WorkerDocument:
         clients: number of hosts.
         local_rank: this worker's rank on its host.
         local_workers: workers on each host.
-        local_address: rendezvous of this host's workers: a socket path in a folder that only this user can enter, removed
-            once all have connected; empty where a host has one worker.
+        local_address: rendezvous of this host's workers: a socket path in a folder that only this user can enter,
+            removed once all have connected; empty where a host has one worker.
         device: `cpu` or `cuda:<n>`.
         threads: CPU threads for this worker's arithmetic.
         shards: number of server shards; 0 for a single client without a server, and for all-reduce.
@@ -104,7 +104,8 @@ class WorkerDocument:
 class TrainingOptions:
     """Flags of `poseidon train` that act in the workers, by the names of the flags.
 
-    A field here is a field of the launcher's request and of the worker's document. What lies between copies all of them.
+    A field here is a field of the launcher's request and of the worker's
+    document. What lies between copies all of them.
 
     Attributes:
         snapshot_keep: how many snapshots of the run stay on disk, the newest; 0: all.

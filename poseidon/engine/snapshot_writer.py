@@ -1,8 +1,8 @@
 """Background writing of snapshots: training goes on while files are serialized, checksummed and written to disk.
 
 Law: one write at a time, in the order of submission. A submission waits for the write before it, so at most one copy of
-the weights waits in memory. A write that fails is a warning in the log, since the next one may succeed; `wait` raises the
-failure of the last one, and the warning of that one says so.
+the weights waits in memory. A write that fails is a warning in the log, since the next one may succeed; `wait` raises
+the failure of the last one, and the warning of that one says so.
 """
 
 from __future__ import annotations

@@ -21,8 +21,8 @@ A tensor in `by_factors` gets no gradient: `begin_factors` brings u (rows x N) a
 product u^T v (N x M, the tensor's shape) is the gradient. They are copied before it returns.
 
 Statistics are tensors that the forward pass of the module changes (BatchNorm). They have no gradient and never `begin`.
-`finish` takes their values. After the next `wait` they hold the mean over the replicas; at staleness > 0 they have moved by
-1/W of each replica's change. Rates, rules, scales and limits do not apply to them.
+`finish` takes their values. After the next `wait` they hold the mean over the replicas; at staleness > 0 they have
+moved by 1/W of each replica's change. Rates, rules, scales and limits do not apply to them.
 """
 
 from __future__ import annotations
@@ -108,8 +108,8 @@ class Exchange(Protocol):
 
         Args:
             histories: for each tensor the history to continue from (a resumed run); None: all zero.
-            clock: number of finished iterations that the tensors' values have: the iteration of the next `start`. None at
-                the first call, for which `ExchangeSettings.start_clock` has it.
+            clock: number of finished iterations that the tensors' values have: the iteration of the next `start`. None
+                at the first call, for which `ExchangeSettings.start_clock` has it.
         """
 
     def start(self, iteration: int, rate: float) -> None:

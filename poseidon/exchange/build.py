@@ -10,7 +10,8 @@ Small tensors share tables on the server: a PooledExchange wraps either of the f
 Where a host has several workers, local rank 0 has that exchange, inside a LeaderExchange, and each of the others has a
 FollowerExchange.
 
-With local steps (`rounds/local_steps.py`) all of this is the outer exchange, inside a LocalStepsExchange of each worker.
+With local steps (`rounds/local_steps.py`) all of this is the outer exchange,
+inside a LocalStepsExchange of each worker.
 
 Law: every worker of a job makes the same plan and the same store, since both follow from what is equal on all workers.
 """
@@ -44,9 +45,10 @@ def plan_exchange(
 ) -> ExchangePlan:
     """Choose the scheme of each tensor.
 
-    Where no tensor would go to the server, the last small one does, or the one whose bytes grow least: a request of rank 0
-    (`ShardDelivery`) is in step with training only where training reads from the shards. The gradient of the last tensor is the
-    first that a backward pass has, and its value the last that a forward pass needs, so nothing waits for it.
+    Where no tensor would go to the server, the last small one does, or the one whose bytes grow least: a request of
+    rank 0 (`ShardDelivery`) is in step with training only where training reads from the shards. The gradient of the
+    last tensor is the first that a backward pass has, and its value the last that a forward pass needs, so nothing
+    waits for it.
 
     Args:
         tensors: in the order of the store's tables.

@@ -8,8 +8,8 @@ which workers are connected:
     allreduce/control.py    without shards: AllReduceDelivery
     local/control.py        between the workers of one host: LeaderDelivery, FollowerDelivery
 
-Law: all workers see a request before they end the iteration that it names, so they all act on it after the same one. Each
-delivery says why this holds for it.
+Law: all workers see a request before they end the iteration that it names, so they all act on it after
+the same one. Each delivery says why this holds for it.
 """
 
 from __future__ import annotations
@@ -120,9 +120,9 @@ class JobControl:
 class AloneDelivery:
     """Job control of one worker: its own payload is the collection.
 
-    A request names the end of the iteration under way or, after it, that of the next one. Requests come from any thread:
-    one that reads the clock of an iteration is in `requests` before `advance` ends the iteration, so the loop sees it
-    there.
+    A request names the end of the iteration under way or, after it, that of the next one. Requests come from any
+    thread: one that reads the clock of an iteration is in `requests` before `advance` ends the iteration, so the loop
+    sees it there.
     """
 
     def __init__(self) -> None:

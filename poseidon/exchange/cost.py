@@ -4,16 +4,16 @@ Law: pure and deterministic. All workers make the same plan from the same shapes
 
 Bytes are those that cross the busiest link in one iteration, sent and received together. Both directions carry as much,
 so a duplex link is busy for half of them at its rate. For a fully-connected weight of N x M elements, K rows in each
-pushing client, P1 pushing clients, and the part w of the model on the shards of a host with workers, s on those of a host
-that only serves (Poseidon, USENIX ATC 2017, section 4; BytePS, OSDI 2020, section 4, for w and s):
+pushing client, P1 pushing clients, and the part w of the model on the shards of a host with workers, s on those of a
+host that only serves (Poseidon, USENIX ATC 2017, section 4; BytePS, OSDI 2020, section 4, for w and s):
 
     server      host with workers  2 M N (1 + w (P1 - 2))      with P2 = P1 = 1/w this is 2 M N (P1 + P2 - 2) / P2
                 host that serves   2 M N P1 s
     factors     host with workers  2 K (P1 - 1) (M + N)
     all-reduce                     4 M N (P1 - 1) / P1         (a ring)
 
-Factors are chosen where they are no more than the server's bytes; every other tensor goes to the server. With a lossy codec
-the server's bytes are those of the codec: 8 MN above, 4 for each direction, becomes the sum of its sizes.
+Factors are chosen where they are no more than the server's bytes; every other tensor goes to the server. With a lossy
+codec the server's bytes are those of the codec: 8 MN above, 4 for each direction, becomes the sum of its sizes.
 """
 
 from __future__ import annotations
@@ -129,7 +129,8 @@ class Topology:
 
 
 def server_bytes(elements: int, topology: Topology, element_bytes: int = 2 * ELEMENT_BYTES) -> int:
-    """Return the bytes on the busiest link of one tensor that goes to the server; 0 for a worker that is its own server.
+    """Return the bytes on the busiest link of one tensor that goes to the server;
+    0 for a worker that is its own server.
 
     Args:
         elements: of the tensor.
@@ -207,7 +208,8 @@ class ExchangePlan:
     Attributes:
         choices: one for each trained tensor, in their order.
         local_steps: iterations from one exchange to the next, with local steps; 0: one.
-        basis: what a choice follows from that does not follow from the bytes: measured rates, or a snapshot; the end of a line.
+        basis: what a choice follows from that does not follow from the bytes: measured
+            rates, or a snapshot; the end of a line.
     """
 
     choices: tuple[Choice, ...]

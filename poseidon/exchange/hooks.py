@@ -1,11 +1,11 @@
 """Wait-free backpropagation: hooks that connect a module's autograd to an exchange.
 
-Law: a tensor's gradient is sent as soon as autograd has the whole of it, while the layers below are still in their backward
-pass. A layer waits for its own tensors only, right before its forward pass uses them.
+Law: a tensor's gradient is sent as soon as autograd has the whole of it, while the layers below are still in their
+backward pass. A layer waits for its own tensors only, right before its forward pass uses them.
 
-A tensor may be used though the forward pass of its own module does not run (torch.nn.MultiheadAttention reads the weight
-of its `out_proj`). The hooks find it in the first iteration, in which all values are present from the start. From then on
-they wait for it at the start of an iteration.
+A tensor may be used though the forward pass of its own module does not run (torch.nn.MultiheadAttention reads the
+weight of its `out_proj`). The hooks find it in the first iteration, in which all values are present from the start.
+From then on they wait for it at the start of an iteration.
 """
 
 from __future__ import annotations
@@ -34,7 +34,8 @@ class Hooks:
         wait_free: if False, no gradient leaves before the last backward pass has ended, and the first layer of the
             next forward pass waits for all tensors; for comparisons.
         sources: for each tensor the parameter or buffer of the module; empty: the tensors themselves.
-        entry: the compiled module that the script calls in place of `module`; all tensors are waited for before it runs.
+        entry: the compiled module that the script calls in place of `module`; all
+            tensors are waited for before it runs.
         on_backward: called when a backward pass reaches a layer whose weight travels as factors.
         sends: whether gradients are sent; otherwise they stay in `grad`, for an optimizer of the caller.
     """

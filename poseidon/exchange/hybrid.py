@@ -1,11 +1,13 @@
-"""The hybrid exchange: each tensor goes through the parameter server, as factors to all other workers, or by all-reduce.
+"""The hybrid exchange: each tensor goes through the parameter server, as
+factors to all other workers, or by all-reduce.
 
-Laws: the weights are the same whichever scheme a tensor has. A tensor that does not go through the server is in a `Plane`,
-and has a table on the shards, too, a copy: it brings the first value to every worker, and `HybridState.histories`, which a
-snapshot calls, updates it. At least one tensor goes through the server, so requests of rank 0 are in step with training.
+Laws: the weights are the same whichever scheme a tensor has. A tensor that does not go through the server is in a
+`Plane`, and has a table on the shards, too, a copy: it brings the first value to every worker, and
+`HybridState.histories`, which a snapshot calls, updates it. At least one tensor goes through the server, so requests of
+rank 0 are in step with training.
 
-At staleness 0 a worker's pushes wait until its factors have left. Both need the link of its host. A push causes an addition
-on a shard; factors cause a product on every worker, which takes longer than the work for any other message. So
+At staleness 0 a worker's pushes wait until its factors have left. Both need the link of its host. A push causes an
+addition on a shard; factors cause a product on every worker, which takes longer than the work for any other message. So
 products are computed while pushes and values travel. At staleness s > 0 factors of later iterations could delay pushes
 that other workers wait for, so both share the link. All-reduce needs staleness 0.
 """

@@ -4,9 +4,9 @@ Law: `copy.deepcopy` and pickle (`torch.save` of a whole module) give the copy a
 part of the exchange: it shares no memory with the tensors that the exchange moves, and sockets and threads cannot be
 copied.
 
-Hooks wait for the network and read clocks, so torch.compile does not trace them: a graph ends before a hook, and another
-begins after it. A module that was compiled before it was distributed is one graph. Hooks of the module that the script
-calls do the work of its layers' hooks, before it runs (`uncompiled`).
+Hooks wait for the network and read clocks, so torch.compile does not trace them: a graph ends before a hook, and
+another begins after it. A module that was compiled before it was distributed is one graph. Hooks of the module that the
+script calls do the work of its layers' hooks, before it runs (`uncompiled`).
 """
 
 from __future__ import annotations
@@ -54,8 +54,8 @@ class OutsideOfGraphs(OfOneModule):
         return None if torch.compiler.is_dynamo_compiling() else self._hook(*arguments, **named)
 
 
-# What torch.compiler.disable does to a frame, without its import, which takes seconds. Dynamo skips the frames that these
-# call, too.
+# What torch.compiler.disable does to a frame, without its import, which takes seconds. Dynamo skips the frames that
+# these call, too.
 for _code in (OfOneModule.__call__.__code__, OutsideOfGraphs.__call__.__code__):
     eval_frame.set_code_exec_strategy(
         _code, eval_frame._FrameExecStrategy(eval_frame._FrameAction.SKIP, eval_frame._FrameAction.SKIP)

@@ -45,11 +45,13 @@ class ExchangeOptions:
         rows: pieces to cut each table into; 0: pieces of up to 2 MiB.
         consistency: when values are sent.
         precision: of gradients and values on the wire.
-        sync_every: iterations of a round of local steps (`rounds/local_steps.py`); 0: workers exchange in every iteration.
+        sync_every: iterations of a round of local steps (`rounds/local_steps.py`);
+            0: workers exchange in every iteration.
         outer_lr: rate of the outer rule, above 0.
         outer_momentum: momentum of the outer rule, at least 0 and below 1.
         outer_nesterov: whether the outer rule is Nesterov's; otherwise it is SGD.
-        sync_fragments: parts of the tensors that are exchanged at different iterations of a round (`rounds/streaming.py`).
+        sync_fragments: parts of the tensors that are exchanged at different
+            iterations of a round (`rounds/streaming.py`).
         sync_delay: local steps that are made while a part travels; below `sync_every`.
         sync_mix: the weight of a worker's own value when the common one comes after a delay; at least 0 and below 1.
         bandwidth_mbps: SSPAggr's budget of each client for changes that the bound does not need yet; None: no limit.
@@ -170,7 +172,9 @@ class ExchangeOptions:
 
     @property
     def check_interval(self) -> int:
-        """`check_every`; with local steps the next multiple of `sync_every`, where the workers have equal values anyhow."""
+        """`check_every`; with local steps the next multiple of `sync_every`, where
+        the workers have equal values anyhow.
+        """
         if not self.sync_every:
             return self.check_every
         return -(-self.check_every // self.sync_every) * self.sync_every

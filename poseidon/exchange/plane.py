@@ -1,4 +1,6 @@
-"""The contract of a plane: the tensors of an exchange that travel by one scheme beside the server; and the norm over planes."""
+"""The contract of a plane: the tensors of an exchange that travel by one scheme
+beside the server; and the norm over planes.
+"""
 
 from __future__ import annotations
 

@@ -1,14 +1,14 @@
 """Small tensors share a table.
 
 A table costs a worker and a shard the same work for ten numbers as for ten thousand: a call for its gradient, a message
-to the shard and one back. A net with batch normalization has hundreds of small tensors, with less than a hundredth of its
-bytes. `PooledExchange` concatenates those of one rule into pools, and an inner exchange moves the pools.
+to the shard and one back. A net with batch normalization has hundreds of small tensors, with less than a hundredth of
+its bytes. `PooledExchange` concatenates those of one rule into pools, and an inner exchange moves the pools.
 
 Laws:
 
 * The weights are those of the inner exchange without pools, to the bit: a rule treats all elements alike.
-* A pool leaves when the gradient of its last tensor has come. Its priority is that of its first tensor. Its bytes are so
-  few that neither costs measurable time.
+* A pool leaves when the gradient of its last tensor has come. Its priority is that of its first tensor.
+  Its bytes are so few that neither costs measurable time.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """The exchange through the parameter server: gradients go to the shards chunk by chunk, values come back.
 
 Staleness 0: a worker pushes its gradient as it is. The shards average, apply the rule and send the value.
-Staleness > 0: a worker applies the rule to its own gradient, moves the tensor by 1/W of the change at once (read my writes)
-and pushes that; the shards add. W workers that move 1/W each move as far together as one process with the average gradient.
+Staleness > 0: a worker applies the rule to its own gradient, moves the tensor by 1/W of the change at once (read my
+writes) and pushes that; the shards add. W workers that move 1/W each move as far together as one process with the
+average gradient.
 
 With a limit on the gradients' norm at staleness > 0, a change can be computed only once the whole gradient is known, so
 changes leave in `finish`.
@@ -10,8 +11,8 @@ changes leave in `finish`.
 Tensors on a GPU have a copy in pinned memory on the host. Gradients are copied there on a side stream and pushed by a
 thread of their own. Values are copied back on the compute stream, which never waits for the host.
 
-Statistics leave in `finish`: at staleness 0 the values themselves, which the shards average; at staleness > 0 1/W of the
-change that this worker has made since it last read them.
+Statistics leave in `finish`: at staleness 0 the values themselves, which the shards average; at staleness > 0 1/W of
+the change that this worker has made since it last read them.
 """
 
 from __future__ import annotations
@@ -98,8 +99,9 @@ class ServerExchange(WholeGradients):
         tensors: one per table of the store, in the same order.
         store: made by `store_spec`.
         settings: common to all tensors.
-        in_background: whether pushes are encoded on a thread also where tensors are on a CPU, and a read waits for those of
-            its own table only. For a client with table clocks: its next read does not depend on the end of an iteration.
+        in_background: whether pushes are encoded on a thread also where tensors are on a CPU, and a read waits for
+            those of its own table only. For a client with table clocks: its next read does not depend on the end of an
+            iteration.
     """
 
     def __init__(
@@ -272,7 +274,9 @@ class ServerExchange(WholeGradients):
         self._broken = error
 
     def _drain(self, call: int | None = None) -> None:
-        """Wait until all pushes and clocks, or those up to a call, are with the client. Raise the error of one that failed."""
+        """Wait until all pushes and clocks, or those up to a call, are with the
+        client. Raise the error of one that failed.
+        """
         self._pushes.drain(call)
         if self._broken is not None:
             raise self._broken
@@ -296,8 +300,8 @@ class ServerExchange(WholeGradients):
     def _push_change(self, index: int, gradient: Tensor, scale: float, rate: float, iteration: int) -> None:
         """Apply the rule to this worker's own gradient, and push the change in new memory."""
         table = self._tables[index]
-        # A change is held until a value includes it, maybe for many iterations. The memory of a gradient may be reused in
-        # the next one (of a pool, of the pinned copy of a GPU's, of the mean over a host's workers).
+        # A change is held until a value includes it, maybe for many iterations. The memory of a gradient may be reused
+        # in the next one (of a pool, of the pinned copy of a GPU's, of the mean over a host's workers).
         gradient = gradient * scale if scale != 1.0 else gradient.clone()
         value = torch.from_numpy(table.value)
         step = change(table.rule, gradient, table.history, value, rate=rate, step=iteration)

@@ -1,4 +1,6 @@
-"""The state of an exchange through the parameter server: one table for each tensor, and what a snapshot holds of them."""
+"""The state of an exchange through the parameter server: one table for each
+tensor, and what a snapshot holds of them.
+"""
 
 from __future__ import annotations
 

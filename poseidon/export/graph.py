@@ -1,7 +1,7 @@
 """An ONNX graph under construction.
 
-Law: a value is a name. Every axis has a fixed extent, but for the first one of a value that holds one item for each image: it
-is the dynamic batch.
+Law: a value is a name. Every axis has a fixed extent, but for the first one of a value that holds
+one item for each image: it is the dynamic batch.
 """
 
 from __future__ import annotations
@@ -251,8 +251,8 @@ def shape_text(blob: Blob) -> str:
 
 
 Emitter = Callable[[Graph, Any, list[Blob], list[Blob]], Sequence[str]]
-"""Adds the nodes of one layer or operator: (graph, layer after `setup`, bottoms, tops without names). Returns the value of
-each top."""
+"""Adds the nodes of one layer or operator: (graph, layer after `setup`, bottoms, tops
+without names). Returns the value of each top."""
 
 
 class Emitters(dict[str, Emitter]):

@@ -1,7 +1,7 @@
 """A torch module that `poseidon.distribute` trained, in other formats.
 
-Law: a module comes from a function of the user, `train.py:build_model`, and its weights from a checkpoint of a group or a file
-of tensors. Weights alone need no function.
+Law: a module comes from a function of the user, `train.py:build_model`, and its weights from a checkpoint of a
+group or a file of tensors. Weights alone need no function.
 """
 
 from __future__ import annotations
@@ -30,7 +30,9 @@ CHECKPOINT = ".pt"
 
 
 def names_module(model: Path) -> bool:
-    """Return whether a word of the command names a function that makes a module: FILE.py:FUNCTION or MODULE:FUNCTION."""
+    """Return whether a word of the command names a function that makes a
+    module: FILE.py:FUNCTION or MODULE:FUNCTION.
+    """
     source, _, function = str(model).rpartition(":")
     return bool(source) and function.isidentifier()
 

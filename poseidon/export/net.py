@@ -1,8 +1,8 @@
 """A Caffe net as an ONNX model.
 
-Law: the model computes what the net computes in the phase TEST. Layers that read data become inputs; losses, accuracies and
-whatever needs labels are left out, and so are blobs that only they read. The first axis of inputs is the dynamic batch where
-every blob allows it. A layer that ONNX has no form of is an error that names it.
+Law: the model computes what the net computes in the phase TEST. Layers that read data become inputs; losses, accuracies
+and whatever needs labels are left out, and so are blobs that only they read. The first axis of inputs is the dynamic
+batch where every blob allows it. A layer that ONNX has no form of is an error that names it.
 """
 
 from __future__ import annotations
@@ -33,12 +33,13 @@ NEEDS_LABELS = frozenset(
 
 
 def inference_definition(definition: NetDefinition, shapes: Mapping[str, Shape]) -> NetDefinition:
-    """Return a net of the phase TEST whose data comes from its caller, without the layers that need labels and without labels.
+    """Return a net of the phase TEST whose data comes from its caller, without the
+    layers that need labels and without labels.
 
     Args:
         definition: filtered for the phase.
-        shapes: of tops of layers that read data, by name. The first such top needs one; a top without a shape is left out
-            with the layers that need it.
+        shapes: of tops of layers that read data, by name. The first such top needs one; a top without a
+            shape is left out with the layers that need it.
 
     Raises:
         UsageError: a name is no such top, or no shape is given for the first one.
@@ -162,7 +163,9 @@ def _emit(net: Net, graph: Graph, layer: Layer, bottoms: list[Blob], tops: list[
 
 
 def _dynamic_slots(net: Net) -> tuple[frozenset[int], str]:
-    """Return the slots whose first extent is the batch, by setting the net up for another batch; and why there are none."""
+    """Return the slots whose first extent is the batch, by setting the net up for
+    another batch; and why there are none.
+    """
     before, first = net.slot_shapes, net.input_shapes
     batches = {shape[0] for shape in first.values() if shape}
     if any(isinstance(layer, Source) and not isinstance(layer, Input) for _, layer in net.layer_modules):

@@ -1,4 +1,6 @@
-"""Emitters of layers that combine, reshape, select and multiply: Concat, InnerProduct, Slice, ArgMax, LSTM and the like."""
+"""Emitters of layers that combine, reshape, select and multiply: Concat,
+InnerProduct, Slice, ArgMax, LSTM and the like.
+"""
 
 from __future__ import annotations
 

@@ -64,7 +64,9 @@ def _pooling(graph: Graph, layer: Pooling, bottoms: list[Blob], tops: list[Blob]
 
 
 def pooled(graph: Graph, layer: Pooling, bottom: Blob) -> Names:
-    """Return the tops of a Pooling layer: windows that exceed the end are padded, so that ONNX needs no rule of its own."""
+    """Return the tops of a Pooling layer: windows that exceed the end are padded,
+    so that ONNX needs no rule of its own.
+    """
     x, image = bottom.name, bottom.shape[2:]
     window: dict[str, Any] = {"kernel_shape": list(layer.kernel), "strides": list(layer.stride)}
     axes = list(zip(layer.extents, layer.stride, layer.kernel, layer.pad, image, strict=True))

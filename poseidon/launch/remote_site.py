@@ -1,7 +1,7 @@
 """Hosts that a connection of their own reaches, with an agent on each: over SSH, or through Ray.
 
-Law: nothing starts anywhere before all hosts were checked. Connections last as long as the job; a broken one is made anew
-for a restart.
+Law: nothing starts anywhere before all hosts were checked. Connections last as long as the
+job; a broken one is made anew for a restart.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """What a user asks of a job, as frozen values.
 
-Law: each field has the name of its flag, so that `poseidon.cli.requests` reads all of them alike: a new flag of `train` is
-a flag in `poseidon/cli/parsers/jobs.py`, a field here (or, if it acts in the workers, in `TrainingOptions`), and the place
-where it acts. A field whose value is not that of the flag names the function that converts it. Ranges are checked here.
+Law: each field has the name of its flag, so that `poseidon.cli.requests` reads all of them alike: a new flag of `train`
+is a flag in `poseidon/cli/parsers/jobs.py`, a field here (or, if it acts in the workers, in `TrainingOptions`), and the
+place where it acts. A field whose value is not that of the flag names the function that converts it. Ranges are checked
+here.
 """
 
 from __future__ import annotations

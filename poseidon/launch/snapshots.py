@@ -1,7 +1,7 @@
 """The snapshots of a job, as its launcher knows them: the list of those written, and copies of remote ones.
 
-Law: a job restarts only from a snapshot in this list, so never from one that an earlier run left under the same name; and
-only from one whose checksums agree at that moment. A restart sends the hosts what the launcher has, so the newest
+Law: a job restarts only from a snapshot in this list, so never from one that an earlier run left under the same name;
+and only from one whose checksums agree at that moment. A restart sends the hosts what the launcher has, so the newest
 snapshot must be here before the host that wrote it is lost. A snapshot that is here already (a shared file system, or
 the same machine) is not copied; it is the same one only if its checksums are, since an earlier run may have left
 another under the same path. A copy gets its name only when it is whole and on disk, its checksums last. A copy that
@@ -132,9 +132,9 @@ class SnapshotCopies:
 
     def finish(self, outcome: Outcome, requests: SignalRequests) -> None:
         """See `SnapshotSource`."""
-        # Whoever stops a job wants the launcher to end. The job's own end may have used up the deadline of SIGTERM, whose
-        # sender kills a few seconds later; a user who pressed Ctrl-C sits and waits. A small snapshot still comes in that
-        # time. A large one stays whole on its host: no restart needs it now.
+        # Whoever stops a job wants the launcher to end. The job's own end may have used up the deadline of SIGTERM,
+        # whose sender kills a few seconds later; a user who pressed Ctrl-C sits and waits. A small snapshot still comes
+        # in that time. A large one stays whole on its host: no restart needs it now.
         stopped = outcome is Outcome.STOPPED
         until_s = time.monotonic() + (STOPPED_WAIT_S if stopped else WAIT_S)
         if not stopped and self._missing:

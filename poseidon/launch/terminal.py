@@ -1,7 +1,7 @@
 """What the user of a job reads.
 
-While the job runs the terminal shows worker 0's log or everyone's, each warning once, and the progress. At its end it shows
-scores, the model, and the commands to test it, resume it and plot it; those functions are pure.
+While the job runs the terminal shows worker 0's log or everyone's, each warning once, and the progress. At its end it
+shows scores, the model, and the commands to test it, resume it and plot it; those functions are pure.
 """
 
 from __future__ import annotations
@@ -93,7 +93,8 @@ class Terminal(JobListener):
         level = line[0] if _GLOG.match(line) else ""
         if level == "F":
             return  # the last line of a process; the launcher's last sentence has it
-        # A line that is not of the log is a print, which may come from every worker, or from a library or an interpreter.
+        # A line that is not of the log is a print, which may come from every worker, or from a library or an
+        # interpreter.
         plain = level == "I" or (not level and self._shown is ShownLogs.ALL)
         plain = plain or (_is_first(name) and level != "W")
         if plain and self._shown is ShownLogs.FIRST and not _is_first(name):

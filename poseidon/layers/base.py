@@ -1,10 +1,10 @@
 """The base class of layers: class attributes, `setup` and `forward`.
 
 Law: `setup` checks the whole definition, before any data moves, and raises `LayerError` with a clause that the net
-completes with file, line and layer name. `forward` trusts `setup`, reads no definition, and keeps no state between calls
-except the blobs and the random generator (recurrent layers document their state). The first extent of a bottom may
-change between calls (the last batch of a file is smaller); all other extents are those of the last `setup`. `setup` may
-be called again with other shapes: it recomputes everything that depends on them, and opens files only once.
+completes with file, line and layer name. `forward` trusts `setup`, reads no definition, and keeps no state between
+calls except the blobs and the random generator (recurrent layers document their state). The first extent of a bottom
+may change between calls (the last batch of a file is smaller); all other extents are those of the last `setup`. `setup`
+may be called again with other shapes: it recomputes everything that depends on them, and opens files only once.
 """
 
 from __future__ import annotations
@@ -122,8 +122,8 @@ class Layer(nn.Module):
         self.blob_specs: tuple[BlobSpec, ...] = ()
         # Set by the net if no other layer reads the bottom, so that `forward` may overwrite it with the top.
         self.overwrites_bottom = False
-        # Set by `setup` if the first blob is an outputs x inputs matrix whose gradient is u^T v, with v the bottom and u
-        # the gradient at the top.
+        # Set by `setup` if the first blob is an outputs x inputs matrix whose gradient is u^T v, with v the bottom and
+        # u the gradient at the top.
         self.offers_factors = False
         # Cleared by `setup` if the layer does not update its statistics.
         self.updates_statistics = self.STATISTICS

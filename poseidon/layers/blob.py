@@ -2,8 +2,8 @@
 
 Law: an assignment to `blob.data[...]` or `blob.diff[...]` changes what the next layer reads. The memory stays the same
 until `reshape` needs more, and an array of a user stays valid even then, and after its net has been freed. On a GPU an
-access copies the newer of host and device copy to the other side, so users must take the array from the blob again after
-each pass, as with Caffe.
+access copies the newer of host and device copy to the other side, so users must take the array
+from the blob again after each pass, as with Caffe.
 """
 
 from __future__ import annotations

@@ -85,7 +85,9 @@ def uniform(blob: Tensor, filler: FillerParameter, generator: Generator) -> None
 
 
 def gaussian(blob: Tensor, filler: FillerParameter, generator: Generator) -> None:
-    """Draw values from Normal(mean, std). With `sparse` s >= 0 a value is kept with probability s / shape[0], else 0."""
+    """Draw values from Normal(mean, std). With `sparse` s >= 0 a value is kept
+    with probability s / shape[0], else 0.
+    """
     blob.normal_(filler.mean, filler.std, generator=generator)
     if filler.sparse >= 0:
         keep = min(1.0, filler.sparse / blob.shape[0])

@@ -1,8 +1,8 @@
 """Python: a layer that the user has written in Python (`python_param`).
 
 Law: the user's class is called as by Caffe: `setup` once, `reshape` before every `forward`, `backward` with
-`propagate_down`. Bottoms and tops are `Blob`s, views of the memory. An exception of the user's code becomes an error that
-names the line, with the exception as its cause.
+`propagate_down`. Bottoms and tops are `Blob`s, views of the memory. An exception of the user's code becomes an
+error that names the line, with the exception as its cause.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The registry of layer types.
 
-Law: a type is registered once, when its module is imported, and never changed. Any import from `poseidon.layers` imports
-every module that registers a type.
+Law: a type is registered once, when its module is imported, and never changed. Any import from
+`poseidon.layers` imports every module that registers a type.
 """
 
 from __future__ import annotations
@@ -52,7 +52,8 @@ def register(name: str) -> Callable[[Class], Class]:
 def replaces_python(module: str, layer: str) -> Callable[[Replacement], Replacement]:
     """Return a decorator that registers a function in place of a Python layer that a definition names.
 
-    The function returns the definition of a layer of another type. It is used only where Python has no module of that name.
+    The function returns the definition of a layer of another type. It is used only
+    where Python has no module of that name.
     """
 
     def add(replacement: Replacement) -> Replacement:
@@ -63,7 +64,9 @@ def replaces_python(module: str, layer: str) -> Callable[[Replacement], Replacem
 
 
 def replaced(param: LayerParameter, context: LayerContext) -> LayerParameter:
-    """Return the definition that stands for `param`: another one for a known Python layer without its module, else `param`."""
+    """Return the definition that stands for `param`: another one for a known Python
+    layer without its module, else `param`.
+    """
     name = (param.python_param.module, param.python_param.layer)
     if param.type != "Python" or name not in _PYTHON_LAYERS or _is_importable(name[0]):
         return param

@@ -1,7 +1,7 @@
 """Import of the user's modules that register layer types (`--import`).
 
-Law: a module is searched for as by `python -m`, in the working directory first. An exception of its code becomes an error
-that names the line. Every process of a job imports the same modules before it reads a net.
+Law: a module is searched for as by `python -m`, in the working directory first. An exception of its code becomes an
+error that names the line. Every process of a job imports the same modules before it reads a net.
 """
 
 from __future__ import annotations

@@ -7,8 +7,8 @@ A shard:    {"bytes_in": 1, "bytes_out": 1, "messages_in": 1, "messages_out": 1,
              "refused": 0, "dropped": 0}
 The file:   {"job": "...", "workers": {"0": {...}}, "shards": {"0": {...}}, "progress": {"iteration": 120, ...}}
 
-Law: all numbers count from the start of a process. `parse_worker` and `parse_shard` validate the events; an invalid event
-is None, and counts only as a heartbeat.
+Law: all numbers count from the start of a process. `parse_worker` and `parse_shard` validate the events; an
+invalid event is None, and counts only as a heartbeat.
 """
 
 from __future__ import annotations
@@ -165,7 +165,9 @@ _KINDS: dict[str, tuple[type, ...]] = {
 
 
 def _checked(kind: type, event: Mapping[str, object]) -> dict[str, Any]:
-    """Return the fields of a dataclass in an event. Raise ValueError for wrong types and for negative or infinite numbers."""
+    """Return the fields of a dataclass in an event. Raise ValueError for wrong
+    types and for negative or infinite numbers.
+    """
     found: dict[str, Any] = {}
     for name in fields(kind):
         value, legal = event.get(name.name, MISSING), _KINDS.get(str(name.type))

@@ -1,7 +1,7 @@
 """Merging of the logs of a job's processes by time.
 
-Law: no I/O. A line without a time (a traceback) stays after the line before it. The lines of a process keep their order,
-even if its clock is set back.
+Law: no I/O. A line without a time (a traceback) stays after the line before it. The lines of a
+process keep their order, even if its clock is set back.
 """
 
 from __future__ import annotations

@@ -7,9 +7,9 @@
     Iteration,time,loss,accuracy,loss,
     0,6.2,2.30268,0.0926,2.30268,
 
-The format is that of the original Poseidon: every row ends with a comma, and an empty line separates the train net and the
-test nets. The first `loss` is the total; the other columns are the outputs by name. Train outputs are multiplied by their
-loss weight, test outputs are not.
+The format is that of the original Poseidon: every row ends with a comma, and an empty line separates the train net and
+the test nets. The first `loss` is the total; the other columns are the outputs by name. Train outputs are multiplied by
+their loss weight, test outputs are not.
 
 Laws:
 * The file is always complete, because it is replaced atomically. The original wrote it only at the end of a job.
@@ -41,7 +41,8 @@ class NetOutputs:
     """A sink that writes the file.
 
     Args:
-        prefix: the file is `<prefix>.netoutputs`, or the prefix itself if it ends in netoutputs. An older file is replaced.
+        prefix: the file is `<prefix>.netoutputs`, or the prefix itself if it ends in
+            netoutputs. An older file is replaced.
         resumed_at: the iteration from which the same job resumes; an older file's rows before it are kept.
         clock: a monotonic clock in seconds.
     """

@@ -2,8 +2,8 @@
 
     CIFAR10_quick:  42%|####      | 1680/4000 [01:10<01:37, 23.9it/s, 2390 images/s, loss 1.03]
 
-Law: the bar is shown on a terminal only. All other output to that terminal goes through `write`, so that log lines and the
-bar do not mix. If the terminal disappears, the bar ends and the job continues.
+Law: the bar is shown on a terminal only. All other output to that terminal goes through `write`, so that log lines and
+the bar do not mix. If the terminal disappears, the bar ends and the job continues.
 """
 
 from __future__ import annotations

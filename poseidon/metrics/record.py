@@ -70,8 +70,8 @@ class TestRecord:
 class Sink(Protocol):
     """An output for records.
 
-    The training loop calls `on_train` and `on_test` in the order of iterations; they must be fast. No call follows `close`
-    except a second `close`.
+    The training loop calls `on_train` and `on_test` in the order of iterations; they must be fast.
+    No call follows `close` except a second `close`.
     """
 
     def on_train(self, record: TrainRecord) -> None:

@@ -1,9 +1,9 @@
 """Tables of a job's statistics.
 
-Law: no I/O. Bytes are per iteration and client: the sum over all workers divided by the number of workers that communicate.
-Times are milliseconds per iteration, the mean over the workers. `hidden` is the fraction of communication that overlaps
-with computation: hidden / (hidden + waited). A shard's columns are its load relative to the mean, its current and longest
-queue, the bytes of its values and histories, and the peak memory of its process.
+Law: no I/O. Bytes are per iteration and client: the sum over all workers divided by the number of workers that
+communicate. Times are milliseconds per iteration, the mean over the workers. `hidden` is the fraction of communication
+that overlaps with computation: hidden / (hidden + waited). A shard's columns are its load relative to the mean, its
+current and longest queue, the bytes of its values and histories, and the peak memory of its process.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """One iteration of a worker's trace: its activities, and the communication of each tensor.
 
-Law: no I/O. The view of an iteration lasts until the end of the next one, because the answers to its messages arrive during
-the next one. Times are milliseconds from its start.
+Law: no I/O. The view of an iteration lasts until the end of the next one, because the answers to its messages arrive
+during the next one. Times are milliseconds from its start.
 """
 
 from __future__ import annotations
@@ -43,7 +43,8 @@ class Transfer:
     Attributes:
         name: the name of the tensor.
         begin_ms: when its gradient is sent.
-        arrival_ms: when the resulting value is available: its last chunk has been received, or its last factors applied.
+        arrival_ms: when the resulting value is available: its last chunk has been
+            received, or its last factors applied.
         waited_ms: how long the next iteration waited for it.
         used_ms: the end of that wait.
     """

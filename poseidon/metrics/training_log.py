@@ -79,7 +79,6 @@ class _Reader:
         self._iteration: int | None = None
         self._rate = math.nan
         self._rows: dict[str, list[LogRow]] = {"Train": [], "Test": []}
-        self._next_output = {"Train": 0, "Test": 0}
         self._losses: set[str] = set()
 
     def read(self, line: str) -> None:
@@ -132,7 +131,9 @@ class _Reader:
 
 
 def _with_first_rate(rows: Sequence[LogRow]) -> tuple[LogRow, ...]:
-    """Set the rate of the first row, which precedes the first rate in the log, to that of the second, as in Caffe's tool."""
+    """Set the rate of the first row, which precedes the first rate in the log, to
+    that of the second, as in Caffe's tool.
+    """
     if len(rows) > 1 and math.isnan(rows[0].rate):
         return (replace(rows[0], rate=rows[1].rate), *rows[1:])
     return tuple(rows)

@@ -1,7 +1,8 @@
 """Compilation of a definition to a `Net`.
 
-Law: every mistake that can be found without data is found here and raised as an error with file, line and layer. Initial
-weights depend on the seed and the blob's index in the net, not on the rank, the device or the number of workers.
+Law: every mistake that can be found without data is found here and raised as an error with file, line and layer.
+Initial weights depend on the seed and the blob's index in the net, not on the rank, the device or the number of
+workers.
 """
 
 from __future__ import annotations
@@ -35,7 +36,8 @@ def compile_net(
 
     Args:
         definition: the net with all phases.
-        context: the environment of the layers. The phase comes from `state`, and `resolve` from the definition by default.
+        context: the environment of the layers. The phase comes from `state`, and
+            `resolve` from the definition by default.
         state: phase, level and stages.
         share_with: a net (the train net) whose blobs this one (a test net) uses in layers of the same name.
 
@@ -78,8 +80,8 @@ def checked_layers(
 ) -> Iterator[CheckedLayers]:
     """Set up the layers of one phase on torch's meta device: all checks of `compile_net`, without memory for blobs.
 
-    A layer that is left out is not created. Neither are the layers above it, whose bottoms have unknown shapes, and those
-    that share a blob with it.
+    A layer that is left out is not created. Neither are the layers above it, whose bottoms have
+    unknown shapes, and those that share a blob with it.
 
     Args:
         definition: the net with all phases.
@@ -114,7 +116,8 @@ def phase_shapes(
     state: NetState,
     leave_out: Callable[[type[Layer]], bool],
 ) -> dict[str, Shape]:
-    """Return the shapes of the blobs of one phase by name, as far as they are known without the layers that are left out.
+    """Return the shapes of the blobs of one phase by name, as far as they are
+    known without the layers that are left out.
 
     Args, errors: see `checked_layers`.
     """

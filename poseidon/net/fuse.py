@@ -1,8 +1,8 @@
 """Fusion of layers, so that a definition is as fast as a hand-written torch module.
 
-Law: a fused net computes the same results up to rounding, and updates the same statistics. Only blobs that no other layer
-reads disappear: no outputs, no losses, no blobs whose gradient is wanted. The decision depends only on the plan and on the
-definitions and classes of the layers.
+Law: a fused net computes the same results up to rounding, and updates the same statistics. Only blobs that no other
+layer reads disappear: no outputs, no losses, no blobs whose gradient is wanted. The decision depends only on the plan
+and on the definitions and classes of the layers.
 
 * BatchNorm and the Scale along axis 1 that is its only reader: one pass over the memory instead of three.
 * A sum (Eltwise) overwrites a bottom that no other layer reads, like `x += y`.
@@ -74,7 +74,9 @@ def fuse(
 
 
 def norm_scale_pairs(plan: NetPlan, layers: Sequence[Layer]) -> dict[int, int]:
-    """Map the index of each BatchNorm whose only reader is a learned Scale of its channels to the index of that Scale."""
+    """Map the index of each BatchNorm whose only reader is a learned Scale of
+    its channels to the index of that Scale.
+    """
     private = _private_slots(plan)
     norms = {
         step.tops[0]: position

@@ -1,8 +1,8 @@
 """Loading of saved blobs into the layers of the same names.
 
 Law: the rules are Caffe's (Net::CopyTrainedLayersFrom). A saved layer that is not in the net is ignored. A layer of the
-net that is not saved keeps its values. The blobs of a layer that is in both must match in number and shape, except that a
-shared blob may be missing (as in Caffe's HDF5 models). The net is changed only if everything matches.
+net that is not saved keeps its values. The blobs of a layer that is in both must match in number and shape, except that
+a shared blob may be missing (as in Caffe's HDF5 models). The net is changed only if everything matches.
 """
 
 from __future__ import annotations
@@ -40,7 +40,9 @@ class LoadReport:
     kept: tuple[str, ...]
 
     def summary(self) -> str:
-        """Return a summary for the log: `weights of 2 layers loaded (conv, ip); unchanged: fc8; not in this net: fc9`."""
+        """Return a summary for the log: `weights of 2 layers loaded (conv, ip);
+        unchanged: fc8; not in this net: fc9`.
+        """
         layers = "1 layer" if len(self.copied) == 1 else f"{len(self.copied)} layers"
         parts = [f"weights of {layers} loaded" + (f" ({_some(self.copied)})" if self.copied else "")]
         parts += [f"unchanged: {_some(self.kept)}"] if self.kept else []

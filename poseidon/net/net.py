@@ -1,8 +1,8 @@
 """Net: a compiled definition as a torch module.
 
-Law: `forward` iterates over a flat list that is built once. It runs the layers in the order of the file, frees each blob
-after its last use, and adds no overhead to the layers. Two nets with the same definition, context and inputs compute the
-same bits.
+Law: `forward` iterates over a flat list that is built once. It runs the layers in the order of the file, frees each
+blob after its last use, and adds no overhead to the layers. Two nets with the same definition, context and inputs
+compute the same bits.
 """
 
 from __future__ import annotations
@@ -174,8 +174,8 @@ class Net(nn.Module):
 
         Raises:
             UsageError: an input is unknown.
-            DefinitionError: a layer does not accept the resulting shapes, or a learnable blob would change its shape. The
-                net is then unchanged.
+            DefinitionError: a layer does not accept the resulting shapes, or a learnable blob would
+                change its shape. The net is then unchanged.
         """
         check_known(input_shapes, self.input_shapes)
         slots = dict(self._inputs)

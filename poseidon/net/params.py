@@ -1,7 +1,7 @@
 """The learnable blobs of a net: owner, sharing and learning-rate multipliers.
 
-Law: order and rules are Caffe's (Net::AppendParam). A blob without a name, or the first of its name, is owned by its layer
-and gets the next index. Later blobs of that name share its tensor.
+Law: order and rules are Caffe's (Net::AppendParam). A blob without a name, or the first of its name, is owned by its
+layer and gets the next index. Later blobs of that name share its tensor.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """The plan of a net: the slots that each layer reads and writes.
 
-Law: a plan depends on names and layer classes only, not on shapes and tensors. Layers run in the order of the file, and a
-bottom must be the top of an earlier layer. Each top of each layer has its own slot, also in place: the name then refers to
-the newer slot, and the older value is kept only while the backward pass needs it. So a blob that is used twice needs no
-Split, and in-place layers save memory without changing results.
+Law: a plan depends on names and layer classes only, not on shapes and tensors. Layers run in the order of the file, and
+a bottom must be the top of an earlier layer. Each top of each layer has its own slot, also in place: the name then
+refers to the newer slot, and the older value is kept only while the backward pass needs it. So a blob that is used
+twice needs no Split, and in-place layers save memory without changing results.
 
 Source for the rules: Caffe's Net::Init, AppendTop, AppendBottom and Layer::SetLossWeights.
 """

@@ -32,7 +32,9 @@ def auto_scenario(scenario: Scenario, *, in_clear: bool) -> Scenario:
 
 
 def _rates(scenario: Scenario, in_clear: bool) -> Rates:
-    """Return the rates that the measurement before training would find: everything is exchanged, and nothing computed."""
+    """Return the rates that the measurement before training would find:
+    everything is exchanged, and nothing computed.
+    """
     machine = scenario.machine
     size = ELEMENT_BYTES * elements(scenario.layers)
     bare = replace(scenario, compute_s=0.0, wait_free=False, by_factors=frozenset())

@@ -85,9 +85,9 @@ class _Queue:
 class OutgoingLink:
     """An outgoing link.
 
-    A message passes through its resources while it leaves (it is cut into small packets), so it is delivered when the slowest
-    has finished. If a resource falls behind, its queue waits once `buffer_s` of work is in flight, and the link serves the
-    other queues.
+    A message passes through its resources while it leaves (it is cut into small packets), so it is delivered when the
+    slowest has finished. If a resource falls behind, its queue waits once `buffer_s` of work is in flight, and the link
+    serves the other queues.
 
     Args:
         events: the event queue.

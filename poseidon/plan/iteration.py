@@ -143,8 +143,8 @@ def predict(scenario: Scenario) -> float:
 def iteration_of(scenario: Scenario) -> Iteration:
     """Return an iteration in the steady state.
 
-    If busy processors slow down links, the slow-down is in proportion to how busy this iteration keeps them. Nothing hides the
-    exchange at the end of a round of local steps.
+    If busy processors slow down links, the slow-down is in proportion to how busy this iteration keeps them. Nothing
+    hides the exchange at the end of a round of local steps.
     """
     if scenario.sync_every > 1:
         return _local_steps(scenario)

@@ -22,9 +22,9 @@ FACTORS = "factors"
 class Chunk:
     """A piece of a layer's tensors that travels to the shards and back.
 
-    It is spread over all shards. A worker sends what its own shards do not hold; a host receives what all others send to its
-    shards. A shard answers a chunk only when it has the whole chunk from every worker, all over its one link: `alone` bytes
-    from each.
+    It is spread over all shards. A worker sends what its own shards do not hold; a host receives what all others send
+    to its shards. A shard answers a chunk only when it has the whole chunk from every worker, all over its one link:
+    `alone` bytes from each.
 
     Attributes:
         layer: number of the layer.

@@ -1,7 +1,7 @@
 """The shapes of a net, for predictions: its layers in forward order, their trained tensors and their work.
 
-Law: shapes and amounts of work only, of tensors with a gradient; BatchNorm's statistics are left out. A net with branches is
-a chain here, which changes neither its bytes nor its work.
+Law: shapes and amounts of work only, of tensors with a gradient; BatchNorm's statistics are left out. A net with
+branches is a chain here, which changes neither its bytes nor its work.
 """
 
 from __future__ import annotations
@@ -81,8 +81,8 @@ def module_layers(module: nn.Module, example: Example) -> tuple[LayerShape, ...]
     """Return the layers of a torch module, found by one run without gradients.
 
     Args:
-        module: in the order in which its parts run, the parameters of each part of it are a layer. Parts that do not run by
-            themselves (a weight that is used in place) come last.
+        module: in the order in which its parts run, the parameters of each part of it are a layer. Parts that do not
+            run by themselves (a weight that is used in place) come last.
         example: an input: positional arguments as a tuple, or arguments by name.
     """
     rows = rows_by_example(module, example)

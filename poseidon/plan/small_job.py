@@ -1,4 +1,5 @@
-"""One process of a small job within one machine: a worker or a shard of a store, a rank of an all-reduce or of DDP's hooks.
+"""One process of a small job within one machine: a worker or a shard of a store,
+a rank of an all-reduce or of DDP's hooks.
 
 Law: figures are processor time of the whole process, so the threads of its sockets count, and waiting does not.
 """

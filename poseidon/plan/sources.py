@@ -1,4 +1,6 @@
-"""What is to be trained: a net of Caffe or a torch module, its shapes, its batch, and the time of its own computation."""
+"""What is to be trained: a net of Caffe or a torch module, its shapes, its
+batch, and the time of its own computation.
+"""
 
 from __future__ import annotations
 
@@ -147,7 +149,9 @@ def _read(path: Path, is_solver: bool) -> tuple[NetDefinition, NetState]:
 
 
 def _without_data(definition: NetDefinition) -> tuple[NetDefinition, str]:
-    """Return the definition with `DummyData` in place of layers that read records, and the name of the first of those."""
+    """Return the definition with `DummyData` in place of layers that read
+    records, and the name of the first of those.
+    """
     param = NetParameter()
     param.CopyFrom(definition.param)
     replaced = ""

@@ -1,4 +1,5 @@
-"""The program that `poseidon plan` sends to a host: it starts `poseidon.plan.costs` there with the environment of a job.
+"""The program that `poseidon plan` sends to a host: it starts
+`poseidon.plan.costs` there with the environment of a job.
 
 It reads one line of JSON: `environment`, variables of a job's processes, and what `poseidon.plan.costs` needs.
 """

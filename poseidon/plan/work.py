@@ -1,7 +1,7 @@
 """The work of an exchange on processors, piece by piece, as a job's own code does it: sums, rules, codecs, products.
 
-Each function runs for about `limit_s` seconds in the calling thread, at least three times. It returns a core's seconds, of
-processor time, so that waiting for a core does not count.
+Each function runs for about `limit_s` seconds in the calling thread, at least three times. It returns a core's seconds,
+of processor time, so that waiting for a core does not count.
 """
 
 from __future__ import annotations

@@ -4,7 +4,8 @@ Law: definitions are validated here. A definition that a function of this packag
 of a wrong type and no missing required field. Every mistake of a user is a `poseidon.errors.DefinitionError` with file,
 line and column.
 
-- `text`: parses and prints prototxt; `diagnosis` explains syntax errors with the help of `tokens`, `values` and `names`.
+- `text`: parses and prints prototxt; `diagnosis` explains syntax errors with
+  the help of `tokens`, `values` and `names`.
 - `definition`: a net or solver file with its path and line numbers, for later errors.
 - `overrides`: solver fields from the command line.
 - `shipped`: a solver and its nets as one text, for remote hosts.

@@ -193,8 +193,8 @@ class SolverDefinition:
     def snapshot_prefix(self, job_folder: Path | None = None) -> Path:
         """Return the prefix of snapshot files.
 
-        `snapshot_prefix` means what it means in Caffe: if it is a folder, the solver file's name is appended. A prefix that
-        ends with a slash is a folder that may not exist yet; Caffe refuses it until the folder exists.
+        `snapshot_prefix` means what it means in Caffe: if it is a folder, the solver file's name is appended. A prefix
+        that ends with a slash is a folder that may not exist yet; Caffe refuses it until the folder exists.
 
         Args:
             job_folder: the folder of snapshots for a solver without snapshot_prefix. Their name is that of the solver
@@ -340,7 +340,9 @@ def _net_definition(
 
 
 def _second_kind(lines: Iterable[Setting]) -> int | None:
-    """Return the line of the first block of a net whose kind, `layer` or `layers`, is not that of the blocks before it."""
+    """Return the line of the first block of a net whose kind, `layer` or
+    `layers`, is not that of the blocks before it.
+    """
     blocks = [setting for setting in lines if setting.path in (("layer",), ("layers",))]
     return next((line for path, line in blocks if path != blocks[0].path), None)
 

@@ -41,7 +41,9 @@ _BLOCK = "_param"
 
 
 def nearest_field(name: str, descriptor: Descriptor) -> str | None:
-    """Return the field of a message that an unknown name most likely means, or None. Names of other frameworks are known."""
+    """Return the field of a message that an unknown name most likely means, or
+    None. Names of other frameworks are known.
+    """
     fields = descriptor.fields_by_name
     known = _FOREIGN_NAMES.get(name.lower())
     if found := next((field for field in known or () if field in fields), None):

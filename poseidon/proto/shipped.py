@@ -1,7 +1,8 @@
 """Serialization of a solver and its nets to one text, for hosts that do not have the files.
 
 Law: the remote host reads the same bytes. The text also holds the path of each file's folder, relative to the current
-folder if it is below it, so that the remote host resolves a relative `source` by the same rule (`poseidon.proto.paths`).
+folder if it is below it, so that the remote host resolves a relative `source`
+by the same rule (`poseidon.proto.paths`).
 """
 
 from __future__ import annotations
@@ -21,7 +22,9 @@ _NET_FILES = ("net", "train_net")
 
 
 def portable(path: Path) -> str:
-    """Return a path that is valid on other hosts too: relative to the current folder if it is below it, else absolute."""
+    """Return a path that is valid on other hosts too: relative to the current
+    folder if it is below it, else absolute.
+    """
     absolute = path.absolute()
     try:
         return str(absolute.relative_to(Path.cwd()))

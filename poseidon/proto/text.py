@@ -1,7 +1,7 @@
 """Reading and writing of prototxt text and binary messages.
 
-Law: no exception of `google.protobuf.text_format` leaves this module. A parse error is a DefinitionError with file, line
-and column, in terms of the schema.
+Law: no exception of `google.protobuf.text_format` leaves this module. A parse error is a
+DefinitionError with file, line and column, in terms of the schema.
 """
 
 from __future__ import annotations
@@ -126,8 +126,8 @@ def parse_binary(content: bytes, message: M) -> M | None:
 def strings_are_text(message: Message) -> bool:
     """Return whether every string in a message, at any depth, is UTF-8.
 
-    protobuf returns a string that is not UTF-8 as bytes, because Caffe's schema (proto2) does not require UTF-8. Readers of
-    binary files call this once, so that later code meets no bytes. Blobs have no strings and are skipped.
+    protobuf returns a string that is not UTF-8 as bytes, because Caffe's schema (proto2) does not require UTF-8.
+    Readers of binary files call this once, so that later code meets no bytes. Blobs have no strings and are skipped.
     """
     inner: list[Message] = []
     for field, value in message.ListFields():

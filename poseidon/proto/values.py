@@ -1,7 +1,7 @@
 """Validation of a token as the value of a setting.
 
-Law: a token is legal here exactly if `google.protobuf.text_format` accepts it; its public parsers of numbers, booleans and
-enums decide.
+Law: a token is legal here exactly if `google.protobuf.text_format` accepts it; its public
+parsers of numbers, booleans and enums decide.
 """
 
 from __future__ import annotations

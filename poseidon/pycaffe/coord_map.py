@@ -1,9 +1,9 @@
 """Coordinate maps between blobs, for the Crop layers of fully convolutional nets.
 
-Law: a layer with a sliding window maps the coordinate x of a pixel of its top to (x - b) / a in its bottom. a is 1 / stride
-for a convolution and the stride for a deconvolution; b follows from pad and kernel. Maps compose along a path of layers.
-Two blobs are related through a common ancestor. A map is (axis, a, b): the last axis without coordinates (None for any),
-and scale and offset, one value for all coordinates or one for each.
+Law: a layer with a sliding window maps the coordinate x of a pixel of its top to (x - b) / a in its bottom. a is 1 /
+stride for a convolution and the stride for a deconvolution; b follows from pad and kernel. Maps compose along a path of
+layers. Two blobs are related through a common ancestor. A map is (axis, a, b): the last axis without coordinates (None
+for any), and scale and offset, one value for all coordinates or one for each.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Detector: a net that returns scores for windows of images, as in R-CNN.
 
-Source: Girshick et al., Rich feature hierarchies, 2014: each window is warped to the net's input, with some context around
-it. Context outside the image is filled with the mean.
+Source: Girshick et al., Rich feature hierarchies, 2014: each window is warped to the net's input, with some context
+around it. Context outside the image is filled with the mean.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Loading and preprocessing of images, and conversion between Caffe's messages and numpy.
 
-Law: an image is (height, width, channels), float32 from 0 to 1, in RGB order, as in pycaffe. `Transformer` converts it to
-the layout of a blob. Decoding and resizing are done by OpenCV.
+Law: an image is (height, width, channels), float32 from 0 to 1, in RGB order, as in pycaffe. `Transformer` converts it
+to the layout of a blob. Decoding and resizing are done by OpenCV.
 """
 
 from __future__ import annotations

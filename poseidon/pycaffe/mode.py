@@ -56,8 +56,8 @@ _LOG: list[glog.LogOutputs] = []
 def install(name: str = "caffe") -> None:
     """Make `import caffe`, `import caffe.io` and so on import this package in this process.
 
-    Python layers get this automatically. Call it before the first import of caffe; modules that have imported another Caffe
-    keep it.
+    Python layers get this automatically. Call it before the first import of caffe;
+    modules that have imported another Caffe keep it.
 
     Args:
         name: the alias.

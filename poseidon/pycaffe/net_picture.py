@@ -1,8 +1,8 @@
 """A drawing of one phase of a net on a page, for `poseidon draw_net`.
 
-Law: a drawing needs only the definition, as in `poseidon.pycaffe.draw`; the caller provides shapes. A box is a layer with
-those that run in place on its top. An arrow is a blob. A deep net is divided into sections side by side, with boundaries
-that cut few arrows. A cut arrow ends at a letter and continues at the same letter in the next section.
+Law: a drawing needs only the definition, as in `poseidon.pycaffe.draw`; the caller provides shapes. A box is a layer
+with those that run in place on its top. An arrow is a blob. A deep net is divided into sections side by side, with
+boundaries that cut few arrows. A cut arrow ends at a letter and continues at the same letter in the next section.
 """
 
 from __future__ import annotations
@@ -26,7 +26,9 @@ LINE_LETTERS = 24
 PAGE = math.sqrt(2.0)
 """The aspect ratio of a page (ISO 216)."""
 LONGEST_DATA_ARROW = 6
-"""The maximum length of an arrow from a data layer, in levels. A longer one is replaced by the blob's name at its reader."""
+"""The maximum length of an arrow from a data layer, in levels. A longer one is
+replaced by the blob's name at its reader.
+"""
 ONE_SECTION_LEVELS = 12
 """Nets of up to this many levels have one section."""
 NEAR_CUT = 3
@@ -135,7 +137,9 @@ def columns_for(boxes: Sequence[Box]) -> int:
 
 
 def sections(boxes: Sequence[Box], columns: int) -> list[int]:
-    """Return the section of each box, 0 to columns - 1: an even division by levels with boundaries moved to cut few arrows."""
+    """Return the section of each box, 0 to columns - 1: an even division by levels
+    with boundaries moved to cut few arrows.
+    """
     levels = max((box.level for box in boxes), default=0) + 1
     crossing: list[set[tuple[int, str]]] = [
         set() for _ in range(levels + 1)

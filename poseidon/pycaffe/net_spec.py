@@ -1,8 +1,8 @@
 """NetSpec: nets written as Python expressions, `n.conv1 = L.Convolution(n.data, num_output=32, kernel_size=5)`.
 
-Law: the result equals a hand-written definition. Layers are in the order of their first use, and keywords are the schema's
-field names. A keyword is a field of the layer type's parameter message (`num_output` of convolution_param) if that has such
-a field, else a field of the layer (`param`, `include`, `loss_weight`).
+Law: the result equals a hand-written definition. Layers are in the order of their first use, and keywords are the
+schema's field names. A keyword is a field of the layer type's parameter message (`num_output` of convolution_param) if
+that has such a field, else a field of the layer (`param`, `include`, `loss_weight`).
 
     from poseidon.pycaffe import NetSpec, layers as L, params as P
 
@@ -168,7 +168,9 @@ class _Writer:
         return NetParameter(layer=self._layers.values())
 
     def write(self, wanted: Function) -> None:
-        """Append a layer after the layers that it needs. Without recursion, because deep nets would exceed Python's stack."""
+        """Append a layer after the layers that it needs. Without recursion, because
+        deep nets would exceed Python's stack.
+        """
         waiting = [wanted]
         while waiting:
             function = waiting[-1]
@@ -195,7 +197,8 @@ class _Writer:
 
 
 class NetSpec:
-    """A net that is built by setting attributes. The attribute's name is that of the blob and, for a first top, of the layer.
+    """A net that is built by setting attributes. The attribute's name is that of the
+    blob and, for a first top, of the layer.
 
     Attributes:
         tops: all attributes in order.
@@ -235,7 +238,9 @@ class NetSpec:
 
 
 class Layers:
-    """The namespace of `L.<type>(*bottoms, **settings)`, which returns the top, a tuple of tops, or the layer if it has none."""
+    """The namespace of `L.<type>(*bottoms, **settings)`, which returns the top, a
+    tuple of tops, or the layer if it has none.
+    """
 
     def __getattr__(self, type_name: str) -> Callable[..., Any]:
         if type_name.startswith("__"):

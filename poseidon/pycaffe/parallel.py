@@ -9,8 +9,8 @@
     solver.step(100)
     group.close()
 
-Law: after `bcast` all processes have the same weights, and after each iteration too, because each applies the same mean of
-all diffs. `poseidon train` also has overlap, staleness and supervision, and is recommended for large jobs.
+Law: after `bcast` all processes have the same weights, and after each iteration too, because each applies the same mean
+of all diffs. `poseidon train` also has overlap, staleness and supervision, and is recommended for large jobs.
 """
 
 from __future__ import annotations

@@ -262,7 +262,9 @@ class Solver:
 
 
 def _prefix(definition: SolverDefinition) -> Path:
-    """Return the prefix of snapshots, relative to the current folder as in Caffe; by default the name of the solver file."""
+    """Return the prefix of snapshots, relative to the current folder as in Caffe;
+    by default the name of the solver file.
+    """
     prefix_text = definition.param.snapshot_prefix
     if not prefix_text or Path(prefix_text).parts[0] in PLACEHOLDERS:
         return definition.snapshot_prefix()

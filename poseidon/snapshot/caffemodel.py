@@ -1,7 +1,7 @@
 """`.caffemodel`: a NetParameter whose layers hold their blobs.
 
-Law: a written file has what Caffe's Net::ToProto writes, the layers' definitions and blobs, so that Caffe can read it. All
-formats that Caffe has written can be read, `.caffemodel.h5` too.
+Law: a written file has what Caffe's Net::ToProto writes, the layers' definitions and blobs, so that Caffe can read it.
+All formats that Caffe has written can be read, `.caffemodel.h5` too.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """`<state>.sha256`: the checksums of a snapshot's files, in the format of `sha256sum`.
 
-Law: this file is written last, so a snapshot that has it is complete. Caffe ignores it. A snapshot without it (by Caffe or
-an older version) is accepted.
+Law: this file is written last, so a snapshot that has it is complete. Caffe ignores it. A snapshot
+without it (by Caffe or an older version) is accepted.
 """
 
 from __future__ import annotations

@@ -4,8 +4,8 @@
     /diff/<layer>/<i>     its gradient, if asked   /learned_net           the weights' file
                                                    /history/<i>           as in the binary state, in its order
 
-Law: the layout is Caffe's (Net::ToHDF5, SGDSolver::SnapshotSolverStateToHDF5). A shared blob is stored under /data only for
-its owner, so a reader treats a missing blob as shared. State that Caffe does not know is in one dataset of bytes,
+Law: the layout is Caffe's (Net::ToHDF5, SGDSolver::SnapshotSolverStateToHDF5). A shared blob is stored under /data only
+for its owner, so a reader treats a missing blob as shared. State that Caffe does not know is in one dataset of bytes,
 /poseidon, which Caffe ignores.
 """
 

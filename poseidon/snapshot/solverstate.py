@@ -1,8 +1,8 @@
 """`.solverstate`: the state of a run except its weights.
 
-Law: the file is Caffe's SolverState, so Caffe can resume from it. State that Caffe does not know (each worker's position in
-its data, random states, histories at staleness > 0) is in an additional field, which Caffe ignores. A path with the suffix
-`.h5` is written as HDF5. Both formats can be read; they are recognized by content.
+Law: the file is Caffe's SolverState, so Caffe can resume from it. State that Caffe does not know (each worker's
+position in its data, random states, histories at staleness > 0) is in an additional field, which Caffe ignores. A path
+with the suffix `.h5` is written as HDF5. Both formats can be read; they are recognized by content.
 """
 
 from __future__ import annotations

@@ -25,7 +25,9 @@ LARGEST_FLOAT32 = (2 - 2**-23) * 2.0**127
 
 
 def _power(base: float, exponent: float) -> float:
-    """Compute a power as C's pow: inf on overflow and for 0 to a negative power, nan for a root of a negative number."""
+    """Compute a power as C's pow: inf on overflow and for 0 to a negative
+    power, nan for a root of a negative number.
+    """
     try:
         return math.pow(base, exponent)
     except OverflowError:

@@ -3,8 +3,8 @@
 A worker adds up its changes of a chunk, and sends the sum as one push that covers several iterations (managed
 communication: Wei et al., SoCC 2015). Laws:
 
-* The budget: in any time T at most rate x T + `BURST_S` x rate + one chunk leave early. Changes that the staleness bound
-  needs (`due`) leave in any case, and count for the budget.
+* The budget: in any time T at most rate x T + `BURST_S` x rate + one chunk leave early. Changes that the staleness
+  bound needs (`due`) leave in any case, and count for the budget.
 * The order: of the changes that may leave early the most important leave first: |change| / |value| by their L2 norms.
 * Nothing is lost or sent twice: `take` returns all that was added since the last `take` of a chunk.
 """

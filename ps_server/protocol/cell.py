@@ -85,7 +85,9 @@ class Cell:
         return f"table '{self.spec.name}' chunk {self.chunk.index}"
 
     def make_replica(self, precision: Precision) -> None:
-        """Keep the workers' value from here on, where the next values travel as changes in this precision or by the codec."""
+        """Keep the workers' value from here on, where the next values travel as
+        changes in this precision or by the codec.
+        """
         if self.value is None:
             return
         if self.spec.value_codec is not None:
@@ -102,7 +104,8 @@ class Cell:
             self.replica = Replica(self.value, precision)
 
     def saved(self) -> list[Tensor]:
-        """Return what a snapshot holds besides the workers' value: the history; with a codec of values the shard's own, too.
+        """Return what a snapshot holds besides the workers' value: the history; with
+        a codec of values the shard's own, too.
 
         In place of the value of a mean, which has none of its own: what was not sent of it.
         """

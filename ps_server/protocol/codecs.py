@@ -7,20 +7,20 @@
     topk:f     6 f n                                    the largest magnitudes of each segment, with their positions
     randomk:f  4 f n                                    elements of each segment, one from each of equal parts
 
-A block is 256 elements (64 of int4), a segment 16,384 (the last of a table may be shorter). Chunks of such tables are cut between
-segments (`placement.py`), so that bits do not depend on the chunks.
+A block is 256 elements (64 of int4), a segment 16,384 (the last of a table may be shorter). Chunks of such tables are
+cut between segments (`placement.py`), so that bits do not depend on the chunks.
 
-Sources: block scales as in 8-bit optimizers (Dettmers et al., ICLR 2022); sign with a mean: Karimireddy et al., ICML 2019;
-top-k: Aji and Heafield, EMNLP 2017; feedback in both directions: Tang et al. (DoubleSqueeze), ICML 2019.
+Sources: block scales as in 8-bit optimizers (Dettmers et al., ICLR 2022); sign with a mean: Karimireddy et al., ICML
+2019; top-k: Aji and Heafield, EMNLP 2017; feedback in both directions: Tang et al. (DoubleSqueeze), ICML 2019.
 
 Laws:
 
-* The encoded size follows from the size of the chunk alone, and is a multiple of 4. What is sent of a segment follows from
-  its elements alone.
-* What a receiver adds is what the sender subtracts from what it holds back, to the bit. So the sum of what was sent and of
-  what is held back is the sum of what was given, up to the rounding of float32 sums.
-* Bits follow from the numbers alone: no reduction depends on threads, alignment or vector width, and of equal magnitudes
-  the one with the lower position is sent.
+* The encoded size follows from the size of the chunk alone, and is a multiple of 4. What is
+  sent of a segment follows from its elements alone.
+* What a receiver adds is what the sender subtracts from what it holds back, to the bit. So the sum of what was sent and
+  of what is held back is the sum of what was given, up to the rounding of float32 sums.
+* Bits follow from the numbers alone: no reduction depends on threads, alignment or vector width, and of
+  equal magnitudes the one with the lower position is sent.
 * Encoded bytes are checked before they are used: a position outside its chunk is a `RemoteProtocolError`.
 * A number that is not finite arrives as one that is not finite.
 """
@@ -118,7 +118,9 @@ class Int8(Codec):
 
 
 class Int4(Codec):
-    """`CodecKind.INT4`: the scales of all blocks, then 4 bits for each element: its number + 8, the lower half first."""
+    """`CodecKind.INT4`: the scales of all blocks, then 4 bits for each element:
+    its number + 8, the lower half first.
+    """
 
     def size(self, elements: int) -> int:
         """See `Codec`."""
@@ -293,7 +295,9 @@ def drawn(shape: tuple[int, ...], sent: int, key: Key) -> NDArray[np.int64]:
 
 
 def _hashed(counters: NDArray[np.uint64], key: Key) -> NDArray[np.uint64]:
-    """Return 64 bits for each counter, which follow from it, table and clock (splitmix64: Steele et al., OOPSLA 2014)."""
+    """Return 64 bits for each counter, which follow from it, table and clock
+    (splitmix64: Steele et al., OOPSLA 2014).
+    """
     state = _mixed(np.full(1, key.table, np.uint64))
     state = _mixed(state + np.uint64(key.clock))
     return _mixed(state + counters)
@@ -313,7 +317,9 @@ def _later(key: Key, chunk: Array, part: Array) -> Key:
 
 
 def _segments(elements: int, fraction: float) -> list[tuple[int, int, int]]:
-    """Return (number of segments, their length, elements that are sent of each): the whole ones, and a shorter last one."""
+    """Return (number of segments, their length, elements that are sent of each):
+    the whole ones, and a shorter last one.
+    """
     whole, rest = divmod(elements, SEGMENT_ELEMENTS)
     found = [(whole, SEGMENT_ELEMENTS), (1, rest)]
     return [(rows, length, max(1, round(length * fraction))) for rows, length in found if rows and length]

@@ -131,8 +131,8 @@ class Get:
 class Value:
     """Shard -> worker: a chunk with every update of the first `clock` iterations (and maybe later ones).
 
-    It includes `own` of the receiver's own pushes. An array of 16 bits, or of a codec, is the change since the value before,
-    which had one clock less.
+    It includes `own` of the receiver's own pushes. An array of 16 bits, or of a codec, is the change
+    since the value before, which had one clock less.
     """
 
     table: int

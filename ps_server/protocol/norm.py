@@ -1,8 +1,8 @@
 """The norm over all gradients of an iteration, for a limit on it (`clip`), as one worker takes part in it.
 
-Each shard sends rank 0 the sums of squares of its chunks. Rank 0 adds them in table and chunk order, so that the total has
-the same bits in every run, adds the gradients outside the store (`outside_norm`), and sends the total to the shards. Where
-there are gradients outside, shard 0 passes the total on to the other workers, which need it, too.
+Each shard sends rank 0 the sums of squares of its chunks. Rank 0 adds them in table and chunk order, so that the total
+has the same bits in every run, adds the gradients outside the store (`outside_norm`), and sends the total to the
+shards. Where there are gradients outside, shard 0 passes the total on to the other workers, which need it, too.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """The placement of chunks on shards: a pure function of sizes, so that workers and shards compute the same.
 
-Law: with at least `CHUNKS_FOR_BALANCE` chunks a shard, no shard carries more than `BALANCE` times its part of the elements.
-Chunks are dealt largest first to the lightest shard (Graham's LPT rule, 1969); where that would break the law, the
-largest ones are halved and dealt again. With fewer chunks the same is done where it is worth its messages, save for tables
-whose rows are given. Tables with a codec are cut between its segments only. Tables that are copies move no bytes in
-training; they are dealt by themselves.
+Law: with at least `CHUNKS_FOR_BALANCE` chunks a shard, no shard carries more than `BALANCE` times its part of the
+elements. Chunks are dealt largest first to the lightest shard (Graham's LPT rule, 1969); where that would break the
+law, the largest ones are halved and dealt again. With fewer chunks the same is done where it is worth its messages,
+save for tables whose rows are given. Tables with a codec are cut between its segments only. Tables that are copies move
+no bytes in training; they are dealt by themselves.
 """
 
 from __future__ import annotations
@@ -118,8 +118,8 @@ def chunk_elements(elements: int, shards: int) -> int:
     """Return the elements of a chunk of tables whose rows are not given: a power of two, 256 KiB to 2 MiB of float32.
 
     A shard can send a chunk's new value only when the last worker's gradient of it has come, so its link is idle for
-    about a chunk of every worker at the beginning of an iteration, and the workers' links at the end. Some tens of chunks a
-    shard make that little; more would only be more messages.
+    about a chunk of every worker at the beginning of an iteration, and the workers' links at the end. Some tens of
+    chunks a shard make that little; more would only be more messages.
     """
     step = CHUNK_ELEMENTS
     while step > LEAST_CHUNK_ELEMENTS and elements < CHUNKS_A_SHARD * shards * step:

@@ -2,16 +2,16 @@
 
 Laws, where a store's precision is float16 or bfloat16, for tables without a codec (`codecs.py`):
 
-* Gradients and changes (`Push`): the worker rounds what it sends, keeps what rounding has lost, and adds that to what it
-  sends next (error feedback: Seide et al., Interspeech 2014; Karimireddy et al., ICML 2019). So after any number of
+* Gradients and changes (`Push`): the worker rounds what it sends, keeps what rounding has lost, and adds that to what
+  it sends next (error feedback: Seide et al., Interspeech 2014; Karimireddy et al., ICML 2019). So after any number of
   iterations the shards have received the sum of what was pushed, but for one rounding.
 * Values of staleness 0 (`Value`): the first is float32. After it the shard sends the change since the last value,
   rounded, and adds the same rounded numbers to its copy of the workers' value. The next change is taken from that copy,
   which is the same feedback: the workers' value never drifts from the shard's, is as close to it as one rounding of one
   change, not of the value, and has the same bits on every worker.
 * In float32 stay: first values and history, values of staleness > 0 (each worker gets them at another moment), values
-  that are sent on request (`SSP`: changes between two requests would be missed), changes that are held back and added up
-  (`SSPAggr`), averaged tables, and copies.
+  that are sent on request (`SSP`: changes between two requests would be missed), changes that are held back
+  and added up (`SSPAggr`), averaged tables, and copies.
 * float16 ends at 65,504: a larger number is sent as that, and the rest with the next push.
 
 A table with a codec has the same laws for pushes and values. Values that replace the ones before (`RuleKind.MEAN`: mean
@@ -49,13 +49,17 @@ _TORCH_TYPES = {
 
 
 def pushed_in(precision: Precision, consistency: Consistency, staleness: int) -> Precision:
-    """Return the precision of gradients or changes on the wire; changes that are added up first need all their digits."""
+    """Return the precision of gradients or changes on the wire; changes that
+    are added up first need all their digits.
+    """
     added_up = staleness > 0 and consistency is Consistency.SSP_AGGR
     return Precision.FLOAT32 if added_up else precision
 
 
 def sent_in(precision: Precision, consistency: Consistency, staleness: int) -> Precision:
-    """Return the precision of values on the wire, after the first: they are changes of the last ones unless it is float32."""
+    """Return the precision of values on the wire, after the first: they are
+    changes of the last ones unless it is float32.
+    """
     changes = staleness == 0 and consistency is not Consistency.SSP
     return precision if changes else Precision.FLOAT32
 
@@ -68,7 +72,9 @@ def of_pushes(store: StoreSpec, table: TableSpec) -> Precision:
 
 
 def of_values(store: StoreSpec, table: TableSpec) -> Precision:
-    """Return the precision of a table's values on the wire, after the first, if it has no codec: changes unless float32."""
+    """Return the precision of a table's values on the wire, after the first, if
+    it has no codec: changes unless float32.
+    """
     if not table.follows_gradients:
         return Precision.FLOAT32
     return sent_in(store.precision, store.consistency, table.staleness)
@@ -178,7 +184,9 @@ class Compressor:
         self._out: Encoded = np.zeros(self.bounds[-1], np.uint8)
 
     def encode(self, array: Array, clock: int) -> Encoded:
-        """Return what to send in place of `array` in an iteration, chunk after chunk. Its memory is used for the next."""
+        """Return what to send in place of `array` in an iteration, chunk after
+        chunk. Its memory is used for the next.
+        """
         for chunk, start, stop in zip(self._chunks, self.bounds, self.bounds[1:], strict=False):
             left = self.held_back[chunk.start : chunk.stop]
             out, key = self._out[start:stop], Key.of(chunk, clock)
@@ -203,8 +211,8 @@ class EncodedReplica:
         value: the first value, which the workers get in float32.
         chunk: its chunk.
         codec: of its table.
-        replaces: whether a value replaces the one before (`RuleKind.MEAN`) and is no sum of changes: then the workers' value
-            is what the last encoding holds, and what was not sent is added to the next value.
+        replaces: whether a value replaces the one before (`RuleKind.MEAN`) and is no sum of changes: then the workers'
+            value is what the last encoding holds, and what was not sent is added to the next value.
     """
 
     __slots__ = ("_chunk", "_codec", "change", "held_back", "value")

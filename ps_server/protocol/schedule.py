@@ -48,7 +48,9 @@ ORDERS: dict[type, Order] = {
 PACKET_BYTES = 256 * 1024
 """Small against a chunk, so that packets delay nothing; large against what a message costs by itself."""
 _AFTER_STORES = (m.Get, m.Gather)
-"""A worker that stores a copy and then contributes to a collection, or reads the copy, means the copy that it stored."""
+"""A worker that stores a copy and then contributes to a collection, or reads
+the copy, means the copy that it stored.
+"""
 _FIRST_EPOCH = 0
 _AT_ONCE_EPOCH = -1
 _LAST = 2**62

@@ -3,18 +3,20 @@
 Laws:
 
 * Read: a table may be read at clock c only when every chunk has reached c - s (`clock.py`).
-* Read my writes: at staleness > 0 a value holds the worker's own changes, too. The session adds those that the shard had
-  not yet added when it sent the value, from the log of own changes.
+* Read my writes: at staleness > 0 a value holds the worker's own changes, too. The session adds those that the shard
+  had not yet added when it sent the value, from the log of own changes.
 * Under `SSPAggr` with a budget, changes may be held back and sent as a sum (`bandwidth.py`). At clock c all changes of
-  iterations < c + 1 - s have been sent, so no worker with as many finished iterations as this one waits for them. A `Clock`
-  message has the number of iterations whose changes have all been sent, so the bound holds whatever is held back.
-* A renewed session (`renewed`) ignores the `Signal`s of a shard until that shard's `Welcome`: before it they may be of the
-  previous session.
+  iterations < c + 1 - s have been sent, so no worker with as many finished iterations as this one waits for them. A
+  `Clock` message has the number of iterations whose changes have all been sent, so the bound holds whatever is held
+  back.
+* A renewed session (`renewed`) ignores the `Signal`s of a shard until that shard's `Welcome`:
+  before it they may be of the previous session.
 * A pushed array is held, and must not be written to, until the shard has it: at staleness 0 until the next value of its
   chunk arrives, at staleness > 0 until a value that includes it arrives.
 * A table of staleness 0 may be bound to its reader's array (`values.py`).
-* With table clocks each table of staleness 0 counts its own pushes: a worker pushes a table when it likes, all workers equally
-  often, and a read needs all that the worker has pushed to the table. The shards know each chunk's own clock anyway.
+* With table clocks each table of staleness 0 counts its own pushes: a worker pushes a table when it likes, all workers
+  equally often, and a read needs all that the worker has pushed to the table. The shards know each chunk's own clock
+  anyway.
 """
 
 from __future__ import annotations
@@ -188,7 +190,8 @@ class Session:
     def push(self, table: int, array: m.Payload, rate: float) -> list[Addressed]:
         """Send the result of `on_the_wire` for this iteration's gradient or change of a table, once.
 
-        An empty array skips the iteration: the value stays as it is (`TableSpec.may_skip`). All workers skip it or none.
+        An empty array skips the iteration: the value stays as it is
+        (`TableSpec.may_skip`). All workers skip it or none.
         """
         bounds = self._encoded_bounds(table)
         skips = array.size == 0 and self.store.tables[table].may_skip
@@ -317,7 +320,9 @@ class Session:
         return outgoing
 
     def add_norm(self, clock: int, squares: float) -> list[Addressed]:
-        """Add the sum of squares of the gradients outside the store. Rank 0 only, where the store has an outside norm."""
+        """Add the sum of squares of the gradients outside the store. Rank 0 only,
+        where the store has an outside norm.
+        """
         return [Addressed(*to) for to in self.norm.add_outside(clock, squares)]
 
     def gather(self, payload: bytes) -> tuple[int, list[Addressed]]:
@@ -328,8 +333,8 @@ class Session:
     def signal(self, kind: m.SignalKind) -> tuple[m.Signal, list[Addressed]]:
         """Signal all workers, this one too, to do `kind` after an iteration that none of them has passed. Rank 0 only.
 
-        The pushes of this worker in iteration `clock` may have been sent already, though the iteration has not ended. So
-        another worker can have read its tables for iteration clock + s + 1, and finished it, before the signal
+        The pushes of this worker in iteration `clock` may have been sent already, though the iteration has not ended.
+        So another worker can have read its tables for iteration clock + s + 1, and finished it, before the signal
         reaches it. For the next iteration it needs this worker's next push, and each shard passes the signal on before
         any value with that push. So the end of iteration clock + s + 2 is the first that all can stop at: clock + s + 3
         iterations are finished then.
@@ -339,7 +344,9 @@ class Session:
         return signal, [Addressed(shard, signal) for shard in range(self.store.shards)]
 
     def leave(self) -> list[Addressed]:
-        """Leave every shard, after the changes that are held back. Each answers once it has all that was sent before."""
+        """Leave every shard, after the changes that are held back. Each answers
+        once it has all that was sent before.
+        """
         self._left = True
         self.stays_on = set(range(self.store.shards)) if self._started else set()
         rest = self._send_due(lambda table: self.clock + 1)
@@ -401,7 +408,8 @@ class Session:
 
         Args:
             table: the table.
-            staleness: a bound to use in place of the table's own; 0 reads the updates of all workers' finished iterations.
+            staleness: a bound to use in place of the table's own; 0 reads the updates
+                of all workers' finished iterations.
             first: the chunk to begin with; those before it are fresh enough.
         """
         return self.values.missing(table, self._needed(table, staleness), first=first)

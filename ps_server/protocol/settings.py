@@ -148,7 +148,8 @@ class CodecPair:
 
     @classmethod
     def parse(cls, text: str) -> CodecPair:
-        """Return the codecs of a text: `topk:0.01/int8` for gradients and values, or `int8` for both; `none` for neither.
+        """Return the codecs of a text: `topk:0.01/int8` for gradients and values,
+        or `int8` for both; `none` for neither.
 
         Raises:
             SpecError: it is no pair, or `none` twice.
@@ -236,8 +237,8 @@ class TableSpec:
             (`placement.chunk_elements`).
         rule: how values follow from gradients.
         keeping: what its next value is made of. Limit and scale of gradients are for `GRADIENTS` only.
-        codec: of its gradients and of the changes of its values on the wire; None: the store's precision. Only tables whose
-            rule runs on the shards have one.
+        codec: of its gradients and of the changes of its values on the wire; None: the store's precision.
+            Only tables whose rule runs on the shards have one.
     """
 
     name: str
@@ -265,7 +266,9 @@ class TableSpec:
 
     @property
     def may_skip(self) -> bool:
-        """Whether all workers together may leave its value as it is for an iteration: of a mean, which nothing follows from."""
+        """Whether all workers together may leave its value as it is for an iteration:
+        of a mean, which nothing follows from.
+        """
         return self.rule.kind is RuleKind.MEAN
 
     @property
@@ -307,8 +310,8 @@ class StoreSpec:
         outside_norm: gradients that the workers apply among themselves count for `clip` too: rank 0 adds their sum of
             squares, and every worker gets the total (`Client.add_norm`, `Client.total_norm`).
         precision: of gradients and values on the wire, in tables without a codec.
-        trial: the store measures the shards before training. Each table has a clock of its own (`Client`), and after pushes
-            the workers may replace it with another store (`Client.replace_trial`).
+        trial: the store measures the shards before training. Each table has a clock of its own (`Client`), and after
+            pushes the workers may replace it with another store (`Client.replace_trial`).
     """
 
     workers: int
@@ -345,7 +348,9 @@ class StoreSpec:
             raise SpecError(f"start_clock is {self.start_clock}; expected 0 or more")
 
     def difference(self, other: StoreSpec) -> str:
-        """Return the first difference of another worker's store from this one: the end of a sentence about that worker."""
+        """Return the first difference of another worker's store from this one:
+        the end of a sentence about that worker.
+        """
         for name in self.__slots__:
             mine, others = getattr(self, name), getattr(other, name)
             if mine != others and name == "tables":

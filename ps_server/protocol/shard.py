@@ -6,14 +6,15 @@ Laws:
   every worker, adds them in worker order (so that the sum has the same bits in every run), applies the rule
   once to their average, and only then becomes `clock + 1`. A chunk of an averaged table takes values instead.
 * A chunk of a table that is a copy changes only when rank 0 stores a new value.
-* A chunk of staleness > 0 is a sum. Changes are added as they arrive. The vector clock (`clock.py`) bounds what a worker
-  may read. Under `SSPPush` a worker gets the others' changes when the slowest clock moves, and also, once between two
-  pushes of its own, as soon as there is a change. So values are mostly fresher than the bound asks for, which keeps stale
-  training close to exact training, at no more than twice the bytes.
+* A chunk of staleness > 0 is a sum. Changes are added as they arrive. The vector clock (`clock.py`) bounds what a
+  worker may read. Under `SSPPush` a worker gets the others' changes when the slowest clock moves, and also, once
+  between two pushes of its own, as soon as there is a change. So values are mostly fresher than the bound asks for,
+  which keeps stale training close to exact training, at no more than twice the bytes.
 * An illegal message changes no state: it is answered with `Fault` and counted.
-* Before the first push, and after the iterations of a trial, all workers together may create the store again, with other
-  first values at another clock (a saved state is loaded), or another store (after a trial). Each gets `Welcome` then: every later message to it is of the new store. A signal of rank 0 that comes late, of the
-  previous store, is not passed on.
+* Before the first push, and after the iterations of a trial, all workers together may create the store again, with
+  other first values at another clock (a saved state is loaded), or another store (after a trial). Each gets `Welcome`
+  then: every later message to it is of the new store. A signal of rank 0 that comes late, of the previous store, is not
+  passed on.
 * Memory is allocated when the store is created; an iteration allocates only the memory of its messages. The gradient of
   worker 0 becomes the sum, in the memory in which it arrived. The transport sends a value from its own memory,
   without a copy: at staleness 0 the next change of the chunk needs a push of every worker, and a worker pushes only

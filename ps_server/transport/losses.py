@@ -94,7 +94,9 @@ class LossWatch:
 
 
 def _silent_for(descriptor: int, limit_s: float) -> bool:
-    """Return whether the peer of a connection is silent. ZeroMQ may close its descriptor at any moment, and reports that."""
+    """Return whether the peer of a connection is silent. ZeroMQ may close its
+    descriptor at any moment, and reports that.
+    """
     borrowed = socket.socket(socket.AF_INET, socket.SOCK_STREAM, 0, fileno=descriptor)
     try:
         info = borrowed.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO_BYTES)

@@ -1,11 +1,11 @@
 """The contract over ZeroMQ: a ROUTER on the shard, one DEALER for each shard on the worker.
 
-Queues are short in both directions. Messages to be sent wait with the sender, where urgent ones can overtake; received ones
-that waited would leave the processor's cache before they are handled. Received frames are views of ZeroMQ's own memory,
-which has no other user; sent arrays are not copied either.
+Queues are short in both directions. Messages to be sent wait with the sender, where urgent ones can overtake; received
+ones that waited would leave the processor's cache before they are handled. Received frames are views of ZeroMQ's own
+memory, which has no other user; sent arrays are not copied either.
 
-A blocked DEALER has an event when it can send again. A ROUTER has one only when all its peers block; otherwise it is tried
-again as often as its peers have taken messages lately (`retries.py`).
+A blocked DEALER has an event when it can send again. A ROUTER has one only when all its peers block; otherwise it is
+tried again as often as its peers have taken messages lately (`retries.py`).
 
 The loss of a connection is final, and noticed within seconds; see `losses.py`.
 
@@ -325,7 +325,9 @@ class ZmqClientTransport:
         return True
 
     def unsent(self, shard: int) -> int:
-        """Return how many messages ZeroMQ has taken whose last frame the kernel has not (encrypted: has not been begun)."""
+        """Return how many messages ZeroMQ has taken whose last frame the kernel
+        has not (encrypted: has not been begun).
+        """
         assert self._tracked, "the transport is not `tracked`"
         trackers = self._trackers[shard]
         while trackers and trackers[0].done:

@@ -121,7 +121,9 @@ class RunIf(RunOnce):
 
 
 class SetupBuilder(NetBuilder):
-    """A block that runs before or after a task: an attribute of the net in which it stands; see `task.get_setup_nets`."""
+    """A block that runs before or after a task: an attribute of the net in
+    which it stands; see `task.get_setup_nets`.
+    """
 
     INIT = "init"
     EXIT = "exit"

@@ -143,7 +143,8 @@ class Scalar(Field):
         """Describe a column.
 
         Args:
-            dtype: a numpy type, with a shape for rows of a fixed shape: `(np.float32, (3,))`; None where it is not known.
+            dtype: a numpy type, with a shape for rows of a fixed shape:
+                `(np.float32, (3,))`; None where it is not known.
             blob: a reference, an array, or values that make one.
             metadata: what else is known.
         """

@@ -45,7 +45,9 @@ class Reader:
         return nets, should_stop, from_blob_list(self._schema, fields) if self._schema else fields
 
     def read(self, read_net: Any) -> tuple[Any, Any]:
-        """Add to a net the operators that read a batch; return the blob that is true at the end, and the batch's blobs."""
+        """Add to a net the operators that read a batch; return the blob that is
+        true at the end, and the batch's blobs.
+        """
         raise NotImplementedError("Readers must implement `read`.")
 
     def reset(self, net: Any) -> None:

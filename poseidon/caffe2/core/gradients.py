@@ -42,9 +42,9 @@ def GetIndexFromGradientList(g_list: Sequence[Any], name: str) -> int | None:
 class IR:
     """Operators in order, with versions of the blobs: what is needed to build the backward pass.
 
-    A blob that is written again gets a new version. `frontier` is the version that each blob has after the last operator;
-    `input_usages[name][version]` are the indices of the operators that read a version; `gradient_generators[name][version]`
-    are the sources of its gradient that were found so far.
+    A blob that is written again gets a new version. `frontier` is the version that each blob has after the last
+    operator; `input_usages[name][version]` are the indices of the operators that read a version;
+    `gradient_generators[name][version]` are the sources of its gradient that were found so far.
     """
 
     IS_AUTO_GEN_SUM_OPS_TAG = SUM_TAG
@@ -199,7 +199,9 @@ class IR:
     def CheckGradientOperatorInput(
         self, grad_op_input: str, g_output: Sequence[Any], fwd_op_idx: int, locally_generated_blobs: Any
     ) -> None:
-        """Raise RuntimeError when a gradient operator reads a blob that has another version by now, or that nobody made."""
+        """Raise RuntimeError when a gradient operator reads a blob that has
+        another version by now, or that nobody made.
+        """
         forward, in_versions, out_versions = self.ssa[fwd_op_idx]
         for versions in (out_versions, in_versions):
             if grad_op_input in versions:

@@ -19,7 +19,9 @@ COUNTERS = ("Iter", "AtomicIter")
 
 
 def GetCheckpointParams(model: Any) -> set[Any]:
-    """Return the blobs of a complete checkpoint: those of the first device, and counters of iterations outside scopes."""
+    """Return the blobs of a complete checkpoint: those of the first device, and
+    counters of iterations outside scopes.
+    """
     check_parallelized(model)
     blobs, _ = blobs_to_sync(model)
     first = scope_of(model, model._devices[0])

@@ -71,8 +71,8 @@ def OptimizeGradientMemory(
 
     Args:
         model: a parallelized model; call it before its net is created.
-        input_shapes: the shape of each input, by its name without the scope of a device; with it, blobs of like size are
-            shared. Empty where they are unknown, None to leave shapes out of account.
+        input_shapes: the shape of each input, by its name without the scope of a device; with it, blobs of like size
+            are shared. Empty where they are unknown, None to leave shapes out of account.
         excluded_blobs: names of blobs that are not shared, since the script reads them.
         recycle_activations: whether activations of the forward pass share blobs too.
     """

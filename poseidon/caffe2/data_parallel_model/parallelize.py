@@ -61,12 +61,13 @@ def Parallelize(
     barrier_net_timeout_sec: float = BARRIER_TIMEOUT_S,
     shard_batch_sizes: Sequence[int] | None = None,
 ) -> None:
-    """Build a model once for each device, and the operators that keep the replicas equal. The model is changed in place.
+    """Build a model once for each device, and the operators that keep the
+    replicas equal. The model is changed in place.
 
     Args:
         model_helper_obj: an empty ModelHelper. Parameters that it has already are not data-parallel.
-        input_builder_fun: adds the inputs; called for each device in its scopes. A reader that the devices share is made
-            outside.
+        input_builder_fun: adds the inputs; called for each device in its scopes. A
+            reader that the devices share is made outside.
         forward_pass_builder_fun: adds the layers and returns the list of losses. It gets the model and `loss_scale`, by
             which it multiplies each loss.
         param_update_builder_fun: adds the updates; called for each device in its scopes.
@@ -77,9 +78,9 @@ def Parallelize(
         net_transformer_fun: called once behind these with the model, the number of devices, the prefix of their scopes
             and their type.
         devices: the numbers of the devices; by default all GPUs, or as many as there are processors.
-        rendezvous: None for one host, else a dict with `kv_handler` (the blob of a store handler), `num_shards`, `shard_id`
-            (of this process), `engine` ("GLOO", or "NCCL" between GPUs) and, where wanted, `interface` (the network
-            interface or address that the other hosts reach).
+        rendezvous: None for one host, else a dict with `kv_handler` (the blob of a store handler), `num_shards`,
+            `shard_id` (of this process), `engine` ("GLOO", or "NCCL" between GPUs) and, where wanted, `interface` (the
+            network interface or address that the other hosts reach).
         net_type: how the net runs: `dag` overlaps the sums with the backward pass, `simple` does not.
         broadcast_computed_params: whether all devices of a host get the running means of the first, each iteration.
         optimize_gradient_memory: see `OptimizeGradientMemory`, which is to be preferred.

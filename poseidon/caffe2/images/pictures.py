@@ -1,7 +1,7 @@
 """Databases of labelled picture files, in Caffe2's or in Caffe's format: `poseidon make_db`.
 
-Law: the database appears when it is complete. A picture that cannot be read is an error that names it. The key of record i
-is `<i>_<path>`, i with eight digits, so that key order is the order of the records.
+Law: the database appears when it is complete. A picture that cannot be read is an error that names it. The key of
+record i is `<i>_<path>`, i with eight digits, so that key order is the order of the records.
 """
 
 from __future__ import annotations
@@ -67,8 +67,8 @@ def find_pictures(source: Path, root: str | None = None) -> Pictures:
     """Return the pictures of a folder or a list.
 
     Args:
-        source: a folder with one sub-folder for each class, whose labels follow the order of their names; or a file with
-            a line for each picture: path, space, label.
+        source: a folder with one sub-folder for each class, whose labels follow the order of their names; or a
+            file with a line for each picture: path, space, label.
         root: of a list, what stands before each path; None: its own folder.
 
     Raises:

@@ -1,7 +1,7 @@
 """Images on their way into a batch: bounding box, size, crop, mirror, colors.
 
-Law: an image's random choices depend on its generator only. Channels are in BGR order, values are 0..255 until the mean is
-subtracted.
+Law: an image's random choices depend on its generator only. Channels are in BGR order,
+values are 0..255 until the mean is subtracted.
 """
 
 from __future__ import annotations

@@ -98,7 +98,9 @@ def verify_inplace_blobs(net_a: Any, net_b: Any) -> bool:
 
 
 def verify_graph_equality(net_a: Any, net_b: Any) -> bool:
-    """Return whether two NetDefs have the same operators, and each reads what the same others make; names do not count."""
+    """Return whether two NetDefs have the same operators, and each reads what
+    the same others make; names do not count.
+    """
     if len(net_a.op) != len(net_b.op):
         return False
     for a, b in zip(net_a.op, net_b.op, strict=True):

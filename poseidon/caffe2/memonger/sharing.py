@@ -1,7 +1,8 @@
 """Shared blobs: a blob takes the name of one that nothing reads any more.
 
 A blob may take the place of another where all operators that touch the other must run before the one that makes it
-first. In a dag this is what the net's dependencies say, so that sharing never makes parallel branches wait for each other.
+first. In a dag this is what the net's dependencies say, so that sharing never
+makes parallel branches wait for each other.
 """
 
 from __future__ import annotations

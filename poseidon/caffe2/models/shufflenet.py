@@ -13,7 +13,9 @@ SCALE_CHANNELS = {
     "1.5x": [24, 176, 352, 704, 1024],
     "2.0x": [24, 244, 488, 976, 2048],
 }
-"""The channels of the first convolution, of the three stages and of the last convolution, by the size of the network."""
+"""The channels of the first convolution, of the three stages and of the last
+convolution, by the size of the network.
+"""
 STRIDE_1_REPEAT = [3, 7, 3]
 STRIDE_2_REPEAT = [1, 1, 1]
 EPSILON = 1e-3

@@ -1,4 +1,6 @@
-"""Simple cells: BasicRNN, LSTM, LSTM with layer normalization, and the multiplicative forms of these (arXiv 1606.06630)."""
+"""Simple cells: BasicRNN, LSTM, LSTM with layer normalization, and the
+multiplicative forms of these (arXiv 1606.06630).
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """The plan of a dag net: which operators wait for which, and the chains that run on one thread each.
 
-Operators that wait for other machines are two parts: one starts, one waits for the result and sets the outputs. All shards
-start them in the order of the net, whatever their threads do: collectives of a common world need one order.
+Operators that wait for other machines are two parts: one starts, one waits for the result and sets the outputs. All
+shards start them in the order of the net, whatever their threads do: collectives of a common world need one order.
 """
 
 from __future__ import annotations
@@ -83,8 +83,8 @@ def dependencies(operators: Sequence[OperatorDef], starting: Collection[int] = (
 def nodes(operators: Sequence[OperatorDef], starting: Collection[int] = ()) -> list[Node]:
     """Return the parts of a net in an order in which they can run one after the other.
 
-    Operators that are started, and follow each other, are all started before the first is waited for, unless one uses what
-    another one makes.
+    Operators that are started, and follow each other, are all started before the first is
+    waited for, unless one uses what another one makes.
     """
     found: list[Node] = []
     group: list[int] = []  # started, not waited for
@@ -115,8 +115,8 @@ def _collide(earlier: OperatorDef, later: OperatorDef) -> bool:
 def chains(operators: Sequence[OperatorDef], starting: Collection[int] = ()) -> list[Chain]:
     """Return the chains of a net: an operator joins the chain of the one that it waits for, where both have no other.
 
-    Operators that another chain releases start a chain. The order is that of the first operators: running the chains one
-    after the other is right too.
+    Operators that another chain releases start a chain. The order is that of the first operators:
+    running the chains one after the other is right too.
 
     Args:
         operators: of a net.

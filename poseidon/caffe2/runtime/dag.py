@@ -50,8 +50,8 @@ class ChainRun:
     """One run of the chains of a net.
 
     The thread that starts it works too: it needs no other to come to the end, so that nets inside nets cannot block.
-    A thread computes where it can: first what starts other operators, then in the order of the net. Otherwise one thread
-    waits for operators that were started, the oldest first.
+    A thread computes where it can: first what starts other operators, then in the order of the net. Otherwise one
+    thread waits for operators that were started, the oldest first.
     """
 
     def __init__(

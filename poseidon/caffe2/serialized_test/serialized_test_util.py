@@ -1,8 +1,8 @@
 """What Caffe2's tests of operators are built on: references, and records of operators in files.
 
 A record is a zip file `<test file>.<test>.zip`: `op.pb`, the gradient operators `grad_<i>.pb`, and `inout.npz` with
-`input_<i>`, `output_<i>` and `device_type`. Records are read and written where `testWithArgs` or `configure` asks for it.
-Needs hypothesis, which is installed for development only.
+`input_<i>`, `output_<i>` and `device_type`. Records are read and written where `testWithArgs` or `configure` asks for
+it. Needs hypothesis, which is installed for development only.
 """
 
 from __future__ import annotations

@@ -5,8 +5,8 @@
     buckets.flush()
     (a,), (b,) = first.wait(), second.wait()
 
-Law: which sums share a bucket follows from the order of the calls and from the sizes of the tensors, so it is the same on
-all shards and in every run. All shards call the same methods in the same order.
+Law: which sums share a bucket follows from the order of the calls and from the sizes of the tensors, so it is the same
+on all shards and in every run. All shards call the same methods in the same order.
 """
 
 from __future__ import annotations

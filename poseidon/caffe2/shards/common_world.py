@@ -4,8 +4,8 @@
     world = CommonWorld(handler, "allreduce_0", rank=1, size=3)
     (total,) = world.all_reduce([gradient])
 
-All shards call the same operations of a world in the same order. Sums have a fixed order of ranks: they do not depend on
-which shard comes first. Every failure is a `CollectiveError` of one sentence within the time limit of the world.
+All shards call the same operations of a world in the same order. Sums have a fixed order of ranks: they do not depend
+on which shard comes first. Every failure is a `CollectiveError` of one sentence within the time limit of the world.
 """
 
 from __future__ import annotations
@@ -235,7 +235,9 @@ class CommonWorld:
 
 
 def local_sum(tensors: Sequence[Tensor], owned: bool = False) -> Tensor:
-    """Return the sum of tensors of this process on the device of the first: in a new tensor, or in an owned first one."""
+    """Return the sum of tensors of this process on the device of the first: in
+    a new tensor, or in an owned first one.
+    """
     total = tensors[0] if owned else tensors[0].clone()
     for other in tensors[1:]:
         total.add_(other.to(total.device))

@@ -1,8 +1,8 @@
 """Store handlers: the store of a run, and the shards that have met through it.
 
-The first common world of a handler is the rendezvous (`poseidon.caffe2.shards.rendezvous`); the others need no store any
-more. A failure names the shards that have ended: a thread of each process answers through the store when another shard
-reports a failure.
+The first common world of a handler is the rendezvous (`poseidon.caffe2.shards.rendezvous`); the others need no store
+any more. A failure names the shards that have ended: a thread of each process answers through the store when another
+shard reports a failure.
 """
 
 from __future__ import annotations

@@ -113,7 +113,8 @@ class Store(ABC):
 
 
 class FolderStore(Store):
-    """One file for each key in a folder that all shards share, such as one on NFS. It needs no locks of the file system.
+    """One file for each key in a folder that all shards share, such as one on
+    NFS. It needs no locks of the file system.
 
     Args:
         folder: it must exist.

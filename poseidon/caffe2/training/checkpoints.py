@@ -1,4 +1,6 @@
-"""Checkpoints of `resnet50_trainer.py`: one file of parameters and nets after each epoch, in the form of Caffe2's predictors."""
+"""Checkpoints of `resnet50_trainer.py`: one file of parameters and nets after each
+epoch, in the form of Caffe2's predictors.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """How a command declares its flags, how they are spelled, and how its help looks.
 
-Flags follow gflags, as Caffe's tools do: -flag or --flag, -flag=value or -flag value, and for a switch -flag, -flag=true
-or -noflag. Help has one line for each flag and fits 80 columns.
+Flags follow gflags, as Caffe's tools do: -flag or --flag, -flag=value or -flag value, and for a switch -flag,
+-flag=true or -noflag. Help has one line for each flag and fits 80 columns.
 """
 
 from __future__ import annotations

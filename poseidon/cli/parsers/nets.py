@@ -1,4 +1,6 @@
-"""The commands that read a net, a model or a log: test, time, device_query, draw_net, plot, and those that upgrade files."""
+"""The commands that read a net, a model or a log: test, time, device_query,
+draw_net, plot, and those that upgrade files.
+"""
 
 from __future__ import annotations
 

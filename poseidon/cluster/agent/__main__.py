@@ -1,12 +1,12 @@
 """The agent of a job on one host: `python -m poseidon.cluster.agent --job ID`.
 
-It starts the job's processes for the launcher, forwards their events and log lines, and registers the job on its host, so
-that `poseidon ps` and `poseidon kill` work there, too. It takes requests from its standard input; `serve` does the same
-over any other channel (`poseidon.cluster.agent.wire` has the messages).
+It starts the job's processes for the launcher, forwards their events and log lines, and registers the job on its host,
+so that `poseidon ps` and `poseidon kill` work there, too. It takes requests from its standard input; `serve` does the
+same over any other channel (`poseidon.cluster.agent.wire` has the messages).
 
 Law: no process of the job outlives the channel. When the channel ends, breaks or falls silent, and on SIGTERM, all
-processes get SIGTERM, then SIGKILL, and the agent exits. No request reaches a shell or a path, save as the argument list
-of a process that this user asked for.
+processes get SIGTERM, then SIGKILL, and the agent exits. No request reaches a shell or a path, save as
+the argument list of a process that this user asked for.
 """
 
 from __future__ import annotations
@@ -256,7 +256,9 @@ class Agent:
                 self._registry.remove(self._job)
 
     def report(self, report: Report, *, timeout_s: float = math.inf) -> bool:
-        """Queue a report; wait while the channel is slow. Drop it, and return False, when the channel is lost or time is up."""
+        """Queue a report; wait while the channel is slow. Drop it, and return False,
+        when the channel is lost or time is up.
+        """
         deadline_s = time.monotonic() + timeout_s
         while not self._lost.is_set() and time.monotonic() < deadline_s:
             try:
@@ -335,8 +337,8 @@ class _Forwarder:
 def serve(channel: LineChannel, job: str) -> int:
     """Serve as the agent of a job over a channel until it ends; return the exit code.
 
-    Call it from the main thread: SIGTERM, SIGINT and SIGHUP end the agent and all it started; so does `USER_KILL`, which
-    the agent reports to the launcher.
+    Call it from the main thread: SIGTERM, SIGINT and SIGHUP end the agent and all it started; so does
+    `USER_KILL`, which the agent reports to the launcher.
     """
     agent = Agent(channel, check_job_id(job), Registry(read_settings().state_folder))
 

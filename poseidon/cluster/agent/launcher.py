@@ -1,8 +1,8 @@
 """Launching the processes of a job through agents, one agent on each host.
 
-Law: every agent runs before the first process is started anywhere, and `close` leaves none behind. What goes to a host's
-shell is a fixed script with quoted arguments (`poseidon.cluster.ssh.quoting`); everything about the job travels over the
-agent's standard input.
+Law: every agent runs before the first process is started anywhere, and `close` leaves none behind. What goes to a
+host's shell is a fixed script with quoted arguments (`poseidon.cluster.ssh.quoting`); everything about the job travels
+over the agent's standard input.
 """
 
 from __future__ import annotations

@@ -62,6 +62,8 @@ class PipeLineChannel:
         return line.rstrip(b"\r\n") if line else None
 
     def close(self) -> None:
-        """See `LineChannel`. The other side reads an end of file; our own `receive` returns when the other side closes, too."""
+        """See `LineChannel`. The other side reads an end of file; our own `receive`
+        returns when the other side closes, too.
+        """
         with suppress(OSError, ValueError):
             self._outlet.close()

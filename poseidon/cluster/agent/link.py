@@ -1,7 +1,7 @@
 """The launcher's end of the channel to an agent, and the agent's processes.
 
-Law: no call blocks for long. When the channel ends, breaks or falls silent, each of the agent's processes is reported as
-failed, with a sentence that names the host, then as ended; the agent ends it on its host.
+Law: no call blocks for long. When the channel ends, breaks or falls silent, each of the agent's processes is reported
+as failed, with a sentence that names the host, then as ended; the agent ends it on its host.
 """
 
 from __future__ import annotations

@@ -300,7 +300,9 @@ def _slow_host(host: HostReport, ways: Mapping[str, Sequence[LinkReport]], expec
 
 
 def _promised(survey: Survey, link: LinkReport) -> float:
-    """Return the bytes a second that both ends' interfaces say they carry, or `SURE_BYTES`; 0 where one does not say."""
+    """Return the bytes a second that both ends' interfaces say they carry, or
+    `SURE_BYTES`; 0 where one does not say.
+    """
     ends = [survey.hosts[number].facts["interfaces"].values() for number in (link.source, link.target)]
     speeds = [max((found["speed"] or 0 for found in end), default=0) for end in ends]
     return min(*speeds, SURE_BYTES * 8 / 1e6) * 1e6 / 8

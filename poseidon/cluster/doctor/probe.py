@@ -189,8 +189,8 @@ def measure(address: str, port: int, token: bytes, seconds: float) -> dict[str, 
         seconds: of a transfer, one in each direction.
 
     Returns:
-        `rtt_s`, the median round trip of one byte; `send` and `receive`, bytes a second, None where the transfer stalls;
-        `mss`, bytes of a TCP segment.
+        `rtt_s`, the median round trip of one byte; `send` and `receive`, bytes a second, None where the
+        transfer stalls; `mss`, bytes of a TCP segment.
     """
     result: dict[str, Any] = {}
     with _connected(address, port, token, CONNECT_S) as link:

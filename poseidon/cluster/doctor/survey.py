@@ -4,8 +4,8 @@
         survey = examine(subjects, seconds=0.5)
 
 Law: this module asks and measures, and judges nothing: `poseidon.cluster.doctor.findings` does. Each answer has a time
-limit; a host that gives none is a problem of the survey, not an error of the examination. At any time each host takes part
-in at most one measurement.
+limit; a host that gives none is a problem of the survey, not an error of the examination. At any
+time each host takes part in at most one measurement.
 """
 
 from __future__ import annotations
@@ -147,7 +147,9 @@ def examine(
 
 
 def rounds(count: int) -> Iterator[list[tuple[int, int]]]:
-    """Yield the rounds of a tournament: in each every number below `count` is in at most one pair; all pairs occur once."""
+    """Yield the rounds of a tournament: in each every number below `count` is in
+    at most one pair; all pairs occur once.
+    """
     players = list(range(count)) + [-1] * (count % 2)
     for _ in range(len(players) - 1):
         half = len(players) // 2

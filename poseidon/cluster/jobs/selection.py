@@ -1,8 +1,8 @@
 """Selection of the jobs of a machinefile.
 
-Law: a job belongs to a machinefile if it was started from that file. Only if no job was, one that was started from a file
-with the same lines does, and only if the lines fix the ports: two running jobs cannot have those in common, while any two
-jobs may use "a free port of this machine".
+Law: a job belongs to a machinefile if it was started from that file. Only if no job was, one that was started from a
+file with the same lines does, and only if the lines fix the ports: two running jobs cannot have those in common, while
+any two jobs may use "a free port of this machine".
 """
 
 from __future__ import annotations

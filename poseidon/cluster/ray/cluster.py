@@ -1,7 +1,7 @@
 """An existing Ray cluster: the nodes for a job's clients, and an actor on each.
 
-Law: each client has a node of its own (a placement group, STRICT_SPREAD). Ray places a lost client's bundle anew, on a node
-that an autoscaler or a user adds; the bundles of the others stay. Every wait has a limit.
+Law: each client has a node of its own (a placement group, STRICT_SPREAD). Ray places a lost client's bundle anew, on a
+node that an autoscaler or a user adds; the bundles of the others stay. Every wait has a limit.
 """
 
 from __future__ import annotations
@@ -213,7 +213,9 @@ def connect_to_cluster(address: str | None) -> RayCluster:
 
 
 def _check_listens(address: str, source: str) -> None:
-    """Raise an error if no head of a cluster listens at an address: Ray itself tries for half a minute, or without end."""
+    """Raise an error if no head of a cluster listens at an address: Ray itself
+    tries for half a minute, or without end.
+    """
     if address == "auto":
         return
     if "://" in address:
@@ -231,7 +233,9 @@ def _check_listens(address: str, source: str) -> None:
 
 
 def _check_speaks_http2(connection: socket.socket) -> None:
-    """Raise OSError unless the other end answers as a gRPC server does: with a SETTINGS frame (RFC 9113, 3.4), or in TLS."""
+    """Raise OSError unless the other end answers as a gRPC server does: with a
+    SETTINGS frame (RFC 9113, 3.4), or in TLS.
+    """
     connection.sendall(HTTP2_PREFACE)
     answer = b""
     with contextlib.suppress(TimeoutError):

@@ -1,7 +1,7 @@
 """Encryption of what a launcher and an actor of Ray send each other: X25519, then ChaCha20-Poly1305.
 
-Ray's own connections are in the clear unless the cluster has TLS. Each side makes a key pair for one connection, and Ray
-carries the public keys only.
+Ray's own connections are in the clear unless the cluster has TLS. Each side makes a key pair for
+one connection, and Ray carries the public keys only.
 
 Law: messages of a direction are opened in the order in which they were sealed, each once; any other is refused.
 """

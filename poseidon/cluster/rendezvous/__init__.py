@@ -1,1 +1,3 @@
-"""The rendezvous of tasks that torchrun, Slurm, MPI or Kubernetes has started: they find rank 0 and become the hosts of a job."""
+"""The rendezvous of tasks that torchrun, Slurm, MPI or Kubernetes has started: they
+find rank 0 and become the hosts of a job.
+"""

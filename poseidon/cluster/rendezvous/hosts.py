@@ -1,7 +1,7 @@
 """The hosts that the tasks of a rendezvous run on.
 
-Law: pure. On each host the task with local rank 0, its leader, starts all processes, as many workers as the host has tasks;
-the hosts are numbered by the ranks of their leaders.
+Law: pure. On each host the task with local rank 0, its leader, starts all processes, as many workers as the host has
+tasks; the hosts are numbered by the ranks of their leaders.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """A program that a task runs for rank 0: forwards its input, its output and its exit.
 
-Law: it leads a session of its own. Its output is forwarded in order, its exit last. A slow receiver slows it down; nothing
-piles up in memory. `stop` first closes its input, upon which an agent ends all that it has started.
+Law: it leads a session of its own. Its output is forwarded in order, its exit last. A slow receiver slows it down;
+nothing piles up in memory. `stop` first closes its input, upon which an agent ends all that it has started.
 
-Slurm signals every process of a step, Kubernetes and others only some. So programs, and what they start, ignore the signals
-that ask to end; the task alone handles them and reports them to rank 0, which decides.
+Slurm signals every process of a step, Kubernetes and others only some. So programs, and what they start, ignore the
+signals that ask to end; the task alone handles them and reports them to rank 0, which decides.
 """
 
 from __future__ import annotations

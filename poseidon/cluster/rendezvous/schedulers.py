@@ -1,7 +1,7 @@
 """Rank and size of a task, from the environment of its scheduler: torchrun, Slurm, MPI, Kubernetes.
 
-Law: pure; variables in, a `Task` out. The innermost scheduler decides: torchrun inside of a Slurm step, and mpirun, whose
-daemons Slurm starts. A missing or illegal variable is one error that names it.
+Law: pure; variables in, a `Task` out. The innermost scheduler decides: torchrun inside of a Slurm step, and mpirun,
+whose daemons Slurm starts. A missing or illegal variable is one error that names it.
 
 Sources: torchrun's "Environment Variables", srun(1) "OUTPUT ENVIRONMENT VARIABLES", Open MPI's FAQ (OMPI_COMM_WORLD_*),
 MPICH's Hydra (PMI_*, MPI_LOCALRANKID), Kubernetes' Indexed Jobs (JOB_COMPLETION_INDEX).
@@ -167,7 +167,9 @@ def _master(variables: Mapping[str, str], scheduler: Scheduler, *, alone: bool) 
 
 
 def _port(variables: Mapping[str, str], scheduler: Scheduler) -> int:
-    """Return rank 0's port: MASTER_PORT, the next where torchrun itself listens on that, or one from Slurm's job number."""
+    """Return rank 0's port: MASTER_PORT, the next where torchrun itself listens
+    on that, or one from Slurm's job number.
+    """
     if variables.get("MASTER_PORT"):
         port = _number(variables, "MASTER_PORT", scheduler)
         port += variables.get("TORCHELASTIC_USE_AGENT_STORE") == "True"

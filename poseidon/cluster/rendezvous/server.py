@@ -1,4 +1,5 @@
-"""The rendezvous server, on rank 0: the tasks that a scheduler has started join here, and their hosts become those of a job.
+"""The rendezvous server, on rank 0: the tasks that a scheduler has started join
+here, and their hosts become those of a job.
 
     with RendezvousServer("10.0.0.5", 29500, keys, size=8) as rendezvous:
         hosts = rendezvous.gather(timeout_s=300)
@@ -61,7 +62,8 @@ class RendezvousServer:
         port: there; 0 takes a free one.
         keys: rank 0's; see `server_keys`.
         size: the number of tasks, this process's own included.
-        on_signal: called, from the server's thread, with the name of a signal by which its scheduler asks a task to end.
+        on_signal: called, from the server's thread, with the name of a signal by
+            which its scheduler asks a task to end.
 
     Raises:
         JobError: the address cannot be listened on.

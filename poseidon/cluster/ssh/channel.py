@@ -1,6 +1,7 @@
 """Programs on a host over SSH: run to the end, or connected to line by line.
 
-Law: `shell_command` alone makes the command line, and the output that is kept is bounded: a host cannot fill our memory.
+Law: `shell_command` alone makes the command line, and the output that is kept
+is bounded: a host cannot fill our memory.
 """
 
 from __future__ import annotations

@@ -4,8 +4,8 @@
     done = connections[0].run(["uname", "-a"], timeout_s=10)
 
 Law: keys only, from files without a passphrase or from the SSH agent, never a password. A host whose key is not in
-known_hosts, or differs from it, gets nothing from us but the handshake. Each step has a time limit. Over SFTP each answer
-has one: a host that falls silent, though its connection stands, ends the session with an error.
+known_hosts, or differs from it, gets nothing from us but the handshake. Each step has a time limit. Over SFTP each
+answer has one: a host that falls silent, though its connection stands, ends the session with an error.
 """
 
 from __future__ import annotations

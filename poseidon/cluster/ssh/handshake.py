@@ -89,7 +89,8 @@ def close_transport(transport: paramiko.Transport) -> None:
     process = proxy.process
     with suppress(OSError):
         process.kill()
-    # Paramiko's thread signals the program once more at its end: it may be reaped, and its pipes closed, after that only.
+    # Paramiko's thread signals the program once more at its end: it may be reaped, and its pipes closed, after that
+    # only.
     transport.join(CLOSE_S)
     with suppress(subprocess.TimeoutExpired):  # the kernel holds it
         process.wait(CLOSE_S)

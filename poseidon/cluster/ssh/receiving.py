@@ -1,7 +1,8 @@
 """The receiving side of a delivery, which runs on the host: inspects files, and gives complete ones their names.
 
-`START` runs it there from standard input, so it uses the standard library only: no package need be installed. The request
-follows as one JSON document, and the answer goes to standard output as one. Paths are in the request only, never in argv.
+`START` runs it there from standard input, so it uses the standard library only: no package need be installed. The
+request follows as one JSON document, and the answer goes to standard output as one. Paths are in the request only,
+never in argv.
 
 Law: a file gets its name when it is complete and its SHA-256 equals the request's; until then it is
 `.<name>.arriving` in the same folder. A file that is there and differs is reported, and removed only on request.
@@ -27,8 +28,8 @@ def answer(request: dict[str, Any]) -> dict[str, Any]:
     """Carry out a request.
 
     Args:
-        request: `do` is `inspect` or `seal`; `files` lists `path`, `size` and `sha256` of each; `folders` those that hold
-            nothing but these files; `replace` whether to remove files that differ.
+        request: `do` is `inspect` or `seal`; `files` lists `path`, `size` and `sha256` of each; `folders` those that
+            hold nothing but these files; `replace` whether to remove files that differ.
 
     Returns:
         `problem`, a sentence; or, to `inspect`, `files` with `path`, `state` and `arrived` bytes with their

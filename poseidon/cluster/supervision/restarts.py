@@ -1,8 +1,8 @@
 """Restarts of a job that has lost a process or a host.
 
-Law: only a loss is a reason (`JobInterrupted`); a mistake, a full disk or a stop by the user ends the job. Every restart
-continues from the newest complete snapshot that this job itself has written, or else from where the job began; at
-staleness 0 it ends with the bits of a job that was never interrupted.
+Law: only a loss is a reason (`JobInterrupted`); a mistake, a full disk or a stop by the user ends the job. Every
+restart continues from the newest complete snapshot that this job itself has written, or else from where the job began;
+at staleness 0 it ends with the bits of a job that was never interrupted.
 
 A start that fails because a host is not back yet is tried again, less and less often, for `return_timeout_s` from its
 first failure on, attempts included; only a loss while the job ran counts as a restart. Where all hosts read the same
@@ -212,7 +212,9 @@ def _ended(sentence: str, loss: JobInterrupted) -> JobError:
 
 
 def describe_ending(job: str, ended: RestartedJob) -> str:
-    """Return the job's last log line: `job x finished at iteration 500 after 2 restarts, at least 37 iterations repeated`."""
+    """Return the job's last log line: `job x finished at iteration 500 after 2
+    restarts, at least 37 iterations repeated`.
+    """
     result = ended.result
     text = f"job {job} {result.outcome.value} at iteration {result.iteration}"
     if not ended.restarts:

@@ -14,7 +14,9 @@ from poseidon.cluster.supervision.state import SignalEffect, SignalReceived, Sup
 
 
 def exit_code_of(number: signal.Signals) -> int:
-    """Return the exit code of a command that ends because of a signal, as in shells: 130 after SIGINT, 143 after SIGTERM."""
+    """Return the exit code of a command that ends because of a signal, as in
+    shells: 130 after SIGINT, 143 after SIGTERM.
+    """
     return 128 + number
 
 

@@ -1,8 +1,8 @@
 """Detection of stragglers, by the time per iteration in which a worker does not wait for others.
 
-Law: pure; `now` comes with every call. All workers of a synchronous job finish as many iterations, so they differ only in
-the time in which they do not wait: their own time. `excess_s` is the rule; the dashboard has the same. A worker is reported once it has been slower for `REPORT_AFTER_S` without a break, and
-once more when it no longer is.
+Law: pure; `now` comes with every call. All workers of a synchronous job finish as many iterations, so they differ only
+in the time in which they do not wait: their own time. `excess_s` is the rule; the dashboard has the same. A worker is
+reported once it has been slower for `REPORT_AFTER_S` without a break, and once more when it no longer is.
 """
 
 from __future__ import annotations

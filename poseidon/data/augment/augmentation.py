@@ -1,10 +1,10 @@
 """SSD's augmentation of an image with its objects: the fields of TransformationParameter beyond BVLC Caffe's.
 
-Law: a step is a function of the image and of a generator that is seeded by the record, so that results depend neither on
-the worker nor on threads.
+Law: a step is a function of the image and of a generator that is seeded by the record, so that
+results depend neither on the worker nor on threads.
 
-Source: data_transformer.cpp of SSD's branch of Caffe (Liu et al., 2016). Pixels stay pixels between the steps: SSD writes a
-JPEG and reads it again after distortion, expansion and sampling.
+Source: data_transformer.cpp of SSD's branch of Caffe (Liu et al., 2016). Pixels stay pixels between the steps: SSD
+writes a JPEG and reads it again after distortion, expansion and sampling.
 """
 
 from __future__ import annotations

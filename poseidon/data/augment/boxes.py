@@ -97,8 +97,8 @@ class Emission:
     """The condition under which an object stays when its image is cropped.
 
     Args:
-        param: the emit_constraint. CENTER: the object's center is in the window. MIN_OVERLAP: the window covers more than
-            emit_overlap of the object.
+        param: the emit_constraint. CENTER: the object's center is in the window. MIN_OVERLAP: the
+            window covers more than emit_overlap of the object.
 
     Raises:
         DataError: emit_overlap is not a fraction.

@@ -1,7 +1,7 @@
 """Changes of pixels: NoiseParameter and DistortionParameter.
 
-Law: images are uint8, (H, W) or (H, W, 3) in BGR order, and stay so. Values are rounded and limited to 0 .. 255 after each
-step, as by OpenCV's convertTo.
+Law: images are uint8, (H, W) or (H, W, 3) in BGR order, and stay so. Values are rounded and limited to
+0 .. 255 after each step, as by OpenCV's convertTo.
 
 Source: util/im_transforms.cpp of SSD's branch of Caffe (Liu et al., 2016).
 """
@@ -44,8 +44,8 @@ class Noise:
     """A validated NoiseParameter. `prob` has no effect, as in SSD.
 
     The steps, in this order: decolorize, gauss_blur, hist_eq, clahe, jpeg, erode, posterize, inverse, saltpepper,
-    convert_to_hsv, convert_to_lab. Gray images skip decolorize. convert_to_lab gives OpenCV's 8-bit values (SSD reads bytes
-    of floats there).
+    convert_to_hsv, convert_to_lab. Gray images skip decolorize. convert_to_lab gives OpenCV's
+    8-bit values (SSD reads bytes of floats there).
 
     Raises:
         DataError: saltpepper_param is incomplete, or a number is out of range.

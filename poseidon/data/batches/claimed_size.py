@@ -1,6 +1,7 @@
 """A check of the size in the header of an encoded image, before memory is allocated for it.
 
-Law: a damaged header with millions of rows costs no memory. Formats other than PNG, JPEG and BMP are left to the decoder.
+Law: a damaged header with millions of rows costs no memory. Formats other than
+PNG, JPEG and BMP are left to the decoder.
 """
 
 from __future__ import annotations

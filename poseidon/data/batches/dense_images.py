@@ -1,10 +1,11 @@
-"""Batches of images with a label for each pixel, from a list whose lines are the paths of an image and of its label image.
+"""Batches of images with a label for each pixel, from a list whose lines are the
+paths of an image and of its label image.
 
-Law: that of `poseidon.data.batches.images`. A label image has one channel, whose values are the labels. It is resized by the
-nearest neighbour, and cropped and mirrored like its image.
+Law: that of `poseidon.data.batches.images`. A label image has one channel, whose values are the labels. It is resized
+by the nearest neighbour, and cropped and mirrored like its image.
 
-Source: SegNet's DenseImageDataLayer, which refuses crop_size and mirror; DeepLab's ImageSegDataLayer, which resizes label images
-by bilinear interpolation.
+Source: SegNet's DenseImageDataLayer, which refuses crop_size and mirror; DeepLab's ImageSegDataLayer,
+which resizes label images by bilinear interpolation.
 """
 
 from __future__ import annotations
@@ -196,7 +197,8 @@ class DenseImageMaker:
 
 
 class DenseImageReader(NumberedReader):
-    """An endless reader of one worker's share of a list: images (N, C, h, w), labels (N, 1, h, w), extents (N, 1, 1, 2).
+    """An endless reader of one worker's share of a list: images (N, C, h, w),
+    labels (N, 1, h, w), extents (N, 1, 1, 2).
 
     Args:
         source: the list file, already this client's part.

@@ -1,7 +1,7 @@
 """Random numbers that depend only on a seed and a record's number in the job.
 
-Law: no state. The crop and the mirror of a record are a hash of (seed, record number), so they do not depend on the worker,
-the thread or a resume. A snapshot needs only the position.
+Law: no state. The crop and the mirror of a record are a hash of (seed, record number), so they do not depend on the
+worker, the thread or a resume. A snapshot needs only the position.
 
 Source: the finalizer of SplitMix64 (Steele, Lea and Flood, "Fast splittable pseudorandom number generators",
 OOPSLA 2014), used as a counter-based generator.

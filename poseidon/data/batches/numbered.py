@@ -1,7 +1,7 @@
 """Readers that prepare numbered batches in the background, from any source.
 
-Law: `next` returns batches 0, 1, 2, ... of a `Maker`. `batches_done` and the seed are the whole state: after `skip_to(n)` a
-reader continues exactly like one that has returned n batches.
+Law: `next` returns batches 0, 1, 2, ... of a `Maker`. `batches_done` and the seed are the whole state: after
+`skip_to(n)` a reader continues exactly like one that has returned n batches.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Images with the boxes of their objects, one image a batch, from a window file.
 
-Law: a batch is a pure function of its number (and of file, share and seed). A box is x1, y1, x2, y2 in pixels of the resized
-image, both corners inside, and its class. Source: py-faster-rcnn's RoIDataLayer: the shorter side becomes `scale` unless the longer
-one would exceed `longest`; channels in BGR order, mean subtracted, mirrored at random.
+Law: a batch is a pure function of its number (and of file, share and seed). A box is x1, y1, x2, y2 in pixels of the
+resized image, both corners inside, and its class. Source: py-faster-rcnn's RoIDataLayer: the shorter side becomes
+`scale` unless the longer one would exceed `longest`; channels in BGR order, mean subtracted, mirrored at random.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Distribution of the records of a source among workers. Pure arithmetic, no files.
 
-Law: W workers with batch K read together exactly the records that one process with batch W*K reads, batch by batch, also
-across the end of the database and also if its length is not a multiple of W. The records form an endless stream (stream
-record r is database record r mod length); a share is a regular subset of it.
+Law: W workers with batch K read together exactly the records that one process with batch W*K reads, batch by batch,
+also across the end of the database and also if its length is not a multiple of W. The records form an endless stream
+(stream record r is database record r mod length); a share is a regular subset of it.
 """
 
 from __future__ import annotations
@@ -61,7 +61,9 @@ class Share:
         return self.records(first, count) * self.clients + self.client
 
     def fresh_records(self, batch: int, batch_size: int, length: int) -> int:
-        """Return how many leading records of batch `batch` belong to the first epoch of a source of `length` records."""
+        """Return how many leading records of batch `batch` belong to the first
+        epoch of a source of `length` records.
+        """
         return int((self.records(batch * batch_size, batch_size) < length).sum())
 
 

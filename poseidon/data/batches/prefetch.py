@@ -1,7 +1,7 @@
 """A background thread that computes numbered results before they are needed, and a pool of threads for decoding.
 
-Law: `get` returns the results of `make(first)`, `make(first + 1)`, ... in this order. The thread is at most `depth` results
-ahead. Its first error is raised by the `get` that would have returned the result.
+Law: `get` returns the results of `make(first)`, `make(first + 1)`, ... in this order. The thread is at most `depth`
+results ahead. Its first error is raised by the `get` that would have returned the result.
 """
 
 from __future__ import annotations

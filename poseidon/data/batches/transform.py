@@ -1,11 +1,12 @@
 """Caffe's TransformationParameter: crop, mirror, mean and scale; before them the steps of SSD's branch.
 
-Law: out = (pixel - mean) * scale with the mean at the pixel's position in the uncropped image, then crop, then mirror, in
-float32 in this order, so that results are Caffe's to the bit. Random choices depend only on the draws passed in. Images are
-distorted, expanded, resized and given noise before all this, so a mean file has the size of the resized image.
+Law: out = (pixel - mean) * scale with the mean at the pixel's position in the uncropped image, then crop, then mirror,
+in float32 in this order, so that results are Caffe's to the bit. Random choices depend only on the draws passed in.
+Images are distorted, expanded, resized and given noise before all this, so a mean file has the size of the resized
+image.
 
-Source: caffe/src/caffe/data_transformer.cpp. As in Caffe, `mirror` is random in the TEST phase too; the crop is random in
-TRAIN and central in TEST, at offset (size - crop) // 2.
+Source: caffe/src/caffe/data_transformer.cpp. As in Caffe, `mirror` is random in the TEST phase too; the crop is random
+in TRAIN and central in TEST, at offset (size - crop) // 2.
 
 Shapes: N images, C channels, H x W before and h x w after the crop.
 """
@@ -58,8 +59,8 @@ class Transform:
         resolve: resolves the path in mean_file.
 
     Raises:
-        DataError: both mean_file and mean_value, or both force_color and force_gray are set, the mean file is wrong, or a
-            field of the augmentation is.
+        DataError: both mean_file and mean_value, or both force_color and force_gray are set, the mean
+            file is wrong, or a field of the augmentation is.
 
     Attributes:
         augmentation: SSD's steps; None if the definition has none of their fields.
@@ -192,7 +193,9 @@ class Transform:
         return Placement(window, mirrored)
 
     def placed(self, image: Array, choice: Draws) -> Array:
-        """Return the part of an image (C, H, W) that `one` takes with the same random numbers, mirrored as there, with its values unchanged."""
+        """Return the part of an image (C, H, W) that `one` takes with the same random numbers,
+        mirrored as there, with its values unchanged.
+        """
         if self._crop:
             rows, columns = self._window(image.shape, choice)
             image = image[:, rows, columns]
@@ -205,7 +208,8 @@ class Transform:
         return channels, max(height, high), max(width, wide)
 
     def extended(self, image: Array, *, value: float | None = None) -> Array:
-        """Return an image (C, H, W) with at least the extents of the crop: below and on the right `value` is added, or the mean.
+        """Return an image (C, H, W) with at least the extents of the crop: below and on
+        the right `value` is added, or the mean.
 
         The mean is that of mean_value; without it, 0 is added.
         """

@@ -1,7 +1,8 @@
 """Batches of windows of images, for R-CNN (Girshick et al., 2014).
 
 Law: a batch is a pure function of its number (and of file, share, sampling and seed). Its first items are background
-windows, the rest foreground. Each is drawn with the seed and the item's number in the job, so that workers draw differently.
+windows, the rest foreground. Each is drawn with the seed and the item's number in
+the job, so that workers draw differently.
 
 Source: caffe's WindowDataLayer.
 """
@@ -159,7 +160,8 @@ class Placement:
 def place_window(
     corners: tuple[int, int, int, int], image: tuple[int, int], sampling: Sampling, *, mirrored: bool
 ) -> Placement:
-    """Compute the region of a window with its context, and its position in the item. Halves round away from zero, as in Caffe.
+    """Compute the region of a window with its context, and its position in the item.
+    Halves round away from zero, as in Caffe.
 
     Args:
         corners: the corners of the window.

@@ -1,7 +1,7 @@
 """The interface of database cursors, and the function that opens one.
 
-Law: all backends return the same records in the same (bytewise key) order with the same numbers, so that a definition can
-change its backend and nothing else.
+Law: all backends return the same records in the same (bytewise key) order with the same numbers, so that
+a definition can change its backend and nothing else.
 """
 
 from __future__ import annotations

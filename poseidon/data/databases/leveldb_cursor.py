@@ -1,7 +1,7 @@
 """Cursors on LevelDB databases, and the optional library plyvel behind them.
 
-Law: a LevelDB can be open in one process only. A second process gets an error that says what to do instead; the cursors of
-a process share one handle. Without plyvel everything but LevelDB works.
+Law: a LevelDB can be open in one process only. A second process gets an error that says what to do instead; the cursors
+of a process share one handle. Without plyvel everything but LevelDB works.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Access by record number for databases that can only be stepped in key order.
 
-Law: record numbers are unbounded. Record r of a database with n records is record r mod n, as Caffe's cursor returns to the
-first record after the last. Stepping reads keys only, never values.
+Law: record numbers are unbounded. Record r of a database with n records is record r mod n, as Caffe's cursor returns to
+the first record after the last. Stepping reads keys only, never values.
 """
 
 from __future__ import annotations

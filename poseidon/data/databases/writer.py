@@ -105,7 +105,9 @@ class LevelDbWriter:
 
 
 def open_writer(path: Path, backend: Backend) -> DatabaseWriter:
-    """Open a writer of a new database at `path`. The database is visible at once, so `path` should be in a staging folder."""
+    """Open a writer of a new database at `path`. The database is visible at once,
+    so `path` should be in a staging folder.
+    """
     return LmdbWriter(path) if backend is Backend.LMDB else LevelDbWriter(path)
 
 

@@ -3,10 +3,10 @@
 Law: boxes become fractions of the annotated image's width and height. Instances of a label are numbered in order.
 
 Formats:
-    xml: PASCAL VOC and ILSVRC: <annotation> with <size> (height, width) and for each <object> name, difficult and <bndbox>
-        (xmin, ymin, xmax, ymax) in pixels;
-    json: as SSD has it for COCO: {"image": {"height", "width"}, "annotation": [{"category_id", "bbox": [x, y, width, height],
-        "iscrowd"}, ...]}; what is a crowd is difficult;
+    xml: PASCAL VOC and ILSVRC: <annotation> with <size> (height, width) and for each <object> name,
+        difficult and <bndbox> (xmin, ymin, xmax, ymax) in pixels;
+    json: as SSD has it for COCO: {"image": {"height", "width"}, "annotation": [{"category_id", "bbox": [x, y, width,
+        height], "iscrowd"}, ...]}; what is a crowd is difficult;
     txt: a line for each object: label xmin ymin xmax ymax, in pixels.
 
 Source: ReadXMLToAnnotatedDatum, ReadJSONToAnnotatedDatum and ReadTxtToAnnotatedDatum in util/io.cpp of SSD's branch of

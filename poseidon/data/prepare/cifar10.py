@@ -1,8 +1,8 @@
 """Preparation of the CIFAR-10 example's databases.
 
 Law: real data takes precedence. The order is: existing databases; CIFAR-10 on this host; a download of CIFAR-10; the
-built-in pictures. A marker file beside the databases names their source, and databases of built-in pictures are replaced
-as soon as real data is found. Incomplete files are never left behind.
+built-in pictures. A marker file beside the databases names their source, and databases of built-in pictures are
+replaced as soon as real data is found. Incomplete files are never left behind.
 """
 
 from __future__ import annotations

@@ -169,7 +169,9 @@ def _parse_pickle(content: bytes, path: str) -> Labelled:
 
 
 class _ArrayUnpickler(pickle.Unpickler):
-    """An unpickler for dictionaries, lists, strings, numbers and numpy arrays. Other classes and functions are errors."""
+    """An unpickler for dictionaries, lists, strings, numbers and numpy arrays.
+    Other classes and functions are errors.
+    """
 
     # numpy 1 and 2 have the constructor in different modules. The published files name the first.
     _CONSTRUCTOR: Any = np.empty(0).__reduce__()[0]

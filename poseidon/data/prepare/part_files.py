@@ -1,7 +1,7 @@
 """The files of one part of a divided database or list.
 
-Law: this module writes nothing. The file by which a part is recognized (`data.mdb`, `CURRENT`, the list) is the last, so
-that a part that is copied in order is recognized only when it is complete.
+Law: this module writes nothing. The file by which a part is recognized (`data.mdb`, `CURRENT`, the list) is the last,
+so that a part that is copied in order is recognized only when it is complete.
 """
 
 from __future__ import annotations

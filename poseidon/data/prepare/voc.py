@@ -1,7 +1,8 @@
-"""Databases and window files of a folder in the form of PASCAL VOC, as SSD's create_list.sh and create_data.sh make them.
+"""Databases and window files of a folder in the form of PASCAL VOC, as SSD's
+create_list.sh and create_data.sh make them.
 
-Law: a year is a folder with `ImageSets/Main`, `Annotations` and `JPEGImages`. A part, such as trainval, has the images that
-`ImageSets/Main/<part>.txt` of all years names. Parts for training are shuffled.
+Law: a year is a folder with `ImageSets/Main`, `Annotations` and `JPEGImages`. A part, such as trainval, has the images
+that `ImageSets/Main/<part>.txt` of all years names. Parts for training are shuffled.
 """
 
 from __future__ import annotations
@@ -38,7 +39,8 @@ class VocRequest:
         folder: the folder for the files, which is created.
         backend: the kind of database.
         parts: the parts; empty: trainval and test, or else train and val.
-        label_map: the label of each name; None: VOC's, or for other names those of the annotations in alphabetical order.
+        label_map: the label of each name; None: VOC's, or for other names those of
+            the annotations in alphabetical order.
         seed: of the shuffles.
     """
 
@@ -149,7 +151,9 @@ def _lines(base: Path, years: Sequence[str], part: str) -> list[str]:
 
 
 def _windows(base: Path, lines: Iterable[str], labels: Mapping[str, int]) -> str:
-    """Return the text of a window file: the objects that are not difficult, in pixels from 0, as py-faster-rcnn counts them."""
+    """Return the text of a window file: the objects that are not difficult, in
+    pixels from 0, as py-faster-rcnn counts them.
+    """
     text = []
     for number, line in enumerate(lines):
         image, annotation = (base / name for name in line.split())

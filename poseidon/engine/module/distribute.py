@@ -9,9 +9,9 @@
 
 `poseidon run` starts a script on every worker; under plain `python` the same script trains alone.
 
-Law: `_PROCESS` is the only process-wide state of this library. A process is one worker, and a user's script cannot receive
-its context as an argument. `poseidon.engine.module.script` sets it once. Under plain `python`, `distribute` also sets
-`sys.excepthook`, unless the script has one.
+Law: `_PROCESS` is the only process-wide state of this library. A process is one worker, and a user's script cannot
+receive its context as an argument. `poseidon.engine.module.script` sets it once. Under plain `python`, `distribute`
+also sets `sys.excepthook`, unless the script has one.
 """
 
 from __future__ import annotations
@@ -140,9 +140,10 @@ def distribute(
             whole gradients travel.
         compress: lossy codecs of parameters, as `--compress` of `poseidon run`: `int8`, or `head.*=topk:0.01,int8` with
             patterns of parameter names. Empty: those of the flag. docs/compression.md has the codecs.
-        local_steps: steps that each worker makes by itself before all exchange what they have changed; 0: none, all exchange
-            in every step. None: as --sync_every of the job says.
-        outer: the rule that applies the mean change of a round of local steps; None: as the flags --outer_* and --sync_* say.
+        local_steps: steps that each worker makes by itself before all exchange what they have changed; 0: none, all
+            exchange in every step. None: as --sync_every of the job says.
+        outer: the rule that applies the mean change of a round of local steps; None:
+            as the flags --outer_* and --sync_* say.
 
     Raises:
         UsageError: an argument is out of range, or the module cannot be distributed.
@@ -265,7 +266,8 @@ def _context() -> WorkerContext:
 
 
 def _check_alone(tasks: str) -> None:
-    """Refuse a script that torchrun has started several times by itself; warn of one that mpirun or srun has started so.
+    """Refuse a script that torchrun has started several times by itself; warn of
+    one that mpirun or srun has started so.
 
     Args:
         tasks: the variable that says how many times; empty: once.
@@ -282,7 +284,9 @@ def _check_alone(tasks: str) -> None:
 
 
 def print_uncaught(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-    """Print one sentence for an error of Poseidon that ends a script under plain `python`; Python's traceback for others."""
+    """Print one sentence for an error of Poseidon that ends a script under plain
+    `python`; Python's traceback for others.
+    """
     if not isinstance(error, PoseidonError):
         sys.__excepthook__(kind, error, trace)
         return

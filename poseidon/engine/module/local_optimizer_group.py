@@ -1,7 +1,8 @@
-"""Training by a torch.optim optimizer with local steps: it runs on this worker's own gradients, and workers exchange once a round.
+"""Training by a torch.optim optimizer with local steps: it runs on this worker's own
+gradients, and workers exchange once a round.
 
-Law: between the ends of two rounds a worker trains as in a process of its own: `grad` is this worker's gradient, which a script
-may read and change. `step` returns at the end of a round with the values that all workers have.
+Law: between the ends of two rounds a worker trains as in a process of its own: `grad` is this worker's gradient, which
+a script may read and change. `step` returns at the end of a round with the values that all workers have.
 """
 
 from __future__ import annotations
@@ -26,7 +27,9 @@ from ps_server.rules import clip_factor, plain_sum, sum_of_squares
 def is_synchronous(
     optimizer: torch.optim.Optimizer, options: DistributeOptions, exchange: ExchangeOptions
 ) -> bool:
-    """Return whether local steps of this optimizer are synchronous training (`poseidon.exchange.rounds.local_steps`)."""
+    """Return whether local steps of this optimizer are synchronous training
+    (`poseidon.exchange.rounds.local_steps`).
+    """
     return (
         type(optimizer) is torch.optim.SGD
         and all(group["momentum"] == 0 for group in optimizer.param_groups)

@@ -1,8 +1,8 @@
 """The hooks of a group on its module: they report forward passes, backward passes and reads of its state.
 
 Law: a backward pass is noticed on `backward()`, which brings gradients to the module's parameters, and not on
-`torch.autograd.grad`, which does not. The backward pass of a torch checkpoint (`use_reentrant=True`) lies within the one
-that was noticed before.
+`torch.autograd.grad`, which does not. The backward pass of a torch checkpoint
+(`use_reentrant=True`) lies within the one that was noticed before.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """Training by a torch.optim optimizer: it runs on every worker, on gradients that are the mean over all workers.
 
-Law: the optimizer sees in `parameter.grad` what it would see in one process with the whole batch. All workers start with
-equal parameters and the optimizer is deterministic, so the parameters stay equal.
+Law: the optimizer sees in `parameter.grad` what it would see in one process with the whole batch. All workers start
+with equal parameters and the optimizer is deterministic, so the parameters stay equal.
 
-The exchange does not hold the parameter but a tensor of its shape, whose next value is the mean gradient (`RuleKind.MEAN`).
-Its first value is the parameter itself, so rank 0's parameters reach all workers.
+The exchange does not hold the parameter but a tensor of its shape, whose next value is the mean gradient
+(`RuleKind.MEAN`). Its first value is the parameter itself, so rank 0's parameters reach all workers.
 """
 
 from __future__ import annotations

@@ -116,7 +116,9 @@ class RuleGroup(Group):
         self._note_values()
 
     def _history_of(self, trained: Trained, state: Mapping[str, Any]) -> History:
-        """Return a tensor's history in a checkpoint: the shared one, or this worker's own, or the mean of all workers'."""
+        """Return a tensor's history in a checkpoint: the shared one, or this
+        worker's own, or the mean of all workers'.
+        """
         shape, count = tuple(trained.tensor.shape), history_count(trained.rule.kind)
         if trained.statistics:
             return [np.zeros(shape, np.float32)] * count

@@ -146,7 +146,8 @@ class StepLoop(ABC):
     def drop(self) -> None:
         """Discard the backward passes since the last step, and their gradients. A step applies those that follow.
 
-        All workers do it alike, after fewer passes than `passes=`. Running statistics keep what these passes have changed.
+        All workers do it alike, after fewer passes than `passes=`. Running
+        statistics keep what these passes have changed.
 
         Raises:
             UsageError: the last pass of the step has ended, so its gradients have left.

@@ -1,7 +1,7 @@
 """Update rules that the shards apply, as values with torch's arguments.
 
-Law: the formulas are Caffe's (`ps_server/rules.py`). A class names each difference from torch.optim; without one they are
-the same up to rounding. Weight decay is added to the gradient, as torch.optim does but for AdamW.
+Law: the formulas are Caffe's (`ps_server/rules.py`). A class names each difference from torch.optim; without one they
+are the same up to rounding. Weight decay is added to the gradient, as torch.optim does but for AdamW.
 
 Symbols: w value, g gradient, r rate, t number of the step from 1.
 """
@@ -104,7 +104,8 @@ class UpdateRule:
 class Outer:
     """The outer rule of local steps: m <- b m + g; w <- w - lr (g + b m), or w - lr m without Nesterov's momentum.
 
-    g is the mean over the workers of what a round has subtracted from w. The defaults are DiLoCo's (Douillard et al., 2023).
+    g is the mean over the workers of what a round has subtracted from w. The
+    defaults are DiLoCo's (Douillard et al., 2023).
 
     Args:
         lr: the rate; above 0.

@@ -1,11 +1,11 @@
 """Snapshots of a running job, and resuming from one.
 
-Law: a snapshot is the state after one iteration that all workers have finished. At staleness 0 a resumed run ends with the
-same bits as one that never stopped: a snapshot has weights, histories, every reader's position, random states and the
-losses in the average.
+Law: a snapshot is the state after one iteration that all workers have finished. At staleness 0 a resumed run ends with
+the same bits as one that never stopped: a snapshot has weights, histories, every reader's position, random states and
+the losses in the average.
 
-Training waits while the contents of a snapshot are copied. `SnapshotWriter` writes the files in the background. A snapshot
-is valid once its checksums are written (`poseidon.snapshot.checksums`).
+Training waits while the contents of a snapshot are copied. `SnapshotWriter` writes the files in the background. A
+snapshot is valid once its checksums are written (`poseidon.snapshot.checksums`).
 """
 
 from __future__ import annotations
@@ -132,7 +132,8 @@ class Checkpoint:
         """Start to write a snapshot. Every worker calls this after the same iteration.
 
         It is complete once `finish` has returned. A failure to write it is a warning, and the error of `finish` if no
-        later snapshot was written. A snapshot with a number that is not finite is not written, and no older one is removed.
+        later snapshot was written. A snapshot with a number that is not finite is
+        not written, and no older one is removed.
 
         Args:
             prefix: of the files' names.

@@ -1,7 +1,7 @@
 """The histories of blobs that no rate moves: frozen ones (lr_mult 0) and statistics.
 
-Law: Caffe applies its rule to them too, with the gradient 0 and the rate 0. Their values do not change, but weight decay
-enters the histories of AdaGrad, RMSProp, AdaDelta and Adam. Nothing reads these histories except a snapshot.
+Law: Caffe applies its rule to them too, with the gradient 0 and the rate 0. Their values do not change, but weight
+decay enters the histories of AdaGrad, RMSProp, AdaDelta and Adam. Nothing reads these histories except a snapshot.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """A test pass over all workers.
 
-Law: batch n of all test batches belongs to worker n mod W, so W workers score exactly the batches that one process would,
-each once. The next pass continues where this one ended, as in Caffe.
+Law: batch n of all test batches belongs to worker n mod W, so W workers score exactly the batches that one process
+would, each once. The next pass continues where this one ended, as in Caffe.
 
 When rank 0 is asked to stop, all workers interrupt the pass within a batch. It then counts as not begun.
 """
@@ -46,7 +46,8 @@ ROUND_S = 60.0
 class _Interruption:
     """Interrupts a pass on all workers: rank 0 decides, and every worker sees the same decision.
 
-    The other workers contribute to a collection when it opens, and rank 0 when it has decided, so polling it costs nothing.
+    The other workers contribute to a collection when it opens, and rank 0 when it
+    has decided, so polling it costs nothing.
     """
 
     def __init__(self, exchange: Exchange, rank: int, stop_wanted: Callable[[], bool]) -> None:

@@ -1,7 +1,7 @@
 """The training loop: Caffe's Solver::Solve and Step, on many workers at once.
 
-Law: all workers make the same decisions at the same iterations (test, display, snapshot, stop): every decision follows from
-the solver, the iteration and rank 0's requests, which name an iteration that all workers reach.
+Law: all workers make the same decisions at the same iterations (test, display, snapshot, stop): every decision follows
+from the solver, the iteration and rank 0's requests, which name an iteration that all workers reach.
 """
 
 from __future__ import annotations

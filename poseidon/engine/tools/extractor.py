@@ -4,8 +4,8 @@ Law: each record of the data is extracted once, by one worker, however many work
 the data; a database appears when it is complete. Records have Caffe's keys (%010d, counted in each database) and are
 Datums: the features as float_data, the label of the net's blob `label`, if it has one.
 
-`python -m poseidon.engine.tools.extractor` is one worker, started by `poseidon extract_features` with an `Extraction` on
-the first line of its standard input. It sends events on standard output.
+`python -m poseidon.engine.tools.extractor` is one worker, started by `poseidon extract_features` with an `Extraction`
+on the first line of its standard input. It sends events on standard output.
 """
 
 from __future__ import annotations
@@ -57,7 +57,8 @@ def run_extraction(extraction: Extraction, on_batch: OnBatch = lambda *_: None) 
         The number of records in each database.
 
     Raises:
-        PoseidonError: a mistake in the definition or the names; data is missing or broken, or a database exists already.
+        PoseidonError: a mistake in the definition or the names; data is missing or
+            broken, or a database exists already.
     """
     import_modules(extraction.imports)
     context = LayerContext(

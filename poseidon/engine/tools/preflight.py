@@ -137,7 +137,8 @@ def require_loss(definition: NetDefinition, plan: NetPlan, settings: SolverSetti
 
 
 def check_snapshot_prefix(solver: SolverDefinition) -> None:
-    """Check that snapshots can be written to the solver's prefix: a failure at the last iteration would cost the whole run.
+    """Check that snapshots can be written to the solver's prefix: a failure at the
+    last iteration would cost the whole run.
 
     Raises:
         DefinitionError: the folder cannot be created or written, or its parent is missing, as after a typing mistake.

@@ -113,7 +113,9 @@ class Buckets:
         return self._of[index].views[index]
 
     def filled(self, index: int) -> None:
-        """Note that a tensor's gradient is written. Its bucket leaves once it is complete and all earlier ones have left."""
+        """Note that a tensor's gradient is written. Its bucket leaves once it is
+        complete and all earlier ones have left.
+        """
         bucket = self._of[index]
         bucket.missing.discard(index)
         self._transit.depart(index)
@@ -132,7 +134,9 @@ class Buckets:
                 self.filled(index)
 
     def traffic(self) -> dict[int, Traffic]:
-        """Return the traffic of each tensor. Bytes are those of a ring: each replica sends 2 (W - 1) / W of a buffer."""
+        """Return the traffic of each tensor. Bytes are those of a ring: each
+        replica sends 2 (W - 1) / W of a buffer.
+        """
         found = {}
         for index, bucket in self._of.items():
             size = bucket.views[index].numel() * FLOAT_BYTES * bucket.launches

@@ -1,4 +1,6 @@
-"""Job control of an all-reduce job: collections through the store of the rendezvous, requests with the sums of training."""
+"""Job control of an all-reduce job: collections through the store of the
+rendezvous, requests with the sums of training.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,9 @@ PIECE_BYTES = 2**22
 """Of a payload in one value of the store, which refuses more than 8 MiB."""
 COUNT_BYTES = 4
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.0005, 0.02
-"""Between two looks at a collection that is not complete. The store's own wait would hold up the calls of other threads."""
+"""Between two looks at a collection that is not complete. The store's own wait
+would hold up the calls of other threads.
+"""
 LINGER_S = 30.0
 """How long rank 0, whose process has the store, waits at most for others to read what is complete before it leaves."""
 
@@ -27,9 +31,9 @@ LINGER_S = 30.0
 class StoreCollections:
     """The collections that one worker takes part in. They are numbered in the order in which it contributes.
 
-    Each worker writes its payload to the store and then counts itself: a collection is complete when all have. Each counts
-    itself again when it has read all payloads, and the last one deletes them. A worker that leaves writes how many
-    collections it has contributed to, and how many iterations it has finished, so that no other waits for it.
+    Each worker writes its payload to the store and then counts itself: a collection is complete when all have. Each
+    counts itself again when it has read all payloads, and the last one deletes them. A worker that leaves writes how
+    many collections it has contributed to, and how many iterations it has finished, so that no other waits for it.
 
     Args:
         rendezvous: has the store.

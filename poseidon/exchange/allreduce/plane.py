@@ -1,4 +1,5 @@
-"""The tensors of an exchange that travel by all-reduce: replicas sum their gradients, and each applies the rule to the mean.
+"""The tensors of an exchange that travel by all-reduce: replicas sum their
+gradients, and each applies the rule to the mean.
 
 Staleness 0 only. Gradients travel in buckets (`buckets.py`); every replica keeps the whole history. With a limit on the
 gradients' norm no value changes before the sums of all buckets have come.

@@ -211,7 +211,9 @@ class ProcessGroup:
         return wait
 
     def _await(self, work: Any, watched: bool) -> None:
-        """Wait in short steps, where gloo allows it: messages between two processes end with the first wait that fails."""
+        """Wait in short steps, where gloo allows it: messages between two
+        processes end with the first wait that fails.
+        """
         if self._watch is None or not watched:
             work.wait(self._settings.timeout)
             return

@@ -9,9 +9,9 @@ The time of an exchange is modelled as a sum over its tensors, of E elements, an
     factors      bytes on the link (`cost.py`) x link_s_per_byte
                  + 2 K P N M x product_s_per_flop + 4 N M x update_s_per_byte
 
-The measurement runs on all workers at the same time, so the rates include links, processors and what shares them. Server and
-all-reduce are proportional to the elements, so the dense tensors of a plan have one of both. A tensor with factors takes
-them where they are faster. A tensor with a lossy codec goes to the server.
+The measurement runs on all workers at the same time, so the rates include links, processors and what shares them.
+Server and all-reduce are proportional to the elements, so the dense tensors of a plan have one of both. A tensor with
+factors takes them where they are faster. A tensor with a lossy codec goes to the server.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from dataclasses import asdict, dataclass, fields
 from poseidon.exchange.cost import ELEMENT_BYTES, Choice, Scheme
 
 LEAST_GAIN = 1.2
-"""All-reduce is chosen where it is faster than the server by this factor: the server's values travel during the next forward
-pass too, which no measurement before training shows, and on slow links the server's is up to 15 % too slow."""
+"""All-reduce is chosen where it is faster than the server by this factor: the server's values travel during the next
+forward pass too, which no measurement before training shows, and on slow links the server's is up to 15 % too slow."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,8 +38,8 @@ class Rates:
         allreduce_s_per_byte: as `server_s_per_byte`.
         link_s_per_byte: of a byte of factors on the busiest link, sent and received together.
         product_s_per_flop: of a floating-point operation of a product of factors.
-        update_s_per_byte: of a byte of a weight that is updated from factors, without the product. A measurement has both in
-            `product_s_per_flop`, for a job's rows.
+        update_s_per_byte: of a byte of a weight that is updated from factors, without the product. A
+            measurement has both in `product_s_per_flop`, for a job's rows.
     """
 
     server_s: float

@@ -7,8 +7,8 @@ Workers join the shards with a trial store (`StoreSpec.trial`), and measure
     factors         products of factors with as many rows as the job's, and the updates that follow
 
 The code is that of training, and all workers measure at the same time. Several tensors travel together, so that a shard
-sums one while the next one is on the link, as in training. All workers collect all figures and take the slowest of each, so
-every worker has the same. It takes some tenths of a second; on links below 250 Mbit/s some seconds.
+sums one while the next one is on the link, as in training. All workers collect all figures and take the slowest of
+each, so every worker has the same. It takes some tenths of a second; on links below 250 Mbit/s some seconds.
 """
 
 from __future__ import annotations
@@ -37,12 +37,14 @@ from ps_server import Client, RemoteProtocolError, Rule, RuleKind, StoreSpec, Ta
 ELEMENTS = (2**16, *(2**20,) * 5)
 """Of each tensor: one of 256 KiB, and five of 4 MiB, each of several chunks."""
 SMALL, LARGE, ALL_LARGE = range(1), range(1, 2), range(1, len(ELEMENTS))
-"""The tensors that are exchanged together. What a byte takes follows from the times of the last two: thus the time in which the
-first and the last chunk are alone on the link does not count. In training they are not alone."""
+"""The tensors that are exchanged together. What a byte takes follows from the times of the last two: thus the time in
+which the first and the last chunk are alone on the link does not count. In training they are not alone."""
 TOGETHER = (SMALL, LARGE, ALL_LARGE)
 MOST_RUNS = 5
 RUNS_S = 0.3
-"""How long the runs of one scheme take, about, unless one takes longer. After a first one that takes longer there are none."""
+"""How long the runs of one scheme take, about, unless one takes longer. After a
+first one that takes longer there are none.
+"""
 SIDE = 1024
 LEAST_ROWS, MOST_ROWS = 16, 256
 PRODUCTS = 3
@@ -118,7 +120,9 @@ def _collect(client: Client, own: Mapping[str, Any]) -> list[dict[str, Any]]:
 def _sums(
     client: Client, tensors: Sequence[Trained], member: Membership
 ) -> Iterator[Callable[[range], None] | None]:
-    """Form a process group for the measurement. Yield what exchanges tensors; None where nothing may travel in clear."""
+    """Form a process group for the measurement. Yield what exchanges tensors;
+    None where nothing may travel in clear.
+    """
     if not member.sums_in_clear:
         yield None
         return

@@ -15,8 +15,8 @@ from ps_server.keys import Keyring
 TIMEOUT_S = 600.0
 
 Connect = Callable[[str], Sequence[str]]
-"""Reports the address at which this worker listens for the others, unless it is empty; waits for the addresses of the job
-and returns them: of the shards in their order, or of rank 0 where there are none."""
+"""Reports the address at which this worker listens for the others, unless it is empty; waits for the addresses of the
+job and returns them: of the shards in their order, or of rank 0 where there are none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,7 +78,9 @@ class Membership:
 
     @property
     def topology(self) -> Topology:
-        """The clients that push, and the load of each host's shards. Without shards: a shard on each host, to compare with."""
+        """The clients that push, and the load of each host's shards. Without shards:
+        a shard on each host, to compare with.
+        """
         if not self.shards:
             return Topology.colocated(self.workers)
         homes = self.homes or tuple(shard * self.workers // self.shards for shard in range(self.shards))

@@ -1,4 +1,5 @@
-"""Sufficient factor broadcasting: factors go to all workers, and each rebuilds the gradient and applies the rule itself.
+"""Sufficient factor broadcasting: factors go to all workers, and each rebuilds
+the gradient and applies the rule itself.
 
 Laws:
 

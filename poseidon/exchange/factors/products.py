@@ -7,8 +7,8 @@ input, K rows a worker. The gradient of W workers together is one matrix product
 Laws:
 
 * The product is never formed as a whole. It is made tile by tile, a tile being a part of the weight that stays in the
-  processor's cache, and the update rule is applied to each tile at once. Rules treat elements alike, so the tiles change
-  nothing. Factors are stacked in worker order.
+  processor's cache, and the update rule is applied to each tile at once. Rules treat elements alike, so the
+  tiles change nothing. Factors are stacked in worker order.
 * Every worker computes the same bits, whatever its number of threads, the alignment of its memory and its vector width.
   So the order of each sum is fixed here and not left to a library (`Kernel`), and the scale is applied after the sum.
 
@@ -32,8 +32,8 @@ from ps_server.rules import update
 TILE_ELEMENTS = 2**19
 """2 MiB: a tile and what the rule needs beside it stay in a third-level cache that several workers share."""
 TILE_COLUMNS = 2048
-"""A product packs its factors anew for each tile, and 41 whole rows of a weight of 25088 columns pack all of v for little
-work: so they took a quarter longer."""
+"""A product packs its factors anew for each tile, and 41 whole rows of a weight of 25088 columns pack all
+of v for little work: so they took a quarter longer."""
 BLOCK_ROWS = 256
 """Rows of factors in one product of `Kernel.FUSED`. oneDNN adds up to some 300 rows in one chain, element by element;
 longer sums it splits, and where depends on the vector width and the number of threads."""
@@ -53,11 +53,15 @@ class Scratch:
         self._memory: dict[str, Tensor] = {}
 
     def take(self, name: str, rows: int, columns: int) -> Tensor:
-        """Return an uninitialized rows x columns matrix, in the memory of the last one of this name where that is enough."""
+        """Return an uninitialized rows x columns matrix, in the memory of the last
+        one of this name where that is enough.
+        """
         return self._take(name, rows, columns, self._device)
 
     def packed(self, name: str, matrix_BX: Tensor, columns: slice) -> Tensor:
-        """Return these columns without gaps between rows: oneDNN computes matrices with gaps by its slow reference code."""
+        """Return these columns without gaps between rows: oneDNN computes matrices
+        with gaps by its slow reference code.
+        """
         if columns.stop - columns.start == matrix_BX.shape[1]:
             return matrix_BX
         return self.take(name, len(matrix_BX), columns.stop - columns.start).copy_(matrix_BX[:, columns])
@@ -90,9 +94,9 @@ class Kernel(Enum):
     """How a tile of u^T v is computed. Members are in order of preference: the fastest first."""
 
     FUSED = "fused"
-    """Blocks of `BLOCK_ROWS` rows, one after another. On a CPU oneDNN computes a block, each element as one chain of fused
-    multiply-adds in the order of rows: the same bits on all x86 processors with AVX2 and FMA, AVX-512 included. On a
-    GPU cuBLAS computes it: the same bits on GPUs of one model."""
+    """Blocks of `BLOCK_ROWS` rows, one after another. On a CPU oneDNN computes a block, each element as one chain of
+    fused multiply-adds in the order of rows: the same bits on all x86 processors with AVX2 and FMA, AVX-512 included.
+    On a GPU cuBLAS computes it: the same bits on GPUs of one model."""
     PORTABLE = "portable"
     """Row by row, a rounded multiplication and a rounded addition: the same bits on every processor that keeps to IEEE
     754, 5 to 13 times slower."""

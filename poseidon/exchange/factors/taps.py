@@ -8,8 +8,8 @@ Law: one forward and one backward pass of the module in each pass of the net, an
 that is used twice has a gradient of more than one product, and so has a weight that is used beside its module
 (`functional.linear(h, layer.weight)`); both are refused. In the first iteration no weight is released before the end of
 the pass, so that such a use is refused before the weight changes under it. A weight whose `requires_grad` the user has
-switched off is left alone. `torch.autograd.grad` sends nothing; a gradient of a gradient is refused, as the weight is no
-part of the first one.
+switched off is left alone. `torch.autograd.grad` sends nothing; a gradient of a gradient is
+refused, as the weight is no part of the first one.
 """
 
 from __future__ import annotations
@@ -223,7 +223,9 @@ def hooks_on(parameter: Tensor) -> int:
 
 
 def layers_with_factors(module: nn.Module) -> dict[nn.Parameter, nn.Module]:
-    """Return the weights whose gradient is one layer's u^T v, each with its layer; shared weights are not among them."""
+    """Return the weights whose gradient is one layer's u^T v, each with its
+    layer; shared weights are not among them.
+    """
     users: dict[nn.Parameter, list[tuple[nn.Module, str]]] = {}
     for child in module.modules():
         for name, parameter in child.named_parameters(recurse=False):

@@ -1,4 +1,6 @@
-"""One weight that travels as factors, with what this worker keeps of it: its base, its history, and memory for its pairs."""
+"""One weight that travels as factors, with what this worker keeps of it: its
+base, its history, and memory for its pairs.
+"""
 
 from __future__ import annotations
 

@@ -230,8 +230,8 @@ def accept(address: str, others: int, timeout_s: float, check: Callable[[Message
     """Listen until all followers of this host are connected.
 
     Args:
-        address: the path of the socket, in a folder that only this user can enter. The folder is made if it does not exist
-            (its parent does). The socket is removed on return, and so is the folder if it is empty.
+        address: the path of the socket, in a folder that only this user can enter. The folder is made if it does not
+            exist (its parent does). The socket is removed on return, and so is the folder if it is empty.
         others: number of followers.
         timeout_s: longest time to wait.
         check: raises where a HELLO does not fit.

@@ -49,8 +49,8 @@ class LeaderDelivery:
     """See `Delivery`. Collections are passed on in their order, whichever worker of the host contributes last.
 
     A request names an iteration that all leaders reach. The leader sends it to its followers before it announces
-    the next value, on the same connection. A follower uses the value after it has read the request, so it has the request
-    before it can end that iteration.
+    the next value, on the same connection. A follower uses the value after it has read the request, so
+    it has the request before it can end that iteration.
 
     Args:
         inner: job control among the hosts.
@@ -105,8 +105,9 @@ class LeaderDelivery:
     def wait_until_passed_on(self) -> None:
         """Wait until every collection that a worker of this host has contributed to has gone to the other hosts.
 
-        The leader calls it before it settles: settling may need a collection of the hosts (a barrier at staleness > 0), and
-        all hosts must have the same order of collections. No worker contributes to a later one before the settlement ends.
+        The leader calls it before it settles: settling may need a collection of the hosts (a barrier at staleness > 0),
+        and all hosts must have the same order of collections. No worker contributes to a later one before the
+        settlement ends.
         """
         self._monitor.wait_for(
             lambda: None if self._contributed else True,

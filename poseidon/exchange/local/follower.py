@@ -1,4 +1,6 @@
-"""The exchange of a follower: of a worker whose host exchanges with others through a leader (`group.py` has the laws)."""
+"""The exchange of a follower: of a worker whose host exchanges with others
+through a leader (`group.py` has the laws).
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Several workers on one host: they sum among themselves first, and one of them, the leader, exchanges with other hosts.
+"""Several workers on one host: they sum among themselves first, and one of
+them, the leader, exchanges with other hosts.
 
 Laws:
 

@@ -1,8 +1,9 @@
-"""The exchange of a leader: of the worker that exchanges with other hosts for all workers of its own (`group.py` has the laws).
+"""The exchange of a leader: of the worker that exchanges with other hosts for all
+workers of its own (`group.py` has the laws).
 
 Threads: the training loop; one that receives from each follower; one for collections (`control.py`); and the leader's
-loop (`leader_loop.py`), which calls the inner exchange. Tensors belong to the exchange while the leader's loop waits for
-them, so the training loop needs no copy: it waits until the leader's loop has published.
+loop (`leader_loop.py`), which calls the inner exchange. Tensors belong to the exchange while the leader's loop waits
+for them, so the training loop needs no copy: it waits until the leader's loop has published.
 """
 
 from __future__ import annotations
@@ -230,7 +231,8 @@ class LeaderExchange:
                 self._fail(as_server_error(error, f"listening to worker {worker} of this machine failed"))
 
     def _fail(self, error: ServerError) -> None:
-        # The followers get the first error before the training loop of this worker does: it closes the connections then.
+        # The followers get the first error before the training loop of this worker does: it closes the connections
+        # then.
         with self._failing:
             if not self._failed:
                 self._failed = True

@@ -1,4 +1,6 @@
-"""Reduction of tensors among the workers of one host: the contract, and how the workers agree on one of its two kinds."""
+"""Reduction of tensors among the workers of one host: the contract, and how
+the workers agree on one of its two kinds.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +38,9 @@ class Reduction(Protocol):
         """
 
     def due(self, index: int) -> Sequence[int]:
-        """Return the tensors whose `mean` is to be taken now, in this order. Leader, once all have contributed `index`."""
+        """Return the tensors whose `mean` is to be taken now, in this order.
+        Leader, once all have contributed `index`.
+        """
 
     def mean(self, index: int, own: Tensor) -> Tensor:
         """Return the mean of all parts. Leader.

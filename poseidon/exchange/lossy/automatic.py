@@ -1,10 +1,12 @@
-"""Codecs by a loss budget: for each tensor the one with the fewest bytes among those whose measured loss is within the budget.
+"""Codecs by a loss budget: for each tensor the one with the fewest bytes among
+those whose measured loss is within the budget.
 
 No formula knows the loss of a training that has not run. So the budget is compared with what was measured: the largest
 increase of the final loss over the nets in docs/compression.md, against the same training without a codec. Of several
 seeds the median counts. It is experience, not a bound.
 
-Law: the choice follows from the budget and the tensor's shape alone. So all workers choose the same, and a resumed job too.
+Law: the choice follows from the budget and the tensor's shape alone. So all
+workers choose the same, and a resumed job too.
 """
 
 from __future__ import annotations

@@ -6,9 +6,10 @@
 
 Laws:
 
-* The first scheme that matches a tensor decides. `*`, `?` and `[...]` of a pattern are those of file names; case counts.
-* A pattern matches tensors of any size, and at least one of the job's. A codec without a pattern is for all tensors of more
-  than `SMALL_TENSOR_ELEMENTS` elements.
+* The first scheme that matches a tensor decides. `*`, `?` and `[...]` of a
+  pattern are those of file names; case counts.
+* A pattern matches tensors of any size, and at least one of the job's. A codec without a pattern is for all
+  tensors of more than `SMALL_TENSOR_ELEMENTS` elements.
 * PowerSGD (`low_rank.py`) matches tensors of two axes or more, where it sends at most half of their bytes.
 * Statistics have no gradient, and no codec.
 * `auto` chooses from shapes and the loss budget alone (`automatic.py`): all workers choose the same, in every run.

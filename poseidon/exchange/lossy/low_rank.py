@@ -1,4 +1,5 @@
-"""PowerSGD: a matrix travels as two thin ones whose product is near it (Vogels et al., NeurIPS 2019, algorithms 1 and 2).
+"""PowerSGD: a matrix travels as two thin ones whose product is near it (Vogels
+et al., NeurIPS 2019, algorithms 1 and 2).
 
 For a tensor as an n x m matrix, its mean over the workers in two rounds through the shards:
 
@@ -8,9 +9,9 @@ For a tensor as an n x m matrix, its mean over the workers in two rounds through
     Q = M^T P            m x r                 pushed; the shards average
     mean gradient = P Q^T; held back = M - P Q^T; Q is where the next iteration starts
 
-The second round belongs to the same iteration: `wait_early` returns when the mean of P has come, before the clock moves. The
-P of all tensors are under way together. P and Q are tables of their own (`RuleKind.MEAN`). The tensor's own table is a copy,
-which brings the first value to all workers; its rule runs on each worker.
+The second round belongs to the same iteration: `wait_early` returns when the mean of P has come, before the clock
+moves. The P of all tensors are under way together. P and Q are tables of their own (`RuleKind.MEAN`). The tensor's own
+table is a copy, which brings the first value to all workers; its rule runs on each worker.
 
 Before the iteration `start` the mean gradient itself is a third table of means. In each iteration all workers skip the
 tables that they do not use (`ps_server.Client.skip`). A shard answers when all have skipped. A worker waits for that
@@ -50,8 +51,8 @@ class LowRankExchange(WholeGradients):
     """See `Exchange`.
 
     Args:
-        inner: the exchange of all `factors` in their order, then of `tensors`, of which those that have factors are copies;
-            this exchange closes it.
+        inner: the exchange of all `factors` in their order, then of `tensors`, of which those that
+            have factors are copies; this exchange closes it.
         tensors: what to keep together.
         factors: made by `low_rank_tensors`.
         chosen: how each of these tensors travels, by index.
@@ -237,7 +238,9 @@ class LowRankState:
         self._held_back = held_back
 
     def restore(self, histories: Sequence[History] | None) -> None:
-        """Continue from these histories, and from what `hold_back` was given since the last call; from zeros without."""
+        """Continue from these histories, and from what `hold_back` was given
+        since the last call; from zeros without.
+        """
         for index, matrix in self._matrices.items():
             matrix.reset(histories[index] if histories else ())
             for name, tensor in matrix.kept():

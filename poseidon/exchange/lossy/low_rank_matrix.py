@@ -4,8 +4,8 @@ P and Q are kept with a row for each of their columns, so that the blocks of a c
 
 Laws:
 
-* All workers compute the same bits from the same means: `orthonormal` and the product use elementwise operations in a fixed
-  order alone.
+* All workers compute the same bits from the same means: `orthonormal` and the product use
+  elementwise operations in a fixed order alone.
 * A column of Q that is zero would stay so. It starts again from the first, random one.
 """
 
@@ -198,7 +198,8 @@ class LowRankMatrix:
 
 
 def orthonormal(p: Array) -> Array:
-    """Return orthonormal columns that span those of an n x r matrix (Gram-Schmidt); zeros for columns that depend on others.
+    """Return orthonormal columns that span those of an n x r matrix (Gram-Schmidt);
+    zeros for columns that depend on others.
 
     All processors compute the same bits: sums are of float64, in a fixed order.
     """

@@ -1,7 +1,7 @@
 """The watchdog of a worker's loop: whether it makes progress, waits for other workers, or hangs.
 
-The loop reports progress at every tensor and every batch, which costs a look at a clock. The thread that sends heartbeats
-reads the watchdog. A loop that waits for other workers does not hang: the worker that it waits for may.
+The loop reports progress at every tensor and every batch, which costs a look at a clock. The thread that sends
+heartbeats reads the watchdog. A loop that waits for other workers does not hang: the worker that it waits for may.
 """
 
 from __future__ import annotations

@@ -1,11 +1,14 @@
-"""Delayed momentum: the outer momentum of local steps at staleness > 0, where rounds of different workers end at different times.
+"""Delayed momentum: the outer momentum of local steps at staleness > 0, where rounds
+of different workers end at different times.
 
 Each worker sends its outer gradient without momentum, and the shards add 1/N of the change as it comes. Rank 0 adds the
-momentum, once in each of its rounds, about every N-th change (delayed Nesterov: Liu et al., 2024, with c = 0). Over one of its rounds it
-sees how far all workers together have moved the anchors, and sends the momentum of that as a change of its own.
+momentum, once in each of its rounds, about every N-th change (delayed Nesterov: Liu et al., 2024, with c = 0). Over one
+of its rounds it sees how far all workers together have moved the anchors, and sends the momentum of that as a change of
+its own.
 
-Symbols, for one tensor, in the sign of Caffe's history: t what all workers have subtracted from the anchor since rank 0's last
-round, without momentum; h <- b h + t the history; e what rank 0 subtracts on top: b h (Nesterov), or b times the history before.
+Symbols, for one tensor, in the sign of Caffe's history: t what all workers have subtracted from the anchor since rank
+0's last round, without momentum; h <- b h + t the history; e what rank 0 subtracts on top: b h (Nesterov), or b times
+the history before.
 
 Law: each change counts in exactly one t, also across a snapshot.
 """

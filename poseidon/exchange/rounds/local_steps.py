@@ -1,22 +1,24 @@
 """Local steps: workers train alone for a round of iterations, then an outer rule joins what they have learned.
 
-In a round of H iterations each worker changes its own tensors by its own rule, on its own gradients, and sends nothing. At
-the end of the round it sends an outer gradient for each tensor: anchor - value. The anchor is the value that all workers began
-the round with. The outer exchange averages the outer gradients over the workers and applies the outer rule to the anchors. All
-workers begin the next round with the new anchors. It is DiLoCo (Douillard et al., 2023); with the outer rate 1 and the outer
-momentum 1 - 1/W it is BMUF (Chen and Huo, ICASSP 2016); with the outer rate 1 and no momentum, averages of the workers.
+In a round of H iterations each worker changes its own tensors by its own rule, on its own gradients, and sends nothing.
+At the end of the round it sends an outer gradient for each tensor: anchor - value. The anchor is the value that all
+workers began the round with. The outer exchange averages the outer gradients over the workers and applies the outer
+rule to the anchors. All workers begin the next round with the new anchors. It is DiLoCo (Douillard et al., 2023); with
+the outer rate 1 and the outer momentum 1 - 1/W it is BMUF (Chen and Huo, ICASSP 2016); with the outer rate 1 and no
+momentum, averages of the workers.
 
-The outer exchange is any exchange of the anchors. One of its iterations is one round, so clocks and staleness count rounds.
+The outer exchange is any exchange of the anchors. One of its iterations is one
+round, so clocks and staleness count rounds.
 
 Laws:
 
 * A round ends after each iteration whose number is a multiple of H, on all workers.
 * `settle` ends a round early, on all workers after the same iteration: the anchors of snapshots and tests have every
   worker's steps. The next round then ends at the next multiple of H.
-* At the end of a round the values of all workers are equal, so a snapshot holds one set of values, the outer history, and
-  the inner history of each worker.
-* A request of rank 0 names a round. It takes effect at the end of the first round that is whole to its end and not before
-  the named one, on all workers after the same iteration (`RoundDelivery`).
+* At the end of a round the values of all workers are equal, so a snapshot holds one set of values, the
+  outer history, and the inner history of each worker.
+* A request of rank 0 names a round. It takes effect at the end of the first round that is whole to its end and not
+  before the named one, on all workers after the same iteration (`RoundDelivery`).
 """
 
 from __future__ import annotations
@@ -68,8 +70,9 @@ def anchors_of(tensors: Sequence[Trained], rule: Rule) -> list[Trained]:
 def is_synchronous(options: ExchangeOptions, tensors: Sequence[Trained], settings: ExchangeSettings) -> bool:
     """Return whether local steps are synchronous training, and the synchronous exchange takes their place.
 
-    With one step a round, the outer rate 1, no outer momentum and plain SGD inside, the new value is the mean of w - r g over
-    the workers: w - r mean(g). The two sides differ in float32 rounding. The synchronous exchange computes the right one.
+    With one step a round, the outer rate 1, no outer momentum and plain SGD inside, the new value is the mean of w - r
+    g over the workers: w - r mean(g). The two sides differ in float32 rounding. The synchronous exchange computes the
+    right one.
     """
     return (
         options.one_plain_step
@@ -81,9 +84,9 @@ def is_synchronous(options: ExchangeOptions, tensors: Sequence[Trained], setting
 class LocalStepsExchange(WholeGradients):
     """See `Exchange`.
 
-    A tensor whose rule is `RuleKind.MEAN` is changed by an optimizer of the caller, between its `begin` and `finish`; its
-    gradient is not used. At staleness 0 `finish` then returns with the new values at the end of a round. Otherwise they come
-    while the next iteration runs, as in other exchanges.
+    A tensor whose rule is `RuleKind.MEAN` is changed by an optimizer of the caller, between its `begin` and `finish`;
+    its gradient is not used. At staleness 0 `finish` then returns with the new values at the end of a round. Otherwise
+    they come while the next iteration runs, as in other exchanges.
 
     Beyond the contract, `settle` may come after `start`, before the first `begin`. The iteration is then started again.
 
@@ -93,7 +96,8 @@ class LocalStepsExchange(WholeGradients):
         anchors: made by `anchors_of`.
         settings: common to all tensors. The limit on the gradients' norm is for this worker's own gradients.
         options: steps of a round, and the outer rate.
-        delayed: number of all workers, where rank 0 adds the outer momentum (`delayed_momentum.py`); 0: the outer rule has it.
+        delayed: number of all workers, where rank 0 adds the outer momentum
+            (`delayed_momentum.py`); 0: the outer rule has it.
     """
 
     def __init__(
@@ -305,8 +309,8 @@ class LocalStepsState:
 class RoundDelivery:
     """See `Delivery`. Requests of the outer exchange, whose clocks are rounds, with clocks that are iterations.
 
-    All workers see a request before they end the round that it names (`Delivery`'s law for the outer exchange). All end the same
-    rounds after the same iterations. So all give a request the same iteration, before they end it.
+    All workers see a request before they end the round that it names (`Delivery`'s law for the outer exchange). All end
+    the same rounds after the same iterations. So all give a request the same iteration, before they end it.
 
     Args:
         outer: the job control of the outer exchange.

@@ -3,9 +3,10 @@
 It is `local_steps.py` with two changes (Streaming DiLoCo: Douillard et al., 2025):
 
 * The tensors form P fragments, consecutive ones of about equal size. Fragment p sends its outer gradient after the
-  iterations that are (p + 1) H / P, rounded down, plus multiples of H. So the link carries a part of the bytes at a time.
-* D local steps are made while a fragment travels. Then each worker mixes what has come with what it has: value <- a value +
-  (1 - a) anchor. With D = 0 the value is the anchor.
+  iterations that are (p + 1) H / P, rounded down, plus multiples of H. So the
+  link carries a part of the bytes at a time.
+* D local steps are made while a fragment travels. Then each worker mixes what has come with what it has: value <- a
+  value + (1 - a) anchor. With D = 0 the value is the anchor.
 
 Laws:
 
@@ -164,8 +165,8 @@ class StreamingExchange(WholeGradients):
         self._by_caller = any(trained.rule.kind is RuleKind.MEAN for trained in tensors)
         self._inner = SingleProcessExchange([] if self._by_caller else tensors, settings)
         self._iteration = self._exchanges = settings.start_clock
-        # A worker has read fragment k - m, and so has rank 0's push of it, before it ends exchange k. An exchange takes at
-        # least H // P iterations. `Session.signal` reckons with m = 1.
+        # A worker has read fragment k - m, and so has rank 0's push of it, before it ends exchange k. An exchange takes
+        # at least H // P iterations. `Session.signal` reckons with m = 1.
         spacing = steps // len(parts)
         self._delivery = RoundDelivery(outer.control, lag=-(-(options.sync_delay + 1) // spacing) - 1)
         self._delivery.next_end = self._next_end()

@@ -68,7 +68,8 @@ def read_predictor(model: Path, weights: Path | None, shapes: Mapping[str, Shape
     Args:
         model: the net that predicts, or a database of a predictor.
         weights: the net that fills the parameters; None for a database.
-        shapes: of inputs by name, each with `:int64` where the type is not that of its use, in place of those in `value_info.json` or in the database.
+        shapes: of inputs by name, each with `:int64` where the type is not that of its use, in place
+            of those in `value_info.json` or in the database.
 
     Raises:
         SnapshotError: a file cannot be read.

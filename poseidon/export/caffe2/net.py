@@ -1,7 +1,7 @@
 """A Caffe2 net as an ONNX model.
 
-Law: the model computes what the net computes. The first axis of inputs is the dynamic batch where every value allows it.
-Operators that ONNX has no form of are an error that names all of them.
+Law: the model computes what the net computes. The first axis of inputs is the dynamic batch where every value allows
+it. Operators that ONNX has no form of are an error that names all of them.
 """
 
 from __future__ import annotations

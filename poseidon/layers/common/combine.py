@@ -158,7 +158,9 @@ class Eltwise(Layer):
 
 @register("Silence")
 class Silence(Layer):
-    """A layer that consumes its bottoms, so that they are not outputs of the net. Bottoms: one or more. No tops, no fields."""
+    """A layer that consumes its bottoms, so that they are not outputs of the net.
+    Bottoms: one or more. No tops, no fields.
+    """
 
     MAX_BOTTOMS: ClassVar[int | None] = None
     MIN_TOPS: ClassVar[int] = 0

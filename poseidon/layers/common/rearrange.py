@@ -83,8 +83,8 @@ class Crop(Layer):
 
     Bottoms: x; a blob with as many axes, without a gradient. Top: the part of x.
 
-    Fields (crop_param): axis, the first to crop; offset, the start of the part: none (0), one for all cropped axes, or one
-    each.
+    Fields (crop_param): axis, the first to crop; offset, the start of the part: none
+    (0), one for all cropped axes, or one each.
     """
 
     MIN_BOTTOMS: ClassVar[int] = 2
@@ -140,7 +140,9 @@ class Tile(Layer):
 
 
 def check_range(index: Tensor, count: int) -> None:
-    """Raise DataError unless every index is in 0 .. count - 1. On the CPU only, because a GPU would have to be synchronized."""
+    """Raise DataError unless every index is in 0 .. count - 1. On the CPU only,
+    because a GPU would have to be synchronized.
+    """
     if index.device.type != "cpu" or not index.numel():
         return
     low, high = (int(value) for value in torch.aminmax(index))

@@ -38,7 +38,8 @@ class Softmax(Layer):
 
 
 class NegativeLogLikelihood(torch.autograd.Function):
-    """The sum of -log softmax(x)[label] over the items that are not ignored, weighted by class, divided by `normalizer`.
+    """The sum of -log softmax(x)[label] over the items that are not ignored,
+    weighted by class, divided by `normalizer`.
 
     The value is limited to Caffe's maximum, but the gradient, (softmax - one hot) / normalizer, is not, as in Caffe.
     """
@@ -103,7 +104,8 @@ def to_indices(label: Tensor, classes: int, ignore_label: int | None) -> tuple[T
     """Convert labels to indices. Also return a mask of the ignored ones, whose index is 0.
 
     Raises:
-        DataError: a label is outside 0 .. classes - 1. Checked on the CPU only, because a GPU would have to be synchronized.
+        DataError: a label is outside 0 .. classes - 1. Checked on the CPU only,
+            because a GPU would have to be synchronized.
     """
     index = label.detach().long()
     ignored = None
@@ -128,8 +130,8 @@ class SoftmaxWithLoss(Layer):
     Fields: softmax_param.axis, the class axis; loss_param.ignore_label, the label of items that are ignored;
     loss_param.normalization, Z: FULL = N S, VALID = items not ignored, BATCH_SIZE = N, NONE = 1; the old
     loss_param.normalize (true = VALID, false = BATCH_SIZE) if normalization is not set; PRE_FIXED of R-FCN's Caffe =
-    pre_fixed_normalizer. Z is at least 1. Of SegNet's Caffe: weight_by_label_freqs, and class_weighting, once for each class:
-    the loss of an item is multiplied by the weight of its label; Z does not change.
+    pre_fixed_normalizer. Z is at least 1. Of SegNet's Caffe: weight_by_label_freqs, and class_weighting, once for each
+    class: the loss of an item is multiplied by the weight of its label; Z does not change.
     """
 
     MIN_BOTTOMS: ClassVar[int] = 2

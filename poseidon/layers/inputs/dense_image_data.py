@@ -26,12 +26,13 @@ from poseidon.proto.caffe_pb2 import (
 class DenseImageData(ReadingSource):
     """Images and label images from a list, whose lines are two paths; prepared in the background.
 
-    Tops: data N x C x H x W, cropped and transformed; labels N x 1 x H x W, the values of the label images, cropped and mirrored
-    like the data. Without new_height and new_width, and without a crop, the images of a batch must have one size.
+    Tops: data N x C x H x W, cropped and transformed; labels N x 1 x H x W, the values of the label images, cropped and
+    mirrored like the data. Without new_height and new_width, and without a crop, the images of a batch must have one
+    size.
 
     Fields (dense_image_data_param): source, the list; root_folder, the prefix of each path; batch_size N of one worker;
-    new_height and new_width (label images: the nearest neighbour); is_color; shuffle; rand_skip; mean_file, in place of that of
-    transform_param; shared_file_system (as for `ImageData`); transform_param.
+    new_height and new_width (label images: the nearest neighbour); is_color; shuffle; rand_skip; mean_file, in place of
+    that of transform_param; shared_file_system (as for `ImageData`); transform_param.
     """
 
     MIN_TOPS: ClassVar[int] = 2
@@ -111,15 +112,15 @@ KINDS = {
 class ImageSegData(DenseImageData):
     """Images from a list with a label for each pixel; images that are smaller than the crop are extended.
 
-    A line of the list is the path of an image and, as label_type says, of its label image (PIXEL), a label for all its pixels
-    (IMAGE), or nothing (NONE: all pixels have ignore_label). An image that is smaller than the crop gets rows below and columns
-    on the right, of the mean in the image and of ignore_label in the labels.
+    A line of the list is the path of an image and, as label_type says, of its label image (PIXEL), a label for all its
+    pixels (IMAGE), or nothing (NONE: all pixels have ignore_label). An image that is smaller than the crop gets rows
+    below and columns on the right, of the mean in the image and of ignore_label in the labels.
 
-    Tops: data N x C x H x W and labels N x 1 x H x W, as for `DenseImageData`; extents N x 1 x 1 x 2, which may be left out:
-    height and width of each image before it is extended, at most H and W.
+    Tops: data N x C x H x W and labels N x 1 x H x W, as for `DenseImageData`; extents N x 1 x 1 x 2, which may be left
+    out: height and width of each image before it is extended, at most H and W.
 
-    Fields (image_data_param): those of `ImageData`; label_type (IMAGE); ignore_label (255); transform_param, without mean_file.
-    Label images are resized by the nearest neighbour; DeepLab interpolates them.
+    Fields (image_data_param): those of `ImageData`; label_type (IMAGE); ignore_label (255); transform_param, without
+    mean_file. Label images are resized by the nearest neighbour; DeepLab interpolates them.
     """
 
     MAX_TOPS: ClassVar[int | None] = 3

@@ -22,9 +22,9 @@ class HDF5Data(ReadingSource):
 
     Tops: one or more, N x ... with the shape of the dataset's rows, converted to float.
 
-    Fields (hdf5_data_param): source, the list, a path a line; batch_size N of one worker; shuffle (permute the files, and
-    the rows of each file, in each epoch); shared_file_system (true: all clients share the rows; false: client k has the
-    list `<source>_k`).
+    Fields (hdf5_data_param): source, the list, a path a line; batch_size N of one worker; shuffle (permute the files,
+    and the rows of each file, in each epoch); shared_file_system (true: all clients share the rows; false: client k has
+    the list `<source>_k`).
     """
 
     MIN_TOPS: ClassVar[int] = 1

@@ -19,7 +19,8 @@ from poseidon.layers.registry import register
 class EuclideanLoss(Layer):
     """loss = 1/(2N) sum of (a - b)^2.
 
-    Bottoms: a and b, both N x ..., with the same number of values per item; both have gradients. Top: a scalar. No fields.
+    Bottoms: a and b, both N x ..., with the same number of values per item; both
+    have gradients. Top: a scalar. No fields.
     """
 
     MIN_BOTTOMS: ClassVar[int] = 2
@@ -42,11 +43,11 @@ class EuclideanLoss(Layer):
 class SmoothL1Loss(Layer):
     """loss = 1/N sum of v f(w (a - b)), f(d) = (sigma d)^2 / 2 where |d| < 1 / sigma^2, else |d| - 1 / (2 sigma^2).
 
-    From Fast R-CNN (Girshick, 2015). With three bottoms it is the form of that paper's Caffe and of SSD's: v is 1, and the
-    gradient is f'(d) / N, without a further factor w.
+    From Fast R-CNN (Girshick, 2015). With three bottoms it is the form of that paper's Caffe and of SSD's: v is 1,
+    and the gradient is f'(d) / N, without a further factor w.
 
-    Bottoms: a and b; inside weights w; outside weights v; of one shape but for extents of 1 at the end. Only a and b have gradients. Top: a scalar.
-    Fields (smooth_l1_loss_param): sigma.
+    Bottoms: a and b; inside weights w; outside weights v; of one shape but for extents of 1 at the end. Only a and b
+    have gradients. Top: a scalar. Fields (smooth_l1_loss_param): sigma.
     """
 
     MIN_BOTTOMS: ClassVar[int] = 2

@@ -24,8 +24,9 @@ from poseidon.proto.caffe_pb2 import LossParameter
 class SoftmaxWithLossOHEM(SoftmaxWithLoss):
     """`SoftmaxWithLoss` with a third top: the loss of each item.
 
-    Bottoms: scores N x C x S; labels, N x S integers in 0 .. C - 1. Tops: the loss, a scalar; optionally the softmax, shaped
-    as the scores; optionally the loss of each item, shaped as the labels, 0 where ignored. Only the loss has a gradient.
+    Bottoms: scores N x C x S; labels, N x S integers in 0 .. C - 1. Tops: the loss, a scalar; optionally the softmax,
+    shaped as the scores; optionally the loss of each item, shaped as the labels, 0 where ignored. Only the loss has a
+    gradient.
 
     Fields: those of `SoftmaxWithLoss`.
     """
@@ -56,8 +57,8 @@ class SmoothL1LossOHEM(Layer):
 
     As in R-FCN's Caffe, the gradient is f'(d) / Z, without a further factor w.
 
-    Bottoms: a and b, N x C (x H x W); optionally weights w; of one shape but for extents of 1 at the end. Only a and b have gradients. Tops: the loss, a
-    scalar; optionally the loss of each item, N x 1 x H x W, without a gradient.
+    Bottoms: a and b, N x C (x H x W); optionally weights w; of one shape but for extents of 1 at the end. Only a and b
+    have gradients. Tops: the loss, a scalar; optionally the loss of each item, N x 1 x H x W, without a gradient.
 
     Fields (loss_param): normalization, Z: FULL and VALID (the default) = N H W, BATCH_SIZE = N, PRE_FIXED =
     pre_fixed_normalizer, NONE = 1; the old normalize (false = BATCH_SIZE). Z is at least 1.
@@ -107,8 +108,9 @@ class SmoothL1LossOHEM(Layer):
 class BoxAnnotatorOHEM(Layer):
     """The labels and weights of the roi_per_img regions with the largest losses of each image; the others are ignored.
 
-    Bottoms: regions R x 5; the loss of each region, R values; labels, R values; weights of the box regression, R x C. None has
-    a gradient. Tops: labels R x 1 x 1 x 1, ignore_label for the others; weights R x C x 1 x 1, 0 for the others.
+    Bottoms: regions R x 5; the loss of each region, R values; labels, R values; weights of the box regression, R x C.
+    None has a gradient. Tops: labels R x 1 x 1 x 1, ignore_label for the others; weights R x C x 1 x 1, 0 for the
+    others.
 
     Fields (box_annotator_ohem_param): roi_per_img; ignore_label.
     """

@@ -1,7 +1,7 @@
 """Layers that multiply and add broadcast operands: Scale, Bias, Axpy; and Parameter, a learned blob as a top.
 
-Law: the smaller operand covers the axes `axis` .. `axis + its number of axes - 1` of the bottom and is broadcast over all
-others. A scalar is broadcast over all axes.
+Law: the smaller operand covers the axes `axis` .. `axis + its number of axes - 1` of the bottom and is
+broadcast over all others. A scalar is broadcast over all axes.
 """
 
 from __future__ import annotations

@@ -57,7 +57,9 @@ class BatchNorm(Layer):
         return self.normalize(bottom, None, None)
 
     def normalize(self, bottom: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
-        """Return the top, multiplied by `weight` and plus `bias` of each channel unless None, in one pass over the memory."""
+        """Return the top, multiplied by `weight` and plus `bias` of each channel
+        unless None, in one pass over the memory.
+        """
         if bottom.dim() == 1:
             return self.normalize(bottom.reshape(1, 1, -1), weight, bias).view(-1)
         if self.reads_estimates:

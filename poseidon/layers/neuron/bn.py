@@ -2,14 +2,15 @@
 
 Law: the fields choose the form.
 
-* SegNet (Badrinarayanan et al., 2015): bn_mode, or scale_filler and shift_filler only. Two blobs; no running statistics.
-* moving_average (hszhao/PSPNet): moving_average, decay, var_eps or axis; or the fillers only, with more than two `param` blocks
-  or blobs in the layer. Four blobs; m <- (1 - decay) m + decay mean.
+* SegNet (Badrinarayanan et al., 2015): bn_mode, or scale_filler and
+  shift_filler only. Two blobs; no running statistics.
+* moving_average (hszhao/PSPNet): moving_average, decay, var_eps or axis; or the fillers only, with more than two
+  `param` blocks or blobs in the layer. Four blobs; m <- (1 - decay) m + decay mean.
 * yjxiong (TSN; the definitions of PSPNet): momentum, eps, frozen, slope_filler or bias_filler, or no field. Four blobs;
   m <- momentum m + (1 - momentum) mean.
 
-The variance of a batch is divided by n, in the running statistics too. Only `forward` updates these; solvers do not, whatever
-the layer's `param` blocks say.
+The variance of a batch is divided by n, in the running statistics too. Only `forward` updates these;
+solvers do not, whatever the layer's `param` blocks say.
 """
 
 from __future__ import annotations
@@ -81,14 +82,14 @@ def form_of(param: BNParameter, blobs: int = 0) -> Form:
 class BN(Layer):
     """y = slope (x - mean) / sqrt(variance + eps) + bias, with statistics over every axis but `axis`.
 
-    Bottom: N x C (x H x W). Tops: the same; may be in place. In SegNet's form with bn_mode LEARN optionally the mean and the
-    variance of the batch, 1 x C x 1 x 1, without gradients.
+    Bottom: N x C (x H x W). Tops: the same; may be in place. In SegNet's form with bn_mode LEARN optionally the mean
+    and the variance of the batch, 1 x C x 1 x 1, without gradients.
 
-    Fields (bn_param), by form: SegNet's: bn_mode (LEARN: statistics of the batch in both phases; INFERENCE: slope x + bias),
-    scale_filler, shift_filler; eps is 1e-9. moving_average: scale_filler, shift_filler, moving_average (in TEST running
-    statistics, else those of the batch), decay, var_eps, axis (1 or 2). yjxiong's: slope_filler and bias_filler, or the other
-    fillers in their place, momentum, eps, frozen (running statistics in both phases, and nothing learns). Without a filler
-    slopes and biases are 0, as in the branches. `engine` has no effect.
+    Fields (bn_param), by form: SegNet's: bn_mode (LEARN: statistics of the batch in both phases; INFERENCE: slope x +
+    bias), scale_filler, shift_filler; eps is 1e-9. moving_average: scale_filler, shift_filler, moving_average (in TEST
+    running statistics, else those of the batch), decay, var_eps, axis (1 or 2). yjxiong's: slope_filler and
+    bias_filler, or the other fillers in their place, momentum, eps, frozen (running statistics in both phases, and
+    nothing learns). Without a filler slopes and biases are 0, as in the branches. `engine` has no effect.
 
     Blobs: slope, bias, and but for SegNet's form mean and variance: C values each.
     """

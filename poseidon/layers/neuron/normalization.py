@@ -144,8 +144,8 @@ class MVN(Layer):
 class Normalize(Layer):
     """y = s x / sqrt(sum of x^2 + eps), with the sum over channels or over the whole image. From SSD, Liu et al., 2016.
 
-    Bottom: N x C x ... . Top: the same. The gradient at the bottom is the derivative. That of SSD's Caffe leaves the other
-    channels' s out of the sum, so it differs from this one where the s of channel_shared: false are not equal.
+    Bottom: N x C x ... . Top: the same. The gradient at the bottom is the derivative. That of SSD's Caffe leaves the
+    other channels' s out of the sum, so it differs from this one where the s of channel_shared: false are not equal.
 
     Fields (norm_param): across_spatial (true: over the whole image); channel_shared (true: one s for all channels);
     scale_filler of s, 1 by default; eps.

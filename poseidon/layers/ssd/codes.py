@@ -2,8 +2,8 @@
 
 Law: pure functions. A box is xmin, ymin, xmax, ymax; a code has four numbers, too.
 
-Legend: P prior boxes, B boxes, G objects; ... other axes. w and h are the width and height of the prior box, c its center, v
-its variances, and the primed box is the coded one:
+Legend: P prior boxes, B boxes, G objects; ... other axes. w and h are the width and height of the prior box, c its
+center, v its variances, and the primed box is the coded one:
 
     CORNER       xmin' = xmin + v0 code0, ... for each corner
     CENTER_SIZE  c' = c + v01 code01 (w, h), (w', h') = exp(v23 code23) (w, h)
@@ -72,7 +72,9 @@ class BoxCode:
         return torch.cat((center - half, center + half), -1)
 
     def encode(self, index_B: Tensor, boxes_B4: Tensor) -> Tensor:
-        """Return the codes (B, 4) of boxes, which have width and height, relative to the prior boxes of these indices."""
+        """Return the codes (B, 4) of boxes, which have width and height, relative
+        to the prior boxes of these indices.
+        """
         size, scale = self._size_P2[index_B], self._scale_P4[index_B]
         if self._kind == PriorBoxParameter.CENTER_SIZE:
             sides = boxes_B4[:, 2:] - boxes_B4[:, :2]
@@ -112,8 +114,8 @@ def overlaps(boxes_B4: Floats, others_G4: Floats) -> Floats:
 def suppressed(boxes_B4: Floats, threshold: float, *, eta: float = 1.0) -> list[int]:
     """Return the indices that are left after non-maximum suppression of boxes in the order of their scores.
 
-    A box is left if no box before it that is left overlaps with it by more than the threshold. With eta < 1 the threshold is
-    multiplied by eta after each box that is left, as long as it is above 0.5.
+    A box is left if no box before it that is left overlaps with it by more than the threshold. With eta < 1 the
+    threshold is multiplied by eta after each box that is left, as long as it is above 0.5.
     """
     kept: list[int] = []
     largest = np.zeros(len(boxes_B4), np.float32)

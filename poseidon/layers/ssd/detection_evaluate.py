@@ -29,17 +29,19 @@ MOST_CLASSES = 1_000_000
 class DetectionEvaluate(Layer):
     """A row for each class with the number of its objects, and a row for each detection: true or false.
 
-    The detections of a class in an image are taken with falling scores. A detection belongs to the object of its class with
-    which it overlaps most, if by at least overlap_threshold. The first detection of an object is true, others are false. With
-    evaluate_difficult_gt false, difficult objects are not counted, and their detections are neither true nor false.
+    The detections of a class in an image are taken with falling scores. A detection belongs to the object of its class
+    with which it overlaps most, if by at least overlap_threshold. The first detection of an object is true, others are
+    false. With evaluate_difficult_gt false, difficult objects are not counted, and their detections are neither true
+    nor false.
 
-    Bottoms: detections 1 x 1 x D x 7 of a DetectionOutput layer; objects 1 x 1 x G x 8 of an AnnotatedData layer. Top: 1 x 1 x
-    rows x 5: -1, label, number of objects, -1, -1 for each class but the background; then image, label, score, 1 or 0 for
-    true, 1 or 0 for false. No gradient. A solver with eval_type "detection" computes the mean average precision of it.
+    Bottoms: detections 1 x 1 x D x 7 of a DetectionOutput layer; objects 1 x 1 x G x 8 of an AnnotatedData layer. Top:
+    1 x 1 x rows x 5: -1, label, number of objects, -1, -1 for each class but the background; then image, label, score,
+    1 or 0 for true, 1 or 0 for false. No gradient. A solver with eval_type "detection" computes the mean average
+    precision of it.
 
     Fields (detection_evaluate_param): num_classes, background_label_id, overlap_threshold, evaluate_difficult_gt;
-    name_size_file with the size of each image, in whose pixels boxes are compared then (a box from 0 to 9 is 10 pixels wide);
-    resize_param, how the images were resized. In a job of several workers boxes are compared as fractions.
+    name_size_file with the size of each image, in whose pixels boxes are compared then (a box from 0 to 9 is 10 pixels
+    wide); resize_param, how the images were resized. In a job of several workers boxes are compared as fractions.
     """
 
     MIN_BOTTOMS: ClassVar[int] = 2

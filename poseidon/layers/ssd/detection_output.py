@@ -37,12 +37,12 @@ class DetectionOutput(Layer):
     """The boxes that are left of all classes after non-maximum suppression.
 
     Of each class but the background: the boxes with a score above confidence_threshold, of which the top_k best are
-    suppressed among each other; see `poseidon.layers.ssd.codes.suppressed`. Of each image the keep_top_k best of all classes
-    are left. Equal scores are taken in the order of the prior boxes.
+    suppressed among each other; see `poseidon.layers.ssd.codes.suppressed`. Of each image the keep_top_k best of all
+    classes are left. Equal scores are taken in the order of the prior boxes.
 
-    Bottoms: locations N x 4LP; scores N x CP; prior boxes 1 x 2 x 4P. Top: 1 x 1 x detections x 7: image, label, score, xmin,
-    ymin, xmax, ymax, in the order of images, labels and falling scores. Without any detection there is a row for each image,
-    with -1 after its number. No gradient.
+    Bottoms: locations N x 4LP; scores N x CP; prior boxes 1 x 2 x 4P. Top: 1 x 1 x detections x 7: image, label, score,
+    xmin, ymin, xmax, ymax, in the order of images, labels and falling scores. Without any detection there is a row for
+    each image, with -1 after its number. No gradient.
 
     Fields (detection_output_param): num_classes, share_location, background_label_id (-1: none), nms_param, code_type,
     variance_encoded_in_target, keep_top_k (-1: all), confidence_threshold; save_output_param, see
@@ -55,7 +55,9 @@ class DetectionOutput(Layer):
     OPENS_FILES: ClassVar[bool] = True
     results: SavedResults | None = None
     kept: list[list[Floats]] | None = None
-    """In a job of several workers: the detections of each image of each batch since the test pass began, to be saved."""
+    """In a job of several workers: the detections of each image of each batch
+    since the test pass began, to be saved.
+    """
     _opened = False
 
     def setup(self, bottoms: Sequence[Shape]) -> list[Shape]:

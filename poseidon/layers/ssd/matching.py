@@ -4,8 +4,8 @@ Law: pure functions of numpy arrays. An assignment has for each prior box the in
 
 Legend: P prior boxes, G objects.
 
-Source: MatchBBox and MineHardExamples in util/bbox_util.cpp of SSD's branch of Caffe. Equal losses are taken in the order of
-the prior boxes.
+Source: MatchBBox and MineHardExamples in util/bbox_util.cpp of SSD's branch of Caffe. Equal
+losses are taken in the order of the prior boxes.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ class Matches:
 def match(boxes_P4: Floats, objects_G4: Floats, param: MultiBoxLossParameter) -> Matches:
     """Assign objects to boxes.
 
-    First each object gets the box with which it overlaps most, the best pair of all first. Then, with PER_PREDICTION, every
-    other box gets the object with which it overlaps most, if by at least overlap_threshold.
+    First each object gets the box with which it overlaps most, the best pair of all first. Then, with PER_PREDICTION,
+    every other box gets the object with which it overlaps most, if by at least overlap_threshold.
     """
     assigned = np.full(len(boxes_P4), UNMATCHED, np.int64)
     found_PG = overlaps(boxes_P4, objects_G4)
@@ -87,8 +87,8 @@ class Mined:
 def mine(matches: Matches, loss_P: Floats, boxes_P4: Floats, param: MultiBoxLossParameter) -> Mined:
     """Choose the examples with the largest loss.
 
-    MAX_NEGATIVE chooses neg_pos_ratio negatives for each positive, among boxes that overlap with no object by neg_overlap.
-    HARD_EXAMPLE chooses sample_size boxes among all.
+    MAX_NEGATIVE chooses neg_pos_ratio negatives for each positive, among boxes that overlap with no object by
+    neg_overlap. HARD_EXAMPLE chooses sample_size boxes among all.
 
     Args:
         matches: the assignment.

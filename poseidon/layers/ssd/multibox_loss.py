@@ -52,18 +52,18 @@ class Examples:
 class MultiBoxLoss(Layer):
     """loss = (loc_weight x the loss of positive locations + the loss of the examples' classes) / Z.
 
-    Positive examples are prior boxes (or, without use_prior_for_matching, decoded boxes) that overlap with an object; see
-    `poseidon.layers.ssd.matching`. Negative ones are mined. An image without objects has no examples if any are mined.
-    Location loss: SMOOTH_L1 or L2 / 2 of the difference to the object's code, summed. Class loss: softmax, or the
-    cross-entropy of sigmoids, summed. Z (loss_param.normalization): VALID = positive examples, FULL = N P, BATCH_SIZE = N,
-    NONE = 1; at least 1.
+    Positive examples are prior boxes (or, without use_prior_for_matching, decoded boxes) that overlap with an object;
+    see `poseidon.layers.ssd.matching`. Negative ones are mined. An image without objects has no examples if any are
+    mined. Location loss: SMOOTH_L1 or L2 / 2 of the difference to the object's code, summed. Class loss: softmax, or
+    the cross-entropy of sigmoids, summed. Z (loss_param.normalization): VALID = positive examples, FULL = N P,
+    BATCH_SIZE = N, NONE = 1; at least 1.
 
     Bottoms: locations N x 4LP; scores N x CP; prior boxes 1 x 2 x 4P of a PriorBox layer; objects 1 x 1 x G x 8 of an
-    AnnotatedData layer (image, label, instance, xmin, ymin, xmax, ymax, difficult). Only the first two have gradients; with
-    `propagate_down: false` one of them adds nothing to the loss. Top: a scalar.
+    AnnotatedData layer (image, label, instance, xmin, ymin, xmax, ymax, difficult). Only the first two have gradients;
+    with `propagate_down: false` one of them adds nothing to the loss. Top: a scalar.
 
-    Fields: all of multibox_loss_param; do_neg_mining must not contradict mining_type. bp_inside: a corner outside the image
-    adds no location loss. top_k of nms_param: all boxes if it is not set (SSD takes none then).
+    Fields: all of multibox_loss_param; do_neg_mining must not contradict mining_type. bp_inside: a corner outside the
+    image adds no location loss. top_k of nms_param: all boxes if it is not set (SSD takes none then).
     """
 
     MIN_BOTTOMS: ClassVar[int] = 4

@@ -1,15 +1,16 @@
 """Files with the detections of a test set: save_output_param of a DetectionOutput layer.
 
-Law: the files are written when the last of num_test_image images is done. The next pass writes them anew. In a job of several
-workers each keeps the detections of its batches, and worker 0 writes those of all at the end of a pass, in the order of
-batches: the files are those of one process.
+Law: the files are written when the last of num_test_image images is done. The next pass writes them anew. In a job of
+several workers each keeps the detections of its batches, and worker 0 writes those of all at the end of a pass, in the
+order of batches: the files are those of one process.
 
 Formats: VOC, a file <prefix><class>.txt for each class with lines `name score xmin ymin xmax ymax`; ILSVRC, one file
-<prefix>.txt with lines `name label score xmin ymin xmax ymax`; COCO, one file <prefix>.json, a list of image_id, category_id,
-bbox (x, y, width, height) and score. Coordinates are pixels of the original image, whose name and size are a line
-`name height width` of name_size_file.
+<prefix>.txt with lines `name label score xmin ymin xmax ymax`; COCO, one file <prefix>.json, a list of image_id,
+category_id, bbox (x, y, width, height) and score. Coordinates are pixels of the original image, whose name and size are
+a line `name height width` of name_size_file.
 
-Source: detection_output_layer.cpp of SSD's branch of Caffe. SSD empties output_directory first; here other files in it stay.
+Source: detection_output_layer.cpp of SSD's branch of Caffe. SSD empties
+output_directory first; here other files in it stay.
 """
 
 from __future__ import annotations

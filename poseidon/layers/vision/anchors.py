@@ -1,6 +1,7 @@
 """Boxes of region proposal networks (Ren et al., 2015): anchors, coordinates relative to them, overlaps, suppression.
 
-Law: pure functions. A box is x1, y1, x2, y2 with both corners inside, so its width is x2 - x1 + 1. All results are float32.
+Law: pure functions. A box is x1, y1, x2, y2 with both corners inside, so its
+width is x2 - x1 + 1. All results are float32.
 """
 
 from __future__ import annotations

@@ -88,7 +88,8 @@ POINT = Window(kernel=(1,), stride=(1,), pad=(0,), dilation=(1,))
 
 
 def window(param: ConvolutionParameter, axes: int) -> Window:
-    """Read kernel, stride, pad and dilation for `axes` spatial axes: each one for all, one for each axis, or as _h and _w.
+    """Read kernel, stride, pad and dilation for `axes` spatial axes: each one for
+    all, one for each axis, or as _h and _w.
 
     Raises:
         LayerError: a setting occurs in two forms or a wrong number of times, or is illegally zero.
@@ -202,7 +203,9 @@ class BaseConvolution(Layer):
         raise NotImplementedError
 
     def torch_call(self, axes: int) -> Convolve:
-        """Return the function of bottom N x C x S, weight and bias for so many spatial axes (0: one axis of extent 1)."""
+        """Return the function of bottom N x C x S, weight and bias for so many
+        spatial axes (0: one axis of extent 1).
+        """
         raise NotImplementedError
 
     def forward(self, *bottoms: Tensor) -> Tensor | tuple[Tensor, ...]:
@@ -229,8 +232,8 @@ class Convolution(BaseConvolution):
     reach = dilation (kernel - 1) + 1.
 
     Fields (convolution_param): num_output, bias_term, kernel_size | kernel_h/kernel_w, stride | stride_h/stride_w,
-    pad | pad_h/pad_w, dilation | hole | hole_h/hole_w, group, axis, weight_filler, bias_filler. `engine` and `force_nd_im2col` choose between
-    Caffe's implementations and have no effect.
+    pad | pad_h/pad_w, dilation | hole | hole_h/hole_w, group, axis, weight_filler, bias_filler. `engine` and
+    `force_nd_im2col` choose between Caffe's implementations and have no effect.
 
     Blobs: weight O x C/G x K; bias O unless bias_term is false.
     """

@@ -56,7 +56,8 @@ class Deconvolution(BaseConvolution):
 class Im2col(Layer):
     """The windows of the bottom, flattened along the channels.
 
-    Bottom: N x C x S. Top: N x (C K) x S', with the channel slowest, then the position in the kernel; S' as in Convolution.
+    Bottom: N x C x S. Top: N x (C K) x S', with the channel slowest, then the
+    position in the kernel; S' as in Convolution.
 
     Fields (convolution_param): kernel_size | kernel_h/kernel_w, stride, pad, dilation, axis.
     """

@@ -39,8 +39,8 @@ class PriorBox(Layer):
     """Boxes of several sizes and shapes around the center of each cell of a feature map.
 
     Cell (y, x) has its center at ((x + offset) step_w, (y + offset) step_h) in pixels of the image. For each min_size m
-    there is a square of side m, one of side sqrt(m M) with the max_size M of the same index, and for each aspect ratio a
-    (and 1/a with `flip`) other than 1 a box of m sqrt(a) x m / sqrt(a).
+    there is a square of side m, one of side sqrt(m M) with the max_size M of the same index, and for each aspect ratio
+    a (and 1/a with `flip`) other than 1 a box of m sqrt(a) x m / sqrt(a).
 
     Bottoms: the feature map N x C x H x W; the image N x C x H' x W'. Only their extents are used. Top: 1 x 2 x
     (4 H W boxes): xmin, ymin, xmax, ymax of each box as fractions of the image; then the variances. No gradient.

@@ -1,8 +1,8 @@
 """Pooling, with Caffe's rules at the border.
 
-Law: the output has Caffe's extents: ceil((S + 2p - k) / s) + 1 windows (floor with round_mode FLOOR). With padding, a last
-window that would start at or beyond S + p is dropped. An average divides by the number of values of the window inside the
-padded image S + 2p, so the zeros of the padding count and an overhang beyond it does not.
+Law: the output has Caffe's extents: ceil((S + 2p - k) / s) + 1 windows (floor with round_mode FLOOR). With padding, a
+last window that would start at or beyond S + p is dropped. An average divides by the number of values of the window
+inside the padded image S + 2p, so the zeros of the padding count and an overhang beyond it does not.
 """
 
 from __future__ import annotations
@@ -144,7 +144,9 @@ class Pooling(Layer):
         return top, where.to(bottom.dtype)
 
     def _pool_padded(self, bottom: Tensor) -> Tensor | tuple[Tensor, ...]:
-        """Pad explicitly, at least as far as the windows reach, pool without padding, and drop the windows that Caffe drops."""
+        """Pad explicitly, at least as far as the windows reach, pool without padding,
+        and drop the windows that Caffe drops.
+        """
         (pad_h, pad_w), (high, wide) = self.pad, self.extents
         if not self.is_max:
             padded = functional.pad(bottom, (pad_w, pad_w, pad_h, pad_h))

@@ -1,8 +1,8 @@
-"""Pooling of regions of a feature map: ROIPooling of Fast R-CNN (Girshick, 2015), PSROIPooling of R-FCN (Dai et al., 2016)
-and ROIAlign of Mask R-CNN (He et al., 2017).
+"""Pooling of regions of a feature map: ROIPooling of Fast R-CNN (Girshick, 2015), PSROIPooling of R-FCN (Dai et
+al., 2016) and ROIAlign of Mask R-CNN (He et al., 2017).
 
-Law: corners and parts are computed in float32, as in Caffe: 57 cells in 7 parts are 57 / 7 x 7 = 57.000004, so the last part
-has a cell more. Numbers are rounded half away from 0, as by C.
+Law: corners and parts are computed in float32, as in Caffe: 57 cells in 7 parts are 57 / 7 x 7 = 57.000004, so the last
+part has a cell more. Numbers are rounded half away from 0, as by C.
 
 Shape letters: R regions, C channels, H and W the map, P and Q parts of a region in height and width.
 """
@@ -147,9 +147,9 @@ def _longest(begin: Tensor, end: Tensor) -> int:
 class PSROIPooling(Layer):
     """The means of K x K parts of each region, each part from channels of its own.
 
-    A region spans round(x1) scale to (round(x2) + 1) scale, at least 0.1 cells. Its part (i, j) covers rows floor(i h / K + y1)
-    to ceil((i + 1) h / K + y1) of its height h (columns likewise), clipped to the map. Channel c of the top reads channel
-    (c K + i) K + j of the map. The mean of an empty part is 0.
+    A region spans round(x1) scale to (round(x2) + 1) scale, at least 0.1 cells. Its part (i, j) covers rows floor(i h /
+    K + y1) to ceil((i + 1) h / K + y1) of its height h (columns likewise), clipped to the map. Channel c of the top
+    reads channel (c K + i) K + j of the map. The mean of an empty part is 0.
 
     Bottoms: the map N x (D K K) x H x W; regions R x 5 (x 1 x 1), without a gradient. Top: R x D x K x K.
     Fields (psroi_pooling_param): spatial_scale, output_dim D, group_size K.
@@ -205,8 +205,8 @@ class ROIAlign(Layer):
     """The means of bilinear samples in pooled_h x pooled_w parts of each region, without rounding.
 
     A region spans x1 scale to x2 scale, at least 1 cell. Each part has sampling_ratio x sampling_ratio samples at even
-    distances; with a ratio of 0 or less, as many as cells, rounded up. A sample outside the map by more than a cell is 0;
-    nearer ones have the value at the border.
+    distances; with a ratio of 0 or less, as many as cells, rounded up. A sample outside the map by more than
+    a cell is 0; nearer ones have the value at the border.
 
     Bottoms: the map N x C x H x W; regions R x 5 (x 1 x 1), without a gradient. Top: R x C x pooled_h x pooled_w.
     Fields (roi_align_param): pooled_h, pooled_w, spatial_scale, sampling_ratio.

@@ -1,5 +1,5 @@
-"""Layers that change the extents of a map: Interp of the DeepLab branch of Caffe (Chen et al., 2015), Upsample of SegNet
-(Badrinarayanan et al., 2015) and Reorg of Yolo (Redmon and Farhadi, 2016)."""
+"""Layers that change the extents of a map: Interp of the DeepLab branch of Caffe (Chen et al., 2015), Upsample of
+SegNet (Badrinarayanan et al., 2015) and Reorg of Yolo (Redmon and Farhadi, 2016)."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ class Interp(Layer):
     Bottom: N x C x H x W, cropped by a negative pad. Top: N x C x H' x W', by one of: height and width; the
     zoom_factor z, S + (S - 1)(z - 1); the shrink_factor s, floor((S - 1) / s) + 1; shrink_factor, then zoom_factor.
 
-    Fields (interp_param): height, width, zoom_factor, shrink_factor, pad_beg and pad_end (0 or less: crop so many rows and
-    columns at the start and the end).
+    Fields (interp_param): height, width, zoom_factor, shrink_factor, pad_beg and pad_end (0 or less: crop
+    so many rows and columns at the start and the end).
     """
 
     def setup(self, bottoms: Sequence[Shape]) -> list[Shape]:
@@ -67,15 +67,16 @@ class Interp(Layer):
 class Upsample(Layer):
     """The values of a map at the places where a pooling layer found its maxima; 0 elsewhere.
 
-    Bottoms: a map N x C x H x W; the second top of a Pooling layer of the same shape: the index y W' + x of each value in the
-    top, without a gradient. Top: N x C x H' x W'. If an index occurs twice, the later value stays, and both values get the
-    gradient, as in SegNet's Caffe. An index of -1, of a window entirely outside the image, is left out.
+    Bottoms: a map N x C x H x W; the second top of a Pooling layer of the same shape: the index y W' + x of each value
+    in the top, without a gradient. Top: N x C x H' x W'. If an index occurs twice, the later value stays, and both
+    values get the gradient, as in SegNet's Caffe. An index of -1, of a window entirely outside the image, is left out.
 
-    With one bottom it is the layer of Yolo's Caffe (Redmon and Farhadi, 2018): each value fills a square of scale x scale.
+    With one bottom it is the layer of Yolo's Caffe (Redmon and Farhadi, 2018):
+    each value fills a square of scale x scale.
 
-    Fields (upsample_param): upsample_h and upsample_w, the extents H' and W'; or scale (2 by default), or scale_h and scale_w,
-    the factors of H and W, and with a factor of 2 pad_out_h and pad_out_w, which make H' and W' one less. With one bottom only
-    scale.
+    Fields (upsample_param): upsample_h and upsample_w, the extents H' and W'; or scale (2 by default), or scale_h and
+    scale_w, the factors of H and W, and with a factor of 2 pad_out_h and pad_out_w, which make H' and W' one less. With
+    one bottom only scale.
     """
 
     MAX_BOTTOMS: ClassVar[int | None] = 2
@@ -161,10 +162,11 @@ class _Scatter(torch.autograd.Function):
 class Reorg(Layer):
     """Values in another shape: s x s neighbours become channels, or with `reverse` the other way round.
 
-    Bottom: N x C x H x W. Top: N x C s^2 x H/s x W/s; with `reverse` N x C/s^2 x H s x W s. The order of the values is that of
-    Darknet. Let D = C/s^2. With `reverse` channel k D + d, k = i s + j, has the cells (i, j) of the s x s squares of channel d of
-    the top. Without it the memory of the bottom is read as D x H s x W s, and the cells (i, j) of the squares of channel d become
-    channel k D + d of a C x H x W result, whose memory is that of the top. So one direction is not the inverse of the other.
+    Bottom: N x C x H x W. Top: N x C s^2 x H/s x W/s; with `reverse` N x C/s^2 x H s x W s. The order of the values is
+    that of Darknet. Let D = C/s^2. With `reverse` channel k D + d, k = i s + j, has the cells (i, j) of the s x s
+    squares of channel d of the top. Without it the memory of the bottom is read as D x H s x W s, and the cells (i, j)
+    of the squares of channel d become channel k D + d of a C x H x W result, whose memory is that of the top. So one
+    direction is not the inverse of the other.
 
     Fields (reorg_param): stride s; reverse.
     """

@@ -1,7 +1,7 @@
 """The Python layers of py-faster-rcnn and py-R-FCN as layer types.
 
-A definition that names `rpn.proposal_layer` and its like works without those modules: the layer types of this program take their
-place, with the numbers of the reference's configuration. If Python finds the module, the user's layer runs.
+A definition that names `rpn.proposal_layer` and its like works without those modules: the layer types of this program
+take their place, with the numbers of the reference's configuration. If Python finds the module, the user's layer runs.
 """
 
 from __future__ import annotations

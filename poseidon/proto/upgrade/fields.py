@@ -5,8 +5,8 @@
   these settings in a `layer` block; here they count in both.
 * Inputs, as UpgradeNetInput: `input`, `input_dim` and `input_shape` of the net become one first layer named "input"
   with a top and a shape for each input. Inputs without any shape, which old models have, are dropped.
-* BatchNorm, as UpgradeNetBatchNorm: layers with three `param` blocks, one for each blob of statistics, once kept the solver
-  from changing them that way. Now lr_mult and decay_mult are always 0.
+* BatchNorm, as UpgradeNetBatchNorm: layers with three `param` blocks, one for each blob of statistics, once kept the
+  solver from changing them that way. Now lr_mult and decay_mult are always 0.
 * The solver's type, from the enum `solver_type` to the string `type`.
 """
 

@@ -1,7 +1,7 @@
 """Upgrade of V1 layers, `layers { type: CONVOLUTION blobs_lr: 1 }`, to `layer { type: "Convolution" }`.
 
-As Caffe's UpgradeV1Net: the settings of each blob (its name in `param`, blob_share_mode, blobs_lr, weight_decay) become one
-`param` block for each blob. All other settings keep their names.
+As Caffe's UpgradeV1Net: the settings of each blob (its name in `param`, blob_share_mode, blobs_lr, weight_decay) become
+one `param` block for each blob. All other settings keep their names.
 """
 
 from __future__ import annotations

@@ -84,7 +84,9 @@ def _forward(layers: Sequence[LayerInfo]) -> list[BackwardFlags]:
 
 
 def _clear_outside_loss(layers: Sequence[LayerInfo], found: list[BackwardFlags]) -> None:
-    """Clear the flags of layers that contribute to no loss or whose tops get no gradient, from the last layer to the first."""
+    """Clear the flags of layers that contribute to no loss or whose tops get no
+    gradient, from the last layer to the first.
+    """
     under_loss: set[str] = set()
     skipped: set[str] = set()
     for layer, flags in zip(reversed(layers), reversed(found), strict=True):

@@ -4,8 +4,8 @@ Law: the semantics are Caffe's. `forward` reads the data of its bottoms and over
 reads the diffs of its tops, overwrites those of its bottoms and adds to those of its parameters. A top with a loss
 weight has that weight as its initial diff. A layer whose bottoms have changed shape is set up again first.
 
-The autograd graph of a forward pass is kept until the next one and uses the memory of the blobs, so backward can run twice,
-or on data that were changed in between. Without a forward pass, backward creates the graph.
+The autograd graph of a forward pass is kept until the next one and uses the memory of the blobs, so backward can run
+twice, or on data that were changed in between. Without a forward pass, backward creates the graph.
 """
 
 from __future__ import annotations

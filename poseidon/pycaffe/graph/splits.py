@@ -1,8 +1,8 @@
 """Insertion of Split layers, so that every blob has one reader, as Caffe's InsertSplits.
 
-Law: no I/O; a function from definition to definition. A top that n > 1 bottoms read gets a Split layer with n tops, one for
-each reader, which adds up the gradients. A loss weight of a top counts as a reader and moves to the first top of the Split.
-The names are Caffe's.
+Law: no I/O; a function from definition to definition. A top that n > 1 bottoms read gets a Split layer with n tops, one
+for each reader, which adds up the gradients. A loss weight of a top counts as a reader and moves to the first top of
+the Split. The names are Caffe's.
 """
 
 from __future__ import annotations

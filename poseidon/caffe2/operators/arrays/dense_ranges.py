@@ -14,7 +14,8 @@ from poseidon.caffe2.operators.registry import operator
 
 @operator("GatherRangesToDense", inputs=(2, 3))
 class GatherRangesToDense:
-    """One matrix for each of the ranges of an example: rows of its length, 0 where a range is empty or of another length.
+    """One matrix for each of the ranges of an example: rows of its length, 0
+    where a range is empty or of another length.
 
     It counts the empty ranges and those of another length over all runs, and stops where they are too many.
 

@@ -1,7 +1,7 @@
 """Hierarchical softmax: a tree whose leaves are words; the probability of a word is that of its path.
 
-Each inner node has a fully connected layer of its own, all stacked in one matrix: the rows of a node begin at its offset,
-one row for each of its children and words.
+Each inner node has a fully connected layer of its own, all stacked in one matrix: the rows of a node begin at
+its offset, one row for each of its children and words.
 """
 
 from __future__ import annotations

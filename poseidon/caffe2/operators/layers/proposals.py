@@ -119,7 +119,8 @@ class BoxWithNMSLimit:
         self.outputs = context.outputs
 
     def __call__(self, scores: Tensor, boxes: Tensor, splits: Tensor | None = None) -> tuple[Tensor, ...]:
-        """Return scores, boxes, classes, boxes by image, their places among the inputs of the image, and their number by class.
+        """Return scores, boxes, classes, boxes by image, their places among the inputs
+        of the image, and their number by class.
 
         Args:
             scores: (boxes, classes).

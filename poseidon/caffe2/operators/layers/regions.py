@@ -86,8 +86,8 @@ def roi_pool_gradient(x: Tensor, regions: Tensor, places: Tensor, dy: Tensor) ->
 def _weights(first: Tensor, length: Tensor, parts: int, size: int, ratio: int) -> Tensor:
     """Return how much each cell of one axis counts for each part: (regions, parts, size).
 
-    Each part has `ratio` points, or ceil(length / parts), at equal distances; a point lies between two cells and has its
-    share of both. A point more than a cell outside counts 0.
+    Each part has `ratio` points, or ceil(length / parts), at equal distances; a point lies between two cells and has
+    its share of both. A point more than a cell outside counts 0.
     """
     count = torch.full_like(length, ratio) if ratio > 0 else (length / parts).ceil()
     most = max(int(count.max()), 1) if len(count) else 1

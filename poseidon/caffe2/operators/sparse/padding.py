@@ -116,7 +116,9 @@ def gather_padding(
 
 @operator("PadEmptySamples", inputs=(1, 1 << 30))
 def pad_empty_samples(lengths: Tensor, *features: Any) -> tuple[Any, ...]:
-    """Return the lengths with 1 for 0, and the features with a row of zeros (or an empty string) for each such sample."""
+    """Return the lengths with 1 for 0, and the features with a row of zeros (or
+    an empty string) for each such sample.
+    """
     padded = lengths.clamp(min=1)
     rows = torch.repeat_interleave(lengths > 0, padded.long())
     made: list[Any] = [padded]

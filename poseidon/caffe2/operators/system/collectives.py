@@ -23,7 +23,9 @@ def _name_of(context: Context) -> str:
 
 
 def _or_status(context: Context, status_blob: str, call: Callable[[], Result], failed: Result) -> Result:
-    """Return what a call returns. Where it fails and there is a status blob, this gets the sentence in place of the error."""
+    """Return what a call returns. Where it fails and there is a status blob, this
+    gets the sentence in place of the error.
+    """
     try:
         return call()
     except CollectiveError as error:
@@ -225,7 +227,9 @@ def nccl_all_gather(*tensors: Tensor) -> list[Tensor]:
 
 @operator("NCCLReduceScatter", inputs=(1, ANY), outputs=(1, ANY))
 def nccl_reduce_scatter(*tensors: Tensor) -> list[Tensor]:
-    """Return the parts of the sum of all inputs along the first dimension: the first part on the first device, and so on."""
+    """Return the parts of the sum of all inputs along the first dimension: the
+    first part on the first device, and so on.
+    """
     parts = _sum_of_devices(tensors).chunk(len(tensors))
     pieces = [part.squeeze(0) if len(part) == 1 else part for part in parts]
     return [piece.to(tensor.device, copy=True) for piece, tensor in zip(pieces, tensors, strict=True)]

@@ -1,7 +1,7 @@
 """Data sets in memory: columns of records, read by a cursor.
 
-Columns are named as in `schema`: `a:lengths` has the number of values that each record has in the columns `a:...`, which
-may again have lengths. Columns with the same lengths are a domain; the records themselves are the first domain.
+Columns are named as in `schema`: `a:lengths` has the number of values that each record has in the columns `a:...`,
+which may again have lengths. Columns with the same lengths are a domain; the records themselves are the first domain.
 """
 
 from __future__ import annotations

@@ -131,7 +131,9 @@ class EnqueueBlobs:
 
 @operator("SafeEnqueueBlobs", blobs=True, inputs=(2, 1 << 30), outputs=(2, 1 << 30))
 class SafeEnqueueBlobs:
-    """Appends as `EnqueueBlobs` does; the last output tells whether the queue is closed, so that nothing was appended."""
+    """Appends as `EnqueueBlobs` does; the last output tells whether the queue
+    is closed, so that nothing was appended.
+    """
 
     def __call__(self, inputs: Sequence[Blob], outputs: Sequence[Blob]) -> None:
         queue = _queue(inputs[0])

@@ -128,7 +128,9 @@ class AveragePut(_Put):
 
 @operator("StdDevPut")
 class StdDevPut(_Put):
-    """Adds its input to a sum and 1 to a count, and its difference from the first input and the square of it to sums."""
+    """Adds its input to a sum and 1 to a count, and its difference from the
+    first input and the square of it to sums.
+    """
 
     def __call__(self, x: Tensor) -> None:
         """Add the first value."""

@@ -91,7 +91,8 @@ def yellow_fin(
 def _tuned(distance: Tensor, least: Tensor, most: Tensor, variance: Tensor) -> tuple[Tensor, Tensor]:
     """Return learning rate and momentum of the paper's single-step problem.
 
-    The root of the momentum is that of a cubic equation (by Vieta's substitution), or what the range of curvatures asks for.
+    The root of the momentum is that of a cubic equation (by Vieta's substitution),
+    or what the range of curvatures asks for.
     """
     ratio = (most / least).sqrt()
     p = (distance * least).square() / (2 * variance)
