@@ -8,6 +8,7 @@ from typing import Any
 
 from poseidon.caffe2 import core
 from poseidon.caffe2.checkpoint.job import Job
+from poseidon.caffe2.runtime.errors import sentence
 from poseidon.caffe2.task import Task, TaskGroup
 
 logger = logging.getLogger("poseidon.caffe2.checkpoint")
@@ -134,7 +135,7 @@ class JobRunner:
             logger.info("Checkpoints saved")
             manager.report_checkpoint_stats("checkpoint_save")
         except Exception as error:  # noqa: BLE001 (the training is worth more than one of its checkpoints)
-            logger.warning("Unable to write checkpoint for epoch %d. Error=%s", epoch, error)
+            logger.warning("Unable to write checkpoint for epoch %d: %s", epoch, sentence(error))
 
 
 def epoch_limiter(job: Job, num_epochs: int) -> None:

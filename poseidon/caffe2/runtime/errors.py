@@ -65,6 +65,8 @@ def cause(error: Exception, inputs: Mapping[str, Any]) -> tuple[str, str]:
     text = " ".join(str(error).split())
     if isinstance(error, ZeroDivisionError):
         return "the size of an input, or an argument, is 0", ""
+    if is_own(error) and isinstance(error, (RuntimeError, ValueError)):
+        return text, ""
     if is_own(error) or not isinstance(error, _FOREIGN):
         return f"{type(error).__name__}: {text}", ""
     empty = [name for name, value in inputs.items() if value is None]

@@ -60,7 +60,7 @@ def test_a_sentence_of_this_package_stays() -> None:
     with pytest.raises(ValueError, match="the shape") as caught:
         parse_shapes("N").check([(2, 3)], ["x"])
     assert is_own(caught.value)
-    assert cause(caught.value, {"x": X}) == ("ValueError: x has the shape (2, 3), expected (N,)", "")
+    assert cause(caught.value, {"x": X}) == ("x has the shape (2, 3), expected (N,)", "")
 
 
 def test_what_is_no_fault_of_an_input_stays() -> None:
