@@ -188,6 +188,8 @@ def _readme(name: str, folder: Path) -> str:
         rows = [f"| `{solver}` | {line} |" for solver, line in solvers]
         parts.append("\n".join(["| solver | |", "|---|---|", *rows]))
         parts.append("A solver names its net; a net names its data and its batch size, which is per worker.")
+        if any("solver_mode: GPU" in (folder / solver).read_text(encoding="utf-8") for solver, _ in solvers):
+            parts[-1] += "\nOn a machine without a GPU add `--solver_mode=CPU`."
     parts.append(SCRIPT_NOTES.get(name) or _job_notes(trains=bool(solvers)))
     return "\n\n".join(parts) + "\n"
 

@@ -67,12 +67,13 @@ def test_the_commands_of_an_example_name_its_files(tmp_path: Path, name: str) ->
 
 def test_the_readme_names_only_what_the_project_has(tmp_path: Path) -> None:
     readmes = {}
-    for name in ("net_surgery", "resnet50", "torch_cnn", "faster_rcnn", "segnet", "lenet"):
+    for name in ("net_surgery", "resnet50", "torch_cnn", "faster_rcnn", "segnet", "lenet", "nin"):
         assert main(["init", name, str(tmp_path / name)]) == 0
         readmes[name] = (tmp_path / name / "README.md").read_text(encoding="utf-8")
     assert not re.search("machinefile|job|snapshot|poseidon run", readmes["net_surgery"])
     assert "output/<job>" not in readmes["resnet50"] and "poseidon plot" not in readmes["torch_cnn"]
     assert "poseidon plot -o curves.png" in readmes["lenet"]
+    assert "--solver_mode=CPU" in readmes["nin"] and "--solver_mode=CPU" not in readmes["lenet"]
     for name, words in {"faster_rcnn": "poseidon convert_voc", "segnet": "label image"}.items():
         assert words in readmes[name] and "convert_imageset" not in readmes[name]
 
