@@ -8,9 +8,11 @@ STAMP  := $(VENV)/.installed
 setup: $(STAMP)
 
 $(STAMP): setup.py constraints.txt
-	test -x $(VENV)/bin/python || $(PYTHON) -m venv $(VENV)
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and "Poseidon needs Python 3.10 or newer, and $(PYTHON) is %d.%d; expected, for example: make setup PYTHON=python3.11" % sys.version_info[:2])'
+	$(VENV)/bin/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv $(VENV)
+	@echo "Poseidon, torch and the tools of development are installed into $(VENV): about 2 GB, several minutes"
 	$(VENV)/bin/python -m pip install --quiet --upgrade pip
-	$(VENV)/bin/python -m pip install --quiet --no-compile -c constraints.txt -e '.[dev]'
+	PYTHONWARNINGS=ignore $(VENV)/bin/python -m pip install --no-compile -c constraints.txt -e '.[dev]'
 	touch $@
 
 cifar10: setup

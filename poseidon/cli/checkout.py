@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import NoReturn
 
 CHECKOUT = Path(__file__).resolve().parents[2]
+OLDEST = (3, 10)
+"""The oldest Python that runs Poseidon, as in setup.py."""
 PACKAGES = (
     "torch", "numpy", "zmq", "msgpack", "google", "lmdb", "cv2", "h5py", "matplotlib", "pydot", "paramiko", "psutil", "tqdm",
 )  # fmt: skip
@@ -32,13 +34,30 @@ def use_environment(*packages: str) -> None:
         packages: what the script imports; everything that setup.py requires when none are given.
     """
     missing = [name for name in packages or PACKAGES if find_spec(name) is None]
-    if not missing:
+    if not missing and _is_new_enough():
         return
     python = CHECKOUT / ".venv" / "bin" / "python"
     if python.exists() and Path(sys.executable) != python:  # at most once, whatever that environment lacks
         sys.stdout.flush()
-        os.execv(python, [str(python), *sys.orig_argv[1:]])
+        os.execv(
+            python, [str(python), *getattr(sys, "orig_argv", ["", *sys.argv])[1:]]
+        )  # Python 3.9 has no orig_argv
+    refuse_old_python()
     _refuse(missing)
+
+
+def refuse_old_python() -> None:
+    """End the process with one sentence and code 2 where this Python cannot read Poseidon's code."""
+    if not _is_new_enough():
+        print(
+            f"poseidon: this Python ({sys.executable}) is {sys.version.split()[0]}; expected {OLDEST[0]}.{OLDEST[1]} or newer",
+            file=sys.stderr,
+        )
+        sys.exit(2)
+
+
+def _is_new_enough() -> bool:
+    return sys.version_info[:2] >= OLDEST
 
 
 def _refuse(missing: list[str]) -> NoReturn:

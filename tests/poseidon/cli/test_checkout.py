@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -82,3 +83,77 @@ def test_an_environment_that_lacks_packages_is_tried_once(checkout: Path) -> Non
         shutil.rmtree(checkout / ".venv")
     assert done.returncode == 2
     assert f"this Python ({python}) lacks torch" in done.stderr
+
+
+@pytest.fixture
+def old_python(checkout: Path) -> Iterator[Path]:
+    """The checkout, as it is to a Python that is too old for it."""
+    path = checkout / "poseidon" / "cli" / "checkout.py"
+    text = path.read_text(encoding="utf-8")
+    assert "OLDEST = (3, 10)" in text
+    path.write_text(text.replace("OLDEST = (3, 10)", "OLDEST = (3, 99)"), encoding="utf-8")
+    yield checkout
+    path.write_text(text, encoding="utf-8")
+
+
+@pytest.mark.parametrize("words", [["-m", "poseidon", "train"], ["examples/lstm/make_data.py"]])
+def test_an_old_python_is_one_sentence(old_python: Path, words: list[str]) -> None:
+    done = run(old_python, *words)
+    (line,) = done.stderr.splitlines()
+    assert done.returncode == 2
+    version = sys.version.split()[0]
+    assert line == f"poseidon: this Python ({sys.executable}) is {version}; expected 3.99 or newer"
+
+
+def test_an_old_python_continues_as_that_of_the_environment(old_python: Path) -> None:
+    python = old_python / ".venv" / "bin" / "python"
+    python.parent.mkdir(parents=True)
+    python.write_text('#!/bin/sh\necho "$@"\n')
+    python.chmod(0o755)
+    # Python 3.9 has no sys.orig_argv.
+    code = "import runpy, sys; del sys.orig_argv; sys.argv.pop(0); runpy.run_path(sys.argv[0], run_name='__main__')"
+    try:
+        done = run(old_python, "-c", code, "examples/lstm/make_data.py", "--c")
+    finally:
+        shutil.rmtree(old_python / ".venv")
+    assert (done.returncode, done.stdout) == (0, "examples/lstm/make_data.py --c\n"), done.stderr
+
+
+@pytest.fixture
+def makefile(tmp_path: Path) -> Path:
+    """A folder with the Makefile and what its target setup reads."""
+    for name in ("Makefile", "setup.py", "constraints.txt"):
+        shutil.copy(ROOT / name, tmp_path)
+    return tmp_path
+
+
+def make(folder: Path, script: str) -> subprocess.CompletedProcess[str]:
+    """Run `make setup` with a shell script as Python."""
+    python = folder / "python"
+    python.write_text(f"#!/bin/sh\n{script}")
+    python.chmod(0o755)
+    command = ["make", "setup", f"PYTHON={python}"]
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=30, check=False)
+
+
+@pytest.mark.skipif(shutil.which("make") is None, reason="make is not installed")
+def test_make_refuses_an_old_python_before_it_makes_an_environment(makefile: Path) -> None:
+    done = make(makefile, f'exec {sys.executable} -c "import sys; sys.version_info = (3, 9, 2)\n$2"\n')
+    assert done.returncode == 2
+    said, _ = done.stderr.splitlines()
+    assert said.startswith("Poseidon needs Python 3.10 or newer, and ") and "is 3.9; expected" in said
+    assert not (makefile / ".venv").exists()
+
+
+@pytest.mark.skipif(shutil.which("make") is None, reason="make is not installed")
+def test_make_completes_an_environment_without_pip(makefile: Path) -> None:
+    """As Debian leaves one where python3-venv is not installed."""
+    python = makefile / ".venv" / "bin" / "python"
+    python.parent.mkdir(parents=True)
+    python.write_text("#!/bin/sh\nexit 1\n")
+    python.chmod(0o755)
+    venv = 'test "$2" = venv && printf "#!/bin/sh\\necho pip \\$*\\n" > $3/bin/python\nexit 0\n'
+    done = make(makefile, venv)
+    assert done.returncode == 0, done.stderr
+    assert "pip -m pip install --no-compile" in done.stdout
+    assert (makefile / ".venv" / ".installed").exists()
