@@ -16,6 +16,7 @@ The library raises; only `poseidon.cli` exits.
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterable
 
 # A name in a damaged file can be as long as the file, so a message quotes at most this many characters.
@@ -72,6 +73,9 @@ class SnapshotError(PoseidonError):
 class MachinefileError(PoseidonError):
     """A machinefile line is wrong."""
 
+    def __init__(self, message: str) -> None:
+        super().__init__(printable(message))
+
 
 class JobError(PoseidonError):
     """A job could not start, or one of its processes failed."""
@@ -102,6 +106,19 @@ def printable(text: str) -> str:
         text = "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text)
     half = _LONGEST // 2
     return text if len(text) <= _LONGEST else f"{text[:half]} ... {text[-half:]}"
+
+
+def out_of_memory(error: BaseException) -> str | None:
+    """Return what to do about an error of Python, numpy or torch that says that memory ran out; None for another error."""
+    text = str(error)
+    on_gpu = type(error).__name__ == "OutOfMemoryError"  # of torch, which this package does not import
+    if not (on_gpu or isinstance(error, MemoryError) or "DefaultCPUAllocator" in text):
+        return None
+    amount = re.search(r"allocate ([\d.]+ \w+)", text)
+    return (
+        f"out of memory{' of the GPU' if on_gpu else ''}{f': {amount[1]} more do not fit' if amount else ''}; "
+        "take a smaller batch_size, or put fewer workers on this machine"
+    )
 
 
 def counted(number: int, noun: str) -> str:

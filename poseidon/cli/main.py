@@ -22,7 +22,7 @@ from poseidon import __version__
 from poseidon.cli.checkout import PACKAGES, is_checkout, use_environment
 from poseidon.cli.parsers import data, jobs, nets, watch
 from poseidon.cli.parsers.form import Command, overview
-from poseidon.errors import PoseidonError, nearest
+from poseidon.errors import PoseidonError, nearest, out_of_memory
 from poseidon.settings import let_waiting_threads_sleep
 
 GROUPS: Mapping[str, Sequence[Command]] = {
@@ -96,6 +96,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Args:
         arguments: those of the command line; None: those of the process.
     """
+    _open_closed_streams()
     parsed = parse_arguments(list(sys.argv[1:] if arguments is None else arguments))
     for note in parsed.notes:
         print(f"note: {note}", file=sys.stderr)
@@ -114,6 +115,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 130
     except BrokenPipeError:
         _drop_output()  # the reader is gone
+        return 1
+    except (MemoryError, RuntimeError) as error:
+        if (problem := out_of_memory(error)) is None:
+            raise
+        print(f"poseidon {parsed.command}: {problem}", file=sys.stderr)
         return 1
     except OSError as error:  # what no package translates: standard output on a full disk, for example
         place = f"{error.filename}: " if error.filename is not None else ""
@@ -177,6 +183,17 @@ def _instead(name: str, rest: Sequence[str]) -> str:
         return f": in Python use {_IN_PYTHON[plain]} of poseidon.pycaffe"
     near = nearest(plain, COMMANDS)
     return f", did you mean '{near}'?" if near else ""
+
+
+def _open_closed_streams() -> None:
+    """Give standard streams that are closed (`2>&-`, a daemon) the null device: a file must not get their descriptors."""
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # takes the lowest descriptor that is free, which is this one
+    if sys.stderr is None:
+        sys.stderr = os.fdopen(2, "w", closefd=False)
 
 
 def _drop_output() -> None:

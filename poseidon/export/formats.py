@@ -185,13 +185,20 @@ def read_tensors(path: Path) -> Arrays:
         if path.suffix.lower() == ".safetensors":
             loaded = _safetensors().load(path.read_bytes())
         else:
-            loaded = torch.load(path, map_location="cpu", weights_only=True)
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # of pickles of other protocols, which are refused below
+                loaded = torch.load(path, map_location="cpu", weights_only=True)
     except OSError as error:
         raise SnapshotError(f"cannot read {path}: {error.strerror or error}") from error
     except UsageError:
         raise
     except Exception as error:  # both libraries raise many types for files of something else
         why = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        if type(error).__name__ == "UnpicklingError":  # torch's text advises to load it without protection
+            why = (
+                "it is damaged, or has other objects than tensors; expected what "
+                "torch.save(module.state_dict(), FILE) writes"
+            )
         raise SnapshotError(f"{path} is no file of tensors by name: {why}") from error
     for key in ("state_dict", "model"):  # the latter in a checkpoint of a group
         if isinstance(loaded, Mapping) and isinstance(loaded.get(key), Mapping):

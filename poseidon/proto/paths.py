@@ -72,7 +72,8 @@ def _candidates(path: str, folder: Path) -> list[Path]:
     if not path:
         raise DefinitionError("expected the path of a file or folder, found an empty path")
     if "\0" in path or max(len(os.fsencode(part)) for part in path.split("/")) > LONGEST_NAME:
-        raise DefinitionError(f"'{path[:LONGEST_NAME]}' is not a legal path")
+        why = "a NUL byte" if "\0" in path else f"a name of more than {LONGEST_NAME} bytes"
+        raise DefinitionError(f"'{path[:LONGEST_NAME]}' is not a legal path: it has {why}")
     written = Path(path)
     if written.is_absolute():
         return [written]

@@ -84,6 +84,10 @@ def unparsable(path: Path, kind: str) -> SnapshotError:
         return SnapshotError(f"{path} is not a model: it is a solver state, from which --snapshot resumes")
     if begin and begin.isascii() and "".join(begin.decode().split()).isprintable():
         return SnapshotError(f"{path} is not a {kind}: it is text, as a definition (prototxt) is")
+    if kind == "model" and path.suffix.lower() in (".pth", ".pt", ".safetensors"):
+        return SnapshotError(
+            f"{path} is not a {kind}: its name is that of tensors; `poseidon import` makes a .caffemodel of it"
+        )
     return SnapshotError(f"{path} is not a {kind}, or it is truncated: its {size} bytes cannot be parsed")
 
 

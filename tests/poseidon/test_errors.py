@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
+import torch
 
 from poseidon.errors import (
     DataError,
     DefinitionError,
+    MachinefileError,
     PoseidonError,
     SnapshotError,
     counted,
     nearest,
+    out_of_memory,
     printable,
 )
 
@@ -20,11 +24,25 @@ def test_what_cannot_be_printed_is_escaped() -> None:
     assert printable("as it was") == "as it was"
 
 
+def test_memory_that_runs_out_is_told_from_other_errors() -> None:
+    with pytest.raises(RuntimeError) as of_torch:
+        torch.empty(2**60, dtype=torch.uint8)
+    with pytest.raises(MemoryError) as of_numpy:
+        np.empty(2**60, dtype=np.uint8)
+    on_gpu = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has 1 GiB")
+    does = "do not fit; take a smaller batch_size, or put fewer workers on this machine"
+    assert out_of_memory(of_torch.value) == f"out of memory: {2**60} bytes more {does}"
+    assert out_of_memory(of_numpy.value) == f"out of memory: 1.00 EiB more {does}"
+    assert out_of_memory(on_gpu) == f"out of memory of the GPU: 2.00 GiB more {does}"
+    assert (out_of_memory(MemoryError()) or "").startswith("out of memory; take")
+    assert out_of_memory(RuntimeError("CUDA error: an illegal memory access")) is None
+
+
 def test_one_thing_is_in_the_singular() -> None:
     assert [counted(number, "worker") for number in (0, 1, 2)] == ["0 workers", "1 worker", "2 workers"]
 
 
-@pytest.mark.parametrize("kind", (DataError, DefinitionError, SnapshotError))
+@pytest.mark.parametrize("kind", (DataError, DefinitionError, MachinefileError, SnapshotError))
 def test_a_long_name_is_cut(kind: type[PoseidonError]) -> None:
     said = str(kind("layer '" + "x" * 10**6 + "' is wrong"))
     assert len(said) < 1010

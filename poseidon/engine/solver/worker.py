@@ -36,7 +36,7 @@ from poseidon.engine.solver.summary import net_table
 from poseidon.engine.solver.tester import Tester
 from poseidon.engine.solver.trainer import LoopSettings, Trainer
 from poseidon.engine.tools.preflight import weight_files
-from poseidon.errors import PoseidonError, counted
+from poseidon.errors import PoseidonError, counted, out_of_memory
 from poseidon.exchange.base import Exchange, ExchangeSettings
 from poseidon.exchange.build import build_exchange
 from poseidon.exchange.building.membership import Built
@@ -361,7 +361,9 @@ def run_worker(document: JobDocument, launcher: LauncherConnection) -> int:
         where = Path(document.output) / f"worker_{document.rank}.log"
         with contextlib.suppress(OSError), where.open("a", encoding="utf-8") as log_file:
             traceback.print_exc(file=log_file)
-        launcher.send("error", message=f"{type(error).__name__}: {error} (details in {where})", exit_code=1)
+        problem = out_of_memory(error)
+        what = f"worker {document.rank}: {problem}" if problem else f"{type(error).__name__}: {error}"
+        launcher.send("error", message=f"{what} (details in {where})", exit_code=1)
         return 1
     finally:
         launcher.close()

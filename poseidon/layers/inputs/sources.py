@@ -11,7 +11,7 @@ from torch import Tensor
 
 from poseidon.data.batches.numbered import NumberedReader
 from poseidon.data.batches.partition import Share, part_path, share_for, source_for
-from poseidon.layers.base import Layer, LayerError, Shape, once_or, times
+from poseidon.layers.base import Layer, LayerError, Shape, check_size, once_or, times
 from poseidon.layers.fillers import FillerError, check, fill
 from poseidon.layers.registry import register
 from poseidon.proto.caffe_pb2 import BlobShape, DummyDataParameter, FillerParameter
@@ -141,6 +141,7 @@ class DummyData(Source):
                 check(filler, shape)
             except FillerError as error:
                 raise LayerError(f"data_filler: {error}") from error
+            check_size(f"top {index + 1}", shape)
             if filler.type == "constant":
                 self.constants[index] = torch.full(shape, filler.value, device=self.context.device)
         return shapes

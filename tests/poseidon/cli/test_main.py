@@ -63,6 +63,36 @@ def test_a_file_that_nobody_foresaw_is_named(
     assert capsys.readouterr().err == "poseidon ps: /etc/secret: Permission denied\n"
 
 
+def test_memory_that_runs_out_is_one_sentence(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    error: Exception = MemoryError("Unable to allocate 7.45 GiB for an array")
+
+    def fail(_: object) -> int:
+        raise error
+
+    monkeypatch.setattr(ps, "run", fail)
+    assert main(["ps"]) == 1
+    said = capsys.readouterr().err
+    assert said.startswith("poseidon ps: out of memory: 7.45 GiB more do not fit; ") and said.count("\n") == 1
+    error = RuntimeError("another")
+    with pytest.raises(RuntimeError, match="another"):
+        main(["ps"])
+
+
+@pytest.mark.parametrize("closed", ["0<&-", "1>&-", "2>&-", "0<&- 1>&- 2>&-"])
+def test_a_file_does_not_get_the_descriptor_of_a_closed_stream(closed: str, tmp_path: Path) -> None:
+    code = (
+        "import os, sys; from poseidon.cli import main, ps\n"
+        "def run(_): print('said', file=sys.stderr); return os.open(os.devnull, os.O_RDONLY)\n"
+        "ps.run = run; raise SystemExit(main.main(['ps']))"
+    )
+    done = subprocess.run(
+        ["sh", "-c", f'exec "$0" -c "$1" {closed}', sys.executable, code], cwd=tmp_path, check=False
+    )
+    assert done.returncode > 2
+
+
 def test_closed_output_is_no_error(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("POSEIDON_HOME", str(tmp_path))
     monkeypatch.setattr("sys.stdout", None)

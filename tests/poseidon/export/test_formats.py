@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from pathlib import Path
 
 import numpy as np
@@ -123,6 +124,17 @@ def test_a_file_of_something_else(content: object, text: str, tmp_path: Path) ->
         read_tensors(tmp_path / "w.safetensors")
     with pytest.raises(SnapshotError, match="cannot read"):
         read_tensors(tmp_path / "absent.pth")
+
+
+class Foreign:
+    """What is no tensor."""
+
+
+def test_a_pickle_of_other_objects_is_refused_without_advice_to_trust_it(tmp_path: Path) -> None:
+    (tmp_path / "w.pth").write_bytes(pickle.dumps({"a": Foreign()}, protocol=4))
+    with pytest.raises(SnapshotError, match="has other objects than tensors; expected ") as caught:
+        read_tensors(tmp_path / "w.pth")
+    assert "weights_only" not in str(caught.value)
 
 
 def test_refusals(files: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

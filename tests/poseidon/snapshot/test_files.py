@@ -69,6 +69,15 @@ def test_unparsable_content_is_reported(tmp_path: Path, content: bytes) -> None:
         read_message(path, SolverState(), "solver state")
 
 
+def test_tensors_of_torch_are_no_model_and_the_command_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "w.pth"
+    path.write_bytes(b"\xff\xff\xff")
+    with pytest.raises(
+        SnapshotError, match=r"w\.pth is not a model: .* `poseidon import` makes a \.caffemodel of it"
+    ):
+        read_message(path, SolverState(), "model")
+
+
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(SnapshotError, match=r"cannot read the model .*absent: No such file"):
         read_message(tmp_path / "absent", SolverState(), "model")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from poseidon.errors import UsageError
+from poseidon.errors import DefinitionError, UsageError
 from tests.support.nets import build, inputs, layer, noise
 
 
@@ -53,3 +53,9 @@ def test_a_smaller_batch_is_welcome() -> None:
 def test_silence_takes_blobs_off_the_outputs() -> None:
     net = build(inputs(x=(4, 3), z=(2,)) + layer("Silence", "z", ""))
     assert list(net({"x": noise(4, 3), "z": noise(2)})) == ["x"]
+
+
+def test_a_constant_that_no_blob_can_hold_is_refused_before_it_is_made() -> None:
+    body = "dummy_data_param { shape { dim: 100000 dim: 1000000 } }"
+    with pytest.raises(DefinitionError, match="top 1 would be 100000x1000000 = 100000000000 values"):
+        build(layer("DummyData", "", "a", body))
