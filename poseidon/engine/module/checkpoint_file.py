@@ -54,9 +54,9 @@ def unpacked(content: bytes, source: str) -> Any:
         TypeError,
         OSError,
     ) as error:
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        # torch's own sentence advises to load the file without this protection
         raise SnapshotError(
-            f"{source} is no checkpoint of a group: torch.load(weights_only=True) says: {reason:.200}"
+            f"{source} is no checkpoint of a group; expected a file of group.save(), which torch.load(weights_only=True) reads"
         ) from error
 
 

@@ -194,8 +194,10 @@ class Group(StepLoop):
 
         Raises:
             SnapshotError: it could not be written; earlier ones are untouched.
-            UsageError: a step is under way, or there is no job and no prefix.
+            UsageError: a step is under way, `keep` is below 0, or there is no job and no prefix.
         """
+        if keep < 0:
+            raise UsageError(f"save() was given keep={keep}; expected a number of checkpoints, or 0 for all")
         if prefix is None:
             if self._context.folder is None:
                 raise UsageError(

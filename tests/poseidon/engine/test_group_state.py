@@ -405,13 +405,20 @@ def test_a_file_that_would_run_code_is_refused(tmp_path: Path) -> None:
     group = join(
         build(0), MOMENTUM, DistributeOptions(), WorkerContext(checkpoint=tmp_path / "net_iter_1.pt")
     )
-    with pytest.raises(SnapshotError, match=r"net_iter_1\.pt is no checkpoint of a group: .*"):
+    sentence = r"net_iter_1\.pt is no checkpoint of a group; expected a file of group\.save\(\), which .* reads$"
+    with pytest.raises(SnapshotError, match=sentence):
         group.resume()
 
 
 def test_save_needs_a_place() -> None:
     with pytest.raises(UsageError, match="needs a prefix"):
         poseidon.distribute(build(0), MOMENTUM).save()
+
+
+def test_save_keeps_no_negative_number(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"save\(\) was given keep=-1; expected"):
+        poseidon.distribute(build(0), MOMENTUM).save(tmp_path / "net", keep=-1)
+    assert not any(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize("kept", [{"scheduler": 3}, {"scaler": object()}])
