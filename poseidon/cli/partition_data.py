@@ -47,7 +47,7 @@ def _divide(source: Path, parts: int, arguments: argparse.Namespace, report: Rep
         print(f"{source} is divided already.")
         return
     count = partition_data(source, parts, replace=arguments.replace, report=report)
-    print(f"Processed {count} files.")
+    print(f"{source} has {count} records.")
 
 
 def _parts(arguments: argparse.Namespace, clients: Sequence[Host]) -> int:

@@ -103,6 +103,7 @@ def divide_list(source: Path, parts: int, folder: Path, report: Report) -> int:
     if kind is ListKind.WINDOWS:
         records = [text for _, text in window_blocks(source, _lines(source))]
     else:
+        read_list(source, "")  # checks every line
         records = [f"{line}\n" for line in _lines(source)]
     _check_count(source, parts, len(records), "images" if kind is ListKind.WINDOWS else "lines")
     for part in range(parts):

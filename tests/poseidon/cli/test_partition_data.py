@@ -25,7 +25,7 @@ def test_dividing(tmp_path: Path, capsys: pytest.CaptureFixture[str], flags: lis
     assert run(*flags, f"{path}/") == 0
     assert sorted(entry.name for entry in tmp_path.iterdir()) == ["db", "db_0", "db_1"]
     captured = capsys.readouterr()
-    assert captured.out.splitlines() == ["Processed 5 files.", f"Done: {path}_0 to {path}_1."]
+    assert captured.out.splitlines() == [f"{path} has 5 records.", f"Done: {path}_0 to {path}_1."]
     assert captured.err == "", "no bar where there is no terminal"
 
 
@@ -69,8 +69,8 @@ def test_a_hostfile_of_this_machine_alone(tmp_path: Path, capsys: pytest.Capture
         for k, host in enumerate(["127.0.0.1", "localhost", "127.0.0.1"])
     ]
     done = f"Done: {path}_0 to {path}_2."
-    assert capsys.readouterr().out.splitlines() == ["Processed 5 files.", *here, done]
+    assert capsys.readouterr().out.splitlines() == [f"{path} has 5 records.", *here, done]
     assert run(*words) == 0
     assert capsys.readouterr().out.splitlines() == [f"{path} is divided already.", *here, done]
     assert run(*words, "--replace") == 0
-    assert capsys.readouterr().out.splitlines()[0] == "Processed 5 files."
+    assert capsys.readouterr().out.splitlines()[0] == f"{path} has 5 records."

@@ -172,6 +172,13 @@ def test_more_parts_than_rows(tmp_path: Path) -> None:
     assert not list(tmp_path.glob("list.txt_*"))
 
 
+def test_a_text_that_is_no_list_of_images(tmp_path: Path) -> None:
+    (tmp_path / "net.prototxt").write_text('name: "n"\nlayer {\n}\n')
+    with pytest.raises(DataError, match=r"net\.prototxt:1: 'name: \"n\"' is not a path and a label"):
+        partition_data(tmp_path / "net.prototxt", 2)
+    assert [path.name for path in tmp_path.iterdir()] == ["net.prototxt"]
+
+
 def test_an_empty_list(tmp_path: Path) -> None:
     (tmp_path / "list").write_text("\n\n")
     with pytest.raises(DataError, match="is empty"):
