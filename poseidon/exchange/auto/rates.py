@@ -11,7 +11,8 @@ The time of an exchange is modelled as a sum over its tensors, of E elements, an
 
 The measurement runs on all workers at the same time, so the rates include links, processors and what shares them.
 Server and all-reduce are proportional to the elements, so the dense tensors of a plan have one of both. A tensor with
-factors takes them where they are faster. A tensor with a lossy codec goes to the server.
+factors takes them where they are faster. A tensor with a lossy codec goes to the server, or as factors where these are
+faster and no more bytes than its codec sends: the rates do not know codecs.
 """
 
 from __future__ import annotations
@@ -101,7 +102,9 @@ def fastest_schemes(
         found = []
         for choice, k in zip(choices, rows, strict=True):
             own = Scheme.SERVER if choice.codec is not None else dense
-            if choice.factor_bytes is not None:
+            if choice.factor_bytes is not None and not (
+                choice.codec and choice.factor_bytes > choice.server_bytes
+            ):
                 own = min(own, Scheme.FACTORS, key=lambda s: _seconds(choice, s, k, workers, rates))
             found.append(own)
         return tuple(found)

@@ -68,6 +68,11 @@ def test_one_plan_has_all_schemes() -> None:
     assert chosen(cheap, "bias=topk:0.1") == ["allreduce", "svb", "allreduce", "ps"]
 
 
+@pytest.mark.parametrize(("codec", "scheme"), [("int8", "svb"), ("topk:0.001", "ps")])
+def test_factors_that_are_more_bytes_than_a_codec_sends_are_not_taken(codec: str, scheme: str) -> None:
+    assert chosen(SLOW, f"fc6={codec}") == ["ps", scheme, "ps", "ps"]
+
+
 def test_allreduce_must_be_faster_by_more_than_the_rates_vary() -> None:
     assert chosen(replace(FAST, allreduce_s_per_byte=3.5e-9)) == ["ps"] * 4
 
