@@ -405,7 +405,9 @@ def test_a_file_that_would_run_code_is_refused(tmp_path: Path) -> None:
     group = join(
         build(0), MOMENTUM, DistributeOptions(), WorkerContext(checkpoint=tmp_path / "net_iter_1.pt")
     )
-    sentence = r"net_iter_1\.pt is no checkpoint of a group; expected a file of group\.save\(\), which .* reads$"
+    sentence = (
+        r"net_iter_1\.pt is no checkpoint of a group; expected a file of group\.save\(\), which .* reads$"
+    )
     with pytest.raises(SnapshotError, match=sentence):
         group.resume()
 
