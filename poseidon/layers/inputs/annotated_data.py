@@ -8,8 +8,8 @@ from typing import ClassVar
 from poseidon.data.augment.samplers import WindowSampler
 from poseidon.data.batches.annotated import AnnotatedPlan, AnnotatedReader
 from poseidon.data.batches.transform import Transform
-from poseidon.layers.base import LayerError, Shape
-from poseidon.layers.inputs.data import MOVED_FIELDS
+from poseidon.layers.base import Shape
+from poseidon.layers.inputs.data import check_data_param
 from poseidon.layers.inputs.sources import ReadingSource
 from poseidon.layers.registry import register
 from poseidon.proto.caffe_pb2 import TRAIN
@@ -45,13 +45,7 @@ class AnnotatedData(ReadingSource):
 
     def _open(self) -> AnnotatedReader:
         param, context = self.param.data_param, self.context
-        if not param.source:
-            raise LayerError("missing source")
-        if param.batch_size < 1:
-            raise LayerError("missing batch_size, expected at least 1")
-        for name in MOVED_FIELDS:
-            if param.HasField(name):
-                raise LayerError(f"data_param has {name}, which belongs in transform_param")
+        check_data_param(param)
         transform = Transform(
             self.param.transform_param, train=context.phase == TRAIN, resolve=context.resolve
         )

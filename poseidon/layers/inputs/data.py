@@ -11,10 +11,25 @@ from poseidon.data.databases.kinds import require
 from poseidon.layers.base import LayerError, Shape
 from poseidon.layers.inputs.sources import ReadingSource
 from poseidon.layers.registry import register
-from poseidon.proto.caffe_pb2 import TRAIN
+from poseidon.proto.caffe_pb2 import TRAIN, DataParameter
 
 # Fields that belong in transform_param; here they would have no effect.
 MOVED_FIELDS = ("scale", "mean_file", "crop_size", "mirror")
+
+
+def check_data_param(param: DataParameter) -> None:
+    """Check the fields of a layer that reads a database.
+
+    Raises:
+        LayerError: source or batch_size is missing, or a field belongs in transform_param.
+    """
+    if not param.source:
+        raise LayerError("missing source")
+    if param.batch_size < 1:
+        raise LayerError("missing batch_size, expected at least 1")
+    for name in MOVED_FIELDS:
+        if param.HasField(name):
+            raise LayerError(f"data_param has {name}, which belongs in transform_param")
 
 
 @register("Data")
@@ -38,13 +53,7 @@ class Data(ReadingSource):
 
     def _open(self) -> BatchReader:
         param, context = self.param.data_param, self.context
-        if not param.source:
-            raise LayerError("missing source")
-        if param.batch_size < 1:
-            raise LayerError("missing batch_size, expected at least 1")
-        for name in MOVED_FIELDS:
-            if param.HasField(name):
-                raise LayerError(f"data_param has {name}, which belongs in transform_param")
+        check_data_param(param)
         source = self.source(param.source, shared_file_system=param.shared_file_system)
         require(source)  # before the mean file, which is usually made with the database
         return BatchReader(
