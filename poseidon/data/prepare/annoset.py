@@ -27,7 +27,7 @@ from poseidon.data.databases.kinds import Backend
 from poseidon.data.databases.writer import write_database
 from poseidon.data.label_map import check_unique, labels_of, read_label_map
 from poseidon.data.prepare.annotations import AnnotationFormat, read_objects, size_lines
-from poseidon.data.prepare.imageset import Conversion, in_parallel, slash_hint, to_datum
+from poseidon.data.prepare.imageset import Conversion, SizeCheck, in_parallel, slash_hint, to_datum
 from poseidon.data.progress import Report, silent
 from poseidon.durable import replace_durably
 from poseidon.errors import DataError
@@ -105,15 +105,11 @@ def convert_annoset(
     if conversion.shuffle:
         lines = [lines[index] for index in permutation(conversion.seed, 0, len(lines))]
     make = partial(_record, root, source, conversion, annotations.form, labels)
-    values, sizes = None, []
+    same, sizes = SizeCheck(source) if conversion.check_size else None, []
     with write_database(path, backend) as writer:
         for number, (line, made) in enumerate(in_parallel(make, lines)):
-            if conversion.check_size and made.values:
-                values = values or made.values
-                if made.values != values:
-                    raise DataError(
-                        f"{source}:{line.number}: image of {made.values} values, expected {values} as in the first"
-                    )
+            if same is not None and made.values:
+                same.check(line.number, made.values)
             writer.put(b"%08d_%s" % (number, os.fsencode(line.path)), made.content)
             sizes.append((Path(line.path).stem, *made.size))
             report("converting", number + 1, len(lines))

@@ -65,6 +65,31 @@ class Conversion:
     seed: int = 0
 
 
+class SizeCheck:
+    """A check that all images of a list have as many values as the first one.
+
+    Args:
+        source: the list.
+    """
+
+    def __init__(self, source: Path) -> None:
+        self._source = source
+        self._expected: int | None = None
+
+    def check(self, line: int, values: int) -> None:
+        """Check the image of a line.
+
+        Raises:
+            DataError: it has another number of values.
+        """
+        if self._expected is None:
+            self._expected = values
+        if values != self._expected:
+            raise DataError(
+                f"{self._source}:{line}: image of {values} values, expected {self._expected} as in the first"
+            )
+
+
 def convert_imageset(
     root: str, source: Path, path: Path, backend: Backend, conversion: Conversion, *, report: Report = silent
 ) -> int:
@@ -87,15 +112,11 @@ def convert_imageset(
     lines = read_list(source, "")
     if conversion.shuffle:
         lines = [lines[index] for index in permutation(conversion.seed, 0, len(lines))]
-    values = None
+    sizes = SizeCheck(source) if conversion.check_size else None
     with write_database(path, backend) as writer:
         for number, (line, datum) in enumerate(_records(root, source, lines, conversion)):
-            if conversion.check_size and not datum.encoded:
-                values = values or len(datum.data)
-                if len(datum.data) != values:
-                    raise DataError(
-                        f"{source}:{line.number}: image of {len(datum.data)} values, expected {values} as in the first"
-                    )
+            if sizes is not None and not datum.encoded:
+                sizes.check(line.number, len(datum.data))
             writer.put(b"%08d_%s" % (number, os.fsencode(line.path)), datum.SerializeToString())
             report("converting", number + 1, len(lines))
     return len(lines)
