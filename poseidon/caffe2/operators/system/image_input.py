@@ -93,16 +93,7 @@ class ImageInput:
         random_scale: list[int] = [-1, -1],  # noqa: B006
         is_test: bool = False,
     ) -> None:
-        if batch_size < 1:
-            raise ValueError(f"ImageInput: batch_size must be above 0, not {batch_size}")
-        if decode_threads < 1:
-            raise ValueError(f"ImageInput: decode_threads must be above 0, not {decode_threads}")
-        if scale_jitter_type not in (0, 1):
-            raise ValueError(
-                f"ImageInput: scale_jitter_type must be 0 or 1 (Inception), not {scale_jitter_type}"
-            )
-        if len(random_scale) != 2:
-            raise ValueError(f"ImageInput: random_scale must be two lengths, not {random_scale}")
+        _check(batch_size, decode_threads, scale_jitter_type, random_scale)
         extras = max(context.outputs - 2, 0)
         if output_sizes and len(output_sizes) != extras:
             raise ValueError(f"ImageInput: {extras} further outputs have {len(output_sizes)} output_sizes")
@@ -233,6 +224,18 @@ def _present(context: Context) -> object:
         return None
     blob = context.workspace.find(context.definition.input[0])
     return None if blob is None else blob.value
+
+
+def _check(batch_size: int, decode_threads: int, scale_jitter_type: int, random_scale: list[int]) -> None:
+    """Raise ValueError where an argument of `ImageInput` is out of its range."""
+    if batch_size < 1:
+        raise ValueError(f"ImageInput: batch_size must be above 0, not {batch_size}")
+    if decode_threads < 1:
+        raise ValueError(f"ImageInput: decode_threads must be above 0, not {decode_threads}")
+    if scale_jitter_type not in (0, 1):
+        raise ValueError(f"ImageInput: scale_jitter_type must be 0 or 1 (Inception), not {scale_jitter_type}")
+    if len(random_scale) != 2:
+        raise ValueError(f"ImageInput: random_scale must be two lengths, not {random_scale}")
 
 
 def _output_type(argument: Argument | None) -> torch.dtype:
