@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,7 @@ from poseidon.metrics.job_statistics import (
     parse_worker,
     read_statistics,
 )
+from ps_server import statistics
 
 WORKER = WorkerStatistics(
     iterations=4,
@@ -30,6 +32,12 @@ WORKER = WorkerStatistics(
 )
 SHARD = ShardStatistics(bytes_in=1, bytes_out=2, messages_in=3, updates=5, busy_s=0.5, memory_bytes=4096)
 JOB = JobStatistics(job="lenet-1", workers={0: WORKER, 10: WORKER, 2: WORKER}, shards={0: SHARD})
+
+
+def test_a_shard_has_the_fields_that_it_reports() -> None:
+    """They are listed twice: this package imports nothing of ps_server, which takes torch's time."""
+    own, reported = (fields(kind) for kind in (ShardStatistics, statistics.ShardStatistics))
+    assert [(entry.name, entry.type) for entry in own] == [(entry.name, entry.type) for entry in reported]
 
 
 def test_the_file_gives_back_what_was_written(tmp_path: Path) -> None:
