@@ -24,6 +24,7 @@ from poseidon.exchange.allreduce.plane import AllReducePlane
 from poseidon.exchange.allreduce.process_group import GroupSettings
 from poseidon.exchange.base import Array, ExchangeSettings, History, Trained
 from poseidon.exchange.factors.channel import FactorChannel
+from poseidon.exchange.factors.peers import PeerSettings
 from poseidon.exchange.factors.products import Kernel
 from poseidon.exchange.observe.statistics import Traffic
 from poseidon.exchange.plane import Plane, SharedNorm
@@ -31,9 +32,7 @@ from poseidon.exchange.ps import ServerExchange
 from poseidon.exchange.replicas import Arithmetic, arithmetic_sample, common_kernel
 from poseidon.exchange.server_tables import ServerState
 from ps_server import Client, RemoteProtocolError, StoreSpec
-from ps_server.keys import Keyring
 from ps_server.link import LinkPriority
-from ps_server.trace import NO_TRACE, Tracer
 
 
 class HybridExchange:
@@ -46,12 +45,8 @@ class HybridExchange:
         settings: common to all tensors.
         by_factors: indices of the tensors that travel as factors; their tables are copies.
         by_allreduce: indices of the tensors that travel by all-reduce; their tables are copies. Staleness 0, in clear.
-        host: the address at which the other hosts reach this one; an IPv6 address in brackets.
-        token: the job's secret.
-        keys: own pair, and those of all workers by rank; None: no encryption.
+        peers: how the workers reach each other.
         equal_bits: whether the job ends where the processors of the replicas compute different bits.
-        timeout_s: longest time that any call waits.
-        trace: where spans of factors that are sent, received and applied go.
     """
 
     def __init__(
@@ -63,12 +58,8 @@ class HybridExchange:
         *,
         by_factors: Sequence[int] = (),
         by_allreduce: Sequence[int] = (),
-        host: str,
-        token: bytes = b"",
-        keys: Keyring | None = None,
+        peers: PeerSettings,
         equal_bits: bool = True,
-        timeout_s: float = 600.0,
-        trace: Tracer = NO_TRACE,
     ) -> None:
         self._client = client
         self._tensors = tensors
@@ -89,12 +80,8 @@ class HybridExchange:
                 rank=client.rank,
                 workers=store.workers,
                 staleness=staleness,
-                listen=f"tcp://{host}:0",
-                token=token,
-                keys=keys,
+                peers=peers,
                 norms=norms.of_plane(0),
-                timeout_s=timeout_s,
-                trace=trace,
                 link=link,
             )
             self._planes.append(self._factors)
@@ -104,7 +91,10 @@ class HybridExchange:
                 {index: tensors[index] for index in by_allreduce},
                 settings,
                 group=GroupSettings(
-                    rank=client.rank, size=store.workers, host=host.strip("[]"), timeout_s=timeout_s
+                    rank=client.rank,
+                    size=store.workers,
+                    host=peers.host.strip("[]"),
+                    timeout_s=peers.timeout_s,
                 ),
                 norms=norms.of_plane(1),
             )

@@ -21,7 +21,7 @@ from random import Random
 
 import numpy as np
 
-from poseidon.exchange.factors.peers import Peers
+from poseidon.exchange.factors.peers import Peers, PeerSettings
 from poseidon.exchange.factors.session import FactorSession, FactorTable, Pair
 from poseidon.exchange.factors.wire import Join
 from poseidon.exchange.factors.wire import encode as encode_factors
@@ -248,7 +248,7 @@ def factor_connection(messages: int, random: Random) -> Report:
     legal = [[bytes(f) for f in encode_factors(message)] for message in (*sent, Join(1, b"a guess"))]
     hostile = Hostile(random, legal)
     memory, refused, half = Memory(), 0, -(-messages // 2)
-    peers = Peers(FactorSession(0, WORKERS, FACTORS), listen="tcp://127.0.0.1:0", token=TOKEN)
+    peers = Peers(FactorSession(0, WORKERS, FACTORS), PeerSettings(host="127.0.0.1", token=TOKEN))
     try:
         peers._handle(peer(1), [bytes(f) for f in encode_factors(Join(1, TOKEN))])
         for number in range(2 * half):

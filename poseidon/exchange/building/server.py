@@ -9,6 +9,7 @@ from poseidon.errors import UsageError
 from poseidon.exchange.base import ExchangeSettings, Trained
 from poseidon.exchange.building.membership import Built, Connect, Membership
 from poseidon.exchange.cost import Choice, ExchangePlan, Scheme
+from poseidon.exchange.factors.peers import PeerSettings
 from poseidon.exchange.hybrid import HybridExchange
 from poseidon.exchange.lossy.low_rank import LowRankExchange
 from poseidon.exchange.lossy.low_rank_matrix import LowRank, low_rank_tensors
@@ -142,12 +143,14 @@ def build_server(request: Request) -> Built:
             settings,
             by_factors=layout.by_factors,
             by_allreduce=layout.by_allreduce,
-            host=member.host,
-            token=member.token,
-            keys=member.keys,
+            peers=PeerSettings(
+                host=member.host,
+                token=member.token,
+                keys=member.keys,
+                timeout_s=member.timeout_s,
+                trace=request.trace,
+            ),
             equal_bits=request.equal_bits,
-            timeout_s=member.timeout_s,
-            trace=request.trace,
         )
     else:
         exchange = ServerExchange(client, layout.pooled, layout.store, settings)

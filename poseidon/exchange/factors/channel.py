@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 
 from poseidon.exchange.base import ExchangeSettings, History, Trained
-from poseidon.exchange.factors.peers import Peers
+from poseidon.exchange.factors.peers import Peers, PeerSettings
 from poseidon.exchange.factors.products import Kernel, Scratch, factors_sum_of_squares
 from poseidon.exchange.factors.progress import Step
 from poseidon.exchange.factors.session import FactorSession, FactorTable
@@ -35,11 +35,10 @@ from poseidon.exchange.observe.statistics import Traffic, TransitTimes
 from poseidon.exchange.plane import GlobalNorm, offered_address
 from poseidon.exchange.side_stream import SerialExecutor, SideStream, join_within
 from ps_server.errors import as_server_error
-from ps_server.keys import Keyring
 from ps_server.link import LinkPriority
 from ps_server.numerics import prepare_thread
 from ps_server.rules import clip_factor, plain_sum
-from ps_server.trace import NO_TRACE, Tracer, Track
+from ps_server.trace import Track
 
 
 class FactorChannel:
@@ -51,12 +50,8 @@ class FactorChannel:
         rank: this worker.
         workers: number of workers.
         staleness: the bound of every tensor.
-        listen: address to listen on for the other workers.
-        token: the job's secret.
-        keys: own pair, and those of all workers by rank; None: all is in clear.
+        peers: how the workers reach each other.
         norms: used with `settings.clip` at staleness 0.
-        timeout_s: longest time that any call waits.
-        trace: records each pair sent and received, and each round applied.
         link: taken as long as pairs have to leave this host; None: no other sender waits for it.
     """
 
@@ -68,16 +63,12 @@ class FactorChannel:
         rank: int,
         workers: int,
         staleness: int,
-        listen: str,
-        token: bytes,
-        keys: Keyring | None = None,
+        peers: PeerSettings,
         norms: GlobalNorm,
-        timeout_s: float,
-        trace: Tracer = NO_TRACE,
         link: LinkPriority | None = None,
     ) -> None:
         self._settings = settings
-        self._trace = trace
+        self._trace = peers.trace
         self._flights = TransitTimes(len(trained))
         self._workers = workers
         self._rank = rank
@@ -105,12 +96,10 @@ class FactorChannel:
             for w in self._weights.values()
         ]
         session = FactorSession(rank, workers, tables, settings.start_clock)
-        self.peers = Peers(
-            session, listen=listen, token=token, keys=keys, timeout_s=timeout_s, trace=trace, link=link
-        )
-        self._timeout_s = timeout_s
+        self.peers = Peers(session, peers, link=link)
+        self._timeout_s = peers.timeout_s
         self._in_order = SerialExecutor(
-            device, f"factors-out-{rank}", self._sending_failed, timeout_s=timeout_s
+            device, f"factors-out-{rank}", self._sending_failed, timeout_s=peers.timeout_s
         )
         self._rebuilding = threading.Lock()
         self._closing = False

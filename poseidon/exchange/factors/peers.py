@@ -11,7 +11,7 @@ import hmac
 import threading
 import time
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from poseidon.exchange.factors.outbox import FIRST, LAST, Outbox
@@ -39,42 +39,52 @@ which the shards' values need as well; pushes wait until they have left (`LinkPr
 T = TypeVar("T")
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PeerSettings:
+    """How a worker and the others reach each other.
+
+    Attributes:
+        host: the address at which the others reach this worker, which listens on a free port; an IPv6 address in
+            brackets.
+        token: the job's secret.
+        keys: own pair, and those of all workers by rank; None: all is in clear.
+        timeout_s: longest time that any call waits.
+        trace: where spans of factors that are sent, received and applied go.
+    """
+
+    host: str
+    token: bytes = b""
+    keys: Keyring | None = None
+    timeout_s: float = 600.0
+    trace: Tracer = NO_TRACE
+
+
 class Peers:
     """The connection of one worker to all others.
 
     Args:
         session: what has come and gone.
-        listen: `tcp://host:port` to listen on; port 0 takes a free one.
-        token: the job's secret.
-        keys: own pair, and those of all workers by rank; None: all is in clear.
-        timeout_s: longest time that any call waits.
-        trace: records each pair sent and received.
+        settings: how they reach each other.
         link: taken as long as anything has to leave this host: is not all with its kernel. None: no other sender waits
             for it.
     """
 
     def __init__(
-        self,
-        session: FactorSession,
-        *,
-        listen: str,
-        token: bytes = b"",
-        keys: Keyring | None = None,
-        timeout_s: float = 600.0,
-        trace: Tracer = NO_TRACE,
-        link: LinkPriority | None = None,
+        self, session: FactorSession, settings: PeerSettings, *, link: LinkPriority | None = None
     ) -> None:
         self.session = session
-        self.monitor = Monitor(timeout_s, closed="the connections to the other workers are closed", hangs="")
+        self.monitor = Monitor(
+            settings.timeout_s, closed="the connections to the other workers are closed", hangs=""
+        )
         """Guards the session and what is to be sent."""
         self.dropped = 0
         self.bytes_out = [0] * len(session.tables)
         self.bytes_in = [0] * len(session.tables)
         self._link = link or LinkPriority()
-        self._trace = trace
-        self._token = token
-        self._keys = keys
-        self._listening = ZmqServerTransport(listen, keys)
+        self._trace = settings.trace
+        self._token = settings.token
+        self._keys = settings.keys
+        self._listening = ZmqServerTransport(f"tcp://{settings.host}:0", settings.keys)
         self._others = [(session.rank + i) % session.workers for i in range(1, session.workers)]
         self._sending: ZmqClientTransport | None = None
         self._outboxes = [Outbox() for _ in self._others]

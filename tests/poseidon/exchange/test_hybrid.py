@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from poseidon.exchange.base import Exchange, ExchangeSettings, Trained
+from poseidon.exchange.factors.peers import PeerSettings
 from poseidon.exchange.hybrid import HybridExchange
 from poseidon.exchange.options import ExchangeOptions
 from poseidon.exchange.ps import store_spec
@@ -67,9 +68,7 @@ def joined(
         settings,
         by_factors=[i for i in copies if i not in by_allreduce],
         by_allreduce=[i for i in by_allreduce if i in copies],
-        host="127.0.0.1",
-        token=TOKEN,
-        timeout_s=TIMEOUT_S,
+        peers=PeerSettings(host="127.0.0.1", token=TOKEN, timeout_s=TIMEOUT_S),
     )
 
 
