@@ -202,6 +202,8 @@ class JobRequest:
             given = next((name for name, value in unset.items() if getattr(self, name) != value), None)
             if given:
                 raise UsageError(f"--{given} is for --launcher=ray; other launchers read --hostfile")
+        elif self.clients is not None and self.clients < 1:
+            raise UsageError(f"--clients={self.clients}: expected 1 or more")
         elif self.hostfile and (self.clients is not None or self.servers):
             raise UsageError("--hostfile and --clients exclude each other: the machinefile names the clients")
 

@@ -23,6 +23,7 @@ from poseidon.launch.request import ExtractionRequest, JobRequest, LauncherKind,
         ({"ray_timeout": -1.0}, "--ray_timeout=-1: expected 0 seconds or more"),
         ({"clients": 2}, "--clients is for --launcher=ray; other launchers read --hostfile"),
         ({"servers": 1}, "--servers is for --launcher=ray"),
+        ({"launcher": LauncherKind.RAY, "clients": 0}, "--clients=0: expected 1 or more"),
         ({"ray_address": "a:1"}, "--ray_address is for --launcher=ray"),
         (
             {"launcher": LauncherKind.RAY, "hostfile": "hosts", "servers": 1},
