@@ -116,17 +116,26 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except BrokenPipeError:
         _drop_output()  # the reader is gone
         return 1
-    except (MemoryError, RuntimeError) as error:
-        if (problem := out_of_memory(error)) is None:
-            raise
-        print(f"poseidon {parsed.command}: {problem}", file=sys.stderr)
-        return 1
     except OSError as error:  # what no package translates: standard output on a full disk, for example
         place = f"{error.filename}: " if error.filename is not None else ""
         print(f"poseidon {parsed.command}: {place}{error.strerror or error}", file=sys.stderr)
         _drop_output()
         return 1
+    except Exception as error:  # memory ran out, or a layer of the user failed
+        if (problem := out_of_memory(error) or _problem_of_own_layers(parsed, error)) is None:
+            raise
+        print(f"poseidon {parsed.command}: {problem}", file=sys.stderr)
+        return 1
     return code
+
+
+def _problem_of_own_layers(parsed: argparse.Namespace, error: Exception) -> str | None:
+    """Return a sentence about an exception in a module of `--import`; None for another one."""
+    if not getattr(parsed, "imports", ""):
+        return None
+    modules = import_module("poseidon.layers.user_modules")
+    problem: str | None = modules.problem_in(modules.module_names(parsed.imports), error)
+    return problem
 
 
 @contextmanager

@@ -42,6 +42,16 @@ def import_modules(names: Sequence[str]) -> None:
             raise UsageError(_message(name, error, folder)) from error
 
 
+def problem_in(names: Sequence[str], error: BaseException) -> str | None:
+    """Return a sentence with the last line of these modules in an exception's traceback; None if there is none."""
+    files = {getattr(sys.modules.get(name), "__file__", None) for name in names}
+    lines = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename in files]
+    if not lines:
+        return None
+    message = " ".join(line.strip() for line in str(error).splitlines())
+    return f"{lines[-1].filename}:{lines[-1].lineno}: {type(error).__name__}: {message}"
+
+
 def _message(name: str, error: Exception, folder: str) -> str:
     if isinstance(error, ModuleNotFoundError) and error.name and (name + ".").startswith(error.name + "."):
         return f"--import {name}: there is no module '{error.name}' in {folder} or on Python's path"

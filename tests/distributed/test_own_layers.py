@@ -49,6 +49,26 @@ def test_time_takes_the_module_too(page: str, tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("page")
 @pytest.mark.parametrize(
+    "words",
+    [("train", "--solver=solver.prototxt"), ("time", "-model=net.prototxt", "-iterations=1")],
+    ids=lambda words: words[0],
+)
+def test_a_forward_pass_that_fails_is_one_sentence_with_its_line(
+    tmp_path: Path, words: tuple[str, ...]
+) -> None:
+    source = tmp_path / "softplus.py"
+    lines = source.read_text(encoding="utf-8").splitlines()
+    number = next(n for n, line in enumerate(lines, 1) if line.startswith("        gain = self.gain.view"))
+    lines[number - 1] = "        gain = self.gain.view(1, 2, 3)"
+    source.write_text("\n".join(lines), encoding="utf-8")
+    done = poseidon(tmp_path, *words, "--import=softplus")
+    assert done.returncode == 1
+    assert f"poseidon {words[0]}: {source}:{number}: RuntimeError: " in done.stderr.splitlines()[-1]
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.usefixtures("page")
+@pytest.mark.parametrize(
     ("module", "code", "message"),
     [
         ("", "", "net.prototxt:7: layer 'soft' (SoftPlus): unknown layer type 'SoftPlus'"),

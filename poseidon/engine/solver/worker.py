@@ -42,7 +42,7 @@ from poseidon.exchange.build import build_exchange
 from poseidon.exchange.building.membership import Built
 from poseidon.exchange.observe.watchdog import WatchdogObserver
 from poseidon.layers.base import LayerContext
-from poseidon.layers.user_modules import import_modules
+from poseidon.layers.user_modules import import_modules, problem_in
 from poseidon.metrics.glog_lines import GlogSink, number
 from poseidon.metrics.netoutputs import NetOutputs
 from poseidon.metrics.record import Sink, TestRecord, TrainRecord
@@ -362,7 +362,8 @@ def run_worker(document: JobDocument, launcher: LauncherConnection) -> int:
         with contextlib.suppress(OSError), where.open("a", encoding="utf-8") as log_file:
             traceback.print_exc(file=log_file)
         problem = out_of_memory(error)
-        what = f"worker {document.rank}: {problem}" if problem else f"{type(error).__name__}: {error}"
+        own = problem_in(document.imports, error) or f"{type(error).__name__}: {error}"
+        what = f"worker {document.rank}: {problem}" if problem else own
         launcher.send("error", message=f"{what} (details in {where})", exit_code=1)
         return 1
     finally:
