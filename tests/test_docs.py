@@ -46,7 +46,7 @@ FOREIGN_FLAGS = {
     *("--from-file", "--tail", "--nproc_per_node", "--nnodes", "--rdzv_backend", "--rdzv_endpoint", "--standalone"),
     *("--shutdown-timeout", "--bind-to", "--host", "--map-by", "--mca", "--ntasks-per-node", "--nodes"),
     *("--gpus-per-node", "--signal", "--check", "--protected-mode", "--bind"),
-    *("--rm", "--build-arg", "--gpus", "--build", "--detach", "--network", "--user"),
+    *("--rm", "--build-arg", "--env", "--gpus", "--build", "--detach", "--network", "--user"),
     *("--head", "--address", "--resources"),
 }  # fmt: skip
 
