@@ -213,6 +213,13 @@ def test_a_mistake_is_one_sentence(
     assert line.startswith(f"resnet50_trainer.py: {message}"), line
 
 
+def test_the_first_checkpoint_makes_its_folder(trainer: Trainer, tmp_path: Path) -> None:
+    assert trainer(file_store_path="checkpoints", train_data="nothing") == 1
+    assert not (tmp_path / "checkpoints").exists()
+    assert trainer(file_store_path="checkpoints", num_epochs=1) == 0
+    assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["resnet50_model_1.mdl"]
+
+
 def test_the_folder_is_checked_before_speeds_are_measured(
     repository: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -242,8 +242,9 @@ def build_test_model(args: argparse.Namespace, plan: Plan) -> ModelHelper:
 
 
 def check_folder(path: str) -> None:
-    """Raise UsageError when checkpoints cannot be written to a folder."""
-    if not os.path.isdir(path) or not os.access(path, os.W_OK | os.X_OK):
+    """Raise UsageError when checkpoints cannot be written to a folder; the first makes one that is not there."""
+    folder = path if os.path.exists(path) else os.path.dirname(os.path.abspath(path))
+    if not os.path.isdir(folder) or not os.access(folder, os.W_OK | os.X_OK):
         raise UsageError(f"--file_store_path={path}: expected a folder in which checkpoints can be written")
 
 

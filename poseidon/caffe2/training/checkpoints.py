@@ -27,7 +27,7 @@ def checkpoint_path(args: argparse.Namespace, epoch: int) -> Path:
 
 
 def save(args: argparse.Namespace, model: ModelHelper, epoch: int) -> None:
-    """Write a checkpoint after so many epochs, and remove that of the epoch before."""
+    """Write a checkpoint after so many epochs, and remove that of the epoch before; make the folder for the first."""
     first = f"{model._device_prefix}_{model._devices[0]}"
     inputs = {f"{first}/{name}" for name in ("data", "data_fp32", "label")}
     meta = predictor_exporter.PredictorExportMeta(
@@ -41,6 +41,7 @@ def save(args: argparse.Namespace, model: ModelHelper, epoch: int) -> None:
         },
     )
     path = checkpoint_path(args, epoch)
+    path.parent.mkdir(exist_ok=True)
     partial = path.with_suffix(".partial")
     predictor_exporter.save_to_db("minidb", str(partial), meta)
     partial.replace(path)
