@@ -101,7 +101,9 @@ class JobKilled(JobError):
 
 
 def printable(text: str) -> str:
-    """Return a text for an error message: on one line, unprintable characters escaped, the middle of a long text left out."""
+    """Return a text for an error message: on one line, unprintable characters
+    escaped, the middle of a long text left out.
+    """
     if not text.isprintable():
         text = "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text)
     half = _LONGEST // 2
@@ -109,7 +111,9 @@ def printable(text: str) -> str:
 
 
 def out_of_memory(error: BaseException) -> str | None:
-    """Return what to do about an error of Python, numpy or torch that says that memory ran out; None for another error."""
+    """Return what to do about an error of Python, numpy or torch that says that
+    memory ran out; None for another error.
+    """
     text = str(error)
     on_gpu = type(error).__name__ == "OutOfMemoryError"  # of torch, which this package does not import
     if not (on_gpu or isinstance(error, MemoryError) or "DefaultCPUAllocator" in text):
@@ -129,8 +133,9 @@ def counted(number: int, noun: str) -> str:
 def nearest(name: str, legal: Iterable[str]) -> str | None:
     """Return the legal name that `name` most likely means, or None if no name is similar.
 
-    The order of preference: a name that differs only in case or underscores; one whose words are longer or shorter forms
-    (conv_param: convolution_param); one that begins with `name` or contains its words; one that differs by a typing error.
+    The order of preference: a name that differs only in case or underscores; one whose words are longer or shorter
+    forms (conv_param: convolution_param); one that begins with `name` or contains its words; one that differs by a
+    typing error.
     """
     wanted = _words(name)
     candidates = {candidate: _words(candidate) for candidate in legal}

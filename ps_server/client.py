@@ -1,7 +1,7 @@
 """A worker's handle on the store: blocking reads, pushes that return at once.
 
-The thread of `Pump` owns the sockets and moves messages between transport and `Session`. Calls hold the client's monitor
-for as long as a look-up takes. All methods are safe to call from any thread.
+The thread of `Pump` owns the sockets and moves messages between transport and `Session`. Calls hold the client's
+monitor for as long as a look-up takes. All methods are safe to call from any thread.
 """
 
 from __future__ import annotations
@@ -47,7 +47,8 @@ class Client:
         timeout_s: longest time that any call waits.
         trace: records each message sent and received; its owner closes it.
         prioritized: whether what the next forward pass needs first leaves first (`schedule.py`).
-        share_memory: whether large arrays reach shards of this host in memory in place of a socket (`shared_memory.py`).
+        share_memory: whether large arrays reach shards of this host in memory in
+            place of a socket (`shared_memory.py`).
         bandwidth_mbps: under `SSPAggr`: Mb/s for changes that the bound does not need yet; they wait, added up, and
             the most important leave first (`bandwidth.py`). None: all leave at once.
         table_clocks: whether each table has a clock of its own, that of its pushes (`session.py`).
@@ -126,7 +127,8 @@ class Client:
         self._pending = ()
 
     def renew(self, start_clock: int) -> None:
-        """Let the store begin anew at another clock: `bind` and `start` follow, as at first. All workers call it together.
+        """Let the store begin anew at another clock: `bind` and `start` follow, as
+        at first. All workers call it together.
 
         Before the first push only. Rank 0 sends its signals so far again once the store has started.
 
@@ -209,8 +211,8 @@ class Client:
             table: table id.
             out: flat float32 of the table's size; the same array at every call, as only pieces that have
                 come since the last call are written. Nothing is written to the array that was bound (`bind`).
-            staleness: a bound to use in place of the table's own; 0 waits for all workers; -1, after a push of a table of
-                staleness 0, for the value that follows from it.
+            staleness: a bound to use in place of the table's own; 0 waits for all workers; -1, after a push of a
+                table of staleness 0, for the value that follows from it.
 
         Raises:
             StalenessTimeout: the value did not become fresh in time.
@@ -229,8 +231,8 @@ class Client:
     def history(self, table: int) -> list[Array]:
         """Return the history that the shards keep for a table of staleness 0.
 
-        A table with a codec of values has one array more: the shards' own value, which the workers' value follows; for a mean what was
-        not sent of it. `start` takes the same arrays.
+        A table with a codec of values has one array more: the shards' own value, which the workers' value follows; for
+        a mean what was not sent of it. `start` takes the same arrays.
         """
         self._do(lambda: self._session.ask_history(table))
         return self._monitor.wait_for(
@@ -258,7 +260,9 @@ class Client:
         self._do(lambda: self._session.add_norm(clock, squares))
 
     def total_norm(self, clock: int) -> float:
-        """Wait for the sum of squares over all gradients of iteration `clock`, in the store and outside it, and return it."""
+        """Wait for the sum of squares over all gradients of iteration `clock`, in
+        the store and outside it, and return it.
+        """
         return self._monitor.wait_for(
             lambda: self._session.norm.take_total(clock),
             f"the gradients' norm of iteration {clock} did not come",

@@ -1,4 +1,5 @@
-"""`python -m ps_server.make_keys FOLDER --workers W --shards P`: a file of keys for each process of a job started by hand.
+"""`python -m ps_server.make_keys FOLDER --workers W --shards P`: a file of keys
+for each process of a job started by hand.
 
 `shard_0.keys`, `worker_0.keys`, ...: copy each to its own machine only, over an encrypted connection.
 """

@@ -9,8 +9,8 @@ A process prints to standard output:
                                                                     every two seconds, from all workers: for how long
                                                                     the loop has neither moved nor waited for others;
                                                                     how long it has waited in total, how long for its
-                                                                    data, how long it had something to send to hosts, and
-                                                                    the busy part of its host's processors;
+                                                                    data, how long it had something to send to hosts,
+                                                                    and the busy part of its host's processors;
     {"event": "alive", ..., "steps": 6, "collections": 2, "collection": "mean"}
                                                                     for a script's loop also its position
     {"event": "statistics", ...}                                    every few seconds and at the end, from all;

@@ -121,8 +121,8 @@ class LocalProcess:
     def terminate(self) -> None:
         """Send SIGTERM to its group, and SIGCONT, without which a stopped process would not handle it.
 
-        A process that ignores SIGTERM is killed at once, for nothing else ends it: tasks of Slurm and actors of Ray start
-        all processes so.
+        A process that ignores SIGTERM is killed at once, for nothing else ends it: tasks of
+        Slurm and actors of Ray start all processes so.
         """
         if _ignores(self._child.pid, signal.SIGTERM):
             self.kill()

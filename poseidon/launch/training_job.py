@@ -309,7 +309,9 @@ def _trained(params: Sequence[ParamInfo]) -> list[Trained]:
 
 
 def check_clipping(solver: SolverParameter, options: ExchangeOptions) -> None:
-    """Refuse PowerSGD with a limit of the norm of all workers' gradients. With local steps it limits each worker's own."""
+    """Refuse PowerSGD with a limit of the norm of all workers' gradients. With
+    local steps it limits each worker's own.
+    """
     if solver.clip_gradients > 0 and options.names_powersgd and not options.sync_every:
         raise UsageError(
             f"clip_gradients: {solver.clip_gradients:g} is not possible with --compress={options.compress:.80}: PowerSGD has no "
@@ -320,9 +322,11 @@ def check_clipping(solver: SolverParameter, options: ExchangeOptions) -> None:
 def check_automatic_codecs(
     solver: SolverParameter, params: Sequence[ParamInfo], options: ExchangeOptions
 ) -> None:
-    """Refuse what `check_clipping` refuses where --compress=auto chooses PowerSGD for a tensor that the shards get for sure.
+    """Refuse what `check_clipping` refuses where --compress=auto chooses PowerSGD
+    for a tensor that the shards get for sure.
 
-    Whether a weight that can travel as factors, or any tensor of --exchange=auto, goes to the shards is known to the workers alone.
+    Whether a weight that can travel as factors, or any tensor of --exchange=auto, goes
+    to the shards is known to the workers alone.
     """
     if solver.clip_gradients <= 0 or options.sync_every or options.kind is ExchangeKind.AUTO:
         return

@@ -1,10 +1,10 @@
 """The processor time of the exchange's work on one host. It runs on the host itself, started by `start_costs.py`.
 
-Its argument is a request, and it writes one answer: each is a line of JSON. `{"seconds": 6.0, "clients": 1}` gives the fields
-of `HostCosts`.
+Its argument is a request, and it writes one answer: each is a line of JSON. `{"seconds": 6.0,
+"clients": 1}` gives the fields of `HostCosts`.
 
-Figures are processor time, measured while as many processes work as a job has on the host: with their neighbours they share
-caches and memory, and a message finds neither its code nor its data in a cache.
+Figures are processor time, measured while as many processes work as a job has on the host: with their neighbours they
+share caches and memory, and a message finds neither its code nor its data in a cache.
 """
 
 from __future__ import annotations
@@ -149,7 +149,8 @@ def _store_s(
     message_s = max(0.0, mixed_s - large_s) / (4 * SMALL_TABLES)
     messages_s = 4 * CHUNKS * clients * message_s
     wire_s = max(0.0, large_s - size * sum_s - messages_s) / (4 * size)
-    # A worker encodes and decodes all. A shard decodes all workers' bytes, applies the rule to its own part and encodes it.
+    # A worker encodes and decodes all. A shard decodes all workers' bytes, applies the rule to its own part and encodes
+    # it.
     rest_s = (
         size * (4 * wire_s * WireCodec.INT8.value / ELEMENT_BYTES + sum_s + rule_s / clients) + messages_s
     )
@@ -168,7 +169,9 @@ def _iteration_s(processes: Processes, store: int, limit_s: float) -> float:
 
 
 def worst(costs: list[HostCosts]) -> HostCosts:
-    """Return the costs of a host that is as slow as the slowest of these in everything: synchronous jobs wait for it."""
+    """Return the costs of a host that is as slow as the slowest of these in
+    everything: synchronous jobs wait for it.
+    """
     slowest = {entry.name: max(getattr(cost, entry.name) for cost in costs) for entry in fields(CoreCosts)}
     gpus = [cost.gpu for cost in costs]
     return HostCosts(

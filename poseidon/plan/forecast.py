@@ -1,7 +1,7 @@
 """The iteration time of every scheme on a cluster, and the flags to choose. Pure.
 
-Law: every scheme is simulated on the same machine and links. A scheme is recommended if it is the fastest of those that give
-the weights of one process with all batches; lossy ones are named beside it with their gain.
+Law: every scheme is simulated on the same machine and links. A scheme is recommended if it is the fastest of those that
+give the weights of one process with all batches; lossy ones are named beside it with their gain.
 """
 
 from __future__ import annotations

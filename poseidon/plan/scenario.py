@@ -77,7 +77,8 @@ class Scenario:
         batch: images of each worker.
         compute_s: one worker's forward and backward pass without any exchange.
         workers: P, the number of hosts with a worker.
-        servers: number of hosts that only serve; the shards of the others carry as much as makes all links equally busy.
+        servers: number of hosts that only serve; the shards of the others carry as
+            much as makes all links equally busy.
         exchange: how gradients are exchanged.
         bits_per_s: of each link in each direction.
         wait_free: gradients leave while the backward pass still runs, and a layer waits for its own values only.
@@ -136,8 +137,8 @@ class LayerLoad:
     Attributes:
         forward_s: forward time of one worker.
         backward_s: backward time of one worker.
-        dense_bytes: size of its tensors that go to shards, or round the ring; of a matrix that PowerSGD sends to shards the size of
-            both factors.
+        dense_bytes: size of its tensors that go to shards, or round the ring; of a matrix that
+            PowerSGD sends to shards the size of both factors.
         messages: their messages to the shards: one a chunk; small tensors share one.
         chunk_bytes: their largest chunk.
         factors: the factors of its weight, if it travels so.
@@ -299,7 +300,9 @@ def _dense_sizes(scenario: Scenario, layer: LayerShape, by_factors: bool) -> lis
 
 
 def _chunk_bytes(scenario: Scenario, by_factors: Collection[int]) -> int:
-    """Return the chunk size of `ps_server.protocol.placement`: smaller if there is less than a chunk a shard, down to a minimum."""
+    """Return the chunk size of `ps_server.protocol.placement`: smaller if there is
+    less than a chunk a shard, down to a minimum.
+    """
     part = parts(scenario.workers, scenario.servers)
     shards = (scenario.workers if part.working else 0) + (scenario.servers if part.serving else 0)
     total = sum(
@@ -388,7 +391,9 @@ def link_bytes(scenario: Scenario) -> float:
 
 
 def buckets(sizes: Sequence[int], limit: int) -> list[tuple[int, ...]]:
-    """Return the layers of each bucket, from the top of the net down, as DDP deals them: the first bucket is of 1 MiB."""
+    """Return the layers of each bucket, from the top of the net down, as DDP
+    deals them: the first bucket is of 1 MiB.
+    """
     found: list[tuple[int, ...]] = []
     mine: list[int] = []
     size = 0

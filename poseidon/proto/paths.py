@@ -32,7 +32,9 @@ def repository_root() -> Path:
 
 
 def shipped_folder() -> Path:
-    """Return the folder of `prototxt`, `machinefiles` and `examples`: in the installed package, or the top of the checkout."""
+    """Return the folder of `prototxt`, `machinefiles` and `examples`: in the
+    installed package, or the top of the checkout.
+    """
     return _TEMPLATES if _TEMPLATES.is_dir() else _PACKAGE.parent
 
 
@@ -58,8 +60,8 @@ def candidates(path: str, *, folder: Path) -> list[Path]:
 def resolve_prefix(path: str, *, folder: Path) -> Path:
     """Resolve a prefix such as snapshot_prefix by its parent folder, as in `resolve`.
 
-    A prefix without a folder, `lenet`, is in the folder of the file that names it. On a host that has the content of that
-    file but not the folder, it is in the current folder.
+    A prefix without a folder, `lenet`, is in the folder of the file that names it. On a host that has the content of
+    that file but not the folder, it is in the current folder.
     """
     if path and Path(path).name == path and not folder.exists():
         folder = Path.cwd()

@@ -8,46 +8,50 @@
     def leaky_relu_gradient(y: Tensor, dy: Tensor, *, alpha: float = 0.01) -> Tensor:
         return torch.where(y > 0, dy, alpha * dy)
 
-To add one: write the function in a module of a sub-package of this one (all modules are imported) and a test beside the others.
+To add one: write the function in a module of a sub-package of this one (all modules
+are imported) and a test beside the others.
 
 **The signature is the schema.**
 * Positional parameters are the inputs, in order. A default (`None`) makes an input optional; `*xs` takes any number.
 * Keyword-only parameters are the operator's arguments, converted to the annotated type: `int`, `float`, `bool`, `str`,
   `bytes`, `list[int]`, `list[float]`, `list[str]`, `list[bytes]`, `NetDef`, `TensorProto`, `Argument` (the message
-  itself), each or `| None`. One without a default is required. A trailing underscore is dropped (`min_` is `min`). Arguments that the function does not name are
-  ignored, as Caffe2 ignores them (`order`, `use_cudnn`, ...): name what matters.
+  itself), each or `| None`. One without a default is required. A trailing underscore is dropped (`min_` is `min`).
+  Arguments that the function does not name are ignored, as Caffe2 ignores them (`order`, `use_cudnn`, ...): name what
+  matters.
 * A keyword-only parameter annotated `Context` gets the `Context`: device, number of outputs, random generator,
   definition, workspace.
 * The return annotation gives the outputs: `Tensor` is one, `tuple[Tensor, Tensor]` up to two, `tuple[Tensor, ...]` or a
   list any number, `None` none. An operator may be given fewer output names than it returns values. `outputs=(1, 3)`
   declares the legal numbers where the annotation does not.
-* With `blobs=True` the function gets two sequences of `Blob`, inputs and outputs, reads and sets their `value` itself and
-  returns nothing: for operators that work on the blobs themselves (Python, readers, inner nets).
+* With `blobs=True` the function gets two sequences of `Blob`, inputs and outputs, reads and sets their `value` itself
+  and returns nothing: for operators that work on the blobs themselves (Python, readers, inner nets).
 * A class takes the place of the function where an operator keeps state between runs: `__init__` has the arguments (and
   the `Context`), `__call__` the inputs and the return annotation.
 
-**Values.** A blob holds a `torch.Tensor` (on its device), a numpy array of `bytes` objects (Caffe2's tensor of strings),
-`bytes` (a plain string) or any other object (readers, stores, mutexes). Use torch functions that work on each device and,
-where the shape of the result depends on shapes only, on meta tensors: shape inference runs the function on these.
+**Values.** A blob holds a `torch.Tensor` (on its device), a numpy array of `bytes` objects (Caffe2's tensor of
+strings), `bytes` (a plain string) or any other object (readers, stores, mutexes). Use torch functions that work on each
+device and, where the shape of the result depends on shapes only, on meta tensors: shape inference runs the function on
+these.
 
 `start=begin` is for operators that wait for other processes: `begin(buckets, owned, *inputs, **arguments)` starts the
 operator and returns a `Pending` (`poseidon.caffe2.shards.buckets`). A net runs other operators until it waits for the
 result. `owned` tells that nothing else refers to the memory of the first tensor, which is the first output too: the
 operator may overwrite it.
 
-`shapes="N C *S, C"` tells which shapes the inputs must have (`poseidon.caffe2.operators.input_shapes` has the form). Others
-are refused before the function is called: give it where torch would broadcast, or read over the end, and Caffe2 refused.
+`shapes="N C *S, C"` tells which shapes the inputs must have (`poseidon.caffe2.operators.input_shapes` has the form).
+Others are refused before the function is called: give it where torch would broadcast, or read over the end, and Caffe2
+refused.
 
 `plain=torch.relu` names torch's own function where that does the same as the operator without arguments: it is called
 directly, which saves a tenth of the time of a small operator. It must not return its input itself.
 
-**In place.** The name of an output may be that of an input; the blob is then bound to the new tensor. A function must not
-write to its inputs, except where Caffe2 demands the same blob (updates of parameters, counters, Scatter...): there it
-writes to the input and returns it. An output may be a view of an input.
+**In place.** The name of an output may be that of an input; the blob is then bound to the new tensor. A function must
+not write to its inputs, except where Caffe2 demands the same blob (updates of parameters, counters, Scatter...): there
+it writes to the input and returns it. An output may be a view of an input.
 
 **Gradients** are rules that make the gradient operators. `I1` is the second input, `O0` the first output, `GO0` the
-gradient of that output, `GI1` the gradient of the input 1 (its name is `<input>_grad`); `I*`, `O*`, `GO*`, `GI*` are all of
-them, `I1?` is left out where the operator has no input 1, `_GI0_dims` is `_<gradient>_dims`:
+gradient of that output, `GI1` the gradient of the input 1 (its name is `<input>_grad`); `I*`, `O*`, `GO*`, `GI*` are
+all of them, `I1?` is left out where the operator has no input 1, `_GI0_dims` is `_<gradient>_dims`:
 
     "FCGradient(I0, I1, GO0) -> GI1, GI2, GI0"          one operator; its arguments are those of the forward operator
     "Scale(GO0) -> GI0 {scale=2.0}; Mul(GI0, I0) -> GI0"    two operators; with arguments of their own only
@@ -55,9 +59,9 @@ them, `I1?` is left out where the operator has no input 1, `_GI0_dims` is `_<gra
     "GI0 = (I1, GO0)"                                   a sparse gradient: indices and values
     NO_GRADIENT                                         differentiable, and no gradient goes to the inputs
 
-or a function `(GradientMaker) -> None` that calls `maker.op(...)`, `maker.dense(...)`, `maker.sparse(...)`. Without a rule
-the operator is not differentiable: asking for its gradient is an error. The rule must give exactly what Caffe2 gave
-(types, order of inputs and outputs, arguments): recorded nets are compared.
+or a function `(GradientMaker) -> None` that calls `maker.op(...)`, `maker.dense(...)`, `maker.sparse(...)`. Without a
+rule the operator is not differentiable: asking for its gradient is an error. The rule must give exactly what Caffe2
+gave (types, order of inputs and outputs, arguments): recorded nets are compared.
 """
 
 from __future__ import annotations
@@ -230,7 +234,8 @@ def operator(
 def _all_operators() -> dict[str, Operator]:
     """Return every operator by name; the first call imports the families.
 
-    They are imported here, and not with this package, because some of them import the runtime, which imports this module.
+    They are imported here, and not with this package, because some of them import
+    the runtime, which imports this module.
     """
     with _import_of_families:
         if not _families:

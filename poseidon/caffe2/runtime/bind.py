@@ -97,7 +97,9 @@ def bind_start(definition: OperatorDef, inputs: Sequence[Blob]) -> Start | None:
 
 
 def is_owned(blob: Blob) -> bool:
-    """Return whether a blob has a contiguous tensor on the CPU, and nothing else refers to the tensor or to its memory."""
+    """Return whether a blob has a contiguous tensor on the CPU, and nothing else
+    refers to the tensor or to its memory.
+    """
     value = blob.value
     if not isinstance(value, torch.Tensor) or value.device.type != "cpu" or not value.is_contiguous():
         return False

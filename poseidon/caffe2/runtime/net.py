@@ -111,7 +111,8 @@ class Net:
                 self._run_step(index)
 
     def _free_overwritten(self, workspace: Any) -> set[int]:
-        """Let the steps free the values that later steps overwrite: behind the last reader, or on threads before the writer.
+        """Let the steps free the values that later steps overwrite: behind the last
+        reader, or on threads before the writer.
 
         Return the indices of the last readers and of the writers.
         """

@@ -28,7 +28,9 @@ AGENT = "agent"
 """The launcher of a job's record on a host that an agent serves."""
 AGENT_MODULE = "poseidon.cluster.agent"
 USER_KILL = signal.SIGUSR1
-"""Sent to an agent when the user kills the job, on all hosts. SIGTERM may be its host's shutdown, which a job survives."""
+"""Sent to an agent when the user kills the job, on all hosts. SIGTERM may be
+its host's shutdown, which a job survives.
+"""
 # Processes that were being started when their parent died are found in a further round.
 MAX_ROUNDS = 5
 _POLL_S = 0.02
@@ -39,8 +41,8 @@ class KillTimeouts:
     """The timeouts of a kill, in seconds.
 
     Attributes:
-        launcher_s: from SIGTERM to the launcher, which stops the job cleanly, to SIGTERM to all that is left; longer than
-            `--term_deadline` has by default.
+        launcher_s: from SIGTERM to the launcher, which stops the job cleanly, to SIGTERM to all that is
+            left; longer than `--term_deadline` has by default.
         grace_s: from SIGTERM to SIGKILL.
     """
 
@@ -183,7 +185,9 @@ def _send(process: psutil.Process, number: signal.Signals) -> None:
 
 
 def _wait_gone(processes: Iterable[psutil.Process], timeout_s: float) -> list[psutil.Process]:
-    """Wait for processes to end; return those that have not. (psutil waits for zombies too, which are not ours to reap.)"""
+    """Wait for processes to end; return those that have not. (psutil waits for
+    zombies too, which are not ours to reap.)
+    """
     end_s = time.monotonic() + timeout_s
     left = [process for process in processes if _alive(process)]
     while left and time.monotonic() < end_s:

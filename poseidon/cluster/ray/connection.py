@@ -1,7 +1,7 @@
 """The launcher's connection to an actor of Ray on one node: the interface of `SshConnection`.
 
-Law: a lost node or actor ends every wait. One call of each kind is in progress at a time, so that messages keep their order
-and a slow node slows the launcher down.
+Law: a lost node or actor ends every wait. One call of each kind is in progress at a time, so that messages
+keep their order and a slow node slows the launcher down.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
 """The wire protocol between rank 0 and the other tasks of a rendezvous: a JSON header, and bytes.
 
-A task begins with JOIN; rank 0 answers WELCOME or DISMISS. From then on rank 0 has the leaders of the hosts run programs
-(START, INPUT, END_INPUT, KILL), which they report on (OUTPUT, ERRORS, ENDED). Both send HEARTBEAT when they have nothing
-else to send.
+A task begins with JOIN; rank 0 answers WELCOME or DISMISS. From then on rank 0 has the leaders of the hosts run
+programs (START, INPUT, END_INPUT, KILL), which they report on (OUTPUT, ERRORS, ENDED). Both send HEARTBEAT when they
+have nothing else to send.
 
-Law: pure; `decode` validates, and what it returns has the types below. The values of `Kind` and the keys of the header are
-the wire format.
+Law: pure; `decode` validates, and what it returns has the types below. The values of `Kind`
+and the keys of the header are the wire format.
 """
 
 from __future__ import annotations

@@ -358,10 +358,11 @@ class JobStateMachine:
 
 
 def mismatched_collections(positions: Mapping[int, LoopPosition]) -> str | None:
-    """Return a sentence about two workers of a script that made different numbers of steps before a collection; or None.
+    """Return a sentence about two workers of a script that made different numbers
+    of steps before a collection; or None.
 
-    A finding is certain, whenever the positions were reported: a worker that waits in a collection makes no step before all
-    have begun it. So another that has not begun it, yet has made more steps, waits for this one in an earlier
+    A finding is certain, whenever the positions were reported: a worker that waits in a collection makes no step before
+    all have begun it. So another that has not begun it, yet has made more steps, waits for this one in an earlier
     collection, or will be too late.
 
     Args:
@@ -379,7 +380,8 @@ def mismatched_collections(positions: Mapping[int, LoopPosition]) -> str | None:
 
 
 def ended_before_joining(positions: Mapping[int, LoopPosition], absent: Sequence[int]) -> str | None:
-    """Return a sentence about a worker of a script that waits in `distribute` for one that has ended without it; or None.
+    """Return a sentence about a worker of a script that waits in `distribute` for
+    one that has ended without it; or None.
 
     Args:
         positions: by rank, the last one that each worker has reported.

@@ -1,7 +1,7 @@
 """Batches of rows from a list of HDF5 files.
 
-Law: the records are the rows of all files in the list's order. A batch is a pure function of its number (and of list, share
-and seed). One file is in memory at a time.
+Law: the records are the rows of all files in the list's order. A batch is a pure function of its number (and of
+list, share and seed). One file is in memory at a time.
 
 Source: caffe's HDF5DataLayer. `shuffle` permutes the files, and the rows in each file, as in Caffe.
 """
@@ -72,7 +72,8 @@ class RowMaker:
         plan: the batches to read.
 
     Raises:
-        DataError: a file is missing or damaged, lacks a dataset, or its datasets differ in the number or the shape of rows.
+        DataError: a file is missing or damaged, lacks a dataset, or its datasets
+            differ in the number or the shape of rows.
     """
 
     def __init__(self, files: Sequence[Path], plan: RowPlan) -> None:

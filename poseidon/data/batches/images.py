@@ -1,7 +1,7 @@
 """Batches of images from a list, whose lines are a path and an integer label.
 
-Law: a batch is a pure function of its number (and of list, share, transform and seed). The error for an image that cannot
-be read names the list and the line.
+Law: a batch is a pure function of its number (and of list, share, transform and seed). The error for an
+image that cannot be read names the list and the line.
 
 Source: caffe's ImageDataLayer and ReadImageToCVMat: channels in BGR order, resizing by bilinear interpolation.
 """

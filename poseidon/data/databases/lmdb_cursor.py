@@ -1,7 +1,7 @@
 """Cursors on LMDB databases.
 
-Law: the database is opened read-only, so its folder need not be writable, and any number of processes can read it at the
-same time, on all hosts and containers that mount its folder.
+Law: the database is opened read-only, so its folder need not be writable, and any number of processes can read it at
+the same time, on all hosts and containers that mount its folder.
 """
 
 from __future__ import annotations

@@ -93,7 +93,8 @@ def convert_annoset(
         the number of records.
 
     Raises:
-        DataError: a file cannot be read, a name has no label, sizes differ and `check_size` is set, or the database exists.
+        DataError: a file cannot be read, a name has no label, sizes differ and
+            `check_size` is set, or the database exists.
     """
     labels: Mapping[str, int] = {}
     if annotations.label_map is not None and annotations.form is not None:

@@ -1,7 +1,7 @@
 """Division of a list of images, HDF5 files or windows among clients that share no file system.
 
-Law: record i goes to part i mod n unchanged. Record i is the i-th line of a list of images, the i-th row of all HDF5 files
-in their order, or the i-th image of a window file with its windows. Part k appears beside the source as the list
+Law: record i goes to part i mod n unchanged. Record i is the i-th line of a list of images, the i-th row of all HDF5
+files in their order, or the i-th image of a window file with its windows. Part k appears beside the source as the list
 `<name>_k`, for HDF5 also the folder `<name>_k.rows` that the list names, so that both can move to another host.
 """
 

@@ -61,7 +61,9 @@ def unpacked(content: bytes, source: str) -> Any:
 
 
 def on_host(value: Any) -> Any:
-    """Return a copy of a value of dicts, lists, tuples and tensors, with all tensors on the CPU; others stay as they are."""
+    """Return a copy of a value of dicts, lists, tuples and tensors, with all
+    tensors on the CPU; others stay as they are.
+    """
     if isinstance(value, Tensor):
         return value.detach().cpu().clone()
     if isinstance(value, Mapping):

@@ -181,7 +181,8 @@ class Group(StepLoop):
         self._load("load_state_dict", content, "what load_state_dict() was given")
 
     def save(self, prefix: str | Path | None = None, *, keep: int = 2) -> Path:
-        """Write a checkpoint of `state_dict` to `<prefix>_iter_<steps>.pt`, on rank 0's host. All workers call it together.
+        """Write a checkpoint of `state_dict` to `<prefix>_iter_<steps>.pt`, on rank
+        0's host. All workers call it together.
 
         When it has returned on rank 0, the file and its checksums are on disk. A job that is restarted resumes from it.
 
@@ -313,7 +314,8 @@ class Group(StepLoop):
         return own, {"outer": outer} if any(outer.values()) else {}
 
     def _with_outer(self, histories: Sequence[History], state: Mapping[str, Any]) -> list[History]:
-        """Return histories with those of the outer rule in a checkpoint, which all workers share: worker 0 has saved them.
+        """Return histories with those of the outer rule in a checkpoint, which all
+        workers share: worker 0 has saved them.
 
         Raises:
             SnapshotError: they do not fit a parameter.

@@ -60,7 +60,9 @@ class Observed(Protocol):
         """The exchange to train with."""
 
     def watch(self) -> None:
-        """Start to observe the layers of the module. Hooks that were put first before this call count as the layer's work."""
+        """Start to observe the layers of the module. Hooks that were put first
+        before this call count as the layer's work.
+        """
 
     def close(self) -> None:
         """Close the exchange and report the last measurements."""
@@ -107,7 +109,8 @@ class WorkerContext:
         checkpoint: the checkpoint to resume from, on rank 0's host; None: a fresh start.
         on_saved: called with each checkpoint once it is complete on disk.
         on_open: called once the exchange is open, with what was built and the exchange to train with.
-        on_progress: called after each step and at the begin and end of each collection and of `distribute`; must be fast.
+        on_progress: called after each step and at the begin and end of each
+            collection and of `distribute`; must be fast.
     """
 
     worker: ThisWorker = field(default_factory=ThisWorker)

@@ -121,8 +121,8 @@ class DummyData(Source):
 
     Tops: one or more.
 
-    Fields (dummy_data_param): data_filler, none (the constant 0), one for all tops or one for each; shape, or the old num,
-    channels, height and width, one for all tops or one for each.
+    Fields (dummy_data_param): data_filler, none (the constant 0), one for all tops or one for each; shape, or the old
+    num, channels, height and width, one for all tops or one for each.
     """
 
     IS_RANDOM: ClassVar[bool] = True

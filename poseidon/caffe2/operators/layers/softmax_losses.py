@@ -122,7 +122,9 @@ def softmax_with_loss_gradient(
     scale: float = 1.0,
     average_by_batch_size: bool = False,
 ) -> Tensor:
-    """Return the gradient of the logits; the rest of the inputs is the weights, if there are any, the softmax and dy."""
+    """Return the gradient of the logits; the rest of the inputs is the weights,
+    if there are any, the softmax and dy.
+    """
     *weights, softmax, dy = rest
     rows = matrix(softmax, axis)
     if rows.shape[0] == 0:

@@ -63,8 +63,8 @@ class Windows:
     """The windows that the arguments of an operator describe.
 
     The arguments are `kernel`, `kernel_h` and `kernel_w`, or the list `kernels`; `stride`, `dilation` and `adj`
-    likewise; `pad`, `pad_t`, `pad_l`, `pad_b` and `pad_r`, or the list `pads` (all starts, then all ends); `legacy_pad`,
-    `global_pooling` and `order`. Sizes for single sides count only where those of all sides are given.
+    likewise; `pad`, `pad_t`, `pad_l`, `pad_b` and `pad_r`, or the list `pads` (all starts, then all ends);
+    `legacy_pad`, `global_pooling` and `order`. Sizes for single sides count only where those of all sides are given.
     """
 
     def __init__(self, definition: OperatorDef) -> None:

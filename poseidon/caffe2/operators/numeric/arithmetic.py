@@ -122,7 +122,9 @@ def div_gradient(
     axis_str: str = "",
     order: str = "NCHW",
 ) -> tuple[Tensor, Tensor]:
-    """Return the gradients of `Div`; the inputs are dy, a, b, y, or b, y, dy (the older form, for equal shapes of a and y)."""
+    """Return the gradients of `Div`; the inputs are dy, a, b, y, or b, y, dy (the
+    older form, for equal shapes of a and y).
+    """
     dy, a, b, y = given if len(given) == 4 else (given[2], given[1], given[0], given[1])
     fitted = aligned(a, b, broadcast, axis, axis_str, order)
     return summed_to(dy / fitted, a), -summed_to(dy * y / fitted, fitted).reshape(b.shape)

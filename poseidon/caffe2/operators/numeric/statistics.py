@@ -26,7 +26,9 @@ def histogram(x: Tensor, *others: Tensor, bin_edges: list[float]) -> Tensor:
 
 @operator("AccumulateHistogram")
 class AccumulateHistogram:
-    """The histogram of values, with one bin for those below and one for those above all others, and its sum over runs."""
+    """The histogram of values, with one bin for those below and one for those
+    above all others, and its sum over runs.
+    """
 
     def __init__(self, *, lower_bound: float = 0.0, upper_bound: float = 1.0, num_buckets: int = 1) -> None:
         if lower_bound >= upper_bound:

@@ -31,7 +31,8 @@ def piecewise_linear_transform(
     intercepts: list[float] = [],  # noqa: B006
     binary: bool = False,
 ) -> Tensor:
-    """Return slope * x + intercept of the piece in which each value lies; a value outside is moved to the nearest bound.
+    """Return slope * x + intercept of the piece in which each value lies; a value
+    outside is moved to the nearest bound.
 
     Args:
         x: (examples, classes), or with `binary` one probability, or both, of each example.

@@ -1,8 +1,8 @@
 """Sums, means and extremes of segments, in all of Caffe2's forms.
 
-A segment is a run of rows: by sorted ids of the rows (`SortedSegment...`), by ids in any order (`UnsortedSegment...`) or by
-lengths (`Lengths...`). The `Sparse...` forms first gather rows by index; their gradients are sparse. `...WeightedSum` has a
-weight for each row, and with the argument `grad_on_weights` a gradient for it.
+A segment is a run of rows: by sorted ids of the rows (`SortedSegment...`), by ids in any order (`UnsortedSegment...`)
+or by lengths (`Lengths...`). The `Sparse...` forms first gather rows by index; their gradients are sparse.
+`...WeightedSum` has a weight for each row, and with the argument `grad_on_weights` a gradient for it.
 """
 
 from __future__ import annotations

@@ -147,7 +147,9 @@ def _cosine(a: Arguments) -> Policy:
 
 
 def _waves(low: float, high: float, period: int, stretch: float, shrink: float) -> Policy:
-    """Return half cosines from `high` to `low`: each is `stretch` times as long and `shrink` times as high as the last."""
+    """Return half cosines from `high` to `low`: each is `stretch` times as long
+    and `shrink` times as high as the last.
+    """
 
     def factor(iteration: int) -> float:
         if stretch == 1:
