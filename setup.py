@@ -157,6 +157,9 @@ setup(
     ],
     python_requires=">=3.10",
     cmdclass={"build_py": BuildWithTemplates},
+    # The checkout goes on sys.path. By default setuptools installs a finder that comes after it: in the folder that has a
+    # checkout named poseidon, `import poseidon` would find that folder.
+    options={"editable_wheel": {"mode": "compat"}},
     packages=find_packages(include=["poseidon", "poseidon.*", "ps_server", "ps_server.*"]),
     package_data={
         "poseidon": [

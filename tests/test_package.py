@@ -36,7 +36,7 @@ CHECKED = (
     *("psutil", "tqdm"),
 )
 """The packages that Poseidon imports, by the names of their modules."""
-BUILD = "from setuptools.build_meta import build_sdist, build_wheel; build_{}('dist')"
+BUILD = "from setuptools.build_meta import build_editable, build_sdist, build_wheel; build_{}('dist')"
 
 
 def run(folder: Path, *words: str | Path) -> str:
@@ -193,3 +193,24 @@ def test_the_commands_of_a_project_run_from_an_installed_wheel(
         more += ["--url="] if words[0] == "prepare_cifar10" else []
         run(tmp_path / "mine", installed / "bin" / command, *words, *more)
     assert list(tmp_path.glob("mine/output/*/worker_0.log"))
+
+
+def test_a_checkout_named_poseidon_is_no_package_in_the_folder_that_has_it(
+    repository: Path, tmp_path: Path
+) -> None:
+    checkout, site = tmp_path / "poseidon", tmp_path / "site"
+    (checkout / "poseidon").mkdir(parents=True)
+    for name in (
+        "setup.py",
+        "pyproject.toml",
+        "README.md",
+        "LICENSE",
+        "poseidon/__init__.py",
+        "poseidon/errors.py",
+    ):
+        shutil.copy(repository / name, checkout / name)
+    run(checkout, sys.executable, "-c", BUILD.format("editable"))
+    (wheel,) = (checkout / "dist").glob("*.whl")
+    shutil.unpack_archive(wheel, site, "zip")
+    code = "import site, sys; site.addsitedir(sys.argv[1]); import poseidon; print(poseidon.__version__)"
+    assert run(tmp_path, sys.executable, "-S", "-c", code, str(site)).strip()
