@@ -15,6 +15,7 @@ import psutil
 
 from benchmarks.testbed import links
 from benchmarks.testbed.hosts import Host
+from tests.support.live_processes import none_left
 from tests.support.needs import find
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -170,11 +171,15 @@ class SshHost:
         self.close()
 
     def close(self) -> None:
-        """Kill all its processes, if it runs."""
+        """Kill all its processes, if it runs; return when they have ended: no port accepts a connection any more."""
         if self._first is not None:
+            inside: list[int] = []
+            with suppress(psutil.NoSuchProcess):
+                inside = [child.pid for child in psutil.Process(self._first.pid).children()]
             self._first.kill()  # and, by --kill-child, everything below
             self._first.wait(START_LIMIT_S)
             self._first = None
+            none_left(inside)  # the first process inside ends last
 
     def cut(self) -> None:
         """Cut its link: packets are lost, and neither side is notified."""
