@@ -82,6 +82,7 @@ class LocalProcess:
         self._status: int | None = None
         self._ended = threading.Event()
         self._created_s = _created_s(child.pid)
+        self._started_ignoring = signal.getsignal(signal.SIGTERM) is signal.SIG_IGN
         self._lines: queue.Queue[bytes | None] = queue.Queue(MAX_QUEUED_LINES)
         self._readers = [
             self._thread("stdout", self._read_events),
@@ -121,11 +122,13 @@ class LocalProcess:
     def terminate(self) -> None:
         """Send SIGTERM to its group, and SIGCONT, without which a stopped process would not handle it.
 
-        A process that ignores SIGTERM is killed at once, for nothing else ends it: tasks of
-        Slurm and actors of Ray start all processes so.
+        Under `poseidon worker` and Ray a child is started ignoring SIGTERM (`poseidon.cluster.rendezvous.program`). If it
+        still does, it is killed at once, for nothing else ends it. A child that ignores SIGTERM by itself, for instance
+        while it writes a file, keeps its time.
         """
-        if _ignores(self._child.pid, signal.SIGTERM):
+        if self._started_ignoring and _ignores(self._child.pid, signal.SIGTERM):
             self.kill()
+            return
         self._signal(signal.SIGTERM)
         self._signal(signal.SIGCONT)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -89,14 +90,38 @@ def test_terminate_reaches_a_stopped_child() -> None:
         assert listener.until("exited")[-1] == ("exited", -15)
 
 
-def test_terminate_kills_a_child_that_ignores_it() -> None:
-    with started("signal.signal(signal.SIGTERM, signal.SIG_IGN)\nsay('ready')\nforever()") as (
-        process,
-        listener,
-    ):
+@pytest.fixture
+def ignoring_sigterm() -> Iterator[None]:
+    """This process as `poseidon worker` starts agents: it ignores SIGTERM, and so do its children."""
+    before = signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    yield
+    signal.signal(signal.SIGTERM, before)
+
+
+@pytest.mark.usefixtures("ignoring_sigterm")
+def test_terminate_kills_a_child_that_was_started_ignoring_it() -> None:
+    with started("say('ready')\nforever()") as (process, listener):
         listener.until("ready")
         process.terminate()
         assert listener.until("exited")[-1] == ("exited", -9)
+
+
+@pytest.mark.usefixtures("ignoring_sigterm")
+def test_terminate_leaves_a_child_its_time_that_was_started_ignoring_it_and_handles_it() -> None:
+    script = "signal.signal(signal.SIGTERM, lambda *_: os._exit(4))\nsay('ready')\nforever()"
+    with started(script) as (process, listener):
+        listener.until("ready")
+        process.terminate()
+        assert listener.until("exited")[-1] == ("exited", 4)
+
+
+def test_terminate_leaves_a_child_its_time_that_ignores_it_by_itself() -> None:
+    script = "signal.signal(signal.SIGTERM, signal.SIG_IGN)\nsay('saves')\nfor c in commands(): os._exit(0)"
+    with started(script) as (process, listener):
+        listener.until("saves")
+        process.terminate()
+        process.send_line(b'{"do": "stop"}')
+        assert listener.until("exited")[-1] == ("exited", 0)
 
 
 def test_terminate_leaves_a_child_that_handles_it_its_time() -> None:
