@@ -227,7 +227,7 @@ class ReplicaCheck:
             if self._options.on_divergence is OnDivergence.STOP:
                 remedy = "Resume from an earlier snapshot"
                 if first and iteration == self._equal_at + 1:
-                    remedy = "A script changes parameters on all workers alike, or before distribute(): do so"
+                    remedy = "Change parameters on all workers alike or before distribute()"
                 raise JobError(f"{message} {remedy}, or use --on_divergence=mend.")
             for name in unequal:
                 self._broadcast(state.get(name))
