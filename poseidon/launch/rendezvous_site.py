@@ -231,7 +231,7 @@ def _signals_as_errors(rank: int) -> Iterator[None]:
 
     def end(number: int, frame: FrameType | None) -> None:
         name = signal.Signals(number).name
-        error = JobError(f"rank {rank} was ended by {name} before the job had started")
+        error = JobError(f"rank {rank} was ended by {name} while its job did not run")
         error.exit_code = exit_code_of(signal.Signals(number))
         raise error
 

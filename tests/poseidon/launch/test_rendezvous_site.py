@@ -94,7 +94,7 @@ def test_rank_0_that_is_ended_while_it_waits(monkeypatch: pytest.MonkeyPatch, nu
     task = task_from({"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1"}, port=0)
     before = signal.getsignal(number)
     with pytest.raises(
-        JobError, match=f"^rank 0 was ended by {number.name} before the job had started$"
+        JobError, match=f"^rank 0 was ended by {number.name} while its job did not run$"
     ) as caught:
         take_part(task, b"k" * 64, 60.0, lambda site: 0)
     assert caught.value.exit_code == 128 + number
