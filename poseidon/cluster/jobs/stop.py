@@ -110,19 +110,20 @@ def stop_jobs(
     """
     own = [record for record in targets.records if record.job in targets.jobs]
     problems: list[str] = []
-    leading = _leading_hosts(targets)
+    seen = [job for job in targets.seen if job.reported.record.job in targets.jobs]
+    leading = _leading_hosts(seen, targets.records)
     others = [host for host in targets.hosts if host not in leading]
     first = kill_remote_jobs(targets.jobs, leading, ask, timeouts=timeouts, report=report)
     count = sum(_stop_local(job, registry, timeouts, report, problems) for job in targets.jobs)
     rest = kill_remote_jobs(targets.jobs, others, ask, timeouts=timeouts, report=report)
     killed = Killed(counts={**first.counts, **rest.counts}, problems=first.problems + rest.problems)
     for host, stopped in killed.counts.items():
-        before = sum(job.reported.living + job.reported.launcher for job in targets.seen if job.host == host)
+        before = sum(job.reported.living + job.reported.launcher for job in seen if job.host == host)
         if before > stopped:
             report(f"{host.address}: {before - stopped} processes had ended with their launcher")
         count += stopped
     problems += killed.problems
-    if not (count or problems or own or targets.seen):
+    if not (count or problems or own or seen):
         raise JobError(
             f"nothing of {_named(targets.jobs)} is on this machine or on the hosts that were asked"
         )
@@ -136,12 +137,12 @@ def stop_jobs(
     return problems
 
 
-def _leading_hosts(targets: StopTargets) -> list[Host]:
+def _leading_hosts(seen: Sequence[RemoteJob], records: Sequence[JobRecord]) -> list[Host]:
     """Return the other machines on which the launcher of a job runs."""
-    here = [record.launcher for record in targets.records]
+    here = [record.launcher for record in records]
     found = {
         job.host: None
-        for job in targets.seen
+        for job in seen
         if job.reported.launcher and (own := job.reported.record.launcher).name != AGENT and own not in here
     }
     return list(found)
