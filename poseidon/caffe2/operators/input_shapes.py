@@ -99,6 +99,13 @@ def axis_of(axis: int, dimensions: int) -> int:
     return axis % dimensions
 
 
+def check_count(name: str, value: Any, expected: int) -> None:
+    """Raise ValueError for an input that has not so many values, in whatever shape."""
+    count = math.prod(value.shape)
+    if count != expected:
+        raise ValueError(f"{name} has {count} values, expected {expected}")
+
+
 def parse_shapes(line: str) -> InputShapes:
     """Return the shapes of a line.
 

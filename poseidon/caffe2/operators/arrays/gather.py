@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from poseidon.caffe2.operators.gradients import GradientMaker
-from poseidon.caffe2.operators.input_shapes import axis_of
+from poseidon.caffe2.operators.input_shapes import axis_of, check_count
 from poseidon.caffe2.operators.registry import NO_GRADIENT, operator
 
 
@@ -136,10 +136,12 @@ def places(starts: Tensor, lengths: Tensor) -> Tensor:
     return torch.arange(len(shift), device=lengths.device) + shift
 
 
-@operator("ScatterAssign", shapes="N *S, I, I *S")
+@operator("ScatterAssign", shapes="N *")
 def scatter_assign(x: Tensor, indices: Tensor, slices: Tensor) -> Tensor:
-    """Write the slices to the rows of x that the indices name, and return x."""
-    x[indices.long()] = slices.to(x.dtype)
+    """Write the slices, one for each index, to the rows of x that the indices name, and return x."""
+    places, row = indices.reshape(-1).long(), x.shape[1:]
+    check_count("the input slices", slices, len(places) * row.numel())
+    x[places] = slices.reshape(len(places), *row).to(x.dtype)
     return x
 
 

@@ -7,6 +7,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from poseidon.caffe2.operators.gradients import GradientMaker
+from poseidon.caffe2.operators.input_shapes import check_count
 from poseidon.caffe2.operators.registry import operator
 
 EPSILON = 1e-12
@@ -127,13 +128,20 @@ def cosine_similarity_gradient(x: Tensor, y: Tensor, dz: Tensor) -> tuple[Tensor
     return dx.reshape(x.shape), dy.reshape(y.shape)
 
 
+def _in_shape_of(x: Tensor, **others: Tensor) -> list[Tensor]:
+    """Return other inputs in the shape of x, which have as many values: Caffe2 goes through all in order."""
+    for name, value in others.items():
+        check_count(f"the input {name}", value, x.numel())
+    return [value.reshape(x.shape) for value in others.values()]
+
+
 @operator(
     "MarginRankingCriterion",
     gradient="MarginRankingCriterionGradient(I0, I1, I2, GO0) -> GI0, GI1",
-    shapes="*S, *S, *S",
 )
 def margin_ranking_criterion(x1: Tensor, x2: Tensor, y: Tensor, *, margin: float = 1.0) -> Tensor:
-    """Return max(0, margin - y * (x1 - x2))."""
+    """Return max(0, margin - y * (x1 - x2)) in the shape of x1; the others have as many values."""
+    x2, y = _in_shape_of(x1, x2=x2, y=y)
     return (margin - y * (x1 - x2)).clamp(min=0)
 
 
@@ -142,23 +150,25 @@ def margin_ranking_criterion_gradient(
     x1: Tensor, x2: Tensor, y: Tensor, dz: Tensor, *, margin: float = 1.0
 ) -> tuple[Tensor, Tensor]:
     """Return the gradients of `MarginRankingCriterion`."""
-    dx = torch.where(margin - y * (x1 - x2) >= 0, -y * dz, 0)
-    return dx, -dx
+    second, y, dz = _in_shape_of(x1, x2=x2, y=y, gradient=dz)
+    dx = torch.where(margin - y * (x1 - second) >= 0, -y * dz, 0)
+    return dx, -dx.reshape(x2.shape)
 
 
 @operator(
     "CosineEmbeddingCriterion",
     gradient="CosineEmbeddingCriterionGradient(I0, I1, GO0) -> GI0",
-    shapes="*S, *S",
 )
 def cosine_embedding_criterion(s: Tensor, y: Tensor, *, margin: float = 0.0) -> Tensor:
-    """Return 1 - s for a pair that belongs together (y is 1), else max(0, s - margin)."""
+    """Return 1 - s for a pair that belongs together (y is 1), else max(0, s - margin), in the shape of s."""
+    (y,) = _in_shape_of(s, y=y)
     return torch.where(y == 1, 1 - s, (s - margin).clamp(min=0))
 
 
 @operator("CosineEmbeddingCriterionGradient")
 def cosine_embedding_criterion_gradient(s: Tensor, y: Tensor, dz: Tensor, *, margin: float = 0.0) -> Tensor:
     """Return the gradient of `CosineEmbeddingCriterion`."""
+    y, dz = _in_shape_of(s, y=y, gradient=dz)
     return torch.where(y == 1, -dz, torch.where(s >= margin, dz, 0))
 
 

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from poseidon.caffe2.operators.gradients import GradientMaker
-from poseidon.caffe2.operators.input_shapes import axis_of
+from poseidon.caffe2.operators.input_shapes import axis_of, check_count
 from poseidon.caffe2.operators.layers.windows import channels_last, channels_second
 from poseidon.caffe2.operators.registry import operator
 
@@ -125,11 +125,8 @@ def _layer_rule(maker: GradientMaker) -> None:
 
 def _check_elements(s: Tensor, b: Tensor, rows: Tensor) -> None:
     """Raise ValueError for a scale or a bias without one value for each element of a row."""
-    for name, value in (("scale", s), ("bias", b)):
-        if value.numel() != rows.shape[-1]:
-            raise ValueError(
-                f"the {name} has {value.numel()} values, expected {rows.shape[-1]}, the values of a row"
-            )
+    check_count("the scale", s, rows.shape[-1])
+    check_count("the bias", b, rows.shape[-1])
 
 
 @operator("LayerNorm", gradient=_layer_rule)

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from poseidon.caffe2.operators.input_shapes import check_count
 from poseidon.caffe2.operators.numeric.arithmetic import aligned, summed_to
 from poseidon.caffe2.operators.numeric.functions import data_type
 from poseidon.caffe2.operators.registry import Context, operator
@@ -131,8 +132,9 @@ def mean_gradient(dy: Tensor, *, context: Context) -> tuple[Tensor, ...]:
     return tuple(dy / context.outputs for _ in range(context.outputs))
 
 
-@operator("SquareRootDivide", gradient="SquareRootDivide(GO0, I1) -> GI0", shapes="N *, N")
+@operator("SquareRootDivide", gradient="SquareRootDivide(GO0, I1) -> GI0", shapes="N *")
 def square_root_divide(x: Tensor, scale: Tensor) -> Tensor:
     """Return each row of x divided by the square root of its scale; a scale of 0 divides by 1."""
+    check_count("the scale", scale, len(x))
     root = torch.where(scale > 0, scale, 1).to(x.dtype).sqrt()
-    return x / root.reshape(root.shape + (1,) * (x.dim() - root.dim()))
+    return x / root.reshape(-1, *[1] * (x.dim() - 1))

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from poseidon.caffe2.operators.gradients import GradientMaker
+from poseidon.caffe2.operators.input_shapes import check_count
 from poseidon.caffe2.operators.layers.normalization import by_channel
 from poseidon.caffe2.operators.layers.windows import channels_last, channels_second
 from poseidon.caffe2.operators.registry import Context, operator
@@ -162,10 +163,7 @@ def affine_channel_gradient(
 def elementwise_linear(x: Tensor, w: Tensor, b: Tensor, *, axis: int = 1) -> Tensor:
     """Return w * x + b, where w and b are by element from `axis` on."""
     rows = matrix(x, axis)
-    if w.numel() != rows.shape[1]:
-        raise ValueError(
-            f"the factors have {w.numel()} values, expected {rows.shape[1]}, the values of a row"
-        )
+    check_count("w", w, rows.shape[1])
     return (rows * w.reshape(-1) + b.reshape(-1)).reshape(x.shape)
 
 
@@ -186,9 +184,10 @@ def _row_mul_rule(maker: GradientMaker) -> None:
     maker.op("ReduceTailSum", [f"{dw}before_aggregate"], [dw])
 
 
-@operator("RowMul", gradient=_row_mul_rule, shapes="N *, N")
+@operator("RowMul", gradient=_row_mul_rule, shapes="N *")
 def row_mul(x: Tensor, w: Tensor) -> Tensor:
     """Return x with each row multiplied by its weight."""
+    check_count("w", w, len(x))
     return x * w.reshape(-1, *[1] * (x.dim() - 1))
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from poseidon.caffe2.operators.input_shapes import check_count
 from poseidon.caffe2.operators.registry import operator
 
 
@@ -227,15 +228,18 @@ def _log_odds(p: Tensor) -> Tensor:
     return p.clamp(min=SMALLEST).log() - (1 - p).clamp(min=SMALLEST).log()
 
 
-@operator("BernoulliJSD", gradient="BernoulliJSDGradient(GO0, I0, I1) -> GI0", shapes="*S, *S")
+@operator("BernoulliJSD", gradient="BernoulliJSDGradient(GO0, I0, I1) -> GI0")
 def bernoulli_jsd(x: Tensor, t: Tensor) -> Tensor:
-    """Return the Jensen-Shannon divergence of each pair of probabilities of a coin."""
+    """Return the Jensen-Shannon divergence of each pair of probabilities of a coin, in the shape of x."""
+    check_count("the input t", t, x.numel())
+    t = t.reshape(x.shape)
     return _entropy((x + t) / 2) - (_entropy(x) + _entropy(t)) / 2
 
 
 @operator("BernoulliJSDGradient")
 def bernoulli_jsd_gradient(dy: Tensor, x: Tensor, t: Tensor) -> Tensor:
     """Return the gradient of `BernoulliJSD` with respect to x."""
+    t, dy = t.reshape(x.shape), dy.reshape(x.shape)
     return dy * (_log_odds(x) - _log_odds((x + t) / 2)) / 2
 
 

@@ -5,15 +5,20 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from poseidon.caffe2.operators.input_shapes import check_count
 from poseidon.caffe2.operators.registry import operator
 
 SMALLEST = 1e-6
 """The least value that `BatchBoxCox` takes the power of."""
 
 
-@operator("BatchBoxCox", shapes="N D, D, D")
+@operator("BatchBoxCox", shapes="N *")
 def batch_box_cox(x: Tensor, powers: Tensor, shifts: Tensor) -> Tensor:
     """Return ((x + shift)^power - 1) / power by column, and log(x + shift) where the power is 0."""
+    columns = x.shape[1:]
+    for name, value in (("powers", powers), ("shifts", shifts)):
+        check_count(f"the input {name}", value, columns.numel())
+    powers, shifts = powers.reshape(columns), shifts.reshape(columns)
     moved = (x + shifts).clamp(min=SMALLEST)
     divisor = torch.where(powers == 0, 1, powers)
     return torch.where(powers == 0, moved.log(), (moved.pow(powers) - 1) / divisor)

@@ -112,6 +112,12 @@ REFUSED: list[tuple[str, Shapes, dict[str, Any], str]] = [
     ("InstanceNorm", [IMAGES, (3,), (3,)], {"order": "NHWC"}, "x1 has the shape (3,), expected (4,)"),
     ("LSTMUnit", [(1, 2, 3), (1, 2, 3), (1, 2, 4), (2,), ()], {}, "x2 has the shape (1, 2, 4), expected (1, 2, 12)"),
     ("LengthsWeightedSum", [(4, 3), (1,), (2,)], {}, "x1 has the shape (1,), expected (4,)"),
+    ("MarginRankingCriterion", [(4, 1), (4,), (1,)], {}, "the input y has 1 values, expected 4"),
+    ("CosineEmbeddingCriterion", [(4,), (1,)], {}, "the input y has 1 values, expected 4"),
+    ("BernoulliJSD", [(4,), (1,)], {}, "the input t has 1 values, expected 4"),
+    ("RowMul", [(4, 3), (1,)], {}, "w has 1 values, expected 4"),
+    ("SquareRootDivide", [(4, 3), (3,)], {}, "the scale has 3 values, expected 4"),
+    ("BatchBoxCox", [(4, 3), (3,), (1,)], {}, "the input shifts has 1 values, expected 3"),
     # torch would read or write over the end, which may end the process
     ("SpatialBN", [IMAGES, (3,), (3,), (0,), (3,)], {"is_test": 0}, "x3 has the shape (0,), expected (3,)"),
     ("ConvGradient", [IMAGES, (5, 3, 1, 1), (0, 5, 4, 4)], {}, "x2 has the shape (0, 5, 4, 4), expected (2, 5, ...)"),
@@ -140,6 +146,49 @@ def test_operators_refuse_shapes_as_caffe2_did(
         workspace.RunOperatorOnce(core.CreateOperator(kind, names, outputs, **arguments))
     line = str(caught.value).splitlines()[0]
     assert message in line
+
+
+@pytest.mark.parametrize(
+    ("kind", "usual", "others", "outputs"),
+    [
+        ("MarginRankingCriterion", [(4, 1), (4, 1), (4, 1)], [(4, 1), (4,), (1, 4)], [(4, 1)]),
+        ("MarginRankingCriterionGradient", [(4,)] * 4, [(4,), (4, 1), (2, 2), (1, 4)], [(4,), (4, 1)]),
+        ("CosineEmbeddingCriterion", [(4,), (4,)], [(4,), (4, 1)], [(4,)]),
+        ("CosineEmbeddingCriterionGradient", [(4,)] * 3, [(4,), (4, 1), (2, 2)], [(4,)]),
+        ("BernoulliJSD", [(4, 1), (4, 1)], [(4, 1), (4,)], [(4, 1)]),
+        ("BernoulliJSDGradient", [(4, 1)] * 3, [(4,), (4, 1), (4,)], [(4, 1)]),
+        ("RowMul", [(4, 3), (4,)], [(4, 3), (4, 1)], [(4, 3)]),
+        ("SquareRootDivide", [(4,), (4,)], [(4,), (4, 1)], [(4,)]),
+        ("BatchBoxCox", [(4, 3), (3,), (3,)], [(4, 3), (1, 3), (3, 1)], [(4, 3)]),
+    ],
+)
+def test_inputs_of_as_many_values_are_taken_in_order_as_by_caffe2(
+    kind: str, usual: Shapes, others: Shapes, outputs: Shapes
+) -> None:
+    names, results = [f"y{index}" for index in range(len(outputs))], []
+    for shapes in (usual, others):
+        generator = np.random.default_rng(0)
+        for index, shape in enumerate(shapes):
+            workspace.FeedBlob(f"x{index}", generator.uniform(0.1, 0.9, shape).astype("float32"))
+        workspace.RunOperatorOnce(core.CreateOperator(kind, [f"x{n}" for n in range(len(shapes))], names))
+        results.append([workspace.FetchBlob(name) for name in names])
+    assert [value.shape for value in results[1]] == outputs
+    for expected, found in zip(*results, strict=True):
+        np.testing.assert_array_equal(found.ravel(), expected.ravel())
+
+
+@pytest.mark.parametrize(("indices", "slices"), [((2,), (2, 3)), ((2, 1), (2, 1, 3)), ((1, 2), (6,))])
+def test_slices_of_any_shape_are_assigned(indices: tuple[int, ...], slices: tuple[int, ...]) -> None:
+    workspace.FeedBlob("data", np.zeros((4, 3), "float32"))
+    workspace.FeedBlob("places", np.array([3, 1]).reshape(indices))
+    workspace.FeedBlob("rows", np.arange(6, dtype="float32").reshape(slices))
+    operator = core.CreateOperator("ScatterAssign", ["data", "places", "rows"], ["data"])
+    workspace.RunOperatorOnce(operator)
+    expected = [[0, 0, 0], [3, 4, 5], [0, 0, 0], [0, 1, 2]]
+    np.testing.assert_array_equal(workspace.FetchBlob("data"), expected)
+    workspace.FeedBlob("rows", np.zeros(3, "float32"))
+    with pytest.raises(RuntimeError, match="the input slices has 3 values, expected 6"):
+        workspace.RunOperatorOnce(operator)
 
 
 def test_an_empty_blob_does_not_reach_the_operator() -> None:
