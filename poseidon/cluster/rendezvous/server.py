@@ -90,6 +90,7 @@ class RendezvousServer:
         self._outgoing: deque[tuple[bytes, Message]] = deque()
         self._changed = threading.Condition()
         self._failure = ""
+        self._dismissal: Message | None = None
         self._last_alive_s = 0.0
         self._closing = False
         self._thread = threading.Thread(target=self._run, name="poseidon rendezvous", daemon=True)
@@ -137,17 +138,17 @@ class RendezvousServer:
             self._changed.notify_all()
 
     def dismiss(self, status: int, why: str = "") -> None:
-        """Dismiss all tasks; only the first call counts.
+        """Dismiss all tasks, those that join later too; only the first call counts.
 
         Args:
             status: their exit status.
             why: the reason, which tasks print that were not welcomed yet.
         """
         with self._changed:
-            if self._failure == "dismissed":
+            if self._dismissal is not None:
                 return
-            self._failure = "dismissed"
-        self._send_all(Message(kind=Kind.DISMISS, status=status, arguments=(why,) if why else ()))
+            self._dismissal = Message(kind=Kind.DISMISS, status=status, arguments=(why,) if why else ())
+        self._send_all(self._dismissal)
 
     def _connect(self, plan: RendezvousHost) -> TaskConnection:
         name, member = next(item for item in self._members.items() if item[1].task.rank == plan.rank)
@@ -236,7 +237,9 @@ class RendezvousServer:
         others = [member.task for member in self._members.values()]
         why_not = rejection_reason(task, others, size=self._size, version=__version__)
         with self._changed:
-            if why_not is None:
+            if self._dismissal is not None:
+                self._send(name, self._dismissal)
+            elif why_not is None:
                 self._members[name] = _Member(task=task, received_s=time.monotonic())
             else:
                 self._send(name, Message(kind=Kind.DISMISS, status=1, arguments=(why_not,)))

@@ -105,6 +105,14 @@ def gathered(count: int) -> Iterator[tuple[RendezvousServer, list[Guest], list[T
                 assert not thread.is_alive()
 
 
+def test_a_task_that_joins_after_the_job_is_dismissed_too() -> None:
+    with rendezvous(2) as found:
+        found.dismiss(5)
+        late = Guest(found.address, 1, 2)
+        late.run()
+        assert (late.status, late.error) == (5, "")
+
+
 def test_programs_run_on_all_hosts() -> None:
     with gathered(3) as (found, guests, hosts):
         assert [host.label for host in hosts] == ["rank 0 (node0)", "rank 1 (node1)", "rank 2 (node2)"]
