@@ -7,12 +7,13 @@ import io
 import signal
 import subprocess
 import sys
+from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
-from poseidon.cli import ps
+from poseidon.cli import ps, train
 from poseidon.cli.main import COMMANDS, OTHER_NAMES, ctrl_c_ends_at_once, main
 
 
@@ -61,6 +62,20 @@ def test_a_file_that_nobody_foresaw_is_named(
     monkeypatch.setattr(ps, "run", fail)
     assert main(["ps"]) == 1
     assert capsys.readouterr().err == "poseidon ps: /etc/secret: Permission denied\n"
+
+
+@pytest.mark.parametrize("kind", [KeyError, OSError, FileNotFoundError])
+def test_what_fails_in_a_module_of_import_is_named_with_its_line(
+    kind: type[Exception], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    module = tmp_path / "layer_that_fails.py"
+    module.write_text(f"def run(parsed):\n    raise {kind.__name__}('gone')\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(train, "run", lambda parsed: import_module(module.stem).run(parsed))
+    monkeypatch.delitem(sys.modules, module.stem, raising=False)
+    assert main(["train", "--solver=solver.prototxt", f"--import={module.stem}"]) == 1
+    said = capsys.readouterr().err
+    assert said == f"poseidon train: {module}:2: {kind.__name__}: {kind('gone')}\n"
 
 
 def test_memory_that_runs_out_is_one_sentence(
