@@ -30,9 +30,9 @@ def read_key(path: Path) -> bytes:
         UsageError: it cannot be read, others can read it, or it is too short or too long.
     """
     try:
-        if (
-            not stat.S_ISREG(path.stat().st_mode) and not path.is_dir()
-        ):  # to open a named pipe waits for a writer
+        mode = path.stat().st_mode
+        # To open a named pipe would wait for a writer; to read a folder is an error with a sentence of its own.
+        if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
             raise UsageError(
                 f"--key_file: {path} is no regular file, expected one that every task can read again; "
                 "make one with: poseidon worker --new_key=FILE"
