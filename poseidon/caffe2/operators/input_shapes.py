@@ -20,6 +20,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from poseidon.errors import counted
+
 Shape = tuple[int, ...]
 Sizes = dict[str, Shape]
 """What a letter and a star stand for: one size and several."""
@@ -103,7 +105,7 @@ def check_count(name: str, value: Any, expected: int) -> None:
     """Raise ValueError for an input that has not so many values, in whatever shape."""
     count = math.prod(value.shape)
     if count != expected:
-        raise ValueError(f"{name} has {count} values, expected {expected}")
+        raise ValueError(f"{name} has {counted(count, 'value')}, expected {expected}")
 
 
 def parse_shapes(line: str) -> InputShapes:
