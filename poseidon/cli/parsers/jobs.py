@@ -276,15 +276,15 @@ def _exchange(parser: Parser) -> None:
         "How gradients are exchanged",
         "ps: through the parameter server. svb: gradients of fully-connected layers as sufficient factors, two small "
         "matrices, to each other worker. hybrid: per layer the one with fewer bytes. allreduce: torch.distributed. auto: "
-        "per layer the fastest of the three, by a measurement at the start. local: not at all, for one worker. With staleness S a worker begins an iteration at most S ahead of the slowest; 0 gives the "
-        "weights of one process with all workers' batches. With --sync_every=H each worker trains alone for H iterations, "
-        "then an outer rule applies the mean of their changes: docs/local_steps.md.",
+        "per layer the fastest of the three, by a measurement at the start. local: not at all, for one worker. With "
+        "staleness S a worker begins an iteration at most S ahead of the slowest; 0 gives the weights of one process with "
+        "all workers' batches. With --sync_every=H each worker trains alone for H iterations, a round, then an outer rule "
+        "applies the mean of their changes: docs/local_steps.md. S then counts rounds.",
     )
     chosen(group, "exchange", "hybrid (default), auto, ps, svb, allreduce, local", EXCHANGES, metavar="KIND")
     switch(group, "svb", "short for --exchange=svb; --nosvb: ps", type=one_of(SVB), choices=SVB, default=None)
-    flag(
-        group, "table_staleness", "bound of staleness, in iterations (0)", type=count, default=0, metavar="S"
-    )
+    text = "bound of staleness, in iterations or rounds (0)"
+    flag(group, "table_staleness", text, type=count, default=0, metavar="S")
     text = "pieces of a tensor; 0 (default): by size"
     flag(group, "num_rows_per_table", text, type=count, default=0, metavar="N")
     text = "SSP (pull), SSPPush (push), SSPAggr"
