@@ -274,9 +274,17 @@ def old_name(group: Group | Parser, name: str, flag_name: str, **settings: Any) 
     flag(group, name, argparse.SUPPRESS, dest=flag_name, default=argparse.SUPPRESS, **settings)
 
 
-def chosen(group: Group | Parser, name: str, text: str, choices: Sequence[str], **settings: Any) -> None:
-    """Add a flag with these values, in upper or lower case."""
-    flag(group, name, text, type=one_of(choices), choices=choices, **settings)
+def chosen(
+    group: Group | Parser,
+    name: str,
+    text: str,
+    choices: Sequence[str],
+    *,
+    instead: Mapping[str, str] | None = None,
+    **settings: Any,
+) -> None:
+    """Add a flag with these values; see `one_of`."""
+    flag(group, name, text, type=one_of(choices, instead), choices=choices, **settings)
 
 
 def word(parser: Parser, name: str, text: str, **settings: Any) -> None:

@@ -288,7 +288,8 @@ def _exchange(parser: Parser) -> None:
     text = "pieces of a tensor; 0 (default): by size"
     flag(group, "num_rows_per_table", text, type=count, default=0, metavar="N")
     text = "SSP (pull), SSPPush (push), SSPAggr"
-    chosen(group, "consistency_model", text, CONSISTENCIES, default="SSPPush", metavar="NAME")
+    bsp = {"bsp": "--consistency_model=SSPPush --table_staleness=0"}
+    chosen(group, "consistency_model", text, CONSISTENCIES, instead=bsp, default="SSPPush", metavar="NAME")
     text = "Mbit/s for changes sent early (SSPAggr)"
     flag(group, "client_bandwidth_mbps", text, type=positive, metavar="F")
     text = "float32 (default), float16, bfloat16"

@@ -4,17 +4,26 @@ from __future__ import annotations
 
 import argparse
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from poseidon.errors import nearest
 
 TRUTH = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
 
 
-def one_of(choices: Sequence[str]) -> Callable[[str], str]:
-    """Return the type of a flag with these values."""
+def one_of(choices: Sequence[str], instead: Mapping[str, str] | None = None) -> Callable[[str], str]:
+    """Return the type of a flag with these values, in upper or lower case.
+
+    Args:
+        choices: the values.
+        instead: the flags that mean another word, which users may expect among the values.
+    """
 
     def read(text: str) -> str:
+        if meant := (instead or {}).get(text.lower()):
+            raise argparse.ArgumentTypeError(
+                f"expected one of {', '.join(choices)}, found '{text}', which is {meant}"
+            )
         found = {choice.lower(): choice for choice in choices}.get(text.lower())
         if found is None:
             near = nearest(text, choices)

@@ -154,6 +154,11 @@ def test_closed_output_is_no_error(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
             "poseidon train: --table_staleness: expected a whole number, 0 or more, found '-1'; see poseidon train --help",
         ),
         (
+            "train --solver=s --consistency_model=BSP",
+            "poseidon train: --consistency_model: expected one of SSP, SSPPush, SSPAggr, found 'BSP', which is "
+            "--consistency_model=SSPPush --table_staleness=0; see poseidon train --help",
+        ),
+        (
             "train --solver=s --exchange=hybird",
             "poseidon train: --exchange: expected one of hybrid, auto, ps, svb, allreduce, local, found 'hybird'; did you mean "
             "hybrid?; see poseidon train --help",
