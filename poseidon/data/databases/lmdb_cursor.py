@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any, cast
 
@@ -44,20 +44,27 @@ def _lockable(path: Path) -> bool:
 
 
 def _open(path: Path) -> Any:
-    """Open an environment and check that its file has all pages that the header counts."""
+    """Open an environment, once its file is known to be an LMDB database."""
+    # Without a lock first: nothing is left behind in the folder of a file that is none.
+    _check(path)
     try:
-        environment = _environment(path, lock=_lockable(path))
+        return _environment(path, lock=_lockable(path))
     except lmdb.LockError:
         # LMDB locks the byte of its process id in the lock file. On a shared file system a process of another host or
         # container may have the same id. Readers do not need the lock.
-        environment = _environment(path, lock=False)
+        return _environment(path, lock=False)
+
+
+def _check(path: Path) -> None:
+    """Raise an error unless data.mdb has all pages that its header counts."""
     size = (path / "data.mdb").stat().st_size
-    needed = (environment.info()["last_pgno"] + 1) * environment.stat()["psize"]
+    if not size:  # LMDB would call it a bad file descriptor
+        raise DataError(f"the LMDB database {path} is no database: its data.mdb has 0 bytes; make it again")
+    with closing(_environment(path, lock=False)) as environment:
+        needed = (environment.info()["last_pgno"] + 1) * environment.stat()["psize"]
     if size < needed:
         # Access to a page beyond the end of the file would kill the process (SIGBUS).
-        environment.close()
         raise DataError(f"the LMDB database {path} is truncated: data.mdb has {size} of {needed} bytes")
-    return environment
 
 
 def _environment(path: Path, *, lock: bool) -> Any:

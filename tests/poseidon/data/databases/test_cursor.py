@@ -99,6 +99,21 @@ def test_an_empty_database(tmp_path: Path, backend: Backend) -> None:
             open_cursor(path, backend)
 
 
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        (b"", "is no database: its data.mdb has 0 bytes"),
+        (b"short", "cannot be read"),
+        (bytes(10_000), "cannot be read: .*MDB_INVALID"),
+    ],
+)
+def test_what_is_no_lmdb_is_left_as_it_is(tmp_path: Path, content: bytes, says: str) -> None:
+    (tmp_path / "data.mdb").write_bytes(content)
+    with pytest.raises(DataError, match=says):
+        open_cursor(tmp_path, Backend.LMDB)
+    assert [path.name for path in tmp_path.iterdir()] == ["data.mdb"]
+
+
 def test_lmdb_in_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
     path = make_database(tmp_path / "db", Backend.LMDB, RECORDS)
     path.chmod(0o555)
