@@ -97,6 +97,8 @@ def decode(content: bytes, *, source: str) -> str:
     if b"\0" in content:
         raise DefinitionError("this is a binary file; prototxt text is expected", source=source)
     text = content.decode("utf-8-sig", errors="surrogateescape")
+    if "\n" not in text:  # lines that end in CR alone: a comment would have no end
+        text = text.replace("\r", "\n")
     invalid = _NOT_UTF8.search(text)
     if invalid is not None:
         text = map_comments(text, lambda comment: _NOT_UTF8.sub("?", comment))

@@ -48,6 +48,12 @@ def test_reads_what_windows_wrote(tmp_path: Path) -> None:
     assert read(path, NetParameter()).name == "a"
 
 
+def test_lines_that_end_in_a_carriage_return_alone(tmp_path: Path) -> None:
+    (tmp_path / "mac.prototxt").write_bytes(b'# comment\rname: "x"  # another\rlayer { nme: "y" }\r')
+    with pytest.raises(DefinitionError, match=r"mac\.prototxt:3:9: unknown field 'nme'"):
+        read(tmp_path / "mac.prototxt", NetParameter())
+
+
 @pytest.mark.parametrize("comment", ["café", "训练 'a\\", 'b"'])
 @pytest.mark.parametrize("encoding", ["latin-1", "gbk", "utf-8"])
 def test_comments_may_be_in_any_encoding(tmp_path: Path, comment: str, encoding: str) -> None:
