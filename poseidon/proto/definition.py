@@ -7,9 +7,11 @@ file and line numbers, so that later errors can name them.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+
+from google.protobuf.message import Message
 
 from poseidon.errors import DefinitionError
 from poseidon.proto import paths
@@ -57,7 +59,13 @@ class NetDefinition:
 
     def resolve(self, path: str) -> Path:
         """Resolve a path of this definition; see `paths.resolve`."""
-        return paths.resolve(path, folder=self.folder)
+        try:
+            return paths.resolve(path, folder=self.folder)
+        except DefinitionError as error:
+            index = next((i for i, layer in enumerate(self.param.layer) if path in _strings(layer)), None)
+            if index is None:
+                raise
+            raise self.error(index, error.message) from error
 
     def with_layers(self, kept: Sequence[int]) -> NetDefinition:
         """Return this definition with only the layers of these indices, in this order."""
@@ -115,7 +123,10 @@ class SolverDefinition:
 
     def resolve(self, path: str) -> Path:
         """Resolve a path of this definition; see `paths.resolve`."""
-        return paths.resolve(path, folder=self.folder)
+        try:
+            return paths.resolve(path, folder=self.folder)
+        except DefinitionError as error:
+            raise self._error_of_path(path, error) from error
 
     def net_definition(self) -> NetDefinition:
         """Return the train net, which exactly one of net, net_param, train_net and train_net_param names.
@@ -206,8 +217,18 @@ class SolverDefinition:
             if job_folder is None:
                 return self.folder / stem
             return job_folder / (self.folder.name if stem == "solver" else stem.replace("_solver", ""))
-        prefix = paths.resolve_prefix(self.param.snapshot_prefix, folder=self.folder)
+        try:
+            prefix = paths.resolve_prefix(self.param.snapshot_prefix, folder=self.folder)
+        except DefinitionError as error:
+            raise self._error_of_path(self.param.snapshot_prefix, error) from error
         return prefix / stem if prefix.is_dir() or self.param.snapshot_prefix.endswith("/") else prefix
+
+    def _error_of_path(self, path: str, error: DefinitionError) -> DefinitionError:
+        """Return an error about a path with the setting that has it."""
+        for setting, value in self.param.ListFields():
+            if path == value or (setting.is_repeated and path in value):
+                return self.error(setting.name, error.message)
+        return error
 
     def _check_tests(self, nets: int) -> None:
         for iterations in self.param.test_iter:
@@ -315,6 +336,16 @@ def _parse(content: bytes, message: M, kind: str, source: str) -> tuple[M, list[
     if not message.ListFields():
         raise DefinitionError(f"the file is empty: it holds no {kind}", source=source)
     return message, list(settings(text))
+
+
+def _strings(message: Message) -> Iterator[str]:
+    """Yield the strings of a message and of those inside it."""
+    for setting, value in message.ListFields():
+        for each in value if setting.is_repeated else [value]:
+            if isinstance(each, Message):
+                yield from _strings(each)
+            elif isinstance(each, str):
+                yield each
 
 
 def _net_definition(

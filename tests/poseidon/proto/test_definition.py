@@ -52,6 +52,20 @@ def test_net_error_names_file_line_and_layer(folder: Path, layer: int | str, exp
     assert str(net(folder).error(layer, "is wrong")) == f"{folder}/net.prototxt{expected}"
 
 
+def test_a_path_that_is_not_legal_has_file_and_line(folder: Path) -> None:
+    (folder / "net.prototxt").write_text(NET + 'layer { name: "c" data_param {\n source: "x\\000y" } }')
+    with pytest.raises(DefinitionError, match=r"net\.prototxt:6: layer 'c': 'x\\x00y' is not a legal path"):
+        net(folder).resolve("x\0y")
+    with pytest.raises(DefinitionError, match=r"my_solver\.prototxt:2: net: 'x\\x00y' is not a legal path"):
+        solver(folder, 'base_lr: 1\nnet: "x\\000y"').net_definition()
+    with pytest.raises(
+        DefinitionError, match=r"my_solver\.prototxt:1: test_net: 'x\\x00y' is not a legal path"
+    ):
+        solver(folder, 'test_net: ["a", "x\\000y"]').resolve("x\0y")
+    with pytest.raises(DefinitionError, match=r"my_solver\.prototxt:2: snapshot_prefix: 'x\\x00y' is not"):
+        solver(folder, '\nsnapshot_prefix: "x\\000y"').snapshot_prefix()
+
+
 @pytest.mark.parametrize("text", ["layer { }\n\nlayers { }", "layers { }\nlayers { }\nlayer { }\nlayers { }"])
 def test_a_net_that_mixes_both_formats_is_refused_with_a_line(tmp_path: Path, text: str) -> None:
     path = tmp_path / "net.prototxt"
