@@ -12,10 +12,12 @@ from poseidon.proto.paths import repository_root
 
 def run(arguments: argparse.Namespace) -> int:
     """Convert; 0 when both databases are in place."""
-    with progress_bar(arguments.progress) as report:
+    folder = arguments.folder or repository_root() / "examples" / "siamese"
+    opening = f"preparing pairs of MNIST in {folder}: two databases; this may take minutes"
+    with progress_bar(arguments.progress, opening=opening) as report:
         made = convert_mnist_siamese(
             arguments.input_folder,
-            arguments.folder or repository_root() / "examples" / "siamese",
+            folder,
             Backend.parse(arguments.backend),
             seed=arguments.seed,
             report=report,

@@ -16,7 +16,8 @@ from poseidon.settings import read_settings
 
 def prepare_and_print(request: Request, progress: str = "auto") -> Prepared:
     """Prepare with a progress bar, and print what was prepared, or the warning that it is not CIFAR-10."""
-    with progress_bar(progress) as report:
+    opening = f"preparing CIFAR-10 in {request.folder}: two databases and their mean; this may take minutes"
+    with progress_bar(progress, opening=opening) as report:
         prepared = prepare(request, report=report)
     if prepared.warning is not None:
         print(prepared.warning, file=sys.stderr, flush=True)
@@ -40,7 +41,9 @@ def run(arguments: argparse.Namespace) -> int:
         prepare_and_print(request, arguments.progress)
         return 0
     try:
-        with progress_bar(arguments.progress) as report:
+        with progress_bar(
+            arguments.progress, opening=f"downloading CIFAR-10 to {request.downloads}"
+        ) as report:
             print(f"CIFAR-10 is at {fetch(request, report=report)}")
     except ConnectionError as error:
         raise DataError(f"{error}; if you have CIFAR-10: poseidon prepare_cifar10 --data=DIR") from error

@@ -25,6 +25,7 @@ class CommandProgress:
         stream: usually standard error.
         units: by activity; others count records.
         clock: seconds, monotonic.
+        opening: a line that is written before the first activity where there is no bar; "": none.
     """
 
     def __init__(
@@ -33,6 +34,8 @@ class CommandProgress:
         stream: TextIO,
         units: Mapping[str, str] = UNITS,
         clock: Callable[[], float] = time.monotonic,
+        *,
+        opening: str = "",
     ) -> None:
         self.bar = ProgressBar(stream, shown=shown is not ShownProgress.LINES)
         self._alone = shown is ShownProgress.BAR and self.bar.on_terminal
@@ -40,9 +43,13 @@ class CommandProgress:
         self._units = units
         self._clock, self._printed_s = clock, clock()
         self._running = False
+        self._opening = "" if self.bar.on_terminal else opening
 
     def __call__(self, activity: str, done: int, total: int) -> None:
         """Show how much of an activity is done."""
+        if self._opening:
+            self.bar.write(self._opening)
+            self._opening = ""
         unit = self._units.get(activity, "record")
         self._running = done < total
         self.bar.show(activity, done, total, unit=unit)
@@ -87,15 +94,16 @@ class _LinesAbove(io.TextIOBase):
 
 @contextmanager
 def progress_bar(
-    shown: str = ShownProgress.AUTO.value, units: Mapping[str, str] = UNITS
+    shown: str = ShownProgress.AUTO.value, units: Mapping[str, str] = UNITS, *, opening: str = ""
 ) -> Iterator[CommandProgress]:
     """Yield the progress of a command. On a terminal, what the block prints and logs appears above the bar.
 
     Args:
         shown: the value of --progress.
         units: see `CommandProgress`.
+        opening: see `CommandProgress`.
     """
-    progress = CommandProgress(ShownProgress(shown), sys.stderr, units)
+    progress = CommandProgress(ShownProgress(shown), sys.stderr, units, opening=opening)
     with ExitStack() as stack:
         if progress.bar.on_terminal:
             for redirect, stream in ((redirect_stderr, sys.stderr), (redirect_stdout, sys.stdout)):
