@@ -13,7 +13,7 @@ from pathlib import Path
 
 from google.protobuf.message import Message
 
-from poseidon.errors import DefinitionError
+from poseidon.errors import DefinitionError, counted
 from poseidon.proto import paths
 from poseidon.proto.caffe_pb2 import TEST, TRAIN, NetParameter, NetState, Phase, SolverParameter
 from poseidon.proto.overrides import TRAIN_NET_FIELDS, field_of, flag_text, override
@@ -188,10 +188,7 @@ class SolverDefinition:
         common = [name for name in ("net", "net_param") if self.param.HasField(name)]
         remaining = len(self.param.test_iter) - len(nets)
         if remaining < 0 or (remaining > 0 and not common):
-            raise self.error(
-                "test_iter",
-                f"{len(self.param.test_iter)} values for {len(nets)} test nets; expected one for each",
-            )
+            raise self._miscounted(len(nets))
         if remaining:
             nets += [self._net(common[0])] * remaining
         self._check_tests(len(nets))
@@ -223,6 +220,15 @@ class SolverDefinition:
             raise self._error_of_path(self.param.snapshot_prefix, error) from error
         return prefix / stem if prefix.is_dir() or self.param.snapshot_prefix.endswith("/") else prefix
 
+    def _miscounted(self, nets: int) -> DefinitionError:
+        """Return the error of a test_iter that has not one value for each test net."""
+        found, hint = counted(len(self.param.test_iter), "value"), ""
+        if "test_iter" in self.overridden and nets:
+            hint = f": {' '.join([flag_text(self.overridden['test_iter'])] * nets)}"
+        return self.error(
+            "test_iter", f"{found} for {counted(nets, 'test net')}; expected one for each{hint}"
+        )
+
     def _error_of_path(self, path: str, error: DefinitionError) -> DefinitionError:
         """Return an error about a path with the setting that has it."""
         for setting, value in self.param.ListFields():
@@ -234,10 +240,13 @@ class SolverDefinition:
         for iterations in self.param.test_iter:
             if iterations < 1:
                 raise self.error("test_iter", f"expected 1 batch or more, found {iterations}")
-        if self.param.test_state and len(self.param.test_state) != nets:
+        states = len(self.param.test_state)
+        if states and states != nets:
+            if "test_iter" in self.overridden:
+                raise self._miscounted(states)
             raise self.error(
                 "test_state",
-                f"{len(self.param.test_state)} values for {nets} test nets; expected none or one for each",
+                f"{counted(states, 'value')} for {counted(nets, 'test net')}; expected none or one for each",
             )
         if nets and self.param.test_interval <= 0:
             raise self.error(

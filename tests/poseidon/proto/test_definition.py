@@ -162,17 +162,17 @@ def test_test_nets_in_caffes_order(folder: Path, text: str, nets: list[tuple[str
     [
         (
             'train_net: "net.prototxt" test_iter: 1',
-            "test_iter: 1 values for 0 test nets; expected one for each",
+            "test_iter: 1 value for 0 test nets; expected one for each",
         ),
         (
             'train_net: "net.prototxt" test_net: "net.prototxt"',
-            "test_iter: 0 values for 1 test nets; expected one",
+            "test_iter: 0 values for 1 test net; expected one",
         ),
         ('net: "net.prototxt" test_iter: 1', "test_interval: expected a positive number, found 0"),
         ('net: "net.prototxt" test_iter: 0 test_interval: 1', "test_iter: expected 1 batch or more, found 0"),
         (
             'net: "net.prototxt" test_iter: 1 test_interval: 1 test_state { } test_state { }',
-            "test_state: 2 values for 1 test nets; expected none or one for each",
+            "test_state: 2 values for 1 test net; expected none or one for each",
         ),
     ],
 )
@@ -180,6 +180,23 @@ def test_test_net_mistakes(folder: Path, text: str, expected: str) -> None:
     with pytest.raises(DefinitionError) as caught:
         solver(folder, text).test_nets()
     assert expected in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        'net: "net.prototxt" test_iter: [7, 8] test_state { } test_state { } test_interval: 1',
+        'train_net: "net.prototxt" test_net: ["net.prototxt", "other.prototxt"] test_iter: [7, 8] test_interval: 1',
+    ],
+)
+def test_a_flag_for_two_test_nets_is_given_twice(folder: Path, text: str) -> None:
+    definition = solver(folder, text)
+    says = "--set test_iter=3: test_iter: 1 value for 2 test nets; expected one for each: --set test_iter=3 --set test_iter=3"
+    with pytest.raises(DefinitionError) as caught:
+        definition.with_settings(["test_iter=3"]).test_nets()
+    assert str(caught.value) == says
+    both = definition.with_settings(["test_iter=3", "test_iter=3"]).test_nets()
+    assert [test.iterations for test in both] == [3, 3]
 
 
 def test_states_are_merged_as_caffe_does(folder: Path) -> None:
