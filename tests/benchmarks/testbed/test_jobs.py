@@ -49,12 +49,13 @@ def test_ours_and_ddp_take_turns_and_keep_to_the_formulas() -> None:
 @pytest.mark.processes
 @pytest.mark.timeout(300)
 def test_ddp_with_hooks_keeps_to_the_formulas() -> None:
-    hooks = [DdpSettings(hook=hook) for hook in ("powersgd:2", "post-local:2")]
+    """Of rank 8: gloo's own messages, some 8 kB an iteration, are a fifth of what rank 2 sends of these layers."""
+    hooks = [DdpSettings(hook=hook) for hook in ("powersgd:8", "post-local:2")]
     with Hosts(2) as hosts:
         jobs = [HostJob(hosts, TRAINING, how) for how in hooks]
         with jobs[0], jobs[1]:
             found = measure(hosts, jobs, Effort(rounds=1, iterations=4, warm=2))
-    assert [measured.name for measured in found] == ["DDP PowerSGD 2", "DDP post-local 2"]
+    assert [measured.name for measured in found] == ["DDP PowerSGD 8", "DDP post-local 2"]
     for measured, how in zip(found, hooks, strict=True):
         assert max(measured.sent_bytes) == pytest.approx(expected(TRAINING, how, 2).worker, rel=0.1)
 
