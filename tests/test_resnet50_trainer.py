@@ -197,12 +197,15 @@ def test_the_format_of_the_records_is_seen(trainer: Trainer, data: Path) -> None
         ),
         ([], {"db_type": "leveldb"}, 1, "The database "),
         ([], {"file_store_path": "no/folder"}, 2, "--file_store_path=no/folder: expected a folder in which"),
+        ([], {"file_store_path": "/proc"}, 2, "--file_store_path=/proc: expected a folder in which"),
+        ([], {"num_labels": 1}, 1, "the label 1 is not one of the 1 classes 0 to 0"),
         ([], {"load_model_path": "nothing_3.mdl"}, 1, "Cannot open the minidb nothing_3.mdl"),
     ],
 )
 def test_a_mistake_is_one_sentence(
     trainer: Trainer,
     capsys: pytest.CaptureFixture[str],
+    caplog: pytest.LogCaptureFixture,
     switches: list[str],
     flags: dict[str, Any],
     code: int,
@@ -211,6 +214,7 @@ def test_a_mistake_is_one_sentence(
     assert trainer(*switches, **flags) == code
     line = capsys.readouterr().err.splitlines()[-1]
     assert line.startswith(f"resnet50_trainer.py: {message}"), line
+    assert "traceback" not in caplog.text
 
 
 def test_the_first_checkpoint_makes_its_folder(trainer: Trainer, tmp_path: Path) -> None:

@@ -11,8 +11,10 @@ import argparse
 import logging
 import os
 import sys
+import tempfile
 import time
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -244,8 +246,14 @@ def build_test_model(args: argparse.Namespace, plan: Plan) -> ModelHelper:
 def check_folder(path: str) -> None:
     """Raise UsageError when checkpoints cannot be written to a folder; the first makes one that is not there."""
     folder = path if os.path.exists(path) else os.path.dirname(os.path.abspath(path))
-    if not os.path.isdir(folder) or not os.access(folder, os.W_OK | os.X_OK):
-        raise UsageError(f"--file_store_path={path}: expected a folder in which checkpoints can be written")
+    try:
+        tempfile.TemporaryFile(
+            dir=folder
+        ).close()  # permissions do not tell of all file systems, /proc for one
+    except OSError as error:
+        raise UsageError(
+            f"--file_store_path={path}: expected a folder in which checkpoints can be written ({error.strerror})"
+        ) from error
 
 
 def fetch(model: ModelHelper, name: str) -> float:
@@ -350,11 +358,24 @@ def run(args: argparse.Namespace, plan: Plan, meeting: Any) -> None:
             checkpoints.save(args, model, epoch + 1)
 
 
+@contextmanager
+def without_tracebacks() -> Iterator[None]:
+    """Keep from the log where this script has made the operator that fails: `main` prints what is wrong with its inputs."""
+    workspaces = logging.getLogger("poseidon.caffe2.workspace")
+    level = workspaces.level
+    workspaces.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        workspaces.setLevel(level)
+
+
 def main(argv: list[str] | None = None) -> None:
     """Run the trainer; a mistake ends the process with one sentence and code 1 or 2."""
     args = flags().parse_args(argv)
     try:
-        train(args)
+        with without_tracebacks():
+            train(args)
     except KeyboardInterrupt:
         if poseidon.this_worker().size > 1:
             raise
