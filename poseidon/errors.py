@@ -16,7 +16,9 @@ The library raises; only `poseidon.cli` exits.
 from __future__ import annotations
 
 import difflib
+import errno
 import re
+import resource
 from collections.abc import Iterable
 
 # A name in a damaged file can be as long as the file, so a message quotes at most this many characters.
@@ -123,6 +125,14 @@ def out_of_memory(error: BaseException) -> str | None:
         f"out of memory{' of the GPU' if on_gpu else ''}{f': {amount[1]} more do not fit' if amount else ''}; "
         "take a smaller batch_size, or put fewer workers on this machine"
     )
+
+
+def out_of_files(error: BaseException) -> str | None:
+    """Return what to do about an error that says that too many files are open; None for another error."""
+    if getattr(error, "errno", None) != errno.EMFILE:
+        return None
+    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return f"too many open files and connections: ulimit -n allows {limit}; set a higher limit, as ulimit -n 4096"
 
 
 def counted(number: int, noun: str) -> str:

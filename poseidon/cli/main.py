@@ -22,7 +22,7 @@ from poseidon import __version__
 from poseidon.cli.checkout import PACKAGES, is_checkout, use_environment
 from poseidon.cli.parsers import data, jobs, nets, watch
 from poseidon.cli.parsers.form import Command, overview
-from poseidon.errors import PoseidonError, nearest, out_of_memory
+from poseidon.errors import PoseidonError, nearest, out_of_files, out_of_memory
 from poseidon.settings import let_waiting_threads_sleep
 
 GROUPS: Mapping[str, Sequence[Command]] = {
@@ -118,12 +118,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 1
     except OSError as error:  # what no package translates: standard output on a full disk, for example
         place = f"{error.filename}: " if error.filename is not None else ""
-        said = _problem_of_own_layers(parsed, error) or f"{place}{error.strerror or error}"
+        said = (
+            _problem_of_own_layers(parsed, error)
+            or f"{place}{out_of_files(error) or error.strerror or error}"
+        )
         print(f"poseidon {parsed.command}: {said}", file=sys.stderr)
         _drop_output()
         return 1
     except Exception as error:  # memory ran out, or a layer of the user failed
-        if (problem := out_of_memory(error) or _problem_of_own_layers(parsed, error)) is None:
+        problem = out_of_memory(error) or out_of_files(error) or _problem_of_own_layers(parsed, error)
+        if problem is None:
             raise
         print(f"poseidon {parsed.command}: {problem}", file=sys.stderr)
         return 1

@@ -26,7 +26,7 @@ from poseidon.cluster.events import decode_line
 from poseidon.cluster.machinefile import Host, is_loopback
 from poseidon.cluster.plan import ProcessName
 from poseidon.cluster.process import Listener, ProcessSpec
-from poseidon.errors import JobError
+from poseidon.errors import JobError, out_of_files
 from poseidon.settings import inherited_environment
 
 # A longer line is cut: a process that writes without line ends must not fill our memory.
@@ -67,7 +67,8 @@ class LocalLauncher:
                 start_new_session=True,
             )
         except (OSError, ValueError) as error:
-            raise JobError(f"cannot start {spec.name.describe()} with '{spec.argv[0]}': {error}") from error
+            why = out_of_files(error) or error
+            raise JobError(f"cannot start {spec.name.describe()} with '{spec.argv[0]}': {why}") from error
         return LocalProcess(spec, child, listener)
 
 

@@ -15,8 +15,10 @@ With keys both sides authenticate themselves, and all frames are encrypted (CURV
 from __future__ import annotations
 
 import contextlib
+import errno
 import math
 import os
+import resource
 import time
 from collections import deque
 from collections.abc import Sequence
@@ -80,7 +82,12 @@ class _Waker:
 def _configured(
     context: zmq.Context[zmq.Socket[bytes]], kind: int, address: str, send_buffer_bytes: int
 ) -> zmq.Socket[bytes]:
-    socket = context.socket(kind)
+    try:
+        socket = context.socket(kind)
+    except zmq.ZMQError as error:
+        limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        more = f"; ulimit -n allows {limit}, set a higher limit" if error.errno == errno.EMFILE else ""
+        raise TransportError(f"cannot open a socket for {address}: {_reason(error)}{more}") from error
     socket.setsockopt(zmq.SNDHWM, SEND_MESSAGES)
     socket.setsockopt(zmq.RCVHWM, RECEIVE_MESSAGES)
     socket.setsockopt(zmq.SNDBUF, send_buffer_bytes)

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import errno
+import resource
+
 import numpy as np
 import pytest
 import torch
+import zmq
 
 from poseidon.errors import (
     DataError,
@@ -14,6 +18,7 @@ from poseidon.errors import (
     SnapshotError,
     counted,
     nearest,
+    out_of_files,
     out_of_memory,
     printable,
 )
@@ -36,6 +41,15 @@ def test_memory_that_runs_out_is_told_from_other_errors() -> None:
     assert out_of_memory(on_gpu) == f"out of memory of the GPU: 2.00 GiB more {does}"
     assert (out_of_memory(MemoryError()) or "").startswith("out of memory; take")
     assert out_of_memory(RuntimeError("CUDA error: an illegal memory access")) is None
+
+
+def test_files_that_run_out_are_told_from_other_errors() -> None:
+    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    says = f"too many open files and connections: ulimit -n allows {limit}; set a higher limit, as ulimit -n 4096"
+    assert out_of_files(OSError(errno.EMFILE, "Too many open files")) == says
+    assert out_of_files(zmq.ZMQError(errno.EMFILE)) == says
+    assert out_of_files(OSError(errno.ENOENT, "No such file")) is None
+    assert out_of_files(ValueError("x")) is None
 
 
 def test_one_thing_is_in_the_singular() -> None:

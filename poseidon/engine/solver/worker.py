@@ -36,7 +36,7 @@ from poseidon.engine.solver.summary import net_table
 from poseidon.engine.solver.tester import Tester
 from poseidon.engine.solver.trainer import LoopSettings, Trainer
 from poseidon.engine.tools.preflight import weight_files
-from poseidon.errors import PoseidonError, counted, out_of_memory
+from poseidon.errors import PoseidonError, counted, out_of_files, out_of_memory
 from poseidon.exchange.base import Exchange, ExchangeSettings
 from poseidon.exchange.build import build_exchange
 from poseidon.exchange.building.membership import Built
@@ -361,7 +361,7 @@ def run_worker(document: JobDocument, launcher: LauncherConnection) -> int:
         where = Path(document.output) / f"worker_{document.rank}.log"
         with contextlib.suppress(OSError), where.open("a", encoding="utf-8") as log_file:
             traceback.print_exc(file=log_file)
-        problem = out_of_memory(error)
+        problem = out_of_memory(error) or out_of_files(error)
         own = problem_in(document.imports, error) or f"{type(error).__name__}: {error}"
         what = f"worker {document.rank}: {problem}" if problem else own
         launcher.send("error", message=f"{what} (details in {where})", exit_code=1)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import socket
+import subprocess
+import sys
 
 import pytest
 import zmq
@@ -23,6 +25,20 @@ def test_contract(address: str, encrypted: bool) -> None:
         return server, ZmqClientTransport([server.address], KEYS.of_worker(0) if encrypted else None)
 
     check_transport(pair)
+
+
+def test_too_many_open_files() -> None:
+    program = (
+        "import os, resource; from ps_server.transport.zmq_sockets import ZmqClientTransport, TransportError\n"
+        "resource.setrlimit(resource.RLIMIT_NOFILE, (20, 20))\n"
+        "try: ZmqClientTransport(['tcp://127.0.0.1:1'] * 60)\n"
+        "except TransportError as error: print(error, flush=True)\n"
+        "os._exit(0)"
+    )
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert ended.stdout == (
+        "cannot open a socket for tcp://127.0.0.1:1: Too many open files; ulimit -n allows 20, set a higher limit\n"
+    )
 
 
 def test_a_peer_that_does_not_receive_is_sent_little() -> None:
