@@ -34,6 +34,9 @@ SILENCE_MS = 20_000
 KEEPALIVE_S = 5
 CLOSE_S = 5.0
 
+EXAMPLES = frozenset({"node0", "node1", "node0.cluster", "node1.cluster", "10.0.0.7", "fd00::8"})
+"""The hosts of the sample machinefiles."""
+
 # Paramiko reports what it raises a second time to its log.
 _QUIET = "poseidon.ssh.wire"
 logging.getLogger(_QUIET).addHandler(logging.NullHandler())
@@ -104,6 +107,11 @@ def _dial(
     endpoint: Endpoint, via: paramiko.Transport | None, timeout_s: float
 ) -> socket.socket | paramiko.Channel | paramiko.ProxyCommand:
     """Connect the socket that SSH runs over."""
+    hint = (
+        "; is it a host of a sample machinefile? Put your own in its place"
+        if endpoint.name in EXAMPLES
+        else ""
+    )
     try:
         if via is not None:
             address = (endpoint.host, endpoint.port)
@@ -114,17 +122,17 @@ def _dial(
     except NameTimeoutError as error:
         raise JobError(
             f"{endpoint.label}: the name {endpoint.host} was not resolved within {timeout_s:g} s; "
-            "does this machine's name server answer?"
+            f"does this machine's name server answer?{hint}"
         ) from error
     except TimeoutError as error:
-        raise JobError(f"{endpoint.label}: no answer within {timeout_s:g} s") from error
+        raise JobError(f"{endpoint.label}: no answer within {timeout_s:g} s{hint}") from error
     except socket.gaierror as error:
         raise JobError(
-            f"{endpoint.label}: the name {endpoint.host} is not known: {error.strerror}"
+            f"{endpoint.label}: the name {endpoint.host} is not known: {error.strerror}{hint}"
         ) from error
     except (OSError, paramiko.SSHException, EOFError) as error:
         why = getattr(error, "strerror", None) or str(error) or "the jump host closed the connection"
-        raise JobError(f"{endpoint.label}: cannot be reached: {why}") from error
+        raise JobError(f"{endpoint.label}: cannot be reached: {why}{hint}") from error
     with suppress(OSError, AttributeError):  # Linux has it
         line.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, SILENCE_MS)
     return line
