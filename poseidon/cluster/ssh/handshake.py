@@ -7,12 +7,16 @@ that needs a passphrase is never asked for one: it must be in the SSH agent.
 from __future__ import annotations
 
 import logging
+import os
+import selectors
 import socket
 import subprocess
+import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import paramiko
 from paramiko.agent import get_agent_connection
@@ -33,6 +37,8 @@ from poseidon.errors import JobError
 SILENCE_MS = 20_000
 KEEPALIVE_S = 5
 CLOSE_S = 5.0
+# How long a ProxyCommand may take to exit after it has closed its output.
+END_S = 1.0
 
 EXAMPLES = frozenset({"node0", "node1", "node0.cluster", "node1.cluster", "10.0.0.7", "fd00::8"})
 """The hosts of the sample machinefiles."""
@@ -75,12 +81,77 @@ def handshake(
 
 
 class _Program(paramiko.ProxyCommand):
-    """A ProxyCommand; it may have ended by itself when paramiko ends it."""
+    """A ProxyCommand: a program whose standard streams are the connection.
+
+    It runs in `sh`, so that the command may have variables and redirections, and in a session of its own, so that
+    Ctrl-C in the terminal does not end the connection. Paramiko's own class reads on after the program's end, and lets
+    a program wait that writes many errors.
+    """
+
+    def __init__(self, command: str) -> None:
+        self.command = command
+        self.cmd = ["sh", "-c", f"exec {command}"]
+        self.timeout: float | None = None
+        self._at_end = False  # it has closed its streams, unasked
+        self._errors = tempfile.TemporaryFile()  # noqa: SIM115  # open as long as the program runs
+        self.process = subprocess.Popen(
+            self.cmd,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._errors,
+            bufsize=0,
+            start_new_session=True,
+        )
+
+    def send(self, content: Any) -> int:
+        """Write to the program."""
+        try:
+            return int(super().send(content))
+        except paramiko.ProxyCommandFailure:
+            self._at_end = True
+            raise
+
+    def recv(self, size: int) -> bytes:
+        """Return what has come, as a socket does: nothing when the program has ended."""
+        assert self.process.stdout is not None
+        with selectors.DefaultSelector() as ready:
+            ready.register(self.process.stdout, selectors.EVENT_READ)
+            if not ready.select(self.timeout):
+                raise TimeoutError
+        data = os.read(self.process.stdout.fileno(), size)
+        self._at_end = self._at_end or not data
+        return data
 
     def close(self) -> None:
-        """End the program."""
-        with suppress(ProcessLookupError):
-            super().close()
+        """End the program; one that has closed its streams exits by itself."""
+        if self._at_end:
+            with suppress(subprocess.TimeoutExpired):
+                self.process.wait(END_S)
+        if self.process.poll() is None:
+            self._at_end = False
+            self.process.terminate()
+
+    def failure(self, why: str) -> str:
+        """Return why no SSH server was reached.
+
+        Args:
+            why: of paramiko.
+        """
+        if self._at_end:
+            with suppress(subprocess.TimeoutExpired):
+                self.process.wait(END_S)
+        status = self.process.poll()
+        if status is None or not self._at_end:
+            return f"its ProxyCommand `{self.command}` reaches no SSH server that we can use: {why}"
+        self._errors.seek(0)
+        errors = self._errors.read().decode(errors="replace").split("\n")
+        last = next((line.strip() for line in reversed(errors) if line.strip()), "it wrote no error")
+        ended = f"exit status {status}" if status >= 0 else f"signal {-status}"
+        return f"its ProxyCommand `{self.command}` ended with {ended}: {last}"
+
+    def forget_errors(self) -> None:
+        """Close the file of the program's errors."""
+        self._errors.close()
 
 
 def close_transport(transport: paramiko.Transport) -> None:
@@ -101,6 +172,8 @@ def close_transport(transport: paramiko.Transport) -> None:
         with suppress(OSError):
             if pipe is not None:
                 pipe.close()
+    if isinstance(proxy, _Program):
+        proxy.forget_errors()
 
 
 def _dial(
@@ -153,6 +226,9 @@ def _check_host_key(endpoint: Endpoint, transport: paramiko.Transport, deadline_
         shown = transport.get_remote_server_key()
     except (paramiko.SSHException, OSError, EOFError) as error:
         why = str(error) or "it closed the connection"
+        program: object = transport.sock
+        if isinstance(program, _Program):
+            raise JobError(f"{endpoint.label}: {program.failure(why)}") from error
         raise JobError(f"{endpoint.label}: no SSH server that we can use: {why}") from error
     key = HostKey(kind=shown.get_name(), blob=shown.asbytes())
     why_not = rejection(known, name, key, endpoint.known_hosts[0])

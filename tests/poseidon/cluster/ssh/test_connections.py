@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import subprocess
 import sys
@@ -204,6 +205,42 @@ def test_a_program_that_makes_the_connection(sshd: LoopbackSshd, tmp_path: Path)
     host = connect(CLIENT, SshSettings(config=config))
     assert host.run(["true"], timeout_s=10).status == 0
     host.close()
+
+
+@pytest.mark.parametrize(
+    ("command", "expected"),
+    [
+        ("false", "its ProxyCommand `false` ended with exit status 1: it wrote no error"),
+        ("no-such-program %h", "`no-such-program 127.0.0.1` ended with exit status 127: sh: "),
+        ("sh -c 'echo the gateway is closed >&2; kill -9 $$'", "ended with signal 9: the gateway is closed"),
+        ("echo hello", "ended with exit status 0: it wrote no error"),
+    ],
+)
+def test_a_program_that_makes_no_connection_is_named(
+    sshd: LoopbackSshd, tmp_path: Path, command: str, expected: str
+) -> None:
+    config = _changed(sshd, tmp_path, ("  Port", f"  ProxyCommand {command}\n  Port"))
+    assert expected in _refused(config, timeout_s=1000.0)
+
+
+def test_a_program_that_only_waits_is_named(sshd: LoopbackSshd, tmp_path: Path) -> None:
+    config = _changed(sshd, tmp_path, ("  Port", "  ProxyCommand sleep 1000\n  Port"))
+    assert "its ProxyCommand `sleep 1000` reaches no SSH server" in _refused(config, timeout_s=0.5)
+
+
+def test_a_program_may_write_many_errors_and_runs_apart_from_the_terminal(
+    sshd: LoopbackSshd, tmp_path: Path
+) -> None:
+    (tmp_path / "relay.py").write_text(
+        f"import os; open({str(tmp_path / 'session')!r}, 'w').write(str(os.getsid(0)))\n"
+        "os.write(2, b'debug: chatter\\n' * 10_000)\n" + RELAY
+    )
+    command = f"${{UNSET:-{sys.executable}}} {tmp_path}/relay.py {sshd.port}"  # only a shell understands it
+    config = _changed(sshd, tmp_path, ("  Port", f"  ProxyCommand {command}\n  Port"))
+    host = connect(CLIENT, SshSettings(config=config))
+    assert host.run(["true"], timeout_s=10).status == 0
+    host.close()
+    assert int((tmp_path / "session").read_text()) != os.getsid(0)
 
 
 def test_an_unknown_host_is_refused(sshd: LoopbackSshd, tmp_path: Path) -> None:
