@@ -118,11 +118,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 1
     except OSError as error:  # what no package translates: standard output on a full disk, for example
         place = f"{error.filename}: " if error.filename is not None else ""
-        said = (
+        sentence = (
             _problem_of_own_layers(parsed, error)
             or f"{place}{out_of_files(error) or error.strerror or error}"
         )
-        print(f"poseidon {parsed.command}: {said}", file=sys.stderr)
+        print(f"poseidon {parsed.command}: {sentence}", file=sys.stderr)
         _drop_output()
         return 1
     except Exception as error:  # memory ran out, or a layer of the user failed
