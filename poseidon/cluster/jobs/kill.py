@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import pairwise
@@ -111,12 +111,13 @@ def kill_job(job: str, registry: Registry, *, timeouts: KillTimeouts, report: Ca
         JobError: a process could not be stopped.
     """
     record = registry.read(job)
-    names = {**_names_of_agents(job_processes(job, record)), **_names(record)}
+    before = job_processes(job, record)
+    names = {**_names_of_agents(before), **_names(record)}
 
     def report_stopped(process: psutil.Process, how: str) -> None:
         report(f"stopped {names.get(process.pid, f'a process of {job} (pid {process.pid})')} {how}")
 
-    asked = _ask_launcher(record, timeouts.launcher_s)
+    asked = _ask_launcher(record, before, timeouts.launcher_s)
     left = _left(job, record)
     # The others have ended, also where the launcher itself needs longer.
     ended = [process for process in asked if process not in left]
@@ -142,12 +143,14 @@ def _left(job: str, record: JobRecord | None) -> list[psutil.Process]:
     return [*job_processes(job, record), *([] if launcher is None else [launcher])]
 
 
-def _ask_launcher(record: JobRecord | None, launcher_s: float) -> list[psutil.Process]:
-    """Ask the launcher to stop the job, and wait until it has ended; return it and the processes that ran before."""
+def _ask_launcher(
+    record: JobRecord | None, before: Sequence[psutil.Process], launcher_s: float
+) -> list[psutil.Process]:
+    """Ask the launcher to stop the job, and wait until it has ended; return it and the job's processes from before."""
     launcher = live_process(record.launcher) if record is not None else None
     if record is None or launcher is None:
         return []
-    asked = [launcher, *job_processes(record.job, record)]
+    asked = [launcher, *before]
     _send(launcher, USER_KILL if record.launcher.name == AGENT else signal.SIGTERM)
     _wait_gone([launcher], launcher_s)
     return asked
