@@ -22,7 +22,7 @@ from poseidon.engine.tools.preflight import check_layers, check_nets, check_snap
 from poseidon.errors import SnapshotError, UsageError
 from poseidon.exchange.base import Trained
 from poseidon.exchange.cost import ExchangeKind
-from poseidon.exchange.lossy.compression import codecs_of
+from poseidon.exchange.lossy.compression import Lossy, codecs_of
 from poseidon.exchange.lossy.low_rank_matrix import LowRank
 from poseidon.exchange.options import ExchangeOptions
 from poseidon.launch.job import Job, check_folder
@@ -98,9 +98,9 @@ class TrainingJob(Job):
         alike = not local or self.shares_data()
         params = check_layers(self._solver, contexts[:1] if alike else contexts, files_are_here=local)
         if params is not None:
-            check_compression(params, self.request.exchange)
+            codecs = codecs_of_params(params, self.request.exchange)
             if self.plan.shards:
-                check_automatic_codecs(self._solver.param, params, self.request.exchange)
+                check_automatic_codecs(self._solver.param, codecs, self.request.exchange)
         if local:
             check_snapshot_prefix(self._solver)
             if self._resumed is not None and self._snapshot is not None:
@@ -295,23 +295,21 @@ def check_local_steps(solver: SolverParameter, steps: int) -> None:
         )
 
 
-def check_compression(params: Sequence[ParamInfo], options: ExchangeOptions) -> None:
-    """Refuse a pattern of --compress that matches no tensor of the net."""
-    codecs_of(_trained(params), options.compress, options.loss_budget)
+def codecs_of_params(
+    params: Sequence[ParamInfo], options: ExchangeOptions
+) -> list[tuple[ParamInfo, Lossy | None]]:
+    """Return the parameters that learn, each with its codec; None where it has none.
 
-
-def _trained(params: Sequence[ParamInfo]) -> list[Trained]:
-    return [
-        Trained(name=info.name, tensor=info.parameter, statistics=info.statistics)
-        for info in params
-        if info.parameter.requires_grad
-    ]
+    Raises:
+        UsageError: a pattern of --compress matches no tensor of the net.
+    """
+    learned = [info for info in params if info.parameter.requires_grad]
+    trained = [Trained(name=info.name, tensor=info.parameter, statistics=info.statistics) for info in learned]
+    return list(zip(learned, codecs_of(trained, options.compress, options.loss_budget), strict=True))
 
 
 def check_clipping(solver: SolverParameter, options: ExchangeOptions) -> None:
-    """Refuse PowerSGD with a limit of the norm of all workers' gradients. With
-    local steps it limits each worker's own.
-    """
+    """Refuse PowerSGD with a limit of the norm of all workers' gradients. With local steps it limits each worker's own."""
     if solver.clip_gradients > 0 and options.names_powersgd and not options.sync_every:
         raise UsageError(
             f"clip_gradients: {solver.clip_gradients:g} is not possible with --compress={options.compress:.80}: PowerSGD has no "
@@ -320,26 +318,21 @@ def check_clipping(solver: SolverParameter, options: ExchangeOptions) -> None:
 
 
 def check_automatic_codecs(
-    solver: SolverParameter, params: Sequence[ParamInfo], options: ExchangeOptions
+    solver: SolverParameter, codecs: Sequence[tuple[ParamInfo, Lossy | None]], options: ExchangeOptions
 ) -> None:
-    """Refuse what `check_clipping` refuses where --compress=auto chooses PowerSGD
-    for a tensor that the shards get for sure.
+    """Refuse what `check_clipping` refuses where --compress=auto chooses PowerSGD for a tensor that the shards surely get.
 
-    Whether a weight that can travel as factors, or any tensor of --exchange=auto, goes
-    to the shards is known to the workers alone.
+    Whether a weight that can travel as factors, or any tensor of --exchange=auto, goes to the shards is known to the
+    workers alone.
     """
     if solver.clip_gradients <= 0 or options.sync_every or options.kind is ExchangeKind.AUTO:
         return
-    learned = [info for info in params if info.parameter.requires_grad]
-    codecs = codecs_of(_trained(learned), options.compress, options.loss_budget)
     all_go = options.kind is ExchangeKind.SERVER
-    if any(
-        isinstance(codec, LowRank) and (all_go or not info.factors)
-        for info, codec in zip(learned, codecs, strict=True)
-    ):
+    if any(isinstance(codec, LowRank) and (all_go or not info.factors) for info, codec in codecs):
         raise UsageError(
-            f"clip_gradients: {solver.clip_gradients:g} is not possible with --compress={options.compress:.80} and this loss "
-            "budget, which allows PowerSGD: it has no limit on the gradients' norm; expected no clip_gradients, or a smaller budget"
+            f"clip_gradients: {solver.clip_gradients:g} is not possible with --compress={options.compress:.80} and this "
+            "loss budget, which allows PowerSGD: it has no limit on the gradients' norm; expected no clip_gradients, or a "
+            "smaller budget"
         )
 
 

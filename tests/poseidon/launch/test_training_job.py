@@ -46,6 +46,12 @@ layer { name: "loss" type: "InfogainLoss" bottom: "ip" bottom: "label" top: "los
 """
 
 
+def make_databases(folder: Path) -> None:
+    """Make the databases that `write_definitions` names."""
+    for name in ("train_lmdb", "test_lmdb"):
+        make_pictures(folder / name, 5, shape=(1, 6, 6))
+
+
 @pytest.fixture
 def solver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SolverDefinition:
     monkeypatch.chdir(tmp_path)
@@ -123,8 +129,7 @@ def test_a_limit_of_the_norm_is_refused_with_powersgd_alone(solver: SolverDefini
 def test_one_worker_has_a_limit_of_the_norm_with_powersgd(tmp_path: Path) -> None:
     """It exchanges nothing. With a server of its own, or another client, PowerSGD is used."""
     path = write_definitions(tmp_path, batch=4, extra="max_iter: 3\nclip_gradients: 35")
-    for name in ("train_lmdb", "test_lmdb"):
-        make_pictures(tmp_path / name, 5, shape=(1, 6, 6))
+    make_databases(tmp_path)
     hosts = [Host(id=i, address="127.0.0.1", port=0) for i in range(2)]
     request = TrainRequest(solver=path, exchange=ExchangeOptions(compress="powersgd:1"))
     TrainingJob(request, LocalSite((hosts[0],)))
@@ -138,8 +143,7 @@ def test_a_budget_that_allows_powersgd_is_refused_with_a_limit_of_the_norm(
     tmp_path: Path, exchange: ExchangeKind
 ) -> None:
     """Of a convolution; a fully-connected weight that may travel as factors is refused where it does not."""
-    for name in ("train_lmdb", "test_lmdb"):
-        make_pictures(tmp_path / name, 5, shape=(1, 6, 6))
+    make_databases(tmp_path)
     site = LocalSite(tuple(Host(id=i, address="127.0.0.1", port=0) for i in range(2)))
 
     def start(budget: float, layer: str, clip: str = "clip_gradients: 35") -> None:
@@ -169,8 +173,7 @@ def test_the_statistics_of_an_ended_job_are_named_by_its_folder_where_its_id_is_
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = write_definitions(tmp_path, batch=4, extra="max_iter: 3")
-    for name in ("train_lmdb", "test_lmdb"):
-        make_pictures(tmp_path / name, 5, shape=(1, 6, 6))
+    make_databases(tmp_path)
     monkeypatch.chdir(tmp_path)
     site = LocalSite(tuple(Host(id=i, address="127.0.0.1", port=0) for i in range(2)))
     result = JobResult(outcome=Outcome.FINISHED, iteration=3, elapsed_s=1.0)
@@ -185,8 +188,7 @@ def test_max_iter_is_to_be_raised_only_where_the_snapshot_has_reached_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = write_definitions(tmp_path, batch=4, extra="max_iter: 3")
-    for name in ("train_lmdb", "test_lmdb"):
-        make_pictures(tmp_path / name, 5, shape=(1, 6, 6))
+    make_databases(tmp_path)
     monkeypatch.chdir(tmp_path)
     job = TrainingJob(TrainRequest(solver=path), LocalSite((Host(id=0, address="127.0.0.1", port=0),)))
     result = JobResult(outcome=Outcome.FINISHED, iteration=3, elapsed_s=1.0)
