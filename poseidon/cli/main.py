@@ -200,7 +200,7 @@ def _instead(name: str, rest: Sequence[str]) -> str:
 
 
 def _open_closed_streams() -> None:
-    """Give standard streams that are closed (`2>&-`, a daemon) the null device: a file must not get their descriptors."""
+    """Give closed standard streams (`2>&-`, a daemon) the null device: a file must not get their descriptors."""
     for number in range(3):
         try:
             os.fstat(number)

@@ -3,8 +3,8 @@
 Its argument is a request, and it writes one answer: each is a line of JSON. `{"seconds": 6.0,
 "clients": 1}` gives the fields of `HostCosts`.
 
-Figures are processor time, measured while as many processes work as a job has on the host: with their neighbours they
-share caches and memory, and a message finds neither its code nor its data in a cache.
+Figures are processor time, measured while as many processes work as a job has on the host. These share caches and
+memory, and a message finds neither its code nor its data in a cache.
 """
 
 from __future__ import annotations

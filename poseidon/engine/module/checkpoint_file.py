@@ -56,7 +56,8 @@ def unpacked(content: bytes, source: str) -> Any:
     ) as error:
         # torch's own sentence advises to load the file without this protection
         raise SnapshotError(
-            f"{source} is no checkpoint of a group; expected a file of group.save(), which torch.load(weights_only=True) reads"
+            f"{source} is no checkpoint of a group; expected a file of group.save(), which torch.load(weights_only=True) "
+            "reads"
         ) from error
 
 
