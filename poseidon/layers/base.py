@@ -146,6 +146,31 @@ class Layer(nn.Module):
         """
         raise NotImplementedError
 
+    def checked_setup(self, bottoms: Sequence[Shape]) -> list[Shape]:
+        """Call `setup`, and check the shapes of the tops.
+
+        Raises:
+            LayerError: also if a top is too large, or runs in place and has another shape than its bottom.
+        """
+        tops = self.setup(bottoms)
+        for index, shape in enumerate(tops):
+            check_size(f"top {index + 1}", shape)
+        self.check_in_place(bottoms, tops)
+        return tops
+
+    def check_in_place(self, bottoms: Sequence[Shape], tops: Sequence[Shape]) -> None:
+        """Raise LayerError unless each top in place has the shape of its bottom.
+
+        Caffe's blob has one shape: BVLC refuses some types in place (Reshape, Flatten), and others compute garbage.
+        """
+        names = zip(self.param.bottom, self.param.top, strict=False)
+        for index, (bottom, top) in enumerate(names):
+            if bottom == top and bottoms[index] != tops[index]:
+                raise LayerError(
+                    f"runs in place on '{top}', but its top has shape {times(tops[index])} and its bottom "
+                    f"{times(bottoms[index])}; give the top a name of its own"
+                )
+
     def blobs(self) -> list[Tensor]:
         """Return the learnable blobs in the order in which Caffe saves them, as views of the parameters."""
         return [

@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from poseidon.errors import DataError, DefinitionError
-from poseidon.layers.base import Layer, LayerContext, LayerError, Shape, check_size, new_blob, times
+from poseidon.layers.base import Layer, LayerContext, LayerError, Shape, new_blob, times
 from poseidon.layers.registry import create, layer_class
 from poseidon.net.net import Compiled, Net
 from poseidon.net.params import ParamInfo, ParamTable
@@ -221,10 +221,8 @@ class _Compiler:
             with self._located(step.layer):
                 layer = self._create(step.layer)
                 layer.overwrites_bottom = step.overwrites
-                tops = layer.setup([shapes[slot] for slot in step.bottoms])
-                for index, (slot, shape) in enumerate(zip(step.tops, tops, strict=True)):
-                    check_size(f"top {index + 1}", shape)
-                    shapes[slot] = shape
+                tops = layer.checked_setup([shapes[slot] for slot in step.bottoms])
+                shapes.update(zip(step.tops, tops, strict=True))
                 self._install_blobs(layer)
         return shapes
 

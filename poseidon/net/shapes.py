@@ -51,17 +51,19 @@ class SlotShapes:
         """Run the layer of a dynamic step after setting it up for its bottoms.
 
         Raises:
-            LayerError: the layer does not accept bottoms of these shapes.
+            LayerError: the layer does not accept bottoms of these shapes, or a top in place has another shape.
         """
+        layer = self._layers[position]
         found = [tuple(bottom.shape) for bottom in bottoms]
         if found != self._setup_shapes[position]:
             self._setup_shapes[position] = []  # if setup fails, the next pass calls it again
-            self._layers[position].setup(found)
+            layer.checked_setup(found)
             self._setup_shapes[position] = found
-        result: Result = self._layers[position](*bottoms)
-        tops = result if isinstance(result, tuple) else (result,)
-        for slot, top in zip(self._plan.steps[position].tops, tops, strict=True):
-            self.shapes[slot] = tuple(top.shape)
+        result: Result = layer(*bottoms)
+        tops = [tuple(top.shape) for top in (result if isinstance(result, tuple) else (result,))]
+        layer.check_in_place(found, tops)
+        for slot, shape in zip(self._plan.steps[position].tops, tops, strict=True):
+            self.shapes[slot] = shape
         return result
 
     def reshape(self, changed: Mapping[int, Shape]) -> None:
@@ -88,7 +90,7 @@ class SlotShapes:
         bottoms = [self.shapes[slot] for slot in step.bottoms]
         if bottoms != self._setup_shapes[position]:
             self._setup_shapes[position] = bottoms
-            for slot, shape in zip(step.tops, self._layers[position].setup(bottoms), strict=True):
+            for slot, shape in zip(step.tops, self._layers[position].checked_setup(bottoms), strict=True):
                 self.shapes[slot] = shape
 
     def _restore(self, before: list[Shape], last: int) -> None:

@@ -151,5 +151,12 @@ class InPlace(caffe.Layer):  # type: ignore[misc]
         bottom[0].diff[...] = 2 * top[0].diff
 
 
+class Flat(InPlace):
+    """The same, of each item's values in one row."""
+
+    def reshape(self, bottom, top):  # type: ignore[no-untyped-def]
+        top[0].reshape(bottom[0].shape[0], bottom[0].count // bottom[0].shape[0])
+
+
 class NotALayer:
     """Derives from nothing of Caffe."""

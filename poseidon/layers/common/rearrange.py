@@ -56,6 +56,11 @@ class Filter(Layer):
             raise LayerError(
                 f"has {len(self.param.top)} tops, expected {len(self.param.bottom) - 1}: one a bottom but the selector"
             )
+        for bottom, top in zip(self.param.bottom, self.param.top, strict=False):
+            if bottom == top:
+                raise LayerError(
+                    f"runs in place on '{top}', whose shape it changes; give the top a name of its own"
+                )
 
     def setup(self, bottoms: Sequence[Shape]) -> list[Shape]:
         *items, selector = bottoms

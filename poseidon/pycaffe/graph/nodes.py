@@ -64,7 +64,7 @@ class Node:
         shapes = self._bottom_shapes()
         if shapes == self._setup_shapes or not self.bottoms:
             return
-        for blob, shape in zip(self.tops, self.layer.setup(shapes), strict=False):
+        for blob, shape in zip(self.tops, self.layer.checked_setup(shapes), strict=False):
             blob.reshape(*shape)
         self._setup_shapes = shapes
         self.set_loss_diffs()
@@ -73,6 +73,7 @@ class Node:
         """Run the layer. Return its contribution to the loss."""
         self.reshape()
         self._compute()
+        self.layer.check_in_place(self._setup_shapes, [tuple(value.shape) for value in self._results])
         for blob, value in zip(self.tops, self._results, strict=True):
             blob.reshape(*value.shape)
             blob.write_data().copy_(value.detach())
@@ -224,15 +225,22 @@ class PythonNode(Node):
         super().__init__(spec)
 
     def reshape(self) -> None:
+        shapes = self._bottom_shapes()
         self._python.reshape_tops()
+        self._check_in_place(shapes)
         self.set_loss_diffs()
 
     def forward(self) -> float:
+        shapes = self._bottom_shapes()
         self._python.run_forward()
+        self._check_in_place(shapes)
         return self._loss()
 
     def backward(self) -> None:
         self._python.run_backward(list(self.flags.bottoms))
+
+    def _check_in_place(self, bottoms: list[tuple[int, ...]]) -> None:
+        self._python.check_in_place(bottoms, [blob.shape for blob in self.tops])
 
 
 def make_node(spec: NodeSpec) -> Node:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
 from poseidon.errors import DefinitionError
 from poseidon.proto.caffe_pb2 import TEST, TRAIN
-from tests.support.nets import build, inputs, layer
+from tests.support.nets import build, inputs, layer, noise
 
 IMAGE = inputs(x=(2, 6, 9, 11)) + "\n"
 FLAT = inputs(x=(4, 6)) + "\n"
@@ -253,6 +254,28 @@ WRONG = {
         FLAT + layer("InnerProduct", "x", "a", IP) + layer("InnerProduct", "x", "b", IP),
         "another layer with blobs has the same name",
     ),
+    "filter in place": (
+        inputs(x=(4, 6), s=(4,)) + layer("Filter", "x s", "x"),
+        "runs in place on 'x', whose shape it changes; give the top a name of its own",
+    ),
+}
+
+# Layers in place on x, of 2 x 6 x 9 x 11, whose top has another shape: the other bottom, the block and the shape.
+OTHER_SHAPE = {
+    "Reshape": ("", "reshape_param { shape { dim: 0 dim: -1 } }", "2x594"),
+    "Flatten": ("", "", "2x594"),
+    "Pooling": ("", "pooling_param { kernel_size: 2 stride: 2 }", "2x6x5x6"),
+    "Convolution": ("", "convolution_param { num_output: 6 kernel_size: 3 }", "2x6x7x9"),
+    "InnerProduct": ("", IP, "2x3"),
+    "Embed": ("", "embed_param { num_output: 3 input_dim: 2 }", "2x6x9x11x3"),
+    "ArgMax": ("", "argmax_param { axis: 1 }", "2x1x9x11"),
+    "Reduction": ("", "", "scalar"),
+    "Tile": ("", "tile_param { axis: 0 tiles: 2 }", "4x6x9x11"),
+    "Slice": ("", "", "1x6x9x11"),
+    "Concat": (" z", "", "2x12x9x11"),
+    "Crop": (" s", "", "2x6x4x4"),
+    "BatchReindex": (" l", "", "4x6x9x11"),
+    "EuclideanLoss": (" z", "", "scalar"),
 }
 
 
@@ -265,6 +288,35 @@ def test_mistakes(name: str) -> None:
     assert message in said
     assert said.startswith("net.prototxt:") and "layer 'layer'" in said
     assert caught.value.line is not None and "\n" not in said
+
+
+@pytest.mark.parametrize("kind", OTHER_SHAPE)
+def test_another_shape_in_place(kind: str) -> None:
+    other, body, shape = OTHER_SHAPE[kind]
+    image = (2, 6, 9, 11)
+    text = inputs(x=image, z=image, s=(2, 6, 4, 4), l=(4,))
+    tops = "x y" if kind == "Slice" else "x"
+    body = "slice_param { axis: 0 }" if kind == "Slice" else body
+    message = f"in place on 'x', but its top has shape {shape} and its bottom 2x6x9x11; give the top a name of its own"
+    with pytest.raises(DefinitionError, match=message) as caught:
+        build(text + layer(kind, f"x{other}", tops, body))
+    assert caught.value.line == 4
+    build(text + layer(kind, f"x{other}", tops.replace("x", "x2"), body))
+
+
+@pytest.mark.parametrize(
+    ("kind", "body"),
+    [
+        ("Reshape", "reshape_param { shape { dim: 2 dim: 6 dim: 9 dim: 11 } }"),
+        ("Pooling", "pooling_param { kernel_size: 1 }"),
+        ("Convolution", "convolution_param { num_output: 6 kernel_size: 3 pad: 1 }"),
+    ],
+)
+def test_the_same_shape_in_place(kind: str, body: str) -> None:
+    net = build(IMAGE + layer(kind, "x", "x", body))
+    beside = build(IMAGE + layer(kind, "x", "y", body))
+    x = noise(2, 6, 9, 11)
+    assert torch.equal(net({"x": x.clone()})["x"], beside({"x": x.clone()})["y"])
 
 
 def test_the_line_is_that_of_the_layer() -> None:

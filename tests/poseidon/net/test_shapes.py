@@ -83,6 +83,31 @@ def test_a_shape_that_would_change_a_blob_is_refused_and_nothing_changes() -> No
     assert net.blob_shapes == before and torch.equal(net({"x": x})["y"], expected)
 
 
+def test_a_top_in_place_keeps_the_shape_of_its_bottom() -> None:
+    net = build(
+        inputs(x=(2, 2, 1, 1)) + layer("Pooling", "x", "x", "pooling_param { kernel_size: 1 stride: 2 }")
+    )
+    net({"x": noise(2, 2, 1, 1)})
+    with pytest.raises(
+        DefinitionError, match="in place on 'x', but its top has shape 2x2x2x2 and its bottom 2x2x3x3"
+    ):
+        net.reshape({"x": (2, 2, 3, 3)})
+    assert net.blob_shapes == {"x": (2, 2, 1, 1)}
+
+
+@pytest.mark.usefixtures("growing")
+def test_a_top_in_place_keeps_the_shape_of_a_bottom_that_changes() -> None:
+    crop = layer("Crop", "x z", "x", "crop_param { axis: 2 }", name="crop")
+    net = build(layer("Growing", "", "x", name="source") + inputs(z=(1, 2, 4, 4)) + crop)
+    dict(net.layer_modules)["source"].size = 3  # type: ignore[assignment]
+    z = noise(1, 2, 4, 4)
+    assert net({"z": z})["x"].shape == z.shape
+    with pytest.raises(
+        DefinitionError, match=r"layer 'crop' \(Crop\): runs in place on 'x', but its top has"
+    ):
+        net({"z": z})  # 5 x 5
+
+
 @pytest.mark.parametrize(
     ("shapes", "message"),
     [({"q": (1,)}, "unknown input 'q'"), ({"x": (2, 0, 6, 6)}, "2x0x6x6, expected extents of at least 1")],

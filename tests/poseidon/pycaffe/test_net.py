@@ -204,6 +204,23 @@ def test_in_place_layers_overwrite(write: Write) -> None:
     np.testing.assert_allclose(net.blobs["conv"].diff, before > 0)
 
 
+def test_in_place_with_another_shape_is_refused(write: Write) -> None:
+    pool = 'layer { name: "pool" type: "Pooling" bottom: "x" top: "x" pooling_param { kernel_size: 1 stride: 2 } }'
+    message = r"layer 'pool' \(Pooling\): runs in place on 'x', but its top has shape 1x1x2x2 and its bottom 1x1x3x3"
+    text = 'layer { name: "in" type: "DummyData" top: "x" dummy_data_param { shape { dim: 1 dim: 1 dim: %d dim: %d } } }'
+    net = caffe.Net(str(write(text % (1, 1) + pool)), caffe.TEST)
+    assert net.forward()["x"].shape == (1, 1, 1, 1)
+    for run in (net.reshape, lambda: net.forward(start="pool")):
+        net.blobs["x"].reshape(1, 1, 3, 3)
+        with pytest.raises(DefinitionError, match=message):
+            run()
+    path = str(write(text % (3, 3) + pool))
+    solver = str(write(f'net: "{path}" base_lr: 1 lr_policy: "fixed"', "solver.prototxt"))
+    for build in (lambda: caffe.Net(path, caffe.TRAIN), lambda: caffe.get_solver(solver)):
+        with pytest.raises(DefinitionError, match=message):
+            build()
+
+
 def test_without_a_loss_nothing_runs_backward(write: Write) -> None:
     net = caffe.Net(str(write(DEPLOY)), caffe.TEST)
     net.forward()

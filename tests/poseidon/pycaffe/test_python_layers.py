@@ -111,6 +111,19 @@ def test_in_place(write: Write) -> None:
     assert (net.backward(y=np.ones((2, 3)))["x"] == 20).all()
 
 
+def test_in_place_with_another_shape(write: Write) -> None:
+    text = 'input: "x" input_shape { dim: 2 dim: 3 %s }\n' + python("flat", "x", "x", "Flat")
+    message = r"layer 'flat' \(Python\): runs in place on 'x', but its top has shape 2x3 and its bottom 2x3x1"
+    with pytest.raises(DefinitionError, match=message):
+        caffe.Net(str(write(text % "dim: 1")), caffe.TEST)
+    net = caffe.Net(str(write(text % "")), caffe.TEST)
+    assert (net.forward(x=np.zeros((2, 3)))["x"] == 1).all()
+    for run in (net.reshape, net.forward):
+        net.blobs["x"].reshape(2, 3, 1)
+        with pytest.raises(DefinitionError, match=message):
+            run()
+
+
 def test_a_loss_of_ones_own_and_numerical_gradients(write: Write) -> None:
     text = 'force_backward: true input: "x" input_shape { dim: 3 dim: 2 } input: "t" input_shape { dim: 3 dim: 2 }\n'
     text += python(
