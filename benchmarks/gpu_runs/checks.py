@@ -81,7 +81,7 @@ def run_checks(device: torch.device, *, compiler: str, report: Callable[[str], N
             try:
                 check()
                 problem = ""
-            except (PoseidonError, RuntimeError) as error:  # RuntimeError: CUDA's errors
+            except (PoseidonError, RuntimeError, AssertionError) as error:  # of CUDA and of torch.compile
                 problem = str(error).splitlines()[0] if str(error) else type(error).__name__
             found.append(Checked(name=name, problem=problem))
     return found
@@ -285,11 +285,11 @@ def check_group_of_one(device: torch.device) -> None:
     for index in range(3):
         group.contribute(index, parts[index])
     order = [due for index in range(3) for due in group.due(index)]
-    means = {index: group.mean(index, parts[index]).mean().item() for index in order}
+    means = {index: set(group.mean(index, parts[index]).tolist()) for index in order}
     for index in range(3):
         group.publish(index)
     for index in range(3):
         group.published(index)
     group.close()
-    if means != {2: 12.0, 1: 11.0, 0: 10.0} or [value[0].item() for value in values] != [0.0, 1.0, 2.0]:
-        raise CheckFailed(f"a group of one changes values: means {means}")
+    if means != {2: {12.0}, 1: {11.0}, 0: {10.0}} or [value[0].item() for value in values] != [0.0, 1.0, 2.0]:
+        raise CheckFailed(f"a group of one changes values: parts {means}")

@@ -83,11 +83,14 @@ class ModuleWatch:
             removal.callback(self.hooks.close)
             observed.watch()
             reads = OfOneModule(callbacks.on_state_read)
-            begins = (OutsideOfGraphs if is_compiled else OfOneModule)(callbacks.on_forward)
+            of_layers = OutsideOfGraphs if is_compiled else OfOneModule
             for child in module.modules():
                 removal.callback(child.register_state_dict_pre_hook(reads).remove)
                 own = {*child.parameters(recurse=False), *child.buffers(recurse=False)}
                 if child is module or own & sources:
+                    # Each has an object of its own: torch 2.11 looks up prepended hooks in the wrong
+                    # order, and its compiler fails where two modules have the same object.
+                    begins = of_layers(callbacks.on_forward)
                     removal.callback(child.register_forward_pre_hook(begins, prepend=True).remove)
             if is_compiled:
                 begins = OfOneModule(callbacks.on_forward)
