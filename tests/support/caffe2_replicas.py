@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -83,17 +83,33 @@ def feed(model: Any, data: np.ndarray, labels: np.ndarray) -> None:
 
 
 def start(model: Any, seed: int = 7) -> None:
-    """Fill the parameters with the same values in any run, and create the nets; the first batch must be fed."""
+    """Fill the parameters with the same values in any run, and create the nets; the first batch must be fed.
+
+    A GPU draws other values than the CPU.
+    """
     for op in model.param_init_net.Proto().op:
         if op.type == "XavierFill":
             op.device_option.random_seed = seed + sum(map(ord, op.output[0].partition("/")[2]))
     data_parallel_model.RunInitNet(model)
 
 
-def train(model: Any, iterations: int, size: int) -> None:
-    """Train from the start."""
+def first_params() -> dict[str, np.ndarray]:
+    """Return the values that the CPU draws at the start."""
+    workspace.ResetWorkspace()
+    model = build([0])
+    feed(model, *batch(0, 1))
+    start(model)
+    return params(model)
+
+
+def train(model: Any, iterations: int, size: int, first: Mapping[str, np.ndarray] | None = None) -> None:
+    """Train from the start, from the values `first` if they are given."""
     feed(model, *batch(0, size))
     start(model)
+    for device in model._devices:
+        with core.DeviceScope(core.DeviceOption(model._device_type, device)):
+            for name, value in (first or {}).items():
+                workspace.FeedBlob(f"{model._device_prefix}_{device}/{name}", value)
     for step in range(iterations):
         feed(model, *batch(step, size))
         data_parallel_model.RunNet(model, 1)

@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from poseidon.caffe2 import core, workspace
 from poseidon.caffe2.data_parallel_model.replicas import (
     Group,
@@ -92,10 +95,15 @@ def _sum_as_tree(model: Any, net: Any, name: str, blobs: list[Any]) -> None:
         with core.DeviceScope(option_of(model, own)):
             for member in members:
                 other, part = model._devices[member], blobs[member]
-                if reachable.size and other != own and not reachable[own, other]:
+                if other != own and not _can_read(reachable, own, other):
                     part = net.Copy(part, f"{scope_of(model, own)}{name}_gpu{other}_copy")
                 parts.append(part)
             net.Sum(parts, [parts[0]], name="dpm")
+
+
+def _can_read(reachable: NDArray[np.bool_], own: int, other: int) -> bool:
+    """Return whether a GPU can read the memory of another one; a GPU that is not here is not asked."""
+    return max(own, other) >= len(reachable) or bool(reachable[own, other])
 
 
 def _join_slices(model: Any, net: Any, name: str, group: Group, joined: set[str]) -> None:

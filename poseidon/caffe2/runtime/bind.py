@@ -26,15 +26,26 @@ GPU_TYPES = (DEVICE_NUMBERS["CUDA"], DEVICE_NUMBERS["HIP"])
 
 
 def device_of(option: DeviceOption) -> torch.device:
-    """Return torch's device of a device option: the CPU for a GPU on a machine without one, with one warning."""
-    if option.device_type not in GPU_TYPES:
+    """Return torch's device of a device option.
+
+    On a machine without a GPU it is the CPU, with one warning.
+
+    Raises:
+        RuntimeError: the machine has GPUs, but not this one.
+    """
+    if option.device_type not in GPU_TYPES or not _gpu_count():
         return torch.device("cpu")
-    return torch.device("cuda", option.device_id) if _has_gpus() else torch.device("cpu")
+    if option.device_id >= _gpu_count():
+        raise RuntimeError(
+            f"device option: GPU {option.device_id} is not on this machine, whose GPUs are "
+            f"0 to {_gpu_count() - 1}; use one of them"
+        )
+    return torch.device("cuda", option.device_id)
 
 
 @functools.cache
-def _has_gpus() -> bool:
-    found = torch.cuda.is_available()
+def _gpu_count() -> int:
+    found = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if not found:
         log.warning("This machine has no GPU: operators of GPUs run on the CPU")
     return found

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from poseidon.caffe2 import brew, core, data_parallel_model, model_helper, rnn_cell, workspace
 from poseidon.caffe2.data_parallel_model import replicas
 from poseidon.caffe2.proto import caffe2_pb2
-from tests.support.caffe2_replicas import add_layers, batch, build, feed, params, start, train
+from poseidon.caffe2.runtime import bind
+from tests.support.caffe2_replicas import add_layers, batch, build, feed, first_params, params, start, train
 
 
 @pytest.fixture(autouse=True)
@@ -22,10 +24,21 @@ def own_workspace() -> Iterator[None]:
     workspace.ResetWorkspace()
 
 
-def trained(devices: list[int], **arguments: Any) -> dict[str, np.ndarray]:
+@pytest.fixture
+def no_gpus(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The machine has no GPU, so that GPUs stand for parts of the CPU."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    bind._gpu_count.cache_clear()
+    yield
+    bind._gpu_count.cache_clear()
+
+
+def trained(
+    devices: list[int], first: Mapping[str, np.ndarray] | None = None, **arguments: Any
+) -> dict[str, np.ndarray]:
     workspace.ResetWorkspace()
     model = build(devices, **arguments)
-    train(model, 10, 32)
+    train(model, 10, 32, first)
     own = params(model)
     for device in model._devices[1:]:
         if not arguments.get("shared_model"):
@@ -40,6 +53,7 @@ def assert_equal(one: dict[str, np.ndarray], other: dict[str, np.ndarray], toler
         np.testing.assert_allclose(value, other[name], rtol=0, atol=tolerance, err_msg=name)
 
 
+@pytest.mark.usefixtures("no_gpus")
 @pytest.mark.parametrize(
     ("devices", "arguments"),
     [
@@ -61,7 +75,20 @@ def test_replicas_with_parts_of_a_batch_equal_one_with_all(
 def test_replicas_on_gpus_equal_one_on_the_cpu(use_nccl: bool) -> None:
     gpus = list(range(workspace.NumGpuDevices()))[: 32 // 4]
     devices = gpus[: 1 << (len(gpus).bit_length() - 1)]  # 1, 2, 4 or 8, which divide the batch
-    assert_equal(trained([0]), trained(devices, cpu_device=False, use_nccl=use_nccl), 1e-4)
+    first = first_params()
+    on_gpus = trained(devices, first, cpu_device=False, use_nccl=use_nccl)
+    assert_equal(trained([0], first), on_gpus, 1e-4)
+
+
+def test_only_gpus_that_cannot_read_each_other_copy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(workspace, "NumGpuDevices", lambda: 2)
+    for apart in (False, True):
+        pattern = np.eye(2, dtype=bool) | (not apart)
+        monkeypatch.setattr(workspace, "GetGpuPeerAccessPattern", lambda pattern=pattern: pattern)
+        model = build([0, 1, 2], cpu_device=False)  # of a machine with more GPUs than this one
+        copies = {op.output[0] for op in model.net.Proto().op if op.output[0].endswith("_copy")}
+        names = ("fc1_w", "fc1_b", "fc2_w", "fc2_b")
+        assert copies == ({f"gpu_0/{name}_grad_gpu1_copy" for name in names} if apart else set())
 
 
 def test_the_same_bits_in_each_run() -> None:
@@ -91,6 +118,7 @@ def test_devices_by_default(monkeypatch: pytest.MonkeyPatch) -> None:
     assert build(None, cpu_device=False)._devices == [0]  # type: ignore[arg-type]
 
 
+@pytest.mark.usefixtures("no_gpus")
 def test_one_normalization_over_all_devices_equals_that_of_one_device() -> None:
     def add_normalized(model: Any, loss_scale: float) -> list[Any]:
         brew.conv(model, "data", "conv1", 2, 3, kernel=3)
@@ -278,6 +306,7 @@ def test_a_blob_is_copied_to_all_devices_in_each_run() -> None:
         data_parallel_model.AddBlobSync(model, ["cpu_0/number"])
 
 
+@pytest.mark.usefixtures("no_gpus")
 def test_another_model_is_appended_for_each_device() -> None:
     other = model_helper.ModelHelper(name="other")
     brew.fc(other, "data", "other_fc", 6, 4)

@@ -18,7 +18,7 @@ from poseidon.caffe2.runtime.blob import Blob
 def test_without_a_gpu_its_operators_run_on_the_cpu_with_one_warning(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    bind._has_gpus.cache_clear()
+    bind._gpu_count.cache_clear()
     workspace.ResetWorkspace()
     with caplog.at_level(logging.WARNING), core.DeviceScope(core.DeviceOption(caffe2_pb2.CUDA, 1)):
         net = core.Net("gpu")
@@ -30,6 +30,13 @@ def test_without_a_gpu_its_operators_run_on_the_cpu_with_one_warning(
     assert [record.message for record in caplog.records] == [
         "This machine has no GPU: operators of GPUs run on the CPU"
     ]
+
+
+def test_a_gpu_that_the_machine_lacks_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bind, "_gpu_count", lambda: 2)
+    assert bind.device_of(core.DeviceOption(caffe2_pb2.CUDA, 1)) == torch.device("cuda", 1)
+    with pytest.raises(RuntimeError, match="GPU 2 is not on this machine, whose GPUs are 0 to 1"):
+        bind.device_of(core.DeviceOption(caffe2_pb2.CUDA, 2))
 
 
 def test_a_tensor_is_owned_where_nothing_else_refers_to_its_memory() -> None:
