@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import runpy
+import shutil
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -193,6 +194,115 @@ def test_run_local_takes_the_words_of_the_original(
     assert (Path(flags.hostfile).name, flags.gpu, flags.svb) == (hostfile, gpu, "auto")
     assert flags.settings == (["max_iter=3"] if "--max_iter=3" in started[0] else None)
     assert Path(flags.net_outputs).name == "cifar-netoutputs"
+
+
+EDITS = {
+    'svb = "auto"': "svb = True",
+    "table_staleness = 0": "table_staleness = 2",
+    "num_app_threads = 1": "num_app_threads = 3",
+    "num_rows_per_table = 0": "num_rows_per_table = 7",
+    "device = []": "device = [0, 1]",
+    "num_comm_channels_per_client = 1": "num_comm_channels_per_client = 2",
+    'consistency_model = "SSPPush"': 'consistency_model = "SSP"',
+    '"cifar10_quick_solver.prototxt"': '"mine_solver.prototxt"',
+}
+"""What a reader of the wiki changes in run_local.py."""
+
+
+@pytest.fixture
+def edited(repository: Path, tmp_path: Path) -> Path:
+    """The example in a folder of its own, with `EDITS`, three machines, and a solver of the user's."""
+    folder = tmp_path / "examples" / "cifar10"
+    folder.mkdir(parents=True)
+    for name in ("run_local.py", "train_cifar10.py"):
+        shutil.copy(repository / "examples" / "cifar10" / name, folder)
+    text = (folder / "run_local.py").read_text(encoding="utf-8")
+    for before, after in EDITS.items():
+        assert text.count(before) == 1, before
+        text = text.replace(before, after)
+    (folder / "run_local.py").write_text(text, encoding="utf-8")
+    definitions = tmp_path / "prototxt" / "cifar10"
+    definitions.mkdir(parents=True)
+    write_definitions(definitions, batch=4, extra="max_iter: 9").rename(definitions / "mine_solver.prototxt")
+    (tmp_path / "machinefiles").mkdir()
+    (tmp_path / "machinefiles" / "localserver").write_text("".join(f"{n} 127.0.0.1 0\n" for n in range(3)))
+    return folder
+
+
+@pytest.mark.parametrize("script", ["run_local.py", "train_cifar10.py"])
+@pytest.mark.parametrize(
+    ("words", "changed"),
+    [
+        ((), {}),
+        (("--num_app_threads=5", "--exchange=ps"), {"num_app_threads": 5, "exchange": "ps", "svb": None}),
+    ],
+)
+def test_both_cifar10_scripts_train_with_what_is_edited_in_run_local(
+    edited: Path, script: str, words: tuple[str, ...], changed: dict[str, object]
+) -> None:
+    started: list[list[str]] = []
+    requests: list[Request] = []
+    main = runpy.run_path(str(edited / script))["main"]
+    main.__globals__.update(
+        prepare_and_print=requests.append, poseidon=lambda words: started.append(words) or 0
+    )
+    assert main(list(words)) == 0
+    flags = vars(parse_arguments(started[0]))
+    root = edited.parents[1]
+    expected: dict[str, object] = {
+        "solver": str(root / "prototxt" / "cifar10" / "mine_solver.prototxt"),
+        "gpu": "0,1",
+        "num_app_threads": 3,
+        "table_staleness": 2,
+        "num_rows_per_table": 7,
+        "svb": "true",
+        "num_comm_channels_per_client": 2,
+        "consistency_model": "SSP",
+        "net_outputs": str(root / "output" / "cifar10" / "cifar-netoutputs"),
+        "hostfile": str(root / "machinefiles" / "localserver"),
+    }
+    assert {name: flags[name] for name in {**expected, **changed}} == {**expected, **changed}
+    assert [request.clients for request in requests] == ([3] if script == "train_cifar10.py" else [])
+
+
+@pytest.mark.parametrize(
+    ("words", "name", "value"),
+    [
+        ("--staleness=0", "table_staleness", 0),
+        ("--devices=cpu", "gpu", ""),
+        ("--devices=2", "gpu", "2"),
+        ("--output={}/mine", "net_outputs", "{}/mine/cifar-netoutputs"),
+        ("--clients=2", "hostfile", "{}/mine/machinefile"),
+    ],
+)
+def test_a_flag_of_train_cifar10_replaces_what_is_edited(
+    edited: Path, tmp_path: Path, words: str, name: str, value: object
+) -> None:
+    started: list[list[str]] = []
+    main = runpy.run_path(str(edited / "train_cifar10.py"))["main"]
+    main.__globals__.update(
+        prepare_and_print=lambda _: None, poseidon=lambda words: started.append(words) or 0
+    )
+    assert main([f"--output={tmp_path / 'mine'}", words.format(tmp_path)]) == 0
+    expected = value.format(tmp_path) if isinstance(value, str) else value
+    assert getattr(parse_arguments(started[0]), name) == expected
+
+
+@pytest.mark.parametrize(
+    ("edit", "says"),
+    [
+        ("svb = true", r"run_local.py: name 'true' is not defined"),
+        ("svb = (", r"run_local.py:\d+: '\(' was never closed"),
+    ],
+)
+def test_an_edit_that_is_no_python_is_one_sentence(
+    edited: Path, capsys: pytest.CaptureFixture[str], edit: str, says: str
+) -> None:
+    script = edited / "run_local.py"
+    script.write_text(script.read_text(encoding="utf-8").replace("svb = True", edit), encoding="utf-8")
+    main = runpy.run_path(str(edited / "train_cifar10.py"))["main"]
+    assert main([]) == 2
+    assert re.fullmatch(rf"train_cifar10.py: \S+{says}\n", capsys.readouterr().err)
 
 
 CNN = ("--epochs=3", "--records=1024")

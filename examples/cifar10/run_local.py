@@ -1,11 +1,12 @@
 #!/usr/bin/env python3
 """Train cifar10_quick with the system parameters below: edit them, then
 
+    python examples/cifar10/train_cifar10.py
     python examples/cifar10/run_local.py [client_id] [machinefile] [flags of `poseidon train`]
 
-One command starts all clients; client_id is taken as the original's script has it, and only 0 starts anything.
-
-The databases must be there (get_cifar10.sh, create_cifar10.sh). Paths are absolute or relative to the repository.
+Both use these parameters. The first also makes the databases; the second expects them (get_cifar10.sh,
+create_cifar10.sh). One command starts all clients; client_id is taken as the original's script has it,
+and only 0 starts anything. Paths are absolute or relative to the repository.
 """
 
 from __future__ import annotations
@@ -41,6 +42,31 @@ consistency_model = "SSPPush"
 # Losses and scores, averaged over all workers.
 net_outputs = ROOT / "output" / "cifar10" / "cifar-netoutputs"
 
+# The machines, unless a command names another file.
+HOSTFILE = ROOT / "machinefiles" / "localserver"
+
+
+def train_flags(words: list[str]) -> dict[str, str]:
+    """Return the parameters above as flags of `poseidon train`: values by name.
+
+    Args:
+        words: flags that follow; --exchange replaces svb.
+    """
+    flags = {
+        "solver": str(ROOT / solver),
+        "gpu": str(device or ""),
+        "num_app_threads": str(num_app_threads),
+        "table_staleness": str(table_staleness),
+        "num_rows_per_table": str(num_rows_per_table),
+        "svb": str(svb),
+        "num_comm_channels_per_client": str(num_comm_channels_per_client),
+        "consistency_model": consistency_model,
+        "net_outputs": str(ROOT / net_outputs),
+    }
+    if any(word.lstrip("-").startswith("exchange") for word in words):
+        del flags["svb"]
+    return flags
+
 
 def main(words: list[str]) -> int:
     """Train; returns the exit code.
@@ -52,27 +78,11 @@ def main(words: list[str]) -> int:
     if client:
         print(f"run_local.py: client {client} is started by the command of client 0; nothing to do")
         return 0
-    hostfile = (
-        words.pop(0) if words and not words[0].startswith("-") else ROOT / "machinefiles" / "localserver"
-    )
+    hostfile = words.pop(0) if words and not words[0].startswith("-") else HOSTFILE
     if words and words[0].lower() in ("true", "false"):  # the original's third word, for Hadoop
         words.pop(0)
-    return poseidon(
-        [
-            "train",
-            f"--solver={solver}",
-            f"--hostfile={hostfile}",
-            f"--gpu={device or ''}",
-            f"--num_app_threads={num_app_threads}",
-            f"--table_staleness={table_staleness}",
-            f"--num_rows_per_table={num_rows_per_table}",
-            f"--svb={svb}",
-            f"--num_comm_channels_per_client={num_comm_channels_per_client}",
-            f"--consistency_model={consistency_model}",
-            f"--net_outputs={net_outputs}",
-            *words,
-        ]
-    )
+    flags = {**train_flags(words), "hostfile": hostfile}
+    return poseidon(["train", *(f"--{name}={value}" for name, value in flags.items()), *words])
 
 
 if __name__ == "__main__":

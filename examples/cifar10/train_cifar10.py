@@ -1,13 +1,16 @@
 #!/usr/bin/env python3
-"""Train cifar10_quick on this machine: prepare the databases once, then start `poseidon train`.
+"""Train cifar10_quick: prepare the databases once, then start `poseidon train`.
 
 python examples/cifar10/train_cifar10.py [--clients N] [--devices 0,1|cpu] [--staleness S]
     [--backend lmdb|leveldb] [--data DIR] [flags of `poseidon train`: --max_iter=N, --set FIELD=VALUE, ...]
+
+What no flag says is as in run_local.py beside this file, which is to be edited.
 """
 
 from __future__ import annotations
 
 import argparse
+import runpy
 import secrets
 import signal
 import sys
@@ -15,6 +18,7 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from datetime import datetime
 from pathlib import Path
+from typing import Any
 
 if __name__ == "__main__":
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # imports take seconds; Ctrl-C ends them without a traceback
@@ -33,6 +37,7 @@ from poseidon.cli.main import parse_arguments
 from poseidon.cli.parsers.data import add_data_flags
 from poseidon.cli.prepare_cifar10 import prepare_and_print
 from poseidon.cluster.jobs.registry import new_job_id
+from poseidon.cluster.machinefile import read_machinefile
 from poseidon.data.databases.kinds import Backend
 from poseidon.data.prepare.cifar10 import Request
 from poseidon.engine.tools.preflight import check_nets
@@ -45,28 +50,43 @@ from poseidon.settings import read_settings
 from poseidon.solvers.settings import solver_settings
 
 HERE = Path(__file__).resolve().parent
-SOLVER = ROOT / "prototxt" / "cifar10" / "cifar10_quick_solver.prototxt"
-LOCALSERVER = ROOT / "machinefiles" / "localserver"
-LOCALSERVER_CLIENTS = 2
+RUN_LOCAL = HERE / "run_local.py"
+
+
+def run_local() -> dict[str, Any]:
+    """Return what run_local.py defines.
+
+    Raises:
+        UsageError: an edit has left it without sense.
+    """
+    try:
+        return runpy.run_path(str(RUN_LOCAL))
+    except SyntaxError as error:
+        raise UsageError(f"{RUN_LOCAL}:{error.lineno}: {error.msg}") from error
+    except NameError as error:  # `true` for True
+        raise UsageError(f"{RUN_LOCAL}: {error}") from error
 
 
 def parse(words: list[str]) -> tuple[argparse.Namespace, list[str]]:
     """Return this script's flags, and those that are passed on to `poseidon train`."""
     parser = argparse.ArgumentParser(
-        description="Train cifar10_quick on this machine.",
-        epilog="Further flags go to `poseidon train`: --max_iter=N, --set FIELD=VALUE, --snapshot=FILE, --background, ...",
+        description="Train cifar10_quick. Defaults are those of run_local.py, which is to be edited.",
+        epilog="Further flags go to `poseidon train`: --max_iter=N, --set FIELD=VALUE, --snapshot=FILE, "
+        "--background, ...",
         allow_abbrev=False,
     )
-    parser.add_argument("--clients", type=int, default=2, help="number of clients (default 2)")
-    parser.add_argument("--devices", default="cpu", help="GPUs of each client, 0,1, or cpu (default)")
-    parser.add_argument("--staleness", type=int, default=0, help="bound of staleness (default 0)")
-    parser.add_argument("--solver", type=Path, default=SOLVER, help="another solver definition")
+    parser.add_argument(
+        "--clients", type=int, help="clients on this machine (those of machinefiles/localserver)"
+    )
+    parser.add_argument("--devices", help="GPUs of each client, 0,1, or cpu (device)")
+    parser.add_argument("--staleness", type=int, help="bound of staleness (table_staleness)")
+    parser.add_argument("--solver", type=Path, help="another solver definition (solver)")
     parser.add_argument("--output", type=Path, help="folder of logs (default: output/cifar10-<time>)")
     add_data_flags(parser)
     flags, others = parser.parse_known_args(words)
-    if flags.clients < 1:
+    if flags.clients is not None and flags.clients < 1:
         raise UsageError(f"--clients={flags.clients}: expected 1 or more")
-    if flags.staleness < 0:
+    if flags.staleness is not None and flags.staleness < 0:
         raise UsageError(f"--staleness={flags.staleness}: expected 0 or more")
     if flags.data is not None and not flags.data.exists():
         raise UsageError(f"--data={flags.data}: there is no such file or folder")
@@ -128,19 +148,38 @@ def with_leveldb(path: Path, request: Request, output: Path) -> Path:
     return net_file
 
 
-def machinefile(clients: int, output: Path) -> Path:
+def write_machinefile(clients: int, output: Path) -> Path:
     """Write a machinefile of that many clients on this machine."""
-    if clients == LOCALSERVER_CLIENTS:
-        return LOCALSERVER
     output.mkdir(parents=True, exist_ok=True)
     path = output / "machinefile"
     path.write_text("".join(f"{client} 127.0.0.1 0\n" for client in range(clients)), encoding="utf-8")
     return path
 
 
-def derived_files(flags: argparse.Namespace, output: Path) -> list[Path]:
+def train_flags(flags: argparse.Namespace, others: list[str], output: Path) -> dict[str, str]:
+    """Return the flags of `poseidon train`: those of run_local.py, with this script's in their place.
+
+    Args:
+        flags: of this script.
+        others: those that are passed on.
+        output: the job's folder.
+    """
+    edited = run_local()
+    words: dict[str, str] = {**edited["train_flags"](others), "hostfile": str(edited["HOSTFILE"])}
+    if flags.solver is not None:
+        words["solver"] = str(flags.solver)
+    if flags.devices is not None:
+        words["gpu"] = "" if flags.devices == "cpu" else flags.devices
+    if flags.staleness is not None:
+        words["table_staleness"] = str(flags.staleness)
+    if flags.output is not None:
+        words["net_outputs"] = str(output / "cifar-netoutputs")
+    return words
+
+
+def derived_files(solver: Path, output: Path) -> list[Path]:
     """Return the files that this script may write to a job's folder."""
-    return [output / name for name in (Path(flags.solver).name, "train_test.prototxt", "machinefile")]
+    return [output / name for name in (solver.name, "train_test.prototxt", "machinefile")]
 
 
 def main(words: list[str]) -> int:
@@ -152,24 +191,24 @@ def main(words: list[str]) -> int:
 def _main(words: list[str], stack: ExitStack) -> int:
     try:
         flags, others = parse(words)
+        job = new_job_id("cifar10", datetime.now(), secrets.token_hex(3))
+        output = (flags.output or ROOT / "output" / job).absolute()
+        settings = train_flags(flags, others, output)
+        path = Path(settings["solver"])
+        given = parse_arguments(["train", f"--solver={path}", *others])
+        hostfile = Path(given.hostfile or settings["hostfile"])
+        count = None if given.hostfile else flags.clients
         request = Request(
             folder=HERE,
             backend=Backend.parse(flags.backend),
-            clients=flags.clients,
+            clients=count or sum(host.works for host in read_machinefile(hostfile)),
             data=flags.data,
             hint=read_settings().data_folder,
         )
-        settings = parse_arguments(["train", f"--solver={flags.solver}", *others]).settings or ()
-        job = new_job_id("cifar10", datetime.now(), secrets.token_hex(3))
-        output = (flags.output or ROOT / "output" / job).absolute()
         if not output.exists():
-            stack.callback(lambda: remove_unused(output, derived_files(flags, output)))
-        solver = derive_solver(flags.solver, settings, request, output)
-        command = ["train", f"--solver={solver}", f"--output={output}", f"--job={job}"]
-        if not any(word.lstrip("-").startswith("hostfile") for word in others):
-            command.append(f"--hostfile={machinefile(flags.clients, output)}")
-        if flags.devices != "cpu":
-            command.append(f"--gpu={flags.devices}")
+            stack.callback(lambda: remove_unused(output, derived_files(path, output)))
+        settings["solver"] = str(derive_solver(path, given.settings or (), request, output))
+        settings["hostfile"] = str(write_machinefile(count, output) if count else hostfile)
         if not request.database("train").exists():
             print(f"train_cifar10.py: preparing CIFAR-10 in {HERE}", file=sys.stderr, flush=True)
         prepare_and_print(request)
@@ -179,8 +218,8 @@ def _main(words: list[str], stack: ExitStack) -> int:
     except OSError as error:  # of the folder that the derived definitions go to
         print(f"train_cifar10.py: {error.filename}: {error.strerror}", file=sys.stderr)
         return 1
-    command += [f"--table_staleness={flags.staleness}", f"--net_outputs={output / 'cifar-netoutputs'}"]
-    code = poseidon([*command, *others])
+    own = [f"--{name}={value}" for name, value in settings.items()]
+    code = poseidon(["train", f"--output={output}", f"--job={job}", *own, *others])
     if code == 0:
         stack.pop_all()  # the folder stays
     return code
