@@ -15,6 +15,8 @@ pytestmark = pytest.mark.timeout(300)  # the tests parse all modules
 
 ROOT = Path(__file__).parents[1]
 
+FOLDERS = ("benchmarks", "examples", "poseidon", "ps_server", "scripts", "tests", "website")
+"""All folders with Python code."""
 MAY_IMPORT: dict[str, set[str]] = {
     "ps_server": set(),
     "poseidon.proto": set(),
@@ -68,9 +70,9 @@ def package_of(module: str) -> str:
     return parts[0] if parts[0] == "ps_server" else ".".join(parts[:2])
 
 
-def modules() -> Iterator[tuple[str, Path]]:
-    for package in ("poseidon", "ps_server"):
-        for path in sorted((ROOT / package).rglob("*.py")):
+def modules(*folders: str) -> Iterator[tuple[str, Path]]:
+    for folder in folders or ("poseidon", "ps_server"):
+        for path in sorted((ROOT / folder).rglob("*.py")):
             name = ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
             yield name, path
 
@@ -111,12 +113,12 @@ def imports(module: str, path: Path) -> Iterator[str]:
             base = package.split(".")[: len(package.split(".")) - node.level + 1] if node.level else []
             stem = ".".join([*base, *([node.module] if node.module else [])])
             names = [f"{stem}.{alias.name}" for alias in node.names]
-        yield from (name for name in names if name.split(".")[0] in ("poseidon", "ps_server"))
+        yield from (name for name in names if name.split(".")[0] in FOLDERS)
 
 
 def module_of(name: str, known: set[str]) -> str:
     """The module that an imported name is, or is defined in: `ps_server.errors.WireError` -> `ps_server.errors`."""
-    while name not in known:
+    while name and name not in known:
         name = name.rpartition(".")[0]
     return name
 
@@ -137,12 +139,19 @@ def test_each_package_imports_exactly_what_the_list_says() -> None:
 
 
 def test_modules_do_not_import_each_other_in_a_circle() -> None:
-    known = {module for module, _ in modules()}
+    every = dict(modules(*FOLDERS))
+    known = set(every)
     graph = {
-        module: {module_of(name, known) for name in imports(module, path)} - {module}
-        for module, path in modules()
+        module: {module_of(name, known) for name in imports(module, path)} - {module, ""}
+        for module, path in every.items()
     }
     graphlib.TopologicalSorter(graph).prepare()
+
+
+def test_the_packages_import_nothing_of_the_other_folders() -> None:
+    others = set(FOLDERS) - {"poseidon", "ps_server"}
+    for module, path in modules():
+        assert not [name for name in imports(module, path) if name.split(".")[0] in others], module
 
 
 def test_the_protocol_does_no_io() -> None:
@@ -252,7 +261,7 @@ def too_new(code: Iterable[ast.AST]) -> Iterator[str]:
 def test_python_3_10_has_all_that_is_used() -> None:
     example = ast.parse("import math\nfrom enum import StrEnum\nmath.cbrt(1)\nraise ExceptionGroup('', [])")
     assert set(too_new(ast.walk(example))) == {"enum.StrEnum", "math.cbrt", "ExceptionGroup"}
-    for folder in ("benchmarks", "examples", "poseidon", "ps_server", "scripts", "tests"):
+    for folder in FOLDERS:
         for path in sorted((ROOT / folder).rglob("*.py")):
             found = facts(path).too_new
             assert not found, (

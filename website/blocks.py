@@ -1,4 +1,4 @@
-"""Shell blocks of the site's pages, and how each is tested.
+"""The site's pages in the repository, their shell blocks, and how each block is tested.
 
 A block is run as it stands by `tests/website/test_blocks.py`, unless a comment above it says otherwise:
 
@@ -19,6 +19,9 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = "reference/commands_tested.md"
+OUTSIDE = ("CONTRIBUTING.md", "CHANGELOG.md", "machinefiles/README.md", "ps_server/README.md")
+"""Pages of the site that are not in docs/, and folders of such pages."""
+FOLDERS = ("examples", "prototxt", "benchmarks/results")
 _PROGRAMS = (
     r"\.|awk|cd|cp|docker|export(?= \w+=)|find|git|jupyter|kubectl|make|mkdir|mpirun|pip|poseidon(?! \w+:)|python3?|redis-server|sbatch|scp|sh"
     r"|srun|ssh(?:-[\w-]+)?|sudo|torchrun|(?:examples|scripts)/[\w/]+\.(?:sh|py)|--[a-z]\w+"
@@ -47,6 +50,23 @@ class Block:
     text: str
     reason: str = ""
     test: str = ""
+
+
+def sources() -> dict[str, str]:
+    """Return the path in the repository of each page, by its path on the site; pages in docs/ have the same name."""
+    found = {
+        str(path.relative_to(ROOT / "docs")): path for path in (ROOT / "docs").rglob("*") if path.is_file()
+    }
+    found["index.md"] = ROOT / "README.md"
+    outside = [ROOT / name for name in OUTSIDE]
+    outside += [path for folder in FOLDERS for path in (ROOT / folder).rglob("*.md")]
+    found |= {str(path.relative_to(ROOT)): path for path in outside}
+    return {page: str(path.relative_to(ROOT)) for page, path in found.items()}
+
+
+def shell_pages() -> list[str]:
+    """Return the paths in the repository of the pages with shell blocks."""
+    return sorted(path for path in sources().values() if path.endswith(".md") and any(blocks(path)))
 
 
 def blocks(page: str) -> Iterator[Block]:
@@ -110,6 +130,4 @@ def report(found: Iterable[Block]) -> str:
 
 
 if __name__ == "__main__":
-    from website.pages import shell_pages
-
     print(report(block for page in shell_pages() for block in blocks(page)))

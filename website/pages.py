@@ -24,34 +24,15 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 from website import blocks, prototxt
 
-OUTSIDE = ("CONTRIBUTING.md", "CHANGELOG.md", "machinefiles/README.md", "ps_server/README.md")
-FOLDERS = ("examples", "prototxt", "benchmarks/results")
 _LINK = re.compile(r"(!?)\[([^\]]*)\]\(([^)\s]+)\)")
 _SCHEME = re.compile(r"[a-z]+:")
-
-
-def sources() -> dict[str, str]:
-    """Return the path in the repository of each page, by its path on the site; pages in docs/ have the same name."""
-    found = {
-        str(path.relative_to(ROOT / "docs")): path for path in (ROOT / "docs").rglob("*") if path.is_file()
-    }
-    found["index.md"] = ROOT / "README.md"
-    outside = [ROOT / name for name in OUTSIDE]
-    outside += [path for folder in FOLDERS for path in (ROOT / folder).rglob("*.md")]
-    found |= {str(path.relative_to(ROOT)): path for path in outside}
-    return {page: str(path.relative_to(ROOT)) for page, path in found.items()}
-
-
-def shell_pages() -> list[str]:
-    """Return the paths in the repository of the pages with shell blocks."""
-    return sorted(path for path in sources().values() if path.endswith(".md") and any(blocks.blocks(path)))
 
 
 def on_files(files: Files, config: Any) -> Files:
     """Add the pages from outside docs/, the references, and the script of the search."""
     script = (ROOT / "website" / "search.js").read_text(encoding="utf-8")
     files.append(File.generated(config, "search.js", content=script))
-    for page, source in sources().items():
+    for page, source in blocks.sources().items():
         if files.get_file_from_path(page) is None:
             content = (ROOT / source).read_text(encoding="utf-8")
             files.append(File.generated(config, page, content=content))
@@ -62,7 +43,7 @@ def on_files(files: Files, config: Any) -> Files:
 
 def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str:
     """Let links lead to pages of the site."""
-    pages = sources()
+    pages = blocks.sources()
     here = page.file.src_uri
     source = pages.get(here)
     return markdown if source is None else linked(markdown, here, source, pages)
@@ -75,7 +56,7 @@ def linked(markdown: str, page: str, source: str, pages: dict[str, str]) -> str:
         markdown: of the page.
         page: its path on the site.
         source: its path in the repository.
-        pages: see `sources`.
+        pages: see `blocks.sources`.
 
     Raises:
         ValueError: a target does not exist.
@@ -104,7 +85,7 @@ def references() -> dict[str, str]:
     return {
         "reference/commands.md": "\n".join(_commands()),
         "reference/python.md": "\n".join(_python()),
-        blocks.PAGE: blocks.report(found for page in shell_pages() for found in blocks.blocks(page)),
+        blocks.PAGE: blocks.report(found for page in blocks.shell_pages() for found in blocks.blocks(page)),
         **prototxt.pages(),
     }
 

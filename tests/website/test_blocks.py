@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.page_runner import BEFORE, CONTINUED, REPLACED, TRAINED_BY_PAGE, run_page
-from website.blocks import ROOT, Block, blocks, report
-from website.pages import shell_pages
+from website.blocks import ROOT, Block, blocks, report, shell_pages
 
 PAGES = shell_pages()
 RUN = [page for page in PAGES if any(not block.reason and not block.test for block in blocks(page))]

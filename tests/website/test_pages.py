@@ -21,6 +21,7 @@ from poseidon.cli.main import COMMANDS
 from poseidon.layers.registry import known_types
 from tests.support.needs import find
 from tests.support.polling import until
+from website.blocks import sources
 
 ROOT = Path(__file__).parents[2]
 
@@ -96,7 +97,7 @@ def test_references_name_everything(site: Path) -> None:
 
 
 def test_links_follow_pages_and_fail_where_nothing_is() -> None:
-    linked, pages = hooks().linked, hooks().sources()
+    linked, pages = hooks().linked, sources()
     text = "[a](../README.md#install) [b](../examples/resnet50) [c](../setup.py) [d](https://x.y) ![e](trace_iteration.svg)"
     assert linked(text, "caffe2.md", "docs/caffe2.md", pages) == (
         "[a](index.md#install) [b](examples/resnet50/README.md) c (`setup.py`) [d](https://x.y) ![e](trace_iteration.svg)"
