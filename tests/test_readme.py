@@ -8,12 +8,6 @@ import re
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
-
-import pytest
-import torch
-
-from tests.support.page_runner import PROGRAM
 
 PYTHON_BLOCK = re.compile(r"```python\n(.*?)```", re.DOTALL)
 MOST_LINES = 30
@@ -49,24 +43,6 @@ def test_the_example_of_the_server_is_short_and_trains(repository: Path, tmp_pat
             process.wait()
             if process.stdout is not None:
                 process.stdout.close()
-
-
-@pytest.mark.parametrize("page", ["README.md", "docs/torch_modules.md"])
-def test_the_first_program_of_a_page_trains_alone(
-    repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, page: str
-) -> None:
-    """`tests/website` starts it with `poseidon run`, with --thorough."""
-    monkeypatch.chdir(tmp_path)
-    code, *_ = PYTHON_BLOCK.findall((repository / page).read_text(encoding="utf-8"))
-    names: dict[str, Any] = {"__name__": "__main__"}
-    with torch.random.fork_rng():
-        exec(compile(PROGRAM, "program", "exec"), names)
-        first = {name: value.clone() for name, value in names["build_model"]().state_dict().items()}
-        exec(compile(PROGRAM + code, page, "exec"), names)
-    assert names["group"].steps == 4
-    trained = names["model"].state_dict()
-    assert trained.keys() == first.keys()
-    assert not any(torch.equal(value, first[name]) for name, value in trained.items())
 
 
 def test_the_front_page_fits_on_two_screens(repository: Path) -> None:

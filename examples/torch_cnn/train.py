@@ -92,7 +92,6 @@ def main() -> None:
         for epoch in range(flags.epochs):
             for x, y in loader:
                 loss = nn.functional.cross_entropy(model(x), y)
-                model.zero_grad()
                 loss.backward()
                 group.step()
                 if group.stopping:

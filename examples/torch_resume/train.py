@@ -60,7 +60,6 @@ def main() -> None:
         for epoch in range(loader.sampler.epoch, EPOCHS):
             for x, y in loader:
                 loss = nn.functional.cross_entropy(model(x), y)
-                optimizer.zero_grad()
                 loss.backward()
                 group.step()
                 if group.steps % SAVE_EVERY == 0 or group.stopping:

@@ -86,9 +86,8 @@ def main() -> None:
             loss = nn.functional.cross_entropy(
                 model(x.to(worker.device)).flatten(0, 1), y.to(worker.device).flatten()
             )
-            optimizer.zero_grad()
             loss.backward()
-            optimizer.step()
+            group.step()
             decay.step()
             if group.stopping:
                 break

@@ -127,14 +127,24 @@ class Hooks:
         self._pass = 0
         self._start_pass()
 
-    def finish(self) -> None:
-        """End the last backward pass: send the gradients that only earlier passes had, and drop all that are sent."""
+    def check_unchanged(self) -> None:
+        """Refuse a gradient that the script has changed after a backward pass, as autograd sees it.
+
+        Raises:
+            UsageError: there is one.
+        """
         for index, (gradient, version) in self._accumulated.items():
             if self._sources[index].grad is not gradient or gradient._version != version:
                 raise UsageError(
-                    f"the gradient of '{self._names[index]}' was changed after backward() had sent it; expected the clip= of "
-                    "distribute(), or average_gradients() before a loop changes gradients that a torch.optim optimizer reads"
+                    f"the gradient of '{self._names[index]}' was changed after backward() had sent "
+                    "it, for example by clip_grad_norm_; expected the clip= of distribute(), or under "
+                    "a torch.optim optimizer average_gradients() before the change and before a "
+                    "GradScaler's unscale_()"
                 )
+
+    def finish(self) -> None:
+        """End the last backward pass: send the gradients that only earlier passes had, and drop all that are sent."""
+        self.check_unchanged()
         self._accumulated.clear()
         for tensor, index in self._by_gradient.items() if self._sends else ():
             if index not in self._begun and tensor.grad is not None:

@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import replace
+from pathlib import Path
 
 import torch
 from torch import Tensor, nn
@@ -26,14 +27,15 @@ Body = Callable[[nn.Module, Group], None]
 
 
 def worker_contexts(
-    workers: int, connect: Connect, member: Membership, *, shards: int
+    workers: int, connect: Connect, member: Membership, *, shards: int, folder: Path | None = None
 ) -> list[WorkerContext]:
-    """Return the context of each worker."""
+    """Return the context of each worker; `folder` is the job's."""
     return [
         WorkerContext(
             worker=ThisWorker(rank=rank, size=workers),
             member=replace(member, rank=rank, workers=workers, shards=shards, token=TOKEN),
             connect=connect,
+            folder=folder,
         )
         for rank in range(workers)
     ]

@@ -28,8 +28,8 @@ from ps_server import Rule, RuleKind
 SAMPLED = 2
 SAMPLED_VALUES = 64
 UNSCALED = (
-    "gradients were changed after backward() had sent them, or a GradScaler has looked at this worker's alone; expected "
-    "average_gradients() between backward() and GradScaler's unscale_() or step()"
+    "a GradScaler has read or changed this worker's gradients after backward() had sent them; "
+    "expected average_gradients() between backward() and GradScaler's unscale_() or step()"
 )
 
 
@@ -139,10 +139,15 @@ class OptimizerGroup(Group):
     def _how(self) -> str:
         return f"torch.optim.{type(self._optimizer).__name__}"
 
-    def step(self) -> None:
-        """Call the optimizer's own `step`, which the script may call instead. See `Group`."""
+    def step(self, *, zero_grad: bool = True) -> None:
+        """Call the optimizer's own `step`, and clear the gradients. See `Group`.
+
+        A script may call the optimizer's `step` and `zero_grad` instead.
+        """
         self._check_open("step")
         self._optimizer.step()
+        if zero_grad:
+            self._module.zero_grad()
 
     def drop(self) -> None:
         """See `Group`."""
@@ -155,6 +160,7 @@ class OptimizerGroup(Group):
         Raises:
             UsageError: there was no backward pass.
         """
+        self._check_passes()
         self._check_sent()
         self._end_iteration()
         self._begin()
@@ -174,7 +180,8 @@ class OptimizerGroup(Group):
         self._sent = [(gradient, _first(gradient).clone()) for gradient in kept]
 
     def _check_sent(self) -> None:
-        """Refuse a change that no version counter shows: GradScaler unscales gradients without autograd."""
+        """Refuse changed gradients. GradScaler unscales without autograd: no version shows it."""
+        self._hooks.check_unchanged()
         for gradient, sent in self._sent:
             if not torch.equal(_first(gradient), sent):
                 raise UsageError(UNSCALED)

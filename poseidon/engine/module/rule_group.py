@@ -130,8 +130,13 @@ class RuleGroup(Group):
             raise SnapshotError(f"the checkpoint has no history of '{trained.name}' that fits {self._how}")
         return [torch.stack(column).mean(0).numpy() for column in zip(*arrays, strict=True)]
 
-    def step(self) -> None:
+    def step(self, *, zero_grad: bool = True) -> None:
         """End the step. See `Group`. The new parameters arrive while the next forward pass runs."""
+        if not zero_grad:
+            raise UsageError(
+                f"step(zero_grad=False) under {self._how}: the shards use its gradients up, so "
+                "none can stay; expected step(), or a torch.optim optimizer"
+            )
         self._check_unknown()
         self._check_unchanged()
         self._end_iteration()

@@ -140,8 +140,19 @@ class StepLoop(ABC):
         return any(r.kind is SignalKind.SNAPSHOT and r.clock == self.steps for r in requests)
 
     @abstractmethod
-    def step(self) -> None:
-        """End the step. It applies the gradients of all backward passes since the last step, at most `passes=`."""
+    def step(self, *, zero_grad: bool = True) -> None:
+        """End the step.
+
+        It applies the gradients of all backward passes since the last step, at most `passes=`.
+
+        Args:
+            zero_grad: clear the gradients of the module afterwards. False: under a torch.optim
+                optimizer they stay, as means over the workers, and the next pass adds to them.
+
+        Raises:
+            UsageError: there was no backward pass, or gradients of a rule are to stay.
+            KeyboardInterrupt: the job was asked to stop, and the loop has gone on.
+        """
 
     def drop(self) -> None:
         """Discard the backward passes since the last step, and their gradients. A step applies those that follow.

@@ -190,6 +190,24 @@ def test_a_grad_scaler_looks_at_means_or_is_refused(fused: bool, averages: bool)
             together(2, build, how, body, member=FACTORS)
 
 
+@pytest.mark.parametrize("scales", [False, True])
+@pytest.mark.parametrize("how", [sgd, SGD(lr=0.1)])
+def test_gradients_that_are_clipped_after_they_were_sent_name_clip(how: How, scales: bool) -> None:
+    """Also behind a GradScaler's `unscale_`."""
+
+    def body(net: nn.Module, group: Group) -> None:
+        scaler = torch.amp.GradScaler("cpu", enabled=scales)
+        scaler.scale(losses(net, records(0, 1))).backward()
+        if isinstance(group, OptimizerGroup):
+            scaler.unscale_(group._optimizer)
+        torch.nn.utils.clip_grad_norm_(net.parameters(), 0.1)
+        group.step()
+
+    words = r"'2\.bias' was changed .* by clip_grad_norm_; expected the clip= of distribute\(\)"
+    with pytest.raises(UsageError, match=words):
+        together(1, build, how, body)
+
+
 def test_means_of_different_shapes_are_refused() -> None:
     def body(net: nn.Module, group: Group) -> None:
         group.mean(torch.ones(2 + group.rank))

@@ -8,7 +8,7 @@ from functools import partial
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 import poseidon
 from poseidon.engine.module.group import Group
@@ -219,6 +219,123 @@ def test_a_rate_set_between_steps_counts_from_the_next_one() -> None:
             module(torch.ones(1, 1)).sum().backward()
             group.step()
             assert module.weight.item() == expected
+
+
+EndStep = Callable[[], object]
+
+
+def plain(net: nn.Module, x: Tensor, step: EndStep) -> None:
+    for _ in range(3):
+        net(x).square().mean().backward()
+        step()
+
+
+def clears_before(net: nn.Module, x: Tensor, step: EndStep) -> None:
+    for _ in range(3):
+        net.zero_grad(set_to_none=False)
+        net(x).square().mean().backward()
+        step()
+
+
+def clears_after(net: nn.Module, x: Tensor, step: EndStep) -> None:
+    for _ in range(3):
+        net(x).square().mean().backward()
+        step()
+        net.zero_grad()
+
+
+def accumulates(net: nn.Module, x: Tensor, step: EndStep) -> None:
+    for _ in range(3):
+        for factor in (1, 2):
+            (net(x * factor).square().mean() / 2).backward()
+        step()
+
+
+LOOPS = (plain, clears_before, clears_after, accumulates)
+
+
+def freezes(net: nn.Module, x: Tensor, step: EndStep) -> None:
+    for wants in (True, False, True):
+        net.get_submodule("2").requires_grad_(wants)
+        net(x).square().mean().backward()
+        step()
+
+
+def two_layers(_: int = 0) -> nn.Module:
+    net = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2))
+    with torch.no_grad():
+        for parameter in net.parameters():
+            parameter.copy_(torch.linspace(-1, 1, parameter.numel()).view(parameter.shape))
+    return net
+
+
+def in_groups(net: nn.Module) -> torch.optim.Optimizer:
+    first, last = (list(net.get_submodule(name).parameters()) for name in ("0", "2"))
+    return torch.optim.SGD([{"params": first}, {"params": last, "lr": 0.3}], lr=0.1, momentum=0.9)
+
+
+def of_the_last(net: nn.Module) -> torch.optim.Optimizer:
+    """The first layer wants gradients, but is neither trained nor exchanged."""
+    return torch.optim.SGD(net.get_submodule("2").parameters(), lr=0.1)
+
+
+def momentum_sgd(net: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.SGD(net.parameters(), lr=0.2, momentum=0.9)
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize(
+    ("loop", "optimizer", "rule"),
+    [
+        *((loop, momentum_sgd, None) for loop in LOOPS),
+        *((loop, momentum_sgd, SGD(lr=0.2, momentum=0.9)) for loop in LOOPS),
+        (freezes, momentum_sgd, None),
+        (plain, in_groups, None),
+        (plain, of_the_last, None),
+    ],
+)
+def test_a_step_clears_the_gradients(
+    loop: Callable[[nn.Module, Tensor, EndStep], None],
+    optimizer: Callable[[nn.Module], torch.optim.Optimizer],
+    rule: SGD | None,
+    workers: int,
+) -> None:
+    """The weights are those of torch alone, whose loop clears them after each step."""
+    x = torch.linspace(-1, 1, 24).view(8, 3)
+    alone = two_layers()
+    of_alone = optimizer(alone)
+    loop(alone, x, lambda: (of_alone.step(), of_alone.zero_grad()))
+
+    def body(module: nn.Module, group: Group) -> None:
+        loop(module, x[group.rank :: group.size], group.step)
+        assert all(parameter.grad is None for parameter in module.parameters())
+
+    options = DistributeOptions(passes=2 if loop is accumulates else 1, batch_size=8 // workers)
+    job = member(ExchangeKind.FACTORS)
+    ends = together(workers, two_layers, rule or optimizer, body, options=options, member=job)
+    assert_same(ends, alone.state_dict())
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_gradients_stay_after_a_step_that_says_so(workers: int) -> None:
+    """They are the means, and the next pass adds to them, as in torch."""
+    x = torch.linspace(-1, 1, 24).view(8, 3)
+    alone = two_layers()
+    optimizer = momentum_sgd(alone)
+    seen: list[Tensor] = []
+
+    def body(module: nn.Module, group: Group) -> None:
+        plain(module, x[group.rank :: group.size], lambda: group.step(zero_grad=False))
+        seen.append(module.get_parameter("0.weight").grad.clone())  # type: ignore[union-attr]
+
+    plain(alone, x, optimizer.step)
+    ends = together(workers, two_layers, momentum_sgd, body, member=member())
+    assert_same(ends, alone.state_dict())
+    expected = alone.get_parameter("0.weight").grad
+    for gradient in seen:
+        torch.testing.assert_close(gradient, expected, rtol=1e-5, atol=1e-6)
+    with pytest.raises(UsageError, match=r"step\(zero_grad=False\) under poseidon.SGD: the shards"):
+        together(1, two_layers, SGD(lr=0.1), body)
 
 
 def left_over(*, drops: bool, thrown: bool = True) -> Callable[[nn.Module, Group], None]:
