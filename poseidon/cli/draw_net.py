@@ -15,10 +15,9 @@ from poseidon.proto.definition import NetDefinition, read_net
 from poseidon.proto.phase import filter_net
 from poseidon.pycaffe.draw import extension_of, get_pydot_graph, render
 from poseidon.pycaffe.net_picture import picture_graph
-from poseidon.pycaffe.zoom import page, zoomable
 from poseidon.snapshot.files import write_atomically
 
-VECTOR_FORMATS = ("svg", "html", "pdf", "ps", "eps")
+VECTOR_FORMATS = ("svg", "pdf", "ps", "eps")
 DPI = 150
 """The resolution of other formats."""
 
@@ -43,18 +42,11 @@ def run(arguments: argparse.Namespace) -> int:
         )
     else:
         graph = _phase_graph(definition, arguments)
-    name = definition.param.name or arguments.input_net.stem
-    write_atomically(arguments.output_file, _picture(graph, extension, f"{name}, {arguments.phase}"))
-    print(f"Drew {definition.param.name or arguments.input_net} into {arguments.output_file}.")
-    return 0
-
-
-def _picture(graph: pydot.Dot, extension: str, title: str) -> bytes:
     if extension not in VECTOR_FORMATS:
         graph.set("dpi", DPI)
-    if extension == "html":
-        return page(render(graph, "svg"), title)
-    return zoomable(render(graph, "svg"), title) if extension == "svg" else render(graph, extension)
+    write_atomically(arguments.output_file, render(graph, extension))
+    print(f"Drew {definition.param.name or arguments.input_net} into {arguments.output_file}.")
+    return 0
 
 
 def _phase_graph(definition: NetDefinition, arguments: argparse.Namespace) -> pydot.Dot:

@@ -47,7 +47,7 @@ def _device_query(parser: Parser) -> None:
 
 def _draw_net(parser: Parser) -> None:
     word(parser, "input_net", "net definition of any grammar", metavar="INPUT_NET", type=Path)
-    word(parser, "output_file", "the picture: .png, .svg, .html or .pdf", metavar="OUTPUT_FILE", type=Path)
+    word(parser, "output_file", "the picture: .png, .svg or .pdf", metavar="OUTPUT_FILE", type=Path)
     group = parser.section("Flags")
     text = "where the data flows: TB (default; of ALL: LR), LR, BT, RL"
     chosen(group, "rankdir", text, RANKDIRS, default=None, metavar="DIR")
