@@ -16,6 +16,9 @@ from poseidon.layers.base import times
 from poseidon.metrics.record import Output
 from poseidon.net.net import Net
 
+HIDE = "an output whose shape changes can be hidden with a Silence layer"
+"""The remedy where outputs have no mean."""
+
 
 class SmoothedLoss:
     """Caffe's UpdateSmoothedLoss: the mean of the last `window` iterations' losses.
@@ -58,8 +61,7 @@ def total(payloads: Sequence[bytes]) -> NDArray[np.float64]:
     if len({len(payload) for payload in payloads}) > 1:
         counts = ", ".join(str(len(payload) // 8 - 1) for payload in payloads)
         raise DataError(
-            f"the net's outputs have {counts} numbers on the workers, expected as many on each; "
-            "an output whose shape changes can be hidden with a Silence layer"
+            f"the net's outputs have {counts} numbers on the workers, expected as many on each; {HIDE}"
         )
     numbers: NDArray[np.float64] = np.stack([np.frombuffer(payload, dtype="<f8") for payload in payloads])
     return np.asarray(numbers.sum(axis=0))
@@ -74,12 +76,30 @@ def as_outputs(
         numbers: as packed, without the loss.
         shapes: number of values of each output, in order.
         weights: loss weight by name; 0 for the others.
+
+    Raises:
+        DataError: there are more or fewer numbers than the outputs have here.
     """
     names = [name for name, count in shapes.items() for _ in range(count)]
+    if len(names) != len(numbers):
+        raise DataError(
+            f"the net's outputs have {len(numbers)} numbers, expected {len(names)} as here; {HIDE}"
+        )
     return tuple(
         Output(name=name, value=float(value), loss_weight=weights.get(name, 0.0))
         for name, value in zip(names, numbers, strict=True)
     )
+
+
+def named_values(values: Mapping[str, Tensor], weights: Mapping[str, float]) -> tuple[Output, ...]:
+    """Return every number of some blobs as named outputs, in order.
+
+    Args:
+        values: the blobs by name.
+        weights: loss weight by name; 0 for the others.
+    """
+    numbers = [number for value in values.values() for number in value.double().reshape(-1).tolist()]
+    return as_outputs(numbers, {name: value.numel() for name, value in values.items()}, weights)
 
 
 def output_sizes(net: Net) -> dict[str, int]:
@@ -98,6 +118,6 @@ def accumulate(into: dict[str, Tensor], outputs: Mapping[str, Tensor]) -> None:
         if name in into and into[name].shape != value.shape:
             raise DataError(
                 f"output '{name}' has shape {times(value.shape)} after {times(into[name].shape)}, expected one shape in "
-                "all batches of a test; an output whose shape changes can be hidden with a Silence layer"
+                f"all batches of a test; {HIDE}"
             )
         into[name] = into[name] + value if name in into else value

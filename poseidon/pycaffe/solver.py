@@ -13,10 +13,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, ClassVar
 
-import numpy as np
 import torch
 
-from poseidon.engine.averages import SmoothedLoss, as_outputs
+from poseidon.engine.averages import SmoothedLoss, accumulate, named_values
 from poseidon.engine.detection import DetectionTally
 from poseidon.errors import UsageError
 from poseidon.metrics.glog_lines import GlogSink, done, last, snapshotting, solving
@@ -216,16 +215,15 @@ class Solver:
         net, iterations = self.test_nets[index], self._tests[index].iterations
         net.share_with(self.net)
         LOG.begin_test(self.iter, index)
-        total = np.zeros(0)
+        sums: dict[str, torch.Tensor] = {}
         loss = 0.0
         tally, version = DetectionTally(), self._settings.ap_version
         for batch in range(iterations):
             loss += net._forward(0, len(net.layers) - 1)
             if version is not None:
-                tally.add(batch, {name: torch.from_numpy(net.blobs[name].data) for name in net.outputs})
-                continue
-            numbers = _numbers(net)
-            total = total + numbers if total.size else numbers
+                tally.add(batch, _outputs(net))
+            else:
+                accumulate(sums, _outputs(net))
         if version is not None:
             scores = tally.scores(net.outputs, version)
             outputs = tuple(Output(name=score.name, value=score.mean) for score in scores)
@@ -233,7 +231,8 @@ class Solver:
             classes = tuple(score.classes for score in scores) if shows else ()
         else:
             classes = ()
-            outputs = as_outputs((total / iterations).tolist(), _sizes(net), net.blob_loss_weights)
+            means = {name: total / iterations for name, total in sums.items()}
+            outputs = named_values(means, net.blob_loss_weights)
         LOG.on_test(
             TestRecord(
                 iteration=self.iter,
@@ -252,7 +251,7 @@ class Solver:
                 iteration=self.iter,
                 loss=self._smoothed.value,
                 elapsed_s=self._elapsed_s(),
-                outputs=as_outputs(_numbers(net).tolist(), _sizes(net), net.blob_loss_weights),
+                outputs=named_values(_outputs(net), net.blob_loss_weights),
                 rate=self.lr,
             )
         )
@@ -273,14 +272,9 @@ def _prefix(definition: SolverDefinition) -> Path:
     return prefix / Path(definition.source).stem if is_folder else prefix
 
 
-def _numbers(net: Net) -> np.ndarray[Any, np.dtype[np.float64]]:
-    """Return all values of the net's outputs."""
-    parts = [net.blobs[name].data.astype(np.float64).ravel() for name in net.outputs]
-    return np.concatenate(parts) if parts else np.zeros(0)
-
-
-def _sizes(net: Net) -> dict[str, int]:
-    return {name: net.blobs[name].count for name in net.outputs}
+def _outputs(net: Net) -> dict[str, torch.Tensor]:
+    """Return the net's outputs by name, as views."""
+    return {name: torch.from_numpy(net.blobs[name].data) for name in net.outputs}
 
 
 class SGDSolver(Solver):

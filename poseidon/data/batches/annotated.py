@@ -102,13 +102,9 @@ class AnnotatedMaker:
         first = number * plan.batch_size
         numbers = (plan.share.records(first, plan.batch_size) + self._skipped).tolist()
         draws = draw(plan.seed, plan.share.job_records(first, plan.batch_size), LANES + SEED_LANES)
-        items = self._decoders.map(self._item, [self._stored(record) for record in numbers], draws)
-        shapes = {item.data.shape for item in items}
-        if len(shapes) > 1:
-            raise DataError(
-                f"{self._cursor.path}: the images of a batch have several sizes, {' and '.join(map(str, sorted(shapes)))}: set "
-                "resize_param, or batch_size: 1"
-            )
+        stored = [self._stored(record) for record in numbers]
+        items = self._decoders.map(self._item, stored, draws)
+        _require_one_shape(stored, items)
         data = torch.from_numpy(np.stack([item.data for item in items]))
         if self.has_boxes:
             return data, torch.from_numpy(object_rows([item.objects or [] for item in items]))
@@ -160,6 +156,17 @@ class AnnotatedMaker:
         placement = transform.place(pixels, choice, data)
         placed = steps.placed(objects, size, placement.window, mirrored=placement.mirrored)
         return _Item(data, found.label, placed if found.objects is not None else None)
+
+
+def _require_one_shape(stored: list[_Stored], items: list[_Item]) -> None:
+    first = items[0].data.shape
+    for record, item in zip(stored, items, strict=True):
+        if item.data.shape != first:
+            found, expected = (" x ".join(map(str, shape)) for shape in (item.data.shape, first))
+            raise DataError(
+                f"{record.location} is {found} (channels x height x width), but the first record of its batch is "
+                f"{expected}; set crop_size or resize_param in transform_param, or batch_size: 1"
+            )
 
 
 def cropped(image: npt.NDArray[Any], window: Box) -> npt.NDArray[Any]:

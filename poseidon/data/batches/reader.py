@@ -1,7 +1,8 @@
 """Batches of a database's records: read, decoded and transformed.
 
 Law: a batch is a pure function of its number (and of database, share, transform and seed), so that a resumed job can
-recompute any batch. The error for a damaged record names its key and its database.
+recompute any batch. The error for a damaged record names its key and its database. All batches have one shape; a batch
+of one record that is not cropped has the record's, as in Caffe (DataLayer::load_batch).
 """
 
 from __future__ import annotations
@@ -59,6 +60,11 @@ class BatchPlan:
         """The decoding of encoded images."""
         return Decoding.COLOR if self.force_color else self.transform.decoding
 
+    @property
+    def has_one_shape(self) -> bool:
+        """True if all batches have one shape; a record with another one is then an error."""
+        return self.batch_size > 1 or self.transform.has_fixed_size
+
 
 class BatchMaker:
     """A maker of batches from a cursor, which it owns and closes.
@@ -90,6 +96,8 @@ class BatchMaker:
         draws = plan.transform.draws(plan.seed, plan.share.job_records(first, plan.batch_size))
         data = self._buffers.take()
         labels = self._raw_batch(numbers, draws, data) if self._layout is not None else None
+        if labels is None and not plan.has_one_shape:
+            return self._single(numbers[0], draws[0])
         if labels is None:
             labels = self._any_batch(numbers, draws, data)
         return data, np.array(labels, np.float32)
@@ -139,11 +147,21 @@ class BatchMaker:
 
     def _any_batch(self, numbers: list[int], draws: npt.NDArray[np.int64], data: Floats) -> list[int]:
         """Fill `data` from records of any kind, decoded in parallel. Return the labels."""
-        found: list[tuple[Record, int, bytes]] = []
-        for number in numbers:
-            self._cursor.seek(number)
-            found.append((self._cursor.value(), self._cursor.position, self._cursor.key()))
+        found = [self._found(number) for number in numbers]
         return self._decoders.map(self._fill, found, draws, data)
+
+    def _single(self, number: int, choice: npt.NDArray[np.int64]) -> tuple[Floats, Floats]:
+        """Return a batch of one record, which may have any shape."""
+        found = self._found(number)
+        image, label = self._decode(*found)
+        data = np.empty((1, *self._output_shape(image.shape, found)), np.float32)
+        self._plan.transform.one(image, choice, data[0])
+        return data, np.array([label], np.float32)
+
+    def _found(self, number: int) -> tuple[Record, int, bytes]:
+        """Return a record with its position and its key."""
+        self._cursor.seek(number)
+        return self._cursor.value(), self._cursor.position, self._cursor.key()
 
     def _fill(self, found: tuple[Record, int, bytes], choice: npt.NDArray[np.int64], target: Floats) -> int:
         """Decode a record into `target` and return its label."""
@@ -160,18 +178,22 @@ class BatchMaker:
 
     def _require_shape(self, shape: Sequence[int], found: tuple[Record, int, bytes]) -> None:
         """Raise DataError unless an image has the first one's size after the crop."""
-        if shape == self._shape:
+        if shape == self._shape or self._output_shape(shape, found) == self.shape[1:]:
             return
-        location = self._location(*found[1:])
+        channels, first = shape[0], self._shape[0]
+        remedy = "set crop_size or resize_param in transform_param, or batch_size: 1"
+        if channels != first:
+            remedy = "set force_color or force_gray in transform_param, which convert encoded images"
+        raise DataError(
+            f"{self._location(*found[1:])} is {channels} x {shape[1]} x {shape[2]} (channels x height x width), but the "
+            f"first record is {first} x {self._shape[1]} x {self._shape[2]}; {remedy}"
+        )
+
+    def _output_shape(self, shape: Sequence[int], found: tuple[Record, int, bytes]) -> tuple[int, int, int]:
         try:
-            outcome = self._plan.transform.output_shape(shape)
+            return self._plan.transform.output_shape(shape)
         except DataError as error:
-            raise DataError(f"{location}: {error}") from error
-        if outcome != self.shape[1:]:
-            raise DataError(
-                f"{location} is {shape[0]} x {shape[1]} x {shape[2]} (channels x height x width), but the first record "
-                f"is {self._shape[0]} x {self._shape[1]} x {self._shape[2]}: the records of a database must have one shape"
-            )
+            raise DataError(f"{self._location(*found[1:])}: {error}") from error
 
     def _location(self, position: int, key: bytes) -> str:
         return f"{self._cursor.path}: record {position} (key '{key.decode(errors='backslashreplace')}')"
@@ -195,6 +217,9 @@ class BatchReader(NumberedReader):
 
     Raises:
         DataError: the database cannot be read, or its first record cannot be transformed.
+
+    Attributes:
+        has_one_shape: all batches have one shape; see `BatchPlan`.
     """
 
     def __init__(
@@ -222,6 +247,7 @@ class BatchReader(NumberedReader):
             label=label,
             force_color=force_color,
         )
+        self.has_one_shape = plan.has_one_shape
         cursor = open_cursor(source, backend)
         try:
             maker = BatchMaker(cursor, plan)

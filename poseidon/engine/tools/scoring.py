@@ -10,9 +10,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 
 from poseidon.data.progress import TESTING, Report, silent
-from poseidon.engine.averages import as_outputs, output_sizes
+from poseidon.engine.averages import accumulate, named_values
 from poseidon.engine.detection import DetectionTally, evaluates_detections
 from poseidon.engine.tools.solo import zero_inputs
 from poseidon.metrics.caffe_lines import batch_line, score_lines
@@ -42,7 +43,7 @@ def score(net: Net, iterations: int, log: Callable[[GlogLine], None], *, report:
         log: receives the log lines of `caffe test`, those of a batch as soon as it is finished.
         report: takes the progress.
     """
-    sizes, weights = output_sizes(net), net.loss_weights
+    weights = net.loss_weights
     inputs = zero_inputs(net)
     if evaluates_detections(net):
         return _score_detections(net, iterations, log, report)
@@ -50,19 +51,18 @@ def score(net: Net, iterations: int, log: Callable[[GlogLine], None], *, report:
         LOGGER.warning(
             "the net has inputs that nothing fills (%s): they are zeros, as in Caffe", ", ".join(inputs)
         )
-    sums: list[float] = []
+    sums: dict[str, Tensor] = {}
     loss = 0.0
     report(TESTING, 0, iterations)
     for batch in range(iterations):
         with torch.no_grad():
             outputs = net(inputs)
         loss += float(net.loss)
-        numbers = [float(x) for value in outputs.values() for x in value.double().reshape(-1).tolist()]
-        sums = [a + b for a, b in zip(sums or [0.0] * len(numbers), numbers, strict=True)]
-        for output in as_outputs(numbers, sizes, weights):
+        accumulate(sums, outputs)
+        for output in named_values(outputs, weights):
             log(batch_line(batch, output))
         report(TESTING, batch + 1, iterations)
-    means = as_outputs([total / iterations for total in sums], sizes, weights)
+    means = named_values({name: total / iterations for name, total in sums.items()}, weights)
     for line in score_lines(loss / iterations, means):
         log(line)
     return Scores(loss=loss / iterations, outputs=means)

@@ -11,10 +11,13 @@ import numpy as np
 import pytest
 
 import poseidon.pycaffe as caffe
-from poseidon.errors import DefinitionError, SnapshotError, UsageError
+from poseidon.data.databases.kinds import Backend
+from poseidon.data.datum import encode_datum
+from poseidon.errors import DataError, DefinitionError, SnapshotError, UsageError
 from poseidon.proto import caffe_pb2
 from tests.poseidon.pycaffe.conftest import Write
 from tests.support import training
+from tests.support.databases import make_database, picture
 from tests.support.training_processes import make_data
 
 SETTINGS = """
@@ -40,6 +43,31 @@ def make(write: Write, simple: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: 
         return solver
 
     return make
+
+
+def test_records_of_many_sizes(write: Write, tmp_path: Path) -> None:
+    shapes = [(1, 4, 5), (1, 9, 7), (1, 6, 6)]
+    records = ((b"%d" % n, encode_datum(picture(n, shape), n)) for n, shape in enumerate(shapes))
+    make_database(tmp_path / "db", Backend.LMDB, records)
+    data = 'layer { name: "d" type: "Data" top: "x" top: "l" data_param { source: "db" batch_size: 1 backend: LMDB } }'
+    scale = 'layer { name: "s" type: "Scale" bottom: "x" top: "y" }'
+    pool = 'layer { name: "p" type: "Pooling" bottom: "y" top: "p" pooling_param { pool: AVE global_pooling: true } }'
+    loss = 'layer { name: "e" type: "EuclideanLoss" bottom: "p" bottom: "l" top: "e" }'
+    write(data + scale + pool + loss, "train.prototxt")
+    write(data + scale, "test.prototxt")
+    settings = (
+        'train_net: "train.prototxt" test_net: "test.prototxt" base_lr: 0 lr_policy: "fixed" test_iter: 2'
+    )
+    solver = caffe.get_solver(
+        str(write(settings + " test_interval: 9 test_initialization: false", "solver.prototxt"))
+    )
+    for number in (0, 1, 2, 0):
+        solver.step(1)
+        expected = picture(number, shapes[number]).mean(dtype=np.float64)
+        assert solver.net.blobs["p"].data.item() == pytest.approx(expected, rel=1e-5)
+        assert solver.net.blobs["e"].data.item() == pytest.approx((expected - number) ** 2 / 2, rel=1e-5)
+    with pytest.raises(DataError, match=r"'y' has shape 1x1x9x7 after 1x1x4x5.* Silence layer"):
+        solver.test_all()
 
 
 @pytest.mark.parametrize("case", CASES)

@@ -10,13 +10,13 @@ import pytest
 
 from poseidon.data.databases.cursor import open_cursor, records
 from poseidon.data.databases.kinds import Backend
-from poseidon.data.datum import decode
+from poseidon.data.datum import decode, encode_datum
 from poseidon.data.prepare.split import partition_data
 from poseidon.engine.tools.extraction import Extraction
 from poseidon.engine.tools.extractor import datums, run_extraction
 from poseidon.errors import JobError, UsageError
 from poseidon.proto.caffe_pb2 import Datum
-from tests.support.databases import make_pictures, picture
+from tests.support.databases import make_database, make_pictures, picture
 
 COUNT = 23
 NET = """
@@ -64,6 +64,29 @@ def test_records_are_caffes(whole: Extraction, tmp_path: Path, backend: Backend)
     _, flat = read(tmp_path / "f_flat", backend)[7]
     assert (flat.channels, flat.height, flat.width) == (60, 1, 1)
     assert list(flat.float_data) == (2.0 * picture(7)).ravel().tolist()
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_records_of_many_sizes(tmp_path: Path, workers: int) -> None:
+    shapes = [(3, 4, 5), (3, 6, 6), (3, 9, 7), (3, 4, 5), (3, 5, 4)]
+    records = ((b"%d" % n, encode_datum(picture(n, shape), n)) for n, shape in enumerate(shapes))
+    make_database(tmp_path / "db", Backend.LMDB, records)
+    model = tmp_path / "net.prototxt"
+    model.write_text(
+        "\n".join(NET.replace("batch_size: 4", "batch_size: 1").splitlines()[:4]), encoding="utf-8"
+    )
+    place = {"job": "j", "workers": workers, "clients": workers} if workers > 1 else {}
+    for rank in range(workers):
+        database = str(tmp_path / "f_double")
+        rank_of = {"rank": rank, "client": rank} if workers > 1 else {}
+        own = Extraction(
+            model=str(model), weights=(), blobs=("double",), databases=(database,), **place, **rank_of
+        )
+        assert run_extraction(own) == len(range(rank, len(shapes), workers))
+        for number, (_, datum) in zip(range(rank, len(shapes), workers), read(own.paths()[0]), strict=True):
+            array, label = decode(datum.SerializeToString())
+            assert label == number
+            np.testing.assert_array_equal(array, 2.0 * picture(number, shapes[number]))
 
 
 @pytest.mark.parametrize(("clients", "local_workers"), [(1, 1), (2, 1), (1, 3), (2, 2), (4, 3)])

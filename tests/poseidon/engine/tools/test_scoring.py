@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from poseidon.data.databases.kinds import Backend
+from poseidon.data.datum import encode_datum
 from poseidon.engine.tools.scoring import score
 from poseidon.engine.tools.solo import NetRequest, open_net
+from poseidon.errors import DataError
 from poseidon.proto.caffe_pb2 import TEST
-from tests.support.databases import make_pictures
+from tests.support.databases import make_database, make_pictures
 
 NET = """
 layer { name: "data" type: "Data" top: "data" top: "label" data_param { source: "db" backend: LMDB batch_size: 2 } }
@@ -42,6 +47,27 @@ def test_means_of_every_number(net_file: Path) -> None:
         "twice = 2 (* 0.5 = 1 loss)",
         "twice = 4 (* 0.5 = 2 loss)",
     ]
+
+
+def test_records_of_many_sizes(tmp_path: Path) -> None:
+    shapes = [(3, 4, 5), (3, 6, 6), (3, 9, 7)]
+    records = ((b"%d" % n, encode_datum(np.full(shape, n, np.uint8), n)) for n, shape in enumerate(shapes))
+    make_database(tmp_path / "db", Backend.LMDB, records)
+    path = tmp_path / "net.prototxt"
+    pool = 'layer { name: "p" type: "Pooling" bottom: "data" top: "p" pooling_param { pool: AVE global_pooling: true } }'
+    data = NET.splitlines()[1].replace("batch_size: 2", "batch_size: 1")
+    path.write_text(data + pool, encoding="utf-8")
+    with closing(open_net(NetRequest(model=path, phase=TEST))) as net:
+        assert [output.value for output in score(net, 3, lambda line: None).outputs] == [1, 1, 1, 1]
+    path.write_text(data, encoding="utf-8")
+    message = (
+        "output 'data' has shape 1x3x6x6 after 1x3x4x5, expected one shape .* hidden with a Silence layer"
+    )
+    with (
+        closing(open_net(NetRequest(model=path, phase=TEST))) as net,
+        pytest.raises(DataError, match=message),
+    ):
+        score(net, 3, lambda line: None)
 
 
 def test_inputs_that_nothing_fills_are_zeros(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -84,6 +84,27 @@ def test_a_batch_without_objects_has_a_row_of_minus_one(database: Path) -> None:
     assert label.tolist() == [[[[-1] * 8]]]
 
 
+def test_images_of_many_sizes_without_resizing(tmp_path: Path) -> None:
+    shapes = [(3, 4, 5), (3, 9, 7), (3, 6, 6)]
+    records = (
+        encode_annotated(
+            Datum.FromString(encode_datum(picture(n, shape), 0)), [Object(1, 0, Box(0, 0, 0.5, 1), False)]
+        )
+        for n, shape in enumerate(shapes)
+    )
+    path = make_database(
+        tmp_path / "db", Backend.LMDB, ((b"%d" % n, record) for n, record in enumerate(records))
+    )
+    for number, (data, label) in enumerate(batches(net(path, batch=1), 5)):
+        assert np.array_equal(data[0].numpy(), picture(number % 3, shapes[number % 3]))
+        assert label[0, 0].tolist() == [[0, 1, 0, 0, 0, 0.5, 1, 0]]
+    message = (
+        r"record 1 \(key '1'\) is 3 x 9 x 7 .* first record of its batch is 3 x 4 x 5; set .*batch_size: 1"
+    )
+    with pytest.raises(DataError, match=message):
+        batches(net(path, batch=2), 1)
+
+
 ALL = """
 transform_param {
   mirror: true mean_value: 40 resize_param { height: 48 width: 56 interp_mode: LINEAR interp_mode: AREA }
@@ -180,14 +201,3 @@ def test_a_database_of_other_records(tmp_path: Path) -> None:
             LayerContext(phase=TRAIN, seed=1),
             state=NetState(phase=TRAIN),
         )
-
-
-def test_images_of_several_sizes_need_a_resize(tmp_path: Path) -> None:
-    records = [
-        (b"%d" % n, encode_annotated(Datum.FromString(encode_datum(picture(n, (3, 4 + n, 5)), 0)), []))
-        for n in range(2)
-    ]
-    path = make_database(tmp_path / "db", Backend.LMDB, records)
-    with pytest.raises(DataError, match=r"images of a batch have several sizes.* set resize_param"):
-        batches(net(path, batch=2), 1)
-    assert batches(net(path, "transform_param { resize_param { height: 4 width: 4 } }", batch=2), 1)

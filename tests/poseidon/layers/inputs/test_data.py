@@ -18,6 +18,7 @@ from poseidon.layers.base import LayerContext
 from poseidon.net.compile import compile_net
 from poseidon.net.net import Net
 from poseidon.proto.caffe_pb2 import TRAIN, Datum, NetState
+from tests.support.databases import make_database
 from tests.support.nets import definition, layer
 
 RECORDS = 8
@@ -31,8 +32,10 @@ def write(path: Path, backend: Backend = Backend.LMDB, start: int = 0) -> None:
             writer.put(f"{index:08d}".encode(), record)
 
 
-def net(folder: Path, body: str, *, tops: str = "data label", rest: str = "", **place: int) -> Net:
-    text = layer("Data", "", tops, f'data_param {{ source: "{folder / "db"}" {body} }} {rest}')
+def net(
+    folder: Path, body: str, *, tops: str = "data label", rest: str = "", above: str = "", **place: int
+) -> Net:
+    text = layer("Data", "", tops, f'data_param {{ source: "{folder / "db"}" {body} }} {rest}') + above
     context = LayerContext(phase=TRAIN, seed=1, **place)  # type: ignore[arg-type]
     return compile_net(definition(text), context, state=NetState(phase=TRAIN))
 
@@ -52,6 +55,30 @@ def test_batches_follow_the_database(tmp_path: Path, backend: Backend) -> None:
         assert [(name, reader.batches_done) for name, reader in compiled.readers()] == [("layer", 3)]
     finally:
         compiled.close()
+
+
+@pytest.mark.parametrize("backend", list(Backend))
+def test_the_layers_above_follow_the_size_of_each_record(tmp_path: Path, backend: Backend) -> None:
+    sizes = [(3, 4), (6, 5), (5, 7), (3, 4)]
+    images = [np.full((2, *size), index, np.uint8) for index, size in enumerate(sizes)]
+    records = ((b"%d" % index, encode_datum(image, index)) for index, image in enumerate(images))
+    make_database(tmp_path / "db", backend, records)
+    weights = "weight_filler { type: 'constant' value: 1 }"
+    conv = f"convolution_param {{ num_output: 1 kernel_size: 3 {weights} }}"
+    above = layer("Convolution", "data", "c", conv, name="conv")
+    compiled = net(tmp_path, f"batch_size: 1 backend: {backend.name}", above=above)
+    try:
+        for index in (0, 1, 2, 3, 0, 1):
+            tops = compiled()
+            high, wide = sizes[index]
+            assert torch.equal(tops["c"], torch.full((1, 1, high - 2, wide - 2), 18.0 * index))
+            assert tops["label"].tolist() == [index]
+            assert compiled.blob_shapes["data"] == (1, 2, high, wide)
+    finally:
+        compiled.close()
+    fixed = net(tmp_path, f"batch_size: 1 backend: {backend.name}", rest="transform_param { crop_size: 3 }")
+    assert not fixed.changing_slots  # such nets are fused
+    fixed.close()
 
 
 def test_without_label(tmp_path: Path) -> None:
