@@ -52,7 +52,8 @@ INSTALL_REQUIRES = [
     "msgpack>=1.1",  # message headers on the wire
     "protobuf>=7.35.1",  # Caffe's definitions, models and Datum records
     "lmdb>=1.6",  # Caffe's LMDB databases
-    "plyvel>=1.5.1; python_version < '3.13'",  # Caffe's LevelDB databases; has no wheels for 3.13, so see LEVELDB_REQUIRES
+    "plyvel-ci>=1.5.1; python_version < '3.12'",  # Caffe's LevelDB databases: plyvel, with wheels for aarch64 too
+    "plyvel-next>=2.1.2; python_version >= '3.12' and python_version < '3.15'",  # its successor, for newer versions
     "opencv-python-headless>=4.10,<5",  # decoding and resizing pictures, with the library and so the numbers of Caffe
     "h5py>=3.12",  # HDF5Data, HDF5Output, models and solver states in HDF5
     "matplotlib>=3.9",  # poseidon plot
@@ -60,10 +61,6 @@ INSTALL_REQUIRES = [
     "paramiko>=4",  # starting jobs over SSH
     "psutil>=6",  # identity of processes, for supervision and kill
     "tqdm>=4.67",  # progress bars
-]
-
-LEVELDB_REQUIRES = [
-    "plyvel>=1.5.1",  # on Python 3.13 and newer pip builds it, which takes a C++ compiler and LevelDB's headers
 ]
 
 REDIS_REQUIRES = [
@@ -151,6 +148,7 @@ setup(
         "Programming Language :: Python :: 3.11",
         "Programming Language :: Python :: 3.12",
         "Programming Language :: Python :: 3.13",
+        "Programming Language :: Python :: 3.14",
         "Topic :: Scientific/Engineering :: Artificial Intelligence",
         "Topic :: System :: Distributed Computing",
         "Typing :: Typed",
@@ -179,7 +177,6 @@ setup(
         "dev": DEV_REQUIRES,
         "docs": DOCS_REQUIRES,
         "export": EXPORT_REQUIRES,
-        "leveldb": LEVELDB_REQUIRES,
         "prometheus": PROMETHEUS_REQUIRES,
         "ray": RAY_REQUIRES,
         "redis": REDIS_REQUIRES,

@@ -29,7 +29,7 @@ from poseidon.cli.checkout import use_environment
 
 use_environment("torch", "numpy", "zmq", "msgpack", "google", "lmdb")
 
-READERS = ("cv2", "h5py", "plyvel", "pydot", "tqdm")
+READERS = ("cv2", "h5py", "pydot", "tqdm")
 """Packages that read or draw files. Nothing here does, so a machine without them gets empty modules in their place."""
 for name in READERS:
     if find_spec(name) is None:

@@ -76,7 +76,7 @@ def pytest_fixture_setup() -> Generator[None, object, object]:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call() -> Generator[None, object, object]:
-    """A test that needs LevelDB is skipped where plyvel is not installed, as on Python 3.13."""
+    """A test that needs LevelDB is skipped where its library is not installed."""
     return (yield from _skipped_without_leveldb())
 
 

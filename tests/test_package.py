@@ -14,6 +14,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
 
 pytest.importorskip("setuptools", minversion="77", reason="building the wheel takes setuptools 77 or newer")
 
@@ -107,7 +108,7 @@ def test_the_metadata_is_complete(installed: Path) -> None:
     assert (metadata["Author"], metadata["License"]) == ("The Poseidon authors", "BSD-3-Clause")
     assert "Redistribution and use" in (info / "licenses" / "LICENSE").read_text(encoding="utf-8")
     versions = {name.rpartition(" ")[2] for name in metadata.get_all("Classifier") if "Python :: 3." in name}
-    assert versions == {"3.10", "3.11", "3.12", "3.13"}
+    assert versions == {"3.10", "3.11", "3.12", "3.13", "3.14"}
     assert metadata["Requires-Python"] == ">=3.10"
     assert metadata["Keywords"] and "# Poseidon" in metadata.get_payload()
     core = [line for line in metadata.get_all("Requires-Dist") if "extra ==" not in line]
@@ -123,8 +124,15 @@ def test_the_metadata_is_complete(installed: Path) -> None:
         "pytest",
     )
     assert not [line for line in core if line.startswith(extras)]
+    for version in versions:
+        needed = [
+            one
+            for one in map(Requirement, core)
+            if not one.marker or one.marker.evaluate({"python_version": version})
+        ]
+        assert len([one.name for one in needed if one.name.startswith("plyvel")]) == 1, version
     assert set(metadata.get_all("Provides-Extra")) == {
-        *("all", "dashboard", "dev", "docs", "export", "leveldb", "prometheus", "ray", "redis", "tensorboard")
+        *("all", "dashboard", "dev", "docs", "export", "prometheus", "ray", "redis", "tensorboard")
     }
 
 

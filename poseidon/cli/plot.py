@@ -42,7 +42,7 @@ def run(arguments: argparse.Namespace) -> int:
 def _panels(arguments: argparse.Namespace) -> tuple[Sequence[Panel], XAxis]:
     if arguments.chart is None:
         return (Panel.LOSS, Panel.ACCURACY), XAxis(arguments.x)
-    panel, against = CHARTS[arguments.chart]
+    panel, against = CHARTS[int(arguments.chart)]
     return (panel,), against
 
 

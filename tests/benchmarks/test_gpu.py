@@ -90,7 +90,7 @@ def test_the_nets_have_their_sizes() -> None:
 @pytest.mark.processes
 @pytest.mark.timeout(150)
 def test_six_packages_are_enough() -> None:
-    others = ("cv2", "h5py", "matplotlib", "pydot", "paramiko", "psutil", "tqdm", "plyvel")
+    others = ("cv2", "h5py", "matplotlib", "pydot", "paramiko", "psutil", "tqdm", "plyvel", "plyvel_next")
     program = f"import sys; sys.modules.update(dict.fromkeys({others!r})); import benchmarks.gpu"
     program += (
         "; import importlib.util; print(importlib.util.find_spec('tqdm').name)"  # as torch's compiler asks

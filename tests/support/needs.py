@@ -8,7 +8,7 @@ library only, so that CI can call it before anything is installed. Two environme
 
 * `POSEIDON_TEST_HIDE=sshd,dot` hides programs from the tests and from all that they start.
 * `POSEIDON_TEST_STRICT=1` fails a test whose needs are not met instead of skipping it. Still skipped are tests of a GPU,
-  of real data whose folder is absent, and of LevelDB from Python 3.13 on.
+  and of real data whose folder is absent.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
-import sys
 from collections import Counter
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack
@@ -99,7 +98,7 @@ def _namespaces() -> str | None:
 
 
 def _leveldb() -> str | None:
-    return None if find_spec("plyvel") else "pip install plyvel"
+    return None if find_spec("plyvel_next") or find_spec("plyvel") else "pip install -e .[dev]"
 
 
 def _ray() -> str | None:
@@ -150,7 +149,7 @@ NEEDS = {
         root=True,
         in_ci=False,
     ),
-    "leveldb": Need("LevelDB", check=_leveldb, required=lambda: sys.version_info < (3, 13)),
+    "leveldb": Need("LevelDB", check=_leveldb),
     "gpu": Need("a GPU", check=_gpu, required=lambda: False),
     "data": Need("real data", check=_data, required=SHARED.is_dir),
 }

@@ -104,9 +104,6 @@ class Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         """End the process with code 2."""
         message = re.sub(r"^argument (-*\w+)\S*: ", r"\1: ", message)
-        message = re.sub(
-            r"invalid choice: '?(.*?)'? \(choose from (.*)\)$", r"expected one of \2, found '\1'", message
-        )
         missing = message.removeprefix("the following arguments are required: ")
         if missing != message:
             names = [name.partition("/")[0] for name in missing.split(", ") if name != "..."]

@@ -16,7 +16,7 @@ PHASES = ("TRAIN", "TEST")
 RANKDIRS = ("LR", "TB", "BT", "RL")
 AXES = ("iterations", "seconds")
 SCALES = ("auto", "linear", "log")
-CHARTS = range(8)
+CHARTS = tuple("01234567")
 
 
 def _init(parser: Parser) -> None:
@@ -117,7 +117,7 @@ def _plot(parser: Parser) -> None:
     group.add_argument("--output", "-output", "-o", metavar="FILE", type=Path, required=True, help=text)
     chosen(group, "x", "axis: iterations (default) or seconds", AXES, default="iterations", metavar="AXIS")
     text = "one chart; default: loss and accuracy"
-    flag(group, "chart", text, type=whole, choices=list(CHARTS), metavar="N")
+    chosen(group, "chart", text, CHARTS, metavar="N")
     text = "points of the moving average; 1: none (1/40 of a train curve)"
     flag(group, "smooth", text, type=count, metavar="N")
     text = "of losses and rates: auto (log where it helps), linear, log"

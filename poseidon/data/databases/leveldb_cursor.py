@@ -1,14 +1,16 @@
-"""Cursors on LevelDB databases, and the optional library plyvel behind them.
+"""Cursors on LevelDB databases, and the library behind them: plyvel, or its successor plyvel-next.
 
-Law: a LevelDB can be open in one process only. A second process gets an error that says what to do instead; the cursors
-of a process share one handle. Without plyvel everything but LevelDB works.
+Law: a LevelDB can be open in one process only. A second process gets an error that says what to do
+instead; the cursors of a process share one handle. Without the library everything but LevelDB works.
 """
 
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from importlib import import_module
 from pathlib import Path
 from types import ModuleType
 from typing import Any, cast
@@ -17,16 +19,20 @@ from poseidon.data.databases.handles import SharedHandles
 from poseidon.data.databases.stepping import SteppingCursor
 from poseidon.errors import DataError
 
-PLYVEL: ModuleType | None
-ERRORS: tuple[type[Exception], ...]
-"""The exceptions of the library."""
+LIBRARIES = ("plyvel_next", "plyvel")
+"""Modules with one interface; the first that can be imported is used. setup.py names their packages."""
 
-try:
-    import plyvel
-except ImportError:
-    PLYVEL, ERRORS = None, ()
-else:
-    PLYVEL, ERRORS = plyvel, (plyvel.Error,)
+
+def _library() -> ModuleType | None:
+    for name in LIBRARIES:
+        with suppress(ImportError):
+            return import_module(name)
+    return None
+
+
+PLYVEL = _library()
+ERRORS: tuple[type[Exception], ...] = (PLYVEL.Error,) if PLYVEL else ()
+"""The exceptions of the library."""
 
 
 class LevelDbMissingError(DataError):
@@ -34,15 +40,16 @@ class LevelDbMissingError(DataError):
 
 
 def require_leveldb() -> ModuleType:
-    """Return the module `plyvel`.
+    """Return the library.
 
     Raises:
         LevelDbMissingError: it is not installed. The text says how to install it and what works without it.
     """
     if PLYVEL is None:
+        package = "plyvel-next" if sys.version_info >= (3, 12) else "plyvel-ci"
         raise LevelDbMissingError(
-            "LevelDB needs the Python package plyvel, which is not installed: use LMDB (--backend=lmdb), or "
-            "pip install plyvel (Python 3.13 and newer build it: apt-get install g++ libleveldb-dev first)"
+            f"LevelDB needs the Python package {package}, which is not installed: "
+            f"use LMDB (--backend=lmdb), or pip install {package}"
         )
     return PLYVEL
 
@@ -61,7 +68,7 @@ _DATABASES: SharedHandles[Any] = SharedHandles(_close)
 
 
 def _reason(error: Exception) -> str:
-    """Return LevelDB's own message, which plyvel passes as bytes."""
+    """Return LevelDB's own message, which the library passes as bytes."""
     first = error.args[0] if error.args else error
     return first.decode(errors="replace") if isinstance(first, bytes) else str(first)
 
@@ -96,8 +103,8 @@ class LevelDbCursor(SteppingCursor):
         path: a folder with a file CURRENT.
 
     Raises:
-        DataError: the database is damaged, empty, in use by another process or in a read-only folder, or plyvel is not
-            installed.
+        DataError: the database is damaged, empty, in use by another process or in a read-only folder,
+            or the library is not installed.
     """
 
     def __init__(self, path: Path) -> None:

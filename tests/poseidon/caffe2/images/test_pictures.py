@@ -39,8 +39,6 @@ def make(*arguments: object) -> int:
 @pytest.mark.parametrize("form", ["caffe2", "caffe"])
 @pytest.mark.parametrize("raw", [False, True])
 def test_what_is_made_is_read(folder: Path, tmp_path: Path, db_type: str, form: str, raw: bool) -> None:
-    if db_type == "leveldb":
-        pytest.importorskip("plyvel")
     path = tmp_path / "db"
     flags = [f"--backend={db_type}", f"--format={form}", "-noshuffle", *(["--raw"] if raw else [])]
     assert make(*flags, folder, path) == 0

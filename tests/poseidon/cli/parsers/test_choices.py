@@ -56,5 +56,5 @@ def test_the_rest() -> None:
     assert set(jobs.BACKENDS) == {backend.suffix for backend in Backend}
     assert set(nets.PHASES) == set(Phase.keys())
     assert set(nets.RANKDIRS) == set(RANKDIRS)
-    assert list(nets.CHARTS) == list(CHARTS)
+    assert list(nets.CHARTS) == list(map(str, CHARTS))
     assert jobs.RETURN_TIMEOUT_S == RETURN_TIMEOUT_S == JobRequest().return_timeout

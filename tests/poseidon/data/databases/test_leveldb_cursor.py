@@ -1,9 +1,11 @@
-"""Where LevelDB's library is missing, LevelDB is one sentence and everything else works."""
+"""Which library reads LevelDB. Where it is missing, LevelDB is one sentence and everything else works."""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
@@ -18,8 +20,26 @@ from poseidon.errors import DataError
 
 @pytest.fixture
 def no_plyvel(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As on a Python for which plyvel has no wheels."""
+    """As on a Python for which there are no wheels."""
     monkeypatch.setattr(leveldb, "PLYVEL", None)
+
+
+@pytest.mark.parametrize(
+    ("installed", "expected"),
+    [
+        (("plyvel_next", "plyvel"), "plyvel_next"),
+        (("plyvel_next",), "plyvel_next"),
+        (("plyvel",), "plyvel"),
+        ((), None),
+    ],
+)
+def test_the_newer_library_is_used_if_both_are_installed(
+    installed: tuple[str, ...], expected: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in leveldb.LIBRARIES:
+        monkeypatch.setitem(sys.modules, name, ModuleType(name) if name in installed else None)
+    found = leveldb._library()
+    assert (found and found.__name__) == expected
 
 
 def write(folder: Path) -> None:
@@ -43,9 +63,9 @@ def test_every_use_names_the_remedy_and_leaves_nothing(
     (tmp_path / "db" / "CURRENT").write_text("MANIFEST-000001\n")
     with pytest.raises(DataError) as caught:
         use(tmp_path)
-    assert "plyvel, which is not installed: use LMDB (--backend=lmdb), or pip install plyvel" in str(
-        caught.value
-    )
+    package = "plyvel-next" if sys.version_info >= (3, 12) else "plyvel-ci"
+    remedy = f"{package}, which is not installed: use LMDB (--backend=lmdb), or pip install {package}"
+    assert remedy in str(caught.value)
     assert [path.name for path in tmp_path.iterdir()] == ["db"]
 
 

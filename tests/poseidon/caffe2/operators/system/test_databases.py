@@ -143,8 +143,6 @@ def test_checkpoints_by_iteration(tmp_path: Path) -> None:
 
 @pytest.fixture(params=["minidb", "lmdb", "leveldb"])
 def numbered(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[str, str]:
-    if request.param == "leveldb":
-        pytest.importorskip("plyvel")
     pairs = []
     for number in range(5):
         message = TensorProtos()
