@@ -10,7 +10,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any
 
-from poseidon.errors import PoseidonError
+from poseidon.errors import DataError, PoseidonError
 from poseidon.layers.base import LayerError
 from poseidon.layers.blob import Blob, Blobs
 from poseidon.layers.inputs.sources import Input
@@ -140,6 +140,8 @@ class NetBase:
             raise original_error(error) from None
         except LayerError as error:
             raise self._built.compiled.definition.error(index, str(error)) from error
+        except DataError as error:
+            raise DataError(str(self._built.compiled.definition.error(index, str(error)))) from error
 
     def _call(self, when: str, index: int) -> None:
         for callback in self._callbacks.get(when, ()):

@@ -31,8 +31,9 @@ from poseidon.data.datum import encode_datum
 from poseidon.engine.launcher_connection import LauncherConnection
 from poseidon.engine.tools.extraction import Extraction, read_extraction
 from poseidon.engine.tools.solo import NetRequest, open_net, zero_inputs
-from poseidon.errors import JobError, PoseidonError, UsageError, unknown
+from poseidon.errors import DataError, JobError, PoseidonError, UsageError, unknown
 from poseidon.layers.base import LayerContext
+from poseidon.layers.common.indices import INTEGERS, outside
 from poseidon.layers.user_modules import import_modules
 from poseidon.net.net import Net
 from poseidon.proto.caffe_pb2 import TEST
@@ -164,11 +165,18 @@ def _rows(net: Net, name: str, count: int) -> NDArray[np.float32]:
 
 
 def _labels(net: Net, count: int) -> NDArray[np.int64]:
-    """Return the net's labels, one a record; zeros if it has none."""
+    """Return the net's labels, one a record; zeros if it has none.
+
+    Raises:
+        DataError: a label is not an integer of 32 bits, which a Datum can hold.
+    """
     found = net.blobs.get(LABEL)
     if found is None or found.numel() < count or found.numel() != found.shape[0]:
         return np.zeros(count, np.int64)
-    return found.detach().cpu().reshape(-1)[:count].long().numpy()
+    labels = found.detach().cpu().reshape(-1)[:count]
+    if wrong := outside(labels, INTEGERS):
+        raise DataError(f"blob '{LABEL}' has the label {wrong}, expected integers of 32 bits")
+    return labels.long().numpy()
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from poseidon.layers.base import BlobSpec, Layer, LayerError, Shape, canonical_axis, optional_bias
-from poseidon.layers.common.rearrange import check_range
+from poseidon.layers.common.indices import to_indices
 from poseidon.layers.registry import register
 
 
@@ -82,7 +82,5 @@ class Embed(Layer):
         return [(*bottoms[0], param.num_output)]
 
     def forward(self, bottom: Tensor) -> Tensor:
-        index = bottom.detach().long()
-        check_range(index, self.weight.shape[0])
-        top = functional.embedding(index, self.weight)
+        top = functional.embedding(to_indices(bottom, self.weight.shape[0]), self.weight)
         return top if self.bias is None else top + self.bias

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import ClassVar
 
-import torch
 from torch import Tensor
 
-from poseidon.errors import DataError
 from poseidon.layers.base import Layer, LayerError, Shape, canonical_axis, times
+from poseidon.layers.common.indices import to_indices
 from poseidon.layers.registry import register
 
 
@@ -32,9 +31,7 @@ class BatchReindex(Layer):
         return [(index[0], *x[1:])]
 
     def forward(self, bottom: Tensor, index: Tensor) -> Tensor:
-        chosen = index.detach().long()
-        check_range(chosen, bottom.shape[0])
-        return bottom.index_select(0, chosen)
+        return bottom.index_select(0, to_indices(index, bottom.shape[0]))
 
 
 @register("Filter")
@@ -142,17 +139,6 @@ class Tile(Layer):
 
     def forward(self, bottom: Tensor) -> Tensor:
         return bottom.repeat(self.repeats)
-
-
-def check_range(index: Tensor, count: int) -> None:
-    """Raise DataError unless every index is in 0 .. count - 1. On the CPU only,
-    because a GPU would have to be synchronized.
-    """
-    if index.device.type != "cpu" or not index.numel():
-        return
-    low, high = (int(value) for value in torch.aminmax(index))
-    if low < 0 or high >= count:
-        raise DataError(f"index {low if low < 0 else high} is outside 0..{count - 1}")
 
 
 @register("ShuffleChannel")

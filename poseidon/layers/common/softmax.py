@@ -15,6 +15,7 @@ from torch.autograd.function import once_differentiable
 
 from poseidon.errors import DataError
 from poseidon.layers.base import Layer, LayerError, Shape, canonical_axis, times
+from poseidon.layers.common.indices import outside
 from poseidon.layers.registry import register
 from poseidon.proto.caffe_pb2 import LossParameter
 
@@ -100,24 +101,19 @@ def check_labels(scores: Shape, labels: Shape, axis: int, *, name: str) -> None:
     )
 
 
-def to_indices(label: Tensor, classes: int, ignore_label: int | None) -> tuple[Tensor, Tensor | None]:
+def label_indices(label: Tensor, classes: int, ignore_label: int | None) -> tuple[Tensor, Tensor | None]:
     """Convert labels to indices. Also return a mask of the ignored ones, whose index is 0.
 
     Raises:
-        DataError: a label is outside 0 .. classes - 1. Checked on the CPU only,
-            because a GPU would have to be synchronized.
+        DataError: a label is outside 0 .. classes - 1; see `poseidon.layers.common.indices`.
     """
-    index = label.detach().long()
-    ignored = None
+    label, ignored = label.detach(), None
     if ignore_label is not None:
-        ignored = index == ignore_label
-        index = index.masked_fill(ignored, 0)
-    if index.device.type == "cpu" and index.numel():
-        low, high = (int(value) for value in torch.aminmax(index))
-        if low < 0 or high >= classes:
-            wrong = low if low < 0 else high
-            raise DataError(f"label {wrong} is outside 0..{classes - 1}, the indices of the {classes} scores")
-    return index, ignored
+        ignored = label.trunc() == ignore_label
+        label = label.masked_fill(ignored, 0)
+    if wrong := outside(label, range(classes)):
+        raise DataError(f"label {wrong} is outside 0..{classes - 1}, the indices of the {classes} scores")
+    return label.long(), ignored
 
 
 @register("SoftmaxWithLoss")
@@ -165,7 +161,7 @@ class SoftmaxWithLoss(Layer):
         shape = scores.shape
         outer, classes = math.prod(shape[: self.axis]), shape[self.axis]
         folded = scores.reshape(outer, classes, -1)
-        index, ignored = to_indices(label.reshape(outer, 1, -1), classes, self.ignore_label)
+        index, ignored = label_indices(label.reshape(outer, 1, -1), classes, self.ignore_label)
         divisor = normalizer(self.normalization, outer, index, ignored, fixed=self.fixed)
         weight = None if self.class_weights is None else self.class_weights.to(scores)[index]
         loss: Tensor

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from poseidon.layers.base import Layer, LayerError, Shape, canonical_axis
-from poseidon.layers.common.softmax import check_labels, to_indices
+from poseidon.layers.common.softmax import check_labels, label_indices
 from poseidon.layers.registry import register
 
 
@@ -51,7 +51,7 @@ class Accuracy(Layer):
     def forward(self, scores: Tensor, label: Tensor) -> Tensor | tuple[Tensor, ...]:
         outer, classes = math.prod(scores.shape[: self.axis]), scores.shape[self.axis]
         scores_NCS = scores.reshape(outer, classes, -1)
-        label_N1S, ignored = to_indices(label.reshape(outer, 1, -1), classes, self.ignore_label)
+        label_N1S, ignored = label_indices(label.reshape(outer, 1, -1), classes, self.ignore_label)
         of_label = scores_NCS.gather(1, label_N1S)
         # The label's own score is counted too, hence <=.
         correct = (scores_NCS >= of_label).sum(1, keepdim=True) <= self.top_k

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from poseidon.layers.base import Layer, LayerError, Shape, canonical_axis, times
-from poseidon.layers.common.softmax import check_labels, normalization, normalizer, to_indices
+from poseidon.layers.common.softmax import check_labels, label_indices, normalization, normalizer
 from poseidon.layers.registry import register
 from poseidon.proto.blob import to_array
 from poseidon.proto.caffe_pb2 import BlobProto, HingeLossParameter, LossParameter
@@ -56,7 +56,7 @@ class HingeLoss(LabelLoss):
 
     def forward(self, scores: Tensor, label: Tensor) -> Tensor:
         x_NC = scores.flatten(1)
-        label_N1, _ = to_indices(label.reshape(-1, 1), x_NC.shape[1], None)
+        label_N1, _ = label_indices(label.reshape(-1, 1), x_NC.shape[1], None)
         sign = torch.ones_like(x_NC, requires_grad=False).scatter_(1, label_N1, -1.0)
         margin = functional.relu(torch.addcmul(sign.new_ones(()), sign, x_NC))
         return (margin.square() if self.squares else margin).sum() / x_NC.shape[0]
@@ -79,7 +79,7 @@ class MultinomialLogisticLoss(LabelLoss):
 
     def forward(self, probability: Tensor, label: Tensor) -> Tensor:
         p_NC = probability.flatten(1)
-        label_N1, _ = to_indices(label.reshape(-1, 1), p_NC.shape[1], None)
+        label_N1, _ = label_indices(label.reshape(-1, 1), p_NC.shape[1], None)
         return -log_of(p_NC.gather(1, label_N1)).sum() / p_NC.shape[0]
 
 
@@ -137,7 +137,7 @@ class InfogainLoss(Layer):
     ) -> Tensor | tuple[Tensor, ...]:
         outer, classes = math.prod(scores.shape[: self.axis]), scores.shape[self.axis]
         folded = scores.reshape(outer, classes, -1)
-        label_NS, ignored = to_indices(label.reshape(outer, -1), classes, self.ignore_label)
+        label_NS, ignored = label_indices(label.reshape(outer, -1), classes, self.ignore_label)
         source = given if self.infogain is None else self.infogain
         assert source is not None
         rows_NSC = source.detach().reshape(classes, classes)[label_NS]

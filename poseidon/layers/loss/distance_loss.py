@@ -11,7 +11,9 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
+from poseidon.errors import DataError
 from poseidon.layers.base import Layer, LayerError, Shape, times, without_trailing_ones
+from poseidon.layers.common.indices import INTEGERS, outside
 from poseidon.layers.registry import register
 
 
@@ -110,6 +112,8 @@ class ContrastiveLoss(Layer):
         difference_NC = a.flatten(1) - b.flatten(1)
         squared_N = difference_NC.square().sum(1)
         margin_N = self._margin_term(squared_N)
+        if wrong := outside(similar, INTEGERS):
+            raise DataError(f"label {wrong} is not 1, of a similar pair, or 0")
         # Caffe reads the label as a boolean.
         is_similar_N = similar.detach().flatten().trunc() != 0
         return torch.where(is_similar_N, squared_N, margin_N).sum() / (2 * a.shape[0])

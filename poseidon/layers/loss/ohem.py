@@ -14,8 +14,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from poseidon.errors import DataError
 from poseidon.layers.base import Layer, LayerError, Shape, times, without_trailing_ones
-from poseidon.layers.common.softmax import LOG_FLT_MIN, SoftmaxWithLoss, to_indices
+from poseidon.layers.common.indices import INTEGERS, outside
+from poseidon.layers.common.softmax import LOG_FLT_MIN, SoftmaxWithLoss, label_indices
 from poseidon.layers.registry import register
 from poseidon.proto.caffe_pb2 import LossParameter
 
@@ -44,7 +46,7 @@ class SoftmaxWithLossOHEM(SoftmaxWithLoss):
         with torch.no_grad():
             classes = scores.shape[self.axis]
             folded = scores.reshape(math.prod(scores.shape[: self.axis]), classes, -1)
-            index, ignored = to_indices(label.reshape(folded.shape[0], 1, -1), classes, self.ignore_label)
+            index, ignored = label_indices(label.reshape(folded.shape[0], 1, -1), classes, self.ignore_label)
             losses = torch.log_softmax(folded, 1).gather(1, index).clamp_(min=LOG_FLT_MIN).neg_()
             if ignored is not None:
                 losses.masked_fill_(ignored, 0)
@@ -142,7 +144,10 @@ class BoxAnnotatorOHEM(Layer):
         self, regions: Tensor, losses: Tensor, labels: Tensor, weights: Tensor
     ) -> tuple[Tensor, Tensor]:
         count = regions.shape[0]
-        image = regions.reshape(count, -1)[:, 0].long()
+        image = regions.reshape(count, -1)[:, 0]
+        if wrong := outside(image, range(INTEGERS.stop)):
+            raise DataError(f"a region belongs to image {wrong}, expected 0 or more")
+        image = image.trunc()
         order = losses.reshape(count).argsort(descending=True, stable=True)
         # The rank of each region among those of its image, in the order of losses.
         sorted_image = image[order]

@@ -14,8 +14,10 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
+import torch
 
 from poseidon.errors import DataError
+from poseidon.layers.common.indices import INTEGERS, outside
 from poseidon.layers.ssd.codes import SMALLEST_AREA, Floats, areas, overlaps, suppressed
 from poseidon.proto.caffe_pb2 import MultiBoxLossParameter
 
@@ -142,18 +144,15 @@ def objects_of(rows: Floats, images: int, param: MultiBoxLossParameter) -> list[
         DataError: an image or a label does not exist.
     """
     rows = rows[rows[:, 0] != -1]
-    numbers, labels = rows[:, 0].astype(np.int64), rows[:, 1].astype(np.int64)
-    if ((numbers < 0) | (numbers >= images)).any():
-        raise DataError(
-            f"the objects belong to image {_outside(numbers, images)}, but the batch has {images}"
-        )
-    if (labels == param.background_label_id).any():
-        raise DataError(f"an object has label {param.background_label_id}, which is background_label_id")
+    if wrong := outside(torch.from_numpy(rows[:, 0]), range(images)):
+        raise DataError(f"the objects belong to image {wrong}, but the batch has {images}")
     agnostic = param.map_object_to_agnostic
-    if not agnostic and ((labels < 0) | (labels >= param.num_classes)).any():
-        raise DataError(
-            f"an object has label {_outside(labels, param.num_classes)}, expected 0 to {param.num_classes - 1} (num_classes - 1)"
-        )
+    if (np.trunc(rows[:, 1]) == param.background_label_id).any():
+        raise DataError(f"an object has label {param.background_label_id}, which is background_label_id")
+    if wrong := outside(torch.from_numpy(rows[:, 1]), INTEGERS if agnostic else range(param.num_classes)):
+        expected = "an integer" if agnostic else f"0 to {param.num_classes - 1} (num_classes - 1)"
+        raise DataError(f"an object has label {wrong}, expected {expected}")
+    numbers, labels = rows[:, 0].astype(np.int64), rows[:, 1].astype(np.int64)
     used = np.ones(len(rows), bool) if param.use_difficult_gt else rows[:, 7] == 0
     found = []
     for image in range(images):
@@ -161,7 +160,3 @@ def objects_of(rows: Floats, images: int, param: MultiBoxLossParameter) -> list[
         own_labels = np.full(own.sum(), param.background_label_id + 1) if agnostic else labels[own]
         found.append(Objects(own_labels, np.ascontiguousarray(rows[own, 3:7])))
     return found
-
-
-def _outside(values: Indices, count: int) -> int:
-    return int(values[(values < 0) | (values >= count)][0])

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from poseidon.errors import DataError
 from poseidon.layers.base import Layer, LayerError, Shape, times
+from poseidon.layers.common.indices import INTEGERS, outside
 from poseidon.layers.registry import register
 from poseidon.layers.vision import anchors as boxes_of
 from poseidon.proto.caffe_pb2 import AnchorTargetParameter, ProposalParameter
@@ -339,13 +340,11 @@ class ProposalTarget(Layer):
 
     def _spread(self, label: Tensor, wanted: Tensor, regions: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return the coordinates at the places of each region's class, and both weights."""
-        place = label.long()
-        if self.options.agnostic:
-            place = place.clamp(max=1)
-        elif len(place) and int(place.max()) >= self.classes:
-            raise DataError(
-                f"an object has class {int(place.max())}, expected less than num_classes {self.classes}"
-            )
+        agnostic = self.options.agnostic
+        if wrong := outside(label, range(INTEGERS.stop if agnostic else self.classes)):
+            expected = "0 or more" if agnostic else f"0 to {self.classes - 1} (num_classes - 1)"
+            raise DataError(f"an object has class {wrong}, expected {expected}")
+        place = label.long().clamp(max=self.classes - 1)
         targets = regions.new_zeros((len(label), self.classes, 4))
         inside = torch.zeros_like(targets)
         rows = torch.arange(len(label), device=label.device)

@@ -17,8 +17,9 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from poseidon.errors import DataError
 from poseidon.layers.base import Layer, LayerError, Shape, times
-from poseidon.layers.common.rearrange import check_range
+from poseidon.layers.common.indices import to_indices
 from poseidon.layers.registry import register
 
 # Values of a region: index of the image, and two corners.
@@ -37,12 +38,16 @@ def split_regions(regions: Tensor, images: int) -> tuple[Tensor, Tensor]:
     """Return the index of each region's image, and its corners x1, y1, x2, y2 in float32.
 
     Raises:
-        DataError: an index is outside 0 .. images - 1.
+        DataError: an index is outside 0 .. images - 1, or on the CPU a corner is not finite.
     """
     rows = regions.detach().reshape(-1, REGION)
-    index = rows[:, 0].long()
-    check_range(index, images)
-    return index, rows[:, 1:].float()
+    index, corners = to_indices(rows[:, 0], images), rows[:, 1:].float()
+    if corners.device.type == "cpu" and not bool(corners.isfinite().all()):
+        region = int((~corners.isfinite()).any(1).nonzero()[0])
+        raise DataError(
+            f"region {region} has the corners {corners[region].tolist()}, expected finite numbers"
+        )
+    return index, corners
 
 
 def rounded(values: Tensor) -> Tensor:

@@ -13,6 +13,7 @@ from torch.nn import functional
 
 from poseidon.errors import DataError
 from poseidon.layers.base import Layer, LayerError, Shape, check_image, times
+from poseidon.layers.common.indices import outside
 from poseidon.layers.registry import register
 
 
@@ -130,14 +131,12 @@ class Upsample(Layer):
         if mask is None:
             return bottom.repeat_interleave(self.scale, 2).repeat_interleave(self.scale, 3)
         count = self.extents[0] * self.extents[1]
+        if wrong := outside(mask, range(-1, count)):
+            raise DataError(
+                f"index {wrong} is outside the {times(self.extents)} top; its extents must be those of the pooled bottom: "
+                "see upsample_h and upsample_w"
+            )
         index = mask.detach().flatten(2).long()
-        if index.device.type == "cpu" and index.numel():
-            low, high = (int(value) for value in torch.aminmax(index))
-            if low < -1 or high >= count:
-                raise DataError(
-                    f"index {low if low < -1 else high} is outside the {times(self.extents)} top; its extents must be those of "
-                    "the pooled bottom: see upsample_h and upsample_w"
-                )
         # One more cell takes the values without a place.
         top: Tensor = _Scatter.apply(bottom.flatten(2), torch.where(index < 0, count, index), count + 1)  # type: ignore[no-untyped-call]
         return top[..., :count].reshape(*bottom.shape[:2], *self.extents)

@@ -14,7 +14,7 @@ from poseidon.data.datum import decode, encode_datum
 from poseidon.data.prepare.split import partition_data
 from poseidon.engine.tools.extraction import Extraction
 from poseidon.engine.tools.extractor import datums, run_extraction
-from poseidon.errors import JobError, UsageError
+from poseidon.errors import DataError, JobError, UsageError
 from poseidon.proto.caffe_pb2 import Datum
 from tests.support.databases import make_database, make_pictures, picture
 
@@ -64,6 +64,15 @@ def test_records_are_caffes(whole: Extraction, tmp_path: Path, backend: Backend)
     _, flat = read(tmp_path / "f_flat", backend)[7]
     assert (flat.channels, flat.height, flat.width) == (60, 1, 1)
     assert list(flat.float_data) == (2.0 * picture(7)).ravel().tolist()
+
+
+def test_a_label_that_a_datum_cannot_hold(whole: Extraction, tmp_path: Path) -> None:
+    text = """layer { name: "d" type: "DummyData" top: "x" top: "label" dummy_data_param {
+      shape { dim: 2 dim: 3 } shape { dim: 2 } data_filler { type: "constant" } data_filler { type: "constant" value: nan } } }"""
+    (tmp_path / "net.prototxt").write_text(text, encoding="utf-8")
+    with pytest.raises(DataError, match="blob 'label' has the label nan, expected integers of 32 bits"):
+        run_extraction(replace(whole, blobs=("x",), databases=(str(tmp_path / "f"),), batches=1))
+    assert not (tmp_path / "f").exists()
 
 
 @pytest.mark.parametrize("workers", [1, 2])

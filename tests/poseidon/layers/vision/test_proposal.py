@@ -264,7 +264,7 @@ def test_mistakes(kind: str, shapes: list[tuple[int, ...]], tops: str, body: str
 
 
 def test_mistakes_in_the_data() -> None:
-    with pytest.raises(DataError, match="has class 3, expected less than num_classes 3"):
+    with pytest.raises(DataError, match="has class 3, expected 0 to 2"):
         proposal_target("num_classes: 3")({"r": REGIONS, "g": OBJECTS})
     with pytest.raises(DataError, match="the image has no objects"):
         proposal_target("num_classes: 3")({"r": REGIONS, "g": OBJECTS[:0]})
