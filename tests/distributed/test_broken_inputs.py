@@ -37,7 +37,7 @@ WORKER = (
     Broken(
         name="pictures-of-different-shapes",
         prepare=replace_database(mixed_shapes),
-        says=r"net\.prototxt:2: layer 'data' \(Data\): .*record 3 \(key '00003'\) is 1 x 6 x 5 .*must have one shape",
+        says=r"net\.prototxt:2: layer 'data' \(Data\): .*record 3 \(key '00003'\) is 1 x 6 x 5 .*; set .*batch_size: 1",
     ),
     Broken(
         name="record-damaged",
