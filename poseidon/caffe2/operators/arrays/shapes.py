@@ -22,21 +22,26 @@ def _reshape_rule(maker: GradientMaker) -> None:
 def new_shape(old: Sequence[int], wanted: Sequence[int]) -> list[int]:
     """Return a shape in which 0 stands for the old size of the same place, and -1 for what is left.
 
+    For a tensor without values 0 is the size 0, and -1 stands for 0.
+
     Raises:
         ValueError: the numbers of values differ, or the size that -1 stands for does not follow.
     """
-    sizes = [old[place] if size == 0 and place < len(old) else size for place, size in enumerate(wanted)]
     total = int(np.prod(old, dtype=np.int64))
-    known = int(np.prod([size for size in sizes if size != -1], dtype=np.int64))
+    sizes = list(wanted)
+    if total:
+        kept = dict(enumerate(old))
+        sizes = [size or kept.get(place, 0) for place, size in enumerate(sizes)]
     if sizes.count(-1) > 1:
         raise ValueError("a shape can have one -1 only")
     if -1 in sizes:
-        if known == 0 or total % known:
+        known = int(np.prod([size for size in sizes if size != -1], dtype=np.int64))
+        if total and (known == 0 or total % known):
             raise ValueError(
                 f"the size that -1 stands for in {list(wanted)} does not follow from {list(old)}"
             )
-        return [total // known if size == -1 else size for size in sizes]
-    if known != total:
+        return [total // max(known, 1) if size == -1 else size for size in sizes]
+    if int(np.prod(sizes, dtype=np.int64)) != total:
         raise ValueError(f"a tensor of shape {list(old)} cannot have the shape {sizes}")
     return sizes
 
@@ -199,16 +204,24 @@ def expand_gradient(dy: Tensor, x: Tensor) -> Tensor:
 
 
 def _slices(x: Any, starts: Sequence[int], ends: Sequence[int]) -> tuple[slice, ...]:
-    """Return Python's slices for starts and ends; a negative number counts from the end, -1 is the end itself."""
+    """Return Python's slices for starts and ends.
+
+    A negative number counts from the end; -1 is the end itself.
+
+    Raises:
+        ValueError: a slice begins before the tensor, or behind its own end.
+    """
     found = []
-    for size, start, end in zip(x.shape, starts, ends, strict=False):
-        found.append(
-            slice(
-                start + size + 1 if start < 0 else min(start, size),
-                end + size + 1 if end < 0 else min(end, size),
-            )
-        )
+    for axis, (size, start, end) in enumerate(zip(x.shape, starts, ends, strict=False)):
+        first, last = (_counted_from_the_end(number, size) for number in (start, end))
+        if not 0 <= first <= last:
+            raise ValueError(f"dimension {axis} ({size} values) has no slice {start} to {end}")
+        found.append(slice(first, last))
     return tuple(found)
+
+
+def _counted_from_the_end(number: int, size: int) -> int:
+    return min(number + size + 1 if number < 0 else number, size) if size else 0
 
 
 @operator("Slice", gradient="SliceGradient(I0, I1?, I2?, GO0) -> GI0")
@@ -220,7 +233,7 @@ def slice_(
     starts: list[int] = [],  # noqa: B006
     ends: list[int] = [],  # noqa: B006
 ) -> Any:
-    """Return a part of x: from `starts` to before `ends`, where -1 is the end of a dimension."""
+    """Return a part of x: from `starts` to before `ends`; see `_slices` for negative numbers."""
     if starts_tensor is not None and ends_tensor is not None:
         starts, ends = starts_tensor.tolist(), ends_tensor.tolist()
     part = x[_slices(x, starts, ends)]

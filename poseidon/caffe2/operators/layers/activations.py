@@ -83,6 +83,19 @@ def swish_gradient(x: Tensor, y: Tensor, dy: Tensor) -> Tensor:
     return dy * (y + torch.sigmoid(x) * (1 - y))
 
 
+@operator("Mish", gradient="MishGradient(I0, O0, GO0) -> GI0")
+def mish(x: Tensor) -> Tensor:
+    """Return x * tanh(log(1 + e^x)) (arXiv 1908.08681)."""
+    return functional.mish(x)
+
+
+@operator("MishGradient")
+def mish_gradient(x: Tensor, y: Tensor, dy: Tensor) -> Tensor:
+    """Return the gradient of `Mish`."""
+    result: Tensor = torch.ops.aten.mish_backward(dy, x)
+    return result
+
+
 @operator("HardSigmoid", gradient="HardSigmoidGradient(O0, GO0) -> GI0")
 def hard_sigmoid(x: Tensor, *, alpha: float = 0.2, beta: float = 0.5) -> Tensor:
     """Return alpha * x + beta, limited to 0 and 1."""

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from poseidon.caffe2.operators.registry import NO_GRADIENT, operator
+from poseidon.caffe2.operators.registry import ANY, NO_GRADIENT, operator
 
 
 @operator("Relu", gradient="ReluGradient(O0, GO0) -> GI0", plain=torch.relu)
@@ -92,6 +92,12 @@ def negative(x: Tensor) -> Tensor:
 def scale(x: Tensor, *, scale: float = 1.0) -> Tensor:
     """Return scale * x."""
     return x * scale
+
+
+@operator("ScaleBlobs", inputs=(1, ANY))
+def scale_blobs(*xs: Tensor, scale: float = 1.0) -> list[Tensor]:
+    """Return scale * x for each input."""
+    return [x * scale for x in xs]
 
 
 @operator("ZeroGradient", gradient="ConstantFill(I0) -> GI0")

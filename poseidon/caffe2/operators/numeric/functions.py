@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -359,10 +360,27 @@ def data_type(given: Any) -> int:
 
 
 @operator("Cast", gradient=_cast_rule)
-def cast(x: Tensor, *, to: Argument) -> Tensor:
-    """Return x as another data type; fractions are cut off."""
-    dtype = torch_type(data_type(to.s if to.HasField("s") else to.i))
-    return x.to(dtype, copy=True)
+def cast(x: Any, *, to: Argument) -> Any:
+    """Return x as another data type; fractions are cut off.
+
+    As STRING, integers and booleans are decimal, other numbers have six decimals.
+
+    Raises:
+        ValueError: x has strings, or there are no tensors of the data type.
+    """
+    kind = data_type(to.s if to.HasField("s") else to.i)
+    if isinstance(x, np.ndarray):
+        raise ValueError("a tensor of strings cannot be cast")
+    if kind == TensorProto.STRING:
+        return _as_strings(x)
+    return x.to(torch_type(kind), copy=True)
+
+
+def _as_strings(x: Tensor) -> Any:
+    form = "%.6f" if x.is_floating_point() else "%d"
+    made = np.empty(x.numel(), dtype=object)
+    made[:] = [(form % value).encode() for value in x.reshape(-1).tolist()]
+    return made.reshape(tuple(x.shape))
 
 
 @operator("FloatToHalf", gradient="HalfToFloat(GO0) -> GI0")

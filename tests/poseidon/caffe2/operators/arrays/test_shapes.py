@@ -37,10 +37,45 @@ def test_reshape(shape: tuple[int, ...], expected: tuple[int, ...]) -> None:
     assert_gradients("Reshape", [X], [0], 2, shape=shape)
 
 
+@pytest.mark.parametrize(
+    ("old", "shape", "expected"),
+    [
+        ((0,), (0, -1), (0, 0)),
+        ((0,), (1, -1), (1, 0)),
+        ((3, 0), (-1, 0), (0, 0)),
+        ((3, 0), (-1, 5), (0, 5)),
+        ((3, 0), (0, 7), (0, 7)),
+        ((0, 0), (0, 0, 0), (0, 0, 0)),
+    ],
+)
+def test_a_tensor_without_values_is_reshaped_and_so_is_its_gradient(
+    old: tuple[int, ...], shape: tuple[int, ...], expected: tuple[int, ...]
+) -> None:
+    workspace.ResetWorkspace()
+    net = core.Net("empty")
+    net.Reshape("x", ["y", "old"], shape=shape)
+    gradients = net.AddGradientOperators(["y"])
+    workspace.FeedBlob("x", np.zeros(old, "f4"))
+    shapes, _ = workspace.InferShapesAndTypes([net])
+    workspace.RunNetOnce(net)
+    assert workspace.FetchBlob("y").shape == tuple(shapes["y"]) == expected
+    assert workspace.FetchBlob(gradients["x"]).shape == old
+    given = run("Reshape", [np.zeros(old, "f4"), np.array(shape, INT64)], 2)
+    assert given[0].shape == expected
+
+
 @pytest.mark.parametrize("shape", [(5, 5), (-1, -1), (0, 0, 5)])
-def test_an_impossible_shape_is_an_error(shape: tuple[int, ...]) -> None:
-    with pytest.raises(RuntimeError):
-        run("Reshape", [X], 2, shape=shape)
+@pytest.mark.parametrize("x", [X, X[:0]])
+def test_an_impossible_shape_is_an_error(shape: tuple[int, ...], x: Array) -> None:
+    if x.size or 0 not in shape:
+        with pytest.raises(RuntimeError, match="shape"):
+            run("Reshape", [x], 2, shape=shape)
+
+
+@pytest.mark.parametrize(("start", "end"), [(2, 1), (-7, -1), (0, -9)])
+def test_an_impossible_slice_is_an_error(start: int, end: int) -> None:
+    with pytest.raises(RuntimeError, match="values. has no slice"):
+        run("Slice", [X], starts=[0, start], ends=[-1, end])
 
 
 @pytest.mark.parametrize(
@@ -60,6 +95,8 @@ def test_an_impossible_shape_is_an_error(shape: tuple[int, ...]) -> None:
         ("Tile", X, {"tiles": 3, "axis": -1}, np.tile(X, (1, 1, 3))),
         ("Slice", X, {"starts": [0, 1, 0], "ends": [-1, 3, -1]}, X[:, 1:3]),
         ("Slice", X, {"starts": [0, -3], "ends": [-1, -2]}, X[:, 1:2]),
+        ("Slice", X, {"starts": [0, 1], "ends": [-1, -3]}, X[:, 1:1]),
+        ("Slice", X, {"starts": [9], "ends": [-1]}, X[2:]),
         ("EnsureDense", X, {}, X),
     ],
 )

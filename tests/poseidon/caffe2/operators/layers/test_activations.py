@@ -27,6 +27,7 @@ CASES: list[tuple[str, dict[str, Any], Function]] = [
     ("Gelu", {}, lambda x: x * (1 + np.vectorize(erf)(x / 2**0.5)) / 2),
     ("Gelu", {"fast_gelu": 1}, lambda x: x * (1 + np.tanh((2 / np.pi) ** 0.5 * (x + 0.044715 * x**3))) / 2),
     ("Swish", {}, lambda x: x * sigmoid(x)),
+    ("Mish", {}, lambda x: x * np.tanh(np.log1p(np.exp(x)))),
     ("HardSigmoid", {}, lambda x: np.clip(0.2 * x + 0.5, 0, 1)),
     ("HardSigmoid", {"alpha": 0.9, "beta": 0.1}, lambda x: np.clip(0.9 * x + 0.1, 0, 1)),
     ("ThresholdedRelu", {"alpha": 0.05}, lambda x: np.where(x > 0.05, x, 0)),
@@ -42,8 +43,13 @@ def test_activation(kind: str, arguments: dict[str, Any], function: Function) ->
     assert_gradients(kind, [X], [0], **arguments)
 
 
-def test_a_large_input_of_softplus_stays_finite() -> None:
-    np.testing.assert_allclose(run("Softplus", [np.array([-200, 200], "float32")])[0], [0, 200])
+@pytest.mark.parametrize("kind", ["Softplus", "Mish"])
+def test_a_large_input_stays_finite(kind: str) -> None:
+    np.testing.assert_allclose(run(kind, [np.array([-200, 200], "float32")])[0], [0, 200])
+
+
+def test_mish_of_nothing() -> None:
+    assert run("Mish", [X[:0]])[0].shape == (0, 4)
 
 
 def test_half_of_glu_is_a_gate() -> None:

@@ -108,6 +108,27 @@ def test_a_cast_cuts_fractions_off(to: int | str) -> None:
     assert y.tolist() == [1, -1]
 
 
+@pytest.mark.parametrize(
+    ("x", "expected"),
+    [
+        (np.array([[7, -12], [0, 2**31 - 1]], np.int32), [[b"7", b"-12"], [b"0", b"2147483647"]]),
+        (np.array([200, 3], np.uint8), [b"200", b"3"]),
+        (np.array([True, False]), [b"1", b"0"]),
+        (np.array([0.5, -2e-7, np.inf], "f4"), [b"0.500000", b"-0.000000", b"inf"]),
+        (np.zeros((0, 2), np.int64), []),
+    ],
+)
+def test_a_cast_to_strings(x: Array, expected: list[Any]) -> None:
+    (y,) = run("Cast", [x], to=core.DataType.STRING)
+    assert y.shape == x.shape
+    assert y.tolist() == expected
+
+
+def test_strings_are_not_cast() -> None:
+    with pytest.raises(RuntimeError, match="a tensor of strings cannot be cast"):
+        run("Cast", [np.array([b"7"], dtype=object)], to=core.DataType.INT32)
+
+
 def test_the_gradient_of_a_cast_goes_back() -> None:
     net = core.Net("cast")
     net.Cast("x", "y", to=core.DataType.FLOAT, from_type=core.DataType.DOUBLE)
@@ -115,6 +136,14 @@ def test_the_gradient_of_a_cast_goes_back() -> None:
     gradients = net.AddGradientOperators(["y"])
     workspace.RunNetOnce(net)
     assert workspace.FetchBlob(gradients["x"]).dtype == np.float64
+
+
+@pytest.mark.parametrize("in_place", [None, {0: 0, 1: 1}])
+def test_several_blobs_are_scaled_at_once(in_place: dict[int, int] | None) -> None:
+    blobs = [X, numbers(1, 5), numbers(0, 2)]
+    made = run("ScaleBlobs", blobs, 3, in_place, scale=-2.5)
+    for x, y in zip(blobs, made, strict=True):
+        np.testing.assert_array_equal(y, run("Scale", [x], scale=-2.5)[0])
 
 
 def test_half_precision_and_back() -> None:
