@@ -16,6 +16,8 @@ from poseidon.caffe2.predictor_net import ExtractPredictorNet
 __all__ = ["ExtractPredictorNet", "ModelHelper"]
 
 DEFAULT_ARG_SCOPE = {"order": "NCHW", "use_cudnn": True, "cudnn_exhaustive_search": False}
+FILLER = "/param_init_net"
+"""The end of `debug_info` of the fillers of a complete net."""
 
 
 class ModelHelper:
@@ -272,42 +274,30 @@ class ModelHelper:
         """Return the NetDef of the init net."""
         return self.param_init_net.Proto()
 
-    def LogInfo(self, *msg_or_blobs: Any) -> None:
-        """Print texts, and blobs whenever the net runs."""
-        for item in msg_or_blobs:
-            if not isinstance(item, core.BlobReference):
-                item = self.net.GivenTensorStringFill(
-                    [], self.net.NextName("log_string"), shape=[1], values=[str(item)]
-                )
-            self.Print(item, [])
-
     def GetCompleteNet(self) -> Any:
-        """Return one net: that of the fillers, then this model's.
+        """Return one net: that of the fillers, then this model's, of whose type it is.
 
-        The parameters are no external inputs of it; `debug_info` of the fillers ends with `/param_init_net`.
+        `debug_info` of the fillers ends with `FILLER`. The parameters are no external inputs.
         """
-        made = {name for op in self.param_init_net.Proto().op for name in op.output}
-        complete = self.param_init_net.Clone(self.name + "_complete_net")
+        complete = self.param_init_net.Clone(f"{self.name}_complete_net")
         for op in complete.Proto().op:
-            op.debug_info = op.debug_info + "/param_init_net"
-        for name in self.net.Proto().external_input:
-            if name not in made and name not in complete.Proto().external_input:
-                complete.AddExternalInput(name)
-        complete.Proto().op.extend(self.net.Proto().op)
-        complete._InvalidateLookupTables()
+            op.debug_info += FILLER
+        complete.AppendNet(self.net)
+        if self.net.Proto().HasField("type"):
+            complete.Proto().type = self.net.Proto().type
         return complete
 
     def ConstructInitTrainNetfromNet(self, net: Any) -> None:
-        """Take the init net and the net from one that `GetCompleteNet` made."""
-        both = net.Proto().op
-        self.param_init_net = core.Net("_init_net")
-        self.net = core.Net("_train_net")
-        for op in both:
-            target = self.param_init_net if op.debug_info.endswith("/param_init_net") else self.net
-            target.Proto().op.extend([op])
-        made = {name for op in self.net.Proto().op for name in op.output}
-        read = {name for op in self.net.Proto().op for name in op.input}
-        self.net.Proto().external_input.extend(sorted(read - made))
+        """Take the init net and the net from one of `GetCompleteNet`; both are of its type."""
+        fillers = [op.debug_info.endswith(FILLER) for op in net.Proto().op]
+
+        def part(name: str, chosen: bool) -> Any:
+            mask = [index for index, filler in enumerate(fillers) if filler is chosen]
+            name = f"{net.Name()}/generated_{name}"
+            return net.Clone(name, op_id_mask=mask, update_external_list=True)
+
+        self.param_init_net = part("param_init_net", True)
+        self.net = part("net", False)
 
     def __getattr__(self, op_type: str) -> Any:
         if op_type.startswith("__") or op_type in ("net", "param_init_net"):

@@ -292,13 +292,14 @@ def to_string(obj: Any, factor_prefixes: bool = False) -> str:
     return str(printer)
 
 
-def debug_net(net: Any) -> core.Net:
-    """Return a copy of a net with a Print operator behind each output."""
-    made: core.Net = net.Clone(f"{net.Name()}_debug")
-    ops = list(made.Proto().op)
-    del made.Proto().op[:]
-    for op in ops:
-        made.Proto().op.add().CopyFrom(op)
-        for name in op.output:
-            made.Print(core.BlobReference(name), [])
+def debug_net(net: core.Net) -> core.Net:
+    """Return a copy of a net that prints each operator before it runs."""
+    made = core.Net(net.Name())
+    made.Proto().external_input.extend(net.Proto().external_input)
+    for op in net.Proto().op:
+        printer = Printer()
+        printer.operator(op)
+        made.LogInfo(str(printer))
+        made.Proto().op.extend([op])
+    made.Proto().external_output.extend(net.Proto().external_output)
     return made

@@ -13,9 +13,8 @@ from poseidon.caffe2.task import Node, Task, TaskGroup, WorkspaceType, final_out
 
 logger = logging.getLogger("poseidon.caffe2.checkpoint")
 
-
-TIMER = "checkpoint_timer"
-"""The blob that measures the time of a checkpoint; it is not saved."""
+TIMER = "TimerBegin"
+"""The operator that begins to measure the time of a checkpoint; its blob cannot be saved."""
 
 
 def get_ckpt_filename(node_name: str, epoch: int) -> str:
@@ -162,13 +161,13 @@ class CheckpointManager(_Manager):
         assert self._names_output, "init must be called and run first."
         names = self._names_output.fetch().tolist()
         texts = [name.decode() if isinstance(name, bytes) else name for name in names]
-        return [name for name in texts if name.rpartition("/")[2] != TIMER]
+        return [name for name in texts if not name.rpartition("/")[2].startswith(TIMER)]
 
     def _timed_task(self, name: str, add: Callable[[], Any]) -> Task:
         """Return a task of what a function adds, whose time is known afterwards."""
         with Task(name=name) as task:
             with ops.task_init():
-                timer = ops.TimerBegin([], TIMER, counter_name=self._node_name)
+                timer = ops.TimerBegin([], counter_name=self._node_name)
             add()
             with ops.task_exit():
                 duration = ops.TimerGetAndEnd(timer)

@@ -319,6 +319,14 @@ class Net(NetCopies, NetBlobs):
         self._output_record = record
         return record
 
+    def LogInfo(self, *msg_or_blobs: Any) -> None:
+        """Print texts and blobs whenever the net runs."""
+        for item in msg_or_blobs:
+            if not isinstance(item, BlobReference):
+                name = self.NextName("log")
+                item = self.GivenTensorStringFill([], name, shape=[], values=[str(item)])
+            self.Print(item, [])
+
     def DeduplicateGradientSlices(self, g: Any, aggregator: str = "sum") -> Any:
         """Return a sparse gradient with each index once; the values of one index are summed, or averaged.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from poseidon.caffe2 import torch_ops
 from poseidon.caffe2.workspace import c as C
 from poseidon.caffe2.workspace import immediate
 from poseidon.caffe2.workspace.cost import (
@@ -82,6 +83,8 @@ from poseidon.caffe2.workspace.predictor import Predictor
 
 has_fbgemm = False
 is_asan = False
+
+assert torch_ops  # the import makes the functions of `torch.ops._caffe2`
 
 
 def __getattr__(name: str) -> str:

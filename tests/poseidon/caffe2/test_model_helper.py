@@ -64,3 +64,27 @@ def test_gradients_are_added_once_and_known_by_parameter() -> None:
 def test_an_unknown_operator_is_named_with_its_neighbours() -> None:
     with pytest.raises(AttributeError, match=r"ConstantFil is not a registered operator.*ConstantFill"):
         ModelHelper(name="m").ConstantFil([], "x")
+
+
+def test_a_complete_net_is_taken_apart_again() -> None:
+    model = ModelHelper(name="whole")
+    x = brew.spatial_bn(model, brew.conv(model, "x", "c", 2, 3, kernel=1), "n", 3, is_test=False)
+    brew.fc(model, x, "y", 3, 2)
+    model.net.Proto().type = "async_scheduling"
+    complete = model.GetCompleteNet()
+    assert complete.Name() == "whole_complete_net"
+    assert [str(blob) for blob in complete.external_inputs] == ["x"]
+    fillers, net = model.param_init_net.Proto(), model.net.Proto()
+    for op in fillers.op:
+        op.debug_info += "/param_init_net"
+    assert [*complete.Proto().op] == [*fillers.op, *net.op]
+
+    other = ModelHelper(name="other")
+    other.ConstructInitTrainNetfromNet(complete)
+    assert [*other.param_init_net.Proto().op] == [*fillers.op]
+    assert [*other.net.Proto().op] == [*net.op]
+    inputs = [str(blob) for blob in other.net.external_inputs]
+    assert inputs == ["x", "c_w", "c_b", "n_s", "n_b", "n_rm", "n_riv", "y_w", "y_b"]
+    assert sorted(inputs) == names(model.net.external_inputs)
+    for made in (complete, other.param_init_net, other.net):
+        assert made.Proto().type == "async_scheduling"

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import pytest
 
 from poseidon.caffe2 import core, net_printer, workspace
 from poseidon.caffe2.checkpoint import Job
 from poseidon.caffe2.net_builder import NetBuilder, ops
-from poseidon.caffe2.task import Cluster, Node, Task, TaskGroup, final_output
+from poseidon.caffe2.task import Cluster, Node, Task, TaskGroup, WorkspaceType, final_output
 
 
 @pytest.fixture(autouse=True)
@@ -115,6 +116,36 @@ def test_a_whole_job_is_analyzed() -> None:
 def test_a_mistake_of_a_job_is_found(builders: list[Any], message: str) -> None:
     with pytest.raises(AssertionError, match=message):
         net_printer.analyze(job_of(*builders))
+
+
+def test_a_blob_that_tasks_of_the_common_workspace_make_is_made_twice() -> None:
+    with Job() as job:
+        with Task(num_instances=2, workspace_type=WorkspaceType.GLOBAL):
+            with ops.task_instance_init():
+                one = ops.Const(1)
+            ops.LogInfo("one is", one)
+        for _ in range(2):
+            with Task(workspace_type=WorkspaceType.GLOBAL):
+                ops.Add([ops.Const(1), ops.Const(2)], "y")
+    assert "with job.epoch_group" in net_printer.to_string(job)
+    with pytest.raises(AssertionError, match="created by multiple parallel steps: y"):
+        net_printer.analyze(job)
+
+
+def test_a_net_that_prints_its_operators(capsys: pytest.CaptureFixture[str]) -> None:
+    net = core.Net("silent")
+    workspace.FeedBlob("x", np.array([3.0], np.float32))
+    x = net.AddExternalInput("x")
+    net.Scale(net.Negative(x, "y"), "z", scale=2.0)
+    made = net_printer.debug_net(net)
+    assert made.external_inputs == [x]
+    workspace.RunNetOnce(made)
+    assert fetch("z") == -6
+    lines = capsys.readouterr().err.splitlines()
+    assert [line.partition(": ")[2] for line in lines] == [
+        "y = Negative(x)",
+        "z = Scale(y, scale=2.0)",
+    ]
 
 
 def test_a_scope_that_all_blobs_share_is_written_once() -> None:

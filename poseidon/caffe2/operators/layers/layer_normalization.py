@@ -14,6 +14,8 @@ from poseidon.caffe2.operators.registry import operator
 def _statistics(rows: Tensor, epsilon: float) -> tuple[Tensor, Tensor]:
     """Return mean and sqrt(variance + epsilon) over the last dimension, which stays."""
     mean = rows.mean(-1, keepdim=True)
+    if not rows.numel():  # torch warns of the variance of nothing
+        return mean, mean.clone()
     return mean, (rows.var(-1, unbiased=False, keepdim=True) + epsilon).sqrt()
 
 
@@ -129,7 +131,7 @@ def _check_elements(s: Tensor, b: Tensor, rows: Tensor) -> None:
     check_count("the bias", b, rows.shape[-1])
 
 
-@operator("LayerNorm", gradient=_layer_rule)
+@operator("LayerNorm", "C10LayerNorm_DontUseThisOpYet", gradient=_layer_rule)
 def layer_norm(
     x: Tensor, s: Tensor | None = None, b: Tensor | None = None, *, axis: int = 1, epsilon: float = 1e-5
 ) -> tuple[Tensor, Tensor, Tensor]:

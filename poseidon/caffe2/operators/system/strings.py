@@ -71,16 +71,18 @@ def string_join(x: Any, *, delimiter: str = ",", axis: int = 0) -> Any:
 @operator("Print")
 def print_(x: Any, *, context: Context, to_file: bool = False, limit: int = 1000) -> None:
     """Print the first values of a tensor; with `to_file` add them to `<name>.log` in the root folder."""
-    values = x.reshape(-1)[:limit].tolist()
+    values = ",".join(_text(value) for value in x.reshape(-1)[:limit].tolist())
     if to_file:
         name = context.definition.input[0].replace("/", "_")
         with open(f"{context.workspace.root_folder}/{name}.log", "a") as file:
-            file.write(f"{','.join(str(value) for value in values)}\n")
+            file.write(f"{values}\n")
         return
     shape = ",".join(str(size) for size in x.shape)
-    sys.stderr.write(
-        f"Tensor {context.definition.input[0]} ({shape}): {','.join(str(value) for value in values)}\n"
-    )
+    sys.stderr.write(f"Tensor {context.definition.input[0]} ({shape}): {values}\n")
+
+
+def _text(value: Any) -> str:
+    return value.decode(errors="backslashreplace") if isinstance(value, bytes) else str(value)
 
 
 @operator("WallClockTime")

@@ -244,3 +244,11 @@ def test_the_error_of_an_operator_says_enforce_fail(kind: str) -> None:
     workspace.FeedBlob("three", np.zeros(3, dtype=np.float32))
     with pytest.raises(RuntimeError, match=r"^\[enforce fail at Split\] .*cannot be split"):
         workspace.RunNetOnce(net)
+
+
+def test_a_net_prints_texts_and_blobs(capsys: pytest.CaptureFixture[str]) -> None:
+    net = core.Net("talks")
+    x = net.GivenTensorFill([], "x", shape=[2], values=[0.5, 2.0])
+    assert net.LogInfo("x is", x) is None
+    workspace.RunNetOnce(net)
+    assert capsys.readouterr().err == "Tensor talks/log (): x is\nTensor x (2): 0.5,2.0\n"

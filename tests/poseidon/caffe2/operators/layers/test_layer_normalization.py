@@ -50,6 +50,21 @@ def test_layers(axis: int, affine: bool) -> None:
     assert_gradients("LayerNorm", inputs, range(len(inputs)), 3, **arguments)
 
 
+def test_the_other_name_of_layer_norm() -> None:
+    x = numbers(3, 4)
+    found, wanted = (run(kind, [x], 3) for kind in ("C10LayerNorm_DontUseThisOpYet", "LayerNorm"))
+    for value, expected in zip(found, wanted, strict=True):
+        np.testing.assert_array_equal(value, expected)
+
+
+@pytest.mark.parametrize("affine", [False, True])
+def test_layers_of_nothing(affine: bool) -> None:
+    inputs = [numbers(2, 4)[:0], *([numbers(4), numbers(4)] if affine else [])]
+    found = run("LayerNorm", inputs, 3, elementwise_affine=int(affine))
+    assert [value.shape for value in found] == [(0, 4), (0, 1), (0, 1)]
+    assert_gradients("LayerNorm", inputs, range(len(inputs)), 3, elementwise_affine=int(affine))
+
+
 def test_a_layer_of_all_dimensions_has_gradients_by_element() -> None:
     inputs = [numbers(2, 3), numbers(2, 3) + 1, numbers(2, 3)]
     assert_gradients("LayerNorm", inputs, range(3), 3, axis=0, epsilon=1e-3, elementwise_affine=1)
