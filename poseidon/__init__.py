@@ -7,6 +7,16 @@ Law: importing this package does not import torch. Access to a name of the engin
 start, list and stop processes on a host start fast.
 """
 
+import os
+import sys
+
+if (
+    sys.argv[:1] == ["-m"]
+    and not getattr(sys.flags, "safe_path", False)
+    and sys.path[0] != os.path.dirname(os.path.dirname(__file__))
+):  # `python -m` searches the current folder before Python's own library
+    sys.path.append(sys.path.pop(0))
+
 from importlib import import_module
 from typing import TYPE_CHECKING
 

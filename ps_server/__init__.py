@@ -3,6 +3,16 @@
 Start shards with `python -m ps_server`; train against them with `Client`.
 """
 
+import os
+import sys
+
+if (
+    sys.argv[:1] == ["-m"]
+    and not getattr(sys.flags, "safe_path", False)
+    and sys.path[0] != os.path.dirname(os.path.dirname(__file__))
+):  # `python -m` searches the current folder before Python's own library
+    sys.path.append(sys.path.pop(0))
+
 from ps_server import importing
 
 with importing.collector_paused():  # torch is among them

@@ -16,6 +16,8 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 
+from tests.support.shadowing_files import write_shadowing_files
+
 pytest.importorskip("setuptools", minversion="77", reason="building the wheel takes setuptools 77 or newer")
 
 pytestmark = pytest.mark.timeout(300)  # the first test builds the wheel
@@ -179,6 +181,7 @@ def test_a_project_trains_from_an_installed_wheel(installed: Path, tmp_path: Pat
     mine = tmp_path / "mine"
     run(mine, installed / "bin" / "python", "make_data.py")
     flags = ("--max_iter=3", "--set", "test_iter=3")
+    write_shadowing_files(tmp_path, packages=True)
     run(tmp_path, poseidon, "train", f"--solver={mine / 'solver.prototxt'}", *flags)
     assert [path.name for path in tmp_path.rglob("*iter_3.caffemodel")]
     assert list(tmp_path.glob("output/*/worker_0.log"))

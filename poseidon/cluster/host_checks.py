@@ -15,8 +15,8 @@ from typing import Any, Protocol
 from poseidon import __version__
 from poseidon.cluster import host_probe
 from poseidon.cluster.parallel import for_each_host, format_problems
+from poseidon.cluster.python_command import sent_program_arguments
 from poseidon.cluster.ssh.channel import Finished
-from poseidon.cluster.ssh.receiving import START
 from poseidon.errors import JobError, printable
 
 PROBE_S = 60.0
@@ -200,7 +200,9 @@ def _run_check(check: HostCheck) -> HostFacts:
     program = Path(host_probe.__file__).read_bytes()
     stdin = b"%d\n%b%b\n" % (len(program), program, json.dumps(asked).encode())
     label = check.connection.label
-    done = check.connection.run((*check.interpreter, "-c", START), stdin=stdin, timeout_s=PROBE_S)
+    done = check.connection.run(
+        (*check.interpreter, *sent_program_arguments()), stdin=stdin, timeout_s=PROBE_S
+    )
     if done.status != 0:
         last = done.stderr.decode("utf-8", errors="replace").strip().splitlines()[-1:] or ["nothing"]
         raise JobError(

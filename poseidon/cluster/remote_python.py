@@ -11,6 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from poseidon.cluster.machinefile import Host
+from poseidon.cluster.python_command import module_arguments
 
 # One line, since a remote command holds no line ends. Its arguments are the five of `RemotePython.command`, then
 # Python's.
@@ -79,5 +80,5 @@ class RemotePython:
         return ("sh", "-c", _SCRIPT, "poseidon", *chosen, *arguments)
 
     def module_command(self, module: str, *arguments: str) -> tuple[str, ...]:
-        """Return the argv that runs a module, `python -m`, with arguments."""
-        return self.command("-m", module, *arguments)
+        """Return the argv that runs a module with arguments."""
+        return self.command(*module_arguments(module, *arguments))

@@ -18,6 +18,7 @@ from typing import TextIO
 
 from poseidon.cluster.machinefile import is_loopback
 from poseidon.cluster.plan import ProcessName, Role
+from poseidon.cluster.supervision.background import this_command
 from poseidon.cluster.supervision.loop import JobListener
 from poseidon.cluster.supervision.stragglers import Stragglers
 from poseidon.metrics.job_statistics import (
@@ -210,7 +211,7 @@ class DashboardPage(JobListener):
 
     def __init__(self, folder: Path, show: Callable[[str], None]) -> None:
         self._show = show
-        argv = [sys.executable, "-m", "poseidon", "dashboard", str(folder), "--port=0"]
+        argv = this_command(["dashboard", str(folder), "--port=0"])
         self._process = subprocess.Popen(
             argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
         )

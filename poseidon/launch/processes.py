@@ -7,7 +7,6 @@ its own flag allows it. Keys are made here, anew for each start, and travel on s
 from __future__ import annotations
 
 import json
-import os
 import secrets
 import sys
 from collections.abc import Sequence
@@ -16,12 +15,12 @@ from dataclasses import dataclass, field
 from poseidon.cluster.machinefile import Host, has_remote_hosts
 from poseidon.cluster.plan import JobPlan, ShardPlan, WorkerPlan
 from poseidon.cluster.process import ProcessSpec
+from poseidon.cluster.python_command import module_arguments, module_folders
 from poseidon.cluster.supervision.restarts import StartingPoint
 from poseidon.errors import UsageError
 from poseidon.exchange.cost import ExchangeKind
 from poseidon.launch.request import Encrypt, JobRequest
 from poseidon.launch.site import SiteLauncher
-from poseidon.proto.paths import repository_root
 from poseidon.settings import inherited_environment
 from ps_server.keys import JobKeys
 
@@ -48,12 +47,9 @@ def child_environment(threads: int) -> dict[str, str]:
     from ps_server.numerics import environment  # imports torch, which commands that start nothing do not need
 
     inherited = inherited_environment()
-    paths = [str(repository_root())]
-    paths += [path for path in sys.path if path.endswith("site-packages")]
-    paths += filter(None, inherited.get("PYTHONPATH", "").split(os.pathsep))
     return {
         **environment(threads, inherited),
-        "PYTHONPATH": os.pathsep.join(dict.fromkeys(paths)),
+        "PYTHONPATH": module_folders(inherited.get("PYTHONPATH", "")),
         "PYTHONUNBUFFERED": "1",
         "MALLOC_MMAP_THRESHOLD_": str(2**30),
         "MALLOC_TRIM_THRESHOLD_": str(2**34),
@@ -167,7 +163,7 @@ def _spec(
 ) -> ProcessSpec:
     return ProcessSpec(
         name=role.process,
-        argv=(sys.executable, "-m", module, "--job", job, *own),
+        argv=(sys.executable, *module_arguments(module, "--job", job, *own)),
         environment=child_environment(threads),
         first_line=first_line,
     )

@@ -22,10 +22,10 @@ from poseidon.cluster.jobs.remote_hosts import SshAsk
 from poseidon.cluster.local import LocalLauncher
 from poseidon.cluster.machinefile import Host, read_machinefile
 from poseidon.cluster.process import Launcher, Listener, ProcessSpec, RunningProcess
+from poseidon.cluster.python_command import checkout
 from poseidon.cluster.remote_python import LauncherEnvironment
 from poseidon.cluster.ssh.config import SshSettings
 from poseidon.launch.snapshots import SnapshotSource, WrittenHere
-from poseidon.proto.paths import repository_root
 from poseidon.proto.shipped import portable
 
 FileSet = Sequence[Path]
@@ -232,7 +232,7 @@ class AgentSiteLauncher:
 
 def launcher_environment() -> LauncherEnvironment:
     """Return where this process runs, for hosts with the same paths."""
-    return LauncherEnvironment(python=sys.executable, checkout=str(repository_root()), folder=os.getcwd())
+    return LauncherEnvironment(python=sys.executable, checkout=checkout(), folder=os.getcwd())
 
 
 def read_hosts(hostfile: str | None, channels: int) -> tuple[Host, ...]:

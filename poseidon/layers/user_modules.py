@@ -1,7 +1,7 @@
 """Import of the user's modules that register layer types (`--import`).
 
-Law: a module is searched for as by `python -m`, in the working directory first. An exception of its code becomes an
-error that names the line. Every process of a job imports the same modules before it reads a net.
+Law: a module is found as `import` finds it, in the working directory last. An exception of its code becomes an error
+that names the line. Every process of a job imports the same modules before it reads a net.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ def module_names(text: str) -> tuple[str, ...]:
 
 
 def add_working_directory() -> None:
-    """Add the working directory to `sys.path`, as `python -m`."""
+    """Add the working directory to `sys.path`, at its end: no file there takes the place of another module."""
     folder = os.getcwd()
     if folder not in sys.path and "" not in sys.path:
-        sys.path.insert(0, folder)
+        sys.path.append(folder)
 
 
 def import_modules(names: Sequence[str]) -> None:

@@ -10,13 +10,16 @@ import json
 import os
 import sys
 
+from poseidon.cluster.python_command import module_arguments
+
 
 def main() -> None:
     """Replace this process by the one that measures."""
     line = sys.stdin.readline()
     if line:
         environment = {**os.environ, **json.loads(line)["environment"]}
-        os.execve(sys.executable, [sys.executable, "-m", "poseidon.plan.costs", line], environment)
+        arguments = module_arguments("poseidon.plan.costs", line)
+        os.execve(sys.executable, [sys.executable, *arguments], environment)
 
 
 if __name__ == "__main__":

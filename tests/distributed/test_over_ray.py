@@ -11,10 +11,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from poseidon.cluster.python_command import module_arguments
 from poseidon.exchange.cost import ExchangeKind
 from tests.support.live_processes import none_left
 from tests.support.loopback_sshd import LoopbackSshd
 from tests.support.ray_cluster import RayCluster
+from tests.support.shadowing_files import write_shadowing_files
 from tests.support.training import Job, run, weights
 
 pytestmark = [pytest.mark.needs("ray"), pytest.mark.processes, pytest.mark.timeout(600)]
@@ -224,10 +226,13 @@ def test_a_client_with_shards_alone_has_the_node_with_its_resource(
 
 @pytest.mark.thorough
 def test_a_script_runs_on_every_node(cluster: RayCluster, tmp_path: Path) -> None:
-    (tmp_path / "script.py").write_text("print('a worker runs here')\n")
+    (tmp_path / "src").mkdir()
+    (tmp_path / "src" / "script.py").write_text("print('a worker runs here')\n")
+    write_shadowing_files(tmp_path, packages=True)
     flags = ["--launcher=ray", f"--ray_address={cluster.address}", "--clients=2", "--show_logs=all"]
+    flags += ["--threads=1", "--output=out"]
     done = subprocess.run(
-        [sys.executable, "-m", "poseidon", "run", "--threads=1", "--output=out", *flags, "script.py"],
+        [sys.executable, *module_arguments("poseidon", "run", *flags, "src/script.py")],
         cwd=tmp_path,
         env=cluster.environment({"POSEIDON_HOME": str(tmp_path / "state")}),
         capture_output=True,

@@ -14,6 +14,7 @@ import pytest
 from poseidon.settings import inherited_environment
 from tests.support.live_processes import none_left
 from tests.support.loopback_sshd import LoopbackSshd
+from tests.support.shadowing_files import write_shadowing_files
 
 pytestmark = [pytest.mark.needs("sshd"), pytest.mark.processes, pytest.mark.timeout(120)]
 NET = """
@@ -38,6 +39,8 @@ def _desk(
 ) -> tuple[list[str], dict[str, str]]:
     """A folder with definitions and a machinefile whose clients work elsewhere; the command and its environment."""
     (folder / "far").mkdir(parents=True)
+    write_shadowing_files(folder, packages=False)
+    write_shadowing_files(folder / "far", packages=True)
     (folder / "net.prototxt").write_text(NET)
     (folder / "solver.prototxt").write_text(SOLVER.format(iterations=iterations))
     (folder / "hosts").write_text("".join(f"{k} 127.0.0.1 0 workdir={folder}/far\n" for k in range(clients)))

@@ -11,6 +11,7 @@ import pytest
 from poseidon.cli.main import main
 from poseidon.cluster.local import LocalLauncher
 from poseidon.snapshot.caffemodel import read_model
+from tests.support.shadowing_files import write_shadowing_files
 from tests.support.training_processes import machinefile, poseidon
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(150)]
@@ -28,6 +29,7 @@ def page(repository: Path, tmp_path: Path) -> str:
     assert sorted(files) == ["net.prototxt", "softplus.py", "solver.prototxt"]
     for name, content in files.items():
         (tmp_path / name).write_text(content, encoding="utf-8")
+    write_shadowing_files(tmp_path, packages=False)
     return text
 
 

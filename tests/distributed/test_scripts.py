@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from tests.support.shadowing_files import write_shadowing_files
 from tests.support.training_processes import machinefile, poseidon_here, training
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(150)]
@@ -69,8 +70,11 @@ def train_alone(folder: Path, how: str, monkeypatch: pytest.MonkeyPatch) -> dict
 def test_two_clients_are_one_process(
     folder: Path, how: str, threads: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    words = (f"--hostfile={machinefile(folder, 2, 1)}", f"--num_app_threads={threads}", "--output=logs")
-    done = poseidon_here(folder, "run", *words, "--show_logs=all", "script.py", how, "8", "end")
+    work = folder / "work"
+    work.mkdir()
+    write_shadowing_files(work, packages=True)  # `python ../script.py` does not see them either
+    words = (f"--hostfile={machinefile(work, 2, 1)}", f"--num_app_threads={threads}", "--output=logs")
+    done = poseidon_here(work, "run", *words, "--show_logs=all", "../script.py", how, "8", "end")
     workers = 2 * threads
     assert done.returncode == 0, done.stderr
     for rank in range(workers):
@@ -78,11 +82,11 @@ def test_two_clients_are_one_process(
             f"client {rank // threads}, worker {rank}: rank {rank} of {workers} after 8 hears nothing"
             in done.stderr
         )
-    assert f"rank 1 of {workers} after 8" in (folder / "logs" / "worker_1.log").read_text(encoding="utf-8")
-    assert "0.weight" in (folder / "logs" / "exchange_plan.txt").read_text(encoding="utf-8")
+    assert f"rank 1 of {workers} after 8" in (work / "logs" / "worker_1.log").read_text(encoding="utf-8")
+    assert "0.weight" in (work / "logs" / "exchange_plan.txt").read_text(encoding="utf-8")
     expected = train_alone(folder, how, monkeypatch)
     for rank in range(workers):
-        for name, value in torch.load(folder / f"end{rank}").items():
+        for name, value in torch.load(work / f"end{rank}").items():
             torch.testing.assert_close(value, expected[name], rtol=1e-5, atol=1e-6)
 
 

@@ -19,7 +19,7 @@ from typing import Any
 from poseidon.cluster.agent.launcher import RemoteChannel
 from poseidon.cluster.agent.line_channel import PipeLineChannel
 from poseidon.cluster.machinefile import Host
-from poseidon.cluster.ssh.receiving import START
+from poseidon.cluster.python_command import sent_program_arguments
 from poseidon.errors import JobError, printable
 
 ANSWER_S = 30.0
@@ -58,7 +58,7 @@ class ProbeSession:
 
     def __init__(self, subject: Subject, program: ModuleType) -> None:
         self.label = subject.label
-        self._channel = subject.open(["-c", START])
+        self._channel = subject.open(sent_program_arguments())
         source = Path(program.__file__ or "").read_bytes()
         self._send(b"%d" % (len(source) + 1))
         self._send(source)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import re
 import signal
 import socket
@@ -199,7 +200,7 @@ def connect_to_cluster(address: str | None) -> RayCluster:
     if address is not None:
         _check_listens(address, source)
     try:
-        with _own_signal_handlers():
+        with _own_signal_handlers(), _in_root_folder():
             ray.init(
                 address=address or "auto",
                 log_to_driver=False,
@@ -210,6 +211,18 @@ def connect_to_cluster(address: str | None) -> RayCluster:
     except Exception as error:
         raise UsageError(_not_connected(f"{address} ({source})" if address else None, error)) from error
     return RayCluster(ray)
+
+
+@contextmanager
+def _in_root_folder() -> Iterator[None]:
+    """Leave the current folder: Ray puts the one of `init` first on the path of its tasks, before Python's library."""
+    here = os.open(".", os.O_RDONLY)
+    try:
+        os.chdir("/")
+        yield
+    finally:
+        os.fchdir(here)
+        os.close(here)
 
 
 def _check_listens(address: str, source: str) -> None:

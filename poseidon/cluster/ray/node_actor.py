@@ -6,7 +6,6 @@ Law: it uses the standard library and light modules only: each node waits for it
 
 from __future__ import annotations
 
-import os
 import queue
 import stat
 import sys
@@ -14,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from poseidon import __version__
+from poseidon.cluster.python_command import module_folders
 from poseidon.cluster.ray.sealing import ChannelKeys
 from poseidon.cluster.rendezvous.program import TaskProgram
 from poseidon.cluster.rendezvous.wire import Kind, Message
@@ -109,11 +109,8 @@ class NodeActor:
 def program_environment() -> dict[str, str]:
     """Return the environment of programs: the actor's own without Ray's variables, and where Poseidon is."""
     inherited = inherited_environment()
-    paths = [str(Path(__file__).parents[3])]
-    paths += [path for path in sys.path if path.endswith("site-packages")]
-    paths += filter(None, inherited.get("PYTHONPATH", "").split(os.pathsep))
     own = {name: value for name, value in inherited.items() if not name.startswith("RAY_")}
-    return {**own, "PYTHONPATH": os.pathsep.join(dict.fromkeys(paths)), "PYTHONUNBUFFERED": "1"}
+    return {**own, "PYTHONPATH": module_folders(inherited.get("PYTHONPATH", "")), "PYTHONUNBUFFERED": "1"}
 
 
 def file_operation(header: dict[str, Any], payload: bytes) -> tuple[dict[str, Any], bytes]:

@@ -17,6 +17,7 @@ from typing import IO, Any, Protocol
 
 import paramiko
 
+from poseidon.cluster.python_command import sent_program_arguments
 from poseidon.cluster.ssh import receiving
 from poseidon.cluster.ssh.receiving import arriving_path
 from poseidon.errors import JobError, printable
@@ -257,7 +258,7 @@ class _Delivery:
         program = Path(receiving.__file__).read_bytes()
         stdin = b"%d\n%b%b" % (len(program), program, json.dumps(request).encode())
         finished = self._connection.run(
-            [*self._python, "-c", receiving.START], stdin=stdin, timeout_s=timeout_s
+            [*self._python, *sent_program_arguments()], stdin=stdin, timeout_s=timeout_s
         )
         try:
             answer = json.loads(finished.stdout)

@@ -1,8 +1,8 @@
 """The receiving side of a delivery, which runs on the host: inspects files, and gives complete ones their names.
 
-`START` runs it there from standard input, so it uses the standard library only: no package need be installed. The
-request follows as one JSON document, and the answer goes to standard output as one. Paths are in the request only,
-never in argv.
+It is sent to the interpreter's standard input (`sent_program_arguments`), so it uses the standard library only: no
+package need be installed. The request follows as one JSON document, and the answer goes to standard output as one.
+Paths are in the request only, never in argv.
 
 Law: a file gets its name when it is complete and its SHA-256 equals the request's; until then it is
 `.<name>.arriving` in the same folder. A file that is there and differs is reported, and removed only on request.
@@ -17,8 +17,6 @@ import shutil
 import sys
 from typing import Any
 
-START = "import sys; i = sys.stdin.buffer; exec(i.read(int(i.readline())))"
-"""The argument of the interpreter's -c; the size of this file and its bytes follow on standard input."""
 ARRIVING = ".%s.arriving"
 # Files that databases keep while they are open.
 TRANSIENT = ("lock.mdb", "LOCK", "LOG", "LOG.old")

@@ -19,6 +19,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from poseidon.cluster.process import describe_exit
+from poseidon.cluster.python_command import module_arguments
 from poseidon.errors import JobError
 from poseidon.settings import STATUS_FD_VARIABLE, inherited_environment
 
@@ -117,7 +118,7 @@ def how_to_follow(job: str, pid: int, log: Path) -> str:
 
 def this_command(arguments: Sequence[str]) -> list[str]:
     """Return the argv that runs `poseidon` with these arguments under this interpreter."""
-    return [sys.executable, "-m", "poseidon", *arguments]
+    return [sys.executable, *module_arguments("poseidon", *arguments)]
 
 
 def _spawn(argv: Sequence[str], log: Path, write_fd: int) -> int:

@@ -111,7 +111,7 @@ class ScriptWorker:
         trace = open_trace(Path(document.output), document.rank) if document.trace else NO_TRACE
         self._launcher.send("ready")
         sys.argv = [document.script, *document.arguments]
-        sys.path[0] = str(Path(document.script).parent)
+        search_as_plain_python(document.script)
         try:
             with running_in(self._context(trace)):
                 runpy.run_path(document.script, run_name="__main__")
@@ -177,6 +177,13 @@ def main(arguments: list[str] | None = None) -> int:
     with outputs, output_to_log(document):
         launcher.end_without_launcher()
         return run_script(document, launcher)
+
+
+def search_as_plain_python(script: str) -> None:
+    """Let a script find modules in its own folder first, and not in the current folder, as `python SCRIPT` does."""
+    sys.path[:] = [path for path in sys.path if path]
+    if not getattr(sys.flags, "safe_path", False):  # Python 3.10 has none
+        sys.path.insert(0, str(Path(script).resolve().parent))
 
 
 def private_streams() -> tuple[TextIO, TextIO]:

@@ -11,6 +11,7 @@ import pytest
 from poseidon.cli.main import main
 from poseidon.cluster.plan import JobPlan
 from poseidon.cluster.process import ProcessSpec
+from poseidon.cluster.python_command import module_arguments
 from poseidon.cluster.supervision.loop import JobResult
 from poseidon.cluster.supervision.state import Outcome
 from poseidon.engine.document import ScriptDocument, read_document_of
@@ -35,7 +36,8 @@ def documents(folder: Path, monkeypatch: pytest.MonkeyPatch) -> list[ScriptDocum
 
     def run_job(plan: JobPlan, spec: Callable[..., ProcessSpec], *_: object, **__: object) -> JobResult:
         specs = [spec(worker) for worker in plan.workers]
-        assert all(spec.argv[1:3] == ("-m", "poseidon.engine.module.script") for spec in specs)
+        expected = module_arguments("poseidon.engine.module.script")
+        assert all(spec.argv[1:4] == expected for spec in specs)
         found.extend(read_document_of(ScriptDocument, spec.first_line) for spec in specs)
         return JobResult(outcome=Outcome.FINISHED, iteration=0, elapsed_s=0.0)
 
@@ -91,19 +93,9 @@ def test_the_background_gets_the_words_of_job_and_script(
     monkeypatch.setattr("poseidon.launch.runner.run_in_background", start)
     assert main(["run", "-background", "--job=j", "--output=logs", "train.py", "--background", "1"]) == 0
     (argv,) = started
-    assert list(argv) == [
-        sys.executable,
-        "-m",
-        "poseidon",
-        "run",
-        "--job=j",
-        "--output=logs",
-        "--job=j",
-        f"--output={folder}/logs",
-        "train.py",
-        "--background",
-        "1",
-    ]
+    words = ("run", "--job=j", "--output=logs", "--job=j", f"--output={folder}/logs")
+    words += ("train.py", "--background", "1")
+    assert list(argv) == [sys.executable, *module_arguments("poseidon", *words)]
     assert "launcher pid 123" in capsys.readouterr().out
 
 

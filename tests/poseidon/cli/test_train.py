@@ -13,6 +13,7 @@ import pytest
 from poseidon.cli.main import main
 from poseidon.cluster.plan import JobPlan
 from poseidon.cluster.process import ProcessSpec
+from poseidon.cluster.python_command import module_arguments
 from poseidon.cluster.supervision.loop import JobResult
 from poseidon.cluster.supervision.state import Outcome
 from poseidon.engine.document import JobDocument, read_document
@@ -53,8 +54,7 @@ def test_the_background_gets_the_words_that_main_was_given(
     words = ["train", f"--solver={solver}", "--table_staleness=1"]
     assert main([*words, flag, "--output=logs"]) == 0
     (argv,) = started
-    assert list(argv[:3]) == [sys.executable, "-m", "poseidon"]
-    assert list(argv[3:6]) == words
+    assert list(argv[:7]) == [sys.executable, *module_arguments("poseidon", *words)]
     assert flag not in argv
     assert argv[-1] == f"--output={tmp_path}/logs"
     assert "launcher pid 123" in capsys.readouterr().out

@@ -10,6 +10,7 @@ import pytest
 
 from poseidon.cluster.machinefile import Host
 from poseidon.cluster.plan import JobPlan, plan_job
+from poseidon.cluster.python_command import module_arguments
 from poseidon.cluster.supervision.restarts import StartingPoint
 from poseidon.errors import UsageError
 from poseidon.exchange.cost import ExchangeKind
@@ -105,7 +106,7 @@ def test_a_shard_gets_its_secrets_on_standard_input(trace: str) -> None:
     made = plan(FAR)
     start = start_of(made)
     spec = shard_spec(made.shards[1], start, "j-1", workers=2, trace=trace)
-    assert spec.argv[1:] == ("-m", "ps_server", "--job", "j-1", "--stdin", "--shard", "1")
+    assert spec.argv[1:] == module_arguments("ps_server", "--job", "j-1", "--stdin", "--shard", "1")
     line = json.loads(spec.first_line)
     assert line.pop("trace", "") == trace
     assert line == {

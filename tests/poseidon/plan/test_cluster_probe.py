@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import fields
+from pathlib import Path
 
 import pytest
 
@@ -12,6 +13,7 @@ from poseidon.plan import cluster_probe
 from poseidon.plan.cluster_probe import local_costs, network_of, transfer_s
 from poseidon.plan.costs import HostCosts, worst
 from poseidon.plan.machine import CoreCosts
+from tests.support.shadowing_files import write_shadowing_files
 
 HOSTS = tuple(HostReport(clients=(n,), label=f"node{n}", address=f"10.0.0.{n}", facts={}) for n in range(2))
 
@@ -45,8 +47,12 @@ def test_all_rounds_fit_the_limit(hosts: int, limit_s: float) -> None:
 
 @pytest.mark.processes
 @pytest.mark.timeout(300)
-def test_a_hosts_processors_are_measured_by_a_program_that_is_sent(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_hosts_processors_are_measured_by_a_program_that_is_sent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(cluster_probe, "COSTS_S", 0.1)
+    monkeypatch.chdir(tmp_path)
+    write_shadowing_files(tmp_path, packages=True)
     costs = local_costs(1)
     assert costs.cores >= 1
     assert 0 < costs.free_cores <= costs.cores

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import re
 import socket
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -33,6 +35,18 @@ def test_an_address_that_is_none(address: str, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setenv("RAY_ADDRESS", address)
     with pytest.raises(UsageError, match=f"^RAY_ADDRESS={address}: expected host:port of the cluster's head"):
         connect_to_cluster(None)
+
+
+def test_the_current_folder_is_not_on_the_path_of_tasks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ray puts the folder in which `init` is called before Python's own library."""
+    folders: list[str] = []
+    monkeypatch.setitem(sys.modules, "ray", SimpleNamespace(init=lambda **_: folders.append(os.getcwd())))
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.chdir(tmp_path)
+    connect_to_cluster(None)
+    assert (folders, Path.cwd()) == (["/"], tmp_path)
 
 
 def test_no_cluster_at_an_address(monkeypatch: pytest.MonkeyPatch) -> None:

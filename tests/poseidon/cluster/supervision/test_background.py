@@ -13,6 +13,7 @@ import pytest
 
 from poseidon.cluster.jobs.kill import KillTimeouts, kill_job
 from poseidon.cluster.jobs.registry import Registry
+from poseidon.cluster.python_command import module_arguments
 from poseidon.cluster.supervision.background import (
     StartReport,
     how_to_follow,
@@ -129,7 +130,7 @@ def test_words() -> None:
     text = how_to_follow("job-x", 12, Path("/out/launcher.log"))
     assert "tail -f /out/launcher.log" in text
     assert "poseidon kill job-x" in text
-    assert this_command(["ps"])[1:] == ["-m", "poseidon", "ps"]
+    assert this_command(["ps"])[1:] == [*module_arguments("poseidon", "ps")]
 
 
 def test_a_launcher_that_reports_and_does_not_end_is_left_behind(

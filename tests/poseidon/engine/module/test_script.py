@@ -13,7 +13,12 @@ import pytest
 
 import poseidon
 from poseidon.engine.document import ScriptDocument
-from poseidon.engine.module.script import LineOutput, ScriptConnection, run_script
+from poseidon.engine.module.script import (
+    LineOutput,
+    ScriptConnection,
+    run_script,
+    search_as_plain_python,
+)
 from poseidon.exchange.base import Exchange
 
 
@@ -74,6 +79,18 @@ def test_a_good_end(end: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     (tmp_path / "beside.py").write_text("x = 5", encoding="utf-8")
     text = "import sys, beside\nassert sys.argv[1:] == ['a', '--b']\n" + end
     assert run(tmp_path, text, monkeypatch) == (0, {"event": "done"})
+
+
+def test_a_script_has_its_own_folder_first_and_not_the_current_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As plain Python does, also where the script is a link to another folder."""
+    (tmp_path / "real").mkdir()
+    (tmp_path / "real" / "script.py").touch()
+    (tmp_path / "link.py").symlink_to("real/script.py")
+    monkeypatch.setattr(sys, "path", ["/lib", ""])
+    search_as_plain_python(str(tmp_path / "link.py"))
+    assert sys.path == [str(tmp_path / "real"), "/lib"]
 
 
 def test_a_worker_that_never_joins_says_so_to_the_launcher_and_in_the_log(

@@ -1,0 +1,109 @@
+"""What a Python process finds in a folder whose files have the names of other modules."""
+
+from __future__ import annotations
+
+import ast
+import os
+import site
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import poseidon
+from poseidon.cluster import python_command
+from poseidon.cluster.python_command import (
+    checkout,
+    module_arguments,
+    module_folders,
+    sent_program_arguments,
+)
+from tests.support.shadowing_files import write_shadowing_files
+
+PROGRAM = """
+import json, numbers, queue, random, sys, tempfile
+import poseidon, own_module
+print(json.dumps([__name__, sys.argv[1:], poseidon.__file__, own_module.__file__]))
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    write_shadowing_files(tmp_path, packages=True)
+    (tmp_path / "own_module.py").touch()
+    (tmp_path / "program.py").write_text(PROGRAM)
+    return tmp_path
+
+
+def run(folder: Path, *arguments: str, text: str = "") -> str:
+    root = str(Path(poseidon.__file__).parents[1])
+    environment = {**os.environ, "PYTHONPATH": root, "PYTHONDONTWRITEBYTECODE": "1"}
+    done = subprocess.run(
+        [sys.executable, *arguments],
+        cwd=folder,
+        env=environment,
+        input=text,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_a_module_finds_python_and_poseidon_before_the_current_folder(folder: Path) -> None:
+    answer = run(folder, *module_arguments("program", "a b", "--job", ""))
+    expected = f'["__main__", ["a b", "--job", ""], "{poseidon.__file__}", "{folder}/own_module.py"]'
+    assert answer.strip() == expected
+
+
+def test_a_program_that_is_sent_does_too(folder: Path) -> None:
+    text = f"{len(PROGRAM)}\n{PROGRAM}"
+    expected = f'["__main__", [], "{poseidon.__file__}", "{folder}/own_module.py"]'
+    assert run(folder, *sent_program_arguments(), text=text).strip() == expected
+
+
+@pytest.mark.parametrize(
+    ("package", "usage"), [("poseidon", "poseidon COMMAND"), ("ps_server", "python -m ps_server")]
+)
+def test_a_typed_module_prefers_python(tmp_path: Path, package: str, usage: str) -> None:
+    write_shadowing_files(tmp_path, packages=False)
+    assert f"usage: {usage}" in run(tmp_path, "-m", package, "--help")
+
+
+def test_a_package_of_the_current_folder_is_the_one_that_is_typed(tmp_path: Path) -> None:
+    (tmp_path / "poseidon").mkdir()
+    (tmp_path / "poseidon" / "__init__.py").touch()
+    (tmp_path / "poseidon" / "__main__.py").write_text("import sys; print(sys.path[0])")
+    assert run(tmp_path, "-m", "poseidon").strip() == str(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("packages", "inherited", "expected"),
+    [
+        ("/checkout", f"/mine{os.pathsep}{os.pathsep}/checkout", "/checkout:/added/site-packages:/mine"),
+        (site.getsitepackages()[0], os.pathsep, "/added/site-packages"),
+    ],
+    ids=["checkout", "installed"],
+)
+def test_folders_of_modules(
+    packages: str, inherited: str, expected: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The interpreter finds its own packages by itself, after Python's library."""
+    monkeypatch.setattr(python_command, "_PACKAGES", Path(packages))
+    monkeypatch.setattr(sys, "path", ["", "/lib", site.getsitepackages()[0], "/added/site-packages"])
+    assert module_folders(inherited) == expected
+    assert checkout() == ("/checkout" if packages == "/checkout" else "")
+
+
+def test_no_other_module_makes_the_arguments_of_python() -> None:
+    for package in ("poseidon", "ps_server"):
+        for path in (Path(poseidon.__file__).parents[1] / package).rglob("*.py"):
+            for call in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+                if isinstance(call, ast.List | ast.Tuple | ast.Call):
+                    words = [*getattr(call, "elts", ()), *getattr(call, "args", ())]
+                    values = [word.value for word in words if isinstance(word, ast.Constant)]
+                    assert "-m" not in values or path.name == "__init__.py", f"{path}:{call.lineno}"
+                    assert "-c" not in values or "sh" in values or path.stem == "python_command", path
