@@ -153,18 +153,18 @@ def find_snapshot(given: str, ending: str = ".solverstate") -> Path:
         ) from error
     try:
         return newest_state(folder, ending)
-    except SnapshotError as error:
-        elsewhere = _recorded_snapshot(folder)
+    except SnapshotError:
+        elsewhere = _recorded_snapshot(folder, ending)
         if elsewhere is None:
             raise
-        raise SnapshotError(
-            f"{folder} has no snapshot: the solver's snapshot_prefix puts them elsewhere; the newest of the job: "
-            f"--snapshot={elsewhere}"
-        ) from error
+        return elsewhere
 
 
-def _recorded_snapshot(folder: Path) -> Path | None:
-    """Return the last snapshot on record in a job's folder, of those that still exist; None if there is none."""
+def _recorded_snapshot(folder: Path, ending: str) -> Path | None:
+    """Return the last snapshot on record in a job's folder, of those that still exist; None if there is none.
+
+    The solver's snapshot_prefix, or the prefix of a script, puts it in another folder.
+    """
     try:
         lines = (folder / METRICS_FILE).read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
@@ -172,8 +172,9 @@ def _recorded_snapshot(folder: Path) -> Path | None:
     for line in reversed(lines):
         with suppress(ValueError, TypeError, KeyError):
             record = json.loads(line)
-            if record["kind"] == "snapshot" and Path(record["path"]).is_file():
-                return Path(record["path"])
+            path = Path(record["path"])
+            if record["kind"] == "snapshot" and path.name.endswith(ending) and path.is_file():
+                return path
     return None
 
 

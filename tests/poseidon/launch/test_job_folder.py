@@ -80,17 +80,21 @@ def test_a_training_log_is_named_by_itself_or_by_its_job(
         find_training_log(None)
 
 
-def test_snapshots_elsewhere_are_named(tmp_path: Path) -> None:
+def test_a_snapshot_that_a_prefix_puts_elsewhere_is_found_by_the_job(tmp_path: Path) -> None:
     folder, state = tmp_path / "job", tmp_path / "snap_iter_20.solverstate"
     folder.mkdir()
-    paths = [str(state), str(tmp_path / "removed_iter_40.solverstate")]
+    other = tmp_path / "script_step_30.pt"
+    other.write_bytes(b"")
+    paths = [str(state), str(tmp_path / "removed_iter_40.solverstate"), str(other)]
     lines = [json.dumps({"kind": "snapshot", "path": path}) for path in paths]
     (folder / "metrics.jsonl").write_text("\n".join(["[]", "{", *lines, '{"kind": "end"}']))
     with pytest.raises(SnapshotError, match="has no snapshot, expected a file"):
         find_snapshot(str(folder))
     state.write_bytes(b"")
-    with pytest.raises(SnapshotError, match=f"snapshot_prefix puts them elsewhere; .* --snapshot={state}$"):
-        find_snapshot(str(folder))
+    assert find_snapshot(str(folder)) == state
+    own = folder / "own_iter_10.solverstate"
+    own.write_bytes(b"")
+    assert find_snapshot(str(folder)) == own
 
 
 def test_lines_of_a_growing_log_are_whole(tmp_path: Path) -> None:
