@@ -136,8 +136,9 @@ def out_of_files(error: BaseException) -> str | None:
 
 
 def counted(number: int, noun: str) -> str:
-    """Return a number with its noun: `1 worker`, `2 workers`."""
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+    """Return a number with its noun: `1 worker`, `2 workers`, `3 processes`."""
+    plural = f"{noun}es" if noun.endswith("s") else f"{noun}s"
+    return f"{number} {noun if number == 1 else plural}"
 
 
 def nearest(name: str, legal: Iterable[str]) -> str | None:

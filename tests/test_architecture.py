@@ -60,7 +60,14 @@ MAY_IMPORT: dict[str, set[str]] = {
 }
 """The packages that each package imports, besides itself: no others, and each of these somewhere."""
 
-SHARED = {"poseidon.__version__", "poseidon.durable", "poseidon.errors", "poseidon.log", "poseidon.settings"}
+SHARED = {
+    "poseidon.__version__",
+    "poseidon.durable",
+    "poseidon.errors",
+    "poseidon.hints",
+    "poseidon.log",
+    "poseidon.settings",
+}
 """What every package of `poseidon` may import. `ps_server` imports nothing of `poseidon`."""
 
 

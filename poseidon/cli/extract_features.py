@@ -14,7 +14,7 @@ from dataclasses import replace
 
 from poseidon import log
 from poseidon.cli.progress import progress_bar
-from poseidon.cli.requests import extraction_request, one_device, weight_files
+from poseidon.cli.requests import extraction_request, missing_weights, one_device, weight_files
 from poseidon.data.progress import EXTRACTING
 from poseidon.engine.tools.extraction import Extraction
 from poseidon.engine.tools.extractor import run_extraction
@@ -39,6 +39,8 @@ def run(flags: argparse.Namespace) -> int:
         extraction = replace(from_caffe_arguments(flags.caffe_arguments), imports=module_names(flags.imports))
         return _run_alone(extraction, flags.progress)
     for name in NEEDED:
+        if name == "weights" and not flags.weights and flags.model:
+            raise missing_weights("--weights")
         if not getattr(flags, name):
             raise UsageError(f"--{name} is missing; or give the arguments of Caffe's tool: {CAFFE_ARGUMENTS}")
     return run_extraction_job(extraction_request(flags))

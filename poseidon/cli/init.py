@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import shlex
 from pathlib import Path
 
 from poseidon.errors import UsageError, nearest
+from poseidon.hints import own_command, own_python
 from poseidon.proto.projects import (
     project_files,
     project_title,
@@ -27,7 +29,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.project is None or arguments.list:
         for name, folder in known.items():
             print(f"{name:20} {project_title(folder)}")
-        print("\nMake one of them with: poseidon init PROJECT [DIR]")
+        print(f"\nMake one of them with: {own_command()} init PROJECT [DIR]")
         return 0
     name = ALIASES.get(arguments.project, arguments.project)
     if name not in known:
@@ -37,5 +39,11 @@ def run(arguments: argparse.Namespace) -> int:
     folder = Path(arguments.folder or name)
     write_project(folder, project_files(name, known[name]))
     print(f"Created {folder}; its README.md describes the files. To train:\n")
-    print("\n".join(f"    {command}" for command in (f"cd {folder}", *training_commands(name, known[name]))))
+    # Paths of programs lead from the new folder.
+    typed = {"poseidon": own_command(folder), "python": own_python(folder)}
+    lines = [f"cd {shlex.quote(str(folder))}"]
+    for command in training_commands(name, known[name]):
+        program, _, words = command.partition(" ")
+        lines.append(f"{typed.get(program, program)} {words}")
+    print("\n".join(f"    {line}" for line in lines))
     return 0

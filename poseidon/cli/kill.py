@@ -20,6 +20,7 @@ from poseidon.cluster.jobs.remote_hosts import Ask
 from poseidon.cluster.jobs.stop import StopTargets, jobs_by_id, jobs_of_hostfile, stop_jobs
 from poseidon.cluster.machinefile import read_machinefile
 from poseidon.errors import JobError, PoseidonError, UsageError
+from poseidon.hints import own_command
 from poseidon.launch.job_folder import ended_job, local_records
 from poseidon.launch.site import ask_over_ssh
 from poseidon.settings import read_settings
@@ -35,7 +36,7 @@ def run(arguments: argparse.Namespace) -> int:
         JobError: there is no such job, or something of it could not be stopped.
     """
     if (arguments.target is None) != arguments.all:
-        raise UsageError("expected a job's id, a machinefile, or --all; `poseidon ps` lists the jobs")
+        raise UsageError(f"expected a job's id, a machinefile, or --all; {_ps()}")
     if not arguments.grace >= 0:
         raise UsageError(f"--grace must be 0 seconds or more, not {arguments.grace}")
     registry = Registry(read_settings().state_folder)
@@ -66,13 +67,13 @@ def _targets(arguments: argparse.Namespace, registry: Registry, ask: Ask) -> Sto
     if not targets.jobs and not hostfile.exists():
         owner = owner_of(arguments.target)
         if owner is not None:
-            raise JobError(f"job {arguments.target} is user {owner}'s; `poseidon kill` stops one's own")
+            raise JobError(
+                f"job {arguments.target} is user {owner}'s; `{own_command()} kill` stops one's own"
+            )
         folder = ended_job(arguments.target)
         if folder is not None:
             raise JobError(f"job {folder.name} has ended; its files are in {folder}")
-        raise JobError(
-            f"'{arguments.target}' is neither a running job nor a machinefile; `poseidon ps` lists the jobs"
-        )
+        raise JobError(f"'{arguments.target}' is neither a running job nor a machinefile; {_ps()}")
     if not targets.jobs:
         raise JobError("; ".join([_none_of(hostfile, targets, "job"), *targets.problems]))
     return targets
@@ -82,7 +83,11 @@ def _job_of_folder(folder: Path, records: Sequence[JobRecord]) -> str:
     for record in records:
         if Path(record.output).resolve() == folder.resolve():
             return record.job
-    raise JobError(f"no running job writes to the folder {folder}; `poseidon ps` lists the jobs")
+    raise JobError(f"no running job writes to the folder {folder}; {_ps()}")
+
+
+def _ps() -> str:
+    return f"`{own_command()} ps` lists the jobs"
 
 
 def kill_caffe(arguments: Sequence[str]) -> int:

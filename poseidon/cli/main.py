@@ -23,6 +23,7 @@ from poseidon.cli.checkout import PACKAGES, is_checkout, use_environment
 from poseidon.cli.parsers import data, jobs, nets, watch
 from poseidon.cli.parsers.form import Command, overview
 from poseidon.errors import PoseidonError, nearest, out_of_files, out_of_memory
+from poseidon.hints import own_command
 from poseidon.settings import let_waiting_threads_sleep
 
 GROUPS: Mapping[str, Sequence[Command]] = {
@@ -177,11 +178,13 @@ def _refuse(name: str, rest: Sequence[str]) -> None:
     """End the process: the first argument is no command."""
     if name.startswith("-"):
         later = next((word for word in rest if word in COMMANDS), None)
-        hint = f"; flags follow the command: poseidon {later} {name}" if later else "; expected a command"
+        hint = (
+            f"; flags follow the command: {own_command()} {later} {name}" if later else "; expected a command"
+        )
         problem = f"unexpected {name}{hint}"
     else:
         problem = f"unknown command '{name}'" + _instead(name, rest)
-    print(f"poseidon: {problem}; see poseidon --help", file=sys.stderr)
+    print(f"poseidon: {problem}; see {own_command()} --help", file=sys.stderr)
     sys.exit(2)
 
 
@@ -191,7 +194,11 @@ def _instead(name: str, rest: Sequence[str]) -> str:
     for ending in (".bin", ".exe", ".py", ".sh"):
         plain = plain.removesuffix(ending)
     if plain == "caffe":
-        return f", leave it out: poseidon {' '.join(rest)}".rstrip() if rest else ", did you mean 'train'?"
+        return (
+            f", leave it out: {own_command()} {' '.join(rest)}".rstrip()
+            if rest
+            else ", did you mean 'train'?"
+        )
     plain = OTHER_NAMES.get(plain, plain)
     if plain in _IN_PYTHON:
         return f": in Python use {_IN_PYTHON[plain]} of poseidon.pycaffe"

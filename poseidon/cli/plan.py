@@ -21,6 +21,7 @@ from poseidon.cli.progress import progress_bar
 from poseidon.cluster.machinefile import Host, is_loopback, read_machinefile
 from poseidon.cluster.ssh.config import SshSettings
 from poseidon.errors import JobError, UsageError
+from poseidon.hints import own_command
 from poseidon.plan.cluster_probe import MOST_HOSTS, Network, local_costs, probe_costs, probe_links
 from poseidon.plan.costs import HostCosts
 from poseidon.plan.forecast import PlannedCluster, forecast, recommend
@@ -123,7 +124,7 @@ def _probed(
         subjects = stack.enter_context(over_ssh(hosts, SshSettings.from_flag(arguments.ssh_config), problems))
         if problems:
             raise JobError(
-                f"{problems[0][0]}: {problems[0][1]}; poseidon doctor --hostfile names all problems"
+                f"{problems[0][0]}: {problems[0][1]}; {own_command()} doctor --hostfile names all problems"
             )
         costs = probe_costs(subjects)
         shared_by = max(len(subject.clients) for subject in subjects)

@@ -7,10 +7,10 @@ import sys
 
 from poseidon.cli.progress import progress_bar
 from poseidon.data.databases.kinds import Backend
-from poseidon.data.prepare.cifar10 import Prepared, Request, fetch, prepare
+from poseidon.data.prepare.cifar10 import Prepared, Request, default_folder, fetch, prepare
 from poseidon.data.prepare.cifar10_source import URL, URL_MD5
 from poseidon.errors import DataError
-from poseidon.proto.paths import repository_root
+from poseidon.hints import own_command
 from poseidon.settings import read_settings
 
 
@@ -29,7 +29,7 @@ def prepare_and_print(request: Request, progress: str = "auto") -> Prepared:
 def run(arguments: argparse.Namespace) -> int:
     """Prepare, or only download; 0 when it is there."""
     request = Request(
-        folder=arguments.folder or repository_root() / "examples" / "cifar10",
+        folder=arguments.folder or default_folder(),
         backend=Backend.parse(arguments.backend),
         clients=arguments.clients,
         data=arguments.data,
@@ -46,5 +46,7 @@ def run(arguments: argparse.Namespace) -> int:
         ) as report:
             print(f"CIFAR-10 is at {fetch(request, report=report)}")
     except ConnectionError as error:
-        raise DataError(f"{error}; if you have CIFAR-10: poseidon prepare_cifar10 --data=DIR") from error
+        raise DataError(
+            f"{error}; if you have CIFAR-10: {own_command()} prepare_cifar10 --data=DIR"
+        ) from error
     return 0

@@ -14,10 +14,12 @@ from typing import Any, TypeVar
 import torch
 
 from poseidon.cluster.plan import devices_from_flag
+from poseidon.data.prepare.model_folder import how_to_fetch
 from poseidon.engine.tools.solo import NetRequest
 from poseidon.errors import SnapshotError, UsageError
 from poseidon.exchange.cost import ExchangeKind
 from poseidon.exchange.options import ExchangeOptions
+from poseidon.hints import own_command
 from poseidon.launch.request import CONVERT, ExtractionRequest, JobRequest
 from poseidon.layers.user_modules import import_modules, module_names
 from poseidon.proto.caffe_pb2 import Phase
@@ -122,8 +124,16 @@ def weight_files(text: str) -> tuple[Path, ...]:
     paths = tuple(Path(part.strip()) for part in text.split(",") if part.strip())
     for path in paths:
         if not path.is_file():
-            raise SnapshotError(f"-weights: there is no file {path}")
+            raise SnapshotError(f"-weights: there is no file {path}{how_to_fetch(path)}")
     return paths
+
+
+def missing_weights(flag: str) -> UsageError:
+    """Return the error for a command without a model, which names where models come from."""
+    return UsageError(
+        f"{flag} is missing: name a trained model, such as the .caffemodel in a job's folder, or a published "
+        f"one: {own_command()} download_model_binary FOLDER fetches it"
+    )
 
 
 def one_device(gpu: str) -> torch.device:

@@ -10,10 +10,9 @@ import torch
 
 from poseidon import log
 from poseidon.cli.progress import progress_bar
-from poseidon.cli.requests import net_request
+from poseidon.cli.requests import missing_weights, net_request
 from poseidon.engine.tools.scoring import score
 from poseidon.engine.tools.solo import open_net
-from poseidon.errors import UsageError
 from poseidon.metrics.caffe_lines import running, using
 from poseidon.metrics.glog_lines import GlogSink
 from ps_server.numerics import prepare_process
@@ -30,7 +29,7 @@ def run(arguments: argparse.Namespace) -> int:
     prepare_process()
     request = net_request(arguments)
     if not request.weights:
-        raise UsageError("-weights is missing, expected the model to score")
+        raise missing_weights("-weights")
     sink = GlogSink(LOGGER)
     with progress_bar(arguments.progress) as progress, log.setup(stream=sys.stderr):
         name = torch.cuda.get_device_name(request.device) if request.device.type == "cuda" else ""

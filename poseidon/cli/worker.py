@@ -14,6 +14,7 @@ from poseidon.cli.main import parse_arguments
 from poseidon.cluster.rendezvous.key import read_key, write_new_key
 from poseidon.cluster.rendezvous.schedulers import task_from
 from poseidon.errors import UsageError
+from poseidon.hints import own_command
 from poseidon.launch.rendezvous_site import RendezvousSite, devices_of_tasks, take_part
 from poseidon.settings import inherited_environment
 
@@ -30,7 +31,7 @@ def run(flags: argparse.Namespace) -> int:
         return 0
     if not flags.key_file:
         raise UsageError(
-            "--key_file is missing: make one with 'poseidon worker --new_key=FILE', for all tasks"
+            f"--key_file is missing: make one with '{own_command()} worker --new_key=FILE', for all tasks"
         )
     if not flags.rendezvous_timeout > 0:
         raise UsageError(f"--rendezvous_timeout={flags.rendezvous_timeout:g}: expected more than 0 seconds")

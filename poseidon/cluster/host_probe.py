@@ -241,7 +241,10 @@ def _check_files(client: dict[str, Any], space_bytes: int, problems: list[str]) 
             path = next((part for part in parts if part.exists()), path)
         candidates = [str(path.with_name(other)) for other in instead or [path.name]]
         if not any(os.path.exists(each) for each in candidates):
-            problems.append("there is no {}".format(" or ".join(candidates)))
+            whole = path.with_name(Path(name).name)
+            shared = instead and whole.exists()
+            hint = f"; write shared_file_system: true if all clients can read {whole}" if shared else ""
+            problems.append("there is no {}{}".format(" or ".join(candidates), hint))
         elif not any(os.access(each, os.R_OK) for each in candidates if os.path.exists(each)):
             problems.append("{} may not be read by this user".format(" or ".join(candidates)))
     for prefix, folder in client["prefixes"]:

@@ -16,6 +16,7 @@ from google.protobuf.message import DecodeError
 from poseidon.data.augment.boxes import Box, Object
 from poseidon.data.datum import Decoding, decode
 from poseidon.errors import DataError
+from poseidon.hints import own_command
 from poseidon.proto.caffe_pb2 import AnnotatedDatum, Datum
 
 
@@ -47,7 +48,8 @@ def decode_annotated(record: bytes | memoryview, decoding: Decoding) -> Annotate
         raise DataError("the record is not an AnnotatedDatum") from error
     if not datum.HasField("datum"):
         raise DataError(
-            "the record is not an AnnotatedDatum: it has no image; create the database with poseidon convert_annoset"
+            "the record is not an AnnotatedDatum: it has no image; create the database with "
+            f"{own_command()} convert_annoset"
         )
     image, label = decode(datum.datum.SerializeToString(), decoding)
     if not datum.HasField("type"):

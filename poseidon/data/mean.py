@@ -18,6 +18,7 @@ from poseidon.data.databases.cursor import Cursor, records
 from poseidon.data.datum import decode
 from poseidon.data.progress import Report, silent
 from poseidon.errors import DataError
+from poseidon.hints import own_command
 from poseidon.proto.caffe_pb2 import BlobProto
 
 
@@ -31,7 +32,7 @@ def read_mean(path: Path) -> npt.NDArray[np.float32]:
         blob = BlobProto.FromString(path.read_bytes())
     except OSError as error:
         raise DataError(
-            f"the mean file {path} cannot be read: {error.strerror}; poseidon compute_image_mean makes one"
+            f"the mean file {path} cannot be read: {error.strerror}; `{own_command()} compute_image_mean` makes one"
         ) from error
     except DecodeError as error:
         raise DataError(f"the mean file {path} is not a binary BlobProto") from error

@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from poseidon.errors import DefinitionError, SnapshotError, UsageError
 from poseidon.export.formats import Arrays, check_suffix, read_tensors, tensor_file, traced_program
 from poseidon.export.graph import OPSET, Blob, Shape, onnx_module, shape_text, typed_name
+from poseidon.hints import own_command
 from poseidon.snapshot.files import write_atomically
 
 CHECKPOINT = ".pt"
@@ -47,7 +48,7 @@ def write_checkpoint_tensors(checkpoint: Path, path: Path) -> str:
     suffix = check_suffix(path)
     if suffix in (".onnx", ".pt2"):
         raise UsageError(
-            f"{suffix} needs the module: poseidon export train.py:build_model {checkpoint} {path} --input=x:N,C,H,W"
+            f"{suffix} needs the module: {own_command()} export train.py:build_model {checkpoint} {path} --input=x:N,C,H,W"
         )
     content, line = tensor_file(read_tensors(checkpoint), suffix)
     write_atomically(path, content)

@@ -25,11 +25,12 @@ from poseidon.data.databases.writer import refuse_existing
 from poseidon.engine.tools.extraction import Extraction
 from poseidon.engine.tools.preflight import obstacle_to
 from poseidon.errors import DataError, JobError, UsageError, counted
+from poseidon.hints import short_path
 from poseidon.launch.job_folder import OUTPUT, register_job
 from poseidon.launch.processes import worker_spec
 from poseidon.launch.request import START_TIMEOUT_S, ExtractionRequest
 from poseidon.launch.site import read_hosts
-from poseidon.launch.terminal import Terminal, short_path
+from poseidon.launch.terminal import Terminal
 from poseidon.layers.user_modules import import_modules
 from poseidon.net.compile import plan_phase
 from poseidon.proto.caffe_pb2 import TEST, NetState

@@ -8,7 +8,7 @@ from __future__ import annotations
 import secrets
 import shlex
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
@@ -24,11 +24,13 @@ from poseidon.engine.document import WorkerDocument
 from poseidon.engine.tools.preflight import obstacle_to
 from poseidon.errors import JobError, UsageError, counted
 from poseidon.exchange.cost import ExchangeKind
+from poseidon.hints import own_command, short_path
+from poseidon.launch.closing_lines import resume_command, without_flags
 from poseidon.launch.job_folder import OUTPUT
 from poseidon.launch.processes import Start, check_encryption, shard_spec, worker_spec
 from poseidon.launch.request import JobRequest
 from poseidon.launch.site import FileSet, Site
-from poseidon.launch.terminal import resume_command, short_path, without_flags
+from poseidon.snapshot.rotation import COPIES
 
 RESTARTS_OF_MANY_HOSTS = 3
 
@@ -154,24 +156,35 @@ class Job(ABC):
         """
         return [("logs", short_path(self.output)), *self._network_report()]
 
-    def resume_line(self, state: Path) -> str:
+    def resume_line(self, state: Path, **changes: str) -> str:
         """Return the command that resumes this job from a snapshot.
 
         Args:
             state: a snapshot on this machine.
+            changes: more flags with other values than this job's.
         """
-        return self.site.resume_command(resume_command(self.request.argv, state), short_path(state))
+        changes = {"snapshot": self._name_of(state), **changes}
+        return self.site.resume_command(self._resume_command(changes), changes)
+
+    def _resume_command(self, changes: Mapping[str, str]) -> str:
+        return resume_command(self.request.argv, changes)
+
+    @property
+    def name(self) -> str:
+        """How the user names this job in commands: by its id, or by its folder if that is not below output/."""
+        found_by_id = self.output == (OUTPUT / self.id).absolute()
+        return self.id if found_by_id else short_path(self.output)
+
+    def _name_of(self, state: Path) -> str:
+        """Return what --snapshot takes for the newest snapshot: the job, if that is where it is."""
+        return (
+            self.name if state.absolute().parent in (self.output, self.output / COPIES) else short_path(state)
+        )
 
     def _network_report(self) -> list[tuple[str, str]]:
         if self.plan.worker_count == 1:
             return []
-        found_by_id = self.output == (OUTPUT / self.id).absolute()
-        return [
-            (
-                "network",
-                shlex.join(["poseidon", "stats", self.id if found_by_id else short_path(self.output)]),
-            )
-        ]
+        return [("network", f"{own_command()} stats {shlex.quote(self.name)}")]
 
     # -- processes ---------------------------------------------------------------------------------------
 

@@ -21,6 +21,7 @@ from poseidon.cluster.jobs.registry import JobRecord, RecordedProcess, Registrat
 from poseidon.cluster.jobs.this_host import readable_records
 from poseidon.cluster.machinefile import Host
 from poseidon.errors import DataError, JobError, SnapshotError
+from poseidon.hints import own_command
 from poseidon.launch.listeners import REMOTE_LOGS
 from poseidon.launch.sinks import FILE_NAME as METRICS_FILE
 from poseidon.metrics.job_statistics import FILE_NAME
@@ -42,7 +43,7 @@ def register_job(job: str, hostfile: str | None, hosts: tuple[Host, ...], output
     for other in (record for record in _running_in(output, registry) if record.launcher.name != AGENT):
         raise JobError(
             f"{output} is the folder of the job {other.job}, which runs (launcher pid {other.launcher.pid}); name another "
-            f"--output, or end it first: poseidon kill {other.job}"
+            f"--output, or end it first: {own_command()} kill {other.job}"
         )
     me = psutil.Process()
     launcher = RecordedProcess(name="launcher", host="127.0.0.1", pid=me.pid, created_s=me.create_time())

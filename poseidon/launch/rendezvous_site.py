@@ -6,11 +6,12 @@ Rank 0 is the launcher; on each host the task with local rank 0 starts the proce
 from __future__ import annotations
 
 import os
+import shlex
 import signal
 import socket
 import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from types import FrameType
@@ -80,9 +81,9 @@ class RendezvousSite(Site):
         """See `Site`. Files are not sent: the hosts must have them under the same paths."""
         return AgentSiteLauncher(open_agents(self._environments(), record_fields(record), record.job))
 
-    def resume_command(self, command: str, snapshot: str) -> str:
+    def resume_command(self, command: str, changes: Mapping[str, str]) -> str:
         """See `Site`."""
-        return f"the same tasks with --snapshot={snapshot}"
+        return f"the same tasks with {shlex.join(f'--{name}={value}' for name, value in changes.items())}"
 
     def _environments(self) -> dict[int, HostEnvironment]:
         own = launcher_environment()

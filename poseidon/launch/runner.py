@@ -21,6 +21,8 @@ from poseidon.cluster.supervision.loop import JobResult, run_job
 from poseidon.cluster.supervision.restarts import StartingPoint, describe_ending, run_with_restarts
 from poseidon.cluster.supervision.signals import SignalRequests
 from poseidon.errors import JobError, PoseidonError, UsageError, counted
+from poseidon.hints import short_path
+from poseidon.launch.closing_lines import aligned
 from poseidon.launch.job import Job
 from poseidon.launch.job_folder import output_folder, register_job, remove_unused
 from poseidon.launch.listeners import DashboardPage, Listeners, RemoteLogs, StatisticsFile, StragglerReports
@@ -29,7 +31,7 @@ from poseidon.launch.request import START_TIMEOUT_S
 from poseidon.launch.sinks import FILE_NAME as METRICS_FILE
 from poseidon.launch.sinks import JobRecords, JsonLines, Prometheus, RecordSink, TensorBoard
 from poseidon.launch.snapshots import SnapshotList
-from poseidon.launch.terminal import Terminal, aligned, short_path
+from poseidon.launch.terminal import Terminal
 from poseidon.settings import read_settings
 from poseidon.snapshot.rotation import COPIES
 

@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from poseidon.cluster.plan import WorkerPlan, devices_from_flag
 from poseidon.cluster.supervision.loop import JobResult
 from poseidon.cluster.supervision.restarts import StartingPoint
+from poseidon.cluster.supervision.state import Outcome
 from poseidon.engine.document import ScriptDocument
 from poseidon.engine.module.checkpoint_file import ENDING, steps_of
 from poseidon.errors import UsageError
+from poseidon.hints import short_path
+from poseidon.launch.closing_lines import resume_command, without_flags
 from poseidon.launch.job import Job
 from poseidon.launch.job_folder import find_snapshot
 from poseidon.launch.processes import Start
 from poseidon.launch.request import ScriptRequest, ShownLogs
 from poseidon.launch.site import FileSet, Site
-from poseidon.launch.terminal import resume_command, short_path, without_flags
 from poseidon.snapshot.checksums import sums_path
 
 
@@ -55,14 +57,16 @@ class ScriptJob(Job):
         report = super().final_report(result, newest, scores)
         if not newest.state:
             return report
+        state = Path(newest.state)
+        if result.outcome is Outcome.FINISHED:  # resumed, the script would find nothing left to do
+            where = "" if newest.iteration == result.iteration else f" (of iteration {newest.iteration})"
+            return [("checkpoint", short_path(state) + where), *report]
         where = "" if newest.iteration == result.iteration else f" from iteration {newest.iteration}"
-        return [("resume" + where, self.resume_line(Path(newest.state))), *report]
+        return [("resume" + where, self.resume_line(state)), *report]
 
-    def resume_line(self, state: Path) -> str:
-        """See `Job`."""
+    def _resume_command(self, changes: Mapping[str, str]) -> str:
         own, of_script = self._argv()
-        command = " ".join((resume_command(own, state), shlex.join(of_script)))
-        return self.site.resume_command(command, short_path(state))
+        return f"{resume_command(own, changes)} {shlex.join(of_script)}"
 
     def _argv(self) -> tuple[list[str], list[str]]:
         """Return this command's own arguments, and the script with its arguments."""

@@ -116,12 +116,12 @@ class Site(ABC):
         """
         return ()
 
-    def resume_command(self, command: str, snapshot: str) -> str:
+    def resume_command(self, command: str, changes: Mapping[str, str]) -> str:
         """Return how a user resumes the job.
 
         Args:
             command: resumes it, if the job was started by a command.
-            snapshot: the snapshot, as the user types it.
+            changes: the flags in it that the job did not have: values by name.
         """
         return command
 

@@ -1,30 +1,19 @@
-"""What the user of a job reads.
-
-While the job runs the terminal shows worker 0's log or everyone's, each warning once, and the progress. At its end it
-shows scores, the model, and the commands to test it, resume it and plot it; those functions are pure.
-"""
+"""What the user of a job reads while it runs: worker 0's log or everyone's, each warning once, and the progress."""
 
 from __future__ import annotations
 
-import os
 import re
-import shlex
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Callable, Mapping
 from typing import TextIO
 
 from poseidon.cluster.plan import ProcessName, Role
 from poseidon.cluster.supervision.loop import JobListener
 from poseidon.launch.request import ShownLogs
 from poseidon.metrics.progress import ProgressLine, ProgressMeter, ShownProgress
-from poseidon.proto.caffe_pb2 import NetState
-from poseidon.proto.definition import SolverDefinition
 
 MOST_REMEMBERED = 10_000
 MOST_SCORES = 8
-OF_ONE_RUN = frozenset({"snapshot", "weights", "output", "job", "background", "net_outputs"})
-"""Flags that a resumed job does not take over."""
 _GLOG = re.compile(r"[IWEF]\d{4} \d\d:\d\d:\d\d\.")
 
 
@@ -145,75 +134,3 @@ def _is_score(score: object) -> bool:
 
 def _is_first(name: ProcessName) -> bool:
     return name.role is Role.WORKER and name.index == 0
-
-
-def without_flags(argv: Sequence[str], names: Collection[str], *, bare: Collection[str] = ()) -> list[str]:
-    """Return the arguments of a command without some flags and their values.
-
-    Args:
-        argv: as given: `--flag=value`, `-flag value`, ...
-        names: flags to leave out, without dashes.
-        bare: those that take no value.
-    """
-    kept = []
-    rest = iter(argv)
-    for argument in rest:
-        name, equals, _ = argument.lstrip("-").partition("=")
-        name = name.replace("-", "_")
-        if not argument.startswith("-") or name not in names:
-            kept.append(argument)
-        elif not equals and name not in bare:
-            next(rest, None)
-    return kept
-
-
-def resume_command(argv: Sequence[str], state: Path) -> str:
-    """Return the command that resumes a job from a snapshot.
-
-    Args:
-        argv: of the command that has run, `train` first.
-        state: the solver state.
-    """
-    kept = without_flags(argv, OF_ONE_RUN, bare=["background"])
-    return shlex.join(["poseidon", *kept, f"--snapshot={short_path(state)}"])
-
-
-def test_commands(solver: SolverDefinition, model: Path) -> list[str]:
-    """Return a command for each test net that scores a model; none for nets inside the solver's own file."""
-    commands = []
-    for test in solver.test_nets():
-        if not Path(test.definition.source).is_file():
-            continue
-        net = short_path(Path(test.definition.source))
-        argv = ["poseidon", "test", "-model", net, "-weights", short_path(model)]
-        commands.append(shlex.join([*argv, "-iterations", str(test.iterations), *_state_flags(test.state)]))
-    return list(dict.fromkeys(commands))
-
-
-test_commands.__test__ = False  # type: ignore[attr-defined]  # pytest would take it for a test
-
-
-def model_of(state: Path) -> Path:
-    """Return the model that was written with a solver state."""
-    return state.with_name(state.name.replace(".solverstate", ".caffemodel"))
-
-
-def short_path(path: Path) -> str:
-    """Return a path as a user types it: relative, if it is below the working folder."""
-    relative = os.path.relpath(path)
-    return str(path) if relative.startswith("..") else relative
-
-
-def aligned(entries: Sequence[tuple[str, str]]) -> list[str]:
-    """Return entries as lines, their texts in one column.
-
-    >>> aligned([("model", "a.caffemodel"), ("resume", "poseidon train")])
-    ['  model:   a.caffemodel', '  resume:  poseidon train']
-    """
-    width = max((len(name) for name, _ in entries), default=0) + 1
-    return [f"  {name + ':':<{width}}  {text}" for name, text in entries]
-
-
-def _state_flags(state: NetState) -> list[str]:
-    level = ["-level", str(state.level)] if state.level else []
-    return [*level, *(["-stage", ",".join(state.stage)] if state.stage else [])]

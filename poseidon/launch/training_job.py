@@ -17,6 +17,7 @@ from poseidon.cluster.plan import WorkerPlan, devices_from_flag
 from poseidon.cluster.supervision.loop import JobResult
 from poseidon.cluster.supervision.restarts import StartingPoint
 from poseidon.data.batches.partition import part_path
+from poseidon.data.prepare.model_folder import how_to_fetch
 from poseidon.engine.document import JobDocument
 from poseidon.engine.tools.preflight import check_layers, check_nets, check_snapshot_prefix, weight_files
 from poseidon.errors import SnapshotError, UsageError
@@ -25,12 +26,13 @@ from poseidon.exchange.cost import ExchangeKind
 from poseidon.exchange.lossy.compression import Lossy, codecs_of
 from poseidon.exchange.lossy.low_rank_matrix import LowRank
 from poseidon.exchange.options import ExchangeOptions
+from poseidon.hints import own_command, short_path
+from poseidon.launch.closing_lines import model_of, test_commands
 from poseidon.launch.job import Job, check_folder
 from poseidon.launch.job_folder import find_snapshot
 from poseidon.launch.processes import Start
 from poseidon.launch.request import OnNan, TrainRequest
 from poseidon.launch.site import FileSet, Site
-from poseidon.launch.terminal import model_of, short_path, test_commands
 from poseidon.layers.base import LayerContext
 from poseidon.layers.user_modules import import_modules
 from poseidon.net.compile import filter_phase
@@ -75,7 +77,7 @@ class TrainingJob(Job):
         title = check_nets(self._solver, self._settings).param.name or request.solver.stem
         for path in request.weights:
             if not path.is_file():
-                raise SnapshotError(f"--weights: there is no file {path}")
+                raise SnapshotError(f"--weights: there is no file {path}{how_to_fetch(path)}")
             check_model(path)
         self._snapshot = find_snapshot(request.snapshot) if request.snapshot else None
         self._resumed = read_head(self._snapshot) if self._snapshot else None
@@ -107,6 +109,8 @@ class TrainingJob(Job):
                 learned_net(self._resumed, self._snapshot)
                 return
             for path in weight_files(self._solver, ()):
+                if not path.exists():
+                    raise self._solver.error("weights", f"there is no file {path}{how_to_fetch(path)}")
                 check_model(path)
 
     def _context(self, role: WorkerPlan) -> LayerContext:
@@ -154,13 +158,13 @@ class TrainingJob(Job):
             entries.append(("model", short_path(model) + behind))
             entries += [("test", command) for command in test_commands(self._solver, model)]
             last = self._solver.param.max_iter
-            hint = f"  # set max_iter above {last} first" if newest.iteration >= last else ""
-            entries.append(("resume", self.resume_line(Path(newest.state)) + hint))
+            further = {"max_iter": str(2 * last)} if newest.iteration >= last > 0 else {}
+            entries.append(("resume", self.resume_line(Path(newest.state), **further)))
         else:
             entries.append(("model", "no snapshot was written"))
         log = self.output / "worker_0.log"
         if log.exists():
-            entries.append(("plot", shlex.join(["poseidon", "plot", short_path(log), "-o", "curves.png"])))
+            entries.append(("plot", f"{own_command()} plot {shlex.quote(self.name)} -o curves.png"))
         return [*entries, *self._network_report()]
 
     def needs(self, host: Host) -> HostNeeds:

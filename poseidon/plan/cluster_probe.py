@@ -13,6 +13,7 @@ from poseidon.cluster.doctor.session import ProbeSession, Subject, this_machine
 from poseidon.cluster.doctor.survey import Report, Survey, examine
 from poseidon.cluster.parallel import for_each_host
 from poseidon.errors import JobError
+from poseidon.hints import own_command
 from poseidon.launch.processes import child_environment
 from poseidon.plan import start_costs
 from poseidon.plan.costs import HostCosts, worst
@@ -76,7 +77,9 @@ def network_of(survey: Survey) -> Network:
             if broken
             else ""
         )
-        raise JobError(f"the link{where} cannot be measured; poseidon doctor --hostfile finds the cause")
+        raise JobError(
+            f"the link{where} cannot be measured; {own_command()} doctor --hostfile finds the cause"
+        )
     return Network(
         bits_per_s=8 * min(link.bytes_per_s or 0.0 for link in survey.links),
         latency_s=statistics.median(link.rtt_s or 0.0 for link in survey.links) / 2,

@@ -12,6 +12,7 @@ from google.protobuf.message import DecodeError, Message
 
 from poseidon.durable import replace_durably
 from poseidon.errors import SnapshotError
+from poseidon.hints import own_command
 from poseidon.proto.text import strings_are_text
 
 M = TypeVar("M", bound=Message)
@@ -86,7 +87,7 @@ def unparsable(path: Path, kind: str) -> SnapshotError:
         return SnapshotError(f"{path} is not a {kind}: it is text, as a definition (prototxt) is")
     if kind == "model" and path.suffix.lower() in (".pth", ".pt", ".safetensors"):
         return SnapshotError(
-            f"{path} is not a {kind}: its name is that of tensors; `poseidon import` makes a .caffemodel of it"
+            f"{path} is not a {kind}: its name is that of tensors; `{own_command()} import` makes a .caffemodel of it"
         )
     return SnapshotError(f"{path} is not a {kind}, or it is truncated: its {size} bytes cannot be parsed")
 

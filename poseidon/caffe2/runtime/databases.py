@@ -23,6 +23,7 @@ from poseidon.data.databases.writer import (
 )
 from poseidon.data.staging import staging
 from poseidon.errors import DataError
+from poseidon.hints import own_command
 
 _LENGTHS = struct.Struct("<ii")
 
@@ -117,7 +118,7 @@ def open_database(path: str, db_type: str) -> Cursor:
         return MinidbCursor(Path(path))
     if not Path(path).exists():
         raise EnforceNotMet(
-            f"The database {path} does not exist: make it first with poseidon make_db (its --help has examples)"
+            f"The database {path} does not exist: make it first with {own_command()} make_db (its --help has examples)"
         )
     try:
         return open_cursor(Path(path), backend)

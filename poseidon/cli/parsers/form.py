@@ -15,6 +15,7 @@ from typing import Any, NoReturn, TypeAlias
 
 from poseidon.cli.parsers.values import TRUTH, one_of, truth
 from poseidon.errors import nearest
+from poseidon.hints import own_command
 
 WIDTH = 80
 Group: TypeAlias = argparse._ArgumentGroup
@@ -110,7 +111,8 @@ class Parser(argparse.ArgumentParser):
             message = f"{' and '.join(names)} {'is' if len(names) == 1 else 'are'} missing"
         self.exit(
             2,
-            f"{self.prog}: {message.replace('expected one argument', 'expected a value')}; see {self.prog} --help\n",
+            f"{self.prog}: {message.replace('expected one argument', 'expected a value')}; "
+            f"see {own_command()} {self.prog.partition(' ')[2]} --help\n",
         )
 
     def format_help(self) -> str:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import pairwise
@@ -19,7 +19,7 @@ import psutil
 
 from poseidon.cluster.jobs.registry import JobRecord, RecordedProcess, Registry
 from poseidon.cluster.machinefile import is_loopback
-from poseidon.errors import JobError
+from poseidon.errors import JobError, counted
 
 # Linux gives creation times as ticks since the boot, and the time of the boot in whole seconds, which moves by
 # one when the clock is adjusted. No system hands out the same pid twice within this time.
@@ -91,7 +91,7 @@ def owner_of(job: str) -> str | None:
     return None
 
 
-def kill_job(job: str, registry: Registry, *, timeouts: KillTimeouts, report: Callable[[str], None]) -> int:
+def kill_job(job: str, registry: Registry, *, timeouts: KillTimeouts) -> int:
     """Stop a job and remove its record.
 
     The launcher gets SIGTERM first, since it can end the job after a complete iteration; where only the job's agent
@@ -102,7 +102,6 @@ def kill_job(job: str, registry: Registry, *, timeouts: KillTimeouts, report: Ca
         job: its id.
         registry: may have its record.
         timeouts: of the launcher and of each process.
-        report: called with one line for each process that was stopped.
 
     Returns:
         How many processes were stopped.
@@ -112,29 +111,20 @@ def kill_job(job: str, registry: Registry, *, timeouts: KillTimeouts, report: Ca
     """
     record = registry.read(job)
     before = job_processes(job, record)
-    names = {**_names_of_agents(before), **_names(record)}
-
-    def report_stopped(process: psutil.Process, how: str) -> None:
-        report(f"stopped {names.get(process.pid, f'a process of {job} (pid {process.pid})')} {how}")
-
     asked = _ask_launcher(record, before, timeouts.launcher_s)
     left = _left(job, record)
     # The others have ended, also where the launcher itself needs longer.
-    ended = [process for process in asked if process not in left]
-    for process in ended:
-        report_stopped(process, f"by asking the {_launcher_name(record)}")
-    stopped = len(ended)
+    stopped = sum(process not in left for process in asked)
     for _ in range(MAX_ROUNDS):
         if not left:
             with suppress(JobError):  # the next listing of jobs removes it
                 registry.remove(job)
             return stopped
-        for process, how in _stop(left, timeouts.grace_s):
-            stopped += 1
-            report_stopped(process, f"with {how}")
+        stopped += _stop(left, timeouts.grace_s)
         left = _left(job, record)
     survivors = ", ".join(str(process.pid) for process in job_processes(job, record))
-    raise JobError(f"job {job}: these processes could not be stopped: pid {survivors}")
+    ended = f"{counted(stopped, 'process')} stopped"
+    raise JobError(f"job {job}: {ended}; these could not be stopped: pid {survivors}")
 
 
 def _left(job: str, record: JobRecord | None) -> list[psutil.Process]:
@@ -156,23 +146,14 @@ def _ask_launcher(
     return asked
 
 
-def _launcher_name(record: JobRecord | None) -> str:
-    return "launcher" if record is None else record.launcher.name.removeprefix("the ")
-
-
-def _stop(processes: list[psutil.Process], grace_s: float) -> list[tuple[psutil.Process, str]]:
-    """End processes; return those that ended, with the signal."""
+def _stop(processes: list[psutil.Process], grace_s: float) -> int:
+    """End processes; return how many ended."""
     for process in processes:
         _send(process, signal.SIGTERM)
     stubborn = _wait_gone(processes, grace_s)
     for process in stubborn:
         _send(process, signal.SIGKILL)
-    left = _wait_gone(stubborn, grace_s)
-    return [
-        (process, "SIGKILL" if process in stubborn else "SIGTERM")
-        for process in processes
-        if process not in left
-    ]
+    return len(processes) - len(_wait_gone(stubborn, grace_s))
 
 
 def _send(process: psutil.Process, number: signal.Signals) -> None:
@@ -233,27 +214,3 @@ def _descendants(process: psutil.Process) -> list[psutil.Process]:
         return [child for child in process.children(recursive=True) if child.pid != os.getpid()]
     except psutil.Error:
         return []
-
-
-def _names(record: JobRecord | None) -> dict[int, str]:
-    if record is None:
-        return {}
-    entries = (record.launcher, *record.processes)
-    return {entry.pid: _with_pid(entry) for entry in entries}
-
-
-def _names_of_agents(processes: Iterable[psutil.Process]) -> dict[int, str]:
-    """Name the agents, which are not on the record of the launcher's own machine, while they run."""
-    return {
-        process.pid: f"{AGENT} (pid {process.pid})"
-        for process in processes
-        if AGENT_MODULE in _arguments(process)
-    }
-
-
-def _with_pid(entry: RecordedProcess) -> str:
-    return (
-        f"{entry.name.removesuffix(')')}, pid {entry.pid})"
-        if entry.name.endswith(")")
-        else f"{entry.name} (pid {entry.pid})"
-    )

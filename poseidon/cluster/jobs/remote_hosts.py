@@ -50,11 +50,11 @@ class Killed:
     """The result of stopping jobs on remote hosts.
 
     Attributes:
-        counts: how many processes were stopped on each host that was reached.
+        counts: how many processes of each job were stopped on each host that answered.
         problems: what failed, a sentence each.
     """
 
-    counts: Mapping[Host, int]
+    counts: Mapping[tuple[str, Host], int]
     problems: tuple[str, ...]
 
 
@@ -96,7 +96,6 @@ def kill_remote_jobs(
     ask: Ask,
     *,
     timeouts: KillTimeouts,
-    report: Callable[[str], None],
 ) -> Killed:
     """Stop all processes of jobs on remote hosts.
 
@@ -105,7 +104,6 @@ def kill_remote_jobs(
         hosts: see `remote_hosts`.
         ask: sends a request to one.
         timeouts: on each host.
-        report: called with one line for each process that was stopped.
     """
     request = {
         "do": "kill",
@@ -116,10 +114,10 @@ def kill_remote_jobs(
     problems: list[str] = []
     counts = {}
     for host, answers in _ask_all(hosts, ask, request, problems):
-        stopped = [line for answer in answers if isinstance(line := answer.get("stopped"), str)]
-        counts[host] = len(stopped)
-        for line in stopped:
-            report(f"{host.address}: stopped {printable(line).removeprefix('stopped ')}")
+        for answer in answers:
+            job, count = answer.get("killed"), answer.get("count")
+            if job in jobs and isinstance(job, str) and isinstance(count, int):
+                counts[job, host] = count
     return Killed(counts=counts, problems=tuple(problems))
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +19,10 @@ from poseidon.cluster.jobs.remote_hosts import (
 )
 from poseidon.cluster.jobs.selection import jobs_of_machinefile, remote_jobs_of_machinefile
 from poseidon.cluster.machinefile import Host, read_machinefile
-from poseidon.errors import JobError, MachinefileError
+from poseidon.errors import JobError, MachinefileError, counted
+
+MOST_HOSTS = 8
+"""Hosts that are named in a line."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,7 +103,7 @@ def stop_jobs(
         registry: of this machine. A job of which something may be left keeps its record.
         ask: asks a host.
         timeouts: of the kill.
-        report: takes a line for each process that was stopped.
+        report: takes a line for each job.
 
     Returns:
         What could not be done, a sentence each.
@@ -113,17 +116,13 @@ def stop_jobs(
     seen = [job for job in targets.seen if job.reported.record.job in targets.jobs]
     leading = _leading_hosts(seen, targets.records)
     others = [host for host in targets.hosts if host not in leading]
-    first = kill_remote_jobs(targets.jobs, leading, ask, timeouts=timeouts, report=report)
-    count = sum(_stop_local(job, registry, timeouts, report, problems) for job in targets.jobs)
-    rest = kill_remote_jobs(targets.jobs, others, ask, timeouts=timeouts, report=report)
+    first = kill_remote_jobs(targets.jobs, leading, ask, timeouts=timeouts)
+    here = {job: _stop_local(job, registry, timeouts, problems) for job in targets.jobs}
+    rest = kill_remote_jobs(targets.jobs, others, ask, timeouts=timeouts)
     killed = Killed(counts={**first.counts, **rest.counts}, problems=first.problems + rest.problems)
-    for host, stopped in killed.counts.items():
-        before = sum(job.reported.living + job.reported.launcher for job in seen if job.host == host)
-        if before > stopped:
-            report(f"{host.address}: {before - stopped} processes had ended with their launcher")
-        count += stopped
     problems += killed.problems
-    if not (count or problems or own or seen):
+    counts = {job: {"this machine": here[job], **_elsewhere(job, killed, seen)} for job in targets.jobs}
+    if not (problems or own or seen or any(any(count.values()) for count in counts.values())):
         raise JobError(
             f"nothing of {_named(targets.jobs)} is on this machine or on the hosts that were asked"
         )
@@ -133,7 +132,8 @@ def stop_jobs(
     if killed.problems and own:
         place = registry.folder / (f"{targets.jobs[0]}.json" if len(targets.jobs) == 1 else "")
         problems.append(f"to forget hosts that do not come back, remove {place}")
-    report(_sum(targets.jobs, count, bool(problems)))
+    for job, count in counts.items():
+        report(_sum(job, {host: number for host, number in count.items() if number}, bool(problems)))
     return problems
 
 
@@ -148,11 +148,9 @@ def _leading_hosts(seen: Sequence[RemoteJob], records: Sequence[JobRecord]) -> l
     return list(found)
 
 
-def _stop_local(
-    job: str, registry: Registry, timeouts: KillTimeouts, report: Callable[[str], None], problems: list[str]
-) -> int:
+def _stop_local(job: str, registry: Registry, timeouts: KillTimeouts, problems: list[str]) -> int:
     try:
-        return kill_job(job, registry, timeouts=timeouts, report=report)
+        return kill_job(job, registry, timeouts=timeouts)
     except JobError as error:
         problems.append(str(error))
         return 0
@@ -162,7 +160,32 @@ def _named(jobs: Sequence[str]) -> str:
     return f"job {jobs[0]}" if len(jobs) == 1 else f"{len(jobs)} jobs"
 
 
-def _sum(jobs: Sequence[str], count: int, unfinished: bool) -> str:
-    if count or unfinished:
-        return f"{_named(jobs)}: {count} {'process' if count == 1 else 'processes'} stopped"
-    return f"{_named(jobs)} had already ended; what was on record is removed"
+def _elsewhere(job: str, killed: Killed, seen: Sequence[RemoteJob]) -> dict[str, int]:
+    """Return how many processes of a job ended on other machines, by address.
+
+    A process that ran before and was not stopped there has ended with its launcher, which was asked first.
+    """
+    before = {
+        each.host: each.reported.living + each.reported.launcher
+        for each in seen
+        if each.reported.record.job == job
+    }
+    found: dict[str, int] = {}
+    for (name, host), count in killed.counts.items():
+        if name == job:  # two accounts of one machine are one address
+            found[host.address] = found.get(host.address, 0) + max(count, before.get(host, 0))
+    return found
+
+
+def _sum(job: str, counts: Mapping[str, int], unfinished: bool) -> str:
+    """Return the line on a job: how many processes were stopped, by host if that is not this machine alone."""
+    if not (counts or unfinished):
+        return f"job {job} had already ended; what was on record is removed"
+    stopped = f"job {job}: {counted(sum(counts.values()), 'process')} stopped"
+    if counts.keys() <= {"this machine"}:
+        return stopped
+    named = list(counts.items())[:MOST_HOSTS]
+    more = list(counts.values())[MOST_HOSTS:]
+    parts = [f"{number} on {host}" for host, number in named]
+    parts += [f"{sum(more)} on {len(more)} more hosts"] if more else []
+    return f"{stopped} ({', '.join(parts)})"

@@ -5,7 +5,6 @@ It reads one JSON object from standard input and writes JSON lines, of which the
     {"do": "list"}
         {"job": {...record...}, "launcher": true, "living": 4}          for each job
     {"do": "kill", "jobs": ["lenet-..."], "launcher_s": 10, "grace_s": 3}
-        {"stopped": "worker 1 (client 1, node3, pid 77) with SIGTERM"}  for each process
         {"killed": "lenet-...", "count": 4}                             for each job
         {"problem": "job lenet-...: ..."}                               what failed
     {"end": true}
@@ -170,15 +169,10 @@ def answers(request: Mapping[str, object], registry: Registry) -> Iterable[Answe
 
 
 def _kill(job: str, registry: Registry, timeouts: KillTimeouts) -> Iterable[Answer]:
-    stopped: list[str] = []
     try:
-        count = kill_job(job, registry, timeouts=timeouts, report=stopped.append)
+        yield {"killed": job, "count": kill_job(job, registry, timeouts=timeouts)}
     except PoseidonError as error:
-        yield from ({"stopped": line} for line in stopped)
         yield {"problem": str(error)}
-        return
-    yield from ({"stopped": line} for line in stopped)
-    yield {"killed": job, "count": count}
 
 
 def _job_ids(request: Mapping[str, object]) -> list[str]:

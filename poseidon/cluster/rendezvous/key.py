@@ -17,6 +17,7 @@ import zmq
 from zmq.utils import z85
 
 from poseidon.errors import UsageError
+from poseidon.hints import own_command
 from ps_server.keys import KeyPair, Keyring
 
 MIN_KEY_BYTES = 32
@@ -35,7 +36,7 @@ def read_key(path: Path) -> bytes:
         if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
             raise UsageError(
                 f"--key_file: {path} is no regular file, expected one that every task can read again; "
-                "make one with: poseidon worker --new_key=FILE"
+                f"make one with: {own_command()} worker --new_key=FILE"
             )
         with path.open("rb") as stream:
             status = os.fstat(stream.fileno())
@@ -43,7 +44,7 @@ def read_key(path: Path) -> bytes:
     except OSError as error:
         new = path if isinstance(error, FileNotFoundError) else "FILE"
         raise UsageError(
-            f"--key_file: cannot read {path}: {error.strerror}; make one with: poseidon worker --new_key={new}"
+            f"--key_file: cannot read {path}: {error.strerror}; make one with: {own_command()} worker --new_key={new}"
         ) from error
     # A Secret of Kubernetes belongs to root and to the pod's group, which is the user's own.
     forbidden = 0o007 if status.st_uid == 0 and os.geteuid() != 0 else 0o077
@@ -52,7 +53,7 @@ def read_key(path: Path) -> bytes:
     if not MIN_KEY_BYTES <= len(text) <= MAX_KEY_BYTES:
         raise UsageError(
             f"--key_file: {path} holds {len(text)} bytes, expected {MIN_KEY_BYTES} to {MAX_KEY_BYTES} random ones; "
-            f"make one with: poseidon worker --new_key=FILE"
+            f"make one with: {own_command()} worker --new_key=FILE"
         )
     return text
 

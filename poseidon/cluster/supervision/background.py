@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import os
 import select
+import shlex
 import signal
 import sys
 import time
@@ -21,6 +22,7 @@ from pathlib import Path
 from poseidon.cluster.process import describe_exit
 from poseidon.cluster.python_command import module_arguments
 from poseidon.errors import JobError
+from poseidon.hints import own_command, short_path
 from poseidon.settings import STATUS_FD_VARIABLE, inherited_environment
 
 _MAX_REPORT_BYTES = 1 << 16
@@ -111,8 +113,8 @@ def how_to_follow(job: str, pid: int, log: Path) -> str:
     """Return the message to the user whose job now runs in the background."""
     return (
         f"Job {job} runs in the background (launcher pid {pid}).\n"
-        f"  follow it:  tail -f {log}\n"
-        f"  stop it:    poseidon kill {job}"
+        f"  follow it:  tail -f {shlex.quote(short_path(log))}\n"
+        f"  stop it:    {own_command()} kill {job}"
     )
 
 

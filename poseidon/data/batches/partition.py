@@ -7,13 +7,16 @@ also across the end of the database and also if its length is not a multiple of 
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 
+from poseidon.data.databases.kinds import Backend, detect
 from poseidon.errors import DataError
+from poseidon.hints import own_command, short_path
 from poseidon.proto.caffe_pb2 import TEST
 
 
@@ -111,16 +114,36 @@ def source_for(source: Path, *, shared_file_system: bool, client: int, clients: 
         if clients == 1:
             return source
         raise DataError(
-            f"client {client} of {clients} reads {part} (shared_file_system is false), which does not exist: "
-            f"create it with: poseidon partition_data --num_partitions={clients} {source}"
+            f"client {client} of {clients} reads {part} (shared_file_system is false), which does not exist"
+            f"{_instead_of_parts(source, clients)}"
         )
     if part_path(source, clients).exists():
         raise DataError(
             f"{source} was divided for more than the {clients} clients of this job, as "
             f"{part_path(source, clients).name} shows: remove its parts and divide it again with: "
-            f"poseidon partition_data --num_partitions={clients} {source}"
+            f"{_division(source, clients)}"
         )
     return part
+
+
+def _instead_of_parts(source: Path, clients: int) -> str:
+    """Return the end of the sentence on a missing part: what to do."""
+    if detect(source) is Backend.LEVELDB:  # one process at a time can open it
+        return f": divide the LevelDB with: {_division(source, clients)}"
+    if source.exists():
+        return (
+            f": write shared_file_system: true if all clients can read {source}, "
+            f"or divide it with: {_division(source, clients)}"
+        )
+    return (
+        f", nor does {source}: make it first; then write shared_file_system: true if all clients can read it, "
+        f"or divide it with: {_division(source, clients)}"
+    )
+
+
+def _division(source: Path, clients: int) -> str:
+    path = shlex.quote(short_path(source))
+    return f"{own_command()} partition_data --num_partitions={clients} {path}"
 
 
 def part_path(source: Path, part: int) -> Path:

@@ -10,8 +10,9 @@ from enum import IntEnum
 from pathlib import Path
 
 from poseidon.errors import DataError, UsageError
+from poseidon.hints import own_command
 
-IN_README = "the README.md of a folder of poseidon init has the command"
+IN_README = "the README.md of a folder of `poseidon init` has the command"
 """For an error about data that do not exist yet."""
 
 
@@ -65,7 +66,7 @@ def require(path: Path) -> Backend:
     """
     if not path.exists():
         raise DataError(
-            f"the database {path} does not exist: create it first with poseidon {_maker(path.name)} "
+            f"the database {path} does not exist: create it first with {own_command()} {_maker(path.name)} "
             f"({IN_README})"
         )
     found = detect(path)

@@ -7,6 +7,7 @@ replaced as soon as real data is found. Incomplete files are never left behind.
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import dataclass
@@ -25,6 +26,8 @@ from poseidon.data.prepare.split import existing_parts, partition_data
 from poseidon.data.progress import Report, silent
 from poseidon.data.staging import Staging, recover, staging
 from poseidon.errors import DataError
+from poseidon.hints import own_command, short_path
+from poseidon.proto.paths import repository_root
 
 MEAN_NAME = "mean.binaryproto"
 MARKER_NAME = "SOURCE.txt"
@@ -61,10 +64,12 @@ class Prepared:
         if not self.built_in:
             return None
         because = f" ({self.reason})" if self.reason else ""
+        folder = self.train.parent
+        usual = folder.absolute() == default_folder()
+        where = "" if usual else f"--folder={shlex.quote(short_path(folder))} "
         return (
-            f"*** THIS IS NOT CIFAR-10 *** training on {BUILT_IN}, drawn by Poseidon{because}: accuracies cannot be compared "
-            "with published ones; pass the real data with --data DIR or $POSEIDON_DATA, or run "
-            "examples/cifar10/get_cifar10.sh ***"
+            f"*** THIS IS NOT CIFAR-10 *** but pictures that Poseidon draws{because}; for the real data: "
+            f"{own_command()} prepare_cifar10 {where}--data=DIR"
         )
 
 
@@ -100,6 +105,11 @@ class Request:
         # `backend or` would be wrong: LevelDB is 0.
         kind = self.backend if backend is None else backend
         return self.folder / f"cifar10_{part}_{kind.suffix}"
+
+
+def default_folder() -> Path:
+    """Return the folder of the databases of a user who names none: the example's in the checkout."""
+    return repository_root() / "examples" / "cifar10"
 
 
 def prepare(request: Request, *, report: Report = silent) -> Prepared:
@@ -239,7 +249,7 @@ def _obtain(request: Request, found: Path | None, report: Report) -> tuple[Cifar
         try:
             return read_cifar10(fetch(request, report=report)), ""
         except ConnectionError as error:
-            reason = f"CIFAR-10 was not found, and {error}"
+            reason = str(error)
     train = draw_images(BUILT_IN_TRAIN, seed=1, report=report)
     return Cifar10(
         train=train, test=draw_images(BUILT_IN_TEST, seed=2), origin=f"{BUILT_IN}, not CIFAR-10"

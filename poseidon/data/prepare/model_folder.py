@@ -13,12 +13,14 @@ Law: a model appears under its name only after its checksum has been verified.
 from __future__ import annotations
 
 import re
+import shlex
 from dataclasses import dataclass
 from pathlib import Path
 
 from poseidon.data.prepare.download import download, file_digest
 from poseidon.data.progress import Report, silent
 from poseidon.errors import DataError
+from poseidon.hints import own_command, short_path
 
 README_NAMES = ("readme.md", "README.md", "Readme.md")
 NEEDED = ("caffemodel", "caffemodel_url", "sha1")
@@ -55,6 +57,20 @@ def read_model_folder(folder: Path) -> PublishedModel:
     if not re.fullmatch(r"[0-9a-f]{40}", sha1):
         raise DataError(f"{readme}: sha1 is '{sha1}', expected 40 hexadecimal digits")
     return PublishedModel(path=folder / name, url=fields["caffemodel_url"], sha1=sha1)
+
+
+def how_to_fetch(path: Path) -> str:
+    """Return the end of a sentence about a model that is missing: the command that fetches it.
+
+    It is empty if no readme in its folder says where it is published.
+    """
+    try:
+        model = read_model_folder(path.parent)
+    except (DataError, OSError):
+        return ""
+    if model.path != path:
+        return ""
+    return f"; fetch it with: {own_command()} download_model_binary {shlex.quote(short_path(path.parent))}"
 
 
 def front_matter(text: str) -> dict[str, str]:

@@ -96,15 +96,20 @@ def test_prepare_cifar10_from_the_environment(
 
 
 def test_prepare_cifar10_says_loudly_that_it_is_not(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.chdir(tmp_path)
     for first in (True, False):
         assert run("prepare_cifar10", "--folder", str(tmp_path / "out"), "--url=") == 0
         captured = capsys.readouterr()
         assert captured.out == ""
         *before, warning = captured.err.splitlines()
         assert len(before) == first
-        assert warning.startswith("*** THIS IS NOT CIFAR-10 ***")
+        because = " (CIFAR-10 was not found)" if first else ""
+        assert warning == (
+            f"*** THIS IS NOT CIFAR-10 *** but pictures that Poseidon draws{because}; for the real data: "
+            "poseidon prepare_cifar10 --folder=out --data=DIR"
+        )
 
 
 def test_download_only(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -97,6 +97,11 @@ FLAGS = ("--weights=m.caffemodel", "--extract_feature_blob_names=ip", "--save_fe
     ("words", "code", "message"),
     [
         (FLAGS, 2, "--model is missing; or give the arguments of Caffe's tool"),
+        (
+            ("--model=net.prototxt", *FLAGS[1:]),
+            2,
+            "--weights is missing: name a trained model, such as the .caffemodel in a job's folder",
+        ),
         (("--model=net.prototxt", *FLAGS[:1], *FLAGS[2:]), 2, "--extract_feature_blob_names is missing"),
         (("--model=absent.prototxt", *FLAGS), 1, "absent.prototxt"),
         (("--model=net.prototxt", *FLAGS, "--num_app_threads=0"), 2, "--num_app_threads is 0"),

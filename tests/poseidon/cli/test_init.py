@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import runpy
+import sys
 from pathlib import Path
 
 import pytest
@@ -52,6 +53,27 @@ def test_the_readme_has_the_commands_in_order(tmp_path: Path, capsys: pytest.Cap
     assert [line for line in readme.splitlines() if line.startswith("    ")] == commands[1:]
     solver = re.search(r"--solver=(\S+)", readme)
     assert solver is not None and (tmp_path / "c" / solver[1]).is_file()
+
+
+@pytest.mark.parametrize(("name", "program"), [("cifar10", "poseidon"), ("net_surgery", "python")])
+def test_the_commands_work_without_an_activated_environment(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    name: str,
+    program: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    folder = tmp_path / ".venv" / "bin"
+    folder.mkdir(parents=True)
+    for each in ("poseidon", "python"):
+        (folder / each).write_text("")
+    monkeypatch.setattr(sys, "executable", str(folder / "python"))
+    monkeypatch.setenv("PATH", "/usr/bin:/bin")
+    assert main(["init", name, "a project"]) == 0
+    first, *commands = [line for line in capsys.readouterr().out.splitlines() if line.startswith("    ")]
+    assert first == "    cd 'a project'"
+    assert commands and {line.split()[0] for line in commands} == {f"../.venv/bin/{program}"}
 
 
 @pytest.mark.parametrize("name", EXAMPLES)

@@ -80,7 +80,11 @@ def test_time_prints_every_layer(folder: Path, capsys: pytest.CaptureFixture[str
 @pytest.mark.parametrize(
     ("words", "code", "message"),
     [
-        (["test", "-model=net.prototxt"], 2, "-weights is missing"),
+        (
+            ["test", "-model=net.prototxt"],
+            2,
+            "or a published one: poseidon download_model_binary FOLDER fetches it",
+        ),
         (["test", "-model=net.prototxt", "-weights=no.caffemodel"], 1, "there is no file no.caffemodel"),
         (["time", "-model=net.prototxt", "-iterations=0"], 2, "-iterations is 0, expected 1 or more"),
         (["time", "-model=absent.prototxt"], 1, "absent.prototxt"),

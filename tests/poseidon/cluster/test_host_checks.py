@@ -65,6 +65,16 @@ def test_obstacles(needs: HostNeeds, words: str) -> None:
     assert words in " | ".join(_problems(needs))
 
 
+def test_a_missing_part_of_data_that_are_there_undivided(tmp_path: Path) -> None:
+    (tmp_path / "db").touch()
+    (problem,) = _problems(
+        replace(HERE, files=(NeededFile(name="db", folder=str(tmp_path), instead=("db_1",)),))
+    )
+    assert problem == (
+        f"there is no {tmp_path}/db_1; write shared_file_system: true if all clients can read {tmp_path}/db"
+    )
+
+
 def test_a_port_that_is_taken() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]

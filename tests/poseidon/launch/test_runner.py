@@ -143,7 +143,7 @@ def test_a_failed_job_with_a_snapshot_prints_how_to_resume(
     job.request = replace(job.request, argv=("train", "--solver=s"))
     with pytest.raises(JobError):
         run(job, StartReport(None))
-    resume = "  resume:  poseidon train --solver=s --snapshot=out/net_iter_5.solverstate\n"
+    resume = "  resume:  poseidon train --solver=s --snapshot=out\n"
     assert resume in capsys.readouterr().err
 
 

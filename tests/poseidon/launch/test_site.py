@@ -58,7 +58,7 @@ def test_a_local_site_uses_the_files_where_they_are(tmp_path: Path) -> None:
     assert site.path(tmp_path) == str(tmp_path)
     assert launcher_of(site).path(TWO[0], tmp_path) == str(tmp_path)
     assert site.drop_missing() == ()
-    assert site.resume_command("poseidon train", "a.solverstate") == "poseidon train"
+    assert site.resume_command("poseidon train", {"snapshot": "a.solverstate"}) == "poseidon train"
 
 
 class Agents:

@@ -184,19 +184,27 @@ def test_the_statistics_of_an_ended_job_are_named_by_its_folder_where_its_id_is_
     assert commands == ["poseidon stats ID", "poseidon stats 'my runs/first'"]
 
 
-def test_max_iter_is_to_be_raised_only_where_the_snapshot_has_reached_it(
+def test_the_resume_line_goes_on_also_where_the_snapshot_has_reached_max_iter(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = write_definitions(tmp_path, batch=4, extra="max_iter: 3")
     make_databases(tmp_path)
     monkeypatch.chdir(tmp_path)
-    job = TrainingJob(TrainRequest(solver=path), LocalSite((Host(id=0, address="127.0.0.1", port=0),)))
+    argv = ("train", f"--solver={path}", "--max_iter=3")
+    site = LocalSite((Host(id=0, address="127.0.0.1", port=0),))
+    job = TrainingJob(TrainRequest(solver=path, argv=argv), site)
     result = JobResult(outcome=Outcome.FINISHED, iteration=3, elapsed_s=1.0)
-    hints = []
-    for iteration in (2, 3):
-        newest = StartingPoint(state=f"snap_iter_{iteration}.solverstate", iteration=iteration)
-        hints.append(dict(job.final_report(result, newest, ()))["resume"].partition("  # ")[2])
-    assert hints == ["", "set max_iter above 3 first"]
+    lines = []
+    for folder, iteration in ((tmp_path, 2), (tmp_path, 3), (job.output, 3), (job.output / "snapshots", 3)):
+        newest = StartingPoint(state=str(folder / f"snap_iter_{iteration}.solverstate"), iteration=iteration)
+        lines.append(dict(job.final_report(result, newest, ()))["resume"].replace(job.id, "JOB"))
+    command = "poseidon train --solver=solver.prototxt"
+    assert lines == [
+        f"{command} --max_iter=3 --snapshot=snap_iter_2.solverstate",
+        f"{command} --snapshot=snap_iter_3.solverstate --max_iter=6",
+        f"{command} --snapshot=JOB --max_iter=6",
+        f"{command} --snapshot=JOB --max_iter=6",
+    ]
 
 
 def test_a_host_without_gpu_names_the_flag_for_the_processor(tmp_path: Path) -> None:

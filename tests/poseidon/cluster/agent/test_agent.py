@@ -175,7 +175,7 @@ def test_what_the_user_kills_on_the_host_is_told_as_that(tmp_path: Path) -> None
         listener = RecordingListener()
         link.start(_spec(ENDLESS_WORKER), listener)
         listener.until("ready")
-        kill_job(JOB, Registry(tmp_path), timeouts=KillTimeouts(), report=lambda _: None)
+        kill_job(JOB, Registry(tmp_path), timeouts=KillTimeouts())
         assert process.poll() is not None
         reported = listener.until("error")[-1][1]
         assert isinstance(reported, dict)

@@ -15,6 +15,7 @@ import pytest
 
 from poseidon.cluster.jobs.kill import KillTimeouts, job_processes, kill_job, live_process
 from poseidon.cluster.jobs.registry import Registry
+from poseidon.errors import JobError
 from tests.support.job_child import child
 from tests.support.jobs import running_job
 from tests.support.live_processes import live_pids, none_left
@@ -33,22 +34,15 @@ def hostfile(tmp_path: Path) -> Path:
 
 def test_after_the_launcher_was_killed(tmp_path: Path, hostfile: Path) -> None:
     registry = Registry(tmp_path)
-    lines: list[str] = []
     with running_job(tmp_path, "job-a", hostfile) as job, running_job(tmp_path, "job-b", hostfile) as other:
         job.kill_launcher()
         # Stopped processes must go too.
         os.kill(job.pids[2], signal.SIGSTOP)
         assert len(live_pids(job.pids)) == 4
-        assert kill_job(job.job, registry, timeouts=PATIENCE, report=lines.append) == 4
+        assert kill_job(job.job, registry, timeouts=PATIENCE) == 4
         assert live_pids(job.pids) == []
         assert len(live_pids(other.pids)) == 4
         assert live_pids([other.launcher.pid])
-    assert sorted(line.partition(", pid")[0] for line in lines) == [
-        "stopped shard 0 (client 0, 127.0.0.1",
-        "stopped shard 1 (client 1, localhost",
-        "stopped worker 0 (client 0, 127.0.0.1",
-        "stopped worker 1 (client 1, localhost",
-    ]
     assert registry.jobs() == (other.job,)
 
 
@@ -58,10 +52,8 @@ def test_with_its_launcher(tmp_path: Path, hostfile: Path) -> None:
         os.kill(job.launcher.pid, signal.SIGSTOP)
         # Worker 0 stops when asked; worker 1 of this job does not, and the launcher waits for it.
         patience = KillTimeouts(launcher_s=0.2, grace_s=2.0)
-        lines: list[str] = []
         # Processes that ended while the launcher was asked count too, although the launcher needs longer.
-        assert kill_job(job.job, registry, timeouts=patience, report=lines.append) == 5
-        assert len(lines) == 5
+        assert kill_job(job.job, registry, timeouts=patience) == 5
         assert none_left([*job.pids, job.launcher.pid])
     assert registry.jobs() == ()
 
@@ -71,20 +63,32 @@ def test_without_a_record(tmp_path: Path, hostfile: Path) -> None:
     with running_job(tmp_path, "job-a", hostfile) as job:
         job.kill_launcher()
         registry.remove(job.job)
-        assert kill_job(job.job, registry, timeouts=PATIENCE, report=lambda _: None) == 4
+        assert kill_job(job.job, registry, timeouts=PATIENCE) == 4
         assert live_pids(job.pids) == []
 
 
-def test_an_agent_that_is_not_on_record_is_named(tmp_path: Path) -> None:
-    lines: list[str] = []
+def test_an_agent_that_is_not_on_record_is_stopped(tmp_path: Path) -> None:
     argv = [sys.executable, "-m", "poseidon.cluster.agent", "--job", f"job-{uuid.uuid4().hex}"]
     with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as agent:
         try:
-            assert kill_job(argv[-1], Registry(tmp_path), timeouts=PATIENCE, report=lines.append) == 1
+            assert kill_job(argv[-1], Registry(tmp_path), timeouts=PATIENCE) == 1
         finally:
             agent.kill()
-    (line,) = lines
-    assert line.startswith(f"stopped agent (pid {agent.pid}) with ")
+
+
+def test_processes_that_do_not_end_are_named(
+    tmp_path: Path, hostfile: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with running_job(tmp_path, "job-a", hostfile) as job:
+        job.kill_launcher()
+        immortal, send = job.pids[1], psutil.Process.send_signal
+        monkeypatch.setattr(
+            psutil.Process, "send_signal", lambda self, number: self.pid == immortal or send(self, number)
+        )
+        with pytest.raises(JobError) as caught:
+            kill_job(job.job, Registry(tmp_path), timeouts=KillTimeouts(launcher_s=0.0, grace_s=0.2))
+    said = f"job {job.job}: 3 processes stopped; these could not be stopped: pid {immortal}"
+    assert str(caught.value) == said
 
 
 def test_a_process_that_was_not_yet_on_record(tmp_path: Path, hostfile: Path) -> None:
@@ -94,7 +98,7 @@ def test_a_process_that_was_not_yet_on_record(tmp_path: Path, hostfile: Path) ->
         record = registry.read(job.job)
         assert record is not None
         registry.write(replace(record, processes=record.processes[:2]))
-        kill_job(job.job, registry, timeouts=PATIENCE, report=lambda _: None)
+        kill_job(job.job, registry, timeouts=PATIENCE)
         assert live_pids(job.pids) == []
 
 
@@ -117,7 +121,7 @@ def test_a_reused_pid_is_left_alone(tmp_path: Path, hostfile: Path) -> None:
                 record.processes[0], pid=bystander.pid, created_s=record.processes[0].created_s - 100
             )
             registry.write(replace(record, processes=(stale, *record.processes[1:])))
-            kill_job(job.job, registry, timeouts=PATIENCE, report=lambda _: None)
+            kill_job(job.job, registry, timeouts=PATIENCE)
             assert live_pids(job.pids) == []
             assert bystander.poll() is None
             bystander.kill()
@@ -131,8 +135,8 @@ def test_a_job_that_has_ended(tmp_path: Path, hostfile: Path) -> None:
         assert live_process(record.launcher) is not None
         assert live_process(replace(record.launcher, host="node7")) is None
         assert len(job_processes(job.job, record)) == 4
-        kill_job(job.job, registry, timeouts=KillTimeouts(launcher_s=0.1, grace_s=2.0), report=lambda _: None)
+        kill_job(job.job, registry, timeouts=KillTimeouts(launcher_s=0.1, grace_s=2.0))
         job.launcher.wait(30)
-    assert kill_job(job.job, registry, timeouts=PATIENCE, report=lambda _: None) == 0
+    assert kill_job(job.job, registry, timeouts=PATIENCE) == 0
     assert live_process(record.launcher) is None
     assert psutil.Process().is_running()

@@ -29,16 +29,14 @@ def test_the_host_of_the_launcher_is_asked_before_the_others(tmp_path: Path) -> 
             job = HostJob(record=replace(RECORD, launcher=launcher), launcher=True, living=2)
             return [job.to_fields(), {"end": True}]
         asked.append(host.id)
-        if host.id == 1:
-            return [{"stopped": "launcher (pid 10) by asking the launcher"}, {"end": True}]
-        return [{"end": True}]
+        return [{"killed": "job-a", "count": 3 if host.id == 1 else 0}, {"end": True}]
 
     lines: list[str] = []
     targets = jobs_by_id(["job-a"], [], ask, more_hosts=HOSTS)
     assert stop_jobs(targets, Registry(tmp_path), ask, KillTimeouts(), lines.append) == []
     assert asked[0] == 1 and sorted(asked) == [0, 1, 2]
-    assert lines[0] == "node1: stopped launcher (pid 10) by asking the launcher"
-    assert "node0: 3 processes had ended with their launcher" in lines
+    # Processes that ran when the hosts were listed have ended with their launcher.
+    assert lines == ["job job-a: 9 processes stopped (3 on node1, 3 on node0, 3 on node2)"]
 
 
 def test_jobs_that_are_left_alone_are_not_reported(tmp_path: Path) -> None:
@@ -48,9 +46,27 @@ def test_jobs_that_are_left_alone_are_not_reported(tmp_path: Path) -> None:
     )
 
     def ask(host: Host, request: Mapping[str, object]) -> Sequence[Answer]:
-        return [{"stopped": "worker 0 (pid 12) with SIGTERM"}, {"end": True}]
+        return [{"killed": "job-a", "count": 1}, {"end": True}]
 
     lines: list[str] = []
     targets = StopTargets(jobs=("job-a",), hosts=HOSTS[:1], records=(), seen=(kept,), problems=())
     assert stop_jobs(targets, Registry(tmp_path), ask, KillTimeouts(), lines.append) == []
-    assert lines == ["node0: stopped worker 0 (pid 12) with SIGTERM", "job job-a: 1 process stopped"]
+    assert lines == ["job job-a: 1 process stopped (1 on node0)"]
+
+
+def test_a_line_names_some_hosts_of_many(tmp_path: Path) -> None:
+    hosts = tuple(Host(id=number, address=f"node{number}", port=9000) for number in range(11))
+
+    def ask(host: Host, request: Mapping[str, object]) -> Sequence[Answer]:
+        jobs = request["jobs"]
+        assert isinstance(jobs, list)
+        return [*({"killed": job, "count": 2 if job == "job-a" else 0} for job in jobs), {"end": True}]
+
+    lines: list[str] = []
+    targets = StopTargets(jobs=("job-a", "job-b"), hosts=hosts)
+    assert stop_jobs(targets, Registry(tmp_path), ask, KillTimeouts(), lines.append) == []
+    named = ", ".join(f"2 on node{number}" for number in range(8))
+    assert lines == [
+        f"job job-a: 22 processes stopped ({named}, 6 on 3 more hosts)",
+        "job job-b had already ended; what was on record is removed",
+    ]

@@ -43,8 +43,7 @@ def test_jobs_are_listed_and_one_is_killed(tmp_path: Path) -> None:
         }
         assert seen[job.job].record == registry.read(job.job)
         said = ask(tmp_path, {"do": "kill", "jobs": [job.job], "launcher_s": 5, "grace_s": 2})
-        assert [list(answer) for answer in said] == [*[["stopped"]] * 4, ["killed", "count"], ["end"]]
-        assert said[4] == {"killed": job.job, "count": 4}
+        assert said == [{"killed": job.job, "count": 4}, {"end": True}]
         assert none_left(job.pids)
         assert len(live_pids([*other.pids, other.launcher.pid])) == 5
 
@@ -87,7 +86,7 @@ def test_a_record_that_cannot_be_removed_hides_no_other(
         "gone.json: Read-only file system",
     ]
     patience = KillTimeouts(launcher_s=0, grace_s=0)
-    assert kill_job("gone", registry, timeouts=patience, report=told.append) == 0
+    assert kill_job("gone", registry, timeouts=patience) == 0
 
 
 def test_what_has_gone_is_forgotten_save_where_it_may_live_elsewhere(tmp_path: Path) -> None:

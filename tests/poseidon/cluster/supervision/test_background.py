@@ -61,7 +61,7 @@ def test_returns_when_the_job_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         assert os.getsid(pid) == pid
         assert (tmp_path / "out" / "launcher.log").read_text() == f"[{', '.join(map(str, pids))}]\n"
     finally:
-        kill_job(job, registry, timeouts=KillTimeouts(launcher_s=0.1), report=lambda _: None)
+        kill_job(job, registry, timeouts=KillTimeouts(launcher_s=0.1))
     assert none_left([pid, *pids])
     os.waitpid(pid, 0)
 

@@ -92,13 +92,31 @@ def test_the_source_of_a_client(
     assert found == tmp_path / expected
 
 
-def test_the_error_for_a_missing_part_has_the_command(tmp_path: Path) -> None:
-    (tmp_path / "db").mkdir()
-    with pytest.raises(
-        DataError,
-        match=rf"client 1 of 3 reads {tmp_path}/db_1 .*does not exist.*partition_data --num_partitions=3 {tmp_path}/db",
-    ):
-        source_for(tmp_path / "db", shared_file_system=False, client=1, clients=3)
+@pytest.mark.parametrize(
+    ("made", "says"),
+    [
+        ("db/data.mdb", ": write shared_file_system: true if all clients can read {}, or divide it with: "),
+        ("db/CURRENT", ": divide the LevelDB with: "),
+        (
+            "other/x",
+            ", nor does {}: make it first; then write shared_file_system: true if all clients can read it, "
+            "or divide it with: ",
+        ),
+    ],
+)
+def test_the_error_for_a_missing_part_says_what_to_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, made: str, says: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / made).parent.mkdir()
+    (tmp_path / made).write_text("")
+    source = tmp_path / "db"
+    with pytest.raises(DataError) as caught:
+        source_for(source, shared_file_system=False, client=1, clients=3)
+    assert str(caught.value) == (
+        f"client 1 of 3 reads {source}_1 (shared_file_system is false), which does not exist{says.format(source)}"
+        "poseidon partition_data --num_partitions=3 db"
+    )
 
 
 def test_parts_for_more_clients_are_refused(tmp_path: Path) -> None:

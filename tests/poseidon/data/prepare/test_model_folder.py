@@ -12,8 +12,15 @@ from pathlib import Path
 import pytest
 
 from poseidon.cli.main import main
-from poseidon.data.prepare.model_folder import fetch_model, front_matter, is_complete, read_model_folder
-from poseidon.errors import DataError
+from poseidon.cli.requests import weight_files
+from poseidon.data.prepare.model_folder import (
+    fetch_model,
+    front_matter,
+    how_to_fetch,
+    is_complete,
+    read_model_folder,
+)
+from poseidon.errors import DataError, SnapshotError
 
 CONTENT = bytes(range(256)) * 3000
 SHA1 = hashlib.sha1(CONTENT).hexdigest()
@@ -118,6 +125,26 @@ def test_mistakes_in_a_readme(tmp_path: Path, old: str, new: str, message: str) 
     (place / "readme.md").write_text(text.replace(old, new), encoding="utf-8")
     with pytest.raises(DataError, match=message):
         read_model_folder(place)
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("caffe net/net.caffemodel", "; fetch it with: poseidon download_model_binary 'caffe net'"),
+        ("caffe net/other.caffemodel", ""),
+        ("net.caffemodel", ""),
+    ],
+)
+def test_a_missing_model_has_the_command_that_fetches_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, said: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "caffe net").mkdir()
+    (tmp_path / "caffe net" / "readme.md").write_text(README.format(url="http://a/b", sha1=SHA1))
+    assert how_to_fetch(Path(name)) == said
+    with pytest.raises(SnapshotError) as caught:
+        weight_files(name)
+    assert str(caught.value) == f"-weights: there is no file {name}{said}"
 
 
 def test_no_readme(tmp_path: Path) -> None:

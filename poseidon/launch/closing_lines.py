@@ -1,0 +1,111 @@
+"""The last lines of a job: what it reached, and commands that use the result or go on.
+
+Law: pure, except for paths, which are relative to the working folder where that is shorter. A command
+does something as it is pasted.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
+
+from poseidon.hints import own_command, short_path
+from poseidon.proto.caffe_pb2 import NetState
+from poseidon.proto.definition import SolverDefinition
+
+OF_ONE_RUN = frozenset({"snapshot", "weights", "output", "job", "background", "net_outputs"})
+"""Flags that a resumed job does not take over."""
+
+
+def without_flags(argv: Sequence[str], names: Collection[str], *, bare: Collection[str] = ()) -> list[str]:
+    """Return the arguments of a command without some flags and their values.
+
+    Args:
+        argv: as given: `--flag=value`, `-flag value`, ...
+        names: flags to leave out, without dashes.
+        bare: those that take no value.
+    """
+    kept = []
+    rest = iter(argv)
+    for argument in rest:
+        name, equals, _ = argument.lstrip("-").partition("=")
+        name = name.replace("-", "_")
+        if not argument.startswith("-") or name not in names:
+            kept.append(argument)
+        elif not equals and name not in bare:
+            next(rest, None)
+    return kept
+
+
+def resume_command(argv: Sequence[str], changes: Mapping[str, str]) -> str:
+    """Return the command that resumes a job.
+
+    Args:
+        argv: of the command that has run, `train` first.
+        changes: values by flag, in place of earlier ones: the snapshot, a greater max_iter.
+    """
+    kept = without_flags(argv, {*OF_ONE_RUN, *changes}, bare=["background"])
+    kept = _without_settings(kept, changes)
+    flags = [f"--{name}={value}" for name, value in changes.items()]
+    return " ".join([own_command(), shlex.join([*map(_shortened, kept), *flags])])
+
+
+def test_commands(solver: SolverDefinition, model: Path) -> list[str]:
+    """Return a command for each test net that scores a model; none for nets inside the solver's own file."""
+    commands = []
+    for test in solver.test_nets():
+        if not Path(test.definition.source).is_file():
+            continue
+        net = short_path(Path(test.definition.source))
+        argv = ["test", "-model", net, "-weights", short_path(model), "-iterations", str(test.iterations)]
+        commands.append(f"{own_command()} {shlex.join([*argv, *_state_flags(test.state)])}")
+    return list(dict.fromkeys(commands))
+
+
+test_commands.__test__ = False  # type: ignore[attr-defined]  # pytest would take it for a test
+
+
+def model_of(state: Path) -> Path:
+    """Return the model that was written with a solver state."""
+    return state.with_name(state.name.replace(".solverstate", ".caffemodel"))
+
+
+def aligned(entries: Sequence[tuple[str, str]]) -> list[str]:
+    """Return entries as lines, their texts in one column.
+
+    >>> aligned([("model", "a.caffemodel"), ("resume", "poseidon train")])
+    ['  model:   a.caffemodel', '  resume:  poseidon train']
+    """
+    width = max((len(name) for name, _ in entries), default=0) + 1
+    return [f"  {name + ':':<{width}}  {text}" for name, text in entries]
+
+
+def _without_settings(argv: Sequence[str], names: Collection[str]) -> list[str]:
+    """Return arguments without `--set NAME=VALUE` for some names."""
+    kept: list[str] = []
+    rest = iter(argv)
+    for argument in rest:
+        flag, equals, setting = argument.partition("=")
+        words = [argument]
+        if flag.lstrip("-") == "set" and flag.startswith("-"):
+            if not equals:
+                setting = next(rest, "")
+                words.append(setting)
+            if setting.partition("=")[0] in names:
+                continue
+        kept += words
+    return kept
+
+
+def _shortened(argument: str) -> str:
+    """Return `--flag=/absolute/path` or `/absolute/path` with a shorter path to the same file."""
+    flag, equals, value = argument.partition("=") if argument.startswith("-") else ("", "", argument)
+    if not Path(value).is_absolute() or not Path(value).exists():
+        return argument
+    return f"{flag}{equals}{short_path(Path(value))}"
+
+
+def _state_flags(state: NetState) -> list[str]:
+    level = ["-level", str(state.level)] if state.level else []
+    return [*level, *(["-stage", ",".join(state.stage)] if state.stage else [])]

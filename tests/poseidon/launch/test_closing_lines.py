@@ -1,0 +1,104 @@
+"""The last lines of a job: commands that do something as they are pasted."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+
+import pytest
+
+from poseidon.launch.closing_lines import aligned, model_of, resume_command, test_commands, without_flags
+from poseidon.proto.definition import read_solver
+from tests.support.training import write_definitions
+
+
+@pytest.mark.parametrize(
+    ("words", "kept"),
+    [
+        (["train", "--job=x", "-solver", "a", "--background"], ["train", "-solver", "a"]),
+        (["train", "-job", "x", "--background", "--solver=a"], ["train", "--solver=a"]),
+        (["train", "--jobs=x", "job"], ["train", "--jobs=x", "job"]),
+        (["train", "--job"], ["train"]),
+        (["train", "--net-outputs=x", "--background=true"], ["train"]),
+    ],
+)
+def test_flags_are_left_out_in_every_form(words: list[str], kept: list[str]) -> None:
+    assert without_flags(words, ["job", "background", "net_outputs"], bare=["background"]) == kept
+
+
+@pytest.mark.parametrize(
+    ("words", "changes", "expected"),
+    [
+        (
+            ["train", "--solver=my solver", "--snapshot=old", "--weights", "w", "--output=o", "--gpu=0"],
+            {"snapshot": "snaps/x_iter_5.solverstate"},
+            ["train", "--solver=my solver", "--gpu=0", "--snapshot=snaps/x_iter_5.solverstate"],
+        ),
+        (
+            ["train", "--max_iter=5", "--net_outputs=o/x", "--set", "max_iter=7", "--set=base_lr=1"],
+            {"snapshot": "job-1", "max_iter": "10"},
+            ["train", "--set=base_lr=1", "--snapshot=job-1", "--max_iter=10"],
+        ),
+        (
+            ["train", "--set", "display=2", "-set", "max_iter=7", "-max_iter", "3", "--set"],
+            {"max_iter": "10"},
+            ["train", "--set", "display=2", "--set", "", "--max_iter=10"],
+        ),
+        (
+            [
+                "train",
+                "--solver={}/s",
+                "-hostfile",
+                "{}/../near",
+                "--other=/usr/none",
+                "--tensorboard_dir=/usr",
+            ],
+            {"snapshot": "job-1"},
+            [
+                "train",
+                "--solver=s",
+                "-hostfile",
+                "../near",
+                "--other=/usr/none",
+                "--tensorboard_dir=/usr",
+                "--snapshot=job-1",
+            ],
+        ),
+    ],
+)
+def test_the_command_that_goes_on(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    words: list[str],
+    changes: dict[str, str],
+    expected: list[str],
+) -> None:
+    """Values of the job that has run give way; absolute paths become short where they name something."""
+    here = tmp_path / "here"
+    here.mkdir()
+    (here / "s").write_text("")
+    (tmp_path / "near").write_text("")
+    monkeypatch.chdir(here)
+    command = resume_command([word.format(here) for word in words], changes)
+    assert shlex.split(command) == ["poseidon", *expected]
+
+
+def test_the_command_that_scores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    extra = 'test_iter: 7\ntest_state: { stage: "a" stage: "b" level: 2 }'
+    solver = read_solver(write_definitions(tmp_path, batch=4, extra=extra))
+    model = model_of(tmp_path / "snap_iter_3.solverstate.h5")
+    assert test_commands(solver, model) == [
+        "poseidon test -model net.prototxt -weights snap_iter_3.caffemodel.h5 -iterations 7 -level 2 -stage a,b"
+    ]
+    del solver.param.test_iter[:]
+    del solver.param.test_state[:]
+    assert test_commands(solver, model) == []
+
+
+def test_entries_stand_below_each_other() -> None:
+    assert aligned([("model", "a"), ("resume", "b"), ("x", "c")]) == [
+        "  model:   a",
+        "  resume:  b",
+        "  x:       c",
+    ]

@@ -1,0 +1,55 @@
+"""The job of a script: what its last lines say."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from poseidon.cluster.machinefile import Host
+from poseidon.cluster.supervision.loop import JobResult
+from poseidon.cluster.supervision.restarts import StartingPoint
+from poseidon.cluster.supervision.state import Outcome
+from poseidon.launch.request import ScriptRequest
+from poseidon.launch.script_job import ScriptJob
+from poseidon.launch.site import LocalSite
+
+
+@pytest.mark.parametrize(
+    ("outcome", "name", "saved", "expected"),
+    [
+        (
+            Outcome.STOPPED,
+            "{job}/a_iter_7.pt",
+            7,
+            ("resume", "poseidon run --snapshot=JOB train.py --lr 0.1"),
+        ),
+        (
+            Outcome.STOPPED,
+            "saved/a_iter_5.pt",
+            5,
+            (
+                "resume from iteration 5",
+                "poseidon run --snapshot=saved/a_iter_5.pt train.py --lr 0.1",
+            ),
+        ),
+        (Outcome.FINISHED, "saved/a_iter_7.pt", 7, ("checkpoint", "saved/a_iter_7.pt")),
+        (Outcome.FINISHED, "saved/a_iter_5.pt", 5, ("checkpoint", "saved/a_iter_5.pt (of iteration 5)")),
+    ],
+)
+def test_a_script_that_has_finished_has_nothing_to_resume(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    outcome: Outcome,
+    name: str,
+    saved: int,
+    expected: tuple[str, str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").write_text("")
+    argv = ("run", "--snapshot=old", "train.py", "--lr", "0.1")
+    request = ScriptRequest(script=Path("train.py"), arguments=("--lr", "0.1"), argv=argv)
+    job = ScriptJob(request, LocalSite((Host(id=0, address="127.0.0.1", port=0),)))
+    newest = StartingPoint(state=str(tmp_path / name.format(job=job.output)), iteration=saved)
+    report = job.final_report(JobResult(outcome=outcome, iteration=7, elapsed_s=1.0), newest, ())
+    assert (report[0][0], report[0][1].replace(job.id, "JOB")) == expected
