@@ -24,7 +24,7 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from enum import Enum
 from itertools import chain, pairwise
@@ -45,10 +45,11 @@ from poseidon.engine.launcher_connection import LauncherConnection
 from poseidon.engine.solver.checkpoint import Checkpoint, Progress
 from poseidon.engine.solver.replica import Replica
 from poseidon.engine.solver.trainer import LoopSettings, Trainer
-from poseidon.exchange.base import Exchange, ExchangeSettings
-from poseidon.exchange.observe.observed import ObservedExchange
+from poseidon.exchange.alone import AloneCarrier
+from poseidon.exchange.base import ExchangeSettings, Trained
+from poseidon.exchange.control import JobControl
+from poseidon.exchange.exchange import Exchange
 from poseidon.exchange.observe.watchdog import Watchdog, WatchdogObserver
-from poseidon.exchange.single import SingleProcessExchange
 from poseidon.launch.processes import child_environment
 from poseidon.layers.base import LayerContext
 from poseidon.metrics.glog_lines import GlogSink
@@ -86,24 +87,22 @@ class Block(Enum):
     ALL = "heartbeats and a snapshot"  # and one snapshot, in the background
 
 
-class EveryOther(ObservedExchange):
-    """An exchange that a watchdog observes in odd iterations, and nothing in even ones.
+class EveryOther(Exchange):
+    """The exchange of one process, which a watchdog observes in odd iterations, and nothing in even ones.
 
     Args:
-        bare: the exchange.
+        tensors: of the exchange.
         watchdog: of the loop.
     """
 
-    def __init__(self, bare: Exchange, watchdog: Watchdog) -> None:
-        super().__init__(bare, [WatchdogObserver(watchdog)])
-        self._bare = bare
-        self._observed = {name: getattr(self, name) for name in ("begin", "begin_factors", "wait", "finish")}
+    def __init__(self, tensors: Sequence[Trained], watchdog: Watchdog) -> None:
+        carrier, settings = AloneCarrier(tensors, ExchangeSettings()), ExchangeSettings()
+        super().__init__([carrier], JobControl(carrier.delivery, root=True), settings)
+        self._observer = WatchdogObserver(watchdog)
 
     def start(self, iteration: int, rate: float) -> None:
-        """See `Exchange`."""
-        for name, observed in self._observed.items():
-            setattr(self, name, observed if iteration % 2 else getattr(self._bare, name))
-        (super() if iteration % 2 else self._bare).start(iteration, rate)
+        self.observe([self._observer] if iteration % 2 else [])
+        super().start(iteration, rate)
 
 
 def block_s(folder: Path, block: Block, iterations: int) -> list[float]:
@@ -136,12 +135,12 @@ def block_s(folder: Path, block: Block, iterations: int) -> list[float]:
 
 @contextmanager
 def _exchange(replica: Replica) -> Iterator[Exchange]:
-    exchange = SingleProcessExchange(replica.trained, ExchangeSettings())
-    exchange.open(None)
     launcher = LauncherConnection(io.StringIO(), io.StringIO())
     launcher.start()
     launcher.watchdog.start()
-    yield EveryOther(exchange, launcher.watchdog)
+    exchange = EveryOther(replica.trained, launcher.watchdog)
+    exchange.open(None)
+    yield exchange
     launcher.close()
 
 

@@ -30,9 +30,8 @@ from poseidon.engine.module.distribute import running_in
 from poseidon.engine.module.group import Group
 from poseidon.engine.module.worker_context import ThisWorker, WorkerContext, unobserved
 from poseidon.errors import JobError
-from poseidon.exchange.base import Exchange
 from poseidon.exchange.building.membership import Built, Membership
-from poseidon.exchange.observe.observed import ObservedExchange
+from poseidon.exchange.exchange import Exchange
 from poseidon.exchange.observe.tracing import ExchangeTrace, TracingHooks, named_layers
 from ps_server.trace import NO_TRACE, Trace, Tracer
 
@@ -134,7 +133,8 @@ class Traced:
 
     def __init__(self, built: Built, module: nn.Module, trace: Tracer) -> None:
         names = [choice.name for choice in built.plan.choices]
-        self.exchange = ObservedExchange(built.exchange, [ExchangeTrace(names, trace)])
+        self.exchange = built.exchange
+        self.exchange.observe([ExchangeTrace(names, trace)])
         self._module = module
         self._trace = trace
 

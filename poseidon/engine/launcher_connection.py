@@ -17,7 +17,7 @@ import psutil
 from poseidon.data.batches.prefetch import WAITED
 from poseidon.engine.module.worker_context import LoopPosition
 from poseidon.errors import JobError
-from poseidon.exchange.base import Exchange
+from poseidon.exchange.exchange import Exchange
 from poseidon.exchange.observe.watchdog import Watchdog
 from ps_server import ServerError, SignalKind
 from ps_server.link_load import sending_s

@@ -14,10 +14,9 @@ from pathlib import Path
 from torch import nn
 
 from poseidon.errors import JobError
-from poseidon.exchange.base import Exchange
 from poseidon.exchange.building.membership import Built
 from poseidon.exchange.cost import Choice, ExchangePlan
-from poseidon.exchange.observe.observed import ObservedExchange, Observer
+from poseidon.exchange.observe.observer import Observer
 from poseidon.exchange.observe.statistics import Traffic, WaitTimes
 from poseidon.exchange.observe.tracing import ExchangeTrace, TracingHooks
 from poseidon.metrics.job_statistics import TensorStatistics, WorkerStatistics
@@ -81,7 +80,8 @@ class Observation:
         self._layers = layers
         self._hooks: TracingHooks | None = None
         traces = [ExchangeTrace(names, trace)] if trace is not NO_TRACE else []
-        self.exchange: Exchange = ObservedExchange(built.exchange, [*observers, self._waits, *traces])
+        self.exchange = built.exchange
+        self.exchange.observe([*observers, self._waits, *traces])
         self._closed = threading.Event()
         self._failure: Exception | None = None
         self._thread = threading.Thread(target=self._report, name="poseidon-statistics", daemon=True)
@@ -95,7 +95,7 @@ class Observation:
     def statistics(self) -> WorkerStatistics:
         """Return the statistics so far."""
         built, waits = self._built, self._waits
-        traffic = built.traffic.traffic() if built.traffic is not None else {}
+        traffic = self.exchange.traffic()
         totals = built.client.statistics() if built.client is not None else None
         return WorkerStatistics(
             iterations=waits.iterations,

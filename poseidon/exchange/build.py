@@ -1,17 +1,16 @@
 """The factory of exchanges: builds the exchange of one worker from its membership of a job.
 
-    alone                                    SingleProcessExchange
-    hybrid, ps, svb: by the plan             HybridExchange, or ServerExchange where every tensor goes to the server
-    auto                                     the same, after a measurement (`auto/trial.py`), with all-reduce too
-    allreduce                                AllReduceExchange
+    kind                        carriers
+    alone                       AloneCarrier
+    hybrid, ps, svb, auto       ServerCarrier; FactorCarrier and AllReduceCarrier where the plan has their schemes
+    allreduce                   AllReduceCarrier
 
-Small tensors share tables on the server: a PooledExchange wraps either of the first two.
+`auto` makes its plan by a measurement (`auto/trial.py`).
 
-Where a host has several workers, local rank 0 has that exchange, inside a LeaderExchange, and each of the others has a
-FollowerExchange.
+Where a host has several workers, local rank 0 has that exchange within a LeaderCarrier, and each of the others has a
+FollowerCarrier.
 
-With local steps (`rounds/local_steps.py`) all of this is the outer exchange,
-inside a LocalStepsExchange of each worker.
+With local steps (`rounds/local_steps.py`) all of this is the outer exchange, within a RoundsCarrier of each worker.
 
 Law: every worker of a job makes the same plan and the same store, since both follow from what is equal on all workers.
 """
@@ -21,21 +20,24 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from poseidon.exchange.allreduce.exchange import AllReduceExchange
-from poseidon.exchange.allreduce.process_group import GroupSettings, join_rendezvous
+from poseidon.exchange.allreduce.carrier import AllReduceCarrier
+from poseidon.exchange.allreduce.control import Meeting
+from poseidon.exchange.allreduce.process_group import join_rendezvous
+from poseidon.exchange.alone import exchange_alone
 from poseidon.exchange.auto.rates import fastest_schemes
 from poseidon.exchange.auto.trial import measure, trial_store
 from poseidon.exchange.base import ExchangeSettings, Trained
 from poseidon.exchange.building.membership import Built, Connect, Membership
 from poseidon.exchange.building.rounds import build_local_steps
 from poseidon.exchange.building.server import Request, build_server, layout_of
+from poseidon.exchange.control import JobControl
 from poseidon.exchange.cost import ELEMENT_BYTES, Choice, ExchangeKind, ExchangePlan, Scheme, choose
-from poseidon.exchange.local.follower import FollowerExchange
+from poseidon.exchange.exchange import Exchange
+from poseidon.exchange.local.follower import FollowerCarrier
 from poseidon.exchange.local.group import LocalGroup
-from poseidon.exchange.local.leader import LeaderExchange
+from poseidon.exchange.local.leader import LeaderCarrier
 from poseidon.exchange.lossy.compression import codecs_of
-from poseidon.exchange.pooled import SMALL_TENSOR_ELEMENTS
-from poseidon.exchange.single import SingleProcessExchange
+from poseidon.exchange.server.pool import SMALL_TENSOR_ELEMENTS
 from ps_server.protocol.precision import pushed_in, sent_in
 from ps_server.trace import NO_TRACE, Tracer
 
@@ -160,22 +162,22 @@ def _build_measured(request: Request) -> Built:
 
 
 def _build_alone(request: Request) -> Built:
-    return Built(exchange=SingleProcessExchange(request.tensors, request.settings), plan=request.plan)
+    return Built(exchange=exchange_alone(request.tensors, request.settings), plan=request.plan)
 
 
 def _build_allreduce(request: Request) -> Built:
-    member = request.member
-    group = GroupSettings(
-        rank=member.rank, size=member.workers, host=member.host.strip("[]"), timeout_s=member.timeout_s
-    )
-    exchange = AllReduceExchange(
-        join_rendezvous(group, request.connect),
-        request.tensors,
+    group = request.member.group
+    meeting = Meeting.at(join_rendezvous(group, request.connect), group)
+    control = JobControl(meeting.delivery, root=group.rank == 0, calls_wait=True)
+    carrier = AllReduceCarrier(
+        dict(enumerate(request.tensors)),
         request.settings,
         group=group,
+        control=control,
+        meeting=meeting,
         equal_bits=request.equal_bits,
     )
-    return Built(exchange=exchange, plan=request.plan, traffic=exchange)
+    return Built(exchange=Exchange([carrier], control, request.settings), plan=request.plan)
 
 
 _BUILDERS: dict[ExchangeKind, Callable[[Request], Built]] = {
@@ -203,10 +205,11 @@ def _build_local_group(
     of_host = [replace(t, factor_rows=t.factor_rows * group.workers) for t in tensors]
     one = replace(member, local_rank=0, local_workers=1)
     if group.rank:
-        follower = FollowerExchange(tensors, group)
+        follower = FollowerCarrier(tensors, group)
         schemes = [Scheme(value) for value in follower.schemes]
-        return Built(exchange=follower, plan=plan_exchange(of_host, one, schemes))
+        exchange = Exchange([follower], follower.control, request.settings)
+        return Built(exchange=exchange, plan=plan_exchange(of_host, one, schemes))
     built = build(of_host, request.settings, one)
     schemes = [choice.scheme for choice in built.plan.choices]
-    leader = LeaderExchange(built.exchange, tensors, group, schemes=[scheme.value for scheme in schemes])
-    return replace(built, exchange=leader)
+    leader = LeaderCarrier(built.exchange, tensors, group, schemes=[scheme.value for scheme in schemes])
+    return replace(built, exchange=Exchange([leader], leader.control, request.settings))

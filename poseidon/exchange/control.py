@@ -50,6 +50,8 @@ class JobControl:
         delivery: how they travel.
         root: whether this is rank 0, the only one that may request.
         calls_wait: whether a contribution and a poll wait for the network too.
+
+    Attributes:
         around_wait: entered around each wait for a collection.
     """
 
@@ -59,23 +61,11 @@ class JobControl:
         *,
         root: bool,
         calls_wait: bool = False,
-        around_wait: Callable[[], AbstractContextManager[None]] = _unobserved,
     ) -> None:
         self.root = root
         self._delivery = delivery
         self._calls_wait = calls_wait
-        self._around_wait = around_wait
-
-    def observed(self, around_wait: Callable[[], AbstractContextManager[None]]) -> JobControl:
-        """Return the same control, with `around_wait` entered around each wait, outside of what was entered before."""
-        inner = self._around_wait
-
-        @contextmanager
-        def both() -> Iterator[None]:
-            with around_wait(), inner():
-                yield
-
-        return JobControl(self._delivery, root=self.root, calls_wait=self._calls_wait, around_wait=both)
+        self.around_wait: Callable[[], AbstractContextManager[None]] = _unobserved
 
     def gather(self, payload: bytes) -> Collection:
         """Contribute to the next collection, and return at once.
@@ -83,7 +73,7 @@ class JobControl:
         All workers take part in each collection, in the same order. `Collection.poll` and `Collection.result` give
         the payloads of all workers by rank.
         """
-        around_call = self._around_wait if self._calls_wait else _unobserved
+        around_call = self.around_wait if self._calls_wait else _unobserved
         with around_call():
             collection = self._delivery.gather(payload)
 
@@ -92,7 +82,7 @@ class JobControl:
                 return collection.poll()
 
         def result() -> tuple[bytes, ...]:
-            with self._around_wait():
+            with self.around_wait():
                 return collection.result()
 
         return Collection(poll, result)
@@ -117,7 +107,7 @@ class JobControl:
         return self._delivery.requests
 
 
-class AloneDelivery:
+class AloneDelivery(Delivery):
     """Job control of one worker: its own payload is the collection.
 
     A request names the end of the iteration under way or, after it, that of the next one. Requests come from any
@@ -136,21 +126,18 @@ class AloneDelivery:
             self._clock = clock
 
     def gather(self, payload: bytes) -> Collection:
-        """See `Delivery`."""
         return Collection(lambda: (payload,), lambda: (payload,))
 
     def request(self, kind: SignalKind) -> None:
-        """See `Delivery`."""
         with self._lock:
             self._requests += (Signal(kind, self._clock),)
 
     @property
     def requests(self) -> tuple[Signal, ...]:
-        """See `Delivery`."""
         return self._requests
 
 
-class ShardDelivery:
+class ShardDelivery(Delivery):
     """Job control through the shards.
 
     `Session.signal` of the store proves that every worker sees a request in time: each shard passes it on before any
@@ -164,14 +151,11 @@ class ShardDelivery:
         self._client = client
 
     def gather(self, payload: bytes) -> Collection:
-        """See `Delivery`."""
         return self._client.gather(payload)
 
     def request(self, kind: SignalKind) -> None:
-        """See `Delivery`."""
         self._client.signal(kind)
 
     @property
     def requests(self) -> tuple[Signal, ...]:
-        """See `Delivery`."""
         return self._client.signals

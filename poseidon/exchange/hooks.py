@@ -18,7 +18,8 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from poseidon.errors import UsageError
-from poseidon.exchange.base import Exchange, Trained
+from poseidon.exchange.base import Trained
+from poseidon.exchange.exchange import Exchange
 from poseidon.exchange.factors.taps import FactorTap, layers_with_factors
 from poseidon.exchange.module_hooks import OfOneModule, OutsideOfGraphs
 

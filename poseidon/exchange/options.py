@@ -51,7 +51,7 @@ class ExchangeOptions:
         outer_momentum: momentum of the outer rule, at least 0 and below 1.
         outer_nesterov: whether the outer rule is Nesterov's; otherwise it is SGD.
         sync_fragments: parts of the tensors that are exchanged at different
-            iterations of a round (`rounds/streaming.py`).
+            iterations of a round (`rounds/local_steps.py`).
         sync_delay: local steps that are made while a part travels; below `sync_every`.
         sync_mix: the weight of a worker's own value when the common one comes after a delay; at least 0 and below 1.
         bandwidth_mbps: SSPAggr's budget of each client for changes that the bound does not need yet; None: no limit.

@@ -17,7 +17,8 @@ import json
 import logging
 import zlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -25,9 +26,10 @@ from torch import Tensor
 
 from poseidon.errors import JobError
 from poseidon.exchange.base import Trained
+from poseidon.exchange.control import JobControl
 from poseidon.exchange.factors.products import ONEDNN_LINEAR, Kernel, Scratch, apply_factors
 from poseidon.exchange.options import ExchangeOptions, OnDivergence
-from ps_server import Rule, RuleKind
+from ps_server import RemoteProtocolError, Rule, RuleKind
 from ps_server.numerics import processor_name
 from ps_server.rules import history_count, update
 
@@ -102,6 +104,50 @@ def arithmetic_sample(tensors: Sequence[Trained]) -> Arithmetic:
         rules=" ".join(_after_rule(kind, u_BN) for kind in kinds),
         products=products,
     )
+
+
+def introduce(
+    control: JobControl, tensors: Sequence[Trained], own: Mapping[str, object], *, more: str = ""
+) -> tuple[list[dict[str, Any]], list[Arithmetic]]:
+    """Exchange what workers need to know of each other before they compute values themselves.
+
+    All workers call it together.
+
+    Args:
+        control: of the exchange.
+        tensors: whose rules the workers apply.
+        own: what this worker offers, as JSON.
+        more: other results that must be equal on all workers; compared with those of the rules.
+
+    Returns:
+        By rank: what each worker offers, and its results for the example.
+
+    Raises:
+        RemoteProtocolError: a worker has sent something else.
+    """
+    sample = arithmetic_sample(tensors)
+    payload = {**own, "arithmetic": replace(sample, rules=f"{sample.rules}{more}").to_json()}
+    offers, samples = [], []
+    for rank, received in enumerate(control.all_gather(json.dumps(payload).encode())):
+        try:
+            offer = json.loads(received)
+            samples.append(Arithmetic.from_json(offer["arithmetic"]))
+        except (ValueError, KeyError, TypeError) as error:
+            raise RemoteProtocolError(f"worker {rank} did not introduce itself to the others") from error
+        offers.append(offer)
+    return offers, samples
+
+
+def offered_address(offers: Sequence[Mapping[str, Any]], name: str, rank: int) -> str:
+    """Return the address that a worker has offered under a name.
+
+    Raises:
+        RemoteProtocolError: there is none.
+    """
+    address = offers[rank].get(name)
+    if not isinstance(address, str) or not address.startswith("tcp://"):
+        raise RemoteProtocolError(f"worker {rank} sent no address at the rendezvous")
+    return address
 
 
 def common_kernel(samples: Sequence[Arithmetic], *, required: bool) -> Kernel:

@@ -94,7 +94,9 @@ class SerialExecutor:
         self._monitor = Monitor(timeout_s, closed="the exchange is closed", hangs=": the device hangs")
         self._queued = self._ended = 0
         self._thread: threading.Thread | None = None
-        if threaded or device.type == "cuda":
+        self.threaded = threaded or device.type == "cuda"
+        """Whether calls run on a thread of their own."""
+        if self.threaded:
             self._thread = threading.Thread(target=self._run, name=name, daemon=True)
             self._thread.start()
 

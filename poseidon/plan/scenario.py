@@ -17,7 +17,7 @@ from poseidon.cluster.plan import best_loads
 from poseidon.exchange.base import Trained
 from poseidon.exchange.cost import ELEMENT_BYTES, Choice, ExchangeKind, Scheme, Topology, choose
 from poseidon.exchange.lossy import low_rank_matrix
-from poseidon.exchange.pooled import POOL_ELEMENTS, SMALL_TENSOR_ELEMENTS
+from poseidon.exchange.server.pool import POOL_ELEMENTS, SMALL_TENSOR_ELEMENTS
 from poseidon.plan.machine import MIB, Machine
 from poseidon.plan.shapes import LayerShape, Shape, shares_of_work
 from ps_server import CodecKind, CodecSpec, Precision

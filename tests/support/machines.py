@@ -8,10 +8,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from poseidon.exchange.base import Exchange, ExchangeSettings, Trained
-from poseidon.exchange.local.follower import FollowerExchange
+from poseidon.exchange.base import ExchangeSettings, Trained
+from poseidon.exchange.exchange import Exchange
+from poseidon.exchange.local.follower import FollowerCarrier
 from poseidon.exchange.local.group import LocalGroup
-from poseidon.exchange.local.leader import LeaderExchange
+from poseidon.exchange.local.leader import LeaderCarrier
 from poseidon.exchange.local.reduction import ReductionKind
 from tests.support.exchange_contract import Make
 
@@ -39,13 +40,11 @@ def machines(
                 timeout_s=TIMEOUT_S,
             )
             if local:
-                return FollowerExchange(tensors, group)
-            return LeaderExchange(
-                inner(machine, tensors, settings),
-                tensors,
-                group,
-                reduction=reduction,
-            )
+                follower = FollowerCarrier(tensors, group)
+                return Exchange([follower], follower.control, settings)
+            between = inner(machine, tensors, settings)
+            leader = LeaderCarrier(between, tensors, group, reduction=reduction)
+            return Exchange([leader], leader.control, settings)
 
         yield make
         assert list(Path(folder).iterdir()) == []  # every socket's name has gone, and its folder

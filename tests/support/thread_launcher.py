@@ -15,7 +15,7 @@ from poseidon.cluster.process import Listener, ProcessSpec
 from poseidon.engine.document import read_document
 from poseidon.engine.launcher_connection import LauncherConnection
 from poseidon.engine.solver.worker import run_worker
-from poseidon.exchange.base import Exchange
+from poseidon.exchange.exchange import Exchange
 
 
 class ThreadConnection(LauncherConnection):

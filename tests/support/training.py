@@ -17,14 +17,15 @@ from poseidon.engine.solver.checkpoint import Checkpoint, Progress
 from poseidon.engine.solver.replica import Replica
 from poseidon.engine.solver.tester import Tester
 from poseidon.engine.solver.trainer import LoopSettings, Trainer
-from poseidon.exchange.base import Exchange, ExchangeSettings
+from poseidon.exchange.alone import exchange_alone
+from poseidon.exchange.base import ExchangeSettings
 from poseidon.exchange.build import build_exchange
 from poseidon.exchange.building.membership import Connect, Membership
 from poseidon.exchange.cost import ExchangeKind, Scheme
+from poseidon.exchange.exchange import Exchange
 from poseidon.exchange.options import ExchangeOptions
-from poseidon.exchange.ps import ServerExchange, store_spec
 from poseidon.exchange.replicas import NO_CHECK
-from poseidon.exchange.single import SingleProcessExchange
+from poseidon.exchange.server.store import store_spec
 from poseidon.layers.base import LayerContext
 from poseidon.metrics.glog_lines import GlogSink
 from poseidon.metrics.record import TestRecord, TrainRecord
@@ -34,6 +35,7 @@ from poseidon.snapshot.caffemodel import read_model
 from poseidon.solvers.settings import solver_settings
 from tests.support.cluster import TIMEOUT_S, TOKEN, job_addresses, memory_store
 from tests.support.cluster import Connect as ClientOfRank
+from tests.support.exchanges import plain_exchange
 
 SMALL_NET = """
 name: "small"
@@ -202,7 +204,7 @@ def _exchange(
     schemes: Sequence[Scheme] = (),
 ) -> Exchange:
     if connect is None:
-        return SingleProcessExchange(replica.trained, settings)
+        return exchange_alone(replica.trained, settings)
     if job.kind is None:
         store = store_spec(
             replica.trained,
@@ -211,7 +213,7 @@ def _exchange(
             shards=job.shards,
             options=ExchangeOptions(staleness=job.staleness),
         )
-        return ServerExchange(connect(rank, store), replica.trained, store, settings)
+        return plain_exchange(connect(rank, store), replica.trained, store, settings)
     member = Membership(
         rank=rank,
         workers=job.workers,

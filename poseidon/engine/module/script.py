@@ -39,8 +39,8 @@ from poseidon.engine.module.worker_context import LoopPosition, Observed, ThisWo
 from poseidon.engine.observation import Observation, log_plan, open_trace
 from poseidon.engine.snapshot_writer import WrittenSnapshot
 from poseidon.errors import PoseidonError
-from poseidon.exchange.base import Exchange
 from poseidon.exchange.building.membership import Built
+from poseidon.exchange.exchange import Exchange
 from poseidon.exchange.observe.tracing import named_layers
 from ps_server import PeerLost, ServerError, StalenessTimeout
 from ps_server.numerics import prepare_process

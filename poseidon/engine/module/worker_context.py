@@ -12,8 +12,8 @@ from torch import nn
 
 from poseidon.engine.snapshot_writer import WrittenSnapshot
 from poseidon.errors import JobError
-from poseidon.exchange.base import Exchange
 from poseidon.exchange.building.membership import Built, Connect, Membership
+from poseidon.exchange.exchange import Exchange
 from poseidon.layers.base import CPU
 from ps_server.trace import NO_TRACE, Tracer
 

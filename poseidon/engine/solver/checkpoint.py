@@ -25,8 +25,9 @@ from poseidon.engine.snapshot_writer import SnapshotSettings, SnapshotWriter, Wr
 from poseidon.engine.solver.frozen import FrozenHistories
 from poseidon.engine.solver.replica import Replica, Values
 from poseidon.errors import JobError, SnapshotError
-from poseidon.exchange.base import Exchange, History
+from poseidon.exchange.base import History
 from poseidon.exchange.cost import Scheme
+from poseidon.exchange.exchange import Exchange
 from poseidon.metrics.glog_lines import GlogSink, snapshotting
 from poseidon.proto.blob import from_array, to_array
 from poseidon.proto.caffe_pb2 import BlobProto, PoseidonState, PoseidonWorkerState, SolverParameter

@@ -19,7 +19,7 @@ from torch import Tensor
 from poseidon.engine.averages import accumulate, as_outputs, output_sizes, pack, total
 from poseidon.engine.detection import DetectionTally, check_outputs, discard_results, save_results
 from poseidon.engine.solver.replica import Replica
-from poseidon.exchange.base import Exchange
+from poseidon.exchange.exchange import Exchange
 from poseidon.metrics.record import Output, TestRecord
 from ps_server.rules import plain_sum
 

@@ -23,7 +23,7 @@ from poseidon.engine.solver.checkpoint import Checkpoint, Progress
 from poseidon.engine.solver.replica import Replica, Values
 from poseidon.engine.solver.tester import Tester
 from poseidon.errors import JobError, SnapshotError
-from poseidon.exchange.base import Exchange
+from poseidon.exchange.exchange import Exchange
 from poseidon.exchange.hooks import Hooks
 from poseidon.exchange.options import ExchangeOptions
 from poseidon.exchange.replicas import NO_CHECK, ReplicaCheck

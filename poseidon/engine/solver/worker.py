@@ -37,9 +37,10 @@ from poseidon.engine.solver.tester import Tester
 from poseidon.engine.solver.trainer import LoopSettings, Trainer
 from poseidon.engine.tools.preflight import weight_files
 from poseidon.errors import PoseidonError, counted, out_of_files, out_of_memory
-from poseidon.exchange.base import Exchange, ExchangeSettings
+from poseidon.exchange.base import ExchangeSettings
 from poseidon.exchange.build import build_exchange
 from poseidon.exchange.building.membership import Built
+from poseidon.exchange.exchange import Exchange
 from poseidon.exchange.observe.watchdog import WatchdogObserver
 from poseidon.layers.base import LayerContext
 from poseidon.layers.user_modules import import_modules, problem_in

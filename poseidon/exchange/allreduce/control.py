@@ -9,12 +9,13 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from poseidon.exchange.allreduce.process_group import GroupSettings, Rendezvous, dist, torch_errors
-from poseidon.exchange.control import KINDS
+from poseidon.exchange.control import KINDS, Delivery
 from ps_server import Collection, LocalProtocolError, PeerLost, Signal, SignalKind, StalenessTimeout
 
 PIECE_BYTES = 2**22
@@ -51,7 +52,7 @@ class StoreCollections:
         self._closed = threading.Event()
 
     def contribute(self, payload: bytes) -> Collection:
-        """Contribute to the next collection. See `Delivery.gather`."""
+        """Contribute to the next collection."""
         with self._calling():
             while self._stored and not self._store.check([f"{self._stored[0]}/written"]):
                 self._stored.popleft()
@@ -161,8 +162,8 @@ class StoreCollections:
         )
 
 
-class AllReduceDelivery:
-    """See `Delivery`. Requests travel with the training itself.
+class AllReduceDelivery(Delivery):
+    """Job control of replicas without shards. Requests travel with the training itself.
 
     Each iteration sums how often rank 0 has requested each kind: all other workers contribute zeros. So all workers see
     a request at the end of the same iteration, and the request names the next one: a worker that passes values on to
@@ -182,17 +183,14 @@ class AllReduceDelivery:
         self._requests: tuple[Signal, ...] = ()
 
     def gather(self, payload: bytes) -> Collection:
-        """See `Delivery`."""
         return self._collections.contribute(payload)
 
     def request(self, kind: SignalKind) -> None:
-        """See `Delivery`."""
         with self._lock:
             self._requested[KINDS.index(kind)] += 1
 
     @property
     def requests(self) -> tuple[Signal, ...]:
-        """See `Delivery`."""
         return self._requests
 
     def start(self, start_sum: Callable[[Tensor], Callable[[], None]]) -> None:
@@ -214,3 +212,25 @@ class AllReduceDelivery:
         for kind, before, now in zip(KINDS, self._seen, counts, strict=True):
             self._requests += (Signal(kind, clock),) * (now - before)
         self._seen = counts
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Meeting:
+    """Where the replicas of a job without shards meet.
+
+    Attributes:
+        rendezvous: has the store.
+        collections: of this replica, through the store.
+        delivery: of the job control of this replica.
+    """
+
+    rendezvous: Rendezvous
+    collections: StoreCollections
+    delivery: AllReduceDelivery
+
+    @classmethod
+    def at(cls, rendezvous: Rendezvous, settings: GroupSettings) -> Meeting:
+        """Return the meeting of this process at a rendezvous."""
+        collections = StoreCollections(rendezvous, settings)
+        delivery = AllReduceDelivery(collections)
+        return cls(rendezvous=rendezvous, collections=collections, delivery=delivery)

@@ -24,14 +24,16 @@ from typing import Any
 import numpy as np
 import torch
 
-from poseidon.exchange.allreduce.plane import AllReducePlane
-from poseidon.exchange.allreduce.process_group import Backend, GroupSettings, ProcessGroup, Rendezvous
+from poseidon.exchange.allreduce.carrier import AllReduceCarrier
+from poseidon.exchange.allreduce.process_group import Backend, ProcessGroup, Rendezvous
 from poseidon.exchange.auto.rates import Rates
 from poseidon.exchange.base import ExchangeSettings, Trained
 from poseidon.exchange.building.membership import Membership
+from poseidon.exchange.carrier import Step
+from poseidon.exchange.control import JobControl, ShardDelivery
 from poseidon.exchange.cost import ELEMENT_BYTES, server_bytes
 from poseidon.exchange.factors.products import Scratch, apply_factors
-from poseidon.exchange.plane import offered_address
+from poseidon.exchange.replicas import offered_address
 from ps_server import Client, RemoteProtocolError, Rule, RuleKind, StoreSpec, TableSpec
 
 ELEMENTS = (2**16, *(2**20,) * 5)
@@ -127,31 +129,31 @@ def _sums(
         yield None
         return
     device = tensors[0].tensor.device
-    settings = GroupSettings(
-        rank=member.rank, size=member.workers, host=member.host.strip("[]"), timeout_s=member.timeout_s
-    )
+    settings = member.group
     rendezvous = Rendezvous(settings) if member.rank == 0 else None
     offers = _collect(client, {"allreduce": "" if rendezvous is None else rendezvous.address})
-    rendezvous = rendezvous or Rendezvous(settings, offered_address(offers[0], "allreduce", rank=0))
+    rendezvous = rendezvous or Rendezvous(settings, offered_address(offers, "allreduce", 0))
     group = ProcessGroup(rendezvous, "trial", settings, Backend.of(device))
     rule = _rule_of(tensors)
     trained = [Trained(name="trial", tensor=torch.zeros(size, device=device), rule=rule) for size in ELEMENTS]
     gradients = [torch.zeros(size, device=device) for size in ELEMENTS]
-    planes = {}
+    control = JobControl(ShardDelivery(client), root=member.rank == 0)
+    carriers = {}
     for each in TOGETHER:
-        planes[each] = AllReducePlane(
-            {table: trained[table] for table in each}, ExchangeSettings(), group=settings
+        tensors_of_each = {table: trained[table] for table in each}
+        carriers[each] = AllReduceCarrier(
+            tensors_of_each, ExchangeSettings(), group=settings, control=control
         )
-        planes[each].join(group)
+        carriers[each].join(group)
 
     def exchange(tables: range) -> None:
-        plane = planes[tables]
-        plane.start(0, 0.0)
+        carrier = carriers[tables]
+        carrier.start(Step(0, 0.0))
         for table in tables:
-            plane.begin(table, gradients[table])
-        plane.finish()
+            carrier.begin(table, gradients[table])
+        carrier.finish(1.0)
         for table in tables:
-            plane.wait(table)
+            carrier.wait(table)
         _synchronize(device)
 
     try:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from poseidon.exchange.base import Exchange
+from poseidon.exchange.allreduce.process_group import GroupSettings
 from poseidon.exchange.cost import ExchangeKind, ExchangePlan, Topology
-from poseidon.exchange.observe.statistics import CountsTraffic
+from poseidon.exchange.exchange import Exchange
 from poseidon.exchange.options import DEFAULT_OPTIONS, ExchangeOptions
 from ps_server import Client, Precision, StoreSpec
 from ps_server.keys import Keyring
@@ -77,6 +77,12 @@ class Membership:
         return self.options.sync_every > 0 or (self.options.staleness > 0 and not self.alone)
 
     @property
+    def group(self) -> GroupSettings:
+        """The place of this worker's host in a process group."""
+        host = self.host.strip("[]")
+        return GroupSettings(rank=self.rank, size=self.workers, host=host, timeout_s=self.timeout_s)
+
+    @property
     def topology(self) -> Topology:
         """The clients that push, and the load of each host's shards. Without shards:
         a shard on each host, to compare with.
@@ -97,7 +103,6 @@ class Built:
         store: the store that workers and shards agree on; None without shards.
         tables: for each table of the store the indices of its tensors.
         client: this worker's connection to the shards; None without shards.
-        traffic: counts the traffic of the tensors; None where nothing counts it.
         local_steps: iterations of a round of local steps; 0: workers exchange in every iteration.
         measured: whether `--exchange=auto` has chosen the plan by a measurement: a resumed run needs the same plan.
     """
@@ -107,6 +112,5 @@ class Built:
     store: StoreSpec | None = None
     tables: Sequence[Sequence[int]] = ()
     client: Client | None = None
-    traffic: CountsTraffic | None = None
     local_steps: int = 0
     measured: bool = False

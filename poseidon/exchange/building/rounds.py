@@ -6,14 +6,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from poseidon.errors import UsageError
+from poseidon.exchange.alone import exchange_alone
 from poseidon.exchange.base import ExchangeSettings, Trained
 from poseidon.exchange.building.membership import Built, Membership
-from poseidon.exchange.building.server import Request, codec_of, low_rank_of
+from poseidon.exchange.building.server import Request, codec_of, low_rank_of, through_server
 from poseidon.exchange.cost import ExchangePlan
-from poseidon.exchange.options import ExchangeOptions
-from poseidon.exchange.ps import ServerExchange, store_spec
-from poseidon.exchange.rounds.local_steps import LocalStepsExchange, anchors_of, is_synchronous, outer_rule
-from poseidon.exchange.rounds.streaming import AloneTables, StreamingExchange
+from poseidon.exchange.exchange import Exchange
+from poseidon.exchange.rounds.local_steps import RoundsCarrier, anchors_of, is_synchronous, outer_rule
+from poseidon.exchange.server.carrier import Parts
+from poseidon.exchange.server.store import Layout, store_spec
 
 Build = Callable[[Sequence[Trained], ExchangeSettings, Membership], Built]
 Plan = Callable[[Sequence[Trained], Membership], ExchangePlan]
@@ -41,59 +42,51 @@ def build_local_steps(request: Request, build: Build, plan: Plan) -> Built:
     anchors = anchors_of(tensors, outer_rule(options, delayed=delayed > 0))
     outer_settings = ExchangeSettings(start_clock=settings.start_clock)
     if options.streams:
+        if not member.alone:
+            options.check_workers_per_host(member.local_workers)
+        plan_of_parts = plan(anchors, of_rounds)
         outer = replace(
-            request,
-            tensors=anchors,
-            settings=outer_settings,
-            member=of_rounds,
-            plan=plan(anchors, of_rounds),
+            request, tensors=anchors, settings=outer_settings, member=of_rounds, plan=plan_of_parts
         )
-        return _build_streaming(tensors, anchors, settings, options, outer)
-    built = build(anchors, outer_settings, of_rounds)
+        built = _build_parts(outer, in_background=options.sync_delay > 0)
+    else:
+        built = build(anchors, outer_settings, of_rounds)
+    rounds = RoundsCarrier(built.exchange, tensors, anchors, settings, options, delayed=delayed)
     return replace(
         built,
-        exchange=LocalStepsExchange(built.exchange, tensors, anchors, settings, options, delayed=delayed),
+        exchange=Exchange([rounds], rounds.control, settings),
         plan=replace(built.plan, local_steps=options.sync_every),
         local_steps=options.sync_every,
     )
 
 
-def _build_streaming(
-    tensors: Sequence[Trained],
-    anchors: Sequence[Trained],
-    settings: ExchangeSettings,
-    options: ExchangeOptions,
-    request: Request,
-) -> Built:
-    """Build an exchange of fragments, each at other iterations. Its tensors share no tables."""
-    plan = replace(request.plan, local_steps=options.sync_every)
-    if request.member.alone:
-        alone = AloneTables(anchors, request.settings)
-        exchange = StreamingExchange(alone, tensors, anchors, settings, options)
-        return Built(exchange=exchange, plan=plan, local_steps=options.sync_every)
-    options.check_workers_per_host(request.member.local_workers)
+def _build_parts(request: Request, *, in_background: bool) -> Built:
+    """Build an exchange in whose iterations some tensors take no part. They share no tables."""
+    tensors, settings, member = request.tensors, request.settings, request.member
+    if member.alone:
+        return Built(exchange=exchange_alone(tensors, settings, in_parts=True), plan=request.plan)
     if low_rank_of(request):
         raise UsageError(
             "--compress=powersgd takes two rounds through the shards for each exchange; expected another codec, or no "
             "--sync_fragments and --sync_delay"
         )
     store = store_spec(
-        anchors,
-        request.settings,
-        workers=request.member.workers,
-        shards=request.member.shards,
-        options=request.member.options,
-        loads=request.member.loads,
+        tensors,
+        settings,
+        workers=member.workers,
+        shards=member.shards,
+        options=member.options,
+        loads=member.loads,
         codecs=[codec_of(choice) for choice in request.plan.choices],
     )
     client = request.client(store, table_clocks=True)
-    server = ServerExchange(client, anchors, store, request.settings, in_background=options.sync_delay > 0)
+    layout = Layout.plain(tensors, store)
+    parts = Parts.IN_BACKGROUND if in_background else Parts.AT_ONCE
+    exchange = through_server(client, layout, settings, member, parts=parts)
     return Built(
-        exchange=StreamingExchange(server, tensors, anchors, settings, options),
-        plan=plan,
+        exchange=exchange,
+        plan=request.plan,
         store=store,
-        tables=[(index,) for index in range(len(anchors))],
+        tables=layout.owners,
         client=client,
-        traffic=server,
-        local_steps=options.sync_every,
     )

@@ -1,23 +1,28 @@
-"""The builder of an exchange through the server: the plan's store, and the exchanges around it."""
+"""The builder of an exchange through the server: the plan's store, and the carriers."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from poseidon.errors import UsageError
+from poseidon.exchange.allreduce.carrier import AllReduceCarrier
 from poseidon.exchange.base import ExchangeSettings, Trained
 from poseidon.exchange.building.membership import Built, Connect, Membership
+from poseidon.exchange.carrier import Carrier
+from poseidon.exchange.control import JobControl, ShardDelivery
 from poseidon.exchange.cost import Choice, ExchangePlan, Scheme
+from poseidon.exchange.exchange import Exchange
+from poseidon.exchange.factors.carrier import FactorCarrier
 from poseidon.exchange.factors.peers import PeerSettings
-from poseidon.exchange.hybrid import HybridExchange
-from poseidon.exchange.lossy.low_rank import LowRankExchange
-from poseidon.exchange.lossy.low_rank_matrix import LowRank, low_rank_tensors
+from poseidon.exchange.lossy.low_rank_matrix import LowRank
+from poseidon.exchange.norm import SharedNorm
 from poseidon.exchange.options import OnDivergence
-from poseidon.exchange.pooled import PooledExchange, pool_tensors, pools_of
-from poseidon.exchange.ps import ServerExchange, store_spec
+from poseidon.exchange.server.carrier import Parts, ServerCarrier
+from poseidon.exchange.server.store import Layout, lay_out
 from ps_server import Client, CodecPair, StoreSpec
-from ps_server.trace import Tracer
+from ps_server.link import LinkPriority
+from ps_server.trace import NO_TRACE, Tracer
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,132 +64,114 @@ class Request:
         )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Layout:
-    """The tables of a plan.
-
-    Attributes:
-        low_rank: the tensors that travel by PowerSGD.
-        factors: the factors of each of these, which are tensors of the store.
-        tensors: those factors, and the tensors of the job.
-        pools: the tensors of each table.
-        pooled: what each table holds.
-        store: all tables.
-        by_factors: tables of tensors that travel as factors.
-        by_allreduce: tables of tensors that travel by all-reduce.
-    """
-
-    low_rank: dict[int, LowRank]
-    factors: dict[int, list[Trained]]
-    tensors: Sequence[Trained]
-    pools: Sequence[Sequence[int]]
-    pooled: Sequence[Trained]
-    store: StoreSpec
-    by_factors: Sequence[int]
-    by_allreduce: Sequence[int]
-
-    @property
-    def owners(self) -> list[list[int]]:
-        """For each table the indices of the job's tensors that it is of."""
-        owners = [index for index, parts in self.factors.items() for _ in parts]
-        owners += range(len(self.tensors) - len(owners))
-        return [[owners[index] for index in pool] for pool in self.pools]
-
-
 def layout_of(request: Request) -> Layout:
     """Return the tables of a plan. Small tensors that go through the server share some."""
-    member, chosen = request.member, low_rank_of(request)
-    factors = low_rank_tensors(request.tensors, chosen)
-    parts = [part for own in factors.values() for part in own]
-    first = len(parts)  # P and Q come first: their two rounds are the longest way
-    tensors = [*parts, *request.tensors]
-    codecs = [*_factor_codecs(factors, chosen), *map(codec_of, request.plan.choices)]
-    by_factors = [first + index for index in request.plan.of(Scheme.FACTORS)]
-    by_allreduce = [first + index for index in request.plan.of(Scheme.ALLREDUCE)]
-    copies = [*by_factors, *by_allreduce, *(first + index for index in chosen)]
-    pools: Sequence[Sequence[int]] = [(index,) for index in range(len(tensors))]
-    if not member.options.rows:  # tables that are to be cut into so many pieces are not shared
-        lossy = [index for index, codec in enumerate(codecs) if codec is not None]
-        pools = pools_of(tensors, apart=[*range(first), *copies, *lossy])
-    pooled = pool_tensors(tensors, pools)
-    table = {pool[0]: place for place, pool in enumerate(pools)}
-    store = store_spec(
-        pooled,
+    member, plan = request.member, request.plan
+    codecs = {choice.index: codec_of(choice) for choice in plan.choices}
+    return lay_out(
+        request.tensors,
         request.settings,
         workers=member.workers,
         shards=member.shards,
         options=member.options,
         loads=member.loads,
-        copies=[table[index] for index in copies],
-        codecs=[codecs[pool[0]] for pool in pools],
-    )
-    return Layout(
-        low_rank=chosen,
-        factors=factors,
-        tensors=tensors,
-        pools=pools,
-        pooled=pooled,
-        store=store,
-        by_factors=[table[index] for index in by_factors],
-        by_allreduce=[table[index] for index in by_allreduce],
+        elsewhere=[*plan.of(Scheme.FACTORS), *plan.of(Scheme.ALLREDUCE)],
+        codecs={index: codec for index, codec in codecs.items() if codec is not None},
+        low_rank=low_rank_of(request),
     )
 
 
 def build_server(request: Request) -> Built:
     """Build the exchange through the shards, with factors and all-reduce where the plan has them."""
-    settings, member, layout = request.settings, request.member, layout_of(request)
+    layout = layout_of(request)
     client = request.client(layout.store)
-    exchange: HybridExchange | PooledExchange | ServerExchange | LowRankExchange
-    if layout.by_factors or layout.by_allreduce:
-        exchange = HybridExchange(
-            client,
-            layout.pooled,
-            layout.store,
-            settings,
-            by_factors=layout.by_factors,
-            by_allreduce=layout.by_allreduce,
-            peers=PeerSettings(
-                host=member.host,
-                token=member.token,
-                keys=member.keys,
-                timeout_s=member.timeout_s,
-                trace=request.trace,
-            ),
-            equal_bits=request.equal_bits,
-        )
-    else:
-        exchange = ServerExchange(client, layout.pooled, layout.store, settings)
-    if len(layout.pools) < len(layout.tensors):
-        exchange = PooledExchange(exchange, exchange, layout.tensors, layout.pools, layout.pooled)
-    if layout.low_rank:
-        exchange = LowRankExchange(
-            exchange,
-            request.tensors,
-            layout.factors,
-            layout.low_rank,
-            settings,
-            equal_bits=request.equal_bits,
-        )
+    exchange = through_server(
+        client,
+        layout,
+        request.settings,
+        request.member,
+        by_allreduce=request.plan.of(Scheme.ALLREDUCE),
+        trace=request.trace,
+    )
     return Built(
         exchange=exchange,
         plan=request.plan,
         store=layout.store,
         tables=layout.owners,
         client=client,
-        traffic=exchange,
     )
 
 
-def _factor_codecs(
-    factors: Mapping[int, Sequence[Trained]], chosen: Mapping[int, LowRank]
-) -> list[CodecPair | None]:
-    """Return the codecs of P and Q, and None for G, of each tensor that travels by PowerSGD."""
-    found: list[CodecPair | None] = []
-    for index, parts in factors.items():
-        codec = chosen[index].codec
-        pair = None if codec is None else CodecPair(codec, codec)
-        found += [pair, pair, None][: len(parts)]
-    return found
+def through_server(
+    client: Client,
+    layout: Layout,
+    settings: ExchangeSettings,
+    member: Membership,
+    *,
+    by_allreduce: Collection[int] = (),
+    parts: Parts = Parts.WHOLE,
+    trace: Tracer = NO_TRACE,
+) -> Exchange:
+    """Return the exchange of a store, with carriers of the tensors that have other schemes.
+
+    At staleness 0 a worker's pushes wait until its factors have left. Both need the link of its host. A push causes an
+    addition on a shard; factors cause a product on every worker, which takes longer than the work for any other
+    message. So products are computed while pushes and values travel. At staleness s > 0 factors of later iterations
+    could delay pushes that other workers wait for, so both share the link.
+
+    Args:
+        client: connected to every shard.
+        layout: what the tables hold. Tensors elsewhere travel as factors, unless by all-reduce.
+        settings: common to all tensors.
+        member: this worker and its job.
+        by_allreduce: indices of tensors elsewhere that travel by all-reduce. Staleness 0, in clear.
+        parts: see `ServerCarrier`.
+        trace: where spans of factors go.
+    """
+    control = JobControl(ShardDelivery(client), root=client.rank == 0)
+    equal_bits = member.options.on_divergence is OnDivergence.STOP
+    by_factors = sorted(layout.elsewhere - set(by_allreduce))
+    norms = SharedNorm(client, bool(by_factors) + bool(by_allreduce))
+    carriers: list[Carrier] = [
+        ServerCarrier(client, layout, settings, control, parts=parts, equal_bits=equal_bits)
+    ]
+    if by_factors:
+        link, staleness = LinkPriority(), member.options.staleness
+        if staleness == 0:
+            client.yield_link(link)
+        peers = PeerSettings(
+            host=member.host,
+            token=member.token,
+            keys=member.keys,
+            timeout_s=member.timeout_s,
+            trace=trace,
+        )
+        carriers.append(
+            FactorCarrier(
+                {index: layout.tensors[index] for index in by_factors},
+                settings,
+                rank=member.rank,
+                workers=member.workers,
+                staleness=staleness,
+                peers=peers,
+                control=control,
+                norms=norms.of_carrier(0),
+                link=link,
+                equal_bits=equal_bits,
+            )
+        )
+    if by_allreduce:
+        carriers.append(
+            AllReduceCarrier(
+                {index: layout.tensors[index] for index in sorted(by_allreduce)},
+                settings,
+                group=member.group,
+                control=control,
+                norms=norms.of_carrier(1),
+                equal_bits=equal_bits,
+            )
+        )
+    return Exchange(carriers, control, settings)
 
 
 def low_rank_of(request: Request) -> dict[int, LowRank]:

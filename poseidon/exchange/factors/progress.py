@@ -21,7 +21,7 @@ from poseidon.exchange.factors.session import Pair
 from poseidon.exchange.side_stream import Event
 
 
-class Step(NamedTuple):
+class RoundStep(NamedTuple):
     """What a round needs besides its pairs.
 
     Attributes:
@@ -95,11 +95,11 @@ class WeightProgress:
         """Return the solver's rate of an iteration that is started and not applied."""
         return self._rates[iteration]
 
-    def begin_round(self, clock: int) -> Step:
+    def begin_round(self, clock: int) -> RoundStep:
         """Begin to apply the round of iteration `clock`."""
         assert clock == self.applied, f"round {clock} comes after {self.applied} rounds"
         assert self.may_apply, "the backward pass has not left the weight"
-        return Step(self._rates[clock], self._left)
+        return RoundStep(self._rates[clock], self._left)
 
     def end_round(self, done: Event) -> None:
         """Note that the round is applied.

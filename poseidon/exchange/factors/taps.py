@@ -25,7 +25,7 @@ from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 from torch.utils.hooks import RemovableHandle
 
 from poseidon.errors import UsageError
-from poseidon.exchange.base import Exchange
+from poseidon.exchange.exchange import Exchange
 from poseidon.exchange.module_hooks import OfOneModule
 
 Factors = tuple[Tensor, Tensor]

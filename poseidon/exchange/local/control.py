@@ -11,7 +11,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 
-from poseidon.exchange.control import JobControl
+from poseidon.exchange.control import Delivery, JobControl
 from poseidon.exchange.local.connection import Buffer, Connection, Kind, Message, send_all
 from poseidon.exchange.local.group import pack, pack_signals, unpack, unpack_signals
 from ps_server import Collection, LocalProtocolError, PeerLost, ServerError, Signal, SignalKind
@@ -45,8 +45,8 @@ class _Gathered:
         return Collection.guarded(self._monitor, lambda: self._payloads.pop(number, None))
 
 
-class LeaderDelivery:
-    """See `Delivery`. Collections are passed on in their order, whichever worker of the host contributes last.
+class LeaderDelivery(Delivery):
+    """Collections are passed on in their order, whichever worker of the host contributes last.
 
     A request names an iteration that all leaders reach. The leader sends it to its followers before it announces
     the next value, on the same connection. A follower uses the value after it has read the request, so
@@ -80,10 +80,7 @@ class LeaderDelivery:
         self._thread = threading.Thread(target=self._run, name="local-collections", daemon=True)
         self._thread.start()
 
-    # -- collections ---------------------------------------------------------------------------------------
-
     def gather(self, payload: bytes) -> Collection:
-        """See `Delivery`."""
         number = self._gathered.begin()
         self.contribute(0, number, payload)
         return self._gathered.collection(number)
@@ -142,10 +139,8 @@ class LeaderDelivery:
         except Exception as error:  # noqa: BLE001 - the thread's outermost frame: its owner raises the error
             self._failed(as_server_error(error, "the collections of this machine's workers failed"))
 
-    # -- requests ------------------------------------------------------------------------------------------
-
     def request(self, kind: SignalKind) -> None:
-        """See `Delivery`. It is passed on by `submit`."""
+        """Note a request, which `submit` passes on."""
         with self._monitor:
             self._pending.append(kind)
 
@@ -163,12 +158,11 @@ class LeaderDelivery:
 
     @property
     def requests(self) -> tuple[Signal, ...]:
-        """See `Delivery`."""
         return self._inner.requests
 
 
-class FollowerDelivery:
-    """See `Delivery`; `LeaderDelivery` proves that a request comes in time.
+class FollowerDelivery(Delivery):
+    """`LeaderDelivery` proves that a request comes in time.
 
     Args:
         send: sends a message to the leader.
@@ -181,7 +175,6 @@ class FollowerDelivery:
         self._requests: tuple[Signal, ...] = ()
 
     def gather(self, payload: bytes) -> Collection:
-        """See `Delivery`."""
         number = self._gathered.begin()
         self._send(Kind.GATHER, payload, number=number)
         return self._gathered.collection(number)
@@ -192,7 +185,6 @@ class FollowerDelivery:
 
     @property
     def requests(self) -> tuple[Signal, ...]:
-        """See `Delivery`."""
         return self._requests
 
     def receive(self, message: Message) -> bool:

@@ -1,5 +1,6 @@
-"""The exchange of a follower: of a worker whose host exchanges with others
-through a leader (`group.py` has the laws).
+"""The carrier of a follower: of a worker whose host exchanges with others through a leader.
+
+`group.py` has the laws.
 """
 
 from __future__ import annotations
@@ -11,7 +12,8 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from torch import Tensor
 
-from poseidon.exchange.base import History, NothingHeldBack, Trained
+from poseidon.exchange.base import History, Trained
+from poseidon.exchange.carrier import CarrierState, FactoredCarrier, GradientCarrier, Step
 from poseidon.exchange.control import JobControl
 from poseidon.exchange.local.connection import Buffer, Kind, Message, connect
 from poseidon.exchange.local.control import FollowerDelivery
@@ -23,15 +25,21 @@ from ps_server.monitor import Monitor
 from ps_server.rules import history_count
 
 
-class FollowerExchange:
-    """See `Exchange`.
+class FollowerCarrier(GradientCarrier, FactoredCarrier):
+    """Contributes to its leader, and takes the values that the leader publishes.
 
     Args:
         tensors: the same on all workers.
         group: the local group of this worker.
+
+    Attributes:
+        control: of the exchange of this carrier.
     """
 
+    state: FollowerState
+
     def __init__(self, tensors: Sequence[Trained], group: LocalGroup) -> None:
+        self.indices = range(len(tensors))
         self._tensors = tensors
         self._group = group
         self._monitor = group.new_monitor()
@@ -64,48 +72,38 @@ class FollowerExchange:
         """The scheme of each tensor in the leader's plan."""
         return join(self._tensors, self._group, welcome, files)
 
-    # -- the contract --------------------------------------------------------------------------------------
-
-    def open(self, histories: Sequence[History] | None, clock: int | None = None) -> None:
-        """See `Exchange`. The leader's histories and clock are used."""
+    def open(self, histories: Sequence[History] | None, clock: int | None) -> None:
+        """Take the first values; the leader's histories and clock are used."""
         self._take_all()
 
-    def start(self, iteration: int, rate: float) -> None:
-        """See `Exchange`. The leader's rate is used."""
+    def start(self, step: Step) -> None:
+        """Begin an iteration; the leader's rate is used."""
         self._round += 1
         self._begun.clear()
         self._released.clear()
 
     def begin(self, index: int, gradient: Tensor) -> None:
-        """See `Exchange`."""
         self._contribute(index, gradient.detach().reshape(-1))
 
     def begin_factors(self, index: int, u_KN: Tensor, v_KM: Tensor) -> None:
-        """See `Exchange`."""
-        if index not in self.by_factors:
-            self.begin(index, u_KN.detach().t() @ v_KM.detach())
-            return
         self.wait(index)
         self._begun.add(index)
         pieces = [factor.detach().cpu().contiguous().numpy().data for factor in (u_KN, v_KM)]
         self._send(Kind.FACTORS, *pieces, index=index, number=u_KN.shape[0])
 
     def release(self, index: int) -> None:
-        """See `Exchange`."""
-        if index in self.by_factors and index not in self._released:
+        if index not in self._released:
             self._released.add(index)
             self._send(Kind.RELEASED, index=index)
 
     def wait(self, index: int) -> None:
-        """See `Exchange`."""
         if self._taken[index] == self._round:
             return
         self._wait_for_value(index)
         self._reduction.receive(index)
         self._taken[index] = self._round
 
-    def finish(self) -> None:
-        """See `Exchange`."""
+    def finish(self, limit: float) -> None:
         for index, trained in enumerate(self._tensors):
             self.wait(index)
             if trained.statistics:
@@ -117,12 +115,10 @@ class FollowerExchange:
             elif index not in self._begun:
                 self._contribute(index, None)
 
-    def settle(self) -> None:
-        """See `Exchange`."""
+    def settle(self, clock: int) -> None:
         self._take_all()
 
     def close(self) -> None:
-        """See `Exchange`."""
         if self._monitor.closed:
             return
         self._monitor.close()
@@ -131,8 +127,6 @@ class FollowerExchange:
         self._connection.close()
         self._thread.join()
         self._reduction.close()
-
-    # -- internals -----------------------------------------------------------------------------------------
 
     def _contribute(self, index: int, part: Tensor | None) -> None:
         self.wait(index)  # before it has the value, a worker would overwrite its last part
@@ -187,8 +181,8 @@ class FollowerExchange:
                 raise PeerLost(f"the leading worker sent an unexpected {message.kind.name}")
 
 
-class FollowerState(NothingHeldBack):
-    """See `ExchangeState`. Private histories come from the leader (`LeaderState`).
+class FollowerState(CarrierState):
+    """Private histories come from the leader (`LeaderState`).
 
     Args:
         tensors: one history each.
@@ -206,22 +200,17 @@ class FollowerState(NothingHeldBack):
         """Note histories that the leader has sent; under the lock."""
         self._received.append(packed)
 
-    def histories(self) -> list[History]:
-        """See `ExchangeState`."""
+    def histories(self) -> Mapping[int, History]:
         if not self.private:
             raise LocalProtocolError("the history is shared, and only worker 0 reads it")
         packed = self._monitor.wait_for(
             lambda: self._received.pop(0) if self._received else None,
             "the leading worker sent no histories",
         )
-        flat, found, start = np.frombuffer(packed, np.float32), list[History](), 0
-        for trained in self._tensors:
+        flat, found, start = np.frombuffer(packed, np.float32), dict[int, History](), 0
+        for index, trained in enumerate(self._tensors):
             size, count = trained.tensor.numel(), history_count(trained.rule.kind)
             rows = flat[start : start + count * size].reshape(count, *trained.tensor.shape)
-            found.append([row.copy() for row in rows])
+            found[index] = [row.copy() for row in rows]
             start += count * size
         return found
-
-    def replicated(self) -> Mapping[str, Tensor]:
-        """See `ExchangeState`. The leader compares for the host."""
-        return {}

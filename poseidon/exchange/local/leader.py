@@ -1,5 +1,6 @@
-"""The exchange of a leader: of the worker that exchanges with other hosts for all
-workers of its own (`group.py` has the laws).
+"""The carrier of a leader: of the worker that exchanges with other hosts for all workers of its own.
+
+`group.py` has the laws.
 
 Threads: the training loop; one that receives from each follower; one for collections (`control.py`); and the leader's
 loop (`leader_loop.py`), which calls the inner exchange. Tensors belong to the exchange while the leader's loop waits
@@ -14,26 +15,32 @@ from collections.abc import Callable, Mapping, Sequence
 import torch
 from torch import Tensor
 
-from poseidon.exchange.base import Array, Exchange, ExchangeState, History, Trained
+from poseidon.exchange.base import Array, History, Trained
+from poseidon.exchange.carrier import CarrierState, FactoredCarrier, GradientCarrier, Step
 from poseidon.exchange.control import JobControl
+from poseidon.exchange.exchange import Exchange, ExchangeState
 from poseidon.exchange.local.connection import Connection, Kind, Message, accept, refuse, send_all
 from poseidon.exchange.local.control import LeaderDelivery
 from poseidon.exchange.local.group import LocalGroup
 from poseidon.exchange.local.leader_loop import Contribution, LeaderLoop
 from poseidon.exchange.local.reduction import Hello, ReductionKind, default_kind, offer
+from poseidon.exchange.observe.statistics import Traffic
 from ps_server import PeerLost, ServerError
 from ps_server.errors import as_server_error
 
 
-class LeaderExchange:
-    """See `Exchange`.
+class LeaderCarrier(GradientCarrier, FactoredCarrier):
+    """Adds what the workers of its host contribute, and passes it to an exchange between hosts.
 
     Args:
-        inner: the exchange between hosts; its replicas are hosts. This exchange closes it.
+        inner: the exchange between hosts; its replicas are hosts. This carrier closes it.
         tensors: what to keep together, the same on all workers.
         group: the local group of this worker.
         reduction: how tensors move within the host; None: the default for their devices.
         schemes: of each tensor, as `Scheme` names them, for the plans of the followers.
+
+    Attributes:
+        control: of the exchange of this carrier.
     """
 
     def __init__(
@@ -48,6 +55,7 @@ class LeaderExchange:
         self._schemes = schemes
         self._inner = inner
         self._tensors = tensors
+        self.indices = range(len(tensors))
         self._monitor = group.new_monitor()
         self.by_factors = frozenset(i for i in inner.by_factors if not tensors[i].statistics)
         try:
@@ -110,28 +118,19 @@ class LeaderExchange:
             refuse(self._connections, error)
             raise
 
-    # -- the contract --------------------------------------------------------------------------------------
-
-    def open(self, histories: Sequence[History] | None, clock: int | None = None) -> None:
-        """See `Exchange`."""
+    def open(self, histories: Sequence[History] | None, clock: int | None) -> None:
         self._settle(lambda: self._inner.open(histories, clock))
 
-    def start(self, iteration: int, rate: float) -> None:
-        """See `Exchange`."""
+    def start(self, step: Step) -> None:
         self._begun.clear()
         self._released.clear()
         self._round += 1
-        self._loop.iterate(iteration, rate)
+        self._loop.iterate(step)
 
     def begin(self, index: int, gradient: Tensor) -> None:
-        """See `Exchange`."""
         self._begin(index, gradient.detach().reshape(-1))
 
     def begin_factors(self, index: int, u_KN: Tensor, v_KM: Tensor) -> None:
-        """See `Exchange`."""
-        if index not in self.by_factors:
-            self.begin(index, u_KN.detach().t() @ v_KM.detach())
-            return
         self.wait(index)
         self._begun.add(index)
         self._loop.stacks[index].own(u_KN.detach(), v_KM.detach())
@@ -140,23 +139,20 @@ class LeaderExchange:
         )
 
     def release(self, index: int) -> None:
-        """See `Exchange`."""
-        if index in self.by_factors and index not in self._released:
+        if index not in self._released:
             self._released.add(index)
             self._contribute(
                 Contribution(kind=Kind.RELEASED, worker=0, index=index, ready=self._loop.side.record_event())
             )
 
     def wait(self, index: int) -> None:
-        """See `Exchange`."""
         if self._used[index] == self._round:
             return
         self._loop.wait(index, self._round)
         self._used[index] = self._round
         self._reduction.published(index)
 
-    def finish(self) -> None:
-        """See `Exchange`."""
+    def finish(self, limit: float) -> None:
         for index, trained in enumerate(self._tensors):
             if trained.statistics:
                 self._begin(index, trained.tensor.detach().view(-1))
@@ -167,12 +163,13 @@ class LeaderExchange:
             elif index not in self._begun:
                 self._begin(index, torch.zeros_like(trained.tensor.detach().view(-1)))
 
-    def settle(self) -> None:
-        """See `Exchange`."""
+    def settle(self, clock: int) -> None:
         self._settle(self._inner.settle)
 
+    def traffic(self) -> Mapping[int, Traffic]:
+        return self._inner.traffic()
+
     def close(self) -> None:
-        """See `Exchange`."""
         if self._monitor.closed:
             return
         self._loop.close()
@@ -184,8 +181,6 @@ class LeaderExchange:
             listener.join()
         self._reduction.close()
         self._inner.close()
-
-    # -- the training loop's thread ------------------------------------------------------------------------
 
     def _begin(self, index: int, part: Tensor) -> None:
         self.wait(index)
@@ -205,8 +200,6 @@ class LeaderExchange:
         self._loop.settle(step)
         for index in range(len(self._tensors)):
             self.wait(index)
-
-    # -- the listeners -------------------------------------------------------------------------------------
 
     def _listen(self, worker: int, connection: Connection) -> None:
         try:
@@ -240,8 +233,8 @@ class LeaderExchange:
             self._monitor.fail(error)
 
 
-class LeaderState:
-    """See `ExchangeState`. Private histories are those of the host, so they are sent to the followers, too.
+class LeaderState(CarrierState):
+    """Private histories are those of the host, so they are sent to the followers, too.
 
     Args:
         inner: the state of the exchange between hosts.
@@ -253,22 +246,18 @@ class LeaderState:
         self._connections = connections
         self.private = inner.private
 
-    def histories(self) -> list[History]:
-        """See `ExchangeState`."""
+    def histories(self) -> Mapping[int, History]:
         found = self._inner.histories()
         if self.private:
             arrays = [array.reshape(-1).data for history in found for array in history]
             send_all(self._connections, Kind.HISTORIES, *arrays)
-        return found
+        return dict(enumerate(found))
 
     def held_back(self) -> Mapping[str, Array]:
-        """See `ExchangeState`."""
         return self._inner.held_back()
 
     def hold_back(self, held_back: Mapping[str, Array]) -> None:
-        """See `ExchangeState`."""
         self._inner.hold_back(held_back)
 
     def replicated(self) -> Mapping[str, Tensor]:
-        """See `ExchangeState`."""
         return self._inner.replicated()

@@ -15,7 +15,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from poseidon.exchange.base import Exchange, Trained
+from poseidon.exchange.base import Trained
+from poseidon.exchange.carrier import Step
+from poseidon.exchange.exchange import Exchange
 from poseidon.exchange.local.connection import Connection, Kind, send_all
 from poseidon.exchange.local.contributions import Contributions, FactorStack
 from poseidon.exchange.local.control import LeaderDelivery
@@ -108,17 +110,15 @@ class LeaderLoop:
         self._thread = threading.Thread(target=self._run, name="local-leader-loop", daemon=True)
         self._thread.start()
 
-    # -- calls of other threads ----------------------------------------------------------------------------
-
     def contribute(self, contribution: Contribution) -> None:
         """Take the contribution of a worker of the host."""
         with self._monitor:
             self._received.append(contribution)
             self._monitor.notify()
 
-    def iterate(self, iteration: int, rate: float) -> None:
+    def iterate(self, step: Step) -> None:
         """Begin an iteration once the last one has ended; return at once."""
-        self._command(lambda: self._iterate(iteration, rate))
+        self._command(lambda: self._iterate(step))
 
     def settle(self, step: Callable[[], None]) -> None:
         """Run `step`, then publish every tensor. Return once all workers of the host have the values.
@@ -154,8 +154,6 @@ class LeaderLoop:
             self._monitor.check()
             self._commands.append(command)
             self._monitor.notify()
-
-    # -- the thread ----------------------------------------------------------------------------------------
 
     def _run(self) -> None:
         try:
@@ -197,8 +195,8 @@ class LeaderLoop:
                 return contribution
             self._left.add(contribution.worker)
 
-    def _iterate(self, iteration: int, rate: float) -> None:
-        self._inner.start(iteration, rate)
+    def _iterate(self, step: Step) -> None:
+        self._inner.start(*step)
         self._control.submit()
         self._publish_all()
         self._contributions.start()

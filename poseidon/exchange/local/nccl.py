@@ -17,7 +17,7 @@ from poseidon.exchange.allreduce.process_group import Backend, GroupSettings, Pr
 
 
 class GroupTensors:
-    """See `Reduction`.
+    """A `Reduction` by a process group.
 
     Args:
         tensors: flat views of this worker's tensors.
@@ -51,14 +51,13 @@ class GroupTensors:
         self._publishing: dict[int, Waiter] = {}
 
     def contribute(self, index: int, part: Tensor | None) -> None:
-        """See `Reduction`. Parts are reduced in the fixed order, and are overwritten."""
+        """Reduce parts in the fixed order; they are overwritten."""
         self._contributed[index] = torch.zeros_like(self._tensors[index]) if part is None else part
         while (following := self._order[self._next_part]) in self._contributed:
             self._flights[following] = self._parts_group.reduce(self._contributed.pop(following))
             self._next_part = (self._next_part + 1) % len(self._order)
 
     def due(self, index: int) -> Sequence[int]:
-        """See `Reduction`. The order is fixed."""
         self._whole.add(index)
         found = []
         while (following := self._order[self._next_mean]) in self._whole:
@@ -68,20 +67,17 @@ class GroupTensors:
         return found
 
     def mean(self, index: int, own: Tensor) -> Tensor:
-        """See `Reduction`."""
         self._flights.pop(index)()
         return own.div_(self._size)
 
     def publish(self, index: int) -> None:
-        """See `Reduction`."""
         self._publishing[index] = self._values_group.broadcast(self._tensors[index])
 
     def published(self, index: int) -> None:
-        """See `Reduction`."""
         self._publishing.pop(index)()
 
     def receive(self, index: int) -> None:
-        """See `Reduction`. All earlier values are received too, as they come first."""
+        """Receive this value, and all earlier ones, as they come first."""
         while index not in self._ahead:
             following = self._next_value
             self._values_group.broadcast(self._tensors[following])()
@@ -90,5 +86,4 @@ class GroupTensors:
         self._ahead.discard(index)
 
     def close(self) -> None:
-        """See `Reduction`."""
         del self._parts_group, self._values_group

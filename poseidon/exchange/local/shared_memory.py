@@ -22,7 +22,7 @@ LINE_FLOATS = 16
 
 
 class SharedTensors:
-    """See `Reduction`.
+    """A `Reduction` in shared memory.
 
     Args:
         tensors: flat views of this worker's tensors.
@@ -61,7 +61,6 @@ class SharedTensors:
         ]
 
     def contribute(self, index: int, part: Tensor | None) -> None:
-        """See `Reduction`."""
         if self._local_rank:
             place = self._parts[self._local_rank - 1][index]
             if part is None:
@@ -72,11 +71,11 @@ class SharedTensors:
                 place.copy_(part).div_(self._local_workers)
 
     def due(self, index: int) -> Sequence[int]:
-        """See `Reduction`. Any order is possible."""
+        """Return the tensor itself: any order is possible."""
         return [index]
 
     def mean(self, index: int, own: Tensor) -> Tensor:
-        """See `Reduction`. Parts, which the followers have divided, are added in the workers' order."""
+        """Add the parts, which the followers have divided, in the workers' order."""
         scale = 1.0 / self._local_workers
         for parts in self._parts:
             torch.add(parts[index].to(own.device), own, alpha=scale, out=own)
@@ -84,18 +83,16 @@ class SharedTensors:
         return own
 
     def publish(self, index: int) -> None:
-        """See `Reduction`."""
         self._values[index].copy_(self._tensors[index])
 
     def published(self, index: int) -> None:
-        """See `Reduction`. What is published is a copy."""
+        """Do nothing: what is published is a copy."""
 
     def receive(self, index: int) -> None:
-        """See `Reduction`."""
         self._tensors[index].copy_(self._values[index])
 
     def close(self) -> None:
-        """See `Reduction`. The memory is freed with the last of its views."""
+        """Do nothing: the memory is freed with the last of its views."""
 
 
 def new_file() -> int:

@@ -10,7 +10,7 @@ Laws:
   pattern are those of file names; case counts.
 * A pattern matches tensors of any size, and at least one of the job's. A codec without a pattern is for all
   tensors of more than `SMALL_TENSOR_ELEMENTS` elements.
-* PowerSGD (`low_rank.py`) matches tensors of two axes or more, where it sends at most half of their bytes.
+* PowerSGD (`server/low_rank.py`) matches tensors of two axes or more, where it sends at most half of their bytes.
 * Statistics have no gradient, and no codec.
 * `auto` chooses from shapes and the loss budget alone (`automatic.py`): all workers choose the same, in every run.
 """
@@ -25,7 +25,7 @@ from poseidon.errors import UsageError
 from poseidon.exchange.base import Trained
 from poseidon.exchange.lossy.automatic import AUTO, Auto
 from poseidon.exchange.lossy.low_rank_matrix import POWERSGD, LowRank
-from poseidon.exchange.pooled import SMALL_TENSOR_ELEMENTS
+from poseidon.exchange.server.pool import SMALL_TENSOR_ELEMENTS
 from ps_server import CodecKind, CodecPair, CodecSpec, SpecError
 
 NONE = "none"

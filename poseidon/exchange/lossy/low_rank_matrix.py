@@ -1,4 +1,4 @@
-"""One tensor that travels by PowerSGD: its factors, what it holds back, and the rule. `low_rank.py` has the two rounds.
+"""One tensor that travels by PowerSGD: its factors, what it holds back, and the rule. `server/low_rank.py` has the two rounds.
 
 P and Q are kept with a row for each of their columns, so that the blocks of a codec have elements of one column.
 

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
 
-from poseidon.exchange.observe.observed import Call, Observer
+from poseidon.exchange.observe.observer import Call, Observer
 
 
 class WaitTimes(Observer):
@@ -27,7 +26,6 @@ class WaitTimes(Observer):
         self.waited_s = [0.0] * tensors
 
     def after(self, call: Call, index: int, began_ns: int, ended_ns: int) -> None:
-        """See `Observer`."""
         if call is Call.WAIT:
             self.waited_s[index] += (ended_ns - began_ns) * 1e-9
         elif call is Call.FINISH:
@@ -49,13 +47,6 @@ class Traffic:
     bytes_in: int
     on_way_s: float
     held_back: float | None = None
-
-
-class CountsTraffic(Protocol):
-    """An exchange that counts the traffic of its tensors."""
-
-    def traffic(self) -> Mapping[int, Traffic]:
-        """Return the traffic by the index of the tensor. Any thread may call this."""
 
 
 class TransitTimes:

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from poseidon.exchange.module_hooks import OfOneModule, uncompiled
-from poseidon.exchange.observe.observed import Call, Observer
+from poseidon.exchange.observe.observer import Call, Observer
 from ps_server.trace import Tracer, Track
 
 _SPANS = {
@@ -48,7 +48,6 @@ class ExchangeTrace(Observer):
         self._began_ns = 0
 
     def after(self, call: Call, index: int, began_ns: int, ended_ns: int) -> None:
-        """See `Observer`."""
         if call is Call.START:
             self._iteration, self._began_ns = index, began_ns
         kind = _SPANS.get(call)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from poseidon.exchange.observe.observed import Call, Observer
+from poseidon.exchange.observe.observer import Call, Observer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,13 +103,11 @@ class WatchdogObserver(Observer):
         self._watchdog = watchdog
 
     def before(self, call: Call, index: int) -> None:
-        """See `Observer`."""
         if call is Call.BEGIN:
             self._watchdog.progress()
         else:
             self._watchdog.begin_wait()
 
     def after(self, call: Call, index: int, began_ns: int, ended_ns: int) -> None:
-        """See `Observer`."""
         if call is not Call.BEGIN:
             self._watchdog.end_wait()

@@ -15,26 +15,24 @@ Law: each change counts in exactly one t, also across a snapshot.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from itertools import zip_longest
 
 import torch
 from torch import Tensor
 
-from poseidon.exchange.base import History, NothingHeldBack
+from poseidon.exchange.base import History
 from poseidon.exchange.options import ExchangeOptions
 
 
-class DelayedMomentum(NothingHeldBack):
-    """The momentum of all tensors on rank 0. It is also the `ExchangeState` of the outer rule.
+class DelayedMomentum:
+    """The momentum of all tensors on rank 0, and the histories of the outer rule.
 
     Args:
         anchors: of all tensors.
         statistics: for each tensor whether it is statistics, which no rule moves.
         options: momentum and its kind.
     """
-
-    private = False
 
     def __init__(
         self, anchors: Sequence[Tensor], statistics: Sequence[bool], options: ExchangeOptions
@@ -83,12 +81,8 @@ class DelayedMomentum(NothingHeldBack):
         seen.copy_(anchor)
 
     def histories(self) -> list[History]:
-        """See `ExchangeState`. For each tensor h and t."""
+        """Return h and t of each tensor."""
         return [
             [tensor.cpu().numpy().copy() for tensor in pair]
             for pair in zip(self._history, self._moved, strict=True)
         ]
-
-    def replicated(self) -> Mapping[str, Tensor]:
-        """See `ExchangeState`."""
-        return {}

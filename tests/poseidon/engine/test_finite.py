@@ -15,7 +15,7 @@ from poseidon.engine import finite
 from poseidon.engine.finite import LossWatch, not_finite
 from poseidon.engine.snapshot_writer import SnapshotSettings
 from poseidon.errors import JobError
-from poseidon.exchange.base import Exchange
+from poseidon.exchange.exchange import Exchange
 from poseidon.net.net import Net
 from tests.support.training import Job, run, write_definitions
 from tests.support.training_processes import make_data
@@ -36,7 +36,7 @@ def spoiling(name: str, *, after: int) -> Callable[[int, Exchange], None]:
 
     def spoil(iteration: int, exchange: Exchange) -> None:
         if iteration == after:
-            tensors = exchange._tensors  # type: ignore[attr-defined]
+            tensors = exchange.carriers[0]._tensors  # type: ignore[attr-defined]
             next(trained for trained in tensors if trained.name == name).tensor.data[0, 0] = float("inf")
 
     return spoil

@@ -11,11 +11,12 @@ import pytest
 import torch
 from google.protobuf import text_format
 
-from poseidon.exchange.base import Exchange, ExchangeSettings, Trained
+from poseidon.exchange.alone import exchange_alone
+from poseidon.exchange.base import ExchangeSettings, Trained
+from poseidon.exchange.exchange import Exchange
 from poseidon.exchange.hooks import Hooks
 from poseidon.exchange.options import ExchangeOptions
-from poseidon.exchange.ps import ServerExchange, store_spec
-from poseidon.exchange.single import SingleProcessExchange
+from poseidon.exchange.server.store import store_spec
 from poseidon.layers.base import LayerContext
 from poseidon.net.compile import compile_net
 from poseidon.net.net import Net
@@ -23,6 +24,7 @@ from poseidon.proto.caffe_pb2 import TRAIN, NetState, SolverParameter
 from poseidon.proto.definition import SolverDefinition, read_net
 from poseidon.solvers.settings import SolverSettings, solver_settings
 from tests.support.cluster import memory_store
+from tests.support.exchanges import plain_exchange
 
 CASES = [
     "sgd", "sgd_momentum", "sgd_l1", "sgd_l2", "sgd_clip", "sgd_iter_size", "sgd_step", "sgd_exp", "sgd_inv",
@@ -93,7 +95,7 @@ def replay(shared: Path, case: str, make: Make, part: slice) -> None:
 
 @pytest.mark.parametrize("case", CASES)
 def test_one_process_takes_caffes_steps(shared: Path, case: str) -> None:
-    replay(shared, case, SingleProcessExchange, slice(None))
+    replay(shared, case, exchange_alone, slice(None))
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -104,7 +106,7 @@ def test_two_workers_on_two_shards_take_caffes_steps(shared: Path, case: str) ->
         def run(rank: int) -> None:
             def make(trained: Sequence[Trained], settings: ExchangeSettings) -> Exchange:
                 store = store_spec(trained, settings, workers=2, shards=2, options=ExchangeOptions(rows=2))
-                return ServerExchange(connect(rank, store), trained, store, settings)
+                return plain_exchange(connect(rank, store), trained, store, settings)
 
             try:
                 replay(shared, case, make, slice(rank, None, 2))

@@ -11,8 +11,8 @@ import pytest
 from poseidon.engine.launcher_connection import LauncherConnection
 from poseidon.engine.module.worker_context import LoopPosition
 from poseidon.errors import JobError
+from poseidon.exchange.alone import exchange_alone
 from poseidon.exchange.base import ExchangeSettings
-from poseidon.exchange.single import SingleProcessExchange
 from ps_server import SignalKind
 
 
@@ -95,7 +95,7 @@ def until(outlet: io.StringIO) -> list[str]:
 
 def test_a_failure_while_requests_are_forwarded_reaches_the_launcher() -> None:
     launcher, outlet = connection()
-    exchange = SingleProcessExchange([], ExchangeSettings())
+    exchange = exchange_alone([], ExchangeSettings())
 
     def fail(kind: SignalKind) -> None:
         raise RuntimeError(f"no {kind.name}")

@@ -12,18 +12,20 @@ from torch import nn
 
 from poseidon.engine.observation import Observation, log_plan, open_trace
 from poseidon.errors import JobError
+from poseidon.exchange.alone import AloneCarrier
 from poseidon.exchange.base import ExchangeSettings, Trained
 from poseidon.exchange.building.membership import Built
+from poseidon.exchange.control import JobControl
 from poseidon.exchange.cost import Choice, ExchangePlan, Scheme
+from poseidon.exchange.exchange import Exchange
 from poseidon.exchange.observe.statistics import Traffic
-from poseidon.exchange.single import SingleProcessExchange
 from poseidon.metrics.job_statistics import TensorStatistics, parse_worker
 from ps_server.trace import NO_TRACE
 from tests.support.tracing import Recorded
 
 
-class Counter:
-    """Stands for an exchange that counts."""
+class Counter(AloneCarrier):
+    """Stands for a carrier that counts."""
 
     def traffic(self) -> Mapping[int, Traffic]:
         return {0: Traffic(bytes_out=100, bytes_in=200, on_way_s=5.0)}
@@ -43,11 +45,10 @@ def build(layer: nn.Linear, *schemes: Scheme, counts: bool = False) -> Built:
         )
         for index, scheme in enumerate(schemes)
     )
-    return Built(
-        exchange=SingleProcessExchange(tensors, ExchangeSettings()),
-        plan=ExchangePlan(choices=choices),
-        traffic=Counter() if counts else None,
-    )
+    carrier = (Counter if counts else AloneCarrier)(tensors, ExchangeSettings())
+    control = JobControl(carrier.delivery, root=True)
+    exchange = Exchange([carrier], control, ExchangeSettings())
+    return Built(exchange=exchange, plan=ExchangePlan(choices=choices))
 
 
 def iterate(seen: Observation) -> None:

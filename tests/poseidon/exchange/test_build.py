@@ -9,16 +9,15 @@ import torch
 from torch import nn
 
 from poseidon.exchange import build
-from poseidon.exchange.allreduce.exchange import AllReduceExchange
+from poseidon.exchange.allreduce.carrier import AllReduceCarrier
+from poseidon.exchange.alone import AloneCarrier
 from poseidon.exchange.base import ExchangeSettings, Trained
 from poseidon.exchange.build import build_exchange, plan_exchange
 from poseidon.exchange.building.membership import Built, Membership
 from poseidon.exchange.cost import ExchangeKind, Scheme
-from poseidon.exchange.hybrid import HybridExchange
+from poseidon.exchange.factors.carrier import FactorCarrier
 from poseidon.exchange.options import ExchangeOptions
-from poseidon.exchange.pooled import PooledExchange
-from poseidon.exchange.ps import ServerExchange
-from poseidon.exchange.single import SingleProcessExchange
+from poseidon.exchange.server.carrier import ServerCarrier
 from ps_server import Consistency, Keeping, Precision, Rule
 from tests.support.cluster import TIMEOUT_S, TOKEN, job_addresses, shards_on_sockets
 
@@ -36,13 +35,13 @@ def test_each_kind_has_a_builder() -> None:
 @pytest.mark.parametrize(
     ("kind", "expected", "copies"),
     [
-        (ExchangeKind.HYBRID, HybridExchange, 1),
-        (ExchangeKind.FACTORS, HybridExchange, 2),
-        (ExchangeKind.SERVER, ServerExchange, 0),
-        (ExchangeKind.ALLREDUCE, AllReduceExchange, 0),
+        (ExchangeKind.HYBRID, [ServerCarrier, FactorCarrier], 1),
+        (ExchangeKind.FACTORS, [ServerCarrier, FactorCarrier], 2),
+        (ExchangeKind.SERVER, [ServerCarrier], 0),
+        (ExchangeKind.ALLREDUCE, [AllReduceCarrier], 0),
     ],
 )
-def test_a_kind_is_an_exchange(kind: ExchangeKind, expected: type, copies: int) -> None:
+def test_a_kind_has_its_carriers(kind: ExchangeKind, expected: list[type], copies: int) -> None:
     with job_addresses(kind, 2, 2) as connect:
         built = []
         for rank in range(2):
@@ -56,7 +55,7 @@ def test_a_kind_is_an_exchange(kind: ExchangeKind, expected: type, copies: int) 
             )
             built.append(build_exchange(tensors(), ExchangeSettings(), member, connect))
         _close(built)
-    assert all(type(b.exchange) is expected for b in built)
+    assert all([type(c) for c in b.exchange.carriers] == expected for b in built)
     assert built[0].plan == built[1].plan
     store = built[0].store
     assert store == built[1].store
@@ -65,16 +64,14 @@ def test_a_kind_is_an_exchange(kind: ExchangeKind, expected: type, copies: int) 
 
 
 @pytest.mark.parametrize(
-    ("kind", "expected", "tables"),
+    ("kind", "tables"),
     [
-        (ExchangeKind.HYBRID, PooledExchange, [(Keeping.COPY, 6400), (Keeping.GRADIENTS, 130)]),
-        (ExchangeKind.SERVER, PooledExchange, [(Keeping.GRADIENTS, 6400), (Keeping.GRADIENTS, 130)]),
-        (ExchangeKind.ALLREDUCE, AllReduceExchange, []),
+        (ExchangeKind.HYBRID, [(Keeping.COPY, 6400), (Keeping.GRADIENTS, 130)]),
+        (ExchangeKind.SERVER, [(Keeping.GRADIENTS, 6400), (Keeping.GRADIENTS, 130)]),
+        (ExchangeKind.ALLREDUCE, []),
     ],
 )
-def test_small_tensors_share_a_table(
-    kind: ExchangeKind, expected: type, tables: list[tuple[Keeping, int]]
-) -> None:
+def test_small_tensors_share_a_table(kind: ExchangeKind, tables: list[tuple[Keeping, int]]) -> None:
     with job_addresses(kind, 2, 2) as connect:
         built = []
         for rank in range(2):
@@ -88,7 +85,6 @@ def test_small_tensors_share_a_table(
             )
             built.append(build_exchange(tensors(), ExchangeSettings(), member, connect))
         _close(built)
-    assert type(built[0].exchange) is expected
     assert [choice.name for choice in built[0].plan.choices] == ["fc.0", "fc2.0", "fc2.1"]
     store = built[0].store
     assert [(table.keeping, table.size) for table in (store.tables if store else ())] == tables
@@ -137,15 +133,14 @@ def _add_up(trained: Trained, member: Membership, addresses: list[str]) -> int:
             exchange.begin(0, torch.ones(300))
             exchange.finish()
         exchange.settle()
-        assert built.traffic is not None
-        return built.traffic.traffic()[0].bytes_out
+        return exchange.traffic()[0].bytes_out
     finally:
         exchange.close()
 
 
 def test_a_worker_that_is_alone_has_no_server() -> None:
     built = build_exchange(tensors(), ExchangeSettings(), Membership(), list)
-    assert type(built.exchange) is SingleProcessExchange
+    assert [type(c) for c in built.exchange.carriers] == [AloneCarrier]
     assert built.store is None
     assert set(built.plan.of(Scheme.LOCAL)) == {0, 1, 2}
 

@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
-from poseidon.exchange.base import Exchange, ExchangeSettings, Trained
+from poseidon.exchange.base import ExchangeSettings, Trained
+from poseidon.exchange.exchange import Exchange
 from poseidon.exchange.options import ExchangeOptions
-from poseidon.exchange.ps import ServerExchange, store_spec
-from poseidon.exchange.single import SingleProcessExchange
+from poseidon.exchange.server.store import store_spec
 from ps_server import Consistency, Regularization, Rule, RuleKind
 from ps_server.transport.memory import Faults
 from tests.support.cluster import memory_store, socket_store
 from tests.support.exchange_contract import Make, Saved, Scenario, check_exact, check_reopen, reference, train
+from tests.support.exchanges import plain_exchange
 
 # RMSProp divides by the root of its last few gradients: with a small delta it would magnify the rounding of a
 # coordinate whose gradient passes through zero.
@@ -56,7 +57,7 @@ def server(
                 shards=shards,
                 options=ExchangeOptions(staleness=staleness, consistency=consistency, rows=rows),
             )
-            return ServerExchange(connect(rank, spec), tensors, spec, settings)
+            return plain_exchange(connect(rank, spec), tensors, spec, settings)
 
         yield make
 
@@ -81,14 +82,9 @@ def test_a_server_is_opened_once_more(consistency: Consistency) -> None:
     check_reopen(lambda: server(3, 2, sockets=True, consistency=consistency), 3, scenario)
 
 
-def test_local_is_opened_once_more() -> None:
-    alone: Make = lambda rank, tensors, settings: SingleProcessExchange(tensors, settings)  # noqa: E731
-    check_reopen(lambda: nullcontext(alone), 1, Scenario(rule=Rule(kind=RuleKind.ADAM, momentum=0.9)))
-
-
 def test_a_stale_server_is_opened_once_more() -> None:
     """All begin with the values that were saved, and each with its own history."""
-    scenario, saved = Scenario(iterations=8), Saved(iterations=4, of_each=True)
+    scenario, saved = Scenario(iterations=8), Saved(iterations=4)
     with server(2, 2, staleness=2) as make:
         train(make, 2, scenario, save=saved)
     with server(2, 2, staleness=2) as make:
@@ -101,10 +97,6 @@ def test_a_stale_server_is_opened_once_more() -> None:
     for a, b in zip(first, second, strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
     assert not np.array_equal(saved.histories[0][0][0], saved.histories[1][0][0])
-
-
-def test_local_is_the_reference() -> None:
-    check_exact(lambda rank, tensors, settings: SingleProcessExchange(tensors, settings), 1, Scenario())
 
 
 def test_one_worker_on_the_server_has_the_bits_of_no_server() -> None:

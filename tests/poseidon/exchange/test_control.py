@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import pytest
 import torch
 
+from poseidon.exchange.alone import exchange_alone
 from poseidon.exchange.base import ExchangeSettings, Trained
 from poseidon.exchange.control import AloneDelivery, JobControl
-from poseidon.exchange.single import SingleProcessExchange
 from ps_server import LocalProtocolError, Signal, SignalKind
 
 
@@ -33,30 +33,13 @@ def test_a_request_of_a_worker_that_is_alone_names_the_iteration_under_way() -> 
 def test_a_request_after_the_end_of_an_iteration_names_the_next_one(ended: bool, named: int) -> None:
     """The loop looks for requests at the end of each iteration; a test or a snapshot may follow, and take long."""
     trained = Trained(name="w", tensor=torch.zeros(2))
-    exchange = SingleProcessExchange([trained], ExchangeSettings(start_clock=7))
+    exchange = exchange_alone([trained], ExchangeSettings(start_clock=7))
     exchange.open(None)
     exchange.start(7, 1.0)
     if ended:
         exchange.finish()
     exchange.control.request(SignalKind.SNAPSHOT)
     assert exchange.control.requests == (Signal(SignalKind.SNAPSHOT, named),)
-
-
-def test_all_observers_of_a_control_see_its_waits() -> None:
-    seen: list[str] = []
-
-    def around(name: str) -> Callable[[], AbstractContextManager[None]]:
-        @contextmanager
-        def enter() -> Iterator[None]:
-            seen.append(f"{name} begins")
-            yield
-            seen.append(f"{name} ends")
-
-        return enter
-
-    control = JobControl(AloneDelivery(), root=True).observed(around("inner")).observed(around("outer"))
-    assert control.all_gather(b"a") == (b"a",)
-    assert seen == ["outer begins", "inner begins", "inner ends", "outer ends"]
 
 
 def test_each_wait_for_a_collection_is_observed_and_no_poll() -> None:
@@ -68,7 +51,8 @@ def test_each_wait_for_a_collection_is_observed_and_no_poll() -> None:
         yield
         waits.append("ends")
 
-    control = JobControl(AloneDelivery(), root=True).observed(around)
+    control = JobControl(AloneDelivery(), root=True)
+    control.around_wait = around
     collection = control.gather(b"a")
     assert (collection.poll(), waits) == ((b"a",), [])
     assert (collection.result(), waits) == ((b"a",), ["begins", "ends"])
@@ -83,7 +67,8 @@ def test_calls_that_wait_for_the_network_are_observed_too() -> None:
         waits.append("waits")
         yield
 
-    control = JobControl(AloneDelivery(), root=True, calls_wait=True).observed(around)
+    control = JobControl(AloneDelivery(), root=True, calls_wait=True)
+    control.around_wait = around
     collection = control.gather(b"a")
     assert len(waits) == 1
     assert collection.poll() == (b"a",)

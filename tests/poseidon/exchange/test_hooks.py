@@ -11,10 +11,10 @@ from torch import Tensor, nn
 from poseidon.errors import UsageError
 from poseidon.exchange.base import ExchangeSettings, Trained
 from poseidon.exchange.hooks import Hooks
-from poseidon.exchange.single import SingleProcessExchange
+from tests.support.exchanges import AloneExchange
 
 
-class Recorder(SingleProcessExchange):
+class Recorder(AloneExchange):
     """Writes down what is called."""
 
     def __init__(self, tensors: list[Trained], log: list[str]) -> None:

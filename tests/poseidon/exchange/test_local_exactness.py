@@ -14,8 +14,8 @@ import pytest
 from poseidon.exchange.build import build_exchange
 from poseidon.exchange.building.membership import Connect, Membership
 from poseidon.exchange.cost import ExchangeKind, Scheme
-from poseidon.exchange.local.follower import FollowerExchange
-from poseidon.exchange.local.leader import LeaderExchange
+from poseidon.exchange.local.follower import FollowerCarrier
+from poseidon.exchange.local.leader import LeaderCarrier
 from poseidon.exchange.options import ExchangeOptions
 from ps_server import RuleKind
 from tests.poseidon.exchange.test_exactness import (
@@ -68,7 +68,9 @@ def run(
                 lambda t, s: build_exchange(t, s, member, connect, schemes=schemes),
             )
             plans.append(schemes_of(built))
-            assert type(built.exchange) is (FollowerExchange if local_rank else LeaderExchange)
+            assert [type(c) for c in built.exchange.carriers] == [
+                FollowerCarrier if local_rank else LeaderCarrier
+            ]
         except BaseException as error:  # noqa: BLE001 - handed to the test
             failures.append(error)
 

@@ -10,13 +10,15 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from poseidon.exchange.base import Exchange, ExchangeSettings, Trained
+from poseidon.exchange.alone import exchange_alone
+from poseidon.exchange.base import ExchangeSettings, Trained
+from poseidon.exchange.exchange import Exchange
 from poseidon.exchange.hooks import Hooks
 from poseidon.exchange.options import ExchangeOptions
-from poseidon.exchange.ps import ServerExchange, store_spec
-from poseidon.exchange.single import SingleProcessExchange
+from poseidon.exchange.server.store import store_spec
 from ps_server import Rule, RuleKind
 from tests.support.cluster import memory_store
+from tests.support.exchanges import plain_exchange
 
 ITERATIONS = 5
 # Nothing of it may touch the statistics.
@@ -81,7 +83,7 @@ def trained(workers: int, *, staleness: int = 0, passes: int = 1) -> list[np.nda
                     shards=2,
                     options=ExchangeOptions(staleness=staleness, rows=2),
                 )
-                exchange = ServerExchange(connect(rank, store), tensors, store, SETTINGS)
+                exchange = plain_exchange(connect(rank, store), tensors, store, SETTINGS)
                 try:
                     body(exchange, net, tensors, rank, passes)
                     ends[rank] = net.seen.numpy().copy()
@@ -126,7 +128,7 @@ def test_replicas_take_the_mean_bit_for_bit(workers: int, passes: int) -> None:
 
 def test_without_a_server_they_are_as_forward_left_them() -> None:
     net = Counting()
-    body(SingleProcessExchange(tensors_of(net), SETTINGS), net, tensors_of(net), 0, 1)
+    body(exchange_alone(tensors_of(net), SETTINGS), net, tensors_of(net), 0, 1)
     assert np.array_equal(net.seen.numpy(), expected(1))
 
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from poseidon.exchange.pooled import POOL_ELEMENTS
+from poseidon.exchange.server.pool import POOL_ELEMENTS
 from poseidon.plan.machine import Machine
 from poseidon.plan.scenario import (
     MIB,

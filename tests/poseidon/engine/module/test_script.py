@@ -19,7 +19,7 @@ from poseidon.engine.module.script import (
     run_script,
     search_as_plain_python,
 )
-from poseidon.exchange.base import Exchange
+from poseidon.exchange.exchange import Exchange
 
 
 class RecordingConnection(ScriptConnection):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from poseidon.exchange.factors.progress import Step, WeightProgress
+from poseidon.exchange.factors.progress import RoundStep, WeightProgress
 from poseidon.exchange.factors.session import Pair
 
 
@@ -19,7 +19,7 @@ def test_at_staleness_0_a_round_waits_for_the_backward_pass_to_leave_the_weight(
         assert not progress.may_apply
         progress.release(iteration, None)
         assert progress.may_apply
-        assert progress.begin_round(iteration) == Step(0.1 * iteration, None)
+        assert progress.begin_round(iteration) == RoundStep(0.1 * iteration, None)
         progress.end_round(None)
         assert progress.applied == iteration + 1
         assert not progress.may_apply

@@ -13,10 +13,10 @@ from poseidon.errors import UsageError
 from poseidon.exchange.base import ExchangeSettings, Trained
 from poseidon.exchange.factors.taps import layers_with_factors
 from poseidon.exchange.hooks import Hooks
-from poseidon.exchange.single import SingleProcessExchange
+from tests.support.exchanges import AloneExchange
 
 
-class Recorder(SingleProcessExchange):
+class Recorder(AloneExchange):
     """An exchange that takes every 2-D tensor as factors, and notes the order of calls."""
 
     def __init__(self, tensors: list[Trained]) -> None:

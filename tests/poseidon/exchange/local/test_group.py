@@ -4,33 +4,47 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Sequence
+from contextlib import ExitStack
 
 import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
 
-from poseidon.exchange.base import Exchange, ExchangeSettings, Trained
+from poseidon.exchange.alone import exchange_alone
+from poseidon.exchange.base import ExchangeSettings, Trained
+from poseidon.exchange.exchange import Exchange
 from poseidon.exchange.local import leader
 from poseidon.exchange.local.connection import HEAD, Connection, Kind, send_all
-from poseidon.exchange.local.follower import FollowerExchange
-from poseidon.exchange.local.leader import LeaderExchange
+from poseidon.exchange.local.follower import FollowerCarrier
+from poseidon.exchange.local.leader import LeaderCarrier
 from poseidon.exchange.local.reduction import ReductionKind
-from poseidon.exchange.single import SingleProcessExchange
 from ps_server import Collection, PeerLost, Rule, RuleKind, ServerError, SignalKind, StalenessTimeout
 from ps_server.transport.base import Frames
 from ps_server.transport.memory import MemoryNetwork
-from tests.poseidon.exchange.allreduce.test_exchange import allreduce
+from tests.poseidon.exchange.allreduce.test_carrier import allreduce
 from tests.poseidon.exchange.test_contract import SCENARIOS, server
 from tests.poseidon.exchange.test_statistics import SETTINGS, Counting, body, expected, tensors_of
-from tests.support.exchange_contract import Make, Scenario, check_exact, check_reopen, reference, train
+from tests.support.exchange_contract import Scenario, check_exact, reference, train
+from tests.support.exchanges import AloneExchange
 from tests.support.machines import machines, run_workers
 
 
 def alone(rank: int, tensors: Sequence[Trained], settings: ExchangeSettings) -> Exchange:
-    return SingleProcessExchange(tensors, settings)
+    return exchange_alone(tensors, settings)
+
+
+def leader_of(exchange: Exchange) -> LeaderCarrier:
+    (carrier,) = exchange.carriers
+    assert isinstance(carrier, LeaderCarrier)
+    return carrier
+
+
+def follower_of(exchange: Exchange) -> FollowerCarrier:
+    (carrier,) = exchange.carriers
+    assert isinstance(carrier, FollowerCarrier)
+    return carrier
 
 
 @pytest.mark.parametrize("scenario", SCENARIOS.values(), ids=SCENARIOS.keys())
@@ -50,15 +64,6 @@ def test_one_machine_without_a_server_is_exact(local_workers: int, reduction: Re
 def test_machines_that_reduce_among_each_other_are_exact(reduction: ReductionKind) -> None:
     with allreduce(2) as inner, machines(inner, 2, reduction=reduction) as make:
         check_exact(make, 4, Scenario(rule=Rule(kind=RuleKind.ADAM, momentum=0.9, delta=1e-4)))
-
-
-def test_machines_are_opened_once_more() -> None:
-    @contextmanager
-    def opened() -> Iterator[Make]:
-        with server(2, 2, rows=3) as inner, machines(inner, 2) as make:
-            yield make
-
-    check_reopen(opened, 4, Scenario(rule=Rule(kind=RuleKind.ADAM, momentum=0.9), clip=0.2))
 
 
 def test_two_runs_have_the_same_bits() -> None:
@@ -189,7 +194,7 @@ def test_what_leaves_a_machine_does_not_depend_on_its_number_of_workers(
     assert sent[1] == sent[2] == sent[3] > 0
 
 
-class FactorsOf(SingleProcessExchange):
+class FactorsOf(AloneExchange):
     """Takes the lower tensor's gradient as factors, and notes them."""
 
     def __init__(self, tensors: Sequence[Trained], settings: ExchangeSettings) -> None:
@@ -199,7 +204,7 @@ class FactorsOf(SingleProcessExchange):
 
     def begin_factors(self, index: int, u_KN: Tensor, v_KM: Tensor) -> None:
         self.noted.append(("factors", torch.cat([u_KN, v_KM], 1).tolist()))
-        super().begin_factors(index, u_KN, v_KM)
+        self.begin(index, u_KN.t() @ v_KM)
 
     def release(self, index: int) -> None:
         self.noted.append(("release", index))
@@ -269,8 +274,7 @@ def test_a_worker_that_goes_without_a_word_is_one_sentence_for_all_others() -> N
         step(exchange, 0, 1.0)
         reached.wait()
         if rank == 1:
-            assert isinstance(exchange, FollowerExchange)
-            exchange._connection.close()  # as the kernel does when a process is killed
+            follower_of(exchange)._connection.close()  # as the kernel does when a process is killed
             return
         with pytest.raises(PeerLost) as caught:
             for iteration in range(1, 5):
@@ -317,11 +321,10 @@ def test_nonsense_from_the_leader_ends_the_followers_waits_at_once(sent: bytes, 
 
     def run(exchange: Exchange, own: list[Trained], rank: int) -> None:
         exchange.open(None)
-        if isinstance(exchange, LeaderExchange):
-            exchange._connections[0]._stream.sendall(sent)
+        if rank == 0:
+            leader_of(exchange)._connections[0]._stream.sendall(sent)
             assert over.wait(60)
             return
-        assert isinstance(exchange, FollowerExchange)
         try:
             with pytest.raises(ServerError, match=raised):
                 step(exchange, 0, 1.0)
@@ -344,8 +347,8 @@ def test_nonsense_from_a_follower_ends_the_waits_of_all_at_once(sent: bytes, rai
     def run(exchange: Exchange, own: list[Trained], rank: int) -> None:
         with pytest.raises(ServerError, match=raised):
             exchange.open(None)
-            if isinstance(exchange, FollowerExchange) and rank == 1:
-                exchange._connection._stream.sendall(sent)
+            if rank == 1:
+                follower_of(exchange)._connection._stream.sendall(sent)
             step(exchange, 0, 1.0)
             exchange.settle()
 
@@ -355,8 +358,8 @@ def test_nonsense_from_a_follower_ends_the_waits_of_all_at_once(sent: bytes, rai
 
 def test_a_part_that_comes_before_the_first_values_are_taken_is_refused() -> None:
     def run(exchange: Exchange, own: list[Trained], rank: int) -> None:
-        if isinstance(exchange, FollowerExchange):
-            exchange._connection._stream.sendall(head(Kind.PART.value, 0))
+        if rank == 1:
+            follower_of(exchange)._connection._stream.sendall(head(Kind.PART.value, 0))
         with pytest.raises(ServerError, match=r"worker 1 sent an unexpected PART"):
             exchange.open(None)
             step(exchange, 0, 1.0)
@@ -379,13 +382,13 @@ def test_followers_get_the_first_failure_before_a_second_one_ends_the_leader(
     monkeypatch.setattr(leader, "send_all", slow)
 
     def run(exchange: Exchange, own: list[Trained], rank: int) -> None:
-        if isinstance(exchange, LeaderExchange):
-            first = threading.Thread(target=exchange._fail, args=(PeerLost("the first"),))
+        if rank == 0:
+            first = threading.Thread(target=leader_of(exchange)._fail, args=(PeerLost("the first"),))
             first.start()
             assert sending.wait(60)
-            exchange._fail(PeerLost("the second"))
+            leader_of(exchange)._fail(PeerLost("the second"))
             second_failed.set()
-            assert str(exchange._monitor.failure) == "the first"
+            assert str(leader_of(exchange)._monitor.failure) == "the first"
             first.join()
         with pytest.raises(PeerLost, match=r"^the first$"):
             exchange.open(None)
@@ -401,9 +404,8 @@ def test_an_iteration_that_no_worker_goes_on_with_is_left_without_a_word() -> No
         exchange.start(1, 1.0)
         exchange.wait(0)
         exchange.close()
-        assert isinstance(exchange, LeaderExchange | FollowerExchange)
         if rank == 0:
-            assert exchange._monitor.failure is None
+            assert leader_of(exchange)._monitor.failure is None
 
     with machines(alone, 2) as make:
         run_workers(make, 2, run, tensors=two_tensors)
@@ -430,8 +432,7 @@ def test_a_worker_that_hangs_is_not_waited_for_for_ever() -> None:
         if rank == 1:
             assert over.wait(60)
             return
-        assert isinstance(exchange, LeaderExchange)
-        exchange._monitor.timeout_s = 0.5  # from now on: all have come
+        leader_of(exchange)._monitor.timeout_s = 0.5  # from now on: all have come
         try:
             step(exchange, 0, 1.0)
             with pytest.raises(ServerError, match=r"within 0\.5 s: a worker of this machine hangs$"):
@@ -444,7 +445,7 @@ def test_a_worker_that_hangs_is_not_waited_for_for_ever() -> None:
 
 
 def test_what_goes_wrong_within_the_leader_is_told_to_all() -> None:
-    class Broken(SingleProcessExchange):
+    class Broken(AloneExchange):
         def finish(self) -> None:
             raise StalenessTimeout("the shard hangs")
 
@@ -473,20 +474,20 @@ def test_workers_with_other_tensors_are_refused() -> None:
         run_workers(make, 2, run, tensors=different)
 
 
-class InOrder(SingleProcessExchange):
+class InOrder(AloneExchange):
     """Notes the order in which collections and settlements reach the exchange between hosts."""
 
     def __init__(self, tensors: Sequence[Trained], settings: ExchangeSettings) -> None:
         super().__init__(tensors, settings)
         self.noted: list[str] = []
         self.settled = threading.Event()
-        gather = self._delivery.gather
+        gather = self.carrier.delivery.gather
 
         def noting(payload: bytes) -> Collection:
             self.noted.append("gather")
             return gather(payload)
 
-        self._delivery.gather = noting  # type: ignore[method-assign]
+        self.carrier.delivery.gather = noting  # type: ignore[method-assign]
 
     def settle(self) -> None:
         self.noted.append("settle")

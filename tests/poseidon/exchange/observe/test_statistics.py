@@ -5,10 +5,11 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from poseidon.exchange.base import Exchange, ExchangeSettings, Trained
-from poseidon.exchange.observe.observed import Call, ObservedExchange
+from poseidon.exchange.alone import exchange_alone
+from poseidon.exchange.base import ExchangeSettings, Trained
+from poseidon.exchange.exchange import Exchange
+from poseidon.exchange.observe.observer import Call
 from poseidon.exchange.observe.statistics import TransitTimes, WaitTimes
-from poseidon.exchange.single import SingleProcessExchange
 from tests.support.exchange_contract import ITERATIONS, Scenario, train
 
 
@@ -25,10 +26,12 @@ def test_numbers_stay_and_iterations_are_counted() -> None:
     waits = WaitTimes(8)
 
     def plain(rank: int, tensors: Sequence[Trained], settings: ExchangeSettings) -> Exchange:
-        return SingleProcessExchange(tensors, settings)
+        return exchange_alone(tensors, settings)
 
     def measured(rank: int, tensors: Sequence[Trained], settings: ExchangeSettings) -> Exchange:
-        return ObservedExchange(plain(rank, tensors, settings), [waits])
+        exchange = plain(rank, tensors, settings)
+        exchange.observe([waits])
+        return exchange
 
     weights = [train(make, 1, Scenario())[0] for make in (plain, measured)]
     assert all(np.array_equal(a, b) for a, b in zip(*weights, strict=True))

@@ -8,10 +8,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from poseidon.exchange.base import Exchange, ExchangeSettings, Trained
-from poseidon.exchange.observe.observed import ObservedExchange
+from poseidon.exchange.alone import exchange_alone
+from poseidon.exchange.base import ExchangeSettings, Trained
+from poseidon.exchange.exchange import Exchange
 from poseidon.exchange.observe.tracing import ExchangeTrace, TracingHooks, named_layers
-from poseidon.exchange.single import SingleProcessExchange
 from tests.support.exchange_contract import ITERATIONS, Scenario, train
 from tests.support.tracing import Recorded, nested
 
@@ -20,11 +20,13 @@ def test_numbers_stay_and_each_tensor_is_seen_in_each_iteration() -> None:
     trace, names = Recorded(), list[str]()
 
     def plain(rank: int, tensors: Sequence[Trained], settings: ExchangeSettings) -> Exchange:
-        return SingleProcessExchange(tensors, settings)
+        return exchange_alone(tensors, settings)
 
     def traced(rank: int, tensors: Sequence[Trained], settings: ExchangeSettings) -> Exchange:
         names.extend(trained.name for trained in tensors)
-        return ObservedExchange(plain(rank, tensors, settings), [ExchangeTrace(names, trace)])
+        exchange = plain(rank, tensors, settings)
+        exchange.observe([ExchangeTrace(names, trace)])
+        return exchange
 
     assert all(
         np.array_equal(a, b)

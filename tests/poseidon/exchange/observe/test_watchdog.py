@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 
-from poseidon.exchange.base import ExchangeSettings, Trained
-from poseidon.exchange.observe.observed import ObservedExchange
+from poseidon.exchange.base import ExchangeSettings
+from poseidon.exchange.carrier import CarrierState, FactoredCarrier, GradientCarrier
+from poseidon.exchange.control import AloneDelivery, JobControl
+from poseidon.exchange.exchange import Exchange
 from poseidon.exchange.observe.watchdog import Reading, Watchdog, WatchdogObserver
-from poseidon.exchange.single import SingleProcessExchange
 from ps_server import Collection
 
 
@@ -57,24 +60,40 @@ def test_who_waits_for_others_does_not_hang(clock: Clock) -> None:
     assert watchdog.read() == Reading(still_s=3.0, waiting=False, waited_s=600.0)
 
 
-class Slow(SingleProcessExchange):
-    """An exchange in which every call takes a second."""
+class Slow(GradientCarrier, FactoredCarrier):
+    """A carrier of which every call takes a second."""
+
+    indices, by_factors = (0, 1), frozenset({1})
 
     def __init__(self, clock: Clock) -> None:
-        super().__init__([Trained(name="w", tensor=torch.zeros(1))], ExchangeSettings())
         self._clock = clock
-        for name in ("open", "start", "begin", "begin_factors", "wait", "finish", "settle", "close"):
-            setattr(self, name, self._slow)
-        self.state.histories = self._slow  # type: ignore[method-assign, assignment]
-        self._delivery.gather = lambda payload: Collection(self._slow, self._slow)  # type: ignore
+        self.state = CarrierState()
+        self.state.histories = self.slow  # type: ignore[method-assign, assignment]
 
-    def _slow(self, *arguments: object) -> None:
+    def slow(self, *arguments: object) -> dict[int, object]:
         self._clock.now += 1
+        return {}
+
+    open = start = begin = begin_factors = release = wait = finish = settle = close = slow  # type: ignore[assignment]
+
+
+class SlowDelivery(AloneDelivery):
+    """Collections that take a second to wait for."""
+
+    def __init__(self, slow: Callable[[], object]) -> None:
+        super().__init__()
+        self._slow = slow
+
+    def gather(self, payload: bytes) -> Collection:
+        return Collection(self._slow, self._slow)  # type: ignore[arg-type]
 
 
 def test_every_call_of_an_exchange_is_a_wait_or_progress(clock: Clock) -> None:
     watchdog = Watchdog(now=clock)
-    exchange = ObservedExchange(Slow(clock), [WatchdogObserver(watchdog)])
+    carrier = Slow(clock)
+    control = JobControl(SlowDelivery(carrier.slow), root=True)
+    exchange = Exchange([carrier], control, ExchangeSettings())
+    exchange.observe([WatchdogObserver(watchdog)])
     watchdog.start()
     waits = [
         lambda: exchange.open(None),
@@ -94,5 +113,5 @@ def test_every_call_of_an_exchange_is_a_wait_or_progress(clock: Clock) -> None:
     exchange.begin(0, torch.zeros(1))
     assert watchdog.read().still_s == 1
     clock.now += 10
-    exchange.begin_factors(0, torch.zeros(1), torch.zeros(1))
+    exchange.begin_factors(1, torch.zeros(1), torch.zeros(1))
     assert watchdog.read().still_s == 1

@@ -14,13 +14,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from poseidon.exchange.alone import exchange_alone
 from poseidon.exchange.base import ExchangeSettings, History, Trained
 from poseidon.exchange.build import build_exchange
 from poseidon.exchange.building.membership import Built, Connect, Membership
 from poseidon.exchange.cost import ExchangeKind, Scheme
 from poseidon.exchange.hooks import Hooks
 from poseidon.exchange.options import ExchangeOptions
-from poseidon.exchange.single import SingleProcessExchange
 from ps_server import Precision, Rule, RuleKind, SignalKind
 from tests.support.cluster import TIMEOUT_S, TOKEN, job_addresses
 
@@ -195,7 +195,7 @@ def run_in(case: Case, folder: Path) -> list[End]:
 def simulate(case: Case) -> list[np.ndarray]:
     """Train all workers one after the other in this thread, and apply the outer rule in float64."""
     options, nets = case.options, [Net() for _ in range(case.workers)]
-    exchanges = [SingleProcessExchange(tensors_of(net, case.rule), case.settings) for net in nets]
+    exchanges = [exchange_alone(tensors_of(net, case.rule), case.settings) for net in nets]
     hooks = [Hooks(net, tensors_of(net, case.rule), e) for net, e in zip(nets, exchanges, strict=True)]
     anchors = [value.astype(np.float64) for value in values_of(nets[0])]
     momenta = [np.zeros_like(anchor) for anchor in anchors]
@@ -342,7 +342,7 @@ def test_outer_gradients_travel_in_16_bits(precision: Precision) -> None:
     ends = run(case)
     assert_same(ends, simulate(case), tolerance=5e-2)
     whole = run(replace(case, options=replace(case.options, precision=Precision.FLOAT32)))
-    sent = [sum(t.bytes_out for t in e[0].built.traffic.traffic().values()) for e in (ends, whole)]  # type: ignore[union-attr]
+    sent = [sum(t.bytes_out for t in e[0].built.exchange.traffic().values()) for e in (ends, whole)]
     assert sent[0] < 0.75 * sent[1]
 
 

@@ -1,19 +1,14 @@
-"""The state of an exchange through the parameter server: one table for each
-tensor, and what a snapshot holds of them.
-"""
+"""One table of the store, on this worker."""
 
 from __future__ import annotations
-
-from collections.abc import Mapping, Sequence
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from poseidon.errors import SnapshotError
 from poseidon.exchange.base import Array, History, Trained
 from poseidon.exchange.side_stream import SideStream
-from ps_server import Client, Keeping, TableSpec
+from ps_server import Keeping, TableSpec
 from ps_server.rules import history_count
 
 
@@ -21,6 +16,11 @@ class ServerTable:
     """The state of one table on this worker.
 
     `value` is the tensor's own memory on a CPU. A GPU tensor has a copy on the host, which `publish` copies to it.
+
+    Args:
+        trained: what the table holds.
+        spec: the table.
+        side: where tensors are copied to and from a GPU.
     """
 
     def __init__(self, trained: Trained, spec: TableSpec, side: SideStream) -> None:
@@ -89,68 +89,3 @@ class ServerTable:
             np.copyto(self.last_read, self.value)
         if not self._on_cpu:
             self._tensor.detach().reshape(-1).copy_(torch.from_numpy(self.value), non_blocking=True)
-
-
-class ServerState:
-    """See `ExchangeState`. At staleness 0 the shards keep the histories, above it each worker keeps its own.
-
-    Args:
-        client: connected to every shard.
-        tables: one for each tensor.
-    """
-
-    def __init__(self, client: Client, tables: Sequence[ServerTable]) -> None:
-        self._client = client
-        self._tables = tables
-        self._held_back: Mapping[str, Array] = {}
-        self.private = any(table.staleness > 0 for table in tables)
-
-    def histories(self) -> list[History]:
-        """See `ExchangeState`. A tensor that does not travel through the server has none here."""
-        return [
-            [array.reshape(table.shape) for array in self._history(index, table)]
-            for index, table in enumerate(self._tables)
-        ]
-
-    def _history(self, index: int, table: ServerTable) -> Sequence[Array]:
-        if table.is_copy:
-            return []
-        if table.statistics:  # no rule moves them; Caffe's solverstate has zeros there
-            return [np.zeros(table.value.size, np.float32)] * len(table.history)
-        if table.staleness == 0:
-            return self._client.history(index)[: history_count(table.rule.kind)]
-        return [history.numpy().copy() for history in table.history]
-
-    def held_back(self) -> Mapping[str, Array]:
-        """See `ExchangeState`."""
-        found = {}
-        for index, table in enumerate(self._tables):
-            held_back = self._client.held_back(index)
-            if held_back is not None:
-                found[table.of_pushes] = held_back.copy()
-            if table.encodes_values and self._client.rank == 0:
-                found[table.of_values] = self._client.history(index)[-1]
-        return found
-
-    def hold_back(self, held_back: Mapping[str, Array]) -> None:
-        """See `ExchangeState`."""
-        for table in self._tables:
-            for name in (table.of_pushes, table.of_values):
-                if name in held_back and held_back[name].size != table.value.size:
-                    raise SnapshotError(
-                        f"the snapshot holds back {held_back[name].size} elements of {name}; expected {table.value.size}"
-                    )
-        self._held_back = held_back
-
-    def restore(self) -> None:
-        """Continue from what `hold_back` was given since the last call: nothing where it was not called."""
-        for index, table in enumerate(self._tables):
-            held_back = self._client.held_back(index)
-            if held_back is not None:
-                held_back[:] = self._held_back.get(table.of_pushes, 0.0)
-            table.unsent = self._held_back.get(table.of_values) if table.encodes_values else None
-        self._held_back = {}
-
-    def replicated(self) -> Mapping[str, Tensor]:
-        """See `ExchangeState`."""
-        return {}

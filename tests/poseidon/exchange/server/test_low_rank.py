@@ -13,14 +13,15 @@ import pytest
 import torch
 
 from poseidon.errors import JobError, SnapshotError, UsageError
-from poseidon.exchange.base import Exchange, ExchangeSettings, Trained
+from poseidon.exchange import replicas
+from poseidon.exchange.base import ExchangeSettings, Trained
 from poseidon.exchange.build import build_exchange
 from poseidon.exchange.building.membership import Built, Membership
 from poseidon.exchange.cost import ExchangeKind
-from poseidon.exchange.lossy import low_rank
+from poseidon.exchange.exchange import Exchange
 from poseidon.exchange.lossy.low_rank_matrix import orthonormal
 from poseidon.exchange.options import ExchangeOptions
-from poseidon.exchange.ps import ServerExchange
+from poseidon.exchange.server.tables import ServerTables
 from ps_server import Rule, RuleKind
 from tests.support.cluster import TIMEOUT_S, TOKEN, job_addresses
 
@@ -162,9 +163,9 @@ def test_factors_have_a_codec_and_nothing_of_the_gradients_is_lost(start: int) -
             iterate(exchange, tensors, iteration, rank)
             if iteration == 3:
                 exchange.settle()
-                sent[rank] = exchange.traffic()[1].bytes_in  # type: ignore[attr-defined]
+                sent[rank] = exchange.traffic()[1].bytes_in
         exchange.settle()
-        sent[rank] = exchange.traffic()[1].bytes_in - sent[rank]  # type: ignore[attr-defined]
+        sent[rank] = exchange.traffic()[1].bytes_in - sent[rank]
         held_back = torch.from_numpy(exchange.state.held_back()["w, lost"]).view(N, M)
         ends[rank] = torch.stack([tensors[1].tensor.view(N, M), held_back])
 
@@ -218,9 +219,9 @@ def test_workers_whose_rules_give_different_bits_are_refused(
 ) -> None:
     """Each worker applies the rule itself, so all processors must compute the same."""
     count = itertools.count()
-    sample = low_rank.arithmetic_sample
+    sample = replicas.arithmetic_sample
     monkeypatch.setattr(
-        low_rank, "arithmetic_sample", lambda own: replace(sample(own), rules=f"rules {next(count) == 0}")
+        replicas, "arithmetic_sample", lambda own: replace(sample(own), rules=f"rules {next(count) == 0}")
     )
 
     def open_it(rank: int, exchange: Exchange, tensors: list[Trained]) -> None:
@@ -236,7 +237,7 @@ def test_bytes_are_those_of_both_rounds() -> None:
         for iteration in range(4):
             iterate(exchange, tensors, iteration, rank)
         exchange.settle()
-        traffic = exchange.traffic()[1]  # type: ignore[attr-defined]
+        traffic = exchange.traffic()[1]
         exact = 4 * 4 * RANK * (N + M)
         assert exact < traffic.bytes_in < exact + 4 * 2 * 80
         assert traffic.held_back > 1
@@ -251,7 +252,7 @@ def test_before_the_start_the_gradient_travels_and_after_it_costs_nothing() -> N
         for iteration in range(4):
             iterate(exchange, tensors, iteration, rank)
             exchange.settle()
-            sent.append(exchange.traffic()[1].bytes_in)  # type: ignore[attr-defined]
+            sent.append(exchange.traffic()[1].bytes_in)
         heads = 4 * 80
         assert 4 * N * M <= sent[1] - sent[0] < 4 * N * M + heads
         assert 4 * RANK * (N + M) <= sent[3] - sent[2] < 4 * RANK * (N + M) + heads
@@ -261,33 +262,29 @@ def test_before_the_start_the_gradient_travels_and_after_it_costs_nothing() -> N
 
 def test_a_table_is_used_again_after_its_last_answer_only(monkeypatch: pytest.MonkeyPatch) -> None:
     """Also one that was skipped: another worker's message to its shard may be late."""
-    unanswered: dict[ServerExchange, set[int]] = defaultdict(set)
+    unanswered: dict[ServerTables, set[int]] = defaultdict(set)
     used: list[str] = []
 
     def uses(name: str) -> Callable[..., None]:
-        use = getattr(ServerExchange, name)
+        use = getattr(ServerTables, name)
 
-        def checked(inner: ServerExchange, index: int, *gradient: torch.Tensor) -> None:
-            assert index not in unanswered[inner], f"{name} of {index}"
-            unanswered[inner].add(index)
+        def checked(tables: ServerTables, index: int, *gradient: torch.Tensor) -> None:
+            assert index not in unanswered[tables], f"{name} of {index}"
+            unanswered[tables].add(index)
             used.append(name)
-            use(inner, index, *gradient)
+            use(tables, index, *gradient)
 
         return checked
 
-    def waits(name: str) -> Callable[..., None]:
-        wait = getattr(ServerExchange, name)
+    read = ServerTables.read
 
-        def noted(inner: ServerExchange, index: int) -> None:
-            wait(inner, index)
-            unanswered[inner].discard(index)
+    def noted(tables: ServerTables, index: int, staleness: int | None = None) -> None:
+        read(tables, index, staleness)
+        unanswered[tables].discard(index)
 
-        return noted
-
-    for name in ("begin", "skip"):
-        monkeypatch.setattr(ServerExchange, name, uses(name))
-    for name in ("wait", "wait_early"):
-        monkeypatch.setattr(ServerExchange, name, waits(name))
+    for name in ("push", "skip"):
+        monkeypatch.setattr(ServerTables, name, uses(name))
+    monkeypatch.setattr(ServerTables, "read", noted)
 
     def body(rank: int, exchange: Exchange, tensors: list[Trained]) -> None:
         exchange.open(None)

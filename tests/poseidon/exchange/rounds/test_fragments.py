@@ -11,15 +11,16 @@ import pytest
 import torch
 
 from poseidon.errors import UsageError
+from poseidon.exchange.alone import exchange_alone
 from poseidon.exchange.base import Array, ExchangeSettings, Trained
 from poseidon.exchange.build import build_exchange
 from poseidon.exchange.building.membership import Membership
 from poseidon.exchange.cost import ExchangeKind
 from poseidon.exchange.hooks import Hooks
 from poseidon.exchange.options import ExchangeOptions
-from poseidon.exchange.ps import ServerExchange, store_spec
-from poseidon.exchange.rounds.streaming import fragments_of
-from poseidon.exchange.single import SingleProcessExchange
+from poseidon.exchange.rounds.fragments import fragments_of
+from poseidon.exchange.server.store import store_spec
+from poseidon.exchange.server.tables import ServerTables
 from ps_server import Client, Consistency, Precision, RuleKind, SignalKind
 from ps_server.protocol.codecs import Encoded
 from ps_server.protocol.precision import Compressor
@@ -70,7 +71,7 @@ class Simulation:
     def __init__(self, case: Case) -> None:
         self.case, self.options = case, case.options
         self.nets = [Net() for _ in range(case.workers)]
-        self.exchanges = [SingleProcessExchange(tensors_of(n, case.rule), case.settings) for n in self.nets]
+        self.exchanges = [exchange_alone(tensors_of(n, case.rule), case.settings) for n in self.nets]
         self.hooks = [
             Hooks(n, tensors_of(n, case.rule), e) for n, e in zip(self.nets, self.exchanges, strict=True)
         ]
@@ -220,7 +221,7 @@ def test_fragments_travel_by_lossy_codecs(wire: dict[str, object]) -> None:
         for a, b in zip(ends[0].values, end.values, strict=True):
             assert np.array_equal(a, b)
     assert all(np.isfinite(value).all() for value in ends[0].values)
-    sent = [sum(t.bytes_out for t in e[0].built.traffic.traffic().values()) for e in (ends, exact)]  # type: ignore[union-attr]
+    sent = [sum(t.bytes_out for t in e[0].built.exchange.traffic().values()) for e in (ends, exact)]
     assert sent[0] < 2 * 0.75 * sent[1]  # twice as many exchanges
 
 
@@ -275,15 +276,15 @@ def test_with_a_delay_training_does_not_wait_for_the_encoding() -> None:
         for name in "ab"
     ]
     store = store_spec(tensors, ExchangeSettings(), workers=2, shards=1)
-    exchange = ServerExchange(cast("Client", client), tensors, store, ExchangeSettings(), in_background=True)
-    exchange.begin(0, torch.ones(2))
-    exchange.begin(1, torch.ones(2))
-    exchange.end_iteration()
-    exchange.wait(0)
+    tables = ServerTables(cast("Client", client), tensors, store, ExchangeSettings(), in_background=True)
+    tables.push(0, torch.ones(2))
+    tables.push(1, torch.ones(2))
+    tables.finish(1.0, in_parts=True)
+    tables.read(0)
     assert client.log == ["push 0", "read 0"]
     client.may_encode.set()
-    exchange.wait(1)
-    exchange.close()
+    tables.read(1)
+    tables.close()
     assert [word for word in client.log if word != "clock"] == [
         "push 0",
         "read 0",

@@ -12,12 +12,15 @@ import torch
 from torch import Tensor, nn
 
 from poseidon.exchange.allreduce.buckets import Waiter
-from poseidon.exchange.allreduce.exchange import AllReduceExchange
+from poseidon.exchange.allreduce.carrier import AllReduceCarrier
+from poseidon.exchange.allreduce.control import Meeting
 from poseidon.exchange.allreduce.process_group import GroupSettings, join_rendezvous
-from poseidon.exchange.base import Exchange, ExchangeSettings, Trained
+from poseidon.exchange.base import ExchangeSettings, Trained
+from poseidon.exchange.control import JobControl
 from poseidon.exchange.cost import ExchangeKind
+from poseidon.exchange.exchange import Exchange
 from poseidon.exchange.hooks import Hooks
-from ps_server import LocalProtocolError, PeerLost, Rule, RuleKind, Signal, SignalKind
+from ps_server import PeerLost, Rule, RuleKind, Signal, SignalKind
 from tests.poseidon.exchange.test_contract import SCENARIOS
 from tests.poseidon.exchange.test_statistics import (
     SETTINGS,
@@ -28,7 +31,7 @@ from tests.poseidon.exchange.test_statistics import (
     tensors_of,
 )
 from tests.support.cluster import job_addresses
-from tests.support.exchange_contract import Make, Scenario, check_exact, check_reopen, reference, train
+from tests.support.exchange_contract import Make, Scenario, check_exact, reference, train
 
 
 @contextmanager
@@ -38,9 +41,17 @@ def allreduce(workers: int, *, bucket_bytes: int = 100) -> Iterator[Make]:
 
         def make(rank: int, tensors: Sequence[Trained], settings: ExchangeSettings) -> Exchange:
             group = GroupSettings(rank=rank, size=workers, host="127.0.0.1", timeout_s=20.0)
-            return AllReduceExchange(
-                join_rendezvous(group, connect), tensors, settings, group=group, bucket_bytes=bucket_bytes
+            meeting = Meeting.at(join_rendezvous(group, connect), group)
+            control = JobControl(meeting.delivery, root=rank == 0, calls_wait=True)
+            carrier = AllReduceCarrier(
+                dict(enumerate(tensors)),
+                settings,
+                group=group,
+                control=control,
+                meeting=meeting,
+                bucket_bytes=bucket_bytes,
             )
+            return Exchange([carrier], control, settings)
 
         yield make
 
@@ -50,10 +61,6 @@ def allreduce(workers: int, *, bucket_bytes: int = 100) -> Iterator[Make]:
 def test_it_is_exact(workers: int, scenario: Scenario) -> None:
     with allreduce(workers) as make:
         check_exact(make, workers, scenario)
-
-
-def test_it_is_opened_once_more() -> None:
-    check_reopen(lambda: allreduce(3), 3, Scenario(rule=Rule(kind=RuleKind.ADAM, momentum=0.9), clip=0.2))
 
 
 @pytest.mark.parametrize("bucket_bytes", [1, 300, 10**6])
@@ -143,7 +150,6 @@ def test_a_resumed_run_goes_on_from_the_history_of_rank_0() -> None:
 def test_it_counts_what_it_moves() -> None:
     def run(make: Make, rank: int) -> None:
         exchange = make(rank, one_tensor(), ExchangeSettings())
-        assert isinstance(exchange, AllReduceExchange)
         exchange.open(None)
         for iteration in range(3):
             step(exchange, iteration, torch.zeros(2, 3))
@@ -168,25 +174,6 @@ def test_the_mean_itself_can_be_asked_for() -> None:
     together(2, run)
 
 
-def test_factors_give_their_product() -> None:
-    u, v = torch.randn(4, 2), torch.randn(4, 3)
-
-    def run(make: Make, rank: int) -> None:
-        tensors = one_tensor()
-        exchange = make(rank, tensors, ExchangeSettings())
-        exchange.open(None)
-        assert not exchange.by_factors
-        exchange.start(0, 1.0)
-        exchange.begin_factors(0, u * (rank + 1), v)
-        exchange.release(0)
-        exchange.finish()
-        exchange.settle()
-        torch.testing.assert_close(tensors[0].tensor.detach(), -1.5 * u.t() @ v)
-        exchange.close()
-
-    together(2, run)
-
-
 def test_all_replicas_hear_a_signal_in_the_same_iteration() -> None:
     heard: dict[int, list[tuple[int, int]]] = {0: [], 1: [], 2: []}
 
@@ -205,18 +192,6 @@ def test_all_replicas_hear_a_signal_in_the_same_iteration() -> None:
 
     together(3, run)
     assert heard[0] == heard[1] == heard[2] == [(3, 2), (6, 1)]
-
-
-def test_only_rank_0_signals() -> None:
-    def run(make: Make, rank: int) -> None:
-        exchange = make(rank, one_tensor(), ExchangeSettings())
-        exchange.open(None)
-        if rank == 1:
-            with pytest.raises(LocalProtocolError, match="only worker 0"):
-                exchange.control.request(SignalKind.STOP)
-        exchange.close()
-
-    together(2, run)
 
 
 def test_a_peer_that_has_gone_is_one_sentence() -> None:
@@ -247,16 +222,17 @@ def test_buckets_leave_while_the_backward_pass_goes_on() -> None:
         net = nn.Sequential(nn.Linear(5, 7), nn.Tanh(), nn.Linear(7, 4), nn.Tanh(), nn.Linear(4, 2))
         tensors = [Trained(name=n, tensor=p) for n, p in net.named_parameters()]
         exchange = make(rank, tensors, ExchangeSettings())
-        assert isinstance(exchange, AllReduceExchange)
+        (carrier,) = exchange.carriers
+        assert isinstance(carrier, AllReduceCarrier)
         exchange.open(None)
-        launch = exchange._plane._gradients._launch
+        launch = carrier._gradients._launch
         if rank == 0:
 
             def note(buffer: Tensor, on_done: Callable[[], None]) -> Waiter:
                 left.append("bucket")
                 return launch(buffer, on_done)
 
-            exchange._plane._gradients._launch = note
+            carrier._gradients._launch = note
             net[0].weight.register_hook(lambda _: left.append("backward of the first layer"))
         hooks = Hooks(net, tensors, exchange)
         exchange.start(0, 0.1)

@@ -10,21 +10,23 @@ import numpy as np
 import pytest
 import torch
 
-from poseidon.exchange.base import Exchange, ExchangeSettings, Trained
+from poseidon.exchange.base import ExchangeSettings, Trained
+from poseidon.exchange.building.membership import Membership
+from poseidon.exchange.building.server import through_server
+from poseidon.exchange.exchange import Exchange
 from poseidon.exchange.options import ExchangeOptions
-from poseidon.exchange.pooled import (
+from poseidon.exchange.server.pool import (
     POOL_ELEMENTS,
     SMALL_TENSOR_ELEMENTS,
-    PooledExchange,
     pool_tensors,
     pools_of,
 )
-from poseidon.exchange.ps import ServerExchange, store_spec
+from poseidon.exchange.server.store import Layout, store_spec
 from ps_server import Client, Consistency, Rule, RuleKind
 from ps_server.protocol.messages import Array
 from tests.poseidon.exchange.test_contract import SCENARIOS, server
 from tests.support.cluster import Connect, memory_store, socket_store
-from tests.support.exchange_contract import Make, Scenario, check_exact, check_reopen, train
+from tests.support.exchange_contract import Make, Scenario, check_exact, train
 
 SETTINGS = ExchangeSettings()
 
@@ -41,17 +43,12 @@ def over(
     """Makes exchanges whose small tensors share tables."""
 
     def make(rank: int, tensors: Sequence[Trained], settings: ExchangeSettings) -> Exchange:
+        options = ExchangeOptions(staleness=staleness, consistency=consistency)
         pools = pools_of(tensors, apart)
-        pooled_tensors = pool_tensors(tensors, pools)
-        store = store_spec(
-            pooled_tensors,
-            settings,
-            workers=workers,
-            shards=shards,
-            options=ExchangeOptions(staleness=staleness, consistency=consistency),
-        )
-        inner = ServerExchange(connect(rank, store), pooled_tensors, store, settings)
-        return PooledExchange(inner, inner, tensors, pools, pooled_tensors)
+        pooled = pool_tensors(tensors, pools)
+        store = store_spec(pooled, settings, workers=workers, shards=shards, options=options)
+        layout = Layout(tensors=tensors, store=store, pools=pools, pooled=pooled)
+        return through_server(connect(rank, store), layout, settings, Membership(options=options))
 
     return make
 
@@ -101,10 +98,6 @@ def test_a_pool_has_the_values_in_order() -> None:
 def test_pools_are_exact(scenario: Scenario) -> None:
     with pooled(2, 2) as make:
         check_exact(make, 2, scenario)
-
-
-def test_pools_are_opened_once_more() -> None:
-    check_reopen(lambda: pooled(2, 2), 2, Scenario(rule=Rule(kind=RuleKind.ADAM, momentum=0.9)))
 
 
 @pytest.mark.parametrize("apart", [(), (0, 5)])
@@ -233,7 +226,6 @@ def test_statistics_share_and_take_the_mean() -> None:
 def test_a_pools_bytes_are_its_tensors_by_their_sizes() -> None:
     with memory_store(1, 1) as connect:
         exchange = over(connect, 1, 1)(0, [tensor(100), tensor(300)], SETTINGS)
-        assert isinstance(exchange, PooledExchange)
         try:
             exchange.open(None)
             exchange.start(0, 0.1)

@@ -1,4 +1,4 @@
-"""Sufficient factor broadcasting: factors go to all workers, and each rebuilds
+"""The carrier of tensors that travel as sufficient factors: factors go to all workers, and each rebuilds
 the gradient and applies the rule itself.
 
 Laws:
@@ -20,19 +20,21 @@ from __future__ import annotations
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from poseidon.exchange.base import ExchangeSettings, History, Trained
+from poseidon.exchange.carrier import CarrierState, FactoredCarrier, Step
+from poseidon.exchange.control import JobControl
 from poseidon.exchange.factors.peers import Peers, PeerSettings
 from poseidon.exchange.factors.products import Kernel, Scratch, factors_sum_of_squares
-from poseidon.exchange.factors.progress import Step
+from poseidon.exchange.factors.progress import RoundStep
 from poseidon.exchange.factors.session import FactorSession, FactorTable
 from poseidon.exchange.factors.weight import FactorWeight
+from poseidon.exchange.norm import GlobalNorm
 from poseidon.exchange.observe.statistics import Traffic, TransitTimes
-from poseidon.exchange.plane import GlobalNorm, offered_address
+from poseidon.exchange.replicas import common_kernel, introduce, offered_address
 from poseidon.exchange.side_stream import SerialExecutor, SideStream, join_within
 from ps_server.errors import as_server_error
 from ps_server.link import LinkPriority
@@ -41,56 +43,65 @@ from ps_server.rules import clip_factor, plain_sum
 from ps_server.trace import Track
 
 
-class FactorChannel:
-    """The tensors of an exchange that travel as factors, by their index there. See `Plane`.
+class FactorCarrier(FactoredCarrier):
+    """Broadcasts factors to all workers.
 
     Args:
-        trained: index -> tensor.
+        tensors: by their index in the exchange.
         settings: common to all tensors.
         rank: this worker.
         workers: number of workers.
         staleness: the bound of every tensor.
         peers: how the workers reach each other.
+        control: of the exchange.
         norms: used with `settings.clip` at staleness 0.
         link: taken as long as pairs have to leave this host; None: no other sender waits for it.
+        equal_bits: whether the job ends where the processors of the replicas compute different bits.
     """
 
     def __init__(
         self,
-        trained: Mapping[int, Trained],
+        tensors: Mapping[int, Trained],
         settings: ExchangeSettings,
         *,
         rank: int,
         workers: int,
         staleness: int,
         peers: PeerSettings,
+        control: JobControl,
         norms: GlobalNorm,
         link: LinkPriority | None = None,
+        equal_bits: bool = True,
     ) -> None:
+        self.indices = tuple(sorted(tensors))
+        self.by_factors = frozenset(tensors)
+        self._tensors = tensors
         self._settings = settings
         self._trace = peers.trace
-        self._flights = TransitTimes(len(trained))
+        self._flights = TransitTimes(len(tensors))
         self._workers = workers
         self._rank = rank
         self._staleness = staleness
+        self._control = control
         self._norms = norms
+        self._equal_bits = equal_bits
         self._iteration = self._start_clock = settings.start_clock
-        device = next(iter(trained.values())).tensor.device
+        device = next(iter(tensors.values())).tensor.device
         self._side = SideStream(device)
         self._scratch = Scratch(device)
-        self.kernel = Kernel.FUSED
-        """How products are computed: the same on all workers."""
+        self._kernel = Kernel.FUSED
         self._weights = {
             index: FactorWeight(
                 table,
-                trained[index],
+                tensors[index],
                 clock=settings.start_clock,
                 staleness=staleness,
                 side=self._side,
                 scratch=self._scratch,
             )
-            for table, index in enumerate(sorted(trained))
+            for table, index in enumerate(self.indices)
         }
+        self.state = FactorState(self._weights)
         tables = [
             FactorTable(name=w.name, outputs=w.tensor.shape[0], inputs=w.tensor.shape[1], staleness=staleness)
             for w in self._weights.values()
@@ -105,17 +116,24 @@ class FactorChannel:
         self._closing = False
         self._thread = threading.Thread(target=self._rebuild, name=f"rebuild-{rank}", daemon=True)
 
-    def take_first(self, histories: Mapping[int, History]) -> None:
-        """Take the tensors' present values as the first ones.
-
-        Args:
-            histories: index -> what the rule kept; empty: zeros.
-        """
+    def open(self, histories: Sequence[History] | None, clock: int | None) -> None:
+        addresses: list[str] = []
+        if clock is None:
+            own = {"factors": self.peers.address}
+            offers, samples = introduce(self._control, list(self._tensors.values()), own)
+            addresses = [offered_address(offers, "factors", rank) for rank in range(len(offers))]
+            self._kernel = common_kernel(samples, required=self._equal_bits)
+        else:
+            self._rewind(clock)
+            self._control.all_gather(b"")  # no worker may send factors before all have gone back
         for index, weight in self._weights.items():
-            weight.open(histories.get(index, ()))
+            weight.open(histories[index] if histories else ())
+        if clock is None:
+            self.peers.connect(addresses)
+            self._thread.start()
 
-    def rewind(self, clock: int) -> None:
-        """Begin at another clock, before any worker has sent a pair. `take_first` follows."""
+    def _rewind(self, clock: int) -> None:
+        """Begin at another clock, before any worker has sent a pair."""
         with self.peers.monitor:
             self._iteration = self._start_clock = clock
             session = self.peers.session
@@ -123,25 +141,13 @@ class FactorChannel:
             for weight in self._weights.values():
                 weight.progress.rewind(clock)
 
-    def offer(self) -> dict[str, Any]:
-        """See `Plane`."""
-        return {"factors": self.peers.address}
-
-    def connect(self, offers: Sequence[Mapping[str, Any]], kernel: Kernel) -> None:
-        """See `Plane`. `take_first` comes before."""
-        self.kernel = kernel
-        self.peers.connect([offered_address(offer, "factors", rank) for rank, offer in enumerate(offers)])
-        self._thread.start()
-
-    def start(self, iteration: int, rate: float) -> None:
-        """See `Exchange`."""
+    def start(self, step: Step) -> None:
         with self.peers.monitor:
-            self._iteration = iteration
+            self._iteration = step.iteration
             for weight in self._weights.values():
-                weight.progress.start(iteration, rate)
+                weight.progress.start(step.iteration, step.rate)
 
-    def begin(self, index: int, u_KN: Tensor, v_KM: Tensor) -> None:
-        """See `Exchange.begin_factors`."""
+    def begin_factors(self, index: int, u_KN: Tensor, v_KM: Tensor) -> None:
         weight, iteration, event = self._weights[index], self._iteration, self._side.record_event()
         with self.peers.monitor:
             weight.progress.hand_in(iteration)
@@ -160,17 +166,14 @@ class FactorChannel:
         self._in_order.call(send)
 
     def release(self, index: int) -> None:
-        """See `Exchange`."""
         with self.peers.monitor:
             self._weights[index].progress.release(self._iteration, self._side.record_event())
             self.peers.monitor.notify()
 
     def wait(self, index: int) -> None:
-        """See `Exchange`."""
         self._wait(index, self._iteration - self._staleness)
 
-    def held_sum_of_squares(self) -> float:
-        """Return the sum of squares of this worker's own gradients of this iteration, at staleness > 0 with a limit."""
+    def held_squares(self) -> float:
         self._in_order.drain()
         with self.peers.monitor:
             held = [weight.progress.held for weight in self._weights.values()]
@@ -178,15 +181,10 @@ class FactorChannel:
         return plain_sum(factors_sum_of_squares(torch.from_numpy(p.u), torch.from_numpy(p.v)) for p in pairs)
 
     def finish(self, limit: float) -> None:
-        """See `Exchange`.
-
-        Args:
-            limit: multiplies this worker's gradients that were held back for it.
-        """
         for index, weight in self._weights.items():
             if weight.progress.handed_in <= self._iteration:
                 outputs, inputs = weight.tensor.shape
-                self.begin(index, torch.empty(0, outputs), torch.empty(0, inputs))
+                self.begin_factors(index, torch.empty(0, outputs), torch.empty(0, inputs))
                 self._in_order.drain()
             with self.peers.monitor:
                 held = weight.progress.take_held()
@@ -197,25 +195,10 @@ class FactorChannel:
                 self.release(index)
 
     def settle(self, clock: int) -> None:
-        """Bring every tensor to the state after all workers' first `clock` iterations."""
         for index in self._weights:
             self._wait(index, clock)
 
-    def replicated_state(self) -> dict[str, Tensor]:
-        """See `Exchange`: histories, and at staleness > 0 weights without this worker's changes ahead of the others."""
-        state: dict[str, Tensor] = {}
-        for weight in self._weights.values():
-            state |= {f"{weight.name}, history {number}": h for number, h in enumerate(weight.history)}
-            if weight.base is not weight.tensor:
-                state[f"{weight.name}, base"] = weight.base
-        return state
-
-    def history(self, index: int) -> History:
-        """Return what the rule keeps for a tensor; call it after `settle`."""
-        return [part.detach().cpu().numpy().copy() for part in self._weights[index].history]
-
-    def traffic(self) -> dict[int, Traffic]:
-        """See `CountsTraffic`."""
+    def traffic(self) -> Mapping[int, Traffic]:
         peers = self.peers
         return {
             index: Traffic(
@@ -227,7 +210,6 @@ class FactorChannel:
         }
 
     def close(self) -> None:
-        """Stop. Safe to call twice."""
         if self._closing:
             return
         self._closing = True
@@ -251,8 +233,6 @@ class FactorChannel:
 
     def _sending_failed(self, error: Exception) -> None:
         self.peers.fail(as_server_error(error, "sending factors failed"))
-
-    # -- the background ------------------------------------------------------------------------------------
 
     def _rebuild(self) -> None:
         prepare_thread()
@@ -323,7 +303,7 @@ class FactorChannel:
         began_ns = self._trace.now()
         with self._side.after(step.left):
             scale = limit * self._settings.gradient_scale / self._workers
-            weight.apply(clock, stacked.u_BN, stacked.v_BM, rate=step.rate, scale=scale, kernel=self.kernel)
+            weight.apply(clock, stacked.u_BN, stacked.v_BM, rate=step.rate, scale=scale, kernel=self._kernel)
             done = self._side.record_event()
         self._side.synchronize()  # the rounds' memory on the host may go
         self._trace.span(Track.REBUILD, "apply", weight.name, began_ns, clock=clock)
@@ -342,7 +322,7 @@ class FactorChannel:
                 if clock >= progress.applied
             ]
         with torch.no_grad():
-            weight.replay(own, scale=self._settings.gradient_scale / self._workers, kernel=self.kernel)
+            weight.replay(own, scale=self._settings.gradient_scale / self._workers, kernel=self._kernel)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -351,6 +331,33 @@ class _Stacked:
 
     weight: FactorWeight
     clock: int
-    step: Step
+    step: RoundStep
     u_BN: Tensor
     v_BM: Tensor
+
+
+class FactorState(CarrierState):
+    """The histories of the weights, the same on all workers.
+
+    At staleness > 0 the weights without this worker's changes ahead of the others are equal, too.
+
+    Args:
+        weights: by their index in the exchange.
+    """
+
+    def __init__(self, weights: Mapping[int, FactorWeight]) -> None:
+        self._weights = weights
+
+    def histories(self) -> Mapping[int, History]:
+        return {
+            index: [part.cpu().numpy().copy() for part in weight.history]
+            for index, weight in self._weights.items()
+        }
+
+    def replicated(self) -> Mapping[str, Tensor]:
+        state: dict[str, Tensor] = {}
+        for weight in self._weights.values():
+            state |= {f"{weight.name}, history {number}": h for number, h in enumerate(weight.history)}
+            if weight.base is not weight.tensor:
+                state[f"{weight.name}, base"] = weight.base
+        return state

@@ -12,16 +12,17 @@ import pytest
 import torch
 from torch import nn
 
-from poseidon.exchange.base import Exchange, ExchangeSettings, Trained
-from poseidon.exchange.factors.peers import PeerSettings
-from poseidon.exchange.hybrid import HybridExchange
+from poseidon.exchange.base import ExchangeSettings, Trained
+from poseidon.exchange.exchange import Exchange
+from poseidon.exchange.factors.carrier import FactorCarrier
 from poseidon.exchange.options import ExchangeOptions
-from poseidon.exchange.ps import store_spec
-from ps_server import Client, Keeping, LocalProtocolError, Rule, RuleKind, ServerError, StoreSpec
+from poseidon.exchange.server.store import store_spec
+from ps_server import Client, LocalProtocolError, Rule, RuleKind, ServerError
 from ps_server.link import LinkPriority
 from tests.poseidon.exchange.test_contract import SCENARIOS
-from tests.support.cluster import TIMEOUT_S, TOKEN, socket_store
-from tests.support.exchange_contract import Make, Scenario, check_exact, check_reopen, reference, train
+from tests.support.cluster import TIMEOUT_S, socket_store
+from tests.support.exchange_contract import Make, Scenario, check_exact, reference, train
+from tests.support.exchanges import plain_exchange
 
 FIRST, IDLE, LAST = 0, 4, 6  # weights of layers that are used once; layer `idle` gets no gradient
 
@@ -47,42 +48,22 @@ def hybrid(
                 copies=[*by_factors, *by_allreduce],
                 options=ExchangeOptions(staleness=staleness),
             )
-            return joined(connect(rank, spec), tensors, spec, settings, by_allreduce)
+            return plain_exchange(connect(rank, spec), tensors, spec, settings, by_allreduce)
 
         yield make
-
-
-def joined(
-    client: Client,
-    tensors: Sequence[Trained],
-    spec: StoreSpec,
-    settings: ExchangeSettings,
-    by_allreduce: Collection[int] = (),
-) -> HybridExchange:
-    """One worker's exchange, on ports of its own for factors and all-reduce."""
-    copies = [i for i, table in enumerate(spec.tables) if table.keeping is Keeping.COPY]
-    return HybridExchange(
-        client,
-        tensors,
-        spec,
-        settings,
-        by_factors=[i for i in copies if i not in by_allreduce],
-        by_allreduce=[i for i in by_allreduce if i in copies],
-        peers=PeerSettings(host="127.0.0.1", token=TOKEN, timeout_s=TIMEOUT_S),
-    )
 
 
 @contextmanager
 def alone(
     tensors: Sequence[Trained], settings: ExchangeSettings, *, staleness: int = 0
-) -> Iterator[tuple[Client, HybridExchange]]:
+) -> Iterator[tuple[Client, Exchange]]:
     """The only worker and its opened exchange, which sends the first tensor as factors."""
     spec = store_spec(
         tensors, settings, workers=1, shards=1, copies=(0,), options=ExchangeOptions(staleness=staleness)
     )
     with socket_store(1, 1) as connect:
         client = connect(0, spec)
-        exchange = joined(client, tensors, spec, settings)
+        exchange = plain_exchange(client, tensors, spec, settings)
         try:
             exchange.open(None)
             yield client, exchange
@@ -121,16 +102,6 @@ def test_server_factors_and_allreduce_in_one_job_are_exact(
 ) -> None:
     with hybrid(workers, 2, **schemes) as make:
         check_exact(make, workers, scenario)
-
-
-def test_three_schemes_have_the_same_bits_in_two_runs_and_after_a_second_opening() -> None:
-    scenario = Scenario(rule=Rule(kind=RuleKind.ADAM, momentum=0.9), clip=0.2)
-    check_reopen(lambda: hybrid(3, 2, **THREE_SCHEMES), 3, scenario)
-
-
-def test_factors_are_opened_once_more() -> None:
-    scenario = Scenario(rule=Rule(kind=RuleKind.ADAM, momentum=0.9), clip=0.2)
-    check_reopen(lambda: hybrid(3, 2), 3, scenario)
 
 
 @pytest.mark.parametrize("scenario", [Scenario(iterations=40), Scenario(iterations=40, clip=0.5, passes=2)])
@@ -197,7 +168,9 @@ def test_at_staleness_0_pushes_wait_while_factors_leave(
     tensors = [Trained(name="fc", tensor=weight), Trained(name="bias", tensor=bias)]
     with alone(tensors, ExchangeSettings(), staleness=staleness) as (client, exchange):
         held.set()
-        exchange._factors.peers._link.take()
+        factors = exchange.carriers[1]
+        assert isinstance(factors, FactorCarrier)
+        factors.peers._link.take()
         exchange.start(0, 0.5)
         exchange.begin(1, torch.ones(2))
         exchange.begin_factors(0, torch.ones(4, 2), torch.ones(4, 3))
@@ -205,7 +178,7 @@ def test_at_staleness_0_pushes_wait_while_factors_leave(
         exchange.control.all_gather(b"")  # there and back: whatever could leave has left
         assert (client.statistics().tables[1].bytes_out > 0) == (staleness > 0)
         held.clear()
-        exchange._factors.peers._link.free()
+        factors.peers._link.free()
         exchange.settle()
         assert bias.tolist() == [-0.5, -0.5]
 

@@ -1,0 +1,138 @@
+"""The contract of a carrier: what moves some tensors of an exchange among the replicas.
+
+`Exchange` calls its carriers, each for its own tensors, in the order that is in `exchange.py`:
+
+    ServerCarrier       to the shards of the parameter server and back
+    FactorCarrier       as factors, to all other workers
+    AllReduceCarrier    by a sum over all workers
+    AloneCarrier        nowhere: one process
+    LeaderCarrier, FollowerCarrier      among the workers of a host; the leader has an exchange
+                                        between hosts
+    RoundsCarrier       in rounds of local steps; it has an exchange of the rounds' first values
+
+A tensor has the same index in every carrier as in the exchange. All calls come from one thread,
+save for `traffic`.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from typing import NamedTuple
+
+from torch import Tensor
+
+from poseidon.exchange.base import Array, History
+from poseidon.exchange.observe.statistics import Traffic
+
+
+class Step(NamedTuple):
+    """One iteration: its number, and the solver's rate in it."""
+
+    iteration: int
+    rate: float
+
+
+class CarrierState:
+    """A carrier's part of `ExchangeState`, which says when each method may be called."""
+
+    private = False
+    """Whether each host has histories of its own, or all replicas share one."""
+
+    def histories(self) -> Mapping[int, History]:
+        """Return the history of each of the carrier's tensors, by index."""
+        return {}
+
+    def replicated(self) -> Mapping[str, Tensor]:
+        """Return what the carrier keeps equal on all replicas beside the tensors, by name."""
+        return {}
+
+    def held_back(self) -> Mapping[str, Array]:
+        """Return what lossy codecs have held back, by name."""
+        return {}
+
+    def hold_back(self, held_back: Mapping[str, Array]) -> None:
+        """Continue at the next `open` from what `held_back` has returned."""
+
+
+class Carrier(ABC):
+    """Moves some tensors of an exchange. It takes gradients or factors, or both.
+
+    Attributes:
+        indices: its tensors.
+        state: what a snapshot holds of it.
+    """
+
+    indices: Sequence[int]
+    state: CarrierState
+
+    @abstractmethod
+    def open(self, histories: Sequence[History] | None, clock: int | None) -> None:
+        """Bring the carrier's tensors to the same first values on every replica; see `Exchange.open`.
+
+        Args:
+            histories: of all tensors of the exchange.
+            clock: None at the first call.
+        """
+
+    @abstractmethod
+    def start(self, step: Step) -> None:
+        """Begin an iteration."""
+
+    @abstractmethod
+    def wait(self, index: int) -> None:
+        """Return once a tensor may be used."""
+
+    def held_squares(self) -> float:
+        """Return the sum of squares of this worker's gradients that wait for the limit of `finish`.
+
+        It is called once in an iteration with a limit on the gradients' norm, before `finish`.
+        """
+        return 0.0
+
+    @abstractmethod
+    def finish(self, limit: float) -> None:
+        """End the iteration. A tensor that has not begun has a gradient of zero.
+
+        Args:
+            limit: multiplies the gradients that waited for it.
+        """
+
+    @abstractmethod
+    def settle(self, clock: int) -> None:
+        """Bring every tensor to the state after `clock` iterations of all replicas."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Leave. A second call does nothing."""
+
+    def traffic(self) -> Mapping[int, Traffic]:
+        """Return the traffic so far by tensor, where it is counted. Any thread may call this."""
+        return {}
+
+
+class GradientCarrier(Carrier):
+    """A carrier that takes whole gradients."""
+
+    @abstractmethod
+    def begin(self, index: int, gradient: Tensor) -> None:
+        """Send the gradient of a tensor; return at once. It is read until the tensor's next `wait`."""
+
+
+class FactoredCarrier(Carrier):
+    """A carrier that takes factors of gradients.
+
+    Attributes:
+        by_factors: the tensors whose factors it takes. They do not change.
+    """
+
+    by_factors: AbstractSet[int]
+
+    @abstractmethod
+    def begin_factors(self, index: int, u_KN: Tensor, v_KM: Tensor) -> None:
+        """Send the factors of a tensor, which are copied; return at once."""
+
+    @abstractmethod
+    def release(self, index: int) -> None:
+        """Take over a tensor whose factors have begun: its layer does not use it any more."""

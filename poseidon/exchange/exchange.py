@@ -1,0 +1,263 @@
+"""The exchange, which keeps the replicas of a job together.
+
+One iteration of a training loop:
+
+    exchange.start(iteration, rate)
+    for each layer, bottom up:   exchange.wait(its tensors)     -> forward
+    for each layer, top down:    backward -> exchange.begin(a tensor, its gradient)
+                                 or exchange.begin_factors(...), backward, exchange.release(...)
+    exchange.finish()
+
+Law: after `wait(k)` in iteration t, tensor k holds every replica's updates of iterations < t - s,
+s its staleness, and this replica's own. `begin` returns at once; the gradient is read in the
+background and must not be written to before the tensor's next `wait`. A tensor that got no gradient
+in an iteration counts as zero. The tensors' own memory is updated in place, so modules never see a
+new tensor: from `begin` (with factors: from `release`) to the next `wait` it belongs to the
+exchange, which may change it at any moment.
+
+A tensor in `by_factors` gets no gradient: `begin_factors` brings u (rows x N) and v (rows x M) of
+its layer, whose product u^T v (N x M, the tensor's shape) is the gradient. They are copied before
+it returns.
+
+Statistics are tensors that the forward pass of the module changes (BatchNorm). They have no
+gradient and never `begin`. `finish` takes their values. After the next `wait` they hold the mean
+over the replicas; at staleness > 0 they have moved by 1/W of each replica's change. Rates, rules,
+scales and limits do not apply to them.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+
+from torch import Tensor
+
+from poseidon.exchange.base import Array, ExchangeSettings, History
+from poseidon.exchange.carrier import Carrier, FactoredCarrier, GradientCarrier, Step
+from poseidon.exchange.control import JobControl
+from poseidon.exchange.observe.observer import Call, Observer
+from poseidon.exchange.observe.statistics import Traffic
+from ps_server.rules import clip_factor, plain_sum
+
+
+class Exchange:
+    """Keeps the tensors of all replicas together. The module's docstring has the order of calls.
+
+    Args:
+        carriers: which move the tensors; each tensor has one. They are called in this order.
+        control: collections among all workers, and requests of rank 0.
+        settings: common to all tensors.
+        now_ns: the time in nanoseconds, for observers.
+
+    Attributes:
+        by_factors: indices of the tensors that come by `begin_factors`, never by `begin`.
+        control: as given.
+        state: what a snapshot holds beside the tensors.
+    """
+
+    def __init__(
+        self,
+        carriers: Sequence[Carrier],
+        control: JobControl,
+        settings: ExchangeSettings,
+        *,
+        now_ns: Callable[[], int] = time.perf_counter_ns,
+    ) -> None:
+        self.carriers = tuple(carriers)
+        self._of: dict[int, Carrier] = {}
+        self._by_gradient: dict[int, GradientCarrier] = {}
+        self._by_factors: dict[int, FactoredCarrier] = {}
+        for carrier in carriers:
+            self._of |= dict.fromkeys(carrier.indices, carrier)
+            if isinstance(carrier, GradientCarrier):
+                self._by_gradient |= dict.fromkeys(carrier.indices, carrier)
+            if isinstance(carrier, FactoredCarrier):
+                self._by_factors |= dict.fromkeys(carrier.by_factors, carrier)
+        self.by_factors = frozenset(self._by_factors)
+        self.control = control
+        self.state = ExchangeState(self)
+        self._clip = settings.clip
+        self._iteration = self._finished = settings.start_clock
+        self._now_ns = now_ns
+        self._before: list[Callable[[Call, int], None]] = []
+        self._after: list[Callable[[Call, int, int, int], None]] = []
+
+    def observe(self, observers: Sequence[Observer]) -> None:
+        """Notify these observers of each call from now on, in their order, in place of others."""
+        self._before = [o.before for o in observers if type(o).before is not Observer.before]
+        self._after = [o.after for o in observers if type(o).after is not Observer.after]
+        self.control.around_wait = lambda: self.observing(Call.GATHER)
+
+    def open(self, histories: Sequence[History] | None, clock: int | None = None) -> None:
+        """Bring every replica to the same first values: those of rank 0.
+
+        All replicas call it together, and a second time, with `clock`, where a saved state was
+        loaded into the tensors after the first time. No iteration may lie between the two.
+
+        Args:
+            histories: for each tensor the history to continue from (a resumed run); None: all zero.
+            clock: number of finished iterations that the tensors' values have: the iteration of the
+                next `start`. None at the first call, for which `ExchangeSettings.start_clock` has it.
+        """
+        with self.observing(Call.OPEN):
+            if clock is not None:
+                self._iteration = self._finished = clock
+            for carrier in self.carriers:
+                carrier.open(histories, clock)
+
+    def start(self, iteration: int, rate: float) -> None:
+        """Begin an iteration. `rate` is the solver's rate in it."""
+        with self.observing(Call.START, iteration):
+            self._iteration = iteration
+            step = Step(iteration, rate)
+            for carrier in self.carriers:
+                carrier.start(step)
+
+    def begin(self, index: int, gradient: Tensor) -> None:
+        """Send the gradient of tensor `index`, which is whole in this iteration."""
+        began_ns = self._begin(Call.BEGIN, index)
+        try:
+            self._by_gradient[index].begin(index, gradient)
+        finally:
+            self._end(Call.BEGIN, index, began_ns)
+
+    def begin_factors(self, index: int, u_KN: Tensor, v_KM: Tensor) -> None:
+        """Send the factors of tensor `index` in this iteration. The layer still uses the tensor."""
+        began_ns = self._begin(Call.BEGIN, index)
+        try:
+            self._by_factors[index].begin_factors(index, u_KN, v_KM)
+        finally:
+            self._end(Call.BEGIN, index, began_ns)
+
+    def release(self, index: int) -> None:
+        """Hand over tensor `index`, whose factors have begun.
+
+        The layer does not use it any more in this iteration.
+        """
+        self._by_factors[index].release(index)
+
+    def wait(self, index: int) -> None:
+        """Return once tensor `index` may be used."""
+        began_ns = self._begin(Call.WAIT, index)
+        try:
+            self._of[index].wait(index)
+        finally:
+            self._end(Call.WAIT, index, began_ns)
+
+    def finish(self) -> None:
+        """End the iteration. A tensor that has not begun has a gradient of zero."""
+        with self.observing(Call.FINISH):
+            limit = 1.0
+            if self._clip is not None:
+                total = plain_sum(carrier.held_squares() for carrier in self.carriers)
+                limit = clip_factor(total, self._clip)
+            for carrier in self.carriers:
+                carrier.finish(limit)
+            self._finished = self._iteration + 1
+
+    def settle(self) -> None:
+        """Bring every tensor to the state after all replicas' finished iterations.
+
+        All replicas call it together, after the same number of iterations.
+        """
+        with self.observing(Call.SETTLE):
+            for carrier in self.carriers:
+                carrier.settle(self._finished)
+
+    def traffic(self) -> Mapping[int, Traffic]:
+        """Return the traffic of the tensors so far, where it is counted. Any thread may call this."""
+        found: dict[int, Traffic] = {}
+        for carrier in self.carriers:
+            found |= carrier.traffic()
+        return found
+
+    def close(self) -> None:
+        """Leave. A second call does nothing."""
+        with self.observing(Call.CLOSE):
+            for carrier in self.carriers:
+                carrier.close()
+
+    @contextmanager
+    def observing(self, call: Call, index: int = -1) -> Iterator[None]:
+        """Notify the observers of a call, which is the body."""
+        began_ns = self._begin(call, index)
+        try:
+            yield
+        finally:
+            self._end(call, index, began_ns)
+
+    # Called for each tensor of each iteration, where a context manager costs more than observers.
+
+    def _begin(self, call: Call, index: int) -> int:
+        for before in self._before:
+            before(call, index)
+        return self._now_ns()
+
+    def _end(self, call: Call, index: int, began_ns: int) -> None:
+        ended_ns = self._now_ns()
+        for after in self._after:
+            after(call, index, began_ns, ended_ns)
+
+
+class ExchangeState:
+    """What a snapshot holds of an exchange beside the tensors. It may be read after `settle`.
+
+    Args:
+        exchange: whose carriers have its parts.
+
+    Attributes:
+        private: whether each host has histories of its own (staleness > 0), or all replicas share
+            one.
+    """
+
+    def __init__(self, exchange: Exchange) -> None:
+        self._exchange = exchange
+        self._parts = [carrier.state for carrier in exchange.carriers]
+        self.private = any(part.private for part in self._parts)
+
+    def histories(self) -> list[History]:
+        """Return each tensor's history.
+
+        Private histories: all replicas call it together, and each gets those of its host. A shared
+        history: only rank 0 calls it.
+
+        Raises:
+            LocalProtocolError: the history is shared, and this worker does not exchange with other
+                hosts itself.
+        """
+        with self._exchange.observing(Call.HISTORIES):
+            found: dict[int, History] = {}
+            for part in self._parts:
+                found |= part.histories()
+            return [found[index] for index in sorted(found)]
+
+    def replicated(self) -> Mapping[str, Tensor]:
+        """Return what is equal on all replicas beside the tensors: live tensors by name."""
+        found: dict[str, Tensor] = {}
+        for part in self._parts:
+            found |= part.replicated()
+        return found
+
+    def held_back(self) -> Mapping[str, Array]:
+        """Return what lossy codecs have held back, flat and by name.
+
+        It is private to each host; empty without codecs, and on followers of a host. That of rank 0
+        has what the shards hold back, too.
+        """
+        with self._exchange.observing(Call.HISTORIES):
+            found: dict[str, Array] = {}
+            for part in self._parts:
+                found |= part.held_back()
+            return found
+
+    def hold_back(self, held_back: Mapping[str, Array]) -> None:
+        """Continue at the next `open` from what `held_back` has returned, its histories given.
+
+        Other names are ignored.
+
+        Raises:
+            SnapshotError: an array has another size than its tensor.
+        """
+        for part in self._parts:
+            part.hold_back(held_back)

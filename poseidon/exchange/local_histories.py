@@ -1,0 +1,60 @@
+"""Histories on the replicas themselves, where each applies the rule to the mean gradient."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from poseidon.exchange.base import History, Trained
+from poseidon.exchange.carrier import CarrierState
+from ps_server.rules import history_count
+
+
+class LocalHistories(CarrierState):
+    """The histories of a carrier's tensors.
+
+    Args:
+        tensors: one history each.
+        replicated: whether other replicas keep the same history.
+
+    Attributes:
+        of: for each tensor its flat history tensors.
+    """
+
+    def __init__(self, tensors: Mapping[int, Trained], *, replicated: bool) -> None:
+        self._tensors = tensors
+        self._replicated = replicated
+        self.of = {
+            index: [
+                torch.zeros_like(trained.tensor.detach().view(-1))
+                for _ in range(history_count(trained.rule.kind))
+            ]
+            for index, trained in tensors.items()
+        }
+
+    def load(self, histories: Sequence[History] | None) -> None:
+        """Continue from these histories of all tensors: from zeros where there are none."""
+        for index, own in self.of.items():
+            history = histories[index] if histories else ()
+            for number, tensor in enumerate(own):
+                if len(history):
+                    tensor.copy_(torch.from_numpy(history[number]).reshape(-1))
+                else:
+                    tensor.zero_()
+
+    def histories(self) -> Mapping[int, History]:
+        return {
+            index: [h.cpu().numpy().reshape(self._tensors[index].tensor.shape).copy() for h in own]
+            for index, own in self.of.items()
+        }
+
+    def replicated(self) -> Mapping[str, Tensor]:
+        if not self._replicated:
+            return {}
+        return {
+            f"{self._tensors[index].name}, history {number}": tensor
+            for index, own in self.of.items()
+            for number, tensor in enumerate(own)
+        }

@@ -1,0 +1,187 @@
+"""The carrier of tensors that go through the parameter server."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from enum import Enum
+
+from torch import Tensor
+
+from poseidon.exchange.base import Array, ExchangeSettings, History
+from poseidon.exchange.carrier import CarrierState, GradientCarrier, Step
+from poseidon.exchange.control import JobControl
+from poseidon.exchange.lossy.low_rank_matrix import LowRankMatrix
+from poseidon.exchange.observe.statistics import Traffic
+from poseidon.exchange.server.low_rank import LowRankTensor, compare_rules
+from poseidon.exchange.server.placed import Placed, PlacedAlone
+from poseidon.exchange.server.pool import Pool
+from poseidon.exchange.server.store import Layout
+from poseidon.exchange.server.tables import ServerTables
+from ps_server import Client
+
+
+class Parts(Enum):
+    """Which tensors take part in an iteration."""
+
+    WHOLE = "whole"
+    """All: the gradient of a tensor that has not begun is zero."""
+    AT_ONCE = "at once"
+    """Those that have begun, statistics with their values. It needs a client with table clocks."""
+    IN_BACKGROUND = "in the background"
+    """The same; a thread encodes what is pushed, and a read waits for the pushes of its own table only."""
+
+
+class ServerCarrier(GradientCarrier):
+    """Moves tensors through the tables of a store.
+
+    Args:
+        client: connected to every shard; this carrier closes it.
+        layout: what the tables hold.
+        settings: common to all tensors.
+        control: of the exchange.
+        parts: which tensors take part in an iteration.
+        equal_bits: whether the job ends where the processors of the replicas compute different bits.
+    """
+
+    def __init__(
+        self,
+        client: Client,
+        layout: Layout,
+        settings: ExchangeSettings,
+        control: JobControl,
+        *,
+        parts: Parts = Parts.WHOLE,
+        equal_bits: bool = True,
+    ) -> None:
+        self._settings = settings
+        self._control = control
+        self._parts = parts
+        self._equal_bits = equal_bits
+        self._tables = ServerTables(
+            client, layout.pooled, layout.store, settings, in_background=parts is Parts.IN_BACKGROUND
+        )
+        self._low_rank = self._place_low_rank(layout)
+        self._placed = [*self._low_rank, *self._place_others(layout)]
+        self._of = {index: placed for placed in self._placed for index in placed.indices}
+        self._special = [placed for placed in self._placed if not isinstance(placed, PlacedAlone)]
+        self.indices = tuple(sorted(self._of))
+        copies = [table for table, pool in enumerate(layout.owners) if pool[0] in layout.elsewhere]
+        self.state = ServerState(self._tables, self._placed, copies)
+
+    def _place_low_rank(self, layout: Layout) -> list[LowRankTensor]:
+        found, place = [], 0
+        table_of = {pool[0]: table for table, pool in enumerate(layout.owners)}
+        for index, parts in layout.factors.items():
+            trained = layout.tensors[index]
+            own = [part.tensor for part in parts]
+            matrix = LowRankMatrix(trained, place, own, layout.low_rank[index].start)
+            place += len(parts)
+            found.append(LowRankTensor(index, table_of[index], trained, matrix, self._settings, self._tables))
+        return found
+
+    def _place_others(self, layout: Layout) -> list[Placed]:
+        found: list[Placed] = []
+        first = len(layout.store.tables) - len(layout.pools)
+        for table, pool in enumerate(layout.pools, start=first):
+            index = pool[0]
+            if len(pool) > 1:
+                found.append(Pool(pool, table, layout.tensors, layout.pooled[table], self._tables))
+            elif index not in layout.elsewhere and index not in layout.low_rank:
+                found.append(PlacedAlone(index, table, layout.tensors[index], self._tables))
+        return found
+
+    def open(self, histories: Sequence[History] | None, clock: int | None) -> None:
+        of_tables: list[History] = [()] * len(self._tables)
+        for placed in self._placed:
+            of_tables[placed.table] = placed.open(histories)
+        self._tables.open(of_tables, clock)
+        for placed in self._placed:
+            placed.opened()
+        if self._low_rank and clock is None:
+            compare_rules(self._low_rank, self._control, required=self._equal_bits)
+
+    def start(self, step: Step) -> None:
+        for placed in self._special:
+            placed.start(step)
+        self._tables.start(step)
+
+    def begin(self, index: int, gradient: Tensor) -> None:
+        push = self._of[index].take(index, gradient)
+        if push is not None:
+            self._tables.push(*push)
+
+    def wait(self, index: int) -> None:
+        self._of[index].wait(index)
+
+    def held_squares(self) -> float:
+        self._complete()
+        return self._tables.held_squares()
+
+    def _complete(self) -> None:
+        for placed in self._special:
+            push = placed.complete()
+            if push is not None:
+                self._tables.push(*push)
+
+    def finish(self, limit: float) -> None:
+        self._complete()
+        for placed in self._special:
+            placed.finish()
+        self._tables.finish(limit, in_parts=self._parts is not Parts.WHOLE)
+
+    def settle(self, clock: int) -> None:
+        self._tables.settle()
+        for placed in self._special:
+            placed.settled()
+
+    def traffic(self) -> Mapping[int, Traffic]:
+        tables = self._tables.traffic()
+        found: dict[int, Traffic] = {}
+        for placed in self._placed:
+            found |= placed.traffic(tables)
+        return found
+
+    def close(self) -> None:
+        self._tables.close()
+
+
+class ServerState(CarrierState):
+    """At staleness 0 the shards keep the histories, above it each worker keeps its own.
+
+    Args:
+        tables: of the store.
+        placed: the tensors in them.
+        copies: tables of tensors that other carriers move.
+    """
+
+    def __init__(self, tables: ServerTables, placed: Sequence[Placed], copies: Sequence[int]) -> None:
+        self._tables = tables
+        self._placed = placed
+        self._copies = copies
+        self.private = tables.are_stale
+
+    def histories(self) -> Mapping[int, History]:
+        """Return the histories. Rank 0 brings the shards' copies up to date."""
+        for table in self._copies:
+            self._tables.store_copy(table)
+        found: dict[int, History] = {}
+        for placed in self._placed:
+            found |= placed.histories()
+        return found
+
+    def replicated(self) -> Mapping[str, Tensor]:
+        found: dict[str, Tensor] = {}
+        for placed in self._placed:
+            found |= placed.replicated()
+        return found
+
+    def held_back(self) -> Mapping[str, Array]:
+        found = dict(self._tables.held_back())
+        for placed in self._placed:
+            found |= placed.held_back()
+        return found
+
+    def hold_back(self, held_back: Mapping[str, Array]) -> None:
+        for placed in self._placed:
+            placed.hold_back(held_back)
+        self._tables.hold_back(held_back)

@@ -1,0 +1,93 @@
+"""How tensors are placed in the tables of a store: the contract, and a tensor with a table of its own."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+
+from torch import Tensor
+
+from poseidon.exchange.base import Array, History, Trained
+from poseidon.exchange.carrier import CarrierState, Step
+from poseidon.exchange.observe.statistics import Traffic
+from poseidon.exchange.server.tables import ServerTables
+
+Push = tuple[int, Tensor]
+"""A table, and what to push to it."""
+
+
+class Placed(CarrierState, ABC):
+    """Tensors that share a table, or one tensor with its tables. Its calls are those of a carrier.
+
+    Attributes:
+        indices: of the tensors in the exchange.
+        table: that has their first values.
+    """
+
+    indices: Sequence[int]
+    table: int
+
+    @abstractmethod
+    def open(self, histories: Sequence[History] | None) -> History:
+        """Prepare the table for its first value. Return the table's history."""
+
+    def opened(self) -> None:
+        """Take the first values, which are in the table."""
+
+    def start(self, step: Step) -> None:
+        """Begin an iteration."""
+
+    @abstractmethod
+    def take(self, index: int, gradient: Tensor) -> Push | None:
+        """Take the gradient of a tensor. Return what to push now, if anything."""
+
+    @abstractmethod
+    def wait(self, index: int) -> None:
+        """Return once a tensor may be used."""
+
+    def complete(self) -> Push | None:
+        """Note that no gradient comes any more in this iteration. Return what to push now, if anything."""
+        return None
+
+    def finish(self) -> None:
+        """End the iteration, before tables without a push get zeros."""
+
+    def settled(self) -> None:
+        """Take the values of all finished iterations, which are in the table."""
+
+    @abstractmethod
+    def traffic(self, tables: Sequence[Traffic]) -> Mapping[int, Traffic]:
+        """Return the traffic of each tensor, from that of all tables."""
+
+
+class PlacedAlone(Placed):
+    """A tensor with a table of its own.
+
+    Args:
+        index: of the tensor.
+        table: its table.
+        trained: the tensor.
+        tables: of the store.
+    """
+
+    def __init__(self, index: int, table: int, trained: Trained, tables: ServerTables) -> None:
+        self.indices = (index,)
+        self.table = table
+        self._shape = tuple(trained.tensor.shape)
+        self._tables = tables
+
+    def open(self, histories: Sequence[History] | None) -> History:
+        return histories[self.indices[0]] if histories else ()
+
+    def take(self, index: int, gradient: Tensor) -> Push | None:
+        return self.table, gradient
+
+    def wait(self, index: int) -> None:
+        self._tables.read(self.table)
+
+    def histories(self) -> Mapping[int, History]:
+        history: list[Array] = [a.reshape(self._shape) for a in self._tables.history(self.table)]
+        return {self.indices[0]: history}
+
+    def traffic(self, tables: Sequence[Traffic]) -> Mapping[int, Traffic]:
+        return {self.indices[0]: tables[self.table]}

@@ -1,0 +1,182 @@
+"""Small tensors share a table.
+
+A table costs a worker and a shard the same work for ten numbers as for ten thousand: a call for its gradient, a message
+to the shard and one back. A net with batch normalization has hundreds of small tensors, with less than a hundredth of
+its bytes. Those of one rule are concatenated into pools, which have a table each.
+
+Laws:
+
+* The weights are those of a table for each tensor, to the bit: a rule treats all elements alike.
+* A pool leaves when the gradient of its last tensor has come. Its priority is that of its first tensor.
+  Its bytes are so few that neither costs measurable time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from itertools import accumulate, pairwise
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from poseidon.exchange.base import Array, History, Trained
+from poseidon.exchange.carrier import Step
+from poseidon.exchange.observe.statistics import Traffic
+from poseidon.exchange.server.placed import Placed, Push
+from poseidon.exchange.server.tables import ServerTables
+
+SMALL_TENSOR_ELEMENTS = 4 * 1024
+"""Largest tensor that shares a table: 16 KiB."""
+POOL_ELEMENTS = 16 * 1024
+"""Largest pool: 64 KiB, a quarter of a packet."""
+
+
+def pools_of(tensors: Sequence[Trained], apart: Collection[int] = ()) -> tuple[tuple[int, ...], ...]:
+    """Return which tensors share a table: the indices of each pool.
+
+    Each index occurs once. Those of a pool are in order, and pools are in the order of their first tensors.
+
+    Args:
+        tensors: to be pooled.
+        apart: indices of tensors that share no table.
+    """
+    pools: list[list[int]] = []
+    filling: dict[object, list[int]] = {}
+    for index, trained in enumerate(tensors):
+        size, kind = trained.tensor.numel(), (trained.rule, trained.statistics, trained.tensor.device)
+        pool = filling.get(kind)
+        if index in apart or size > SMALL_TENSOR_ELEMENTS:
+            pools.append([index])
+        elif pool is None or size + sum(tensors[i].tensor.numel() for i in pool) > POOL_ELEMENTS:
+            filling[kind] = [index]
+            pools.append(filling[kind])
+        else:
+            pool.append(index)
+    return tuple(map(tuple, pools))
+
+
+def pool_tensors(tensors: Sequence[Trained], pools: Sequence[Sequence[int]]) -> list[Trained]:
+    """Return what the tables hold: a flat tensor for each pool; a tensor that is alone as it is."""
+    return [_concatenated([tensors[index] for index in pool]) for pool in pools]
+
+
+def _concatenated(members: Sequence[Trained]) -> Trained:
+    if len(members) == 1:
+        return members[0]
+    flat = torch.cat([member.tensor.detach().reshape(-1) for member in members])
+    first = members[0]
+    name = f"{first.name} and {len(members) - 1} more"
+    return Trained(name=name, tensor=flat, rule=first.rule, statistics=first.statistics)
+
+
+class Pool(Placed):
+    """Tensors that share a table, their flat tensor, and the gradients that have come.
+
+    Args:
+        indices: of the tensors.
+        table: their table.
+        tensors: all tensors of the exchange.
+        pooled: their flat tensor, made by `pool_tensors`.
+        tables: of the store.
+    """
+
+    def __init__(
+        self,
+        indices: Sequence[int],
+        table: int,
+        tensors: Sequence[Trained],
+        pooled: Trained,
+        tables: ServerTables,
+    ) -> None:
+        self.indices = indices
+        self.table = table
+        self._tables = tables
+        self._statistics = pooled.statistics
+        self._is_read = False  # whether the tensors have this iteration's values
+        self._gradient = torch.zeros_like(pooled.tensor)
+        own = [tensors[index].tensor.detach() for index in indices]
+        bounds = list(pairwise(accumulate((t.numel() for t in own), initial=0)))
+        self._shapes = [tuple(tensor.shape) for tensor in own]
+        self._own = [tensor.reshape(-1) for tensor in own]
+        self._pooled = [pooled.tensor[start:stop] for start, stop in bounds]
+        self._gradients = {
+            index: self._gradient[start:stop] for index, (start, stop) in zip(indices, bounds, strict=True)
+        }
+        self._missing = set(indices)
+
+    def open(self, histories: Sequence[History] | None) -> History:
+        self._pack()
+        return _concatenated_history([histories[i] for i in self.indices]) if histories else ()
+
+    def opened(self) -> None:
+        self._unpack()
+
+    def start(self, step: Step) -> None:
+        self._is_read = False
+        self._missing = set(self.indices)
+
+    def take(self, index: int, gradient: Tensor) -> Push | None:
+        self._gradients[index].copy_(gradient.detach().reshape(-1))
+        self._missing.discard(index)
+        return None if self._missing else (self.table, self._gradient)
+
+    def wait(self, index: int) -> None:
+        if not self._is_read:
+            self._tables.read(self.table)
+            self._unpack()
+
+    def complete(self) -> Push | None:
+        """Set the missing gradients to zero, where only some have come."""
+        partly = 0 < len(self._missing) < len(self.indices)
+        for index in self._missing if partly else ():
+            self._gradients[index].zero_()
+        self._missing.clear()
+        return (self.table, self._gradient) if partly else None
+
+    def finish(self) -> None:
+        if self._statistics:
+            self._pack()
+
+    def settled(self) -> None:
+        self._unpack()
+
+    def histories(self) -> Mapping[int, History]:
+        parts = _split_history(self._tables.history(self.table), self._shapes)
+        return dict(zip(self.indices, parts, strict=True))
+
+    def traffic(self, tables: Sequence[Traffic]) -> Mapping[int, Traffic]:
+        """Divide the bytes among the tensors by their sizes."""
+        whole, total = tables[self.table], self._gradient.numel()
+        return {
+            index: Traffic(
+                bytes_out=whole.bytes_out * size // total,
+                bytes_in=whole.bytes_in * size // total,
+                on_way_s=whole.on_way_s,
+                held_back=whole.held_back,
+            )
+            for index, size in zip(self.indices, (t.numel() for t in self._own), strict=True)
+        }
+
+    def _pack(self) -> None:
+        """Copy the module's tensors to the flat one."""
+        torch._foreach_copy_(self._pooled, self._own)
+
+    def _unpack(self) -> None:
+        """Copy the flat tensor to the module's."""
+        torch._foreach_copy_(self._own, self._pooled)
+        self._is_read = True
+
+
+def _concatenated_history(histories: Sequence[History]) -> History:
+    return [
+        np.concatenate([np.asarray(array, np.float32).reshape(-1) for array in column])
+        for column in zip(*histories, strict=True)
+    ]
+
+
+def _split_history(history: History, shapes: Sequence[tuple[int, ...]]) -> list[list[Array]]:
+    sizes = [int(np.prod(shape)) for shape in shapes]
+    ends = list(accumulate(sizes))[:-1]
+    columns = [np.split(array.reshape(-1), ends) for array in history]
+    return [[column[i].reshape(shape) for column in columns] for i, shape in enumerate(shapes)]

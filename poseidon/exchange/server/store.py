@@ -1,0 +1,179 @@
+"""The store of a job, and what each of its tables holds.
+
+    plain       one tensor, one table
+    pool        many small tensors, one table (`pool.py`)
+    low rank    one tensor, two tables of its factors, or three (`low_rank.py`), and a copy
+    copy        a tensor that other carriers move: its table brings the first value to every worker
+
+Law: all workers lay out the same tensors in the same way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from poseidon.exchange.base import ExchangeSettings, Trained
+from poseidon.exchange.lossy.low_rank_matrix import LowRank, low_rank_tensors
+from poseidon.exchange.options import DEFAULT_OPTIONS, ExchangeOptions
+from poseidon.exchange.server.pool import pool_tensors, pools_of
+from ps_server import CodecPair, Keeping, StoreSpec, TableSpec
+
+
+def store_spec(
+    tensors: Sequence[Trained],
+    settings: ExchangeSettings,
+    *,
+    workers: int,
+    shards: int,
+    options: ExchangeOptions = DEFAULT_OPTIONS,
+    loads: Sequence[int] = (),
+    copies: Collection[int] = (),
+    codecs: Sequence[CodecPair | None] = (),
+) -> StoreSpec:
+    """Return the store that holds these tensors; the same on every worker.
+
+    Args:
+        tensors: one table each, in this order.
+        settings: common to all tensors.
+        workers: number of workers.
+        shards: number of shards.
+        options: of the exchange.
+        loads: relative load of each shard; empty: all equal.
+        copies: indices of the tensors of which the shards only keep a copy.
+        codecs: of each tensor; empty: none has one.
+    """
+    codecs = codecs or [None] * len(tensors)
+    tables = tuple(
+        TableSpec(
+            name=trained.name,
+            size=trained.tensor.numel(),
+            staleness=options.staleness,
+            rows=options.rows,
+            rule=trained.rule,
+            keeping=_keeping(trained, index in copies),
+            codec=codecs[index],
+        )
+        for index, trained in enumerate(tensors)
+    )
+    clip = settings.clip if options.staleness == 0 else None
+    return StoreSpec(
+        workers=workers,
+        shards=shards,
+        tables=tables,
+        consistency=options.consistency,
+        clip=clip,
+        gradient_scale=settings.gradient_scale,
+        start_clock=settings.start_clock,
+        loads=tuple(loads),
+        outside_norm=bool(copies) and clip is not None,
+        precision=options.precision,
+    )
+
+
+def _keeping(trained: Trained, copied: bool) -> Keeping:
+    if copied:
+        return Keeping.COPY
+    return Keeping.AVERAGE if trained.statistics else Keeping.GRADIENTS
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layout:
+    """What the tables of a store hold.
+
+    Attributes:
+        tensors: of the exchange.
+        store: the tables: first the factors of tensors that travel by PowerSGD, then the pools.
+        pools: the indices of the tensors in each of the other tables.
+        pooled: what each table holds.
+        elsewhere: indices of the tensors that other carriers move.
+        low_rank: how each tensor that travels by PowerSGD does, by index.
+        factors: the factors of each of these, in the order of their tables.
+    """
+
+    tensors: Sequence[Trained]
+    store: StoreSpec
+    pools: Sequence[Sequence[int]]
+    pooled: Sequence[Trained]
+    elsewhere: frozenset[int] = frozenset()
+    low_rank: Mapping[int, LowRank] = field(default_factory=dict)
+    factors: Mapping[int, Sequence[Trained]] = field(default_factory=dict)
+
+    @classmethod
+    def plain(cls, tensors: Sequence[Trained], store: StoreSpec) -> Layout:
+        """Return the layout of a table for each tensor. Other carriers move those of which the store has a copy."""
+        copies = (i for i, table in enumerate(store.tables) if table.keeping is Keeping.COPY)
+        pools = [(index,) for index in range(len(tensors))]
+        return cls(tensors=tensors, store=store, pools=pools, pooled=tensors, elsewhere=frozenset(copies))
+
+    @property
+    def owners(self) -> list[Sequence[int]]:
+        """For each table the indices of the tensors that it is of."""
+        return [*((index,) for index, parts in self.factors.items() for _ in parts), *self.pools]
+
+
+def lay_out(
+    tensors: Sequence[Trained],
+    settings: ExchangeSettings,
+    *,
+    workers: int,
+    shards: int,
+    options: ExchangeOptions = DEFAULT_OPTIONS,
+    loads: Sequence[int] = (),
+    elsewhere: Collection[int] = (),
+    codecs: Mapping[int, CodecPair] | None = None,
+    low_rank: Mapping[int, LowRank] | None = None,
+) -> Layout:
+    """Return the layout of tensors of which small ones share tables; the same on every worker.
+
+    Args:
+        tensors: of the exchange.
+        settings: common to all tensors.
+        workers: number of workers.
+        shards: number of shards.
+        options: of the exchange.
+        loads: relative load of each shard; empty: all equal.
+        elsewhere: indices of the tensors that other carriers move.
+        codecs: of the tensors that have one, by index.
+        low_rank: how tensors travel by PowerSGD, by index.
+    """
+    codecs, low_rank = codecs or {}, low_rank or {}
+    factors = low_rank_tensors(tensors, low_rank)
+    copies = {*elsewhere, *low_rank}
+    pools: Sequence[Sequence[int]] = [(index,) for index in range(len(tensors))]
+    if not options.rows:  # tables that are to be cut into so many pieces are not shared
+        pools = pools_of(tensors, apart=copies | codecs.keys())
+    pooled = pool_tensors(tensors, pools)
+    # P and Q come first: their two rounds are the longest way
+    parts = [part for own in factors.values() for part in own]
+    store = store_spec(
+        [*parts, *pooled],
+        settings,
+        workers=workers,
+        shards=shards,
+        options=options,
+        loads=loads,
+        copies={len(parts) + table for table, pool in enumerate(pools) if pool[0] in copies},
+        codecs=[*_factor_codecs(factors, low_rank), *(codecs.get(pool[0]) for pool in pools)],
+    )
+    return Layout(
+        tensors=tensors,
+        store=store,
+        pools=pools,
+        pooled=[*parts, *pooled],
+        elsewhere=frozenset(elsewhere),
+        low_rank=low_rank,
+        factors=factors,
+    )
+
+
+def _factor_codecs(
+    factors: Mapping[int, Sequence[Trained]], low_rank: Mapping[int, LowRank]
+) -> list[CodecPair | None]:
+    """Return the codecs of P and Q, and None for G, of each tensor that travels by PowerSGD."""
+    found: list[CodecPair | None] = []
+    for index, parts in factors.items():
+        codec = low_rank[index].codec
+        pair = None if codec is None else CodecPair(codec, codec)
+        found += [pair, pair, None][: len(parts)]
+    return found

@@ -1,0 +1,292 @@
+"""The tables of a store on this worker: gradients go to the shards chunk by chunk, values come back.
+
+Staleness 0: a worker pushes its gradient as it is. The shards average, apply the rule and send the value.
+Staleness > 0: a worker applies the rule to its own gradient, moves the tensor by 1/W of the change at once (read my
+writes) and pushes that; the shards add. W workers that move 1/W each move as far together as one process with the
+average gradient.
+
+With a limit on the gradients' norm at staleness > 0, a change can be computed only once the whole gradient is known, so
+changes leave in `finish`.
+
+Tensors on a GPU have a copy in pinned memory on the host. Gradients are copied there on a side stream and pushed by a
+thread of their own. Values are copied back on the compute stream, which never waits for the host.
+
+Statistics leave in `finish`: at staleness 0 the values themselves, which the shards average; at staleness > 0 1/W of
+the change that this worker has made since it last read them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from functools import partial
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from poseidon.errors import SnapshotError
+from poseidon.exchange.base import Array, ExchangeSettings, History, Trained
+from poseidon.exchange.carrier import Step
+from poseidon.exchange.observe.statistics import Traffic
+from poseidon.exchange.server.table import ServerTable
+from poseidon.exchange.side_stream import Event, SerialExecutor, SideStream
+from ps_server import Client, StoreSpec
+from ps_server.rules import change, history_count, plain_sum, sum_of_squares
+
+
+class ServerTables:
+    """All tables of a store. They are named by their place in it.
+
+    Args:
+        client: connected to every shard; this closes it.
+        held: what each table holds.
+        store: the store.
+        settings: common to all tensors.
+        in_background: whether pushes are encoded on a thread also where tensors are on a CPU, and a
+            read waits for those of its own table only. For a client with table clocks: its next
+            read does not depend on the end of an iteration.
+    """
+
+    def __init__(
+        self,
+        client: Client,
+        held: Sequence[Trained],
+        store: StoreSpec,
+        settings: ExchangeSettings,
+        *,
+        in_background: bool = False,
+    ) -> None:
+        self._client = client
+        self._store = store
+        self._settings = settings
+        self._step = Step(settings.start_clock, 0.0)
+        device = held[0].tensor.device if held else torch.device("cpu")
+        self._side = SideStream(device)
+        self._pushes = SerialExecutor(
+            device, f"pushes-{client.rank}", self._push_failed, threaded=in_background
+        )
+        self._in_background = in_background
+        self._last_push = [0] * len(held)
+        self._broken: Exception | None = None
+        self._tables = [
+            ServerTable(trained, spec, self._side) for trained, spec in zip(held, store.tables, strict=True)
+        ]
+        self._held_back: Mapping[str, Array] = {}
+        self.are_stale = any(table.staleness > 0 for table in self._tables)
+
+    def __len__(self) -> int:
+        return len(self._tables)
+
+    def open(self, histories: Sequence[History], clock: int | None) -> None:
+        """Bring all tables to rank 0's values, with these histories; see `Exchange.open`."""
+        if clock is not None:
+            self._drain()
+            self._client.renew(clock)
+            for table in self._tables:
+                table.reload()
+        for table, history in zip(self._tables, histories, strict=True):
+            table.set_history(history)
+        for index, table in enumerate(self._tables):
+            if table.staleness == 0 and not (table.statistics or table.is_copy):
+                # from a push to the next read the tensor belongs to the exchange
+                self._client.bind(index, table.value)
+        self._restore()
+        self._client.start(self._initial)
+        for index in range(len(self._tables)):
+            self.read(index)
+
+    def _restore(self) -> None:
+        """Continue from what `hold_back` was given since the last call: nothing where it was not called."""
+        for index, table in enumerate(self._tables):
+            held_back = self._client.held_back(index)
+            if held_back is not None:
+                held_back[:] = self._held_back.get(table.of_pushes, 0.0)
+            table.unsent = self._held_back.get(table.of_values) if table.encodes_values else None
+        self._held_back = {}
+
+    def _initial(self, index: int) -> list[Array]:
+        table = self._tables[index]
+        history = [history.numpy() for history in table.initial_history]
+        if table.unsent is None:
+            return [table.value, *history]
+        count = history_count(table.rule.kind)
+        return [table.value, *(history or [np.zeros_like(table.value)] * count), table.unsent]
+
+    def start(self, step: Step) -> None:
+        """Begin an iteration."""
+        self._step = step
+        for index, table in enumerate(self._tables):
+            table.begun = False
+            if not table.is_copy:
+                self._client.request(index)
+
+    def push(self, index: int, gradient: Tensor) -> None:
+        """Push the gradient of what a table holds, or the values of statistics."""
+        table = self._tables[index]
+        table.begun = True
+        if table.statistics:
+            self._push_statistics(index, table)
+        elif self._pushes.threaded:
+            send = partial(self._send, index, gradient, self._step, self._side.record_event())
+            self._last_push[index] = self._pushes.call(send)
+        else:
+            self._send(index, gradient, self._step, None)
+
+    def _send(self, index: int, gradient: Tensor, step: Step, event: Event) -> None:
+        table = self._tables[index]
+        with self._side.after(event):
+            flat = table.to_host(gradient.detach().reshape(-1))
+        self._side.synchronize()
+        if table.staleness == 0:
+            self._client.push(index, flat.numpy(), rate=step.rate)
+        elif self._settings.clip is None:
+            self._client.push(index, self._changed(table, flat, self._settings.gradient_scale, step))
+        else:
+            table.pending = flat
+
+    def _changed(self, table: ServerTable, gradient: Tensor, scale: float, step: Step) -> Array:
+        """Apply the rule to this worker's own gradient. Return the change, in new memory."""
+        # A change is held until a value includes it, maybe for many iterations. The memory of a gradient may be reused
+        # in the next one (of a pool, of the pinned copy of a GPU's, of the mean over a host's workers).
+        gradient = gradient * scale if scale != 1.0 else gradient.clone()
+        value = torch.from_numpy(table.value)
+        moved = change(table.rule, gradient, table.history, value, rate=step.rate, step=step.iteration)
+        moved.div_(self._store.workers)
+        value.add_(moved)
+        found: Array = moved.numpy()
+        return found
+
+    def _push_statistics(self, index: int, table: ServerTable) -> None:
+        moved = table.copy_to_host()
+        if table.staleness:
+            moved = (moved - table.last_read) / np.float32(self._store.workers)
+            np.add(table.last_read, moved, out=table.value)
+        self._last_push[index] = self._pushes.call(partial(self._client.push, index, moved))
+
+    def skip(self, index: int) -> None:
+        """Leave a table of means as it is in this iteration, in place of `push`; all replicas do."""
+        self._tables[index].begun = True
+        self._pushes.call(partial(self._client.skip, index))
+
+    def read(self, index: int, staleness: int | None = None) -> None:
+        """Wait for the value of a table, and copy it to what the table holds.
+
+        Args:
+            index: of the table.
+            staleness: a bound to use in place of the table's own; see `Client.read`.
+        """
+        self._drain(self._last_push[index] if self._in_background else None)
+        table = self._tables[index]
+        self._client.read(index, table.value, staleness=staleness)
+        table.publish()
+
+    def held_squares(self) -> float:
+        """Return the sum of squares of the gradients that wait for the limit, at staleness > 0."""
+        self._pushes.drain()
+        return plain_sum(sum_of_squares(t.pending) for t in self._tables if t.pending is not None)
+
+    def finish(self, limit: float, *, in_parts: bool) -> None:
+        """End the iteration.
+
+        Args:
+            limit: multiplies the gradients that waited for it.
+            in_parts: whether a table without a push takes no part; otherwise its gradient is zero.
+        """
+        for index, table in enumerate(self._tables):
+            if table.begun or table.is_copy or in_parts:
+                continue
+            if table.statistics:
+                self._push_statistics(index, table)
+            else:
+                self.push(index, torch.zeros(table.value.size, dtype=torch.float32, device="cpu"))
+        if self._settings.clip is not None and self.are_stale:
+            self._push_limited(limit)
+        self._pushes.call(self._client.clock)
+
+    def _push_limited(self, limit: float) -> None:
+        """Apply the limit to this worker's own gradients, and push the changes."""
+        self._pushes.drain()
+        for index, table in enumerate(self._tables):
+            if table.pending is not None:
+                scale = limit * self._settings.gradient_scale
+                self._client.push(index, self._changed(table, table.pending, scale, self._step))
+                table.pending = None
+
+    def settle(self) -> None:
+        """Bring every table to the state after all replicas' finished iterations."""
+        self._drain()
+        for index, table in enumerate(self._tables):
+            if not table.is_copy:
+                self.read(index, staleness=0)
+        if self.are_stale:
+            self._client.barrier()  # no worker may add to the tables again before all have read them
+
+    def history(self, index: int) -> Sequence[Array]:
+        """Return the history of a table, flat: that of the shards at staleness 0, else this worker's own."""
+        table = self._tables[index]
+        if table.statistics:  # no rule moves them; Caffe's solverstate has zeros there
+            return [np.zeros(table.value.size, np.float32)] * len(table.history)
+        if table.staleness == 0:
+            return self._client.history(index)[: history_count(table.rule.kind)]
+        return [history.numpy().copy() for history in table.history]
+
+    def store_copy(self, index: int) -> None:
+        """Bring the shards' copy of what a table holds up to date. Rank 0 does."""
+        if self._client.rank == 0:
+            self._client.store_copy(index, self._tables[index].copy_to_host())
+
+    def held_back(self) -> Mapping[str, Array]:
+        """Return what the codecs of all tables have held back, by name."""
+        found = {}
+        for index, table in enumerate(self._tables):
+            held_back = self._client.held_back(index)
+            if held_back is not None:
+                found[table.of_pushes] = held_back.copy()
+            if table.encodes_values and self._client.rank == 0:
+                found[table.of_values] = self._client.history(index)[-1]
+        return found
+
+    def hold_back(self, held_back: Mapping[str, Array]) -> None:
+        """Continue at the next `open` from what `held_back` has returned."""
+        for table in self._tables:
+            for name in (table.of_pushes, table.of_values):
+                if name in held_back and held_back[name].size != table.value.size:
+                    raise SnapshotError(
+                        f"the snapshot holds back {held_back[name].size} elements of {name}; "
+                        f"expected {table.value.size}"
+                    )
+        self._held_back = held_back
+
+    def traffic(self) -> list[Traffic]:
+        """Return the traffic of each table. Any thread may call this."""
+        return [
+            Traffic(
+                bytes_out=t.bytes_out,
+                bytes_in=t.bytes_in,
+                on_way_s=t.waited_s + t.hidden_s,
+                held_back=_norm(self._client.held_back(index)),
+            )
+            for index, t in enumerate(self._client.statistics().tables)
+        ]
+
+    def close(self) -> None:
+        """Leave the job."""
+        self._pushes.close()
+        self._client.close()
+
+    def _push_failed(self, error: Exception) -> None:
+        self._broken = error
+
+    def _drain(self, call: int | None = None) -> None:
+        """Wait until all pushes and clocks, or those up to a call, are with the client.
+
+        Raise the error of one that failed.
+        """
+        self._pushes.drain(call)
+        if self._broken is not None:
+            raise self._broken
+
+
+def _norm(array: Array | None) -> float | None:
+    return None if array is None else math.sqrt(sum_of_squares(torch.from_numpy(array)))
