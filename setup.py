@@ -167,6 +167,7 @@ setup(
             "caffe2/proto/*.proto",
             "caffe2/proto/*.pyi",
             "dashboard/static/*",
+            "startup/sitecustomize.py",
         ],
         "ps_server": ["py.typed"],
     },

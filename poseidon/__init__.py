@@ -1,7 +1,7 @@
 """Poseidon: distributed deep learning for clusters on ordinary Ethernet.
 
 `poseidon train` trains Caffe nets. `distribute` trains any torch module, in a script that `poseidon run` starts
-(docs/torch_modules.md).
+(docs/torch_modules.md). `bind` lets scripts import Caffe and Caffe2 by their own names (docs/pycaffe.md).
 
 Law: importing this package does not import torch. Access to a name of the engine imports it, so that the commands that
 start, list and stop processes on a host start fast.
@@ -20,6 +20,7 @@ if (
 from importlib import import_module
 from typing import TYPE_CHECKING
 
+from poseidon.binding import bind
 from poseidon.errors import PoseidonError
 
 if TYPE_CHECKING:
@@ -58,6 +59,7 @@ __all__ = [
     "SharedSampler",
     "ThisWorker",
     "__version__",
+    "bind",
     "distribute",
     "this_worker",
 ]

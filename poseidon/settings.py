@@ -66,6 +66,12 @@ def inherited_environment() -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if name != STATUS_FD_VARIABLE}
 
 
+def put_on_python_path(*folders: Path) -> None:
+    """Put folders at the beginning of PYTHONPATH, for the processes that this one starts."""
+    inherited = filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))
+    os.environ["PYTHONPATH"] = os.pathsep.join(dict.fromkeys([*map(str, folders), *inherited]))
+
+
 def let_waiting_threads_sleep() -> None:
     """Let OpenMP's waiting threads sleep, unless the user has set OMP_WAIT_POLICY. Call it before torch is imported.
 

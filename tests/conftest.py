@@ -105,6 +105,22 @@ def shared() -> Path:
     return needs.SHARED
 
 
+@pytest.fixture
+def unbound(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """`caffe` and `caffe2` are names of nothing, until the test calls `poseidon.bind()`."""
+    finders = [one for one in sys.meta_path if type(one).__module__ != "poseidon.binding"]
+    monkeypatch.setattr(sys, "meta_path", finders)
+    monkeypatch.setenv("PYTHONPATH", os.environ.get("PYTHONPATH", ""))
+    _forget_caffe()
+    yield
+    _forget_caffe()
+
+
+def _forget_caffe() -> None:
+    for name in [name for name in sys.modules if name.split(".")[0] in ("caffe", "caffe2")]:
+        del sys.modules[name]
+
+
 @pytest.fixture(autouse=True)
 def one_thread() -> None:
     """Run torch on one thread again, whatever an earlier test has set."""

@@ -217,7 +217,9 @@ def test_a_checkout_named_poseidon_is_no_package_in_the_folder_that_has_it(
         "README.md",
         "LICENSE",
         "poseidon/__init__.py",
+        "poseidon/binding.py",
         "poseidon/errors.py",
+        "poseidon/settings.py",
     ):
         shutil.copy(repository / name, checkout / name)
     run(checkout, sys.executable, "-c", BUILD.format("editable"))

@@ -11,19 +11,18 @@ from typing import Any
 import numpy as np
 import pytest
 
+import poseidon
 from tests.support.caffe2_tutorial import play, prepare
 from tests.support.needs import SHARED
 
 SEED = "001_545bf89928c6f901.txt"
 CHANGES = (
-    (r"from caffe2\.python", "from poseidon.caffe2"),
-    (r"from caffe2\.proto", "from poseidon.caffe2.proto"),
     (r"test_data_count / total_batch_size", "test_data_count // total_batch_size"),
     (r"import requests, zipfile, StringIO", "import io, requests, zipfile"),
     (r"StringIO\.StringIO", "io.BytesIO"),
     (r"np\.asscalar\((.*)\)\)$", r"(\1).item())"),  # numpy has removed it
 )
-"""The import root, and what Python 2 and its numpy had."""
+"""What Python 2 and its numpy had."""
 SIZES = (
     (r"train_data_count = 1280", "train_data_count = 4"),
     (r"test_data_count = 96", "test_data_count = 4"),
@@ -36,7 +35,7 @@ SIZES = (
 
 
 def solutions() -> list[tuple[str, str]]:
-    """Return the cells of the document's solutions, changed to this project, Python 3 and small sizes."""
+    """Return the cells of the document's solutions, changed to Python 3 and small sizes."""
     text = (SHARED / "seeds" / SEED).read_text(encoding="utf-8")
     text = text[text.index("# SOLUTION for Part 1\n") :].partition("\nTO DO:")[0]
     cells = []
@@ -64,7 +63,10 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.mark.needs("data")
 @pytest.mark.timeout(300)
 @pytest.mark.filterwarnings("ignore:FigureCanvasAgg is non-interactive")
-def test_the_solutions_of_the_tutorial_run_in_order(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_solutions_of_the_tutorial_run_in_order(
+    home: Path, unbound: None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    poseidon.bind()
     cells = solutions()
     assert [name for name, _ in cells if name.startswith("SOLUTION")] == [
         *(f"SOLUTION for Part {part}" for part in range(1, 9)),

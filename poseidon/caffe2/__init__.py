@@ -13,7 +13,3 @@
 - `runtime`: how a NetDef is compiled and run.
 - `shards`: how the processes of a run meet, and what they do together.
 """
-
-from poseidon.caffe2.alias import install as install_alias
-
-__all__ = ["install_alias"]

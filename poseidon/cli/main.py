@@ -57,8 +57,8 @@ OTHER_NAMES: Mapping[str, str] = {
     "train_net": "train",
 }
 """Names of Caffe's tools and scripts, and names that users expect, with the commands that do the same."""
-_IN_PYTHON: Mapping[str, str] = {"classify": "caffe.Classifier", "detect": "caffe.Detector"}
-"""Scripts of Caffe that are no commands here, with the classes of poseidon.pycaffe that they use."""
+_SCRIPTS = ("classify", "detect")
+"""Scripts of Caffe that are no commands here, and that `poseidon python` runs."""
 _TITLE = "Distributed deep learning for clusters on ordinary Ethernet."
 _EXAMPLE = """example:
   poseidon train --solver=prototxt/cifar10/cifar10_quick_solver.prototxt \\
@@ -200,8 +200,8 @@ def _instead(name: str, rest: Sequence[str]) -> str:
             else ", did you mean 'train'?"
         )
     plain = OTHER_NAMES.get(plain, plain)
-    if plain in _IN_PYTHON:
-        return f": in Python use {_IN_PYTHON[plain]} of poseidon.pycaffe"
+    if plain in _SCRIPTS:
+        return f": poseidon python {name if name.endswith('.py') else f'{plain}.py'} runs Caffe's script"
     near = nearest(plain, COMMANDS)
     return f", did you mean '{near}'?" if near else ""
 

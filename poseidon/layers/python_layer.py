@@ -17,6 +17,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
+from poseidon.binding import bind
 from poseidon.errors import DataError
 from poseidon.layers.base import BlobSpec, Layer, LayerContext, LayerError, Shape
 from poseidon.layers.blob import Blob, Blobs
@@ -190,7 +191,7 @@ def install_pycaffe(context: LayerContext) -> None:
     """Make `import caffe` work in users' modules, with the worker's rank."""
     pycaffe: Any = importlib.import_module(PYCAFFE)
     if "caffe" not in sys.modules:
-        pycaffe.install()
+        bind()
     if context.workers > 1:
         pycaffe.set_solver_count(context.workers)
         pycaffe.set_solver_rank(context.rank)

@@ -1,6 +1,5 @@
 """`import poseidon.pycaffe as caffe`: Caffe's Python interface on this project's layers; see docs/pycaffe.md."""
 
-from poseidon import __version__ as __version__
 from poseidon.layers.blob import Blob
 from poseidon.layers.python_layer import CaffeLayer as Layer
 from poseidon.proto.caffe_pb2 import TEST, TRAIN
@@ -10,7 +9,6 @@ from poseidon.pycaffe.detector import Detector
 from poseidon.pycaffe.mode import (
     has_nccl,
     init_log,
-    install,
     layer_type_list,
     log,
     set_device,
@@ -37,6 +35,9 @@ from poseidon.pycaffe.solver import (
 )
 from ps_server.numerics import prepare_process as _prepare_process
 
+__version__ = "1.0.0"
+"""Of the Caffe whose interface this is, because scripts compare it."""
+
 _prepare_process()  # before any thread that computes is started, because threads inherit the mode
 
 __all__ = [
@@ -61,7 +62,6 @@ __all__ = [
     "get_solver",
     "has_nccl",
     "init_log",
-    "install",
     "io",
     "layer_type_list",
     "layers",

@@ -1,4 +1,4 @@
-"""Process-wide settings: device, random seed, solver rank and count, log, and the alias `caffe`.
+"""Process-wide settings: device, random seed, solver rank and count, log.
 
 Law: this is the only global state of the package; pycaffe's functions such as `caffe.set_mode_gpu()` require it. A net
 copies the settings when it is created; later calls do not change existing nets.
@@ -22,8 +22,6 @@ from poseidon.net.random_state import derive_seed
 LOGGER = logging.getLogger("poseidon.pycaffe")
 # glog's severities 0 to 3.
 LEVELS = (logging.INFO, logging.WARNING, logging.ERROR, logging.CRITICAL)
-
-PACKAGE = __name__.rpartition(".")[0]
 
 
 @dataclass(slots=True)
@@ -51,20 +49,6 @@ class Mode:
 
 MODE = Mode()
 _LOG: list[glog.LogOutputs] = []
-
-
-def install(name: str = "caffe") -> None:
-    """Make `import caffe`, `import caffe.io` and so on import this package in this process.
-
-    Python layers get this automatically. Call it before the first import of caffe;
-    modules that have imported another Caffe keep it.
-
-    Args:
-        name: the alias.
-    """
-    for module, loaded in list(sys.modules.items()):
-        if module == PACKAGE or module.startswith(PACKAGE + "."):
-            sys.modules[name + module[len(PACKAGE) :]] = loaded
 
 
 def set_mode_cpu() -> None:

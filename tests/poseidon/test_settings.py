@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ from poseidon.errors import UsageError
 from poseidon.settings import (
     inherited_environment,
     let_waiting_threads_sleep,
+    put_on_python_path,
     read_settings,
     variable_of_tasks,
 )
@@ -69,3 +71,17 @@ def test_how_threads_wait_is_the_users_choice(
     monkeypatch.setattr("poseidon.settings.os.environ", before)
     let_waiting_threads_sleep()
     assert before == {"OMP_WAIT_POLICY": after}
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [(None, "/a:/b"), ("", "/a:/b"), ("/c", "/a:/b:/c"), ("/c:/b:/a:/d", "/a:/b:/c:/d"), (":/c", "/a:/b:/c")],
+)
+def test_folders_come_first_on_python_path_once(
+    before: str | None, after: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("PYTHONPATH", raising=False)
+    if before is not None:
+        monkeypatch.setenv("PYTHONPATH", before)
+    put_on_python_path(Path("/a"), Path("/b"))
+    assert os.environ["PYTHONPATH"] == after

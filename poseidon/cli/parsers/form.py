@@ -47,6 +47,7 @@ class Command:
         description: what it does, in sentences, with the terms that its flags use.
         example: command lines that work.
         declare: adds the flags.
+        verbatim: whether all words but a first --help are another program's. `words` of the namespace has them.
     """
 
     name: str
@@ -54,6 +55,7 @@ class Command:
     description: str
     example: str
     declare: Callable[[Parser], None]
+    verbatim: bool = False
 
     def parser(self) -> Parser:
         """Return a new parser of its flags."""
@@ -89,6 +91,9 @@ class Parser(argparse.ArgumentParser):
 
     def parse(self, words: Sequence[str]) -> argparse.Namespace:
         """Return the flags: `argv` has them as they were given, `notes` a sentence for each one without effect."""
+        if self._command.verbatim and list(words[:1]) not in (["--help"], ["-h"]):
+            name = self._command.name
+            return argparse.Namespace(command=name, words=list(words), argv=[name, *words], notes=[])
         parsed, strange = self.parse_known_args(self._spelled_out(words))
         if strange:
             self._refuse(strange)

@@ -356,6 +356,12 @@ def _failures(parser: Parser) -> Group:
     return group
 
 
+def _python(parser: Parser) -> None:
+    text = "as Python takes them: its options, then a script, -m MODULE or -c CODE, then its arguments"
+    word(parser, "words", text, nargs="*", metavar="WORD")
+    help_flag(parser)
+
+
 COMMANDS: Sequence[Command] = (
     Command(
         name="train",
@@ -372,6 +378,15 @@ COMMANDS: Sequence[Command] = (
         "all of them together. Flags stand before the script; what follows it is the script's.",
         example="poseidon run --hostfile=machinefiles/localserver examples/torch_cnn/train.py",
         declare=_run,
+    ),
+    Command(
+        name="python",
+        line="run a script of Caffe or Caffe2 unchanged",
+        description="Run Python with `caffe`, `caffe2.python` and `caffe2.proto` bound to Poseidon's modules, in each "
+        "Python that the script starts too. Everything after `python` is Python's.",
+        example="poseidon python tools/test_net.py --gpu 0\nposeidon python -m my_package.evaluate",
+        declare=_python,
+        verbatim=True,
     ),
     Command(
         name="worker",

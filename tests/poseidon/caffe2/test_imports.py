@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[3]
 PROGRAM = """
 import importlib, sys
@@ -19,6 +21,7 @@ for name in sys.argv[1:]:
 """
 
 
+@pytest.mark.timeout(300)
 def test_each_module_can_be_imported_first() -> None:
     """One process, in which the others are forgotten before each: protobuf's messages can be defined only once."""
     names = [
@@ -32,6 +35,6 @@ def test_each_module_can_be_imported_first() -> None:
         capture_output=True,
         text=True,
         check=True,
-        timeout=50,
+        timeout=280,
     )
     assert done.stdout == ""

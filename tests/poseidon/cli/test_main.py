@@ -192,7 +192,7 @@ def test_closed_output_is_no_error(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
         ("caffe", "poseidon: unknown command 'caffe', did you mean 'train'?; see poseidon --help"),
         (
             "python/classify.py a.jpg a.npy",
-            "poseidon: unknown command 'python/classify.py': in Python use caffe.Classifier of poseidon.pycaffe; "
+            "poseidon: unknown command 'python/classify.py': poseidon python python/classify.py runs Caffe's script; "
             "see poseidon --help",
         ),
         (

@@ -11,10 +11,12 @@ import pytest
 from tests.support.free_ports import free_port
 
 
-def test_examples_run(repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_examples_run(
+    repository: Path, tmp_path: Path, unbound: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     text = (repository / "docs" / "pycaffe.md").read_text(encoding="utf-8")
     blocks = re.findall(r"```python\n(.*?)```", text, flags=re.DOTALL)
-    assert len(blocks) == 5
+    assert len(blocks) == 6
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
     scope: dict[str, object] = {"__name__": "example"}

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import importlib
 import logging
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -73,14 +71,3 @@ def test_the_log_has_glogs_form(capsys: pytest.CaptureFixture[str]) -> None:
     assert len(lines) == 1 and lines[0].startswith("I") and lines[0].endswith("] hello")
     with pytest.raises(UsageError, match="log level 9"):
         caffe.init_log(9)
-
-
-def test_every_module_has_its_other_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in [name for name in sys.modules if name.split(".")[0] == "caffe"]:
-        monkeypatch.delitem(sys.modules, name)
-    caffe.install()
-    assert importlib.import_module("caffe") is caffe
-    assert importlib.import_module("caffe.io") is caffe.io
-    assert importlib.import_module("caffe.proto.caffe_pb2") is caffe.proto.caffe_pb2
-    for name in [name for name in sys.modules if name.split(".")[0] == "caffe"]:
-        monkeypatch.delitem(sys.modules, name)

@@ -1,0 +1,104 @@
+"""`import caffe` and `from caffe2.python import core`, for scripts that were written for Caffe and Caffe2.
+
+Law: a module of Poseidon has one object, whatever name imports it: `caffe.Net` is
+`poseidon.pycaffe.Net`. A bound name comes before every folder of `sys.path`, because scripts insert
+the folder of their own Caffe there.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import sys
+from collections.abc import Sequence
+from importlib.abc import InspectLoader, Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec
+from pathlib import Path
+from types import CodeType, ModuleType
+
+from poseidon.errors import UsageError
+from poseidon.settings import put_on_python_path
+
+NAMES = {
+    "caffe": "poseidon.pycaffe",
+    "caffe2.python": "poseidon.caffe2",
+    "caffe2.proto": "poseidon.caffe2.proto",
+}
+"""Packages by the names that scripts import."""
+_PACKAGE = Path(__file__).parent
+STARTUP = _PACKAGE / "startup"
+"""The folder of `sitecustomize.py`, which binds the names when a Python starts."""
+
+
+class _Finder(MetaPathFinder, Loader):
+    """Finds `caffe...`, `caffe2`, `caffe2.python...` and `caffe2.proto...`."""
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        """See `MetaPathFinder`."""
+        if fullname == "caffe2":
+            return ModuleSpec(fullname, self, is_package=True)
+        found = _real_spec(fullname)
+        if found is None:
+            return None
+        spec = ModuleSpec(fullname, self, origin=found.origin)
+        spec.has_location = found.has_location
+        spec.submodule_search_locations = found.submodule_search_locations
+        return spec
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
+        """Return None: the import system makes an empty module, which `exec_module` replaces."""
+        return None
+
+    def exec_module(self, module: ModuleType) -> None:
+        """Put the real module in the place of the empty one."""
+        real = _real(module.__name__)
+        if real is not None:
+            sys.modules[module.__name__] = importlib.import_module(real)
+
+    def get_code(self, fullname: str) -> CodeType | None:
+        """Return the code of a module, for `python -m`."""
+        spec = _real_spec(fullname)
+        if spec is None or not isinstance(spec.loader, InspectLoader):
+            return None
+        return spec.loader.get_code(spec.name)
+
+
+def _real(name: str) -> str | None:
+    for bound, real in NAMES.items():
+        if name == bound or name.startswith(f"{bound}."):
+            return real + name[len(bound) :]
+    return None
+
+
+def _real_spec(name: str) -> ModuleSpec | None:
+    real = _real(name)
+    return importlib.util.find_spec(real) if real else None
+
+
+def bind() -> None:
+    """Make `caffe`, `caffe2.python` and `caffe2.proto` mean Poseidon's modules.
+
+    It holds in this process from now on, and in every Python that this process starts. Call it before
+    the first import of `caffe` or `caffe2`. A second call changes nothing.
+
+    Raises:
+        UsageError: another Caffe or Caffe2 has been imported.
+    """
+    if any(isinstance(finder, _Finder) for finder in sys.meta_path):
+        return
+    for name in ("caffe", "caffe2"):
+        if name in sys.modules:
+            place = getattr(sys.modules[name], "__file__", None) or "elsewhere"
+            raise UsageError(
+                f"'{name}' has been imported from {place}; call poseidon.bind() before the first import of it"
+            )
+    sys.meta_path.insert(0, _Finder())
+    bind_started_processes()
+
+
+def bind_started_processes() -> None:
+    """Bind the names in every Python that this process starts from now on, and not in this process."""
+    installed = _PACKAGE.parent.name in ("site-packages", "dist-packages")
+    put_on_python_path(STARTUP, *([] if installed else [_PACKAGE.parent]))
