@@ -25,11 +25,18 @@ print(json.dumps({
 """
 
 
-def found(*folders: Path) -> dict[str, Any]:
+@pytest.fixture(autouse=True)
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A current folder with the program, for `-m`."""
+    monkeypatch.chdir(tmp_path)
+    Path("program.py").write_text(PROGRAM)
+
+
+def found(*folders: Path, words: tuple[str, ...] = ("-c", PROGRAM)) -> dict[str, Any]:
     """What a Python with these folders on PYTHONPATH finds."""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, folders))}
     done = subprocess.run(
-        [sys.executable, "-c", PROGRAM],
+        [sys.executable, *words],
         env=environment,
         capture_output=True,
         text=True,
@@ -49,8 +56,12 @@ def mine(tmp_path: Path) -> Path:
     return tmp_path / "mine"
 
 
-def test_the_names_are_bound_before_any_code_runs() -> None:
-    with_it, without = found(STARTUP, ROOT), found(ROOT)
+@pytest.mark.parametrize(
+    "words", [("-c", PROGRAM), ("-m", "program"), ("program.py",)], ids=["c", "m", "file"]
+)
+def test_the_names_are_bound_before_any_code_runs(words: tuple[str, ...], tmp_path: Path) -> None:
+    first = tmp_path / "first"
+    with_it, without = found(STARTUP, first, ROOT, words=words), found(first, ROOT, words=words)
     assert with_it["caffe"] == str(ROOT / "poseidon/pycaffe/__init__.py")
     assert without["caffe"] == "None"
     assert with_it["path"] == without["path"]
