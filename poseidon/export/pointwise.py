@@ -68,6 +68,16 @@ def _elu(graph: Graph, layer: Any, bottoms: list[Blob], tops: list[Blob]) -> Nam
     return [graph.op("Elu", bottoms[0].name, alpha=float(layer.alpha))]
 
 
+@LAYERS.emits("SeLu")
+def _selu(graph: Graph, layer: Any, bottoms: list[Blob], tops: list[Blob]) -> Names:
+    return [scaled(graph, graph.op("Elu", bottoms[0].name, alpha=float(layer.alpha)), float(layer.factor))]
+
+
+@LAYERS.emits("SeLuDropout")
+def _selu_dropout(graph: Graph, layer: Any, bottoms: list[Blob], tops: list[Blob]) -> Names:
+    return [graph.op("Identity", bottoms[0].name)]
+
+
 @LAYERS.emits("PReLU")
 def _prelu(graph: Graph, layer: Any, bottoms: list[Blob], tops: list[Blob]) -> Names:
     count = array(layer.slope).size

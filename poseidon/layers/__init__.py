@@ -33,6 +33,7 @@ from poseidon.layers.neuron.activation import (
     PReLU,
     ReLU,
     ReLU6,
+    SeLu,
     Sigmoid,
     Swish,
     TanH,
@@ -41,7 +42,7 @@ from poseidon.layers.neuron.activation import (
 from poseidon.layers.neuron.affine import Axpy, Bias, Parameter, Scale
 from poseidon.layers.neuron.batch_norm import BatchNorm
 from poseidon.layers.neuron.bn import BN
-from poseidon.layers.neuron.dropout import Dropout
+from poseidon.layers.neuron.dropout import Dropout, SeLuDropout
 from poseidon.layers.neuron.normalization import LRN, MVN, Normalize
 from poseidon.layers.neuron.pointwise import AbsVal, Exp, Log, Power
 from poseidon.layers.python_layer import Python
@@ -143,6 +144,8 @@ __all__ = [
     "Reorg",
     "Reshape",
     "Scale",
+    "SeLu",
+    "SeLuDropout",
     "ShuffleChannel",
     "Sigmoid",
     "SigmoidCrossEntropyLoss",

@@ -37,7 +37,19 @@ POINTWISE = frozenset(
             "LRN",
             "MVN",
         ),
-        *("Power", "PReLU", "ReLU", "Scale", "Sigmoid", "Split", "Swish", "TanH", "Threshold"),
+        *(
+            "Power",
+            "PReLU",
+            "ReLU",
+            "Scale",
+            "SeLu",
+            "SeLuDropout",
+            "Sigmoid",
+            "Split",
+            "Swish",
+            "TanH",
+            "Threshold",
+        ),
     }
 )
 LEGACY = ("pad_h", "pad_w", "kernel_h", "kernel_w", "stride_h", "stride_w")

@@ -87,23 +87,23 @@ NESTED = {
 OF_DATA = ("annotated_data_param", "data_param", "transform_param")
 # Fields of a block that a type does not read, as in Caffe.
 NOT_OF_TYPE = {
-    "Data": {"emit_constraint"},  # no objects
-    "ImageData": {"emit_constraint", "ignore_label", "label_type"},
+    "Data": {"emit_constraint", "scale_factors"},  # no objects, no labels of pixels
+    "ImageData": {"emit_constraint", "ignore_label", "label_type", "scale_factors"},
     "ImageSegData": {"mean_file"} | (_OF_SSD - {"crop_h", "crop_w"}),
     "DenseImageData": _OF_SSD - {"crop_h", "crop_w"},
-    "MemoryData": _OF_SSD,
+    "MemoryData": _OF_SSD | {"scale_factors"},
     "MultiBoxLoss": {
         *("ignore_label", "eta", "pre_fixed_normalizer", "weight_by_label_freqs", "class_weighting"),
     },
-    "AnnotatedData": {"force_encoded_color"},
+    "AnnotatedData": {"force_encoded_color", "scale_factors"},
     # They resize boxes, not images.
     "DetectionEvaluate": {"prob", "pad_mode", "pad_value", "interp_mode"},
     "DetectionOutput": {"prob", "pad_mode", "pad_value", "interp_mode"},
-    "WindowData": _OF_SSD,
+    "WindowData": _OF_SSD | {"scale_factors"},
     "Im2col": {"num_output", "bias_term", "group", "weight_filler", "bias_filler"},
     "ConvolutionDepthwise": {"group"},
     "InfogainLoss": {"weight_by_label_freqs", "class_weighting"},
-    "ROIData": {"crop_size", "mean_file", "force_color", "force_gray"} | _OF_SSD,
+    "ROIData": {"crop_size", "mean_file", "force_color", "force_gray", "scale_factors"} | _OF_SSD,
     "SigmoidCrossEntropyLoss": {"weight_by_label_freqs", "class_weighting"},
     "SmoothL1LossOHEM": {"ignore_label", "weight_by_label_freqs", "class_weighting"},
 }

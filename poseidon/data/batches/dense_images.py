@@ -2,14 +2,15 @@
 paths of an image and of its label image.
 
 Law: that of `poseidon.data.batches.images`. A label image has one channel, whose values are the labels. It is resized
-by the nearest neighbour, and cropped and mirrored like its image.
+by the nearest neighbour, and scaled, cropped and mirrored like its image.
 
 Source: SegNet's DenseImageDataLayer, which refuses crop_size and mirror; DeepLab's ImageSegDataLayer,
-which resizes label images by bilinear interpolation.
+which resizes label images by bilinear interpolation, and TransformImgAndSeg for scale_factors.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
@@ -20,11 +21,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from poseidon.data.batches.draws import skipped_records
+from poseidon.data.batches.draws import draw, skipped_records
 from poseidon.data.batches.images import LABEL, Bytes, ImagePlan, read_image
 from poseidon.data.batches.lists import Order, read_lines
 from poseidon.data.batches.numbered import NumberedReader
 from poseidon.data.batches.prefetch import DecoderPool
+from poseidon.data.batches.transform import LANES, Draws, planes
 from poseidon.errors import DataError
 
 
@@ -49,6 +51,46 @@ class Labels:
     kind: LabelKind = LabelKind.PIXELS
     ignored: int = 255
     pads: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scaling:
+    """Random factors of the sizes of images and of their labels.
+
+    Attributes:
+        factors: one of them is drawn for each image; none: sizes stay.
+        seed: the seed of the job.
+
+    Raises:
+        DataError: a factor is not positive and finite.
+    """
+
+    factors: tuple[float, ...] = ()
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for factor in self.factors:
+            if not 0 < factor < math.inf:
+                raise DataError(f"scale_factors has {factor:g}, expected positive numbers")
+
+    def drawn(self, numbers: Draws) -> list[np.float32]:
+        """Return the factor of each record, by its number in the job."""
+        if not self.factors:
+            return [np.float32(1)] * len(numbers)
+        # The lanes below are those of the crop and the mirror.
+        chosen = draw(self.seed, numbers, LANES + 1)[:, LANES] % len(self.factors)
+        return [np.float32(self.factors[index]) for index in chosen.tolist()]
+
+
+def scaled(image: Any, factor: np.float32, *, interpolation: int) -> Any:
+    """Return an image (C, H, W) whose height and width are multiplied by a factor.
+
+    The products are truncated, in float32, as by DeepLab's Caffe.
+    """
+    if factor == 1:
+        return image
+    high, wide = (max(1, int(np.float32(extent) * factor)) for extent in image.shape[1:])
+    return planes(cv2.resize(image.transpose(1, 2, 0), (wide, high), interpolation=interpolation))
 
 
 class Pair(NamedTuple):
@@ -113,8 +155,16 @@ class DenseImageMaker:
         DataError: the first image or its label image cannot be read or transformed, or rand_skip exceeds the list.
     """
 
-    def __init__(self, source: Path, pairs: list[Pair], plan: ImagePlan, labels: Labels = Labels()) -> None:
-        self._source, self._pairs, self._plan, self._labels = source, pairs, plan, labels
+    def __init__(
+        self,
+        source: Path,
+        pairs: list[Pair],
+        plan: ImagePlan,
+        labels: Labels = Labels(),
+        scaling: Scaling = Scaling(),
+    ) -> None:
+        self._source, self._pairs, self._plan = source, pairs, plan
+        self._labels, self._scaling = labels, scaling
         self._skipped = skipped_records(plan.seed, plan.rand_skip)
         if self._skipped >= len(pairs):
             raise DataError(
@@ -123,7 +173,8 @@ class DenseImageMaker:
         self._order = Order([len(pairs)], shuffle=plan.shuffle, seed=plan.seed)
         self._decoders = DecoderPool()
         first = self._pair(0)
-        self._shape = self._output_shape(self._read(first)[0], first)
+        (factor,) = scaling.drawn(plan.share.job_records(0, 1))
+        self._shape = self._output_shape(self._read(first, factor)[0], first)
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -133,13 +184,15 @@ class DenseImageMaker:
     def tensors(self, number: int) -> tuple[Tensor, Tensor, Tensor]:
         """Return batch `number` >= 0: images (N, C, h, w), labels (N, 1, h, w), extents (N, 1, 1, 2).
 
-        Extents are height and width of an image before it is extended, at most h and w.
+        Extents are height and width of a scaled image before it is extended, at most h and w.
         """
         plan = self._plan
         first = number * plan.batch_size
         pairs = [self._pair(n) for n in range(first, first + plan.batch_size)]
-        draws = plan.transform.draws(plan.seed, plan.share.job_records(first, plan.batch_size))
-        read = [self._read(pairs[0])] if len(pairs) == 1 else self._decoders.map(self._read, pairs)
+        records = plan.share.job_records(first, plan.batch_size)
+        draws, factors = plan.transform.draws(plan.seed, records), self._scaling.drawn(records)
+        several = len(pairs) > 1
+        read = list((self._decoders.map if several else map)(self._read, pairs, factors))
         shape = self._output_shape(read[0][0], pairs[0])
         data = np.empty((len(pairs), *shape), np.float32)
         labels = np.empty((len(pairs), 1, *shape[1:]), np.float32)
@@ -147,7 +200,8 @@ class DenseImageMaker:
         for index, (pair, (image, label), choice) in enumerate(zip(pairs, read, draws, strict=True)):
             if self._output_shape(image, pair) != shape:
                 raise DataError(
-                    f"{self._location(pair)}: an image of another size in a batch; set new_height and new_width, or batch_size: 1"
+                    f"{self._location(pair)}: an image of another size in a batch; set crop_size, new_height and "
+                    "new_width, or batch_size: 1"
                 )
             extents[index] = np.minimum(image.shape[1:], shape[1:])
             if self._labels.pads:
@@ -168,7 +222,15 @@ class DenseImageMaker:
     def _pair(self, n: int) -> Pair:
         return self._pairs[self._order.record(self._plan.share.record(n) + self._skipped)]
 
-    def _read(self, pair: Pair) -> tuple[Bytes, Any]:
+    def _read(self, pair: Pair, factor: np.float32) -> tuple[Bytes, Any]:
+        """Return an image and its labels, scaled."""
+        image, labels = self._as_stored(pair)
+        return (
+            scaled(image, factor, interpolation=cv2.INTER_LINEAR),
+            scaled(labels, factor, interpolation=cv2.INTER_NEAREST),
+        )
+
+    def _as_stored(self, pair: Pair) -> tuple[Bytes, Any]:
         try:
             image = read_image(Path(pair.image), color=self._plan.color, size=self._plan.size)
             if self._labels.kind is not LabelKind.PIXELS:
@@ -205,8 +267,16 @@ class DenseImageReader(NumberedReader):
         root: the prefix of each path of the list.
         plan: the batches to read.
         labels: where the labels come from.
+        scaling: the random factors of their sizes.
     """
 
-    def __init__(self, source: Path, root: str, plan: ImagePlan, labels: Labels = Labels()) -> None:
+    def __init__(
+        self,
+        source: Path,
+        root: str,
+        plan: ImagePlan,
+        labels: Labels = Labels(),
+        scaling: Scaling = Scaling(),
+    ) -> None:
         pairs = read_pairs(source, root, kind=labels.kind)
-        super().__init__(source, DenseImageMaker(source, pairs, plan, labels))
+        super().__init__(source, DenseImageMaker(source, pairs, plan, labels, scaling))

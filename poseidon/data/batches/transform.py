@@ -60,7 +60,8 @@ class Transform:
 
     Raises:
         DataError: both mean_file and mean_value, or both force_color and force_gray are set, the mean
-            file is wrong, or a field of the augmentation is.
+            file is wrong, or a field of the augmentation is; there are scale_factors, which layers of
+            images with a label for each pixel read themselves.
 
     Attributes:
         augmentation: SSD's steps; None if the definition has none of their fields.
@@ -73,6 +74,10 @@ class Transform:
             raise DataError("transform_param has both mean_file and mean_value: set one of them")
         if param.force_color and param.force_gray:
             raise DataError("transform_param has both force_color and force_gray: set one of them")
+        if param.scale_factors:
+            raise DataError(
+                "transform_param has scale_factors, which only DenseImageData and ImageSegData read"
+            )
         self.decoding = (
             Decoding.COLOR if param.force_color else Decoding.GRAY if param.force_gray else Decoding.AS_STORED
         )

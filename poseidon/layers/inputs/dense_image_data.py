@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import ClassVar
 
-from poseidon.data.batches.dense_images import DenseImageReader, LabelKind, Labels, read_pairs
+from poseidon.data.batches.dense_images import DenseImageReader, LabelKind, Labels, Scaling, read_pairs
 from poseidon.data.batches.images import ImagePlan
 from poseidon.data.batches.transform import STEPS, Transform
 from poseidon.layers.base import LayerError, Shape
@@ -32,7 +32,8 @@ class DenseImageData(ReadingSource):
 
     Fields (dense_image_data_param): source, the list; root_folder, the prefix of each path; batch_size N of one worker;
     new_height and new_width (label images: the nearest neighbour); is_color; shuffle; rand_skip; mean_file, in place of
-    that of transform_param; shared_file_system (as for `ImageData`); transform_param.
+    that of transform_param; shared_file_system (as for `ImageData`); transform_param, with DeepLab's scale_factors: the
+    size of each image and of its labels is multiplied by one of them, drawn at random, before the crop.
     """
 
     MIN_TOPS: ClassVar[int] = 2
@@ -52,19 +53,20 @@ class DenseImageData(ReadingSource):
         param = self.settings
         if self.reader is None:
             self.reader = self._open()
-            fixed = bool(param.new_height) or bool(self.param.transform_param.crop_size)
-            self.tops_may_change_shape = not (fixed or self.param.transform_param.HasField("crop_h"))
+            transform = self.param.transform_param
+            resized = param.new_height and not transform.scale_factors
+            cropped = transform.crop_size or transform.HasField("crop_h")
+            self.tops_may_change_shape = not (resized or cropped)
         shape = self.reader.shape
         return [shape, (shape[0], 1, *shape[2:]), (shape[0], 1, 1, 2)][: len(self.param.top)]
 
     def transform(self) -> TransformationParameter:
-        """Return the transformation, with the mean file of the layer's own block.
+        """Return a copy of the transformation, with the mean file of the layer's own block.
 
         Raises:
             LayerError: there are two mean files.
         """
-        transform, param = TransformationParameter(), self.settings
-        transform.CopyFrom(self.param.transform_param)
+        transform, param = copied(self.param.transform_param), self.settings
         if param.HasField("mean_file"):
             if transform.HasField("mean_file"):
                 raise LayerError(
@@ -85,6 +87,8 @@ class DenseImageData(ReadingSource):
                     f"transform_param has {name}, which would not change the labels; leave it out"
                 )
         transform = self.transform()
+        scaling = Scaling(factors=tuple(transform.scale_factors), seed=context.seed)
+        del transform.scale_factors[:]
         source = self.source(param.source, shared_file_system=param.shared_file_system)
         plan = ImagePlan(
             batch_size=param.batch_size,
@@ -98,7 +102,7 @@ class DenseImageData(ReadingSource):
         )
         first = read_pairs(source, "", kind=self.labels.kind, most=1)[0].image
         root = self.images_root(source, self.settings.root_folder, first)
-        return DenseImageReader(source, root, plan, self.labels)
+        return DenseImageReader(source, root, plan, self.labels, scaling)
 
 
 KINDS = {
@@ -117,7 +121,7 @@ class ImageSegData(DenseImageData):
     below and columns on the right, of the mean in the image and of ignore_label in the labels.
 
     Tops: data N x C x H x W and labels N x 1 x H x W, as for `DenseImageData`; extents N x 1 x 1 x 2, which may be left
-    out: height and width of each image before it is extended, at most H and W.
+    out: height and width of each image, scaled, before it is extended, at most H and W.
 
     Fields (image_data_param): those of `ImageData`; label_type (IMAGE); ignore_label (255); transform_param, without
     mean_file. Label images are resized by the nearest neighbour; DeepLab interpolates them.
@@ -137,11 +141,18 @@ class ImageSegData(DenseImageData):
         return Labels(kind=KINDS[param.label_type], ignored=param.ignore_label, pads=True)
 
     def transform(self) -> TransformationParameter:
-        """Return the transformation.
+        """Return a copy of the transformation.
 
         Raises:
             LayerError: there is a mean file.
         """
         if self.param.transform_param.HasField("mean_file"):
             raise LayerError("transform_param has mean_file, expected mean_value: images differ in size")
-        return self.param.transform_param
+        return copied(self.param.transform_param)
+
+
+def copied(param: TransformationParameter) -> TransformationParameter:
+    """Return a copy of a transformation."""
+    copy = TransformationParameter()
+    copy.CopyFrom(param)
+    return copy

@@ -72,6 +72,25 @@ class ELU(Activation):
         return functional.elu(bottom, self.alpha)
 
 
+@register("SeLu")
+class SeLu(Activation):
+    """y = lambda x for x > 0, else lambda alpha (exp(x) - 1). Klambauer et al., 2017.
+
+    Bottom: any shape. Top: the same. Fields (selu_param): lambda, alpha.
+    """
+
+    TOPS_MAY_BE_OVERWRITTEN: ClassVar[bool] = True
+
+    def setup(self, bottoms: Sequence[Shape]) -> list[Shape]:
+        param = self.param.selu_param
+        # `lambda` is a word of Python.
+        self.factor, self.alpha = float(getattr(param, "lambda")), param.alpha
+        return super().setup(bottoms)
+
+    def forward(self, bottom: Tensor) -> Tensor:
+        return functional.elu(bottom, self.alpha) * self.factor
+
+
 @register("PReLU")
 class PReLU(Activation):
     """y = max(0, x) + a min(0, x), with a learned slope a for each channel, or one for all. He et al., 2015.

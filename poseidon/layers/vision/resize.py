@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
-from poseidon.errors import DataError
+from poseidon.errors import DataError, counted
 from poseidon.layers.base import Layer, LayerError, Shape, check_image, times
 from poseidon.layers.common.indices import outside
 from poseidon.layers.registry import register
@@ -21,16 +21,25 @@ from poseidon.layers.registry import register
 class Interp(Layer):
     """Bilinear interpolation with aligned corners.
 
-    Bottom: N x C x H x W, cropped by a negative pad. Top: N x C x H' x W', by one of: height and width; the
-    zoom_factor z, S + (S - 1)(z - 1); the shrink_factor s, floor((S - 1) / s) + 1; shrink_factor, then zoom_factor.
+    Bottoms: N x C x H x W, cropped by a negative pad; with use_blob_size a blob of any batch and channels, N x C x H' x
+    W', without a gradient. Top: N x C x H' x W', by one of: the second bottom; height and width; the zoom_factor z, S +
+    (S - 1)(z - 1); the shrink_factor s, floor((S - 1) / s) + 1; shrink_factor, then zoom_factor.
 
-    Fields (interp_param): height, width, zoom_factor, shrink_factor, pad_beg and pad_end (0 or less: crop
-    so many rows and columns at the start and the end).
+    Fields (interp_param): use_blob_size, height, width, zoom_factor, shrink_factor, pad_beg and pad_end (0 or less:
+    crop so many rows and columns at the start and the end).
     """
+
+    MAX_BOTTOMS: ClassVar[int | None] = 2
 
     def setup(self, bottoms: Sequence[Shape]) -> list[Shape]:
         param, shape = self.param.interp_param, bottoms[0]
-        check_image(shape)
+        for bottom in bottoms:
+            check_image(bottom)
+        if len(bottoms) != 1 + param.use_blob_size:
+            raise LayerError(
+                f"has {counted(len(bottoms), 'bottom')} and use_blob_size: {str(param.use_blob_size).lower()}, expected "
+                "a second bottom with use_blob_size: true"
+            )
         self.front, self.back = -param.pad_beg, -param.pad_end
         if min(self.front, self.back) < 0:
             raise LayerError(
@@ -39,7 +48,9 @@ class Interp(Layer):
         kept = tuple(extent - self.front - self.back for extent in shape[2:])
         if min(kept) < 1:
             raise LayerError(f"pad_beg and pad_end crop all of a {times(shape[2:])} image")
-        self.extents = self._extents((kept[0], kept[1]))
+        self.extents = (
+            (bottoms[1][2], bottoms[1][3]) if param.use_blob_size else self._extents((kept[0], kept[1]))
+        )
         return [(*shape[:2], *self.extents)]
 
     def _extents(self, kept: tuple[int, int]) -> tuple[int, int]:
@@ -51,14 +62,16 @@ class Interp(Layer):
                 )
             return param.height, param.width
         if not (param.HasField("zoom_factor") or param.HasField("shrink_factor")):
-            raise LayerError("has no size, expected height and width, zoom_factor or shrink_factor")
+            raise LayerError(
+                "has no size, expected height and width, zoom_factor, shrink_factor or use_blob_size"
+            )
         if min(param.zoom_factor, param.shrink_factor) < 1:
             raise LayerError("zoom_factor and shrink_factor must be at least 1")
         shrunk = [(extent - 1) // param.shrink_factor + 1 for extent in kept]
         zoomed = [extent + (extent - 1) * (param.zoom_factor - 1) for extent in shrunk]
         return zoomed[0], zoomed[1]
 
-    def forward(self, bottom: Tensor) -> Tensor:
+    def forward(self, bottom: Tensor, like: Tensor | None = None) -> Tensor:
         high, wide = bottom.shape[2:]
         kept = bottom[:, :, self.front : high - self.back, self.front : wide - self.back]
         return functional.interpolate(kept, size=self.extents, mode="bilinear", align_corners=True)

@@ -70,6 +70,8 @@ CASES = {
     + layer("Pooling", "x", "p m", "pooling_param { kernel_size: 2 stride: 2 }", name="p")
     + layer("Upsample", "p m", "y", "upsample_param { upsample_h: 7 upsample_w: 6 }", name="u"),
     "nearest": one("Upsample", "upsample_param { scale: 3 }"),
+    "interp like another": inputs(x=(1, 3, 6, 7), z=(1, 2, 11, 5))
+    + layer("Interp", "x z", "y", "interp_param { use_blob_size: true pad_end: -1 }"),
     "interp": one("Interp", "interp_param { height: 11 width: 5 pad_beg: -1 }"),
     "reorg": one("Reorg", "reorg_param { stride: 2 }", x=(2, 4, 6, 4)),
     "reorg reversed": one("Reorg", "reorg_param { stride: 2 reverse: true }"),
@@ -99,6 +101,8 @@ CASES = {
     "prelu": one("PReLU"),
     "shared prelu": one("PReLU", "prelu_param { channel_shared: true }"),
     "elu": one("ELU", "elu_param { alpha: 0.7 }"),
+    "selu": one("SeLu", "selu_param { lambda: 1.5 alpha: 0.7 }"),
+    "selu dropout": one("SeLuDropout"),
     "sigmoid": one("Sigmoid"),
     "tanh": one("TanH"),
     "abs": one("AbsVal"),

@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
+from poseidon.errors import DefinitionError
 from poseidon.layers.registry import known_types, layer_class
 from poseidon.net.net import Net
-from poseidon.proto.caffe_pb2 import TEST
+from poseidon.proto.caffe_pb2 import TEST, TRAIN
 from tests.support.gradient_check import check_gradients
 from tests.support.nets import build, inputs, layer, noise
 
@@ -156,6 +157,15 @@ CASES |= {
     "exp_base": (FLAT, "Exp", "x", "y", "exp_param { base: 3 scale: 0.7 shift: -0.2 }", 0),
     "log_base": (FLAT, "Log", "x", "y", "log_param { base: 10 scale: 0.2 shift: 3 }", 0),
     "elu": (FLAT, "ELU", "x", "y", "elu_param { alpha: 0.5 }", 1e-3),
+    "selu": (FLAT, "SeLu", "x", "y", "selu_param { lambda: 1.5 alpha: 0.5 }", 1e-3),
+    "interp_like": (
+        {"x": (2, 3, 4, 5), "z": (1, 2, 7, 3)},
+        "Interp",
+        "x z",
+        "y",
+        "interp_param { use_blob_size: true }",
+        0,
+    ),
     "elu_falling": (FLAT, "ELU", "x", "y", "elu_param { alpha: -0.5 }", 1e-3),
     "prelu": (IMAGE, "PReLU", "x", "y", "", 1e-3),
     "prelu_shared": (
@@ -413,6 +423,7 @@ HELD_ELSEWHERE = {
     "Python": "the user's: test_python_layer.py",
     "ROIData": "a source",
     "ROIPooling": "against pooling: test_regions.py",
+    "SeLuDropout": "draws: below",
     "Silence": "has no top",
     "Threshold": "has no gradient",
     "WindowData": "a source",
@@ -493,6 +504,36 @@ def test_dropout_scales_its_gradient_by_its_mask() -> None:
     torch.testing.assert_close(y.detach(), x.grad * 2)
     assert sorted(set(x.grad.flatten().tolist())) == pytest.approx([0, 1 / 0.7])
     assert 0.25 < float((x.grad == 0).float().mean()) < 0.35
+
+
+def test_selu_dropout_keeps_mean_and_variance() -> None:
+    """y = a x + b where kept, else a alpha + b; dy/dx = a where kept."""
+    body = "selu_dropout_param { dropout_ratio: 0.25 alpha: -2 }"
+    net = build(inputs(x=(200, 200)) + layer("SeLuDropout", "x", "y", body))
+    x = noise(200, 200).requires_grad_()
+    y = net({"x": x})["y"]
+    y.sum().backward()
+    assert x.grad is not None
+    kept = x.grad != 0
+    a = (0.75 + 4 * 0.75 * 0.25) ** -0.5
+    b = a * 0.25 * 2
+    torch.testing.assert_close(x.grad, kept * a)
+    torch.testing.assert_close(y.detach(), torch.where(kept, a * x.detach() + b, -2 * a + b))
+    assert 0.74 < float(kept.float().mean()) < 0.76
+    assert abs(float(y.detach().mean())) < 0.02 and abs(float(y.detach().var()) - 1) < 0.02
+
+
+@pytest.mark.parametrize(("phase", "ratio"), [(TEST, 0.5), (TRAIN, 0)])
+def test_selu_dropout_passes_everything(phase: int, ratio: float) -> None:
+    body = f"selu_dropout_param {{ dropout_ratio: {ratio} }}"
+    net = build(inputs(x=(3, 4)) + layer("SeLuDropout", "x", "x", body), phase=phase)
+    x = noise(3, 4)
+    assert torch.equal(net({"x": x})["x"], x)
+
+
+def test_selu_dropout_needs_a_ratio_below_one() -> None:
+    with pytest.raises(DefinitionError, match="dropout_ratio is 1, expected at least 0 and below 1"):
+        build(inputs(x=(3,)) + layer("SeLuDropout", "x", "y", "selu_dropout_param { dropout_ratio: 1 }"))
 
 
 def test_dropout_in_test_passes_everything() -> None:

@@ -14,6 +14,7 @@ from poseidon.layers.base import LayerContext
 from poseidon.net.compile import compile_net
 from poseidon.net.net import Net
 from poseidon.proto.caffe_pb2 import TRAIN, NetState
+from tests.support.databases import make_pictures
 from tests.support.nets import definition, layer
 
 
@@ -73,6 +74,72 @@ def test_labels_are_cropped_and_mirrored_like_their_images(folder: Path) -> None
         float(tops["label"][i, 0, 0, 1] - tops["label"][i, 0, 0, 0]) for tops in batches for i in range(4)
     }
     assert steps == {1, -1}
+
+
+SCALES = "scale_factors: 0.5 scale_factors: 1 scale_factors: 2.3"
+
+
+def test_images_and_labels_are_scaled_by_one_of_some_factors(folder: Path) -> None:
+    """DeepLab's: the extents are truncated; labels have no values between those of the image."""
+    compiled = net(folder, "batch_size: 1", f"transform_param {{ {SCALES} }}")
+    shapes, stored = set(), [cv2.imread(str(folder / f"{index}.png")) for index in range(4)]
+    try:
+        for number in range(24):
+            tops = compiled()
+            data, label = tops["data"][0].numpy(), tops["label"][0, 0].numpy()
+            high, wide = data.shape[1:]
+            shapes.add((high, wide))
+            image = cv2.resize(stored[number % 4], (wide, high), interpolation=cv2.INTER_LINEAR)
+            assert np.array_equal(data, image.transpose(2, 0, 1))
+            labels = cv2.resize(stored[number % 4][..., 1], (wide, high), interpolation=cv2.INTER_NEAREST)
+            assert np.array_equal(label, labels)
+    finally:
+        compiled.close()
+    assert shapes == {(2, 3), (5, 6), (11, 13)}
+
+
+def test_factors_do_not_depend_on_the_number_of_workers(folder: Path) -> None:
+    def tops(**place: int) -> list[torch.Tensor]:
+        body = "batch_size: 1 shared_file_system: true"
+        compiled = net(folder, body, f"transform_param {{ {SCALES} mirror: true }}", **place)
+        try:
+            return [compiled()["data"].clone() for _ in range(12 // place.get("workers", 1))]
+        finally:
+            compiled.close()
+
+    whole = tops()
+    for rank in range(3):
+        for expected, found in zip(whole[rank::3], tops(rank=rank, workers=3), strict=True):
+            assert torch.equal(expected, found)
+
+
+def test_scaled_images_are_cropped(folder: Path) -> None:
+    compiled = net(
+        folder, "batch_size: 4", f"transform_param {{ {SCALES.replace('0.5', '1.5')} crop_size: 5 }}"
+    )
+    assert not compiled.changing_slots
+    try:
+        for _ in range(4):
+            assert compiled()["label"].shape == (4, 1, 5, 5)
+    finally:
+        compiled.close()
+
+
+@pytest.mark.parametrize(
+    ("kind", "body"),
+    [
+        ("Data", "data_param { source: 'db' batch_size: 1 backend: LMDB }"),
+        ("ImageData", "image_data_param { source: 'list' }"),
+    ],
+)
+def test_factors_that_a_layer_does_not_read(folder: Path, kind: str, body: str) -> None:
+    make_pictures(folder / "db", 2)
+    body = body.replace("source: '", f"source: '{folder}/")
+    text = layer(kind, "", "data label", f"{body} transform_param {{ {SCALES} }}")
+    with pytest.raises(DataError, match="scale_factors, which only DenseImageData and ImageSegData read"):
+        compile_net(definition(text), LayerContext(phase=TRAIN, seed=1), state=NetState(phase=TRAIN))
+    with pytest.raises(DataError, match="scale_factors has -1, expected positive numbers"):
+        net(folder, "batch_size: 1", "transform_param { scale_factors: -1 }")
 
 
 def test_labels_are_resized_by_the_nearest_neighbour(folder: Path) -> None:
@@ -160,6 +227,21 @@ def test_small_images_are_extended_below_and_on_the_right(folder: Path) -> None:
     assert torch.equal(tops["data"][1, 2, :5, :6], (pixels - 3) / 2)
     assert (tops["data"][:, :, 5:] == 0).all() and (tops["data"][..., 6:] == 0).all()
     assert (tops["label"][:, :, 5:] == 255).all() and (tops["label"][..., 6:] == 255).all()
+
+
+def test_scaled_images_are_extended(folder: Path) -> None:
+    transform = "transform_param { crop_size: 8 mean_value: 9 scale_factors: 0.5 }"
+    (folder / "list").write_text("0.png 7\n")
+    compiled = segments(folder, "batch_size: 1 label_type: IMAGE", transform)
+    try:
+        tops = compiled()
+    finally:
+        compiled.close()
+    assert tops["extents"].flatten().tolist() == [2, 3]
+    inside = torch.zeros(8, 8, dtype=torch.bool)
+    inside[:2, :3] = True
+    assert torch.equal(tops["label"][0, 0], torch.where(inside, 7.0, 255.0))
+    assert (tops["data"][0, 0][inside] > 90).all() and (tops["data"][0, :, ~inside] == 0).all()
 
 
 def test_larger_images_are_cropped_with_their_labels(folder: Path) -> None:

@@ -15,6 +15,7 @@ CASES = [
     ("TanH", ""),
     ("ELU", ""),
     ("ELU", "elu_param { alpha: -0.3 }"),
+    ("SeLu", ""),
     ("PReLU", ""),
     ("Swish", "swish_param { beta: 2 }"),
     ("BNLL", ""),
@@ -57,6 +58,15 @@ def test_relu_has_the_slope_at_zero_of_the_negative_side() -> None:
         y.sum().backward()
         assert y.tolist() == [-2 * slope, 0, 2]
         assert x.grad is not None and x.grad.tolist() == [slope, slope, 1]
+
+
+def test_selu() -> None:
+    """With the default numbers it is torch's."""
+    x = noise(4, 5)
+    net = build(inputs(x=(4, 5)) + layer("SeLu", "x", "y"))
+    torch.testing.assert_close(net({"x": x})["y"], torch.nn.functional.selu(x))
+    net = build(inputs(x=(4, 5)) + layer("SeLu", "x", "y", "selu_param { lambda: 2 alpha: 0.5 }"))
+    torch.testing.assert_close(net({"x": x})["y"], torch.where(x > 0, 2 * x, x.exp() - 1))
 
 
 def test_relu_on_a_source_leaves_the_callers_tensor_alone() -> None:

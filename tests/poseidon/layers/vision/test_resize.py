@@ -15,6 +15,35 @@ def interp(body: str) -> Net:
     return build(inputs(x=(1, 1, 5, 5)) + layer("Interp", "x", "y", f"interp_param {{ {body} }}"))
 
 
+def test_the_size_of_another_blob() -> None:
+    """It comes before the other fields, as in the branches, and follows the second bottom."""
+    like = layer("Interp", "x z", "y", "interp_param { use_blob_size: true zoom_factor: 2 pad_beg: -1 }")
+    net = build(inputs(x=(1, 1, 5, 5), z=(2, 3, 4, 7)) + like)
+    x = RAMP.clone()
+    expected = torch.linspace(1, 4, 7)
+    torch.testing.assert_close(net({"x": x, "z": noise(2, 3, 4, 7)})["y"][0, 0, 0], expected)
+    net.reshape({"z": (2, 3, 2, 4)})
+    found = net({"x": x, "z": noise(2, 3, 2, 4)})["y"]
+    torch.testing.assert_close(found, torch.tensor([1.0, 2, 3, 4]).expand(1, 1, 2, 4))
+
+
+@pytest.mark.parametrize(
+    ("bottoms", "body", "found"),
+    [
+        ("x", "use_blob_size: true", "1 bottom and use_blob_size: true"),
+        ("x z", "height: 2 width: 2", "2 bottoms and"),
+    ],
+)
+def test_a_second_bottom_and_use_blob_size_need_each_other(bottoms: str, body: str, found: str) -> None:
+    text = inputs(x=(1, 1, 5, 5), z=(1, 1, 4, 7)) + layer(
+        "Interp", bottoms, "y", f"interp_param {{ {body} }}"
+    )
+    with pytest.raises(
+        DefinitionError, match=f"has {found}.*expected a second bottom with use_blob_size: true"
+    ):
+        build(text)
+
+
 RAMP = torch.arange(5.0).view(1, 1, 1, 5).expand(1, 1, 5, 5).contiguous()
 
 
