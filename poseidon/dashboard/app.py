@@ -1,10 +1,10 @@
 """The dashboard's web application: a page, its data as JSON, and a stream of changes.
 
-    /                          the page
+    /?job=NAME&search=         the page, which shows a job as it is now
     /static/NAME               its parts; nothing comes from elsewhere
     /api/jobs                  the jobs, newest first
     /api/jobs/NAME             all curves, the summary, the tensors
-    /api/jobs/NAME/stream      the same, then what changes (server-sent events)
+    /api/jobs/NAME/stream      curves and parts of the page, then what changes (server-sent events)
     /api/jobs/NAME/log?search= the last lines of the logs
     /api/jobs/NAME/timeline    an iteration as SVG (jobs with --trace)
 
@@ -29,15 +29,17 @@ from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.requests import Request
-from starlette.responses import FileResponse, JSONResponse, RedirectResponse, Response, StreamingResponse
+from starlette.responses import HTMLResponse, JSONResponse, RedirectResponse, Response, StreamingResponse
 from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from poseidon.cluster.machinefile import is_loopback
 from poseidon.dashboard.folders import JobFolder, find_folders
+from poseidon.dashboard.rendering import fill, job_options, job_parts, last_values
 
 STATIC = Path(__file__).with_name("static")
+_TEMPLATE = STATIC / "index.html"
 PERIOD_S = 1.0
 COOKIE = "poseidon_dashboard"
 _HEADERS = {
@@ -63,8 +65,13 @@ class Dashboard:
         self._lock = asyncio.Lock()
 
     async def page(self, request: Request) -> Response:
-        """Return the page."""
-        return FileResponse(STATIC / "index.html")
+        """Return the page with the state of a job: of `?job=NAME`, else of the newest."""
+        wanted, search = (request.query_params.get(name, "") for name in ("job", "search"))
+        parts: dict[str, str] = await self._in_thread(lambda: self._page_parts(wanted))
+        if parts["name"]:
+            log = await asyncio.to_thread(self._jobs[parts["name"]].log, search)
+            parts |= {"search": search, "log": "\n".join(log)}
+        return HTMLResponse(fill(_TEMPLATE.read_text(encoding="utf-8"), parts))
 
     async def jobs(self, request: Request) -> Response:
         """Return the jobs, newest first."""
@@ -95,7 +102,7 @@ class Dashboard:
         sent: dict[str, tuple[int, int]] = {}
         last = ""
         while not await request.is_disconnected():
-            state, points = await self._in_thread(lambda: (_state(job), _new_points(job, sent)))
+            state, points = await self._in_thread(lambda: (_parts(job), _new_points(job, sent)))
             text = json.dumps(state)
             if text != last or points:
                 last = text
@@ -123,6 +130,24 @@ class Dashboard:
             rows.append({"name": name, "folder": str(job.folder), **{key: summary[key] for key in keys}})
         return rows
 
+    def _page_parts(self, wanted: str) -> dict[str, str]:
+        """Return the parts of the page that shows a job: the wanted one, else the newest."""
+        rows = self._list()
+        names = [row["name"] for row in rows]
+        if not names:
+            nothing = "No job has written metrics here yet."
+            return {"title": "Poseidon", "name": "", "bottleneck": nothing}
+        name = wanted if wanted in names else names[0]
+        job = self._jobs[name]
+        state = _parts(job)
+        return {
+            **state["parts"],
+            "title": f"{state['state']}: {name}",
+            "name": name,
+            "jobs": job_options(rows, name),
+            "last-values": last_values({curve: each.points for curve, each in job.view.series.items()}),
+        }
+
     def _find(self, request: Request) -> JobFolder:
         name = request.path_params["name"]
         if name not in self._jobs:
@@ -141,6 +166,14 @@ def _state(job: JobFolder) -> dict[str, Any]:
         "tensors": job.tensors(),
         "has_trace": job.has_trace(),
     }
+
+
+def _parts(job: JobFolder) -> dict[str, Any]:
+    """Return the job's parts of the page; reads what is new first."""
+    state = _state(job)
+    summary = state["summary"]
+    parts = job_parts(job.name, summary, state["tensors"], has_trace=state["has_trace"])
+    return {"name": job.name, "state": summary["state"], "parts": parts}
 
 
 def _new_points(job: JobFolder, sent: dict[str, tuple[int, int]]) -> dict[str, Any]:

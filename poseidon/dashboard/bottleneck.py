@@ -27,6 +27,8 @@ SHARD_BUSY = 0.6
 what it does not receive stays on them.
 """
 HOST_BUSY = 0.85
+"""The part of the time from which a host has no processor left."""
+ALL_BUSY = "All processors are busy: more workers on these machines do not help; more machines or GPUs do."
 
 
 class Cause(Enum):
@@ -121,10 +123,11 @@ def find_bottleneck(workers: Sequence[WorkerLoad], shards: Sequence[ShardLoad]) 
         return _straggler(slowest, statistics.median(others_s))
     waiting = statistics.median(worker.waited for worker in workers)
     if last.waited <= WAITS:
+        full = min(worker.host_busy for worker in workers) >= HOST_BUSY
         return Bottleneck(
             cause=Cause.COMPUTE,
             sentence=f"Compute is the limit: workers wait for each other {_percent(waiting)} of the time.",
-            advice="More workers make the job faster.",
+            advice=ALL_BUSY if full else "More workers make the job faster.",
         )
     links = _busy_links([*workers, *shards])
     carrying = max(links.values(), default=0.0)

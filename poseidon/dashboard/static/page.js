@@ -2,7 +2,8 @@
 // The page of `poseidon dashboard`: shows one job live, and curves of others over it.
 
 const find = (id) => document.getElementById(id);
-const jobs = new Map(); // name -> {summary, series: {name: [[x...], [y...]]}, tensors}
+const jobs = new Map(); // name -> {state, parts: {id: html}, series: {name: [[x...], [y...]]}}
+const drawn = new Map(); // id -> html
 const overlaid = new Set();
 const charts = new Map(); // title -> uPlot
 let shown = ""; // the job's name
@@ -27,26 +28,6 @@ function number(value, digits = 4) {
   return value.toLocaleString("en", { maximumSignificantDigits: digits });
 }
 
-function bytes(value) {
-  if (value === null || value === undefined) return "–";
-  for (const unit of ["B", "kB", "MB", "GB"]) {
-    if (value < 1000 || unit === "GB") return `${number(value, 3)} ${unit}`;
-    value /= 1000;
-  }
-}
-
-const percent = (part) => (part === null || part === undefined ? "–" : `${Math.round(100 * part)} %`);
-const milliseconds = (value) => (value === null || value === undefined ? "–" : `${number(1e3 * value, 3)} ms`);
-
-function duration(seconds) {
-  if (seconds === null || seconds === undefined) return "–";
-  const whole = Math.round(seconds);
-  const parts = [Math.floor(whole / 3600), Math.floor(whole / 60) % 60, whole % 60];
-  return parts.map((part, index) => (index ? String(part).padStart(2, "0") : part)).join(":");
-}
-
-const clock = (seconds) => new Date(seconds * 1000).toLocaleTimeString();
-
 function element(tag, text, attributes = {}) {
   const made = document.createElement(tag);
   if (text !== undefined) made.textContent = text;
@@ -69,12 +50,9 @@ async function listJobs() {
     const row = rows.find((each) => each.name === option.value);
     option.textContent = `${row.name} (${row.state})`;
   }
-  if (!names.length) {
-    find("bottleneck").textContent = "No job has written metrics here yet.";
-    return;
-  }
-  const wanted = decodeURIComponent(location.hash.slice(1));
-  const chosen = names.includes(wanted) ? wanted : names.includes(shown) ? shown : names[0];
+  if (!names.length) return;
+  const wanted = [decodeURIComponent(location.hash.slice(1)), shown, new URLSearchParams(location.search).get("job")];
+  const chosen = wanted.find((name) => names.includes(name)) || names[0];
   if (chosen !== shown) show(chosen);
   select.value = chosen;
 }
@@ -84,8 +62,7 @@ async function fetchJson(path) {
     const answer = await fetch(path);
     return answer.ok ? await answer.json() : null;
   } catch {
-    find("state").textContent = "dashboard gone";
-    find("state").className = "state lost";
+    drawPart("state", '<span class="state lost">dashboard gone</span>');
     return null;
   }
 }
@@ -97,7 +74,8 @@ function show(name) {
   jobs.delete(name);
   for (const chart of charts.values()) chart.destroy();
   charts.clear();
-  find("charts").replaceChildren();
+  for (const chart of find("charts").querySelectorAll(".chart")) chart.remove();
+  find("log-form").elements.job.value = name;
   drawLog();
   stream = new EventSource(`api/jobs/${encodeURIComponent(name)}/stream`);
   stream.addEventListener("open", () => jobs.delete(name)); // a new connection begins with all points
@@ -155,47 +133,21 @@ function drawOverlayChoices(names) {
 function draw() {
   const job = jobs.get(shown);
   if (!job) return;
-  drawState(job.summary);
+  document.title = `${job.state}: ${shown}`;
+  for (const [id, html] of Object.entries(job.parts)) drawPart(id, html);
   drawCurves();
-  drawWorkers(job.summary);
-  drawShards(job.summary);
-  drawTensors(job.tensors);
-  drawEvents(job.summary.events);
-  drawTimeline(job);
 }
 
-function drawState(summary) {
-  document.title = `${summary.state}: ${shown}`;
-  find("state").textContent = summary.state;
-  find("state").className = `state ${summary.state.replace(" ", "-")}`;
-  setText("bottleneck", summary.bottleneck.sentence);
-  setText("advice", summary.bottleneck.advice);
-  find("bottleneck").dataset.cause = summary.bottleneck.cause;
-  const facts = [
-    ["Iteration", summary.max_iter ? `${number(summary.iteration, 9)} of ${number(summary.max_iter, 9)}` : number(summary.iteration, 9)],
-    ["Loss", number(summary.loss)],
-    ["Images a second", summary.images_rate ? number(summary.images_rate) : "–"],
-    ["Time left", duration(summary.eta_s)],
-    ["Running for", duration(summary.updated - summary.started)],
-    ["Workers", summary.workers.length],
-    ["Shards", summary.shards.length],
-  ];
-  find("facts").replaceChildren(
-    ...facts.map(([name, value]) => {
-      const pair = element("div");
-      pair.append(element("dt", name), element("dd", value));
-      return pair;
-    }),
-  );
-  find("bar").value = summary.max_iter ? summary.iteration / summary.max_iter : 0;
-}
-
-function setText(id, text) {
-  if (find(id).textContent !== text) find(id).textContent = text; // an unchanged text is not read aloud again
+// The server escapes what it sends. An unchanged part is not read aloud again, and keeps its place in a scrolled list.
+function drawPart(id, html) {
+  if (drawn.get(id) === html || find(id).innerHTML === html) return;
+  drawn.set(id, html);
+  find(id).innerHTML = html;
 }
 
 function drawCurves() {
   const names = [shown, ...[...overlaid].filter((name) => name !== shown)].filter((name) => jobs.has(name));
+  find("last-values")?.remove(); // the server's, in place of curves
   for (const [title, belongs] of PANELS) {
     const curves = [];
     for (const name of names) {
@@ -280,96 +232,6 @@ function smooth(values, weight, logarithmic) {
     const shownValue = mean / norm;
     return logarithmic && shownValue <= 0 ? null : shownValue;
   });
-}
-
-function rows(id, made, empty) {
-  const body = find(id).querySelector("tbody");
-  const columns = find(id).querySelectorAll("th").length;
-  if (!made.length) {
-    const row = element("tr");
-    row.append(element("td", empty, { colspan: columns, class: "empty" }));
-    made = [row];
-  }
-  body.replaceChildren(...made);
-}
-
-function row(cells, name = "") {
-  const made = element("tr", undefined, name ? { class: name } : {});
-  for (const cell of cells) {
-    if (cell instanceof Node) made.append(cell);
-    else made.append(element("td", cell));
-  }
-  return made;
-}
-
-function partCell(part) {
-  const cell = element("td");
-  if (part === null || part === undefined) return element("td", "–");
-  const bar = element("span", undefined, { class: "part", "aria-hidden": "true" });
-  bar.style.setProperty("--part", `${Math.round(100 * part)}%`);
-  cell.append(bar, percent(part));
-  return cell;
-}
-
-function drawWorkers(summary) {
-  const limit = summary.bottleneck.where;
-  const made = summary.workers.map((worker) => {
-    const label = `worker ${worker.rank}`;
-    const known = worker.waited !== null;
-    const marks = [label === limit && "slowest", worker.silent && "silent"].filter(Boolean);
-    return row(
-      [
-        marks.length ? `${label} (${marks.join(", ")})` : label,
-        worker.host,
-        number(worker.iteration, 9),
-        `+${worker.lead}`,
-        partCell(known ? Math.max(0, 1 - worker.waited - worker.read) : null),
-        partCell(worker.waited),
-        partCell(worker.read),
-        milliseconds(worker.own_s),
-      ],
-      worker.silent ? "silent" : [label, worker.host].includes(limit) ? "marked" : "",
-    );
-  });
-  rows("workers", made, "Nothing was reported yet.");
-}
-
-function drawShards(summary) {
-  const made = summary.shards.map((shard) => {
-    const label = `shard ${shard.index}`;
-    const rate = (value) => (value === null ? "–" : `${bytes(value)}/s`);
-    return row(
-      [label, shard.host, partCell(shard.busy), shard.queue, rate(shard.in_per_s), rate(shard.out_per_s)],
-      [label, shard.host].includes(summary.bottleneck.where) ? "marked" : "",
-    );
-  });
-  rows("shards", made, "This job has no shards.");
-}
-
-function drawTensors(tensors) {
-  const made = tensors.map((tensor) =>
-    row([
-      tensor.name,
-      tensor.scheme,
-      bytes(tensor.bytes_out),
-      bytes(tensor.bytes_in),
-      milliseconds(tensor.waited_s),
-      milliseconds(tensor.hidden_s),
-    ]),
-  );
-  rows("tensors", made, "Nothing was reported yet.");
-}
-
-function drawEvents(events) {
-  const items = events.map((event) => element("li", `${clock(event.time)} ${event.text}`)).reverse();
-  if (find("events").childElementCount !== items.length) find("events").replaceChildren(...items);
-}
-
-function drawTimeline(job) {
-  const section = find("timeline-section");
-  if (section.hidden === job.has_trace) section.hidden = !job.has_trace;
-  const address = `api/jobs/${encodeURIComponent(shown)}/timeline`;
-  if (job.has_trace && find("timeline").getAttribute("src") !== address) find("timeline").setAttribute("src", address);
 }
 
 async function drawLog() {

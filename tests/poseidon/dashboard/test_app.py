@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import threading
 import urllib.error
 import urllib.request
@@ -76,7 +77,7 @@ def test_a_job_is_listed_and_shown_with_its_curves(folder: Path) -> None:
         assert job["series"]["loss"] == {"from": 0, "points": [[20, 2.0]]}
         assert job["summary"]["state"] == "finished"
         with urllib.request.urlopen(address, timeout=20) as page:
-            assert b"<title>Poseidon</title>" in page.read()
+            assert b"<title>finished: lenet-1</title>" in page.read()
             assert "default-src 'self'" in page.headers["Content-Security-Policy"]
             assert page.headers["X-Accel-Buffering"] == "no"
 
@@ -114,6 +115,37 @@ def test_with_a_token_any_host_is_answered(folder: Path) -> None:
             assert answer.status == 200
 
 
+def read(address: str) -> str:
+    with urllib.request.urlopen(address, timeout=20) as page:
+        return str(page.read().decode())
+
+
+def test_the_page_itself_shows_a_job(folder: Path, tmp_path: Path) -> None:
+    """For a browser without scripts, or before the stream begins: the newest job, or another by its name."""
+    other = folder / "a&b"
+    other.mkdir()
+    (other / "metrics.jsonl").write_text(json.dumps({**RECORDS[0], "job": "a&b"}) + "\n")
+    (other / "worker_0.log").write_text("I0105 20:40:16.000000  7 solver.cpp:1] only <here>\n")
+    os.utime(other / "metrics.jsonl", (1, 1))
+    with served(folder) as address:
+        page = read(address)
+        assert '<option value="lenet-1" selected>lenet-1 (finished)</option>' in page
+        assert "<dt>Iteration</dt><dd>20</dd>" in page
+        assert '<dl id="last-values"><div><dt>loss</dt><dd>2</dd></div>' in page
+        assert "the job finished at iteration 20" in page
+        assert page.count("worker 0: I0105") == 2
+        page = read(f"{address}/?job=lenet-1&search=SNAPSHOT")
+        assert 'value="SNAPSHOT"' in page and page.count("worker 0: I0105") == 1
+        page = read(f"{address}/?job=a%26b")
+        assert '<option value="a&amp;b" selected>' in page
+        assert "solver.cpp:1] only &lt;here&gt;</pre>" in page
+        assert "{{" not in page
+    (tmp_path / "empty").mkdir()
+    with served(tmp_path / "empty") as address:
+        page = read(address)
+        assert "No job has written metrics here yet." in page and "{{" not in page
+
+
 def test_the_stream_sends_new_points_only(folder: Path) -> None:
     with (
         served(folder) as address,
@@ -121,6 +153,10 @@ def test_the_stream_sends_new_points_only(folder: Path) -> None:
     ):
         first = _next_event(stream)
         assert first["series"]["loss"]["points"] == [[20, 2.0]]
+        assert (first["state"], first["parts"]["state"]) == (
+            "finished",
+            '<span class="state finished">finished</span>',
+        )
         with (folder / "lenet-1" / "metrics.jsonl").open("a") as file:
             file.write(json.dumps({**RECORDS[1], "time": 103.0, "iteration": 40, "loss": 1.5}) + "\n")
         assert _next_event(stream)["series"]["loss"] == {"from": 1, "points": [[40, 1.5]]}

@@ -49,6 +49,23 @@ def test_workers_that_hardly_wait_are_limited_by_compute() -> None:
     assert found.sentence == "Compute is the limit: workers wait for each other 5 % of the time."
 
 
+@pytest.mark.parametrize(
+    ("busy", "advice"),
+    [
+        ((1.0, 1.0, 0.9, 1.0), "All processors are busy: more workers on these machines do not help"),
+        ((1.0, 1.0, 0.5, 1.0), "More workers make the job faster"),
+        ((0.1, 0.1, 0.1, 0.1), "More workers make the job faster"),
+    ],
+)
+def test_more_workers_are_advised_only_where_a_processor_is_free(
+    busy: tuple[float, ...], advice: str
+) -> None:
+    workers = [worker(rank, host_busy=part) for rank, part in enumerate(busy)]
+    found = find_bottleneck(workers, [])
+    assert found.cause is Cause.COMPUTE
+    assert found.advice.startswith(advice)
+
+
 def test_one_worker_alone_is_limited_by_compute() -> None:
     assert find_bottleneck([worker(0, waited=0.0)], []).cause is Cause.COMPUTE
 
