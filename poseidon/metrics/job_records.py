@@ -21,12 +21,12 @@ from __future__ import annotations
 
 import json
 import math
-from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from poseidon.metrics.job_statistics import ShardStatistics
 from poseidon.metrics.progress import JobProgress
+from poseidon.metrics.record import own_names, repeated
 
 Record = Mapping[str, Any]
 
@@ -125,17 +125,9 @@ def _outputs(value: object) -> dict[str, float | None] | None:
     """Return the outputs of pairs of name and value; None if one is no such pair."""
     if not isinstance(value, list) or not all(isinstance(pair, list) and len(pair) == 2 for pair in value):
         return None
-    return dict(_named(value))
-
-
-def _named(pairs: Iterable[list[object]]) -> Iterable[tuple[str, float | None]]:
-    """Yield each value with a name of its own: `accuracy`, or `probability[1]` where several have one name."""
-    several = Counter(str(name) for name, _ in pairs)
-    seen: Counter[str] = Counter()
-    for name, value in pairs:
-        text = str(name)
-        yield (f"{text}[{seen[text]}]" if several[text] > 1 else text), _finite(value)
-        seen[text] += 1
+    names = [str(name) for name, _ in value]
+    numbers = [_finite(number) for _, number in value]
+    return dict(zip(own_names(names, repeated(names)), numbers, strict=True))
 
 
 def _finite(value: object) -> float | None:

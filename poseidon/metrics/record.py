@@ -6,6 +6,8 @@ training.
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Container, Iterable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -23,6 +25,26 @@ class Output:
     name: str
     value: float
     loss_weight: float = 0.0
+
+
+def repeated(names: Iterable[str]) -> set[str]:
+    """Return the names that occur more than once."""
+    return {name for name, count in Counter(names).items() if count > 1}
+
+
+def own_names(names: Iterable[str], several: Container[str]) -> list[str]:
+    """Return a name of its own for each value: its name, or `probability[1]` where several have it.
+
+    Args:
+        names: of the values.
+        several: the names that several values have.
+    """
+    seen: Counter[str] = Counter()
+    own = []
+    for name in names:
+        own.append(f"{name}[{seen[name]}]" if name in several else name)
+        seen[name] += 1
+    return own
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,12 +14,21 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 
-_HEAD = re.compile(r"^[IWEF](\d{2})(\d{2}) (\d{2}):(\d{2}):(\d{2})\.(\d{1,6})\s")
+from poseidon.metrics.record import own_names, repeated
+
+# Newer glog writes the year, too.
+_HEAD = re.compile(r"^[IWEF](\d{4})?(\d{2})(\d{2}) (\d{2}):(\d{2}):(\d{2})\.(\d{1,6})\s")
+_NUMBER = r"""
+    ([-+]?(?:
+        (?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?
+        | 1\.[#$]\w*                                # Visual C++ before 2015: 1.#QNAN, -1.#IND, 1.#INF00
+        | (?i:nan[qs]?|inf(?:inity)?)(?:\(\w*\))?   # nan, -nan(ind), nan(0x8000000000000)
+    ))
+    (?=[,;]?(?:\s|$))
+"""
+_RATE = re.compile(rf"\blr\ =\ {_NUMBER}", re.VERBOSE)
+_OUTPUT = re.compile(rf"(Train|Test)\ net\ output\ \#(\d+):\ (\S+)\ =\ {_NUMBER}(.*)", re.VERBOSE)
 _ITERATION = re.compile(r"\bIteration (\d+)")
-_RATE = re.compile(r"\blr = ([-+]?[\d.]+(?:[eE][-+]?\d+)?)")
-_OUTPUT = re.compile(
-    r"(Train|Test) net output #(\d+): (\S+) = ([-+]?(?:nan|inf|[\d.]+(?:[eE][-+]?\d+)?))(.*)"
-)
 _START = "Solving"
 COLUMNS = ("NumIters", "Seconds", "LearningRate")
 
@@ -32,7 +41,8 @@ class LogRow:
         iteration: the number of finished iterations.
         seconds: the seconds since the line `Solving ...`.
         rate: the latest learning rate; NaN before the first.
-        outputs: the values by name; the last of several values of the same name.
+        outputs: the values by name; of several values of one name, as of a vector, each by the name with its number:
+            `accuracy[0]`, `accuracy[1]`.
     """
 
     iteration: int
@@ -48,7 +58,7 @@ class TrainingLog:
     Attributes:
         train: the rows of the train net.
         test: the rows of the test nets.
-        losses: the names of outputs with a loss weight.
+        losses: the names of outputs with a loss weight, as the rows have them.
     """
 
     train: tuple[LogRow, ...]
@@ -56,12 +66,38 @@ class TrainingLog:
     losses: frozenset[str]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Row:
+    """A row while it is read; its outputs, name and value, are by their number in the log."""
+
+    iteration: int
+    seconds: float
+    rate: float
+    outputs: dict[int, tuple[str, float]] = field(default_factory=dict)
+
+    @property
+    def names(self) -> list[str]:
+        return [name for name, _ in self.outputs.values()]
+
+
+def read_number(text: str) -> float:
+    """Return a number of a log, in the form of any system that Caffe has run on.
+
+    >>> read_number("1e+06"), read_number("-1.#INF00"), read_number("-nan(ind)"), read_number("1.#QNAN")
+    (1000000.0, -inf, nan, nan)
+    """
+    sign, digits = (-1.0, text[1:]) if text.startswith("-") else (1.0, text.removeprefix("+"))
+    if digits.startswith(("1.#", "1.$")):  # rounded to few digits, 1.#INF is 1.#J
+        return sign * math.inf if digits[3:].startswith(("INF", "J")) else math.nan
+    return math.nan if digits[:3].lower() == "nan" else sign * float(digits)
+
+
 def parse_log(lines: Iterable[str], year: int) -> TrainingLog:
     """Parse a log.
 
     Args:
         lines: the lines of the log.
-        year: the year of its start, which glog does not write.
+        year: the year of its start, for a log that does not say it.
     """
     reader = _Reader(year)
     for line in lines:
@@ -78,7 +114,7 @@ class _Reader:
         self._last: datetime | None = None
         self._iteration: int | None = None
         self._rate = math.nan
-        self._rows: dict[str, list[LogRow]] = {"Train": [], "Test": []}
+        self._rows: dict[str, list[_Row]] = {"Train": [], "Test": []}
         self._losses: set[str] = set()
 
     def read(self, line: str) -> None:
@@ -93,26 +129,38 @@ class _Reader:
         if self._iteration is None or self._start is None:
             return
         if found := _RATE.search(line):
-            self._rate = float(found[1])
+            self._rate = read_number(found[1])
         if found := _OUTPUT.search(line):
             self._output(found, (time - self._start).total_seconds())
 
     def log(self) -> TrainingLog:
-        return TrainingLog(
-            train=_with_first_rate(self._rows["Train"]),
-            test=_with_first_rate(self._rows["Test"]),
-            losses=frozenset(self._losses),
-        )
+        losses: set[str] = set()
+        tables = []
+        for rows in self._rows.values():
+            several = {name for row in rows for name in repeated(row.names)}
+            tables.append([self._named(row, several, losses) for row in rows])
+        train, test = map(_with_first_rate, tables)
+        return TrainingLog(train=train, test=test, losses=frozenset(losses))
+
+    def _named(self, row: _Row, several: set[str], losses: set[str]) -> LogRow:
+        """Return a row with a name of its own for each output; add those of losses to `losses`."""
+        names = own_names(row.names, several)
+        losses.update(own for own, name in zip(names, row.names, strict=True) if name in self._losses)
+        values = [value for _, value in row.outputs.values()]
+        outputs = dict(zip(names, values, strict=True))
+        return LogRow(iteration=row.iteration, seconds=row.seconds, rate=row.rate, outputs=outputs)
 
     def _time(self, line: str) -> datetime | None:
         found = _HEAD.match(line)
         if found is None:
             return None
-        month, day, hour, minute, second = (int(part) for part in found.groups()[:5])
-        if self._last is not None and month < self._last.month:
+        month, day, hour, minute, second = (int(part) for part in found.groups()[1:6])
+        if found[1]:
+            self._year = int(found[1])
+        elif self._last is not None and month < self._last.month:
             self._year += 1  # the log continues in January
         try:
-            time = datetime(self._year, month, day, hour, minute, second, int(found[6].ljust(6, "0")))
+            time = datetime(self._year, month, day, hour, minute, second, int(found[7].ljust(6, "0")))
         except ValueError:
             return None
         self._last = time
@@ -124,8 +172,8 @@ class _Reader:
         # Output 0 begins a row, of the next iteration or of the next test net.
         if not rows or number == 0 or rows[-1].iteration != self._iteration:
             assert self._iteration is not None
-            rows.append(LogRow(iteration=self._iteration, seconds=seconds, rate=self._rate))
-        rows[-1].outputs[name] = float(found[4])
+            rows.append(_Row(iteration=self._iteration, seconds=seconds, rate=self._rate))
+        rows[-1].outputs[number] = (name, read_number(found[4]))
         if found[5].rstrip().endswith("loss)"):
             self._losses.add(name)
 

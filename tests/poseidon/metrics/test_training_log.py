@@ -11,6 +11,7 @@ import pytest
 
 from poseidon.metrics.training_log import as_csv, parse_log
 
+HEAD = "I1231 23:59:50.000000  7 solver.cpp:1] "
 LOG = """\
 Log file created at: 2014/12/31 23:59:50
 W1231 23:59:49.000000  7 net.cpp:1] Iteration of something
@@ -53,21 +54,85 @@ def test_a_table_is_caffes() -> None:
     )
 
 
-def test_several_test_nets_have_rows_of_their_own() -> None:
-    head = "I1231 23:59:50.000000  7 solver.cpp:1] "
+NAN, INF = math.nan, math.inf
+NUMBERS = [
+    *[("0.5", 0.5), ("-.5", -0.5), ("5.", 5.0), ("1", 1.0), ("87.3365", 87.3365)],
+    *[("1e+06", 1e6), ("1.5e-005", 1.5e-5), ("1E+100", 1e100)],
+    *[("nan", NAN), ("-nan", NAN), ("NaN", NAN), ("NaNQ", NAN), ("-nan(ind)", NAN)],
+    *[("nan(snan)", NAN), ("nan(0x8000000000000)", NAN)],
+    *[("inf", INF), ("-inf", -INF), ("+INF", INF), ("Infinity", INF)],
+    *[("1.#QNAN", NAN), ("-1.#QNAN", NAN), ("1.#QNAN0", NAN), ("1.#SNAN", NAN), ("1.#R", NAN)],
+    *[("-1.#IND", NAN), ("-1.#IND00", NAN), ("1.#IND", NAN), ("1.#INF", INF), ("1.#INF00", INF)],
+    *[("-1.#INF", -INF), ("1.#J", INF), ("-1.#J", -INF), ("1.$", NAN)],
+]
+"""As glibc, Visual C++ and other libraries write them, with as many digits as asked for."""
+
+
+@pytest.mark.parametrize(("text", "value"), NUMBERS)
+def test_a_number_of_any_system_is_read(text: str, value: float) -> None:
     lines = [
-        head + text
+        f"{HEAD}Iteration 5, lr = {text}, m = 0.9",
+        f"{HEAD}    Train net output #0: loss = {text} (* 1 = {text} loss)",
+        f"{HEAD}    Train net output #1: score = {text}",
+    ]
+    (row,) = parse_log(lines, 2014).train
+    assert row.outputs == {
+        "loss": pytest.approx(value, nan_ok=True),
+        "score": pytest.approx(value, nan_ok=True),
+    }
+    assert row.rate == pytest.approx(value, nan_ok=True)
+
+
+@pytest.mark.parametrize("text", ["1.2.3", "1.#QNAN(", "0x1", "1,5", "nano", "1e", "-", "many"])
+def test_what_is_no_number_is_not_half_read(text: str) -> None:
+    texts = ("Iteration 5", "    Train net output #0: a = 1", f"    Train net output #1: b = {text}")
+    (row,) = parse_log([HEAD + text for text in texts], 2014).train
+    assert row.outputs == {"a": 1.0}
+
+
+def test_values_of_one_name_are_columns() -> None:
+    """A top of several values is as many lines; a line that is logged twice is one."""
+    texts = (
+        "Iteration 5, Testing net (#0)",
+        *(f"    Test net output #{number}: score = {number}" for number in (0, 1, 1, 2)),
+    )
+    texts += (
+        "    Test net output #3: loss = 5 (* 1 = 5 loss)",
+        "    Test net output #4: loss = 6 (* 1 = 6 loss)",
+    )
+    texts += (
+        "    Test net output #5: mean = 1",
+        "Iteration 6, Testing net (#0)",
+        "    Test net output #0: score = 7",
+    )
+    log = parse_log([HEAD + text for text in texts], 2014)
+    assert as_csv(log.test).splitlines() == [
+        "NumIters,Seconds,LearningRate,score[0],score[1],score[2],loss[0],loss[1],mean",
+        "5.0,0.0,nan,0.0,1.0,2.0,5.0,6.0,1.0",
+        "6.0,0.0,nan,7.0,,,,,",
+    ]
+    assert log.losses == {"loss[0]", "loss[1]"}
+
+
+def test_newer_glog_writes_the_year() -> None:
+    lines = LOG.replace("I12", "I201412").replace("I01", "I201501").splitlines()
+    assert as_csv(parse_log(lines, 1970).train) == as_csv(parse_log(LOG.splitlines(), 2014).train)
+
+
+def test_several_test_nets_have_rows_of_their_own() -> None:
+    lines = [
+        HEAD + text
         for text in (
             "Iteration 5, Testing net (#0)",
             "    Test net output #0: a = 1",
             "Iteration 5, Testing net (#1)",
             "    Test net output #0: b = 2",
-            "    Test net output #1: b = 3",
+            "    Test net output #1: c = 3",
         )
     ]
     log = parse_log(lines, 2014)
-    assert [row.outputs for row in log.test] == [{"a": 1}, {"b": 3}]
-    assert as_csv(log.test).splitlines()[0] == "NumIters,Seconds,LearningRate,a,b"
+    assert [row.outputs for row in log.test] == [{"a": 1}, {"b": 2, "c": 3}]
+    assert as_csv(log.test).splitlines()[0] == "NumIters,Seconds,LearningRate,a,b,c"
 
 
 def test_caffes_log_of_2014(shared: Path) -> None:
