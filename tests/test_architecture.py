@@ -68,6 +68,7 @@ SHARED = {
     "poseidon.hints",
     "poseidon.log",
     "poseidon.settings",
+    "poseidon.text_files",
 }
 """What every package of `poseidon` may import. `ps_server` imports nothing of `poseidon`."""
 

@@ -16,6 +16,7 @@ from google.protobuf.message import DecodeError, Message
 from poseidon.caffe2 import workspace
 from poseidon.caffe2.proto import caffe2_pb2
 from poseidon.caffe2.runtime.values import from_proto, from_value
+from poseidon.text_files import decoded
 
 _FLOATS = (float, np.floating)
 _INTS = (int, np.integer, np.bool_)
@@ -160,9 +161,9 @@ def TryReadProtoWithClass(cls: type[Message], s: str | bytes) -> Message:
     """
     message = cls()
     try:
-        text_format.Parse(s, message)
+        text_format.Parse(decoded(s) if isinstance(s, bytes) else s, message)
         return message
-    except (text_format.ParseError, UnicodeDecodeError):
+    except (text_format.ParseError, UnicodeError):
         message = cls()
         message.ParseFromString(_bytes(s))
         return message

@@ -32,6 +32,7 @@ from itertools import pairwise
 from pathlib import Path
 
 from poseidon.errors import MachinefileError
+from poseidon.text_files import read_text
 
 HIGHEST_PORT = 65535
 LAYOUT = "'<id> <host> <port>'"
@@ -127,7 +128,7 @@ def read_machinefile(path: Path, *, channels: int = 1) -> tuple[Host, ...]:
         MachinefileError: the file cannot be read, or a line is wrong.
     """
     try:
-        text = path.read_text(encoding="utf-8-sig")
+        text = read_text(path)
     except FileNotFoundError as error:
         raise MachinefileError(
             f"{path}: there is no such machinefile; expected a file with a line `<id> <host> <port>` for each client"

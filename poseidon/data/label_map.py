@@ -7,7 +7,7 @@ from pathlib import Path
 
 from poseidon.errors import DataError, PoseidonError
 from poseidon.proto.caffe_pb2 import LabelMap
-from poseidon.proto.text import parse
+from poseidon.proto.text import parse, read_text
 
 
 def read_label_map(path: Path) -> LabelMap:
@@ -17,14 +17,9 @@ def read_label_map(path: Path) -> LabelMap:
         DataError: the file cannot be read or parsed, or is empty.
     """
     try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
-        raise DataError(f"cannot read the label map {path}: {reason}") from error
-    try:
-        found = parse(text, LabelMap(), source=str(path))
+        found = parse(read_text(path), LabelMap(), source=str(path))
     except PoseidonError as error:
-        raise DataError(str(error)) from error
+        raise DataError(f"cannot read the label map {error}") from error
     if not found.item:
         raise DataError(f"the label map {path} has no item")
     return found

@@ -28,6 +28,7 @@ from poseidon.metrics.job_statistics import FILE_NAME
 from poseidon.metrics.training_log import TrainingLog, parse_log
 from poseidon.settings import read_settings
 from poseidon.snapshot.rotation import newest_state
+from poseidon.text_files import read_text
 
 OUTPUT = Path("output")
 """Where jobs have their folders without --output."""
@@ -227,11 +228,12 @@ def read_training_log(path: Path) -> TrainingLog:
         DataError: it cannot be read, or has no output of any iteration.
     """
     try:
-        text = path.read_text(encoding="utf-8", errors="replace")
+        text = read_text(path)
         year = datetime.fromtimestamp(path.stat().st_mtime).year
-    except OSError as error:
-        raise DataError(f"cannot read the log {path}: {error.strerror}") from error
-    log = parse_log(text.splitlines(), year)
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not text"
+        raise DataError(f"cannot read the log {path}: {reason}") from error
+    log = parse_log(text.split("\n"), year)
     if not log.train and not log.test:
         raise DataError(
             f"{path} has no line of a net's output, expected a log of Caffe or of `poseidon train` "

@@ -18,6 +18,7 @@ from poseidon.errors import DefinitionError
 from poseidon.proto.caffe_pb2 import BlobProto
 from poseidon.proto.diagnosis import diagnose
 from poseidon.proto.tokens import map_comments, settings
+from poseidon.text_files import decoded
 
 M = TypeVar("M", bound=Message)
 # Bytes that no ASCII prototxt has: control characters, and those above 0x7f, such as the tag of NetParameter.layer.
@@ -94,11 +95,12 @@ def decode(content: bytes, *, source: str) -> str:
     Raises:
         DefinitionError: the content is not UTF-8 text.
     """
-    if b"\0" in content:
+    try:
+        text = decoded(content)
+    except UnicodeDecodeError:
+        text = "\0"
+    if "\0" in text:
         raise DefinitionError("this is a binary file; prototxt text is expected", source=source)
-    text = content.decode("utf-8-sig", errors="surrogateescape")
-    if "\n" not in text:  # lines that end in CR alone: a comment would have no end
-        text = text.replace("\r", "\n")
     invalid = _NOT_UTF8.search(text)
     if invalid is not None:
         text = map_comments(text, lambda comment: _NOT_UTF8.sub("?", comment))

@@ -22,7 +22,8 @@ import torch
 from torch import Tensor
 
 from poseidon.data.batches.draws import draw, skipped_records
-from poseidon.data.batches.images import LABEL, Bytes, ImagePlan, read_image
+from poseidon.data.batches.images import Bytes, ImagePlan, read_image
+from poseidon.data.batches.labels import read_label
 from poseidon.data.batches.lists import Order, read_lines
 from poseidon.data.batches.numbered import NumberedReader
 from poseidon.data.batches.prefetch import DecoderPool
@@ -125,7 +126,8 @@ def read_pairs(
         if kind is LabelKind.NONE:
             pairs.append(Pair(number, root + words[0], ""))
             continue
-        if len(words) != 2 or (kind is LabelKind.WHOLE and not LABEL.fullmatch(words[1])):
+        wrong = kind is LabelKind.WHOLE and read_label(words[-1], f"{source}:{number}") is None
+        if len(words) != 2 or wrong:
             second = "of its label image" if kind is LabelKind.PIXELS else "its label"
             raise DataError(
                 f"{source}:{number}: '{line[:80].strip()}' is not the path of an image and {second}, such as: {kind.value}"

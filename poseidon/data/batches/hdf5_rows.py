@@ -154,10 +154,15 @@ def _datasets(
 
 def _dataset(path: Path, file: h5py.File, name: str, *, load: bool) -> tuple[tuple[int, ...], Floats]:
     found = file.get(name)
-    if not isinstance(found, h5py.Dataset):
+    if isinstance(found, h5py.Group):
+        inside = [f"{name}/{each}" for each in _dataset_names(found)]
         raise DataError(
-            f"{path} has no dataset '{name}', the name of a top; it has: {', '.join(file) or 'none'}"
+            f"{path}: '{name}', the name of a top, is a group of datasets, expected a dataset; "
+            f"it has: {', '.join(inside) or 'none'}"
         )
+    if not isinstance(found, h5py.Dataset):
+        names = ", ".join(_dataset_names(file)) or "none"
+        raise DataError(f"{path} has no dataset '{name}', the name of a top; it has: {names}")
     if found.dtype.kind not in NUMBERS or not found.shape or not found.shape[0]:
         raise DataError(
             f"{path}: dataset '{name}' is {found.dtype} of shape {found.shape}, expected rows of numbers"
@@ -167,6 +172,13 @@ def _dataset(path: Path, file: h5py.File, name: str, *, load: bool) -> tuple[tup
         raise DataError(f"{path}: dataset '{name}' claims shape {found.shape}, more than its file can hold")
     values = np.asarray(found[()], np.float32) if load else np.empty(0, np.float32)
     return tuple(found.shape), values
+
+
+def _dataset_names(group: h5py.Group) -> list[str]:
+    """Return the names of the datasets in a group and in the groups in it."""
+    names: list[str] = []
+    group.visititems(lambda name, item: names.append(name) if isinstance(item, h5py.Dataset) else None)
+    return names
 
 
 def _equal_rows(path: Path, found: Sequence[tuple[str, tuple[int, ...]]]) -> int:

@@ -8,7 +8,6 @@ Source: caffe's ImageDataLayer and ReadImageToCVMat: channels in BGR order, resi
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -22,6 +21,7 @@ from torch import Tensor
 from poseidon.data.batches.buffers import BufferPool
 from poseidon.data.batches.claimed_size import check_claim
 from poseidon.data.batches.draws import skipped_records
+from poseidon.data.batches.labels import is_integer, read_label
 from poseidon.data.batches.lists import Order, read_lines
 from poseidon.data.batches.numbered import NumberedReader
 from poseidon.data.batches.partition import Share
@@ -30,8 +30,6 @@ from poseidon.data.batches.transform import Transform, planes
 from poseidon.errors import DataError
 
 Bytes = npt.NDArray[np.uint8]
-# Up to as many digits as a Datum's label can have.
-LABEL = re.compile(r"[+-]?[0-9]{1,9}")
 
 
 class Line(NamedTuple):
@@ -85,15 +83,32 @@ def read_list(source: Path, root: str, *, most: int | None = None, hint: str = "
             break
         if not line.strip():
             continue
-        path, _, label = line.rstrip().rpartition(" ")
-        if not path or not LABEL.fullmatch(label):
+        path, _, text = line.rstrip().rpartition(" ")
+        label = read_label(text, f"{source}:{number}")
+        if not path or label is None:
             raise DataError(
                 f"{source}:{number}: '{line[:80]}' is not a path and a label, such as: cats/1.jpg 0{hint}"
             )
-        lines.append(Line(number, root + path.rstrip(), int(label)))
+        lines.append(Line(number, root + path.rstrip(), label))
     if not lines:
         raise DataError(f"the list {source} is empty")
     return lines
+
+
+def missing_hint(root: str, path: str) -> str:
+    """Return what to add to the error for an image of a list that is not there; else nothing.
+
+    Args:
+        root: the prefix of the path.
+        path: of the image, as the list has it.
+    """
+    if Path(root + path).exists():
+        return ""
+    image, _, last = path.rpartition(" ")
+    if image and is_integer(last):
+        return f"; a line has one label, and '{last}' before the last one seems to be another"
+    lacks_slash = root and not root.endswith("/") and Path(root).is_dir()
+    return f"; end the folder with a slash: {root}/" if lacks_slash else ""
 
 
 def read_image(path: Path, *, color: bool, size: tuple[int, int] | None = None) -> Bytes:
@@ -206,7 +221,7 @@ class ImageMaker:
         try:
             return read_image(Path(line.path), color=self._plan.color, size=self._plan.size)
         except DataError as error:
-            raise DataError(f"{self._location(line)}: {error}") from error
+            raise DataError(f"{self._location(line)}: {error}{missing_hint('', line.path)}") from error
 
     def _output_shape(self, image: Bytes, line: Line) -> tuple[int, int, int]:
         try:

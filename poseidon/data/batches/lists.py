@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from poseidon import text_files
 from poseidon.data.batches.draws import draw
 from poseidon.errors import DataError
 
@@ -21,20 +22,29 @@ Indices = npt.NDArray[np.int64]
 
 
 def read_lines(source: Path, what: str) -> list[str]:
-    """Read the lines of a UTF-8 text file.
+    """Read the lines of a text file; names of files in it may have any encoding.
 
     Args:
         source: the file.
         what: its description for the error, such as `window file`.
 
     Raises:
-        DataError: the file cannot be read or is not UTF-8.
+        DataError: the file cannot be read or is not text.
     """
+    return read_text(source, what).removesuffix("\n").split("\n")
+
+
+def read_text(source: Path, what: str) -> str:
+    """Read a text file; see `read_lines`."""
+    reason = "it is not text"
     try:
-        return source.read_text(encoding="utf-8").splitlines()
+        text = text_files.read_text(source)
     except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else reason
         raise DataError(f"cannot read the {what} {source}: {reason}") from error
+    if "\0" in text:
+        raise DataError(f"cannot read the {what} {source}: {reason}")
+    return text
 
 
 def permutation(seed: int, number: int, count: int) -> Indices:

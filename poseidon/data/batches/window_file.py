@@ -19,6 +19,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from poseidon.data.batches.labels import checked_label
 from poseidon.data.batches.lists import read_lines
 from poseidon.errors import DataError
 
@@ -132,7 +133,8 @@ def _blocks(source: Path, lines: Sequence[str]) -> Iterator[tuple[str, list[Row]
 def _row(source: Path, number: int, line: str) -> Row:
     try:
         label, overlap, x1, y1, x2, y2 = (float(word) for word in line.split())
-        return number, int(label), overlap, (int(x1), int(y1), int(x2), int(y2))
+        whole = checked_label(int(label), f"{source}:{number}")
+        return number, whole, overlap, (int(x1), int(y1), int(x2), int(y2))
     except (ValueError, OverflowError):  # not six, not numbers, or infinite
         raise DataError(
             f"{source}:{number}: expected class, overlap and four corners, found '{line[:80]}'"

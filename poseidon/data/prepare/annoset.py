@@ -21,13 +21,13 @@ import numpy as np
 from poseidon.data.annotated import encode_annotated
 from poseidon.data.augment.boxes import Object
 from poseidon.data.batches.claimed_size import check_claim
-from poseidon.data.batches.images import read_list
+from poseidon.data.batches.images import missing_hint, read_list
 from poseidon.data.batches.lists import permutation, read_lines
 from poseidon.data.databases.kinds import Backend
 from poseidon.data.databases.writer import write_database
 from poseidon.data.label_map import check_unique, labels_of, read_label_map
 from poseidon.data.prepare.annotations import AnnotationFormat, read_objects, size_lines
-from poseidon.data.prepare.imageset import Conversion, SizeCheck, in_parallel, slash_hint, to_datum
+from poseidon.data.prepare.imageset import Conversion, SizeCheck, in_parallel, to_datum
 from poseidon.data.progress import Report, silent
 from poseidon.durable import replace_durably
 from poseidon.errors import DataError
@@ -122,7 +122,7 @@ def convert_annoset(
 def _write(path: Path, text: str) -> None:
     partial_file = path.with_name(f".{path.name}.partial")
     try:
-        partial_file.write_text(text, encoding="utf-8")
+        partial_file.write_text(text, encoding="utf-8", errors="surrogateescape")
         replace_durably(partial_file, path)
     except OSError as error:
         raise DataError(f"{path} cannot be written: {error.strerror}") from error
@@ -164,7 +164,7 @@ def _record(
         objects: Sequence[Object] = read_objects(Path(root + line.annotation), form, size, labels)
         return _Made(encode_annotated(datum, objects), values, size)
     except DataError as error:
-        raise DataError(f"{source}:{line.number}: {error}{slash_hint(root, line.path)}") from error
+        raise DataError(f"{source}:{line.number}: {error}{missing_hint(root, line.path)}") from error
 
 
 def _size(path: Path) -> tuple[int, int]:

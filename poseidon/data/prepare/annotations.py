@@ -24,7 +24,9 @@ from typing import Any, NamedTuple
 from xml.etree import ElementTree
 
 from poseidon.data.augment.boxes import Box, Object
+from poseidon.data.batches.labels import read_label
 from poseidon.errors import DataError, nearest
+from poseidon.text_files import decoded
 
 SIDES = ("xmin", "ymin", "xmax", "ymax")
 
@@ -74,9 +76,9 @@ def read_objects(
     Raises:
         DataError: the file cannot be read or has another form, or a name has no label. The text names the file.
     """
-    text = _read_text(path)
+    content = _read(path)
     try:
-        return _objects(_READERS[form](text), size, labels)
+        return _objects(_READERS[form](content), size, labels)
     except DataError as error:
         raise DataError(f"the annotation {path}: {error}") from error
 
@@ -87,19 +89,18 @@ def read_voc(path: Path) -> MarkedImage:
     Raises:
         DataError: the file cannot be read or has another form. The text names the file.
     """
-    text = _read_text(path)
+    content = _read(path)
     try:
-        return _xml(text)
+        return _xml(content)
     except DataError as error:
         raise DataError(f"the annotation {path}: {error}") from error
 
 
-def _read_text(path: Path) -> str:
+def _read(path: Path) -> bytes:
     try:
-        return path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
-        raise DataError(f"the annotation {path} cannot be read: {reason}") from error
+        return path.read_bytes()
+    except OSError as error:
+        raise DataError(f"the annotation {path} cannot be read: {error.strerror}") from error
 
 
 def _objects(found: MarkedImage, size: tuple[int, int], labels: Mapping[str, int]) -> list[Object]:
@@ -127,10 +128,10 @@ def _label(name: str, labels: Mapping[str, int]) -> int:
     return labels[name]
 
 
-def _xml(text: str) -> MarkedImage:
+def _xml(content: bytes) -> MarkedImage:
     try:
-        root = ElementTree.fromstring(text)
-    except ElementTree.ParseError as error:
+        root = ElementTree.fromstring(content)
+    except (ElementTree.ParseError, LookupError, ValueError) as error:  # also for an encoding that is unknown
         raise DataError(f"it is not XML: {error}") from error
     height, width = root.findtext("size/height"), root.findtext("size/width")
     size = None
@@ -151,12 +152,12 @@ def _missing(name: str) -> float:
     raise DataError(f"the object '{name[:80]}' has no bndbox with {', '.join(SIDES)}")
 
 
-def _json(text: str) -> MarkedImage:
+def _json(content: bytes) -> MarkedImage:
     try:
-        content = json.loads(text)
-        size = (int(content["image"]["height"]), int(content["image"]["width"]))
+        found = json.loads(content)
+        size = (int(found["image"]["height"]), int(found["image"]["width"]))
         marked = []
-        for item in content["annotation"]:
+        for item in found["annotation"]:
             x, y, width, height = (_number(value) for value in item["bbox"])
             crowd = bool(int(item.get("iscrowd", 0)))
             marked.append(Marked(str(item["category_id"]), (x, y, x + width, y + height), crowd))
@@ -167,16 +168,21 @@ def _json(text: str) -> MarkedImage:
     return MarkedImage(size, marked)
 
 
-def _txt(text: str) -> MarkedImage:
+def _txt(content: bytes) -> MarkedImage:
+    try:
+        lines = decoded(content).split("\n")
+    except UnicodeDecodeError as error:
+        raise DataError("it is not text") from error
     marked = []
-    for number, line in enumerate(text.splitlines(), 1):
+    for number, line in enumerate(lines, 1):
         words = line.split()
         if not words:
             continue
-        if len(words) != 1 + len(SIDES) or not words[0].lstrip("+-").isdecimal() or len(words[0]) > 9:
+        label = read_label(words[0], f"line {number}")
+        if len(words) != 1 + len(SIDES) or label is None:
             raise DataError(f"line {number}: '{line[:80]}' is not a label and four numbers")
         xmin, ymin, xmax, ymax = (_number(word) for word in words[1:])
-        marked.append(Marked(int(words[0]), (xmin, ymin, xmax, ymax), difficult=False))
+        marked.append(Marked(label, (xmin, ymin, xmax, ymax), difficult=False))
     return MarkedImage(None, marked)
 
 
@@ -191,7 +197,7 @@ def _number(value: Any) -> float:
     return number
 
 
-_READERS: dict[AnnotationFormat, Callable[[str], MarkedImage]] = {
+_READERS: dict[AnnotationFormat, Callable[[bytes], MarkedImage]] = {
     AnnotationFormat.XML: _xml,
     AnnotationFormat.JSON: _json,
     AnnotationFormat.TXT: _txt,

@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 import cv2
 import numpy as np
 
-from poseidon.data.batches.images import Line, decoded, read_list, resized
+from poseidon.data.batches.images import Line, decoded, missing_hint, read_list, resized
 from poseidon.data.batches.lists import permutation
 from poseidon.data.batches.transform import planes
 from poseidon.data.databases.kinds import Backend
@@ -141,13 +141,7 @@ def _record(root: str, source: Path, conversion: Conversion, line: Line) -> Datu
     try:
         return to_datum(Path(root + line.path), line.label, conversion)
     except DataError as error:
-        raise DataError(f"{source}:{line.number}: {error}{slash_hint(root, line.path)}") from error
-
-
-def slash_hint(root: str, path: str) -> str:
-    """Return what to add to the error for an image if its root lacks the slash at the end; else nothing."""
-    lacks = root and not root.endswith("/") and Path(root).is_dir() and not Path(root + path).exists()
-    return f"; end the folder with a slash: {root}/" if lacks else ""
+        raise DataError(f"{source}:{line.number}: {error}{missing_hint(root, line.path)}") from error
 
 
 def to_datum(path: Path, label: int, conversion: Conversion) -> Datum:

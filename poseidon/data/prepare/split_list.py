@@ -16,6 +16,7 @@ import numpy as np
 
 from poseidon.data.batches.hdf5_rows import read_file_list
 from poseidon.data.batches.images import read_list
+from poseidon.data.batches.lists import read_lines
 from poseidon.data.batches.partition import part_path
 from poseidon.data.batches.window_file import window_blocks
 from poseidon.data.progress import Report
@@ -108,16 +109,16 @@ def divide_list(source: Path, parts: int, folder: Path, report: Report) -> int:
     _check_count(source, parts, len(records), "images" if kind is ListKind.WINDOWS else "lines")
     for part in range(parts):
         target = folder / part_path(source, part).name
-        target.write_text("".join(records[part::parts]), encoding="utf-8")
+        target.write_text("".join(records[part::parts]), encoding="utf-8", errors="surrogateescape")
     report("dividing", len(records), len(records))
     return len(records)
 
 
 def _lines(source: Path) -> list[str]:
     try:
-        lines = [line for line in source.read_text(encoding="utf-8").splitlines() if line.strip()]
-    except (OSError, UnicodeDecodeError) as error:
-        raise DataError(f"{source} is neither a database nor a list of UTF-8 lines") from error
+        lines = [line for line in read_lines(source, "list") if line.strip()]
+    except DataError as error:
+        raise DataError(f"{source} is neither a database nor a list of lines of text") from error
     if not lines:
         raise DataError(f"the list {source} is empty")
     return lines
@@ -149,7 +150,7 @@ def _divide_rows(source: Path, parts: int, folder: Path, report: Report) -> int:
         report("dividing", done, total)
     for part, names in enumerate(lists):
         text = "".join(f"{name}\n" for name in names)
-        (folder / part_path(source, part).name).write_text(text, encoding="utf-8")
+        (folder / part_path(source, part).name).write_text(text, encoding="utf-8", errors="surrogateescape")
     return total
 
 

@@ -85,7 +85,8 @@ def convert_voc(request: VocRequest, *, report: Report = silent) -> tuple[Path, 
     made = []
     for part, lines in lists.items():
         source = request.folder / f"{part}.txt"
-        source.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+        text = "".join(f"{line}\n" for line in lines)
+        source.write_text(text, encoding="utf-8", errors="surrogateescape")
         database = request.folder / f"{_set_name(years)}_{part}_{request.backend.name.lower()}"
         conversion = Conversion(encoded=True, shuffle=part.startswith("train"), seed=request.seed)
         sizes = request.folder / f"{part}_name_size.txt"
@@ -100,7 +101,7 @@ def convert_voc(request: VocRequest, *, report: Report = silent) -> tuple[Path, 
             report=report,
         )
         windows = request.folder / f"{part}_windows.txt"
-        windows.write_text(_windows(base, lines, labels), encoding="utf-8")
+        windows.write_text(_windows(base, lines, labels), encoding="utf-8", errors="surrogateescape")
         made.append(VocPart(database, images))
     return label_map, made
 

@@ -23,6 +23,7 @@ from poseidon.caffe2.runtime.workspace import Workspace
 from poseidon.caffe2.utils import MakeArgument
 from poseidon.errors import SnapshotError, UsageError
 from poseidon.export.graph import Shape, typed_name
+from poseidon.text_files import decoded
 
 NETS = (".pb", ".pbtxt")
 """The suffixes of files with a NetDef."""
@@ -99,12 +100,12 @@ def read_net(path: Path) -> NetDef:
     try:
         content = path.read_bytes()
         if path.suffix.lower() == ".pbtxt":
-            net: NetDef = text_format.Parse(content, NetDef())
+            net: NetDef = text_format.Parse(decoded(content), NetDef())
         else:
             net = NetDef.FromString(content)
     except OSError as error:
         raise SnapshotError(f"cannot read {path}: {error.strerror}") from error
-    except (DecodeError, text_format.ParseError) as error:
+    except (DecodeError, text_format.ParseError, UnicodeError) as error:
         raise SnapshotError(f"{path} holds no net of Caffe2: {error}") from error
     if not net.op:
         raise SnapshotError(f"{path} holds no net of Caffe2: it has no operators")
@@ -117,7 +118,7 @@ def _value_info(path: Path) -> dict[str, tuple[Shape, str]]:
     try:
         return {
             str(name): (tuple(map(int, shape)), _numpy_name(TORCH_OF[number]))
-            for name, (number, shape) in json.loads(path.read_text(encoding="utf-8")).items()
+            for name, (number, shape) in json.loads(path.read_bytes()).items()
         }
     except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
         raise SnapshotError(

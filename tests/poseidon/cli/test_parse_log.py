@@ -27,6 +27,16 @@ def test_tables_lie_beside_the_log_or_where_asked(log: Path, capsys: pytest.Capt
     assert (log.parent / "train.log.train").is_file()
 
 
+@pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-16"])
+def test_a_log_that_windows_has_written(log: Path, encoding: str) -> None:
+    assert main(["parse_log", str(log)]) == 0
+    table = (log.parent / "train.log.test").read_bytes()
+    log.write_bytes(log.read_text().replace("\n", "\r\n").encode(encoding))
+    (log.parent / "train.log.test").unlink()
+    assert main(["parse_log", str(log)]) == 0
+    assert (log.parent / "train.log.test").read_bytes() == table
+
+
 @pytest.mark.parametrize("name", ["curves.png", "new/curves.svg"])
 @pytest.mark.parametrize("flags", [[], ["-x", "seconds"], ["--chart=4"]])
 def test_plot(log: Path, name: str, flags: list[str]) -> None:

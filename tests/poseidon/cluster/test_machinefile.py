@@ -114,6 +114,12 @@ def test_ranges_that_only_touch_are_legal() -> None:
     assert len(parse_machinefile("0 h 5\n1 h 8\n2 h 2", source="hosts", channels=3)) == 3
 
 
+@pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-16"])
+def test_files_of_windows(tmp_path: Path, encoding: str) -> None:
+    (tmp_path / "hosts").write_bytes("0 h 0\r\n1 i 0\r\n".encode(encoding))
+    assert [host.address for host in read_machinefile(tmp_path / "hosts")] == ["h", "i"]
+
+
 def test_unreadable_files(tmp_path: Path) -> None:
     with pytest.raises(MachinefileError, match="no such machinefile"):
         read_machinefile(tmp_path / "absent")

@@ -29,6 +29,11 @@ def test_what_occurs_twice_is_refused(tmp_path: Path, what: str, again: str) -> 
         check_unique(read_label_map(tmp_path / "map"), tmp_path / "map")
 
 
+def test_a_byte_order_mark_is_no_content(tmp_path: Path) -> None:
+    (tmp_path / "map").write_text(TEXT, encoding="utf-8-sig")
+    assert read_label_map(tmp_path / "map").item[0].name
+
+
 @pytest.mark.parametrize(
     ("content", "message"),
     [

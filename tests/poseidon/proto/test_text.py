@@ -44,8 +44,9 @@ def test_no_file_and_a_folder(tmp_path: Path) -> None:
 
 def test_reads_what_windows_wrote(tmp_path: Path) -> None:
     path = tmp_path / "net.prototxt"
-    path.write_bytes(b'\xef\xbb\xbfname: "a"\r\nlayer {\r\n}\r\n')
-    assert read(path, NetParameter()).name == "a"
+    for encoding in ("utf-8-sig", "utf-16"):
+        path.write_bytes('name: "a"\r\nlayer {\r\n}\r\n'.encode(encoding))
+        assert read(path, NetParameter()).name == "a"
 
 
 def test_lines_that_end_in_a_carriage_return_alone(tmp_path: Path) -> None:

@@ -104,6 +104,26 @@ def test_files_that_do_not_do(
         RowMaker([files[0], write(tmp_path / "c.h5", **datasets)], plan())
 
 
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        (
+            "grp",
+            "'grp', the name of a top, is a group of datasets, expected a dataset; it has: grp/in/data, grp/x",
+        ),
+        ("none", "has no dataset 'none', the name of a top; it has: grp/in/data, grp/x"),
+        ("empty", "is a group of datasets, expected a dataset; it has: none"),
+    ],
+)
+def test_a_top_that_names_a_group(tmp_path: Path, name: str, message: str) -> None:
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        file["grp/in/data"] = file["grp/x"] = np.zeros((2, 3))
+        file.create_group("empty")
+    with pytest.raises(DataError, match=message):
+        RowMaker([tmp_path / "a.h5"], plan(names=(name,)))
+    assert RowMaker([tmp_path / "a.h5"], plan(names=("grp/x",))).row_shapes == [(3,)]
+
+
 def test_no_files(tmp_path: Path) -> None:
     (tmp_path / "list").write_text("\n")
     with pytest.raises(DataError, match="is empty"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import cv2
@@ -129,7 +130,11 @@ def test_pictures_of_many_sizes_one_by_one(tmp_path: Path) -> None:
         ("", "is empty"),
         ("a.png\n", r"list:1: 'a.png' is not a path and a label"),
         ("a.png +-5\n", "is not a path and a label"),
-        ("a.png 5000000000\n", "is not a path and a label"),
+        (
+            "a.png 2147483648\n",
+            "list:1: the label 2147483648 is out of range, expected -2147483648 to 2147483647",
+        ),
+        ("a\0.png 1\n", "cannot read the list .*: it is not text"),
         ("a.png 1\nb.png x\n", r"list:2: 'b.png x' is not a path and a label"),
     ],
 )
@@ -137,6 +142,23 @@ def test_lists_that_are_none(tmp_path: Path, text: str, message: str) -> None:
     (tmp_path / "list").write_text(text)
     with pytest.raises(DataError, match=message):
         read_list(tmp_path / "list", "")
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16", "latin-1"])
+def test_a_list_of_any_editor(tmp_path: Path, encoding: str) -> None:
+    """A name that is not UTF-8 is the name of a file, too."""
+    name = os.fsdecode("caf\u00e9.png".encode("latin-1" if encoding == "latin-1" else "utf-8"))
+    (tmp_path / "list").write_bytes("caf\u00e9.png 2147483647\r\nb.png -5\r\n".encode(encoding))
+    assert read_list(tmp_path / "list", "") == [(1, name, 2147483647), (2, "b.png", -5)]
+
+
+def test_a_line_with_two_labels_is_named(source: Path) -> None:
+    source.write_text("picture 0.png 1 2\n")
+    message = (
+        r"list:1: there is no image .*picture 0.png 1; a line has one label, and '1' before the last one"
+    )
+    with pytest.raises(DataError, match=message):
+        reader(source, plan(1))
 
 
 def test_pictures_that_are_none(source: Path) -> None:

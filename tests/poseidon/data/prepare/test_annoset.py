@@ -11,6 +11,7 @@ import pytest
 
 from poseidon.cli.main import main, parse_arguments, run_command
 from poseidon.data.annotated import AnnotatedImage, decode_annotated
+from poseidon.data.batches.labels import MOST
 from poseidon.data.databases.cursor import open_cursor
 from poseidon.data.databases.kinds import Backend
 from poseidon.data.datum import Decoding
@@ -106,12 +107,19 @@ JSON = {
 
 @pytest.mark.parametrize(
     ("kind", "text", "label"),
-    [("xml", XML, 1), ("json", json.dumps(JSON), 1), ("txt", "9 20 10 40.5 30\n\n9 0 0 100 50\n", 9)],
+    [
+        ("xml", XML, 1),
+        ("json", json.dumps(JSON), 1),
+        ("txt", f"{MOST} 20 10 40.5 30\n\n{MOST} 0 0 100 50\n", MOST),
+    ],
 )
-def test_formats(folder: Path, kind: str, text: str, label: int) -> None:
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16"])
+def test_formats(folder: Path, kind: str, text: str, label: int, encoding: str) -> None:
     cv2.imwrite(f"{folder}/p.png", np.zeros((50, 100, 3), np.uint8))
-    (folder / f"p.{kind}").write_text(text)
-    (folder / "one").write_text(f"p.png p.{kind}\n")
+    (folder / f"p.{kind}").write_text(text, encoding=encoding)
+    (folder / "one").write_text(f"p.png p.{kind}\n", encoding=encoding)
+    map_text = (folder / "labelmap.prototxt").read_text()
+    (folder / "labelmap.prototxt").write_text(map_text, encoding=encoding)
     convert(folder, f"--label_type={kind}", source="one")
     (found,) = images(folder)
     assert found.objects is not None
@@ -120,6 +128,16 @@ def test_formats(folder: Path, kind: str, text: str, label: int) -> None:
     assert first.box == pytest.approx((0.2, 0.2, 0.405, 0.6))
     assert (second.instance, second.difficult) == (1, False)
     assert second.box == pytest.approx((0, 0, 1, 1))
+
+
+def test_an_annotation_in_the_encoding_that_it_declares(folder: Path) -> None:
+    text = '<?xml version="1.0" encoding="ISO-8859-1"?>' + XML.replace(
+        "<size>", "<folder>caf\u00e9</folder><size>"
+    )
+    (folder / "p.xml").write_text(text, encoding="latin-1")
+    (folder / "one").write_text("images/000000.png p.xml\n")
+    convert(folder, source="one")
+    assert len(images(folder)) == 1
 
 
 def test_classification(folder: Path) -> None:
@@ -152,6 +170,8 @@ def test_a_shuffled_set_has_all_records(folder: Path) -> None:
             '{"image": {"height": 1, "width": 1}, "annotation": [{"bbox": [1]}]}',
             "it is not JSON with",
         ),
+        ("xml", '<?xml version="1.0" encoding="nosuch"?><annotation/>', "it is not XML"),
+        ("txt", "2147483648 1 2 3 4", "line 1: the label 2147483648 is out of range"),
         ("txt", "1 2 3", "line 1: '1 2 3' is not a label and four numbers"),
     ],
 )

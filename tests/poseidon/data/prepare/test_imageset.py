@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import cv2
@@ -119,6 +120,25 @@ def test_a_folder_without_a_slash_is_named(folder: Path) -> None:
         match=rf"picturesa\.png cannot be read: .*; end the folder with a slash: {folder}/pictures/",
     ):
         convert_imageset(f"{folder}/pictures", folder / "list", folder / "db", Backend.LMDB, Conversion())
+
+
+def test_two_labels_in_a_line_are_named(folder: Path) -> None:
+    (folder / "list").write_text("p 0.png 3 4\n", encoding="utf-8")
+    message = (
+        r"list:1: .*p 0.png 3 cannot be read: .*; a line has one label, and '3' before the last one seems"
+    )
+    with pytest.raises(DataError, match=message):
+        convert(folder)
+
+
+def test_a_list_of_windows_with_names_of_any_encoding_and_labels_of_32_bits(folder: Path) -> None:
+    name = b"caf\xe9 \xff.png"
+    (folder / "p 1.png").rename(folder / os.fsdecode(name))
+    lines = b"\xef\xbb\xbfp 0.png 2147483647\r\n%b -2147483648\r\n" % name
+    (folder / "list").write_bytes(lines)
+    found = convert(folder)
+    assert [key for key, _ in found] == [b"00000000_p 0.png", b"00000001_" + name]
+    assert [datum.label for _, datum in found] == [2147483647, -2147483648]
 
 
 @pytest.mark.needs("leveldb")

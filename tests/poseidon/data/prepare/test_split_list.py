@@ -104,6 +104,12 @@ def test_parts_of_rows_are_replaced_with_their_folders(tmp_path: Path) -> None:
     assert names == ["list.txt_0", "list.txt_0.rows", "list.txt_1", "list.txt_1.rows"]
 
 
+def test_parts_keep_names_of_any_encoding_and_no_byte_order_mark(tmp_path: Path) -> None:
+    (tmp_path / "list").write_bytes(b"\xef\xbb\xbfcaf\xe9.jpg 1\r\nb.jpg 2\r\n")
+    assert partition_data(tmp_path / "list", 2) == 2
+    assert [(tmp_path / f"list_{part}").read_bytes() for part in (0, 1)] == [b"caf\xe9.jpg 1\n", b"b.jpg 2\n"]
+
+
 def test_windows_stay_with_their_pictures(tmp_path: Path) -> None:
     (tmp_path / "list").write_text(WINDOWS)
     assert partition_data(tmp_path / "list", 2) == 3

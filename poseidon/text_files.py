@@ -1,0 +1,39 @@
+"""Text that other programs and people have written, and text of theirs that Poseidon writes.
+
+Law: no text is refused for its encoding. What is not UTF-8, such as a file name in Latin-1, is kept as surrogates
+(`surrogateescape`), as in the names of Python's own functions for files; in a log or a message a surrogate is written
+as an escape (`backslashreplace`).
+"""
+
+from __future__ import annotations
+
+import codecs
+from pathlib import Path
+
+_UTF_16 = {codecs.BOM_UTF16_LE: "utf-16-le", codecs.BOM_UTF16_BE: "utf-16-be"}
+
+
+def decoded(content: bytes) -> str:
+    """Return the text of a file, UTF-8 with or without a byte order mark, or UTF-16 with one, as Windows writes it.
+
+    Lines end in a line feed.
+
+    Raises:
+        UnicodeDecodeError: the content has the mark of UTF-16, but is none.
+    """
+    encoding = _UTF_16.get(content[:2])
+    if encoding is not None:
+        text = content[2:].decode(encoding)
+    else:
+        text = content.decode("utf-8-sig", errors="surrogateescape")
+    return text.replace("\r\n", "\n").replace("\r", "\n")
+
+
+def read_text(path: Path) -> str:
+    """Return the text of a file; see `decoded`.
+
+    Raises:
+        OSError: it cannot be read.
+        UnicodeDecodeError: as in `decoded`.
+    """
+    return decoded(path.read_bytes())
