@@ -150,7 +150,7 @@ class Layer(nn.Module):
         """Call `setup`, and check the shapes of the tops.
 
         Raises:
-            LayerError: also if a top is too large, or runs in place and has another shape than its bottom.
+            LayerError: also if a top is too large, or in place and of another shape than its bottom.
         """
         tops = self.setup(bottoms)
         for index, shape in enumerate(tops):
@@ -161,7 +161,8 @@ class Layer(nn.Module):
     def check_in_place(self, bottoms: Sequence[Shape], tops: Sequence[Shape]) -> None:
         """Raise LayerError unless each top in place has the shape of its bottom.
 
-        Caffe's blob has one shape: BVLC refuses some types in place (Reshape, Flatten), and others compute garbage.
+        Caffe's blob has one shape: BVLC refuses some types in place (Reshape, Flatten), and others
+        compute garbage.
         """
         names = zip(self.param.bottom, self.param.top, strict=False)
         for index, (bottom, top) in enumerate(names):

@@ -51,7 +51,8 @@ class SlotShapes:
         """Run the layer of a dynamic step after setting it up for its bottoms.
 
         Raises:
-            LayerError: the layer does not accept bottoms of these shapes, or a top in place has another shape.
+            LayerError: the layer does not accept bottoms of these shapes, or a top in place has
+                another shape.
         """
         layer = self._layers[position]
         found = [tuple(bottom.shape) for bottom in bottoms]

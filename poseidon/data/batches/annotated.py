@@ -164,8 +164,9 @@ def _require_one_shape(stored: list[_Stored], items: list[_Item]) -> None:
         if item.data.shape != first:
             found, expected = (" x ".join(map(str, shape)) for shape in (item.data.shape, first))
             raise DataError(
-                f"{record.location} is {found} (channels x height x width), but the first record of its batch is "
-                f"{expected}; set crop_size or resize_param in transform_param, or batch_size: 1"
+                f"{record.location} is {found} (channels x height x width), but the first record of "
+                f"its batch is {expected}; set crop_size or resize_param in transform_param, or "
+                "batch_size: 1"
             )
 
 

@@ -202,8 +202,8 @@ class DenseImageMaker:
         for index, (pair, (image, label), choice) in enumerate(zip(pairs, read, draws, strict=True)):
             if self._output_shape(image, pair) != shape:
                 raise DataError(
-                    f"{self._location(pair)}: an image of another size in a batch; set crop_size, new_height and "
-                    "new_width, or batch_size: 1"
+                    f"{self._location(pair)}: an image of another size in a batch; "
+                    "set crop_size, new_height and new_width, or batch_size: 1"
                 )
             extents[index] = np.minimum(image.shape[1:], shape[1:])
             if self._labels.pads:

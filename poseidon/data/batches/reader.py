@@ -1,8 +1,9 @@
 """Batches of a database's records: read, decoded and transformed.
 
 Law: a batch is a pure function of its number (and of database, share, transform and seed), so that a resumed job can
-recompute any batch. The error for a damaged record names its key and its database. All batches have one shape; a batch
-of one record that is not cropped has the record's, as in Caffe (DataLayer::load_batch).
+recompute any batch. The error for a damaged record names its key and its database. All batches have
+one shape; a batch of one record that is not cropped has the record's, as in Caffe
+(DataLayer::load_batch).
 """
 
 from __future__ import annotations
@@ -185,8 +186,8 @@ class BatchMaker:
         if channels != first:
             remedy = "set force_color or force_gray in transform_param, which convert encoded images"
         raise DataError(
-            f"{self._location(*found[1:])} is {channels} x {shape[1]} x {shape[2]} (channels x height x width), but the "
-            f"first record is {first} x {self._shape[1]} x {self._shape[2]}; {remedy}"
+            f"{self._location(*found[1:])} is {channels} x {shape[1]} x {shape[2]} (channels x height "
+            f"x width), but the first record is {first} x {self._shape[1]} x {self._shape[2]}; {remedy}"
         )
 
     def _output_shape(self, shape: Sequence[int], found: tuple[Record, int, bytes]) -> tuple[int, int, int]:

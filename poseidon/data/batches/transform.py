@@ -60,8 +60,8 @@ class Transform:
 
     Raises:
         DataError: both mean_file and mean_value, or both force_color and force_gray are set, the mean
-            file is wrong, or a field of the augmentation is; there are scale_factors, which layers of
-            images with a label for each pixel read themselves.
+            file is wrong, or a field of the augmentation is; there are scale_factors, which
+            layers of images with a label for each pixel read themselves.
 
     Attributes:
         augmentation: SSD's steps; None if the definition has none of their fields.

@@ -36,8 +36,8 @@ def check_data_param(param: DataParameter) -> None:
 class Data(ReadingSource):
     """Images and labels from an LMDB or LevelDB database, prepared in the background.
 
-    Tops: data N x C x H x W, cropped and transformed; optionally label N. With a batch_size of 1, and without a crop and
-    a fixed size, data has the size of each record.
+    Tops: data N x C x H x W, cropped and transformed; optionally label N. With a batch_size of 1,
+    and without a crop and a fixed size, data has the size of each record.
 
     Fields (data_param): source, batch_size N of one worker, backend, rand_skip, prefetch, shared_file_system (true:
     all clients share the records of one database; false: client k has `<source>_k`); transform_param.

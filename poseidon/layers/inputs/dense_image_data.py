@@ -32,8 +32,9 @@ class DenseImageData(ReadingSource):
 
     Fields (dense_image_data_param): source, the list; root_folder, the prefix of each path; batch_size N of one worker;
     new_height and new_width (label images: the nearest neighbour); is_color; shuffle; rand_skip; mean_file, in place of
-    that of transform_param; shared_file_system (as for `ImageData`); transform_param, with DeepLab's scale_factors: the
-    size of each image and of its labels is multiplied by one of them, drawn at random, before the crop.
+    that of transform_param; shared_file_system (as for `ImageData`); transform_param, with
+    DeepLab's scale_factors: the size of each image and of its labels is multiplied by one of them,
+    drawn at random, before the crop.
     """
 
     MIN_TOPS: ClassVar[int] = 2

@@ -50,12 +50,13 @@ class Dropout(Layer):
 
 @register("SeLuDropout")
 class SeLuDropout(Layer):
-    """TRAIN: y = a (m x + (1 - m) alpha) + b, each m drawn 0 with probability r, else 1. TEST: y = x.
+    """TRAIN: y = a (m x + (1 - m) alpha) + b, each m drawn 0 with probability r, else 1.
 
-    With q = 1 - r, a = (q + alpha^2 q (1 - q))^(-1/2) and b = -a (1 - q) alpha, which keep a mean of 0 and a variance of
-    1: alpha dropout of Klambauer et al., 2017.
+    TEST: y = x. With q = 1 - r, a = (q + alpha^2 q (1 - q))^(-1/2) and b = -a (1 - q) alpha, which
+    keep a mean of 0 and a variance of 1: alpha dropout of Klambauer et al., 2017.
 
-    Bottom: any shape. Top: the same; may be in place. Fields (selu_dropout_param): dropout_ratio r, 0 <= r < 1; alpha.
+    Bottom: any shape. Top: the same; may be in place. Fields (selu_dropout_param): dropout_ratio r,
+    0 <= r < 1; alpha.
     """
 
     IS_RANDOM: ClassVar[bool] = True

@@ -21,12 +21,13 @@ from poseidon.layers.registry import register
 class Interp(Layer):
     """Bilinear interpolation with aligned corners.
 
-    Bottoms: N x C x H x W, cropped by a negative pad; with use_blob_size a blob of any batch and channels, N x C x H' x
-    W', without a gradient. Top: N x C x H' x W', by one of: the second bottom; height and width; the zoom_factor z, S +
-    (S - 1)(z - 1); the shrink_factor s, floor((S - 1) / s) + 1; shrink_factor, then zoom_factor.
+    Bottoms: N x C x H x W, cropped by a negative pad; with use_blob_size a blob of height H' and
+    width W', without a gradient. Top: N x C x H' x W', by one of: the second bottom; height and
+    width; the zoom_factor z, S + (S - 1)(z - 1); the shrink_factor s, floor((S - 1) / s) + 1;
+    shrink_factor, then zoom_factor.
 
-    Fields (interp_param): use_blob_size, height, width, zoom_factor, shrink_factor, pad_beg and pad_end (0 or less:
-    crop so many rows and columns at the start and the end).
+    Fields (interp_param): use_blob_size, height, width, zoom_factor, shrink_factor, pad_beg and
+    pad_end (0 or less: crop so many rows and columns at the start and the end).
     """
 
     MAX_BOTTOMS: ClassVar[int | None] = 2
@@ -37,8 +38,8 @@ class Interp(Layer):
             check_image(bottom)
         if len(bottoms) != 1 + param.use_blob_size:
             raise LayerError(
-                f"has {counted(len(bottoms), 'bottom')} and use_blob_size: {str(param.use_blob_size).lower()}, expected "
-                "a second bottom with use_blob_size: true"
+                f"has {counted(len(bottoms), 'bottom')} and use_blob_size: "
+                f"{str(param.use_blob_size).lower()}, expected a second bottom with use_blob_size: true"
             )
         self.front, self.back = -param.pad_beg, -param.pad_end
         if min(self.front, self.back) < 0:
@@ -146,8 +147,8 @@ class Upsample(Layer):
         count = self.extents[0] * self.extents[1]
         if wrong := outside(mask, range(-1, count)):
             raise DataError(
-                f"index {wrong} is outside the {times(self.extents)} top; its extents must be those of the pooled bottom: "
-                "see upsample_h and upsample_w"
+                f"index {wrong} is outside the {times(self.extents)} top; its extents must be those of "
+                "the pooled bottom: see upsample_h and upsample_w"
             )
         index = mask.detach().flatten(2).long()
         # One more cell takes the values without a place.
