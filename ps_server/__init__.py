@@ -20,6 +20,7 @@ with importing.collector_paused():  # torch is among them
     from ps_server.collection import Collection
     from ps_server.errors import (
         LocalProtocolError,
+        PeerLeft,
         PeerLost,
         RemoteProtocolError,
         ServerError,
@@ -54,6 +55,7 @@ __all__ = [
     "Consistency",
     "Keeping",
     "LocalProtocolError",
+    "PeerLeft",
     "PeerLost",
     "Precision",
     "Regularization",

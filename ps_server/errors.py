@@ -6,6 +6,7 @@ ServerError
 ├── SpecError             a table or store description is out of range, or differs between workers
 ├── TransportError        an address cannot be bound or reached
 ├── PeerLost              a shard or worker has gone: stop, and restart from a snapshot
+│   └── PeerLeft          a worker has finished before this one
 └── StalenessTimeout      a value did not become fresh enough in time: a worker or shard hangs
 """
 
@@ -34,6 +35,23 @@ class TransportError(ServerError):
 
 class PeerLost(ServerError):
     """A shard or worker has gone. Stop, and restart from a snapshot."""
+
+
+class PeerLeft(PeerLost):
+    """A worker has left before this one: it has made fewer iterations or collections.
+
+    Args:
+        worker: that has left.
+        iterations: of it.
+        rank: of this worker.
+    """
+
+    def __init__(self, worker: int, iterations: int, *, rank: int) -> None:
+        super().__init__(
+            f"worker {worker} has left after {iterations} iterations, and worker {rank} goes on: "
+            "all workers must make equally many iterations, and the same collections"
+        )
+        self.worker = worker
 
 
 class StalenessTimeout(ServerError):

@@ -27,7 +27,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ps_server.errors import LocalProtocolError, PeerLost, RemoteProtocolError, SpecError
+from ps_server.errors import LocalProtocolError, PeerLeft, RemoteProtocolError, SpecError
 from ps_server.protocol import messages as m
 from ps_server.protocol.bandwidth import ChangeLog
 from ps_server.protocol.clock import needed_clock
@@ -359,7 +359,7 @@ class Session:
 
         Raises:
             RemoteProtocolError: the shard refused a message of this worker, or broke the protocol.
-            PeerLost: another worker has left before this one has finished.
+            PeerLeft: another worker has left before this one has finished.
         """
         match message:
             case m.Value():
@@ -383,10 +383,7 @@ class Session:
             case m.Fault(reason):
                 raise RemoteProtocolError(f"shard {shard} refused a message of worker {self.rank}: {reason}")
             case m.Gone(worker, iterations) if worker != self.rank and worker < self.store.workers:
-                raise PeerLost(
-                    f"worker {worker} has left after {iterations} iterations, and worker {self.rank} goes on: "
-                    "every worker must make the same number of them"
-                )
+                raise PeerLeft(worker, iterations, rank=self.rank)
             case _:
                 raise RemoteProtocolError(f"shard {shard} sent an unexpected {type(message).__name__}")
         return []

@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -16,7 +17,7 @@ from poseidon.engine.module.distribute import join
 from poseidon.engine.module.group import Group
 from poseidon.engine.module.tensors import DistributeOptions
 from poseidon.engine.module.update_rules import SGD, Adam, ParameterGroup, UpdateRule
-from poseidon.engine.module.worker_context import ThisWorker, WorkerContext
+from poseidon.engine.module.worker_context import LoopPosition, ThisWorker, WorkerContext
 from poseidon.exchange.building.membership import Connect, Membership
 from poseidon.exchange.cost import ExchangeKind
 from poseidon.exchange.options import ExchangeOptions
@@ -63,15 +64,42 @@ def together(
         shards: number of shards.
     """
     ends: list[dict[str, Tensor] | None] = [None] * workers
-    failures: list[BaseException] = []
 
     def run(rank: int, context: WorkerContext) -> None:
+        module = build(rank)
+        with join(module, _how(how, module), options or DistributeOptions(), context) as group:
+            body(module, group)
+            group.settle()
+            ends[rank] = copy.deepcopy(module.state_dict())
+
+    failures = failures_of(workers, run, member=member, shards=shards)
+    if failures:
+        raise failures[0]
+    return [end for end in ends if end is not None]
+
+
+def failures_of(
+    workers: int,
+    run: Callable[[int, WorkerContext], object],
+    *,
+    member: Membership | None = None,
+    shards: int = 2,
+    on_progress: Callable[[int, LoopPosition], None] = lambda *_: None,
+) -> list[BaseException]:
+    """Run a function on a thread per worker. Return what was raised, the first to end first.
+
+    Args:
+        workers: number of workers.
+        run: takes a rank and its context.
+        member: what else the exchange is to know.
+        shards: number of shards.
+        on_progress: takes a rank and the position that it reports.
+    """
+    failures: list[BaseException] = []
+
+    def caught(rank: int, context: WorkerContext) -> None:
         try:
-            module = build(rank)
-            with join(module, _how(how, module), options or DistributeOptions(), context) as group:
-                body(module, group)
-                group.settle()
-                ends[rank] = copy.deepcopy(module.state_dict())
+            run(rank, replace(context, on_progress=partial(on_progress, rank)))
         except BaseException as error:  # noqa: BLE001 - handed to the test
             failures.append(error)
 
@@ -81,14 +109,12 @@ def together(
             member = member or Membership(timeout_s=TIMEOUT_S)
             connect = stack.enter_context(job_addresses(member.options.kind, workers, shards))
             places = worker_contexts(workers, connect, member, shards=shards)
-        threads = [threading.Thread(target=run, args=pair) for pair in enumerate(places)]
+        threads = [threading.Thread(target=caught, args=pair) for pair in enumerate(places)]
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join()
-    if failures:
-        raise failures[0]
-    return [end for end in ends if end is not None]
+    return failures
 
 
 def _how(how: How, module: nn.Module) -> UpdateRule | torch.optim.Optimizer:

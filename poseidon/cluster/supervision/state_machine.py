@@ -59,8 +59,10 @@ from poseidon.errors import JobError, JobInterrupted
 LONGEST_PAUSE_S = 5.0
 # After SIGKILL only the kernel can delay the end of a process (a dead disk or network file system).
 GIVE_UP_S = 10.0
-DISTRIBUTE = "distribute"
-"""The `LoopPosition.current` of a worker that waits until all have joined."""
+DISTRIBUTE, STEP, LEAVING = "distribute", "step", "close"
+"""Values of `LoopPosition.current`: a worker waits until all have joined; it ends a step; it waits
+at the end of its `with` block.
+"""
 
 
 class JobStateMachine:
@@ -362,19 +364,25 @@ def mismatched_collections(positions: Mapping[int, LoopPosition]) -> str | None:
     of steps before a collection; or None.
 
     A finding is certain, whenever the positions were reported: a worker that waits in a collection makes no step before
-    all have begun it. So another that has not begun it, yet has made more steps, waits for this one in an earlier
-    collection, or will be too late.
+    all have begun it. So another that has not begun it, yet has made or ends more steps, waits for this one in an
+    earlier collection, or will be too late.
 
     Args:
         positions: by rank, the last one that each worker has reported.
     """
     for rank, position in positions.items():
+        if position.current in ("", STEP):
+            continue
         for other, ahead in positions.items():
-            behind_in_calls = ahead.collections < position.collections
-            if position.current and behind_in_calls and ahead.steps > position.steps:
+            reached = ahead.steps + (ahead.current == STEP)
+            if ahead.collections < position.collections and reached > position.steps:
+                waits, must = f"in {position.current}()", f"call {position.current}()"
+                if position.current == LEAVING:
+                    waits, must = "at the end of its `with` block", "end it"
                 return (
-                    f"worker {rank} waits in {position.current}() after step {position.steps}, and worker {other} has gone on to step "
-                    f"{ahead.steps} without it: all workers must call {position.current}(), after equally many steps"
+                    f"worker {rank} waits {waits} after step {position.steps}, and worker {other} has "
+                    f"gone on to step {reached} without it: all workers must {must}, after equally "
+                    "many steps"
                 )
     return None
 

@@ -89,7 +89,7 @@ def checked(state: Any, source: str) -> dict[str, Any]:
         raise SnapshotError(
             f"{source} has format {state['poseidon']}; this version of Poseidon reads format {FORMAT}"
         )
-    return dict(state)
+    return {"iterations": state.get("steps"), **state}
 
 
 def checkpoint_path(prefix: Path, steps: int) -> Path:

@@ -147,20 +147,18 @@ class Group(StepLoop):
         self._check_open(call)
         if self._passes or self._in_backward:
             raise UsageError(f"{call}() stands between a backward pass and its step(); expected after step()")
-        self.settle()
-        first = self._collections.all_gather_in_step(call, self._own.digests())[0]
-        self._check.run(self.steps)
-        own = {**self._own.own(first, rank=self.rank), **self._save_own(), **self._held_back()}
-
-        def gather(payload: bytes) -> tuple[bytes, ...]:
-            return tuple(self._collections.all_gather_in_step(call, payload))
-
-        parts = gather_bytes(packed(own), gather, rank=self.rank)
+        with self._collections.calling(call):
+            self._settle(f"{call}()")
+            first = self._collections.gather(self._own.digests())[0]
+            self._check.run(self.steps)
+            own = {**self._own.own(first, rank=self.rank), **self._save_own(), **self._held_back()}
+            parts = gather_bytes(packed(own), self._collections.gather, rank=self.rank)
         if self.rank:
             return {}
         return {
             "poseidon": FORMAT,
             "steps": self.steps,
+            "iterations": self._collections.iterations,
             "workers": self.size,
             "how": self._how,
             **self._own.shared(),
@@ -250,11 +248,8 @@ class Group(StepLoop):
                 f"a state is loaded before the first step, and this group has begun step {self.steps + 1}; expected "
                 "resume() or load_state_dict() right after distribute()"
             )
-
-        def gather(payload: bytes) -> tuple[bytes, ...]:
-            return tuple(self._collections.all_gather_in_step(call, payload))
-
-        shared = broadcast_bytes(content, gather, rank=self.rank)
+        with self._collections.calling(call):
+            shared = broadcast_bytes(content, self._collections.gather, rank=self.rank)
         if shared is None:
             if needed:
                 raise UsageError("load_state_dict() was given nothing on rank 0")
@@ -270,6 +265,7 @@ class Group(StepLoop):
             self._exchange.state.hold_back({name: tensor.numpy() for name, tensor in held_back.items()})
         self._load_how(state)
         self._collections.steps = state["steps"]
+        self._collections.iterations = state["iterations"]
         self._settled = True
         self._resume_from = None
         self._own.load_rest(state, rank=self.rank)

@@ -17,6 +17,7 @@ from poseidon.engine.module.checkpoint_file import on_host
 from poseidon.engine.module.group import Group
 from poseidon.engine.module.optimizer_group import OptimizerGroup, exchanged_parameters
 from poseidon.engine.module.tensors import DistributeOptions, GroupPlan, ModuleTensors
+from poseidon.engine.module.worker_context import STEP
 from poseidon.errors import UsageError
 from poseidon.exchange.base import History, Trained
 from poseidon.exchange.options import ExchangeOptions
@@ -74,7 +75,7 @@ class LocalOptimizerGroup(OptimizerGroup):
 
     def _open_again(self, state: Mapping[str, Any]) -> None:
         none: list[History] = [()] * len(self._plan.tensors)
-        self._exchange.open(self._with_outer(none, state), state["steps"])
+        self._exchange.open(self._with_outer(none, state), state["iterations"])
 
     def average_gradients(self) -> None:
         """Do nothing: with local steps a step uses the gradients of this worker.
@@ -104,7 +105,9 @@ class LocalOptimizerGroup(OptimizerGroup):
                 torch._foreach_mul_(gradients, factor)
 
     def _after_step(self, optimizer: object, arguments: tuple[Any, ...], named: dict[str, Any]) -> None:
-        self._finish_iteration()
-        if self._check.is_due(self.steps):
-            self._exchange.settle()
-            self._check.run(self.steps)
+        with self._collections.calling(STEP):
+            self._finish_iteration()
+            self._collections.finish_step()
+            if self._check.is_due(self.steps):
+                self._exchange.settle()
+                self._check.run(self.steps)

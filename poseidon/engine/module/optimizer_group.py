@@ -20,7 +20,7 @@ from torch.utils.hooks import RemovableHandle
 from poseidon.engine.module.checkpoint_file import on_host
 from poseidon.engine.module.group import Group
 from poseidon.engine.module.tensors import DistributeOptions, GroupPlan, ModuleTensors
-from poseidon.engine.module.worker_context import WorkerContext
+from poseidon.engine.module.worker_context import STEP, WorkerContext
 from poseidon.errors import SnapshotError, UsageError
 from poseidon.exchange.base import Trained
 from ps_server import Rule, RuleKind
@@ -126,7 +126,7 @@ class OptimizerGroup(Group):
         with torch.no_grad():
             for parameter, mean in self._means.items():
                 mean.copy_(parameter)
-        self._exchange.open(None, state["steps"])
+        self._exchange.open(None, state["iterations"])
 
     def close(self) -> None:
         """See `Group`."""
@@ -145,7 +145,8 @@ class OptimizerGroup(Group):
         A script may call the optimizer's `step` and `zero_grad` instead.
         """
         self._check_open("step")
-        self._optimizer.step()
+        with self._collections.calling(STEP):
+            self._optimizer.step()
         if zero_grad:
             self._module.zero_grad()
 
@@ -162,9 +163,10 @@ class OptimizerGroup(Group):
         """
         self._check_passes()
         self._check_sent()
-        self._end_iteration()
-        self._begin()
-        self._hooks.wait()
+        with self._collections.calling("average_gradients"):
+            self._end_iteration()
+            self._begin()
+            self._hooks.wait()
         self._settled = self._averaged = True
         for parameter, mean in self._means.items():
             # A parameter that has been frozen since is left alone, as in one process.
@@ -206,7 +208,8 @@ class OptimizerGroup(Group):
         if self._passes or not self._averaged:
             if getattr(optimizer, "found_inf", None) is not None:  # set by GradScaler, of this worker alone
                 raise UsageError(UNSCALED)
-            self.average_gradients()
+            with self._collections.calling(STEP):
+                self.average_gradients()
 
     def _check_step(
         self, optimizer: torch.optim.Optimizer, arguments: tuple[Any, ...], named: dict[str, Any]
@@ -216,9 +219,16 @@ class OptimizerGroup(Group):
         self._check_unknown(optimizer)
 
     def _after_step(self, optimizer: object, arguments: tuple[Any, ...], named: dict[str, Any]) -> None:
-        self._averaged = False
-        if self._check.is_due(self.steps, also_first=True):
-            self._check.run(self.steps)
+        with self._collections.calling(STEP):
+            self._averaged = False
+            self._collections.finish_step()
+            if self._check.is_due(self.steps, also_first=True):
+                self._check.run(self.steps)
+
+    def _place(self) -> str:
+        if self._averaged:
+            return f"in step {self.steps + 1}, after average_gradients()"
+        return super()._place()
 
 
 def exchanged_parameters(optimizer: torch.optim.Optimizer, tensors: ModuleTensors) -> set[Tensor]:

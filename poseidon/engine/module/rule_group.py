@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from poseidon.engine.module.group import Group
 from poseidon.engine.module.tensors import DistributeOptions, GroupPlan, ModuleTensors
 from poseidon.engine.module.update_rules import UpdateRule
-from poseidon.engine.module.worker_context import WorkerContext
+from poseidon.engine.module.worker_context import STEP, WorkerContext
 from poseidon.errors import SnapshotError, UsageError
 from poseidon.exchange.base import History, Trained
 from ps_server.rules import history_count
@@ -112,7 +112,7 @@ class RuleGroup(Group):
     def _load_how(self, state: Mapping[str, Any]) -> None:
         self._set_rate = state["lr"]
         own = [self._history_of(trained, state) for trained in self._plan.tensors]
-        self._exchange.open(self._with_outer(own, state), state["steps"])
+        self._exchange.open(self._with_outer(own, state), state["iterations"])
         self._note_values()
 
     def _history_of(self, trained: Trained, state: Mapping[str, Any]) -> History:
@@ -139,10 +139,12 @@ class RuleGroup(Group):
             )
         self._check_unknown()
         self._check_unchanged()
-        self._end_iteration()
-        if self._check.is_due(self.steps):
-            self._exchange.settle()
-            self._check.run(self.steps)
+        with self._collections.calling(STEP):
+            self._end_iteration()
+            self._collections.finish_step()
+            if self._check.is_due(self.steps):
+                self._exchange.settle()
+                self._check.run(self.steps)
         for parameter in self._trained.values():  # a graph of the step before is not to be used again
             torch.autograd.graph.increment_version(parameter)
         self._note_values()

@@ -24,7 +24,7 @@ from poseidon.engine.broadcast import broadcast_parameters
 from poseidon.engine.module.group_collections import GroupCollections
 from poseidon.engine.module.module_watch import ModuleCallbacks, ModuleWatch
 from poseidon.engine.module.tensors import GroupPlan
-from poseidon.engine.module.worker_context import LoopPosition, WorkerContext
+from poseidon.engine.module.worker_context import DISTRIBUTE, LEAVING, LoopPosition, WorkerContext
 from poseidon.errors import UsageError
 from poseidon.exchange.base import ExchangeSettings
 from poseidon.exchange.build import build_exchange
@@ -50,7 +50,7 @@ class StepLoop(ABC):
         self._module = uncompiled(module)
         self._context = context
         self._plan = plan
-        context.on_progress(LoopPosition(collection="distribute"))
+        context.on_progress(LoopPosition(collection=DISTRIBUTE))
         built = build_exchange(
             plan.tensors,
             ExchangeSettings(clip=plan.clip),
@@ -61,12 +61,14 @@ class StepLoop(ABC):
         self._local_steps = built.local_steps
         self._observed = context.observe(built, module)
         self._exchange = self._observed.exchange
-        self._collections = GroupCollections(self._exchange.control, context.on_progress)
+        self._collections = GroupCollections(
+            self._exchange.control, context.on_progress, rank=self.rank, place=self._place
+        )
         self._watch: ModuleWatch | None = None
         self._check = ReplicaCheck(
             context.member.options if self.size > 1 else NO_CHECK,
             state=self._replicated,
-            collect=self._collections.all_gather,
+            collect=self._collections.gather,
             rank=self.rank,
         )
         self._passes = 0  # backward passes of this step that have ended
@@ -79,7 +81,9 @@ class StepLoop(ABC):
         try:
             self._exchange.open(None)
             if self.size > 1:
-                broadcast_parameters(list(plan.rest.values()), self._collections.all_gather, rank=self.rank)
+                with self._collections.calling(DISTRIBUTE):
+                    rest = list(plan.rest.values())
+                    broadcast_parameters(rest, self._collections.gather, rank=self.rank)
             self._watch = ModuleWatch(
                 module,
                 plan,
@@ -95,7 +99,7 @@ class StepLoop(ABC):
             self.close()
             raise
         context.on_open(built, self._exchange)
-        context.on_progress(LoopPosition())
+        self._collections.report()
 
     # -- for the user's loop -------------------------------------------------------------------------------
 
@@ -130,14 +134,14 @@ class StepLoop(ABC):
 
         A loop that goes on regardless is ended by a KeyboardInterrupt in its next `step`.
         """
-        requests = self._exchange.control.requests
-        return any(r.kind is SignalKind.STOP and r.clock <= self.steps for r in requests)
+        requests, iterations = self._exchange.control.requests, self._collections.iterations
+        return any(r.kind is SignalKind.STOP and r.clock <= iterations for r in requests)
 
     @property
     def snapshot_wanted(self) -> bool:
         """True if the job was asked, after this very step, to save its state."""
-        requests = self._exchange.control.requests
-        return any(r.kind is SignalKind.SNAPSHOT and r.clock == self.steps for r in requests)
+        requests, iterations = self._exchange.control.requests, self._collections.iterations
+        return any(r.kind is SignalKind.SNAPSHOT and r.clock == iterations for r in requests)
 
     @abstractmethod
     def step(self, *, zero_grad: bool = True) -> None:
@@ -183,15 +187,21 @@ class StepLoop(ABC):
         self._check_open("settle")
         if self._passes or self._in_backward:
             raise UsageError("settle() stands between a backward pass and its step(); expected after step()")
+        with self._collections.calling("settle"):
+            self._settle("settle()")
+
+    def _settle(self, what: str) -> None:
+        """See `settle`; `what` is the script's call, for messages."""
         staleness = self._context.member.options.staleness
         evaluated = self._begun and self._local_steps and not (staleness or self._forward_of_step)
         if not self._begun or evaluated:
-            with self._collections.waiting("settle" if staleness or self._local_steps else ""):
-                self._exchange.settle()
+            if staleness or self._local_steps:
+                self._collections.gather(b"")  # a different call of another worker is found here
+            self._exchange.settle()
             self._begun = False
         elif staleness or self._local_steps:
             raise UsageError(
-                "settle() comes after a forward pass of the next step; expected right after step()"
+                f"{what} comes after a forward pass of the next step; expected right after step()"
             )
         else:
             for index in range(len(self._plan.tensors)):
@@ -220,9 +230,22 @@ class StepLoop(ABC):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if kind is None:
-            self.settle()
-        self.close()
+        try:
+            if kind is None and not self._closed:
+                self._end_block()
+        finally:
+            self.close()
+
+    def _end_block(self) -> None:
+        """Settle at the end of a `with` block that has no error."""
+        with self._collections.calling(LEAVING):
+            if self._passes or self._in_backward:
+                or_drop = "" if self._passes >= self._plan.passes else " or drop()"
+                raise UsageError(
+                    f"worker {self.rank} leaves the `with` block {self._place()}; expected step(){or_drop} "
+                    "before `break`, `return` or the end of the block"
+                )
+            self._settle("the end of the `with` block")
 
     # -- for subclasses ------------------------------------------------------------------------------------
 
@@ -245,7 +268,7 @@ class StepLoop(ABC):
         hooks = self._hooks
         self._before_begin()
         self._begun = True
-        self._exchange.start(self.steps, self._rate())
+        self._exchange.start(self._collections.iterations, self._rate())
         hooks.start()
 
     def _backward_is_over(self) -> None:
@@ -255,7 +278,7 @@ class StepLoop(ABC):
         self._hooks.next_pass()
 
     def _end_iteration(self) -> None:
-        """Send the gradients that have not left, and end the iteration; the step counts as finished.
+        """Send the gradients that have not left, and end the iteration.
 
         Raises:
             UsageError: there was no backward pass.
@@ -278,11 +301,17 @@ class StepLoop(ABC):
             raise UsageError("step() or average_gradients() without a backward pass before it")
 
     def _finish_iteration(self) -> None:
-        """End the iteration; the step counts as finished."""
-        self._exchange.finish()
+        """End the iteration."""
+        with self._collections.ending_iteration():
+            self._exchange.finish()
         self._begun = self._settled = self._forward_of_step = False
         self._passes = 0
-        self._collections.finish_step()
+
+    def _place(self) -> str:
+        """Return where in its loop this worker is, for messages."""
+        if self._passes or self._in_backward:
+            return f"in step {self.steps + 1}, after backward()"
+        return f"after step {self.steps}" if self.steps else "before step 1"
 
     def _check_open(self, call: str) -> None:
         """Refuse a call that needs the other workers after `close`. One worker alone needs none."""

@@ -33,23 +33,36 @@ class ThisWorker:
     device: torch.device = CPU
 
 
+DISTRIBUTE, STEP, LEAVING = "distribute", "step", "close"
+"""Names of calls: the beginning, the end of an iteration, and the end of a group's `with` block."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoopPosition:
     """How far a worker's training loop has come.
 
     Attributes:
         steps: finished.
-        collections: calls of the loop that wait for all other workers, begun.
-        collection: the name of the call that is waiting now, such as `mean`, `settle` or `distribute`; empty: none.
+        iterations: of the exchange, ended. There are more of them than steps where an optimizer's
+            step was left out after `average_gradients`.
+        collections: waits of the loop for all other workers, begun; without those of
+            `distribute` and of steps.
+        collection: the name of the call that is waiting now, such as `mean`, `settle` or
+            `DISTRIBUTE`; `STEP` while an iteration ends; empty: none.
     """
 
     steps: int = 0
+    iterations: int = 0
     collections: int = 0
     collection: str = ""
 
     def to_fields(self) -> dict[str, object]:
         """Return the fields of the `alive` event (`poseidon.cluster.events`)."""
-        return {"steps": self.steps, "collections": self.collections, "collection": self.collection}
+        return {
+            "steps": self.iterations,
+            "collections": self.collections,
+            "collection": self.collection,
+        }
 
 
 class Observed(Protocol):
@@ -109,8 +122,8 @@ class WorkerContext:
         checkpoint: the checkpoint to resume from, on rank 0's host; None: a fresh start.
         on_saved: called with each checkpoint once it is complete on disk.
         on_open: called once the exchange is open, with what was built and the exchange to train with.
-        on_progress: called after each step and at the begin and end of each
-            collection and of `distribute`; must be fast.
+        on_progress: called at the beginning and end of each step, of each collection and of
+            `distribute`; must be fast.
     """
 
     worker: ThisWorker = field(default_factory=ThisWorker)

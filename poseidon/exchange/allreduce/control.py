@@ -16,7 +16,15 @@ from torch import Tensor
 
 from poseidon.exchange.allreduce.process_group import GroupSettings, Rendezvous, dist, torch_errors
 from poseidon.exchange.control import KINDS, Delivery
-from ps_server import Collection, LocalProtocolError, PeerLost, Signal, SignalKind, StalenessTimeout
+from ps_server import (
+    Collection,
+    LocalProtocolError,
+    PeerLeft,
+    PeerLost,
+    Signal,
+    SignalKind,
+    StalenessTimeout,
+)
 
 PIECE_BYTES = 2**22
 """Of a payload in one value of the store, which refuses more than 8 MiB."""
@@ -134,12 +142,12 @@ class StoreCollections:
         return tuple(payloads)
 
     def check_left(self, iterations: int) -> None:
-        """Raise `PeerLost` if a worker has left after at most so many iterations."""
+        """Raise `PeerLeft` if a worker has left after at most so many iterations."""
         with torch_errors("train"):
             self._check_left(lambda _, finished: finished <= iterations)
 
     def _check_left(self, is_behind: Callable[[int, int], bool]) -> None:
-        """Raise `PeerLost` if a worker has left whose contributions and iterations are too few."""
+        """Raise `PeerLeft` if a worker has left whose contributions and iterations are too few."""
         if not self._store.check(["left"]):
             return
         for rank in range(self._workers):
@@ -148,10 +156,7 @@ class StoreCollections:
                 continue
             contributed, finished = map(int, self._store.get(key).split())
             if is_behind(contributed, finished):
-                raise PeerLost(
-                    f"worker {rank} has left after {finished} iterations, and worker {self._rank} goes on: "
-                    "every worker must make the same number of them"
-                )
+                raise PeerLeft(rank, finished, rank=self._rank)
 
     def _has_readers(self) -> bool:
         """Return whether a worker has still to read a collection that is complete."""

@@ -126,7 +126,7 @@ def test_a_failure_of_the_heartbeat_reaches_the_launcher(monkeypatch: pytest.Mon
     [
         (None, {}),
         (
-            LoopPosition(steps=6, collections=2, collection="mean"),
+            LoopPosition(iterations=6, collections=2, collection="mean"),
             {"steps": 6, "collections": 2, "collection": "mean"},
         ),
     ],

@@ -571,6 +571,9 @@ WAITS = LoopPosition(steps=6, collections=3, current="mean")
     [
         (LoopPosition(steps=7, collections=2, current=""), True),
         (LoopPosition(steps=9, collections=2, current="settle"), True),
+        (LoopPosition(steps=6, collections=2, current="step"), True),  # its step needs the other's
+        (LoopPosition(steps=5, collections=2, current="step"), False),
+        (LoopPosition(steps=6, collections=3, current="step"), False),
         (LoopPosition(steps=6, collections=2, current=""), False),  # not yet there
         (LoopPosition(steps=2, collections=2, current=""), False),
         (LoopPosition(steps=6, collections=3, current="mean"), False),  # has begun it

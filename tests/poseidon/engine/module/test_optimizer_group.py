@@ -150,10 +150,24 @@ def test_a_step_is_left_out_after_the_gradients_were_looked_at() -> None:
                 group.average_gradients()
             else:
                 group.step()
+            assert group.steps == (1, 1, 2)[place]
 
     first, second = together(2, build, sgd, body, member=FACTORS)
     for name, value in first.items():
         assert torch.equal(value, second[name])
+
+
+def test_average_gradients_finishes_no_step() -> None:
+    def body(net: nn.Module, group: Group) -> None:
+        assert isinstance(group, OptimizerGroup)
+        for place in range(3):
+            losses(net, records(group.rank, 2)).backward()
+            group.average_gradients()
+            assert group.steps == place
+            group.step()
+            assert group.steps == place + 1
+
+    together(2, build, sgd, body, member=FACTORS)
 
 
 @pytest.mark.parametrize("fused", [False, True])
@@ -212,7 +226,9 @@ def test_means_of_different_shapes_are_refused() -> None:
     def body(net: nn.Module, group: Group) -> None:
         group.mean(torch.ones(2 + group.rank))
 
-    with pytest.raises(UsageError, match=r"mean\(\) was given 2, 3 numbers on the workers"):
+    with pytest.raises(
+        UsageError, match=r"worker 0 gives mean\(\) 2 numbers, and worker 1 3; expected as many"
+    ):
         together(2, build, sgd, body, member=FACTORS)
 
 

@@ -207,7 +207,7 @@ def test_a_peer_that_has_gone_is_one_sentence() -> None:
         gone.wait()
         with pytest.raises(
             PeerLost,
-            match=r"^worker 1 has left after 0 iterations, and worker 0 goes on: every worker must make the same number",
+            match=r"^worker 1 has left after 0 iterations, and worker 0 goes on: all workers must make equally many",
         ):
             step(exchange, 0, torch.zeros(2, 3))
         exchange.close()

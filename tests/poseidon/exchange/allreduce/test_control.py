@@ -87,7 +87,9 @@ def test_nobody_waits_for_a_worker_that_has_left() -> None:
         leave(workers[2], iterations=7)
         assert [one.result() for one in begun] == [(b"0", b"1", b"2")] * 2
         later = workers[0].contribute(b"3")
-        sentence = r"^worker 2 has left after 7 iterations, and worker 0 goes on: every worker must make the same number"
+        sentence = (
+            r"^worker 2 has left after 7 iterations, and worker 0 goes on: all workers must make equally many"
+        )
         with pytest.raises(PeerLost, match=sentence):
             later.result()
         workers[0].check_left(6)
