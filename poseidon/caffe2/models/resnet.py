@@ -251,7 +251,7 @@ def create_resnext(
     bn_epsilon: float = 1e-5,
     bn_momentum: float = 0.9,
 ) -> Any:
-    """Add a ResNet or ResNeXt of bottleneck blocks.
+    """Add a ResNet or ResNeXt of bottleneck blocks; their output has four times the filters from 50 layers on.
 
     Args:
         model: the model.
@@ -303,7 +303,10 @@ def create_resnext(
         model, "pool1", no_bias=no_bias, is_test=is_test, bn_epsilon=bn_epsilon, bn_momentum=bn_momentum
     )
     inner = num_groups * num_width_per_group
-    before, after = 64, 256
+    before, after = (
+        64,
+        64 if num_layers < 50 else 256,
+    )  # Caffe2's nets of 18 and 34 layers have bottlenecks too
     for stage, blocks in enumerate(BLOCKS[num_layers]):
         for block in range(blocks):
             stride = 2 if block == 0 and stage > 0 else 1
