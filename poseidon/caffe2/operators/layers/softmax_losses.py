@@ -77,7 +77,7 @@ def _of_labels(logarithms: Tensor, labels: Tensor) -> Tensor:
         ) from error
 
 
-@operator("SoftmaxWithLoss", gradient=_rule)
+@operator("SoftmaxWithLoss", gradient=_rule, outputs=(1, 3))
 def softmax_with_loss(
     x: Tensor,
     labels: Tensor,
@@ -141,15 +141,18 @@ def softmax_with_loss_gradient(
 
 @operator("SpatialSoftmaxWithLoss", gradient=_rule, shapes="N C *S, N *S, N *S")
 def spatial_softmax_with_loss(
-    x: Tensor, labels: Tensor, weights: Tensor | None = None, *, scale: float = 1.0, order: str = "NCHW"
+    x: Tensor, labels: Tensor, weights: Tensor | None = None, *, order: str = "NCHW"
 ) -> tuple[Tensor, Tensor]:
-    """Return the softmax over the channels, and the mean cross entropy of the pixels whose label is not -1."""
+    """Return the softmax over the channels, and the mean cross entropy of the pixels whose label is not -1.
+
+    The argument `scale` multiplies the gradient only, as in Caffe2 on the CPU.
+    """
     images = channels_second(x) if order == "NHWC" else x
     logarithms = torch.log_softmax(images, 1)
     counted = labels >= 0
     losses = -logarithms.gather(1, labels.clamp(min=0).long().unsqueeze(1)).squeeze(1)
     importance = counted.to(x.dtype) if weights is None else weights.reshape(labels.shape) * counted
-    loss = scale * (losses * importance).sum() / _divisor(importance, False)
+    loss = (losses * importance).sum() / _divisor(importance, False)
     softmax = logarithms.exp()
     return (channels_last(softmax) if order == "NHWC" else softmax), loss
 

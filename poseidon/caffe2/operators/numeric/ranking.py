@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from poseidon.caffe2.operators.input_shapes import axis_of
-from poseidon.caffe2.operators.registry import operator
+from poseidon.caffe2.operators.input_shapes import axis_of, check_count
+from poseidon.caffe2.operators.registry import NO_GRADIENT, operator
 
 
 @operator("ArgMax")
@@ -22,7 +22,7 @@ def arg_min(x: Tensor, *, axis: int = -1, keepdims: bool = True) -> Tensor:
     return x.argmin(axis, keepdims)
 
 
-@operator("RowWiseArgMax")
+@operator("RowWiseArgMax", gradient=NO_GRADIENT)
 def row_wise_arg_max(x: Tensor) -> Tensor:
     """Return the index of the largest value of each row of a matrix, shape (rows, 1)."""
     return x.argmax(1, keepdim=True)
@@ -39,8 +39,23 @@ def _top(x: Tensor, k: int) -> tuple[Tensor, Tensor]:
 
 
 @operator("TopK", gradient="TopKGradient(GO0, O1, I0) -> GI0")
-def top_k(x: Tensor, *, k: int, axis: int = -1) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the k largest values along an axis, their indices, and their indices in the flattened tensor."""
+def top_k(
+    x: Tensor, count: Tensor | None = None, *, k: int | None = None, axis: int = -1
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the k largest values along an axis, their indices, and their indices in the flattened tensor.
+
+    The second input gives k, one int64, where the argument does not.
+
+    Raises:
+        ValueError: neither gives k, or it is below 1.
+    """
+    if k is None:
+        if count is None:
+            raise ValueError("TopK needs the argument k, or a second input")
+        check_count("k", count, 1)
+        k = int(count)
+    if k < 1:
+        raise ValueError(f"k is {k}, expected 1 or more")
     axis = axis_of(axis, x.dim())
     size, inner = x.shape[axis], x.shape[axis + 1 :].numel()
     values, indices = _top(x.movedim(axis, -1), k)

@@ -62,6 +62,10 @@ def test_pixels_without_a_label_do_not_count(weighted: bool) -> None:
     np.testing.assert_allclose(found[0], p, rtol=1e-5)
     np.testing.assert_allclose(found[1], -(np.log(picked) * counted).sum() / counted.sum(), rtol=1e-5)
     assert_gradients("SpatialSoftmaxWithLoss", inputs, [0], 2, [1])
+    np.testing.assert_array_equal(run("SpatialSoftmaxWithLoss", inputs, 2, scale=3.0)[1], found[1])
+    given = [*inputs, p, np.array(1, "float32")]
+    plain, scaled = (run("SpatialSoftmaxWithLossGradient", given, scale=scale)[0] for scale in (1.0, 3.0))
+    np.testing.assert_allclose(scaled, 3 * plain, rtol=1e-5)  # the gradient alone is scaled
 
 
 def test_cross_entropies_of_probabilities() -> None:
