@@ -36,7 +36,6 @@ LAYERS = {
     "Sum": "sum",
     "Iter": "iter",
     "Accuracy": "accuracy",
-    "AddWeightDecay": "add_weight_decay",
 }
 """The methods that are brew helpers; None is an operator of the net."""
 

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from poseidon.caffe2 import core, scope, workspace
+from poseidon.caffe2.helpers.train import add_weight_decay
 from poseidon.caffe2.modeling.initializers import ExternalInitializer
 from poseidon.caffe2.modeling.parameter_info import ParameterInfo, ParameterTags
 from poseidon.caffe2.modeling.parameter_sharing import parameter_sharing_context
@@ -228,6 +229,10 @@ class ModelHelper:
         if not self.gradient_ops_added:
             raise RuntimeError("You need to run AddGradientOperators first.")
         return {p: self.grad_map[str(p)] for p in params if str(p) in self.grad_map}
+
+    def AddWeightDecay(self, weight_decay: float) -> None:
+        """Add the decay to the gradients of the weights, after the gradient operators: `brew.add_weight_decay`."""
+        add_weight_decay(self, weight_decay)
 
     def GetOptimizationParamInfo(self, params: Iterable[Any] | None = None) -> list[Any]:
         """Return the parameters to optimize: all that have a gradient, or those of `params` that have."""

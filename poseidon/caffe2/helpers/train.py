@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 from poseidon.caffe2 import core, scope
 from poseidon.caffe2.proto import DEVICE_NUMBERS
+
+log = logging.getLogger("caffe2")
 
 
 def iter(model: Any, blob_out: Any, **kwargs: Any) -> Any:  # noqa: A001 (Caffe2's name)
@@ -22,24 +25,36 @@ def accuracy(model: Any, blob_in: Any, blob_out: Any, **kwargs: Any) -> None:
 
     Args:
         blob_in: the two blobs.
-        kwargs: `top_k`: how many of the best classes count, 1 by default. Caffe2 itself left it out on the CPU.
+        kwargs: `top_k`: how many of the best classes count, 1 by default. Only a model on a GPU takes it, whose
+            `Accuracy` then runs on the CPU: Caffe2 leaves it out elsewhere, and a warning tells it.
     """
-    device = kwargs.get("device_option", scope.CurrentDeviceScope())
-    top_k = kwargs.get("top_k", 1)
-    if device is not None and device.device_type != DEVICE_NUMBERS["CPU"] and top_k > 1:
+    device = kwargs.pop("device_option", scope.CurrentDeviceScope())
+    several = kwargs.get("top_k", 1) > 1
+    if several and device is not None and device.device_type != DEVICE_NUMBERS["CPU"]:
         host = core.DeviceOption(DEVICE_NUMBERS["CPU"], 0)
         blob_in = [model.net.CopyGPUToCPU(blob, blob + "_host") for blob in blob_in]
-        model.net.Accuracy(blob_in, blob_out, top_k=top_k, device_option=host)
-    else:
-        model.net.Accuracy(blob_in, blob_out, **({"top_k": top_k} if top_k > 1 else {}))
+        model.net.Accuracy(blob_in, blob_out, device_option=host, **kwargs)
+        return
+    if several:
+        log.warning(
+            "brew.accuracy leaves top_k=%d out on the CPU, as Caffe2 does: call model.net.Accuracy with top_k",
+            kwargs["top_k"],
+        )
+    model.net.Accuracy(blob_in, blob_out)
 
 
 def add_weight_decay(model: Any, weight_decay: float) -> None:
-    """Add the decay to the gradients of the weights of the current scope; none when it is not above 0."""
+    """Add the decay to the gradients of the weights of the current scope; none when it is not above 0.
+
+    Raises:
+        RuntimeError: a weight has no gradient.
+    """
     if weight_decay <= 0.0:
         return
     decay = model.param_init_net.ConstantFill([], "wd", shape=[1], value=weight_decay)
     one = model.param_init_net.ConstantFill([], "ONE", shape=[1], value=1.0)
     for param in model.GetWeights():
-        grad = model.param_to_grad[param]
+        grad = model.param_to_grad.get(param)
+        if grad is None:
+            raise RuntimeError(f"the weight {param} has no gradient: call AddGradientOperators before")
         model.net.WeightedSum([grad, one, param, decay], grad)

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from poseidon.caffe2 import brew
+from poseidon.caffe2 import brew, core
 from poseidon.caffe2.model_helper import ModelHelper
 
 
@@ -77,3 +77,30 @@ def test_a_filler_with_more_than_name_and_arguments_is_taken() -> None:
     model = ModelHelper(name="m")
     brew.fc(model, "x", "y", 3, 2, ("UniformFill", {"min": -1.0}, {"max": 1.0}))
     assert [op.type for op in model.param_init_net.Proto().op] == ["UniformFill", "ConstantFill"]
+
+
+def test_accuracy_takes_the_best_classes_on_a_gpu_only(caplog: pytest.LogCaptureFixture) -> None:
+    model = ModelHelper(name="m")
+    brew.accuracy(model, ["p", "l"], "best", top_k=3)
+    assert "leaves top_k=3 out on the CPU" in caplog.text
+    with core.DeviceScope(core.DeviceOption(1, 0)):
+        blobs = model.net.AddExternalInput("pg", "lg")
+        brew.accuracy(model, blobs, "several", top_k=3)
+        brew.accuracy(model, blobs, "one", top_k=1)
+    made = [
+        (
+            op.type,
+            list(op.input),
+            {arg.name: arg.i for arg in op.arg}.get("top_k"),
+            op.device_option.device_type,
+        )
+        for op in model.net.Proto().op
+    ]
+    assert made == [
+        ("Accuracy", ["p", "l"], None, 0),
+        ("CopyGPUToCPU", ["pg"], None, 1),
+        ("CopyGPUToCPU", ["lg"], None, 1),
+        ("Accuracy", ["pg_host", "lg_host"], 3, 0),
+        ("Accuracy", ["pg", "lg"], None, 1),
+    ]
+    assert len(caplog.records) == 1

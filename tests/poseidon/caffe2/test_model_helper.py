@@ -88,3 +88,21 @@ def test_a_complete_net_is_taken_apart_again() -> None:
     assert sorted(inputs) == names(model.net.external_inputs)
     for made in (complete, other.param_init_net, other.net):
         assert made.Proto().type == "async_scheduling"
+
+
+def test_weight_decay_is_a_method_too() -> None:
+    model = ModelHelper(name="m")
+    brew.fc(model, "x", "y", 3, 2)
+    with pytest.raises(
+        RuntimeError, match="the weight y_w has no gradient: call AddGradientOperators before"
+    ):
+        model.AddWeightDecay(0.1)
+    model.net.AveragedLoss("y", "loss")
+    model.AddGradientOperators(["loss"])
+    model.AddWeightDecay(0.1)
+    decay = model.net.Proto().op[-1]
+    assert (decay.type, list(decay.input), list(decay.output)) == (
+        "WeightedSum",
+        ["y_w_grad", "ONE", "y_w", "wd"],
+        ["y_w_grad"],
+    )
