@@ -154,8 +154,9 @@ def _step(text: str) -> GradientRule:
     if match := _STATEMENT.match(text):
         kind, inputs, outputs, arguments = match.groups()
         ins, outs = _split(inputs), _split(outputs)
-        own = {key: _value(value) for key, value in (pair.split("=") for pair in _split(arguments or ""))}
-        return lambda maker: _add(maker, kind, ins, outs, own)
+        parts = _split(arguments or "")
+        own = {key: _value(value) for key, value in (pair.split("=") for pair in parts if pair != "...")}
+        return lambda maker: _add(maker, kind, ins, outs, own, not own or "..." in parts)
     if match := _SPARSE.match(text):
         index, indices, values = int(match[1]), match[2].strip(), match[3].strip()
         return lambda maker: maker.sparse(index, *_names(maker, indices), *_names(maker, values))
@@ -165,12 +166,20 @@ def _step(text: str) -> GradientRule:
     raise ValueError(f"{text!r} is not a gradient rule")
 
 
-def _add(maker: GradientMaker, kind: str, inputs: list[str], outputs: list[str], own: dict[str, Any]) -> None:
+def _add(
+    maker: GradientMaker,
+    kind: str,
+    inputs: list[str],
+    outputs: list[str],
+    own: dict[str, Any],
+    copy: bool,
+) -> None:
     maker.op(
         kind,
         [name for text in inputs for name in _names(maker, text)],
         [name for text in outputs for name in _names(maker, text)],
         own,
+        copy,
     )
 
 

@@ -54,7 +54,8 @@ gradient of that output, `GI1` the gradient of the input 1 (its name is `<input>
 all of them, `I1?` is left out where the operator has no input 1, `_GI0_dims` is `_<gradient>_dims`:
 
     "FCGradient(I0, I1, GO0) -> GI1, GI2, GI0"          one operator; its arguments are those of the forward operator
-    "Scale(GO0) -> GI0 {scale=2.0}; Mul(GI0, I0) -> GI0"    two operators; with arguments of their own only
+    "Scale(GO0) -> GI0 {scale=2.0}; Mul(GI0, I0) -> GI0"    two operators; the first has an argument of its own only
+    "Scale(GO0) -> GI0 {scale=2.0, ...}"                arguments of its own, then those of the forward operator
     "GI0 = GO0"                                         no operator: the gradient passes through
     "GI0 = (I1, GO0)"                                   a sparse gradient: indices and values
     NO_GRADIENT                                         differentiable, and no gradient goes to the inputs

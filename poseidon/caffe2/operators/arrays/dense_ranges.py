@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from poseidon.caffe2.operators.arrays.gather import taken
-from poseidon.caffe2.operators.registry import operator
+from poseidon.caffe2.operators.registry import NO_GRADIENT, operator
 
 
-@operator("GatherRangesToDense", inputs=(2, 3))
+@operator("GatherRangesToDense", gradient=NO_GRADIENT, inputs=(2, 3))
 class GatherRangesToDense:
     """One matrix for each of the ranges of an example: rows of its length, 0
     where a range is empty or of another length.

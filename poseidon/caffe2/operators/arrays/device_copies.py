@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from poseidon.caffe2.operators.registry import Context, operator
+from poseidon.caffe2.operators.registry import NO_GRADIENT, Context, operator
 
 
 @operator("CopyGPUToCPU", gradient="CopyCPUToGPU(GO0) -> GI0")
@@ -19,13 +19,13 @@ def copy_cpu_to_gpu(x: Tensor, *, context: Context) -> Tensor:
     return x.to(context.device, copy=True)
 
 
-@operator("CopyFromCPUInput", gradient="CopyOnDeviceLike(GO0, I0) -> GI0")
+@operator("CopyFromCPUInput")
 def copy_from_cpu_input(x: Tensor, *, context: Context) -> Tensor:
     """Return a copy of a tensor of the CPU on the operator's device."""
     return x.to(context.device, copy=True)
 
 
-@operator("EnsureCPUOutput", gradient="CopyFromCPUInput(GO0) -> GI0")
+@operator("EnsureCPUOutput", gradient=NO_GRADIENT)
 def ensure_cpu_output(x: Tensor) -> Tensor:
     """Return a copy on the CPU, wherever the input is."""
     return x.to("cpu", copy=True)

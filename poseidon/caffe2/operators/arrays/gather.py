@@ -53,11 +53,12 @@ def _matched(x: Tensor, indices: Tensor, axis: int) -> Tensor:
 
 
 def _gather_rule(maker: GradientMaker) -> None:
-    arguments = {"axis": maker.argument("axis", 0)}
-    if maker.argument("match_outer", 0):
-        arguments["match_outer"] = 1
-    if maker.argument("dense_gradient", 0) or arguments["axis"]:
-        maker.op("BatchGatherGradient", [maker.I(0), maker.I(1), maker.GO(0)], [maker.GI(0)], arguments)
+    axis = maker.argument("axis", 0)
+    if axis:
+        inputs = [maker.I(0), maker.I(1), maker.GO(0)]
+        maker.op("BatchGatherGradient", inputs, [maker.GI(0)], {"axis": axis}, copy=True)
+    elif maker.argument("dense_gradient", 0):
+        maker.op("SparseToDense", [maker.I(1), maker.GO(0), maker.I(0)], [maker.GI(0)])
     else:
         maker.sparse(0, maker.I(1), maker.GO(0))
 
@@ -177,7 +178,7 @@ def batch_one_hot(x: Any, lengths: Tensor, values: Any) -> Any:
     return (wide == values[None, :]).to(x.dtype)
 
 
-@operator("BatchBucketOneHot", gradient=NO_GRADIENT, shapes="N D, D, M")
+@operator("BatchBucketOneHot", shapes="N D, D, M")
 def batch_bucket_one_hot(x: Tensor, lengths: Tensor, boundaries: Tensor) -> Tensor:
     """Return for each column of x one column more than it has boundaries: whether x is in each interval, x's type.
 
@@ -218,12 +219,13 @@ def sparse_to_dense(indices: Tensor, values: Tensor, like: Tensor | None = None)
     """Return a tensor whose rows are sums of the values of their index.
 
     Args:
-        indices: the row of each value.
-        values: one for each index.
+        indices: the row of each value, in any shape.
+        values: one for each index; their first dimensions are those of the indices.
         like: a tensor whose first dimension is that of the result; by default the largest index decides.
     """
-    dense = values.new_zeros(_dense_size(indices, like), *values.shape[1:])
-    return dense.index_add(0, indices.long(), values)
+    shape = values.shape[indices.dim() :]
+    dense = values.new_zeros(_dense_size(indices, like), *shape)
+    return dense.index_add(0, indices.reshape(-1).long(), values.reshape(-1, *shape))
 
 
 def _mask_rule(maker: GradientMaker) -> None:
@@ -311,7 +313,7 @@ def find_duplicate_elements(x: Any) -> Tensor:
     return torch.tensor(again, dtype=torch.int64)
 
 
-@operator("BooleanMask", gradient="BooleanMaskGradient(GO0, I1) -> GI0", shapes="N *, N")
+@operator("BooleanMask", gradient="BooleanMaskGradient(I1, GO0) -> GI0", shapes="N *, N")
 def boolean_mask(x: Any, mask: Tensor) -> tuple[Any, Tensor]:
     """Return the rows of x where the mask holds, and their places."""
     found = torch.nonzero(mask).reshape(-1)
@@ -319,21 +321,21 @@ def boolean_mask(x: Any, mask: Tensor) -> tuple[Any, Tensor]:
 
 
 @operator("BooleanMaskGradient")
-def boolean_mask_gradient(dy: Tensor, mask: Tensor) -> Tensor:
+def boolean_mask_gradient(mask: Tensor, dy: Tensor) -> Tensor:
     """Return the gradient of `BooleanMask`."""
     dx = dy.new_zeros(len(mask), *dy.shape[1:])
     dx[mask] = dy
     return dx
 
 
-@operator("BooleanMaskLengths")
+@operator("BooleanMaskLengths", gradient=NO_GRADIENT)
 def boolean_mask_lengths(lengths: Tensor, mask: Tensor) -> Tensor:
     """Return how many elements of each segment the mask keeps."""
     segments = torch.repeat_interleave(torch.arange(len(lengths), device=lengths.device), lengths.long())
     return torch.zeros_like(lengths).index_add(0, segments, mask.to(lengths.dtype))
 
 
-@operator("BooleanUnmask")
+@operator("BooleanUnmask", gradient=NO_GRADIENT)
 def boolean_unmask(mask: Tensor, x: Tensor, *others: Tensor) -> Tensor:
     """Return one vector from pairs of masks and values: each value where its mask holds, the first that does."""
     pairs = [mask, x, *others]

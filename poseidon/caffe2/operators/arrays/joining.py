@@ -28,6 +28,8 @@ def _joined(xs: Sequence[Any], place: int, add_axis: bool) -> Any:
 
 
 def _concat_rule(maker: GradientMaker) -> None:
+    if maker.given[0] is None:  # only the sizes have a gradient, which goes nowhere
+        return
     gradients = [maker.GI(index) for index in range(len(maker.forward.input))]
     maker.op("Split", [maker.GO(0), maker.O(1)], gradients)
 
@@ -83,12 +85,7 @@ def split(
     return tuple(part.copy() if isinstance(part, np.ndarray) else part.contiguous() for part in parts)
 
 
-def _split_by_lengths_rule(maker: GradientMaker) -> None:
-    dx = maker.GI(0)
-    maker.op("Concat", [maker.GO(i) for i in range(len(maker.forward.output))], [dx, f"_{dx}_dims"])
-
-
-@operator("SplitByLengths", gradient=_split_by_lengths_rule)
+@operator("SplitByLengths", gradient=_split_rule)
 def split_by_lengths(
     x: Any,
     lengths: Tensor,

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from poseidon.caffe2.operators.gradients import GradientMaker, Sparse
 from poseidon.caffe2.operators.input_shapes import axis_of
-from poseidon.caffe2.operators.registry import Context, operator
+from poseidon.caffe2.operators.registry import NO_GRADIENT, Context, operator
 
 
 def _reshape_rule(maker: GradientMaker) -> None:
@@ -70,7 +70,7 @@ def reshape(
     return made, old
 
 
-@operator("ResizeLike", gradient="ResizeLike(GO0, I0) -> GI0")
+@operator("ResizeLike")
 def resize_like(x: Any, like: Any) -> Any:
     """Return x in the shape of another tensor."""
     return x.reshape(like.shape)
@@ -268,7 +268,7 @@ def shape(x: Any, *, axes: list[int] = []) -> Tensor:  # noqa: B006
     return _on(x, [sizes[axis] for axis in axes] if axes else sizes, torch.int64)
 
 
-@operator("Size")
+@operator("Size", gradient=NO_GRADIENT)
 def size(x: Any) -> Tensor:
     """Return the number of values, an int64 scalar on the CPU."""
     return _on(x, int(np.prod(x.shape, dtype=np.int64)), torch.int64)

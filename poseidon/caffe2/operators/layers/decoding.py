@@ -130,7 +130,7 @@ def viterbi_path(scores: Tensor, transitions: Tensor) -> Tensor:
     return torch.stack(path[::-1]).to(torch.int32)
 
 
-@operator("SwapBestPath", shapes="N D, N")
+@operator("SwapBestPath", gradient=NO_GRADIENT, shapes="N D, N")
 def swap_best_path(scores: Tensor, path: Tensor) -> Tensor:
     """Return scores in which the label of the path has the largest score of each step: the two change places."""
     steps, chosen = torch.arange(len(scores), device=scores.device), path.long()

@@ -77,7 +77,13 @@ def _same_width(x: Tensor, y: Tensor, pad_value: float, replicate: bool) -> list
     return [_widened(rows, width, pad_value, replicate) if rows.shape[1] < width else rows for rows in pair]
 
 
-@operator("DotProductWithPadding", gradient="DotProductWithPaddingGradient(I0, I1, GO0) -> GI0, GI1")
+def _padded_rule(maker: GradientMaker) -> None:
+    inputs, outputs = [maker.I(0), maker.I(1), maker.GO(0)], [maker.GI(0), maker.GI(1)]
+    own = {"pad_value": float(maker.argument("pad_value", 0)), "replicate": maker.argument("replicate", 0)}
+    maker.op("DotProductWithPaddingGradient", inputs, outputs, own, copy=True)
+
+
+@operator("DotProductWithPadding", gradient=_padded_rule)
 def dot_product_with_padding(
     x: Tensor, y: Tensor, *, pad_value: float = 0.0, replicate: bool = False
 ) -> Tensor:

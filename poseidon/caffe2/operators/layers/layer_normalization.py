@@ -54,8 +54,7 @@ def _grouped_gradients(
 
 
 def _instance_rule(maker: GradientMaker) -> None:
-    saved = [maker.O(1), maker.O(2)] if len(maker.forward.output) == 3 else []
-    inputs = [maker.I(0), maker.I(1), maker.I(2), maker.GO(0), *saved]
+    inputs = [maker.I(0), maker.I(1), maker.I(2), maker.GO(0), *maker.forward.output[1:]]
     maker.op("InstanceNormGradient", inputs, [maker.GI(0), maker.GI(1), maker.GI(2)])
 
 
@@ -131,7 +130,8 @@ def _check_elements(s: Tensor, b: Tensor, rows: Tensor) -> None:
     check_count("the bias", b, rows.shape[-1])
 
 
-@operator("LayerNorm", "C10LayerNorm_DontUseThisOpYet", gradient=_layer_rule)
+@operator("C10LayerNorm_DontUseThisOpYet")  # Caffe2 gives it no gradient
+@operator("LayerNorm", gradient=_layer_rule)
 def layer_norm(
     x: Tensor, s: Tensor | None = None, b: Tensor | None = None, *, axis: int = 1, epsilon: float = 1e-5
 ) -> tuple[Tensor, Tensor, Tensor]:

@@ -70,13 +70,13 @@ def log(x: Tensor) -> Tensor:
     return torch.log(x)
 
 
-@operator("Sqr", gradient="Scale(GO0) -> GO0 {scale=2.0}; Mul(GO0, I0) -> GI0", plain=torch.square)
+@operator("Sqr", gradient="Scale(GO0) -> GO0 {scale=2.0, ...}; Mul(GO0, I0) -> GI0", plain=torch.square)
 def sqr(x: Tensor) -> Tensor:
     """Return x * x."""
     return x * x
 
 
-@operator("Sqrt", gradient="Scale(GO0) -> GI0 {scale=0.5}; Div(GI0, O0) -> GI0", plain=torch.sqrt)
+@operator("Sqrt", gradient="Scale(GO0) -> GI0 {scale=0.5, ...}; Div(GI0, O0) -> GI0", plain=torch.sqrt)
 def sqrt(x: Tensor) -> Tensor:
     """Return the square root."""
     return torch.sqrt(x)
@@ -100,7 +100,7 @@ def scale_blobs(*xs: Tensor, scale: float = 1.0) -> list[Tensor]:
     return [x * scale for x in xs]
 
 
-@operator("ZeroGradient", gradient="ConstantFill(I0) -> GI0")
+@operator("ZeroGradient", gradient="ConstantFill(I0) -> GI0 {value=0.0, ...}")
 def zero_gradient(x: Tensor) -> None:
     """Compute nothing; the gradient of the input is zero where nothing else gives one."""
 

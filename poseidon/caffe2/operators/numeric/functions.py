@@ -248,28 +248,34 @@ def mod(x: Tensor, *, divisor: int, sign_follow_divisor: bool = False) -> Tensor
 
 def _pow_rule(maker: GradientMaker) -> None:
     exponent = maker.argument("exponent")
-    if len(maker.forward.input) == 1:
-        x, dy, dx = maker.I(0), maker.GO(0), maker.GI(0)
-        power = float(exponent)
-        maker.op("Pow", [x], [dx], {"exponent": power - 1})
+    x, dy, dx = maker.I(0), maker.GO(0), maker.GI(0)
+    if exponent is None:
+        _pow_blob_rule(maker)
+    else:
+        maker.op("Pow", [x], [dx], {"exponent": float(exponent) - 1})
         maker.op("Mul", [dx, dy], [dx], copy=False)
-        maker.op("Scale", [dx], [dx], {"scale": power})
-        return
-    # d(x^e)/dx = e x^e / x and d(x^e)/de = x^e log x; the exponent may be broadcast, by either rule.
+        maker.op("Scale", [dx], [dx], {"scale": float(exponent)})
+
+
+def _pow_blob_rule(maker: GradientMaker) -> None:
+    """Make d(x^e)/dx = e x^(e - 1), then d(x^e)/de = x^e log x, summed where e was broadcast."""
     x, e, y, dy = maker.I(0), maker.I(1), maker.O(0), maker.GO(0)
     dx, de = maker.GI(0), maker.GI(1)
-    full = f"{de}_full"
+    full = f"{de}_autogen_pre_red"
+    defaults = {"axis": -1, "axis_str": "", "order": "NCHW"}
+    places = {name: maker.argument(name, default) for name, default in defaults.items()}
     broadcast = maker.argument("broadcast", 0)
+    spread = {"broadcast": broadcast, **places} if broadcast else None
+    maker.op("ConstantFill", [e], [de], {"value": 1.0})
+    maker.op("Sub", [e, de], [de], copy=False)
+    maker.op("Pow", [x, de], [dx], spread, copy=False)
+    maker.op("Mul", [dx, dy], [dx], copy=False)
+    maker.op("Mul", [dx, e], [dx], spread, copy=False)
     maker.op("Log", [x], [full], copy=False)
     maker.op("Mul", [full, y], [full], copy=False)
-    maker.op("Mul", [full, dy], [full], copy=False)
-    maker.op("Mul", [y, e], [dx])
-    maker.op("Div", [dx, x], [dx], copy=False)
-    maker.op("Mul", [dx, dy], [dx], copy=False)
+    maker.op("Mul", [full, dy], [full if broadcast else de], copy=False)
     if broadcast:
-        maker.op("SumReduceLike", [full, e], [de])
-    else:
-        maker.op("Copy", [full], [de], copy=False)
+        maker.op("SumReduceLike", [full, e], [de], places)
 
 
 @operator("Pow", gradient=_pow_rule, inputs=(1, 2))
@@ -301,7 +307,7 @@ def alias(x: Any) -> Any:
     return x
 
 
-@operator("AliasWithName", gradient="GI0 = GO0")
+@operator("AliasWithName")
 def alias_with_name(x: Any, *, name: str = "", is_backward: bool = False) -> Any:
     """Return x itself under a second name, which other frameworks read."""
     return x

@@ -12,7 +12,7 @@ from poseidon.caffe2.proto.caffe2_pb2 import Argument, TensorProto
 from poseidon.caffe2.runtime.data_types import torch_type
 
 
-@operator("Range", inputs=(1, 3))
+@operator("Range", gradient=NO_GRADIENT, inputs=(1, 3))
 def range_(*limits: Tensor) -> Tensor:
     """Return start, start + step, ... before stop; the inputs are stop, or start and stop, or all three.
 

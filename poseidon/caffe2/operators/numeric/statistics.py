@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from poseidon.caffe2.operators.input_shapes import check_count
-from poseidon.caffe2.operators.registry import operator
+from poseidon.caffe2.operators.registry import NO_GRADIENT, operator
 
 
 @operator("Histogram")
@@ -86,7 +86,7 @@ def quantile(
     return ordered[max(place, 0)].reshape(1)
 
 
-@operator("Percentile")
+@operator("Percentile", gradient=NO_GRADIENT)
 def percentile(x: Tensor, table: Tensor, lengths: Tensor) -> Tensor:
     """Return the percentile of each value by the table of its column, interpolated; 0 below the table, 1 above it.
 
@@ -124,7 +124,7 @@ def _share(x: Tensor, known: Tensor, at: Tensor, lower: Tensor, upper: Tensor) -
     return torch.where(x < known[0], 0, torch.where(x > known[-1], 1, found))
 
 
-@operator("BisectPercentile")
+@operator("BisectPercentile", gradient=NO_GRADIENT)
 def bisect_percentile(
     x: Tensor,
     *,
@@ -243,7 +243,7 @@ def bernoulli_jsd_gradient(dy: Tensor, x: Tensor, t: Tensor) -> Tensor:
     return dy * (_log_odds(x) - _log_odds((x + t) / 2)) / 2
 
 
-@operator("BatchBucketize")
+@operator("BatchBucketize", gradient=NO_GRADIENT)
 def batch_bucketize(x: Tensor, indices: Tensor, boundaries: Tensor, lengths: Tensor) -> Tensor:
     """Return for each of some columns of x the number of its boundaries below each value, int32.
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from poseidon.caffe2.operators.gradients import GradientMaker
 from poseidon.caffe2.operators.input_shapes import check_count
-from poseidon.caffe2.operators.registry import operator
+from poseidon.caffe2.operators.registry import NO_GRADIENT, operator
 
 SMALLEST = 1e-6
 """The least value that `BatchBoxCox` takes the power of."""
@@ -69,7 +70,7 @@ def piecewise_linear_transform(
     return made.reshape(x.shape)
 
 
-@operator("StumpFunc")
+@operator("StumpFunc", gradient=NO_GRADIENT)
 def stump_func(
     x: Tensor, *, threshold: float = 0.0, low_value: float = 0.0, high_value: float = 0.0
 ) -> Tensor:
@@ -77,7 +78,7 @@ def stump_func(
     return torch.where(x <= threshold, low_value, high_value).to(x.dtype)
 
 
-@operator("StumpFuncIndex")
+@operator("StumpFuncIndex", gradient=NO_GRADIENT)
 def stump_func_index(x: Tensor, *, threshold: float = 0.0) -> tuple[Tensor, Tensor]:
     """Return the places of the values up to the threshold, and of those above, int64."""
     low = x.reshape(-1) <= threshold
@@ -94,7 +95,12 @@ def sinusoid_position_encoding(
     return amplitude * torch.where(place % 2 == 0, angle.sin(), angle.cos())
 
 
-@operator("QuantDecode")
+def _quant_decode_rule(maker: GradientMaker) -> None:
+    given = [maker.GO(index) for index in range(len(maker.forward.output))]
+    maker.op("QuantDecodeGradient", [*maker.forward.input, *given], [maker.GI(0)])
+
+
+@operator("QuantDecode", gradient=_quant_decode_rule)
 def quant_decode(codebook: Tensor, *codes: Tensor) -> tuple[Tensor, ...]:
     """Return the entries of a codebook that the codes name, in the shape of the codes."""
     return tuple(codebook.reshape(-1)[code.long()] for code in codes)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from poseidon.caffe2.operators.registry import Context, operator
+from poseidon.caffe2.operators.registry import NO_GRADIENT, Context, operator
 from poseidon.caffe2.operators.sparse.segments import ids_of
 
 
@@ -48,14 +48,14 @@ def batch_dense_to_sparse(lengths: Tensor, indices: Tensor, dense: Tensor) -> Te
     return dense[ids_of(lengths), indices.long()]
 
 
-@operator("DenseVectorToIdList")
+@operator("DenseVectorToIdList", gradient=NO_GRADIENT)
 def dense_vector_to_id_list(x: Tensor) -> tuple[Tensor, Tensor]:
     """Return the number of values of each row that are not 0, int32, and their columns in the type of x."""
     rows, columns = torch.nonzero(x, as_tuple=True)
     return torch.bincount(rows, minlength=len(x)).to(torch.int32), columns.to(x.dtype)
 
 
-@operator("MergeIdLists")
+@operator("MergeIdLists", gradient=NO_GRADIENT)
 def merge_id_lists(*pairs: Tensor) -> tuple[Tensor, Tensor]:
     """Return the lengths and values of lists in which each example has the values of all its lists, each once.
 
@@ -94,7 +94,7 @@ def index_hash(indices: Tensor, *, seed: int = 0, modulo: int) -> Tensor:
     return torch.remainder(made, modulo).reshape(indices.shape).to(indices.dtype)
 
 
-@operator("NGramFromCategorical")
+@operator("NGramFromCategorical", gradient=NO_GRADIENT)
 def n_gram_from_categorical(
     x: Tensor, *, col_ids: list[int], categorical_limits: list[int], vals: list[int]
 ) -> Tensor:
@@ -116,7 +116,7 @@ def n_gram_from_categorical(
     return made
 
 
-@operator("SparseDropoutWithReplacement")
+@operator("SparseDropoutWithReplacement", gradient=NO_GRADIENT)
 def sparse_dropout_with_replacement(
     ids: Tensor, lengths: Tensor, *, context: Context, ratio: float, replacement_value: int
 ) -> tuple[Tensor, Tensor]:

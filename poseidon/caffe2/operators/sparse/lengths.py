@@ -10,7 +10,7 @@ from torch import Tensor
 
 from poseidon.caffe2.operators.arrays.gather import taken
 from poseidon.caffe2.operators.gradients import GradientMaker
-from poseidon.caffe2.operators.registry import Context, operator
+from poseidon.caffe2.operators.registry import NO_GRADIENT, Context, operator
 from poseidon.caffe2.operators.sparse.segments import ids_of
 
 
@@ -50,7 +50,7 @@ def lengths_to_weights(lengths: Tensor, *, power: float = 0.5) -> Tensor:
     return rows.pow(-power)
 
 
-@operator("LengthsRangeFill")
+@operator("LengthsRangeFill", gradient=NO_GRADIENT)
 def lengths_range_fill(lengths: Tensor) -> Tensor:
     """Return the place of each row in its segment, int32."""
     starts = (lengths.cumsum(0) - lengths)[ids_of(lengths)]
@@ -136,7 +136,7 @@ def _parts(keys: Tensor, count: int) -> Tensor:
     return torch.remainder(keys, count)
 
 
-@operator("Partition")
+@operator("Partition", gradient=NO_GRADIENT)
 def partition(
     keys: Tensor, *others: Tensor, context: Context, pack_first_input: bool = False
 ) -> tuple[Any, ...]:
@@ -158,7 +158,7 @@ def partition(
     return tuple(made)
 
 
-@operator("LengthsPartition")
+@operator("LengthsPartition", gradient=NO_GRADIENT)
 def lengths_partition(
     lengths: Tensor, keys: Tensor, *others: Tensor, context: Context, pack_first_input: bool = False
 ) -> tuple[Any, ...]:
@@ -174,7 +174,14 @@ def lengths_partition(
     return tuple(made)
 
 
-@operator("GatherByKey")
+def _gather_by_key_rule(maker: GradientMaker) -> None:
+    gradients = [maker.GI(index) for index in range(1, len(maker.forward.input))]
+    outputs = [name for dx in gradients for name in (f"_{dx}_keys", dx)]
+    packed = {"pack_first_input": maker.argument("pack_first_input", 0)}
+    maker.op("Partition", [maker.I(0), maker.GO(0)], outputs, packed, copy=True)
+
+
+@operator("GatherByKey", gradient=_gather_by_key_rule)
 def gather_by_key(keys: Tensor, *parts: Tensor) -> Tensor:
     """Return the values of all keys from parts that were split by the remainder of their key."""
     number = _parts(keys, len(parts)).reshape(-1)

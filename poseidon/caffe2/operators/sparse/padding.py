@@ -10,7 +10,7 @@ from torch import Tensor
 
 from poseidon.caffe2.operators.arrays.gather import places, taken
 from poseidon.caffe2.operators.gradients import GradientMaker
-from poseidon.caffe2.operators.registry import Context, operator
+from poseidon.caffe2.operators.registry import NO_GRADIENT, Context, operator
 from poseidon.caffe2.operators.sparse.segments import ids_of
 
 
@@ -133,7 +133,7 @@ def pad_empty_samples(lengths: Tensor, *features: Any) -> tuple[Any, ...]:
     return tuple(made)
 
 
-@operator("LengthsPad")
+@operator("LengthsPad", gradient=NO_GRADIENT)
 def lengths_pad(x: Tensor, lengths: Tensor, *, padding_value: float = -1.0, target_length: int) -> Tensor:
     """Return the segments of x, each filled with a value to one length.
 

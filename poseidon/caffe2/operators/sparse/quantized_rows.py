@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from poseidon.caffe2.operators.registry import operator
+from poseidon.caffe2.operators.registry import NO_GRADIENT, operator
 from poseidon.caffe2.operators.sparse.segments import ids_of
 
 SMALLEST_RANGE = 1e-8
@@ -57,23 +57,23 @@ def _register_fused(suffix: str, pairs_type: torch.dtype) -> None:
         return restore(fused).half()
 
     for source in ("Float", "HalfFloat"):
-        operator(f"{source}ToFused8BitRowwiseQuantized{suffix}")(quantize)
-    operator(f"Fused8BitRowwiseQuantized{suffix}ToFloat")(restore)
-    operator(f"Fused8BitRowwiseQuantized{suffix}ToHalfFloat")(restore_half)
+        operator(f"{source}ToFused8BitRowwiseQuantized{suffix}", gradient=NO_GRADIENT)(quantize)
+    operator(f"Fused8BitRowwiseQuantized{suffix}ToFloat", gradient=NO_GRADIENT)(restore)
+    operator(f"Fused8BitRowwiseQuantized{suffix}ToHalfFloat", gradient=NO_GRADIENT)(restore_half)
 
 
 _register_fused("", torch.float32)
 _register_fused("HalfScaleBias", torch.float16)
 
 
-@operator("FloatToRowwiseQuantized8Bits")
+@operator("FloatToRowwiseQuantized8Bits", gradient=NO_GRADIENT)
 def float_to_rowwise_quantized_8_bits(x: Tensor) -> tuple[Tensor, Tensor]:
     """Return 8-bit numbers, and the scale and bias of each row."""
     numbers, pairs = _quantized(x.flatten(1))
     return numbers.reshape(x.shape), pairs
 
 
-@operator("Rowwise8BitQuantizedToFloat")
+@operator("Rowwise8BitQuantizedToFloat", gradient=NO_GRADIENT)
 def rowwise_8_bit_quantized_to_float(numbers: Tensor, pairs: Tensor) -> Tensor:
     """Return the values of 8-bit numbers with the scale and bias of each row."""
     return _restored(numbers.flatten(1), pairs).reshape(numbers.shape)
@@ -94,23 +94,23 @@ def reduced_rows(rows: Tensor, weights: Tensor | None, lengths: Tensor, mean: bo
 
 
 def _register_reductions(kind: str, mean: bool) -> None:
-    @operator(f"SparseLengths{kind}Fused8BitRowwise")
+    @operator(f"SparseLengths{kind}Fused8BitRowwise", gradient=NO_GRADIENT)
     def fused(x: Tensor, indices: Tensor, lengths: Tensor) -> Tensor:
         """Return the sum or mean of the fused rows that the indices of each segment name."""
         return reduced_rows(gather_fused_8_bit_rowwise(x, indices), None, lengths, mean)
 
-    @operator(f"SparseLengthsWeighted{kind}Fused8BitRowwise")
+    @operator(f"SparseLengthsWeighted{kind}Fused8BitRowwise", gradient=NO_GRADIENT)
     def fused_weighted(x: Tensor, weights: Tensor, indices: Tensor, lengths: Tensor) -> Tensor:
         """Return the weighted sum or mean of the fused rows that the indices of each segment name."""
         return reduced_rows(gather_fused_8_bit_rowwise(x, indices), weights, lengths, mean)
 
-    @operator(f"SparseLengths{kind}8BitsRowwise")
+    @operator(f"SparseLengths{kind}8BitsRowwise", gradient=NO_GRADIENT)
     def by_pairs(x: Tensor, indices: Tensor, lengths: Tensor, pairs: Tensor) -> Tensor:
         """Return the sum or mean of the rows that the indices of each segment name."""
         rows = indices.long()
         return reduced_rows(_restored(x[rows], pairs[rows]), None, lengths, mean)
 
-    @operator(f"SparseLengthsWeighted{kind}8BitsRowwise")
+    @operator(f"SparseLengthsWeighted{kind}8BitsRowwise", gradient=NO_GRADIENT)
     def by_pairs_weighted(
         x: Tensor, weights: Tensor, indices: Tensor, lengths: Tensor, pairs: Tensor
     ) -> Tensor:

@@ -77,7 +77,7 @@ def _by_ids(family: str) -> None:
         return f"{family}Segment{kind}Gradient(GO0, I1) -> GI0"
 
     def sparse_gradient(kind: str) -> str:
-        return f"Sparse{family}Segment{kind}Gradient(GO0, I2) -> GI0_values; GI0 = (I1, GI0_values)"
+        return f"{family}Segment{kind}Gradient(GO0, I2) -> GI0_values; GI0 = (I1, GI0_values)"
 
     for each in ("Sum", "Mean"):
         _register_ids(family, each, dense_gradient(each), sparse_gradient(each))
@@ -115,10 +115,14 @@ def _register_weighted_ids(family: str) -> None:
         """Return the weighted sum of the rows of each id."""
         return _reduced("Sum", x * _column(weights, x), ids, _count(ids, num_segments))
 
-    @operator(
-        f"Sparse{name}",
-        gradient=f"Sparse{name}Gradient(I1, GO0, I3) -> GI0_values; GI0 = (I2, GI0_values)",
-    )
+    def sparse_rule(maker: GradientMaker) -> None:
+        if maker.argument("grad_on_weights", 0):
+            raise ValueError(f"Sparse{name} has no gradient of its weights: remove grad_on_weights")
+        values = f"{maker.I(0)}_grad_values"
+        maker.op(f"{name}Gradient", [maker.I(1), maker.GO(0), maker.I(3)], [values])
+        maker.sparse(0, maker.I(2), values)
+
+    @operator(f"Sparse{name}", gradient=sparse_rule)
     def sparse_weighted(
         x: Tensor, weights: Tensor, indices: Tensor, ids: Tensor, *, num_segments: int = -1
     ) -> Tensor:

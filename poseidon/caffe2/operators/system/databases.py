@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from google.protobuf.message import DecodeError
 
-from poseidon.caffe2.operators.registry import Context, operator
+from poseidon.caffe2.operators.registry import NO_GRADIENT, Context, operator
 from poseidon.caffe2.proto.caffe2_pb2 import BlobProto, SerializationOptions, TensorProtos
 from poseidon.caffe2.runtime import databases
 from poseidon.caffe2.runtime.blob import Blob
@@ -159,7 +159,7 @@ def _stripped(name: str, prefix: str) -> str:
     return name if place < 0 else name[place + len(prefix) :]
 
 
-@operator("Load", blobs=True)
+@operator("Load", gradient=NO_GRADIENT, blobs=True)
 class Load:
     """Reads blobs from databases, or from the reader that is its input.
 
@@ -260,7 +260,7 @@ def db_exists(*, context: Context, db_name: str, db_type: str, absolute_path: bo
     return torch.tensor(databases.exists(_path(context, db_name, absolute_path), db_type))
 
 
-@operator("CreateDB")
+@operator("CreateDB", gradient=NO_GRADIENT)
 def create_db(
     *,
     context: Context,
@@ -289,7 +289,7 @@ def create_db(
     return reader
 
 
-@operator("TensorProtosDBInput", inputs=(1, 1), outputs=(1, 1 << 30))
+@operator("TensorProtosDBInput", gradient=NO_GRADIENT, inputs=(1, 1), outputs=(1, 1 << 30))
 class TensorProtosDBInput:
     """The next records of a reader, each a TensorProtos: one output for each of its tensors.
 

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from poseidon.caffe2.operators.registry import operator
+from poseidon.caffe2.operators.registry import NO_GRADIENT, operator
 from poseidon.caffe2.proto.caffe2_pb2 import BlobProto, TensorProto, TensorProtos
 from poseidon.caffe2.runtime.data_types import TORCH_OF
 from poseidon.caffe2.runtime.serialization import READERS, serialize
@@ -65,19 +65,19 @@ class Index:
         return key
 
 
-@operator("IntIndexCreate")
+@operator("IntIndexCreate", gradient=NO_GRADIENT)
 def int_index_create(*, max_elements: int = MOST) -> Index:
     """Return an empty index of int32 keys."""
     return Index(torch.int32, max_elements)
 
 
-@operator("LongIndexCreate")
+@operator("LongIndexCreate", gradient=NO_GRADIENT)
 def long_index_create(*, max_elements: int = MOST) -> Index:
     """Return an empty index of int64 keys."""
     return Index(torch.int64, max_elements)
 
 
-@operator("StringIndexCreate")
+@operator("StringIndexCreate", gradient=NO_GRADIENT)
 def string_index_create(*, max_elements: int = MOST) -> Index:
     """Return an empty index of strings."""
     return Index(None, max_elements)

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from poseidon.caffe2.operators.registry import Context, operator
+from poseidon.caffe2.operators.registry import NO_GRADIENT, Context, operator
 from poseidon.caffe2.runtime.blob import Blob
 from poseidon.caffe2.runtime.errors import EnforceNotMet
 from poseidon.caffe2.runtime.reader import Reader
@@ -95,7 +95,7 @@ def _give(inputs: Sequence[Blob], outputs: Sequence[Blob], entry: Entry | None =
         blob.value = value
 
 
-@operator("CreateBlobsQueue")
+@operator("CreateBlobsQueue", gradient=NO_GRADIENT)
 def create_blobs_queue(
     *,
     capacity: int = 1,
@@ -118,7 +118,7 @@ def create_blobs_queue(
     return BlobsQueue(capacity, num_blobs)
 
 
-@operator("EnqueueBlobs", blobs=True, inputs=(2, 1 << 30), outputs=(1, 1 << 30))
+@operator("EnqueueBlobs", gradient=NO_GRADIENT, blobs=True, inputs=(2, 1 << 30), outputs=(1, 1 << 30))
 class EnqueueBlobs:
     """Appends the values of blobs to a queue (first input); waits for a place. A closed queue is an error."""
 
@@ -129,7 +129,7 @@ class EnqueueBlobs:
         _give(inputs[1:], outputs)
 
 
-@operator("SafeEnqueueBlobs", blobs=True, inputs=(2, 1 << 30), outputs=(2, 1 << 30))
+@operator("SafeEnqueueBlobs", gradient=NO_GRADIENT, blobs=True, inputs=(2, 1 << 30), outputs=(2, 1 << 30))
 class SafeEnqueueBlobs:
     """Appends as `EnqueueBlobs` does; the last output tells whether the queue
     is closed, so that nothing was appended.
@@ -142,7 +142,7 @@ class SafeEnqueueBlobs:
         outputs[-1].value = torch.tensor(not done)
 
 
-@operator("DequeueBlobs", blobs=True, inputs=(1, 1), outputs=(1, 1 << 30))
+@operator("DequeueBlobs", gradient=NO_GRADIENT, blobs=True, inputs=(1, 1), outputs=(1, 1 << 30))
 class DequeueBlobs:
     """Takes the first entry of a queue; waits for one, `timeout_secs` at most (0: without limit).
 
@@ -161,7 +161,7 @@ class DequeueBlobs:
         _give([], outputs, entry)
 
 
-@operator("SafeDequeueBlobs", blobs=True, inputs=(1, 1), outputs=(2, 1 << 30))
+@operator("SafeDequeueBlobs", gradient=NO_GRADIENT, blobs=True, inputs=(1, 1), outputs=(2, 1 << 30))
 class SafeDequeueBlobs:
     """Takes the first `num_records` entries of a queue, joined by their first dimension.
 
@@ -189,7 +189,7 @@ def _joined(values: Sequence[Any]) -> Any:
     return np.concatenate(values) if isinstance(values[0], np.ndarray) else torch.cat(list(values))
 
 
-@operator("CloseBlobsQueue", blobs=True, inputs=(1, 1), outputs=(0, 1))
+@operator("CloseBlobsQueue", gradient=NO_GRADIENT, blobs=True, inputs=(1, 1), outputs=(0, 1))
 class CloseBlobsQueue:
     """Closes a queue."""
 
@@ -197,7 +197,9 @@ class CloseBlobsQueue:
         _queue(inputs[0]).close()
 
 
-@operator("WeightedSampleDequeueBlobs", blobs=True, inputs=(1, 1 << 30), outputs=(2, 1 << 30))
+@operator(
+    "WeightedSampleDequeueBlobs", gradient=NO_GRADIENT, blobs=True, inputs=(1, 1 << 30), outputs=(2, 1 << 30)
+)
 class WeightedSampleDequeueBlobs:
     """Takes an entry of one of several queues, drawn by weight.
 
@@ -317,13 +319,13 @@ def _rebatching(blob: Blob) -> BlobsQueue:
     return blob.value
 
 
-@operator("CreateRebatchingQueue")
+@operator("CreateRebatchingQueue", gradient=NO_GRADIENT)
 def create_rebatching_queue(*, capacity: int = 1, num_blobs: int = 1) -> Any:
     """Return a queue of single examples; `capacity` counts these."""
     return create_blobs_queue(capacity=capacity, num_blobs=num_blobs)
 
 
-@operator("EnqueueRebatchingQueue", blobs=True, inputs=(2, 1 << 30), outputs=(0, 0))
+@operator("EnqueueRebatchingQueue", gradient=NO_GRADIENT, blobs=True, inputs=(2, 1 << 30), outputs=(0, 0))
 class EnqueueRebatchingQueue:
     """Appends an example, or with `enqueue_batch` each row of a batch, to a queue. A closed queue is an error."""
 
@@ -341,7 +343,7 @@ class EnqueueRebatchingQueue:
                 raise EnforceNotMet("The queue is closed")
 
 
-@operator("DequeueRebatchingQueue", blobs=True, inputs=(1, 1), outputs=(1, 1 << 30))
+@operator("DequeueRebatchingQueue", gradient=NO_GRADIENT, blobs=True, inputs=(1, 1), outputs=(1, 1 << 30))
 class DequeueRebatchingQueue:
     """Takes `num_elements` examples, stacked; fewer from a queue that is closed, and an error where it is empty too."""
 
@@ -369,7 +371,7 @@ def _stacked(values: Sequence[Any]) -> Any:
     return found if isinstance(values[0], bytes) else np.stack(values)
 
 
-@operator("CloseRebatchingQueue", blobs=True, inputs=(1, 1), outputs=(0, 0))
+@operator("CloseRebatchingQueue", gradient=NO_GRADIENT, blobs=True, inputs=(1, 1), outputs=(0, 0))
 class CloseRebatchingQueue:
     """Closes a queue."""
 

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from poseidon.caffe2.operators.registry import Context, operator
+from poseidon.caffe2.operators.registry import NO_GRADIENT, Context, operator
 
 
 def _strings(x: Any, change: Callable[[bytes], bytes]) -> Any:
@@ -98,7 +98,7 @@ def assert_(condition: Tensor, *, error_msg: str = "") -> None:
         raise ValueError(error_msg or "an assertion does not hold")
 
 
-@operator("Conditional")
+@operator("Conditional", gradient=NO_GRADIENT)
 def conditional(condition: Tensor, x: Any, y: Any) -> Any:
     """Return the rows of x where the condition holds, else those of y."""
     if isinstance(x, np.ndarray):

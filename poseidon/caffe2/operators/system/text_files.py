@@ -10,7 +10,7 @@ from typing import Any, TextIO
 import numpy as np
 import torch
 
-from poseidon.caffe2.operators.registry import Context, operator
+from poseidon.caffe2.operators.registry import NO_GRADIENT, Context, operator
 from poseidon.caffe2.proto.caffe2_pb2 import TensorProto
 from poseidon.caffe2.runtime.errors import EnforceNotMet
 
@@ -69,7 +69,7 @@ class TextFileReader:
             raise EnforceNotMet(f"The file {self.path} has a field that is no number: {error}") from error
 
 
-@operator("CreateTextFileReader")
+@operator("CreateTextFileReader", gradient=NO_GRADIENT)
 def create_text_file_reader(
     *, context: Context, filename: str, num_passes: int = 1, field_types: list[int]
 ) -> Any:
@@ -77,7 +77,7 @@ def create_text_file_reader(
     return None if context.device.type == "meta" else TextFileReader(filename, num_passes, field_types)
 
 
-@operator("TextFileReaderRead")
+@operator("TextFileReaderRead", gradient=NO_GRADIENT)
 def text_file_reader_read(reader: Any, *, context: Context, batch_size: int = 1) -> list[Any]:
     """Return the next rows of a reader, a tensor for each field; empty ones at the end.
 

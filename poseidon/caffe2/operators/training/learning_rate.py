@@ -8,7 +8,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from poseidon.caffe2.operators.registry import Context, operator
+from poseidon.caffe2.operators.registry import NO_GRADIENT, Context, operator
 from poseidon.caffe2.operators.system.statistics import COMMON
 from poseidon.caffe2.proto.caffe2_pb2 import Argument
 
@@ -249,7 +249,7 @@ def policy_of(name: str, arguments: Arguments) -> Policy:
     return POLICIES[name](arguments)
 
 
-@operator("LearningRate")
+@operator("LearningRate", gradient=NO_GRADIENT)
 class LearningRate:
     """The learning rate of an iteration: `base_lr` times what the policy says."""
 
@@ -267,7 +267,7 @@ class LearningRate:
         return torch.tensor(rate, dtype=torch.float32, device=self.device)
 
 
-@operator("LearningRateAdaption", shapes="one, *S, *S")
+@operator("LearningRateAdaption", gradient=NO_GRADIENT, shapes="one, *S, *S")
 def learning_rate_adaption(
     lr: Tensor,
     gradient: Tensor,
@@ -286,7 +286,7 @@ def learning_rate_adaption(
     return lr - lr_alpha * product
 
 
-@operator("Iter", inputs=(0, 1))
+@operator("Iter", gradient=NO_GRADIENT, inputs=(0, 1))
 def iter_(iteration: Tensor | None = None, *, context: Context) -> Tensor:
     """Return the next iteration: the counter counts in place, and begins at 0 where there is none."""
     if iteration is None:
@@ -297,7 +297,7 @@ def iter_(iteration: Tensor | None = None, *, context: Context) -> Tensor:
     return iteration.add_(1)
 
 
-@operator("AtomicIter")
+@operator("AtomicIter", gradient=NO_GRADIENT)
 class AtomicIter:
     """Gives the next iteration; the mutex guards the counter. The statistics of the process count the calls."""
 

@@ -174,3 +174,26 @@ def test_a_tag_keeps_the_device_option_of_the_readers_from_the_sum(marked_only: 
     (total,) = (op for op in made if op.type == "Sum" and "x_grad" in op.output)
     mark = f"{IR.IS_AUTO_GEN_SUM_OPS_TAG}:1"
     assert list(total.device_option.extra_info) == ([mark] if marked_only else ["mine", mark])
+
+
+@pytest.mark.parametrize(
+    ("kind", "inputs", "outputs"),
+    [
+        ("ImageInput", "reader", "x label"),
+        ("TensorProtosDBInput", "reader", "x label"),
+        ("DequeueBlobs", "queue", "x label"),
+        ("SafeDequeueBlobs", "queue", "x status"),
+        ("BatchOneHot", "codes lengths values", "x"),
+    ],
+)
+def test_a_path_ends_at_an_operator_without_gradient(kind: str, inputs: str, outputs: str) -> None:
+    lines, gradients = backward([(kind, inputs, outputs), ("Output", "x w", "y")], {"y": "dy"})
+    assert lines == ["OutputGradient(y dy) -> x_grad w_grad"]
+    assert gradients == {"y": "dy", "x": "x_grad", "w": "w_grad"}
+
+
+def test_a_path_through_an_operator_that_must_not_be_differentiated_is_refused() -> None:
+    with pytest.raises(
+        Exception, match=r"gradient for \[ResizeLike\]:the operator ResizeLike has no gradient"
+    ):
+        backward([("ResizeLike", "w like", "x"), ("Output", "x", "y")], {"y": "dy"})

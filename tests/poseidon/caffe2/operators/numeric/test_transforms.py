@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.support.caffe2_operators import Array, numbers, run
+from tests.support.caffe2_operators import Array, assert_gradients, numbers, run
 
 X = numbers(4, 3)
 POWERS, SHIFTS = np.array([0, 0.5, 2], "f4"), np.array([3, 4, 5], "f4")
@@ -85,6 +85,7 @@ def test_codes_of_a_codebook() -> None:
     for code, dy in zip(codes, given, strict=True):
         np.add.at(wanted, code, dy)
     np.testing.assert_allclose(gradient, wanted, rtol=1e-5)
+    assert_gradients("QuantDecode", [book, *codes], [0], 2, (0, 1))
 
 
 def test_parameters_stay_within_limits() -> None:

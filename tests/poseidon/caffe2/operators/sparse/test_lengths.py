@@ -80,5 +80,6 @@ def test_parts_by_key() -> None:
     assert (even_values.tolist(), odd_values.tolist()) == ([10, 12], [15, 17])
     assert run("Partition", [keys], 2, pack_first_input=1)[1].tolist() == [2, 3]
     np.testing.assert_array_equal(run("GatherByKey", [keys, even_values, odd_values])[0], values)
+    assert_gradients("GatherByKey", [keys, even_values, odd_values], [1, 2])
     parts = run("LengthsPartition", [np.array([1, 3], np.int32), keys], 4)
     assert [part.tolist() for part in parts] == [[1, 1], [0, 2], [0, 2], [5, 7]]
