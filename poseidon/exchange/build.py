@@ -141,7 +141,6 @@ def _is_legal(schemes: Sequence[Scheme], request: Request) -> bool:
 
 
 def _build_measured(request: Request) -> Built:
-    """Measure the schemes on the connections of the job, choose, and build the exchange."""
     tensors, member = request.tensors, request.member
     served = plan_exchange(tensors, member, [Scheme.SERVER] * len(tensors))
     client = request.client(
@@ -175,7 +174,7 @@ def _build_allreduce(request: Request) -> Built:
         group=group,
         control=control,
         meeting=meeting,
-        equal_bits=request.equal_bits,
+        equal_bits=request.member.equal_bits,
     )
     return Built(exchange=Exchange([carrier], control, request.settings), plan=request.plan)
 

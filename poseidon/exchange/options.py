@@ -180,7 +180,6 @@ class ExchangeOptions:
         return -(-self.check_every // self.sync_every) * self.sync_every
 
     def _check_compressed(self) -> None:
-        """Refuse what lossy codecs exclude."""
         if self.kind is ExchangeKind.ALLREDUCE:
             raise UsageError(
                 "--compress is for tensors that go through the parameter server; expected --exchange=hybrid, ps or svb, "

@@ -24,7 +24,7 @@ from poseidon.exchange.base import ExchangeSettings, History, Trained
 from poseidon.exchange.carrier import GradientCarrier, Step
 from poseidon.exchange.control import JobControl
 from poseidon.exchange.local_histories import LocalHistories
-from poseidon.exchange.norm import GlobalNorm
+from poseidon.exchange.norm import SharedNorm
 from poseidon.exchange.observe.statistics import Traffic
 from poseidon.exchange.replicas import common_kernel, introduce, offered_address
 from ps_server import PeerLost
@@ -55,7 +55,7 @@ class AllReduceCarrier(GradientCarrier):
         group: GroupSettings,
         control: JobControl,
         meeting: Meeting | None = None,
-        norms: GlobalNorm | None = None,
+        norms: SharedNorm | None = None,
         equal_bits: bool = True,
         bucket_bytes: int = BUCKET_BYTES,
     ) -> None:
@@ -161,7 +161,7 @@ class AllReduceCarrier(GradientCarrier):
             self._scale = self._settings.gradient_scale
             if self._settings.clip is not None:
                 norms, iteration = self._norms, self._due_step.iteration
-                total = self._squares() if norms is None else norms.total_norm(iteration)
+                total = self._squares() if norms is None else norms.total(iteration)
                 self._scale *= clip_factor(total, self._settings.clip)
         return self._scale
 
@@ -180,7 +180,7 @@ class AllReduceCarrier(GradientCarrier):
         self._means.start()
         is_root = self._group_settings.rank == 0
         if is_root and self._norms is not None and self._settings.clip is not None:
-            self._norms.add_norm(self._step.iteration, self._squares())
+            self._norms.add("all-reduce", self._step.iteration, self._squares())
         if self._meeting is not None:
             with self._others_take_part():
                 self._meeting.delivery.finish(self._step.iteration + 2)

@@ -159,7 +159,6 @@ class StoreCollections:
                 raise PeerLeft(rank, finished, rank=self._rank)
 
     def _has_readers(self) -> bool:
-        """Return whether a worker has still to read a collection that is complete."""
         return any(
             self._store.add(f"{number}/written", 0) == self._workers
             and self._store.add(f"{number}/read", 0) < self._workers

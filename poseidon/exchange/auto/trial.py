@@ -114,7 +114,6 @@ def measure(client: Client, tensors: Sequence[Trained], member: Membership) -> R
 
 
 def _collect(client: Client, own: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return what each worker contributes, by rank."""
     return [json.loads(payload) for payload in client.gather(json.dumps(own).encode()).result()]
 
 

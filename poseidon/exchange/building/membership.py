@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from poseidon.exchange.allreduce.process_group import GroupSettings
 from poseidon.exchange.cost import ExchangeKind, ExchangePlan, Topology
 from poseidon.exchange.exchange import Exchange
-from poseidon.exchange.options import DEFAULT_OPTIONS, ExchangeOptions
+from poseidon.exchange.options import DEFAULT_OPTIONS, ExchangeOptions, OnDivergence
 from ps_server import Client, Precision, StoreSpec
 from ps_server.keys import Keyring
 
@@ -75,6 +75,11 @@ class Membership:
     def private_histories(self) -> bool:
         """`ExchangeState.private` of the exchange, before it is built; it is not where local steps are synchronous."""
         return self.options.sync_every > 0 or (self.options.staleness > 0 and not self.alone)
+
+    @property
+    def equal_bits(self) -> bool:
+        """Whether the job ends where the processors of the replicas compute different bits."""
+        return self.options.on_divergence is OnDivergence.STOP
 
     @property
     def group(self) -> GroupSettings:

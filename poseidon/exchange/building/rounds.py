@@ -14,7 +14,7 @@ from poseidon.exchange.cost import ExchangePlan
 from poseidon.exchange.exchange import Exchange
 from poseidon.exchange.rounds.local_steps import RoundsCarrier, anchors_of, is_synchronous, outer_rule
 from poseidon.exchange.server.carrier import Parts
-from poseidon.exchange.server.store import Layout, store_spec
+from poseidon.exchange.server.store import Layout
 
 Build = Callable[[Sequence[Trained], ExchangeSettings, Membership], Built]
 Plan = Callable[[Sequence[Trained], Membership], ExchangePlan]
@@ -70,23 +70,9 @@ def _build_parts(request: Request, *, in_background: bool) -> Built:
             "--compress=powersgd takes two rounds through the shards for each exchange; expected another codec, or no "
             "--sync_fragments and --sync_delay"
         )
-    store = store_spec(
-        tensors,
-        settings,
-        workers=member.workers,
-        shards=member.shards,
-        options=member.options,
-        loads=member.loads,
-        codecs=[codec_of(choice) for choice in request.plan.choices],
-    )
+    store = request.store(tensors, codecs=[codec_of(choice) for choice in request.plan.choices])
     client = request.client(store, table_clocks=True)
     layout = Layout.plain(tensors, store)
     parts = Parts.IN_BACKGROUND if in_background else Parts.AT_ONCE
     exchange = through_server(client, layout, settings, member, parts=parts)
-    return Built(
-        exchange=exchange,
-        plan=request.plan,
-        store=store,
-        tables=layout.owners,
-        client=client,
-    )
+    return request.built(exchange, layout, client)

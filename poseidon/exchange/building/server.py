@@ -15,11 +15,11 @@ from poseidon.exchange.cost import Choice, ExchangePlan, Scheme
 from poseidon.exchange.exchange import Exchange
 from poseidon.exchange.factors.carrier import FactorCarrier
 from poseidon.exchange.factors.peers import PeerSettings
-from poseidon.exchange.lossy.low_rank_matrix import LowRank
+from poseidon.exchange.lossy.low_rank_matrix import LowRank, low_rank_tensors
 from poseidon.exchange.norm import SharedNorm
-from poseidon.exchange.options import OnDivergence
 from poseidon.exchange.server.carrier import Parts, ServerCarrier
-from poseidon.exchange.server.store import Layout, lay_out
+from poseidon.exchange.server.pool import pool_tensors, pools_of
+from poseidon.exchange.server.store import Layout, store_spec
 from ps_server import Client, CodecPair, StoreSpec
 from ps_server.link import LinkPriority
 from ps_server.trace import NO_TRACE, Tracer
@@ -38,10 +38,33 @@ class Request:
     joined: Client | None = None
     """Has measured the shards with a trial store; None: not connected."""
 
-    @property
-    def equal_bits(self) -> bool:
-        """Whether the job ends where the processors of the replicas compute different bits."""
-        return self.member.options.on_divergence is OnDivergence.STOP
+    def store(
+        self,
+        tensors: Sequence[Trained],
+        codecs: Sequence[CodecPair | None],
+        copies: Collection[int] = (),
+    ) -> StoreSpec:
+        """Return the store that holds these tensors; see `store_spec`."""
+        return store_spec(
+            tensors,
+            self.settings,
+            workers=self.member.workers,
+            shards=self.member.shards,
+            options=self.member.options,
+            loads=self.member.loads,
+            copies=copies,
+            codecs=codecs,
+        )
+
+    def built(self, exchange: Exchange, layout: Layout, client: Client) -> Built:
+        """Return an exchange through the server."""
+        return Built(
+            exchange=exchange,
+            plan=self.plan,
+            store=layout.store,
+            tables=layout.owners,
+            client=client,
+        )
 
     def client(
         self, store: StoreSpec, *, table_clocks: bool = False, memory_for: StoreSpec | None = None
@@ -66,18 +89,34 @@ class Request:
 
 def layout_of(request: Request) -> Layout:
     """Return the tables of a plan. Small tensors that go through the server share some."""
-    member, plan = request.member, request.plan
-    codecs = {choice.index: codec_of(choice) for choice in plan.choices}
-    return lay_out(
-        request.tensors,
-        request.settings,
-        workers=member.workers,
-        shards=member.shards,
-        options=member.options,
-        loads=member.loads,
-        elsewhere=[*plan.of(Scheme.FACTORS), *plan.of(Scheme.ALLREDUCE)],
-        codecs={index: codec for index, codec in codecs.items() if codec is not None},
-        low_rank=low_rank_of(request),
+    tensors, plan, low_rank = request.tensors, request.plan, low_rank_of(request)
+    codecs = [codec_of(choice) for choice in plan.choices]
+    elsewhere = frozenset(plan.of(Scheme.FACTORS) + plan.of(Scheme.ALLREDUCE))
+    copies = elsewhere | low_rank.keys()
+    pools: Sequence[Sequence[int]] = [(index,) for index in range(len(tensors))]
+    if not request.member.options.rows:  # tables that are to be cut into so many pieces are not shared
+        pools = pools_of(tensors, apart=copies | {i for i, codec in enumerate(codecs) if codec is not None})
+    pooled = pool_tensors(tensors, pools)
+    factors = low_rank_tensors(tensors, low_rank)
+    parts = [part for own in factors.values() for part in own]
+    of_parts: list[CodecPair | None] = []
+    for index, own in factors.items():
+        codec = low_rank[index].codec
+        pair = None if codec is None else CodecPair(codec, codec)
+        of_parts += [pair, pair, None][: len(own)]
+    store = request.store(
+        [*parts, *pooled],  # P and Q come first: their two rounds are the longest way
+        codecs=[*of_parts, *(codecs[pool[0]] for pool in pools)],
+        copies={len(parts) + table for table, pool in enumerate(pools) if pool[0] in copies},
+    )
+    return Layout(
+        tensors=tensors,
+        store=store,
+        pools=pools,
+        pooled=[*parts, *pooled],
+        elsewhere=elsewhere,
+        low_rank=low_rank,
+        factors=factors,
     )
 
 
@@ -93,13 +132,7 @@ def build_server(request: Request) -> Built:
         by_allreduce=request.plan.of(Scheme.ALLREDUCE),
         trace=request.trace,
     )
-    return Built(
-        exchange=exchange,
-        plan=request.plan,
-        store=layout.store,
-        tables=layout.owners,
-        client=client,
-    )
+    return request.built(exchange, layout, client)
 
 
 def through_server(
@@ -129,11 +162,10 @@ def through_server(
         trace: where spans of factors go.
     """
     control = JobControl(ShardDelivery(client), root=client.rank == 0)
-    equal_bits = member.options.on_divergence is OnDivergence.STOP
     by_factors = sorted(layout.elsewhere - set(by_allreduce))
-    norms = SharedNorm(client, bool(by_factors) + bool(by_allreduce))
+    norms = SharedNorm(client, ["factors"] * bool(by_factors) + ["all-reduce"] * bool(by_allreduce))
     carriers: list[Carrier] = [
-        ServerCarrier(client, layout, settings, control, parts=parts, equal_bits=equal_bits)
+        ServerCarrier(client, layout, settings, control, parts=parts, equal_bits=member.equal_bits)
     ]
     if by_factors:
         link, staleness = LinkPriority(), member.options.staleness
@@ -155,9 +187,9 @@ def through_server(
                 staleness=staleness,
                 peers=peers,
                 control=control,
-                norms=norms.of_carrier(0),
+                norms=norms,
                 link=link,
-                equal_bits=equal_bits,
+                equal_bits=member.equal_bits,
             )
         )
     if by_allreduce:
@@ -167,8 +199,8 @@ def through_server(
                 settings,
                 group=member.group,
                 control=control,
-                norms=norms.of_carrier(1),
-                equal_bits=equal_bits,
+                norms=norms,
+                equal_bits=member.equal_bits,
             )
         )
     return Exchange(carriers, control, settings)

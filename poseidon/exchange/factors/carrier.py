@@ -32,7 +32,7 @@ from poseidon.exchange.factors.products import Kernel, Scratch, factors_sum_of_s
 from poseidon.exchange.factors.progress import RoundStep
 from poseidon.exchange.factors.session import FactorSession, FactorTable
 from poseidon.exchange.factors.weight import FactorWeight
-from poseidon.exchange.norm import GlobalNorm
+from poseidon.exchange.norm import SharedNorm
 from poseidon.exchange.observe.statistics import Traffic, TransitTimes
 from poseidon.exchange.replicas import common_kernel, introduce, offered_address
 from poseidon.exchange.side_stream import SerialExecutor, SideStream, join_within
@@ -69,7 +69,7 @@ class FactorCarrier(FactoredCarrier):
         staleness: int,
         peers: PeerSettings,
         control: JobControl,
-        norms: GlobalNorm,
+        norms: SharedNorm,
         link: LinkPriority | None = None,
         equal_bits: bool = True,
     ) -> None:
@@ -271,13 +271,12 @@ class FactorCarrier(FactoredCarrier):
         return [] if self._is_limited and len(ready) < len(self._weights) else ready
 
     def _apply_limited(self) -> None:
-        """Agree on the norm of one iteration's gradients, whose rounds are all here, then apply them."""
         rounds = [self._take(weight) for weight in self._weights.values()]
         clock = rounds[0].clock
         if self._rank == 0:
             squares = plain_sum(factors_sum_of_squares(r.u_BN, r.v_BM) for r in rounds)
-            self._norms.add_norm(clock, squares / self._workers**2)
-        factor = clip_factor(self._norms.total_norm(clock), self._settings.clip)
+            self._norms.add("factors", clock, squares / self._workers**2)
+        factor = clip_factor(self._norms.total(clock), self._settings.clip)
         for stacked in rounds:
             self._apply(stacked, factor)
 

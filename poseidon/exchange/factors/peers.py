@@ -178,8 +178,6 @@ class Peers:
         with self.monitor:
             self._link.free()
 
-    # -- the thread ----------------------------------------------------------------------------------------
-
     def _pump(self) -> None:
         assert self._sending is not None
         try:

@@ -108,7 +108,6 @@ class FactorStack:
         self._v_RM[rows].copy_(v_KM)
 
     def _grow(self, rows: int) -> None:
-        """Make room for more rows than there have been so far."""
         if rows <= self._u_RN.shape[0]:
             return
         for name in ("_u_RN", "_v_RM"):

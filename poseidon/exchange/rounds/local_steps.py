@@ -269,7 +269,6 @@ class RoundsCarrier(GradientCarrier):
         self._outer.close()
 
     def _next_end(self) -> int:
-        """Return the next iteration after which a fragment sends."""
         steps = self._options.sync_every
         return min(self._iteration + (f.offset - self._iteration - 1) % steps + 1 for f in self._fragments)
 

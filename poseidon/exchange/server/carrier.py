@@ -95,8 +95,8 @@ class ServerCarrier(GradientCarrier):
         for placed in self._placed:
             of_tables[placed.table] = placed.open(histories)
         self._tables.open(of_tables, clock)
-        for placed in self._placed:
-            placed.opened()
+        for placed in self._special:
+            placed.take_values()
         if self._low_rank and clock is None:
             compare_rules(self._low_rank, self._control, required=self._equal_bits)
 
@@ -132,7 +132,7 @@ class ServerCarrier(GradientCarrier):
     def settle(self, clock: int) -> None:
         self._tables.settle()
         for placed in self._special:
-            placed.settled()
+            placed.take_values()
 
     def traffic(self) -> Mapping[int, Traffic]:
         tables = self._tables.traffic()

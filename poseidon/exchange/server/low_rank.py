@@ -110,7 +110,7 @@ class LowRankTensor(Placed):
         for place in matrix.unused:
             self._tables.skip(place)
 
-    def settled(self) -> None:
+    def take_values(self) -> None:
         if self.matrix.is_due:
             self.matrix.apply()
 

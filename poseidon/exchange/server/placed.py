@@ -31,9 +31,6 @@ class Placed(CarrierState, ABC):
     def open(self, histories: Sequence[History] | None) -> History:
         """Prepare the table for its first value. Return the table's history."""
 
-    def opened(self) -> None:
-        """Take the first values, which are in the table."""
-
     def start(self, step: Step) -> None:
         """Begin an iteration."""
 
@@ -52,8 +49,8 @@ class Placed(CarrierState, ABC):
     def finish(self) -> None:
         """End the iteration, before tables without a push get zeros."""
 
-    def settled(self) -> None:
-        """Take the values of all finished iterations, which are in the table."""
+    def take_values(self) -> None:
+        """Take the values in the table: the first ones, or those of all finished iterations."""
 
     @abstractmethod
     def traffic(self, tables: Sequence[Traffic]) -> Mapping[int, Traffic]:

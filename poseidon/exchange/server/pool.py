@@ -109,9 +109,6 @@ class Pool(Placed):
         self._pack()
         return _concatenated_history([histories[i] for i in self.indices]) if histories else ()
 
-    def opened(self) -> None:
-        self._unpack()
-
     def start(self, step: Step) -> None:
         self._is_read = False
         self._missing = set(self.indices)
@@ -124,7 +121,7 @@ class Pool(Placed):
     def wait(self, index: int) -> None:
         if not self._is_read:
             self._tables.read(self.table)
-            self._unpack()
+            self.take_values()
 
     def complete(self) -> Push | None:
         """Set the missing gradients to zero, where only some have come."""
@@ -137,9 +134,6 @@ class Pool(Placed):
     def finish(self) -> None:
         if self._statistics:
             self._pack()
-
-    def settled(self) -> None:
-        self._unpack()
 
     def histories(self) -> Mapping[int, History]:
         parts = _split_history(self._tables.history(self.table), self._shapes)
@@ -159,11 +153,9 @@ class Pool(Placed):
         }
 
     def _pack(self) -> None:
-        """Copy the module's tensors to the flat one."""
         torch._foreach_copy_(self._pooled, self._own)
 
-    def _unpack(self) -> None:
-        """Copy the flat tensor to the module's."""
+    def take_values(self) -> None:
         torch._foreach_copy_(self._own, self._pooled)
         self._is_read = True
 

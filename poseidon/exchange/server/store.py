@@ -14,9 +14,8 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from poseidon.exchange.base import ExchangeSettings, Trained
-from poseidon.exchange.lossy.low_rank_matrix import LowRank, low_rank_tensors
+from poseidon.exchange.lossy.low_rank_matrix import LowRank
 from poseidon.exchange.options import DEFAULT_OPTIONS, ExchangeOptions
-from poseidon.exchange.server.pool import pool_tensors, pools_of
 from ps_server import CodecPair, Keeping, StoreSpec, TableSpec
 
 
@@ -110,70 +109,3 @@ class Layout:
     def owners(self) -> list[Sequence[int]]:
         """For each table the indices of the tensors that it is of."""
         return [*((index,) for index, parts in self.factors.items() for _ in parts), *self.pools]
-
-
-def lay_out(
-    tensors: Sequence[Trained],
-    settings: ExchangeSettings,
-    *,
-    workers: int,
-    shards: int,
-    options: ExchangeOptions = DEFAULT_OPTIONS,
-    loads: Sequence[int] = (),
-    elsewhere: Collection[int] = (),
-    codecs: Mapping[int, CodecPair] | None = None,
-    low_rank: Mapping[int, LowRank] | None = None,
-) -> Layout:
-    """Return the layout of tensors of which small ones share tables; the same on every worker.
-
-    Args:
-        tensors: of the exchange.
-        settings: common to all tensors.
-        workers: number of workers.
-        shards: number of shards.
-        options: of the exchange.
-        loads: relative load of each shard; empty: all equal.
-        elsewhere: indices of the tensors that other carriers move.
-        codecs: of the tensors that have one, by index.
-        low_rank: how tensors travel by PowerSGD, by index.
-    """
-    codecs, low_rank = codecs or {}, low_rank or {}
-    factors = low_rank_tensors(tensors, low_rank)
-    copies = {*elsewhere, *low_rank}
-    pools: Sequence[Sequence[int]] = [(index,) for index in range(len(tensors))]
-    if not options.rows:  # tables that are to be cut into so many pieces are not shared
-        pools = pools_of(tensors, apart=copies | codecs.keys())
-    pooled = pool_tensors(tensors, pools)
-    # P and Q come first: their two rounds are the longest way
-    parts = [part for own in factors.values() for part in own]
-    store = store_spec(
-        [*parts, *pooled],
-        settings,
-        workers=workers,
-        shards=shards,
-        options=options,
-        loads=loads,
-        copies={len(parts) + table for table, pool in enumerate(pools) if pool[0] in copies},
-        codecs=[*_factor_codecs(factors, low_rank), *(codecs.get(pool[0]) for pool in pools)],
-    )
-    return Layout(
-        tensors=tensors,
-        store=store,
-        pools=pools,
-        pooled=[*parts, *pooled],
-        elsewhere=frozenset(elsewhere),
-        low_rank=low_rank,
-        factors=factors,
-    )
-
-
-def _factor_codecs(
-    factors: Mapping[int, Sequence[Trained]], low_rank: Mapping[int, LowRank]
-) -> list[CodecPair | None]:
-    """Return the codecs of P and Q, and None for G, of each tensor that travels by PowerSGD."""
-    found: list[CodecPair | None] = []
-    for index, parts in factors.items():
-        codec = low_rank[index].codec
-        pair = None if codec is None else CodecPair(codec, codec)
-        found += [pair, pair, None][: len(parts)]
-    return found

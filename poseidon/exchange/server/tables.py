@@ -97,7 +97,6 @@ class ServerTables:
             self.read(index)
 
     def _restore(self) -> None:
-        """Continue from what `hold_back` was given since the last call: nothing where it was not called."""
         for index, table in enumerate(self._tables):
             held_back = self._client.held_back(index)
             if held_back is not None:
@@ -205,7 +204,6 @@ class ServerTables:
         self._pushes.call(self._client.clock)
 
     def _push_limited(self, limit: float) -> None:
-        """Apply the limit to this worker's own gradients, and push the changes."""
         self._pushes.drain()
         for index, table in enumerate(self._tables):
             if table.pending is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import traceback
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -16,9 +17,12 @@ from poseidon.exchange.build import build_exchange, plan_exchange
 from poseidon.exchange.building.membership import Built, Membership
 from poseidon.exchange.cost import ExchangeKind, Scheme
 from poseidon.exchange.factors.carrier import FactorCarrier
+from poseidon.exchange.hooks import Hooks
+from poseidon.exchange.observe.statistics import WaitTimes
 from poseidon.exchange.options import ExchangeOptions
 from poseidon.exchange.server.carrier import ServerCarrier
-from ps_server import Consistency, Keeping, Precision, Rule
+from ps_server import Client, Consistency, Keeping, Precision, Rule
+from ps_server.protocol.messages import Array
 from tests.support.cluster import TIMEOUT_S, TOKEN, job_addresses, shards_on_sockets
 
 
@@ -186,3 +190,39 @@ def test_dedicated_servers_change_the_plan() -> None:
     rows = 16
     assert plan_exchange(tensors(rows=rows), both).choices[0].scheme is Scheme.FACTORS
     assert plan_exchange(tensors(rows=rows), apart).choices[0].scheme is Scheme.SERVER
+
+
+@pytest.mark.parametrize(("staleness", "compress"), [(0, ""), (0, "fc.0=powersgd:2"), (2, "")])
+def test_few_frames_lie_between_the_hook_of_a_gradient_and_its_push(
+    staleness: int, compress: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each has its work: the exchange, the carrier, the tables of the store, and what is sent to one of them."""
+    kind = ExchangeKind.SERVER
+    frames: set[tuple[str, ...]] = set()
+    push = Client.push
+
+    def noted(client: Client, table: int, array: Array, *, rate: float = 0.0) -> None:
+        names = [f.name for f in traceback.extract_stack()[:-1] if "/poseidon/exchange/" in f.filename]
+        if "_on_gradient" in names:
+            frames.add(tuple(names[names.index("_on_gradient") + 1 :]))
+        push(client, table, array, rate=rate)
+
+    monkeypatch.setattr(Client, "push", noted)
+    module = nn.Linear(100, 64)
+    own = [Trained(name=f"fc.{number}", tensor=p) for number, p in enumerate(module.parameters())]
+    options = ExchangeOptions(kind=kind, staleness=staleness, compress=compress)
+    member = Membership(shards=1, token=TOKEN, timeout_s=TIMEOUT_S, options=options)
+    with job_addresses(kind, 1, 1) as connect:
+        exchange = build_exchange(own, ExchangeSettings(), member, connect).exchange
+        exchange.observe([WaitTimes(len(own))])
+        hooks = Hooks(module, own, exchange)
+        exchange.open(None)
+        exchange.start(0, 0.1)
+        hooks.start()
+        module(torch.ones(1, 100)).sum().backward()
+        hooks.finish()
+        exchange.finish()
+        exchange.settle()
+        hooks.close()
+        exchange.close()
+    assert frames == {("begin", "begin", "push", "_send")}
