@@ -12,6 +12,7 @@ import pytest
 from poseidon.caffe2.training.flags import flags as trainer_flags
 from poseidon.cli.main import COMMANDS
 from poseidon.cluster import events
+from poseidon.cluster.agent import messages
 from poseidon.cluster.agent import wire as agent_wire
 from poseidon.cluster.rendezvous.wire import Kind
 from poseidon.exchange.factors import wire as factors_wire
@@ -222,7 +223,7 @@ def test_the_wire_page_has_the_legal_messages_of_each_state() -> None:
 
 def test_the_wire_page_has_the_versions_and_limits() -> None:
     versions = [int(row[3]) for row in _rows(WIRE_PAGE, "# Wire protocol") if row[3].isdecimal()]
-    assert versions == [wire.PROTOCOL_VERSION, factors_wire.VERSION, agent_wire.PROTOCOL]
+    assert versions == [wire.PROTOCOL_VERSION, factors_wire.VERSION, messages.PROTOCOL]
     limits = {row[0]: row[1] for row in _rows(WIRE_PAGE, "### Frames")}
     assert limits["frames of a packet"] == f"{wire.MAX_FRAMES:,}"
     assert limits["header"] == f"{wire.MAX_HEADER_BYTES >> 20} MiB"
@@ -234,9 +235,9 @@ def test_the_wire_page_has_the_versions_and_limits() -> None:
 def test_the_wire_page_lists_every_request_and_report_of_an_agent() -> None:
     heading = "## Agent protocol"
     requests = {row[0] for row in _rows(WIRE_PAGE, heading)}
-    assert requests == set(agent_wire._REQUESTS)
+    assert requests == agent_wire.REQUESTS.kinds
     text = _text(WIRE_PAGE).partition("The agent sends reports:")[2].partition("\n## ")[0]
-    assert set(re.findall(r"^\| `(\w+)` \|", text, re.MULTILINE)) - {"is"} == set(agent_wire._REPORTS)
+    assert set(re.findall(r"^\| `(\w+)` \|", text, re.MULTILINE)) - {"kind"} == agent_wire.REPORTS.kinds
 
 
 def test_the_wire_page_lists_every_message_of_a_rendezvous() -> None:

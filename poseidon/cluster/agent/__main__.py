@@ -2,7 +2,7 @@
 
 It starts the job's processes for the launcher, forwards their events and log lines, and registers the job on its host,
 so that `poseidon ps` and `poseidon kill` work there, too. It takes requests from its standard input; `serve` does the
-same over any other channel (`poseidon.cluster.agent.wire` has the messages).
+same over any other channel (`poseidon.cluster.agent.messages` has the messages).
 
 Law: no process of the job outlives the channel. When the channel ends, breaks or falls silent, and on SIGTERM, all
 processes get SIGTERM, then SIGKILL, and the agent exits. No request reaches a shell or a path, save as
@@ -30,7 +30,7 @@ import psutil
 
 from poseidon import __version__
 from poseidon.cluster.agent.line_channel import LineChannel, PipeLineChannel
-from poseidon.cluster.agent.wire import (
+from poseidon.cluster.agent.messages import (
     OWN_INTERPRETER,
     PROTOCOL,
     EventReport,
@@ -49,10 +49,8 @@ from poseidon.cluster.agent.wire import (
     Start,
     Started,
     Welcome,
-    WireError,
-    decode_request,
-    encode_report,
 )
+from poseidon.cluster.agent.wire import REPORTS, REQUESTS, WireError
 from poseidon.cluster.jobs.kill import AGENT, USER_KILL
 from poseidon.cluster.jobs.registry import (
     JobRecord,
@@ -164,11 +162,11 @@ class Agent:
     def _decode(self, line: bytes) -> Request | None:
         """Return the request in a line; None, with a report, where the connection cannot go on."""
         try:
-            request = decode_request(line)
+            request = REQUESTS.decode(line)
             if isinstance(request, Hello):
                 self._welcome(request)
             elif self._record is None:
-                raise WireError("a request before the greeting")
+                raise WireError("a request before Hello")
         except WireError as error:
             self.report(Refused(id=-1, message=str(error)))
             return None
@@ -307,7 +305,7 @@ class Agent:
             if report is None:
                 return
             try:
-                self._channel.send(encode_report(report))
+                self._channel.send(REPORTS.encode(report))
             except OSError:
                 self._lost.set()
 

@@ -16,8 +16,7 @@ from dataclasses import dataclass
 
 from poseidon import __version__
 from poseidon.cluster.agent.line_channel import LineChannel
-from poseidon.cluster.agent.remote_process import RemoteProcess
-from poseidon.cluster.agent.wire import (
+from poseidon.cluster.agent.messages import (
     OWN_INTERPRETER,
     PROTOCOL,
     Heartbeat,
@@ -29,10 +28,9 @@ from poseidon.cluster.agent.wire import (
     Shutdown,
     Start,
     Welcome,
-    WireError,
-    decode_report,
-    encode_request,
 )
+from poseidon.cluster.agent.remote_process import RemoteProcess
+from poseidon.cluster.agent.wire import REPORTS, REQUESTS, WireError
 from poseidon.cluster.process import Listener, ProcessSpec
 from poseidon.errors import JobError, printable
 
@@ -193,7 +191,7 @@ class AgentLink:
             except queue.Empty:
                 request = Heartbeat()
             try:
-                self._channel.send(encode_request(request))
+                self._channel.send(REQUESTS.encode(request))
             except OSError as error:
                 self._lose(f"the channel to it broke ({str(error) or type(error).__name__})")
             if isinstance(request, Shutdown):
@@ -206,7 +204,7 @@ class AgentLink:
         while (line := self._channel.receive()) is not None:
             self._in_listener = True
             try:
-                self._take(decode_report(line))
+                self._take(REPORTS.decode(line))
             except WireError as error:
                 return self._lose(f"what answers there is not an agent of this job ({error})")
             finally:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 
-from poseidon.cluster.agent.wire import (
+from poseidon.cluster.agent.messages import (
     EventReport,
     Exited,
     LogReport,

@@ -19,7 +19,8 @@ from poseidon import __version__
 from poseidon.cluster.agent.__main__ import Agent
 from poseidon.cluster.agent.line_channel import PipeLineChannel
 from poseidon.cluster.agent.link import AgentLink, LinkSettings
-from poseidon.cluster.agent.wire import Hello, Refused, Start, Welcome, decode_report, encode_request
+from poseidon.cluster.agent.messages import Hello, Refused, Start, Welcome
+from poseidon.cluster.agent.wire import REPORTS, REQUESTS
 from poseidon.cluster.jobs.kill import KillTimeouts, kill_job
 from poseidon.cluster.jobs.registry import JobRecord, RecordedProcess, Registry, record_fields
 from poseidon.cluster.machinefile import Host
@@ -193,7 +194,7 @@ def test_a_launcher_that_falls_silent_ends_the_job(tmp_path: Path) -> None:
         greeting = Hello(
             protocol=1, version="0.1.0", record=record_fields(RECORD), silence_s=0.5, grace_s=0.1
         )
-        process.stdin.write(encode_request(greeting) + b"\n")
+        process.stdin.write(REQUESTS.encode(greeting) + b"\n")
         process.stdin.flush()
         assert process.wait(WAIT_S) == 1
 
@@ -229,10 +230,10 @@ def test_an_agent_that_falls_silent_is_a_failure_of_its_processes(tmp_path: Path
 @pytest.mark.parametrize(
     ("line", "words"),
     [
-        (b"nonsense", "not JSON"),
-        (b'{"do": "beat"}', "a request before the greeting"),
-        (encode_request(Hello(protocol=1, version="9.9", record={}, silence_s=1, grace_s=1)), "the launcher is 9.9"),
-        (encode_request(Hello(protocol=1, version="0.1.0", record={}, silence_s=1, grace_s=1)), "cannot be read"),
+        (b"nonsense", "not a message"),
+        (b'{"kind": "Heartbeat"}', "a request before Hello"),
+        (REQUESTS.encode(Hello(protocol=1, version="9.9", record={}, silence_s=1, grace_s=1)), "the launcher is 9.9"),
+        (REQUESTS.encode(Hello(protocol=1, version="0.1.0", record={}, silence_s=1, grace_s=1)), "cannot be read"),
     ],
 )  # fmt: skip
 def test_what_no_agent_obeys(tmp_path: Path, line: bytes, words: str) -> None:
@@ -240,7 +241,7 @@ def test_what_no_agent_obeys(tmp_path: Path, line: bytes, words: str) -> None:
         assert process.stdin is not None and process.stdout is not None
         process.stdin.write(line + b"\n")
         process.stdin.flush()
-        report = decode_report(process.stdout.readline())
+        report = REPORTS.decode(process.stdout.readline())
         assert words in getattr(report, "message", "")
         assert process.wait(WAIT_S) == 1
 
@@ -273,7 +274,7 @@ class FakeLauncher:
         self.lines.put(None)
 
 
-HELLO = encode_request(
+HELLO = REQUESTS.encode(
     Hello(protocol=1, version=__version__, record=record_fields(RECORD), silence_s=600.0, grace_s=1.0)
 )
 
@@ -282,7 +283,7 @@ def _served(launcher: FakeLauncher, home: Path) -> tuple[Agent, threading.Thread
     served, codes = Agent(launcher, JOB, Registry(home)), list[int]()
     thread = threading.Thread(target=lambda: codes.append(served.serve()), name="agent")
     thread.start()
-    assert isinstance(decode_report(launcher.reports.get(timeout=WAIT_S)), Welcome)
+    assert isinstance(REPORTS.decode(launcher.reports.get(timeout=WAIT_S)), Welcome)
     return served, thread, codes
 
 
@@ -336,7 +337,7 @@ def test_a_launcher_that_reads_nothing_does_not_keep_an_agent_from_its_signals(
     served.report(Refused(id=0, message="is being sent"))
     served.report(Refused(id=0, message="waits"))
     start = Start(id=7, name=NAME, argv=("/no/such/program",), environment={}, first_line="")
-    launcher.lines.put(encode_request(start))
+    launcher.lines.put(REQUESTS.encode(start))
     until(launcher.lines.empty, "the request was not taken", WAIT_S)
     time.sleep(0.3)  # the loop waits with its answer
     served.stop()

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 import pytest
 
 from poseidon.cluster.agent.link import AgentLink, LinkSettings
-from poseidon.cluster.agent.wire import (
+from poseidon.cluster.agent.messages import (
     Exited,
     Hello,
     LogReport,
@@ -18,9 +18,8 @@ from poseidon.cluster.agent.wire import (
     Start,
     Started,
     Welcome,
-    decode_request,
-    encode_report,
 )
+from poseidon.cluster.agent.wire import REPORTS, REQUESTS
 from poseidon.cluster.plan import ProcessName, Role
 from poseidon.cluster.process import ProcessSpec
 from poseidon.errors import JobError
@@ -43,12 +42,12 @@ class FakeChannel:
         self.close_error: Exception | None = None
 
     def report(self, report: Report) -> None:
-        self.lines.put(encode_report(report))
+        self.lines.put(REPORTS.encode(report))
 
     def send(self, line: bytes) -> None:
         if self.send_error is not None:
             raise self.send_error
-        request = decode_request(line)
+        request = REQUESTS.decode(line)
         if isinstance(request, Hello):
             self.report(Welcome(protocol=1, version=request.version, pid=1, cores=1, scratch="/tmp/x"))
         elif isinstance(request, Start):
