@@ -57,7 +57,7 @@ DATA_AND_MODELS = (
     Broken(
         name="mean-file-missing",
         edit=(net("scale: 0.01", 'mean_file: "mean"'),),
-        says=r"mean file .*mean cannot be read: .*compute_image_mean makes one",
+        says=r"mean file .*mean cannot be read: .*compute_image_mean` makes one",
     ),
     Broken(
         name="crop-too-large",
@@ -79,7 +79,7 @@ DATA_AND_MODELS = (
     Broken(
         name="model-named-in-the-solver-missing",
         edit=(solver("max_iter", 'weights: "none.caffemodel" max_iter'),),
-        says=r"cannot read the model .*none\.caffemodel: No such file",
+        says=r"solver\.prototxt:\d+: weights: there is no file .*none\.caffemodel",
     ),
     Broken(
         name="batch-size-zero",
@@ -103,7 +103,7 @@ DATA_AND_MODELS = (
     Broken(
         name="partition-missing",
         edit=(TWO, NOT_SHARED),
-        says=r"{}/train_lmdb_\d \(shared_file_system is false\), which does not exist: create it with",
+        says=r"{}/train_lmdb_\d \(shared_file_system is false\), which does not exist: write shared_file_system: true",
     ),
     Broken(
         name="streaming-with-workers-of-a-host",
