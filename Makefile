@@ -1,7 +1,8 @@
 # make setup | cifar10 | test | check | docs | proto | clean
 PYTHON ?= python3
 VENV   := .venv
-STAMP  := $(VENV)/.installed
+EXTRA  ?= dev
+STAMP  := $(VENV)/.installed-$(EXTRA)
 
 .PHONY: setup cifar10 test check docs proto clean
 
@@ -10,9 +11,9 @@ setup: $(STAMP)
 $(STAMP): setup.py constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and "Poseidon needs Python 3.10 or newer, and $(PYTHON) is %d.%d; expected, for example: make setup PYTHON=python3.11" % sys.version_info[:2])'
 	$(VENV)/bin/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv $(VENV)
-	@echo "Poseidon, torch and the tools of development are installed into $(VENV): about 2 GB, several minutes"
+	@echo "Poseidon, torch and the tools of development ($(EXTRA)) are installed into $(VENV): about 2 GB, several minutes"
 	$(VENV)/bin/python -m pip install --quiet --upgrade pip
-	PYTHONWARNINGS=ignore $(VENV)/bin/python -m pip install --no-compile -c constraints.txt -e '.[dev]'
+	PYTHONWARNINGS=ignore $(VENV)/bin/python -m pip install --no-compile -c constraints.txt -e '.[$(EXTRA)]'
 	touch $@
 
 cifar10: setup

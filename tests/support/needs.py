@@ -97,17 +97,24 @@ def _namespaces() -> str | None:
     return None if works else "run on a kernel that allows namespaces"
 
 
+DEV_ALL = "make setup EXTRA=dev-all"
+
+
 def _leveldb() -> str | None:
     return None if find_spec("plyvel_next") or find_spec("plyvel") else "pip install -e .[dev]"
 
 
 def _ray() -> str | None:
-    return None if find_spec("ray") else "pip install 'poseidon[ray]'"
+    return None if find_spec("ray") else DEV_ALL
 
 
 def _container_linters() -> str | None:
     programs = ("hadolint", "check-jsonschema", "kubernetes-validate")
-    return None if all(map(shutil.which, programs)) else "pip install -e .[dev]"
+    return None if all(map(shutil.which, programs)) else DEV_ALL
+
+
+def _selenium() -> str | None:
+    return None if find_spec("selenium") else DEV_ALL
 
 
 def _gpu() -> str | None:
@@ -131,7 +138,7 @@ NEEDS = {
     "networks": Need("networks in namespaces", _NAMESPACES, root=True, check=_namespaces),
     "firewall": Need("firewalls in namespaces", ("nft",), root=True),
     "clock": Need("a host with another clock", ("faketime",)),
-    "browser": Need("pages in a browser", ("chromedriver", "chromium")),
+    "browser": Need("pages in a browser", ("chromedriver", "chromium"), check=_selenium),
     "dot": Need("drawings of nets", ("dot",)),
     "linters": Need("scripts of schedulers and containers", ("shellcheck", "yamllint")),
     "container linters": Need("schemas of container files", check=_container_linters),
