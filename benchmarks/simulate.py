@@ -152,9 +152,7 @@ def main(words: list[str] | None = None) -> int:
     )
     one.add_argument("--no-wait-free", action="store_true", help="gradients leave after the backward pass")
     one.set_defaults(run=run_iteration)
-    other = commands.add_parser(
-        "compare", aliases=["beside"], help="compare measured iterations with predicted ones"
-    )
+    other = commands.add_parser("compare", help="compare measured iterations with predicted ones")
     other.add_argument("files", type=Path, nargs="+", metavar="FILE", help="of cluster.py --json")
     other.add_argument(
         "--net", choices=list(NETS), default="resnet50", help="of tables on overlap (resnet50)"

@@ -273,11 +273,6 @@ def retired(group: Group | Parser, name: str, instead: str = "", *, alone: bool 
     action.instead = instead
 
 
-def old_name(group: Group | Parser, name: str, flag_name: str, **settings: Any) -> None:
-    """Add the name that a flag had in earlier releases. It works as before, and help does not show it."""
-    flag(group, name, argparse.SUPPRESS, dest=flag_name, default=argparse.SUPPRESS, **settings)
-
-
 def chosen(
     group: Group | Parser,
     name: str,

@@ -16,7 +16,6 @@ from poseidon.cli.parsers.form import (
     chosen,
     flag,
     help_flag,
-    old_name,
     retired,
     solver_flag,
     switch,
@@ -184,7 +183,6 @@ def _worker(parser: Parser) -> None:
     flag(group, "rendezvous_port", "port of rank 0; default: $MASTER_PORT", type=port, metavar="P")
     text = "seconds until all tasks have connected (300)"
     flag(group, "rendezvous_timeout", text, type=number, default=300.0, metavar="S")
-    old_name(group, "meeting_timeout", "rendezvous_timeout", type=number)
     help_flag(parser)
 
 

@@ -45,7 +45,6 @@ def test_a_new_key(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
             ["--rendezvous_timeout=0", "run", "script.py"],
             "--rendezvous_timeout=0: expected more than 0 seconds",
         ),
-        (["--meeting_timeout=0", "run", "script.py"], "--rendezvous_timeout=0: expected more than 0 seconds"),
         (["run", "script.py", "--hostfile=the_scripts_own"], "no RANK and WORLD_SIZE"),
     ],
 )
