@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import reduce
 from operator import add
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -86,14 +87,14 @@ def _adagrad(rule: Rule, g: Tensor, history: History, r: float, step: int) -> Te
     # h = h + g^2; d = -r g / (sqrt(h) + delta). Duchi et al., JMLR 2011.
     (h,) = history
     h.addcmul_(g, g)
-    return g.div_(h.sqrt().add_(rule.delta)).mul_(-r)
+    return g.div_(_square_root(h).add_(rule.delta)).mul_(-r)
 
 
 def _rmsprop(rule: Rule, g: Tensor, history: History, r: float, step: int) -> Tensor:
     # h = p h + (1 - p) g^2; d = -r g / (sqrt(h) + delta). Tieleman and Hinton, 2012.
     (h,) = history
     h.mul_(rule.rms_decay).addcmul_(g, g, value=1 - rule.rms_decay)
-    return g.div_(h.sqrt().add_(rule.delta)).mul_(-r)
+    return g.div_(_square_root(h).add_(rule.delta)).mul_(-r)
 
 
 def _adadelta(rule: Rule, g: Tensor, history: History, r: float, step: int) -> Tensor:
@@ -101,7 +102,7 @@ def _adadelta(rule: Rule, g: Tensor, history: History, r: float, step: int) -> T
     # Zeiler, 2012; Caffe multiplies by the rate, the paper does not.
     a, b = history
     a.mul_(rule.momentum).addcmul_(g, g, value=1 - rule.momentum)
-    g.mul_((b + rule.delta).div_(a + rule.delta).sqrt_())
+    g.mul_(_square_root((b + rule.delta).div_(a + rule.delta)))
     b.mul_(rule.momentum).addcmul_(g, g, value=1 - rule.momentum)
     return g.mul_(-r)
 
@@ -113,7 +114,18 @@ def _adam(rule: Rule, g: Tensor, history: History, r: float, step: int) -> Tenso
     correction = math.sqrt(1 - rule.momentum2 ** (step + 1)) / (1 - rule.momentum ** (step + 1))
     m.mul_(rule.momentum).add_(g, alpha=1 - rule.momentum)
     v.mul_(rule.momentum2).addcmul_(g, g, value=1 - rule.momentum2)
-    return torch.div(m, v.sqrt().add_(rule.delta), out=g).mul_(-r * correction)
+    return torch.div(m, _square_root(v).add_(rule.delta), out=g).mul_(-r * correction)
+
+
+def _square_root(values: Tensor) -> Tensor:
+    """Return the square roots, correctly rounded.
+
+    On a CPU torch calls MKL for them, whose last bit depends on the vector instructions that it takes.
+    """
+    if values.device.type != "cpu":
+        return values.sqrt()
+    with np.errstate(invalid="ignore"):  # NaN, as torch's
+        return torch.from_numpy(np.sqrt(values.numpy()))
 
 
 _RULES: dict[RuleKind, Callable[[Rule, Tensor, History, float, int], Tensor]] = {

@@ -134,6 +134,7 @@ def test_a_shard_that_is_a_process_of_its_own_takes_the_memory(
             client.clock()
             client.read(0, value)
         client.close()
+        process.stdout.read()  # until the process ends, which writes to it last
     assert process.returncode == 0
     np.testing.assert_allclose(value, -(1 + 1.9 + 2.71 + 3.439 + 4.0951), rtol=1e-6)
     assert passing.bytes < 2 * 4 * SIZE
