@@ -127,7 +127,7 @@ def setup(*, stream: TextIO | None = None, file: Path | None = None, level: int 
     handlers: list[logging.Handler] = []
     if file is not None:
         file.parent.mkdir(parents=True, exist_ok=True)
-        handlers.append(_LogFile(file, encoding="utf-8"))
+        handlers.append(_LogFile(file, encoding="utf-8", errors="backslashreplace"))
     if stream is not None:
         handlers.append(logging.StreamHandler(stream))
     for handler in handlers:

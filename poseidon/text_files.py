@@ -13,10 +13,14 @@ from pathlib import Path
 _UTF_16 = {codecs.BOM_UTF16_LE: "utf-16-le", codecs.BOM_UTF16_BE: "utf-16-be"}
 
 
-def decoded(content: bytes) -> str:
+def decoded(content: bytes, *, errors: str = "surrogateescape") -> str:
     """Return the text of a file, UTF-8 with or without a byte order mark, or UTF-16 with one, as Windows writes it.
 
     Lines end in a line feed.
+
+    Args:
+        content: of the file.
+        errors: what becomes of bytes that are not UTF-8; see `codecs`.
 
     Raises:
         UnicodeDecodeError: the content has the mark of UTF-16, but is none.
@@ -25,8 +29,17 @@ def decoded(content: bytes) -> str:
     if encoding is not None:
         text = content[2:].decode(encoding)
     else:
-        text = content.decode("utf-8-sig", errors="surrogateescape")
+        text = content.decode("utf-8-sig", errors=errors)
     return text.replace("\r\n", "\n").replace("\r", "\n")
+
+
+def escaped(text: str) -> str:
+    """Return a text that is UTF-8: surrogates are escapes, as `caf\\udce9.jpg`.
+
+    >>> escaped("caf\\udce9.jpg")
+    'caf\\\\udce9.jpg'
+    """
+    return text.encode(errors="backslashreplace").decode()
 
 
 def read_text(path: Path) -> str:

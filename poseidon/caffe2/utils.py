@@ -70,7 +70,7 @@ def _extend(argument: caffe2_pb2.Argument, values: list[Any]) -> bool:
 
 
 def _bytes(text: str | bytes) -> bytes:
-    return text.encode() if isinstance(text, str) else text
+    return text.encode(errors="surrogateescape") if isinstance(text, str) else text
 
 
 def ArgsToDict(args: Iterable[caffe2_pb2.Argument]) -> dict[str, Any]:

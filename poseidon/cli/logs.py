@@ -60,7 +60,7 @@ def _chosen(folder: Path, arguments: argparse.Namespace) -> Mapping[str, Path]:
 
 def _open(paths: Mapping[str, Path], stack: ExitStack) -> dict[str, LogLines]:
     def opened(path: Path) -> LogLines:
-        return LogLines(stack.enter_context(path.open(encoding="utf-8", errors="replace")))
+        return LogLines(stack.enter_context(path.open(encoding="utf-8", errors="backslashreplace")))
 
     try:
         return {name: opened(path) for name, path in paths.items()}

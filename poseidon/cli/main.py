@@ -97,7 +97,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Args:
         arguments: those of the command line; None: those of the process.
     """
-    _open_closed_streams()
+    _prepare_streams()
     parsed = parse_arguments(list(sys.argv[1:] if arguments is None else arguments))
     for note in parsed.notes:
         print(f"note: {note}", file=sys.stderr)
@@ -206,8 +206,11 @@ def _instead(name: str, rest: Sequence[str]) -> str:
     return f", did you mean '{near}'?" if near else ""
 
 
-def _open_closed_streams() -> None:
-    """Give closed standard streams (`2>&-`, a daemon) the null device: a file must not get their descriptors."""
+def _prepare_streams() -> None:
+    """Give closed standard streams (`2>&-`, a daemon) the null device: a file must not get their descriptors.
+
+    Standard output takes any text, such as the name of a file that is not UTF-8.
+    """
     for number in range(3):
         try:
             os.fstat(number)
@@ -215,6 +218,8 @@ def _open_closed_streams() -> None:
             os.open(os.devnull, os.O_RDWR)  # takes the lowest descriptor that is free, which is this one
     if sys.stderr is None:
         sys.stderr = os.fdopen(2, "w", closefd=False)
+    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
+        sys.stdout.reconfigure(errors="backslashreplace")  # as standard error
 
 
 def _drop_output() -> None:

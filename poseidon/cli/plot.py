@@ -10,6 +10,7 @@ from poseidon.errors import UsageError
 from poseidon.launch.job_folder import find_training_log, read_training_log
 from poseidon.metrics.curves import CHARTS, FORMATS, Panel, XAxis, YScale, curves, draw
 from poseidon.snapshot.files import make_folder, write_atomically
+from poseidon.text_files import escaped
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -50,5 +51,6 @@ def _short_names(logs: Sequence[tuple[str, Path]]) -> list[str]:
     """Names for the legend, with the folder where two files are called alike (worker_0.log)."""
     names = [name for name, _ in logs]
     return [
-        f"{path.absolute().parent.name}/{path.name}" if names.count(name) > 1 else name for name, path in logs
+        escaped(f"{path.absolute().parent.name}/{path.name}" if names.count(name) > 1 else name)
+        for name, path in logs
     ]

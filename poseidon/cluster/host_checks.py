@@ -204,7 +204,7 @@ def _run_check(check: HostCheck) -> HostFacts:
         (*check.interpreter, *sent_program_arguments()), stdin=stdin, timeout_s=PROBE_S
     )
     if done.status != 0:
-        last = done.stderr.decode("utf-8", errors="replace").strip().splitlines()[-1:] or ["nothing"]
+        last = done.stderr.decode("utf-8", errors="backslashreplace").strip().splitlines()[-1:] or ["nothing"]
         raise JobError(
             f"{label}: its Python cannot be run (status {done.status}): {printable(last[0][:_MAX_OUTPUT])}"
         )

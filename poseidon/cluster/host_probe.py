@@ -274,7 +274,7 @@ def _file_limits() -> tuple[int, int]:
 
 def _first_value(path: str, key: str) -> str:
     try:
-        with open(path, encoding="utf-8", errors="replace") as lines:
+        with open(path, encoding="utf-8", errors="backslashreplace") as lines:
             for line in lines:
                 name, _, value = line.partition(":")
                 if name.strip() == key:
@@ -311,7 +311,7 @@ def _gpus() -> list[str] | None:
         )
     except (OSError, subprocess.TimeoutExpired):
         return []
-    return done.stdout.decode(errors="replace").splitlines() if done.returncode == 0 else []
+    return done.stdout.decode(errors="backslashreplace").splitlines() if done.returncode == 0 else []
 
 
 def _resolved(name: str) -> list[str]:

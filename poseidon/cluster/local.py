@@ -233,4 +233,4 @@ def _pipe(stream: IO[bytes] | None) -> IO[bytes]:
 
 
 def _text(line: bytes) -> str:
-    return line.decode("utf-8", errors="replace").rstrip("\r\n")
+    return line.decode("utf-8", errors="backslashreplace").rstrip("\r\n")

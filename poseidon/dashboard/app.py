@@ -37,6 +37,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from poseidon.cluster.machinefile import is_loopback
 from poseidon.dashboard.folders import JobFolder, find_folders
 from poseidon.dashboard.rendering import fill, job_options, job_parts, last_values
+from poseidon.text_files import escaped
 
 STATIC = Path(__file__).with_name("static")
 _TEMPLATE = STATIC / "index.html"
@@ -50,6 +51,14 @@ _HEADERS = {
     "Cache-Control": "no-store",
     "X-Accel-Buffering": "no",  # a server in front passes the stream on at once
 }
+
+
+class Json(JSONResponse):
+    """A response in JSON of ASCII: names of files and lines of logs need not be UTF-8."""
+
+    def render(self, content: object) -> bytes:
+        """See `JSONResponse`."""
+        return json.dumps(content, allow_nan=False, separators=(",", ":")).encode()
 
 
 class Dashboard:
@@ -71,16 +80,16 @@ class Dashboard:
         if parts["name"]:
             log = await asyncio.to_thread(self._jobs[parts["name"]].log, search)
             parts |= {"search": search, "log": "\n".join(log)}
-        return HTMLResponse(fill(_TEMPLATE.read_text(encoding="utf-8"), parts))
+        return HTMLResponse(escaped(fill(_TEMPLATE.read_text(encoding="utf-8"), parts)))
 
     async def jobs(self, request: Request) -> Response:
         """Return the jobs, newest first."""
-        return JSONResponse(await self._in_thread(self._list))
+        return Json(await self._in_thread(self._list))
 
     async def job(self, request: Request) -> Response:
         """Return all of a job."""
         job = self._find(request)
-        return JSONResponse(await self._in_thread(lambda: {**_state(job), "series": _new_points(job, {})}))
+        return Json(await self._in_thread(lambda: {**_state(job), "series": _new_points(job, {})}))
 
     async def stream(self, request: Request) -> Response:
         """Stream a job's summary and its new points until the page goes."""
@@ -89,7 +98,7 @@ class Dashboard:
     async def log(self, request: Request) -> Response:
         """Return the last lines of a job's logs."""
         job, search = self._find(request), request.query_params.get("search", "")
-        return JSONResponse(await asyncio.to_thread(job.log, search))
+        return Json(await asyncio.to_thread(job.log, search))
 
     async def timeline(self, request: Request) -> Response:
         """Return the picture of an iteration."""

@@ -86,7 +86,7 @@ class JobFolder:
         logs = {}
         for name, path in log_paths(self.folder).items():
             try:
-                logs[name] = path.read_text(encoding="utf-8", errors="replace").splitlines()
+                logs[name] = path.read_text(encoding="utf-8", errors="backslashreplace").splitlines()
             except OSError:
                 continue
         for name, line in merge_logs(logs):

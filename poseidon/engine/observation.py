@@ -47,7 +47,7 @@ def log_plan(plan: ExchangePlan, output: Path) -> None:
     path = output / "exchange_plan.txt"
     LOGGER.info("%s; the scheme of each tensor is in %s", plan.summary(), path)
     try:
-        path.write_text("\n".join(plan.table()) + "\n")
+        path.write_text("\n".join(plan.table()) + "\n", encoding="utf-8", errors="backslashreplace")
     except OSError as error:
         LOGGER.warning("cannot write %s: %s; the job goes on without it", path, error.strerror or error)
 

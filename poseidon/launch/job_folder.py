@@ -28,7 +28,7 @@ from poseidon.metrics.job_statistics import FILE_NAME
 from poseidon.metrics.training_log import TrainingLog, parse_log
 from poseidon.settings import read_settings
 from poseidon.snapshot.rotation import newest_state
-from poseidon.text_files import read_text
+from poseidon.text_files import decoded
 
 OUTPUT = Path("output")
 """Where jobs have their folders without --output."""
@@ -168,7 +168,7 @@ def _recorded_snapshot(folder: Path, ending: str) -> Path | None:
     The solver's snapshot_prefix, or the prefix of a script, puts it in another folder.
     """
     try:
-        lines = (folder / METRICS_FILE).read_text(encoding="utf-8", errors="replace").splitlines()
+        lines = (folder / METRICS_FILE).read_text(encoding="utf-8", errors="backslashreplace").splitlines()
     except OSError:
         return None
     for line in reversed(lines):
@@ -228,7 +228,7 @@ def read_training_log(path: Path) -> TrainingLog:
         DataError: it cannot be read, or has no output of any iteration.
     """
     try:
-        text = read_text(path)
+        text = decoded(path.read_bytes(), errors="backslashreplace")
         year = datetime.fromtimestamp(path.stat().st_mtime).year
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not text"

@@ -116,7 +116,7 @@ class NetOutputs:
         temporary = self._path.with_name(f".{self._path.name}.partial")
         try:
             self._path.parent.mkdir(parents=True, exist_ok=True)
-            temporary.write_text(text, encoding="utf-8")
+            temporary.write_text(text, encoding="utf-8", errors="backslashreplace")
             os.replace(temporary, self._path)
         except OSError as error:
             with suppress(OSError):

@@ -42,7 +42,7 @@ def read_trace(path: Path) -> Iterator[Event]:
         JobError: the file cannot be read or is not a trace.
     """
     try:
-        with path.open(encoding="utf-8", errors="replace") as stream:
+        with path.open(encoding="utf-8", errors="backslashreplace") as stream:
             if stream.readline().strip() != "[":
                 raise JobError(f"{path} is not a trace: expected a list of events, one a line")
             for line in stream:

@@ -17,6 +17,7 @@ from poseidon.proto.caffe_pb2 import SolverParameter
 from poseidon.proto.names import nearest_field
 from poseidon.proto.text import parse
 from poseidon.proto.values import is_quoted, listing
+from poseidon.text_files import escaped
 
 OWN_FLAGS = frozenset({"max_iter", "display", "test_interval", "solver_mode"})
 """Fields that have a flag of their own, which errors about them name."""
@@ -89,6 +90,8 @@ def _read(setting: str) -> tuple[tuple[str, ...], FieldDescriptor, SolverParamet
     field = _field(path, source)
     if not text:
         raise DefinitionError(f"no value for {name}", source=source)
+    if text != escaped(text):  # a name of a file, as the shell has it
+        raise DefinitionError(f"the value of {name} must be UTF-8 text, as all of a prototxt", source=source)
     if field.message_type is not None:
         block = text if text.startswith(("{", "[")) else f"{{ {text} }}"
         body = f"{path[-1]} {block}" if block.startswith("{") else f"{path[-1]}: {block}"

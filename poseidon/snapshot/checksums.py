@@ -33,7 +33,7 @@ def seal(state: Path, *others: Path) -> None:
         SnapshotError: a file cannot be read, or the checksums cannot be written.
     """
     lines = [f"{_digest(path)}  {path.name}\n" for path in (*others, state)]
-    write_atomically(sums_path(state), "".join(lines).encode())
+    write_atomically(sums_path(state), "".join(lines).encode(errors="surrogateescape"))
 
 
 def sealed_files(state: Path) -> tuple[Path, ...] | None:
@@ -80,8 +80,8 @@ def check(state: Path) -> None:
 def _read_sums(state: Path) -> dict[str, str] | None:
     """Return the digests by file name; None unless every line is a digest and a name without a folder."""
     try:
-        lines = sums_path(state).read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError):
+        lines = sums_path(state).read_text(encoding="utf-8", errors="surrogateescape").splitlines()
+    except OSError:
         return None
     sums: dict[str, str] = {}
     for line in lines:

@@ -220,7 +220,7 @@ def _text(path: Path, file: Any, name: str) -> str:
     value = file[name][()]
     if not isinstance(value, bytes):
         raise SnapshotError(f"{path}: /{name} is not text")
-    return value.rstrip(b"\0").decode(errors="replace")
+    return value.rstrip(b"\0").decode(errors="backslashreplace")
 
 
 def _read_poseidon_state(path: Path, file: Any, state: SolverState) -> None:

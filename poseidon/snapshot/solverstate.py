@@ -19,6 +19,7 @@ from poseidon.proto.blob import from_array, to_array
 from poseidon.proto.caffe_pb2 import BlobProto, PoseidonState, SolverState
 from poseidon.snapshot import hdf5
 from poseidon.snapshot.files import read_message, write_atomically
+from poseidon.text_files import escaped
 
 Array = NDArray[np.float32]
 
@@ -48,7 +49,9 @@ def write_state(path: Path, state: RunState) -> None:
     Raises:
         SnapshotError: the file cannot be written.
     """
-    message = SolverState(iter=state.iteration, learned_net=state.model, current_step=state.current_step)
+    # A path that is not UTF-8 cannot stand in a message; the file is then found beside the state.
+    model = escaped(state.model)
+    message = SolverState(iter=state.iteration, learned_net=model, current_step=state.current_step)
     # All first arrays, then all second ones, which is Caffe's order for AdaDelta and Adam.
     for column in zip(*state.histories, strict=True):
         message.history.extend(from_array(array) for array in column)

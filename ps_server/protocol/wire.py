@@ -47,9 +47,8 @@ MAX_CLOCK = 2**40
 MAX_SLOTS = 2**20
 MAX_SLOT_BYTES = 2**31
 
-_PACKER = msgpack.Packer(
-    use_bin_type=True
-)  # one call packs a whole header, and only one thread at a time does
+# One call packs a whole header, and only one thread at a time does. A reason can quote the name of a file.
+_PACKER = msgpack.Packer(use_bin_type=True, unicode_errors="backslashreplace")
 
 E = TypeVar("E", bound=Enum)
 

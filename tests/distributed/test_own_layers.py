@@ -36,11 +36,12 @@ def page(repository: Path, tmp_path: Path) -> str:
 @pytest.mark.parametrize("clients", [1, pytest.param(2, marks=pytest.mark.thorough)])
 def test_the_page_trains(page: str, tmp_path: Path, clients: int) -> None:
     (words,) = COMMAND.findall(page)
-    done = poseidon(tmp_path, *words.split(), f"--hostfile={machinefile(tmp_path, clients)}")
+    here = tmp_path.rename(f"{tmp_path}\udce9")  # the name of a folder need not be UTF-8
+    done = poseidon(here, *words.split(), f"--hostfile={machinefile(here, clients)}")
     assert done.returncode == 0, done.stderr
     losses = [float(loss) for loss in LOSS.findall(done.stderr)]
     assert len(losses) == 4 and losses[-1] < 0.05 * losses[0]
-    (gain,) = dict(read_model(tmp_path / "soft_iter_200.caffemodel"))["soft"]
+    (gain,) = dict(read_model(here / "soft_iter_200.caffemodel"))["soft"]
     assert gain.shape == (8,) and (gain != 1).all()
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 import re
 import runpy
 import signal
@@ -70,7 +71,7 @@ def train_alone(folder: Path, how: str, monkeypatch: pytest.MonkeyPatch) -> dict
 def test_two_clients_are_one_process(
     folder: Path, how: str, threads: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    work = folder / "work"
+    work = folder / os.fsdecode(b"caf\xe9")  # the name of a folder need not be UTF-8
     work.mkdir()
     write_shadowing_files(work, packages=True)  # `python ../script.py` does not see them either
     words = (f"--hostfile={machinefile(work, 2, 1)}", f"--num_app_threads={threads}", "--output=logs")

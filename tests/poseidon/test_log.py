@@ -46,6 +46,12 @@ def test_stream_and_file_get_the_same_lines(tmp_path: Path) -> None:
     assert len(lines) == 2
 
 
+def test_a_name_that_is_not_utf_8_is_escaped(tmp_path: Path) -> None:
+    with setup(file=tmp_path / "log"):
+        logging.getLogger("poseidon").info("no image %s", "caf\udce9.jpg")
+    assert (tmp_path / "log").read_text().rstrip().endswith(r"no image caf\udce9.jpg")
+
+
 def test_a_disk_that_is_full_is_told_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(logging, "raiseExceptions", False)  # as in a worker
     stream = io.StringIO()

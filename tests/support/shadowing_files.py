@@ -20,4 +20,4 @@ def write_shadowing_files(folder: Path, *, packages: bool) -> None:
     files += [folder / name / "__init__.py" for name in PACKAGES if packages]
     for file in files:
         file.parent.mkdir(exist_ok=True)
-        file.write_text(f"raise RuntimeError('{file} was imported')\n", encoding="utf-8")
+        file.write_text(f"raise RuntimeError('{file.name} was imported')\n", encoding="utf-8")

@@ -342,7 +342,7 @@ def _convert(argument: Argument, kind: Any) -> Any:
     if kind is bytes:
         return argument.s
     if kind is str:
-        return argument.s.decode()
+        return argument.s.decode(errors="surrogateescape")
     if kind is NetDef:
         return argument.n
     if kind is TensorProto:
@@ -350,7 +350,9 @@ def _convert(argument: Argument, kind: Any) -> Any:
     if typing.get_origin(kind) is list:
         (part,) = typing.get_args(kind)
         if part in (str, bytes):
-            return [text.decode() if part is str else text for text in argument.strings]
+            return [
+                text.decode(errors="surrogateescape") if part is str else text for text in argument.strings
+            ]
         return [part(value) for value in (argument.floats or argument.ints or _single(argument))]
     single = _single(argument)
     if not single:

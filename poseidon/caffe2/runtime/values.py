@@ -20,7 +20,7 @@ def to_value(given: Any, device: torch.device) -> Any:
         RuntimeError: a value of this type cannot be fed.
     """
     if isinstance(given, str):
-        return given.encode()
+        return given.encode(errors="surrogateescape")
     if isinstance(given, bytes):
         return given
     if isinstance(given, torch.Tensor):
@@ -90,7 +90,10 @@ def from_proto(proto: TensorProto) -> Any:
 
 
 def _strings(array: np.ndarray) -> np.ndarray:
-    flat = [item.encode() if isinstance(item, str) else item for item in array.reshape(-1).tolist()]
+    flat = [
+        item.encode(errors="surrogateescape") if isinstance(item, str) else item
+        for item in array.reshape(-1).tolist()
+    ]
     for item in flat:
         if not isinstance(item, bytes):
             raise EnforceNotMet(f"A tensor of strings cannot hold a value of type {type(item).__name__}")

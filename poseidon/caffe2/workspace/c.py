@@ -163,4 +163,4 @@ def registered_dbs() -> list[str]:
 
 
 def _bytes(text: bytes | str) -> bytes:
-    return text.encode() if isinstance(text, str) else text
+    return text.encode(errors="surrogateescape") if isinstance(text, str) else text

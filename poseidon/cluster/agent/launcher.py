@@ -162,6 +162,6 @@ class _StderrTail:
     def _read(self) -> None:
         try:
             while (line := self._channel.receive_error()) is not None:
-                self._kept.append(line.decode("utf-8", errors="replace"))
+                self._kept.append(line.decode("utf-8", errors="backslashreplace"))
         except Exception as error:  # noqa: BLE001 - the thread's outermost frame: the job does not depend on this
             LOGGER.warning("%s: the agent's standard error cannot be read: %r", self._label, error)

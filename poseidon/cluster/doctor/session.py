@@ -111,7 +111,7 @@ class ProbeSession:
         while (line := self._channel.receive_error()) is not None:
             last = line or last
         timer.cancel()
-        return f" ({printable(last.decode(errors='replace'))})" if last else ""
+        return f" ({printable(last.decode(errors='backslashreplace'))})" if last else ""
 
 
 class _ChildChannel(PipeLineChannel):

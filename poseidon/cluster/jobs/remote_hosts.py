@@ -174,7 +174,9 @@ class SshAsk:
         argv = RemotePython.of(host, self._launcher).module_command("poseidon.cluster.jobs.this_host")
         done = connection.run(argv, stdin=json.dumps(request).encode() + b"\n", timeout_s=ANSWER_TIMEOUT_S)
         if done.status != 0:
-            last = done.stderr.decode(errors="replace").strip().splitlines()[-1:] or ["it wrote no reason"]
+            last = done.stderr.decode(errors="backslashreplace").strip().splitlines()[-1:] or [
+                "it wrote no reason"
+            ]
             raise JobError(f"{connection.label}: it cannot list its jobs: {printable(last[0][:_MAX_STDERR])}")
         return [answer for line in done.stdout.splitlines() if (answer := _decode(line)) is not None]
 

@@ -61,7 +61,9 @@ class TaskProgram:
         except (OSError, ValueError) as error:
             self._child = None
             self._ended = True
-            self._send_output(Kind.ERRORS, f"cannot start '{argv[0]}': {error}\n".encode())
+            self._send_output(
+                Kind.ERRORS, f"cannot start '{argv[0]}': {error}\n".encode(errors="backslashreplace")
+            )
             self._send(Message(kind=Kind.ENDED, program=number, status=CANNOT_START))
             return
         child = self._child
@@ -114,7 +116,7 @@ class TaskProgram:
     def _fail(self, error: Exception) -> None:
         """End the program, and send the reason as its standard error."""
         self.kill()
-        self._send_output(Kind.ERRORS, f"{type(error).__name__}: {error}\n".encode())
+        self._send_output(Kind.ERRORS, f"{type(error).__name__}: {error}\n".encode(errors="backslashreplace"))
 
     def _send_output(self, kind: Kind, payload: bytes) -> None:
         self._send(Message(kind=kind, program=self._number, payload=payload))

@@ -160,7 +160,7 @@ def _lines(file: Path, depth: int) -> Iterator[str]:
     if not file.is_file() or not depth:
         return
     try:
-        text = file.read_text(encoding="utf-8", errors="replace")
+        text = file.read_text(encoding="utf-8", errors="backslashreplace")
     except OSError as error:
         raise JobError(f"cannot read the SSH configuration {file}: {error.strerror}") from error
     for line in text.splitlines():

@@ -10,6 +10,7 @@ answer has one: a host that falls silent, though its connection stands, ends the
 
 from __future__ import annotations
 
+import os
 import socket
 from collections.abc import Iterable, Mapping, Sequence
 
@@ -46,6 +47,10 @@ class SftpSession(paramiko.SFTPClient):
             super()._write_all(out)  # type: ignore[misc]
         except TimeoutError:
             raise self._ended() from None
+
+    def _adjust_cwd(self, path: str) -> bytes:
+        # paramiko refuses a name that is not UTF-8.
+        return bytes(super()._adjust_cwd(os.fsencode(path)))  # type: ignore[misc]
 
     def _ended(self) -> TimeoutError:
         self._channel.close()

@@ -263,7 +263,9 @@ class _Delivery:
         try:
             answer = json.loads(finished.stdout)
         except ValueError as error:
-            last = finished.stderr.decode("utf-8", "replace").strip().splitlines()[-1:] or ["no output"]
+            last = finished.stderr.decode("utf-8", "backslashreplace").strip().splitlines()[-1:] or [
+                "no output"
+            ]
             raise JobError(
                 f"{self._name}: Python there cannot receive the files (status {finished.status}): {printable(last[0])}"
             ) from error

@@ -144,7 +144,7 @@ class _Program(paramiko.ProxyCommand):
         if status is None or not self._at_end:
             return f"its ProxyCommand `{self.command}` reaches no SSH server that we can use: {why}"
         self._errors.seek(0)
-        errors = self._errors.read().decode(errors="replace").split("\n")
+        errors = self._errors.read().decode(errors="backslashreplace").split("\n")
         last = next((line.strip() for line in reversed(errors) if line.strip()), "it wrote no error")
         ended = f"exit status {status}" if status >= 0 else f"signal {-status}"
         return f"its ProxyCommand `{self.command}` ended with {ended}: {last}"
@@ -243,7 +243,7 @@ def _algorithms(kind: str) -> tuple[str, ...]:
 
 def _lines_of(file: Path) -> list[str]:
     try:
-        return file.read_text(encoding="utf-8", errors="replace").splitlines()
+        return file.read_text(encoding="utf-8", errors="backslashreplace").splitlines()
     except OSError:
         return []  # a missing file trusts no host
 

@@ -37,7 +37,9 @@ def shell_command(argv: Sequence[str]) -> str:
         raise JobError(f"{' '.join(argv)!r:.200} is not a command: expected a program's name first")
     for word in argv:
         if _CONTROL.search(word):
-            raise JobError(f"{word!r:.200} cannot stand in a remote command: it holds a control character")
+            raise JobError(
+                f"{word!r:.200} cannot stand in a remote command: it holds a control character, or is not UTF-8"
+            )
     # A quoted name is neither an alias nor a keyword of the shell (`if`, `exec`).
     first = _quoted(argv[0])
     return " ".join([first, *(word if _PLAIN.fullmatch(word) else _quoted(word) for word in argv[1:])])

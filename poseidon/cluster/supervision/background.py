@@ -178,7 +178,7 @@ def _last_line(log: Path) -> str:
     try:
         with log.open("rb") as stream:
             stream.seek(max(0, log.stat().st_size - _LAST_LINES_BYTES))
-            lines = stream.read().decode("utf-8", errors="replace").split("\n")
+            lines = stream.read().decode("utf-8", errors="backslashreplace").split("\n")
     except OSError:
         return ""
     return next((line.strip() for line in reversed(lines) if line.strip()), "")

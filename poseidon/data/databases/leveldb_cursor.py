@@ -70,7 +70,7 @@ _DATABASES: SharedHandles[Any] = SharedHandles(_close)
 def _reason(error: Exception) -> str:
     """Return LevelDB's own message, which the library passes as bytes."""
     first = error.args[0] if error.args else error
-    return first.decode(errors="replace") if isinstance(first, bytes) else str(first)
+    return first.decode(errors="backslashreplace") if isinstance(first, bytes) else str(first)
 
 
 @contextmanager
@@ -89,7 +89,7 @@ def _open(path: Path) -> Any:
         )
     plyvel = require_leveldb()
     try:
-        return plyvel.DB(str(path), create_if_missing=False)
+        return plyvel.DB(os.fsencode(path), create_if_missing=False)
     except plyvel.IOError as error:
         if "lock" not in _reason(error).lower():
             raise

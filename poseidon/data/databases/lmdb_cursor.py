@@ -69,7 +69,7 @@ def _check(path: Path) -> None:
 
 def _environment(path: Path, *, lock: bool) -> Any:
     return lmdb.open(
-        str(path),
+        os.fsencode(path),
         readonly=True,
         lock=lock,
         # Records are read in key order, which is usually the order in which they were written.

@@ -5,6 +5,7 @@ Law: a database appears under its name only when it is complete. An existing one
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -40,7 +41,7 @@ class LmdbWriter:
     def __init__(self, path: Path) -> None:
         # An incomplete database is never read, so one sync at the end is enough.
         self._environment: Any = lmdb.open(
-            str(path), map_size=FIRST_MAP_BYTES, sync=False, metasync=False, lock=False
+            os.fsencode(path), map_size=FIRST_MAP_BYTES, sync=False, metasync=False, lock=False
         )
         self._map_bytes = FIRST_MAP_BYTES
         self._pending: list[tuple[bytes, bytes]] = []
@@ -83,7 +84,7 @@ class LevelDbWriter:
 
     def __init__(self, path: Path) -> None:
         self._database: Any = leveldb.require_leveldb().DB(
-            str(path), create_if_missing=True, error_if_exists=True, write_buffer_size=64 << 20
+            os.fsencode(path), create_if_missing=True, error_if_exists=True, write_buffer_size=64 << 20
         )
         self._batch: Any = self._database.write_batch()
         self._pending = 0
@@ -141,5 +142,5 @@ def translated_writes(path: Path) -> Iterator[None]:
         yield
     except _WRITE_ERRORS as error:
         reason = error.args[0] if isinstance(error, leveldb.ERRORS) and error.args else error
-        text = reason.decode(errors="replace") if isinstance(reason, bytes) else str(reason)
+        text = reason.decode(errors="backslashreplace") if isinstance(reason, bytes) else str(reason)
         raise DataError(f"{path} cannot be written: {text}") from error

@@ -45,7 +45,7 @@ def read_model_folder(folder: Path) -> PublishedModel:
     readme = next((folder / name for name in README_NAMES if (folder / name).is_file()), None)
     if readme is None:
         raise DataError(f"{folder} is not a model folder: it has no readme.md")
-    fields = front_matter(readme.read_text(encoding="utf-8-sig", errors="replace"))
+    fields = front_matter(readme.read_text(encoding="utf-8-sig", errors="backslashreplace"))
     missing = [name for name in NEEDED if not fields.get(name)]
     if missing:
         raise DataError(

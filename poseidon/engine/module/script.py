@@ -260,7 +260,7 @@ class LineOutput(io.TextIOBase):
 def output_to_log(document: ScriptDocument) -> Iterator[None]:
     """Send the output to the worker's log; on rank 0, and if the document says so, to standard error too."""
     before = sys.stdout
-    file = _log_file(document).open("a", encoding="utf-8", buffering=1)
+    file = _log_file(document).open("a", encoding="utf-8", errors="backslashreplace", buffering=1)
     kept = document.rank > 0 and not document.shows_prints
     if kept:
         os.dup2(file.fileno(), 1)
@@ -287,7 +287,10 @@ def run_script(document: ScriptDocument, launcher: LauncherConnection) -> int:
     except (PoseidonError, ServerError) as error:
         return _failed(document, launcher, error, str(error), getattr(error, "exit_code", 1))
     except Exception as error:  # noqa: BLE001 - the outermost frame: the log has all of it, the launcher one sentence
-        with suppress(OSError), _log_file(document).open("a", encoding="utf-8") as file:
+        with (
+            suppress(OSError),
+            _log_file(document).open("a", encoding="utf-8", errors="backslashreplace") as file,
+        ):
             traceback.print_exc(file=file)
         message = " ".join(line.strip() for line in str(error).splitlines())
         what = f"{type(error).__name__}: {message} (details in {_log_file(document)})"

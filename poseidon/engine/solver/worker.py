@@ -360,7 +360,10 @@ def run_worker(document: JobDocument, launcher: LauncherConnection) -> int:
         return 1
     except Exception as error:  # noqa: BLE001 - the outermost frame: the log has all of it, the launcher one sentence
         where = Path(document.output) / f"worker_{document.rank}.log"
-        with contextlib.suppress(OSError), where.open("a", encoding="utf-8") as log_file:
+        with (
+            contextlib.suppress(OSError),
+            where.open("a", encoding="utf-8", errors="backslashreplace") as log_file,
+        ):
             traceback.print_exc(file=log_file)
         problem = out_of_memory(error) or out_of_files(error)
         own = problem_in(document.imports, error) or f"{type(error).__name__}: {error}"

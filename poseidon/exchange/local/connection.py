@@ -272,7 +272,7 @@ def accept(address: str, others: int, timeout_s: float, check: Callable[[Message
 
 def refuse(connections: Sequence[Connection], error: ServerError) -> None:
     """Send the reason why there will be no exchange, and close the connections."""
-    send_all(connections, Kind.FAILED, str(error).encode())
+    send_all(connections, Kind.FAILED, str(error).encode(errors="backslashreplace"))
     for connection in connections:
         connection.close()
 

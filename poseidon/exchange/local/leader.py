@@ -229,7 +229,7 @@ class LeaderCarrier(GradientCarrier, FactoredCarrier):
         with self._failing:
             if not self._failed:
                 self._failed = True
-                send_all(self._connections, Kind.FAILED, str(error).encode())
+                send_all(self._connections, Kind.FAILED, str(error).encode(errors="backslashreplace"))
             self._monitor.fail(error)
 
 

@@ -148,7 +148,7 @@ class SavedResults:
         for name, content in contents(self._target, found).items():
             path = self._target.folder / name
             try:
-                path.write_text(content, encoding="utf-8")
+                path.write_text(content, encoding="utf-8", errors="surrogateescape")
             except OSError as error:
                 raise DataError(f"the detections cannot be written to {path}: {error.strerror}") from error
 

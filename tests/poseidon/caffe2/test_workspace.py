@@ -82,6 +82,8 @@ def test_workspaces_are_apart() -> None:
     with workspace.WorkspaceGuard("other"):
         assert not workspace.HasBlob("x")
     assert workspace.FetchBlob("x") == b"text"
+    workspace.FeedBlob("x", "caf\udce9")  # a file's name, as os.listdir gives it
+    assert workspace.FetchBlob("x") == b"caf\xe9"
     with pytest.raises(RuntimeError, match="does not exist: nowhere"):
         workspace.SwitchWorkspace("nowhere")
 

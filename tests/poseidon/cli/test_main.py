@@ -114,6 +114,17 @@ def test_closed_output_is_no_error(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
     assert main(["ps"]) == 0
 
 
+def test_standard_output_takes_names_that_are_not_utf_8(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "net.prototxt").write_text('name: "x"')
+    content = io.BytesIO()
+    monkeypatch.setattr("sys.stdout", io.TextIOWrapper(content, encoding="utf-8", errors="strict"))
+    assert main(["upgrade_net_proto_text", f"{tmp_path}/net.prototxt", f"{tmp_path}/caf\udce9"]) == 0
+    assert content.getvalue().decode().endswith(f"Wrote a net in text to {tmp_path}/caf\\udce9.\n")
+    assert [path.name for path in tmp_path.iterdir() if path.name != "net.prototxt"] == ["caf\udce9"]
+
+
 @pytest.mark.parametrize(
     "words, says",
     [

@@ -40,7 +40,7 @@ def test_a_log_that_windows_has_written(log: Path, encoding: str) -> None:
 @pytest.mark.parametrize("name", ["curves.png", "new/curves.svg"])
 @pytest.mark.parametrize("flags", [[], ["-x", "seconds"], ["--chart=4"]])
 def test_plot(log: Path, name: str, flags: list[str]) -> None:
-    twin = log.parent / "second" / "train.log"
+    twin = log.parent / "second \udce9" / "train.log"
     twin.parent.mkdir()
     shutil.copy(log, twin)
     target = log.parent / name

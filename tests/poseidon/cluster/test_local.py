@@ -51,7 +51,7 @@ def test_hears_events_text_and_the_exit_in_order() -> None:
 def test_stderr_is_text_whatever_it_holds() -> None:
     with started(r"os.write(2, b'a\xff\r\n{\"event\": \"x\"}\nlast')") as (_, listener):
         assert [what for kind, what in listener.until("exited") if kind == "log"] == [
-            "a\ufffd",
+            "a\\xff",
             '{"event": "x"}',
             "last",
         ]

@@ -169,6 +169,21 @@ def _next_event(stream: Any) -> Any:
     raise AssertionError("the stream has ended")
 
 
+def test_names_and_lines_that_are_not_utf_8(folder: Path) -> None:
+    job = folder / "lenet-1"
+    record = {"time": 101.0, "kind": "snapshot", "iteration": 20, "path": "caf\udce9"}
+    with (job / "metrics.jsonl").open("a") as file:
+        file.write(json.dumps(record) + "\n")
+    (job / "worker_0.log").write_bytes(b"I0105 20:40:16.000000  7 x.cpp:1] no caf\xe9.jpg\n")
+    job.rename(folder / os.fsdecode(b"lenet-\xe9"))
+    with served(folder) as address:
+        (listed,) = get(f"{address}/api/jobs")
+        with urllib.request.urlopen(address, timeout=20) as answer:
+            page = answer.read().decode()
+    assert "lenet-" in listed["name"]
+    assert r"no caf\xe9.jpg" in page
+
+
 def test_logs_are_searched(folder: Path) -> None:
     with served(folder) as address:
         assert len(get(f"{address}/api/jobs/lenet-1/log")) == 2

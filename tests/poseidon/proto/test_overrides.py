@@ -77,6 +77,10 @@ def test_one_train_net_and_one_type_take_the_place_of_the_others() -> None:
         ("solver_mode=CPUs", "--solver_mode=CPUs: .* did you mean 'CPU'"),
         ("max_iter", "--set max_iter: expected FIELD=VALUE, such as base_lr=0.1"),
         ("max_iter=", "--max_iter=: no value for max_iter"),
+        (
+            "snapshot_prefix=caf\udce9",
+            "the value of snapshot_prefix must be UTF-8 text, as all of a prototxt",
+        ),
         ("=5", "expected FIELD=VALUE"),
         ("max_iter.x=5", "'max_iter' has no fields that can be set"),
         ("test_state.level=5", "'test_state' has no fields that can be set"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -11,11 +12,13 @@ import pytest
 
 from poseidon.errors import SnapshotError
 from poseidon.proto.caffe_pb2 import PoseidonState, SolverState
+from poseidon.snapshot.checksums import find_damage, seal, sealed_files
 from poseidon.snapshot.solverstate import (
     RunState,
     learned_net,
     read_head,
     read_state,
+    weights_of,
     write_state,
 )
 
@@ -86,6 +89,19 @@ def test_missing_weights_are_named(tmp_path: Path) -> None:
     beside = tmp_path / "s.caffemodel"
     with pytest.raises(SnapshotError, match=rf"there is no {re.escape(str(beside))}$"):  # each path once
         learned_net(replace(state(1), model=str(beside)), path)
+
+
+@pytest.mark.parametrize("ending", [".solverstate", ".solverstate.h5"])
+def test_a_snapshot_in_a_folder_whose_name_is_not_utf_8(tmp_path: Path, ending: str) -> None:
+    folder = tmp_path / os.fsdecode(b"caf\xe9")
+    folder.mkdir()
+    path = folder / f"\udce9_iter_12{ending}"
+    model = folder / path.name.replace("solverstate", "caffemodel")
+    model.touch()
+    write_state(path, replace(state(1), model=str(model)))
+    assert weights_of(path) == model
+    seal(path, model)
+    assert (find_damage(path), sealed_files(path)) == (None, (model, path))
 
 
 def test_no_state_at_all(tmp_path: Path) -> None:

@@ -109,6 +109,11 @@ def test_round_trip(message: m.Message) -> None:
     assert same(messages(frames), [message])
 
 
+def test_a_reason_may_quote_a_name_that_is_not_utf_8() -> None:
+    frames = [bytes(frame) for frame in encode(m.Fault("no \udce9.jpg"))]
+    assert messages(frames) == [m.Fault("no \\udce9.jpg")]
+
+
 def test_arrays_are_not_copied() -> None:
     array = np.arange(1000, dtype=np.float32)
     frames = encode(m.Push(0, 0, 0, 0.1, array))

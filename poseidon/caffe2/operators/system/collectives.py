@@ -31,7 +31,7 @@ def _or_status(context: Context, status_blob: str, call: Callable[[], Result], f
     except CollectiveError as error:
         if not status_blob:
             raise
-        context.workspace.create(status_blob).value = str(error).encode()
+        context.workspace.create(status_blob).value = str(error).encode(errors="backslashreplace")
         return failed
 
 

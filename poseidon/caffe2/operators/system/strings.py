@@ -74,7 +74,7 @@ def print_(x: Any, *, context: Context, to_file: bool = False, limit: int = 1000
     values = ",".join(_text(value) for value in x.reshape(-1)[:limit].tolist())
     if to_file:
         name = context.definition.input[0].replace("/", "_")
-        with open(f"{context.workspace.root_folder}/{name}.log", "a") as file:
+        with open(f"{context.workspace.root_folder}/{name}.log", "a", encoding="utf-8") as file:
             file.write(f"{values}\n")
         return
     shape = ",".join(str(size) for size in x.shape)

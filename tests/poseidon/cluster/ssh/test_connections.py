@@ -90,10 +90,12 @@ def test_the_end_of_a_talk(host: SshConnection) -> None:
 
 def test_sftp(host: SshConnection, tmp_path: Path) -> None:
     session = host.sftp()
-    with session.open(str(tmp_path / "file"), "wb") as file:
-        file.write(b"content")
+    names = [tmp_path / "file", tmp_path / os.fsdecode(b"caf\xe9")]
+    for name in names:
+        with session.open(str(name), "wb") as file:
+            file.write(b"content")
     session.close()
-    assert (tmp_path / "file").read_bytes() == b"content"
+    assert [name.read_bytes() for name in names] == [b"content"] * 2
 
 
 def test_a_server_that_stops_answering_ends_a_session(sshd: LoopbackSshd, host: SshConnection) -> None:

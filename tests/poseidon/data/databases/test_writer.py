@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from contextlib import closing
 from pathlib import Path
 
@@ -33,6 +34,14 @@ def test_records_come_back(tmp_path: Path, backend: Backend, count: int) -> None
         assert not (tmp_path / "db").exists()
     assert contents(tmp_path / "db", backend) == expected
     assert [entry.name for entry in tmp_path.iterdir()] == ["db"]
+
+
+@every_backend
+def test_a_path_that_is_not_utf_8(tmp_path: Path, backend: Backend) -> None:
+    path = tmp_path / os.fsdecode(b"caf\xe9")
+    with write_database(path, backend) as writer:
+        writer.put(b"key", b"value")
+    assert contents(path, backend) == {b"key": b"value"}
 
 
 @every_backend

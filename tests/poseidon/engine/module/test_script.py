@@ -16,6 +16,7 @@ from poseidon.engine.document import ScriptDocument
 from poseidon.engine.module.script import (
     LineOutput,
     ScriptConnection,
+    output_to_log,
     run_script,
     search_as_plain_python,
 )
@@ -72,6 +73,21 @@ def test_a_failure_is_one_sentence(
     code, event = run(tmp_path, text, monkeypatch)
     assert (code, event["event"], event["exit_code"]) == (1, "error", exit_code)
     assert event["message"].startswith(message)
+
+
+def test_an_error_and_output_with_a_name_that_is_not_utf_8(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`os.listdir` gives such names; the traceback in the log must not raise in place of the error."""
+    text = "print('reads', 'caf\\udce9')\nraise RuntimeError('cannot decode caf\\udce9.jpg')"
+    document = ScriptDocument(job="j", token="", output=str(tmp_path), script="", arguments=(), shards=0)
+    with output_to_log(document):
+        _, event = run(tmp_path, text, monkeypatch)
+    assert event["message"].startswith(
+        "worker 0: script.py, line 2: RuntimeError: cannot decode caf\udce9.jpg ("
+    )
+    log = (tmp_path / "worker_0.log").read_text(encoding="utf-8")
+    assert log.startswith("reads caf\\udce9\n") and "RuntimeError: cannot decode caf\\udce9.jpg\n" in log
 
 
 @pytest.mark.parametrize("end", ["", "raise SystemExit", "raise SystemExit(0)", "raise KeyboardInterrupt"])

@@ -12,7 +12,16 @@ from tempfile import TemporaryDirectory, gettempdir
 
 import pytest
 
-from poseidon.exchange.local.connection import HEAD, Connection, Kind, Message, accept, connect, send_all
+from poseidon.exchange.local.connection import (
+    HEAD,
+    Connection,
+    Kind,
+    Message,
+    accept,
+    connect,
+    refuse,
+    send_all,
+)
 from ps_server import PeerLost, RemoteProtocolError, StalenessTimeout, TransportError
 from tests.support.unauthenticated import another_user
 
@@ -151,6 +160,11 @@ def test_a_number_out_of_range_is_refused_and_told_so(address: str) -> None:
         accept(address, 1, 20.0, lambda hello: None)
     thread.join()
     assert said == ["a worker of this machine came as number 2 of 2"]
+
+
+def test_a_reason_may_quote_a_name_that_is_not_utf_8(pair: Pair) -> None:
+    refuse([pair[0]], TransportError("no caf\udce9"))
+    assert pair[1].receive().payload == b"no caf\\udce9"
 
 
 def test_who_does_not_come_in_time_is_one_sentence(address: str) -> None:
