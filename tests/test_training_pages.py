@@ -108,7 +108,7 @@ def trained_on(
             ends.append(copy.deepcopy(names["model"].state_dict()))
 
     with ExitStack() as stack:
-        contexts = [WorkerContext(folder=folder)]
+        contexts = [WorkerContext()]
         if workers > 1:
             connect = stack.enter_context(job_addresses(ExchangeKind.SERVER, workers, 1))
             contexts = worker_contexts(workers, connect, member, shards=1, folder=folder)

@@ -92,7 +92,7 @@ def checked(state: Any, source: str) -> dict[str, Any]:
     return {"iterations": state.get("steps"), **state}
 
 
-def checkpoint_path(prefix: Path, steps: int) -> Path:
+def checkpoint_path(prefix: Path, steps: int | str) -> Path:
     """Return `<prefix>_iter_<N>.pt`."""
     return prefix.with_name(f"{prefix.name}_iter_{steps}{ENDING}")
 

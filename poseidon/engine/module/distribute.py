@@ -257,7 +257,8 @@ def _context() -> WorkerContext:
         if sys.excepthook is sys.__excepthook__:
             sys.excepthook = print_uncaught
         _check_alone(variable_of_tasks())
-        return WorkerContext()
+        script = _script()
+        return WorkerContext(script=Path(script).stem if script else "checkpoint", say=_say)
     if _PROCESS.group is not None:
         raise UsageError(
             "distribute() was called a second time; expected one call a job, with one module that holds all parts"
@@ -290,10 +291,19 @@ def print_uncaught(kind: type[BaseException], error: BaseException, trace: Trace
     if not isinstance(error, PoseidonError):
         sys.__excepthook__(kind, error, trace)
         return
-    script = getattr(sys.modules["__main__"], "__file__", None)
+    script = _script()
     line = line_of(error, script) if script else None
     location = f"{Path(script).name}, line {line}: " if script and line else ""
     print(f"{location}{error}", file=sys.stderr)
+
+
+def _script() -> str | None:
+    """Return the script that this process runs; None in a session."""
+    return getattr(sys.modules["__main__"], "__file__", None)
+
+
+def _say(sentence: str) -> None:
+    print(f"poseidon: {sentence}", file=sys.stderr, flush=True)
 
 
 def line_of(error: BaseException, script: str) -> int | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import time
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence, Sized
@@ -35,7 +34,6 @@ from poseidon.exchange.base import History
 from poseidon.exchange.module_hooks import uncompiled
 from ps_server.rules import history_count
 
-LOGGER = logging.getLogger(__name__)
 Number = TypeVar("Number", float, Tensor)
 
 
@@ -51,6 +49,7 @@ class Group(StepLoop):
     def __init__(self, module: nn.Module, plan: GroupPlan, context: WorkerContext) -> None:
         self._own = WorkerState(uncompiled(module), plan.rest, context.worker.device)
         self._resume_from = context.checkpoint
+        self._says_where = False
         super().__init__(module, plan, context)
 
     def mean(self, value: Number) -> Number:
@@ -185,7 +184,8 @@ class Group(StepLoop):
         When it has returned on rank 0, the file and its checksums are on disk. A job that is restarted resumes from it.
 
         Args:
-            prefix: of its name; None: `checkpoint` in the job's folder.
+            prefix: of its name; None: `checkpoint` in the job's folder, and for a script that
+                trains alone `checkpoints/<script>` in the current folder.
             keep: how many with this prefix stay, the newest; 0: all.
 
         Returns:
@@ -193,17 +193,15 @@ class Group(StepLoop):
 
         Raises:
             SnapshotError: it could not be written; earlier ones are untouched.
-            UsageError: a step is under way, `keep` is below 0, or there is no job and no prefix.
+            UsageError: a step is under way, or `keep` is below 0.
         """
         if keep < 0:
             raise UsageError(f"save() was given keep={keep}; expected a number of checkpoints, or 0 for all")
         if prefix is None:
-            if self._context.folder is None:
-                raise UsageError(
-                    "save() needs a prefix where there is no job: expected save('checkpoints/net'), or a script that "
-                    "`poseidon run` starts"
-                )
-            prefix = self._context.folder / "checkpoint"
+            prefix = self._context.prefix
+            if self._context.folder is None and not self._says_where:
+                self._says_where = True
+                self._context.say(f"checkpoints go to {checkpoint_path(prefix, '<steps>')}")
         prefix = Path(prefix).absolute()
         began_s = time.monotonic()
         state = self._state("save")
@@ -221,7 +219,8 @@ class Group(StepLoop):
         `poseidon run`; otherwise the newest complete one with the prefix on rank 0's host.
 
         Args:
-            prefix: the prefix given to `save`; None: a job without a checkpoint starts from the beginning.
+            prefix: the prefix given to `save`. None: a job without a checkpoint starts from the
+                beginning; a script that trains alone takes what `save()` has written.
 
         Returns:
             True if there was a checkpoint; False on a fresh start.
@@ -231,13 +230,15 @@ class Group(StepLoop):
             UsageError: a step has begun.
         """
         path = self._resume_from
+        if prefix is None and self._context.folder is None:
+            prefix = self._context.prefix
         if path is None and prefix is not None and self.rank == 0:
             path = newest_checkpoint(Path(prefix).absolute())
         content = read_checkpoint(path) if self.rank == 0 and path is not None else None
         if not self._load("resume", content, str(path or "the checkpoint"), needed=False):
             return False
         if self.rank == 0:
-            LOGGER.info("going on from %s at step %d", path, self.steps)
+            self._context.say(f"resuming from {path} at step {self.steps}")
         return True
 
     def _load(self, call: str, content: bytes | None, source: str, *, needed: bool = True) -> bool:

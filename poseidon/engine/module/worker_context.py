@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -33,6 +34,7 @@ class ThisWorker:
     device: torch.device = CPU
 
 
+LOGGER = logging.getLogger(__name__)
 DISTRIBUTE, STEP, LEAVING = "distribute", "step", "close"
 """Names of calls: the beginning, the end of an iteration, and the end of a group's `with` block."""
 
@@ -104,6 +106,10 @@ def _alone(own: str) -> tuple[str, ...]:
     raise JobError("a worker that is alone connects to nobody")
 
 
+def _log(sentence: str) -> None:
+    LOGGER.info("%s", sentence)
+
+
 def _nothing(*_: object) -> None:
     pass
 
@@ -119,7 +125,9 @@ class WorkerContext:
         trace: records what is sent and received.
         observe: puts an observer around the exchange of a module.
         folder: the job's output folder; None: a process that trains alone has none.
+        script: the name of the script, without its ending.
         checkpoint: the checkpoint to resume from, on rank 0's host; None: a fresh start.
+        say: takes a sentence for the user; a job's is in its log.
         on_saved: called with each checkpoint once it is complete on disk.
         on_open: called once the exchange is open, with what was built and the exchange to train with.
         on_progress: called at the beginning and end of each step, of each collection and of
@@ -132,7 +140,16 @@ class WorkerContext:
     trace: Tracer = NO_TRACE
     observe: Callable[[Built, nn.Module], Observed] = unobserved
     folder: Path | None = None
+    script: str = "checkpoint"
     checkpoint: Path | None = None
+    say: Callable[[str], None] = _log
     on_saved: Callable[[WrittenSnapshot], None] = _nothing
     on_open: Callable[[Built, Exchange], None] = _nothing
     on_progress: Callable[[LoopPosition], None] = _nothing
+
+    @property
+    def prefix(self) -> Path:
+        """The prefix of checkpoints whose name the script leaves open."""
+        if self.folder is None:
+            return Path("checkpoints").absolute() / self.script
+        return self.folder / "checkpoint"

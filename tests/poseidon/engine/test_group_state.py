@@ -450,11 +450,6 @@ def test_a_file_that_would_run_code_is_refused(tmp_path: Path) -> None:
         group.resume()
 
 
-def test_save_needs_a_place() -> None:
-    with pytest.raises(UsageError, match="needs a prefix"):
-        poseidon.distribute(build(0), MOMENTUM).save()
-
-
 def test_save_keeps_no_negative_number(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"save\(\) was given keep=-1; expected"):
         poseidon.distribute(build(0), MOMENTUM).save(tmp_path / "net", keep=-1)

@@ -311,7 +311,7 @@ def test_a_script_that_a_scheduler_starts_several_times_is_no_job(monkeypatch: p
 @pytest.mark.parametrize(
     ("call", "printed"),
     [
-        ("group.save()", "train.py, line 4: save() needs a prefix where there is no job: expected save("),
+        ("group.save(keep=-1)", "train.py, line 4: save() was given keep=-1; expected a number"),
         ("1 / 0", "Traceback (most recent call last):"),
     ],
 )
@@ -335,3 +335,48 @@ def test_an_error_of_poseidon_ends_a_plain_script_with_one_sentence(
     error = capsys.readouterr().err
     assert error.startswith(printed)
     assert ("Traceback" in error) == ("1 / 0" in call)
+
+
+ALONE = """
+import poseidon, torch
+torch.manual_seed(0)
+model = torch.nn.Linear(4, 1)
+dataset = torch.utils.data.TensorDataset(torch.randn(12, 4), torch.randn(12, 1))
+with poseidon.distribute(model, HOW) as group:
+    loader = group.loader(dataset, 4)
+    resumed = group.resume()
+    for epoch in range(loader.sampler.epoch, EPOCHS):
+        for x, y in loader:
+            torch.nn.functional.mse_loss(model(x), y).backward()
+            group.step()
+        path = group.save()
+"""
+
+
+@pytest.mark.parametrize(
+    "how", ["poseidon.Adam(lr=0.1)", "torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)"]
+)
+def test_a_script_alone_saves_to_a_folder_and_resumes_from_it(
+    how: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As `python train.py`: nothing names a folder."""
+    monkeypatch.setattr(sys, "excepthook", sys.__excepthook__)
+    monkeypatch.setattr(sys.modules["__main__"], "__file__", "train.py", raising=False)
+    ends: list[dict[str, Any]] = []
+    for folder, epochs in (("whole", 4), ("parts", 2), ("parts", 4)):
+        (tmp_path / folder).mkdir(exist_ok=True)
+        monkeypatch.chdir(tmp_path / folder)
+        (tmp_path / "train.py").write_text(
+            ALONE.replace("HOW", how).replace("EPOCHS", str(epochs)), encoding="utf-8"
+        )
+        with torch.random.fork_rng():
+            ends.append(runpy.run_path(str(tmp_path / "train.py")))
+    whole, first, second = ends
+    folder = tmp_path / "parts" / "checkpoints"
+    assert [end["resumed"] for end in ends] == [False, False, True]
+    assert (first["path"], second["path"]) == (folder / "train_iter_6.pt", folder / "train_iter_12.pt")
+    for name, value in whole["model"].state_dict().items():
+        assert torch.equal(value, second["model"].state_dict()[name])
+    goes = f"poseidon: checkpoints go to {folder}/train_iter_<steps>.pt\n"
+    resumes = f"poseidon: resuming from {folder}/train_iter_6.pt at step 6\n"
+    assert capsys.readouterr().err.endswith(goes + resumes + goes)
