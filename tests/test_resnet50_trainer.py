@@ -257,17 +257,29 @@ def test_a_checkpoint_of_another_network_is_refused(
         assert line.startswith(f"resnet50_trainer.py: --load_model_path={path}: {message}"), line
 
 
+@pytest.mark.parametrize("written", [0, 1])
 def test_an_interrupt_is_one_sentence(
-    trainer: Trainer, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    trainer: Trainer,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    written: int,
 ) -> None:
-    def interrupted(*arguments: Any) -> None:
-        raise KeyboardInterrupt
+    """It names the checkpoint that there is."""
+    run = workspace.RunNet
+
+    def interrupted(*arguments: Any) -> Any:
+        if len(list(tmp_path.glob("*.mdl"))) == written:
+            raise KeyboardInterrupt
+        return run(*arguments)
 
     monkeypatch.setattr(workspace, "RunNet", interrupted)
-    assert trainer() == 130
+    assert trainer(num_epochs=2) == 130
     line = capsys.readouterr().err.splitlines()[-1]
-    assert line == "resnet50_trainer.py: interrupted; the last checkpoint is complete"
-    assert not list(tmp_path.glob("*.mdl")) + list(tmp_path.glob("*.partial"))
+    path = tmp_path / "resnet50_model_1.mdl"
+    newest = f"the last checkpoint is {path}" if written else "there is no checkpoint"
+    assert line == f"resnet50_trainer.py: interrupted; {newest}"
+    assert list(tmp_path.glob("*.mdl")) + list(tmp_path.glob("*.partial")) == [path] * written
 
 
 def test_a_loss_that_explodes_ends_the_run(

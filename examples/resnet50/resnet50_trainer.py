@@ -302,8 +302,12 @@ def open_log(args: argparse.Namespace, plan: Plan, begin: int) -> experiment_uti
     return experiment_util.ModelTrainerLog(name, args, continued=earlier[-1] if earlier else None)
 
 
-def train(args: argparse.Namespace) -> None:
+def train(args: argparse.Namespace, saved: list[str]) -> None:
     """Train, test, and write log and checkpoints.
+
+    Args:
+        args: the flags.
+        saved: takes the path of each checkpoint once it is complete.
 
     Raises:
         PoseidonError: flags contradict each other, or shards do not find each other.
@@ -323,10 +327,10 @@ def train(args: argparse.Namespace) -> None:
             sizes = measured_sizes(args, plan, meeting)
             args.shard_batch_sizes = ",".join(map(str, sizes))
             plan = plan_of(args, workers=worker.size, rank=worker.rank, gpu=worker.device.index)
-        run(args, plan, meeting)
+        run(args, plan, meeting, saved)
 
 
-def run(args: argparse.Namespace, plan: Plan, meeting: Any) -> None:
+def run(args: argparse.Namespace, plan: Plan, meeting: Any, saved: list[str]) -> None:
     """Train with what follows from the flags. See `train`."""
     log.info(f"Running on GPUs: {plan.gpus}")
     log.info(f"Using epoch size: {plan.epoch_size}")
@@ -355,7 +359,7 @@ def run(args: argparse.Namespace, plan: Plan, meeting: Any) -> None:
         )
         assert loss < EXPLODED, "Exploded gradients :("
         if plan.shard == 0:
-            checkpoints.save(args, model, epoch + 1)
+            saved.append(str(checkpoints.save(args, model, epoch + 1)))
 
 
 @contextmanager
@@ -373,15 +377,17 @@ def without_tracebacks() -> Iterator[None]:
 def main(argv: list[str] | None = None) -> None:
     """Run the trainer; a mistake ends the process with one sentence and code 1 or 2."""
     args = flags().parse_args(argv)
+    saved = [args.load_model_path] if args.load_model_path else []
     try:
         with without_tracebacks():
-            train(args)
+            train(args, saved)
     except KeyboardInterrupt:
         if poseidon.this_worker().size > 1:
             raise
-        print(
-            "resnet50_trainer.py: interrupted; the last checkpoint is complete", file=sys.stderr, flush=True
-        )
+        newest = f"the last checkpoint is {saved[-1]}" if saved else "there is no checkpoint"
+        if args.shard_id:
+            newest = "shard 0 writes the checkpoints"
+        print(f"resnet50_trainer.py: interrupted; {newest}", file=sys.stderr, flush=True)
         sys.exit(130)
     except (PoseidonError, RuntimeError, ValueError, AssertionError, OSError) as error:
         if poseidon.this_worker().size > 1:  # the launcher prints it

@@ -88,6 +88,13 @@ class Progress:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Saved:
+    """A snapshot or checkpoint after `iteration` iterations is complete on disk."""
+
+    iteration: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Done:
     """A worker has finished its work and saved it.
 
@@ -117,7 +124,7 @@ class Failed:
     killed_by_user: bool = False
 
 
-Event = Listening | Ready | Alive | Progress | Done | Failed
+Event = Listening | Ready | Alive | Progress | Saved | Done | Failed
 
 
 def decode_line(line: bytes) -> Mapping[str, object] | None:
@@ -140,8 +147,11 @@ def parse_event(fields: Mapping[str, object]) -> Event:
         return Listening(address=address)
     if kind == "ready":
         return Ready()
-    if kind == "progress" and (iteration := _whole_number(fields.get("iteration"))) is not None:
+    iteration = _whole_number(fields.get("iteration"))
+    if kind == "progress" and iteration is not None:
         return Progress(iteration=iteration)
+    if kind == "snapshot" and iteration is not None:
+        return Saved(iteration=iteration)
     if kind == "done":
         return Done(joined=fields.get("joined") is not False)
     if kind == "error":

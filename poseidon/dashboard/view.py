@@ -96,8 +96,11 @@ class JobView:
             self._events.append((now, f"snapshot at iteration {record['iteration']}: {record['path']}"))
         elif kind == "end":
             self.outcome = str(record["outcome"])
-            self._progress = {**self._progress, "iteration": record["iteration"]}
-            self._events.append((now, f"the job {self.outcome} at iteration {record['iteration']}"))
+            where = ""
+            if record["iteration"] is not None:
+                self._progress = {**self._progress, "iteration": record["iteration"]}
+                where = f" at iteration {record['iteration']}"
+            self._events.append((now, f"the job {self.outcome}{where}"))
 
     def _start(self, record: Record, now: float) -> None:
         restarted = bool(self.job)

@@ -113,7 +113,7 @@ class JobRecords(JobListener):
             outcome: in one word: finished, stopped, failed.
         """
         if self._started:
-            self._put({"kind": "end", "outcome": outcome, "iteration": self._iterations.get(0, 0)})
+            self._put({"kind": "end", "outcome": outcome, "iteration": self._iterations.get(0)})
 
     def close(self) -> None:
         """Deliver what waits, for at most `CLOSE_S` seconds, and close the sinks."""

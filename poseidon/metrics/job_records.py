@@ -11,7 +11,7 @@ Each record is one JSON object with the time in seconds since 1970 and a kind:
     {"time": 5.0, "kind": "snapshot", "iteration": 500, "path": "..."}
     {"time": 6.0, "kind": "end", "outcome": "finished", "iteration": 4000}
 
-A number that is not finite is null. A blob of several values has one output for
+A number that is not finite is null; so is the last iteration of a script that has made no step. A blob of several values has one output for
 each: `probability[0]`, `probability[1]`.
 
 Law: pure. An event that is not valid gives no record.

@@ -26,8 +26,11 @@ def checkpoint_path(args: argparse.Namespace, epoch: int) -> Path:
     return Path(args.file_store_path) / f"{args.save_model_name}_{epoch}.mdl"
 
 
-def save(args: argparse.Namespace, model: ModelHelper, epoch: int) -> None:
-    """Write a checkpoint after so many epochs, and remove that of the epoch before; make the folder for the first."""
+def save(args: argparse.Namespace, model: ModelHelper, epoch: int) -> Path:
+    """Write a checkpoint after so many epochs, and remove that of the epoch before. Return its path.
+
+    The first makes the folder.
+    """
     first = f"{model._device_prefix}_{model._devices[0]}"
     inputs = {f"{first}/{name}" for name in ("data", "data_fp32", "label")}
     meta = predictor_exporter.PredictorExportMeta(
@@ -46,6 +49,7 @@ def save(args: argparse.Namespace, model: ModelHelper, epoch: int) -> None:
     predictor_exporter.save_to_db("minidb", str(partial), meta)
     partial.replace(path)
     checkpoint_path(args, epoch - 1).unlink(missing_ok=True)
+    return path
 
 
 def epoch_of(path: str) -> int:

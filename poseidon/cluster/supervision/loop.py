@@ -66,13 +66,13 @@ class JobResult:
 
     Attributes:
         outcome: whether it has finished or was stopped.
-        iteration: the last that the first worker has reported.
+        iteration: the last that the first worker has reported; None: a script without steps.
         elapsed_s: from the first start to the last exit.
         exit_code: 0, or that of the signal that stopped it.
     """
 
     outcome: Outcome
-    iteration: int
+    iteration: int | None
     elapsed_s: float
     exit_code: int = 0
 

@@ -198,10 +198,12 @@ class _Restarts:
             if loss.while_starting
             else f"restart {self._restarts} of {self._settings.max_restarts}"
         )
-        where = f"from {point.state}" if point.state else "from the beginning"
+        where = "from the beginning"
+        if point.state:
+            where = f"from {point.state} at iteration {point.iteration}"
         repeated = max(0, self._reached - point.iteration)
         self._driver.report(
-            f"{loss}; {what}: going on {where} at iteration {point.iteration}, at least {counted(repeated, 'iteration')} to repeat"
+            f"{loss}; {what}: going on {where}, at least {counted(repeated, 'iteration')} to repeat"
         )
 
 
@@ -216,7 +218,8 @@ def describe_ending(job: str, ended: RestartedJob) -> str:
     restarts, at least 37 iterations repeated`.
     """
     result = ended.result
-    text = f"job {job} {result.outcome.value} at iteration {result.iteration}"
+    where = "" if result.iteration is None else f" at iteration {result.iteration}"
+    text = f"job {job} {result.outcome.value}{where}"
     if not ended.restarts:
         return text
     again = f"at least {counted(ended.repeated, 'iteration')} repeated"

@@ -215,9 +215,9 @@ class ProcessState:
 
     @property
     def when(self) -> str:
-        """The iteration or phase, at the end of a sentence."""
+        """The iteration or phase, at the end of a sentence. Not every iteration is reported."""
         if self.iteration is not None:
-            return f" at iteration {self.iteration}"
+            return f" at iteration {self.iteration} or later"
         return "" if self.ready else " while it was starting"
 
 

@@ -27,6 +27,7 @@ from poseidon.cluster.events import (
     LoopPosition,
     Progress,
     Ready,
+    Saved,
     encode_command,
 )
 from poseidon.cluster.plan import ProcessName, Role
@@ -84,6 +85,7 @@ class JobStateMachine:
         self._start_by_s = now + settings.start_timeout_s
         self._state = JobState.STARTING
         self._connected = False
+        self._saved = False  # a snapshot, since its start
         self._stop_requested = False
         self._stop_code = 0
         self._ended_by_user = False
@@ -111,9 +113,9 @@ class JobStateMachine:
         return self._stop_code if self._stop_requested else 0
 
     @property
-    def iteration(self) -> int:
-        """The last iteration that the first worker has reported; 0 before any."""
-        return self._workers[0].iteration or 0
+    def iteration(self) -> int | None:
+        """The last iteration that the first worker has reported; None before any."""
+        return self._workers[0].iteration
 
     @property
     def error(self) -> JobError | None:
@@ -133,7 +135,7 @@ class JobStateMachine:
         if self._ended_by_user:
             return JobError(f"{sentence}; it is not started again, since the user has ended it")
         retry = cause.remedy is Remedy.RETRY
-        return JobInterrupted(sentence, iteration=self.iteration, while_starting=retry)
+        return JobInterrupted(sentence, iteration=self.iteration or 0, while_starting=retry)
 
     def handle(self, event: JobEvent, now: float) -> list[Action]:
         """Handle one event; return the actions to take.
@@ -170,8 +172,10 @@ class JobStateMachine:
             if event.position is not None:
                 process.position = event.position
                 self._compare_positions(now)
-        elif isinstance(event, Progress):
-            process.iteration, process.ready = event.iteration, True
+        elif isinstance(event, Progress | Saved):
+            process.iteration = max(event.iteration, process.iteration or 0)  # one may be saved late
+            process.ready = True
+            self._saved |= isinstance(event, Saved)
         elif isinstance(event, Done):
             process.ready = True
             process.finish_by_s = now + self._settings.finish_timeout_s
@@ -231,21 +235,23 @@ class JobStateMachine:
         if self._stop_requested and signal.within_s is not None:
             return []  # it is under way, and has its deadline
         if self._stop_requested:
-            sentence = "the job was ended at once by a second request to stop; iterations since the last snapshot are lost"
+            sentence = f"the job was ended at once by a second request to stop; {self._lost}"
             self._fail(Cause(rank=CauseRank.ROOT, sentence=sentence), now)
             return self._kill_all(now)
         self._stop_requested, self._stop_code = True, signal.exit_code
         return [SendLine(name=self._workers[0].name, line=encode_command("stop"))]
+
+    @property
+    def _lost(self) -> str:
+        """What is lost at the end of a job that is not waited for."""
+        return f"iterations since {'the last snapshot' if self._saved else 'its start'} are lost"
 
     def _check_deadlines(self, now: float) -> None:
         if self._state in (JobState.FAILING, JobState.ENDED):
             return
         settings = self._settings
         if now >= self._stop_by_s:
-            sentence = (
-                f"the job did not end within {settings.term_deadline_s:g} s of SIGTERM; "
-                "iterations since the last snapshot are lost"
-            )
+            sentence = f"the job did not end within {settings.term_deadline_s:g} s of SIGTERM; {self._lost}"
             self._fail(Cause(rank=CauseRank.ROOT, sentence=sentence), now)
             return
         for process in [process for process in self._processes.values() if process.running]:
@@ -264,7 +270,9 @@ class JobStateMachine:
             self._fail_of(process, CauseRank.ROOT, how, now, remedy)
 
     def _since(self, process: ProcessState) -> str:
-        return f" (the last at iteration {process.iteration})" if process.iteration is not None else ""
+        if process.iteration is None:
+            return ""
+        return f" (last seen at iteration {process.iteration})"
 
     def _fail_of(
         self, process: ProcessState, rank: CauseRank, how: str, now: float, remedy: Remedy = Remedy.RESTART

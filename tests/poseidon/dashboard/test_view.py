@@ -136,6 +136,12 @@ def test_states() -> None:
     ]  # fmt: skip
 
 
+def test_a_script_without_steps_ends_without_an_iteration() -> None:
+    end = {"time": 200.0, "kind": "end", "outcome": "finished", "iteration": None}
+    summary = view(START, end).summary(0.0, running=False)
+    assert [event["text"] for event in summary["events"]] == ["the job was started", "the job finished"]
+
+
 def test_a_job_that_has_ended_shows_its_last_iteration() -> None:
     progress = {"time": 101.0, "kind": "progress", "iteration": 0, "max_iter": 20, "loss": 1.0, "rate": 0.0, "images_rate": 0.0}  # fmt: skip
     end = {"time": 102.0, "kind": "end", "outcome": "finished", "iteration": 20}

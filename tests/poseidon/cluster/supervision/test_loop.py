@@ -164,7 +164,7 @@ def test_a_killed_process_ends_the_job(tmp_path: Path, victim: str) -> None:
 def test_a_stopped_process_ends_the_job() -> None:
     seen = on_progress(lambda seen: os.kill(seen.pids["worker 1"], signal.SIGSTOP))
     with pytest.raises(
-        JobError, match=r"worker 1 .* has sent no heartbeat for 1 s \(the last at iteration 120\)"
+        JobError, match=r"worker 1 .* has sent no heartbeat for 1 s \(last seen at iteration 120\)"
     ):
         run(seen, settings=SupervisionSettings(stall_timeout_s=1.0, grace_s=1.0))
 

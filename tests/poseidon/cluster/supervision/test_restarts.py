@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 
 from poseidon.cluster.supervision.loop import JobResult
 from poseidon.cluster.supervision.restarts import (
     LONGEST_PAUSE_S,
+    RestartedJob,
     RestartSettings,
     StartingPoint,
     describe_ending,
@@ -85,6 +87,8 @@ def test_a_good_job_starts_once() -> None:
     assert world.starts == [(0, StartingPoint())]
     assert (ended.restarts, ended.repeated, world.said) == (0, 0, [])
     assert describe_ending("j", ended) == "job j finished at iteration 100"
+    script = RestartedJob(result=replace(DONE, iteration=None), restarts=0, repeated=0)
+    assert describe_ending("j", script) == "job j finished"
 
 
 def test_a_loss_is_followed_by_a_start_from_the_snapshot() -> None:
@@ -111,7 +115,7 @@ def test_a_snapshot_that_is_lost_with_its_host_repeats_more() -> None:
     world = World([lost(), absent(), DONE], points=[SNAPSHOT, StartingPoint()])
     assert run_with_restarts(world, RestartSettings(max_restarts=3)).repeated == 57
     assert world.said[1] == (
-        "no route to node1; trying again: going on from the beginning at iteration 0, at least 57 iterations to repeat"
+        "no route to node1; trying again: going on from the beginning, at least 57 iterations to repeat"
     )
     assert world.starts[-1] == (2, StartingPoint())
 

@@ -7,7 +7,17 @@ from collections.abc import Callable
 
 import pytest
 
-from poseidon.cluster.events import Alive, Done, Event, Failed, Listening, LoopPosition, Progress, Ready
+from poseidon.cluster.events import (
+    Alive,
+    Done,
+    Event,
+    Failed,
+    Listening,
+    LoopPosition,
+    Progress,
+    Ready,
+    Saved,
+)
 from poseidon.cluster.plan import ProcessName, Role
 from poseidon.cluster.supervision.state import (
     Action,
@@ -220,7 +230,22 @@ def test_the_iteration_is_told() -> None:
     job = Job().run()
     job.hear(WORKER_1, Progress(iteration=120))
     job.exit(WORKER_1, -9)
-    assert "SIGKILL) at iteration 120; the job" in job.error
+    assert "SIGKILL) at iteration 120 or later; the job" in job.error
+
+
+def test_a_snapshot_shows_the_iteration_too() -> None:
+    """It may be complete before its iteration is reported, or long after."""
+    job = Job().run()
+    job.hear(WORKER_0, Progress(iteration=6))
+    job.hear(WORKER_0, Saved(iteration=10))
+    assert job.machine.iteration == 10
+    job.hear(WORKER_0, Progress(iteration=16))
+    job.hear(WORKER_0, Saved(iteration=12))
+    assert job.machine.iteration == 16
+
+
+def test_a_script_without_steps_has_no_iteration() -> None:
+    assert Job().run().machine.iteration is None
 
 
 def test_an_exit_while_starting() -> None:
@@ -289,7 +314,7 @@ def test_silence_is_a_failure() -> None:
     assert terminated(job.wait(9.75, alive=(SHARD, WORKER_0))) == []
     assert terminated(job.wait(0.25, alive=(SHARD, WORKER_0))) == ["shard 0", "worker 0", "worker 1"]
     assert job.error == (
-        "worker 1 (client 1, node1, pid 102) has sent no heartbeat for 10 s (the last at iteration 7); "
+        "worker 1 (client 1, node1, pid 102) has sent no heartbeat for 10 s (last seen at iteration 7); "
         "the job was stopped"
     )
 
@@ -397,7 +422,7 @@ def test_a_loop_that_hangs_ends_the_job_though_its_process_shows_life() -> None:
     job.hear(WORKER_1, Alive(still_s=10.0))
     assert job.state is JobState.FAILING
     assert (
-        "worker 1 (client 1, node1, pid 102) hangs: it has done nothing for 10 s (the last at iteration 57)"
+        "worker 1 (client 1, node1, pid 102) hangs: it has done nothing for 10 s (last seen at iteration 57)"
         in job.error
     )
 
@@ -459,9 +484,7 @@ def test_sigterm_stops_with_a_snapshot_and_has_a_deadline() -> None:
     assert not terminated(job.wait(24.5, alive=ALL))
     assert job.state is JobState.RUNNING
     assert terminated(job.wait(1, alive=ALL)) == ["shard 0", "worker 0", "worker 1"]
-    assert (
-        job.error == "the job did not end within 25 s of SIGTERM; iterations since the last snapshot are lost"
-    )
+    assert job.error == "the job did not end within 25 s of SIGTERM; iterations since its start are lost"
 
 
 def test_sigterm_gives_a_stop_that_is_under_way_its_deadline() -> None:
