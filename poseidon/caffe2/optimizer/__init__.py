@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 
 from poseidon.caffe2 import core, workspace
+from poseidon.caffe2.optimizer.adagrad import AdagradOptimizer
 from poseidon.caffe2.optimizer.adaptive import (
     AdadeltaOptimizer,
-    AdagradOptimizer,
     AdamOptimizer,
     DecayAdagradOptimizer,
     StormOptimizer,

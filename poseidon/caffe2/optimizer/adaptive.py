@@ -1,128 +1,14 @@
-"""Optimizers with a step of their own for each parameter: Adagrad, Adam and their kin."""
+"""Optimizers with a step of their own for each parameter: WNGrad, STORM, Adadelta, Adam."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from poseidon.caffe2 import core, workspace
-from poseidon.caffe2.optimizer.base import Optimizer
+from poseidon.caffe2 import core
+from poseidon.caffe2.optimizer.base import AlphaOptimizer
 
 
-class _Adaptive(Optimizer):
-    """An optimizer with a base learning rate `alpha` and a policy."""
-
-    def __init__(self, alpha: float, policy: str, kwargs: dict[str, Any]) -> None:
-        super().__init__()
-        self.alpha = alpha
-        self.policy = policy
-        self.init_kwargs = kwargs
-
-    def _rate(self, net: Any, init_net: Any, sign: int = -1) -> tuple[Any, Any]:
-        return self.build_lr(
-            net, init_net, base_learning_rate=sign * self.alpha, policy=self.policy, **self.init_kwargs
-        )
-
-    def scale_learning_rate(self, scale: float) -> None:
-        """Multiply the base learning rate."""
-        self.alpha *= scale
-
-    def _rows(self, init_net: Any, param: Any, suffix: str) -> Any:
-        """Return a blob of zeros with one entry for each row of the parameter."""
-        name = f"{param}_{suffix}"
-        shapes, _ = workspace.InferShapesAndTypes([init_net])
-        if shapes.get(str(param)):
-            blob = init_net.ConstantFill([], name, shape=[shapes[str(param)][0]], value=0.0)
-        else:
-            shape = init_net.Shape(param, f"{param}_shape")
-            rows = init_net.Slice([shape], f"{shape}_numrows", starts=[0], ends=[1])
-            blob = init_net.ConstantFill(rows, name, input_as_shape=1, value=0.0)
-        self._aux_params.local.append(blob)
-        return blob
-
-
-class AdagradOptimizer(_Adaptive):
-    """Adagrad (Duchi et al., 2011): steps divided by the root of the sum of squared gradients."""
-
-    def __init__(
-        self,
-        alpha: float = 0.01,
-        epsilon: float = 1e-4,
-        decay: float = 1,
-        weight_decay: float = 0.0,
-        policy: str = "fixed",
-        sparse_dedup_aggregator: str | None = None,
-        rowWise: bool = False,
-        engine: str | None = "",
-        lars: float | None = None,
-        output_effective_lr: bool = False,
-        output_effective_lr_and_update: bool = False,
-        **kwargs: Any,
-    ) -> None:
-        """Take the settings.
-
-        Args:
-            alpha: the base learning rate.
-            epsilon: added to the root.
-            decay: of the sum of squares at each step.
-            weight_decay: of the parameters, in sparse updates.
-            policy: see the operator `LearningRate`; its arguments are `kwargs`.
-            sparse_dedup_aggregator: `sum` or `mean` of the values of one index of a sparse gradient.
-            rowWise: whether a row of a sparse parameter has one sum.
-            engine: of the operators.
-            lars: the offset of LARS, None for none.
-            output_effective_lr: whether the effective learning rate becomes a blob.
-            output_effective_lr_and_update: whether the update becomes one too.
-        """
-        super().__init__(alpha, policy, kwargs)
-        self.epsilon = epsilon
-        self.decay = decay
-        self.weight_decay = float(weight_decay)
-        self.sparse_dedup_aggregator = sparse_dedup_aggregator
-        self.rowWise = rowWise
-        self.engine = engine
-        self.lars = lars
-        self.output_effective_lr = output_effective_lr
-        self.output_effective_lr_and_update = output_effective_lr_and_update
-
-    def _run(self, net: Any, param_init_net: Any, param_info: Any) -> None:
-        param, grad = param_info.blob, param_info.grad
-        if self.alpha <= 0:
-            return
-        self._add_lars(net, param_init_net, param_info, self.lars, self.weight_decay)
-        rate, _ = self._rate(net, param_init_net)
-        if self.rowWise:
-            total = self._rows(param_init_net, param, "avg_squared_sum")
-        else:
-            total = self._state(param_init_net, param, "squared_sum")
-        if isinstance(grad, core.GradientSlice):
-            assert self.decay == 1.0, "Decay is not implemented for SparseAdagrad and must be set to 1"
-            grad = self.dedup(net, self.sparse_dedup_aggregator, grad)
-            operator = net.RowWiseSparseAdagrad if self.rowWise else net.SparseAdagrad
-            extra = {"weight_decay": self.weight_decay} if self.rowWise and self.weight_decay else {}
-            operator(
-                [param, total, grad.indices, grad.values, rate],
-                [param, total],
-                epsilon=self.epsilon,
-                engine=self.engine,
-                **extra,
-            )
-            return
-        assert not self.rowWise, "rowWise Adagrad needs a sparse gradient"
-        outputs = [param, total]
-        if self.output_effective_lr or self.output_effective_lr_and_update:
-            outputs.append(f"{param}_effective_lr")
-        if self.output_effective_lr_and_update:
-            outputs.append(f"{param}_update")
-        net.Adagrad(
-            [param, total, grad, rate],
-            outputs,
-            epsilon=self.epsilon,
-            decay=float(self.decay),
-            engine=self.engine,
-        )
-
-
-class WngradOptimizer(_Adaptive):
+class WngradOptimizer(AlphaOptimizer):
     """WNGrad (Wu et al., 2018): one step size for the whole parameter."""
 
     def __init__(
@@ -169,7 +55,7 @@ class WngradOptimizer(_Adaptive):
         net.Wngrad([param, moment, grad, rate], outputs, **settings)
 
 
-class StormOptimizer(_Adaptive):
+class StormOptimizer(AlphaOptimizer):
     """STORM (Cutkosky and Orabona, 2019): momentum with variance reduction."""
 
     def __init__(
@@ -211,7 +97,7 @@ class StormOptimizer(_Adaptive):
             net.Storm([*state, grad, rate], state, **settings)
 
 
-class AdadeltaOptimizer(_Adaptive):
+class AdadeltaOptimizer(AlphaOptimizer):
     """Adadelta (Zeiler, 2012)."""
 
     def __init__(
@@ -249,7 +135,7 @@ class AdadeltaOptimizer(_Adaptive):
             net.Adadelta([*state, grad, rate], state, **settings)
 
 
-class AdamOptimizer(_Adaptive):
+class AdamOptimizer(AlphaOptimizer):
     """Adam (Kingma and Ba, 2015). Caffe2 corrects the bias with the iteration + 1."""
 
     def __init__(
@@ -285,6 +171,15 @@ class AdamOptimizer(_Adaptive):
             use_smart_decay: whether sparse updates decay the moments by the steps that a row was left out.
         """
         super().__init__(alpha, policy, kwargs)
+        for name, value in (
+            ("rowWise", rowWise),
+            ("enableRAdam", enableRAdam),
+            ("use_lr_adaption", use_lr_adaption),
+        ):
+            if use_smart_decay and value:
+                raise NotImplementedError(
+                    f"Smart decay is not implemented with {name}: set one of them to False"
+                )
         self.beta1 = beta1
         self.beta2 = beta2
         self.epsilon = epsilon
@@ -303,18 +198,23 @@ class AdamOptimizer(_Adaptive):
             return
         rate, iteration = self._rate(net, param_init_net)
         self._aux_params.shared.append(iteration)
+        seen = []
+        if self.use_smart_decay:
+            fill = {"value": 0, "dtype": core.DataType.INT64}
+            seen = [self._rows(param_init_net, param, "last_seen", **fill)]
         first = self._state(param_init_net, param, "first_moment")
         if self.rowWise:
-            second = self._rows(param_init_net, param, "second_moment")
+            second = self._rows(param_init_net, param, "avg_second_moment")
         else:
             second = self._state(param_init_net, param, "second_moment")
-        outputs: list[Any] = [param, first, second]
         effective = f"{param}_effective_grad"
-        if self.use_lr_adaption:
-            outputs.append(effective)
+        # As in Caffe2 the dense operator, too, writes to the blob of smart decay: its step.
+        outputs = [param, first, second, *seen, *([effective] if self.use_lr_adaption else [])]
         settings = {"beta1": self.beta1, "beta2": self.beta2, "epsilon": self.epsilon}
         if isinstance(grad, core.GradientSlice):
-            self._run_sparse(net, param_init_net, grad, (rate, iteration), outputs, settings)
+            grad = self.dedup(net, self.sparse_dedup_aggregator, grad)
+            inputs = [param, first, second, *seen, grad.indices, grad.values, rate, iteration]
+            getattr(net, self._sparse_operator())(inputs, outputs, **self._rectified(settings))
             grad = grad.values
         else:
             assert not self.rowWise, "rowWise Adam needs a sparse gradient"
@@ -327,29 +227,18 @@ class AdamOptimizer(_Adaptive):
                 normalized_lr_adaption=self.normalized_lr_adaption,
             )
 
-    def _run_sparse(
-        self,
-        net: Any,
-        init_net: Any,
-        grad: Any,
-        rate_and_iteration: tuple[Any, Any],
-        outputs: list[Any],
-        settings: dict[str, Any],
-    ) -> None:
-        grad = self.dedup(net, self.sparse_dedup_aggregator, grad)
-        inputs = [*outputs[:3], grad.indices, grad.values, *rate_and_iteration]
+    def _sparse_operator(self) -> str:
         if self.rowWise:
-            net.RowWiseSparseAdam(inputs, outputs, **settings)
-        elif self.use_smart_decay:
-            seen = self._state(init_net, outputs[0], "last_seen")
-            net.SmartDecaySparseAdam([*inputs[:3], seen, *inputs[3:]], [*outputs[:3], seen], **settings)
-        elif self.enableRAdam:
-            net.SparseAdam(inputs, outputs, enableRAdam=True, **settings)
-        else:
-            net.SparseAdam(inputs, outputs, **settings)
+            assert not self.enableRAdam, "RAdam is not implemented for rowWise Adam"
+            return "RowWiseSparseAdam"
+        return "SmartDecaySparseAdam" if self.use_smart_decay else "SparseAdam"
+
+    def _rectified(self, settings: dict[str, Any]) -> dict[str, Any]:
+        plain = self.rowWise or self.use_smart_decay
+        return settings if plain else {**settings, "enableRAdam": self.enableRAdam}
 
 
-class DecayAdagradOptimizer(_Adaptive):
+class DecayAdagradOptimizer(AlphaOptimizer):
     """Adagrad with a decaying sum of squares and, with `beta1`, momentum."""
 
     def __init__(

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from poseidon.caffe2 import core, scope
+from poseidon.caffe2 import core, scope, workspace
 from poseidon.caffe2.modeling.parameter_info import ParameterInfo
 from poseidon.caffe2.proto import DEVICE_NUMBERS
 
@@ -215,3 +215,39 @@ class Optimizer:
     def scale_learning_rate(self, *args: Any, **kwargs: Any) -> None:
         """Multiply the base learning rate; an optimizer without one refuses."""
         raise NotImplementedError("Optimizer Need to Implement `scale_learning_rate` method.")
+
+
+class AlphaOptimizer(Optimizer):
+    """An optimizer with a base learning rate `alpha` and a policy."""
+
+    def __init__(self, alpha: float, policy: str, kwargs: dict[str, Any]) -> None:
+        super().__init__()
+        self.alpha = alpha
+        self.policy = policy
+        self.init_kwargs = kwargs
+
+    def _rate(self, net: Any, init_net: Any, sign: int = -1) -> tuple[Any, Any]:
+        rate = sign * self.alpha
+        return self.build_lr(net, init_net, rate, policy=self.policy, **self.init_kwargs)
+
+    def scale_learning_rate(self, scale: float) -> None:
+        """Multiply the base learning rate."""
+        self.alpha *= scale
+
+    def _rows(self, init_net: Any, param: Any, suffix: str, **fill: Any) -> Any:
+        """Return a blob with one entry for each row of the parameter, by default 0.0."""
+        name, fill = f"{param}_{suffix}", fill or {"value": 0.0}
+        shape = shape_of(init_net, param)
+        if shape:
+            blob = init_net.ConstantFill([], name, shape=shape[:1], **fill)
+        else:
+            sizes = init_net.Shape(param, f"{param}_shape")
+            rows = init_net.Slice([sizes], f"{sizes}_numrows", starts=[0], ends=[1])
+            blob = init_net.ConstantFill(rows, name, input_as_shape=1, **fill)
+        self._aux_params.local.append(blob)
+        return blob
+
+
+def shape_of(init_net: Any, param: Any) -> list[int]:
+    """Return the shape that a net gives a parameter; [] where it does not follow."""
+    return workspace.InferShapesAndTypes([init_net])[0].get(str(param)) or []

@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from poseidon.caffe2 import core
-from poseidon.caffe2.optimizer.adaptive import _Adaptive
-from poseidon.caffe2.optimizer.base import Optimizer, iteration_of
+from poseidon.caffe2.optimizer.base import AlphaOptimizer, Optimizer, iteration_of
 
 
 class FtrlOptimizer(Optimizer):
@@ -70,7 +69,7 @@ class GFtrlOptimizer(FtrlOptimizer):
         return net.GFtrl
 
 
-class YellowFinOptimizer(_Adaptive):
+class YellowFinOptimizer(AlphaOptimizer):
     """YellowFin (Zhang et al., 2017): SGD with momentum that tunes both of its settings."""
 
     def __init__(
@@ -132,7 +131,7 @@ class YellowFinOptimizer(_Adaptive):
         )
 
 
-class RmsPropOptimizer(_Adaptive):
+class RmsPropOptimizer(AlphaOptimizer):
     """RMSProp (Hinton, 2012) with momentum."""
 
     def __init__(

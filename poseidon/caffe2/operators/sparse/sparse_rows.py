@@ -33,6 +33,11 @@ def rounds(indices: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
         yield rows[chosen], chosen
 
 
+def by_row(values: Tensor, table: Tensor) -> Tensor:
+    """Return one value for each row in a shape that broadcasts over rows of a table."""
+    return values.reshape(-1, *[1] * (table.dim() - 1))
+
+
 def gradient_rows(gradient: Tensor, indices: Tensor) -> Tensor:
     """Return the gradient with one row for each index."""
     count = indices.numel()

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from poseidon.caffe2.operators.registry import operator
-from poseidon.caffe2.operators.sparse.sparse_rows import gradient_rows, rounds
+from poseidon.caffe2.operators.sparse.sparse_rows import by_row, gradient_rows, rounds
 from poseidon.caffe2.operators.training.optimizers import (
     adadelta_step,
     adagrad_step,
@@ -73,16 +73,39 @@ def row_wise_sparse_adagrad(
     *,
     epsilon: float = 1e-5,
     weight_decay: float = 0.0,
+    counter_halflife: int = -1,
 ) -> tuple[Tensor, Tensor]:
-    """Return parameter and history, which has one number for each row: the sum of means of squares."""
+    """Return parameter and history, which has one number for each row: the sum of means of squares.
+
+    Args:
+        w, h: parameter and history.
+        indices, g: the rows and their gradients.
+        lr: the learning rate.
+        counter: the count of updates of each row (`RowWiseCounter`); the decay of a row that has
+            one is multiplied by counter_halflife / count.
+        epsilon: added to the root of the history.
+        weight_decay: of the rows.
+        counter_halflife: see `counter`; without effect below 1.
+    """
     given = gradient_rows(g, indices)
     for rows, positions in rounds(indices):
-        part = given[positions] + weight_decay * w[rows]
+        part = given[positions]
+        if weight_decay:
+            decay = _decay(rows, weight_decay, counter, counter_halflife)
+            part = part + by_row(decay, w) * w[rows]
         history = h[rows] + (part * part).reshape(len(part), -1).mean(1).reshape(h[rows].shape)
         h[rows] = history
-        root = history.sqrt().reshape(-1, *[1] * (part.dim() - 1)) + epsilon
-        w[rows] += lr * part / root
+        w[rows] += lr * part / (by_row(history.sqrt(), w) + epsilon)
     return w, h
+
+
+def _decay(rows: Tensor, weight_decay: float, counter: Tensor | None, halflife: int) -> Tensor:
+    """Return the weight decay of each row."""
+    decay = torch.full(rows.shape, weight_decay, device=rows.device)
+    if counter is None or halflife <= 0:
+        return decay
+    counts = counter.reshape(-1)[rows]
+    return torch.where(counts > 0, decay * (halflife / counts), decay).to(decay.dtype)
 
 
 @operator("SparseAdam", "RowWiseSparseAdam", outputs=(3, 4))
@@ -143,7 +166,7 @@ def smart_decay_sparse_adam(
     given = gradient_rows(g, indices)
     for rows, positions in rounds(indices):
         part = given[positions]
-        passed = (now - seen[rows]).to(w.dtype).reshape(-1, *[1] * (w.dim() - 1))
+        passed = by_row((now - seen[rows]).to(w.dtype), w)
         old = m1[rows]
         late = old * beta1 * (1 - beta1 ** (passed - 1)) / (1 - beta1)
         m1[rows] = old * beta1**passed + (1 - beta1) * part
@@ -201,7 +224,7 @@ def scatter_weighted_sum(x: Tensor, weight: Tensor, indices: Tensor, *pairs: Ten
     rows = indices.reshape(-1).long()
     factor = weight.reshape(())
     counts = torch.bincount(rows, minlength=x.shape[0])
-    x.mul_((factor**counts).to(x.dtype).reshape(-1, *[1] * (x.dim() - 1)))
+    x.mul_(by_row((factor**counts).to(x.dtype), x))
     for term, amount in zip(pairs[0::2], pairs[1::2], strict=True):
         x.index_add_(0, rows, gradient_rows(term, indices) * amount.reshape(()))
     return x
