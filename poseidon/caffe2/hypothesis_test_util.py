@@ -17,6 +17,7 @@ import torch
 
 from poseidon.caffe2 import core, device_checker, gradient_checker, test_util, workspace
 from poseidon.caffe2.proto import DEVICE_NUMBERS, caffe2_pb2
+from poseidon.caffe2.testing.references import as_reference_arrays
 from poseidon.caffe2.testing.strategies import (
     arrays,
     dims,
@@ -262,7 +263,7 @@ class HypothesisTestCase(test_util.TestCase):
 
         Args:
             device_option, op, inputs, input_device_options: what runs.
-            reference: returns the expected outputs.
+            reference: returns the expected outputs; see `ReferenceArray` for the inputs it gets.
             threshold, atol: how far they may be apart, relative and absolute (by default the same).
             output_to_grad: an output whose gradient is given to the gradient operators.
             grad_reference: `(gradient of that output, expected outputs, inputs)` -> expected gradients of the inputs:
@@ -281,7 +282,7 @@ class HypothesisTestCase(test_util.TestCase):
             net.Proto().op.extend([placed])
             inferred = workspace.InferShapesAndTypes([net])
             workspace.RunNetOnce(net)
-            expected = reference(*inputs)
+            expected = reference(*as_reference_arrays(inputs))
             if not isinstance(expected, (tuple, list)):
                 raise RuntimeError(
                     "You are providing a wrong reference implementation. A proper one should return a tuple/list of numpy arrays."
@@ -336,7 +337,7 @@ class HypothesisTestCase(test_util.TestCase):
         given = f"{output_to_grad}_grad"
         operators, gradients = core.GradientRegistry.GetBackwardPass([op], {output_to_grad: given})
         of_output = workspace.FetchBlob(output_to_grad)
-        wanted = grad_reference(of_output, ref_outputs, inputs)
+        wanted = grad_reference(of_output, ref_outputs, as_reference_arrays(inputs))
         workspace.FeedBlob(given, of_output)
         workspace.RunOperatorsOnce(operators)
         self.assertEqual(len(wanted), len(inputs))

@@ -51,6 +51,7 @@ from poseidon.caffe2.workspace.feeding import (
     SerializeBlob,
     blobs,
 )
+from poseidon.caffe2.workspace.filling import FillRandomNetworkInputs
 from poseidon.caffe2.workspace.immediate import (
     FeedImmediate,
     FetchImmediate,
@@ -112,6 +113,7 @@ __all__ = [
     "FetchBlobs",
     "FetchImmediate",
     "FetchTorch",
+    "FillRandomNetworkInputs",
     "GetBlobSizeBytes",
     "GetCUDAVersion",
     "GetCuDNNVersion",

@@ -3,49 +3,127 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import torch
 
 from poseidon.caffe2.proto import caffe2_pb2
+from poseidon.caffe2.runtime.bind import function_of
 from poseidon.caffe2.runtime.errors import EnforceNotMet
 from poseidon.caffe2.runtime.workspace import Workspace
 from poseidon.caffe2.workspace.current import current
-from poseidon.caffe2.workspace.nets import StringifyNetName, StringifyProto, _net_def
+from poseidon.caffe2.workspace.nets import (
+    StringifyBlobName,
+    StringifyNetName,
+    StringifyProto,
+    _net_def,
+)
 
 
-def GetOperatorCost(operator: Any, blobs: Sequence[str]) -> tuple[int, int]:
-    """Return floating point operations and bytes that an operator reads and writes.
+class OperatorCost(NamedTuple):
+    """What an operator does in one run."""
+
+    flops: int
+    bytes_written: int
+    bytes_read: int
+
+
+def GetOperatorCost(operator: Any, blobs: Sequence[str]) -> OperatorCost:
+    """Return the floating point operations of an operator, and the bytes that it writes and reads.
 
     Args:
         operator: an OperatorDef or its bytes.
         blobs: its inputs in the current workspace.
 
     Raises:
-        RuntimeError: the operator has no known cost.
+        RuntimeError: the operator has no known cost, or an input is not there.
     """
     op = caffe2_pb2.OperatorDef.FromString(StringifyProto(operator))
-    inputs: list[torch.Tensor] = [current().get(name).value for name in blobs]
-    arguments = {argument.name: argument.i for argument in op.arg}
-    if op.type.startswith("Conv"):
+    if op.type not in _COSTS:
+        raise EnforceNotMet(
+            f"the cost of {op.type} is not known; the costs of these are: {', '.join(_COSTS)}"
+        )
+    inputs: list[torch.Tensor] = [current().get(StringifyBlobName(name)).value for name in blobs]
+    flops, written = _COSTS[op.type](op, inputs)
+    return OperatorCost(flops, written, sum(value.nbytes for value in inputs))
+
+
+Cost = Callable[[caffe2_pb2.OperatorDef, list[torch.Tensor]], tuple[int, int]]
+"""Returns operations and bytes written for an operator and its inputs."""
+
+
+def _argument(op: caffe2_pb2.OperatorDef, name: str, default: int) -> int:
+    return next((argument.i for argument in op.arg if argument.name == name), default)
+
+
+def _by_value(operations: int) -> Cost:
+    """Return the cost of so many operations for each value of the first input."""
+    return lambda op, inputs: (operations * inputs[0].numel(), inputs[0].nbytes)
+
+
+def _sum(op: caffe2_pb2.OperatorDef, inputs: list[torch.Tensor]) -> tuple[int, int]:
+    return (len(inputs) - 1) * inputs[0].numel(), inputs[0].nbytes
+
+
+def _concat(op: caffe2_pb2.OperatorDef, inputs: list[torch.Tensor]) -> tuple[int, int]:
+    sizes = 4 * len(inputs)  # the second output: the size of each input, int32
+    return 0, sum(value.nbytes for value in inputs) + sizes
+
+
+def _one_hot(op: caffe2_pb2.OperatorDef, inputs: list[torch.Tensor]) -> tuple[int, int]:
+    data, _, values = inputs
+    return 0, len(data) * values.numel() * data.element_size()
+
+
+def _fully_connected(transposed: bool) -> Cost:
+    def cost(op: caffe2_pb2.OperatorDef, inputs: list[torch.Tensor]) -> tuple[int, int]:
         x, w = inputs[:2]
-        kernel = w.shape[2:]
-        pads = [arguments.get(f"pad_{side}", arguments.get("pad", 0)) for side in "tblr"]
-        sizes = [
-            (size + pads[2 * axis] + pads[2 * axis + 1] - kernel[axis])
-            // arguments.get(f"stride_{'hw'[axis]}", arguments.get("stride", 1))
-            + 1
-            for axis, size in enumerate(x.shape[2:])
-        ]
-        made = x.shape[0] * w.shape[0] * int(torch.tensor(sizes).prod())
-        flops = 2 * made * w[0].numel()
-    elif op.type == "FC":
-        made = inputs[0].shape[0] * inputs[1].shape[0]
-        flops = made * (2 * inputs[1].shape[1] + 1)
-    else:
-        raise EnforceNotMet(f"The cost of the operator {op.type} is not known")
-    return flops, 4 * (sum(value.numel() for value in inputs) + made)
+        axis, axis_w = _argument(op, "axis", 1) % x.dim(), _argument(op, "axis_w", 1) % w.dim()
+        rows, columns = x.shape[:axis].numel(), x.shape[axis:].numel()
+        outputs = (w.shape[axis_w:] if transposed else w.shape[:axis_w]).numel()
+        return rows * outputs * (2 * columns + 1), rows * outputs * x.element_size()
+
+    return cost
+
+
+def _products(op: caffe2_pb2.OperatorDef, inputs: list[torch.Tensor]) -> tuple[int, int]:
+    a = inputs[0]
+    made = _made(op, inputs)
+    inner = a.shape[-2] if _argument(op, "trans_a", 0) and a.dim() > 1 else a.shape[-1]
+    return 2 * made.numel() * inner, made.nbytes
+
+
+def _convolution(op: caffe2_pb2.OperatorDef, inputs: list[torch.Tensor]) -> tuple[int, int]:
+    """Return the cost of a convolution; as in Caffe2, W alone says how many channels x has."""
+    x, w = inputs[:2]
+    place = -1 if any(argument.s == b"NHWC" for argument in op.arg) else 1
+    sizes = list(x.shape)
+    sizes[place] = w.shape[place] * _argument(op, "group", 1)
+    made = _made(op, [x.new_empty(sizes, device="meta"), *inputs[1:]])
+    return 2 * made.numel() * w[0].numel(), made.nbytes
+
+
+def _made(op: caffe2_pb2.OperatorDef, inputs: list[torch.Tensor]) -> torch.Tensor:
+    """Return the output of an operator, without data."""
+    meta = torch.device("meta")
+    made: torch.Tensor = function_of(op, None, meta)(*[value.to(meta) for value in inputs])
+    return made
+
+
+_COSTS: dict[str, Cost] = {
+    **dict.fromkeys(("Conv", "Conv1D", "Conv2D", "Conv3D"), _convolution),
+    "FC": _fully_connected(transposed=False),
+    "FCTransposed": _fully_connected(transposed=True),
+    "BatchMatMul": _products,
+    **dict.fromkeys(("Add", "Sub", "Mul", "Div"), _by_value(1)),
+    **dict.fromkeys(("Sum", "WeightedSum"), _sum),
+    "Relu": _by_value(0),
+    **dict.fromkeys(("LeakyRelu", "ReluN", "ThresholdedRelu", "SpatialBN"), _by_value(2)),
+    "Concat": _concat,
+    "Split": _by_value(0),
+    "BatchOneHot": _one_hot,
+}
 
 
 def BenchmarkNet(name: Any, warmup_runs: int, main_runs: int, run_individual: bool) -> list[float]:

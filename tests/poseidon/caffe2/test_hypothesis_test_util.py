@@ -41,6 +41,35 @@ def test_a_sparse_gradient_is_values_and_indices(case: Any) -> None:
     )
 
 
+def test_a_reference_may_take_an_array_of_one_element_for_a_number(case: Any) -> None:
+    def reference(w: Any, h: Any, rows: Any, g: Any, lr: Any) -> list[Any]:
+        w, h = np.copy(w), np.copy(h)
+        for index, row in enumerate(rows):
+            h[row] += np.mean(np.square(g[index]))
+            w[row] = w[row] + lr * g[index] / (np.sqrt(h[row]) + 0.5)
+        return [w, h]
+
+    op = core.CreateOperator("RowWiseSparseAdagrad", list("whigr"), ["w", "h"], epsilon=0.5)
+    w, h, rows = np.array([1, 2, 3], "f4"), np.array([1, 0, 4], "f4"), np.array([2, 0])
+    inputs = [w, h, rows, np.array([0.5, -3], "f4"), np.array([-0.1], "f4")]
+    case.assertReferenceChecks(hu.cpu_do, op, inputs, reference)
+
+    def alternating(iteration: Any) -> list[Any]:
+        return [np.array(0.25 if float(iteration) % 5 < 2 else 0.0)]
+
+    op = core.CreateOperator(
+        "LearningRate", "i", "r", policy="alter", base_lr=0.25, active_period=2, inactive_period=3
+    )
+    for iteration in range(11):
+        case.assertReferenceChecks(hu.cpu_do, op, [np.array([iteration])], alternating)
+
+
+def test_a_reference_may_index_by_a_list_of_slices(case: Any) -> None:
+    op = core.CreateOperator("Slice", ["x"], ["y"], starts=[0, 1], ends=[-1, -2])
+    x = np.arange(12, dtype=np.float32).reshape(3, 4)
+    case.assertReferenceChecks(hu.cpu_do, op, [x], lambda x: [x[[slice(None), slice(1, 3)]]])
+
+
 def test_shapes_must_be_inferred_where_that_is_asked(case: Any) -> None:
     x = np.zeros((2, 3), dtype=np.float32)
     relu = core.CreateOperator("Relu", ["x"], ["y"])

@@ -114,6 +114,8 @@ def batch_mat_mul(
 ) -> Tensor:
     """Return the products of the last two dimensions; the dimensions before broadcast as NumPy's do.
 
+    The product of two vectors has the shape (1).
+
     Raises:
         ValueError: they differ without `broadcast`.
     """
@@ -122,7 +124,8 @@ def batch_mat_mul(
             f"the batches {list(a.shape[:-2])} and {list(b.shape[:-2])} differ; broadcast is not set"
         )
     left = a.transpose(-1, -2) if trans_a and a.dim() > 1 else a
-    return left @ (b.transpose(-1, -2) if trans_b and b.dim() > 1 else b)
+    product = left @ (b.transpose(-1, -2) if trans_b and b.dim() > 1 else b)
+    return product.reshape(1) if a.dim() == b.dim() == 1 else product
 
 
 def _affine_rule(maker: GradientMaker) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import hypothesis.strategies as st
 import numpy as np
@@ -67,6 +68,27 @@ def test_a_record_with_other_outputs_is_a_failure(folder: Path) -> None:
     case.serialize_test([np.ones(2)], [np.zeros(2)], [], op, hu.cpu_do)
     with pytest.raises(AssertionError, match="tolerance"):
         case.compare_test([np.ones(2)], [np.ones(2)], [])
+
+
+def test_a_check_without_records(folder: Path) -> None:
+    serial.configure(str(folder), generate=True)
+
+    class Unrecorded(Example):
+        def assertReferenceChecks(self, *args: Any, **kwargs: Any) -> list[Any]:
+            with (
+                self.set_disable_serialized_check(True),
+                self.set_disable_serialized_check(self.factor != 1),
+            ):
+                return super().assertReferenceChecks(*args, **kwargs)
+
+    class Doubled(Unrecorded):
+        factor = 2.0
+
+    record = folder / "operator_test" / f"{Path(__file__).stem}.runTest.zip"
+    Doubled().debug()
+    assert not record.exists()
+    Unrecorded().debug()
+    assert record.exists()
 
 
 def test_hip_is_asked_of_all_devices() -> None:

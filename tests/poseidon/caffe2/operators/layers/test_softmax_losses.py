@@ -78,6 +78,9 @@ def test_cross_entropies_of_probabilities() -> None:
 def test_the_logarithm_of_zero_is_bounded() -> None:
     (y,) = run("LabelCrossEntropy", [np.array([[0, 1]], "float32"), np.array([0], "int32")])
     np.testing.assert_allclose(y, -np.log(1e-20), rtol=1e-5)
+    soft = np.array([[0.25, 0.75]], "float32")
+    (y,) = run("CrossEntropy", [np.array([[0, 1]], "float32"), soft])
+    np.testing.assert_allclose(y, -0.25 * np.log(1e-20), rtol=1e-5)
 
 
 T = (Q > 0.3).astype("float32")

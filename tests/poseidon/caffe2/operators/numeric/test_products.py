@@ -8,7 +8,9 @@ import numpy as np
 import pytest
 
 from poseidon.caffe2 import core, tt_core, workspace
-from tests.support.caffe2_operators import assert_gradients, numbers, run
+from tests.support.caffe2_operators import Array, assert_gradients, numbers, run
+
+Shape = tuple[int, ...]
 
 
 @pytest.mark.parametrize("axis", [1, 2])
@@ -38,6 +40,26 @@ def test_matrices_are_flattened_at_their_axes() -> None:
     (y,) = run("MatMul", [a, b], axis_a=2, axis_b=2)
     np.testing.assert_allclose(y, a.reshape(6, 4) @ b.reshape(4, 3), rtol=1e-4, atol=1e-5)
     assert_gradients("MatMul", [a, b], [0, 1], axis_a=2, axis_b=2)
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "arguments", "shape"),
+    [
+        (numbers(4), numbers(4, seed=1), {}, (1,)),
+        (numbers(1), numbers(1, seed=1), {}, (1,)),
+        (numbers(4), numbers(4, 3), {}, (3,)),
+        (numbers(4), numbers(2, 3, 4), {"trans_b": 1}, (2, 3)),
+        (numbers(3, 4), numbers(4), {}, (3,)),
+        (numbers(2, 4, 3), numbers(4), {"trans_a": 1}, (2, 3)),
+        (numbers(0, 3, 4), numbers(4, 2), {}, (0, 3, 2)),
+    ],
+)
+def test_products_of_vectors(a: Array, b: Array, arguments: dict[str, int], shape: Shape) -> None:
+    left = a.swapaxes(-1, -2) if "trans_a" in arguments else a
+    right = b.swapaxes(-1, -2) if "trans_b" in arguments else b
+    (y,) = run("BatchMatMul", [a, b], broadcast=1, **arguments)
+    assert y.shape == shape
+    np.testing.assert_allclose(y, (left @ right).reshape(shape), rtol=1e-4, atol=1e-5)
 
 
 def test_batches_broadcast_where_it_is_asked_for() -> None:
