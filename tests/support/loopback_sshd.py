@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import getpass
 import shutil
-import signal
 import socket
 import subprocess
 import threading
@@ -16,6 +15,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+
+import psutil
 
 from tests.support import needs
 
@@ -78,20 +79,34 @@ class LoopbackSshd:
 
     def break_lines(self) -> None:
         """End every connection as a host that crashes does."""
+        for process in self._halt():
+            process.kill()
         for session in self._sessions:
-            session.kill()
             session.wait(10)
 
     @contextmanager
     def halted(self) -> Iterator[None]:
         """Keep every connection open without an answer inside the block."""
-        for session in self._sessions:
-            session.send_signal(signal.SIGSTOP)
+        halted = self._halt()
         try:
             yield
         finally:
-            for session in self._sessions:
-                session.send_signal(signal.SIGCONT)
+            for process in halted:
+                process.resume()
+
+    def _halt(self) -> list[psutil.Process]:
+        """Halt the processes that serve connections, and not those of commands. Since OpenSSH 9.8 some are children."""
+        halted = []
+        for session in self._sessions:
+            with suppress(psutil.NoSuchProcess):
+                first = psutil.Process(session.pid)
+                first.suspend()  # it has no new child from here on
+                halted.append(first)
+                for child in first.children(recursive=True):
+                    if child.name().startswith("sshd"):
+                        child.suspend()
+                        halted.append(child)
+        return halted
 
     def close(self) -> None:
         with suppress(OSError):

@@ -103,8 +103,9 @@ def test_on_loopback_another_host_is_refused(folder: Path, host: str, status: in
             with urllib.request.urlopen(request, timeout=20) as answer:
                 assert answer.status == status
         except urllib.error.HTTPError as error:
-            assert error.code == status
-            assert f"not for host '{host}': open it by one of these names" in error.read().decode()
+            with error:
+                assert error.code == status
+                assert f"not for host '{host}': open it by one of these names" in error.read().decode()
 
 
 def test_with_a_token_any_host_is_answered(folder: Path) -> None:
@@ -113,6 +114,13 @@ def test_with_a_token_any_host_is_answered(folder: Path) -> None:
         request = urllib.request.Request(f"{address}/api/jobs", headers=headers)
         with urllib.request.urlopen(request, timeout=20) as answer:
             assert answer.status == 200
+
+
+def refusal(request: str | urllib.request.Request) -> int:
+    with pytest.raises(urllib.error.HTTPError) as caught:
+        urllib.request.urlopen(request, timeout=20)
+    with caught.value as answer:
+        return answer.code
 
 
 def read(address: str) -> str:
@@ -195,20 +203,19 @@ def test_logs_are_searched(folder: Path) -> None:
     "path", ["/api/jobs/other", "/api/jobs/lenet-1/timeline", "/static/../app.py", "/api/jobs/..%2f.."]
 )
 def test_what_does_not_exist_is_not_found(folder: Path, path: str) -> None:
-    with served(folder) as address, pytest.raises(urllib.error.HTTPError, match="404"):
-        get(address + path)
+    with served(folder) as address:
+        assert refusal(address + path) == 404
 
 
 def test_nothing_can_be_changed(folder: Path) -> None:
-    with served(folder) as address, pytest.raises(urllib.error.HTTPError, match="405"):
-        urllib.request.urlopen(urllib.request.Request(f"{address}/api/jobs", method="POST"), timeout=20)
+    with served(folder) as address:
+        assert refusal(urllib.request.Request(f"{address}/api/jobs", method="POST")) == 405
 
 
 def test_a_token_is_asked_for_once(folder: Path) -> None:
     with served(folder, token="secret") as address:
         for path in ("/", "/api/jobs", "/static/page.js", "/?token=wrong"):
-            with pytest.raises(urllib.error.HTTPError, match="403"):
-                urllib.request.urlopen(address + path, timeout=20)
+            assert refusal(address + path) == 403
         browser = urllib.request.build_opener(urllib.request.HTTPCookieProcessor(CookieJar()))
         with browser.open(f"{address}/?token=secret", timeout=20) as page:
             assert "token" not in page.url
