@@ -9,6 +9,7 @@ The exchange does not hold the parameter but a tensor of its shape, whose next v
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping
 from itertools import islice
 from typing import Any
@@ -27,6 +28,7 @@ from ps_server import Rule, RuleKind
 
 SAMPLED = 2
 SAMPLED_VALUES = 64
+CLOSURE = "{}; expected an optimizer whose step() uses gradients of backward(), without a closure"
 UNSCALED = (
     "a GradScaler has read or changed this worker's gradients after backward() had sent them; "
     "expected average_gradients() between backward() and GradScaler's unscale_() or step()"
@@ -52,6 +54,7 @@ class OptimizerGroup(Group):
         options: DistributeOptions,
         context: WorkerContext,
     ) -> None:
+        _check_closure(optimizer)
         if context.member.options.staleness and not context.member.options.sync_every:
             raise UsageError(
                 f"an optimizer runs on the workers and needs every gradient at once; expected --table_staleness=0, "
@@ -215,7 +218,7 @@ class OptimizerGroup(Group):
         self, optimizer: torch.optim.Optimizer, arguments: tuple[Any, ...], named: dict[str, Any]
     ) -> None:
         if any(value is not None for value in (*arguments[1:], named.get("closure"))):
-            raise UsageError("an optimizer that runs the loss itself (a closure) cannot be distributed")
+            raise UsageError(CLOSURE.format("step() was given a closure, which runs the loss itself"))
         self._check_unknown(optimizer)
 
     def _after_step(self, optimizer: object, arguments: tuple[Any, ...], named: dict[str, Any]) -> None:
@@ -229,6 +232,14 @@ class OptimizerGroup(Group):
         if self._averaged:
             return f"in step {self.steps + 1}, after average_gradients()"
         return super()._place()
+
+
+def _check_closure(optimizer: torch.optim.Optimizer) -> None:
+    """Refuse an optimizer that makes its own backward passes, such as torch.optim.LBFGS."""
+    closure = inspect.signature(optimizer.step).parameters.get("closure")
+    if closure is not None and closure.default is closure.empty:
+        name = type(optimizer).__name__
+        raise UsageError(CLOSURE.format(f"{name} runs the loss itself, by the closure of its step()"))
 
 
 def exchanged_parameters(optimizer: torch.optim.Optimizer, tensors: ModuleTensors) -> set[Tensor]:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sized
 from typing import Any
 
 import torch
-from torch.utils.data import DataLoader, Dataset, Sampler
+from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler
 
 from poseidon.errors import UsageError
 
@@ -20,6 +20,28 @@ _ORDER = ("records", "shuffle", "seed")
 
 def _nothing() -> None:
     pass
+
+
+def _number_of_records(dataset: Sized) -> int:
+    """Return the length of a dataset whose records have numbers.
+
+    Raises:
+        UsageError: it is a stream, or has no length.
+    """
+    name = type(dataset).__name__
+    if isinstance(dataset, IterableDataset):
+        raise UsageError(
+            f"sampler() and loader() divide records by their numbers, and {name} is an "
+            "IterableDataset, whose records have none; expected a DataLoader of yours, over a stream "
+            "from which each worker takes its own: itertools.islice(records, group.rank, None, group.size)"
+        )
+    try:
+        return len(dataset)
+    except TypeError as error:
+        raise UsageError(
+            f"sampler() and loader() need the number of records, and {name} has no len(); expected "
+            "a dataset with len() and records by number"
+        ) from error
 
 
 class SharedSampler(Sampler[int]):
@@ -47,7 +69,7 @@ class SharedSampler(Sampler[int]):
         seed: int = 0,
         on_return: Callable[[], None] = _nothing,
     ) -> None:
-        self._records = len(dataset)
+        self._records = _number_of_records(dataset)
         if self._records == 0:
             raise UsageError("the dataset is empty")
         self._rank = rank

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from typing import Any
+
 import pytest
 import torch
-from torch.utils.data import TensorDataset
+from torch import nn
+from torch.utils.data import IterableDataset, TensorDataset
 
+import poseidon
 from poseidon.engine.module.sampler import SharedLoader, SharedSampler
 from poseidon.errors import UsageError
 
@@ -15,6 +20,41 @@ def samplers(records: int, workers: int, **settings: object) -> list[SharedSampl
         SharedSampler(range(records), rank=rank, workers=workers, **settings)  # type: ignore[arg-type]
         for rank in range(workers)
     ]
+
+
+class Stream(IterableDataset[int]):
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(3))
+
+
+class StreamWithLength(Stream):
+    def __len__(self) -> int:
+        return 3
+
+
+class WithoutLength:
+    def __getitem__(self, index: int) -> int:
+        return index
+
+
+STREAM = r"Stream\w* is an IterableDataset, whose records have none; .*islice\(records, group\.rank"
+
+
+@pytest.mark.parametrize(
+    ("dataset", "sentence"),
+    [
+        (Stream(), STREAM),
+        (StreamWithLength(), STREAM),
+        (WithoutLength(), r"WithoutLength has no len\(\); expected a dataset with len\(\)"),
+        (iter([1]), r"list_iterator has no len\(\)"),
+        ([], "the dataset is empty"),
+    ],
+)
+def test_records_without_numbers_are_refused(dataset: Any, sentence: str) -> None:
+    with poseidon.distribute(nn.Linear(1, 1), poseidon.SGD(lr=1)) as group:
+        for read in (group.sampler, lambda records: group.loader(records, 1)):
+            with pytest.raises(UsageError, match=sentence):
+                read(dataset)
 
 
 @pytest.mark.parametrize(("records", "workers"), [(12, 3), (10, 3), (2, 3), (5, 1)])

@@ -197,8 +197,10 @@ def test_a_loop_in_the_wrong_order(how: How, body: Callable[[nn.Module, Group], 
 def test_what_only_one_way_can_do_wrong() -> None:
     with pytest.raises(UsageError, match="before its forward pass"):
         together(1, lambda _: Normed(), SGD(lr=0.1), rate_within)
-    with pytest.raises(UsageError, match="closure"):
+    with pytest.raises(UsageError, match=r"^step\(\) was given a closure, .* without a closure$"):
         together(1, lambda _: Normed(), OPTIMIZERS["torch sgd"], by_closure)
+    with pytest.raises(UsageError, match=r"^LBFGS runs the loss itself, by the closure of its step\(\); "):
+        together(1, lambda _: Normed(), lambda net: torch.optim.LBFGS(net.parameters()), never)
     with pytest.raises(UsageError, match="--table_staleness=0, not 1"):
         together(2, lambda _: Normed(), OPTIMIZERS["torch sgd"], never, member=member(staleness=1))
 
