@@ -23,15 +23,16 @@ NAMES = {
     "caffe": "poseidon.pycaffe",
     "caffe2.python": "poseidon.caffe2",
     "caffe2.proto": "poseidon.caffe2.proto",
+    "caffe_pb2": "poseidon.proto.caffe_pb2",  # two modules with Caffe's messages exclude each other
 }
-"""Packages by the names that scripts import."""
+"""Packages and modules by the names that scripts import."""
 _PACKAGE = Path(__file__).parent
 STARTUP = _PACKAGE / "startup"
 """The folder of `sitecustomize.py`, which binds the names when a Python starts."""
 
 
 class _Finder(MetaPathFinder, Loader):
-    """Finds `caffe...`, `caffe2`, `caffe2.python...` and `caffe2.proto...`."""
+    """Finds the modules of `NAMES`, what is in them, and `caffe2`."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
@@ -78,7 +79,7 @@ def _real_spec(name: str) -> ModuleSpec | None:
 
 
 def bind() -> None:
-    """Make `caffe`, `caffe2.python` and `caffe2.proto` mean Poseidon's modules.
+    """Make `caffe`, `caffe_pb2`, `caffe2.python` and `caffe2.proto` mean Poseidon's modules.
 
     It holds in this process from now on, and in every Python that this process starts. Call it before
     the first import of `caffe` or `caffe2`. A second call changes nothing.
@@ -88,7 +89,7 @@ def bind() -> None:
     """
     if any(isinstance(finder, _Finder) for finder in sys.meta_path):
         return
-    for name in ("caffe", "caffe2"):
+    for name in ("caffe", "caffe2", "caffe_pb2"):
         if name in sys.modules:
             place = getattr(sys.modules[name], "__file__", None) or "elsewhere"
             raise UsageError(

@@ -107,7 +107,7 @@ def shared() -> Path:
 
 @pytest.fixture
 def unbound(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """`caffe` and `caffe2` are names of nothing, until the test calls `poseidon.bind()`."""
+    """`caffe`, `caffe2` and `caffe_pb2` are names of nothing, until the test calls `poseidon.bind()`."""
     finders = [one for one in sys.meta_path if type(one).__module__ != "poseidon.binding"]
     monkeypatch.setattr(sys, "meta_path", finders)
     monkeypatch.setenv("PYTHONPATH", os.environ.get("PYTHONPATH", ""))
@@ -117,7 +117,7 @@ def unbound(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def _forget_caffe() -> None:
-    for name in [name for name in sys.modules if name.split(".")[0] in ("caffe", "caffe2")]:
+    for name in [name for name in sys.modules if name.split(".")[0] in ("caffe", "caffe2", "caffe_pb2")]:
         del sys.modules[name]
 
 

@@ -18,7 +18,6 @@ from poseidon.binding import STARTUP
 from poseidon.errors import UsageError
 
 ROOT = Path(__file__).parents[2]
-BOUND = ("caffe", "caffe2", "caffe2.python", "caffe2.proto")
 
 pytestmark = pytest.mark.usefixtures("unbound")
 
@@ -39,6 +38,7 @@ def modules(folder: str, bound: str) -> list[tuple[str, Path]]:
         ("caffe.io", "poseidon.pycaffe.io"),
         ("caffe.net_spec", "poseidon.pycaffe.net_spec"),
         ("caffe.proto.caffe_pb2", "poseidon.proto.caffe_pb2"),
+        ("caffe_pb2", "poseidon.proto.caffe_pb2"),
         ("caffe2.python", "poseidon.caffe2"),
         ("caffe2.python.core", "poseidon.caffe2.core"),
         ("caffe2.python.models.resnet", "poseidon.caffe2.models.resnet"),
@@ -103,7 +103,7 @@ def test_a_module_that_does_not_exist_is_not_found(name: str) -> None:
         importlib.import_module(name)
 
 
-@pytest.mark.parametrize("name", ["caffe", "caffe2"])
+@pytest.mark.parametrize("name", ["caffe", "caffe2", "caffe_pb2"])
 def test_another_caffe_that_was_imported_before_is_one_sentence(name: str) -> None:
     other = ModuleType(name)
     other.__file__ = "/opt/caffe/python/caffe/__init__.py"
