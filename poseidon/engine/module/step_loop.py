@@ -14,6 +14,7 @@ Laws:
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from itertools import zip_longest
 from types import TracebackType
 from typing import NoReturn, TypeVar
 
@@ -82,6 +83,7 @@ class StepLoop(ABC):
             self._exchange.open(None)
             if self.size > 1:
                 with self._collections.calling(DISTRIBUTE):
+                    self._check_rest()
                     rest = list(plan.rest.values())
                     broadcast_parameters(rest, self._collections.gather, rank=self.rank)
             self._watch = ModuleWatch(
@@ -100,6 +102,23 @@ class StepLoop(ABC):
             raise
         context.on_open(built, self._exchange)
         self._collections.report()
+
+    def _check_rest(self) -> None:
+        """Check that all workers have the same tensors beside those of the exchange.
+
+        Raises:
+            UsageError: they have not; the text names the first difference.
+        """
+        own = [f"'{n}' of {t.dtype}, {tuple(t.shape)}" for n, t in self._plan.rest.items()]
+        parts = self._collections.gather("\n".join(own).encode())
+        first, *others = (part.decode().split("\n") for part in parts)
+        for rank, other in enumerate(others, start=1):
+            for theirs, mine in zip_longest(first, other, fillvalue=""):
+                if theirs != mine:
+                    raise UsageError(
+                        f"worker 0's module has {theirs or 'no more tensors'}, where worker {rank}'s has "
+                        f"{mine or 'no more'}; expected the same module on all workers"
+                    )
 
     # -- for the user's loop -------------------------------------------------------------------------------
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import copy
+import re
 import runpy
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -234,6 +237,36 @@ def test_running_statistics(buffers: Buffers, how: How) -> None:
 def test_other_modules_on_other_workers() -> None:
     with pytest.raises(ServerError, match="differ"):
         together(2, lambda rank: nn.Linear(3, 2 + rank), SGD(lr=0.1), never, member=Membership(timeout_s=3))
+
+
+class Buffered(nn.Linear):
+    def __init__(self, size: int, *, dtype: torch.dtype = torch.float32, more: bool = False) -> None:
+        super().__init__(3, 2)
+        self.register_buffer("mask", torch.zeros(size, dtype=dtype))
+        if more:
+            self.register_buffer("more", torch.zeros(2))
+
+
+F32 = "'{}' of torch.float32, ({},)"
+
+
+@pytest.mark.parametrize(
+    ("modules", "ours", "theirs"),
+    [
+        ((Buffered(3), Buffered(4)), F32.format("mask", 3), F32.format("mask", 4)),
+        ((Buffered(3), Buffered(3, more=True)), "no more tensors", F32.format("more", 2)),
+        ((Buffered(3, more=True), Buffered(3)), F32.format("more", 2), "no more"),
+        (
+            (Buffered(3, dtype=torch.float64), Buffered(3)),
+            "'mask' of torch.float64, (3,)",
+            F32.format("mask", 3),
+        ),
+    ],
+)
+def test_other_buffers_on_other_workers(modules: Sequence[nn.Module], ours: str, theirs: str) -> None:
+    sentence = f"worker 0's module has {ours}, where worker 1's has {theirs}; expected the same module"
+    with pytest.raises(UsageError, match=re.escape(sentence)):
+        together(2, lambda rank: copy.deepcopy(modules[rank]), SGD(lr=0.1), never, member=member())
 
 
 @pytest.mark.parametrize(
