@@ -14,6 +14,8 @@ from pathlib import Path
 from poseidon.errors import UsageError
 
 STATUS_FD_VARIABLE = "POSEIDON_STATUS_FD"
+EVENTS_FD_VARIABLE = "POSEIDON_EVENTS_FD"
+_OF_ONE_PROCESS = frozenset({STATUS_FD_VARIABLE, EVENTS_FD_VARIABLE})
 _TASKS = (
     ("RANK", "WORLD_SIZE"),
     ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
@@ -34,12 +36,14 @@ class Settings:
         ray_address: $RAY_ADDRESS, the head of a Ray cluster; None when not set.
         status_fd: descriptor on which a launcher in the background reports its start to its parent;
             None in the foreground.
+        events_fd: descriptor on which a process reports events to its launcher; None: standard output.
     """
 
     state_folder: Path
     data_folder: Path | None
     ray_address: str | None
     status_fd: int | None
+    events_fd: int | None
 
 
 def read_settings(environment: Mapping[str, str] | None = None) -> Settings:
@@ -49,7 +53,7 @@ def read_settings(environment: Mapping[str, str] | None = None) -> Settings:
         environment: variables by name; by default those of this process. Empty values count as not set.
 
     Raises:
-        UsageError: $POSEIDON_STATUS_FD is not a descriptor number.
+        UsageError: $POSEIDON_STATUS_FD or $POSEIDON_EVENTS_FD is not a descriptor number.
     """
     variables = os.environ if environment is None else environment
     data = variables.get("POSEIDON_DATA")
@@ -57,13 +61,19 @@ def read_settings(environment: Mapping[str, str] | None = None) -> Settings:
         state_folder=_state_folder(variables),
         data_folder=Path(data).expanduser() if data else None,
         ray_address=variables.get("RAY_ADDRESS") or None,
-        status_fd=_status_fd(variables.get(STATUS_FD_VARIABLE)),
+        status_fd=_descriptor(variables, STATUS_FD_VARIABLE),
+        events_fd=_descriptor(variables, EVENTS_FD_VARIABLE),
     )
 
 
 def inherited_environment() -> dict[str, str]:
     """Return the environment for a child process: that of this process without the variables for it alone."""
-    return {name: value for name, value in os.environ.items() if name != STATUS_FD_VARIABLE}
+    return {name: value for name, value in os.environ.items() if name not in _OF_ONE_PROCESS}
+
+
+def hide_events_fd() -> None:
+    """Keep the programs that this process starts from reporting events in its place."""
+    os.environ.pop(EVENTS_FD_VARIABLE, None)
 
 
 def put_on_python_path(*folders: Path) -> None:
@@ -110,9 +120,10 @@ def _state_folder(variables: Mapping[str, str]) -> Path:
     return Path(variables.get("HOME") or "~").expanduser() / ".local" / "state" / "poseidon"
 
 
-def _status_fd(text: str | None) -> int | None:
+def _descriptor(variables: Mapping[str, str], name: str) -> int | None:
+    text = variables.get(name)
     if not text:
         return None
     if not (text.isascii() and text.isdigit() and len(text) < 10):
-        raise UsageError(f"${STATUS_FD_VARIABLE} must be the number of an open descriptor, not '{text}'")
+        raise UsageError(f"${name} must be the number of an open descriptor, not '{text}'")
     return int(text)

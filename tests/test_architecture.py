@@ -67,6 +67,7 @@ SHARED = {
     "poseidon.errors",
     "poseidon.hints",
     "poseidon.log",
+    "poseidon.output_lines",
     "poseidon.settings",
     "poseidon.text_files",
 }

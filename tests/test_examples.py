@@ -343,6 +343,6 @@ def test_torch_modules_learn_on_two_clients(
     path = repository / "examples" / script / "train.py"
     done = poseidon(tmp_path, "run", f"--hostfile={machinefile(tmp_path, 2, 1)}", path, *words)
     assert done.returncode == 0, done.stderr
-    found = re.search(result, done.stderr)
-    assert found is not None, done.stderr
+    found = re.search(result, done.stdout)
+    assert found is not None, done.stdout
     assert float(found.group(1)) > least

@@ -106,8 +106,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         with ctrl_c_ends_at_once(f"poseidon {parsed.command}"), _collector_paused():
             _import(parsed.command)
         code = run_command(parsed)
-        if sys.stdout is not None:
-            sys.stdout.flush()  # what cannot be written is an error here, not one of the dying interpreter
+        sys.stdout.flush()  # what cannot be written is an error here, not one of the dying interpreter
     except PoseidonError as error:
         print(f"poseidon {parsed.command}: {error}", file=sys.stderr)
         return error.exit_code
@@ -216,6 +215,8 @@ def _prepare_streams() -> None:
             os.fstat(number)
         except OSError:
             os.open(os.devnull, os.O_RDWR)  # takes the lowest descriptor that is free, which is this one
+    if sys.stdout is None:
+        sys.stdout = os.fdopen(1, "w", closefd=False)
     if sys.stderr is None:
         sys.stderr = os.fdopen(2, "w", closefd=False)
     if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":

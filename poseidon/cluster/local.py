@@ -4,12 +4,13 @@ Law: each child leads a session of its own, so that Ctrl-C on the terminal reach
 so that one signal to its group ends the child and all that it started. A child is reaped only after
 that signal: until then its id, which is also the group's, cannot belong to anyone else.
 
-Each child has four threads: one writes its standard input, one reads each of its two outputs, one waits
+Each child has a thread that writes its standard input, one for each of its outputs, and one that waits
 for its end. They end with the child; `close` collects them.
 """
 
 from __future__ import annotations
 
+import codecs
 import contextlib
 import os
 import queue
@@ -17,6 +18,7 @@ import signal
 import subprocess
 import threading
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import IO
 
@@ -25,12 +27,13 @@ import psutil
 from poseidon.cluster.events import decode_line
 from poseidon.cluster.machinefile import Host, is_loopback
 from poseidon.cluster.plan import ProcessName
-from poseidon.cluster.process import Listener, ProcessSpec
+from poseidon.cluster.process import Listener, OutputStream, ProcessSpec
 from poseidon.errors import JobError, out_of_files
-from poseidon.settings import inherited_environment
+from poseidon.settings import EVENTS_FD_VARIABLE, inherited_environment
 
-# A longer line is cut: a process that writes without line ends must not fill our memory.
+# A longer event is cut: a process that writes without line ends must not fill our memory.
 MAX_LINE_BYTES = 1 << 20
+PIECE_BYTES = 1 << 16
 # Commands are few and short; a process that has not read a hundred of them does not read at all.
 MAX_QUEUED_LINES = 100
 # How long the pipes of a dead process may stay open (a daemon that it left behind may hold them).
@@ -57,25 +60,60 @@ class LocalLauncher:
                 "can be started here; expected --launcher=ssh for others"
             )
         try:
-            child = subprocess.Popen(
-                spec.argv,
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                cwd=self._folder,
-                env={**self._environment, **spec.environment},
-                start_new_session=True,
-            )
+            child, events = self._spawn(spec)
         except (OSError, ValueError) as error:
             why = out_of_files(error) or error
             raise JobError(f"cannot start {spec.name.describe()} with '{spec.argv[0]}': {why}") from error
-        return LocalProcess(spec, child, listener)
+        return LocalProcess(spec, child, listener, events=events)
+
+    def _spawn(self, spec: ProcessSpec) -> tuple[subprocess.Popen[bytes], IO[bytes] | None]:
+        """Start a child; return it, and the pipe of its events if that is not its standard output."""
+        environment = {**self._environment, **spec.environment}
+        if not spec.own_stdout:
+            return self._popen(spec, environment, ()), None
+        read_fd, write_fd = os.pipe()
+        try:
+            child = self._popen(spec, {**environment, EVENTS_FD_VARIABLE: str(write_fd)}, (write_fd,))
+        except BaseException:
+            os.close(read_fd)
+            raise
+        finally:
+            os.close(write_fd)
+        return child, os.fdopen(read_fd, "rb")
+
+    def _popen(
+        self, spec: ProcessSpec, environment: Mapping[str, str], passed: tuple[int, ...]
+    ) -> subprocess.Popen[bytes]:
+        return subprocess.Popen(
+            spec.argv,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            cwd=self._folder,
+            env=environment,
+            start_new_session=True,
+            pass_fds=passed,
+        )
 
 
 class LocalProcess:
-    """A child process and its threads."""
+    """A child process and its threads.
 
-    def __init__(self, spec: ProcessSpec, child: subprocess.Popen[bytes], listener: Listener) -> None:
+    Args:
+        spec: what was started.
+        child: the process.
+        listener: notified of what it writes, and of its end.
+        events: the pipe of its events; None: its standard output.
+    """
+
+    def __init__(
+        self,
+        spec: ProcessSpec,
+        child: subprocess.Popen[bytes],
+        listener: Listener,
+        *,
+        events: IO[bytes] | None = None,
+    ) -> None:
         self._name = spec.name
         self._child = child
         self._listener = listener
@@ -85,10 +123,15 @@ class LocalProcess:
         self._created_s = _created_s(child.pid)
         self._started_ignoring = signal.getsignal(signal.SIGTERM) is signal.SIG_IGN
         self._lines: queue.Queue[bytes | None] = queue.Queue(MAX_QUEUED_LINES)
-        self._readers = [
-            self._thread("stdout", self._read_events),
-            self._thread("stderr", self._read_log),
-        ]
+        out, err = _pipe(child.stdout), _pipe(child.stderr)
+        readers: dict[str, Callable[[], None]] = {
+            "stdout": partial(self._read_events, out),
+            "stderr": partial(self._read_output, err, OutputStream.STDERR),
+        }
+        if events is not None:
+            readers["stdout"] = partial(self._read_output, out, OutputStream.STDOUT)
+            readers["events"] = partial(self._read_events, events)
+        self._readers = [self._thread(role, work) for role, work in readers.items()]
         self._writer = self._thread("stdin", self._write_lines)
         self._waiter = self._thread("exit", self._wait)
         self.send_line(spec.first_line)
@@ -195,19 +238,24 @@ class LocalProcess:
                 stream.write(line + b"\n")
                 stream.flush()
 
-    def _read_events(self) -> None:
-        with _pipe(self._child.stdout) as stream:
-            while (line := stream.readline(MAX_LINE_BYTES)) and not self._ended.is_set():
+    def _read_events(self, pipe: IO[bytes]) -> None:
+        with pipe:
+            while (line := pipe.readline(MAX_LINE_BYTES)) and not self._ended.is_set():
                 event = decode_line(line)
                 if event is None:
-                    self._listener.log(self._name, _text(line))
+                    text = line.decode("utf-8", errors="surrogateescape")
+                    self._listener.output(self._name, OutputStream.STDERR, text)
                 else:
                     self._listener.event(self._name, event)
 
-    def _read_log(self) -> None:
-        with _pipe(self._child.stderr) as stream:
-            while (line := stream.readline(MAX_LINE_BYTES)) and not self._ended.is_set():
-                self._listener.log(self._name, _text(line))
+    def _read_output(self, pipe: IO[bytes], stream: OutputStream) -> None:
+        decoder = codecs.getincrementaldecoder("utf-8")("surrogateescape")
+        with pipe:
+            while (chunk := os.read(pipe.fileno(), PIECE_BYTES)) and not self._ended.is_set():
+                if text := decoder.decode(chunk):
+                    self._listener.output(self._name, stream, text)
+            if text := decoder.decode(b"", final=True):
+                self._listener.output(self._name, stream, text)
 
 
 def _ignores(pid: int, number: int) -> bool:
@@ -230,7 +278,3 @@ def _created_s(pid: int) -> float:
 def _pipe(stream: IO[bytes] | None) -> IO[bytes]:
     assert stream is not None
     return stream
-
-
-def _text(line: bytes) -> str:
-    return line.decode("utf-8", errors="backslashreplace").rstrip("\r\n")

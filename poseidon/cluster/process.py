@@ -1,7 +1,7 @@
 """The interfaces between a launcher and the processes of a job, wherever they run.
 
 A `Launcher` starts a `ProcessSpec` on a host and returns a `RunningProcess`, to which lines are sent; its `Listener` is
-notified of events, log lines and, last, the exit status. `LocalLauncher` uses child
+notified of events, output and, last, the exit status. `LocalLauncher` uses child
 processes, `AgentLauncher` agents on remote hosts.
 
 Law: secrets travel in the first line of standard input only, never in argv or the environment. No call blocks for long,
@@ -13,10 +13,20 @@ from __future__ import annotations
 import signal
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from enum import Enum
 from typing import Protocol
 
 from poseidon.cluster.machinefile import Host
 from poseidon.cluster.plan import ProcessName
+
+
+class OutputStream(Enum):
+    """Where a process has written."""
+
+    STDOUT = "stdout"
+    """Standard output, of a process that has it for itself."""
+    STDERR = "stderr"
+    """Standard error; and standard output, what is no event, of a process that reports events there."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,22 +38,28 @@ class ProcessSpec:
         argv: the program and its arguments; carries the job's id as a marker (`--job`, id) and no secret.
         environment: variables added to the launcher's own.
         first_line: the first line of its standard input, without the line end: one JSON document.
+        own_stdout: whether standard output is the process's own. Its events then come on another
+            descriptor, whose number is in $POSEIDON_EVENTS_FD.
     """
 
     name: ProcessName
     argv: tuple[str, ...]
     environment: Mapping[str, str] = field(default_factory=dict)
     first_line: bytes = field(repr=False)
+    own_stdout: bool = False
 
 
 class Listener(Protocol):
     """Notified of a process's output and exit. Called from the launcher's threads, for one process in order."""
 
     def event(self, name: ProcessName, event: Mapping[str, object]) -> None:
-        """Handle a JSON object with an `event` from its standard output."""
+        """Handle a JSON object with an `event`."""
 
-    def log(self, name: ProcessName, line: str) -> None:
-        """Handle a line of free text, without its line end."""
+    def output(self, name: ProcessName, stream: OutputStream, text: str) -> None:
+        """Handle a piece of free text as the process wrote it: some lines, or a part of one.
+
+        What is not UTF-8 is surrogates (`surrogateescape`).
+        """
 
     def exited(self, name: ProcessName, status: int) -> None:
         """Handle the exit of the process; no call follows.

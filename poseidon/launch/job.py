@@ -48,6 +48,8 @@ class Job(ABC):
 
     worker_module: str
     """The Python module that a worker's process runs."""
+    own_stdout = False
+    """Whether a worker's standard output is its own; see `ProcessSpec`."""
     restarts_by_itself: bool
     """Whether the job restarts on several hosts without --max_restarts."""
 
@@ -201,7 +203,12 @@ class Job(ABC):
             return shard_spec(role, start, self.id, workers=self.plan.working_hosts, trace=trace)
         document = self.document(role, start)
         return worker_spec(
-            role, self.worker_module, self.id, threads=document.threads, document=document.to_json()
+            role,
+            self.worker_module,
+            self.id,
+            threads=document.threads,
+            document=document.to_json(),
+            own_stdout=self.own_stdout,
         )
 
     def worker_document(self, role: WorkerPlan, start: Start) -> WorkerDocument:

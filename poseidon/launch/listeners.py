@@ -18,6 +18,7 @@ from typing import TextIO
 
 from poseidon.cluster.machinefile import is_loopback
 from poseidon.cluster.plan import ProcessName, Role
+from poseidon.cluster.process import OutputStream
 from poseidon.cluster.supervision.background import this_command
 from poseidon.cluster.supervision.loop import JobListener
 from poseidon.cluster.supervision.stragglers import Stragglers
@@ -31,6 +32,7 @@ from poseidon.metrics.job_statistics import (
     parse_worker,
 )
 from poseidon.metrics.progress import JobProgress, ProgressMeter
+from poseidon.output_lines import OutputLine
 
 REMOTE_LOGS = "from_hosts"
 """The folder, in a job's output folder, of the logs that come from other hosts."""
@@ -57,10 +59,15 @@ class Listeners(JobListener):
         for listener in self._listeners:
             listener.on_event(name, event)
 
-    def on_log(self, name: ProcessName, line: str) -> None:
+    def on_output(self, name: ProcessName, stream: OutputStream, text: str) -> None:
         """See `JobListener`."""
         for listener in self._listeners:
-            listener.on_log(name, line)
+            listener.on_output(name, stream, text)
+
+    def on_log(self, name: ProcessName, stream: OutputStream, line: OutputLine) -> None:
+        """See `JobListener`."""
+        for listener in self._listeners:
+            listener.on_log(name, stream, line)
 
     def close(self) -> None:
         """See `JobListener`."""
@@ -162,7 +169,7 @@ class StatisticsFile(JobListener):
 
 
 class RemoteLogs(JobListener):
-    """Keeps the log lines of processes on other hosts, a file for each process: `<output>/from_hosts/worker_1.log`.
+    """Keeps the lines that processes on other hosts write, a file for each process: `<output>/from_hosts/worker_1.log`.
 
     Args:
         folder: the job's output folder.
@@ -173,7 +180,7 @@ class RemoteLogs(JobListener):
         self._files: dict[ProcessName, TextIO] = {}
         self._broken = False
 
-    def on_log(self, name: ProcessName, line: str) -> None:
+    def on_log(self, name: ProcessName, stream: OutputStream, line: OutputLine) -> None:
         """See `JobListener`."""
         if is_loopback(name.host) or self._broken:
             return
@@ -182,7 +189,7 @@ class RemoteLogs(JobListener):
                 self._folder.mkdir(exist_ok=True)
                 path = self._folder / f"{name.short.replace(' ', '_')}.log"
                 self._files[name] = path.open("a", encoding="utf-8", errors="backslashreplace", buffering=1)
-            self._files[name].write(line + "\n")
+            self._files[name].write(line.text + "\n")
         except OSError as error:
             self._give_up(error)
 

@@ -10,7 +10,7 @@ import json
 import secrets
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from poseidon.cluster.machinefile import Host, has_remote_hosts
 from poseidon.cluster.plan import JobPlan, ShardPlan, WorkerPlan
@@ -122,7 +122,9 @@ class Start:
         return self.keys.of_worker(role.position).to_json() if role.local_rank == 0 else ""
 
 
-def worker_spec(role: WorkerPlan, module: str, job: str, *, threads: int, document: bytes) -> ProcessSpec:
+def worker_spec(
+    role: WorkerPlan, module: str, job: str, *, threads: int, document: bytes, own_stdout: bool = False
+) -> ProcessSpec:
     """Return how to start a worker.
 
     Args:
@@ -131,8 +133,10 @@ def worker_spec(role: WorkerPlan, module: str, job: str, *, threads: int, docume
         job: the job's id.
         threads: CPU threads of its arithmetic.
         document: its first line of standard input.
+        own_stdout: see `ProcessSpec`.
     """
-    return _spec(role, module, job, ("--rank", str(role.rank)), threads, document)
+    spec = _spec(role, module, job, ("--rank", str(role.rank)), threads, document)
+    return replace(spec, own_stdout=own_stdout)
 
 
 def shard_spec(role: ShardPlan, start: Start, job: str, *, workers: int, trace: str) -> ProcessSpec:

@@ -35,6 +35,7 @@ class ScriptJob(Job):
     """
 
     worker_module = "poseidon.engine.module.script"
+    own_stdout = True
     restarts_by_itself = False  # a script that saves nothing starts from its own beginning
     request: ScriptRequest
 

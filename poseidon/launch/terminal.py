@@ -1,20 +1,28 @@
-"""What the user of a job reads while it runs: worker 0's log or everyone's, each warning once, and the progress."""
+"""What the user of a job reads while it runs: worker 0's log or everyone's, each warning once, and the progress.
+
+Law: what a script's rank 0 writes to standard output goes to the launcher's, byte for byte, and nothing else does.
+On a terminal its standard error appears as it comes, so that a progress bar of a script moves.
+"""
 
 from __future__ import annotations
 
 import re
+import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import TextIO
 
 from poseidon.cluster.plan import ProcessName, Role
+from poseidon.cluster.process import OutputStream
 from poseidon.cluster.supervision.loop import JobListener
 from poseidon.launch.request import ShownLogs
 from poseidon.metrics.progress import ProgressLine, ProgressMeter, ShownProgress
+from poseidon.output_lines import OutputLine
 
 MOST_REMEMBERED = 10_000
 MOST_SCORES = 8
 _GLOG = re.compile(r"[IWEF]\d{4} \d\d:\d\d:\d\d\.")
+_MAY_BE_GLOG = re.compile(r"[IWEF](\d{0,4}$|\d{4} )")
 
 
 class Terminal(JobListener):
@@ -23,6 +31,7 @@ class Terminal(JobListener):
     Args:
         title: the net's name.
         stream: usually standard error.
+        stdout: what a script's rank 0 prints; None: standard output.
         on_started: called when the job runs.
         shown: whose logs are shown.
         progress: how the progress is shown.
@@ -36,6 +45,7 @@ class Terminal(JobListener):
         stream: TextIO,
         *,
         on_started: Callable[[], None],
+        stdout: TextIO | None = None,
         shown: ShownLogs = ShownLogs.FIRST,
         progress: ShownProgress = ShownProgress.AUTO,
         interval_s: float = 0.0,
@@ -44,6 +54,10 @@ class Terminal(JobListener):
         self._shown = shown
         self._line = ProgressLine(title, stream, bar=progress is not ShownProgress.LINES)
         self._bar_alone = progress is ShownProgress.BAR and self._line.on_terminal
+        self._stdout = _StandardOutput(stdout or sys.stdout, self.print)
+        self._stdout_is_shown = self._stdout.on_terminal and stream.isatty()
+        self._live = stream.isatty() and shown is ShownLogs.FIRST and not self._bar_alone
+        self._stderr = _LogLines()
         self._started = on_started
         self._printed: set[str] = set()
         self._last_scores: dict[int, str] = {}
@@ -77,8 +91,32 @@ class Terminal(JobListener):
             self._printed_s = now
             self._line.write(f"progress: {progress.summary()}")
 
-    def on_log(self, name: ProcessName, line: str) -> None:
+    def on_output(self, name: ProcessName, stream: OutputStream, text: str) -> None:
+        """See `JobListener`. Pass on what worker 0 writes, as it comes."""
+        if not _is_first(name):
+            return
+        if stream is OutputStream.STDOUT:
+            if not self._stdout_is_shown:
+                self._stdout.write(text)
+            elif not self._bar_alone:
+                self._line.pass_on(text, lambda: self._stdout.write(text))
+        elif self._live:
+            for piece, is_log in self._stderr.split(text):
+                if is_log:
+                    self._show(name, piece)
+                else:
+                    self._line.pass_text(piece)
+
+    def on_log(self, name: ProcessName, stream: OutputStream, line: OutputLine) -> None:
         """See `JobListener`. The same warning is shown once, whichever process it comes from."""
+        passed_on = self._live or stream is OutputStream.STDOUT
+        if _is_first(name) and passed_on:
+            return
+        if line.redrawn and not _is_first(name) and self._shown is ShownLogs.FIRST:
+            return  # a progress bar of another worker
+        self._show(name, line.text)
+
+    def _show(self, name: ProcessName, line: str) -> None:
         level = line[0] if _GLOG.match(line) else ""
         if level == "F":
             return  # the last line of a process; the launcher's last sentence has it
@@ -124,8 +162,87 @@ class Terminal(JobListener):
         return True
 
     def close(self) -> None:
-        """End the progress line."""
+        """Show what a process has left within a line, and end the progress line."""
+        if rest := self._stderr.finish():
+            self._line.pass_text(rest)
         self._line.close()
+
+
+class _StandardOutput:
+    """Standard output for a script's bytes. When it cannot be written, there is one warning."""
+
+    def __init__(self, stream: TextIO, warn: Callable[[str], None]) -> None:
+        self.on_terminal = stream.isatty()
+        self._stream: TextIO | None = stream
+        self._warn = warn
+
+    def write(self, text: str) -> None:
+        if self._stream is None:
+            return
+        try:
+            write_bytes(self._stream, text.encode("utf-8", errors="surrogateescape"))
+        except BrokenPipeError:  # its reader has read enough
+            self._stream = None
+        except (OSError, ValueError) as error:
+            self._stream = None
+            why = error.strerror if isinstance(error, OSError) else error
+            self._warn(
+                f"warning: standard output cannot be written: {why}; what the script prints is in its log"
+            )
+
+
+def write_bytes(stream: TextIO, content: bytes) -> None:
+    """Write bytes to a text stream's file at once, so that nothing is left to be written at the interpreter's end."""
+    buffer = getattr(stream, "buffer", None)
+    if buffer is None:  # a stream of text alone, as in a notebook
+        stream.write(content.decode("utf-8", errors="replace"))
+        stream.flush()
+        return
+    stream.flush()
+    file = getattr(buffer, "raw", buffer)
+    rest = memoryview(content)
+    while rest:
+        rest = rest[file.write(rest) or 0 :]
+
+
+class _LogLines:
+    """Tells the lines of Poseidon's own log from other text in a stream that comes in pieces."""
+
+    def __init__(self) -> None:
+        self._held = ""
+        self._within_line = False
+
+    def finish(self) -> str:
+        """Return what is held back."""
+        rest, self._held = self._held, ""
+        return rest
+
+    def split(self, piece: str) -> Iterator[tuple[str, bool]]:
+        """Yield parts of the stream, and whether each is a line of the log, then without its end.
+
+        What may become a line of the log is held back until its end comes.
+        """
+        self._held += piece
+        text = ""
+        while self._held:
+            if not self._within_line and _MAY_BE_GLOG.match(self._held):
+                line, end, rest = self._held.partition("\n")
+                if not end:
+                    break
+                self._held = rest
+                if not _GLOG.match(line):
+                    text += line + end
+                    continue
+                if text:
+                    yield text, False
+                    text = ""
+                yield line, True
+                continue
+            line, end, self._held = self._held.partition("\n")
+            self._within_line = not end
+            text += line + end
+        if text:
+            yield text, False
 
 
 def _is_score(score: object) -> bool:

@@ -2,8 +2,8 @@
 
     CIFAR10_quick:  42%|####      | 1680/4000 [01:10<01:37, 23.9it/s, 2390 images/s, loss 1.03]
 
-Law: the bar is shown on a terminal only. All other output to that terminal goes through `write`, so that log lines and
-the bar do not mix. If the terminal disappears, the bar ends and the job continues.
+Law: the bar is shown on a terminal only. All other output to that terminal goes through `write` and `pass_on`, so that
+it does not mix with the bar. If the terminal disappears, the bar ends and the job continues.
 """
 
 from __future__ import annotations
@@ -160,6 +160,8 @@ class ProgressBar:
         self._lock = threading.RLock()
         self._bar: _Bar | None = None
         self._title = ""
+        self._line_is_open = False
+        self._put_away = False
         self.on_terminal = shown and stream.isatty()
         """Whether the bar is shown; False after the terminal has disappeared."""
 
@@ -184,7 +186,7 @@ class ProgressBar:
             at_once: draw now, not when the next drawing is due.
         """
         with self._lock:
-            if not self.on_terminal:
+            if not self.on_terminal or self._put_away or self._line_is_open:
                 return
             try:
                 if self._bar is None or title != self._title:
@@ -198,15 +200,58 @@ class ProgressBar:
     def write(self, line: str) -> None:
         """Write a line above the bar."""
         with self._lock:
-            try:
-                if self._bar is not None:
-                    self._bar.clear()
-                self._stream.write(line + "\n")
+            begin = "\n" if self._line_is_open else ""
+
+            def write() -> None:
+                self._stream.write(f"{begin}{line}\n")
                 self._stream.flush()
-                if self._bar is not None:
-                    self._bar.refresh()
+
+            try:
+                self._above_bar(write, opens_line=False)
             except (OSError, ValueError):
                 self._abandon()
+
+    def pass_on(self, text: str, write: Callable[[], None]) -> None:
+        """Write a piece of text above the bar as it is.
+
+        The bar waits while the text ends within a line. It is put away for good when the text
+        returns to the beginning of a line, because then it is a progress bar itself.
+
+        Args:
+            text: the piece.
+            write: writes it to the terminal; its exceptions pass through.
+        """
+        with self._lock:
+            if "\r" in text.replace("\r\n", "\n"):
+                self._remove_bar()
+            self._above_bar(write, opens_line=not text.endswith("\n"))
+
+    def pass_text(self, text: str) -> None:
+        """As `pass_on`, to the bar's own stream."""
+
+        def write() -> None:
+            self._stream.write(text)
+            self._stream.flush()
+
+        with self._lock:
+            try:
+                self.pass_on(text, write)
+            except (OSError, ValueError):
+                self._abandon()
+
+    def _above_bar(self, write: Callable[[], None], *, opens_line: bool) -> None:
+        if self._bar is not None:
+            self._bar.clear()
+        write()
+        self._line_is_open = opens_line
+        if self._bar is not None and not opens_line:
+            self._bar.refresh()
+
+    def _remove_bar(self) -> None:
+        self._put_away = True
+        if self._bar is not None:
+            self._bar.leave = False
+            self._end()
 
     def close(self) -> None:
         """End the bar in its last state. A second call does nothing."""

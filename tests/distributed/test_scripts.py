@@ -13,8 +13,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from tests.support.pseudo_terminal import pseudo_terminal
 from tests.support.shadowing_files import write_shadowing_files
-from tests.support.training_processes import machinefile, poseidon_here, training
+from tests.support.training_processes import WAIT_S, command, machinefile, poseidon_here, training
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(150)]
 
@@ -78,11 +79,10 @@ def test_two_clients_are_one_process(
     done = poseidon_here(work, "run", *words, "--show_logs=all", "../script.py", how, "8", "end")
     workers = 2 * threads
     assert done.returncode == 0, done.stderr
-    for rank in range(workers):
-        assert (
-            f"client {rank // threads}, worker {rank}: rank {rank} of {workers} after 8 hears nothing"
-            in done.stderr
-        )
+    said = "rank {} of " + f"{workers} after 8 hears nothing\n"
+    assert done.stdout == "training\n" + said.format(0)
+    for rank in range(1, workers):
+        assert f"client {rank // threads}, worker {rank}: {said.format(rank)}" in done.stderr
     assert f"rank 1 of {workers} after 8" in (work / "logs" / "worker_1.log").read_text(encoding="utf-8")
     assert "0.weight" in (work / "logs" / "exchange_plan.txt").read_text(encoding="utf-8")
     expected = train_alone(folder, how, monkeypatch)
@@ -132,7 +132,7 @@ def test_a_worker_that_is_killed_costs_no_bit(folder: Path, how: str, threads: i
     assert re.search(
         r"restart 1 of 1: going on from .*/lost/checkpoint_iter_10\.pt at iteration 10", lost.stderr
     )
-    assert re.findall(r"(fresh|resumed) at step (\d+)", lost.stderr) == [("fresh", "0"), ("resumed", "10")]
+    assert lost.stdout == "fresh at step 0\nresumed at step 10\n"
     assert re.search(
         r"checkpoint: +lost/checkpoint_iter_\d+\.pt",
         lost.stderr,
@@ -171,6 +171,42 @@ def test_workers_that_are_out_of_step_end_the_job(folder: Path, how: str) -> Non
     assert done.stderr.splitlines()[-1].startswith(
         "poseidon run: worker 0 waits in mean() after step 3, and worker 1 has gone on to step 4 without it: all workers"
     )
+
+
+DRAWING = """
+import sys, time
+from pathlib import Path
+import poseidon
+rank = poseidon.this_worker().rank
+for part in (0, 50, 100):
+    sys.stderr.write(f"\\r{part}% of rank {rank}")
+    sys.stderr.flush()
+    print("part", part, "of rank", rank, flush=True)
+    while part < 100 and not Path(f"seen{part}").exists():
+        time.sleep(0.01)
+print(file=sys.stderr)
+"""
+
+
+def test_what_rank_0_writes_comes_at_once_and_to_the_stream_that_it_was_written_to(folder: Path) -> None:
+    """Standard error is a terminal, standard output a pipe. The script goes on when each part was seen."""
+    (folder / "drawing.py").write_text(DRAWING, encoding="utf-8")
+    words = command("run", f"--hostfile={machinefile(folder, 2, 1)}", "--output=out", "drawing.py")
+    with pseudo_terminal(words, folder) as (process, terminal):
+        assert process.stdout is not None
+        for part in (0, 50, 100):
+            assert process.stdout.readline() == f"part {part} of rank 0\n"
+            terminal.wait_for(f"\r{part}% of rank 0")
+            (folder / f"seen{part}").touch()
+        assert process.stdout.read() == ""
+        assert process.wait(WAIT_S) == 0, terminal.text
+        terminal.wait_for("finished")
+    assert "\r0% of rank 0\r50% of rank 0\r100% of rank 0\r\n" in terminal.text
+    assert "of rank 1" not in terminal.text
+    for rank in (0, 1):
+        log = (folder / "out" / f"worker_{rank}.log").read_text(encoding="utf-8")
+        own = [line for line in log.splitlines() if f"of rank {rank}" in line]
+        assert own == [*(f"part {part} of rank {rank}" for part in (0, 50, 100)), f"100% of rank {rank}"]
 
 
 def test_a_signal_stops_all_workers_after_the_same_step(folder: Path) -> None:

@@ -6,23 +6,36 @@ import queue
 from collections.abc import Mapping
 
 from poseidon.cluster.plan import ProcessName
+from poseidon.cluster.process import OutputStream
+from poseidon.output_lines import LineAssembler
 
 WAIT_S = 30.0
 
 
 class RecordingListener:
-    """Records the events of one process: ("ready", event), ("log", line), ("exited", status)."""
+    """Records the events of one process: ("ready", event), ("log", line), ("exited", status).
+
+    Attributes:
+        pieces: of its output, as they came.
+    """
 
     def __init__(self) -> None:
         self.received: queue.Queue[tuple[str, object]] = queue.Queue()
+        self.pieces: queue.Queue[tuple[OutputStream, str]] = queue.Queue()
+        self._lines = {stream: LineAssembler() for stream in OutputStream}
 
     def event(self, name: ProcessName, event: Mapping[str, object]) -> None:
         self.received.put((str(event["event"]), event))
 
-    def log(self, name: ProcessName, line: str) -> None:
-        self.received.put(("log", line))
+    def output(self, name: ProcessName, stream: OutputStream, text: str) -> None:
+        self.pieces.put((stream, text))
+        for line in self._lines[stream].feed(text):
+            self.received.put(("log", line.text))
 
     def exited(self, name: ProcessName, status: int) -> None:
+        for lines in self._lines.values():
+            for line in lines.finish():
+                self.received.put(("log", line.text))
         self.received.put(("exited", status))
 
     def until(self, kind: str, limit_s: float = WAIT_S) -> list[tuple[str, object]]:

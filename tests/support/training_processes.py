@@ -95,8 +95,8 @@ class Training:
             command(name, *arguments),
             cwd=folder,
             env=environment(folder),
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
             text=True,
             start_new_session=True,
         )
@@ -106,8 +106,8 @@ class Training:
         self._reader.start()
 
     def _read(self) -> None:
-        assert self.process.stderr is not None
-        for line in self.process.stderr:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
             self._queue.put(line)
         self._queue.put(None)
 
@@ -150,8 +150,8 @@ class Training:
                 process.kill()
         self.process.wait(WAIT_S)
         self._reader.join(WAIT_S)
-        if self.process.stderr is not None:
-            self.process.stderr.close()
+        if self.process.stdout is not None:
+            self.process.stdout.close()
 
 
 @contextmanager

@@ -1,6 +1,6 @@
 """The agent of a job on one host: `python -m poseidon.cluster.agent --job ID`.
 
-It starts the job's processes for the launcher, forwards their events and log lines, and registers the job on its host,
+It starts the job's processes for the launcher, forwards their events and output, and registers the job on its host,
 so that `poseidon ps` and `poseidon kill` work there, too. It takes requests from its standard input; `serve` does the
 same over any other channel (`poseidon.cluster.agent.messages` has the messages).
 
@@ -38,7 +38,7 @@ from poseidon.cluster.agent.messages import (
     Heartbeat,
     Hello,
     KilledByUser,
-    LogReport,
+    OutputReport,
     ProcessSignal,
     Refused,
     Report,
@@ -62,7 +62,7 @@ from poseidon.cluster.jobs.registry import (
 from poseidon.cluster.local import LocalLauncher, LocalProcess
 from poseidon.cluster.machinefile import Host
 from poseidon.cluster.plan import ProcessName
-from poseidon.cluster.process import ProcessSpec
+from poseidon.cluster.process import OutputStream, ProcessSpec
 from poseidon.errors import JobError, PoseidonError
 from poseidon.settings import read_settings
 
@@ -212,6 +212,7 @@ class Agent:
             argv=(sys.executable if program == OWN_INTERPRETER else program, *arguments),
             environment=request.environment,
             first_line=request.first_line.encode(),
+            own_stdout=request.own_stdout,
         )
         here = Host(id=request.name.client, address=LOOPBACK, port=0)
         forwarder = _Forwarder(self, request.id)
@@ -321,8 +322,8 @@ class _Forwarder:
     def event(self, name: ProcessName, event: Mapping[str, object]) -> None:
         self._forward(EventReport(id=self._id, event=event))
 
-    def log(self, name: ProcessName, line: str) -> None:
-        self._forward(LogReport(id=self._id, line=line))
+    def output(self, name: ProcessName, stream: OutputStream, text: str) -> None:
+        self._forward(OutputReport(id=self._id, stream=stream, text=text))
 
     def exited(self, name: ProcessName, status: int) -> None:
         self._forward(Exited(id=self._id, status=status))

@@ -152,6 +152,7 @@ class AgentLink:
                     name: value for name, value in spec.environment.items() if name not in _NOT_SENT
                 },
                 first_line=spec.first_line.decode(),
+                own_stdout=spec.own_stdout,
             )
         )
         if self._lost is not None:  # it was added after the loss was reported

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from poseidon.cluster.plan import ProcessName
+from poseidon.cluster.process import OutputStream
 
 PROTOCOL = 1
 OWN_INTERPRETER = ""
@@ -54,6 +55,7 @@ class Start:
     argv: tuple[str, ...]
     environment: Mapping[str, str]
     first_line: str = field(repr=False)
+    own_stdout: bool = False
 
     def __post_init__(self) -> None:
         if not self.argv:
@@ -131,11 +133,12 @@ class EventReport:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LogReport:
-    """A process printed a line of free text."""
+class OutputReport:
+    """A process has written a piece of free text."""
 
     id: int
-    line: str
+    stream: OutputStream
+    text: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -152,4 +155,4 @@ class KilledByUser:
 
 
 Request = Hello | Start | SendLine | SendSignal | Heartbeat | Shutdown
-Report = Welcome | Started | Refused | EventReport | LogReport | Exited | KilledByUser | Heartbeat
+Report = Welcome | Started | Refused | EventReport | OutputReport | Exited | KilledByUser | Heartbeat

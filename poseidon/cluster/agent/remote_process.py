@@ -11,7 +11,7 @@ from collections.abc import Callable
 from poseidon.cluster.agent.messages import (
     EventReport,
     Exited,
-    LogReport,
+    OutputReport,
     ProcessSignal,
     Refused,
     Report,
@@ -35,7 +35,7 @@ class RemoteProcess:
         name: which process.
         number: its id on the wire.
         label: the host in messages.
-        listener: notified of events, log lines and the exit.
+        listener: notified of events, output and the exit.
         send: queues a request to the agent.
     """
 
@@ -114,8 +114,8 @@ class RemoteProcess:
             self._answered.set()
         elif isinstance(report, EventReport) and self._status is None:
             self._listener.event(self._name, report.event)
-        elif isinstance(report, LogReport) and self._status is None:
-            self._listener.log(self._name, report.line)
+        elif isinstance(report, OutputReport) and self._status is None:
+            self._listener.output(self._name, report.stream, report.text)
         elif isinstance(report, Exited):
             self._end(report.status)
 

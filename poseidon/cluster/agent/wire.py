@@ -23,7 +23,7 @@ from poseidon.cluster.agent.messages import (
     Heartbeat,
     Hello,
     KilledByUser,
-    LogReport,
+    OutputReport,
     Refused,
     Report,
     Request,
@@ -103,6 +103,8 @@ def _build(kind: type[_M], checks: Mapping[str, Check], fields: object) -> _M:
 
 def _check_of(hint: Any) -> Check:
     """Return the check of a field with this type."""
+    if hint is bool:
+        return _truth
     if hint is int:
         return _whole
     if hint is float:
@@ -115,6 +117,12 @@ def _check_of(hint: Any) -> Check:
         return _texts_by_name if get_args(hint)[1] is str else _object
     kind: type = hint
     return kind if issubclass(kind, Enum) else partial(_build, kind, _fields(kind))
+
+
+def _truth(value: object) -> bool:
+    if not isinstance(value, bool):
+        raise TypeError
+    return value
 
 
 def _whole(value: object) -> int:
@@ -162,5 +170,5 @@ def _plain(value: object) -> object:
 
 REQUESTS: Codec[Request] = Codec(Hello, Start, SendLine, SendSignal, Heartbeat, Shutdown)
 REPORTS: Codec[Report] = Codec(
-    Welcome, Started, Refused, EventReport, LogReport, Exited, KilledByUser, Heartbeat
+    Welcome, Started, Refused, EventReport, OutputReport, Exited, KilledByUser, Heartbeat
 )

@@ -9,14 +9,14 @@ from __future__ import annotations
 import queue
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 
 from poseidon.cluster.events import parse_event
 from poseidon.cluster.jobs.registry import Registration
 from poseidon.cluster.plan import JobPlan, ProcessName, ShardPlan, WorkerPlan
-from poseidon.cluster.process import Launcher, ProcessSpec, RunningProcess
+from poseidon.cluster.process import Launcher, OutputStream, ProcessSpec, RunningProcess
 from poseidon.cluster.supervision.signals import SignalRequests
 from poseidon.cluster.supervision.state import (
     Action,
@@ -34,6 +34,7 @@ from poseidon.cluster.supervision.state import (
 )
 from poseidon.cluster.supervision.state_machine import JobStateMachine
 from poseidon.errors import JobError, JobKilled
+from poseidon.output_lines import LineAssembler, OutputLine
 
 # The period at which deadlines and signals are checked.
 TICK_S = 0.1
@@ -53,8 +54,11 @@ class JobListener:
     def on_event(self, name: ProcessName, event: Mapping[str, object]) -> None:
         """Handle an event that a process printed, as it came."""
 
-    def on_log(self, name: ProcessName, line: str) -> None:
-        """Handle a line of free text that a process printed."""
+    def on_output(self, name: ProcessName, stream: OutputStream, text: str) -> None:
+        """Handle a piece of free text as a process wrote it; `on_log` gets its lines too."""
+
+    def on_log(self, name: ProcessName, stream: OutputStream, line: OutputLine) -> None:
+        """Handle a line of free text that a process wrote."""
 
     def close(self) -> None:
         """Release what the listener holds. Its owner calls this after the last start of the job."""
@@ -93,7 +97,7 @@ def run_job(
         plan: the processes and their hosts.
         make_spec: returns the specification of one process.
         launcher: starts it.
-        listener: notified of events and log lines.
+        listener: notified of events and output.
         settings: timeouts and effects of signals.
         registration: the job's record; each process is added right after its start, and all are removed at the end.
         requests: entered; None: signals are handled from here on.
@@ -114,12 +118,20 @@ def run_job(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Output:
-    """A process printed an event or a line."""
+class _Event:
+    """A process has reported an event."""
 
     name: ProcessName
-    event: Mapping[str, object] | None
-    line: str
+    event: Mapping[str, object]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Output:
+    """A process has written a piece of text."""
+
+    name: ProcessName
+    stream: OutputStream
+    text: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,23 +142,26 @@ class _Exit:
     status: int
 
 
+_Message = _Event | _Output | _Exit
+
+
 class _Inbox:
     """The listener of all processes: a bounded queue to the loop, until it is closed."""
 
     def __init__(self) -> None:
-        self._queue: queue.Queue[_Output | _Exit] = queue.Queue(MAX_QUEUED)
+        self._queue: queue.Queue[_Message] = queue.Queue(MAX_QUEUED)
         self._closed = threading.Event()
 
     def event(self, name: ProcessName, event: Mapping[str, object]) -> None:
-        self._put(_Output(name=name, event=event, line=""))
+        self._put(_Event(name=name, event=event))
 
-    def log(self, name: ProcessName, line: str) -> None:
-        self._put(_Output(name=name, event=None, line=line))
+    def output(self, name: ProcessName, stream: OutputStream, text: str) -> None:
+        self._put(_Output(name=name, stream=stream, text=text))
 
     def exited(self, name: ProcessName, status: int) -> None:
         self._put(_Exit(name=name, status=status))
 
-    def get(self, timeout_s: float) -> _Output | _Exit | None:
+    def get(self, timeout_s: float) -> _Message | None:
         try:
             return self._queue.get(timeout=timeout_s)
         except queue.Empty:
@@ -155,7 +170,7 @@ class _Inbox:
     def close(self) -> None:
         self._closed.set()
 
-    def _put(self, message: _Output | _Exit) -> None:
+    def _put(self, message: _Message) -> None:
         while not self._closed.is_set():
             try:
                 self._queue.put(message, timeout=TICK_S)
@@ -180,6 +195,7 @@ class _Run:
         self._registration = registration
         self._inbox = _Inbox()
         self._running: dict[ProcessName, RunningProcess] = {}
+        self._lines: dict[tuple[ProcessName, OutputStream], LineAssembler] = {}
         self._last_line: dict[ProcessName, str] = {}
         self._start_reported = False
 
@@ -214,10 +230,12 @@ class _Run:
             if message is None:
                 self._handle(Tick())
             elif isinstance(message, _Exit):
-                last_line = self._last_line.get(message.name, "")
-                self._handle(ProcessExited(name=message.name, status=message.status, last_line=last_line))
+                self._take_exit(message)
+            elif isinstance(message, _Event):
+                self._handle(ProcessReported(name=message.name, event=parse_event(message.event)))
+                self._listener.on_event(message.name, message.event)
             else:
-                self._take(message)
+                self._take_output(message)
             if not self._start_reported and self._machine.all_ready:
                 self._start_reported = True
                 self._listener.on_started()
@@ -248,14 +266,23 @@ class _Run:
             exit_code=self._machine.exit_code,
         )
 
-    def _take(self, output: _Output) -> None:
-        if output.event is None:
-            if output.line.strip():
-                self._last_line[output.name] = output.line.strip()
-            self._listener.on_log(output.name, output.line)
-        else:
-            self._handle(ProcessReported(name=output.name, event=parse_event(output.event)))
-            self._listener.on_event(output.name, output.event)
+    def _take_output(self, output: _Output) -> None:
+        self._listener.on_output(output.name, output.stream, output.text)
+        lines = self._lines.setdefault((output.name, output.stream), LineAssembler())
+        self._log(output.name, output.stream, lines.feed(output.text))
+
+    def _take_exit(self, end: _Exit) -> None:
+        for stream in OutputStream:
+            if (lines := self._lines.pop((end.name, stream), None)) is not None:
+                self._log(end.name, stream, lines.finish())
+        last_line = self._last_line.get(end.name, "")
+        self._handle(ProcessExited(name=end.name, status=end.status, last_line=last_line))
+
+    def _log(self, name: ProcessName, stream: OutputStream, lines: Sequence[OutputLine]) -> None:
+        for line in lines:
+            if line.text.strip():
+                self._last_line[name] = line.text.strip()
+            self._listener.on_log(name, stream, line)
 
     def _take_requests(self, requests: SignalRequests) -> None:
         for request in requests.take():

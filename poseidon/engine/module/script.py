@@ -3,8 +3,9 @@
 `poseidon run` starts it and writes its document to the first line of standard input. Commands and events follow as for
 `poseidon.engine.solver.worker`. The script joins the job with `poseidon.distribute`.
 
-Law: the connection to the launcher is private. Before the script runs, standard input and output are replaced: it reads
-nothing, and its output goes to the worker's log, on rank 0 (with --show_logs=all: on all ranks) also to the launcher's.
+Law: the connection to the launcher is private. Before the script runs, its standard streams are replaced: it reads
+nothing, and what it writes goes to the worker's log. Standard error goes to the launcher too, and so does standard
+output on rank 0 (with --show_logs=all: on all ranks).
 """
 
 from __future__ import annotations
@@ -15,7 +16,6 @@ if __name__ == "__main__":
     gc.disable()  # imports leave little garbage, and looking for it takes a sixth of the start; `main` enables it
 
 import argparse
-import io
 import logging
 import os
 import runpy
@@ -23,8 +23,7 @@ import signal
 import sys
 import time
 import traceback
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 from typing import TextIO
 
@@ -35,13 +34,15 @@ from poseidon import log
 from poseidon.engine.document import ScriptDocument, read_document_of
 from poseidon.engine.launcher_connection import ORPHAN_S, LauncherConnection
 from poseidon.engine.module.distribute import line_of, running_in
+from poseidon.engine.module.script_output import output_to_log
 from poseidon.engine.module.worker_context import LoopPosition, Observed, ThisWorker, WorkerContext
 from poseidon.engine.observation import Observation, log_plan, open_trace
 from poseidon.engine.snapshot_writer import WrittenSnapshot
-from poseidon.errors import PoseidonError
+from poseidon.errors import PoseidonError, UsageError
 from poseidon.exchange.building.membership import Built
 from poseidon.exchange.exchange import Exchange
 from poseidon.exchange.observe.tracing import named_layers
+from poseidon.settings import hide_events_fd, read_settings
 from ps_server import PeerLost, ServerError, StalenessTimeout
 from ps_server.numerics import prepare_process
 from ps_server.trace import NO_TRACE, Tracer
@@ -165,7 +166,11 @@ def main(arguments: list[str] | None = None) -> int:
     parser.parse_args(arguments)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the launcher handles Ctrl-C
     logging.raiseExceptions = False  # a terminal that has gone must not end training
-    inlet, outlet = private_streams()
+    try:
+        inlet, outlet = private_streams()
+    except UsageError as error:
+        print(error, file=sys.stderr)
+        return error.exit_code
     launcher = ScriptConnection(inlet, outlet)
     try:
         document = read_document_of(ScriptDocument, inlet.readline())
@@ -174,7 +179,8 @@ def main(arguments: list[str] | None = None) -> int:
     except (PoseidonError, OSError) as error:
         launcher.send("error", message=str(error), exit_code=getattr(error, "exit_code", 1))
         return 1
-    with outputs, output_to_log(document):
+    shows_prints = document.rank == 0 or document.shows_prints
+    with outputs, output_to_log(_log_file(document), shows_prints=shows_prints):
         launcher.end_without_launcher()
         return run_script(document, launcher)
 
@@ -187,90 +193,20 @@ def search_as_plain_python(script: str) -> None:
 
 
 def private_streams() -> tuple[TextIO, TextIO]:
-    """Return standard input and output for the launcher alone; file 0 is now empty, and file 1 is standard error."""
-    inlet, outlet = os.fdopen(os.dup(0), "r"), os.fdopen(os.dup(1), "w")
+    """Return the connection to the launcher: commands in, events out. Standard input is empty from here on.
+
+    Raises:
+        UsageError: no launcher has started this process.
+    """
+    events = read_settings().events_fd
+    if events is None:
+        raise UsageError("a script's worker is started by `poseidon run`")
+    hide_events_fd()
+    os.set_inheritable(events, False)
+    inlet, outlet = os.fdopen(os.dup(0), "r"), os.fdopen(events, "w")
     with Path(os.devnull).open("rb") as nothing:
         os.dup2(nothing.fileno(), 0)
-    os.dup2(2, 1)
     return inlet, outlet
-
-
-class LineOutput(io.TextIOBase):
-    """A standard output into several streams. Each line is written whole, so that lines of threads do not mix.
-
-    A full disk costs lines of output and one warning; the script goes on.
-
-    Args:
-        streams: the destinations; they stay open.
-    """
-
-    def __init__(self, streams: Sequence[TextIO]) -> None:
-        super().__init__()
-        self._streams = streams
-        self._pending = ""
-        self._warned = False
-
-    @property
-    def encoding(self) -> str:  # type: ignore[override]
-        """The encoding of the first stream."""
-        return self._streams[0].encoding
-
-    def fileno(self) -> int:
-        """Return the first stream's descriptor, for processes that a script starts."""
-        return self._streams[0].fileno()
-
-    def writable(self) -> bool:
-        """Return True."""
-        return True
-
-    def write(self, text: str) -> int:
-        """See `io.TextIOBase`."""
-        whole, end, rest = (self._pending + text).rpartition("\n")
-        self._pending = rest
-        if end:
-            self._write(whole + end)
-        return len(text)
-
-    def flush(self) -> None:
-        """Write an unfinished line."""
-        left, self._pending = getattr(self, "_pending", ""), ""
-        if left:
-            self._write(left)
-
-    def _write(self, text: str) -> None:
-        for stream in self._streams:
-            try:
-                stream.write(text)
-                stream.flush()
-            except BrokenPipeError:
-                raise
-            except OSError as error:
-                self._warn(error)
-
-    def _warn(self, error: OSError) -> None:
-        if not self._warned:
-            self._warned = True
-            LOGGER.warning(
-                "the script's output cannot be written to its log: %s; the job goes on without it",
-                error.strerror or error,
-            )
-
-
-@contextmanager
-def output_to_log(document: ScriptDocument) -> Iterator[None]:
-    """Send the output to the worker's log; on rank 0, and if the document says so, to standard error too."""
-    before = sys.stdout
-    file = _log_file(document).open("a", encoding="utf-8", errors="backslashreplace", buffering=1)
-    kept = document.rank > 0 and not document.shows_prints
-    if kept:
-        os.dup2(file.fileno(), 1)
-    sys.stdout = LineOutput((file,) if kept else (sys.stderr, file))
-    try:
-        yield
-    finally:
-        sys.stdout = before
-        with suppress(OSError):  # of a full disk, which was reported
-            file.close()
 
 
 def run_script(document: ScriptDocument, launcher: LauncherConnection) -> int:

@@ -12,7 +12,7 @@ from benchmarks.testbed.host_launcher import HostLauncher
 from benchmarks.testbed.hosts import Host, Hosts
 from poseidon.cluster import machinefile
 from poseidon.cluster.plan import ProcessName, Role
-from poseidon.cluster.process import ProcessSpec
+from poseidon.cluster.process import OutputStream, ProcessSpec
 from poseidon.errors import JobError
 
 PROGRAM = """
@@ -34,8 +34,8 @@ class RecordingListener:
     def event(self, name: ProcessName, event: Mapping[str, object]) -> None:
         raise AssertionError(event)
 
-    def log(self, name: ProcessName, line: str) -> None:
-        self.lines.append(line)
+    def output(self, name: ProcessName, stream: OutputStream, text: str) -> None:
+        self.lines += text.splitlines()
 
     def exited(self, name: ProcessName, status: int) -> None:
         self.status = status

@@ -11,11 +11,11 @@ import pytest
 from poseidon.cluster.local import LocalLauncher, LocalProcess
 from poseidon.cluster.machinefile import Host
 from poseidon.cluster.plan import ProcessName, Role
-from poseidon.cluster.process import ProcessSpec, describe_exit
+from poseidon.cluster.process import OutputStream, ProcessSpec, describe_exit
 from poseidon.errors import JobError
 from tests.support.job_child import child
 from tests.support.live_processes import live_pids, none_left
-from tests.support.recording_listener import RecordingListener
+from tests.support.recording_listener import WAIT_S, RecordingListener
 
 HERE = Host(id=0, address="127.0.0.1", port=0)
 NAME = ProcessName(role=Role.WORKER, index=0, client=0, host="127.0.0.1")
@@ -51,10 +51,40 @@ def test_hears_events_text_and_the_exit_in_order() -> None:
 def test_stderr_is_text_whatever_it_holds() -> None:
     with started(r"os.write(2, b'a\xff\r\n{\"event\": \"x\"}\nlast')") as (_, listener):
         assert [what for kind, what in listener.until("exited") if kind == "log"] == [
-            "a\\xff",
+            "a\udcff",
             '{"event": "x"}',
             "last",
         ]
+
+
+OUT, ERR = OutputStream.STDOUT, OutputStream.STDERR
+PIECES = {
+    True: [(OUT, "a"), (ERR, "\r 50%"), (OUT, "\udcff"), (OUT, "\u00e9\n"), (ERR, "\r\n")],
+    False: [(ERR, "\r 50%"), (ERR, "a\udcff\u00e9\n"), (ERR, "\r\n")],
+}
+
+
+@pytest.mark.parametrize("own_stdout", [True, False])
+def test_output_comes_as_it_is_written(own_stdout: bool) -> None:
+    """Each piece is heard before the next one is written. Standard output that has events comes by lines."""
+    script = """
+events = int(os.environ.get("POSEIDON_EVENTS_FD", 1))
+os.write(events, b'{"event": "ready"}\\n')
+for stream, piece in ((1, b"a"), (2, b"\\r 50%"), (1, b"\\xff\\xc3"), (1, b"\\xa9\\n"), (2, b"\\r\\n")):
+    os.write(stream, piece)
+    if stream == 2 or events > 1 or piece.endswith(b"\\n"):
+        sys.stdin.readline()
+"""
+    listener = RecordingListener()
+    spec = ProcessSpec(name=NAME, argv=child(script), first_line=b"{}", own_stdout=own_stdout)
+    process = LocalLauncher().start(spec, HERE, listener)
+    try:
+        for expected in PIECES[own_stdout]:
+            assert listener.pieces.get(timeout=WAIT_S) == expected
+            process.send_line(b"")
+        assert listener.until("exited")[0] == ("ready", {"event": "ready"})
+    finally:
+        process.close()
 
 
 def test_commands_and_environment_arrive() -> None:
@@ -185,7 +215,7 @@ def test_exit_words(status: int, words: str) -> None:
 class FailingListener(RecordingListener):
     """Cannot take a line of text."""
 
-    def log(self, name: ProcessName, line: str) -> None:
+    def output(self, name: ProcessName, stream: OutputStream, text: str) -> None:
         raise RuntimeError("no room for a line")
 
 

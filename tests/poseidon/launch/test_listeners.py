@@ -8,14 +8,18 @@ from pathlib import Path
 import pytest
 
 from poseidon.cluster.plan import ProcessName, Role
+from poseidon.cluster.process import OutputStream
 from poseidon.cluster.supervision.loop import JobListener
 from poseidon.launch.listeners import REMOTE_LOGS, Listeners, RemoteLogs, StatisticsFile, StragglerReports
 from poseidon.metrics.job_statistics import FILE_NAME, JobStatistics, read_statistics
 from poseidon.metrics.progress import JobProgress
+from poseidon.output_lines import OutputLine
 
 LOCAL = ProcessName(role=Role.WORKER, index=0, client=0, host="127.0.0.1")
 FAST = ProcessName(role=Role.WORKER, index=0, client=0, host="node0")
 REMOTE = ProcessName(role=Role.WORKER, index=1, client=1, host="node1")
+STDERR = OutputStream.STDERR
+LINE = OutputLine(text="a line")
 SHARD = ProcessName(role=Role.SHARD, index=2, client=1, host="node1")
 
 
@@ -38,8 +42,11 @@ class Recorder(JobListener):
     def on_event(self, name: ProcessName, event: Mapping[str, object]) -> None:
         self._record(name, event)
 
-    def on_log(self, name: ProcessName, line: str) -> None:
-        self._record(name, line)
+    def on_output(self, name: ProcessName, stream: OutputStream, text: str) -> None:
+        self._record(name, stream, text)
+
+    def on_log(self, name: ProcessName, stream: OutputStream, line: OutputLine) -> None:
+        self._record(name, stream, line)
 
     def close(self) -> None:
         self._record("close")
@@ -48,7 +55,8 @@ class Recorder(JobListener):
 def call_all(listener: JobListener) -> None:
     listener.on_started()
     listener.on_event(LOCAL, {"event": "alive"})
-    listener.on_log(SHARD, "a line")
+    listener.on_output(SHARD, STDERR, "a ")
+    listener.on_log(SHARD, STDERR, LINE)
     listener.close()
 
 
@@ -56,7 +64,7 @@ def test_each_listener_gets_each_call_in_the_given_order() -> None:
     calls = list[tuple[object, ...]]()
     call_all(Listeners(Recorder("first", calls), JobListener(), Recorder("second", calls)))
     what: list[tuple[object, ...]] = [
-        ("started",), (LOCAL, {"event": "alive"}), (SHARD, "a line"), ("close",),
+        ("started",), (LOCAL, {"event": "alive"}), (SHARD, STDERR, "a "), (SHARD, STDERR, LINE), ("close",),
     ]  # fmt: skip
     assert calls == [(name, *call) for call in what for name in ("first", "second")]
 
@@ -65,8 +73,8 @@ def test_what_a_listener_raises_ends_the_call() -> None:
     calls = list[tuple[object, ...]]()
     listeners = Listeners(Recorder("first", calls, fails=True), Recorder("second", calls))
     with pytest.raises(ValueError, match="first"):
-        listeners.on_log(LOCAL, "a line")
-    assert calls == [("first", LOCAL, "a line")]
+        listeners.on_log(LOCAL, STDERR, LINE)
+    assert calls == [("first", LOCAL, STDERR, LINE)]
 
 
 def test_a_worker_that_never_waits_while_the_other_does_is_reported() -> None:
@@ -176,7 +184,8 @@ def test_lines_of_other_hosts_are_kept(tmp_path: Path) -> None:
     for _ in range(2):  # a job that starts again appends to the same files
         logs = RemoteLogs(tmp_path)
         for name in (LOCAL, REMOTE, SHARD, REMOTE):
-            logs.on_log(name, f"a line of {name.short}\udc80")
+            line = OutputLine(text=f"a line of {name.short}\udc80")
+            logs.on_log(name, OutputStream.STDOUT, line)
         logs.close()
         logs.close()
     kept = {path.name: path.read_text().splitlines() for path in (tmp_path / REMOTE_LOGS).iterdir()}
@@ -192,6 +201,6 @@ def test_a_folder_without_room_for_logs_is_one_warning(
     (tmp_path / REMOTE_LOGS).write_text("in the way")
     logs = RemoteLogs(tmp_path)
     for _ in range(3):
-        logs.on_log(REMOTE, "line")
+        logs.on_log(REMOTE, STDERR, LINE)
     logs.close()
     assert capsys.readouterr().err.count("cannot write") == 1

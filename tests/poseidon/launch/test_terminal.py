@@ -7,9 +7,11 @@ import io
 import pytest
 
 from poseidon.cluster.plan import ProcessName, Role
+from poseidon.cluster.process import OutputStream
 from poseidon.launch.request import ShownLogs
 from poseidon.launch.terminal import Terminal
 from poseidon.metrics.progress import ShownProgress
+from poseidon.output_lines import LineAssembler
 
 FIRST = ProcessName(role=Role.WORKER, index=0, client=0, host="127.0.0.1")
 SECOND = ProcessName(role=Role.WORKER, index=1, client=1, host="127.0.0.1")
@@ -17,16 +19,56 @@ SHARD = ProcessName(role=Role.SHARD, index=0, client=0, host="127.0.0.1")
 HEAD = "1126 20:40:16.731869 29444 solver.cpp:294] "
 
 
+class Tty(io.StringIO):
+    """A terminal."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+class Stdout(io.TextIOWrapper):
+    """Standard output to a file."""
+
+    buffer: io.BytesIO
+
+
+class TtyStdout(Stdout):
+    """Standard output to a terminal."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+def stdout(kind: type[Stdout] = Stdout) -> Stdout:
+    return kind(io.BytesIO(), encoding="ascii")
+
+
+class Job:
+    """Calls a terminal as `run_job` does: with the pieces that processes write, and with their lines."""
+
+    def __init__(self, terminal: Terminal) -> None:
+        self.terminal = terminal
+        self._lines: dict[tuple[ProcessName, OutputStream], LineAssembler] = {}
+
+    def write(self, name: ProcessName, text: str, stream: OutputStream = OutputStream.STDERR) -> None:
+        self.terminal.on_output(name, stream, text)
+        for line in self._lines.setdefault((name, stream), LineAssembler()).feed(text):
+            self.terminal.on_log(name, stream, line)
+
+    def print(self, name: ProcessName, text: str) -> None:
+        self.write(name, text, OutputStream.STDOUT)
+
+
 def test_worker_0_is_shown_whole_and_others_when_it_matters_once() -> None:
     stream = io.StringIO()
-    terminal = Terminal("net", stream, on_started=lambda: None)
-    terminal.on_log(FIRST, f"I{HEAD}Iteration 1")
-    terminal.on_log(SECOND, f"I{HEAD}Iteration 1")
+    job = Job(Terminal("net", stream, on_started=lambda: None))
+    job.write(FIRST, f"I{HEAD}Iteration 1\n")
+    job.write(SECOND, f"I{HEAD}Iteration 1\n")
     for _ in range(3):
-        terminal.on_log(SECOND, f"W{HEAD}slow disk")
-    terminal.on_log(SHARD, "Segmentation fault")
-    terminal.on_log(FIRST, f"F{HEAD}no such blob")  # the launcher says it when it ends the job
-    terminal.close()
+        job.write(SECOND, f"W{HEAD}slow disk\n")
+    job.write(SHARD, "Segmentation fault\n")
+    job.write(FIRST, f"F{HEAD}no such blob\n")  # the launcher says it when it ends the job
+    job.terminal.close()
     assert stream.getvalue().splitlines() == [
         f"I{HEAD}Iteration 1",
         f"worker 1: W{HEAD}slow disk",
@@ -47,32 +89,35 @@ def test_events_that_make_no_sense_are_passed_over() -> None:
 
 
 def test_everyones_lines_after_their_client_when_asked() -> None:
-    stream = io.StringIO()
-    terminal = Terminal("net", stream, on_started=lambda: None, shown=ShownLogs.ALL)
+    stream, out = io.StringIO(), stdout()
+    job = Job(Terminal("net", stream, on_started=lambda: None, stdout=out, shown=ShownLogs.ALL))
     for name in (FIRST, SECOND, SHARD):
-        terminal.on_log(name, f"I{HEAD}Iteration 1")
-        terminal.on_log(name, f"W{HEAD}slow disk")
+        job.write(name, f"I{HEAD}Iteration 1\n")
+        job.write(name, f"W{HEAD}slow disk\n")
     for name in (FIRST, SECOND):
-        terminal.on_log(name, "Epoch 1")  # what a script prints
-    terminal.close()
+        job.print(name, "Epoch 1\n")  # of a script
+        job.write(name, "\r 50%\r100%\n")
+    job.terminal.close()
     assert stream.getvalue().splitlines() == [
         f"client 0, worker 0: I{HEAD}Iteration 1",
         f"client 0, worker 0: W{HEAD}slow disk",
         f"client 1, worker 1: I{HEAD}Iteration 1",
         f"client 0, shard 0: I{HEAD}Iteration 1",
-        "client 0, worker 0: Epoch 1",
+        "client 0, worker 0: 100%",
         "client 1, worker 1: Epoch 1",
+        "client 1, worker 1: 100%",
     ]
+    assert out.buffer.getvalue() == b"Epoch 1\n"
 
 
 def test_a_warning_is_shown_once_whoever_gives_it() -> None:
     stream = io.StringIO()
-    terminal = Terminal("net", stream, on_started=lambda: None)
+    job = Job(Terminal("net", stream, on_started=lambda: None))
     for name in (FIRST, SECOND, FIRST):
-        terminal.on_log(name, f"W{HEAD}slow disk")
+        job.write(name, f"W{HEAD}slow disk\n")
     for _ in range(2):
-        terminal.on_log(FIRST, "    ^^^^^")  # of a traceback
-    terminal.close()
+        job.write(FIRST, "    ^^^^^\n")  # of a traceback
+    job.terminal.close()
     assert stream.getvalue().splitlines() == [f"W{HEAD}slow disk", "    ^^^^^", "    ^^^^^"]
 
 
@@ -106,13 +151,6 @@ def test_off_a_terminal_a_line_comes_now_and_then() -> None:
     ]
 
 
-class Tty(io.StringIO):
-    """A terminal."""
-
-    def isatty(self) -> bool:
-        return True
-
-
 PROGRESS = {"event": "progress", "iteration": 5, "max_iter": 9, "images": 5, "loss": 0.25}
 
 
@@ -129,14 +167,128 @@ def test_how_the_progress_is_shown(
     stream: type[io.StringIO], progress: ShownProgress, log: bool, bar: bool
 ) -> None:
     output = stream()
-    terminal = Terminal("net", output, on_started=lambda: None, progress=progress)
-    terminal.on_event(FIRST, PROGRESS)
-    terminal.on_log(FIRST, f"I{HEAD}Iteration 1")
-    terminal.on_log(FIRST, f"W{HEAD}slow disk")
-    terminal.print("the launcher's own")
-    terminal.close()
+    job = Job(Terminal("net", output, on_started=lambda: None, progress=progress))
+    job.terminal.on_event(FIRST, PROGRESS)
+    job.write(FIRST, f"I{HEAD}Iteration 1\n")
+    job.write(FIRST, f"W{HEAD}slow disk\n")
+    job.terminal.print("the launcher's own")
+    job.terminal.close()
     text = output.getvalue()
     assert ("Iteration 1" in text) is log
     assert ("net: " in text and "it/s" in text) is bar
     assert "slow disk" in text
     assert "the launcher's own" in text
+
+
+TQDM = ["\r  0%|", "\r 50%|", "\r100%|", "\n"]
+
+
+def test_standard_output_is_that_of_rank_0_byte_for_byte() -> None:
+    stream, out = io.StringIO(), stdout()
+    job = Job(Terminal("net", stream, on_started=lambda: None, stdout=out))
+    for piece in ("loss ", "0.5\n", "\r10%", "\r\n", "\u00e9\udcff", "no end"):
+        job.print(FIRST, piece)
+        job.terminal.print("of the launcher")
+    job.terminal.close()
+    assert out.buffer.getvalue() == b"loss 0.5\n\r10%\r\n\xc3\xa9\xffno end"
+    assert stream.getvalue() == "of the launcher\n" * 6
+
+
+def test_a_standard_output_of_text_alone_gets_text() -> None:
+    """As in a notebook."""
+    out = io.StringIO()
+    job = Job(Terminal("net", io.StringIO(), on_started=lambda: None, stdout=out))
+    job.print(FIRST, "\u00e9\udcff\n")
+    assert out.getvalue() == "\u00e9\ufffd\n"
+
+
+def test_a_bar_of_a_script_in_a_pipe_is_one_line_and_one_of_another_worker_none() -> None:
+    stream = io.StringIO()
+    job = Job(Terminal("net", stream, on_started=lambda: None, stdout=stdout()))
+    for piece in TQDM:
+        job.write(FIRST, piece)
+        job.write(SECOND, piece)
+    job.write(SECOND, "a library's message\n" * 2)
+    job.terminal.close()
+    assert stream.getvalue() == "100%|\nworker 1: a library's message\n"
+
+
+@pytest.mark.parametrize("progress", [ShownProgress.AUTO, ShownProgress.LINES])
+@pytest.mark.parametrize("to_stdout", [False, True])
+def test_a_bar_of_a_script_moves_on_a_terminal_and_is_the_only_one(
+    progress: ShownProgress, to_stdout: bool
+) -> None:
+    tty, out = Tty(), stdout(TtyStdout)
+    job = Job(Terminal("net", tty, on_started=lambda: None, stdout=out, progress=progress))
+    write = job.print if to_stdout else job.write
+    shown = (lambda: out.buffer.getvalue().decode()) if to_stdout else tty.getvalue
+    for count, piece in enumerate(TQDM, 1):
+        write(FIRST, piece)
+        assert shown().endswith("".join(TQDM[:count]))
+        job.write(SECOND, piece)
+        job.terminal.on_event(FIRST, PROGRESS)
+    job.terminal.close()
+    assert shown() == "".join(TQDM)
+    assert "it/s" not in tty.getvalue()
+
+
+def test_a_bar_of_poseidon_gives_way_to_one_of_the_script() -> None:
+    tty = Tty()
+    job = Job(Terminal("net", tty, on_started=lambda: None, stdout=stdout()))
+    job.terminal.on_event(FIRST, PROGRESS)
+    assert "it/s" in tty.getvalue()
+    job.write(FIRST, TQDM[0])
+    before = len(tty.getvalue())
+    job.terminal.on_event(FIRST, PROGRESS)
+    job.terminal.print("of the launcher")
+    job.write(FIRST, TQDM[1])
+    job.terminal.close()
+    assert tty.getvalue()[before:] == "\nof the launcher\n\r 50%|"
+
+
+def test_the_bar_waits_while_a_line_is_not_complete() -> None:
+    tty, out = Tty(), stdout(TtyStdout)
+    job = Job(Terminal("net", tty, on_started=lambda: None, stdout=out))
+    job.terminal.on_event(FIRST, PROGRESS)
+    job.print(FIRST, "epoch 1 ...")
+    before = len(tty.getvalue())
+    job.terminal.on_event(FIRST, PROGRESS)
+    assert len(tty.getvalue()) == before
+    job.print(FIRST, " done\n")
+    assert "it/s" in tty.getvalue()[before:]
+    job.terminal.close()
+    assert out.buffer.getvalue() == b"epoch 1 ... done\n"
+
+
+def test_lines_of_the_log_are_still_filtered_where_the_rest_comes_as_it_is() -> None:
+    tty = Tty()
+    job = Job(Terminal("net", tty, on_started=lambda: None, stdout=stdout()))
+    warning = f"W{HEAD}slow disk\n"
+    for piece in ("Epoch 1", " of 2\nE", "nd\n", warning[:3], warning[3:] + "x" + warning):
+        job.write(FIRST, piece)
+    job.write(FIRST, f"\nF{HEAD}no such blob\n{warning}I1126 is a code\nI1126 no end")
+    job.terminal.close()
+    assert tty.getvalue() == f"Epoch 1 of 2\nEnd\n{warning}x{warning}\nI1126 is a code\nI1126 no end"
+
+
+@pytest.mark.parametrize(
+    ("error", "says"),
+    [
+        (
+            OSError(28, "No space left on device"),
+            "warning: standard output cannot be written: No space left on device; what the script prints is in its log\n",
+        ),
+        (BrokenPipeError(), ""),
+    ],
+)
+def test_a_standard_output_that_fails_ends_no_job(error: OSError, says: str) -> None:
+    class Failing(io.BytesIO):
+        def write(self, _: object) -> int:
+            raise error
+
+    stream = io.StringIO()
+    job = Job(Terminal("net", stream, on_started=lambda: None, stdout=Stdout(Failing(), encoding="ascii")))
+    job.print(FIRST, "a\n")
+    job.print(FIRST, "b\n")
+    job.terminal.close()
+    assert stream.getvalue() == says

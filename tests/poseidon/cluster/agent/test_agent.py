@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
@@ -25,7 +26,7 @@ from poseidon.cluster.jobs.kill import KillTimeouts, kill_job
 from poseidon.cluster.jobs.registry import JobRecord, RecordedProcess, Registry, record_fields
 from poseidon.cluster.machinefile import Host
 from poseidon.cluster.plan import ProcessName, Role
-from poseidon.cluster.process import ProcessSpec
+from poseidon.cluster.process import OutputStream, ProcessSpec
 from poseidon.errors import JobError, JobKilled
 from poseidon.settings import inherited_environment
 from tests.support.job_child import ENDLESS_WORKER, WORKER, child
@@ -99,6 +100,23 @@ def test_a_process_is_heard_and_told(tmp_path: Path) -> None:
         assert heard[-1] == ("exited", 3)
         assert process.poll() == 3
         process.close()
+
+
+def test_output_comes_from_the_stream_that_it_was_written_to(tmp_path: Path) -> None:
+    script = """
+os.write(int(os.environ["POSEIDON_EVENTS_FD"]), b'{"event": "ready"}\\n')
+for stream, piece in ((1, b"a\\xff"), (2, b"\\r 50%"), (1, b"\\n")):
+    os.write(stream, piece)
+    sys.stdin.readline()
+"""
+    out, err = OutputStream.STDOUT, OutputStream.STDERR
+    with linked(tmp_path) as (link, _):
+        listener = RecordingListener()
+        process = link.start(replace(_spec(script), own_stdout=True), listener)
+        for expected in ((out, "a\udcff"), (err, "\r 50%"), (out, "\n")):
+            assert listener.pieces.get(timeout=WAIT_S) == expected
+            process.send_line(b"")
+        assert listener.until("exited")[0] == ("ready", {"event": "ready"})
 
 
 def test_the_interpreter_is_the_agents_own(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from poseidon.cluster.agent.link import AgentLink, LinkSettings
 from poseidon.cluster.agent.messages import (
     Exited,
     Hello,
-    LogReport,
+    OutputReport,
     Report,
     Shutdown,
     Start,
@@ -21,7 +21,7 @@ from poseidon.cluster.agent.messages import (
 )
 from poseidon.cluster.agent.wire import REPORTS, REQUESTS
 from poseidon.cluster.plan import ProcessName, Role
-from poseidon.cluster.process import ProcessSpec
+from poseidon.cluster.process import OutputStream, ProcessSpec
 from poseidon.errors import JobError
 from tests.support.recording_listener import RecordingListener
 
@@ -91,14 +91,14 @@ def loss(listener: RecordingListener) -> str:
 class FailingListener(RecordingListener):
     """Cannot take a line of text."""
 
-    def log(self, name: ProcessName, line: str) -> None:
+    def output(self, name: ProcessName, stream: OutputStream, text: str) -> None:
         raise RuntimeError("no room for a line")
 
 
 def test_a_listener_that_fails_is_the_loss_of_the_agent() -> None:
     channel, other = FakeChannel(), RecordingListener()
     link = start(channel, FailingListener(), other)
-    channel.report(LogReport(id=0, line="text"))
+    channel.report(OutputReport(id=0, stream=OutputStream.STDERR, text="text\n"))
     assert "no room for a line" in loss(other)
     link.close()
 
@@ -125,7 +125,7 @@ def test_any_exception_of_the_channel_is_the_loss_of_the_agent(end: str) -> None
     link = start(channel, listener)
     setattr(channel, end, EOFError("the transport is gone"))
     if end == "receive_error":
-        channel.report(LogReport(id=0, line="text"))
+        channel.report(OutputReport(id=0, stream=OutputStream.STDERR, text="text\n"))
     assert "the transport is gone" in loss(listener)
     link.close()
 

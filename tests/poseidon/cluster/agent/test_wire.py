@@ -12,7 +12,7 @@ from poseidon.cluster.agent.messages import (
     Exited,
     Heartbeat,
     Hello,
-    LogReport,
+    OutputReport,
     ProcessSignal,
     Refused,
     Report,
@@ -26,6 +26,7 @@ from poseidon.cluster.agent.messages import (
 )
 from poseidon.cluster.agent.wire import REPORTS, REQUESTS, WireError
 from poseidon.cluster.plan import ProcessName, Role
+from poseidon.cluster.process import OutputStream
 
 NAME = ProcessName(role=Role.SHARD, index=2, client=1, host="node1")
 SENT: list[Request] = [
@@ -43,7 +44,7 @@ ANSWERED: list[Report] = [
     Started(id=1, pid=7, created_s=1.5e9),
     Refused(id=-1, message="why"),
     EventReport(id=1, event={"event": "progress", "iteration": 3}),
-    LogReport(id=1, line="\x1b[0m text \u2028"),
+    OutputReport(id=1, stream=OutputStream.STDOUT, text="\x1b[0m text \u2028 \udc80\r\n"),
     Exited(id=1, status=-9),
     Heartbeat(),
 ]
@@ -87,7 +88,7 @@ def test_a_line_has_the_names_of_the_class_and_its_fields() -> None:
     ("field", "value"),
     [
         ("argv", []), ("argv", "ls"), ("argv", [1]), ("environment", []), ("environment", {"A": 1}), ("name", {}),
-        ("name", {"role": "king", "index": 0, "client": 0, "host": "h"}), ("first_line", None), ("id", 1.5),
+        ("name", {"role": "king", "index": 0, "client": 0, "host": "h"}), ("first_line", None), ("id", 1.5), ("own_stdout", 1),
     ],
 )  # fmt: skip
 def test_a_start_is_checked_field_by_field(field: str, value: object) -> None:

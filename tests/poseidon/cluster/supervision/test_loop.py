@@ -14,11 +14,12 @@ from poseidon.cluster.jobs.registry import JobRecord, RecordedProcess, Registrat
 from poseidon.cluster.local import LocalLauncher
 from poseidon.cluster.machinefile import Host
 from poseidon.cluster.plan import ProcessName, Role, ShardPlan, WorkerPlan, plan_job
-from poseidon.cluster.process import Launcher, Listener, ProcessSpec, RunningProcess
+from poseidon.cluster.process import Launcher, Listener, OutputStream, ProcessSpec, RunningProcess
 from poseidon.cluster.supervision.loop import JobListener, JobResult, run_job
 from poseidon.cluster.supervision.signals import SignalRequests
 from poseidon.cluster.supervision.state import Outcome, SignalEffect, SupervisionSettings
 from poseidon.errors import JobError
+from poseidon.output_lines import OutputLine
 from tests.support.job_child import ENDLESS_WORKER, SHARD, WORKER, child
 from tests.support.live_processes import live_pids
 
@@ -58,8 +59,8 @@ class Remembering(JobListener):
         if self._react is not None:
             self._react(self, name, event)
 
-    def on_log(self, name: ProcessName, line: str) -> None:
-        self.log.append((name.short, line))
+    def on_log(self, name: ProcessName, stream: OutputStream, line: OutputLine) -> None:
+        self.log.append((name.short, line.text))
 
 
 def run(

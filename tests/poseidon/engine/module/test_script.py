@@ -14,12 +14,11 @@ import pytest
 import poseidon
 from poseidon.engine.document import ScriptDocument
 from poseidon.engine.module.script import (
-    LineOutput,
     ScriptConnection,
-    output_to_log,
     run_script,
     search_as_plain_python,
 )
+from poseidon.engine.module.script_output import output_to_log
 from poseidon.exchange.exchange import Exchange
 
 
@@ -80,8 +79,7 @@ def test_an_error_and_output_with_a_name_that_is_not_utf_8(
 ) -> None:
     """`os.listdir` gives such names; the traceback in the log must not raise in place of the error."""
     text = "print('reads', 'caf\\udce9')\nraise RuntimeError('cannot decode caf\\udce9.jpg')"
-    document = ScriptDocument(job="j", token="", output=str(tmp_path), script="", arguments=(), shards=0)
-    with output_to_log(document):
+    with output_to_log(tmp_path / "worker_0.log", shows_prints=True):
         _, event = run(tmp_path, text, monkeypatch)
     assert event["message"].startswith(
         "worker 0: script.py, line 2: RuntimeError: cannot decode caf\udce9.jpg ("
@@ -131,35 +129,6 @@ def test_the_group_is_closed_with_the_script_and_its_steps_are_reported(
     )
     assert run(tmp_path, text, monkeypatch) == (0, {"event": "done"})
     assert poseidon.this_worker() == poseidon.ThisWorker()
-
-
-def test_lines_go_whole_to_every_stream(monkeypatch: pytest.MonkeyPatch) -> None:
-    streams = (io.StringIO(), io.StringIO())
-    output = LineOutput(streams)
-    monkeypatch.setattr(sys, "stdout", output)
-    print("a", 1, end="")
-    assert streams[0].getvalue() == ""
-    print("b\nc", end="")
-    assert streams[1].getvalue() == "a 1b\n"
-    output.flush()
-    assert [stream.getvalue() for stream in streams] == ["a 1b\nc"] * 2
-    output.close()
-    assert not streams[0].closed
-
-
-def test_a_full_disk_costs_lines_and_not_the_script(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    terminal = io.StringIO()
-    full = Path("/dev/full").open("a", encoding="utf-8", buffering=1)  # noqa: SIM115 - closing it fails
-    monkeypatch.setattr(sys, "stdout", LineOutput((full, terminal)))
-    print("a")
-    print("b")
-    assert terminal.getvalue() == "a\nb\n"
-    (warning,) = caplog.messages
-    assert warning.startswith("the script's output cannot be written to its log: No space left on device")
-    with pytest.raises(OSError, match="No space"):
-        full.close()
 
 
 def test_a_failure_while_the_launcher_is_watched_reaches_it(monkeypatch: pytest.MonkeyPatch) -> None:

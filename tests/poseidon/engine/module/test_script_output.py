@@ -1,0 +1,80 @@
+"""What a script writes: to its launcher as it is, to its log line by line."""
+
+from __future__ import annotations
+
+import io
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from poseidon.engine.module.script_output import ScriptLog, ScriptStream
+
+PROGRAM = """
+import os, subprocess, sys
+from pathlib import Path
+from poseidon.engine.module.script_output import output_to_log
+with output_to_log(Path(sys.argv[1]), shows_prints=sys.argv[2] == "shown"):
+    print("a", 1, end="")
+    print("b")
+    for part in (0, 50, 100):
+        sys.stderr.write(f"\\r{part:3}%|")
+        sys.stderr.flush()
+    print(file=sys.stderr)
+    sys.stdout.buffer.write(b"\\xff\\n")
+    print("\\udcfe", "\\ud800".encode("utf-8", "backslashreplace").decode())
+    print("\\ud800", file=sys.stderr)
+    subprocess.run(["echo", "from a child"])
+    print("no end", end="")
+    assert not sys.stdout.isatty()
+os.write(1, b"|after")
+"""
+
+
+@pytest.mark.parametrize("shown", [True, False])
+def test_standard_streams_of_a_script(tmp_path: Path, shown: bool) -> None:
+    log = tmp_path / "worker_0.log"
+    log.write_text("first\n")
+    argv = [sys.executable, "-c", PROGRAM, str(log), "shown" if shown else "kept"]
+    done = subprocess.run(argv, capture_output=True, check=False, timeout=60)
+    assert done.returncode == 0, done.stderr
+    printed = b"a 1b\n\xff\n\xfe \\ud800\n"
+    assert done.stdout == (printed + b"from a child\nno end|after" if shown else b"")
+    assert done.stderr == b"\r  0%|\r 50%|\r100%|\n\\ud800\n"
+    child = b"" if shown else b"from a child\n"
+    before, between = b"first\na 1b\n100%|\n", b"\\udcff\n\\udcfe \\ud800\n\\ud800\n"
+    after = b"no end\n" + (b"" if shown else b"|after")
+    assert log.read_bytes() == before + between + child + after
+
+
+def stream_to(log: ScriptLog, descriptor: int | None) -> io.TextIOWrapper:
+    return io.TextIOWrapper(ScriptStream(log, descriptor), "utf-8", line_buffering=True)
+
+
+def test_a_full_disk_costs_lines_and_not_the_script(caplog: pytest.LogCaptureFixture) -> None:
+    log = ScriptLog(Path("/dev/full"))
+    read_fd, write_fd = os.pipe()
+    try:
+        print("a", file=stream_to(log, write_fd))
+        print("b", file=stream_to(log, write_fd))
+        assert os.read(read_fd, 100) == b"a\nb\n"
+    finally:
+        log.close()
+        os.close(read_fd)
+        os.close(write_fd)
+    (warning,) = caplog.messages
+    assert warning.startswith("the script's output cannot be written to its log: No space left on device")
+
+
+def test_after_the_launcher_has_gone_the_log_has_the_output(tmp_path: Path) -> None:
+    log = ScriptLog(tmp_path / "log")
+    read_fd, write_fd = os.pipe()
+    os.close(read_fd)
+    try:
+        print("a", file=stream_to(log, write_fd))
+    finally:
+        log.close()
+        os.close(write_fd)
+    assert (tmp_path / "log").read_text() == "a\n"
