@@ -10,6 +10,8 @@ from numpy.typing import NDArray
 
 from poseidon.caffe2 import core, gradient_checker, workspace
 from poseidon.caffe2.proto import caffe2_pb2
+from poseidon.caffe2.runtime.bind import misfit
+from poseidon.caffe2.workspace.current import current
 
 Array = NDArray[Any]
 
@@ -42,7 +44,10 @@ def run(
     workspace.ResetWorkspace()
     for name, value in zip(names, inputs, strict=True):
         workspace.FeedBlob(name, value)
-    assert workspace.RunOperatorOnce(core.CreateOperator(kind, names, results, **arguments))
+    op = core.CreateOperator(kind, names, results, **arguments)
+    unexpected = misfit(op, [current().get(name).value for name in names])
+    assert workspace.RunOperatorOnce(op)
+    assert unexpected == ""  # what an operator takes, its line of shapes allows
     return [workspace.FetchBlob(name) for name in results]
 
 

@@ -3,6 +3,7 @@
 Commas divide the inputs, spaces the dimensions of one:
 
 * a letter is a size, the same one wherever the letter stands; `4D` is four times D, a number is itself;
+* `_` is any size;
 * `*S` is any number of dimensions, the same ones wherever it stands; `*` is any number of dimensions;
 * `one` is a single value in a tensor of any shape;
 * `?` is any shape;
@@ -27,7 +28,7 @@ Sizes = dict[str, Shape]
 """What a letter and a star stand for: one size and several."""
 
 _DIMENSION = re.compile(r"(\d*)([A-Z]?)")
-_INPUT = re.compile(r"\?|one|((\d*[A-Z]|\d+|\*[A-Z]?)( |$))+")
+_INPUT = re.compile(r"\?|one|((\d*[A-Z]|\d+|_|\*[A-Z]?)( |$))+")
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,16 +54,18 @@ class InputShapes:
     def guard(self, function: Callable[..., Any], names: Sequence[str]) -> Callable[..., Any]:
         """Return a function that checks its inputs, then calls another.
 
-        It looks again only when a shape has changed, since a check takes longer than a small operator.
+        It looks again only when a shape has changed, since a check takes longer than a small operator. A single value
+        reaches the function with one dimension at most, so that a result has no more dimensions than the others.
 
         Args:
             function: what is called.
             names: the names of its inputs, for the error.
         """
         accepted: list[Any] = []
+        nested: list[int] = []  # single values of several dimensions
 
         def call(*inputs: Any) -> Any:
-            nonlocal accepted
+            nonlocal accepted, nested
             given = [getattr(value, "shape", None) for value in inputs]
             if given != accepted:
                 for name, value in zip(names, inputs, strict=True):
@@ -70,6 +73,10 @@ class InputShapes:
                         raise ValueError(f"{name} is empty: no operator has given it a value")
                 self.check(given, names)
                 accepted = given
+                single = [index for index, shape in enumerate(given) if self._of(index) == ("one",)]
+                nested = [index for index in single if len(given[index] or ()) > 1]
+            if nested:
+                inputs = tuple(x.reshape(1) if index in nested else x for index, x in enumerate(inputs))
             return function(*inputs)
 
         return call
@@ -106,6 +113,12 @@ def check_count(name: str, value: Any, expected: int) -> None:
     count = math.prod(value.shape)
     if count != expected:
         raise ValueError(f"{name} has {counted(count, 'value')}, expected {expected}")
+
+
+def check_tensor(name: str, value: Any, shape: Shape) -> None:
+    """Raise ValueError for an input that has not a shape."""
+    if tuple(value.shape) != shape:
+        raise ValueError(f"{name} has the shape {tuple(value.shape)}, expected {shape}")
 
 
 def parse_shapes(line: str) -> InputShapes:
@@ -146,6 +159,8 @@ def _fits(pattern: tuple[str, ...], shape: Shape, sizes: Sizes) -> bool:
 
 
 def _is_size(part: str, size: int, sizes: Sizes) -> bool:
+    if part == "_":
+        return True
     times, letter = _split(part)
     if not letter:
         return size == times
@@ -160,7 +175,9 @@ def _expected(pattern: tuple[str, ...], sizes: Sizes) -> str:
         return "one value"
     found: list[str] = []
     for part in pattern:
-        if part.startswith("*"):
+        if part == "_":
+            found.append("any")
+        elif part.startswith("*"):
             found += map(str, sizes[part]) if part in sizes else ["..."]
         else:
             times, letter = _split(part)

@@ -40,7 +40,8 @@ operator may overwrite it.
 
 `shapes="N C *S, C"` tells which shapes the inputs must have (`poseidon.caffe2.operators.input_shapes` has the form).
 Others are refused before the function is called: give it where torch would broadcast, or read over the end, and Caffe2
-refused.
+refused. `expected="N C *S, C"` tells the same where torch refuses other shapes itself. It is looked at after a failure
+only, to name the input that does not fit, and takes no time otherwise. It must allow all that the function takes.
 
 `plain=torch.relu` names torch's own function where that does the same as the operator without arguments: it is called
 directly, which saves a tenth of the time of a small operator. It must not return its input itself.
@@ -144,6 +145,7 @@ class Operator:
         plain: what is called where no argument is given, None for the function itself.
         start: the function that starts it without waiting for its result; None for most operators.
         shapes: those that its inputs must have, None where the function finds out itself.
+        expected: those that name the wrong input after a failure.
     """
 
     name: str
@@ -160,6 +162,7 @@ class Operator:
     plain: Callable[..., Any] | None = None
     start: Callable[..., Any] | None = None
     shapes: InputShapes | None = None
+    expected: InputShapes | None = None
 
     def arguments(self, definition: OperatorDef) -> dict[str, Any]:
         """Return the keyword arguments of the function that a definition gives.
@@ -205,6 +208,7 @@ def operator(
     plain: Callable[..., Any] | None = None,
     start: Callable[..., Any] | None = None,
     shapes: str | None = None,
+    expected: str | None = None,
 ) -> Callable[[Callable[..., Any]], Any]:
     """Register a function, or a class, as the operator of these names; see the docstring of the module.
 
@@ -216,8 +220,10 @@ def operator(
         plain: torch's function that does the same where a definition gives none of the arguments: one call less.
         start: the function that starts it without waiting for its result.
         shapes: those that its inputs must have.
+        expected: those that name the wrong input after a failure; by default `shapes`.
     """
     parsed = None if shapes is None else parse_shapes(shapes)
+    explained = parsed if expected is None else parse_shapes(expected)
     if blobs:
         inputs, outputs = inputs or (0, ANY), outputs or (0, ANY)
 
@@ -226,7 +232,9 @@ def operator(
             if name in _operators and _operators[name].make.__module__ != make.__module__:
                 registered_twice.append(name)
             found = _describe(name, make, gradient, inputs, outputs)
-            _operators[name] = replace(found, blobs=blobs, plain=plain, start=start, shapes=parsed)
+            _operators[name] = replace(
+                found, blobs=blobs, plain=plain, start=start, shapes=parsed, expected=explained
+            )
         return make
 
     return register

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from poseidon.caffe2.operators.input_shapes import InputShapes
 from poseidon.caffe2.operators.registry import Context, Operator, find
 from poseidon.caffe2.proto import DEVICE_NUMBERS
 from poseidon.caffe2.proto.caffe2_pb2 import DeviceOption, OperatorDef
@@ -82,10 +83,32 @@ def bind(definition: OperatorDef, inputs: Sequence[Blob], outputs: Sequence[Blob
     """Return a call that reads the inputs, checks their shapes, runs the operator and sets the outputs."""
     known, function = find(definition.type), function_of(definition, workspace)
     if known.shapes is not None:
-        last = any(argument.name == "order" and argument.s == b"NHWC" for argument in definition.arg)
-        shapes = known.shapes.channels_last() if last else known.shapes
-        function = shapes.guard(function, definition.input)
+        function = _ordered(known.shapes, definition).guard(function, definition.input)
     return step(known, function, inputs, outputs)
+
+
+def misfit(definition: OperatorDef, values: Sequence[Any]) -> str:
+    """Return a sentence on the first input of an operator that has not the expected shape, "" where none is known.
+
+    Args:
+        definition: the operator.
+        values: the values of its inputs.
+    """
+    expected = find(definition.type).expected
+    if expected is not None:
+        try:
+            _ordered(expected, definition).check(
+                [getattr(value, "shape", None) for value in values], definition.input
+            )
+        except ValueError as error:
+            return str(error)
+    return ""
+
+
+def _ordered(shapes: InputShapes, definition: OperatorDef) -> InputShapes:
+    """Return shapes of the order that an operator has."""
+    last = any(argument.name == "order" and argument.s == b"NHWC" for argument in definition.arg)
+    return shapes.channels_last() if last else shapes
 
 
 def bind_start(definition: OperatorDef, inputs: Sequence[Blob]) -> Start | None:

@@ -31,10 +31,13 @@ def operator_error(reason: str, definition: OperatorDef, net: str, index: int) -
     return error
 
 
-_STRINGS = re.compile(r"numpy\.ndarray|NumPy arrays|bytes|'str'|sequence by non-int|'tuple' object")
+_STRINGS = re.compile(
+    r"numpy\.ndarray|NumPy arrays|bytes|'str'|sequence by non-int|'(tuple|bool|int)' object|invalid literal"
+)
 _OTHER = re.compile(r"^'(\w+)' object |must be Tensor, not (\w+)")
 _DIMENSIONS = re.compile(
-    r"tuple index out of range|dimension out of range|too many indices|0-d(im)?\b|not enough values to unpack",
+    r"tuple index out of range|dimension out of range|too many indices|0-d(im)?\b|not enough values to unpack"
+    r"|at least 1D",
     re.I,
 )
 _TYPES = "the type of an input is not one that the operator takes"
@@ -42,8 +45,9 @@ _REASONS = {
     "": r"allocat|CUDA error",
     "an index lies outside of the input that it is for": r"out of (bounds|range)|larger than self",
     _TYPES: r"dtype|scalar type|bool tensor|not implemented for"
-    r"|not supported for|only integer tensors|must be (\w+, )*\w+ or|same type|floating point|non-complex|integral"
+    r"|not supported for|only integer|must be (\w+, )*\w+ or|same type|floating point|non-complex|integral"
     r"|can't be cast|\btype|does not support|schema|itensor",
+    "an input has several values, or none, where one is expected": r"Boolean value of|truth value of",
     "an input has a negative value where none is allowed": "negative",
     "the shapes of the inputs do not fit together": r"shape|size|dim|expand|broadcast|multipl|elements|empty|primitive"
     r"|number of|same length|0 or more|rank|scalar|vector|matri(x|ces)|repeats|groups|length|unpack|zip\(",
@@ -53,40 +57,44 @@ _FOREIGN = (RuntimeError, IndexError, TypeError, ValueError, AttributeError, Ass
 _RAISE = dis.opmap["RAISE_VARARGS"]
 
 
-def cause(error: Exception, inputs: Mapping[str, Any]) -> tuple[str, str]:
-    """Return why an operator has failed, and the text of torch, NumPy or Python where that tells more, else "".
+def cause(error: Exception, inputs: Mapping[str, Any]) -> str:
+    """Return why an operator has failed.
 
-    What these report of inputs that they cannot compute with becomes a sentence on the inputs.
+    What torch, NumPy or Python report of inputs that they cannot compute with becomes a sentence on the inputs; their
+    text stays that of the exception's own cause.
 
     Args:
         error: what it has raised.
         inputs: the values of its inputs, by name.
     """
     text = " ".join(str(error).split())
-    if isinstance(error, ZeroDivisionError):
-        return "the size of an input, or an argument, is 0", ""
-    if is_own(error) and isinstance(error, (RuntimeError, ValueError)):
-        return text, ""
+    if isinstance(error, ZeroDivisionError) or text == "ZeroDivisionError":
+        return "the size of an input, or an argument, is 0"
+    if is_own(error) and isinstance(error, (RuntimeError, ValueError, IndexError, TypeError)):
+        return text
     if is_own(error) or not isinstance(error, _FOREIGN):
-        return f"{type(error).__name__}: {text}", ""
+        return f"{type(error).__name__}: {text}"
     empty = [name for name, value in inputs.items() if value is None]
     if empty and ("None" in text or isinstance(error, TypeError)):
-        return f"{empty[0]} is empty: no operator has given it a value", ""
-    if isinstance(error, (AttributeError, TypeError)):
+        return f"{empty[0]} is empty: no operator has given it a value"
+    if isinstance(error, (AttributeError, TypeError, ValueError)):
         strings = [name for name, value in inputs.items() if isinstance(value, np.ndarray)]
         if strings and _STRINGS.search(text):
-            return f"{strings[0]} is a tensor of strings, expected numbers", ""
-        plain = "bytes" if "bytes" in text else None
+            return f"{strings[0]} is a tensor of strings, expected numbers"
+        plain = "bytes" if "bytes" in text or "invalid literal" in text else None
         kind = next(filter(None, found.groups())) if (found := _OTHER.search(text)) else plain
         given = {name: value for name, value in inputs.items() if value is not None}
         wrong = [name for name, value in given.items() if type(value).__name__ == kind]
+        if not wrong and isinstance(error, AttributeError):
+            wrong = [name for name, value in given.items() if isinstance(value, bytes)]
+            kind = "bytes"
         if wrong:
-            return f"{wrong[0]} is of type {kind}, expected another type of blob", ""
+            return f"{wrong[0]} is of type {kind}, expected another type of blob"
     if _DIMENSIONS.search(text):
-        return "an input has too few dimensions", ""
+        return "an input has too few dimensions"
     otherwise = _TYPES if isinstance(error, TypeError) else ""
     reason = next((reason for reason, about in _REASONS.items() if re.search(about, text, re.I)), otherwise)
-    return (reason, text) if reason else (f"{type(error).__name__}: {text}", "")
+    return reason or f"{type(error).__name__}: {text}"
 
 
 def is_own(error: BaseException) -> bool:

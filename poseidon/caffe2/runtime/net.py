@@ -8,11 +8,11 @@ from typing import Any
 
 from poseidon.caffe2.operators.registry import find
 from poseidon.caffe2.proto.caffe2_pb2 import NetDef, OperatorDef
-from poseidon.caffe2.runtime.bind import Start, Step, bind, bind_start, device_of, set_outputs
+from poseidon.caffe2.runtime.bind import Start, Step, bind, bind_start, device_of, misfit, set_outputs
 from poseidon.caffe2.runtime.blob import Blob, is_tensor
 from poseidon.caffe2.runtime.chains import Part, chains, nodes
 from poseidon.caffe2.runtime.dag import MOST_THREADS, ChainRun
-from poseidon.caffe2.runtime.errors import EnforceNotMet, cause, operator_error, place_of
+from poseidon.caffe2.runtime.errors import EnforceNotMet, cause, is_own, operator_error, place_of
 from poseidon.caffe2.runtime.lifetimes import overwritten
 from poseidon.caffe2.runtime.waits import lending
 from poseidon.caffe2.shards.buckets import Buckets, Pending
@@ -258,8 +258,8 @@ def failure(
     if len(shapes) > MOST_SHAPES:
         shapes[MOST_SHAPES:] = [f"and {len(shapes) - MOST_SHAPES} more"]
     given = f"; {place}, {definition.type}, has the inputs {', '.join(shapes)}" if shapes else ""
-    reason, detail = cause(error, dict(values))
-    return operator_error(f"{reason}{given}{f' ({detail})' if detail else ''}", definition, net, index)
+    wrong = "" if is_own(error) else misfit(definition, [value for _, value in values])
+    return operator_error((wrong or cause(error, dict(values))) + given, definition, net, index)
 
 
 def _shape(value: Any) -> str:

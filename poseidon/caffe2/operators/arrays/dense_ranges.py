@@ -12,7 +12,7 @@ from poseidon.caffe2.operators.arrays.gather import taken
 from poseidon.caffe2.operators.registry import NO_GRADIENT, operator
 
 
-@operator("GatherRangesToDense", gradient=NO_GRADIENT, inputs=(2, 3))
+@operator("GatherRangesToDense", gradient=NO_GRADIENT, inputs=(2, 3), expected="L, N R 2, L")
 class GatherRangesToDense:
     """One matrix for each of the ranges of an example: rows of its length, 0
     where a range is empty or of another length.

@@ -42,6 +42,8 @@ def filled_shape(
         return list(shape)
     if shape:
         raise ValueError("a filler has either an input or the argument shape")
+    if input_as_shape and inputs[0].ndim != 1:
+        raise ValueError(f"the input that is the shape has {inputs[0].ndim} dimensions, expected 1")
     return [*(inputs[0].tolist() if input_as_shape else inputs[0].shape), *extra_shape]
 
 
@@ -79,8 +81,10 @@ def _given(kind: str, dtype: torch.dtype | None) -> None:
     ) -> Any:
         """Return the values of the argument `values`."""
         size = filled_shape(inputs, shape, extra_shape, input_as_shape, context)
-        argument = next(argument for argument in context.definition.arg if argument.name == "values")
-        values = list(getattr(argument, field)) or list(argument.ints)
+        found = [argument for argument in context.definition.arg if argument.name == "values"]
+        if not found:
+            raise ValueError(f"the argument values of GivenTensor{kind}Fill is required")
+        values = list(getattr(found[0], field)) or list(found[0].ints)
         if -1 not in size and len(values) != math.prod(size):
             raise ValueError(f"{len(values)} values are given for the shape {size}")
         if dtype is None:
@@ -117,7 +121,7 @@ def given_tensor_byte_string_fill(
     return given.to(context.device, torch.uint8).reshape(size)
 
 
-@operator("UniformFill", gradient=NO_GRADIENT)
+@operator("UniformFill", gradient=NO_GRADIENT, expected="?, one, one")
 def uniform_fill(
     *inputs: Tensor,
     context: Context,
@@ -135,7 +139,7 @@ def uniform_fill(
     return _empty(size, context).uniform_(min_, max(min_, max_), generator=context.generator)
 
 
-@operator("UniformIntFill", gradient=NO_GRADIENT)
+@operator("UniformIntFill", gradient=NO_GRADIENT, expected="?, one, one")
 def uniform_int_fill(
     *inputs: Tensor,
     context: Context,

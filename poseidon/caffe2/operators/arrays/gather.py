@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -47,6 +48,9 @@ def _wrapped(indices: Tensor, size: int, wrap: bool) -> Tensor:
 
 def _matched(x: Tensor, indices: Tensor, axis: int) -> Tensor:
     """Return the indices as `torch.gather` and `scatter_add` want them, where outer dimensions match."""
+    if indices.shape[:axis] != x.shape[:axis]:
+        wanted = ", ".join([*map(str, x.shape[:axis]), "..."])
+        raise ValueError(f"the indices have the shape {tuple(indices.shape)}, expected ({wanted}) as x")
     inner = x.shape[axis + 1 :]
     spread = indices.long().reshape(*x.shape[:axis], -1, *([1] * len(inner)))
     return spread.expand(*spread.shape[: axis + 1], *inner)
@@ -88,7 +92,7 @@ def _batch_gather_rule(maker: GradientMaker) -> None:
     maker.op("BatchGatherGradient", [maker.I(0), maker.I(1), maker.GO(0)], [maker.GI(0)])
 
 
-@operator("BatchGather", gradient=_batch_gather_rule)
+@operator("BatchGather", gradient=_batch_gather_rule, expected="N M *, ?")
 def batch_gather(x: Any, indices: Tensor, *, match_outer: bool = False) -> Any:
     """Return entries of x along its second dimension by index."""
     return gather(x, indices, axis=1, match_outer=match_outer)
@@ -103,12 +107,15 @@ def batch_gather_gradient(
     dx = torch.zeros(x.shape, dtype=dy.dtype, device=dy.device)
     if match_outer:
         spread = _matched(x, indices, axis)
+        check_count("the gradient", dy, spread.numel())
         return dx.scatter_add(axis, spread, dy.reshape(spread.shape))
-    given = dy.reshape(*x.shape[:axis], indices.numel(), *x.shape[axis + 1 :])
+    shape = (*x.shape[:axis], indices.numel(), *x.shape[axis + 1 :])
+    check_count("the gradient", dy, math.prod(shape))
+    given = dy.reshape(shape)
     return dx.index_add(axis, indices.reshape(-1).to(torch.int64), given)
 
 
-@operator("GatherRanges")
+@operator("GatherRanges", expected="L *, N R 2")
 def gather_ranges(x: Any, ranges: Tensor) -> tuple[Any, Tensor]:
     """Return the entries of x in all ranges (start, length), and how many each example has.
 
@@ -122,7 +129,7 @@ def gather_ranges(x: Any, ranges: Tensor) -> tuple[Any, Tensor]:
     return taken(x, places(starts, lengths)), ranges[..., 1].sum(1, dtype=torch.int32)
 
 
-@operator("LengthsGather")
+@operator("LengthsGather", expected="L *, N, M")
 def lengths_gather(x: Any, lengths: Tensor, indices: Tensor) -> Any:
     """Return the entries of the segments that the indices name, one segment behind the other."""
     starts = lengths.cumsum(0) - lengths
@@ -152,14 +159,14 @@ def scatter(x: Tensor, indices: Tensor, updates: Tensor, *, axis: int = 1) -> Te
     return x.scatter_(axis, indices.long(), updates)
 
 
-@operator("OneHot", gradient=NO_GRADIENT)
+@operator("OneHot", gradient=NO_GRADIENT, expected="N, one")
 def one_hot(indices: Tensor, size: Tensor) -> Tensor:
     """Return a row of `size` for each index, 1 at the index."""
     wide = torch.arange(int(size.item()), device=indices.device)
     return (indices[:, None] == wide).to(torch.float32)
 
 
-@operator("SegmentOneHot", gradient=NO_GRADIENT)
+@operator("SegmentOneHot", gradient=NO_GRADIENT, expected="N, M, one")
 def segment_one_hot(lengths: Tensor, indices: Tensor, size: Tensor) -> Tensor:
     """Return a row of `size` for each segment, 1 at the indices of the segment."""
     rows = torch.zeros(len(lengths), int(size.item()), device=indices.device)
@@ -214,7 +221,7 @@ def _dense_size(indices: Tensor, like: Tensor | None) -> int:
     return int(indices.max()) + 1 if indices.numel() else 0
 
 
-@operator("SparseToDense", gradient="Gather(GO0, I0) -> GI1")
+@operator("SparseToDense", gradient="Gather(GO0, I0) -> GI1", expected="?, ?, N *")
 def sparse_to_dense(indices: Tensor, values: Tensor, like: Tensor | None = None) -> Tensor:
     """Return a tensor whose rows are sums of the values of their index.
 
@@ -223,6 +230,11 @@ def sparse_to_dense(indices: Tensor, values: Tensor, like: Tensor | None = None)
         values: one for each index; their first dimensions are those of the indices.
         like: a tensor whose first dimension is that of the result; by default the largest index decides.
     """
+    if values.shape[: indices.dim()] != indices.shape:
+        wanted = ", ".join([*map(str, indices.shape), "..."])
+        raise ValueError(
+            f"the values have the shape {tuple(values.shape)}, expected ({wanted}) as the indices"
+        )
     shape = values.shape[indices.dim() :]
     dense = values.new_zeros(_dense_size(indices, like), *shape)
     return dense.index_add(0, indices.reshape(-1).long(), values.reshape(-1, *shape))
@@ -247,7 +259,7 @@ def _mask_places(
     return found, rows[found], same.long().argmax(1)[found]
 
 
-@operator("SparseToDenseMask", gradient=_mask_rule)
+@operator("SparseToDenseMask", gradient=_mask_rule, expected="I, I *, ?, N")
 def sparse_to_dense_mask(
     indices: Tensor,
     values: Any,
@@ -275,18 +287,21 @@ def sparse_to_dense_mask(
         dense = np.full((count, len(mask), *values.shape[1:]), default.reshape(-1)[0], dtype=object)
         dense[rows.numpy(), columns.numpy()] = values[found.numpy()]
     else:
+        check_count("the default", default, values.shape[1:].numel())
         dense = default.reshape(values.shape[1:]).repeat(count, len(mask), *[1] * (values.dim() - 1))
         dense[rows, columns] = values[found]
     return (dense, present) if lengths is not None else (dense[0], present[0])
 
 
-@operator("SparseToDenseMaskGradient")
+@operator("SparseToDenseMaskGradient", expected="I, ?, N")
 def sparse_to_dense_mask_gradient(
     indices: Tensor, dy: Tensor, lengths: Tensor | None = None, *, mask: list[int]
 ) -> Tensor:
     """Return the gradient of `SparseToDenseMask`: that of an entry which the mask names."""
     found, rows, columns = _mask_places(indices, lengths, mask)
     rest = dy.shape[1:] if lengths is None else dy.shape[2:]
+    count = (1 if lengths is None else len(lengths)) * len(mask) * rest.numel()
+    check_count("the gradient", dy, count)
     dx = dy.new_zeros(len(indices), *rest)
     dx[found] = dy.reshape(-1, len(mask), *rest)[rows, columns]
     return dx
@@ -301,7 +316,7 @@ def find(index: Tensor, query: Tensor, *, missing_value: int = -1) -> Tensor:
     return found.reshape(query.shape).to(query.dtype)
 
 
-@operator("FindDuplicateElements")
+@operator("FindDuplicateElements", expected="N")
 def find_duplicate_elements(x: Any) -> Tensor:
     """Return the places of all elements that were seen before."""
     seen: set[Any] = set()
@@ -320,7 +335,7 @@ def boolean_mask(x: Any, mask: Tensor) -> tuple[Any, Tensor]:
     return taken(x, found), found
 
 
-@operator("BooleanMaskGradient")
+@operator("BooleanMaskGradient", expected="N, ?")
 def boolean_mask_gradient(mask: Tensor, dy: Tensor) -> Tensor:
     """Return the gradient of `BooleanMask`."""
     dx = dy.new_zeros(len(mask), *dy.shape[1:])
@@ -328,14 +343,14 @@ def boolean_mask_gradient(mask: Tensor, dy: Tensor) -> Tensor:
     return dx
 
 
-@operator("BooleanMaskLengths", gradient=NO_GRADIENT)
+@operator("BooleanMaskLengths", gradient=NO_GRADIENT, expected="N, M")
 def boolean_mask_lengths(lengths: Tensor, mask: Tensor) -> Tensor:
     """Return how many elements of each segment the mask keeps."""
     segments = torch.repeat_interleave(torch.arange(len(lengths), device=lengths.device), lengths.long())
     return torch.zeros_like(lengths).index_add(0, segments, mask.to(lengths.dtype))
 
 
-@operator("BooleanUnmask", gradient=NO_GRADIENT)
+@operator("BooleanUnmask", gradient=NO_GRADIENT, expected="N, _, ...")
 def boolean_unmask(mask: Tensor, x: Tensor, *others: Tensor) -> Tensor:
     """Return one vector from pairs of masks and values: each value where its mask holds, the first that does."""
     pairs = [mask, x, *others]

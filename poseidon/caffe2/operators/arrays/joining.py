@@ -22,9 +22,20 @@ def _place(axis: int | None, order: str, dimensions: int, add_axis: bool = False
 
 
 def _joined(xs: Sequence[Any], place: int, add_axis: bool) -> Any:
-    if isinstance(xs[0], np.ndarray):
-        return np.stack(xs, place) if add_axis else np.concatenate(xs, place)
-    return torch.stack(list(xs), place) if add_axis else torch.cat(list(xs), place)
+    try:
+        if isinstance(xs[0], np.ndarray):
+            return np.stack(xs, place) if add_axis else np.concatenate(xs, place)
+        return torch.stack(list(xs), place) if add_axis else torch.cat(list(xs), place)
+    except (IndexError, RuntimeError, ValueError) as error:
+        if len({x.ndim for x in xs}) > 1 or len({_others(x.shape, place, add_axis) for x in xs}) > 1:
+            where = "" if add_axis else f" but for the axis {place}"
+            raise ValueError(f"the inputs have different shapes, expected the same{where}") from error
+        raise
+
+
+def _others(shape: Sequence[int], place: int, add_axis: bool) -> tuple[int, ...]:
+    """Return the sizes that all inputs must share."""
+    return tuple(shape) if add_axis else (*shape[:place], *shape[place + 1 :])
 
 
 def _concat_rule(maker: GradientMaker) -> None:
@@ -42,8 +53,9 @@ def concat(
     xs = [x, *others]
     place = _place(axis, order, x.ndim, add_axis)
     device = x.device if isinstance(x, Tensor) and x.device.type == "meta" else None
+    joined = _joined(xs, place, add_axis)
     sizes = [1 if add_axis else part.shape[place] for part in xs]
-    return _joined(xs, place, add_axis), torch.tensor(sizes, dtype=torch.int32, device=device)
+    return joined, torch.tensor(sizes, dtype=torch.int32, device=device)
 
 
 def _split_rule(maker: GradientMaker) -> None:
@@ -53,7 +65,7 @@ def _split_rule(maker: GradientMaker) -> None:
         maker.op("Concat", given, [dx, f"_{dx}_dims"])
 
 
-@operator("Split", "DepthSplit", gradient=_split_rule, outputs=(1, 1 << 30))
+@operator("Split", "DepthSplit", gradient=_split_rule, outputs=(1, 1 << 30), expected="?, M")
 def split(
     x: Any,
     sizes: Tensor | None = None,
@@ -85,7 +97,7 @@ def split(
     return tuple(part.copy() if isinstance(part, np.ndarray) else part.contiguous() for part in parts)
 
 
-@operator("SplitByLengths", gradient=_split_rule)
+@operator("SplitByLengths", gradient=_split_rule, expected="?, M")
 def split_by_lengths(
     x: Any,
     lengths: Tensor,

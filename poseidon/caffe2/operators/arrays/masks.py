@@ -10,6 +10,7 @@ from torch import Tensor
 from poseidon.caffe2.operators.gradients import GradientMaker
 from poseidon.caffe2.operators.input_shapes import axis_of
 from poseidon.caffe2.operators.registry import operator
+from poseidon.errors import counted
 
 
 def _mask_rule(maker: GradientMaker) -> None:
@@ -76,6 +77,8 @@ def sequence_mask(
     rows, columns = dims[begin:axis].numel(), dims[axis:end].numel()
     row = torch.arange(rows, device=x.device)[:, None]
     column = torch.arange(columns, device=x.device)
+    if given is not None and given.numel() < rows:
+        raise ValueError(f"the second input has {counted(given.numel(), 'value')}, expected {rows}")
     mask = _masked(mode, row, column, None if given is None else given.reshape(-1), radius)
     mask = mask.reshape(dims[begin:end] + (1,) * (x.dim() - end))
     return x.masked_fill(mask, 0.0 if grad else fill_val)

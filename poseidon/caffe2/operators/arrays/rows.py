@@ -12,7 +12,7 @@ from poseidon.caffe2.operators.registry import Context, operator
 from poseidon.caffe2.operators.system.indexes import Map
 
 
-@operator("CopyRowsToTensor", gradient="CopyRowsToTensorGradient(GO0) -> GI0")
+@operator("CopyRowsToTensor", gradient="CopyRowsToTensorGradient(GO0) -> GI0", expected="N *S, ?, *S")
 def copy_rows_to_tensor(x: Tensor, indices: Tensor, row: Tensor) -> Tensor:
     """Return x, whose rows that the indices name become a copy of one row, in place."""
     x[indices.reshape(-1).long()] = row
@@ -25,30 +25,32 @@ def copy_rows_to_tensor_gradient(dy: Tensor) -> Tensor:
     return dy.clone()
 
 
-@operator("BatchPermutation", gradient="BatchPermutationGradient(I1, GO0) -> GI0")
+@operator("BatchPermutation", gradient="BatchPermutationGradient(I1, GO0) -> GI0", expected="N *, N")
 def batch_permutation(x: Tensor, indices: Tensor) -> Tensor:
     """Return the rows of x in the order of the indices."""
     return x.index_select(0, indices.long())
 
 
-@operator("BatchPermutationGradient")
+@operator("BatchPermutationGradient", expected="N, N *")
 def batch_permutation_gradient(indices: Tensor, dy: Tensor) -> Tensor:
     """Return the gradient of `BatchPermutation`."""
     return torch.zeros_like(dy).index_copy(0, indices.long(), dy)
 
 
-@operator("WeightedSample")
+@operator("WeightedSample", expected="N D, N D")
 def weighted_sample(weights: Tensor, values: Tensor | None = None, *, context: Context) -> tuple[Tensor, ...]:
     """Return for each row of weights one column, drawn by weight, int32, and its value, shape (rows, 1)."""
     if not weights.numel():
         empty = torch.zeros(0, dtype=torch.int32, device=weights.device)
         return (empty,) if values is None else (empty, values.new_zeros(0))
+    if not bool((weights.sum(1) > 0).all()) or bool((weights < 0).any()):
+        raise ValueError("the weights of a row are all 0, or one is negative")
     drawn = torch.multinomial(weights, 1, generator=context.generator)
     found = drawn.to(torch.int32)
     return (found,) if values is None else (found, values.gather(1, drawn))
 
 
-@operator("WeightedMultiSampling", inputs=(1, 2))
+@operator("WeightedMultiSampling", inputs=(1, 2), expected="N, ?")
 def weighted_multi_sampling(
     cumulated: Tensor, like: Tensor | None = None, *, context: Context, num_samples: int = 0
 ) -> Tensor:
@@ -186,7 +188,7 @@ def reservoir_sampling(
         return made, number, Map(places.types, pairs), torch.tensor(objects, dtype=ids.dtype, device=x.device)
 
 
-@operator("FlexibleTopK", gradient="FlexibleTopKGradient(I0, I1, GO0, O1) -> GI0")
+@operator("FlexibleTopK", gradient="FlexibleTopKGradient(I0, I1, GO0, O1) -> GI0", expected="*S D, *S")
 def flexible_top_k(x: Tensor, counts: Tensor) -> tuple[Tensor, Tensor]:
     """Return the largest values of each row and their columns, each row with a number of its own; both are vectors."""
     rows = x.reshape(-1, x.shape[-1])
@@ -195,7 +197,7 @@ def flexible_top_k(x: Tensor, counts: Tensor) -> tuple[Tensor, Tensor]:
     return values[taken], indices[taken]
 
 
-@operator("FlexibleTopKGradient")
+@operator("FlexibleTopKGradient", expected="*S D, *S, M, M")
 def flexible_top_k_gradient(x: Tensor, counts: Tensor, dy: Tensor, indices: Tensor) -> Tensor:
     """Return the gradient of `FlexibleTopK`."""
     rows = torch.repeat_interleave(torch.arange(counts.numel(), device=x.device), counts.reshape(-1).long())
@@ -204,7 +206,7 @@ def flexible_top_k_gradient(x: Tensor, counts: Tensor, dy: Tensor, indices: Tens
     return dx.reshape(x.shape)
 
 
-@operator("ExtendTensor")
+@operator("ExtendTensor", expected="N *, ?")
 def extend_tensor(x: Tensor, indices: Tensor) -> Tensor:
     """Return x with so many rows more, of zeros, that each index is a row."""
     missing = int(indices.max()) + 1 - len(x) if indices.numel() else 0

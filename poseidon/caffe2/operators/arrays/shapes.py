@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,8 +11,9 @@ import torch
 from torch import Tensor
 
 from poseidon.caffe2.operators.gradients import GradientMaker, Sparse
-from poseidon.caffe2.operators.input_shapes import axis_of
+from poseidon.caffe2.operators.input_shapes import axis_of, check_count, check_tensor
 from poseidon.caffe2.operators.registry import NO_GRADIENT, Context, operator
+from poseidon.errors import counted
 
 
 def _reshape_rule(maker: GradientMaker) -> None:
@@ -46,7 +48,7 @@ def new_shape(old: Sequence[int], wanted: Sequence[int]) -> list[int]:
     return sizes
 
 
-@operator("Reshape", gradient=_reshape_rule)
+@operator("Reshape", gradient=_reshape_rule, expected="?, M")
 def reshape(
     x: Any, shape_tensor: Tensor | None = None, *, context: Context, shape: list[int] | None = None
 ) -> tuple[Any, Tensor]:
@@ -73,6 +75,7 @@ def reshape(
 @operator("ResizeLike")
 def resize_like(x: Any, like: Any) -> Any:
     """Return x in the shape of another tensor."""
+    check_count("the input", x, math.prod(like.shape))
     return x.reshape(like.shape)
 
 
@@ -106,6 +109,7 @@ def squeeze(x: Any, *, dims: list[int]) -> Any:
     Raises:
         ValueError: one of these is not 1.
     """
+    dims = [axis_of(place, x.ndim) for place in dims]
     for place in dims:
         if x.shape[place] != 1:
             raise ValueError(f"the dimension {place} of {list(x.shape)} is not 1")
@@ -124,10 +128,12 @@ def _transpose_rule(maker: GradientMaker) -> None:
 def transpose(x: Any, *, axes: list[int] = []) -> Any:  # noqa: B006 (it is not changed)
     """Return x with its dimensions in the order of `axes`, by default reversed."""
     order = axes or list(range(x.ndim))[::-1]
+    if sorted(order) != list(range(x.ndim)):
+        raise ValueError(f"the axes {order} are no order of the {counted(x.ndim, 'dimension')} of the input")
     return x.transpose(order) if isinstance(x, np.ndarray) else x.permute(order).contiguous()
 
 
-@operator("MergeDim")
+@operator("MergeDim", expected="N M *")
 def merge_dim(x: Tensor) -> Tensor:
     """Return x with its first two dimensions as one."""
     return x.flatten(0, 1)
@@ -137,9 +143,11 @@ def _prepend_rule(maker: GradientMaker) -> None:
     maker.op("MergeDim", [maker.GO(0)], [maker.GI(0)], copy=False)
 
 
-@operator("PrependDim", gradient=_prepend_rule)
+@operator("PrependDim", gradient=_prepend_rule, expected="N *")
 def prepend_dim(x: Tensor, *, dim_size: int) -> Tensor:
     """Return x with its first dimension split in two, the first of `dim_size`."""
+    if x.shape[0] % dim_size:
+        raise ValueError(f"the first dimension, {x.shape[0]}, is no multiple of dim_size, {dim_size}")
     return x.reshape(dim_size, x.shape[0] // dim_size, *x.shape[1:])
 
 
@@ -174,11 +182,15 @@ def tile_gradient(
 ) -> Tensor:
     """Return the gradient of `Tile`."""
     tiles = tiles if tiles_tensor is None else int(tiles_tensor.item())
-    axis = (axis if axis_tensor is None else int(axis_tensor.item())) % dy.dim()
+    axis = axis_of(axis if axis_tensor is None else int(axis_tensor.item()), dy.dim())
+    if dy.shape[axis] % tiles:
+        raise ValueError(
+            f"the gradient has {dy.shape[axis]} values along the axis {axis}, no multiple of {tiles}"
+        )
     return dy.reshape(*dy.shape[:axis], tiles, -1, *dy.shape[axis + 1 :]).sum(axis)
 
 
-@operator("NumpyTile")
+@operator("NumpyTile", expected="?, M")
 def numpy_tile(x: Any, repeats: Tensor) -> Any:
     """Return x repeated along each axis, as often as the second input says.
 
@@ -190,7 +202,7 @@ def numpy_tile(x: Any, repeats: Tensor) -> Any:
     return np.tile(x, repeats.tolist()) if isinstance(x, np.ndarray) else x.repeat(repeats.tolist())
 
 
-@operator("Expand", gradient="ExpandGradient(GO0, I0) -> GI0")
+@operator("Expand", gradient="ExpandGradient(GO0, I0) -> GI0", expected="?, M")
 def expand(x: Tensor, shape: Tensor) -> Tensor:
     """Return x broadcast to a shape, by NumPy's rule in both directions; -1 keeps a size."""
     wanted = [1 if size == -1 else size for size in shape.tolist()]
@@ -224,7 +236,7 @@ def _counted_from_the_end(number: int, size: int) -> int:
     return min(number + size + 1 if number < 0 else number, size) if size else 0
 
 
-@operator("Slice", gradient="SliceGradient(I0, I1?, I2?, GO0) -> GI0")
+@operator("Slice", gradient="SliceGradient(I0, I1?, I2?, GO0) -> GI0", expected="?, M, M")
 def slice_(
     x: Any,
     starts_tensor: Tensor | None = None,
@@ -250,9 +262,14 @@ def slice_gradient(
     """Return the gradient of `Slice`; the inputs after x are starts and ends where there are any, and dy."""
     *limits, dy = others
     if limits:
+        for name, value in zip(("starts", "ends"), limits, strict=False):
+            if value.dim() != 1:
+                raise ValueError(f"the input {name} has the shape {tuple(value.shape)}, expected a vector")
         starts, ends = limits[0].tolist(), limits[1].tolist()
     dx = torch.zeros(x.shape, dtype=dy.dtype, device=dy.device)
-    dx[_slices(x, starts, ends)] = dy
+    part = dx[_slices(x, starts, ends)]
+    check_tensor("the gradient", dy, tuple(part.shape))
+    part.copy_(dy)
     return dx
 
 
@@ -265,7 +282,7 @@ def _on(x: Any, values: Any, dtype: torch.dtype) -> Tensor:
 def shape(x: Any, *, axes: list[int] = []) -> Tensor:  # noqa: B006
     """Return the sizes of all dimensions, or of `axes`; int64, on the CPU."""
     sizes = list(x.shape)
-    return _on(x, [sizes[axis] for axis in axes] if axes else sizes, torch.int64)
+    return _on(x, [sizes[axis_of(axis, x.ndim)] for axis in axes] if axes else sizes, torch.int64)
 
 
 @operator("Size", gradient=NO_GRADIENT)
@@ -286,7 +303,7 @@ def has_elements(*xs: Any) -> Tensor:
     return _on(xs[0], any(0 not in x.shape for x in xs), torch.bool)
 
 
-@operator("LengthsToShape")
+@operator("LengthsToShape", expected="N")
 def lengths_to_shape(lengths: Tensor) -> Tensor:
     """Return (number of lengths, length) where all lengths are equal.
 

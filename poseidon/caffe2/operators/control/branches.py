@@ -94,6 +94,8 @@ class CreateScope:
 @operator("HasScope")
 def has_scope(stack: Any) -> Tensor:
     """Return whether a stack has a workspace, a scalar."""
+    if not isinstance(stack, WorkspaceStack):
+        raise ValueError("the input is no stack of workspaces: CreateScope makes one")
     return torch.tensor(bool(stack))
 
 

@@ -7,6 +7,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from poseidon.caffe2.operators.gradients import GradientMaker
+from poseidon.caffe2.operators.input_shapes import axis_of, check_tensor
 from poseidon.caffe2.operators.registry import operator
 
 
@@ -17,7 +18,11 @@ def prelu(x: Tensor, slope: Tensor, *, order: str = "NCHW") -> Tensor:
 
 
 def _slopes(slope: Tensor, x: Tensor, order: str) -> Tensor:
-    if slope.numel() == 1 or order == "NHWC":
+    if slope.numel() == 1:
+        return slope.reshape(())
+    channels = x.shape[-1 if order == "NHWC" else 1] if x.dim() > 1 else 1
+    check_tensor("the slope", slope, (channels,))
+    if order == "NHWC":
         return slope
     return slope.reshape(-1, *[1] * (x.dim() - 2))
 
@@ -28,6 +33,7 @@ def prelu_gradient(
 ) -> tuple[Tensor, Tensor]:
     """Return the gradients of x and of the slope."""
     slopes = _slopes(slope, x, order)
+    check_tensor("the gradient", dy, tuple(x.shape))
     negative = torch.where(x > 0, 0, dy * x)
     return torch.where(x > 0, dy, dy * slopes), negative.sum_to_size(slopes.shape).reshape(slope.shape)
 
@@ -38,7 +44,7 @@ def elu(x: Tensor, *, alpha: float = 1.0) -> Tensor:
     return functional.elu(x, alpha)
 
 
-@operator("EluGradient")
+@operator("EluGradient", expected="*S, *S")
 def elu_gradient(y: Tensor, dy: Tensor, *, alpha: float = 1.0) -> Tensor:
     """Return the gradient of `Elu`."""
     return torch.where(y < 0, dy * (y + alpha), dy)
@@ -50,7 +56,7 @@ def selu(x: Tensor, *, alpha: float = 1.6732632423543772, scale: float = 1.05070
     return scale * functional.elu(x, alpha)
 
 
-@operator("SeluGradient")
+@operator("SeluGradient", expected="*S, *S")
 def selu_gradient(
     y: Tensor, dy: Tensor, *, alpha: float = 1.6732632423543772, scale: float = 1.0507009873554805
 ) -> Tensor:
@@ -64,7 +70,7 @@ def gelu(x: Tensor, *, fast_gelu: bool = False) -> Tensor:
     return functional.gelu(x, approximate="tanh" if fast_gelu else "none")
 
 
-@operator("GeluGradient")
+@operator("GeluGradient", expected="*S, *S")
 def gelu_gradient(dy: Tensor, x: Tensor, *, fast_gelu: bool = False) -> Tensor:
     """Return the gradient of `Gelu`."""
     result: Tensor = torch.ops.aten.gelu_backward(dy, x, approximate="tanh" if fast_gelu else "none")
@@ -77,7 +83,7 @@ def swish(x: Tensor) -> Tensor:
     return x * torch.sigmoid(x)
 
 
-@operator("SwishGradient")
+@operator("SwishGradient", expected="*S, *S, *S")
 def swish_gradient(x: Tensor, y: Tensor, dy: Tensor) -> Tensor:
     """Return the gradient of `Swish`."""
     return dy * (y + torch.sigmoid(x) * (1 - y))
@@ -89,7 +95,7 @@ def mish(x: Tensor) -> Tensor:
     return functional.mish(x)
 
 
-@operator("MishGradient")
+@operator("MishGradient", expected="*S, *S, *S")
 def mish_gradient(x: Tensor, y: Tensor, dy: Tensor) -> Tensor:
     """Return the gradient of `Mish`."""
     result: Tensor = torch.ops.aten.mish_backward(dy, x)
@@ -102,7 +108,7 @@ def hard_sigmoid(x: Tensor, *, alpha: float = 0.2, beta: float = 0.5) -> Tensor:
     return (alpha * x + beta).clamp(0, 1)
 
 
-@operator("HardSigmoidGradient")
+@operator("HardSigmoidGradient", expected="*S, *S")
 def hard_sigmoid_gradient(y: Tensor, dy: Tensor, *, alpha: float = 0.2) -> Tensor:
     """Return the gradient of `HardSigmoid`."""
     return torch.where((y > 0) & (y < 1), alpha * dy, 0)
@@ -114,7 +120,7 @@ def thresholded_relu(x: Tensor, *, alpha: float = 1.0) -> Tensor:
     return torch.where(x > alpha, x, 0)
 
 
-@operator("ThresholdedReluGradient")
+@operator("ThresholdedReluGradient", expected="*S, *S")
 def thresholded_relu_gradient(y: Tensor, dy: Tensor) -> Tensor:
     """Return the gradient of `ThresholdedRelu`."""
     return torch.where(y > 0, dy, 0)
@@ -126,7 +132,7 @@ def relu_n(x: Tensor, *, n: float = 6.0) -> Tensor:
     return x.clamp(0, n)
 
 
-@operator("ReluNGradient")
+@operator("ReluNGradient", expected="*S, *S")
 def relu_n_gradient(y: Tensor, dy: Tensor, *, n: float = 6.0) -> Tensor:
     """Return the gradient of `ReluN`."""
     return torch.where((y > 0) & (y < n), dy, 0)
@@ -138,7 +144,7 @@ def softplus(x: Tensor) -> Tensor:
     return torch.logaddexp(x, torch.zeros_like(x))
 
 
-@operator("SoftplusGradient")
+@operator("SoftplusGradient", expected="*S, *S")
 def softplus_gradient(y: Tensor, dy: Tensor) -> Tensor:
     """Return the gradient of `Softplus`."""
     return dy * (1 - torch.exp(-y))
@@ -157,7 +163,7 @@ def softsign(x: Tensor) -> Tensor:
     return functional.softsign(x)
 
 
-@operator("SoftsignGradient")
+@operator("SoftsignGradient", expected="*S, *S")
 def softsign_gradient(x: Tensor, dy: Tensor) -> Tensor:
     """Return the gradient of `Softsign`."""
     return dy / (1 + x.abs()) ** 2
@@ -166,4 +172,9 @@ def softsign_gradient(x: Tensor, dy: Tensor) -> Tensor:
 @operator("Glu")
 def glu(x: Tensor, *, dim: int = -1) -> Tensor:
     """Return the first half along a dimension times the sigmoid of the second."""
-    return functional.glu(x, dim)
+    axis = axis_of(dim, x.dim())
+    if x.shape[axis] % 2:
+        raise ValueError(
+            f"the input has {x.shape[axis]} values along the axis {axis}, expected an even number"
+        )
+    return functional.glu(x, axis)

@@ -27,7 +27,11 @@ def filter_rule(maker: GradientMaker) -> None:
     maker.op(f"{maker.forward.type}Gradient", [maker.I(0), maker.I(1), maker.GO(0)], outputs, own, copy=True)
 
 
-@operator(*(f"Conv{count}" for count in DIMENSIONS), gradient=filter_rule)
+@operator(
+    *(f"Conv{count}" for count in DIMENSIONS),
+    gradient=filter_rule,
+    expected="N _ _ *, M _ _ *, M",
+)
 class Conv:
     """Cross-correlation of images with a filter: `group` parts of the channels each have filters of their own."""
 
@@ -124,7 +128,7 @@ class _Transposed:
         return Fit(kernel, stride, dilation, heads, tails, adjustment)
 
 
-@operator("ConvTranspose", gradient=filter_rule)
+@operator("ConvTranspose", gradient=filter_rule, expected="N _ _ *, _ _ _ *, M")
 class ConvTranspose(_Transposed):
     """The transpose of a convolution; `adj` adds rows and columns at the end."""
 
@@ -145,7 +149,7 @@ class ConvTranspose(_Transposed):
         return channels_last(y) if last else y
 
 
-@operator("ConvTransposeGradient", outputs=(1, 3))
+@operator("ConvTransposeGradient", outputs=(1, 3), expected="N _ _ *, _ _ _ *, N _ _ *")
 class ConvTransposeGradient(_Transposed):
     """The gradients of `ConvTranspose`, as `ConvGradient` gives them."""
 
@@ -160,6 +164,7 @@ class ConvTransposeGradient(_Transposed):
         if last:
             x, w, dy = channels_second(x), channels_second(w), channels_second(dy)
         fit = self.fit(x, w)
+        fit.check_transposed(x, dy)
         zeros = [0] * len(fit.before)
         dx, dw, db = torch.ops.aten.convolution_backward(
             fit.pad(dy),
@@ -179,7 +184,7 @@ class ConvTransposeGradient(_Transposed):
         return tuple(gradient for gradient in (dw, db, dx) if gradient is not None)
 
 
-@operator("Im2Col", gradient="Col2Im(GO0, I0) -> GI0")
+@operator("Im2Col", gradient="Col2Im(GO0, I0) -> GI0", expected="N C H W")
 class Im2Col:
     """The windows of images as columns: N x (C kh kw) x oh x ow, or N x oh x ow x (kh kw C) in the order NHWC."""
 
@@ -198,7 +203,7 @@ class Im2Col:
         return parts.permute(0, 3, 4, 2, 1).flatten(3)
 
 
-@operator("Col2Im", gradient="Im2Col(GO0) -> GI0")
+@operator("Col2Im", gradient="Im2Col(GO0) -> GI0", expected="N _ _ _, N _ _ _")
 class Col2Im:
     """Images of the shape of the second input: the sum of the columns where their windows lie."""
 

@@ -20,7 +20,7 @@ def _steps(scores: Tensor, lengths: Tensor | None) -> list[Tensor]:
     return [scores[:steps, example] for example, steps in enumerate(count)]
 
 
-@operator("CTCGreedyDecoder")
+@operator("CTCGreedyDecoder", expected="T N D, N")
 def ctc_greedy_decoder(
     scores: Tensor, lengths: Tensor | None = None, *, merge_repeated: bool = True
 ) -> tuple[Tensor, Tensor]:
@@ -44,7 +44,7 @@ def ctc_greedy_decoder(
     return sizes, torch.cat(found) if found else torch.zeros(0, dtype=torch.int32)
 
 
-@operator("CTCBeamSearchDecoder")
+@operator("CTCBeamSearchDecoder", expected="T N D, N")
 def ctc_beam_search_decoder(
     scores: Tensor, lengths: Tensor | None = None, *, beam_width: int = 10, num_candidates: int = 1
 ) -> tuple[Tensor, Tensor, Tensor]:

@@ -7,8 +7,9 @@ from torch import Tensor
 from torch.nn import functional
 
 from poseidon.caffe2.operators.gradients import GradientMaker
-from poseidon.caffe2.operators.input_shapes import check_count
+from poseidon.caffe2.operators.input_shapes import check_count, check_tensor
 from poseidon.caffe2.operators.registry import operator
+from poseidon.caffe2.operators.sparse.segments import ids_of
 
 EPSILON = 1e-12
 
@@ -29,7 +30,7 @@ def squared_l2_distance(x: Tensor, y: Tensor) -> Tensor:
     return 0.5 * _rows((x - y) ** 2).sum(1)
 
 
-@operator("SquaredL2DistanceGradient")
+@operator("SquaredL2DistanceGradient", expected="N *S, N *S, N")
 def squared_l2_distance_gradient(x: Tensor, y: Tensor, dz: Tensor) -> tuple[Tensor, Tensor]:
     """Return the gradients of `SquaredL2Distance`."""
     dx = _spread(dz, x) * (x - y)
@@ -42,7 +43,7 @@ def l1_distance(x: Tensor, y: Tensor) -> Tensor:
     return _rows((x - y).abs()).sum(1)
 
 
-@operator("L1DistanceGradient")
+@operator("L1DistanceGradient", expected="N *S, N *S, N")
 def l1_distance_gradient(x: Tensor, y: Tensor, dz: Tensor) -> tuple[Tensor, Tensor]:
     """Return the gradients of `L1Distance`; a difference below 1e-12 has none."""
     difference = x - y
@@ -56,7 +57,7 @@ def dot_product(x: Tensor, y: Tensor) -> Tensor:
     return _rows(x * y).sum(1)
 
 
-@operator("DotProductGradient")
+@operator("DotProductGradient", expected="N *S, N *S, N")
 def dot_product_gradient(x: Tensor, y: Tensor, dz: Tensor) -> tuple[Tensor, Tensor]:
     """Return the gradients of `DotProduct`."""
     spread = _spread(dz, x)
@@ -83,7 +84,7 @@ def _padded_rule(maker: GradientMaker) -> None:
     maker.op("DotProductWithPaddingGradient", inputs, outputs, own, copy=True)
 
 
-@operator("DotProductWithPadding", gradient=_padded_rule)
+@operator("DotProductWithPadding", gradient=_padded_rule, expected="N *, N *")
 def dot_product_with_padding(
     x: Tensor, y: Tensor, *, pad_value: float = 0.0, replicate: bool = False
 ) -> Tensor:
@@ -92,7 +93,7 @@ def dot_product_with_padding(
     return (a * b).sum(1)
 
 
-@operator("DotProductWithPaddingGradient")
+@operator("DotProductWithPaddingGradient", expected="N *, N *, N")
 def dot_product_with_padding_gradient(
     x: Tensor, y: Tensor, dz: Tensor, *, pad_value: float = 0.0, replicate: bool = False
 ) -> tuple[Tensor, Tensor]:
@@ -123,7 +124,7 @@ def cosine_similarity(x: Tensor, y: Tensor) -> Tensor:
     return (a * b).sum(1) / norms
 
 
-@operator("CosineSimilarityGradient")
+@operator("CosineSimilarityGradient", expected="N *S, N *S, N")
 def cosine_similarity_gradient(x: Tensor, y: Tensor, dz: Tensor) -> tuple[Tensor, Tensor]:
     """Return the gradients of `CosineSimilarity`."""
     a, b, given = _rows(x), _rows(y), dz.reshape(-1, 1)
@@ -192,7 +193,7 @@ def _differences(x: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
     return x[None, :] - x[:, None], labels[:, None] > labels[None, :]
 
 
-@operator("PairWiseLoss", gradient=_pair_rule)
+@operator("PairWiseLoss", gradient=_pair_rule, expected="N *, N *, M")
 def pair_wise_loss(x: Tensor, labels: Tensor, lengths: Tensor | None = None) -> Tensor:
     """Return for each session the mean of log(1 + exp(x_j - x_i)) over the pairs where label i is the larger."""
     sizes = _sessions(x, lengths)
@@ -203,7 +204,7 @@ def pair_wise_loss(x: Tensor, labels: Tensor, lengths: Tensor | None = None) -> 
     return torch.stack(losses) if losses else x.new_zeros(0)
 
 
-@operator("PairWiseLossGradient")
+@operator("PairWiseLossGradient", expected="N *, N *, M, M")
 def pair_wise_loss_gradient(x: Tensor, labels: Tensor, dy: Tensor, lengths: Tensor | None = None) -> Tensor:
     """Return the gradient of `PairWiseLoss`."""
     sizes, parts = _sessions(x, lengths), []
@@ -269,7 +270,7 @@ def _lambda_rule(maker: GradientMaker) -> None:
     maker.op("LambdaRankNdcgGradient", [maker.I(0), *sessions, maker.O(1), maker.GO(0)], [maker.GI(0)])
 
 
-@operator("LambdaRankNdcg", gradient=_lambda_rule)
+@operator("LambdaRankNdcg", gradient=_lambda_rule, expected="N, N, M")
 def lambda_rank_ndcg(
     y: Tensor,
     r: Tensor,
@@ -307,4 +308,8 @@ def lambda_rank_ndcg(
 def lambda_rank_ndcg_gradient(y: Tensor, *inputs: Tensor) -> Tensor:
     """Return the gradient of `LambdaRankNdcg`; inputs behind y are the lengths, where there are some, dy and dloss."""
     *sessions, dy, dloss = inputs
-    return dy * (torch.repeat_interleave(dloss, sessions[0].long()) if sessions else dloss)
+    check_tensor("the gradient of the scores", dy, tuple(y.shape))
+    if not sessions:
+        return dy * dloss.reshape(())
+    check_tensor("the input of the lengths", sessions[0], (dloss.numel(),))
+    return dy * dloss.reshape(-1)[ids_of(sessions[0], len(y))]

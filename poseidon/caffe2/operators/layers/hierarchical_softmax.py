@@ -9,17 +9,29 @@ from __future__ import annotations
 import heapq
 import itertools
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import numpy as np
 import torch
+from google.protobuf.message import DecodeError
 from torch import Tensor
 
 from poseidon.caffe2.operators.gradients import GradientMaker
+from poseidon.caffe2.operators.input_shapes import check_count, check_tensor
 from poseidon.caffe2.operators.registry import operator
 from poseidon.caffe2.proto.hsm_pb2 import HierarchyProto, NodeProto, PathNodeProto, TreeProto
 
 LEAST = 1e-20
 """The least probability of which a logarithm is taken."""
+
+
+def _parsed(message: Any, text: bytes, argument: str) -> Any:
+    """Return a message of the text of an argument."""
+    try:
+        message.ParseFromString(text)
+    except DecodeError as error:
+        raise ValueError(f"the argument {argument} is no {type(message).__name__}") from error
+    return message
 
 
 class _Paths:
@@ -29,7 +41,8 @@ class _Paths:
     """
 
     def __init__(self, hierarchy: bytes, labels: Tensor) -> None:
-        paths = {path.word_id: list(path.path_nodes) for path in HierarchyProto.FromString(hierarchy).paths}
+        parsed = _parsed(HierarchyProto(), hierarchy, "hierarchy")
+        paths = {path.word_id: list(path.path_nodes) for path in parsed.paths}
         words = labels.reshape(-1).tolist()
         unknown = sorted(set(words) - set(paths))
         if unknown:
@@ -52,6 +65,12 @@ class _Paths:
                 begin = begin + 2 * node.length
 
 
+def _examples(x: Tensor, labels: Tensor, w: Tensor) -> Tensor:
+    """Return x as a matrix with a row for each label."""
+    check_count("the input of the examples", x, labels.numel() * w.shape[1])
+    return x.reshape(labels.numel(), w.shape[1])
+
+
 def _rule(maker: GradientMaker) -> None:
     given = maker.given[1]
     kept = given if isinstance(given, str) else f"{maker.O(1)}_grad"
@@ -59,7 +78,7 @@ def _rule(maker: GradientMaker) -> None:
     maker.op("HSoftmaxGradient", inputs, [*map(maker.GI, range(3)), kept])
 
 
-@operator("HSoftmax", gradient=_rule)
+@operator("HSoftmax", gradient=_rule, expected="N *, R D, R")
 def h_softmax(x: Tensor, w: Tensor, b: Tensor, labels: Tensor, *, hierarchy: bytes) -> tuple[Tensor, Tensor]:
     """Return the negative logarithm of the probability of each label, and the intermediate values.
 
@@ -70,7 +89,7 @@ def h_softmax(x: Tensor, w: Tensor, b: Tensor, labels: Tensor, *, hierarchy: byt
         labels: words.
         hierarchy: a HierarchyProto, which `hsm_util.create_hierarchy` makes of a tree.
     """
-    x = x.reshape(labels.numel(), -1)
+    x = _examples(x, labels, w)
     if x.is_meta:
         return x.new_empty(len(x)), x.new_empty(0)
     paths = _Paths(hierarchy, labels)
@@ -84,13 +103,13 @@ def h_softmax(x: Tensor, w: Tensor, b: Tensor, labels: Tensor, *, hierarchy: byt
     return loss, kept
 
 
-@operator("HSoftmaxGradient")
+@operator("HSoftmaxGradient", expected="N *, R D, R, ?, K, N")
 def h_softmax_gradient(
     x: Tensor, w: Tensor, b: Tensor, labels: Tensor, kept: Tensor, dy: Tensor, *, hierarchy: bytes
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Return the gradients of `HSoftmax` by x, w, b and the intermediate values."""
     dx, dw, db, dkept = (torch.zeros_like(value) for value in (x, w, b, kept))
-    flat, dflat = x.reshape(labels.numel(), -1), dx.reshape(labels.numel(), -1)
+    flat, dflat = _examples(x, labels, w), dx.reshape(labels.numel(), -1)
     for rows, node, places in _Paths(hierarchy, labels):
         part = slice(node.index, node.index + node.length)
         chances = kept[places + node.length]
@@ -123,7 +142,7 @@ def _search(
     return found + deeper
 
 
-@operator("HSoftmaxSearch")
+@operator("HSoftmaxSearch", expected="N *, R D, R")
 def h_softmax_search(
     x: Tensor,
     w: Tensor,
@@ -143,8 +162,9 @@ def h_softmax_search(
         top_n, topN: the number of names of each example; missing ones are empty, with the cost 0.
     """
     count = top_n if topN is None else topN
-    root = TreeProto.FromString(tree).root_node
+    root = _parsed(TreeProto(), tree, "tree").root_node
     x = x.reshape(len(x), -1) if x.dim() > 1 else x.reshape(1, -1)
+    check_tensor("the input of the examples", x, (len(x), w.shape[1]))
     names = np.full((len(x), count), b"", dtype=object)
     scores = x.new_zeros(len(x), count)
     for example, features in enumerate(x):

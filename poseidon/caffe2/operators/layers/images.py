@@ -13,13 +13,13 @@ from poseidon.caffe2.operators.layers.windows import Windows, channels_last, cha
 from poseidon.caffe2.operators.registry import Context, operator
 
 
-@operator("NCHW2NHWC", gradient="NHWC2NCHW(GO0) -> GI0")
+@operator("NCHW2NHWC", gradient="NHWC2NCHW(GO0) -> GI0", expected="N C *S")
 def nchw_to_nhwc(x: Tensor) -> Tensor:
     """Return x with the channels last."""
     return channels_last(x).contiguous()
 
 
-@operator("NHWC2NCHW", gradient="NCHW2NHWC(GO0) -> GI0")
+@operator("NHWC2NCHW", gradient="NCHW2NHWC(GO0) -> GI0", expected="N * C")
 def nhwc_to_nchw(x: Tensor) -> Tensor:
     """Return x with the channels second."""
     return channels_second(x).contiguous()
@@ -60,7 +60,7 @@ def _resize_rule(maker: GradientMaker) -> None:
     maker.op(kind, [maker.GO(0), maker.I(0), *maker.forward.input[1:]], [maker.GI(0)])
 
 
-@operator("ResizeNearest", gradient=_resize_rule)
+@operator("ResizeNearest", gradient=_resize_rule, expected="N C H W, 2")
 def resize_nearest(
     x: Tensor,
     scales: Tensor | None = None,
@@ -76,7 +76,7 @@ def resize_nearest(
     return _nearest(x, height, width)
 
 
-@operator("ResizeNearestGradient")
+@operator("ResizeNearestGradient", expected="N _ _ _, N _ _ _, 2")
 def resize_nearest_gradient(
     dy: Tensor,
     x: Tensor,
@@ -99,7 +99,7 @@ def _bilinear(x: Tensor, height: float, width: float) -> Tensor:
     return functional.interpolate(x, size, mode="bilinear", align_corners=True)
 
 
-@operator("UpsampleBilinear", gradient=_resize_rule)
+@operator("UpsampleBilinear", gradient=_resize_rule, expected="N C H W, 2")
 def upsample_bilinear(
     x: Tensor, scales: Tensor | None = None, *, width_scale: float = 1.0, height_scale: float = 1.0
 ) -> Tensor:
@@ -107,7 +107,7 @@ def upsample_bilinear(
     return _bilinear(x, *_scales(scales, height_scale, width_scale))
 
 
-@operator("UpsampleBilinearGradient")
+@operator("UpsampleBilinearGradient", expected="N _ _ _, N _ _ _, 2")
 def upsample_bilinear_gradient(
     dy: Tensor,
     x: Tensor,
@@ -142,7 +142,7 @@ class _Padding:
         return functional.pad(images, self.sides, mode=self.mode)
 
 
-@operator("PadImage", gradient="PadImageGradient(GO0) -> GI0")
+@operator("PadImage", gradient="PadImageGradient(GO0) -> GI0", expected="N C H W")
 class PadImage(_Padding):
     """Images with a border of a value, of their reflection, or of their edge; a negative border cuts them."""
 
@@ -153,7 +153,7 @@ class PadImage(_Padding):
         return self.pad(x, self.value)
 
 
-@operator("PadImageGradient")
+@operator("PadImageGradient", expected="N C H W")
 class PadImageGradient(_Padding):
     """The gradient of `PadImage`."""
 
@@ -169,17 +169,19 @@ class PadImageGradient(_Padding):
 def _shuffled(x: Tensor, rows: int, order: str) -> Tensor:
     """Return x whose channels are read by columns of a matrix with so many rows."""
     axis = x.dim() - 1 if order == "NHWC" else 1
+    if rows < 1 or x.shape[axis] % rows:
+        raise ValueError(f"{x.shape[axis]} channels do not make {rows} groups")
     result: Tensor = x.unflatten(axis, (rows, -1)).transpose(axis, axis + 1).flatten(axis, axis + 1)
     return result
 
 
-@operator("ChannelShuffle", gradient="ChannelShuffleGradient(GO0) -> GI0")
+@operator("ChannelShuffle", gradient="ChannelShuffleGradient(GO0) -> GI0", expected="N C *S")
 def channel_shuffle(x: Tensor, *, group: int = 1, order: str = "NCHW") -> Tensor:
     """Return x with the channels of all groups by turns."""
     return _shuffled(x, group, order)
 
 
-@operator("ChannelShuffleGradient")
+@operator("ChannelShuffleGradient", expected="N C *S")
 def channel_shuffle_gradient(dy: Tensor, *, group: int = 1, order: str = "NCHW") -> Tensor:
     """Return the gradient of `ChannelShuffle`."""
     return _shuffled(dy, dy.shape[-1 if order == "NHWC" else 1] // group, order)
@@ -206,7 +208,7 @@ class _Blocks:
             raise ValueError(f"blocks of images are in the order NCHW only, not {order}")
 
 
-@operator("SpaceToBatch", gradient="BatchToSpace(GO0) -> GI0")
+@operator("SpaceToBatch", gradient="BatchToSpace(GO0) -> GI0", expected="N C H W")
 class SpaceToBatch(_Blocks):
     """The pixels of one place in all blocks are an image; these images follow each other in the batch."""
 
@@ -219,7 +221,7 @@ class SpaceToBatch(_Blocks):
         return parts.permute(3, 5, 0, 1, 2, 4).reshape(-1, channels, height // size, width // size)
 
 
-@operator("BatchToSpace", gradient="SpaceToBatch(GO0) -> GI0")
+@operator("BatchToSpace", gradient="SpaceToBatch(GO0) -> GI0", expected="N C H W")
 class BatchToSpace(_Blocks):
     """The inverse of `SpaceToBatch`."""
 
@@ -232,13 +234,13 @@ class BatchToSpace(_Blocks):
         return functional.pad(images, [-side for side in self.sides])
 
 
-@operator("IntegralImage", gradient="IntegralImageGradient(I0, GO0) -> GI0")
+@operator("IntegralImage", gradient="IntegralImageGradient(I0, GO0) -> GI0", expected="N C H W")
 def integral_image(x: Tensor) -> Tensor:
     """Return the sums of all values above and to the left of each place, (N, C, H + 1, W + 1)."""
     return functional.pad(x.cumsum(2).cumsum(3), [1, 0, 1, 0])
 
 
-@operator("IntegralImageGradient")
+@operator("IntegralImageGradient", expected="N C _ _, N C _ _")
 def integral_image_gradient(x: Tensor, dy: Tensor) -> Tensor:
     """Return the gradient of `IntegralImage`, as Caffe2 has it: sums over what is above and to the left."""
     return dy[:, :, : x.shape[2], : x.shape[3]].cumsum(2).cumsum(3)

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from poseidon.caffe2.operators.gradients import GradientMaker
-from poseidon.caffe2.operators.input_shapes import axis_of, check_count
+from poseidon.caffe2.operators.input_shapes import axis_of, check_count, check_tensor
 from poseidon.caffe2.operators.layers.windows import channels_last, channels_second
 from poseidon.caffe2.operators.registry import operator
 
@@ -68,7 +68,7 @@ def instance_norm(
     return (channels_last(y) if order == "NHWC" else y), mean, inverse
 
 
-@operator("InstanceNormGradient", inputs=(4, 6))
+@operator("InstanceNormGradient", inputs=(4, 6), expected="N *S, C, C, N *S, N C, N C")
 def instance_norm_gradient(
     x: Tensor,
     s: Tensor,
@@ -104,7 +104,7 @@ def group_norm(
     return (channels_last(y) if order == "NHWC" else y), mean, inverse
 
 
-@operator("GroupNormGradient")
+@operator("GroupNormGradient", expected="N *S, N *S, C, C, N G, N G")
 def group_norm_gradient(
     dy: Tensor, x: Tensor, s: Tensor, b: Tensor, mean: Tensor, inverse: Tensor, *, order: str = "NCHW"
 ) -> tuple[Tensor, Tensor, Tensor]:
@@ -145,7 +145,7 @@ def layer_norm(
     return y.reshape(x.shape), mean, deviation
 
 
-@operator("LayerNormGradient", outputs=(1, 3))
+@operator("LayerNormGradient", outputs=(1, 3), expected="*S, *S, *M, *M, *S")
 def layer_norm_gradient(
     dy: Tensor,
     y: Tensor,
@@ -162,6 +162,7 @@ def layer_norm_gradient(
     mean, inverse = mean.reshape(*rows.shape[:-1], 1), 1 / deviation.reshape(*rows.shape[:-1], 1)
     if s is None:
         return (_centred(rows, given, mean, inverse).reshape(x.shape),)
+    check_count("the scale", s, rows.shape[-1])
     scaled = (given * (rows - mean) * inverse).reshape(mean.numel(), rows.shape[-1])
     dx = _centred(rows, given * s.reshape(-1), mean, inverse).reshape(x.shape)
     return dx, scaled.sum(0).reshape(s.shape), given.reshape(scaled.shape).sum(0).reshape(s.shape)
@@ -176,12 +177,14 @@ def rms_norm(x: Tensor, s: Tensor, b: Tensor, *, axis: int = 1, eps: float = 0.0
     return (rows * inverse[..., None] * s.reshape(-1) + b.reshape(-1)).reshape(x.shape), inverse
 
 
-@operator("RMSNormGradient")
+@operator("RMSNormGradient", expected="*S, *S")
 def rms_norm_gradient(
     dy: Tensor, x: Tensor, s: Tensor, inverse: Tensor, *, axis: int = 1
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return the gradients of x, scale and bias of `RMSNorm`."""
     rows, given = x.flatten(axis % x.dim()), dy.flatten(axis % x.dim())
+    check_count("the scale", s, rows.shape[-1])
+    check_tensor("the inverse of the norms", inverse, tuple(rows.shape[:-1]))
     unit = rows * inverse[..., None]
     scaled = given * s.reshape(-1)
     dx = inverse[..., None] * (scaled - unit * (scaled * unit).mean(-1, keepdim=True))
@@ -191,7 +194,8 @@ def rms_norm_gradient(
 
 
 def _norm(x: Tensor, axis: int) -> Tensor:
-    result: Tensor = torch.linalg.vector_norm(x, dim=axis, keepdim=True).clamp(min=1e-12)
+    norms = torch.linalg.vector_norm(x, dim=axis_of(axis, x.dim()), keepdim=True)
+    result: Tensor = norms.clamp(min=1e-12)
     return result
 
 
@@ -201,7 +205,7 @@ def normalize(x: Tensor, *, axis: int = -1) -> Tensor:
     return x / _norm(x, axis)
 
 
-@operator("NormalizeGradient")
+@operator("NormalizeGradient", expected="*S, *S")
 def normalize_gradient(x: Tensor, dy: Tensor, *, axis: int = -1) -> Tensor:
     """Return the gradient of `Normalize`."""
     norm = _norm(x, axis)
@@ -211,5 +215,5 @@ def normalize_gradient(x: Tensor, dy: Tensor, *, axis: int = -1) -> Tensor:
 @operator("NormalizeL1")
 def normalize_l1(x: Tensor, *, axis: int = -1) -> Tensor:
     """Return x divided by the sum of its magnitudes along an axis; where this is 0, x."""
-    norm = x.abs().sum(axis, keepdim=True)
+    norm = x.abs().sum(axis_of(axis, x.dim()), keepdim=True)
     return x / torch.where(norm == 0, 1, norm)

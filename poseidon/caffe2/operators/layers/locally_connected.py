@@ -8,6 +8,7 @@ from torch import Tensor
 from poseidon.caffe2.operators.layers.convolution import DIMENSIONS, filter_rule
 from poseidon.caffe2.operators.layers.windows import Windows, channels_last, channels_second
 from poseidon.caffe2.operators.registry import Context, operator
+from poseidon.errors import counted
 
 
 class _Local:
@@ -26,6 +27,11 @@ class _Local:
             b: (output sizes, outputs).
         """
         count = x.dim() - 2
+        if w.dim() != 2 * count + 2:
+            raise ValueError(
+                f"the filters have {counted(w.dim(), 'dimension')}, expected {2 * count + 2} for "
+                f"an input of {x.dim()}"
+            )
         if self.windows.last:
             x = channels_second(x)
             w = w.movedim(-1, count + 1)
@@ -42,11 +48,15 @@ class _Local:
         rows = rows.movedim(2, 2 + count).flatten(2, 1 + count).flatten(3)
         filters = w.reshape(rows.shape[2], self.group, outputs // self.group, rows.shape[3])
         y = torch.einsum("ngok,ogmk->ngmo", rows, filters).reshape(images, outputs, *fit.output)
-        y = y if b is None else y + b.movedim(-1, 0)
+        if b is not None:
+            if tuple(b.shape) != (*fit.output, outputs):
+                wanted = (*fit.output, outputs)
+                raise ValueError(f"the bias has the shape {tuple(b.shape)}, expected {wanted}")
+            y = y + b.movedim(-1, 0)
         return channels_last(y) if self.windows.last else y
 
 
-@operator(*(f"LC{count}" for count in DIMENSIONS), gradient=filter_rule)
+@operator(*(f"LC{count}" for count in DIMENSIONS), gradient=filter_rule, expected="N _ _ *")
 class LC(_Local):
     """A convolution with a filter and a bias for each place of the output."""
 
@@ -55,7 +65,7 @@ class LC(_Local):
         return self.apply(x, w, b)
 
 
-@operator(*(f"LC{count}Gradient" for count in DIMENSIONS), outputs=(1, 3))
+@operator(*(f"LC{count}Gradient" for count in DIMENSIONS), outputs=(1, 3), expected="N _ _ *, ?, N _ _ *")
 class LCGradient(_Local):
     """The gradients of `LC`: of the filters, of the bias (without `no_bias`), of the input where it is named."""
 

@@ -185,7 +185,7 @@ def _adjacent_channels(x: Tensor, size: int) -> Tensor:
     return padded.unfold(1, 2 * reach + 1, 1).sum(-1)
 
 
-@operator("LRN", gradient="LRNGradient(I0, O0, GO0) -> GI0")
+@operator("LRN", gradient="LRNGradient(I0, O0, GO0) -> GI0", expected="N C *S")
 def lrn(
     x: Tensor,
     *,
@@ -202,7 +202,7 @@ def lrn(
     return (channels_last(y), channels_last(scale)) if order == "NHWC" else (y, scale)
 
 
-@operator("LRNGradient")
+@operator("LRNGradient", expected="N C *S, N C *S, N C *S")
 def lrn_gradient(
     x: Tensor,
     y: Tensor,

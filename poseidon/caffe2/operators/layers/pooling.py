@@ -12,8 +12,11 @@ from torch.nn import functional
 from poseidon.caffe2.operators.gradients import GradientMaker
 from poseidon.caffe2.operators.layers.windows import Fit, Windows, channels_last, channels_second
 from poseidon.caffe2.operators.registry import Context, operator
+from poseidon.errors import counted
 
 DIMENSIONS = ("", "1D", "2D", "3D")
+MOST_DIMENSIONS = 5
+"""The dimensions of images of three dimensions, with the batch and the channels."""
 _MAXIMA = {1: functional.max_pool1d, 2: functional.max_pool2d, 3: functional.max_pool3d}
 
 
@@ -64,7 +67,15 @@ class _Pool:
         self.windows = Windows(context.definition)
 
     def images(self, *tensors: Tensor) -> list[Tensor]:
-        """Return the tensors in the order NCHW."""
+        """Return the tensors in the order NCHW.
+
+        Raises:
+            ValueError: these are no images of 1, 2 or 3 dimensions.
+        """
+        if not 3 <= tensors[0].dim() <= MOST_DIMENSIONS:
+            raise ValueError(
+                f"the input has {counted(tensors[0].dim(), 'dimension')}, expected 3 to {MOST_DIMENSIONS}"
+            )
         return [channels_second(x) if self.windows.last else x for x in tensors]
 
     def ordered(self, y: Tensor) -> Tensor:
@@ -72,7 +83,7 @@ class _Pool:
         return channels_last(y) if self.windows.last else y
 
 
-@operator(*(f"MaxPool{count}" for count in DIMENSIONS), gradient=_rule)
+@operator(*(f"MaxPool{count}" for count in DIMENSIONS), gradient=_rule, expected="N _ _ *")
 class MaxPool(_Pool):
     """The maximum of each window."""
 
@@ -119,7 +130,7 @@ class MaxPoolGradient(_Pool):
         return self.ordered(fit.crop(dx))
 
 
-@operator(*(f"AveragePool{count}" for count in DIMENSIONS), gradient=_rule)
+@operator(*(f"AveragePool{count}" for count in DIMENSIONS), gradient=_rule, expected="N _ _ *")
 class AveragePool(_Pool):
     """The mean of each window: of its part in the image, or with zeros around it (`count_include_pad`)."""
 
@@ -157,7 +168,7 @@ class AveragePoolGradient(AveragePool):
         return self.ordered(fit.crop(_spread_sums(dy / self.divisor(x, fit), fit.pad(x), fit)))
 
 
-@operator("LpPool", gradient=_rule)
+@operator("LpPool", gradient=_rule, expected="N _ _ *")
 class LpPool(_Pool):
     """The p-norm of each window."""
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from poseidon.caffe2.operators.input_shapes import check_count, check_tensor
 from poseidon.caffe2.operators.layers.regions import moved_boxes
 from poseidon.caffe2.operators.registry import Context, operator
 
@@ -76,7 +77,7 @@ def _softened(boxes: Tensor, scores: Tensor, soft: _Softening, one: float) -> tu
     return torch.tensor(kept, dtype=torch.int64, device=boxes.device), scores[kept]
 
 
-@operator("BoxWithNMSLimit", inputs=(2, 3), outputs=(3, 6))
+@operator("BoxWithNMSLimit", inputs=(2, 3), outputs=(3, 6), expected="R _, R _, N")
 class BoxWithNMSLimit:
     """The best boxes of each class: those above a score, after non-maximum suppression, at most so many in an image.
 
@@ -167,7 +168,7 @@ class BoxWithNMSLimit:
         return values, corners, classes, places
 
 
-@operator("GenerateProposals", "GenerateProposalsCPP")
+@operator("GenerateProposals", "GenerateProposalsCPP", expected="N A H W, N 4A H W, N 3, A 4")
 def generate_proposals(
     scores: Tensor,
     deltas: Tensor,
@@ -249,6 +250,10 @@ def collect_and_distribute(
         raise ValueError(
             f"{len(parts)} inputs are given, {2 * count} expected: boxes and scores of {count} levels"
         )
+    for box in parts[:count]:
+        check_tensor("an input of boxes", box, (len(box) if box.dim() else 0, 5))
+    for box, score in zip(parts[:count], parts[count:], strict=True):
+        check_count("an input of scores", score, len(box))
     scores = torch.cat([part.reshape(-1) for part in parts[count:]])
     best = torch.sort(scores, descending=True, stable=True).indices[:rpn_post_nms_topN]
     boxes = torch.cat(list(parts[:count]))[best]

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from poseidon.caffe2.operators.gradients import GradientMaker
+from poseidon.caffe2.operators.input_shapes import check_count, check_tensor
 from poseidon.caffe2.operators.registry import operator
 
 
@@ -14,6 +15,7 @@ def _valid(rest: tuple[Tensor, ...], sequence_lengths: bool) -> Tensor | bool:
     if not sequence_lengths:
         return True
     lengths, step = rest
+    check_count("the number of the step", step, 1)
     return (step.reshape(()) < lengths).reshape(-1, 1)
 
 
@@ -63,7 +65,7 @@ def lstm_unit(
     )
 
 
-@operator("LSTMUnitGradient", inputs=(8, 9))
+@operator("LSTMUnitGradient", inputs=(8, 9), expected="1 N D, 1 N D, 1 N 4D")
 def lstm_unit_gradient(
     hidden: Tensor,
     cell: Tensor,
@@ -74,7 +76,9 @@ def lstm_unit_gradient(
     drop_states: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return the gradients of hidden state, cell and gates of `LSTMUnit`."""
-    *steps, _, new, dhidden, dnew = rest
+    *steps, old, new, dhidden, dnew = rest
+    for name, value in (("hidden state", old), ("cell", new), ("gradient", dhidden), ("gradient", dnew)):
+        check_tensor(f"the {name} after the step", value, tuple(hidden.shape))
     i, f, o, g = _lstm_gates(gates, forget_bias)
     valid = _valid(tuple(steps), sequence_lengths)
     squashed = torch.tanh(new)
@@ -124,7 +128,7 @@ def gru_unit(
     return _chosen(valid, hidden * update + new * (1 - update), hidden, drop_states)
 
 
-@operator("GRUUnitGradient", inputs=(5, 6))
+@operator("GRUUnitGradient", inputs=(5, 6), expected="1 N D, 1 N 3D")
 def gru_unit_gradient(
     hidden: Tensor,
     gates: Tensor,
@@ -133,7 +137,9 @@ def gru_unit_gradient(
     drop_states: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """Return the gradients of hidden state and gates of `GRUUnit`."""
-    *steps, _, dy = rest
+    *steps, new, dy = rest
+    for name, value in (("hidden state", new), ("gradient", dy)):
+        check_tensor(f"the {name} after the step", value, tuple(hidden.shape))
     reset, update, new = gates.chunk(3, -1)
     update, new = torch.sigmoid(update), torch.tanh(new)
     valid = _valid(tuple(steps), sequence_lengths)

@@ -41,7 +41,7 @@ def _pool_rule(maker: GradientMaker) -> None:
     maker.op("RoIPoolGradient", [maker.I(0), maker.I(1), maker.O(1), maker.GO(0)], [maker.GI(0)])
 
 
-@operator("RoIPool", gradient=_pool_rule)
+@operator("RoIPool", gradient=_pool_rule, expected="N _ _ _, R _")
 def roi_pool(
     x: Tensor, regions: Tensor, *, pooled_h: int = 1, pooled_w: int = 1, spatial_scale: float = 1.0
 ) -> tuple[Tensor, Tensor]:
@@ -73,7 +73,7 @@ def roi_pool(
     return values, places.to(torch.int32)
 
 
-@operator("RoIPoolGradient")
+@operator("RoIPoolGradient", expected="N _ _ _, R _, R _ _ _, R _ _ _")
 def roi_pool_gradient(x: Tensor, regions: Tensor, places: Tensor, dy: Tensor) -> Tensor:
     """Return the gradient of `RoIPool`: the place of each maximum has it."""
     image, _ = _boxes(regions)
@@ -135,7 +135,7 @@ class _Align:
         return image, found[0], found[1]
 
 
-@operator("RoIAlign", gradient="RoIAlignGradient(I0, I1, GO0) -> GI0")
+@operator("RoIAlign", gradient="RoIAlignGradient(I0, I1, GO0) -> GI0", expected="N _ _ _, R _")
 class RoIAlign(_Align):
     """The mean of points of each part of each region, interpolated between four pixels (Mask R-CNN)."""
 
@@ -155,7 +155,7 @@ class RoIAlign(_Align):
         return channels_last(y) if self.last else y
 
 
-@operator("RoIAlignGradient")
+@operator("RoIAlignGradient", expected="N _ _ _, R _, R _ _ _")
 class RoIAlignGradient(_Align):
     """The gradient of `RoIAlign`."""
 
@@ -187,7 +187,7 @@ def moved_boxes(boxes: Tensor, deltas: Tensor, one: float) -> Tensor:
     return torch.stack(sides, 2).flatten(1)
 
 
-@operator("BBoxTransform", inputs=(3, 3))
+@operator("BBoxTransform", inputs=(3, 3), expected="R _, R _, N _")
 def bbox_transform(
     regions: Tensor,
     deltas: Tensor,
@@ -219,7 +219,7 @@ def bbox_transform(
     return made * scale if apply_scale else made, splits
 
 
-@operator("RMACRegions")
+@operator("RMACRegions", expected="N C H W")
 def rmac_regions(x: Tensor, *, scales: int = 3, overlap: float = 0.4) -> Tensor:
     """Return squares of several sizes that cover images, as rows of image, x1, y1, x2, y2 (arXiv 1511.05879).
 

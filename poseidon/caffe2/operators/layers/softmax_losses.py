@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from poseidon.caffe2.operators.gradients import GradientMaker
-from poseidon.caffe2.operators.input_shapes import axis_of
+from poseidon.caffe2.operators.input_shapes import axis_of, check_count, check_tensor
 from poseidon.caffe2.operators.layers.windows import channels_last, channels_second
 from poseidon.caffe2.operators.numeric.products import matrix
 from poseidon.caffe2.operators.registry import operator
@@ -22,7 +22,7 @@ def softmax(x: Tensor, *, axis: int = 1) -> Tensor:
     return torch.softmax(x.flatten(axis), -1).reshape(x.shape)
 
 
-@operator("SoftmaxGradient")
+@operator("SoftmaxGradient", expected="*S, *S")
 def softmax_gradient(y: Tensor, dy: Tensor, *, axis: int = 1) -> Tensor:
     """Return the gradient of `Softmax`."""
     axis = axis_of(axis, y.dim()) if y.dim() else 0
@@ -37,10 +37,10 @@ def averaged_loss(x: Tensor) -> Tensor:
     return x.mean() if x.numel() else x.new_zeros(())
 
 
-@operator("AveragedLossGradient")
+@operator("AveragedLossGradient", expected="?, one")
 def averaged_loss_gradient(x: Tensor, dy: Tensor) -> Tensor:
     """Return the gradient of `AveragedLoss`."""
-    return (dy / max(x.numel(), 1)).expand(x.shape)
+    return (dy.reshape(()) / max(x.numel(), 1)).expand(x.shape)
 
 
 def _rule(maker: GradientMaker) -> None:
@@ -101,7 +101,10 @@ def softmax_with_loss(
     """
     rows = matrix(x, axis)
     logarithms = torch.log_softmax(rows, 1)
+    if weights is not None:
+        check_count("the input of the weights", weights, rows.shape[0])
     if label_prob:
+        check_count("the input of the labels", labels, rows.numel())
         losses = -(logarithms * labels.reshape(rows.shape)).sum(1)
     else:
         losses = -_of_labels(logarithms, labels)
@@ -129,6 +132,10 @@ def softmax_with_loss_gradient(
     rows = matrix(softmax, axis)
     if rows.shape[0] == 0:
         return torch.zeros_like(x)
+    check_tensor("the softmax", softmax, tuple(x.shape))
+    check_count("the input of the labels", labels, rows.numel() if label_prob else rows.shape[0])
+    for value in weights:
+        check_count("the input of the weights", value, rows.shape[0])
     importance = weights[0].reshape(-1) if weights else rows.new_ones(rows.shape[0])
     if label_prob:
         dx = rows - labels.reshape(rows.shape)
@@ -157,12 +164,15 @@ def spatial_softmax_with_loss(
     return (channels_last(softmax) if order == "NHWC" else softmax), loss
 
 
-@operator("SpatialSoftmaxWithLossGradient")
+@operator("SpatialSoftmaxWithLossGradient", expected="N C *S, N *S")
 def spatial_softmax_with_loss_gradient(
     x: Tensor, labels: Tensor, *rest: Tensor, scale: float = 1.0, order: str = "NCHW"
 ) -> Tensor:
     """Return the gradient of the logits; the rest is as that of `SoftmaxWithLossGradient`."""
     *weights, softmax, dy = rest
+    check_tensor("the softmax", softmax, tuple(x.shape))
+    for value in weights:
+        check_count("the input of the weights", value, labels.numel())
     images = channels_second(softmax) if order == "NHWC" else softmax
     counted = labels >= 0
     importance = weights[0].reshape(labels.shape) * counted if weights else counted.to(x.dtype)
@@ -179,20 +189,25 @@ def cross_entropy(x: Tensor, labels: Tensor) -> Tensor:
     return -(labels * x.clamp(min=SMALLEST).log()).flatten(1).sum(1)
 
 
-@operator("CrossEntropyGradient")
+@operator("CrossEntropyGradient", expected="N *S, N *S, N")
 def cross_entropy_gradient(x: Tensor, labels: Tensor, dy: Tensor) -> Tensor:
     """Return the gradient of `CrossEntropy`."""
     return -dy.reshape(-1, *[1] * (x.dim() - 1)) * labels / x.clamp(min=SMALLEST)
 
 
-@operator("LabelCrossEntropy", gradient="LabelCrossEntropyGradient(I0, I1, GO0) -> GI0", shapes="N *, N *")
+@operator(
+    "LabelCrossEntropy",
+    gradient="LabelCrossEntropyGradient(I0, I1, GO0) -> GI0",
+    shapes="N *, N *",
+    expected="N D *, N *",
+)
 def label_cross_entropy(x: Tensor, labels: Tensor) -> Tensor:
     """Return -log of the probability of each row's class."""
     rows = x.flatten(1)
     return -rows.gather(1, labels.reshape(-1, 1).long()).squeeze(1).clamp(min=SMALLEST).log()
 
 
-@operator("LabelCrossEntropyGradient")
+@operator("LabelCrossEntropyGradient", expected="N D *, N *, N")
 def label_cross_entropy_gradient(x: Tensor, labels: Tensor, dy: Tensor) -> Tensor:
     """Return the gradient of `LabelCrossEntropy`."""
     rows, picked = x.flatten(1), labels.reshape(-1, 1).long()
@@ -206,7 +221,7 @@ def make_two_class(x: Tensor) -> Tensor:
     return torch.stack((1 - x, x), -1)
 
 
-@operator("MakeTwoClassGradient")
+@operator("MakeTwoClassGradient", expected="* 2")
 def make_two_class_gradient(dy: Tensor) -> Tensor:
     """Return the gradient of `MakeTwoClass`."""
     return dy[..., 1] - dy[..., 0]
@@ -243,7 +258,7 @@ def sigmoid_cross_entropy_with_logits(
     return -_log_likelihood(x, targets, log_D_trick, unjoined_lr_loss).mean(-1)
 
 
-@operator("SigmoidCrossEntropyWithLogitsGradient")
+@operator("SigmoidCrossEntropyWithLogitsGradient", expected="*S, *S D, *S D")
 def sigmoid_cross_entropy_with_logits_gradient(
     dy: Tensor, x: Tensor, targets: Tensor, *, log_D_trick: bool = False, unjoined_lr_loss: bool = False
 ) -> Tensor:
@@ -261,7 +276,7 @@ def weighted_sigmoid_cross_entropy_with_logits(x: Tensor, targets: Tensor, weigh
     return -(weights * _log_likelihood(x, targets, False, False)).mean(-1)
 
 
-@operator("WeightedSigmoidCrossEntropyWithLogitsGradient")
+@operator("WeightedSigmoidCrossEntropyWithLogitsGradient", expected="*S, *S D, *S D, *S D")
 def weighted_sigmoid_cross_entropy_with_logits_gradient(
     dy: Tensor, x: Tensor, targets: Tensor, weights: Tensor
 ) -> Tensor:

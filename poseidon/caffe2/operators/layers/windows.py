@@ -58,6 +58,28 @@ class Fit:
                 f"the gradient has windows {tuple(dy.shape[2:])}, expected {self.output} for this image and kernel"
             )
 
+    def check_transposed(self, x: Tensor, dy: Tensor) -> None:
+        """Raise ValueError for a gradient of a transposed convolution of x that has not the size of its output.
+
+        `output` is the adjustment here.
+        """
+        sides = zip(
+            x.shape[2:],
+            self.kernel,
+            self.stride,
+            self.dilation,
+            self.before,
+            self.after,
+            self.output,
+            strict=True,
+        )
+        expected = tuple(
+            (size - 1) * stride + dilation * (kernel - 1) + 1 + more - head - tail
+            for size, kernel, stride, dilation, head, tail, more in sides
+        )
+        if tuple(dy.shape[2:]) != expected:
+            raise ValueError(f"the gradient has the size {tuple(dy.shape[2:])}, expected {expected}")
+
 
 class Windows:
     """The windows that the arguments of an operator describe.

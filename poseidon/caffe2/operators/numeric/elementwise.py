@@ -15,7 +15,7 @@ def relu(x: Tensor) -> Tensor:
     return torch.relu(x)
 
 
-@operator("ReluGradient")
+@operator("ReluGradient", expected="*S, *S")
 def relu_gradient(y: Tensor, dy: Tensor) -> Tensor:
     """Return the gradient of `Relu`."""
     gradient: Tensor = torch.ops.aten.threshold_backward(dy, y, 0)  # on a CPU many times as fast as `where`
@@ -28,7 +28,7 @@ def sigmoid(x: Tensor) -> Tensor:
     return torch.sigmoid(x)
 
 
-@operator("SigmoidGradient")
+@operator("SigmoidGradient", expected="*S, *S")
 def sigmoid_gradient(y: Tensor, dy: Tensor) -> Tensor:
     """Return the gradient of `Sigmoid`."""
     return dy * y * (1 - y)
@@ -40,7 +40,7 @@ def tanh(x: Tensor) -> Tensor:
     return torch.tanh(x)
 
 
-@operator("TanhGradient")
+@operator("TanhGradient", expected="*S, *S")
 def tanh_gradient(y: Tensor, dy: Tensor) -> Tensor:
     """Return the gradient of `Tanh`."""
     return dy * (1 - y * y)
@@ -52,7 +52,7 @@ def leaky_relu(x: Tensor, *, alpha: float = 0.01) -> Tensor:
     return functional.leaky_relu(x, alpha)
 
 
-@operator("LeakyReluGradient")
+@operator("LeakyReluGradient", expected="*S, *S")
 def leaky_relu_gradient(y: Tensor, dy: Tensor, *, alpha: float = 0.01) -> Tensor:
     """Return the gradient of `LeakyRelu`."""
     return torch.where(y > 0, dy, alpha * dy)

@@ -22,7 +22,7 @@ def abs_(x: Tensor) -> Tensor:
     return torch.abs(x)
 
 
-@operator("AbsGradient")
+@operator("AbsGradient", expected="*S, *S")
 def abs_gradient(x: Tensor, dy: Tensor) -> Tensor:
     """Return the gradient of `Abs`."""
     return dy * torch.sign(x)
@@ -34,7 +34,7 @@ def acos(x: Tensor) -> Tensor:
     return torch.acos(x)
 
 
-@operator("AcosGradient")
+@operator("AcosGradient", expected="*S, *S")
 def acos_gradient(x: Tensor, dy: Tensor) -> Tensor:
     """Return the gradient of `Acos`."""
     return -dy * torch.rsqrt(1 - x * x)
@@ -46,7 +46,7 @@ def asin(x: Tensor) -> Tensor:
     return torch.asin(x)
 
 
-@operator("AsinGradient")
+@operator("AsinGradient", expected="*S, *S")
 def asin_gradient(x: Tensor, dy: Tensor) -> Tensor:
     """Return the gradient of `Asin`."""
     return dy * torch.rsqrt(1 - x * x)
@@ -58,7 +58,7 @@ def atan(x: Tensor) -> Tensor:
     return torch.atan(x)
 
 
-@operator("AtanGradient")
+@operator("AtanGradient", expected="*S, *S")
 def atan_gradient(x: Tensor, dy: Tensor) -> Tensor:
     """Return the gradient of `Atan`."""
     return dy / (1 + x * x)
@@ -70,7 +70,7 @@ def cos(x: Tensor) -> Tensor:
     return torch.cos(x)
 
 
-@operator("CosGradient")
+@operator("CosGradient", expected="*S, *S")
 def cos_gradient(x: Tensor, dy: Tensor) -> Tensor:
     """Return the gradient of `Cos`."""
     return -dy * torch.sin(x)
@@ -82,7 +82,7 @@ def sin(x: Tensor) -> Tensor:
     return torch.sin(x)
 
 
-@operator("SinGradient")
+@operator("SinGradient", expected="*S, *S")
 def sin_gradient(x: Tensor, dy: Tensor) -> Tensor:
     """Return the gradient of `Sin`."""
     return dy * torch.cos(x)
@@ -94,7 +94,7 @@ def tan(x: Tensor) -> Tensor:
     return torch.tan(x)
 
 
-@operator("TanGradient")
+@operator("TanGradient", expected="*S, *S")
 def tan_gradient(x: Tensor, dy: Tensor) -> Tensor:
     """Return the gradient of `Tan`."""
     return dy / torch.cos(x).square()
@@ -106,7 +106,7 @@ def cosh(x: Tensor) -> Tensor:
     return torch.cosh(x)
 
 
-@operator("CoshGradient")
+@operator("CoshGradient", expected="*S, *S")
 def cosh_gradient(dy: Tensor, x: Tensor) -> Tensor:
     """Return the gradient of `Cosh`."""
     return dy * torch.sinh(x)
@@ -118,7 +118,7 @@ def sinh(x: Tensor) -> Tensor:
     return torch.sinh(x)
 
 
-@operator("SinhGradient")
+@operator("SinhGradient", expected="*S, *S")
 def sinh_gradient(dy: Tensor, x: Tensor) -> Tensor:
     """Return the gradient of `Sinh`."""
     return dy * torch.cosh(x)
@@ -130,7 +130,7 @@ def cube(x: Tensor) -> Tensor:
     return x * x * x
 
 
-@operator("CubeGradient")
+@operator("CubeGradient", expected="*S, *S")
 def cube_gradient(dy: Tensor, x: Tensor) -> Tensor:
     """Return the gradient of `Cube`."""
     return 3 * dy * x * x
@@ -142,7 +142,7 @@ def cbrt(x: Tensor) -> Tensor:
     return torch.sign(x) * torch.abs(x).pow(1 / 3)
 
 
-@operator("CbrtGradient")
+@operator("CbrtGradient", expected="*S, *S")
 def cbrt_gradient(dy: Tensor, y: Tensor) -> Tensor:
     """Return the gradient of `Cbrt`."""
     return dy / (3 * y * y)
@@ -154,7 +154,7 @@ def rsqrt(x: Tensor) -> Tensor:
     return torch.rsqrt(x)
 
 
-@operator("RsqrtGradient")
+@operator("RsqrtGradient", expected="*S, *S")
 def rsqrt_gradient(dy: Tensor, y: Tensor) -> Tensor:
     """Return the gradient of `Rsqrt`."""
     return -0.5 * dy * y * y * y
@@ -166,7 +166,7 @@ def reciprocal(x: Tensor) -> Tensor:
     return torch.reciprocal(x)
 
 
-@operator("ReciprocalGradient")
+@operator("ReciprocalGradient", expected="*S, *S")
 def reciprocal_gradient(y: Tensor, dy: Tensor) -> Tensor:
     """Return the gradient of `Reciprocal`."""
     return -dy * y * y
@@ -178,7 +178,7 @@ def erf(x: Tensor) -> Tensor:
     return torch.erf(x)
 
 
-@operator("ErfGradient")
+@operator("ErfGradient", expected="*S, *S")
 def erf_gradient(x: Tensor, dy: Tensor) -> Tensor:
     """Return the gradient of `Erf`."""
     return dy * (2 / math.sqrt(math.pi)) * torch.exp(-x * x)
@@ -190,7 +190,7 @@ def log1p(x: Tensor) -> Tensor:
     return torch.log1p(x)
 
 
-@operator("Log1pGradient")
+@operator("Log1pGradient", expected="*S, *S")
 def log1p_gradient(x: Tensor, dy: Tensor) -> Tensor:
     """Return the gradient of `Log1p`."""
     return dy / (1 + x)
@@ -202,7 +202,7 @@ def logit(x: Tensor, *, eps: float = 1e-6) -> Tensor:
     return torch.logit(x, eps)
 
 
-@operator("LogitGradient")
+@operator("LogitGradient", expected="*S, *S")
 def logit_gradient(x: Tensor, dy: Tensor, *, eps: float = 1e-6) -> Tensor:
     """Return the gradient of `Logit`; 0 outside [eps, 1 - eps]."""
     return torch.where((x < eps) | (x > 1 - eps), 0, dy / (x * (1 - x)))
@@ -226,7 +226,7 @@ def clip(x: Tensor, *, min_: float | None = None, max_: float | None = None) -> 
     return x.clone() if min_ is None and max_ is None else torch.clamp(x, min_, max_)
 
 
-@operator("ClipGradient")
+@operator("ClipGradient", expected="*S, *S")
 def clip_gradient(y: Tensor, dy: Tensor, *, min_: float | None = None, max_: float | None = None) -> Tensor:
     """Return the gradient of `Clip`: 0 where a limit is reached."""
     if min_ is not None:

@@ -111,7 +111,7 @@ def min_(x: Tensor, *others: Tensor) -> Tensor:
     return least
 
 
-@operator("MaxGradient", "MinGradient")
+@operator("MaxGradient", "MinGradient", expected="*S, ...")
 def extreme_gradient(y: Tensor, dy: Tensor, *inputs: Tensor) -> tuple[Tensor, ...]:
     """Return the gradients of `Max` or `Min`: those of the inputs that equal the output."""
     return tuple(torch.where(x == y, dy, 0) for x in inputs)

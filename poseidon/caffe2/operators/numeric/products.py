@@ -2,20 +2,34 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
 from poseidon.caffe2.operators.gradients import GradientMaker
-from poseidon.caffe2.operators.input_shapes import check_count
+from poseidon.caffe2.operators.input_shapes import axis_of, check_count, check_tensor
 from poseidon.caffe2.operators.layers.normalization import by_channel
 from poseidon.caffe2.operators.layers.windows import channels_last, channels_second
 from poseidon.caffe2.operators.registry import Context, operator
+from poseidon.errors import counted
 
 
 def matrix(x: Tensor, axis: int) -> Tensor:
     """Return x as a matrix: the dimensions before an axis are the rows, the others the columns."""
-    axis = axis % x.dim() if axis < x.dim() else axis
+    if axis != x.dim():
+        axis = axis_of(axis, x.dim())
     return x.reshape(x.shape[:axis].numel(), x.shape[axis:].numel())
+
+
+def _check_columns(x: Tensor, axis: int, columns: int) -> None:
+    """Raise ValueError for inputs that have not so many values from an axis on."""
+    found = x.shape[axis:].numel()
+    if x.numel() and found != columns:
+        raise ValueError(
+            f"Dimension mismatch: X {list(x.shape)} has {counted(found, 'value')} from axis {axis} on, "
+            f"W takes {columns}"
+        )
 
 
 def _check_bias(b: Tensor, outputs: int) -> None:
@@ -30,11 +44,7 @@ def _check_bias(b: Tensor, outputs: int) -> None:
 def fc(x: Tensor, w: Tensor, b: Tensor, *, axis: int = 1, axis_w: int = 1) -> Tensor:
     """Return x w^T + b: x is flattened from `axis` on, w from `axis_w` on (outputs first)."""
     rows, weights = x.flatten(axis) if axis < x.dim() else x, w.reshape(w.shape[:axis_w].numel(), -1)
-    if x.numel() and x.shape[axis:].numel() != weights.shape[1]:
-        raise ValueError(
-            f"Dimension mismatch: X {list(x.shape)} has {x.shape[axis:].numel()} values from axis {axis} on, "
-            f"W {list(w.shape)} takes {weights.shape[1]}"
-        )
+    _check_columns(x, axis, weights.shape[1])
     _check_bias(b, weights.shape[0])
     return (rows.reshape(-1, weights.shape[1]) @ weights.t() + b).reshape(*x.shape[:axis], weights.shape[0])
 
@@ -45,6 +55,8 @@ def fc_gradient(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return the gradients of w, b and x."""
     weights = w.reshape(w.shape[:axis_w].numel(), -1)
+    _check_columns(x, axis, weights.shape[1])
+    check_count("the gradient", dy, x.shape[:axis].numel() * weights.shape[0])
     dy = dy.reshape(-1, weights.shape[0])
     rows = x.reshape(-1, weights.shape[1])
     return (dy.t() @ rows).reshape(w.shape), dy.sum(0), (dy @ weights).reshape(x.shape)
@@ -54,6 +66,7 @@ def fc_gradient(
 def fc_transposed(x: Tensor, w: Tensor, b: Tensor, *, axis: int = 1, axis_w: int = 1) -> Tensor:
     """Return x w + b: x is flattened from `axis` on, w (inputs first) from `axis_w` on."""
     weights = matrix(w, axis_w)
+    _check_columns(x, axis, weights.shape[0])
     _check_bias(b, weights.shape[1])
     y = x.reshape(-1, weights.shape[0]) @ weights + b
     return y.reshape(*x.shape[:axis], weights.shape[1])
@@ -65,6 +78,8 @@ def fc_transposed_gradient(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return the gradients of w, b and x."""
     weights = matrix(w, axis_w)
+    _check_columns(x, axis, weights.shape[0])
+    check_count("the gradient", dy, x.shape[:axis].numel() * weights.shape[1])
     rows, given = x.reshape(-1, weights.shape[0]), dy.reshape(-1, weights.shape[1])
     return (rows.t() @ given).reshape(w.shape), given.sum(0), (given @ weights.t()).reshape(x.shape)
 
@@ -104,8 +119,17 @@ def mat_mul(
     """Return the product of two matrices: a and b flattened before and from an axis; a third input gives the shape."""
     left = matrix(a, axis_a)
     right = matrix(b, axis_b)
-    product = (left.t() if trans_a else left) @ (right.t() if trans_b else right)
-    return product if like is None else product.reshape(like.shape)
+    left, right = left.t() if trans_a else left, right.t() if trans_b else right
+    if left.shape[1] != right.shape[0]:
+        raise ValueError(
+            f"the product needs as many columns as rows: the matrices are {tuple(left.shape)} and "
+            f"{tuple(right.shape)}"
+        )
+    product = left @ right
+    if like is None:
+        return product
+    check_count("the input that gives the shape", like, product.numel())
+    return product.reshape(like.shape)
 
 
 @operator("BatchMatMul", gradient=_product_rule)
@@ -142,17 +166,19 @@ def affine_channel(x: Tensor, s: Tensor, b: Tensor, *, order: str = "NCHW") -> T
     return x * s + b if order == "NHWC" else x * by_channel(s, x) + by_channel(b, x)
 
 
-@operator("AffineChannelGradient", inputs=(2, 3), outputs=(1, 3))
+@operator("AffineChannelGradient", inputs=(2, 3), outputs=(1, 3), expected="N C *S")
 def affine_channel_gradient(
     dy: Tensor, x: Tensor, s: Tensor | None = None, *, order: str = "NCHW", is_learnable: bool = False
 ) -> tuple[Tensor, ...]:
     """Return the gradient of x, and where these are learned of s and b; without learning the second input is s."""
     images = channels_second(dy) if order == "NHWC" else dy
     factor = x if s is None else s
+    check_count("the scale", factor, images.shape[1])
     dx = images * by_channel(factor, images)
     dx = channels_last(dx) if order == "NHWC" else dx
     if s is None or not is_learnable:
         return (dx,)
+    check_tensor("x", x, tuple(dy.shape))
     axes = [axis for axis in range(images.dim()) if axis != 1]
     given = channels_second(x) if order == "NHWC" else x
     return dx, (images * given).sum(axes), images.sum(axes)
@@ -170,12 +196,13 @@ def elementwise_linear(x: Tensor, w: Tensor, b: Tensor, *, axis: int = 1) -> Ten
     return (rows * w.reshape(-1) + b.reshape(-1)).reshape(x.shape)
 
 
-@operator("ElementwiseLinearGradient")
+@operator("ElementwiseLinearGradient", expected="*S, *S")
 def elementwise_linear_gradient(
     dy: Tensor, x: Tensor, w: Tensor, *, axis: int = 1
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return the gradients of x, w and b."""
     rows, given = matrix(x, axis), matrix(dy, axis)
+    check_count("w", w, rows.shape[1])
     dw, db = (given * rows).sum(0).reshape(w.shape), given.sum(0).reshape(w.shape)
     return (given * w.reshape(-1)).reshape(x.shape), dw, db
 
@@ -243,6 +270,10 @@ def tensor_train(
     """
     if len(inp_sizes) != len(out_sizes) or len(tt_ranks) != len(inp_sizes) + 1:
         raise ValueError("TT: inp_sizes and out_sizes must be equally long, tt_ranks longer by 1")
+    check_tensor("the batch", x, (len(x) if x.dim() else 0, math.prod(inp_sizes)))
+    sizes = zip(inp_sizes, tt_ranks[1:], tt_ranks[:-1], out_sizes, strict=True)
+    check_tensor("the input of the cores", cores, (sum(map(math.prod, sizes)),))
+    check_tensor("the bias", b, (math.prod(out_sizes),))
     y, start = x, 0
     for k in reversed(range(len(inp_sizes))):
         rows, columns = inp_sizes[k] * tt_ranks[k + 1], tt_ranks[k] * out_sizes[k]

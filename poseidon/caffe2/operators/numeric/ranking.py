@@ -8,18 +8,19 @@ from torch.nn import functional
 
 from poseidon.caffe2.operators.input_shapes import axis_of, check_count
 from poseidon.caffe2.operators.registry import NO_GRADIENT, operator
+from poseidon.errors import counted
 
 
 @operator("ArgMax")
 def arg_max(x: Tensor, *, axis: int = -1, keepdims: bool = True) -> Tensor:
     """Return the index of the largest value along an axis, the first of equal ones."""
-    return x.argmax(axis, keepdims)
+    return x.argmax(axis_of(axis, x.dim()), keepdims)
 
 
 @operator("ArgMin")
 def arg_min(x: Tensor, *, axis: int = -1, keepdims: bool = True) -> Tensor:
     """Return the index of the least value along an axis, the first of equal ones."""
-    return x.argmin(axis, keepdims)
+    return x.argmin(axis_of(axis, x.dim()), keepdims)
 
 
 @operator("RowWiseArgMax", gradient=NO_GRADIENT)
@@ -66,14 +67,16 @@ def top_k(
     return values, indices, torch.where(whole < 0, -1, flat).reshape(-1)
 
 
-@operator("TopKGradient")
+@operator("TopKGradient", expected="*K, *K")
 def top_k_gradient(dy: Tensor, indices: Tensor, x: Tensor, *, axis: int = -1) -> Tensor:
     """Return the gradient of `TopK`."""
-    found = indices >= 0
+    if x.dim() != dy.dim():
+        raise ValueError(f"x has {counted(x.dim(), 'dimension')}, expected {dy.dim()} as the gradient")
+    axis, found = axis_of(axis, x.dim()), indices >= 0
     return torch.zeros_like(x).scatter_add(axis, indices.clamp(min=0), torch.where(found, dy, 0))
 
 
-@operator("LengthsTopK", gradient="LengthsTopKGradient(I1, O1, GO0) -> GI0")
+@operator("LengthsTopK", gradient="LengthsTopKGradient(I1, O1, GO0) -> GI0", expected="N, M")
 def lengths_top_k(x: Tensor, lengths: Tensor, *, k: int) -> tuple[Tensor, Tensor]:
     """Return the k largest values of each segment and their indices in it; 0 and -1 where there are fewer."""
     longest = max(int(lengths.max()) if len(lengths) else 0, 1)
@@ -87,7 +90,7 @@ def lengths_top_k(x: Tensor, lengths: Tensor, *, k: int) -> tuple[Tensor, Tensor
     return torch.where(found, values, 0), torch.where(found, indices, -1).to(torch.int32)
 
 
-@operator("LengthsTopKGradient")
+@operator("LengthsTopKGradient", expected="M, M K, M K")
 def lengths_top_k_gradient(lengths: Tensor, indices: Tensor, dy: Tensor) -> Tensor:
     """Return the gradient of `LengthsTopK`."""
     starts = (lengths.cumsum(0) - lengths)[:, None]

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
 
-from poseidon.caffe2.operators.input_shapes import axis_of
+from poseidon.caffe2.operators.input_shapes import axis_of, check_count, check_tensor
 from poseidon.caffe2.operators.registry import operator
+from poseidon.errors import counted
 
 
 def _axes(x: Tensor, axes: Sequence[int]) -> list[int]:
@@ -18,7 +20,9 @@ def _axes(x: Tensor, axes: Sequence[int]) -> list[int]:
 def _kept(y: Tensor, x: Tensor, axes: Sequence[int]) -> Tensor:
     """Return a result of the axes as if their dimensions were kept: with 1 for each."""
     reduced = _axes(x, axes)
-    return y.reshape([1 if axis in reduced else size for axis, size in enumerate(x.shape)])
+    shape = [1 if axis in reduced else size for axis, size in enumerate(x.shape)]
+    check_count("the gradient, or the result,", y, math.prod(shape))
+    return y.reshape(shape)
 
 
 def _mean(x: Tensor, axes: list[int], keepdim: bool) -> Tensor:
@@ -54,31 +58,31 @@ for _name, _function in {
     _reduction(_name, _function)
 
 
-@operator("ReduceSumGradient")
+@operator("ReduceSumGradient", expected="*Y, ?, *Y")
 def reduce_sum_gradient(dy: Tensor, x: Tensor, y: Tensor, *, axes: list[int] = []) -> Tensor:  # noqa: B006
     """Return the gradient of `ReduceSum`."""
     return _kept(dy, x, axes).expand(x.shape).clone()
 
 
-@operator("ReduceMeanGradient")
+@operator("ReduceMeanGradient", expected="*Y, ?, *Y")
 def reduce_mean_gradient(dy: Tensor, x: Tensor, y: Tensor, *, axes: list[int] = []) -> Tensor:  # noqa: B006
     """Return the gradient of `ReduceMean`."""
     return (_kept(dy, x, axes) * (y.numel() / max(x.numel(), 1))).expand(x.shape).clone()
 
 
-@operator("ReduceMinGradient", "ReduceMaxGradient")
+@operator("ReduceMinGradient", "ReduceMaxGradient", expected="*Y, ?, *Y")
 def reduce_extreme_gradient(dy: Tensor, x: Tensor, y: Tensor, *, axes: list[int] = []) -> Tensor:  # noqa: B006
     """Return the gradient of `ReduceMin` or `ReduceMax`: each element that equals the result has it."""
     return torch.where(x == _kept(y, x, axes), _kept(dy, x, axes), 0)
 
 
-@operator("ReduceL1Gradient")
+@operator("ReduceL1Gradient", expected="*Y, ?, *Y")
 def reduce_l1_gradient(dy: Tensor, x: Tensor, y: Tensor, *, axes: list[int] = []) -> Tensor:  # noqa: B006
     """Return the gradient of `ReduceL1`."""
     return _kept(dy, x, axes) * torch.sign(x)
 
 
-@operator("ReduceL2Gradient")
+@operator("ReduceL2Gradient", expected="*Y, ?, *Y")
 def reduce_l2_gradient(dy: Tensor, x: Tensor, y: Tensor, *, axes: list[int] = []) -> Tensor:  # noqa: B006
     """Return the gradient of `ReduceL2`; 0 where the norm is 0."""
     norm = _kept(y, x, axes)
@@ -87,6 +91,8 @@ def reduce_l2_gradient(dy: Tensor, x: Tensor, y: Tensor, *, axes: list[int] = []
 
 def _matrix(x: Tensor, count: int, front: bool) -> Tensor:
     """Return x as a matrix whose first dimension is the one that is reduced."""
+    if not 0 <= count <= x.dim():
+        raise ValueError(f"{counted(x.dim(), 'dimension')} cannot be reduced by {count}")
     split = count if front else x.dim() - count
     rows = x.reshape(x.shape[:split].numel(), x.shape[split:].numel())
     return rows if front else rows.t()
@@ -96,6 +102,7 @@ def _used(rows: Tensor, lengths: Tensor | None) -> Tensor:
     """Return which elements of a matrix count: in each column the first ones, as many as its length."""
     if lengths is None:
         return torch.ones_like(rows, dtype=torch.bool)
+    check_tensor("the input lengths", lengths, (rows.shape[1],))
     return torch.arange(len(rows), device=rows.device)[:, None] < lengths[None, :]
 
 
@@ -131,6 +138,7 @@ def _side(front: bool) -> None:
         """Return the gradient of the sum; x may be its shape."""
         x = dy.new_empty(_sizes(x))
         rows = _matrix(x, num_reduce_dim, front)
+        check_count("the gradient", dy, rows.shape[1])
         return back(torch.where(_used(rows, lengths), dy.reshape(1, -1), 0), x)
 
     @operator(f"Reduce{side}Mean", gradient=f"Reduce{side}MeanGradient(GO0, I0, I1?) -> GI0")
@@ -147,6 +155,7 @@ def _side(front: bool) -> None:
         """Return the gradient of the mean; x may be its shape."""
         x = dy.new_empty(_sizes(x))
         rows = _matrix(x, num_reduce_dim, front)
+        check_count("the gradient", dy, rows.shape[1])
         share = (dy.reshape(-1) / _counts(rows, lengths)).reshape(1, -1)
         return back(torch.where(_used(rows, lengths), share, 0), x)
 
@@ -164,6 +173,8 @@ def _side(front: bool) -> None:
     ) -> Tensor:
         """Return the gradient of the largest."""
         rows = _matrix(x, num_reduce_dim, front)
+        for name, value in (("the result", y), ("the gradient", dy)):
+            check_count(name, value, rows.shape[1])
         chosen = _used(rows, lengths) & (rows == y.reshape(1, -1))
         return back(torch.where(chosen, dy.reshape(1, -1), 0), x)
 
@@ -172,25 +183,25 @@ _side(front=True)
 _side(front=False)
 
 
-@operator("ColwiseMax", gradient="ColwiseMaxGradient(I0, O0, GO0) -> GI0")
+@operator("ColwiseMax", gradient="ColwiseMaxGradient(I0, O0, GO0) -> GI0", expected="N R C")
 def colwise_max(x: Tensor) -> Tensor:
     """Return the largest of each column of each matrix of a batch."""
     return x.amax(1)
 
 
-@operator("ColwiseMaxGradient", "ColumnMaxGradient")
+@operator("ColwiseMaxGradient", "ColumnMaxGradient", expected="N R C, N C, N C")
 def colwise_max_gradient(x: Tensor, y: Tensor, dy: Tensor) -> Tensor:
     """Return the gradient of `ColwiseMax`."""
     return torch.where(x == y.unsqueeze(1), dy.unsqueeze(1), 0)
 
 
-@operator("RowwiseMax", gradient="RowwiseMaxGradient(I0, O0, GO0) -> GI0")
+@operator("RowwiseMax", gradient="RowwiseMaxGradient(I0, O0, GO0) -> GI0", expected="N R C")
 def rowwise_max(x: Tensor) -> Tensor:
     """Return the largest of each row of each matrix of a batch."""
     return x.amax(2)
 
 
-@operator("RowwiseMaxGradient")
+@operator("RowwiseMaxGradient", expected="N R C, N R, N R")
 def rowwise_max_gradient(x: Tensor, y: Tensor, dy: Tensor) -> Tensor:
     """Return the gradient of `RowwiseMax`."""
     return torch.where(x == y.unsqueeze(2), dy.unsqueeze(2), 0)
@@ -249,7 +260,7 @@ def moments(x: Tensor, *, axes: list[int] = [], keepdims: bool = True) -> tuple[
     return x.mean(reduced, keepdims), x.var(reduced, correction=0, keepdim=keepdims)
 
 
-@operator("MomentsGradient")
+@operator("MomentsGradient", expected="*M, *M, ?, *M")
 def moments_gradient(
     dmean: Tensor,
     dvariance: Tensor,

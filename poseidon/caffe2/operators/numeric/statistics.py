@@ -86,7 +86,7 @@ def quantile(
     return ordered[max(place, 0)].reshape(1)
 
 
-@operator("Percentile", gradient=NO_GRADIENT)
+@operator("Percentile", gradient=NO_GRADIENT, expected="N D, _ 2, D")
 def percentile(x: Tensor, table: Tensor, lengths: Tensor) -> Tensor:
     """Return the percentile of each value by the table of its column, interpolated; 0 below the table, 1 above it.
 
@@ -124,7 +124,7 @@ def _share(x: Tensor, known: Tensor, at: Tensor, lower: Tensor, upper: Tensor) -
     return torch.where(x < known[0], 0, torch.where(x > known[-1], 1, found))
 
 
-@operator("BisectPercentile", gradient=NO_GRADIENT)
+@operator("BisectPercentile", gradient=NO_GRADIENT, expected="N D")
 def bisect_percentile(
     x: Tensor,
     *,
@@ -200,14 +200,14 @@ def _other_axes(x: Tensor, order: str) -> list[int]:
     return [axis for axis in range(x.dim()) if axis != channel]
 
 
-@operator("BatchMoments", gradient="BatchMomentsGradient(GO0, GO1, I0) -> GI0")
+@operator("BatchMoments", gradient="BatchMomentsGradient(GO0, GO1, I0) -> GI0", expected="N C *S")
 def batch_moments(x: Tensor, *, order: str = "NCHW") -> tuple[Tensor, Tensor]:
     """Return the mean and the mean of squares of each channel."""
     axes = _other_axes(x, order)
     return x.mean(axes), x.square().mean(axes)
 
 
-@operator("BatchMomentsGradient")
+@operator("BatchMomentsGradient", expected="C, C, N C *S")
 def batch_moments_gradient(dmean: Tensor, dsquares: Tensor, x: Tensor, *, order: str = "NCHW") -> Tensor:
     """Return the gradient of `BatchMoments`."""
     axes = _other_axes(x, order)
@@ -239,11 +239,13 @@ def bernoulli_jsd(x: Tensor, t: Tensor) -> Tensor:
 @operator("BernoulliJSDGradient")
 def bernoulli_jsd_gradient(dy: Tensor, x: Tensor, t: Tensor) -> Tensor:
     """Return the gradient of `BernoulliJSD` with respect to x."""
+    for name, value in (("the input t", t), ("the gradient", dy)):
+        check_count(name, value, x.numel())
     t, dy = t.reshape(x.shape), dy.reshape(x.shape)
     return dy * (_log_odds(x) - _log_odds((x + t) / 2)) / 2
 
 
-@operator("BatchBucketize", gradient=NO_GRADIENT)
+@operator("BatchBucketize", gradient=NO_GRADIENT, expected="N D, I, B, I")
 def batch_bucketize(x: Tensor, indices: Tensor, boundaries: Tensor, lengths: Tensor) -> Tensor:
     """Return for each of some columns of x the number of its boundaries below each value, int32.
 

@@ -25,7 +25,7 @@ def batch_box_cox(x: Tensor, powers: Tensor, shifts: Tensor) -> Tensor:
     return torch.where(powers == 0, moved.log(), (moved.pow(powers) - 1) / divisor)
 
 
-@operator("PiecewiseLinearTransform", inputs=(1, 4))
+@operator("PiecewiseLinearTransform", inputs=(1, 4), expected="N *")
 def piecewise_linear_transform(
     x: Tensor,
     bounds_tensor: Tensor | None = None,
@@ -112,6 +112,7 @@ def quant_decode_gradient(codebook: Tensor, *given: Tensor) -> Tensor:
     half = len(given) // 2
     made = torch.zeros_like(codebook).reshape(-1)
     for code, dy in zip(given[:half], given[half:], strict=True):
+        check_count("the gradient", dy, code.numel())
         made.index_add_(0, code.reshape(-1).long(), dy.reshape(-1))
     return made.reshape(codebook.shape)
 
@@ -125,7 +126,7 @@ def clip_tensor_by_scaling(
     return x * (limit / value.reshape(())).clamp(max=1)
 
 
-@operator("EnsureClipped", inputs=(1, 3))
+@operator("EnsureClipped", inputs=(1, 3), expected="N *")
 def ensure_clipped(
     w: Tensor,
     indices: Tensor | None = None,
@@ -142,7 +143,7 @@ def ensure_clipped(
     return w
 
 
-@operator("SparseNormalize", "Float16SparseNormalize", inputs=(2, 3))
+@operator("SparseNormalize", "Float16SparseNormalize", inputs=(2, 3), expected="N *, ?")
 def sparse_normalize(
     w: Tensor,
     indices: Tensor,

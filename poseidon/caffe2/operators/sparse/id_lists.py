@@ -9,7 +9,12 @@ from poseidon.caffe2.operators.registry import NO_GRADIENT, Context, operator
 from poseidon.caffe2.operators.sparse.segments import ids_of
 
 
-@operator("BatchSparseToDense", gradient="BatchDenseToSparse(I0, I1, GO0) -> GI2", inputs=(3, 4))
+@operator(
+    "BatchSparseToDense",
+    gradient="BatchDenseToSparse(I0, I1, GO0) -> GI2",
+    inputs=(3, 4),
+    expected="M, N, N, A D",
+)
 def batch_sparse_to_dense(
     lengths: Tensor,
     indices: Tensor,
@@ -40,7 +45,7 @@ def batch_sparse_to_dense(
     return dense
 
 
-@operator("BatchDenseToSparse", gradient="BatchSparseToDense(I0, I1, GO0, I2) -> GI2")
+@operator("BatchDenseToSparse", gradient="BatchSparseToDense(I0, I1, GO0, I2) -> GI2", expected="M, N, M D")
 def batch_dense_to_sparse(lengths: Tensor, indices: Tensor, dense: Tensor) -> Tensor:
     """Return the values of rows at the columns that the indices of each row name."""
     if dense.is_meta:
@@ -48,14 +53,14 @@ def batch_dense_to_sparse(lengths: Tensor, indices: Tensor, dense: Tensor) -> Te
     return dense[ids_of(lengths), indices.long()]
 
 
-@operator("DenseVectorToIdList", gradient=NO_GRADIENT)
+@operator("DenseVectorToIdList", gradient=NO_GRADIENT, expected="N D")
 def dense_vector_to_id_list(x: Tensor) -> tuple[Tensor, Tensor]:
     """Return the number of values of each row that are not 0, int32, and their columns in the type of x."""
     rows, columns = torch.nonzero(x, as_tuple=True)
     return torch.bincount(rows, minlength=len(x)).to(torch.int32), columns.to(x.dtype)
 
 
-@operator("MergeIdLists", gradient=NO_GRADIENT)
+@operator("MergeIdLists", gradient=NO_GRADIENT, expected="M, _, ...")
 def merge_id_lists(*pairs: Tensor) -> tuple[Tensor, Tensor]:
     """Return the lengths and values of lists in which each example has the values of all its lists, each once.
 
@@ -94,7 +99,7 @@ def index_hash(indices: Tensor, *, seed: int = 0, modulo: int) -> Tensor:
     return torch.remainder(made, modulo).reshape(indices.shape).to(indices.dtype)
 
 
-@operator("NGramFromCategorical", gradient=NO_GRADIENT)
+@operator("NGramFromCategorical", gradient=NO_GRADIENT, expected="N D")
 def n_gram_from_categorical(
     x: Tensor, *, col_ids: list[int], categorical_limits: list[int], vals: list[int]
 ) -> Tensor:
@@ -116,7 +121,7 @@ def n_gram_from_categorical(
     return made
 
 
-@operator("SparseDropoutWithReplacement", gradient=NO_GRADIENT)
+@operator("SparseDropoutWithReplacement", gradient=NO_GRADIENT, expected="N, M")
 def sparse_dropout_with_replacement(
     ids: Tensor, lengths: Tensor, *, context: Context, ratio: float, replacement_value: int
 ) -> tuple[Tensor, Tensor]:

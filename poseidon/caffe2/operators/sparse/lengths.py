@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -12,15 +13,16 @@ from poseidon.caffe2.operators.arrays.gather import taken
 from poseidon.caffe2.operators.gradients import GradientMaker
 from poseidon.caffe2.operators.registry import NO_GRADIENT, Context, operator
 from poseidon.caffe2.operators.sparse.segments import ids_of
+from poseidon.errors import counted
 
 
-@operator("LengthsTile", gradient="LengthsSum(GO0, I1) -> GI0")
+@operator("LengthsTile", gradient="LengthsSum(GO0, I1) -> GI0", expected="M *, M")
 def lengths_tile(x: Any, lengths: Tensor) -> Any:
     """Return each row of x as often as its length says."""
     return taken(x, ids_of(lengths))
 
 
-@operator("LengthsToSegmentIds")
+@operator("LengthsToSegmentIds", expected="N")
 def lengths_to_segment_ids(lengths: Tensor) -> Tensor:
     """Return the segment of each row, int32."""
     return ids_of(lengths).to(torch.int32)
@@ -30,27 +32,27 @@ def _ranges(lengths: Tensor) -> Tensor:
     return torch.stack([lengths.cumsum(0) - lengths, lengths], 1).to(torch.int32)
 
 
-@operator("LengthsToRanges")
+@operator("LengthsToRanges", expected="N")
 def lengths_to_ranges(lengths: Tensor) -> Tensor:
     """Return (start, length) of each segment, int32."""
     return _ranges(lengths)
 
 
-@operator("LengthsToOffsets")
+@operator("LengthsToOffsets", expected="N")
 def lengths_to_offsets(lengths: Tensor, *, include_last_offset: bool = False) -> Tensor:
     """Return the start of each segment, int32; with `include_last_offset` the end of the last too."""
     ends = torch.cat([lengths.new_zeros(1), lengths.cumsum(0)])
     return (ends if include_last_offset else ends[:-1]).to(torch.int32)
 
 
-@operator("LengthsToWeights")
+@operator("LengthsToWeights", expected="N")
 def lengths_to_weights(lengths: Tensor, *, power: float = 0.5) -> Tensor:
     """Return 1 / length^power for each row."""
     rows = lengths.to(torch.float32)[ids_of(lengths)]
     return rows.pow(-power)
 
 
-@operator("LengthsRangeFill", gradient=NO_GRADIENT)
+@operator("LengthsRangeFill", gradient=NO_GRADIENT, expected="N")
 def lengths_range_fill(lengths: Tensor) -> Tensor:
     """Return the place of each row in its segment, int32."""
     starts = (lengths.cumsum(0) - lengths)[ids_of(lengths)]
@@ -62,13 +64,13 @@ def _segment_lengths(ids: Tensor, like: Any) -> Tensor:
     return torch.bincount(ids.long(), minlength=count if like is None else len(like))
 
 
-@operator("SegmentIdsToLengths")
+@operator("SegmentIdsToLengths", expected="N, M *")
 def segment_ids_to_lengths(ids: Tensor, like: Any = None) -> Tensor:
     """Return the number of rows of each id, int32; there are as many ids as `like` has rows."""
     return _segment_lengths(ids, like).to(torch.int32)
 
 
-@operator("SegmentIdsToRanges")
+@operator("SegmentIdsToRanges", expected="N, M *")
 def segment_ids_to_ranges(ids: Tensor, like: Any = None) -> Tensor:
     """Return (start, length) of each id, int32."""
     return _ranges(_segment_lengths(ids, like))
@@ -78,7 +80,7 @@ def _pack_rule(maker: GradientMaker) -> None:
     maker.op("UnpackSegments", [maker.I(0), maker.GO(0)], [maker.GI(1)])
 
 
-@operator("PackSegments", gradient=_pack_rule)
+@operator("PackSegments", gradient=_pack_rule, expected="M, N *")
 def pack_segments(
     lengths: Tensor,
     x: Any,
@@ -110,7 +112,7 @@ def pack_segments(
     return packed, present
 
 
-@operator("UnpackSegments", gradient="PackSegments(I0, GO0) -> GI1")
+@operator("UnpackSegments", gradient="PackSegments(I0, GO0) -> GI1", expected="M, M T *")
 def unpack_segments(lengths: Tensor, x: Any, *, max_length: int = -1) -> Any:
     """Return the rows of packed segments, one segment behind the other; those that were cut off are 0."""
     width = x.shape[1] if x.ndim > 1 else 0
@@ -124,12 +126,20 @@ def unpack_segments(lengths: Tensor, x: Any, *, max_length: int = -1) -> Any:
     return rows
 
 
-@operator("ReversePackedSegs", gradient="ReversePackedSegs(GO0, I1) -> GI0")
+@operator("ReversePackedSegs", gradient="ReversePackedSegs(GO0, I1) -> GI0", expected="T N D, N")
 def reverse_packed_segs(x: Tensor, lengths: Tensor) -> Tensor:
     """Return packed segments of shape (longest, segments, values), each backwards; what is behind it stays."""
     place = torch.arange(len(x), device=x.device)[:, None]
     source = torch.where(place < lengths, lengths - 1 - place, place)
     return x.gather(0, source.unsqueeze(-1).expand(x.shape).long())
+
+
+def _check_like_keys(keys: Tensor, others: Sequence[Tensor]) -> None:
+    """Raise ValueError for an input whose first dimensions are not those of the keys."""
+    for value in others:
+        if value.shape[: keys.dim()] != keys.shape:
+            wanted = ", ".join([*map(str, keys.shape), "..."])
+            raise ValueError(f"an input has the shape {tuple(value.shape)}, expected ({wanted}) as the keys")
 
 
 def _parts(keys: Tensor, count: int) -> Tensor:
@@ -150,6 +160,7 @@ def partition(
     """
     count = context.outputs // (1 + len(others))
     part = _parts(keys, count)
+    _check_like_keys(keys, others)
     made: list[Tensor] = []
     for number in range(count):
         chosen = part == number
@@ -158,13 +169,14 @@ def partition(
     return tuple(made)
 
 
-@operator("LengthsPartition", gradient=NO_GRADIENT)
+@operator("LengthsPartition", gradient=NO_GRADIENT, expected="M, N")
 def lengths_partition(
     lengths: Tensor, keys: Tensor, *others: Tensor, context: Context, pack_first_input: bool = False
 ) -> tuple[Any, ...]:
     """Return all inputs split by the remainder of their key, with the lengths of the segments in each part."""
     count = context.outputs // (2 + len(others))
-    part, ids = _parts(keys, count), ids_of(lengths)
+    part, ids = _parts(keys, count), ids_of(lengths, len(keys))
+    _check_like_keys(keys, others)
     made: list[Tensor] = []
     for number in range(count):
         chosen = part == number
@@ -185,7 +197,15 @@ def _gather_by_key_rule(maker: GradientMaker) -> None:
 def gather_by_key(keys: Tensor, *parts: Tensor) -> Tensor:
     """Return the values of all keys from parts that were split by the remainder of their key."""
     number = _parts(keys, len(parts)).reshape(-1)
+    if not parts[0].dim():
+        raise ValueError("the part 0 has no dimensions, expected a row for each of its keys")
     made = parts[0].new_zeros(keys.numel(), *parts[0].shape[1:])
     for index, part in enumerate(parts):
-        made[number == index] = part
+        chosen = number == index
+        if part.shape != (int(chosen.sum()), *made.shape[1:]):
+            raise ValueError(
+                f"the part {index} has the shape {tuple(part.shape)}, expected a row for each of its "
+                f"{counted(int(chosen.sum()), 'key')}"
+            )
+        made[chosen] = part
     return made.reshape(*keys.shape, *parts[0].shape[1:])

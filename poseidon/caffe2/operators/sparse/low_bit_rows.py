@@ -56,7 +56,9 @@ def _left(kept: Tensor, lengths: Tensor) -> Tensor:
     return ids_of(lengths)[kept]
 
 
-@operator("SparseLengthsSumSparseLookup", gradient=NO_GRADIENT, inputs=(3, 4), outputs=(2, 3))
+@operator(
+    "SparseLengthsSumSparseLookup", gradient=NO_GRADIENT, inputs=(3, 4), outputs=(2, 3), expected="I, M, T, I"
+)
 def sparse_lengths_sum_sparse_lookup(
     indices: Tensor, lengths: Tensor, table: Tensor, weights: Tensor | None = None
 ) -> tuple[Tensor, ...]:
@@ -98,10 +100,14 @@ def _register(bits: int) -> None:
 
     if bits < 8:
         for source in ("Float", "Half"):
-            operator(f"{source}ToFused{bits}BitRowwiseQuantized", gradient=NO_GRADIENT)(quantize)
-            operator(f"{source}ToFused{bits}BitFakeRowwiseQuantized", gradient=NO_GRADIENT)(fake)
-        operator(f"Fused{bits}BitRowwiseQuantizedToFloat", gradient=NO_GRADIENT)(restore)
-        operator(f"Fused{bits}BitRowwiseQuantizedToHalf", gradient=NO_GRADIENT)(restore_half)
+            operator(f"{source}ToFused{bits}BitRowwiseQuantized", gradient=NO_GRADIENT, expected="N D")(
+                quantize
+            )
+            operator(f"{source}ToFused{bits}BitFakeRowwiseQuantized", gradient=NO_GRADIENT, expected="N D")(
+                fake
+            )
+        operator(f"Fused{bits}BitRowwiseQuantizedToFloat", gradient=NO_GRADIENT, expected="N D")(restore)
+        operator(f"Fused{bits}BitRowwiseQuantizedToHalf", gradient=NO_GRADIENT, expected="N D")(restore_half)
     for kind in ("Sum", "Mean"):
         _register_reductions(bits, kind, gathered)
 
@@ -132,10 +138,18 @@ def _register_reductions(bits: int, kind: str, gathered: Callable[[Tensor, Tenso
         return total / lengths.clamp(min=1)[:, None] if mean else total
 
     if bits < 8:
-        operator(f"SparseLengths{kind}Fused{bits}BitRowwise", gradient=NO_GRADIENT)(plain)
-        operator(f"SparseLengthsWeighted{kind}Fused{bits}BitRowwise", gradient=NO_GRADIENT)(weighted)
-    operator(f"SparseLengths{kind}{bits}BitRowwiseSparse", gradient=NO_GRADIENT)(pruned)
-    operator(f"SparseLengthsWeighted{kind}{bits}BitRowwiseSparse", gradient=NO_GRADIENT)(pruned_weighted)
+        operator(f"SparseLengths{kind}Fused{bits}BitRowwise", gradient=NO_GRADIENT, expected="N D, I, M")(
+            plain
+        )
+        operator(
+            f"SparseLengthsWeighted{kind}Fused{bits}BitRowwise", gradient=NO_GRADIENT, expected="N D, I, I, M"
+        )(weighted)
+    operator(f"SparseLengths{kind}{bits}BitRowwiseSparse", gradient=NO_GRADIENT, expected="N D, I, M, T")(
+        pruned
+    )
+    operator(
+        f"SparseLengthsWeighted{kind}{bits}BitRowwiseSparse", gradient=NO_GRADIENT, expected="N D, I, I, M, T"
+    )(pruned_weighted)
 
 
 for _bits in (2, 4, 8):

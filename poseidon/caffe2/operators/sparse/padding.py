@@ -36,7 +36,7 @@ def _add_padding_rule(maker: GradientMaker) -> None:
         maker.op("GatherPadding", inputs, [maker.GI(index) for index in range(2, len(maker.forward.input))])
 
 
-@operator("AddPadding", gradient=_add_padding_rule)
+@operator("AddPadding", gradient=_add_padding_rule, expected="N *S, M, *S, *S")
 def add_padding(
     x: Tensor,
     lengths: Tensor | None = None,
@@ -61,7 +61,7 @@ def add_padding(
     if x.is_meta:
         return made, padded
     starts = (padded.cumsum(0) - padded).long()
-    ids = ids_of(sizes)
+    ids = ids_of(sizes, x.shape[0])
     shift = starts + before - (sizes.cumsum(0) - sizes)
     made[torch.arange(x.shape[0], device=x.device) + shift[ids]] = x
     if start is not None:
@@ -80,7 +80,7 @@ def _remove_padding_rule(maker: GradientMaker) -> None:
     maker.op("AddPadding", _inputs_of_gradient(maker), [maker.GI(0)])
 
 
-@operator("RemovePadding", gradient=_remove_padding_rule)
+@operator("RemovePadding", gradient=_remove_padding_rule, expected="N *, M")
 def remove_padding(
     x: Tensor, lengths: Tensor | None = None, *, padding_width: int = 1, end_padding_width: int = -1
 ) -> tuple[Tensor, Tensor]:
@@ -97,7 +97,7 @@ def remove_padding(
     return taken(x, places((sizes.cumsum(0) - sizes) + before, kept)), kept
 
 
-@operator("GatherPadding", outputs=(1, 2))
+@operator("GatherPadding", outputs=(1, 2), expected="N *, M")
 def gather_padding(
     x: Tensor,
     lengths: Tensor | None = None,
@@ -114,15 +114,18 @@ def gather_padding(
     return (first, last) if context.outputs == 2 else (first + last,)
 
 
-@operator("PadEmptySamples", inputs=(1, 1 << 30))
+@operator("PadEmptySamples", inputs=(1, 1 << 30), expected="M")
 def pad_empty_samples(lengths: Tensor, *features: Any) -> tuple[Any, ...]:
     """Return the lengths with 1 for 0, and the features with a row of zeros (or
     an empty string) for each such sample.
     """
     padded = lengths.clamp(min=1)
     rows = torch.repeat_interleave(lengths > 0, padded.long())
+    count = int(lengths.sum())
     made: list[Any] = [padded]
     for feature in features:
+        if feature.ndim < 1 or len(feature) != count:
+            raise ValueError(f"a feature has the shape {tuple(feature.shape)}, expected ({count}, ...)")
         if isinstance(feature, np.ndarray):
             wide: Any = np.full((len(rows), *feature.shape[1:]), b"", dtype=object)
             wide[rows.numpy()] = feature
@@ -133,7 +136,7 @@ def pad_empty_samples(lengths: Tensor, *features: Any) -> tuple[Any, ...]:
     return tuple(made)
 
 
-@operator("LengthsPad", gradient=NO_GRADIENT)
+@operator("LengthsPad", gradient=NO_GRADIENT, expected="N *, M")
 def lengths_pad(x: Tensor, lengths: Tensor, *, padding_value: float = -1.0, target_length: int) -> Tensor:
     """Return the segments of x, each filled with a value to one length.
 
@@ -147,11 +150,12 @@ def lengths_pad(x: Tensor, lengths: Tensor, *, padding_value: float = -1.0, targ
     if lengths.numel() and int(lengths.max()) > target_length:
         raise ValueError(f"a segment of {int(lengths.max())} rows is longer than {target_length}")
     starts = torch.arange(len(lengths), device=x.device) * target_length
+    ids_of(lengths, x.shape[0])
     made[places(starts, lengths)] = x
     return made
 
 
-@operator("LengthsSplit")
+@operator("LengthsSplit", expected="N, one")
 def lengths_split(lengths: Tensor, parts: Tensor | None = None, *, n_split: int = -1) -> Tensor:
     """Return each length as `n_split` lengths, equal but for the first ones, which have 1 more.
 
@@ -166,7 +170,7 @@ def lengths_split(lengths: Tensor, parts: Tensor | None = None, *, n_split: int 
     return made.reshape(-1).to(lengths.dtype)
 
 
-@operator("RemoveDataBlocks")
+@operator("RemoveDataBlocks", expected="N *, ?")
 def remove_data_blocks(x: Tensor, indices: Tensor) -> Tensor:
     """Return x without the rows that the indices name."""
     kept = torch.ones(x.shape[0], dtype=torch.bool, device=x.device)
@@ -174,24 +178,24 @@ def remove_data_blocks(x: Tensor, indices: Tensor) -> Tensor:
     return x[kept]
 
 
-@operator("PackRNNSequence", gradient="UnpackRNNSequence(GO0, I1) -> GI0")
+@operator("PackRNNSequence", gradient="UnpackRNNSequence(GO0, I1) -> GI0", expected="N *, M")
 def pack_rnn_sequence(x: Tensor, lengths: Tensor) -> Tensor:
     """Return sequences, one behind the other, as a tensor (longest, sequences, ...) with zeros behind each."""
     longest = int(lengths.max()) if lengths.numel() else 0
     made = x.new_zeros(longest, len(lengths), *x.shape[1:])
-    ids = ids_of(lengths)
+    ids = ids_of(lengths, x.shape[0])
     made[torch.arange(len(ids), device=x.device) - (lengths.cumsum(0) - lengths)[ids], ids] = x
     return made
 
 
-@operator("UnpackRNNSequence", gradient="PackRNNSequence(GO0, I1) -> GI0")
+@operator("UnpackRNNSequence", gradient="PackRNNSequence(GO0, I1) -> GI0", expected="T M *, M")
 def unpack_rnn_sequence(x: Tensor, lengths: Tensor) -> Tensor:
     """Return the sequences of a tensor (longest, sequences, ...), one behind the other."""
     ids = ids_of(lengths)
     return x[torch.arange(len(ids), device=x.device) - (lengths.cumsum(0) - lengths)[ids], ids]
 
 
-@operator("VariableLengthSequencePadding")
+@operator("VariableLengthSequencePadding", expected="T N *, N")
 def variable_length_sequence_padding(x: Tensor, lengths: Tensor) -> Tensor:
     """Return a tensor (steps, sequences, ...) with zeros behind the length of each sequence."""
     inside = torch.arange(x.shape[0], device=x.device)[:, None] < lengths

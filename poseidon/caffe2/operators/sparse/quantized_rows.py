@@ -57,29 +57,33 @@ def _register_fused(suffix: str, pairs_type: torch.dtype) -> None:
         return restore(fused).half()
 
     for source in ("Float", "HalfFloat"):
-        operator(f"{source}ToFused8BitRowwiseQuantized{suffix}", gradient=NO_GRADIENT)(quantize)
-    operator(f"Fused8BitRowwiseQuantized{suffix}ToFloat", gradient=NO_GRADIENT)(restore)
-    operator(f"Fused8BitRowwiseQuantized{suffix}ToHalfFloat", gradient=NO_GRADIENT)(restore_half)
+        operator(f"{source}ToFused8BitRowwiseQuantized{suffix}", gradient=NO_GRADIENT, expected="N D")(
+            quantize
+        )
+    operator(f"Fused8BitRowwiseQuantized{suffix}ToFloat", gradient=NO_GRADIENT, expected="N D")(restore)
+    operator(f"Fused8BitRowwiseQuantized{suffix}ToHalfFloat", gradient=NO_GRADIENT, expected="N D")(
+        restore_half
+    )
 
 
 _register_fused("", torch.float32)
 _register_fused("HalfScaleBias", torch.float16)
 
 
-@operator("FloatToRowwiseQuantized8Bits", gradient=NO_GRADIENT)
+@operator("FloatToRowwiseQuantized8Bits", gradient=NO_GRADIENT, expected="N D *")
 def float_to_rowwise_quantized_8_bits(x: Tensor) -> tuple[Tensor, Tensor]:
     """Return 8-bit numbers, and the scale and bias of each row."""
     numbers, pairs = _quantized(x.flatten(1))
     return numbers.reshape(x.shape), pairs
 
 
-@operator("Rowwise8BitQuantizedToFloat", gradient=NO_GRADIENT)
+@operator("Rowwise8BitQuantizedToFloat", gradient=NO_GRADIENT, expected="N D *, N 2")
 def rowwise_8_bit_quantized_to_float(numbers: Tensor, pairs: Tensor) -> Tensor:
     """Return the values of 8-bit numbers with the scale and bias of each row."""
     return _restored(numbers.flatten(1), pairs).reshape(numbers.shape)
 
 
-@operator("GatherFused8BitRowwise")
+@operator("GatherFused8BitRowwise", expected="N D, I")
 def gather_fused_8_bit_rowwise(fused: Tensor, indices: Tensor) -> Tensor:
     """Return the values of the fused rows that the indices name."""
     return _restored(*_split(fused[indices.long()], torch.float32))
@@ -89,28 +93,28 @@ def reduced_rows(rows: Tensor, weights: Tensor | None, lengths: Tensor, mean: bo
     """Return the weighted sum or mean of the rows of each segment; 0 for an empty one."""
     made = rows.new_zeros(len(lengths), rows.shape[1])
     weighted = rows if weights is None else rows * weights.float()[:, None]
-    total = made.index_add(0, ids_of(lengths), weighted)
+    total = made.index_add(0, ids_of(lengths, len(rows)), weighted)
     return total / lengths.clamp(min=1)[:, None] if mean else total
 
 
 def _register_reductions(kind: str, mean: bool) -> None:
-    @operator(f"SparseLengths{kind}Fused8BitRowwise", gradient=NO_GRADIENT)
+    @operator(f"SparseLengths{kind}Fused8BitRowwise", gradient=NO_GRADIENT, expected="N D, I, M")
     def fused(x: Tensor, indices: Tensor, lengths: Tensor) -> Tensor:
         """Return the sum or mean of the fused rows that the indices of each segment name."""
         return reduced_rows(gather_fused_8_bit_rowwise(x, indices), None, lengths, mean)
 
-    @operator(f"SparseLengthsWeighted{kind}Fused8BitRowwise", gradient=NO_GRADIENT)
+    @operator(f"SparseLengthsWeighted{kind}Fused8BitRowwise", gradient=NO_GRADIENT, expected="N D, I, I, M")
     def fused_weighted(x: Tensor, weights: Tensor, indices: Tensor, lengths: Tensor) -> Tensor:
         """Return the weighted sum or mean of the fused rows that the indices of each segment name."""
         return reduced_rows(gather_fused_8_bit_rowwise(x, indices), weights, lengths, mean)
 
-    @operator(f"SparseLengths{kind}8BitsRowwise", gradient=NO_GRADIENT)
+    @operator(f"SparseLengths{kind}8BitsRowwise", gradient=NO_GRADIENT, expected="N D, I, M, N 2")
     def by_pairs(x: Tensor, indices: Tensor, lengths: Tensor, pairs: Tensor) -> Tensor:
         """Return the sum or mean of the rows that the indices of each segment name."""
         rows = indices.long()
         return reduced_rows(_restored(x[rows], pairs[rows]), None, lengths, mean)
 
-    @operator(f"SparseLengthsWeighted{kind}8BitsRowwise", gradient=NO_GRADIENT)
+    @operator(f"SparseLengthsWeighted{kind}8BitsRowwise", gradient=NO_GRADIENT, expected="N D, I, I, M, N 2")
     def by_pairs_weighted(
         x: Tensor, weights: Tensor, indices: Tensor, lengths: Tensor, pairs: Tensor
     ) -> Tensor:

@@ -14,10 +14,17 @@ from poseidon.caffe2.operators.gradients import GradientMaker
 from poseidon.caffe2.operators.registry import operator
 
 
-def ids_of(lengths: Tensor) -> Tensor:
-    """Return the segment of each row for the lengths of all segments."""
+def ids_of(lengths: Tensor, rows: int | None = None) -> Tensor:
+    """Return the segment of each row for the lengths of all segments.
+
+    Raises:
+        ValueError: the lengths do not add up to a number of rows.
+    """
     segments = torch.arange(len(lengths), device=lengths.device)
-    return torch.repeat_interleave(segments, lengths.to(torch.int64))
+    ids = torch.repeat_interleave(segments, lengths.to(torch.int64))
+    if rows is not None and len(ids) != rows:
+        raise ValueError(f"the lengths add up to {len(ids)}, expected {rows}, as there are rows")
+    return ids
 
 
 def _count(ids: Tensor, num_segments: int = -1) -> int:
@@ -48,7 +55,7 @@ def _reduced(kind: str, rows: Tensor, ids: Tensor, count: int) -> Tensor:
 def _by_lengths(kind: str, rows: Tensor, lengths: Tensor) -> Tensor:
     if rows.is_meta:
         return rows.new_empty(len(lengths), *rows.shape[1:])
-    return _reduced(kind, rows, ids_of(lengths), len(lengths))
+    return _reduced(kind, rows, ids_of(lengths, rows.shape[0]), len(lengths))
 
 
 def _spread(kind: str, dy: Tensor, ids: Tensor) -> Tensor:
@@ -84,17 +91,17 @@ def _by_ids(family: str) -> None:
 
 
 def _register_ids(family: str, kind: str, dense: str, sparse: str) -> None:
-    @operator(f"{family}Segment{kind}", gradient=dense)
+    @operator(f"{family}Segment{kind}", gradient=dense, expected="N *, N")
     def by_ids(x: Tensor, ids: Tensor, *, num_segments: int = -1) -> Tensor:
         """Return the sum or mean of the rows of each id."""
         return _reduced(kind, x, ids, _count(ids, num_segments))
 
-    @operator(f"Sparse{family}Segment{kind}", gradient=sparse)
+    @operator(f"Sparse{family}Segment{kind}", gradient=sparse, expected="N *, I, I")
     def sparse_by_ids(x: Tensor, indices: Tensor, ids: Tensor, *, num_segments: int = -1) -> Tensor:
         """Return the sum or mean of the rows that the indices of each id name."""
         return _reduced(kind, _rows(x, indices), ids, _count(ids, num_segments))
 
-    @operator(f"{family}Segment{kind}Gradient", f"Sparse{family}Segment{kind}Gradient")
+    @operator(f"{family}Segment{kind}Gradient", f"Sparse{family}Segment{kind}Gradient", expected="M *, N")
     def by_ids_gradient(dy: Tensor, ids: Tensor) -> Tensor:
         """Return the gradient of each row."""
         return _spread(kind, dy, ids)
@@ -110,7 +117,7 @@ def _register_weighted_ids(family: str) -> None:
         else:
             maker.op(f"{name}Gradient", [maker.I(1), maker.GO(0), maker.I(2)], [maker.GI(0)])
 
-    @operator(name, gradient=rule)
+    @operator(name, gradient=rule, expected="N *, N, N")
     def weighted(x: Tensor, weights: Tensor, ids: Tensor, *, num_segments: int = -1) -> Tensor:
         """Return the weighted sum of the rows of each id."""
         return _reduced("Sum", x * _column(weights, x), ids, _count(ids, num_segments))
@@ -122,7 +129,7 @@ def _register_weighted_ids(family: str) -> None:
         maker.op(f"{name}Gradient", [maker.I(1), maker.GO(0), maker.I(3)], [values])
         maker.sparse(0, maker.I(2), values)
 
-    @operator(f"Sparse{name}", gradient=sparse_rule)
+    @operator(f"Sparse{name}", gradient=sparse_rule, expected="N *, I, I, I")
     def sparse_weighted(
         x: Tensor, weights: Tensor, indices: Tensor, ids: Tensor, *, num_segments: int = -1
     ) -> Tensor:
@@ -130,12 +137,12 @@ def _register_weighted_ids(family: str) -> None:
         rows = _rows(x, indices)
         return _reduced("Sum", rows * _column(weights, rows), ids, _count(ids, num_segments))
 
-    @operator(f"{name}Gradient", f"Sparse{name}Gradient")
+    @operator(f"{name}Gradient", f"Sparse{name}Gradient", expected="N, M *, N")
     def weighted_gradient(weights: Tensor, dy: Tensor, ids: Tensor) -> Tensor:
         """Return the gradient of each row."""
         return _weighted(weights, dy, ids)
 
-    @operator(f"{name}WithMainInputGradient")
+    @operator(f"{name}WithMainInputGradient", expected="N, M *S, N, N *S")
     def weighted_gradients(weights: Tensor, dy: Tensor, ids: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
         """Return the gradients of rows and weights."""
         return _weighted(weights, dy, ids), _weights_gradient(dy, x, ids)
@@ -149,7 +156,7 @@ for _family in ("Sorted", "Unsorted"):
 def _register_range(kind: str) -> None:
     name = f"SortedSegmentRange{kind}"
 
-    @operator(name, gradient=f"{name}Gradient(I0, O0, GO0, I1) -> GI0")
+    @operator(name, gradient=f"{name}Gradient(I0, O0, GO0, I1) -> GI0", expected="N *, N")
     def range_(x: Tensor, ids: Tensor) -> Tensor:
         """Return the reduction of each run of rows."""
         count = _count(ids)
@@ -161,7 +168,7 @@ def _register_range(kind: str) -> None:
             total = total / _sizes(ids, count, x)
         return torch.log(total) + most
 
-    @operator(f"{name}Gradient")
+    @operator(f"{name}Gradient", expected="N *S, M *S, M *S, N")
     def range_gradient(x: Tensor, y: Tensor, dy: Tensor, ids: Tensor) -> Tensor:
         """Return the gradient of each row."""
         if kind in ("Sum", "Mean"):
@@ -179,7 +186,7 @@ for _kind in ("Sum", "Mean", "Max", "LogSumExp", "LogMeanExp"):
 def _register_lengths(kind: str) -> None:
     gradient = f"LengthsIndicesInGradient{kind}Gradient(GO0, I1, I0) -> GI0"
 
-    @operator(f"Lengths{kind}", gradient=gradient)
+    @operator(f"Lengths{kind}", gradient=gradient, expected="N *, M")
     def by_lengths(x: Tensor, lengths: Tensor) -> Tensor:
         """Return the sum or mean of each segment; 0 for an empty one."""
         return _by_lengths(kind, x, lengths)
@@ -188,17 +195,21 @@ def _register_lengths(kind: str) -> None:
         f"SparseLengthsIndicesInGradient{kind}Gradient(GO0, I2, I1) -> GI0_values; GI0 = (I1, GI0_values)"
     )
 
-    @operator(f"SparseLengths{kind}", gradient=sparse)
+    @operator(f"SparseLengths{kind}", gradient=sparse, expected="N *, I, M")
     def sparse_by_lengths(x: Tensor, indices: Tensor, lengths: Tensor) -> Tensor:
         """Return the sum or mean of the rows that the indices of each segment name."""
         return _by_lengths(kind, _rows(x, indices), lengths)
 
-    @operator(f"LengthsIndicesInGradient{kind}Gradient", f"SparseLengthsIndicesInGradient{kind}Gradient")
+    @operator(
+        f"LengthsIndicesInGradient{kind}Gradient",
+        f"SparseLengthsIndicesInGradient{kind}Gradient",
+        expected="M *, M, I",
+    )
     def by_lengths_gradient(dy: Tensor, lengths: Tensor, indices: Tensor) -> Tensor:
         """Return the gradient of each row."""
         return _spread(kind, dy, ids_of(lengths))
 
-    @operator(f"Lengths{kind}Gradient", f"SparseLengths{kind}Gradient")
+    @operator(f"Lengths{kind}Gradient", f"SparseLengths{kind}Gradient", expected="M *, M")
     def without_indices_gradient(dy: Tensor, lengths: Tensor) -> Tensor:
         """Return the gradient of each row; nets of older releases name this operator."""
         return _spread(kind, dy, ids_of(lengths))
@@ -208,22 +219,26 @@ for _kind in ("Sum", "Mean"):
     _register_lengths(_kind)
 
 
-@operator("LengthsMax", gradient="LengthsMaxWithMainInputAndForwardOutputGradient(O0, GO0, I1, I0) -> GI0")
+@operator(
+    "LengthsMax",
+    gradient="LengthsMaxWithMainInputAndForwardOutputGradient(O0, GO0, I1, I0) -> GI0",
+    expected="N *, M",
+)
 def lengths_max(x: Tensor, lengths: Tensor) -> Tensor:
     """Return the largest of each segment, element by element; 0 for an empty one."""
     return _by_lengths("Max", x, lengths)
 
 
-@operator("SparseLengthsMax")
+@operator("SparseLengthsMax", expected="N *, I, M")
 def sparse_lengths_max(x: Tensor, indices: Tensor, lengths: Tensor) -> Tensor:
     """Return the largest of the rows that the indices of each segment name."""
     return _by_lengths("Max", _rows(x, indices), lengths)
 
 
-@operator("LengthsMaxWithMainInputAndForwardOutputGradient")
+@operator("LengthsMaxWithMainInputAndForwardOutputGradient", expected="M *S, M *S, M, N *S")
 def lengths_max_gradient(y: Tensor, dy: Tensor, lengths: Tensor, x: Tensor) -> Tensor:
     """Return the gradient of `LengthsMax`: each element that equals the largest has it."""
-    ids = ids_of(lengths)
+    ids = ids_of(lengths, x.shape[0])
     return torch.where(x == y[ids], dy[ids], 0)
 
 
@@ -243,18 +258,18 @@ def lengths_weighted_sum(x: Tensor, weights: Tensor, lengths: Tensor) -> Tensor:
     return _by_lengths("Sum", x * _column(weights, x), lengths)
 
 
-@operator("LengthsWeightedSumGradient")
+@operator("LengthsWeightedSumGradient", expected="N, M *, M")
 def lengths_weighted_sum_gradient(weights: Tensor, dy: Tensor, lengths: Tensor) -> Tensor:
     """Return the gradient of the rows of `LengthsWeightedSum`."""
-    return _weighted(weights, dy, ids_of(lengths))
+    return _weighted(weights, dy, ids_of(lengths, weights.shape[0]))
 
 
-@operator("LengthsWeightedSumWithMainInputGradient")
+@operator("LengthsWeightedSumWithMainInputGradient", expected="N, M *S, M, N *S")
 def lengths_weighted_sum_gradients(
     weights: Tensor, dy: Tensor, lengths: Tensor, x: Tensor
 ) -> tuple[Tensor, Tensor]:
     """Return the gradients of rows and weights of `LengthsWeightedSum`."""
-    ids = ids_of(lengths)
+    ids = ids_of(lengths, x.shape[0])
     return _weighted(weights, dy, ids), _weights_gradient(dy, x, ids)
 
 
@@ -277,7 +292,7 @@ def sparse_lengths_weighted_sum(x: Tensor, weights: Tensor, indices: Tensor, len
     return _by_lengths("Sum", rows * _column(weights, rows), lengths)
 
 
-@operator("SparseLengthsPositionalWeightedSum")
+@operator("SparseLengthsPositionalWeightedSum", expected="N *, W, I, M")
 def sparse_lengths_positional_weighted_sum(
     x: Tensor, weights: Tensor, indices: Tensor, lengths: Tensor
 ) -> Tensor:
@@ -288,18 +303,18 @@ def sparse_lengths_positional_weighted_sum(
     return _by_lengths("Sum", rows * _column(weights[place], rows), lengths)
 
 
-@operator("SparseLengthsIndicesInGradientWeightedSumGradient")
+@operator("SparseLengthsIndicesInGradientWeightedSumGradient", expected="I, M *, M, I")
 def sparse_lengths_weighted_sum_gradient(
     weights: Tensor, dy: Tensor, lengths: Tensor, indices: Tensor
 ) -> Tensor:
     """Return the gradient of the gathered rows of `SparseLengthsWeightedSum`."""
-    return _weighted(weights, dy, ids_of(lengths))
+    return _weighted(weights, dy, ids_of(lengths, weights.shape[0]))
 
 
-@operator("SparseLengthsIndicesInGradientWeightedSumWithMainInputGradient")
+@operator("SparseLengthsIndicesInGradientWeightedSumWithMainInputGradient", expected="I, M *, M, N *, I")
 def sparse_lengths_weighted_sum_gradients(
     weights: Tensor, dy: Tensor, lengths: Tensor, x: Tensor, indices: Tensor
 ) -> tuple[Tensor, Tensor]:
     """Return the gradients of the gathered rows and of the weights of `SparseLengthsWeightedSum`."""
-    ids = ids_of(lengths)
+    ids = ids_of(lengths, indices.shape[0])
     return _weighted(weights, dy, ids), _weights_gradient(dy, _rows(x, indices), ids)

@@ -38,7 +38,16 @@ def by_row(values: Tensor, table: Tensor) -> Tensor:
     return values.reshape(-1, *[1] * (table.dim() - 1))
 
 
-def gradient_rows(gradient: Tensor, indices: Tensor) -> Tensor:
-    """Return the gradient with one row for each index."""
-    count = indices.numel()
-    return gradient.reshape(count, *gradient.shape[indices.dim() :])
+def gradient_rows(gradient: Tensor, indices: Tensor, table: Tensor) -> Tensor:
+    """Return the gradient with one row for each index, in the shape of the table's rows.
+
+    Raises:
+        ValueError: its first dimensions are not those of the indices, or a row has not as many values as the table's.
+    """
+    row, places = table.shape[1:], indices.dim()
+    if gradient.shape[:places] != indices.shape or gradient.shape[places:].numel() != row.numel():
+        raise ValueError(
+            f"the gradient has the shape {tuple(gradient.shape)}, expected {(*indices.shape, *row)}: "
+            "a row for each index"
+        )
+    return gradient.reshape(indices.numel(), *row)

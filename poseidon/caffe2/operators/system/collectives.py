@@ -200,7 +200,7 @@ def _sum_of_devices(tensors: Sequence[Tensor], target: int = 0) -> Tensor:
     return total
 
 
-@operator("NCCLAllreduce", inputs=(1, ANY), outputs=(1, ANY))
+@operator("NCCLAllreduce", inputs=(1, ANY), outputs=(1, ANY), expected="*S, ...")
 def nccl_all_reduce(*tensors: Tensor) -> list[Tensor]:
     """Return the sum of all inputs on the device of each."""
     total = _sum_of_devices(tensors)
@@ -213,19 +213,19 @@ def nccl_broadcast(*tensors: Tensor, root: int = 0) -> list[Tensor]:
     return [tensors[root].to(tensor.device, copy=True) for tensor in tensors]
 
 
-@operator("NCCLReduce", inputs=(1, ANY))
+@operator("NCCLReduce", inputs=(1, ANY), expected="*S, ...")
 def nccl_reduce(*tensors: Tensor, root: int = 0) -> Tensor:
     """Return the sum of all inputs on the device of the input `root`."""
     return _sum_of_devices(tensors, root)
 
 
-@operator("NCCLAllGather", inputs=(1, ANY), outputs=(1, ANY))
+@operator("NCCLAllGather", inputs=(1, ANY), outputs=(1, ANY), expected="*S, ...")
 def nccl_all_gather(*tensors: Tensor) -> list[Tensor]:
     """Return all inputs stacked, on the device of each."""
     return [torch.stack([other.to(tensor.device) for other in tensors]) for tensor in tensors]
 
 
-@operator("NCCLReduceScatter", inputs=(1, ANY), outputs=(1, ANY))
+@operator("NCCLReduceScatter", inputs=(1, ANY), outputs=(1, ANY), expected="*S, ...")
 def nccl_reduce_scatter(*tensors: Tensor) -> list[Tensor]:
     """Return the parts of the sum of all inputs along the first dimension: the
     first part on the first device, and so on.

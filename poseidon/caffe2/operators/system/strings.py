@@ -14,14 +14,26 @@ from torch import Tensor
 from poseidon.caffe2.operators.registry import NO_GRADIENT, Context, operator
 
 
+def _texts(x: Any) -> list[bytes]:
+    """Return the strings of a tensor.
+
+    Raises:
+        ValueError: it has numbers.
+    """
+    if not isinstance(x, np.ndarray):
+        raise ValueError("the input is a tensor of numbers, expected strings")
+    return list(x.reshape(-1).tolist())
+
+
 def _strings(x: Any, change: Callable[[bytes], bytes]) -> Any:
-    made = np.empty(x.size, dtype=object)
-    made[:] = [change(text) for text in x.reshape(-1).tolist()]
+    texts = _texts(x)
+    made = np.empty(len(texts), dtype=object)
+    made[:] = list(map(change, texts))
     return made.reshape(x.shape)
 
 
 def _booleans(x: Any, test: Callable[[bytes], bool]) -> Tensor:
-    return torch.tensor([test(text) for text in x.reshape(-1).tolist()], dtype=torch.bool).reshape(x.shape)
+    return torch.tensor(list(map(test, _texts(x))), dtype=torch.bool).reshape(x.shape)
 
 
 @operator("StringPrefix")
@@ -54,7 +66,7 @@ def string_equals(x: Any, *, text: bytes = b"") -> Tensor:
     return _booleans(x, lambda each: each == text)
 
 
-@operator("StringJoin")
+@operator("StringJoin", expected="N *")
 def string_join(x: Any, *, delimiter: str = ",", axis: int = 0) -> Any:
     """Return for each row (axis 0) or column (axis 1) one string: its values, each followed by a delimiter."""
     values = x if isinstance(x, np.ndarray) else x.cpu().numpy()

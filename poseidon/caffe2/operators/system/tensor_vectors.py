@@ -33,6 +33,8 @@ def concat_tensor_vector(vector: list[Tensor]) -> Tensor:
     Raises:
         ValueError: the vector is empty.
     """
+    if not isinstance(vector, list):
+        raise ValueError("the input is no vector of tensors: CreateTensorVector makes one")
     if not vector:
         raise ValueError("the vector has no tensors to join")
     return torch.cat(vector)
@@ -78,7 +80,7 @@ class CollectTensor:
         return place if place < self.most else None
 
 
-@operator("PackRecords")
+@operator("PackRecords", expected="_ *, ...")
 def pack_records(*columns: Any, fields: list[str], pack_to_single_shared_ptr: bool = False) -> Any:
     """Return records as a tensor with an element for each: the vector of its rows of all columns.
 
@@ -108,6 +110,9 @@ def unpack_records(packed: Any, *prototypes: Any, fields: list[str]) -> list[Any
     Raises:
         RuntimeError: there are neither records nor prototypes, or they have another number of columns.
     """
+    for number, value in enumerate(prototypes):
+        if not value.ndim:
+            raise EnforceNotMet(f"UnPackRecords: the prototype {number} has no dimensions, expected rows")
     parts = [*([[value[:0] for value in prototypes]] if prototypes else []), *packed]
     if not parts:
         raise EnforceNotMet(

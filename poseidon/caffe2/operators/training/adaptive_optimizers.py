@@ -32,7 +32,7 @@ def storm(
     return w + rate * moved, moved, summed
 
 
-@operator("SparseStorm")
+@operator("SparseStorm", expected="N *S, N *S, one, ?, ?, one")
 def sparse_storm(
     w: Tensor,
     m: Tensor,
@@ -46,7 +46,7 @@ def sparse_storm(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return what `Storm` does; the rows without a gradient stay as they are."""
     summed, rate = _storm_rate(total, g, lr, beta)
-    given = gradient_rows(g, indices)
+    given = gradient_rows(g, indices, w)
     for rows, positions in rounds(indices):
         m[rows] = _storm_momentum(m[rows], given[positions], rate, momentum)
         w[rows] += rate * m[rows]
@@ -66,7 +66,7 @@ def wngrad(
     return w + step, b + (g * g).sum() / (b + epsilon), rate, step
 
 
-@operator("SparseWngrad")
+@operator("SparseWngrad", expected="N *, one, ?, ?, one")
 def sparse_wngrad(
     w: Tensor, b: Tensor, indices: Tensor, g: Tensor, lr: Tensor, *, epsilon: float = 1e-5
 ) -> tuple[Tensor, Tensor]:
@@ -75,7 +75,7 @@ def sparse_wngrad(
     As in Caffe2, `epsilon` is no part of the growth of the divisor here.
     """
     rate = lr / (b + epsilon)
-    given = gradient_rows(g, indices)
+    given = gradient_rows(g, indices, w)
     for rows, positions in rounds(indices):
         w[rows] += rate * given[positions]
     return w, b + (g * g).sum() / b

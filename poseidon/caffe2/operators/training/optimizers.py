@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from poseidon.caffe2.operators.gradients import GradientMaker
+from poseidon.caffe2.operators.input_shapes import check_count, check_tensor
 from poseidon.caffe2.operators.registry import Context, operator
 
 TILE = 1 << 17
@@ -306,6 +307,9 @@ def weighted_sum(*pairs: Tensor) -> Tensor:
 @operator("WeightedSumGradient")
 def weighted_sum_gradient(dy: Tensor, *pairs: Tensor, grad_on_w: bool = False) -> tuple[Tensor, ...]:
     """Return the gradients of the terms, then those of the weights."""
+    for x, weight in zip(pairs[0::2], pairs[1::2], strict=True):
+        check_count("a weight", weight, 1)
+        check_tensor("a term", x, tuple(dy.shape))
     terms = tuple(dy * weight.reshape(()) for weight in pairs[1::2])
     if not grad_on_w:
         return terms

@@ -20,7 +20,7 @@ from poseidon.caffe2.operators.training.optimizers import (
 )
 
 
-@operator("SparseMomentumSGDUpdate")
+@operator("SparseMomentumSGDUpdate", expected="?, N *S, one, N *S")
 def sparse_momentum_sgd_update(
     g: Tensor,
     m: Tensor,
@@ -33,7 +33,7 @@ def sparse_momentum_sgd_update(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return the steps, the momentum and the parameter."""
     steps = torch.empty_like(g)
-    given, made = gradient_rows(g, indices), gradient_rows(steps, indices)
+    given, made = gradient_rows(g, indices, w), gradient_rows(steps, indices, w)
     for rows, positions in rounds(indices):
         step, m[rows] = momentum_step(given[positions], m[rows], lr, momentum, nesterov)
         w[rows] -= step
@@ -41,7 +41,7 @@ def sparse_momentum_sgd_update(
     return steps, m, w
 
 
-@operator("SparseAdagrad", outputs=(2, 4))
+@operator("SparseAdagrad", outputs=(2, 4), expected="N *S, N *S, ?, ?, one")
 def sparse_adagrad(
     w: Tensor,
     h: Tensor,
@@ -53,7 +53,7 @@ def sparse_adagrad(
     weight_decay: float = 0.0,
 ) -> tuple[Tensor, Tensor]:
     """Return parameter and sums of squares."""
-    given = gradient_rows(g, indices)
+    given = gradient_rows(g, indices, w)
     for rows, positions in rounds(indices):
         old = w[rows]
         w[rows], h[rows], _, _ = adagrad_step(
@@ -62,7 +62,7 @@ def sparse_adagrad(
     return w, h
 
 
-@operator("RowWiseSparseAdagrad", "RowWiseSparseAdagradNoGradOutput")
+@operator("RowWiseSparseAdagrad", "RowWiseSparseAdagradNoGradOutput", expected="N *, N *, ?, ?, one")
 def row_wise_sparse_adagrad(
     w: Tensor,
     h: Tensor,
@@ -87,7 +87,7 @@ def row_wise_sparse_adagrad(
         weight_decay: of the rows.
         counter_halflife: see `counter`; without effect below 1.
     """
-    given = gradient_rows(g, indices)
+    given = gradient_rows(g, indices, w)
     for rows, positions in rounds(indices):
         part = given[positions]
         if weight_decay:
@@ -108,7 +108,7 @@ def _decay(rows: Tensor, weight_decay: float, counter: Tensor | None, halflife: 
     return torch.where(counts > 0, decay * (halflife / counts), decay).to(decay.dtype)
 
 
-@operator("SparseAdam", "RowWiseSparseAdam", outputs=(3, 4))
+@operator("SparseAdam", "RowWiseSparseAdam", outputs=(3, 4), expected="N *S, N *S, N *, ?, ?, one, one")
 def sparse_adam(
     w: Tensor,
     m1: Tensor,
@@ -129,7 +129,7 @@ def sparse_adam(
     `enableRAdam` the step is that of RAdam.
     """
     steps = torch.empty_like(g)
-    given, made = gradient_rows(g, indices), gradient_rows(steps, indices)
+    given, made = gradient_rows(g, indices, w), gradient_rows(steps, indices, w)
     number, betas = counted(iteration), (beta1, beta2)
     for rows, positions in rounds(indices):
         part = given[positions]
@@ -142,7 +142,7 @@ def sparse_adam(
     return w, m1, m2, steps
 
 
-@operator("SmartDecaySparseAdam")
+@operator("SmartDecaySparseAdam", expected="N *S, N *S, N *S, N *, ?, ?, one, one")
 def smart_decay_sparse_adam(
     w: Tensor,
     m1: Tensor,
@@ -163,7 +163,7 @@ def smart_decay_sparse_adam(
     with the present second moment. The bias of the moments stays.
     """
     now = counted(iteration) + 1
-    given = gradient_rows(g, indices)
+    given = gradient_rows(g, indices, w)
     for rows, positions in rounds(indices):
         part = given[positions]
         passed = by_row((now - seen[rows]).to(w.dtype), w)
@@ -176,7 +176,7 @@ def smart_decay_sparse_adam(
     return w, m1, m2, seen
 
 
-@operator("SparseAdadelta")
+@operator("SparseAdadelta", expected="N *S, N *S, N *S, ?, ?, one")
 def sparse_adadelta(
     w: Tensor,
     h: Tensor,
@@ -189,7 +189,7 @@ def sparse_adadelta(
     decay: float = 0.95,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return parameter, mean of squared gradients and mean of squared updates."""
-    given = gradient_rows(g, indices)
+    given = gradient_rows(g, indices, w)
     for rows, positions in rounds(indices):
         w[rows], h[rows], d[rows] = adadelta_step(
             w[rows], h[rows], d[rows], given[positions], lr, epsilon, decay
@@ -197,7 +197,7 @@ def sparse_adadelta(
     return w, h, d
 
 
-@operator("SparseFtrl")
+@operator("SparseFtrl", expected="N *S, N *S 2, ?, ?, one")
 def sparse_ftrl(
     w: Tensor,
     nz: Tensor,
@@ -211,14 +211,14 @@ def sparse_ftrl(
     lambda2: float = 0.001,
 ) -> tuple[Tensor, Tensor]:
     """Return parameter and sums."""
-    given = gradient_rows(g, indices)
+    given = gradient_rows(g, indices, w)
     speed: Any = alpha if rate is None else rate
     for rows, positions in rounds(indices):
         w[rows], nz[rows] = ftrl_step(w[rows], nz[rows], given[positions], speed, beta, lambda1, lambda2)
     return w, nz
 
 
-@operator("ScatterWeightedSum")
+@operator("ScatterWeightedSum", expected="N *, one")
 def scatter_weighted_sum(x: Tensor, weight: Tensor, indices: Tensor, *pairs: Tensor) -> Tensor:
     """Return x, whose rows are weighted and have weighted rows added: x[i] = w0 x[i] + sum of w_k x_k[i], in place."""
     rows = indices.reshape(-1).long()
@@ -226,11 +226,11 @@ def scatter_weighted_sum(x: Tensor, weight: Tensor, indices: Tensor, *pairs: Ten
     counts = torch.bincount(rows, minlength=x.shape[0])
     x.mul_(by_row((factor**counts).to(x.dtype), x))
     for term, amount in zip(pairs[0::2], pairs[1::2], strict=True):
-        x.index_add_(0, rows, gradient_rows(term, indices) * amount.reshape(()))
+        x.index_add_(0, rows, gradient_rows(term, indices, x) * amount.reshape(()))
     return x
 
 
-@operator("RowWiseCounter")
+@operator("RowWiseCounter", expected="N *, N *, ?, one")
 def row_wise_counter(
     last: Tensor, counts: Tensor, indices: Tensor, iteration: Tensor, *, counter_halflife: int = -1
 ) -> tuple[Tensor, Tensor]:
@@ -252,7 +252,7 @@ def row_wise_counter(
     return last, counts
 
 
-@operator("SparseLpRegularizer", inputs=(2, 3))
+@operator("SparseLpRegularizer", inputs=(2, 3), expected="N *, ?")
 def sparse_lp_regularizer(
     param: Tensor, indices: Tensor, grad: Tensor | None = None, *, p: float = 2.0, reg_lambda: float = 0.01
 ) -> Tensor:

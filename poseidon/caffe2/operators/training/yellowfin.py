@@ -24,7 +24,7 @@ class _Averages:
         return new, new * self.correction
 
 
-@operator("YellowFin")
+@operator("YellowFin", expected="*S, *S, one, one, W, *S, *S, 5, *S, one")
 def yellow_fin(
     w: Tensor,
     m: Tensor,

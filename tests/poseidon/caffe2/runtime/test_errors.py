@@ -12,6 +12,7 @@ from torch.nn import functional
 
 from poseidon.caffe2 import core, workspace
 from poseidon.caffe2.operators.input_shapes import parse_shapes
+from poseidon.caffe2.operators.registry import find
 from poseidon.caffe2.runtime.errors import cause, is_own
 
 SHAPES = "the shapes of the inputs do not fit together"
@@ -53,32 +54,42 @@ def test_what_torch_and_python_report(
     ) as caught:
         call(*inputs)
     assert not is_own(caught.value)
-    assert cause(caught.value, dict(zip("xy", inputs, strict=False)))[0] == expected
+    assert cause(caught.value, dict(zip("xy", inputs, strict=False))) == expected
 
 
 def test_a_sentence_of_this_package_stays() -> None:
     with pytest.raises(ValueError, match="the shape") as caught:
         parse_shapes("N").check([(2, 3)], ["x"])
     assert is_own(caught.value)
-    assert cause(caught.value, {"x": X}) == ("x has the shape (2, 3), expected (N,)", "")
+    assert cause(caught.value, {"x": X}) == "x has the shape (2, 3), expected (N,)"
 
 
 def test_what_is_no_fault_of_an_input_stays() -> None:
-    assert cause(FileNotFoundError(2, "No such file"), {}) == (
-        "FileNotFoundError: [Errno 2] No such file",
-        "",
-    )
+    assert cause(FileNotFoundError(2, "No such file"), {}) == "FileNotFoundError: [Errno 2] No such file"
     with pytest.raises(RuntimeError) as caught:
         torch.empty(1 << 60)
-    assert "allocate" in cause(caught.value, {})[0]
+    assert "allocate" in cause(caught.value, {})
 
 
-def test_the_text_of_torch_follows_the_inputs() -> None:
-    workspace.FeedBlob("x", np.ones((2, 3), "float32"))
-    workspace.FeedBlob("y", np.ones((4, 5), "float32"))
+@pytest.mark.parametrize(
+    ("kind", "shapes", "reason"),
+    [
+        ("Add", [(2, 3), (4, 5)], SHAPES),
+        ("ReluGradient", [(2, 3), (4, 5)], "x1 has the shape (4, 5), expected (2, 3)"),
+        ("SortedSegmentSum", [(2, 3), (3,)], "x1 has the shape (3,), expected (2,)"),
+        ("MergeDim", [(2,)], "x0 has the shape (2,), expected (N, M, ...)"),
+        ("RoIPool", [(1, 3, 4), (2, 5)], "x0 has the shape (1, 3, 4), expected (N, any, any, any)"),
+    ],
+)
+def test_a_failure_names_the_input_whose_shape_is_wrong(
+    kind: str, shapes: list[tuple[int, ...]], reason: str
+) -> None:
+    names = [f"x{index}" for index in range(len(shapes))]
+    for name, shape in zip(names, shapes, strict=True):
+        workspace.FeedBlob(name, np.ones(shape, "float32"))
     with pytest.raises(RuntimeError) as caught:
-        workspace.RunOperatorOnce(core.CreateOperator("Add", ["x", "y"], "z"))
+        workspace.RunOperatorOnce(core.CreateOperator(kind, names, ["y", "z"][: find(kind).outputs[1]]))
+    given = ", ".join(f"{name} {shape}" for name, shape in zip(names, shapes, strict=True))
     line = str(caught.value).splitlines()[0]
-    assert line.startswith(
-        f"[enforce fail at Add] {SHAPES}; this operator, Add, has the inputs x (2, 3), y (4, 5) (The size"
-    )
+    assert line == f"[enforce fail at {kind}] {reason}; this operator, {kind}, has the inputs {given}"
+    assert caught.value.__cause__ is not None  # torch's own text
