@@ -191,7 +191,10 @@ def test_run_local_takes_the_words_of_the_original(
     assert not started
     assert main(words) == 0
     flags = parse_arguments(started[0])
-    assert (Path(flags.hostfile).name, flags.gpu, flags.svb) == (hostfile, gpu, "auto")
+    assert (Path(flags.hostfile).name, flags.gpu, flags.svb) == (hostfile, gpu, None)
+    assert len(started[0]) == 4 + bool(device) + (
+        "--max_iter=3" in words
+    )  # train, solver, net_outputs, hostfile
     assert flags.settings == (["max_iter=3"] if "--max_iter=3" in started[0] else None)
     assert Path(flags.net_outputs).name == "cifar-netoutputs"
 

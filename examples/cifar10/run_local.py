@@ -22,6 +22,7 @@ from poseidon.cli.checkout import use_environment
 use_environment()
 
 from poseidon.cli.main import main as poseidon
+from poseidon.cli.main import parse_arguments
 
 # The solver definition.
 solver = ROOT / "prototxt" / "cifar10" / "cifar10_quick_solver.prototxt"
@@ -49,6 +50,8 @@ HOSTFILE = ROOT / "machinefiles" / "localserver"
 def train_flags(words: list[str]) -> dict[str, str]:
     """Return the parameters above as flags of `poseidon train`: values by name.
 
+    Those that say what it does anyway are left out, so that the job's last lines are short.
+
     Args:
         words: flags that follow; --exchange replaces svb.
     """
@@ -63,9 +66,10 @@ def train_flags(words: list[str]) -> dict[str, str]:
         "consistency_model": consistency_model,
         "net_outputs": str(ROOT / net_outputs),
     }
-    if any(word.lstrip("-").startswith("exchange") for word in words):
+    if svb == "auto" or any(word.lstrip("-").startswith("exchange") for word in words):
         del flags["svb"]
-    return flags
+    usual = vars(parse_arguments(["train", "--solver="]))
+    return {name: value for name, value in flags.items() if value != str(usual[name])}
 
 
 def main(words: list[str]) -> int:
