@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass, field, fields
+from enum import Enum
 from typing import Any, TypeVar
 
 from poseidon.errors import UsageError
@@ -152,6 +153,17 @@ class JobDocument(WorkerDocument, TrainingOptions):
     stop_at_nan: bool = True
 
 
+class Prints(str, Enum):
+    """Where standard output of a script goes, besides the worker's log."""
+
+    LOG = "log"
+    """Nowhere else."""
+    STDOUT = "stdout"
+    """To the launcher, as standard output."""
+    STDERR = "stderr"
+    """To the launcher, as standard error: in the order in which the script writes to both."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScriptDocument(WorkerDocument):
     """The configuration of a worker of `poseidon run`.
@@ -159,13 +171,13 @@ class ScriptDocument(WorkerDocument):
     Attributes:
         script: path of the script.
         arguments: the script's command-line arguments.
-        shows_prints: the script's output goes to the launcher too, not only to the worker's log; rank 0's always does.
+        prints: where standard output goes.
         snapshot: checkpoint to resume from, or empty.
     """
 
     script: str
     arguments: tuple[str, ...] = ()
-    shows_prints: bool = False
+    prints: Prints = Prints.LOG
     snapshot: str = ""
 
 
@@ -203,6 +215,7 @@ def read_document_of(kind: type[Document], line: str | bytes) -> Document:
             "float": float,
             "str": str,
             "bool": bool,
+            "Prints": str,
             "ExchangeOptions": ExchangeOptions,
         }.get(str(known[name].type), list)
         if type(content) is not expected:
@@ -212,7 +225,17 @@ def read_document_of(kind: type[Document], line: str | bytes) -> Document:
             value[name] = tuple(value.get(name, ()))
             if any(type(item) is not (int if "int" in str(entry.type) else str) for item in value[name]):
                 raise UsageError(f"the job document's {name} is {value[name]!r:.60}; expected {entry.type}")
+    if "prints" in value:
+        value["prints"] = _prints(value["prints"])
     try:
         return kind(**value)
     except TypeError as error:
         raise UsageError(f"the job document is incomplete: {error}") from error
+
+
+def _prints(text: str) -> Prints:
+    try:
+        return Prints(text)
+    except ValueError as error:
+        legal = ", ".join(kind.value for kind in Prints)
+        raise UsageError(f"the job document's prints is {text!r:.60}; expected one of {legal}") from error

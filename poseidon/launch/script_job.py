@@ -10,7 +10,7 @@ from poseidon.cluster.plan import WorkerPlan, devices_from_flag
 from poseidon.cluster.supervision.loop import JobResult
 from poseidon.cluster.supervision.restarts import StartingPoint
 from poseidon.cluster.supervision.state import Outcome
-from poseidon.engine.document import ScriptDocument
+from poseidon.engine.document import Prints, ScriptDocument
 from poseidon.engine.module.checkpoint_file import ENDING, steps_of
 from poseidon.errors import UsageError
 from poseidon.hints import short_path
@@ -20,6 +20,7 @@ from poseidon.launch.job_folder import find_snapshot
 from poseidon.launch.processes import Start
 from poseidon.launch.request import ScriptRequest, ShownLogs
 from poseidon.launch.site import FileSet, Site
+from poseidon.launch.terminal import on_one_terminal
 from poseidon.snapshot.checksums import sums_path
 
 
@@ -86,9 +87,18 @@ class ScriptJob(Job):
             **self.worker_document(role, start).to_fields(),
             script=start.launcher.path(role.host, self.request.script.absolute()),
             arguments=self.request.arguments,
-            shows_prints=self.request.show_logs is ShownLogs.ALL,
+            prints=self._prints(role),
             snapshot=start.launcher.path(role.host, Path(state)) if state else "",
         )
+
+    def _prints(self, role: WorkerPlan) -> Prints:
+        """Return where a worker's standard output goes: that of rank 0 to the launcher's.
+
+        On a terminal its order among the lines of standard error matters, so the two are one stream.
+        """
+        if role.rank == 0 and not on_one_terminal():
+            return Prints.STDOUT
+        return Prints.STDERR if role.rank == 0 or self.request.show_logs is ShownLogs.ALL else Prints.LOG
 
     def files(self, point: StartingPoint) -> Sequence[FileSet]:
         """See `Job`. The script itself is sent; modules of its own that it imports must be there."""

@@ -1,7 +1,7 @@
 """What the user of a job reads while it runs: worker 0's log or everyone's, each warning once, and the progress.
 
 Law: what a script's rank 0 writes to standard output goes to the launcher's, byte for byte, and nothing else does.
-On a terminal its standard error appears as it comes, so that a progress bar of a script moves.
+On a terminal its output appears as it comes, so that a progress bar of a script moves.
 """
 
 from __future__ import annotations
@@ -25,13 +25,18 @@ _GLOG = re.compile(r"[IWEF]\d{4} \d\d:\d\d:\d\d\.")
 _MAY_BE_GLOG = re.compile(r"[IWEF](\d{0,4}$|\d{4} )")
 
 
+def on_one_terminal() -> bool:
+    """Return whether standard output and standard error of this process are a terminal."""
+    return all(stream is not None and stream.isatty() for stream in (sys.stdout, sys.stderr))
+
+
 class Terminal(JobListener):
     """Shows a job to its user.
 
     Args:
         title: the net's name.
         stream: usually standard error.
-        stdout: what a script's rank 0 prints; None: standard output.
+        stdout: for what a script's rank 0 prints; None: standard output.
         on_started: called when the job runs.
         shown: whose logs are shown.
         progress: how the progress is shown.
@@ -55,7 +60,6 @@ class Terminal(JobListener):
         self._line = ProgressLine(title, stream, bar=progress is not ShownProgress.LINES)
         self._bar_alone = progress is ShownProgress.BAR and self._line.on_terminal
         self._stdout = _StandardOutput(stdout or sys.stdout, self.print)
-        self._stdout_is_shown = self._stdout.on_terminal and stream.isatty()
         self._live = stream.isatty() and shown is ShownLogs.FIRST and not self._bar_alone
         self._stderr = _LogLines()
         self._started = on_started
@@ -96,16 +100,13 @@ class Terminal(JobListener):
         if not _is_first(name):
             return
         if stream is OutputStream.STDOUT:
-            if not self._stdout_is_shown:
-                self._stdout.write(text)
-            elif not self._bar_alone:
-                self._line.pass_on(text, lambda: self._stdout.write(text))
+            self._stdout.write(text)
         elif self._live:
             for piece, is_log in self._stderr.split(text):
                 if is_log:
                     self._show(name, piece)
                 else:
-                    self._line.pass_text(piece)
+                    self._line.pass_on(piece)
 
     def on_log(self, name: ProcessName, stream: OutputStream, line: OutputLine) -> None:
         """See `JobListener`. The same warning is shown once, whichever process it comes from."""
@@ -164,7 +165,7 @@ class Terminal(JobListener):
     def close(self) -> None:
         """Show what a process has left within a line, and end the progress line."""
         if rest := self._stderr.finish():
-            self._line.pass_text(rest)
+            self._line.pass_on(rest)
         self._line.close()
 
 
@@ -172,7 +173,6 @@ class _StandardOutput:
     """Standard output for a script's bytes. When it cannot be written, there is one warning."""
 
     def __init__(self, stream: TextIO, warn: Callable[[str], None]) -> None:
-        self.on_terminal = stream.isatty()
         self._stream: TextIO | None = stream
         self._warn = warn
 

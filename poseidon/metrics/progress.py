@@ -201,51 +201,30 @@ class ProgressBar:
         """Write a line above the bar."""
         with self._lock:
             begin = "\n" if self._line_is_open else ""
+            self._write(f"{begin}{line}\n")
 
-            def write() -> None:
-                self._stream.write(f"{begin}{line}\n")
-                self._stream.flush()
-
-            try:
-                self._above_bar(write, opens_line=False)
-            except (OSError, ValueError):
-                self._abandon()
-
-    def pass_on(self, text: str, write: Callable[[], None]) -> None:
+    def pass_on(self, text: str) -> None:
         """Write a piece of text above the bar as it is.
 
         The bar waits while the text ends within a line. It is put away for good when the text
         returns to the beginning of a line, because then it is a progress bar itself.
-
-        Args:
-            text: the piece.
-            write: writes it to the terminal; its exceptions pass through.
         """
         with self._lock:
             if "\r" in text.replace("\r\n", "\n"):
                 self._remove_bar()
-            self._above_bar(write, opens_line=not text.endswith("\n"))
+            self._write(text)
 
-    def pass_text(self, text: str) -> None:
-        """As `pass_on`, to the bar's own stream."""
-
-        def write() -> None:
+    def _write(self, text: str) -> None:
+        try:
+            if self._bar is not None and not self._line_is_open:  # else the bar is not there
+                self._bar.clear()
             self._stream.write(text)
             self._stream.flush()
-
-        with self._lock:
-            try:
-                self.pass_on(text, write)
-            except (OSError, ValueError):
-                self._abandon()
-
-    def _above_bar(self, write: Callable[[], None], *, opens_line: bool) -> None:
-        if self._bar is not None:
-            self._bar.clear()
-        write()
-        self._line_is_open = opens_line
-        if self._bar is not None and not opens_line:
-            self._bar.refresh()
+            self._line_is_open = not text.endswith("\n")
+            if self._bar is not None and not self._line_is_open:
+                self._bar.refresh()
+        except (OSError, ValueError):
+            self._abandon()
 
     def _remove_bar(self) -> None:
         self._put_away = True

@@ -4,8 +4,7 @@
 `poseidon.engine.solver.worker`. The script joins the job with `poseidon.distribute`.
 
 Law: the connection to the launcher is private. Before the script runs, its standard streams are replaced: it reads
-nothing, and what it writes goes to the worker's log. Standard error goes to the launcher too, and so does standard
-output on rank 0 (with --show_logs=all: on all ranks).
+nothing, and what it writes goes to the worker's log. Standard error goes to the launcher too; so may standard output.
 """
 
 from __future__ import annotations
@@ -179,8 +178,7 @@ def main(arguments: list[str] | None = None) -> int:
     except (PoseidonError, OSError) as error:
         launcher.send("error", message=str(error), exit_code=getattr(error, "exit_code", 1))
         return 1
-    shows_prints = document.rank == 0 or document.shows_prints
-    with outputs, output_to_log(_log_file(document), shows_prints=shows_prints):
+    with outputs, output_to_log(_log_file(document), document.prints):
         launcher.end_without_launcher()
         return run_script(document, launcher)
 

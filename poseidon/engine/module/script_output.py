@@ -16,6 +16,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from poseidon.engine.document import Prints
 from poseidon.output_lines import LineAssembler, OutputLine
 
 LOGGER = logging.getLogger("poseidon.engine.module.script")
@@ -97,20 +98,20 @@ class ScriptStream(io.RawIOBase):
 
 
 @contextmanager
-def output_to_log(path: Path, *, shows_prints: bool) -> Iterator[None]:
+def output_to_log(path: Path, prints: Prints) -> Iterator[None]:
     """Add what the process writes to the worker's log.
 
     Args:
         path: of the log.
-        shows_prints: whether standard output goes to the launcher too; standard error always does.
+        prints: where standard output goes too; standard error goes to the launcher.
     """
     before = sys.stdout, sys.stderr
     with ExitStack() as stack:
         log = ScriptLog(path)
         stack.callback(log.close)
-        if not shows_prints:
-            os.dup2(log.fileno(), 1)
-        out, err = ScriptStream(log, 1 if shows_prints else None), ScriptStream(log, 2)
+        if prints is not Prints.STDOUT:
+            os.dup2(log.fileno() if prints is Prints.LOG else 2, 1)
+        out, err = ScriptStream(log, None if prints is Prints.LOG else 1), ScriptStream(log, 2)
         sys.stdout = io.TextIOWrapper(out, "utf-8", "surrogateescape", line_buffering=True)
         sys.stderr = io.TextIOWrapper(err, "utf-8", "backslashreplace", line_buffering=True)
         try:

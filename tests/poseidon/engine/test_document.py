@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from poseidon.engine.document import JobDocument, ScriptDocument, read_document, read_document_of
+from poseidon.engine.document import JobDocument, Prints, ScriptDocument, read_document, read_document_of
 from poseidon.errors import UsageError
 from poseidon.exchange.options import ExchangeOptions
 
@@ -56,7 +56,12 @@ def test_broken_documents_are_refused(line: str, message: str) -> None:
 
 
 def test_a_script_is_told_its_words_and_no_solver() -> None:
-    document = ScriptDocument(job="j", token="00", output="o", script="s.py", arguments=("--x", "1"))
+    document = ScriptDocument(
+        job="j", token="00", output="o", script="s.py", arguments=("--x", "1"), prints=Prints.STDERR
+    )
     assert read_document_of(ScriptDocument, document.to_json()) == document
-    with pytest.raises(UsageError, match="does not know: arguments, script"):
+    with pytest.raises(UsageError, match="does not know: arguments, prints, script"):
         read_document(document.to_json())
+    wrong = document.to_json().replace(b'"stderr"', b'"paper"')
+    with pytest.raises(UsageError, match="prints is 'paper'; expected one of log, stdout, stderr"):
+        read_document_of(ScriptDocument, wrong)

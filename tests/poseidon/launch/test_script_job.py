@@ -10,9 +10,37 @@ from poseidon.cluster.machinefile import Host
 from poseidon.cluster.supervision.loop import JobResult
 from poseidon.cluster.supervision.restarts import StartingPoint
 from poseidon.cluster.supervision.state import Outcome
-from poseidon.launch.request import ScriptRequest
+from poseidon.engine.document import Prints
+from poseidon.launch.processes import Start
+from poseidon.launch.request import Encrypt, ScriptRequest, ShownLogs
 from poseidon.launch.script_job import ScriptJob
 from poseidon.launch.site import LocalSite
+
+
+@pytest.mark.parametrize(
+    ("shown", "terminal", "expected"),
+    [
+        (ShownLogs.FIRST, False, [Prints.STDOUT, Prints.LOG]),
+        (ShownLogs.FIRST, True, [Prints.STDERR, Prints.LOG]),
+        (ShownLogs.ALL, False, [Prints.STDOUT, Prints.STDERR]),
+        (ShownLogs.ALL, True, [Prints.STDERR, Prints.STDERR]),
+    ],
+)
+def test_where_a_script_prints(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shown: ShownLogs, terminal: bool, expected: list[Prints]
+) -> None:
+    monkeypatch.setattr("poseidon.launch.script_job.on_one_terminal", lambda: terminal)
+    script = tmp_path / "train.py"
+    script.write_text("")
+    request = ScriptRequest(script=script, show_logs=shown, num_app_threads=2)
+    site = LocalSite((Host(id=0, address="127.0.0.1", port=0),))
+    job = ScriptJob(request, site)
+    launcher = site.launcher(None, tuple)  # type: ignore[arg-type]
+    start = Start.new(1, StartingPoint(), launcher, job.plan, Encrypt.AUTO)
+    try:
+        assert [job.document(role, start).prints for role in job.plan.workers] == expected
+    finally:
+        launcher.close()
 
 
 @pytest.mark.parametrize(

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import io
+import re
+import sys
 
 import pytest
 
 from poseidon.cluster.plan import ProcessName, Role
 from poseidon.cluster.process import OutputStream
 from poseidon.launch.request import ShownLogs
-from poseidon.launch.terminal import Terminal
+from poseidon.launch.terminal import Terminal, on_one_terminal
 from poseidon.metrics.progress import ShownProgress
 from poseidon.output_lines import LineAssembler
 
@@ -32,15 +34,8 @@ class Stdout(io.TextIOWrapper):
     buffer: io.BytesIO
 
 
-class TtyStdout(Stdout):
-    """Standard output to a terminal."""
-
-    def isatty(self) -> bool:
-        return True
-
-
-def stdout(kind: type[Stdout] = Stdout) -> Stdout:
-    return kind(io.BytesIO(), encoding="ascii")
+def stdout() -> Stdout:
+    return Stdout(io.BytesIO(), encoding="ascii")
 
 
 class Job:
@@ -214,22 +209,16 @@ def test_a_bar_of_a_script_in_a_pipe_is_one_line_and_one_of_another_worker_none(
 
 
 @pytest.mark.parametrize("progress", [ShownProgress.AUTO, ShownProgress.LINES])
-@pytest.mark.parametrize("to_stdout", [False, True])
-def test_a_bar_of_a_script_moves_on_a_terminal_and_is_the_only_one(
-    progress: ShownProgress, to_stdout: bool
-) -> None:
-    tty, out = Tty(), stdout(TtyStdout)
-    job = Job(Terminal("net", tty, on_started=lambda: None, stdout=out, progress=progress))
-    write = job.print if to_stdout else job.write
-    shown = (lambda: out.buffer.getvalue().decode()) if to_stdout else tty.getvalue
+def test_a_bar_of_a_script_moves_on_a_terminal_and_is_the_only_one(progress: ShownProgress) -> None:
+    tty = Tty()
+    job = Job(Terminal("net", tty, on_started=lambda: None, stdout=stdout(), progress=progress))
     for count, piece in enumerate(TQDM, 1):
-        write(FIRST, piece)
-        assert shown().endswith("".join(TQDM[:count]))
+        job.write(FIRST, piece)
+        assert tty.getvalue() == "".join(TQDM[:count])
         job.write(SECOND, piece)
         job.terminal.on_event(FIRST, PROGRESS)
     job.terminal.close()
-    assert shown() == "".join(TQDM)
-    assert "it/s" not in tty.getvalue()
+    assert tty.getvalue() == "".join(TQDM)
 
 
 def test_a_bar_of_poseidon_gives_way_to_one_of_the_script() -> None:
@@ -247,17 +236,27 @@ def test_a_bar_of_poseidon_gives_way_to_one_of_the_script() -> None:
 
 
 def test_the_bar_waits_while_a_line_is_not_complete() -> None:
-    tty, out = Tty(), stdout(TtyStdout)
-    job = Job(Terminal("net", tty, on_started=lambda: None, stdout=out))
+    tty = Tty()
+    job = Job(Terminal("net", tty, on_started=lambda: None, stdout=stdout()))
     job.terminal.on_event(FIRST, PROGRESS)
-    job.print(FIRST, "epoch 1 ...")
+    job.write(FIRST, "epoch 1 ...")
     before = len(tty.getvalue())
     job.terminal.on_event(FIRST, PROGRESS)
     assert len(tty.getvalue()) == before
-    job.print(FIRST, " done\n")
-    assert "it/s" in tty.getvalue()[before:]
+    job.write(FIRST, " done\n")
+    assert re.fullmatch(r" done\n\r.*it/s.*", tty.getvalue()[before:], re.DOTALL)
     job.terminal.close()
-    assert out.buffer.getvalue() == b"epoch 1 ... done\n"
+
+
+@pytest.mark.parametrize(
+    ("kinds", "one"), [((Tty, Tty), True), ((Tty, io.StringIO), False), ((io.StringIO, Tty), False)]
+)
+def test_both_streams_may_be_one_terminal(
+    kinds: tuple[type[io.StringIO], type[io.StringIO]], one: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, kind in zip(("stdout", "stderr"), kinds, strict=True):
+        monkeypatch.setattr(sys, name, kind())
+    assert on_one_terminal() is one
 
 
 def test_lines_of_the_log_are_still_filtered_where_the_rest_comes_as_it_is() -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 import poseidon
-from poseidon.engine.document import ScriptDocument
+from poseidon.engine.document import Prints, ScriptDocument
 from poseidon.engine.module.script import (
     ScriptConnection,
     run_script,
@@ -79,7 +79,7 @@ def test_an_error_and_output_with_a_name_that_is_not_utf_8(
 ) -> None:
     """`os.listdir` gives such names; the traceback in the log must not raise in place of the error."""
     text = "print('reads', 'caf\\udce9')\nraise RuntimeError('cannot decode caf\\udce9.jpg')"
-    with output_to_log(tmp_path / "worker_0.log", shows_prints=True):
+    with output_to_log(tmp_path / "worker_0.log", Prints.STDOUT):
         _, event = run(tmp_path, text, monkeypatch)
     assert event["message"].startswith(
         "worker 0: script.py, line 2: RuntimeError: cannot decode caf\udce9.jpg ("

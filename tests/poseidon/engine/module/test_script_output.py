@@ -10,13 +10,15 @@ from pathlib import Path
 
 import pytest
 
+from poseidon.engine.document import Prints
 from poseidon.engine.module.script_output import ScriptLog, ScriptStream
 
 PROGRAM = """
 import os, subprocess, sys
 from pathlib import Path
+from poseidon.engine.document import Prints
 from poseidon.engine.module.script_output import output_to_log
-with output_to_log(Path(sys.argv[1]), shows_prints=sys.argv[2] == "shown"):
+with output_to_log(Path(sys.argv[1]), Prints(sys.argv[2])):
     print("a", 1, end="")
     print("b")
     for part in (0, 50, 100):
@@ -33,20 +35,29 @@ os.write(1, b"|after")
 """
 
 
-@pytest.mark.parametrize("shown", [True, False])
-def test_standard_streams_of_a_script(tmp_path: Path, shown: bool) -> None:
+PRINTED = (b"a 1b\n", b"\xff\n\xfe \\ud800\n", b"from a child\nno end|after")
+DRAWN = (b"\r  0%|\r 50%|\r100%|\n", b"\\ud800\n")
+IN_ORDER = PRINTED[0] + DRAWN[0] + PRINTED[1] + DRAWN[1] + PRINTED[2]
+LOGGED = b"first\na 1b\n100%|\n\\udcff\n\\udcfe \\ud800\n\\ud800\n"
+
+
+@pytest.mark.parametrize(
+    ("prints", "out", "err", "logged"),
+    [
+        (Prints.STDOUT, b"".join(PRINTED), b"".join(DRAWN), LOGGED + b"no end\n"),
+        (Prints.STDERR, b"", IN_ORDER, LOGGED + b"no end\n"),
+        (Prints.LOG, b"", b"".join(DRAWN), LOGGED + b"from a child\nno end\n|after"),
+    ],
+)
+def test_standard_streams_of_a_script(
+    tmp_path: Path, prints: Prints, out: bytes, err: bytes, logged: bytes
+) -> None:
     log = tmp_path / "worker_0.log"
     log.write_text("first\n")
-    argv = [sys.executable, "-c", PROGRAM, str(log), "shown" if shown else "kept"]
+    argv = [sys.executable, "-c", PROGRAM, str(log), prints.value]
     done = subprocess.run(argv, capture_output=True, check=False, timeout=60)
     assert done.returncode == 0, done.stderr
-    printed = b"a 1b\n\xff\n\xfe \\ud800\n"
-    assert done.stdout == (printed + b"from a child\nno end|after" if shown else b"")
-    assert done.stderr == b"\r  0%|\r 50%|\r100%|\n\\ud800\n"
-    child = b"" if shown else b"from a child\n"
-    before, between = b"first\na 1b\n100%|\n", b"\\udcff\n\\udcfe \\ud800\n\\ud800\n"
-    after = b"no end\n" + (b"" if shown else b"|after")
-    assert log.read_bytes() == before + between + child + after
+    assert (done.stdout, done.stderr, log.read_bytes()) == (out, err, logged)
 
 
 def stream_to(log: ScriptLog, descriptor: int | None) -> io.TextIOWrapper:
