@@ -15,7 +15,8 @@ from poseidon.errors import UsageError
 
 STATUS_FD_VARIABLE = "POSEIDON_STATUS_FD"
 EVENTS_FD_VARIABLE = "POSEIDON_EVENTS_FD"
-_OF_ONE_PROCESS = frozenset({STATUS_FD_VARIABLE, EVENTS_FD_VARIABLE})
+STDIN_FD_VARIABLE = "POSEIDON_STDIN_FD"
+_OF_ONE_PROCESS = frozenset({STATUS_FD_VARIABLE, EVENTS_FD_VARIABLE, STDIN_FD_VARIABLE})
 _TASKS = (
     ("RANK", "WORLD_SIZE"),
     ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
@@ -37,6 +38,8 @@ class Settings:
         status_fd: descriptor on which a launcher in the background reports its start to its parent;
             None in the foreground.
         events_fd: descriptor on which a process reports events to its launcher; None: standard output.
+        stdin_fd: descriptor of the launcher's standard input; None: the process has none.
+        debugger: $PYTHONBREAKPOINT, what `breakpoint()` calls; empty: pdb.
     """
 
     state_folder: Path
@@ -44,6 +47,8 @@ class Settings:
     ray_address: str | None
     status_fd: int | None
     events_fd: int | None
+    stdin_fd: int | None
+    debugger: str
 
 
 def read_settings(environment: Mapping[str, str] | None = None) -> Settings:
@@ -53,7 +58,7 @@ def read_settings(environment: Mapping[str, str] | None = None) -> Settings:
         environment: variables by name; by default those of this process. Empty values count as not set.
 
     Raises:
-        UsageError: $POSEIDON_STATUS_FD or $POSEIDON_EVENTS_FD is not a descriptor number.
+        UsageError: one of the three descriptors is not a number.
     """
     variables = os.environ if environment is None else environment
     data = variables.get("POSEIDON_DATA")
@@ -63,6 +68,8 @@ def read_settings(environment: Mapping[str, str] | None = None) -> Settings:
         ray_address=variables.get("RAY_ADDRESS") or None,
         status_fd=_descriptor(variables, STATUS_FD_VARIABLE),
         events_fd=_descriptor(variables, EVENTS_FD_VARIABLE),
+        stdin_fd=_descriptor(variables, STDIN_FD_VARIABLE),
+        debugger=variables.get("PYTHONBREAKPOINT", ""),
     )
 
 
@@ -71,9 +78,10 @@ def inherited_environment() -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if name not in _OF_ONE_PROCESS}
 
 
-def hide_events_fd() -> None:
-    """Keep the programs that this process starts from reporting events in its place."""
-    os.environ.pop(EVENTS_FD_VARIABLE, None)
+def hide_descriptors() -> None:
+    """Keep programs that this process starts from reporting or reading in its place."""
+    for name in (EVENTS_FD_VARIABLE, STDIN_FD_VARIABLE):
+        os.environ.pop(name, None)
 
 
 def put_on_python_path(*folders: Path) -> None:

@@ -17,7 +17,8 @@ import queue
 import signal
 import subprocess
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from typing import IO
@@ -29,7 +30,7 @@ from poseidon.cluster.machinefile import Host, is_loopback
 from poseidon.cluster.plan import ProcessName
 from poseidon.cluster.process import Listener, OutputStream, ProcessSpec
 from poseidon.errors import JobError, out_of_files
-from poseidon.settings import EVENTS_FD_VARIABLE, inherited_environment
+from poseidon.settings import EVENTS_FD_VARIABLE, STDIN_FD_VARIABLE, inherited_environment
 
 # A longer event is cut: a process that writes without line ends must not fill our memory.
 MAX_LINE_BYTES = 1 << 20
@@ -46,11 +47,19 @@ class LocalLauncher:
     Args:
         environment: of the children; this process's own when not given.
         folder: their working directory; this process's own when not given.
+        stdin: the descriptor that a child reads that may read this process's standard input.
     """
 
-    def __init__(self, *, environment: Mapping[str, str] | None = None, folder: Path | None = None) -> None:
+    def __init__(
+        self,
+        *,
+        environment: Mapping[str, str] | None = None,
+        folder: Path | None = None,
+        stdin: int = 0,
+    ) -> None:
         self._environment = dict(inherited_environment() if environment is None else environment)
         self._folder = folder
+        self._stdin = stdin
 
     def start(self, spec: ProcessSpec, host: Host, listener: Listener) -> LocalProcess:
         """Start a child; see `Launcher.start`."""
@@ -69,20 +78,26 @@ class LocalLauncher:
     def _spawn(self, spec: ProcessSpec) -> tuple[subprocess.Popen[bytes], IO[bytes] | None]:
         """Start a child; return it, and the pipe of its events if that is not its standard output."""
         environment = {**self._environment, **spec.environment}
-        if not spec.own_stdout:
-            return self._popen(spec, environment, ()), None
-        read_fd, write_fd = os.pipe()
-        try:
-            child = self._popen(spec, {**environment, EVENTS_FD_VARIABLE: str(write_fd)}, (write_fd,))
-        except BaseException:
-            os.close(read_fd)
-            raise
-        finally:
-            os.close(write_fd)
-        return child, os.fdopen(read_fd, "rb")
+        with ExitStack() as opened:
+            passed = []
+            if spec.own_stdin:
+                passed.append(os.dup(self._stdin))
+                opened.callback(os.close, passed[-1])
+                environment[STDIN_FD_VARIABLE] = str(passed[-1])
+            if not spec.own_stdout:
+                return self._popen(spec, environment, passed), None
+            read_fd, write_fd = os.pipe()
+            events = os.fdopen(read_fd, "rb")
+            opened.callback(os.close, write_fd)
+            try:
+                environment[EVENTS_FD_VARIABLE] = str(write_fd)
+                return self._popen(spec, environment, [*passed, write_fd]), events
+            except BaseException:
+                events.close()
+                raise
 
     def _popen(
-        self, spec: ProcessSpec, environment: Mapping[str, str], passed: tuple[int, ...]
+        self, spec: ProcessSpec, environment: Mapping[str, str], passed: Sequence[int]
     ) -> subprocess.Popen[bytes]:
         return subprocess.Popen(
             spec.argv,

@@ -40,6 +40,8 @@ class ProcessSpec:
         first_line: the first line of its standard input, without the line end: one JSON document.
         own_stdout: whether standard output is the process's own. Its events then come on another
             descriptor, whose number is in $POSEIDON_EVENTS_FD.
+        own_stdin: whether the process may read the standard input of its launcher on the same host,
+            from the descriptor whose number is in $POSEIDON_STDIN_FD.
     """
 
     name: ProcessName
@@ -47,6 +49,7 @@ class ProcessSpec:
     environment: Mapping[str, str] = field(default_factory=dict)
     first_line: bytes = field(repr=False)
     own_stdout: bool = False
+    own_stdin: bool = False
 
 
 class Listener(Protocol):

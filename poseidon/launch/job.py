@@ -209,6 +209,7 @@ class Job(ABC):
             threads=document.threads,
             document=document.to_json(),
             own_stdout=self.own_stdout,
+            own_stdin=self.own_stdout and len(self.plan.workers) == 1,
         )
 
     def worker_document(self, role: WorkerPlan, start: Start) -> WorkerDocument:

@@ -123,7 +123,14 @@ class Start:
 
 
 def worker_spec(
-    role: WorkerPlan, module: str, job: str, *, threads: int, document: bytes, own_stdout: bool = False
+    role: WorkerPlan,
+    module: str,
+    job: str,
+    *,
+    threads: int,
+    document: bytes,
+    own_stdout: bool = False,
+    own_stdin: bool = False,
 ) -> ProcessSpec:
     """Return how to start a worker.
 
@@ -134,9 +141,10 @@ def worker_spec(
         threads: CPU threads of its arithmetic.
         document: its first line of standard input.
         own_stdout: see `ProcessSpec`.
+        own_stdin: see `ProcessSpec`.
     """
     spec = _spec(role, module, job, ("--rank", str(role.rank)), threads, document)
-    return replace(spec, own_stdout=own_stdout)
+    return replace(spec, own_stdout=own_stdout, own_stdin=own_stdin)
 
 
 def shard_spec(role: ShardPlan, start: Start, job: str, *, workers: int, trace: str) -> ProcessSpec:

@@ -209,6 +209,37 @@ def test_what_rank_0_writes_comes_at_once_and_to_the_stream_that_it_was_written_
         assert own == [*(f"part {part} of rank {rank}" for part in (0, 50, 100)), f"100% of rank {rank}"]
 
 
+DEBUGGED = """
+import poseidon
+answer, size = 41, poseidon.this_worker().size
+breakpoint()
+print("the answer of", size, "is", answer)
+"""
+
+
+@pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.thorough)])
+def test_a_breakpoint_reads_what_the_launcher_reads_where_there_is_one_worker(
+    folder: Path, workers: int
+) -> None:
+    (folder / "debugged.py").write_text(DEBUGGED, encoding="utf-8")
+    theirs, ours = os.pipe()
+    os.write(ours, b"p answer + 1\nanswer = 5\nc\n")
+    before = os.dup(0)
+    os.dup2(theirs, 0)
+    try:
+        done = poseidon_here(folder, "run", f"--hostfile={machinefile(folder, workers, 1)}", "debugged.py")
+    finally:
+        os.dup2(before, 0)
+        for descriptor in (theirs, ours, before):
+            os.close(descriptor)
+    if workers == 1:
+        assert done.returncode == 0, done.stderr
+        assert done.stdout.endswith("(Pdb) 42\n(Pdb) (Pdb) the answer of 1 is 5\n")
+    else:
+        assert done.returncode == 2
+        assert "debugged.py, line 4: breakpoint() needs a terminal, which only the one" in done.stderr
+
+
 def test_a_signal_stops_all_workers_after_the_same_step(folder: Path) -> None:
     words = (
         f"--hostfile={machinefile(folder, 2, 1)}",

@@ -57,6 +57,7 @@ def test_status_fd(monkeypatch: pytest.MonkeyPatch) -> None:
     assert read_settings({"RAY_ADDRESS": ""}).ray_address is None
     assert read_settings({"RAY_ADDRESS": "node0:6379"}).ray_address == "node0:6379"
     assert read_settings({"POSEIDON_STATUS_FD": "7"}).status_fd == 7
+    assert read_settings({"POSEIDON_STDIN_FD": "5"}).stdin_fd == 5
     for wrong in ("x", "-1", "1" * 20):
         with pytest.raises(UsageError, match="POSEIDON_STATUS_FD"):
             read_settings({"POSEIDON_STATUS_FD": wrong})

@@ -3,8 +3,10 @@
 `poseidon run` starts it and writes its document to the first line of standard input. Commands and events follow as for
 `poseidon.engine.solver.worker`. The script joins the job with `poseidon.distribute`.
 
-Law: the connection to the launcher is private. Before the script runs, its standard streams are replaced: it reads
-nothing, and what it writes goes to the worker's log. Standard error goes to the launcher too; so may standard output.
+Law: the connection to the launcher is private. Before the script runs, its standard streams are
+replaced. It reads nothing; the one worker of a job on the launcher's host reads what the launcher
+reads. What it writes goes to the worker's log. Standard error goes to the launcher too; so may
+standard output.
 """
 
 from __future__ import annotations
@@ -22,9 +24,10 @@ import signal
 import sys
 import time
 import traceback
+from bdb import BdbQuit
 from contextlib import suppress
 from pathlib import Path
-from typing import TextIO
+from typing import NoReturn, TextIO
 
 import torch
 from torch import nn
@@ -41,13 +44,17 @@ from poseidon.errors import PoseidonError, UsageError
 from poseidon.exchange.building.membership import Built
 from poseidon.exchange.exchange import Exchange
 from poseidon.exchange.observe.tracing import named_layers
-from poseidon.settings import hide_events_fd, read_settings
+from poseidon.settings import hide_descriptors, read_settings
 from ps_server import PeerLost, ServerError, StalenessTimeout
 from ps_server.numerics import prepare_process
 from ps_server.trace import NO_TRACE, Tracer
 
 LOGGER = logging.getLogger("poseidon.engine.module.script")
 PROGRESS_S = 0.25
+NO_DEBUGGER = (
+    "breakpoint() needs a terminal, which only the one worker of a job on the launcher's own host "
+    "has; expected such a job, or the script under plain `python`"
+)
 
 
 class ScriptConnection(LauncherConnection):
@@ -191,20 +198,30 @@ def search_as_plain_python(script: str) -> None:
 
 
 def private_streams() -> tuple[TextIO, TextIO]:
-    """Return the connection to the launcher: commands in, events out. Standard input is empty from here on.
+    """Return the connection to the launcher: commands in, events out.
+
+    From here on standard input is the launcher's, if this process may read it, or else empty.
 
     Raises:
         UsageError: no launcher has started this process.
     """
-    events = read_settings().events_fd
-    if events is None:
+    settings = read_settings()
+    if settings.events_fd is None:
         raise UsageError("a script's worker is started by `poseidon run`")
-    hide_events_fd()
-    os.set_inheritable(events, False)
-    inlet, outlet = os.fdopen(os.dup(0), "r"), os.fdopen(events, "w")
-    with Path(os.devnull).open("rb") as nothing:
-        os.dup2(nothing.fileno(), 0)
+    hide_descriptors()
+    os.set_inheritable(settings.events_fd, False)
+    inlet, outlet = os.fdopen(os.dup(0), "r"), os.fdopen(settings.events_fd, "w")
+    fd = os.open(os.devnull, os.O_RDONLY) if settings.stdin_fd is None else settings.stdin_fd
+    os.dup2(fd, 0)
+    os.close(fd)
+    if settings.stdin_fd is None and not settings.debugger:
+        sys.breakpointhook = refuse_breakpoint
     return inlet, outlet
+
+
+def refuse_breakpoint(*_: object, **__: object) -> NoReturn:
+    """Stand for `sys.breakpointhook` where a debugger has nothing to read."""
+    raise UsageError(NO_DEBUGGER)
 
 
 def run_script(document: ScriptDocument, launcher: LauncherConnection) -> int:
@@ -220,6 +237,9 @@ def run_script(document: ScriptDocument, launcher: LauncherConnection) -> int:
             return _failed(document, launcher, end, f"the script ended itself with {end.code!r}", end.code)
     except (PoseidonError, ServerError) as error:
         return _failed(document, launcher, error, str(error), getattr(error, "exit_code", 1))
+    except BdbQuit as end:
+        what = NO_DEBUGGER if document.workers > 1 else "the script was ended in its debugger"
+        return _failed(document, launcher, end, what, 1)
     except Exception as error:  # noqa: BLE001 - the outermost frame: the log has all of it, the launcher one sentence
         with (
             suppress(OSError),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -85,6 +86,25 @@ for stream, piece in ((1, b"a"), (2, b"\\r 50%"), (1, b"\\xff\\xc3"), (1, b"\\xa
         assert listener.until("exited")[0] == ("ready", {"event": "ready"})
     finally:
         process.close()
+
+
+@pytest.mark.parametrize("own_stdin", [True, False])
+def test_one_child_may_read_the_launchers_standard_input(own_stdin: bool) -> None:
+    script = """
+fd = os.environ.get("POSEIDON_STDIN_FD")
+say("heard", text=os.read(int(fd), 9).decode() if fd else None)
+"""
+    listener, (theirs, ours) = RecordingListener(), os.pipe()
+    spec = ProcessSpec(name=NAME, argv=child(script), first_line=b"{}", own_stdin=own_stdin)
+    process = LocalLauncher(stdin=theirs).start(spec, HERE, listener)
+    try:
+        os.write(ours, b"c\n")
+        expected = "c\n" if own_stdin else None
+        assert listener.until("heard")[-1] == ("heard", {"event": "heard", "text": expected})
+    finally:
+        process.close()
+        os.close(ours)
+        os.close(theirs)
 
 
 def test_commands_and_environment_arrive() -> None:

@@ -14,7 +14,9 @@ import pytest
 import poseidon
 from poseidon.engine.document import Prints, ScriptDocument
 from poseidon.engine.module.script import (
+    NO_DEBUGGER,
     ScriptConnection,
+    refuse_breakpoint,
     run_script,
     search_as_plain_python,
 )
@@ -86,6 +88,23 @@ def test_an_error_and_output_with_a_name_that_is_not_utf_8(
     )
     log = (tmp_path / "worker_0.log").read_text(encoding="utf-8")
     assert log.startswith("reads caf\\udce9\n") and "RuntimeError: cannot decode caf\\udce9.jpg\n" in log
+
+
+@pytest.mark.parametrize(
+    ("text", "workers", "message"),
+    [
+        ("\nbreakpoint()", 2, f"worker 0: script.py, line 2: {NO_DEBUGGER}"),
+        ("import bdb\nraise bdb.BdbQuit", 2, f"worker 0: script.py, line 2: {NO_DEBUGGER}"),  # of pdb
+        ("import bdb\nraise bdb.BdbQuit", 1, "worker 0: script.py, line 2: the script was ended in"),
+    ],
+)
+def test_a_debugger_that_has_nothing_to_read_is_one_sentence(
+    text: str, workers: int, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "breakpointhook", refuse_breakpoint)
+    code, event = run(tmp_path, text, monkeypatch, workers=workers)
+    assert (code, event["event"]) == (1, "error")
+    assert event["message"].startswith(message)
 
 
 @pytest.mark.parametrize("end", ["", "raise SystemExit", "raise SystemExit(0)", "raise KeyboardInterrupt"])
