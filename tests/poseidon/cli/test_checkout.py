@@ -156,4 +156,4 @@ def test_make_completes_an_environment_without_pip(makefile: Path) -> None:
     done = make(makefile, venv)
     assert done.returncode == 0, done.stderr
     assert "pip -m pip install --no-compile" in done.stdout
-    assert (makefile / ".venv" / ".installed").exists()
+    assert (makefile / ".venv" / ".installed-dev").exists()
