@@ -16,6 +16,8 @@ from tests.support import needs
 ROOT = Path(__file__).parents[1]
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 """Tensors of tests are small, and two tests run at a time: a second thread of torch only takes a core from the other test."""
+os.environ.setdefault("MKL_CBWR", "AUTO,STRICT")
+"""As in the processes of a job, whose bits are compared with those of training in the test's own process."""
 
 os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', os.defpath)}"
 """Hints name this installation's command as `poseidon`, however the tests are started."""

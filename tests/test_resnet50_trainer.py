@@ -249,7 +249,7 @@ def test_a_checkpoint_of_another_network_is_refused(
     path = tmp_path / "resnet50_model_1.mdl"
     expected = "the network of the flags expects"
     for flags, message in (
-        ({"num_labels": 3}, f"it has no gpu_0/last_out_L3_w, {expected} the shape (3, 2048)"),
+        ({"num_labels": 3}, f"it has no gpu_0/last_out_L3_w, {expected} the shape (3, 512)"),
         ({"num_channels": 1}, f"gpu_0/conv1_w has the shape (64, 3, 7, 7), {expected}"),
     ):
         assert trainer(load_model_path=path, num_epochs=2, **flags) == 2
