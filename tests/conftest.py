@@ -23,6 +23,16 @@ os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get(
 """Hints name this installation's command as `poseidon`, however the tests are started."""
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Escape what is not UTF-8 in captured texts: the processes of the tests send reports as UTF-8."""
+    report = yield
+    report.sections = [
+        (title, text.encode(errors="backslashreplace").decode()) for title, text in report.sections
+    ]
+    return report
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
     """`--thorough` runs every combination."""
     parser.addoption("--thorough", action="store_true", help="also what is marked as thorough")

@@ -20,7 +20,7 @@ def test_tables_that_cannot_be_read_are_one_sentence(
     path = tmp_path / "measured.json"
     if text is not None:
         path.write_text(text)
-    assert main(["beside", str(path)]) == 1
+    assert main(["compare", str(path)]) == 1
     (said,) = capsys.readouterr().err.splitlines()
     assert str(path) in said
 

@@ -210,8 +210,8 @@ def on_host(files: dict[str, str]) -> Callable[[SshHosts, Path], AbstractContext
         try:
             yield
         finally:
-            for name in files:
-                top = hosts[1].outside(f"/root/{name.partition('/')[0]}")
+            for name in {name.partition("/")[0] for name in files}:
+                top = hosts[1].outside(f"/root/{name}")
                 shutil.rmtree(top) if top.is_dir() else top.unlink()
 
     return spoil
@@ -224,9 +224,20 @@ def data_that_is_not_there(hosts: SshHosts, desk: Path) -> AbstractContextManage
     return nullcontext()
 
 
-OLD = {"old/poseidon/__init__.py": '__version__ = "0.0.1"\n'}
-BROKEN = {"old/poseidon/__init__.py": 'raise RuntimeError("half installed")\n'}
-TORCH = {"old/torch-9.9.dist-info/METADATA": "Metadata-Version: 2.1\nName: torch\nVersion: 9.9\n"}
+INSTALLED_THERE = f"""#!/bin/sh
+PYTHONPATH="$HOME/old:$PYTHONPATH" exec {sys.executable} "$@"
+"""
+"""An interpreter that has other packages than the launcher's."""
+
+
+def installed(name: str, text: str) -> dict[str, str]:
+    """Return the files of a host whose interpreter, python=~/old/python, has this file among its packages."""
+    return {f"old/{name}": text, "old/python": INSTALLED_THERE}
+
+
+OLD = installed("poseidon/__init__.py", '__version__ = "0.0.1"\n')
+BROKEN = installed("poseidon/__init__.py", 'raise RuntimeError("half installed")\n')
+TORCH = installed("torch-9.9.dist-info/METADATA", "Metadata-Version: 2.1\nName: torch\nVersion: 9.9\n")
 CHATTY = {"bin/python": "#!/bin/sh\necho hello\n"}
 IN_THE_WAY = {"out": "a file\n"}
 
@@ -291,19 +302,19 @@ CASES = [
     Case(
         "another version",
         "{host}: Poseidon 0.0.1 is installed there, and .* here",
-        words="workdir=~/old",
+        words="python=~/old/python",
         spoil=on_host(OLD),
     ),
     Case(
         "broken installation",
         "{host}: .* has no Poseidon .half installed.",
-        words="workdir=~/old",
+        words="python=~/old/python",
         spoil=on_host(BROKEN),
     ),
     Case(
         "another torch",
         "torch .* is installed there, and .* on .*; expected the same",
-        words="workdir=~/old",
+        words="python=~/old/python",
         spoil=on_host(TORCH),
         both=True,
     ),
