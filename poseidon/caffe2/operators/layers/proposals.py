@@ -87,8 +87,8 @@ class BoxWithNMSLimit:
         soft_nms_enabled, soft_nms_method (linear, gaussian, hard), soft_nms_sigma, soft_nms_min_score_thres: lower the
             scores of overlapping boxes in place of dropping them.
         cls_agnostic_bbox_reg: whether all classes share one box.
-        input_boxes_include_bg_cls, output_classes_include_bg_cls: whether class 0 is the background there; in the
-            scores it always is.
+        input_boxes_include_bg_cls, output_classes_include_bg_cls: whether class 0 is the background there. Where the
+            boxes have none, the first columns of the scores are those of the boxes, and the last is the background.
         legacy_plus_one: see `overlaps`.
     """
 
@@ -151,8 +151,9 @@ class BoxWithNMSLimit:
         for label in range(1, scores.shape[1]):
             column = 0 if self.shared else label - 1 + self.background
             own = boxes[:, 4 * column : 4 * column + 4]
-            chosen = torch.nonzero(scores[:, label] > self.least).reshape(-1)
-            values = scores[chosen, label]
+            score = scores[:, label - 1 + self.background]
+            chosen = torch.nonzero(score > self.least).reshape(-1)
+            values = score[chosen]
             if self.softened:
                 best, values = _softened(own[chosen], values, self.soft, self.one)
             else:

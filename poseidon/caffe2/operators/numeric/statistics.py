@@ -11,7 +11,7 @@ from poseidon.caffe2.operators.registry import NO_GRADIENT, operator
 
 @operator("Histogram")
 def histogram(x: Tensor, *others: Tensor, bin_edges: list[float]) -> Tensor:
-    """Return how many values of all inputs lie between each pair of edges, int64; the last edge belongs to its bin.
+    """Return how many values of all inputs lie between each pair of edges, int64; the last edge belongs to no bin.
 
     Raises:
         ValueError: there are fewer than two edges, or they do not increase.
@@ -20,8 +20,8 @@ def histogram(x: Tensor, *others: Tensor, bin_edges: list[float]) -> Tensor:
     if len(edges) < 2 or bool((edges[1:] <= edges[:-1]).any()):
         raise ValueError("Histogram needs at least two edges, each larger than the one before")
     values = torch.cat([part.reshape(-1).float() for part in (x, *others)])
-    values = values[(values >= edges[0]) & (values <= edges[-1])]
-    bins = (torch.searchsorted(edges, values, right=True) - 1).clamp(max=len(edges) - 2)
+    values = values[(values >= edges[0]) & (values < edges[-1])]
+    bins = torch.searchsorted(edges, values, right=True) - 1
     return torch.bincount(bins, minlength=len(edges) - 1)
 
 
@@ -265,21 +265,27 @@ def batch_bucketize(x: Tensor, indices: Tensor, boundaries: Tensor, lengths: Ten
     return torch.stack(found, 1) if found else x.new_zeros(len(x), 0, dtype=torch.int32)
 
 
+WIDER = 1.0001
+"""By what the range of a histogram is larger than that of its values."""
+
+
 @operator("SelfBinningHistogram", inputs=(1, 1 << 30))
 def self_binning_histogram(
     *inputs: Tensor,
     num_bins: int,
     bin_spacing: str = "linear",
-    logspacing_start: float = 1e-24,
+    logspace_start: float = 1e-24,
     abs: bool = False,  # noqa: A002 (Caffe2's name)
 ) -> tuple[Tensor, Tensor]:
     """Return the edges of bins that hold all values, and the number of values in each; the last bin is empty.
+
+    The edges go a little beyond the largest value, by 1 / 10,000 of the range, as Caffe2's do.
 
     Args:
         inputs: the values.
         num_bins: the number of bins.
         bin_spacing: "linear", or "logarithmic" for edges that grow by a factor.
-        logspacing_start: the least first edge of logarithmic bins; smaller values are in the first bin.
+        logspace_start: the least first edge of logarithmic bins; smaller values are in the first bin.
         abs: whether magnitudes are counted.
 
     Raises:
@@ -296,15 +302,13 @@ def self_binning_histogram(
         return values.new_zeros(num_bins + 1), counts
     low, high = values.min(), values.max()
     step = torch.arange(num_bins + 1, dtype=torch.float64, device=values.device) / num_bins
-    if bin_spacing == "linear":
-        edges = low.double() + step * (high.double() - low.double())
-    else:
-        low, high = (edge.clamp(min=logspacing_start) for edge in (low, high))
-        edges = low.double() * (high.double() / low.double()) ** step
+    if bin_spacing == "logarithmic":
+        low, high = (edge.clamp(min=logspace_start) for edge in (low, high))
+    least, most = low.double(), low.double() + (high.double() - low.double()) * WIDER
+    edges = least + step * (most - least) if bin_spacing == "linear" else least * (most / least) ** step
     edges = edges.to(values.dtype)
-    if low == high:
+    if edges[-1] <= high:  # all values are equal, or nearly
         counts[0] = values.numel()
-        return torch.full_like(edges, float(low)), counts
-    edges[0], edges[-1] = low, torch.nextafter(high, torch.full_like(high, torch.inf))
+        return edges, counts
     places = (torch.searchsorted(edges, values, right=True) - 1).clamp(min=0)
     return edges, torch.bincount(places, minlength=num_bins + 1)

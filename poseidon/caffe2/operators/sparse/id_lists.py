@@ -55,9 +55,9 @@ def batch_dense_to_sparse(lengths: Tensor, indices: Tensor, dense: Tensor) -> Te
 
 @operator("DenseVectorToIdList", gradient=NO_GRADIENT, expected="N D")
 def dense_vector_to_id_list(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the number of values of each row that are not 0, int32, and their columns in the type of x."""
+    """Return the number of values of each row that are not 0, and their columns, both int32."""
     rows, columns = torch.nonzero(x, as_tuple=True)
-    return torch.bincount(rows, minlength=len(x)).to(torch.int32), columns.to(x.dtype)
+    return torch.bincount(rows, minlength=len(x)).to(torch.int32), columns.to(torch.int32)
 
 
 @operator("MergeIdLists", gradient=NO_GRADIENT, expected="M, _, ...")
@@ -91,12 +91,12 @@ def key_split(keys: Tensor, *, context: Context, categorical_limit: int) -> tupl
 def index_hash(indices: Tensor, *, seed: int = 0, modulo: int) -> Tensor:
     """Return a number from 0 to modulo - 1 for each index; equal indices have equal numbers."""
     width = indices.element_size()
-    octets = indices.contiguous().reshape(-1).view(torch.int8).reshape(-1, width).to(torch.int64)
-    start = (seed * 0xDEADBEEF) & 0xFFFFFFFF
-    made = torch.full((len(octets),), start, dtype=torch.int64, device=indices.device)
+    octets = indices.contiguous().reshape(-1).view(torch.int8).reshape(-1, width).to(indices.dtype)
+    start = torch.tensor(seed, dtype=torch.int64) * 0xDEADBEEF
+    made = start.to(indices.dtype).to(indices.device).expand(len(octets))
     for place in range(width):
-        made = (made * 65537 + octets[:, place]) & 0xFFFFFFFFFFFF
-    return torch.remainder(made, modulo).reshape(indices.shape).to(indices.dtype)
+        made = made * 65537 + octets[:, place]  # in the type of the indices, as Caffe2 computes it
+    return torch.remainder(made, modulo).reshape(indices.shape)
 
 
 @operator("NGramFromCategorical", gradient=NO_GRADIENT, expected="N D")
@@ -111,12 +111,12 @@ def n_gram_from_categorical(
         categorical_limits: the number of values of each.
         vals: the values of all columns, one column behind the other.
     """
-    made = torch.zeros(len(x), dtype=torch.int32, device=x.device)
+    made = torch.zeros(len(x), dtype=torch.int64, device=x.device)
     base, begin = 1, 0
     for column, count in zip(col_ids, categorical_limits, strict=True):
         known = torch.tensor(vals[begin : begin + count], device=x.device)
         place = (x[:, column].long()[:, None] == known).int().argmax(1)
-        made += base * place.to(torch.int32)
+        made += base * place
         base, begin = base * count, begin + count
     return made
 

@@ -53,8 +53,8 @@ def _register_fused(suffix: str, pairs_type: torch.dtype) -> None:
         return _restored(*_split(fused, pairs_type))
 
     def restore_half(fused: Tensor) -> Tensor:
-        """Return the values of fused rows as 16-bit numbers."""
-        return restore(fused).half()
+        """Return the values of fused rows: as 16-bit numbers, but for those whose pairs are 16-bit, as in Caffe2."""
+        return restore(fused) if pairs_type == torch.float16 else restore(fused).half()
 
     for source in ("Float", "HalfFloat"):
         operator(f"{source}ToFused8BitRowwiseQuantized{suffix}", gradient=NO_GRADIENT, expected="N D")(

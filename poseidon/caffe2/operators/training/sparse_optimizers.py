@@ -243,12 +243,12 @@ def row_wise_counter(
         iteration: the present iteration, one integer.
         counter_halflife: the iterations in which a count falls to one half; without effect below 1.
     """
-    if counter_halflife > 0 and indices.numel():
-        rows, now = indices.reshape(-1).long().unique(), int(iteration)
-        before, kept = last.view(-1), counts.view(-1)
-        passed = (now - before[rows]).clamp(min=0).to(counts.dtype)
-        kept[rows] = 1 + torch.exp2(-passed / counter_halflife) * kept[rows]
-        before[rows] = now
+    if counter_halflife > 0:
+        before, kept, now = last.view(-1), counts.view(-1), int(iteration)
+        for rows, _ in rounds(indices):
+            passed = (now - before[rows]).clamp(min=0).to(counts.dtype)
+            kept[rows] = 1 + torch.exp2(-passed / counter_halflife) * kept[rows]
+            before[rows] = now
     return last, counts
 
 

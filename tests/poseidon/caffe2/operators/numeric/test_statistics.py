@@ -15,6 +15,7 @@ def test_histogram() -> None:
     x = np.append(X.reshape(-1), [-2, 0.5, 2]).astype("f4")
     edges = [-2.0, -0.5, 0.5, 1.0, 2.0]
     wanted = np.histogram(np.append(x, Y), edges)[0]
+    wanted[-1] -= 1  # the last edge, 2, belongs to no bin
     (counts,) = run("Histogram", [x, Y], bin_edges=edges)
     np.testing.assert_array_equal(counts, wanted)
     assert counts.dtype == np.int64
@@ -174,7 +175,14 @@ def test_bins_hold_all_values(spacing: str, dtype: str) -> None:
     places = np.clip(np.searchsorted(edges, everything, side="right") - 1, 0, None)
     np.testing.assert_array_equal(counts, np.bincount(places, minlength=5))
     if spacing == "linear":
-        np.testing.assert_allclose(edges, [-2, 0.75, 3.5, 6.25, 9], rtol=1e-6)
+        np.testing.assert_allclose(edges, [-2, 0.750275, 3.50055, 6.250825, 9.0011], rtol=1e-6)  # Caffe2's
+
+
+def test_logarithmic_bins_begin_at_a_value() -> None:
+    arguments = {"num_bins": 3, "bin_spacing": "logarithmic", "logspace_start": 0.01}
+    edges, counts = run("SelfBinningHistogram", [np.array([0, 1e-3, 1, 4], "f4")], 2, **arguments)
+    np.testing.assert_allclose(edges, [0.01, 0.07368308, 0.54291958, 4.0003986], rtol=1e-5)  # Caffe2's
+    assert counts.tolist() == [2, 0, 2, 0]
 
 
 def test_bins_of_one_value_and_of_none() -> None:

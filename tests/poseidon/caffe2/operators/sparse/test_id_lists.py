@@ -73,3 +73,17 @@ def test_lists_of_ids_are_replaced(ratio: float) -> None:
         values = found[begin : begin + made[example]].tolist()
         assert values in ([part.tolist(), [-1]] if 0 < ratio < 1 else [[-1] if ratio else part.tolist()])
         begin += made[example]
+
+
+@pytest.mark.parametrize(("dtype", "wanted"), [("i4", [998, 515, 120]), ("i8", [846, 831, 424])])
+def test_hashes_are_those_of_caffe2(dtype: str, wanted: list[int]) -> None:
+    (found,) = run("IndexHash", [np.array([5, -3, 100000], dtype)], seed=7, modulo=1000)
+    assert found.tolist() == wanted
+    assert found.dtype == dtype
+
+
+def test_types_of_indices_are_those_of_caffe2() -> None:
+    lengths, columns = run("DenseVectorToIdList", [np.array([[0, 2], [3, 4]], "f4")], 2)
+    assert (lengths.dtype, columns.dtype, columns.tolist()) == ("i4", "i4", [1, 0, 1])
+    settings = {"col_ids": [0], "categorical_limits": [2], "vals": [4, 5]}
+    assert run("NGramFromCategorical", [np.array([[5]], "f4")], **settings)[0].dtype == "i8"
