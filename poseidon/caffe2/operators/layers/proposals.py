@@ -121,7 +121,7 @@ class BoxWithNMSLimit:
 
     def __call__(self, scores: Tensor, boxes: Tensor, splits: Tensor | None = None) -> tuple[Tensor, ...]:
         """Return scores, boxes, classes, boxes by image, their places among the inputs
-        of the image, and their number by class.
+        of the image, and their number by image and class.
 
         Args:
             scores: (boxes, classes).
@@ -142,7 +142,7 @@ class BoxWithNMSLimit:
             classes - self.shift,
             counts,
             places.to(torch.int32),
-            torch.cat(by_class).to(torch.int32),
+            torch.stack(by_class).to(torch.int32),
         )[: self.outputs]
 
     def _image(self, scores: Tensor, boxes: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:

@@ -67,7 +67,7 @@ def test_the_best_boxes_of_each_class(most: int, background: int) -> None:
     np.testing.assert_array_equal(found[3], [len(part[0]) for part in parts])
     np.testing.assert_array_equal(found[4], wanted[3])
     counts = [np.bincount(part[2], minlength=3) for part in parts]
-    np.testing.assert_array_equal(found[5], np.concatenate(counts))
+    np.testing.assert_array_equal(found[5], np.stack(counts))
 
 
 @pytest.mark.parametrize("method", ["linear", "gaussian", "hard"])
