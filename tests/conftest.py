@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from poseidon.text_files import escaped
 from tests.support import needs
 
 ROOT = Path(__file__).parents[1]
@@ -27,9 +28,7 @@ os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get(
 def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.TestReport]:
     """Escape what is not UTF-8 in captured texts: the processes of the tests send reports as UTF-8."""
     report = yield
-    report.sections = [
-        (title, text.encode(errors="backslashreplace").decode()) for title, text in report.sections
-    ]
+    report.sections = [(title, escaped(text)) for title, text in report.sections]
     return report
 
 

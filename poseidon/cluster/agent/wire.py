@@ -17,23 +17,7 @@ from enum import Enum
 from functools import partial
 from typing import Any, Generic, TypeVar, get_args, get_origin, get_type_hints
 
-from poseidon.cluster.agent.messages import (
-    EventReport,
-    Exited,
-    Heartbeat,
-    Hello,
-    KilledByUser,
-    OutputReport,
-    Refused,
-    Report,
-    Request,
-    SendLine,
-    SendSignal,
-    Shutdown,
-    Start,
-    Started,
-    Welcome,
-)
+from poseidon.cluster.agent.messages import Report, Request
 
 _M = TypeVar("_M")
 LONGEST_S = 1e12
@@ -168,7 +152,5 @@ def _plain(value: object) -> object:
     return asdict(value)
 
 
-REQUESTS: Codec[Request] = Codec(Hello, Start, SendLine, SendSignal, Heartbeat, Shutdown)
-REPORTS: Codec[Report] = Codec(
-    Welcome, Started, Refused, EventReport, OutputReport, Exited, KilledByUser, Heartbeat
-)
+REQUESTS: Codec[Request] = Codec(*get_args(Request))
+REPORTS: Codec[Report] = Codec(*get_args(Report))

@@ -14,7 +14,6 @@ import pytest
 import poseidon
 from poseidon.engine.document import Prints, ScriptDocument
 from poseidon.engine.module.script import (
-    LOGGER,
     NO_DEBUGGER,
     ScriptConnection,
     refuse_breakpoint,
@@ -81,7 +80,6 @@ def test_an_error_and_output_with_a_name_that_is_not_utf_8(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """`os.listdir` gives such names; the traceback in the log must not raise in place of the error."""
-    monkeypatch.setattr(LOGGER, "disabled", True)  # pytest-xdist cannot send such a name in a report
     text = "print('reads', 'caf\\udce9')\nraise RuntimeError('cannot decode caf\\udce9.jpg')"
     with output_to_log(tmp_path / "worker_0.log", Prints.STDOUT):
         _, event = run(tmp_path, text, monkeypatch)
