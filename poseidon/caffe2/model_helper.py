@@ -280,9 +280,9 @@ class ModelHelper:
         return self.param_init_net.Proto()
 
     def GetCompleteNet(self) -> Any:
-        """Return one net: that of the fillers, then this model's, of whose type it is.
+        """Return one net: the fillers, then this model's operators. It has the model's type.
 
-        `debug_info` of the fillers ends with `FILLER`. The parameters are no external inputs.
+        `debug_info` of the fillers ends with `FILLER`. The parameters are not external inputs.
         """
         complete = self.param_init_net.Clone(f"{self.name}_complete_net")
         for op in complete.Proto().op:

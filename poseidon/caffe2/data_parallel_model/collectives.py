@@ -102,7 +102,7 @@ def _sum_as_tree(model: Any, net: Any, name: str, blobs: list[Any]) -> None:
 
 
 def _can_read(reachable: NDArray[np.bool_], own: int, other: int) -> bool:
-    """Return whether a GPU can read the memory of another one; a GPU that is not here is not asked."""
+    """Return whether one GPU can read another's memory; True if the machine lacks one of them."""
     return max(own, other) >= len(reachable) or bool(reachable[own, other])
 
 

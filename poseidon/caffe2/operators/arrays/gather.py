@@ -227,7 +227,7 @@ def sparse_to_dense(indices: Tensor, values: Tensor, like: Tensor | None = None)
 
     Args:
         indices: the row of each value, in any shape.
-        values: one for each index; their first dimensions are those of the indices.
+        values: one for each index: their shapes begin with the shape of the indices.
         like: a tensor whose first dimension is that of the result; by default the largest index decides.
     """
     if values.shape[: indices.dim()] != indices.shape:

@@ -147,7 +147,7 @@ def _prepend_rule(maker: GradientMaker) -> None:
 def prepend_dim(x: Tensor, *, dim_size: int) -> Tensor:
     """Return x with its first dimension split in two, the first of `dim_size`."""
     if x.shape[0] % dim_size:
-        raise ValueError(f"the first dimension, {x.shape[0]}, is no multiple of dim_size, {dim_size}")
+        raise ValueError(f"the first dimension, {x.shape[0]}, is not a multiple of dim_size, {dim_size}")
     return x.reshape(dim_size, x.shape[0] // dim_size, *x.shape[1:])
 
 

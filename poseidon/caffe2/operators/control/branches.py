@@ -95,7 +95,7 @@ class CreateScope:
 def has_scope(stack: Any) -> Tensor:
     """Return whether a stack has a workspace, a scalar."""
     if not isinstance(stack, WorkspaceStack):
-        raise ValueError("the input is no stack of workspaces: CreateScope makes one")
+        raise ValueError("the input is not a stack of workspaces; CreateScope makes one")
     return torch.tensor(bool(stack))
 
 
@@ -139,7 +139,7 @@ class Do:
     def __call__(self, inputs: Sequence[Blob], outputs: Sequence[Blob]) -> None:
         stack = outputs[-1].value
         if not isinstance(stack, WorkspaceStack):
-            raise EnforceNotMet("Do: the last input is no stack of workspaces; CreateScope makes one")
+            raise EnforceNotMet("Do: the last input is not a stack of workspaces; CreateScope makes one")
         outside = [*inputs[:-1], *outputs[:-1]]
         blobs = {name: outside[place] for name, place in self.places.items()}
         if self.is_gradient:

@@ -88,7 +88,7 @@ class BoxWithNMSLimit:
             scores of overlapping boxes in place of dropping them.
         cls_agnostic_bbox_reg: whether all classes share one box.
         input_boxes_include_bg_cls, output_classes_include_bg_cls: whether class 0 is the background there. Where the
-            boxes have none, the first columns of the scores are those of the boxes, and the last is the background.
+            boxes have none, the scores have a column for each class of the boxes, then the background.
         legacy_plus_one: see `overlaps`.
     """
 
