@@ -29,11 +29,15 @@ TEMPLATES = (
         if path.suffix in (".md", ".prototxt", ".py")
     ),
 )
-"""What an installed package has as `poseidon/templates`, for `poseidon init`; in a checkout it stays at the top."""
+"""What an installed package has as `poseidon/templates`, for `poseidon init`; in a checkout it
+stays at the top.
+"""
 
 
 class BuildWithTemplates(build_py):
-    """Builds the packages, and copies the zoo, the machinefiles and the examples into `poseidon`."""
+    """Builds the packages, and copies the zoo, the machinefiles and the examples into
+    `poseidon`.
+    """
 
     def run(self) -> None:
         super().run()
@@ -52,9 +56,12 @@ INSTALL_REQUIRES = [
     "msgpack>=1.1",  # message headers on the wire
     "protobuf>=7.35.1",  # Caffe's definitions, models and Datum records
     "lmdb>=1.6",  # Caffe's LMDB databases
-    "plyvel-ci>=1.5.1; python_version < '3.12'",  # Caffe's LevelDB databases: plyvel, with wheels for aarch64 too
-    "plyvel-next>=2.1.2; python_version >= '3.12' and python_version < '3.15'",  # its successor, for newer versions
-    "opencv-python-headless>=4.10,<5",  # decoding and resizing pictures, with the library and so the numbers of Caffe
+    # Caffe's LevelDB databases: plyvel, with wheels for aarch64 too
+    "plyvel-ci>=1.5.1; python_version < '3.12'",
+    # its successor, for newer versions
+    "plyvel-next>=2.1.2; python_version >= '3.12' and python_version < '3.15'",
+    # decoding and resizing pictures, with the library and so the numbers of Caffe
+    "opencv-python-headless>=4.10,<5",
     "h5py>=3.12",  # HDF5Data, HDF5Output, models and solver states in HDF5
     "matplotlib>=3.9",  # poseidon plot
     "pydot>=4",  # drawings of nets, laid out by Graphviz's dot
@@ -86,7 +93,8 @@ EXPORT_REQUIRES = [
 ]
 
 RAY_REQUIRES = [
-    "ray>=2.60",  # nodes for --launcher=ray; placement groups are older, but older versions were not tried
+    # nodes for --launcher=ray; placement groups are older, but older versions were not tried
+    "ray>=2.60",
     "cryptography>=42",  # encrypts what passes Ray
 ]
 
@@ -144,7 +152,14 @@ setup(
     author="The Poseidon authors",
     license="BSD-3-Clause",
     license_files=["LICENSE"],
-    keywords=["deep learning", "distributed training", "parameter server", "caffe", "prototxt", "pytorch"],
+    keywords=[
+        "deep learning",
+        "distributed training",
+        "parameter server",
+        "caffe",
+        "prototxt",
+        "pytorch",
+    ],
     classifiers=[
         "Development Status :: 4 - Beta",
         "Environment :: Console",
@@ -164,8 +179,8 @@ setup(
     ],
     python_requires=">=3.10",
     cmdclass={"build_py": BuildWithTemplates},
-    # The checkout goes on sys.path. By default setuptools installs a finder that comes after it: in the folder that has a
-    # checkout named poseidon, `import poseidon` would find that folder.
+    # The checkout goes on sys.path. By default setuptools installs a finder that comes after it: in
+    # the folder that has a checkout named poseidon, `import poseidon` would find that folder.
     options={"editable_wheel": {"mode": "compat"}},
     packages=find_packages(include=["poseidon", "poseidon.*", "ps_server", "ps_server.*"]),
     package_data={

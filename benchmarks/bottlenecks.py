@@ -4,12 +4,14 @@
     python benchmarks/bottlenecks.py
     python benchmarks/bottlenecks.py --cases 9 14 --markdown benchmarks/results/bottlenecks.md
 
-Needs root: a case is a job over SSH on up to four hosts, each a network namespace. The driver injects one bottleneck: all
-workers or one compute for longer (a layer that sleeps), links get a rate, a shard gets a part of a processor, or a reader is
-slow. The page's sentence (`poseidon dashboard`) is read 25 s after the first iteration. A case takes about 40 s on two idle cores.
+Needs root: a case is a job over SSH on up to four hosts, each a network namespace. The driver
+injects one bottleneck: all workers or one compute for longer (a layer that sleeps), links get a
+rate, a shard gets a part of a processor, or a reader is slow. The page's sentence (`poseidon
+dashboard`) is read 25 s after the first iteration. A case takes about 40 s on two idle cores.
 
-How to read it: one row for each case: the job, what was injected, the page's sentence, the seconds after which the page named
-the cause and went on to do so, and whether it was right at the end: the cause, and the worker, shard or host.
+How to read it: one row for each case: the job, what was injected, the page's sentence, the seconds
+after which the page named the cause and went on to do so, and whether it was right at the end: the
+cause, and the worker, shard or host.
 """
 
 from __future__ import annotations
@@ -54,8 +56,12 @@ def main(arguments: list[str] | None = None) -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     numbers = range(1, len(CASES) + 1)
-    parser.add_argument("--cases", type=int, nargs="+", choices=numbers, default=list(numbers), metavar="N")
-    parser.add_argument("--seconds", type=float, default=MEASURED_S, help="until the sentence is read (25)")
+    parser.add_argument(
+        "--cases", type=int, nargs="+", choices=numbers, default=list(numbers), metavar="N"
+    )
+    parser.add_argument(
+        "--seconds", type=float, default=MEASURED_S, help="until the sentence is read (25)"
+    )
     parser.add_argument("--markdown", type=Path, metavar="FILE", help="write the table there too")
     parser.add_argument(
         "--keep", type=Path, metavar="DIR", help="copy the metrics and logs of the jobs there"
@@ -88,7 +94,9 @@ def row(number: int, case: Case, answer: Answer) -> str:
     """Return a row of the table."""
     since = "-" if answer.named_s is None else f"{answer.named_s:.0f} s"
     right = "yes" if case.is_named(answer.found) else "**no**"
-    return f"| {number} | {case.job()} | {case.name} | {answer.found.sentence} | {since} | {right} |"
+    return (
+        f"| {number} | {case.job()} | {case.name} | {answer.found.sentence} | {since} | {right} |"
+    )
 
 
 if __name__ == "__main__":

@@ -1,10 +1,12 @@
-"""Measure how long a definition takes to become a net, beyond torch's own allocation and filling of its blobs.
+"""Measure how long a definition takes to become a net, beyond torch's own allocation and filling
+of its blobs.
 
     python benchmarks/building.py [--definition FILE] [--rounds 5] [--depths 3,8,36,3]
 
-Without a definition: a residual net of bottlenecks, by default of 152 layers, with BatchNorm and Scale as Caffe's users
-write them. `text` is reading, checking and upgrading the prototxt; `build` is shapes, layers and the plan; `blobs` is
-torch's own work. The promise for 152 layers is text + build < 2 s.
+Without a definition: a residual net of bottlenecks, by default of 152 layers, with BatchNorm and
+Scale as Caffe's users write them. `text` is reading, checking and upgrading the prototxt; `build`
+is shapes, layers and the plan; `blobs` is torch's own work. The promise for 152 layers is text +
+build < 2 s.
 """
 
 from __future__ import annotations
@@ -17,7 +19,9 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # a checkout works without being installed
+sys.path.insert(
+    0, str(Path(__file__).resolve().parents[1])
+)  # a checkout works without being installed
 
 from poseidon.cli.checkout import use_environment
 
@@ -38,7 +42,8 @@ class ResidualNet:
 
     def __init__(self, depths: Sequence[int]) -> None:
         self._layers = [
-            'layer { name: "data" type: "Input" top: "data" input_param { shape { dim: 1 dim: 3 dim: 224 dim: 224 } } }',
+            'layer { name: "data" type: "Input" top: "data" input_param { shape { dim: 1 dim: 3 '
+            "dim: 224 dim: 224 } } }",
             'layer { name: "label" type: "Input" top: "label" input_param { shape { dim: 1 } } }',
         ]
         blob = self._unit("conv1", "data", 64, kernel=7, stride=2)
@@ -46,10 +51,16 @@ class ResidualNet:
         for stage, (depth, width) in enumerate(zip(depths, WIDTHS, strict=True)):
             for index in range(depth):
                 stride = 2 if index == 0 and stage > 0 else 1
-                blob = self._block(f"res{stage + 2}_{index}", blob, width, stride, widens=index == 0)
-        blob = self._add("Pooling", "pool5", blob, "pooling_param { global_pooling: true pool: AVE }")
+                blob = self._block(
+                    f"res{stage + 2}_{index}", blob, width, stride, widens=index == 0
+                )
+        blob = self._add(
+            "Pooling", "pool5", blob, "pooling_param { global_pooling: true pool: AVE }"
+        )
         filler = 'weight_filler { type: "msra" }'
-        blob = self._add("InnerProduct", "fc", blob, f"inner_product_param {{ num_output: 1000 {filler} }}")
+        blob = self._add(
+            "InnerProduct", "fc", blob, f"inner_product_param {{ num_output: 1000 {filler} }}"
+        )
         self._add("SoftmaxWithLoss", "loss", f'{blob}" bottom: "label')
 
     @property
@@ -85,7 +96,9 @@ class ResidualNet:
 
 
 def measure(path: Path) -> tuple[float, float, float, int]:
-    """Seconds of reading, of building without the blobs, and of the blobs; and the number of layers."""
+    """Seconds of reading, of building without the blobs, and of the blobs; and the number of
+    layers.
+    """
     blobs_s = 0.0
     new_blob = compiling.new_blob  # type: ignore[attr-defined]
 
@@ -123,7 +136,9 @@ def main() -> None:
         path = flags.definition
         if path is None:
             path = Path(folder) / "residual.prototxt"
-            path.write_text(ResidualNet([int(d) for d in flags.depths.split(",")]).text, encoding="utf-8")
+            path.write_text(
+                ResidualNet([int(d) for d in flags.depths.split(",")]).text, encoding="utf-8"
+            )
         rounds = [measure(path) for _ in range(flags.rounds)]
     text, build, blobs = (statistics.median(times[i] for times in rounds) for i in range(3))
     print(f"{rounds[0][3]} layers: text {text:.2f} s, build {build:.2f} s, blobs {blobs:.2f} s")

@@ -1,14 +1,17 @@
 #!/usr/bin/env python3
-"""Compare the running of a Caffe2 net with the same calls to torch, written by hand; measure what memonger saves.
+"""Compare the running of a Caffe2 net with the same calls to torch, written by hand; measure
+what memonger saves.
 
     python benchmarks/caffe2.py [--operators 500] [--sizes 16,1000,10000] [--turns 200]
     python benchmarks/caffe2.py --memory=BATCH [--side 224] [--cuda]
 
-Net and calls run by turns on one thread; the ratio is that of the fastest turns. Both keep all results until the next turn.
+Net and calls run by turns on one thread; the ratio is that of the fastest turns. Both keep all
+results until the next turn.
 
-With --memory: the peak memory of a training step of ResNet-50 (the second step; momentum SGD), without memonger, with
-shared gradients, and with shared gradients and activations. Live bytes are those of the workspace's tensors after each
-operator; with --cuda also the peak of torch's allocator.
+With --memory: the peak memory of a training step of ResNet-50 (the second step; momentum SGD),
+without memonger, with shared gradients, and with shared gradients and activations. Live bytes are
+those of the workspace's tensors after each operator; with --cuda also the peak of torch's
+allocator.
 """
 
 from __future__ import annotations
@@ -89,14 +92,20 @@ def resnet50(cuda: bool, sharing: str) -> tuple[core.Net, core.Net]:
         optimizer.build_sgd(model, 0.1, momentum=0.9, policy="fixed")
     if sharing != "none":
         shared = memonger.share_grad_blobs(
-            model.net, [loss], model.param_to_grad.values(), "ns/", share_activations=sharing == "all"
+            model.net,
+            [loss],
+            model.param_to_grad.values(),
+            "ns/",
+            share_activations=sharing == "all",
         )
         model.net.Proto().CopyFrom(shared)
     return model.param_init_net, model.net
 
 
 def live_bytes(gradients: bool = False) -> int:
-    """Return the bytes of the tensors in the workspace, or of those that are gradients; shared memory counts once."""
+    """Return the bytes of the tensors in the workspace, or of those that are gradients; shared
+    memory counts once.
+    """
     storages = {
         blob.value.untyped_storage().data_ptr(): blob.value.untyped_storage().nbytes()
         for name, blob in current().blobs.items()
@@ -106,7 +115,9 @@ def live_bytes(gradients: bool = False) -> int:
 
 
 def peak(sharing: str, batch: int, side: int, cuda: bool) -> tuple[int, int, int]:
-    """Return the peak of a step in live bytes and in those of CUDA's allocator, and the bytes of gradients at its end."""
+    """Return the peak of a step in live bytes and in those of CUDA's allocator, and the bytes of
+    gradients at its end.
+    """
     workspace.ResetWorkspace()
     init, net = resnet50(cuda, sharing)
     workspace.RunNetOnce(init)
@@ -136,7 +147,8 @@ def memory(batch: int, side: int, cuda: bool) -> None:
         saved = f"saved {(first - most) / 2**20:.1f} MiB, {100 * (first - most) / gradients:.0f} % of the gradients"
         on_gpu = f", CUDA allocator {allocated / 2**20:.1f} MiB" if cuda else ""
         print(
-            f"ResNet-50, batch {batch}, side {side}, shared: {sharing}: peak {most / 2**20:.1f} MiB{on_gpu}; {saved}"
+            f"ResNet-50, batch {batch}, side {side}, shared: {sharing}: peak {most / 2**20:.1f} "
+            f"MiB{on_gpu}; {saved}"
         )
     print(f"Gradients without sharing: {gradients / 2**20:.1f} MiB")
 
@@ -172,7 +184,8 @@ def main() -> None:
             lambda: workspace.RunNet(net),
         )
         print(
-            f"{arguments.operators} operators on {size:6} values: by hand {1e3 * hand:.3f} ms, net {1e3 * run:.3f} ms, "
+            f"{arguments.operators} operators on {size:6} values: by hand {1e3 * hand:.3f} ms, "
+            f"net {1e3 * run:.3f} ms, "
             f"ratio {run / hand:.3f}"
         )
 

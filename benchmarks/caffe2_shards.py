@@ -1,12 +1,15 @@
 #!/usr/bin/env python3
-"""Time the ResNet-50 trainer on one, two and three hosts of equal and unequal speed, started by hand on each.
+"""Time the ResNet-50 trainer on one, two and three hosts of equal and unequal speed, started by
+hand on each.
 
-    sudo python benchmarks/caffe2_shards.py [--images 32] [--batch 4] [--fast 0.5] [--slow 0.3] [--redis PORT]
+    sudo python benchmarks/caffe2_shards.py [--images 32] [--batch 4] [--fast 0.5] [--slow 0.3]
+    [--redis PORT]
 
-Hosts are network namespaces of this machine. A host gets a part of a core, by a control group (version 1). The shards meet
-in a folder, or with --redis in a Redis server that is started on the first host. An epoch has as many images for any number
-of hosts. Seconds are those of the epoch, from the trainer's log: without the start of Python. The last column says whether
-gradients are weighted: batch sizes by the speed of each host (`--shard_batch_sizes=auto`).
+Hosts are network namespaces of this machine. A host gets a part of a core, by a control group
+(version 1). The shards meet in a folder, or with --redis in a Redis server that is started on the
+first host. An epoch has as many images for any number of hosts. Seconds are those of the epoch,
+from the trainer's log: without the start of Python. The last column says whether gradients are
+weighted: batch sizes by the speed of each host (`--shard_batch_sizes=auto`).
 
 Needs root, `ip` and `tc`. Cores that other processes use change the times.
 """
@@ -43,7 +46,9 @@ POLL_S = 0.05
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A line of the table: the speed of each host by name, images of a host in a batch, and whether sizes follow speed."""
+    """A line of the table: the speed of each host by name, images of a host in a batch, and
+    whether sizes follow speed.
+    """
 
     hosts: tuple[str, ...]
     batch: int
@@ -52,7 +57,9 @@ class Row:
 
 @contextmanager
 def cores(name: str, share: float) -> Iterator[Path]:
-    """Make a control group whose processes get a share of a core; yield the file that takes their numbers."""
+    """Make a control group whose processes get a share of a core; yield the file that takes
+    their numbers.
+    """
     group = CPU_GROUPS / name
     group.mkdir()
     try:
@@ -69,7 +76,10 @@ def start(host: Host, group: Path, words: Sequence[str], place: Path) -> subproc
     script = f'echo $$ > {group}; exec "$@"'
     with (place / "console").open("wb") as console:
         return subprocess.Popen(
-            [*host.enter, "sh", "-c", script, "sh", *words], cwd=place, stdout=console, stderr=console
+            [*host.enter, "sh", "-c", script, "sh", *words],
+            cwd=place,
+            stdout=console,
+            stderr=console,
         )
 
 
@@ -106,7 +116,12 @@ def seconds(row: Row, shares: dict[str, float], args: argparse.Namespace, folder
         SystemExit: a trainer has failed.
     """
     count = len(row.hosts)
-    words = [sys.executable, str(TRAINER), f"--train_data={folder.parent / 'train'}", "--num_labels=2"]
+    words = [
+        sys.executable,
+        str(TRAINER),
+        f"--train_data={folder.parent / 'train'}",
+        "--num_labels=2",
+    ]
     words += [f"--batch_size={row.batch}", f"--epoch_size={args.images}", "--num_epochs=1"]
     words += ["--num_layers=18", f"--image_size={args.side}", f"--image_scale={args.side + 8}"]
     words += ["--base_learning_rate=0.001", f"--file_store_path={folder}", "--timeout=300"]
@@ -131,7 +146,10 @@ def seconds(row: Row, shares: dict[str, float], args: argparse.Namespace, folder
         codes = [process.wait(LIMIT_S) for process in started]
     for shard, code in enumerate(codes):
         if code:
-            sys.exit(f"shard {shard}: {(folder / f'shard_{shard}' / 'console').read_text().splitlines()[-1]}")
+            sys.exit(
+                f"shard {shard}: "
+                f"{(folder / f'shard_{shard}' / 'console').read_text().splitlines()[-1]}"
+            )
     logs = [path for shard in range(count) for path in (folder / f"shard_{shard}").glob("*.log")]
     return max(float(read_log(path)[-1]["time_spent"]) for path in logs)
 
@@ -146,7 +164,9 @@ def main() -> None:
     parser.add_argument("--side", type=int, default=64, help="of the images")
     parser.add_argument("--fast", type=float, default=0.5, help="cores of a fast host")
     parser.add_argument("--slow", type=float, default=0.3, help="cores of a slow host")
-    parser.add_argument("--redis", type=int, default=0, metavar="PORT", help="meet in Redis, not in a folder")
+    parser.add_argument(
+        "--redis", type=int, default=0, metavar="PORT", help="meet in Redis, not in a folder"
+    )
     args = parser.parse_args()
     shares = {"fast": args.fast, "slow": args.slow}
     rows = [
@@ -159,7 +179,10 @@ def main() -> None:
         Row(("fast", "fast", "slow"), args.batch),
         Row(("fast", "fast", "slow"), args.batch, weighted=True),
     ]
-    print("| hosts | speeds | batch of a host | weighted | seconds |\n|---|---|---|---|---|", flush=True)
+    print(
+        "| hosts | speeds | batch of a host | weighted | seconds |\n|---|---|---|---|---|",
+        flush=True,
+    )
     with tempfile.TemporaryDirectory(dir="/var/tmp") as top:
         make_two_class(Path(top) / "train", "lmdb", "caffe2", args.images, seed=0)
         for number, row in enumerate(rows):
@@ -168,7 +191,8 @@ def main() -> None:
             found = seconds(row, shares, args, folder)
             weighted = "yes" if row.weighted else "no"
             print(
-                f"| {len(row.hosts)} | {', '.join(row.hosts)} | {row.batch} | {weighted} | {found:.1f} |",
+                f"| {len(row.hosts)} | {', '.join(row.hosts)} | {row.batch} | {weighted} | "
+                f"{found:.1f} |",
                 flush=True,
             )
 

@@ -1,11 +1,13 @@
 #!/usr/bin/env python3
-"""Compare a training step of ResNet-50 by `poseidon.caffe2` with the same step in plain torch with DDP, by turns.
+"""Compare a training step of ResNet-50 by `poseidon.caffe2` with the same step in plain torch
+with DDP, by turns.
 
     python benchmarks/caffe2_trainer.py [--shards 2] [--batch 8] [--side 64] [--turns 5]
 
-Each shard is a process with one thread. It has both models: one by `data_parallel_model` with its sums of gradients through
-a store in a folder, one by `DistributedDataParallel` with gloo. Images are random and the same in each step. A turn is a
-step of each; the ratio is that of the fastest turns of shard 0. Without other shards DDP has a group of one process.
+Each shard is a process with one thread. It has both models: one by `data_parallel_model` with its
+sums of gradients through a store in a folder, one by `DistributedDataParallel` with gloo. Images
+are random and the same in each step. A turn is a step of each; the ratio is that of the fastest
+turns of shard 0. Without other shards DDP has a group of one process.
 """
 
 from __future__ import annotations
@@ -84,7 +86,9 @@ def plain_resnet50() -> nn.Module:
     return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(before, LABELS))
 
 
-def plain_step(rank: int, shards: int, folder: str, data: Tensor, label: Tensor) -> Callable[[], Any]:
+def plain_step(
+    rank: int, shards: int, folder: str, data: Tensor, label: Tensor
+) -> Callable[[], Any]:
     """Return a training step of torch's model under DDP."""
     torch.distributed.init_process_group(
         "gloo", init_method=f"file://{folder}/ddp", rank=rank, world_size=shards
@@ -93,7 +97,10 @@ def plain_step(rank: int, shards: int, folder: str, data: Tensor, label: Tensor)
     weights = [p for p in model.parameters() if p.dim() > 1]
     others = [p for p in model.parameters() if p.dim() <= 1]
     sgd = torch.optim.SGD(
-        [{"params": weights, "weight_decay": 1e-4}, {"params": others}], 0.001, momentum=0.9, nesterov=True
+        [{"params": weights, "weight_decay": 1e-4}, {"params": others}],
+        0.001,
+        momentum=0.9,
+        nesterov=True,
     )
 
     def step() -> None:
@@ -104,17 +111,28 @@ def plain_step(rank: int, shards: int, folder: str, data: Tensor, label: Tensor)
     return step
 
 
-def caffe2_step(rank: int, shards: int, folder: str, data: Tensor, label: Tensor) -> Callable[[], Any]:
+def caffe2_step(
+    rank: int, shards: int, folder: str, data: Tensor, label: Tensor
+) -> Callable[[], Any]:
     """Return a training step of the data-parallel net."""
     rendezvous = None
     if shards > 1:
-        handler = core.CreateOperator("FileStoreHandlerCreate", [], ["store"], path=folder, prefix="caffe2")
+        handler = core.CreateOperator(
+            "FileStoreHandlerCreate", [], ["store"], path=folder, prefix="caffe2"
+        )
         workspace.RunOperatorOnce(handler)
-        rendezvous = {"kv_handler": "store", "shard_id": rank, "num_shards": shards, "engine": "GLOO"}
+        rendezvous = {
+            "kv_handler": "store",
+            "shard_id": rank,
+            "num_shards": shards,
+            "engine": "GLOO",
+        }
     model = ModelHelper(name="resnet50")
 
     def layers(model: ModelHelper, loss_scale: float) -> list[Any]:
-        softmax, loss = resnet.create_resnet50(model, "data", 3, LABELS, label="label", no_bias=True)
+        softmax, loss = resnet.create_resnet50(
+            model, "data", 3, LABELS, label="label", no_bias=True
+        )
         brew.accuracy(model, [softmax, "label"], "accuracy")
         return [model.Scale(loss, scale=loss_scale)]
 
@@ -157,7 +175,8 @@ def run_shard(rank: int, shards: int, folder: str, batch: int, side: int, turns:
     if rank == 0:
         plain, caffe2 = best
         print(
-            f"ResNet-50, {shards} shards of {batch} images of {side} x {side}: torch with DDP {plain:.3f} s, "
+            f"ResNet-50, {shards} shards of {batch} images of {side} x {side}: torch with DDP "
+            f"{plain:.3f} s, "
             f"poseidon.caffe2 {caffe2:.3f} s, ratio {caffe2 / plain:.3f}"
         )
 

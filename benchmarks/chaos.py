@@ -35,10 +35,14 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--first", type=int, default=0, help="seed of the first (0)")
     parser.add_argument("--clients", type=int, default=2, help="clients of each job (2)")
     parser.add_argument(
-        "--hosts", action="store_true", help="on hosts with a network and a file tree each; needs root"
+        "--hosts",
+        action="store_true",
+        help="on hosts with a network and a file tree each; needs root",
     )
     parser.add_argument("--iterations", type=int, default=700, help="iterations of each job (700)")
-    parser.add_argument("--folder", type=Path, help="folder of data, logs and results; later calls add to it")
+    parser.add_argument(
+        "--folder", type=Path, help="folder of data, logs and results; later calls add to it"
+    )
     flags = parser.parse_args(arguments)
     if flags.folder:
         return run(flags, flags.folder)
@@ -59,7 +63,10 @@ def run(flags: argparse.Namespace, folder: Path) -> int:
 
 
 def disturb(flags: argparse.Namespace, folder: Path, harness: Harness) -> int:
-    """Inject faults into the jobs of a harness. Return 0 if every run in the folder ended as expected."""
+    """Inject faults into the jobs of a harness.
+
+    Return 0 if every run in the folder ended as expected.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     print(f"undisturbed: {harness.undisturbed():.1f} s", file=sys.stderr, flush=True)
     results = folder / "runs.jsonl"
@@ -67,7 +74,9 @@ def disturb(flags: argparse.Namespace, folder: Path, harness: Harness) -> int:
         ended = harness.run(seed, draw(seed, harness.kinds, harness.clients))
         with results.open("a", encoding="utf-8") as file:
             file.write(to_line(ended))
-        print(f"{'good' if ended.good else 'BAD '} {table([ended])[-1]}", file=sys.stderr, flush=True)
+        print(
+            f"{'good' if ended.good else 'BAD '} {table([ended])[-1]}", file=sys.stderr, flush=True
+        )
     runs = read_lines(results.read_text(encoding="utf-8"))
     good = sum(each.good for each in runs)
     print("\n".join([*table(runs), "", f"{good} of {len(runs)} as they must"]))

@@ -12,14 +12,15 @@
     sudo python benchmarks/cluster.py links --net resnet50         # how busy each link is, interval by interval
     sudo python benchmarks/cluster.py clean                        # remove what a killed measurement left
 
-Hosts are network namespaces on a bridge; their links have the given rate in both directions (tc tbf). Nets are emulated:
-each layer sleeps for its share of a given time and hands over gradients of the real size, so that a few processors can
-stand for many accelerators; the same modules serve Poseidon and torch's DistributedDataParallel. What remains real is
-everything between the gradients and the new weights. Each job's result is the median of several rounds, and jobs that
-are compared run by turns on the same hosts.
+Hosts are network namespaces on a bridge; their links have the given rate in both directions (tc
+tbf). Nets are emulated: each layer sleeps for its share of a given time and hands over gradients of
+the real size, so that a few processors can stand for many accelerators; the same modules serve
+Poseidon and torch's DistributedDataParallel. What remains real is everything between the gradients
+and the new weights. Each job's result is the median of several rounds, and jobs that are compared
+run by turns on the same hosts.
 
-A job of `--ours` is EXCHANGE[+CODEC...][+float16|bfloat16][+H32[+P4][+D8]]. A CODEC is one of `--compress`; H, P and D are
-`--sync_every`, `--sync_fragments` and `--sync_delay`.
+A job of `--ours` is EXCHANGE[+CODEC...][+float16|bfloat16][+H32[+P4][+D8]]. A CODEC is one of
+`--compress`; H, P and D are `--sync_every`, `--sync_fragments` and `--sync_delay`.
 
 Needs root, iproute2, and memory for all hosts' models; --json FILE keeps the numbers.
 """
@@ -111,7 +112,9 @@ def our_jobs(text: str) -> tuple[PoseidonSettings, ...]:
 
 def training(flags: argparse.Namespace) -> TrainingSettings:
     """Return the net that the flags name."""
-    return TrainingSettings(layers=layers_of(flags.net), batch=rows(flags), compute_s=flags.compute / 1000)
+    return TrainingSettings(
+        layers=layers_of(flags.net), batch=rows(flags), compute_s=flags.compute / 1000
+    )
 
 
 def rows(flags: argparse.Namespace) -> int:
@@ -135,7 +138,8 @@ def run_speed(flags: argparse.Namespace, report: Report) -> list[Table]:
     net = replace(training(flags), steady=flags.steady, emulated_update=flags.emulated_update)
     beside = f" and {flags.servers} that only serve" if flags.servers else ""
     comparison = Comparison(
-        title=f"{flags.net}, batch {rows(flags)}, {flags.hosts} hosts{beside}, compute {flags.compute:g} ms",
+        title=f"{flags.net}, batch {rows(flags)}, {flags.hosts} hosts{beside}, compute "
+        f"{flags.compute:g} ms",
         training=net,
         workers=flags.hosts,
         rates_mbit=tuple(flags.rates),
@@ -163,7 +167,11 @@ def run_paper(flags: argparse.Namespace, report: Report) -> list[Table]:
 
 def run_links(flags: argparse.Namespace, report: Report) -> list[Table]:
     """Watch the links of one job."""
-    how = DdpSettings() if flags.ddp else PoseidonSettings(exchange=flags.exchange[0], servers=flags.servers)
+    how = (
+        DdpSettings()
+        if flags.ddp
+        else PoseidonSettings(exchange=flags.exchange[0], servers=flags.servers)
+    )
     table = measure_links(
         training(flags),
         how,
@@ -209,7 +217,9 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
             type=int,
             help="rows of each host: images (32), tokens (gpt2: 8192), samples (dlrm: 2048)",
         )
-        added.add_argument("--exchange", type=exchanges, default=exchange, help=f"of {', '.join(EXCHANGES)}")
+        added.add_argument(
+            "--exchange", type=exchanges, default=exchange, help=f"of {', '.join(EXCHANGES)}"
+        )
 
     added = command("bytes", run_bytes, "bytes per host beside the formula")
     net(added, "vgg19-22k/40", "ps,svb,hybrid")
@@ -218,22 +228,33 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     added = command("speed", run_speed, "ours and DDP by turns")
     net(added, "alexnet", "hybrid")
     added.add_argument("--hosts", type=int, default=4, help="that work (4)")
-    added.add_argument("--servers", type=int, default=0, help="hosts beside those that only serve (0)")
+    added.add_argument(
+        "--servers", type=int, default=0, help="hosts beside those that only serve (0)"
+    )
     added.add_argument("--shards", type=int, default=1, help="on each host that serves (1)")
     added.add_argument("--rates", type=rates, default="250,1000", help="Mbit/s, or none (250,1000)")
-    added.add_argument("--compute", type=float, default=50.0, metavar="MS", help="of an iteration (50)")
+    added.add_argument(
+        "--compute", type=float, default=50.0, metavar="MS", help="of an iteration (50)"
+    )
     added.add_argument(
         "--buckets", type=sizes, default="1,5,25", help="MB, DDP's beside its default (1,5,25)"
     )
     added.add_argument(
-        "--hooks", type=hooks, default=(), help=f"DDP's communication hooks: all, or of {','.join(ALL_HOOKS)}"
+        "--hooks",
+        type=hooks,
+        default=(),
+        help=f"DDP's communication hooks: all, or of {','.join(ALL_HOOKS)}",
     )
     added.add_argument("--ours", type=our_jobs, help="our jobs in place of --exchange, see above")
     added.add_argument(
         "--ddp", action=argparse.BooleanOptionalAction, default=True, help="plain DDP too (yes)"
     )
-    added.add_argument("--warm_ddp", type=int, help="DDP's --warm: its iterations do not overlap (as --warm)")
-    added.add_argument("--minutes", type=float, default=math.inf, help="no job starts after that (no limit)")
+    added.add_argument(
+        "--warm_ddp", type=int, help="DDP's --warm: its iterations do not overlap (as --warm)"
+    )
+    added.add_argument(
+        "--minutes", type=float, default=math.inf, help="no job starts after that (no limit)"
+    )
     added.add_argument(
         "--steady",
         action="store_true",
@@ -248,9 +269,14 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     net(added, "resnet50", "ps")
     added.add_argument("--hosts", type=int, default=4)
     added.add_argument("--rate", type=float, default=250.0, metavar="MBIT")
-    added.add_argument("--ratios", type=sizes, default="0.5,1,2", help="compute / wire time (0.5,1,2)")
     added.add_argument(
-        "--trace", type=Path, metavar="DIR", help="traces of the wait-free job, for `poseidon stats`"
+        "--ratios", type=sizes, default="0.5,1,2", help="compute / wire time (0.5,1,2)"
+    )
+    added.add_argument(
+        "--trace",
+        type=Path,
+        metavar="DIR",
+        help="traces of the wait-free job, for `poseidon stats`",
     )
     added = command("paper", run_paper, "Poseidon's own experiment, a fortieth of its size")
     added.add_argument("--hosts", type=numbers, default="1,2,4,8")
@@ -258,10 +284,16 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     net(added, "resnet50", "ps")
     added.add_argument("--ddp", action="store_true", help="DDP instead of ours")
     added.add_argument("--hosts", type=int, default=4, help="that work (4)")
-    added.add_argument("--servers", type=int, default=0, help="hosts beside those that only serve (0)")
+    added.add_argument(
+        "--servers", type=int, default=0, help="hosts beside those that only serve (0)"
+    )
     added.add_argument("--rate", type=float, default=250.0, metavar="MBIT")
-    added.add_argument("--compute", type=float, default=100.0, metavar="MS", help="of an iteration (100)")
-    added.add_argument("--every", type=float, default=200.0, metavar="MS", help="the interval (200)")
+    added.add_argument(
+        "--compute", type=float, default=100.0, metavar="MS", help="of an iteration (100)"
+    )
+    added.add_argument(
+        "--every", type=float, default=200.0, metavar="MS", help="the interval (200)"
+    )
     command("clean", run_clean, "remove what a killed measurement left")
     return parser.parse_args(arguments)
 

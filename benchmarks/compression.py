@@ -1,17 +1,20 @@
 #!/usr/bin/env python3
-"""Measure the loss of small real trainings with each lossy scheme at equal samples, beside its bytes and DDP's hooks.
+"""Measure the loss of small real trainings with each lossy scheme at equal samples, beside its
+bytes and DDP's hooks.
 
     python benchmarks/compression.py --data=FOLDER --trainings quick,transformer --ways int8,powersgd:4:int8 --seeds 1,2
 
-FOLDER holds the published archives of CIFAR-10 (cifar-10-binary.tar.bz2) and MNIST (train-images-idx3-ubyte.gz, ...),
-at any depth. A way is a text of `--compress`, `none`, `float16`, `H=8+int8` for local steps, or a hook of torch's DDP over
-gloo: `ddp`, `ddp fp16`, `ddp powersgd:4`. Local steps have BMUF's outer rule; `H=8:0.7:0.9+int8` has the outer rate 0.7 and
-the outer momentum 0.9. All ways of a seed have the same initial weights, batches and rates. With other `--steps` take another
-`--cache`: it keeps the results by training, way and seed.
+FOLDER holds the published archives of CIFAR-10 (cifar-10-binary.tar.bz2) and MNIST
+(train-images-idx3-ubyte.gz, ...), at any depth. A way is a text of `--compress`, `none`, `float16`,
+`H=8+int8` for local steps, or a hook of torch's DDP over gloo: `ddp`, `ddp fp16`, `ddp powersgd:4`.
+Local steps have BMUF's outer rule; `H=8:0.7:0.9+int8` has the outer rate 0.7 and the outer momentum
+0.9. All ways of a seed have the same initial weights, batches and rates. With other `--steps` take
+another `--cache`: it keeps the results by training, way and seed.
 
-How to read it: one row a way, one pair of columns a training. The loss is that of test data at the end, the median over
-seeds, with its distance from the same seed without compression (the median, and the range over seeds). Bytes are those of
-worker 0, both directions, as how many times fewer than without compression; the first values are not counted.
+How to read it: one row a way, one pair of columns a training. The loss is that of test data at the
+end, the median over seeds, with its distance from the same seed without compression (the median,
+and the range over seeds). Bytes are those of worker 0, both directions, as how many times fewer
+than without compression; the first values are not counted.
 """
 
 from __future__ import annotations
@@ -48,7 +51,8 @@ from poseidon.plan.scenario import low_rank_elements
 NONE, DDP = "none", "ddp"
 WAYS = (
     "none,float16,int8,int4,topk:0.1,topk:0.01,topk:0.01/int8,sign,sign/int8,powersgd:4,powersgd:4:int8,powersgd:2:int8,"
-    "powersgd:1:int8,H=8,H=8+int8,H=8+int4,H=32+int8,ddp,ddp fp16,ddp powersgd:4,ddp powersgd:2,ddp powersgd:1"
+    "powersgd:1:int8,H=8,H=8+int8,H=8+int4,H=32+int8,ddp,ddp fp16,ddp powersgd:4,ddp "
+    "powersgd:2,ddp powersgd:1"
 )
 LOCAL_STEPS = re.compile(r"H=(\d+)(?::([\d.]+):([\d.]+))?(?:\+(.+))?")
 
@@ -57,14 +61,14 @@ def flags_of(way: str) -> list[str]:
     """Return the flags of `poseidon run` for a way that is none of DDP's."""
     if local := LOCAL_STEPS.fullmatch(way):
         steps, rate, momentum, codec = local.groups()
-        outer = [f"--outer_lr={rate or 1}", f"--outer_momentum={momentum or f'{1 - 1 / WORKERS:g}'}"]
+        outer = [
+            f"--outer_lr={rate or 1}",
+            f"--outer_momentum={momentum or f'{1 - 1 / WORKERS:g}'}",
+        ]
         return [f"--sync_every={steps}", *outer, *(flags_of(codec) if codec else [])]
     if way in ("float16", "bfloat16"):
         return [f"--wire_precision={way}"]
     return [] if way == NONE else [f"--compress={way}"]
-
-
-# -- one worker --------------------------------------------------------------------------------------------------
 
 
 def script(flags: argparse.Namespace) -> None:
@@ -78,7 +82,9 @@ def script(flags: argparse.Namespace) -> None:
     training = task.training
     how: poseidon.SGD | torch.optim.Optimizer
     if training.momentum is None:
-        how = torch.optim.AdamW(task.module.parameters(), lr=training.rate, weight_decay=training.decay)
+        how = torch.optim.AdamW(
+            task.module.parameters(), lr=training.rate, weight_decay=training.decay
+        )
     else:
         how = poseidon.SGD(
             lr=lambda step: training.rate_at(step, flags.steps),
@@ -107,10 +113,15 @@ def _train_ddp(flags: argparse.Namespace, task: Task) -> None:
     after = attach(net, Hook.parse(hook)) if hook else lambda: None
     optimizer: torch.optim.Optimizer
     if training.momentum is None:
-        optimizer = torch.optim.AdamW(net.parameters(), lr=training.rate, weight_decay=training.decay)
+        optimizer = torch.optim.AdamW(
+            net.parameters(), lr=training.rate, weight_decay=training.decay
+        )
     else:
         optimizer = torch.optim.SGD(
-            net.parameters(), lr=training.rate, momentum=training.momentum, weight_decay=training.decay
+            net.parameters(),
+            lr=training.rate,
+            momentum=training.momentum,
+            weight_decay=training.decay,
         )
     for step in range(flags.steps):
         optimizer.param_groups[0]["lr"] = training.rate_at(step, flags.steps)
@@ -139,9 +150,6 @@ def ddp_bytes(hook: str, shapes: list[tuple[int, ...]], steps: int) -> float:
     return ring * 4 * sum(low_rank_elements(shape, parsed.number) for shape in shapes)
 
 
-# -- all ways ----------------------------------------------------------------------------------------------------
-
-
 def measure(training: str, way: str, seed: int, flags: argparse.Namespace) -> tuple[float, float]:
     """Run a job. Return its test loss, and the bytes of worker 0."""
     steps = flags.steps or TRAININGS[training].steps
@@ -161,7 +169,10 @@ def measure(training: str, way: str, seed: int, flags: argparse.Namespace) -> tu
             own += [f"--rendezvous={folder / 'rendezvous'}"]
             workers = [
                 subprocess.Popen(
-                    [sys.executable, *own, f"--rank={rank}"], cwd=ROOT, stderr=subprocess.PIPE, text=True
+                    [sys.executable, *own, f"--rank={rank}"],
+                    cwd=ROOT,
+                    stderr=subprocess.PIPE,
+                    text=True,
                 )
                 for rank in range(WORKERS)
             ]
@@ -174,7 +185,14 @@ def measure(training: str, way: str, seed: int, flags: argparse.Namespace) -> tu
         (folder / "hosts").write_text(
             "".join(f"{client} 127.0.0.1 0\n" for client in range(WORKERS)), encoding="utf-8"
         )
-        command = [sys.executable, "-m", "poseidon", "run", f"--hostfile={folder / 'hosts'}", "--exchange=ps"]
+        command = [
+            sys.executable,
+            "-m",
+            "poseidon",
+            "run",
+            f"--hostfile={folder / 'hosts'}",
+            "--exchange=ps",
+        ]
         command += [f"--output={folder / 'job'}", "--threads=1", *flags_of(way), *own]
         done = subprocess.run(command, check=False, cwd=ROOT, capture_output=True, text=True)
         if done.returncode:
@@ -190,7 +208,9 @@ Found = dict[tuple[str, str, int], tuple[float, float]]
 
 def table(found: Found, trainings: list[str], ways: list[str]) -> list[str]:
     """Return the rows of the table."""
-    head = "| way | " + " | ".join(f"{training} | to {NONE} | fewer" for training in trainings) + " |"
+    head = (
+        "| way | " + " | ".join(f"{training} | to {NONE} | fewer" for training in trainings) + " |"
+    )
     rows = [head, "|" + "---|" * (1 + 3 * len(trainings))]
     for way in ways:
         cells = [way if way.startswith((DDP, NONE)) else f"`{way}`"]
@@ -221,7 +241,10 @@ def _cells(found: Found, training: str, way: str) -> list[str]:
 
 
 def compare(flags: argparse.Namespace) -> None:
-    """Measure all ways for each seed, and print the table. Results are kept in the cache and not measured again."""
+    """Measure all ways for each seed, and print the table.
+
+    Results are kept in the cache and not measured again.
+    """
     flags.cache.mkdir(parents=True, exist_ok=True)
     log = flags.cache / "results.jsonl"
     found: Found = {}
@@ -229,7 +252,9 @@ def compare(flags: argparse.Namespace) -> None:
         training, way, seed, loss, moved = json.loads(line)
         found[training, way, seed] = loss, moved
     for training in flags.trainings:
-        load(training, flags.data, flags.cache)  # unpacks once, before workers do it at the same time
+        load(
+            training, flags.data, flags.cache
+        )  # unpacks once, before workers do it at the same time
     for seed in flags.seeds:
         for training in flags.trainings:
             for way in flags.ways:
@@ -241,7 +266,8 @@ def compare(flags: argparse.Namespace) -> None:
                     file.write(json.dumps([training, way, seed, loss, moved]) + "\n")
                 took_s = time.monotonic() - began_s
                 print(
-                    f"{training}, seed {seed}, {way}: {loss:.4f}, {moved / 1e6:.1f} MB, {took_s:.0f} s",
+                    f"{training}, seed {seed}, {way}: {loss:.4f}, {moved / 1e6:.1f} MB, "
+                    f"{took_s:.0f} s",
                     flush=True,
                 )
     print("\n" + "\n".join(table(found, flags.trainings, flags.ways)))
@@ -268,8 +294,12 @@ def main() -> None:
     )
     parser.add_argument("--trainings", type=trainings, default=list(TRAININGS))
     parser.add_argument("--ways", type=texts, default=texts(WAYS))
-    parser.add_argument("--seeds", type=lambda text: [int(part) for part in texts(text)], default=[1])
-    parser.add_argument("--steps", type=int, default=0, help="of each worker; 0: those of the training")
+    parser.add_argument(
+        "--seeds", type=lambda text: [int(part) for part in texts(text)], default=[1]
+    )
+    parser.add_argument(
+        "--steps", type=int, default=0, help="of each worker; 0: those of the training"
+    )
     parser.add_argument("--script", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--training", help=argparse.SUPPRESS)
     parser.add_argument("--way", help=argparse.SUPPRESS)

@@ -2,13 +2,15 @@
 
     python benchmarks/compute.py [--nets cifar10_quick,alexnet,googlenet,resnet50] [--rounds 20] [--threads 2] [--clock wall|cpu]
 
-Each round runs one forward and one backward pass of both, in turn, and the turn changes from round to round, so that
-whatever else the machine does falls on both. Weights and inputs are equal; so must the losses and the gradients be,
-which is checked first. The update rule is left out: it is the same code for both.
+Each round runs one forward and one backward pass of both, in turn, and the turn changes from round
+to round, so that whatever else the machine does falls on both. Weights and inputs are equal; so
+must the losses and the gradients be, which is checked first. The update rule is left out: it is the
+same code for both.
 
-Reading the table: `ratio` is the median over the rounds of (compiled / by hand) of that round. 1.00 means that the
-definition costs nothing; the promise is at most 1.03. `noise` is half the distance between the quartiles of the ratio:
-on a busy machine it is large, and then `--threads 1 --clock cpu` with more rounds says more than the wall clock.
+Reading the table: `ratio` is the median over the rounds of (compiled / by hand) of that round. 1.00
+means that the definition costs nothing; the promise is at most 1.03. `noise` is half the distance
+between the quartiles of the ratio: on a busy machine it is large, and then `--threads 1 --clock
+cpu` with more rounds says more than the wall clock.
 """
 
 from __future__ import annotations
@@ -21,7 +23,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # a checkout works without being installed
+sys.path.insert(
+    0, str(Path(__file__).resolve().parents[1])
+)  # a checkout works without being installed
 
 from poseidon.cli.checkout import use_environment
 
@@ -69,16 +73,26 @@ NETS = {
         definition="alexnet/train_val.prototxt", by_hand=AlexNet, batch=32, extent=227, classes=1000
     ),
     "googlenet": Case(
-        definition="googlenet/train_val.prototxt", by_hand=GoogLeNet, batch=8, extent=224, classes=1000
+        definition="googlenet/train_val.prototxt",
+        by_hand=GoogLeNet,
+        batch=8,
+        extent=224,
+        classes=1000,
     ),
     "resnet50": Case(
-        definition="resnet/resnet50_train_val.prototxt", by_hand=ResNet50, batch=8, extent=224, classes=1000
+        definition="resnet/resnet50_train_val.prototxt",
+        by_hand=ResNet50,
+        batch=8,
+        extent=224,
+        classes=1000,
     ),
 }
 
 
 def compiled(case: Case) -> Net:
-    """Return the train net of the definition, its Data layer replaced by blobs that the caller gives."""
+    """Return the train net of the definition, its Data layer replaced by blobs that the caller
+    gives.
+    """
     state = NetState(phase=TRAIN)
     definition = filter_net(read_net(FOLDER / case.definition), state)
     for layer in definition.param.layer:
@@ -95,12 +109,15 @@ def learned(net: Net) -> list[nn.Parameter]:
 
 
 def step_pair(name: str, dtype: torch.dtype = torch.float32) -> tuple[Step, Step, nn.Module, Net]:
-    """One training step without the update: compiled, and by hand, on the same weights and batch."""
+    """One training step without the update: compiled, and by hand, on the same weights and
+    batch.
+    """
     case = NETS[name]
     net, hand = compiled(case).to(dtype), case.by_hand().to(dtype)
     with torch.no_grad():
         for ours, theirs in zip(learned(net), hand.parameters(), strict=True):
-            # Noise of one size: the definition's own first weights can be too small to compare gradients with.
+            # Noise of one size: the definition's own first weights can be too small to compare
+            # gradients with.
             theirs.copy_(ours.normal_(0, ours[0].numel() ** -0.5 if ours.dim() > 1 else 0.01))
     generator = torch.Generator().manual_seed(0)
     data = torch.randn(case.batch, 3, case.extent, case.extent, generator=generator, dtype=dtype)
@@ -123,10 +140,13 @@ def step_pair(name: str, dtype: torch.dtype = torch.float32) -> tuple[Step, Step
 
 
 def check_equal(name: str) -> None:
-    """Stop unless both sides compute the same. Dropout draws differently, so it is held still for this.
+    """Stop unless both sides compute the same.
 
-    In double precision: in single, a value within a rounding of zero falls on the other side of a ReLU now and then, and
-    its whole gradient with it. What is left is that a definition holds numbers such as 0.3 in single precision.
+    Dropout draws differently, so it is held still for this.
+
+    In double precision: in single, a value within a rounding of zero falls on the other side of a
+    ReLU now and then, and its whole gradient with it. What is left is that a definition holds
+    numbers such as 0.3 in single precision.
     """
     ours_step, hand_step, hand, net = step_pair(name, torch.float64)
     for module in hand.modules():
@@ -136,13 +156,18 @@ def check_equal(name: str) -> None:
         if isinstance(layer, Dropout):
             layer.active = False
     torch.testing.assert_close(ours_step(), hand_step(), rtol=1e-6, atol=1e-6)
-    pairs = [(ours.grad, theirs.grad) for ours, theirs in zip(learned(net), hand.parameters(), strict=True)]
+    pairs = [
+        (ours.grad, theirs.grad)
+        for ours, theirs in zip(learned(net), hand.parameters(), strict=True)
+    ]
     # A bias below a batch normalization has the gradient 0, and its noise is no difference.
     noise = max(float(theirs.norm()) for _, theirs in pairs) * 1e-9
     for ours, theirs in pairs:
         difference = float((ours - theirs).norm()) / max(float(theirs.norm()), noise)
         if difference > 1e-5:
-            raise SystemExit(f"{name}: gradients of shape {tuple(ours.shape)} differ by {difference:.1e}")
+            raise SystemExit(
+                f"{name}: gradients of shape {tuple(ours.shape)} differ by {difference:.1e}"
+            )
 
 
 def seconds(step: Step, clock: Clock) -> float:
@@ -167,7 +192,8 @@ def measure(name: str, rounds: int, clock: Clock) -> str:
     noise = (quartiles[2] - quartiles[0]) / 2
     batch = NETS[name].batch
     return (
-        f"{name:<14} {batch:>5} {statistics.median(ours) * 1e3:>12.2f} {statistics.median(hand) * 1e3:>12.2f} "
+        f"{name:<14} {batch:>5} {statistics.median(ours) * 1e3:>12.2f} "
+        f"{statistics.median(hand) * 1e3:>12.2f} "
         f"{batch / statistics.median(ours):>10.1f} {statistics.median(ratios):>7.3f} {noise:>7.3f}"
     )
 
@@ -182,7 +208,9 @@ def main() -> None:
     parser.add_argument(
         "--rounds", type=int, default=20, help="rounds measured, at least 2 (default %(default)s)"
     )
-    parser.add_argument("--threads", type=int, default=torch.get_num_threads(), help="threads of torch")
+    parser.add_argument(
+        "--threads", type=int, default=torch.get_num_threads(), help="threads of torch"
+    )
     parser.add_argument(
         "--clock", choices=CLOCKS, default="wall", help="cpu leaves out what other programs took"
     )
@@ -191,20 +219,25 @@ def main() -> None:
     wrong = [name for name in names if name not in NETS]
     if wrong or options.rounds < 2:
         parser.error(
-            f"unknown net {wrong[0]}, known: {', '.join(NETS)}" if wrong else "--rounds must be at least 2"
+            f"unknown net {wrong[0]}, known: {', '.join(NETS)}"
+            if wrong
+            else "--rounds must be at least 2"
         )
     torch.set_num_threads(options.threads)
     print(
-        f"forward + backward on {options.threads} CPU threads, {options.clock} clock, {options.rounds} interleaved rounds"
+        f"forward + backward on {options.threads} CPU threads, {options.clock} clock, "
+        f"{options.rounds} interleaved rounds"
     )
     print(
-        f"{'net':<14} {'batch':>5} {'compiled ms':>12} {'by hand ms':>12} {'images/s':>10} {'ratio':>7} {'noise':>7}"
+        f"{'net':<14} {'batch':>5} {'compiled ms':>12} {'by hand ms':>12} {'images/s':>10} "
+        f"{'ratio':>7} {'noise':>7}"
     )
     for name in names:
         check_equal(name)
         print(measure(name, options.rounds, CLOCKS[options.clock]), flush=True)
     print(
-        "ratio = compiled / by hand, median over rounds; at most 1.03 is promised. noise = half its quartile distance."
+        "ratio = compiled / by hand, median over rounds; at most 1.03 is promised. noise = half "
+        "its quartile distance."
     )
 
 

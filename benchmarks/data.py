@@ -2,16 +2,19 @@
 
     python benchmarks/data.py [--need IMAGES_PER_S] [--need_encoded IMAGES_PER_S] [--seconds 5] [--threads 2]
 
-Two databases are made in a temporary folder: raw 32 x 32 pictures with a mean file, as cifar10_quick reads them,
-and JPEG-encoded 256 x 256 pictures that are cropped to 227 and mirrored, as AlexNet reads them.
+Two databases are made in a temporary folder: raw 32 x 32 pictures with a mean file, as
+cifar10_quick reads them, and JPEG-encoded 256 x 256 pictures that are cropped to 227 and mirrored,
+as AlexNet reads them.
 
 Reading the table:
   alone     images/s that the reader hands out when nothing else runs: what it can do at most.
   need      images/s that training asks for: what was given with --need, or, for the raw pictures, measured here
-            with cifar10_quick written by hand in torch, on pictures that lie in memory (forward, backward, SGD).
+            with cifar10_quick written by hand in torch, on pictures that lie in memory (forward,
+            backward, SGD).
   headroom  alone / need. Above 1 the reader is the faster one; on a CPU both share the cores, so look at the next.
   waits     the same training once more, fed by the reader: share of its time spent in next(), beside the few
-            microseconds that next() itself takes. Near 0 % means that training is never blocked once warm.
+            microseconds that next() itself takes. Near 0 % means that training is never blocked
+            once warm.
 """
 
 from __future__ import annotations
@@ -25,7 +28,9 @@ from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # a checkout works without being installed
+sys.path.insert(
+    0, str(Path(__file__).resolve().parents[1])
+)  # a checkout works without being installed
 
 from poseidon.cli.checkout import use_environment
 
@@ -70,7 +75,9 @@ def make_encoded(folder: Path) -> BatchReader:
     with write_database(path, Backend.LMDB) as writer:
         for number, image in enumerate(small.images):
             buffer = io.BytesIO()
-            picture = Image.fromarray(np.ascontiguousarray(image.transpose(1, 2, 0))).resize((256, 256))
+            picture = Image.fromarray(np.ascontiguousarray(image.transpose(1, 2, 0))).resize(
+                (256, 256)
+            )
             picture.save(buffer, "JPEG", quality=90)
             datum = Datum(data=buffer.getvalue(), encoded=True, label=int(small.labels[number]))
             writer.put(b"%05d" % number, datum.SerializeToString())
@@ -157,12 +164,18 @@ def row(name: str, alone: float, need: float | None, waits: float | None) -> str
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--need", type=float, help="images/s that training on raw 32 x 32 pictures asks for")
-    parser.add_argument("--need_encoded", type=float, help="images/s for the encoded images; not measured")
+    parser.add_argument(
+        "--need", type=float, help="images/s that training on raw 32 x 32 pictures asks for"
+    )
+    parser.add_argument(
+        "--need_encoded", type=float, help="images/s for the encoded images; not measured"
+    )
     parser.add_argument(
         "--seconds", type=float, default=5, help="length of each measurement (default %(default)s)"
     )
-    parser.add_argument("--threads", type=int, default=torch.get_num_threads(), help="threads of torch")
+    parser.add_argument(
+        "--threads", type=int, default=torch.get_num_threads(), help="threads of torch"
+    )
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -171,14 +184,17 @@ def main() -> None:
         print(f"{'pipeline':<34} {'alone':>10} {'need':>10} {'headroom':>9} {'waits':>7}")
         with make_raw(Path(name)) as reader:
             alone = rate(reader.next, options.seconds)
-            need = options.need or rate(training_step(in_memory(reader, 20), device), options.seconds)
+            need = options.need or rate(
+                training_step(in_memory(reader, 20), device), options.seconds
+            )
             waits = measure_waits(reader, device, options.seconds)
         print(row("raw 3x32x32, mean file", alone, need, waits), flush=True)
         with make_encoded(Path(name)) as reader:
             alone = rate(reader.next, options.seconds)
         print(row("JPEG 3x256x256, crop 227, mirror", alone, options.need_encoded, None))
     print(
-        "images/s. headroom = alone / need: above 1 the reader outruns training. waits = share of training's time spent "
+        "images/s. headroom = alone / need: above 1 the reader outruns training. waits = share of "
+        "training's time spent "
         "waiting for data, when fed by the reader."
     )
 

@@ -1,13 +1,15 @@
 #!/usr/bin/env python3
-"""Measure the cost of CURVE: messages between two processes of this machine, in clear and encrypted by turns.
+"""Measure the cost of CURVE: messages between two processes of this machine, in clear and
+encrypted by turns.
 
     python benchmarks/encryption.py
     python benchmarks/encryption.py --sizes 1024,2097152 --rounds 9
 
-How to read it: one row a size. `MB/s` is one sender and one receiver, `round trip` one message there and a short answer
-back, `CPU` the processor time of both ends for a gigabyte; medians over the rounds, which alternate. `of clear` is the
-encrypted throughput as a part of the other; `hides up to` the rate of a link, Gbit/s, that one sender still fills. Over
-loopback nothing else is in the way, so this is the worst case: a slower link leaves the processor time to the arithmetic.
+How to read it: one row a size. `MB/s` is one sender and one receiver, `round trip` one message
+there and a short answer back, `CPU` the processor time of both ends for a gigabyte; medians over
+the rounds, which alternate. `of clear` is the encrypted throughput as a part of the other; `hides
+up to` the rate of a link, Gbit/s, that one sender still fills. Over loopback nothing else is in the
+way, so this is the worst case: a slower link leaves the processor time to the arithmetic.
 """
 
 from __future__ import annotations
@@ -66,7 +68,9 @@ class Round:
 
 
 def answer(pipe: Connection, keys: JobKeys | None) -> None:
-    """Run the receiving process: send its address, then answer each message whose first frame asks for it."""
+    """Run the receiving process: send its address, then answer each message whose first frame
+    asks for it.
+    """
     transport = ZmqServerTransport("tcp://127.0.0.1:0", keys.of_shard(0) if keys else None)
     pipe.send(transport.address)
     try:
@@ -109,7 +113,9 @@ class Line:
             self._ask(payload)
         trip_s = (time.perf_counter() - began_s) / trips
         total = size * messages
-        return Round(mb_per_s=total / took_s / 1e6, trip_us=trip_s * 1e6, cpu_s_per_gb=cpu_s / total * 1e9)
+        return Round(
+            mb_per_s=total / took_s / 1e6, trip_us=trip_s * 1e6, cpu_s_per_gb=cpu_s / total * 1e9
+        )
 
     def _ask(self, payload: bytes = b"") -> float:
         """Wait for an answer; returns the other side's processor time."""
@@ -179,7 +185,9 @@ def table(rows: Sequence[Sequence[str]]) -> str:
     lines = [HEAD, *rows]
     widths = [max(len(line[column]) for line in lines) for column in range(len(HEAD))]
     text = [
-        "| " + " | ".join(cell.rjust(width) for cell, width in zip(line, widths, strict=True)) + " |"
+        "| "
+        + " | ".join(cell.rjust(width) for cell, width in zip(line, widths, strict=True))
+        + " |"
         for line in lines
     ]
     text.insert(1, "|" + "|".join("-" * (width + 1) + ":" for width in widths) + "|")

@@ -4,13 +4,15 @@
     python benchmarks/flood.py
     python benchmarks/flood.py --seconds 2 --rounds 9 --kinds clear handshakes
 
-Job and flood have a core each. The flooding process alternates: it keeps its core busy without touching the network, or
-floods. Kinds: `connections` that send noise and end, `clear` ZeroMQ sockets without keys, `another key` CURVE with a key
-that is not the job's, and `handshakes` of a peer that knows the shard's public key. Each runs against a shard that has
-closed its port after all workers connected, as shards do, and against one whose port stays open.
+Job and flood have a core each. The flooding process alternates: it keeps its core busy without
+touching the network, or floods. Kinds: `connections` that send noise and end, `clear` ZeroMQ
+sockets without keys, `another key` CURVE with a key that is not the job's, and `handshakes` of a
+peer that knows the shard's public key. Each runs against a shard that has closed its port after all
+workers connected, as shards do, and against one whose port stays open.
 
-How to read it: one row for each kind and port: milliseconds an iteration at rest and under the flood (medians over the
-rounds), the slowdown, and the number of connections that the shard refused. The goal is at most a tenth with a closed port.
+How to read it: one row for each kind and port: milliseconds an iteration at rest and under the
+flood (medians over the rounds), the slowdown, and the number of connections that the shard refused.
+The goal is at most a tenth with a closed port.
 """
 
 from __future__ import annotations
@@ -56,11 +58,15 @@ class OpenServerTransport(ZmqServerTransport):
 
 
 def serve(pipe: Connection, keys: JobKeys, closes: bool) -> None:
-    """Run the shard's process: send its address, and at the end the number of refused connections."""
+    """Run the shard's process: send its address, and at the end the number of refused
+    connections.
+    """
     pin(0)
     server = Server(
         Shard(0, 1),
-        (ZmqServerTransport if closes else OpenServerTransport)("tcp://127.0.0.1:0", keys.of_shard(0)),
+        (ZmqServerTransport if closes else OpenServerTransport)(
+            "tcp://127.0.0.1:0", keys.of_shard(0)
+        ),
     )
     pipe.send(server.address)
     thread = threading.Thread(target=server.serve)
@@ -77,7 +83,9 @@ def flood(pipe: Connection, address: str, shard_key: str) -> None:
     doing = "rest"
     held: list[Callable[[], None]] = []
     context = zmq.Context()
-    context.set(zmq.MAX_SOCKETS, 65_535)  # on a busy machine closed sockets wait for ZeroMQ's thread
+    context.set(
+        zmq.MAX_SOCKETS, 65_535
+    )  # on a busy machine closed sockets wait for ZeroMQ's thread
     pipe.send("ready")
     while doing != "end":
         if pipe.poll():
@@ -149,7 +157,9 @@ def measure(kind: str, *, closes: bool, rounds: int, seconds: float) -> list[str
     client = Client([address], rank=0, store=STORE, keys=keys.of_worker(0))
     value = np.zeros(ELEMENTS, dtype=np.float32)
     client.start(lambda table: [value])
-    flooder = spawn.Process(target=flood, args=(at_flood, address, keys.shards[0].public), daemon=True)
+    flooder = spawn.Process(
+        target=flood, args=(at_flood, address, keys.shards[0].public), daemon=True
+    )
     flooder.start()
     flooding.recv()
     iterate(client, value, 2 * seconds)
@@ -169,7 +179,14 @@ def measure(kind: str, *, closes: bool, rounds: int, seconds: float) -> list[str
     rest_ms, flood_ms = statistics.median(at_rest), statistics.median(flooded)
     slower = statistics.median(f / r for f, r in zip(flooded, at_rest, strict=True)) - 1
     port = "closed" if closes else "open"
-    return [kind, port, f"{rest_ms:.2f}", f"{flood_ms:.2f}", f"{100 * slower:+.1f} %", f"{refused:,}"]
+    return [
+        kind,
+        port,
+        f"{rest_ms:.2f}",
+        f"{flood_ms:.2f}",
+        f"{100 * slower:+.1f} %",
+        f"{refused:,}",
+    ]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -5,9 +5,10 @@
     python benchmarks/gpu.py --autocast --compiler inductor
     python benchmarks/gpu.py --device cpu --small        # the same code on small nets, without a GPU
 
-Checks: streams, copies to pinned memory, factors, several workers on the device, a group of one process of NCCL,
-autocast, torch.compile. Speed: AlexNet, ResNet-50 and GPT-2 (124 M) on one worker with one shard through `ps`, `hybrid` and,
-where there is one, `auto`, beside plain torch by turns; medians of the rounds. The result is a table, and JSON with --json.
+Checks: streams, copies to pinned memory, factors, several workers on the device, a group of one
+process of NCCL, autocast, torch.compile. Speed: AlexNet, ResNet-50 and GPT-2 (124 M) on one worker
+with one shard through `ps`, `hybrid` and, where there is one, `auto`, beside plain torch by turns;
+medians of the rounds. The result is a table, and JSON with --json.
 
 Needs only torch, numpy, pyzmq, msgpack, protobuf and lmdb. The exit code is 1 if a check fails.
 """
@@ -30,7 +31,10 @@ from poseidon.cli.checkout import use_environment
 use_environment("torch", "numpy", "zmq", "msgpack", "google", "lmdb")
 
 READERS = ("cv2", "h5py", "pydot", "tqdm")
-"""Packages that read or draw files. Nothing here does, so a machine without them gets empty modules in their place."""
+"""Packages that read or draw files.
+
+Nothing here does, so a machine without them gets empty modules in their place.
+"""
 for name in READERS:
     if find_spec(name) is None:
         sys.modules[name] = MagicMock(name=name, __spec__=ModuleSpec(name, None))
@@ -51,12 +55,16 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda", help="where to compute (cuda)")
+    parser.add_argument(
+        "--device", choices=("cuda", "cpu"), default="cuda", help="where to compute (cuda)"
+    )
     parser.add_argument("--small", action="store_true", help="small nets of the same kinds")
     parser.add_argument("--rounds", type=int, default=7, help="of each system (7)")
     parser.add_argument("--iterations", type=int, default=20, help="in each round (20)")
     parser.add_argument("--autocast", action="store_true", help="forward passes in bfloat16")
-    parser.add_argument("--compiler", default="aot_eager", help="backend of torch.compile (aot_eager)")
+    parser.add_argument(
+        "--compiler", default="aot_eager", help="backend of torch.compile (aot_eager)"
+    )
     parser.add_argument("--only", choices=("checks", "speed"), help="leave out the other")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the results there")
     flags = parser.parse_args(arguments)
@@ -72,7 +80,8 @@ def check_table(checks: list[Checked], device: torch.device) -> Table:
         title=f"Checks on {device_name(device)}",
         head=("check", "result"),
         rows=tuple((check.name, check.problem or "good") for check in checks),
-        reading=f"{len(checks) - failed} of {len(checks)} are good. Each compares with one process that trains alone.",
+        reading=f"{len(checks) - failed} of {len(checks)} are good. Each compares with one "
+        "process that trains alone.",
         facts=tuple({"check": check.name, "problem": check.problem} for check in checks),
     )
 
@@ -93,7 +102,9 @@ def main(arguments: list[str] | None = None) -> int:
             failed = any(check.problem for check in checks)
             tables.append(check_table(checks, device))
         if flags.only != "checks":
-            effort = SpeedEffort(rounds=flags.rounds, iterations=flags.iterations, mixed=flags.autocast)
+            effort = SpeedEffort(
+                rounds=flags.rounds, iterations=flags.iterations, mixed=flags.autocast
+            )
             tables.append(measure_speed(device_nets(small=flags.small), device, effort, report))
     except PoseidonError as error:
         print(f"gpu.py: {error}", file=sys.stderr)

@@ -2,12 +2,13 @@
 
     python benchmarks/loader.py [--rounds 9]
 
-The work of both: read a raw Datum from an LMDB, crop it at random, mirror half of them, subtract the mean file, give
-float32 batches. The DataLoader runs in this process (`num_workers=0`), our batches are made in this thread: so each has one
-core, and more cores would help both alike.
+The work of both: read a raw Datum from an LMDB, crop it at random, mirror half of them, subtract
+the mean file, give float32 batches. The DataLoader runs in this process (`num_workers=0`), our
+batches are made in this thread: so each has one core, and more cores would help both alike.
 
-Reading the table: `ratio` is the median over the rounds of (our images/s / the DataLoader's) of that round; the promise is at
-least 2. The first row has ImageNet's pictures, where copying pixels is the work; the second CIFAR's, where it is Python.
+Reading the table: `ratio` is the median over the rounds of (our images/s / the DataLoader's) of
+that round; the promise is at least 2. The first row has ImageNet's pictures, where copying pixels
+is the work; the second CIFAR's, where it is Python.
 """
 
 from __future__ import annotations
@@ -23,7 +24,9 @@ from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # a checkout works without being installed
+sys.path.insert(
+    0, str(Path(__file__).resolve().parents[1])
+)  # a checkout works without being installed
 
 from poseidon.cli.checkout import use_environment
 
@@ -78,7 +81,9 @@ class Pictures(Dataset[tuple[Tensor, int]]):
 
     def __getitem__(self, index: int) -> tuple[Tensor, int]:
         datum = Datum.FromString(bytes(self.transaction.get(b"%08d" % index)))
-        picture = np.frombuffer(datum.data, np.uint8).reshape(datum.channels, datum.height, datum.width)
+        picture = np.frombuffer(datum.data, np.uint8).reshape(
+            datum.channels, datum.height, datum.width
+        )
         top, left = self.random.integers(0, datum.height - self.crop + 1, 2)
         window = (slice(None), slice(top, top + self.crop), slice(left, left + self.crop))
         values = picture[window].astype(np.float32) - self.mean[window]
@@ -136,11 +141,15 @@ def measure(name: str, rounds: int) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--rounds", type=int, default=9, help="interleaved rounds (default %(default)s)")
+    parser.add_argument(
+        "--rounds", type=int, default=9, help="interleaved rounds (default %(default)s)"
+    )
     options = parser.parse_args()
     torch.set_num_threads(1)
     print(f"one core each, CPU clock, {options.rounds} interleaved rounds, batches of {BATCH}")
-    print(f"{'pictures':<10} {'extent':>7} {'crop':>5} {'ours /s':>12} {'loader /s':>12} {'ratio':>7}")
+    print(
+        f"{'pictures':<10} {'extent':>7} {'crop':>5} {'ours /s':>12} {'loader /s':>12} {'ratio':>7}"
+    )
     for name in CASES:
         print(measure(name, options.rounds), flush=True)
     print("ratio = our images/s over the DataLoader's, median over rounds; at least 2 is promised.")

@@ -1,14 +1,16 @@
 #!/usr/bin/env python3
-"""Measure the evaluation loss of a small transformer under local steps, beside that of synchronous training.
+"""Measure the evaluation loss of a small transformer under local steps, beside that of
+synchronous training.
 
     python benchmarks/local_steps.py --steps 800 --seeds 1
 
-Trains on the bytes of Python's own library with three workers of this machine, by AdamW with a cosine schedule. All ways
-train on equally many records with the same inner rate. Each way is a job of `poseidon run` whose script is this file.
+Trains on the bytes of Python's own library with three workers of this machine, by AdamW with a
+cosine schedule. All ways train on equally many records with the same inner rate. Each way is a job
+of `poseidon run` whose script is this file.
 
-How to read it: one row a way. The loss is that of text that was not trained on, in nats a byte, and its distance from the
-loss of synchronous training. The bytes are those of one worker, both directions, as a part of those of synchronous
-training; the first values are not counted.
+How to read it: one row a way. The loss is that of text that was not trained on, in nats a byte, and
+its distance from the loss of synchronous training. The bytes are those of one worker, both
+directions, as a part of those of synchronous training; the first values are not counted.
 """
 
 from __future__ import annotations
@@ -58,7 +60,8 @@ WAYS = (
     Way("H=32, BMUF, int8", ("--sync_every=32", *BMUF, "--compress=int8")),
     Way("H=32, BMUF, 4 fragments", ("--sync_every=32", *BMUF, "--sync_fragments=4")),
     Way(
-        "H=32, BMUF, 4 fragments, delay 4", ("--sync_every=32", *BMUF, "--sync_fragments=4", "--sync_delay=4")
+        "H=32, BMUF, 4 fragments, delay 4",
+        ("--sync_every=32", *BMUF, "--sync_fragments=4", "--sync_delay=4"),
     ),
     Way("H=8, DiLoCo", ("--sync_every=8",)),
     Way("H=32, DiLoCo", ("--sync_every=32",)),
@@ -108,19 +111,23 @@ def script(flags: argparse.Namespace) -> None:
     model = Transformer()
     optimizer = torch.optim.AdamW(model.parameters(), lr=flags.lr, weight_decay=0.1)
     schedule = torch.optim.lr_scheduler.LambdaLR(
-        optimizer, lambda step: min(1.0, (step + 1) / 50) * 0.5 * (1 + math.cos(math.pi * step / flags.steps))
+        optimizer,
+        lambda step: min(1.0, (step + 1) / 50) * 0.5 * (1 + math.cos(math.pi * step / flags.steps)),
     )
     with poseidon.distribute(model, optimizer, clip=1.0) as group:
         starts = torch.Generator().manual_seed(1000 * flags.seed + group.rank)
         for _ in range(flags.steps):
             optimizer.zero_grad()
-            loss_at(model, train, torch.randint(len(train) - CONTEXT, (BATCH,), generator=starts)).backward()
+            loss_at(
+                model, train, torch.randint(len(train) - CONTEXT, (BATCH,), generator=starts)
+            ).backward()
             group.step()
             schedule.step()
     if group.rank == 0:
         with torch.no_grad():
             losses = [
-                loss_at(model, test, part) for part in torch.arange(0, len(test) - CONTEXT - 1, 24).split(256)
+                loss_at(model, test, part)
+                for part in torch.arange(0, len(test) - CONTEXT - 1, 24).split(256)
             ]
         Path(flags.result).write_text(str(float(torch.stack(losses).mean())), encoding="utf-8")
 
@@ -129,11 +136,22 @@ def measure(way: Way, seed: int, flags: argparse.Namespace, folder: Path) -> tup
     """Run a job. Return its evaluation loss, and the bytes of worker 0."""
     output = folder / f"{way.name.replace(', ', '_').replace('=', '')}_{seed}"
     hosts, result = folder / "hosts", folder / "result"
-    hosts.write_text("".join(f"{client} 127.0.0.1 0\n" for client in range(WORKERS)), encoding="utf-8")
+    hosts.write_text(
+        "".join(f"{client} 127.0.0.1 0\n" for client in range(WORKERS)), encoding="utf-8"
+    )
     command = [sys.executable, "-m", "poseidon", "run", f"--hostfile={hosts}", f"--output={output}"]
-    command += ["--threads=1", "--exchange=ps", *way.flags, __file__, "--script", f"--steps={flags.steps}"]
+    command += [
+        "--threads=1",
+        "--exchange=ps",
+        *way.flags,
+        __file__,
+        "--script",
+        f"--steps={flags.steps}",
+    ]
     command += [f"--seed={seed}", f"--lr={flags.lr}", f"--result={result}"]
-    subprocess.run(command, check=True, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    subprocess.run(
+        command, check=True, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
     worker = read_statistics(output / "statistics.json").workers[0]
     moved = sum((tensor.bytes_out or 0) + (tensor.bytes_in or 0) for tensor in worker.tensors)
     return float(result.read_text(encoding="utf-8")), moved
@@ -156,7 +174,9 @@ def compare(flags: argparse.Namespace) -> None:
     }
     loss, moved = means["synchronous"]
     for name, (own_loss, own_moved) in means.items():
-        print(f"| {name} | {own_loss:.4f} | {own_loss / loss - 1:+.1%} | 1/{moved / own_moved:.0f} |")
+        print(
+            f"| {name} | {own_loss:.4f} | {own_loss / loss - 1:+.1%} | 1/{moved / own_moved:.0f} |"
+        )
 
 
 def numbers(text: str) -> list[int]:
@@ -164,7 +184,9 @@ def numbers(text: str) -> list[int]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Evaluation loss of a small transformer under local steps.")
+    parser = argparse.ArgumentParser(
+        description="Evaluation loss of a small transformer under local steps."
+    )
     parser.add_argument("--steps", type=int, default=800, help="of each worker")
     parser.add_argument("--seeds", type=numbers, default=[1])
     parser.add_argument("--lr", type=float, default=3e-3, help="largest rate of AdamW")

@@ -4,13 +4,15 @@
     python benchmarks/page_overhead.py
     python benchmarks/page_overhead.py --turns=60 --turn_s=4
 
-One real job of two workers on this machine, with `--dashboard`, `--metrics_port` and `--tensorboard_dir`, computes without a
-break. By turns all of that is on or off: on, a client reads the page's stream and Prometheus' values; off, the launcher
-passes no event to the records, and the page's process is stopped. So neighbouring seconds of one job are compared.
+One real job of two workers on this machine, with `--dashboard`, `--metrics_port` and
+`--tensorboard_dir`, computes without a break. By turns all of that is on or off: on, a client reads
+the page's stream and Prometheus' values; off, the launcher passes no event to the records, and the
+page's process is stopped. So neighbouring seconds of one job are compared.
 
-How to read it: iterations of worker 0. A ratio is that of the mean iteration in a turn with everything on, to the mean of
-the two turns around it; the median and the quartiles of all turns are printed. The processor time of the launcher and of the
-page are printed beside, as parts of one processor: they do not depend on what else this machine does.
+How to read it: iterations of worker 0. A ratio is that of the mean iteration in a turn with
+everything on, to the mean of the two turns around it; the median and the quartiles of all turns are
+printed. The processor time of the launcher and of the page are printed beside, as parts of one
+processor: they do not depend on what else this machine does.
 """
 
 from __future__ import annotations
@@ -90,7 +92,9 @@ _LAUNCHER = "--launch"
 
 
 def is_on(moment_s: float, turn_s: float) -> bool:
-    """Return whether everything is on at a moment of the monotonic clock, which all processes share."""
+    """Return whether everything is on at a moment of the monotonic clock, which all processes
+    share.
+    """
     return int(moment_s / turn_s) % 2 == 1
 
 
@@ -107,7 +111,8 @@ def launch(turn_s: float, arguments: list[str]) -> int:
 
 
 class Turns:
-    """The turns of a running job: stops and continues its page, and reads from it and from Prometheus.
+    """The turns of a running job: stops and continues its page, and reads from it and from
+    Prometheus.
 
     Args:
         page: address.
@@ -118,13 +123,20 @@ class Turns:
     """
 
     def __init__(
-        self, page: str, metrics: str, server: psutil.Process, launcher: psutil.Process, turn_s: float
+        self,
+        page: str,
+        metrics: str,
+        server: psutil.Process,
+        launcher: psutil.Process,
+        turn_s: float,
     ) -> None:
         self._page, self._metrics, self._turn_s = page, metrics, turn_s
         self._processes = {"launcher": launcher, "page": server}
         self._over = threading.Event()
         self.used_s: dict[tuple[str, bool], list[float]] = {}
-        """Processor time of each process in each turn, by its name and whether everything was on."""
+        """Processor time of each process in each turn, by its name and whether everything was
+        on.
+        """
 
     def run(self, count: int) -> None:
         """Run so many pairs of turns; begins and ends with one that is off."""
@@ -167,7 +179,8 @@ class Turns:
 
 
 def ratios(moments: list[float], turn_s: float) -> list[float]:
-    """Return for each turn that is on the mean iteration, as a multiple of that of the turns around it.
+    """Return for each turn that is on the mean iteration, as a multiple of that of the turns
+    around it.
 
     Args:
         moments: at which iterations began, in seconds of the monotonic clock.
@@ -240,7 +253,9 @@ def _start_turns(folder: Path, launcher: subprocess.Popen[bytes], turn_s: float)
     moments, end_s = folder / "moments_0", time.monotonic() + START_LIMIT_S
     while not (moments.exists() and moments.stat().st_size > 1000):
         if launcher.poll() is not None or time.monotonic() > end_s:
-            raise SystemExit(f"the job does not train:\n{(folder / 'log').read_text(encoding='utf-8')}")
+            raise SystemExit(
+                f"the job does not train:\n{(folder / 'log').read_text(encoding='utf-8')}"
+            )
         time.sleep(0.2)
     log = (folder / "log").read_text(encoding="utf-8")
     page, metrics = (re.search(rf"{name} at (http\S+)", log) for name in ("dashboard", "metrics"))

@@ -3,15 +3,18 @@
 
     python benchmarks/reliability_cost.py --blocks=8
 
-One worker trains blocks of iterations. In each block every other iteration has the watchdog, and the heartbeat thread runs;
-by turns a block has nothing more, or one snapshot in its middle: written, checksummed and flushed in the background while the block
-goes on. Neighbouring iterations are compared, since whole blocks lie percents apart.
+One worker trains blocks of iterations. In each block every other iteration has the watchdog, and
+the heartbeat thread runs; by turns a block has nothing more, or one snapshot in its middle:
+written, checksummed and flushed in the background while the block goes on. Neighbouring iterations
+are compared, since whole blocks lie percents apart.
 
-The worker has the environment that a job gives its workers: malloc keeps what a snapshot has used for the next one.
+The worker has the environment that a job gives its workers: malloc keeps what a snapshot has used
+for the next one.
 
-How to read it: seconds are processor time of all the process's threads, so what happens in the background counts in full, as it
-would where no core is idle, and other programs disturb it little. Medians over all iterations; a snapshot's is the median over
-blocks of what a block takes beyond as many usual iterations.
+How to read it: seconds are processor time of all the process's threads, so what happens in the
+background counts in full, as it would where no core is idle, and other programs disturb it little.
+Medians over all iterations; a snapshot's is the median over blocks of what a block takes beyond as
+many usual iterations.
 """
 
 from __future__ import annotations
@@ -77,7 +80,9 @@ snapshot: %d snapshot_prefix: "snap" snapshot_after_train: false max_iter: %d
 
 
 WARM = 6
-"""Iterations that are not counted; an even number, so that the first one counted is without the watchdog."""
+"""Iterations that are not counted; an even number, so that the first one counted is without the
+watchdog.
+"""
 
 
 class Block(Enum):
@@ -88,7 +93,8 @@ class Block(Enum):
 
 
 class EveryOther(Exchange):
-    """The exchange of one process, which a watchdog observes in odd iterations, and nothing in even ones.
+    """The exchange of one process, which a watchdog observes in odd iterations, and nothing in
+    even ones.
 
     Args:
         tensors: of the exchange.
@@ -106,7 +112,9 @@ class EveryOther(Exchange):
 
 
 def block_s(folder: Path, block: Block, iterations: int) -> list[float]:
-    """Train a block; Return the seconds of each iteration after the warm-up, without the wait for the disk."""
+    """Train a block; Return the seconds of each iteration after the warm-up, without the wait
+    for the disk.
+    """
     interval = iterations // 2 if block is Block.ALL else 0
     path = folder / "solver.prototxt"
     path.write_text(SOLVER % (interval, iterations - 1), encoding="ascii")
@@ -154,7 +162,11 @@ def main(arguments: list[str] | None = None) -> int:
     flags = parser.parse_args(arguments)
     environment = {**os.environ, **child_environment(threads=1)}
     if environment != dict(os.environ):
-        os.execve(sys.executable, [sys.executable, str(Path(__file__).resolve()), *sys.argv[1:]], environment)
+        os.execve(
+            sys.executable,
+            [sys.executable, str(Path(__file__).resolve()), *sys.argv[1:]],
+            environment,
+        )
     torch.set_num_threads(1)
     blocks: dict[Block, list[list[float]]] = {block: [] for block in Block}
     with tempfile.TemporaryDirectory(prefix="poseidon-cost-") as name:
@@ -174,7 +186,10 @@ def main(arguments: list[str] | None = None) -> int:
     snapshot_s = statistics.median(map(_beyond_median, blocks[Block.ALL])) - statistics.median(
         map(_beyond_median, usual)
     )
-    print(f"an iteration: {bare_s * 1e3:.2f} ms; a snapshot: {size / 2**20:.0f} MiB, weights and history")
+    print(
+        f"an iteration: {bare_s * 1e3:.2f} ms; a snapshot: {size / 2**20:.0f} MiB, weights and "
+        "history"
+    )
     print(f"heartbeats: {beats_s * 1e6:+.0f} us an iteration, {beats_s / bare_s:+.2%}")
     print(f"a snapshot: {snapshot_s * 1e3:+.0f} ms of processor time")
     for interval in (100, 1000, 10_000):

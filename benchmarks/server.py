@@ -2,20 +2,22 @@
 
     python benchmarks/server.py [--megabytes 256] [--rounds 7] [--layouts 1x1,2x2] [--sockets]
 
-A round of the server: every worker pushes one table of so many megabytes in chunks of 2 MiB and reads it back, which lands
-in the worker's array. `average`: the shards add up what the workers sent, divide it by their number and send it: push and
-pull alone, as other servers' own benchmarks have it. `momentum`: the shards apply SGD with momentum to the average, which
-reads and writes two more numbers for each that came; on a machine whose cores are all busy with moving bytes, that and the
-landing are what the server pays for beyond the echo. Workers and shards of one machine pass arrays in memory, as in every
-job; `--sockets` makes all go through sockets, as between machines. A round of the
-echo: every worker sends the same chunks over DEALER sockets to as many ROUTERs as there are shards, and each sends every
-chunk back as it came; nobody looks at them. All are processes of their own on loopback, with the malloc environment that
-jobs have. Server and echo take turns within the same run, and the turn changes from round to round.
+A round of the server: every worker pushes one table of so many megabytes in chunks of 2 MiB and
+reads it back, which lands in the worker's array. `average`: the shards add up what the workers
+sent, divide it by their number and send it: push and pull alone, as other servers' own benchmarks
+have it. `momentum`: the shards apply SGD with momentum to the average, which reads and writes two
+more numbers for each that came; on a machine whose cores are all busy with moving bytes, that and
+the landing are what the server pays for beyond the echo. Workers and shards of one machine pass
+arrays in memory, as in every job; `--sockets` makes all go through sockets, as between machines. A
+round of the echo: every worker sends the same chunks over DEALER sockets to as many ROUTERs as
+there are shards, and each sends every chunk back as it came; nobody looks at them. All are
+processes of their own on loopback, with the malloc environment that jobs have. Server and echo take
+turns within the same run, and the turn changes from round to round.
 
-Reading the table: `server` and `echo` are the medians of the rounds' seconds (of the slowest worker), `MB/s` the bytes of
-all workers, both directions, by that time. `ratio` is the median of (echo / server) of each round: the share of the
-wire's own rate that is left. The promise is at least 0.8 (average). `noise` is half the
-distance between the quartiles of the ratio.
+Reading the table: `server` and `echo` are the medians of the rounds' seconds (of the slowest
+worker), `MB/s` the bytes of all workers, both directions, by that time. `ratio` is the median of
+(echo / server) of each round: the share of the wire's own rate that is left. The promise is at
+least 0.8 (average). `noise` is half the distance between the quartiles of the ratio.
 """
 
 from __future__ import annotations
@@ -32,7 +34,9 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # a checkout works without being installed
+sys.path.insert(
+    0, str(Path(__file__).resolve().parents[1])
+)  # a checkout works without being installed
 
 from poseidon.cli.checkout import use_environment
 
@@ -63,7 +67,9 @@ class Layout:
 
 
 class Child:
-    """A process of this benchmark: it prints one line when it is ready, and one after each line that it reads."""
+    """A process of this benchmark: it prints one line when it is ready, and one after each line
+    that it reads.
+    """
 
     def __init__(self, command: Sequence[str]) -> None:
         self._process = subprocess.Popen(
@@ -110,7 +116,12 @@ def children(layout: Layout, megabytes: int, kind: str, flags: Sequence[str]) ->
             return child
 
         if kind == "server":
-            listen = ("-m", "ps_server", "--listen=tcp://127.0.0.1:0", f"--workers={layout.workers}")
+            listen = (
+                "-m",
+                "ps_server",
+                "--listen=tcp://127.0.0.1:0",
+                f"--workers={layout.workers}",
+            )
             servers = [start(*listen, f"--shard={shard}") for shard in range(layout.shards)]
         else:
             servers = [start(__file__, "--role=echo") for _ in range(layout.shards)]
@@ -134,9 +145,6 @@ def children(layout: Layout, megabytes: int, kind: str, flags: Sequence[str]) ->
             return max(float(str(worker.read()["seconds"])) for worker in workers)
 
         yield run
-
-
-# -- the children ------------------------------------------------------------------------------------------
 
 
 def report(**fields: object) -> None:
@@ -221,9 +229,6 @@ def server_worker(
     client.close()
 
 
-# -- the table ---------------------------------------------------------------------------------------------
-
-
 def half_range(values: Sequence[float]) -> float:
     """Half of the distance between the quartiles; 0 of a single value."""
     if len(values) < 2:
@@ -251,10 +256,14 @@ def measure(layout: Layout, megabytes: int, rounds: int, sockets: bool) -> list[
         for number in range(rounds):
             for name in sorted(contestants, reverse=bool(number % 2)):
                 times[name].append(contestants[name]())
-    return [row(layout, megabytes, name, times[name], times["echo"]) for name in ("average", "momentum")]
+    return [
+        row(layout, megabytes, name, times[name], times["echo"]) for name in ("average", "momentum")
+    ]
 
 
-def row(layout: Layout, megabytes: int, name: str, server_s: Sequence[float], echo_s: Sequence[float]) -> str:
+def row(
+    layout: Layout, megabytes: int, name: str, server_s: Sequence[float], echo_s: Sequence[float]
+) -> str:
     """One row of the table."""
     ratios = [echo / server for server, echo in zip(server_s, echo_s, strict=True)]
     server, echo = statistics.median(server_s), statistics.median(echo_s)
@@ -268,11 +277,19 @@ def row(layout: Layout, megabytes: int, name: str, server_s: Sequence[float], ec
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--megabytes", type=int, default=256, help="MiB that each worker pushes and reads")
-    parser.add_argument("--rounds", type=int, default=7, help="rounds that count (default %(default)s)")
+    parser.add_argument(
+        "--megabytes", type=int, default=256, help="MiB that each worker pushes and reads"
+    )
+    parser.add_argument(
+        "--rounds", type=int, default=7, help="rounds that count (default %(default)s)"
+    )
     parser.add_argument("--layouts", default="1x1,2x2", help="workers x shards, several by comma")
-    parser.add_argument("--sockets", action="store_true", help="all through sockets, as between machines")
-    parser.add_argument("--role", choices=("echo", "echo-worker", "server-worker"), help=argparse.SUPPRESS)
+    parser.add_argument(
+        "--sockets", action="store_true", help="all through sockets, as between machines"
+    )
+    parser.add_argument(
+        "--role", choices=("echo", "echo-worker", "server-worker"), help=argparse.SUPPRESS
+    )
     parser.add_argument("--addresses", help=argparse.SUPPRESS)
     parser.add_argument("--rank", type=int, default=0, help=argparse.SUPPRESS)
     parser.add_argument("--workers", type=int, default=1, help=argparse.SUPPRESS)
@@ -294,8 +311,14 @@ def main() -> None:
             options.sockets,
         )
     else:
-        print(f"{options.megabytes} MiB a worker in chunks of 2 MiB, medians of {options.rounds} rounds")
-        print(f"{'':<32} {'server':>11} {'echo':>11} {'MB/s':>9} {'MB/s':>9} {'ratio':>7} {'noise':>7}")
+        print(
+            f"{options.megabytes} MiB a worker in chunks of 2 MiB, medians of {options.rounds} "
+            "rounds"
+        )
+        print(
+            f"{'':<32} {'server':>11} {'echo':>11} {'MB/s':>9} {'MB/s':>9} {'ratio':>7} "
+            f"{'noise':>7}"
+        )
         for layout in options.layouts.split(","):
             print(
                 *measure(Layout.parse(layout), options.megabytes, options.rounds, options.sockets),

@@ -8,16 +8,18 @@
     sudo python benchmarks/simulate.py compare measured.json
     python benchmarks/simulate.py compare measured.json --plan     # with what `poseidon plan` measures and assumes
 
-`curves` predicts five nets on 8 to 1024 hosts at 1 to 100 Gbit/s, prints the tables of benchmarks/results/simulation.md and
-draws the picture of docs/performance.md; its assumptions are in benchmarks/simulation/curves.py. `iteration` predicts one
-iteration and prints it next to its bound: the greater of the compute time and the bytes of the busiest link at its rate.
-`compare` prints the measurements of `benchmarks/cluster.py --json FILE` next to the predictions for the same jobs. What this machine's
-processors take for sums, rules, products, sockets and messages, and what links carry of their rate, is measured first, since all
-hosts of a testbed share them. With `--plan` a second table has, for each case, the measured scheme that the predictions recommend
-beside the fastest.
+`curves` predicts five nets on 8 to 1024 hosts at 1 to 100 Gbit/s, prints the tables of
+benchmarks/results/simulation.md and draws the picture of docs/performance.md; its assumptions are
+in benchmarks/simulation/curves.py. `iteration` predicts one iteration and prints it next to its
+bound: the greater of the compute time and the bytes of the busiest link at its rate. `compare`
+prints the measurements of `benchmarks/cluster.py --json FILE` next to the predictions for the same
+jobs. What this machine's processors take for sums, rules, products, sockets and messages, and what
+links carry of their rate, is measured first, since all hosts of a testbed share them. With `--plan`
+a second table has, for each case, the measured scheme that the predictions recommend beside the
+fastest.
 
-The model is in benchmarks/simulation/: the layers' passes, chunks and factors on links in both directions, shards'
-sums, the scheduler's order. Weights and gradients themselves are not computed.
+The model is in benchmarks/simulation/: the layers' passes, chunks and factors on links in both
+directions, shards' sums, the scheduler's order. Weights and gradients themselves are not computed.
 """
 
 from __future__ import annotations
@@ -61,7 +63,11 @@ def run_curves(flags: argparse.Namespace, report: Report) -> str:
     if flags.plot:
         draw(found, flags.plot)
         report(f"drew {flags.plot}")
-    tables = (fact_table([facts(net) for net in CURVE_NETS]), winner_table(found), efficiency_table(found))
+    tables = (
+        fact_table([facts(net) for net in CURVE_NETS]),
+        winner_table(found),
+        efficiency_table(found),
+    )
     return "\n\n".join(tables)
 
 
@@ -82,7 +88,8 @@ def run_iteration(flags: argparse.Namespace, _: Report) -> str:
     bound_s = max(scenario.compute_s, wire_s)
     return (
         f"{flags.net}, {flags.exchange}, {flags.hosts} hosts: {seconds:.4f} s an iteration; "
-        f"compute {scenario.compute_s:.4f} s, wire {wire_s:.4f} s, {seconds / bound_s:.2f} of the greater"
+        f"compute {scenario.compute_s:.4f} s, wire {wire_s:.4f} s, {seconds / bound_s:.2f} of the "
+        "greater"
     )
 
 
@@ -91,7 +98,9 @@ def run_comparison(flags: argparse.Namespace, report: Report) -> str:
     tables = [table for path in flags.files for table in read_tables(path)]
     if flags.plan:
         machine_of = partial(planned_machine, flags.all_cores)
-        found = [of(tables, machine_of, net=flags.net, batch=flags.batch) for of in (compare, choices)]
+        found = [
+            of(tables, machine_of, net=flags.net, batch=flags.batch) for of in (compare, choices)
+        ]
         return "\n\n".join(str(table) for table in found if table.rows)
     costs = measure_costs()
     report(str(costs))
@@ -100,7 +109,9 @@ def run_comparison(flags: argparse.Namespace, report: Report) -> str:
 
 @cache
 def planned_costs(hosts: int) -> HostCosts:
-    """Return this machine's costs as `poseidon plan` measures them for so many hosts that share it."""
+    """Return this machine's costs as `poseidon plan` measures them for so many hosts that share
+    it.
+    """
     return local_costs(hosts)
 
 
@@ -115,7 +126,8 @@ def planned_machine(all_cores: bool, hosts: int, rate_mbit: float | None) -> Mac
     costs = planned_costs(hosts)
     if all_cores:
         costs = replace(costs, free_cores=float(costs.cores))
-    # Frames of the testbed are so large that nearly the whole rate carries values, as in a measured one.
+    # Frames of the testbed are so large that nearly the whole rate carries values, as in a measured
+    # one.
     network = Network(bits_per_s=(rate_mbit or 0.0) * 1e6, latency_s=ROUTE_S, measured=True)
     cluster = PlannedCluster(workers=hosts, servers=0, network=network, costs=costs)
     return machine_of(cluster, shared_by=hosts)
@@ -134,7 +146,9 @@ def read_tables(path: Path) -> list[dict[str, Any]]:
 def main(words: list[str] | None = None) -> int:
     """Run the command."""
     parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
     )
     commands = parser.add_subparsers(required=True)
     curves = commands.add_parser("curves", help="all curves, as tables and as a picture")
@@ -143,14 +157,22 @@ def main(words: list[str] | None = None) -> int:
     one = commands.add_parser("iteration", help="one iteration")
     one.add_argument("--net", choices=list(NETS), default="alexnet")
     one.add_argument("--batch", type=int, default=32, help="images a host (32)")
-    one.add_argument("--compute", type=float, default=50.0, metavar="MS", help="forward and backward (50)")
+    one.add_argument(
+        "--compute", type=float, default=50.0, metavar="MS", help="forward and backward (50)"
+    )
     one.add_argument("--hosts", type=int, default=4, help="with a worker (4)")
     one.add_argument("--servers", type=int, default=0, help="further hosts that only serve (0)")
-    one.add_argument("--rate", type=float, default=1000.0, metavar="MBIT", help="of the links (1000)")
     one.add_argument(
-        "--exchange", choices=[exchange.value for exchange in Exchange], default=Exchange.HYBRID.value
+        "--rate", type=float, default=1000.0, metavar="MBIT", help="of the links (1000)"
     )
-    one.add_argument("--no-wait-free", action="store_true", help="gradients leave after the backward pass")
+    one.add_argument(
+        "--exchange",
+        choices=[exchange.value for exchange in Exchange],
+        default=Exchange.HYBRID.value,
+    )
+    one.add_argument(
+        "--no-wait-free", action="store_true", help="gradients leave after the backward pass"
+    )
     one.set_defaults(run=run_iteration)
     other = commands.add_parser("compare", help="compare measured iterations with predicted ones")
     other.add_argument("files", type=Path, nargs="+", metavar="FILE", help="of cluster.py --json")
@@ -166,7 +188,8 @@ def main(words: list[str] | None = None) -> int:
     other.add_argument(
         "--all_cores",
         action="store_true",
-        help="with --plan: take all cores to be free, as while tables of an idle machine were measured",
+        help="with --plan: take all cores to be free, as while tables of an idle machine were "
+        "measured",
     )
     other.set_defaults(run=run_comparison)
     flags = parser.parse_args(words)

@@ -1,11 +1,13 @@
-"""Small real trainings whose loss is compared between ways to exchange gradients: nets, data and evaluation.
+"""Small real trainings whose loss is compared between ways to exchange gradients: nets, data and
+evaluation.
 
     lenet        LeNet on MNIST
     quick        cifar10_quick on CIFAR-10
     resnet       a residual net of 8 layers with batch normalization, on CIFAR-10
     transformer  a transformer on the bytes of Python's own library (`local_steps.py`)
 
-Law: two workers; the initial weights and the order of the data follow from the seed, so every way trains on equal samples.
+Law: two workers; the initial weights and the order of the data follow from the seed, so every way
+trains on equal samples.
 """
 
 from __future__ import annotations
@@ -111,7 +113,13 @@ def quick() -> nn.Module:
 def lenet() -> nn.Module:
     """Return Caffe's LeNet with torch's initial weights."""
     return nn.Sequential(
-        *(nn.Conv2d(1, 20, 5), nn.MaxPool2d(2), nn.Conv2d(20, 50, 5), nn.MaxPool2d(2), nn.Flatten()),
+        *(
+            nn.Conv2d(1, 20, 5),
+            nn.MaxPool2d(2),
+            nn.Conv2d(20, 50, 5),
+            nn.MaxPool2d(2),
+            nn.Flatten(),
+        ),
         *(nn.Linear(800, 500), nn.ReLU(), nn.Linear(500, 10)),
     )
 
@@ -120,7 +128,9 @@ TRAININGS = {
     "lenet": Training(batch=32, steps=200, rate=0.02, momentum=0.9, decay=5e-4, module=lenet),
     "quick": Training(batch=50, steps=300, rate=0.02, momentum=0.9, decay=4e-3, module=quick),
     "resnet": Training(batch=50, steps=300, rate=0.1, momentum=0.9, decay=5e-4, module=resnet),
-    "transformer": Training(batch=12, steps=300, rate=3e-3, momentum=None, decay=0.1, module=Transformer),
+    "transformer": Training(
+        batch=12, steps=300, rate=3e-3, momentum=None, decay=0.1, module=Transformer
+    ),
 }
 
 
@@ -145,7 +155,10 @@ def _cifar(data: Path) -> list[np.ndarray]:
             for member in archive
             if member.name.endswith(".bin")
         }
-    parts = [[files[f"data_batch_{number}.bin"] for number in range(1, 6)], [files["test_batch.bin"]]]
+    parts = [
+        [files[f"data_batch_{number}.bin"] for number in range(1, 6)],
+        [files["test_batch.bin"]],
+    ]
     found = []
     for part in parts:
         rows = np.frombuffer(b"".join(part), np.uint8).reshape(-1, 3073)

@@ -1,10 +1,11 @@
 #!/usr/bin/env python3
-"""Train for a long time, kill a process of the job every few minutes, and report each process's memory.
+"""Train for a long time, kill a process of the job every few minutes, and report each process's
+memory.
 
     python benchmarks/soak.py --minutes=60 --kill_every=180 --hosts --clients=3
 
-How to read it: one row for each life of a process that lasted long enough: resident memory when it had warmed up and at the end of
-that life. The launcher lives all the time.
+How to read it: one row for each life of a process that lasted long enough: resident memory when it
+had warmed up and at the end of that life. The launcher lives all the time.
 """
 
 from __future__ import annotations
@@ -76,7 +77,9 @@ class Lives:
             if life.lasted_s > 2 * WARM_S:
                 grown = life.last_bytes / life.warm_bytes - 1
                 mib = [f"{size / 2**20:.0f} MiB" for size in (life.warm_bytes, life.last_bytes)]
-                lines.append(f"| {life.name} | {life.lasted_s:.0f} s | {mib[0]} | {mib[1]} | {grown:+.1%} |")
+                lines.append(
+                    f"| {life.name} | {life.lasted_s:.0f} s | {mib[0]} | {mib[1]} | {grown:+.1%} |"
+                )
         return lines
 
 
@@ -101,7 +104,9 @@ def soak(harness: Harness, *, seconds: float, kill_every_s: float, seed: int) ->
         lives.look(harness, job, now)
         if now >= kill_s:
             kill_s = now + kill_every_s
-            victims = [process for process, words in harness.processes(job) if _name(words) != "launcher"]
+            victims = [
+                process for process, words in harness.processes(job) if _name(words) != "launcher"
+            ]
             kills += bool(victims)
             with contextlib.suppress(psutil.Error, IndexError):
                 dice.choice(victims).kill()
@@ -112,7 +117,11 @@ def soak(harness: Harness, *, seconds: float, kill_every_s: float, seed: int) ->
     reader.join(10)
     last = [line.strip() for line in lines if line.strip()][-1:]
     left = len(harness.processes(job))
-    return [*lives.table(), "", f"{kills} kills; exit {status}: {' '.join(last)}; {left} processes left"]
+    return [
+        *lives.table(),
+        "",
+        f"{kills} kills; exit {status}: {' '.join(last)}; {left} processes left",
+    ]
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -121,7 +130,9 @@ def main(arguments: list[str] | None = None) -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--minutes", type=float, default=60.0, help="how long (60)")
-    parser.add_argument("--kill_every", type=float, default=180.0, help="seconds between two kills (180)")
+    parser.add_argument(
+        "--kill_every", type=float, default=180.0, help="seconds between two kills (180)"
+    )
     parser.add_argument("--clients", type=int, default=3, help="of the job (3)")
     parser.add_argument("--hosts", action="store_true", help="on hosts of their own; needs root")
     parser.add_argument("--seed", type=int, default=0, help="of the choice of victims (0)")

@@ -3,11 +3,13 @@
 
     python benchmarks/staleness.py --seeds 1,2,3 --staleness 0,1,2,4
 
-Trains on two clients of this machine with CIFAR-10 (prepare it first: examples/cifar10/create_cifar10.sh). The rate falls
-to a tenth for the last fifth of the iterations: at a constant rate the last iterate alone moves by a point or two.
+Trains on two clients of this machine with CIFAR-10 (prepare it first:
+examples/cifar10/create_cifar10.sh). The rate falls to a tenth for the last fifth of the iterations:
+at a constant rate the last iterate alone moves by a point or two.
 
-How to read it: one row a seed, one column a staleness; below, the mean over seeds and its distance from staleness 0.
-Runs at staleness > 0 depend on the processes' timing, so they do not repeat to the digit.
+How to read it: one row a seed, one column a staleness; below, the mean over seeds and its distance
+from staleness 0. Runs at staleness > 0 depend on the processes' timing, so they do not repeat to
+the digit.
 """
 
 from __future__ import annotations
@@ -55,10 +57,25 @@ def accuracy(folder: Path, solver: Path, staleness: int) -> float:
     output = folder / f"{solver.stem}_s{staleness}"
     hosts = folder / "hosts"
     hosts.write_text("0 127.0.0.1 0\n1 127.0.0.1 0\n", encoding="utf-8")
-    command = [sys.executable, "-m", "poseidon", "train", f"--solver={solver}", f"--hostfile={hosts}"]
-    command += [f"--output={output}", f"--net_outputs={output / 'job'}", f"--table_staleness={staleness}"]
-    subprocess.run(command, check=True, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    tests = (output / "job.netoutputs").read_text(encoding="utf-8").split("\n\n")[1].strip().split("\n")
+    command = [
+        sys.executable,
+        "-m",
+        "poseidon",
+        "train",
+        f"--solver={solver}",
+        f"--hostfile={hosts}",
+    ]
+    command += [
+        f"--output={output}",
+        f"--net_outputs={output / 'job'}",
+        f"--table_staleness={staleness}",
+    ]
+    subprocess.run(
+        command, check=True, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
+    tests = (
+        (output / "job.netoutputs").read_text(encoding="utf-8").split("\n\n")[1].strip().split("\n")
+    )
     column = tests[0].split(",").index("accuracy")
     return float(tests[-1].split(",")[column])
 
@@ -68,7 +85,9 @@ def numbers(text: str) -> list[int]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Test accuracy of cifar10_quick under bounded staleness.")
+    parser = argparse.ArgumentParser(
+        description="Test accuracy of cifar10_quick under bounded staleness."
+    )
     parser.add_argument("--seeds", type=numbers, default=[1, 2, 3])
     parser.add_argument("--staleness", type=numbers, default=[0, 1, 2, 4])
     parser.add_argument("--iterations", type=int, default=1000)
@@ -81,7 +100,9 @@ def main() -> None:
         solver = write_solver(folder, seed, flags.iterations)
         for staleness in flags.staleness:
             columns[staleness].append(accuracy(folder, solver, staleness))
-        print(f"{seed:<6}" + "  ".join(f"{columns[s][-1]:<8.4f}" for s in flags.staleness), flush=True)
+        print(
+            f"{seed:<6}" + "  ".join(f"{columns[s][-1]:<8.4f}" for s in flags.staleness), flush=True
+        )
     means = [statistics.mean(columns[s]) for s in flags.staleness]
     print("mean  " + "  ".join(f"{mean:<8.4f}" for mean in means))
     print("diff  " + "  ".join(f"{mean - means[0]:<+8.4f}" for mean in means))

@@ -1,4 +1,6 @@
-"""The nets of the benchmarks as one would write them in torch, without Poseidon: what it is measured against."""
+"""The nets of the benchmarks as one would write them in torch, without Poseidon: what it is
+measured against.
+"""
 
 from __future__ import annotations
 
@@ -52,7 +54,9 @@ class AlexNet(nn.Module):
         return functional.cross_entropy(self.classifier(self.features(x).flatten(1)), label)
 
 
-def convolution(inputs: int, outputs: int, kernel: int, stride: int = 1, padding: int = 0) -> nn.Sequential:
+def convolution(
+    inputs: int, outputs: int, kernel: int, stride: int = 1, padding: int = 0
+) -> nn.Sequential:
     """Return a biased convolution and its ReLU, as GoogLeNet is made of."""
     return nn.Sequential(nn.Conv2d(inputs, outputs, kernel, stride, padding), nn.ReLU(inplace=True))
 
@@ -142,7 +146,9 @@ def normalized(inputs: int, outputs: int, kernel: int, stride: int = 1) -> nn.Se
 
 
 class Bottleneck(nn.Module):
-    """ResNet's block of 1x1, 3x3 and 1x1 beside the identity, the stride in the first as in the paper's own Caffe nets."""
+    """ResNet's block of 1x1, 3x3 and 1x1 beside the identity, the stride in the first as in the
+    paper's own Caffe nets.
+    """
 
     def __init__(self, inputs: int, width: int, stride: int, project: bool) -> None:
         super().__init__()

@@ -1,14 +1,17 @@
-"""Train a net of prototxt/ for detection, segmentation or channels, whole, on drawn shapes, and measure its score.
+"""Train a net of prototxt/ for detection, segmentation or channels, whole, on drawn shapes, and
+measure its score.
 
     python -m benchmarks.whole_nets segnet --folder=runs/segnet [--iterations=N] [--weights=FILE]
 
-Depth and width are those of the definitions; the input is smaller, and there are three classes of shapes. `poseidon train`
-trains with two clients of one worker each on this machine. The score is that of scenes which are not in the training set:
-mean average precision at an overlap of 0.5, mean intersection over union, or the share of right names. Prints a row of the
-table of docs/detection.md.
+Depth and width are those of the definitions; the input is smaller, and there are three classes of
+shapes. `poseidon train` trains with two clients of one worker each on this machine. The score is
+that of scenes which are not in the training set: mean average precision at an overlap of 0.5, mean
+intersection over union, or the share of right names. Prints a row of the table of
+docs/detection.md.
 
-ImageNet's weights, from which the definitions start, are replaced by those of nets that learned from drawn shapes too: `senet`
-leaves `backbone.caffemodel` in its folder for `rfcn`, and `segnet` leaves one for `faster_rcnn` and `ssd300`.
+ImageNet's weights, from which the definitions start, are replaced by those of nets that learned
+from drawn shapes too: `senet` leaves `backbone.caffemodel` in its folder for `rfcn`, and `segnet`
+leaves one for `faster_rcnn` and `ssd300`.
 """
 
 from __future__ import annotations
@@ -69,7 +72,8 @@ class Job:
     """A net's training.
 
     Attributes:
-        make: writes the data into a folder; returns the net for training and the one for use, for a side and a batch.
+        make: writes the data into a folder; returns the net for training and the one for use, for a
+            side and a batch.
         score: of the net for use and its model, on new scenes of a side.
         side: height and width of the images.
         batch: images of a worker in an iteration.
@@ -139,7 +143,9 @@ def anchor_scales(side: int) -> tuple[float, ...]:
 
 
 def make_faster_rcnn(folder: Path, side: int, _batch: int) -> tuple[NetParameter, NetParameter]:
-    """Write scenes and windows; return Faster R-CNN with VGG-16, whose first two stages are fixed."""
+    """Write scenes and windows; return Faster R-CNN with VGG-16, whose first two stages are
+    fixed.
+    """
     size = faster_rcnn.Size(
         classes=CLASSES,
         dropout=0,
@@ -165,7 +171,9 @@ def make_rfcn(folder: Path, side: int, _batch: int) -> tuple[NetParameter, NetPa
     return rfcn.train(size), branch_nets.with_regions(rfcn.deploy(size))
 
 
-def make_ssd(detector: Detector, folder: Path, side: int, batch: int) -> tuple[NetParameter, NetParameter]:
+def make_ssd(
+    detector: Detector, folder: Path, side: int, batch: int
+) -> tuple[NetParameter, NetParameter]:
     """Write databases of scenes; return an SSD net for training and its test net."""
     for part, count, first in (("train", 1200, 0), ("test", TESTED, branch_nets.FIRST_TEST)):
         source = write_detection_set(folder / part, count, first=first, size=(side, side))
@@ -198,9 +206,12 @@ def score_labels(net: NetParameter, model: Path, side: int) -> float:
     loaded = branch_nets.load(net, model)
     with torch.no_grad():
         guesses = [
-            int(loaded({"data": branch_nets.as_input(scene, MEAN)})["prob"].argmax()) for scene in found
+            int(loaded({"data": branch_nets.as_input(scene, MEAN)})["prob"].argmax())
+            for scene in found
         ]
-    return float(np.mean([guess == scene.labels[0] - 1 for guess, scene in zip(guesses, found, strict=True)]))
+    return float(
+        np.mean([guess == scene.labels[0] - 1 for guess, scene in zip(guesses, found, strict=True)])
+    )
 
 
 def score_masks(mean: tuple[float, ...], net: NetParameter, model: Path, side: int) -> float:
@@ -227,12 +238,16 @@ def score_ssd(net: NetParameter, model: Path, _side: int) -> float:
 
 
 def vgg_backbone(model: Path, use: NetParameter, folder: Path) -> NamedBlobs:
-    """Return VGG-16's convolutions from SegNet's encoder: each with its normalization by the statistics of 32 images."""
+    """Return VGG-16's convolutions from SegNet's encoder: each with its normalization by the
+    statistics of 32 images.
+    """
     blobs = {
-        name: [torch.from_numpy(np.array(array)) for array in arrays] for name, arrays in read_model(model)
+        name: [torch.from_numpy(np.array(array)) for array in arrays]
+        for name, arrays in read_model(model)
     }
     scenes = [
-        draw_scene(number, size=tuple(use.layer[0].input_param.shape[0].dim[2:])) for number in range(32)
+        draw_scene(number, size=tuple(use.layer[0].input_param.shape[0].dim[2:]))
+        for number in range(32)
     ]
     top, found = torch.cat([branch_nets.as_input(scene, (0, 0, 0)) for scene in scenes]), []
     for stage, count in enumerate(segnet.Size().counts, 1):
@@ -243,8 +258,13 @@ def vgg_backbone(model: Path, use: NetParameter, folder: Path) -> NamedBlobs:
             top = functional.conv2d(top, weight, bias.flatten(), padding=1)
             mean, variance = top.mean((0, 2, 3)), top.var((0, 2, 3), unbiased=False)
             factor = scale / (variance + 1e-9).sqrt()
-            top = ((top - mean.view(-1, 1, 1)) * factor.view(-1, 1, 1) + shift.view(-1, 1, 1)).relu()
-            weight, bias = weight * factor.view(-1, 1, 1, 1), (bias.flatten() - mean) * factor + shift
+            top = (
+                (top - mean.view(-1, 1, 1)) * factor.view(-1, 1, 1) + shift.view(-1, 1, 1)
+            ).relu()
+            weight, bias = (
+                weight * factor.view(-1, 1, 1, 1),
+                (bias.flatten() - mean) * factor + shift,
+            )
             if name == "conv1_1":  # SegNet reads whole values, the others differences from the mean
                 bias = bias + (weight.sum((2, 3)) * torch.tensor(MEAN)).sum(1)
             found.append((name, "Convolution", [weight.numpy(), bias.numpy()]))
@@ -253,13 +273,17 @@ def vgg_backbone(model: Path, use: NetParameter, folder: Path) -> NamedBlobs:
 
 
 def resnet_backbone(model: Path, use: NetParameter, folder: Path) -> NamedBlobs:
-    """Return ResNet-50's layers from SE-ResNet-50: the factors of channels become their means over 32 images, in the scales."""
+    """Return ResNet-50's layers from SE-ResNet-50: the factors of channels become their means
+    over 32 images, in the scales.
+    """
     (folder / "use.prototxt").write_text(to_text(use))
     net = pycaffe.Net(str(folder / "use.prototxt"), str(model), pycaffe.TEST)
     side = use.layer[0].input_param.shape[0].dim[2]
     scenes = [draw_scene(number, size=(side, side), most=1) for number in range(32)]
     net.blobs["data"].reshape(len(scenes), 3, side, side)
-    net.blobs["data"].data[...] = torch.cat([branch_nets.as_input(scene, MEAN) for scene in scenes]).numpy()
+    net.blobs["data"].data[...] = torch.cat(
+        [branch_nets.as_input(scene, MEAN) for scene in scenes]
+    ).numpy()
     net.forward()
     names = [("conv1/7x7_s2", "conv1", "_conv1")]
     for stage, blocks in enumerate(senet.Size().blocks, 2):
@@ -277,7 +301,11 @@ def resnet_backbone(model: Path, use: NetParameter, folder: Path) -> NamedBlobs:
             scale = [array * factors for array in scale]
         found.append((ours, "Convolution", [np.array(blob.data) for blob in net.params[theirs]]))
         found.append(
-            (f"bn{suffix}", "BatchNorm", [np.array(blob.data) for blob in net.params[f"{theirs}/bn"]])
+            (
+                f"bn{suffix}",
+                "BatchNorm",
+                [np.array(blob.data) for blob in net.params[f"{theirs}/bn"]],
+            )
         )
         found.append((f"scale{suffix}", "Scale", scale))
     return found
@@ -298,7 +326,9 @@ masks = partial(Job, unit="mean IoU")
 boxes = partial(Job, score=score_ssd, unit="mAP")
 regions = partial(Job, score=score_boxes, unit="mAP", side=128, batch=1)
 JOBS = {
-    "shufflenet": names(make=partial(make_classifier, SHUFFLE), batch=24, rate=0.004, iterations=500),
+    "shufflenet": names(
+        make=partial(make_classifier, SHUFFLE), batch=24, rate=0.004, iterations=500
+    ),
     "senet": names(make=partial(make_classifier, SE), batch=12, rate=0.001, iterations=250),
     "segnet": masks(make=make_segnet, score=SEGNET, side=48, batch=3, rate=0.002, iterations=220),
     "pspnet": masks(make=make_pspnet, score=PSPNET, side=49, batch=3, rate=0.0015, iterations=150),
@@ -365,7 +395,9 @@ def main(arguments: list[str] | None = None) -> int:
         parser.add_argument(f"--{field}", type=kind, help=f"in place of the net's own {field}")
     flags = parser.parse_args(arguments)
     given = {name: getattr(flags, name) for name in ("side", "batch", "rate", "iterations")}
-    job = replace(JOBS[flags.name], **{name: value for name, value in given.items() if value is not None})
+    job = replace(
+        JOBS[flags.name], **{name: value for name, value in given.items() if value is not None}
+    )
     folder = flags.folder.resolve()
     folder.mkdir(parents=True, exist_ok=True)
     torch.set_num_threads(1)

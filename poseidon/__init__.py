@@ -1,10 +1,11 @@
 """Poseidon: distributed deep learning for clusters on ordinary Ethernet.
 
-`poseidon train` trains Caffe nets. `distribute` trains any torch module, in a script that `poseidon run` starts
-(docs/torch_modules.md). `bind` lets scripts import Caffe and Caffe2 by their own names (docs/pycaffe.md).
+`poseidon train` trains Caffe nets. `distribute` trains any torch module, in a script that `poseidon
+run` starts (docs/torch_modules.md). `bind` lets scripts import Caffe and Caffe2 by their own names
+(docs/pycaffe.md).
 
-Law: importing this package does not import torch. Access to a name of the engine imports it, so that the commands that
-start, list and stop processes on a host start fast.
+Law: importing this package does not import torch. Access to a name of the engine imports it, so
+that the commands that start, list and stop processes on a host start fast.
 """
 
 import os

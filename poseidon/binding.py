@@ -1,4 +1,5 @@
-"""`import caffe` and `from caffe2.python import core`, for scripts that were written for Caffe and Caffe2.
+"""`import caffe` and `from caffe2.python import core`, for scripts that were written for Caffe
+and Caffe2.
 
 Law: a module of Poseidon has one object, whatever name imports it: `caffe.Net` is
 `poseidon.pycaffe.Net`. A bound name comes before every folder of `sys.path`, because scripts insert
@@ -81,8 +82,8 @@ def _real_spec(name: str) -> ModuleSpec | None:
 def bind() -> None:
     """Make `caffe`, `caffe_pb2`, `caffe2.python` and `caffe2.proto` mean Poseidon's modules.
 
-    It holds in this process from now on, and in every Python that this process starts. Call it before
-    the first import of `caffe` or `caffe2`. A second call changes nothing.
+    It holds in this process from now on, and in every Python that this process starts. Call it
+    before the first import of `caffe` or `caffe2`. A second call changes nothing.
 
     Raises:
         UsageError: another Caffe or Caffe2 has been imported.
@@ -93,13 +94,16 @@ def bind() -> None:
         if name in sys.modules:
             place = getattr(sys.modules[name], "__file__", None) or "elsewhere"
             raise UsageError(
-                f"'{name}' has been imported from {place}; call poseidon.bind() before the first import of it"
+                f"'{name}' has been imported from {place}; call poseidon.bind() before the first "
+                "import of it"
             )
     sys.meta_path.insert(0, _Finder())
     bind_started_processes()
 
 
 def bind_started_processes() -> None:
-    """Bind the names in every Python that this process starts from now on, and not in this process."""
+    """Bind the names in every Python that this process starts from now on, and not in this
+    process.
+    """
     installed = _PACKAGE.parent.name in ("site-packages", "dist-packages")
     put_on_python_path(STARTUP, *([] if installed else [_PACKAGE.parent]))

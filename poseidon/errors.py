@@ -1,4 +1,5 @@
-"""The exceptions of Poseidon, as a tree; the command line prints each as one sentence and exits with its code.
+"""The exceptions of Poseidon, as a tree; the command line prints each as one sentence and exits
+with its code.
 
 PoseidonError
 ├── UsageError        a flag or an argument is wrong; exit code 2
@@ -21,7 +22,8 @@ import re
 import resource
 from collections.abc import Iterable
 
-# A name in a damaged file can be as long as the file, so a message quotes at most this many characters.
+# A name in a damaged file can be as long as the file, so a message quotes at most this many
+# characters.
 _LONGEST = 1000
 
 
@@ -48,13 +50,20 @@ class DefinitionError(PoseidonError):
     """
 
     def __init__(
-        self, message: str, *, source: str | None = None, line: int | None = None, column: int | None = None
+        self,
+        message: str,
+        *,
+        source: str | None = None,
+        line: int | None = None,
+        column: int | None = None,
     ) -> None:
         self.message = message = printable(message)
         self.source = source
         self.line = line
         self.column = column
-        location = ":".join(printable(str(part)) for part in (source, line, column) if part is not None)
+        location = ":".join(
+            printable(str(part)) for part in (source, line, column) if part is not None
+        )
         super().__init__(f"{location}: {message}" if location else message)
 
 
@@ -89,7 +98,8 @@ class JobInterrupted(JobError):
     Args:
         message: one sentence.
         iteration: the last iteration that the job reported.
-        while_starting: the job had not started yet; a restart makes sense only if the same job has started before.
+        while_starting: the job had not started yet; a restart makes sense only if the same job has
+            started before.
     """
 
     def __init__(self, message: str, *, iteration: int, while_starting: bool) -> None:
@@ -107,7 +117,9 @@ def printable(text: str) -> str:
     escaped, the middle of a long text left out.
     """
     if not text.isprintable():
-        text = "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text)
+        text = "".join(
+            c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text
+        )
     half = _LONGEST // 2
     return text if len(text) <= _LONGEST else f"{text[:half]} ... {text[-half:]}"
 
@@ -117,7 +129,9 @@ def out_of_memory(error: BaseException) -> str | None:
     memory ran out; None for another error.
     """
     text = str(error)
-    on_gpu = type(error).__name__ == "OutOfMemoryError"  # of torch, which this package does not import
+    on_gpu = (
+        type(error).__name__ == "OutOfMemoryError"
+    )  # of torch, which this package does not import
     if not (on_gpu or isinstance(error, MemoryError) or "DefaultCPUAllocator" in text):
         return None
     amount = re.search(r"allocate ([\d.]+ \w+)", text)
@@ -128,7 +142,9 @@ def out_of_memory(error: BaseException) -> str | None:
 
 
 def out_of_files(error: BaseException) -> str | None:
-    """Return what to do about an error that says that too many files are open; None for another error."""
+    """Return what to do about an error that says that too many files are open; None for another
+    error.
+    """
     if getattr(error, "errno", None) != errno.EMFILE:
         return None
     limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -144,9 +160,9 @@ def counted(number: int, noun: str) -> str:
 def nearest(name: str, legal: Iterable[str]) -> str | None:
     """Return the legal name that `name` most likely means, or None if no name is similar.
 
-    The order of preference: a name that differs only in case or underscores; one whose words are longer or shorter
-    forms (conv_param: convolution_param); one that begins with `name` or contains its words; one that differs by a
-    typing error.
+    The order of preference: a name that differs only in case or underscores; one whose words are
+    longer or shorter forms (conv_param: convolution_param); one that begins with `name` or contains
+    its words; one that differs by a typing error.
     """
     wanted = _words(name)
     candidates = {candidate: _words(candidate) for candidate in legal}

@@ -2,11 +2,12 @@
 
     I1126 20:40:16.731869 29444 solver.cpp:294] Iteration 100, loss: 1.64066, time: 141.762
 
-A line has the letter of the severity, month and day, the time, the thread id, and the source location. A record can
-carry the location of Caffe's own line (`extra=at("solver.cpp", 294)`), which log parsers look for; other records
-carry their Python file.
+A line has the letter of the severity, month and day, the time, the thread id, and the source
+location. A record can carry the location of Caffe's own line (`extra=at("solver.cpp", 294)`), which
+log parsers look for; other records carry their Python file.
 
-Law: modules log to `logging.getLogger(__name__)`, never to a stream. Only `setup` chooses the outputs.
+Law: modules log to `logging.getLogger(__name__)`, never to a stream. Only `setup` chooses the
+outputs.
 """
 
 from __future__ import annotations
@@ -46,7 +47,11 @@ class GlogFormatter(logging.Formatter):
         file, line = getattr(record, _LOCATION, (record.filename, record.lineno))
         # The thread that logs also formats, so this is the kernel's thread id, as in glog.
         head = glog_head(
-            record.levelno, datetime.fromtimestamp(record.created), threading.get_native_id(), file, line
+            record.levelno,
+            datetime.fromtimestamp(record.created),
+            threading.get_native_id(),
+            file,
+            line,
         )
         text = head + record.getMessage()
         if record.exc_info:
@@ -68,7 +73,9 @@ def glog_head(level: int, time: datetime, thread: int, file: str, line: int) -> 
 
 
 class _LogFile(logging.FileHandler):
-    """A log file whose write errors, such as a full disk, are reported once in the other outputs and end nothing."""
+    """A log file whose write errors, such as a full disk, are reported once in the other outputs
+    and end nothing.
+    """
 
     _reported = False
 
@@ -105,12 +112,17 @@ class LogOutputs:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         self.close()
 
 
-def setup(*, stream: TextIO | None = None, file: Path | None = None, level: int = logging.INFO) -> LogOutputs:
+def setup(
+    *, stream: TextIO | None = None, file: Path | None = None, level: int = logging.INFO
+) -> LogOutputs:
     """Send the log of Poseidon and its server to a stream, a file, or both.
 
     Args:

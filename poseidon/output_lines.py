@@ -1,7 +1,7 @@
 """The lines of a stream of output that comes in pieces.
 
-Law: pure. A carriage return goes back to the beginning of its line, as on a terminal: of a progress bar
-the last state remains.
+Law: pure. A carriage return goes back to the beginning of its line, as on a terminal: of a progress
+bar the last state remains.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The environment variables of Poseidon, read in one place.
 
-Law: no other module reads an environment variable. Other code gets a `Settings` value, so that a test, a second job in
-one process or a remote start can pass its own.
+Law: no other module reads an environment variable. Other code gets a `Settings` value, so that a
+test, a second job in one process or a remote start can pass its own.
 """
 
 from __future__ import annotations
@@ -37,7 +37,8 @@ class Settings:
         ray_address: $RAY_ADDRESS, the head of a Ray cluster; None when not set.
         status_fd: descriptor on which a launcher in the background reports its start to its parent;
             None in the foreground.
-        events_fd: descriptor on which a process reports events to its launcher; None: standard output.
+        events_fd: descriptor on which a process reports events to its launcher; None: standard
+            output.
         stdin_fd: descriptor of the launcher's standard input; None: the process has none.
         debugger: $PYTHONBREAKPOINT, what `breakpoint()` calls; empty: pdb.
     """
@@ -55,7 +56,8 @@ def read_settings(environment: Mapping[str, str] | None = None) -> Settings:
     """Read the settings.
 
     Args:
-        environment: variables by name; by default those of this process. Empty values count as not set.
+        environment: variables by name; by default those of this process. Empty values count as not
+            set.
 
     Raises:
         UsageError: one of the three descriptors is not a number.
@@ -74,7 +76,9 @@ def read_settings(environment: Mapping[str, str] | None = None) -> Settings:
 
 
 def inherited_environment() -> dict[str, str]:
-    """Return the environment for a child process: that of this process without the variables for it alone."""
+    """Return the environment for a child process: that of this process without the variables for
+    it alone.
+    """
     return {name: value for name, value in os.environ.items() if name not in _OF_ONE_PROCESS}
 
 
@@ -91,9 +95,12 @@ def put_on_python_path(*folders: Path) -> None:
 
 
 def let_waiting_threads_sleep() -> None:
-    """Let OpenMP's waiting threads sleep, unless the user has set OMP_WAIT_POLICY. Call it before torch is imported.
+    """Let OpenMP's waiting threads sleep, unless the user has set OMP_WAIT_POLICY.
 
-    When processes share a processor, waiting threads that spin make a training iteration several times longer.
+    Call it before torch is imported.
+
+    When processes share a processor, waiting threads that spin make a training iteration several
+    times longer.
     """
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 

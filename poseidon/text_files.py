@@ -1,8 +1,8 @@
 """Text that other programs and people have written, and text of theirs that Poseidon writes.
 
-Law: no text is refused for its encoding. What is not UTF-8, such as a file name in Latin-1, is kept as surrogates
-(`surrogateescape`), as in the names of Python's own functions for files; in a log or a message a surrogate is written
-as an escape (`backslashreplace`).
+Law: no text is refused for its encoding. What is not UTF-8, such as a file name in Latin-1, is kept
+as surrogates (`surrogateescape`), as in the names of Python's own functions for files; in a log or
+a message a surrogate is written as an escape (`backslashreplace`).
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ _UTF_16 = {codecs.BOM_UTF16_LE: "utf-16-le", codecs.BOM_UTF16_BE: "utf-16-be"}
 
 
 def decoded(content: bytes, *, errors: str = "surrogateescape") -> str:
-    """Return the text of a file, UTF-8 with or without a byte order mark, or UTF-16 with one, as Windows writes it.
+    """Return the text of a file, UTF-8 with or without a byte order mark, or UTF-16 with one, as
+    Windows writes it.
 
     Lines end in a line feed.
 

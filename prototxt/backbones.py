@@ -1,4 +1,5 @@
-"""What the nets for detection and segmentation of this folder share: VGG, residual stages, and region proposals.
+"""What the nets for detection and segmentation of this folder share: VGG, residual stages, and
+region proposals.
 
 Layers are named as in the models that the papers' authors released.
 """
@@ -51,15 +52,20 @@ def header(about: str, paper: str, script: str, *, run: str = "", expect: str = 
     """Return the first lines of a definition."""
     lines = [f"# {about}"]
     lines += (
-        [f"# Run:     poseidon train --solver={run}"] if run else ["# This one is for use after training."]
+        [f"# Run:     poseidon train --solver={run}"]
+        if run
+        else ["# This one is for use after training."]
     )
     lines += [f"# Expect:  {expect}"] if expect else []
     lines += [f"# From:    {paper}", f"# Written by {script}: change that, not this."]
     return "\n".join(lines) + "\n\n"
 
 
-def vgg(n: NetSpec, top: Any, widths: Sequence[int], counts: Sequence[int], *, frozen: int = 0) -> Any:
-    """Add stages of 3x3 convolutions with a pooling layer between them; return the last convolution's top.
+def vgg(
+    n: NetSpec, top: Any, widths: Sequence[int], counts: Sequence[int], *, frozen: int = 0
+) -> Any:
+    """Add stages of 3x3 convolutions with a pooling layer between them; return the last
+    convolution's top.
 
     Args:
         n: the net.
@@ -73,7 +79,12 @@ def vgg(n: NetSpec, top: Any, widths: Sequence[int], counts: Sequence[int], *, f
         for place in range(1, count + 1):
             name = f"{stage}_{place}"
             n[f"conv{name}"] = L.Convolution(
-                top, num_output=width, kernel_size=3, pad=1, param=rates, weight_filler={"type": "msra"}
+                top,
+                num_output=width,
+                kernel_size=3,
+                pad=1,
+                param=rates,
+                weight_filler={"type": "msra"},
             )
             n[f"relu{name}"] = L.ReLU(n[f"conv{name}"], in_place=True)
             top = n[f"relu{name}"]
@@ -84,16 +95,22 @@ def vgg(n: NetSpec, top: Any, widths: Sequence[int], counts: Sequence[int], *, f
 
 
 def batch_norm(n: NetSpec, bottom: Any, name: str, *, fixed: bool) -> Any:
-    """Add BatchNorm and Scale of a convolution; fixed: with the statistics and scales of the given weights."""
+    """Add BatchNorm and Scale of a convolution; fixed: with the statistics and scales of the
+    given weights.
+    """
     suffix = name.removeprefix("res") if name.startswith("res") else f"_{name}"
     how: dict[str, Any] = {"use_global_stats": True} if fixed else {}
     rates = {"param": FROZEN * 2} if fixed else {}
-    n[f"bn{suffix}"] = L.BatchNorm(bottom, in_place=True, param=[{"lr_mult": 0}] * 3 if fixed else [], **how)
+    n[f"bn{suffix}"] = L.BatchNorm(
+        bottom, in_place=True, param=[{"lr_mult": 0}] * 3 if fixed else [], **how
+    )
     n[f"scale{suffix}"] = L.Scale(n[f"bn{suffix}"], in_place=True, bias_term=True, **rates)
     return n[f"scale{suffix}"]
 
 
-def convolution(n: NetSpec, bottom: Any, name: str, outputs: int, kernel: int, norm: Norm, **how: Any) -> Any:
+def convolution(
+    n: NetSpec, bottom: Any, name: str, outputs: int, kernel: int, norm: Norm, **how: Any
+) -> Any:
     """Add a convolution without a bias, and its normalization."""
     dilation = how.pop("dilation", 1)
     n[name] = L.Convolution(
@@ -116,17 +133,29 @@ def relu(n: NetSpec, bottom: Any, name: str) -> Any:
 
 
 def bottleneck(
-    n: NetSpec, bottom: Any, name: str, width: int, *, stride: int, dilation: int, first: bool, norm: Norm
+    n: NetSpec,
+    bottom: Any,
+    name: str,
+    width: int,
+    *,
+    stride: int,
+    dilation: int,
+    first: bool,
+    norm: Norm,
 ) -> Any:
     """Add a bottleneck of ResNet, whose stride is in the first 1x1 convolution."""
     shortcut = bottom
     if first:
         shortcut = convolution(n, bottom, f"{name}_branch1", 4 * width, 1, norm, stride=stride)
     top = relu(
-        n, convolution(n, bottom, f"{name}_branch2a", width, 1, norm, stride=stride), f"{name}_branch2a"
+        n,
+        convolution(n, bottom, f"{name}_branch2a", width, 1, norm, stride=stride),
+        f"{name}_branch2a",
     )
     top = relu(
-        n, convolution(n, top, f"{name}_branch2b", width, 3, norm, dilation=dilation), f"{name}_branch2b"
+        n,
+        convolution(n, top, f"{name}_branch2b", width, 3, norm, dilation=dilation),
+        f"{name}_branch2b",
     )
     top = convolution(n, top, f"{name}_branch2c", 4 * width, 1, norm)
     n[name] = L.Eltwise(shortcut, top)
@@ -134,7 +163,15 @@ def bottleneck(
 
 
 def residual_stage(
-    n: NetSpec, top: Any, stage: int, width: int, blocks: int, *, stride: int, norm: Norm, dilation: int = 1
+    n: NetSpec,
+    top: Any,
+    stage: int,
+    width: int,
+    blocks: int,
+    *,
+    stride: int,
+    norm: Norm,
+    dilation: int = 1,
 ) -> Any:
     """Add the bottlenecks of one stage: res<stage>a, res<stage>b, ..."""
     for index in range(blocks):
@@ -163,7 +200,8 @@ def small(kernel: int, outputs: int, *, std: float = 0.01, pad: int = 0) -> dict
 
 
 def proposals(n: NetSpec, feature: Any, anchors: Anchors, width: int, *, train: bool) -> Any:
-    """Add a region proposal network on `feature`, in training with its losses; return the regions `rois`.
+    """Add a region proposal network on `feature`, in training with its losses; return the
+    regions `rois`.
 
     The net has the tops data and im_info, in training gt_boxes too.
     """
@@ -176,7 +214,13 @@ def proposals(n: NetSpec, feature: Any, anchors: Anchors, width: int, *, train: 
     if train:
         n.rpn_labels, n.rpn_bbox_targets, n.rpn_bbox_inside_weights, n.rpn_bbox_outside_weights = (
             L.AnchorTarget(
-                n.rpn_cls_score, n.gt_boxes, n.im_info, n.data, ntop=4, name="rpn-data", **anchors.fields()
+                n.rpn_cls_score,
+                n.gt_boxes,
+                n.im_info,
+                n.data,
+                ntop=4,
+                name="rpn-data",
+                **anchors.fields(),
             )
         )
         n.rpn_cls_loss = L.SoftmaxWithLoss(
@@ -226,7 +270,10 @@ def regions_input(n: NetSpec, size: tuple[int, int]) -> None:
 
 def solver_text(first: str, net: str, settings: dict[str, Any]) -> str:
     """Return the text of a solver."""
-    shown = {key: f'"{value}"' if isinstance(value, str) else f"{value}" for key, value in settings.items()}
+    shown = {
+        key: f'"{value}"' if isinstance(value, str) else f"{value}"
+        for key, value in settings.items()
+    }
     lines = [f'net: "{net}"'] + [f"{key}: {value}" for key, value in shown.items()]
     return first + "\n".join(lines) + "\n"
 

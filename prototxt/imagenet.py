@@ -1,6 +1,7 @@
 """What the ImageNet nets of this folder share: data layers, loss and scores, headers, and solvers.
 
-Each net has a script beside its definitions, run from the repository root as `python -m prototxt.<folder>.generate`.
+Each net has a script beside its definitions, run from the repository root as `python -m
+prototxt.<folder>.generate`.
 """
 
 from __future__ import annotations
@@ -32,7 +33,8 @@ class Recipe:
         about: first line of each header: what it is.
         paper: where it is from.
         expect: published accuracy.
-        body: adds everything from `data` to the scores and returns the scores; its argument is whether the net is for training.
+        body: adds everything from `data` to the scores and returns the scores; its argument is
+            whether the net is for training.
         heads: adds losses and scores; its argument is the scores' top; None: one softmax loss.
         crop: height and width of its images.
         batch: of one worker.
@@ -133,7 +135,9 @@ def shown(value: Any) -> str:
 
 
 def softmax_loss(n: NetSpec, scores: Any) -> None:
-    """One loss, and in tests the share of pictures whose class is the first, and among the first five."""
+    """One loss, and in tests the share of pictures whose class is the first, and among the first
+    five.
+    """
     n.loss = L.SoftmaxWithLoss(scores, n.label)
     n.accuracy = L.Accuracy(scores, n.label, include={"phase": "TEST"})
     n.accuracy_top5 = L.Accuracy(scores, n.label, top_k=5, include={"phase": "TEST"})

@@ -1,4 +1,6 @@
-"""A sharded key-value parameter server with bounded staleness. Knows no nets; imports nothing of `poseidon`.
+"""A sharded key-value parameter server with bounded staleness.
+
+Knows no nets; imports nothing of `poseidon`.
 
 Start shards with `python -m ps_server`; train against them with `Client`.
 """

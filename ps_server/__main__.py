@@ -4,11 +4,12 @@ By hand, give every worker the printed address:
 
     python -m ps_server --listen tcp://127.0.0.1:5555 --workers 2
 
-A launcher writes one line of JSON to standard input instead ({"token": hex, "workers": W, "address": ...}),
-so that the job's secret is in no argument list, and keeps the pipe open: {"do": "stop"} stops the shard. It may add
-"keys": what `Keyring.to_json` makes, with which only the job's workers are admitted and everything is encrypted, and
-"trace": the path of a trace to write. Events leave on standard output as JSON lines: {"event": "listening",
-"address": ...}, {"event": "statistics", ...}, {"event": "done"}, {"event": "error", "message": ...}.
+A launcher writes one line of JSON to standard input instead ({"token": hex, "workers": W,
+"address": ...}), so that the job's secret is in no argument list, and keeps the pipe open: {"do":
+"stop"} stops the shard. It may add "keys": what `Keyring.to_json` makes, with which only the job's
+workers are admitted and everything is encrypted, and "trace": the path of a trace to write. Events
+leave on standard output as JSON lines: {"event": "listening", "address": ...}, {"event":
+"statistics", ...}, {"event": "done"}, {"event": "error", "message": ...}.
 """
 
 from __future__ import annotations
@@ -42,7 +43,9 @@ ALIVE_S = 2.0
 SHARDS_BELOW = 100_000
 """In a trace the shards are below all workers."""
 ORPHAN_IDLE_S = 20.0
-"""A shard whose launcher has gone stays while workers send messages: they are writing their last snapshot."""
+"""A shard whose launcher has gone stays while workers send messages: they are writing their last
+snapshot.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,19 +66,31 @@ def parse(arguments: list[str]) -> Options:
     parser = argparse.ArgumentParser(
         prog="python -m ps_server",
         description="Run one shard of a parameter server until all workers have left.",
-        epilog="Workers connect with ps_server.Client; README.md of this package has a complete example.",
+        epilog="Workers connect with ps_server.Client; README.md of this package has a complete "
+        "example.",
     )
-    parser.add_argument("--listen", metavar="ADDRESS", help="tcp://host:port; port 0 takes a free port")
-    parser.add_argument("--workers", type=int, help="number of workers that will join")
-    parser.add_argument("--shard", type=int, default=0, help="this shard's number, from 0 (default 0)")
-    parser.add_argument("--token-file", type=Path, help="file with the secret that workers must show")
     parser.add_argument(
-        "--keys", type=Path, metavar="FILE", help="this shard's keys, made by python -m ps_server.make_keys"
+        "--listen", metavar="ADDRESS", help="tcp://host:port; port 0 takes a free port"
+    )
+    parser.add_argument("--workers", type=int, help="number of workers that will join")
+    parser.add_argument(
+        "--shard", type=int, default=0, help="this shard's number, from 0 (default 0)"
+    )
+    parser.add_argument(
+        "--token-file", type=Path, help="file with the secret that workers must show"
+    )
+    parser.add_argument(
+        "--keys",
+        type=Path,
+        metavar="FILE",
+        help="this shard's keys, made by python -m ps_server.make_keys",
     )
     parser.add_argument(
         "--stdin", action="store_true", help="read a launcher's line of JSON from standard input"
     )
-    parser.add_argument("--trace", type=Path, metavar="FILE", help="write a trace that Perfetto opens")
+    parser.add_argument(
+        "--trace", type=Path, metavar="FILE", help="write a trace that Perfetto opens"
+    )
     parser.add_argument("--job", metavar="ID", help="marks the process as part of a job")
     flags = parser.parse_args(arguments)
     if flags.stdin:
@@ -91,7 +106,9 @@ def parse(arguments: list[str]) -> Options:
     token = _read_token(flags.token_file) if flags.token_file else b""
     keys = read_keyring(flags.keys) if flags.keys else None
     if not token and keys is None and not _is_loopback(flags.listen):
-        parser.error(f"{flags.listen} can be reached from other machines: --keys or --token-file is required")
+        parser.error(
+            f"{flags.listen} can be reached from other machines: --keys or --token-file is required"
+        )
     return Options(
         shard=flags.shard,
         workers=flags.workers,
@@ -109,7 +126,9 @@ def _read_token(path: Path) -> bytes:
     except OSError as error:
         raise SpecError(f"--token-file: cannot read {path}: {error.strerror or error}") from error
     if not token:
-        raise SpecError(f"--token-file: {path} is empty; expected the secret that workers must show")
+        raise SpecError(
+            f"--token-file: {path} is empty; expected the secret that workers must show"
+        )
     return token
 
 
@@ -126,7 +145,9 @@ def _from_launcher(shard: int, line: str) -> Options:
             trace=Path(document["trace"]) if document.get("trace") else None,
         )
     except (ValueError, KeyError, TypeError) as error:
-        raise SpecError(f"the launcher's first line is not what a shard expects: {error!r}") from error
+        raise SpecError(
+            f"the launcher's first line is not what a shard expects: {error!r}"
+        ) from error
 
 
 def _is_address(address: str) -> bool:
@@ -195,7 +216,9 @@ class Reporter:
 
 
 def _follow_launcher(server: Server) -> None:
-    """Stop at the launcher's command; when it has gone (its end of the pipe closes), once the workers send nothing."""
+    """Stop at the launcher's command; when it has gone (its end of the pipe closes), once the
+    workers send nothing.
+    """
     try:
         for line in sys.stdin:
             if _is_stop(line):
@@ -217,7 +240,9 @@ def _is_stop(line: str) -> bool:
 def _trace(options: Options) -> Tracer:
     if options.trace is None:
         return NO_TRACE
-    return Trace(options.trace, process=f"shard {options.shard}", order=SHARDS_BELOW + options.shard)
+    return Trace(
+        options.trace, process=f"shard {options.shard}", order=SHARDS_BELOW + options.shard
+    )
 
 
 def main(arguments: list[str] | None = None) -> int:

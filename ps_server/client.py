@@ -1,7 +1,7 @@
 """A worker's handle on the store: blocking reads, pushes that return at once.
 
-The thread of `Pump` owns the sockets and moves messages between transport and `Session`. Calls hold the client's
-monitor for as long as a look-up takes. All methods are safe to call from any thread.
+The thread of `Pump` owns the sockets and moves messages between transport and `Session`. Calls hold
+the client's monitor for as long as a look-up takes. All methods are safe to call from any thread.
 """
 
 from __future__ import annotations
@@ -43,16 +43,19 @@ class Client:
         rank: this worker's rank, 0..W-1.
         store: the store, the same on every worker.
         token: the job's secret.
-        keys: own pair, and the public keys to expect at the shards' addresses; None: all is in clear.
+        keys: own pair, and the public keys to expect at the shards' addresses; None: all is in
+            clear.
         timeout_s: longest time that any call waits.
         trace: records each message sent and received; its owner closes it.
         prioritized: whether what the next forward pass needs first leaves first (`schedule.py`).
         share_memory: whether large arrays reach shards of this host in memory in
             place of a socket (`shared_memory.py`).
-        bandwidth_mbps: under `SSPAggr`: Mb/s for changes that the bound does not need yet; they wait, added up, and
-            the most important leave first (`bandwidth.py`). None: all leave at once.
+        bandwidth_mbps: under `SSPAggr`: Mb/s for changes that the bound does not need yet; they
+            wait, added up, and the most important leave first (`bandwidth.py`). None: all leave at
+            once.
         table_clocks: whether each table has a clock of its own, that of its pushes (`session.py`).
-        memory_for: the largest store that may follow a trial, which shares its memory; None: `store`.
+        memory_for: the largest store that may follow a trial, which shares its memory; None:
+            `store`.
 
     Example::
 
@@ -90,7 +93,9 @@ class Client:
         self._shared_memory = WorkerSharedMemory(
             shards if share_memory and isinstance(shards, Sequence) else ()
         )
-        self._monitor = Monitor(timeout_s, closed="the client is closed", hangs=": a worker or a shard hangs")
+        self._monitor = Monitor(
+            timeout_s, closed="the client is closed", hangs=": a worker or a shard hangs"
+        )
         memory_for = memory_for or store
         self._placement = place(memory_for.tables, memory_for.shards, memory_for.loads)
         self._offered = False
@@ -106,8 +111,6 @@ class Client:
             holds_back=self._holds_back,
         )
         self._pump.start()
-
-    # -- calls ---------------------------------------------------------------------------------------------
 
     def start(self, initial: InitialValue) -> None:
         """Join the job; returns when the first value of every table has come.
@@ -130,7 +133,8 @@ class Client:
         """Let the store begin anew at another clock: `bind` and `start` follow, as
         at first. All workers call it together.
 
-        Before the first push only. Rank 0 sends its signals so far again once the store has started.
+        Before the first push only. Rank 0 sends its signals so far again once the store has
+        started.
 
         Args:
             start_clock: the iteration that the new first values belong to.
@@ -144,7 +148,9 @@ class Client:
             self._offered = True
 
     def replace_trial(self, store: StoreSpec) -> None:
-        """Let another store follow a trial: `bind` and `start` follow, as at first. All workers call it together.
+        """Let another store follow a trial: `bind` and `start` follow, as at first.
+
+        All workers call it together.
 
         Each has read what follows from its last push of each table.
         """
@@ -159,8 +165,8 @@ class Client:
     def bind(self, table: int, out: Array) -> None:
         """Let the values of a table of staleness 0 be written to `out` the moment they come.
 
-        From then on `out` belongs to this client from each push of the table until the next `read` of it has returned.
-        Call it before `start`.
+        From then on `out` belongs to this client from each push of the table until the next `read`
+        of it has returned. Call it before `start`.
 
         Args:
             table: table id.
@@ -170,13 +176,14 @@ class Client:
             self._session.values.bind(table, out)
 
     def push(self, table: int, array: Array, *, rate: float = 0.0) -> None:
-        """Send this iteration's gradient (staleness 0) or change (staleness > 0) of a table; returns at once.
+        """Send this iteration's gradient (staleness 0) or change (staleness > 0) of a table;
+        returns at once.
 
         Args:
             table: table id.
-            array: flat float32 of the table's size. Must not be written to until the next `read` of this
-                table has returned (staleness 0), or at all (staleness > 0). The caller adds a change to the array
-                that it reads to, too.
+            array: flat float32 of the table's size. Must not be written to until the next `read` of
+                this table has returned (staleness 0), or at all (staleness > 0). The caller adds a
+                change to the array that it reads to, too.
             rate: the solver's rate of this iteration (staleness 0); the same on every worker.
         """
         self._meter.pushed(table)
@@ -186,7 +193,10 @@ class Client:
             self._pump.wake()
 
     def skip(self, table: int) -> None:
-        """Push nothing in this iteration to a table of means: its value stays. All workers skip it, or none."""
+        """Push nothing in this iteration to a table of means: its value stays.
+
+        All workers skip it, or none.
+        """
         self._do(lambda: self._session.push(table, np.zeros(0, np.float32), 0.0))
 
     def yield_link(self, link: LinkPriority) -> None:
@@ -197,7 +207,10 @@ class Client:
         self._pump.yield_link(link)
 
     def clock(self) -> None:
-        """Finish an iteration. Every table must have been pushed in it, unless each has a clock of its own."""
+        """Finish an iteration.
+
+        Every table must have been pushed in it, unless each has a clock of its own.
+        """
         self._do(self._session.tick)
 
     def request(self, table: int) -> None:
@@ -209,10 +222,11 @@ class Client:
 
         Args:
             table: table id.
-            out: flat float32 of the table's size; the same array at every call, as only pieces that have
-                come since the last call are written. Nothing is written to the array that was bound (`bind`).
-            staleness: a bound to use in place of the table's own; 0 waits for all workers; -1, after a push of a
-                table of staleness 0, for the value that follows from it.
+            out: flat float32 of the table's size; the same array at every call, as only pieces that
+                have come since the last call are written. Nothing is written to the array that was
+                bound (`bind`).
+            staleness: a bound to use in place of the table's own; 0 waits for all workers; -1,
+                after a push of a table of staleness 0, for the value that follows from it.
 
         Raises:
             StalenessTimeout: the value did not become fresh in time.
@@ -231,32 +245,40 @@ class Client:
     def history(self, table: int) -> list[Array]:
         """Return the history that the shards keep for a table of staleness 0.
 
-        A table with a codec of values has one array more: the shards' own value, which the workers' value follows; for
-        a mean what was not sent of it. `start` takes the same arrays.
+        A table with a codec of values has one array more: the shards' own value, which the workers'
+        value follows; for a mean what was not sent of it. `start` takes the same arrays.
         """
         self._do(lambda: self._session.ask_history(table))
         return self._monitor.wait_for(
-            lambda: self._session.values.take_history(table), f"the history of table {table} did not come"
+            lambda: self._session.values.take_history(table),
+            f"the history of table {table} did not come",
         )
 
     def held_back(self, table: int) -> Array | None:
-        """Return what a table's codec has not sent of this worker's pushes; None without a codec of gradients.
+        """Return what a table's codec has not sent of this worker's pushes; None without a codec
+        of gradients.
 
         It is live memory, to which a resumed run may write before its first push.
         """
         return self._session.held_back(table)
 
     def store_copy(self, table: int, array: Array) -> None:
-        """Bring the shards' copy of a table of `Keeping.COPY` up to this worker's clock; returns at once. Rank 0."""
+        """Bring the shards' copy of a table of `Keeping.COPY` up to this worker's clock; returns
+        at once. Rank 0.
+        """
         self._do(lambda: self._session.store_copy(table, array))
 
     def fetch_copy(self, table: int, out: Array) -> None:
-        """Write what was last stored of a table of `Keeping.COPY` to `out`, flat float32 of its size."""
+        """Write what was last stored of a table of `Keeping.COPY` to `out`, flat float32 of its
+        size.
+        """
         self._do(lambda: self._session.ask_copy(table))
         self.read(table, out)
 
     def add_norm(self, clock: int, squares: float) -> None:
-        """Add the sum of squares of iteration `clock`'s gradients outside the store; returns at once. Rank 0."""
+        """Add the sum of squares of iteration `clock`'s gradients outside the store; returns at
+        once. Rank 0.
+        """
         self._do(lambda: self._session.add_norm(clock, squares))
 
     def total_norm(self, clock: int) -> float:
@@ -269,7 +291,10 @@ class Client:
         )
 
     def gather(self, payload: bytes = b"") -> Collection:
-        """Contribute to the next collection. Every worker must take part in each, in the same order."""
+        """Contribute to the next collection.
+
+        Every worker must take part in each, in the same order.
+        """
         tag = self._call(lambda: self._session.gather(payload))
         return Collection.guarded(self._monitor, lambda: self._session.collections.take(tag))
 
@@ -303,7 +328,10 @@ class Client:
         return self._meter.statistics(self._session.clock)
 
     def close(self, *, leave: bool = True) -> None:
-        """Leave the job, send what is queued, and disconnect; every wait ends with an error. Safe to call twice."""
+        """Leave the job, send what is queued, and disconnect; every wait ends with an error.
+
+        Safe to call twice.
+        """
         with self._monitor:
             if self._monitor.closed:
                 return
@@ -312,8 +340,6 @@ class Client:
             self._monitor.close()
         self._pump.close()
         self._shared_memory.close()
-
-    # -- within --------------------------------------------------------------------------------------------
 
     def _call(self, call: Callable[[], tuple[T, list[Addressed]]]) -> T:
         with self._monitor:

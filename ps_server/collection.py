@@ -28,7 +28,8 @@ class Collection:
 
         Args:
             monitor: guards their state; what ends its waits ends those for the collection.
-            take: called under the monitor; hands out the payloads once they are all here, and only once.
+            take: called under the monitor; hands out the payloads once they are all here, and only
+                once.
         """
         found: tuple[bytes, ...] | None = None
 

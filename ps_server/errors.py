@@ -55,7 +55,9 @@ class PeerLeft(PeerLost):
 
 
 class StalenessTimeout(ServerError):
-    """A value did not become fresh enough in time: a worker or a shard hangs, or the limit is too short."""
+    """A value did not become fresh enough in time: a worker or a shard hangs, or the limit is
+    too short.
+    """
 
 
 def as_server_error(error: Exception, what: str) -> ServerError:

@@ -9,7 +9,9 @@ from contextlib import contextmanager
 
 @contextmanager
 def collector_paused() -> Iterator[None]:
-    """Collect no garbage in a block of imports: they leave little, and looking for it takes a sixth of their time."""
+    """Collect no garbage in a block of imports: they leave little, and looking for it takes a
+    sixth of their time.
+    """
     enabled = gc.isenabled()
     gc.disable()
     try:

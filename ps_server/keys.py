@@ -1,7 +1,8 @@
 """The keys of a job: the key pair of each process, and the public keys that it admits and expects.
 
-Law: each process has a pair of its own and the public halves of its peers, nothing else. Secrets are in
-no `repr`, travel on standard input or in files that only their owner can read, and are of one job.
+Law: each process has a pair of its own and the public halves of its peers, nothing else. Secrets
+are in no `repr`, travel on standard input or in files that only their owner can read, and are of
+one job.
 """
 
 from __future__ import annotations
@@ -52,7 +53,8 @@ class Keyring:
 
     Args:
         own: its pair.
-        admit: public keys of the workers, by rank: a process that listens admits these and no others.
+        admit: public keys of the workers, by rank: a process that listens admits these and no
+            others.
         expect: public keys of the shards, by index: a process that connects expects these.
     """
 
@@ -91,7 +93,9 @@ class Keyring:
         except SpecError:
             raise
         except (ValueError, RecursionError, KeyError, TypeError, AttributeError) as error:
-            raise SpecError("keys are a JSON object with public, secret, admit and expect") from error
+            raise SpecError(
+                "keys are a JSON object with public, secret, admit and expect"
+            ) from error
         return cls(own=own, admit=admit, expect=expect)
 
 

@@ -6,10 +6,12 @@ from collections.abc import Callable
 
 
 class LinkPriority:
-    """Two senders share a link: the first takes it while it has something to send, the second waits until it is free.
+    """Two senders share a link: the first takes it while it has something to send, the second
+    waits until it is free.
 
-    Law: the first sender makes its calls under one lock, and `waiting` may be called under that lock. The second sender
-    reads `is_free` from any thread; a stale answer delays it or lets it send early, and loses nothing.
+    Law: the first sender makes its calls under one lock, and `waiting` may be called under that
+    lock. The second sender reads `is_free` from any thread; a stale answer delays it or lets it
+    send early, and loses nothing.
     """
 
     def __init__(self) -> None:
@@ -26,7 +28,9 @@ class LinkPriority:
         self._taken = True
 
     def free(self) -> None:
-        """First sender: note that all has left the host; wake the second sender if it may have waited."""
+        """First sender: note that all has left the host; wake the second sender if it may have
+        waited.
+        """
         if self._taken:
             self._taken = False
             self._waiting()

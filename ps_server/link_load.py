@@ -1,11 +1,14 @@
-"""How long this process's TCP connections have had something to send, by the address of the other side.
+"""How long this process's TCP connections have had something to send, by the address of the
+other side.
 
-Linux counts for each connection the time in which sent bytes were not acknowledged yet, or waited to be sent
-(`tcpi_busy_time` of TCP_INFO). A connection over a link that is fast enough is busy for a small part of the time; over
-one that is the limit, nearly all of it. The time in which the other side's process did not read what had come
-(`tcpi_rwnd_limited`) is left out: that is no fault of the link.
+Linux counts for each connection the time in which sent bytes were not acknowledged yet, or waited
+to be sent (`tcpi_busy_time` of TCP_INFO). A connection over a link that is fast enough is busy for
+a small part of the time; over one that is the limit, nearly all of it. The time in which the other
+side's process did not read what had come (`tcpi_rwnd_limited`) is left out: that is no fault of the
+link.
 
-Law: reading changes nothing. Elsewhere than on Linux, or with an old kernel, there is nothing to report.
+Law: reading changes nothing. Elsewhere than on Linux, or with an old kernel, there is nothing to
+report.
 """
 
 from __future__ import annotations
@@ -18,12 +21,16 @@ from collections.abc import Iterator, Mapping
 from contextlib import suppress
 
 _BUSY_OFFSET = 168
-"""Of `tcpi_busy_time` and then `tcpi_rwnd_limited`, microseconds, in `struct tcp_info` since Linux 4.10."""
+"""Of `tcpi_busy_time` and then `tcpi_rwnd_limited`, microseconds, in `struct tcp_info` since
+Linux 4.10.
+"""
 _INFO_BYTES = 232
 
 
 def sending_s() -> Mapping[str, float]:
-    """Return the seconds of all open connections, by the numeric address of the other side; loopback is left out."""
+    """Return the seconds of all open connections, by the numeric address of the other side;
+    loopback is left out.
+    """
     found: dict[str, float] = {}
     for peer, busy_s in _connections():
         if not (peer.startswith("127.") or peer == "::1"):

@@ -1,7 +1,8 @@
 """`python -m ps_server.make_keys FOLDER --workers W --shards P`: a file of keys
 for each process of a job started by hand.
 
-`shard_0.keys`, `worker_0.keys`, ...: copy each to its own machine only, over an encrypted connection.
+`shard_0.keys`, `worker_0.keys`, ...: copy each to its own machine only, over an encrypted
+connection.
 """
 
 from __future__ import annotations
@@ -20,7 +21,10 @@ def main(arguments: list[str] | None = None) -> int:
         prog="python -m ps_server.make_keys", description="Make the keys of one job."
     )
     parser.add_argument(
-        "folder", type=Path, metavar="FOLDER", help="made if it does not exist; other users cannot enter it"
+        "folder",
+        type=Path,
+        metavar="FOLDER",
+        help="made if it does not exist; other users cannot enter it",
     )
     parser.add_argument("--workers", type=int, required=True, help="number of workers")
     parser.add_argument("--shards", type=int, default=1, help="number of shards (default 1)")
@@ -28,8 +32,12 @@ def main(arguments: list[str] | None = None) -> int:
     if min(flags.workers, flags.shards) < 1:
         parser.error("--workers and --shards are 1 or more")
     keys = JobKeys.new(workers=flags.workers, shards=flags.shards)
-    rings = {flags.folder / f"worker_{rank}.keys": keys.of_worker(rank) for rank in range(flags.workers)}
-    rings |= {flags.folder / f"shard_{index}.keys": keys.of_shard(index) for index in range(flags.shards)}
+    rings = {
+        flags.folder / f"worker_{rank}.keys": keys.of_worker(rank) for rank in range(flags.workers)
+    }
+    rings |= {
+        flags.folder / f"shard_{index}.keys": keys.of_shard(index) for index in range(flags.shards)
+    }
     try:
         _make_folder(flags.folder)
         for path in rings:

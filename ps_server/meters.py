@@ -2,9 +2,10 @@
 
 Laws:
 * A meter costs a few additions a message and decides nothing.
-* Each number has one writer: a client's bytes the thread that owns its sockets, its times the thread that trains.
-* A table is on its way from its push until the last value of it that came before the next push. At staleness 0 that
-  is the value which follows from the push.
+* Each number has one writer: a client's bytes the thread that owns its sockets, its times the
+  thread that trains.
+* A table is on its way from its push until the last value of it that came before the next push. At
+  staleness 0 that is the value which follows from the push.
 """
 
 from __future__ import annotations
@@ -60,7 +61,9 @@ class ClientMeter:
         self._left_s[table] = self._now()
 
     def waited(self, table: int, began_s: float) -> None:
-        """Count the time that a read of a table has blocked, since `began_s` by this meter's clock."""
+        """Count the time that a read of a table has blocked, since `began_s` by this meter's
+        clock.
+        """
         self._waited_s[table] += self._now() - began_s
 
     def now(self) -> float:
@@ -142,7 +145,9 @@ class ServerMeter:
             self._busy_s += self._now() - self._since_s
             self._since_s = None
 
-    def statistics(self, *, updates: int, memory_bytes: int, refused: int, dropped: int) -> ShardStatistics:
+    def statistics(
+        self, *, updates: int, memory_bytes: int, refused: int, dropped: int
+    ) -> ShardStatistics:
         """Return all counters, with those of the shard itself."""
         return ShardStatistics(
             bytes_in=self._bytes_in,
@@ -156,12 +161,14 @@ class ServerMeter:
             memory_bytes=memory_bytes,
             refused=refused,
             dropped=dropped,
-            peak_bytes=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,  # Linux counts in KiB
+            peak_bytes=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+            * 1024,  # Linux counts in KiB
         )
 
 
 class StallMeter:
-    """The time for which this process did not run although it should: it was stopped, or had no processor.
+    """The time for which this process did not run although it should: it was stopped, or had no
+    processor.
 
     A thread sleeps for a short time again and again; what a sleep takes beyond that counts.
 

@@ -3,10 +3,11 @@ wait under it (Hoare, CACM 17(10), 1974).
 
 Laws:
 
-* A thread that waits has a question. A thread that changes the state calls `notify`, which asks the questions of all
-  waiting threads and wakes those whose question has an answer. To wake a thread in vain costs more than to ask its
-  question.
-* A question is asked until it has its first answer, and never again: it may hand out an answer only once.
+* A thread that waits has a question. A thread that changes the state calls `notify`, which asks the
+  questions of all waiting threads and wakes those whose question has an answer. To wake a thread in
+  vain costs more than to ask its question.
+* A question is asked until it has its first answer, and never again: it may hand out an answer only
+  once.
 * An answer comes before a failure: a peer that leaves after it has sent everything ends no wait.
 * What a question raises is raised in the thread that waits for its answer, whichever thread asked.
 """
@@ -49,12 +50,18 @@ class Monitor:
         self._lock.acquire()
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         self._lock.release()
 
     def notify(self) -> None:
-        """Wake every thread whose question now has an answer. Call it after each change that may give one."""
+        """Wake every thread whose question now has an answer.
+
+        Call it after each change that may give one.
+        """
         with self._lock:
             for waiter in self._waiting:
                 if waiter.ask():
@@ -132,7 +139,10 @@ class Monitor:
 
 
 class _Waiter(Generic[T]):
-    """A thread that waits: its question, and the first answer or error. All calls under the monitor's lock."""
+    """A thread that waits: its question, and the first answer or error.
+
+    All calls under the monitor's lock.
+    """
 
     __slots__ = ("_answer", "_error", "_question", "condition")
 

@@ -1,14 +1,16 @@
-"""How a process computes: with how many threads, and without denormal numbers, whichever of its threads computes.
+"""How a process computes: with how many threads, and without denormal numbers, whichever of its
+threads computes.
 
-A library's sums, and so its bits, follow its number of threads. That number is a property of each thread, not of the
-process: `torch.set_num_threads` sets it for the calling thread, and for another thread only once that one calls a torch
-function which runs in parallel by itself. A matrix product does not: MKL computes the first ones of a new thread with
-as many threads as the machine has cores.
+A library's sums, and so its bits, follow its number of threads. That number is a property of each
+thread, not of the process: `torch.set_num_threads` sets it for the calling thread, and for another
+thread only once that one calls a torch function which runs in parallel by itself. A matrix product
+does not: MKL computes the first ones of a new thread with as many threads as the machine has cores.
 
-Denormal numbers (float32: below 1.2e-38) are zero in results and in operands. Where they are not, many processors take
-up to a hundred times as long for an operation on one, and a net whose gradients underflow is slower there. The mode is
-a property of each thread, too. A thread has it from the one that starts it, also the threads of OpenMP, of autograd,
-and those that make batches ahead; one that is there already does not get it.
+Denormal numbers (float32: below 1.2e-38) are zero in results and in operands. Where they are not,
+many processors take up to a hundred times as long for an operation on one, and a net whose
+gradients underflow is slower there. The mode is a property of each thread, too. A thread has it
+from the one that starts it, also the threads of OpenMP, of autograd, and those that make batches
+ahead; one that is there already does not get it.
 
 Law: every process of a job is started with `environment`, and every thread that computes calls
 `prepare_thread` first, for processes that another program has started.
@@ -41,7 +43,9 @@ class Computation:
     def here(cls, device: torch.device) -> Computation:
         """Return that of the calling process on this device."""
         name = processor_name(device)
-        return cls(threads=torch.get_num_threads(), processor=name, torch_version=str(torch.__version__))
+        return cls(
+            threads=torch.get_num_threads(), processor=name, torch_version=str(torch.__version__)
+        )
 
     def __str__(self) -> str:
         threads = "1 thread" if self.threads == 1 else f"{self.threads} threads"
@@ -55,38 +59,50 @@ def environment(threads: int, inherited: Mapping[str, str]) -> dict[str, str]:
         threads: number of threads of each library, in each thread of the process; at least 1.
         inherited: the user's variables, which override how threads wait and which code MKL takes.
 
-    Threads of OpenMP wait asleep: where another process wants the processor that a thread waits on, a waiting thread
-    that spins costs more than one that must be woken. MKL takes the same code for all alignments and numbers of threads
-    where it has such code (processors of Intel).
+    Threads of OpenMP wait asleep: where another process wants the processor that a thread waits on,
+    a waiting thread that spins costs more than one that must be woken. MKL takes the same code for
+    all alignments and numbers of threads where it has such code (processors of Intel).
     """
     defaults = {"OMP_WAIT_POLICY": "PASSIVE", "MKL_CBWR": "AUTO,STRICT"}
     names = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
-    return {**dict.fromkeys(names, str(threads)), **{k: inherited.get(k) or v for k, v in defaults.items()}}
+    return {
+        **dict.fromkeys(names, str(threads)),
+        **{k: inherited.get(k) or v for k, v in defaults.items()},
+    }
 
 
 def prepare_process(threads: int | None = None) -> None:
-    """Flush denormal numbers, and compute with this many threads: call it first in the main thread of a process.
+    """Flush denormal numbers, and compute with this many threads: call it first in the main
+    thread of a process.
 
     Args:
         threads: of torch's operations; None leaves their number as it is.
     """
-    torch.set_flush_denormal(True)  # does nothing where the processor cannot: x86 with SSE3 and ARM64 can
+    torch.set_flush_denormal(
+        True
+    )  # does nothing where the processor cannot: x86 with SSE3 and ARM64 can
     if threads is not None:
         torch.set_num_threads(threads)
 
 
 def prepare_thread() -> None:
-    """Compute with the process's number of threads from now on in the calling thread; some 100 ns."""
+    """Compute with the process's number of threads from now on in the calling thread; some 100
+    ns.
+    """
     torch.get_num_threads()  # makes torch set the numbers of OpenMP and MKL for this thread
 
 
 def processor_name(device: torch.device) -> str:
-    """Return the model of a device; of a CPU with the vector instructions that torch uses, as in `AMD EPYC, AVX512`."""
+    """Return the model of a device; of a CPU with the vector instructions that torch uses, as in
+    `AMD EPYC, AVX512`.
+    """
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
     model = "unknown processor"
     try:
-        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines():
+        for line in (
+            Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
+        ):
             if line.startswith("model name"):
                 model = line.split(":", 1)[1].strip()
                 break

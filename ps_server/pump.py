@@ -62,14 +62,19 @@ class Pump:
         self._names = [table.name for table in session.store.tables]
         self.queues = [Schedule(prioritized=prioritized) for _ in range(session.store.shards)]
         self._link = LinkPriority()
-        self._thread = threading.Thread(target=self._run, name=f"ps-client-{session.rank}", daemon=True)
+        self._thread = threading.Thread(
+            target=self._run, name=f"ps-client-{session.rank}", daemon=True
+        )
 
     def start(self) -> None:
         """Start the thread."""
         self._thread.start()
 
     def follow(self, session: Session, meter: ClientMeter) -> None:
-        """Hand what arrives to a session of another store, and count its tables. The caller holds the monitor."""
+        """Hand what arrives to a session of another store, and count its tables.
+
+        The caller holds the monitor.
+        """
         self.session = session
         self._meter = meter
         self._names = [table.name for table in session.store.tables]
@@ -89,7 +94,10 @@ class Pump:
         link.when_free(self._wake_unless_closed)
 
     def close(self) -> None:
-        """Wait until the thread has sent what is left, and close the transport. The monitor is closed before."""
+        """Wait until the thread has sent what is left, and close the transport.
+
+        The monitor is closed before.
+        """
         self._transport.wake()
         self._thread.join()
         self._transport.close()
@@ -107,10 +115,14 @@ class Pump:
                 self._receive(wait_s)
             self._send_rest()
         except Exception as error:  # noqa: BLE001 - the thread's outermost frame: its owner raises the error
-            self._monitor.fail(as_server_error(error, f"the connection of worker {self.session.rank} failed"))
+            self._monitor.fail(
+                as_server_error(error, f"the connection of worker {self.session.rank} failed")
+            )
 
     def _release(self) -> float:
-        """Queue what the budget allows of the changes that are held back; returns the seconds until it allows more."""
+        """Queue what the budget allows of the changes that are held back; returns the seconds
+        until it allows more.
+        """
         if not self._holds_back:
             return POLL_S
         with self._monitor:
@@ -131,7 +143,11 @@ class Pump:
         free = self._monitor.closed or self._link.is_free
         for shard, queue in enumerate(self.queues):
             pushes = free or self._shared_memory.reaches(shard)
-            while queue and not self._transport.blocks(shard) and self._send_packet(shard, queue, pushes):
+            while (
+                queue
+                and not self._transport.blocks(shard)
+                and self._send_packet(shard, queue, pushes)
+            ):
                 pass
 
     def _send_packet(self, shard: int, queue: Schedule, pushes: bool) -> bool:

@@ -1,10 +1,12 @@
-"""Update rules: Caffe's formulas, once, for the shard, the worker and a single process, on any device.
+"""Update rules: Caffe's formulas, once, for the shard, the worker and a single process, on any
+device.
 
-Law: a rule is a function of (gradient, history, value, rate, step). It works in place on the flat tensors
-it is given, reads nothing else, and treats elements alike, so cutting a table into chunks changes no bit.
+Law: a rule is a function of (gradient, history, value, rate, step). It works in place on the flat
+tensors it is given, reads nothing else, and treats elements alike, so cutting a table into chunks
+changes no bit.
 
-Symbols: g gradient (regularized), w value, h history, r rate times the table's rate factor, m momentum.
-The result is the change d of the value: w <- w + d. It is left in `gradient`.
+Symbols: g gradient (regularized), w value, h history, r rate times the table's rate factor, m
+momentum. The result is the change d of the value: w <- w + d. It is left in `gradient`.
 """
 
 from __future__ import annotations
@@ -24,14 +26,20 @@ History = Sequence[Tensor]
 
 
 def history_count(kind: RuleKind) -> int:
-    """Return the number of history tensors, each the size of the value, that a rule keeps (Caffe's solverstate)."""
+    """Return the number of history tensors, each the size of the value, that a rule keeps
+    (Caffe's solverstate).
+    """
     if kind is RuleKind.MEAN:
         return 0
     return 2 if kind in (RuleKind.ADADELTA, RuleKind.ADAM) else 1
 
 
-def update(rule: Rule, gradient: Tensor, history: History, value: Tensor, *, rate: float, step: int) -> None:
-    """Bring a value to its next one, in place; arguments as for `change`, which does it for all but `MEAN`."""
+def update(
+    rule: Rule, gradient: Tensor, history: History, value: Tensor, *, rate: float, step: int
+) -> None:
+    """Bring a value to its next one, in place; arguments as for `change`, which does it for all
+    but `MEAN`.
+    """
     if rule.kind is RuleKind.MEAN:
         value.copy_(gradient)
     elif rule.kind is RuleKind.SGD:  # the same bits, and the gradient's memory is not written to
@@ -108,8 +116,8 @@ def _adadelta(rule: Rule, g: Tensor, history: History, r: float, step: int) -> T
 
 
 def _adam(rule: Rule, g: Tensor, history: History, r: float, step: int) -> Tensor:
-    # Kingma and Ba, 2015, algorithm 1 in the order of its section 2: the correction scales the rate,
-    # and delta is added to the uncorrected sqrt(v), as Caffe does.
+    # Kingma and Ba, 2015, algorithm 1 in the order of its section 2: the correction scales the
+    # rate, and delta is added to the uncorrected sqrt(v), as Caffe does.
     m, v = history
     correction = math.sqrt(1 - rule.momentum2 ** (step + 1)) / (1 - rule.momentum ** (step + 1))
     m.mul_(rule.momentum).add_(g, alpha=1 - rule.momentum)
@@ -120,7 +128,8 @@ def _adam(rule: Rule, g: Tensor, history: History, r: float, step: int) -> Tenso
 def _square_root(values: Tensor) -> Tensor:
     """Return the square roots, correctly rounded.
 
-    On a CPU torch calls MKL for them, whose last bit depends on the vector instructions that it takes.
+    On a CPU torch calls MKL for them, whose last bit depends on the vector instructions that it
+    takes.
     """
     if values.device.type != "cpu":
         return values.sqrt()
@@ -139,18 +148,23 @@ _RULES: dict[RuleKind, Callable[[Rule, Tensor, History, float, int], Tensor]] = 
 
 
 def sum_of_squares(gradient: Tensor) -> float:
-    """Return the sum of squared elements in float64, so that the norm does not depend on how tables are cut."""
+    """Return the sum of squared elements in float64, so that the norm does not depend on how
+    tables are cut.
+    """
     norm = float(torch.linalg.vector_norm(gradient, dtype=torch.float64))
     return norm * norm
 
 
 def plain_sum(numbers: Iterable[float]) -> float:
-    """Return the sum of numbers that are added one after another: `sum` has other bits from Python 3.12 on."""
+    """Return the sum of numbers that are added one after another: `sum` has other bits from
+    Python 3.12 on.
+    """
     return reduce(add, numbers, 0.0)
 
 
 def clip_factor(total: float, clip: float | None) -> float:
-    """Return what to multiply gradients by so that their joint norm is at most `clip` (Caffe's ClipGradients).
+    """Return what to multiply gradients by so that their joint norm is at most `clip` (Caffe's
+    ClipGradients).
 
     Args:
         total: sum of squares over all gradients.

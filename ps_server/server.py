@@ -109,7 +109,8 @@ class Server:
             self._trace.count("queue", messages=0)
 
     def _answer(self, peer: bytes, frames: Frames) -> bool:
-        """Act upon a packet; of an unknown peer decode the rest only if the first message is a legal `Hello`.
+        """Act upon a packet; of an unknown peer decode the rest only if the first message is a
+        legal `Hello`.
 
         Returns whether there is something to send.
         """
@@ -151,7 +152,9 @@ class Server:
             return self.shard.refuse(peer, str(error))
 
     def _add(self, outgoing: Sequence[Outgoing]) -> bool:
-        """Queue messages, and share the frames of one that goes to several peers; returns whether there are any."""
+        """Queue messages, and share the frames of one that goes to several peers; returns
+        whether there are any.
+        """
         last: ToWorker | None = None
         frames: list[Buffer] = []
         for peer, message in outgoing:
@@ -164,7 +167,9 @@ class Server:
         return bool(outgoing)
 
     def _send_waiting(self, blocked: set[bytes]) -> None:
-        """Send as much as the transport takes; note in `blocked`, and skip, the peers for which it takes no more."""
+        """Send as much as the transport takes; note in `blocked`, and skip, the peers for which
+        it takes no more.
+        """
         for peer, queue in self._queues.items():
             while queue and peer not in blocked:
                 if self._transport.blocks(peer) or not self._send_packet(peer, queue):

@@ -1,21 +1,24 @@
-"""Shared-memory transport: large arrays pass between a worker and a shard of one host in memory, not through a socket.
+"""Shared-memory transport: large arrays pass between a worker and a shard of one host in memory,
+not through a socket.
 
-The worker makes a segment of memory and offers it (`MemoryOffer`) to each shard at an address of its own host. The
-shard answers whether it has opened it (`MemoryAnswer`). From then on each side writes its large arrays to slots of the
-segment, a row of slots for each direction, and sends the slot's number where the array would have been in a packet. The
-receiver works on the array where it is.
+The worker makes a segment of memory and offers it (`MemoryOffer`) to each shard at an address of
+its own host. The shard answers whether it has opened it (`MemoryAnswer`). From then on each side
+writes its large arrays to slots of the segment, a row of slots for each direction, and sends the
+slot's number where the array would have been in a packet. The receiver works on the array where it
+is.
 
 Laws:
 
-* All messages still travel through the socket, so their order, and which are legal, are the same with and without.
-  Nothing waits for a slot: an array that finds none free stays in its packet, and so do all where the memory could not
-  be shared.
-* A slot has one writer at a time. The sender sets its flag. The receiver clears it once nothing refers to the array any
-  more; the sender clears it again where the packet was not sent.
-* The memory has no name, and is gone with the two processes, however they ended. It is sealed: no peer can make it
-  shorter while the other one uses it. A shard opens nothing but a sealed memory of its own user that begins with the
-  nonce of the offer.
-* What a slot holds is as little trusted as any frame. A peer that sends nonsense harms no memory but the segment.
+* All messages still travel through the socket, so their order, and which are legal, are the same
+  with and without. Nothing waits for a slot: an array that finds none free stays in its packet, and
+  so do all where the memory could not be shared.
+* A slot has one writer at a time. The sender sets its flag. The receiver clears it once nothing
+  refers to the array any more; the sender clears it again where the packet was not sent.
+* The memory has no name, and is gone with the two processes, however they ended. It is sealed: no
+  peer can make it shorter while the other one uses it. A shard opens nothing but a sealed memory of
+  its own user that begins with the nonce of the offer.
+* What a slot holds is as little trusted as any frame. A peer that sends nonsense harms no memory
+  but the segment.
 """
 
 from __future__ import annotations
@@ -45,7 +48,9 @@ NONCE_BYTES = 16
 LEAST_BYTES = 64 * 1024
 """Arrays of fewer bytes cost as much either way."""
 SPARE_SLOTS = 8
-"""In each direction, beside two for each array: one that is in use, and the one that replaces it."""
+"""In each direction, beside two for each array: one that is in use, and the one that replaces
+it.
+"""
 PAGE_BYTES = 4096
 _NAME = "poseidon"
 _WORKER, _SHARD = 0, 1
@@ -59,7 +64,8 @@ Peer = TypeVar("Peer", int, bytes)
 
 
 class Layout(NamedTuple):
-    """A segment: a head, the flags of both directions, a byte each, and from the next page on the slots of both.
+    """A segment: a head, the flags of both directions, a byte each, and from the next page on
+    the slots of both.
 
     Attributes:
         head_bytes: bytes of the head.
@@ -120,7 +126,9 @@ class Segment:
             slot -= self._own_flags
             self._memory[self._own_flags + slot] = _TAKEN
             start = self._own_slots + slot * self._layout.slot_bytes
-            np.copyto(np.frombuffer(self._memory, np.uint8, size, start), np.frombuffer(frame, np.uint8))
+            np.copyto(
+                np.frombuffer(self._memory, np.uint8, size, start), np.frombuffer(frame, np.uint8)
+            )
             taken.append(slot)
             entries.append(_ENTRY.pack(number, slot, size))
             rest[number] = b""
@@ -132,7 +140,8 @@ class Segment:
             self._memory[self._own_flags + slot] = _FREE
 
     def read(self, frames: Frames) -> Frames:
-        """Return the packet that the other end gave to `write`; large frames are views of their slots.
+        """Return the packet that the other end gave to `write`; large frames are views of their
+        slots.
 
         Raises:
             RemoteProtocolError: the packet names a frame, a slot or a size that cannot be.
@@ -145,7 +154,9 @@ class Segment:
         for number, slot, size in _ENTRY.iter_unpack(entries):
             fits = slot < self._layout.slots and LEAST_BYTES <= size <= self._layout.slot_bytes
             if not fits or number >= len(rest) or len(rest[number]):
-                raise RemoteProtocolError(f"frame {number} is not an array of {size} bytes in slot {slot}")
+                raise RemoteProtocolError(
+                    f"frame {number} is not an array of {size} bytes in slot {slot}"
+                )
             rest[number] = self._view(slot, size)
         return rest
 
@@ -168,7 +179,9 @@ class SharedMemory(Generic[Peer]):
         self._reading: dict[Peer, Segment] = {}
 
     def send(self, peer: Peer, frames: Frames, send: Callable[[Peer, Frames], bool]) -> bool:
-        """Send a packet by `send`, without the large arrays that have a slot; returns whether it was taken."""
+        """Send a packet by `send`, without the large arrays that have a slot; returns whether it
+        was taken.
+        """
         segment = self._writing.get(peer)
         if segment is None:
             return send(peer, frames)
@@ -205,13 +218,19 @@ class WorkerSharedMemory(SharedMemory[int]):
         self._files: dict[int, int] = {}
 
     def offers(self, chunks_on: Callable[[int], Sequence[Chunk]]) -> dict[int, MemoryOffer]:
-        """Make memory for each shard of this host that holds large chunks, where the system has such memory."""
+        """Make memory for each shard of this host that holds large chunks, where the system has
+        such memory.
+        """
         found: dict[int, MemoryOffer] = {}
         for shard, address in enumerate(self._addresses):
             sizes = [4 * chunk.size for chunk in chunks_on(shard) if 4 * chunk.size >= LEAST_BYTES]
             if sizes and is_local(address):
-                with contextlib.suppress(OSError, AttributeError):  # AttributeError: a system without memfd
-                    found[shard] = self._offer(shard, 2 * len(sizes) + SPARE_SLOTS, whole_pages(max(sizes)))
+                with contextlib.suppress(
+                    OSError, AttributeError
+                ):  # AttributeError: a system without memfd
+                    found[shard] = self._offer(
+                        shard, 2 * len(sizes) + SPARE_SLOTS, whole_pages(max(sizes))
+                    )
         return found
 
     def _offer(self, shard: int, slots: int, slot_bytes: int) -> MemoryOffer:
@@ -268,7 +287,9 @@ def is_local(address: str) -> bool:
     """
     parts = urlsplit(address)
     try:
-        family, kind, protocol, _, where = socket.getaddrinfo(parts.hostname, 0, type=socket.SOCK_STREAM)[0]
+        family, kind, protocol, _, where = socket.getaddrinfo(
+            parts.hostname, 0, type=socket.SOCK_STREAM
+        )[0]
         with socket.socket(family, kind, protocol) as probe:
             probe.bind(where)
     except (OSError, ValueError):

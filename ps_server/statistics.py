@@ -1,7 +1,8 @@
-"""The statistics of a client and of a shard: what `Client.statistics` and `Server.statistics` return.
+"""The statistics of a client and of a shard: what `Client.statistics` and `Server.statistics`
+return.
 
-Law: all numbers count from the start of the process and only grow, save for those of this moment (`queue`,
-`memory_bytes`); the numbers of an interval are the difference of two reports.
+Law: all numbers count from the start of the process and only grow, save for those of this moment
+(`queue`, `memory_bytes`); the numbers of an interval are the difference of two reports.
 """
 
 from __future__ import annotations
@@ -19,8 +20,9 @@ class TableStatistics:
         bytes_out: of its pushes, message heads included.
         bytes_in: of the values that follow from them, message heads included.
         waited_s: how long reads of it have blocked.
-        hidden_s: how long its gradients and values were on their way while no read waited for them: from a push to the
-            arrival of the last piece of the value that follows from it, less what `waited_s` has of that time.
+        hidden_s: how long its gradients and values were on their way while no read waited for them:
+            from a push to the arrival of the last piece of the value that follows from it, less
+            what `waited_s` has of that time.
     """
 
     name: str
@@ -37,8 +39,8 @@ class ClientStatistics:
     Attributes:
         iterations: its clock, less the clock it started with.
         tables: by table id.
-        other_bytes_out: of messages that belong to no table's iterations: joining, first values, clocks, collections,
-            snapshots.
+        other_bytes_out: of messages that belong to no table's iterations: joining, first values,
+            clocks, collections, snapshots.
         other_bytes_in: likewise.
     """
 

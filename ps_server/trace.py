@@ -1,18 +1,19 @@
-"""Traces: spans and counters of a process in the trace-event format that Perfetto and chrome://tracing open.
+"""Traces: spans and counters of a process in the trace-event format that Perfetto and
+chrome://tracing open.
 
-    [
-    {"ph": "M", "name": "process_name", "pid": 7, "args": {"name": "worker 0"}},
-    {"ph": "X", "name": "forward conv1", "cat": "forward", "pid": 7, "tid": 1, "ts": 1.25, "dur": 2.5},
-    {"ph": "C", "name": "queue", "pid": 7, "ts": 3.0, "args": {"messages": 4}}
-    ]
+    [ {"ph": "M", "name": "process_name", "pid": 7, "args": {"name": "worker 0"}}, {"ph": "X",
+    "name": "forward conv1", "cat": "forward", "pid": 7, "tid": 1, "ts": 1.25, "dur": 2.5}, {"ph":
+    "C", "name": "queue", "pid": 7, "ts": 3.0, "args": {"messages": 4}} ]
 
 Laws:
-* Recording costs one tuple; a thread of the trace's own writes them, each second, in pieces that end with a whole
-  event. The list's end is written by `close` alone, and the format lets it be missing: the file of a killed process
-  can be read.
-* Both the events that wait to be written and those of the file are bounded; more are counted and dropped.
-* Times are those of this machine's clock since 1970, advanced by its monotonic clock, so that the traces of all its
-  processes lie on one axis. Begin and end are rounded alike, so spans that were nested stay nested.
+* Recording costs one tuple; a thread of the trace's own writes them, each second, in pieces that
+  end with a whole event. The list's end is written by `close` alone, and the format lets it be
+  missing: the file of a killed process can be read.
+* Both the events that wait to be written and those of the file are bounded; more are counted and
+  dropped.
+* Times are those of this machine's clock since 1970, advanced by its monotonic clock, so that the
+  traces of all its processes lie on one axis. Begin and end are rounded alike, so spans that were
+  nested stay nested.
 """
 
 from __future__ import annotations
@@ -135,7 +136,9 @@ class Trace:
         OSError: the file cannot be written.
     """
 
-    def __init__(self, path: Path, *, process: str, order: int = 0, most_events: int = MOST_EVENTS) -> None:
+    def __init__(
+        self, path: Path, *, process: str, order: int = 0, most_events: int = MOST_EVENTS
+    ) -> None:
         self._events: deque[_Span | _Count] = deque()
         self._left = most_events
         self._dropped = 0
@@ -190,7 +193,9 @@ class Trace:
         try:
             self._end()
         finally:
-            with contextlib.suppress(OSError):  # what could not be written above cannot be written now
+            with contextlib.suppress(
+                OSError
+            ):  # what could not be written above cannot be written now
                 self._file.close()
 
     def _end(self) -> None:
@@ -198,7 +203,12 @@ class Trace:
             raise self._failure
         self._write_piece()
         if self._dropped:
-            lost = {"ph": "M", "name": "dropped_events", "pid": self._pid, "args": {"count": self._dropped}}
+            lost = {
+                "ph": "M",
+                "name": "dropped_events",
+                "pid": self._pid,
+                "args": {"count": self._dropped},
+            }
             self._file.write(",\n" + json.dumps(lost))
         self._file.write("\n]\n")
         self._file.flush()
@@ -290,7 +300,13 @@ class _Lines:
         return f'{head}, "ts": {began / 4!r}, "dur": {lasted / 4!r}{args}}}'
 
     def _head(self, kind: str, name: str, track: Track) -> str:
-        event = {"ph": "X", "name": f"{kind} {name}", "cat": kind, "pid": self._pid, "tid": track.value}
+        event = {
+            "ph": "X",
+            "name": f"{kind} {name}",
+            "cat": kind,
+            "pid": self._pid,
+            "tid": track.value,
+        }
         head = json.dumps(event).removesuffix("}")
         if len(self._heads) < MOST_NAMES:
             self._heads[kind, name, track] = head

@@ -1,13 +1,16 @@
 #!/usr/bin/env python3
 """Fetch a model's weights: scripts/download_model_binary.py models/bvlc_reference_caffenet
 
-The same as `poseidon download_model_binary`, under the name that Caffe's users know; works from any folder.
+The same as `poseidon download_model_binary`, under the name that Caffe's users know; works from any
+folder.
 """
 
 import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # a checkout works without being installed
+sys.path.insert(
+    0, str(Path(__file__).resolve().parents[1])
+)  # a checkout works without being installed
 
 from poseidon.cli.checkout import use_environment
 

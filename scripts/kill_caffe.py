@@ -1,14 +1,16 @@
 #!/usr/bin/env python3
 """Stop the jobs that were started from a machinefile: scripts/kill_caffe.py <hostfile>
 
-The same as `poseidon kill <hostfile>`, under the name that Poseidon's users know. Needs no installation
-of Poseidon itself, and works from any folder.
+The same as `poseidon kill <hostfile>`, under the name that Poseidon's users know. Needs no
+installation of Poseidon itself, and works from any folder.
 """
 
 import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # a checkout works without being installed
+sys.path.insert(
+    0, str(Path(__file__).resolve().parents[1])
+)  # a checkout works without being installed
 
 from poseidon.cli.checkout import use_environment
 

@@ -1,14 +1,17 @@
 #!/usr/bin/env python3
-"""Stop the feature extractions that were started from a machinefile: scripts/kill_feature_extractor.py <hostfile>
+"""Stop the feature extractions that were started from a machinefile:
+scripts/kill_feature_extractor.py <hostfile>
 
-Leaves training jobs of the same machinefile alone; `poseidon kill` stops one job by its id. Needs no installation
-of Poseidon itself, and works from any folder.
+Leaves training jobs of the same machinefile alone; `poseidon kill` stops one job by its id. Needs
+no installation of Poseidon itself, and works from any folder.
 """
 
 import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # a checkout works without being installed
+sys.path.insert(
+    0, str(Path(__file__).resolve().parents[1])
+)  # a checkout works without being installed
 
 from poseidon.cli.checkout import use_environment
 

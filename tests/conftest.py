@@ -1,4 +1,6 @@
-"""What every test stands on: what it needs of the machine, a check that nothing is left running, and how much is run."""
+"""What every test stands on: what it needs of the machine, a check that nothing is left running,
+and how much is run.
+"""
 
 from __future__ import annotations
 
@@ -16,17 +18,25 @@ from tests.support import needs
 
 ROOT = Path(__file__).parents[1]
 os.environ.setdefault("OMP_NUM_THREADS", "1")
-"""Tensors of tests are small, and two tests run at a time: a second thread of torch only takes a core from the other test."""
+"""Tensors of tests are small, and two tests run at a time: a second thread of torch only takes a
+core from the other test.
+"""
 os.environ.setdefault("MKL_CBWR", "AUTO,STRICT")
-"""As in the processes of a job, whose bits are compared with those of training in the test's own process."""
+"""As in the processes of a job, whose bits are compared with those of training in the test's own
+process.
+"""
 
-os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', os.defpath)}"
+os.environ["PATH"] = (
+    f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', os.defpath)}"
+)
 """Hints name this installation's command as `poseidon`, however the tests are started."""
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """Escape what is not UTF-8 in captured texts: the processes of the tests send reports as UTF-8."""
+    """Escape what is not UTF-8 in captured texts: the processes of the tests send reports as
+    UTF-8.
+    """
     report = yield
     report.sections = [(title, escaped(text)) for title, text in report.sections]
     return report
@@ -63,12 +73,16 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 
 def pytest_sessionstart() -> None:
-    """Collect no garbage while tests are imported: there is little, and looking for it takes long."""
+    """Collect no garbage while tests are imported: there is little, and looking for it takes
+    long.
+    """
     gc.disable()
 
 
 def pytest_collection_finish() -> None:
-    """Collect garbage from here on, but not among what the tests have imported: that stays to the end."""
+    """Collect garbage from here on, but not among what the tests have imported: that stays to
+    the end.
+    """
     gc.enable()
     gc.freeze()
 
@@ -111,14 +125,18 @@ def repository() -> Path:
 
 @pytest.fixture(scope="session")
 def shared() -> Path:
-    """The folder of real data and recorded Caffe results; the test is skipped where it is absent."""
+    """The folder of real data and recorded Caffe results; the test is skipped where it is
+    absent.
+    """
     needs.require("data")
     return needs.SHARED
 
 
 @pytest.fixture
 def unbound(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """`caffe`, `caffe2` and `caffe_pb2` are names of nothing, until the test calls `poseidon.bind()`."""
+    """`caffe`, `caffe2` and `caffe_pb2` are names of nothing, until the test calls
+    `poseidon.bind()`.
+    """
     finders = [one for one in sys.meta_path if type(one).__module__ != "poseidon.binding"]
     monkeypatch.setattr(sys, "meta_path", finders)
     monkeypatch.setenv("PYTHONPATH", os.environ.get("PYTHONPATH", ""))
@@ -128,7 +146,9 @@ def unbound(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def _forget_caffe() -> None:
-    for name in [name for name in sys.modules if name.split(".")[0] in ("caffe", "caffe2", "caffe_pb2")]:
+    for name in [
+        name for name in sys.modules if name.split(".")[0] in ("caffe", "caffe2", "caffe_pb2")
+    ]:
         del sys.modules[name]
 
 

@@ -1,7 +1,9 @@
-"""ONNX models of whole nets beside ours: python -m tests.export_table [--corpus | --caffe2] [--out FILE] [PART ...]
+"""ONNX models of whole nets beside ours: python -m tests.export_table [--corpus | --caffe2]
+[--out FILE] [PART ...]
 
-Every deploy definition of the zoo, every net of the corpus of real definitions, or nets of Caffe2, with random weights and
-statistics. PART: only files whose path, or nets whose name, has one of these in it.
+Every deploy definition of the zoo, every net of the corpus of real definitions, or nets of Caffe2,
+with random weights and statistics. PART: only files whose path, or nets whose name, has one of
+these in it.
 """
 
 from __future__ import annotations
@@ -53,11 +55,15 @@ def main() -> int:
     parser.add_argument("--out", type=Path, help="the report; default: the terminal")
     arguments = parser.parse_args()
     root = SHARED / "data" / "prototxt-corpus" if arguments.corpus else ROOT / "prototxt"
-    work, nets = (_caffe2_cells, {n: n for n in NETS}) if arguments.caffe2 else (_cells, _files(root))
+    work, nets = (
+        (_caffe2_cells, {n: n for n in NETS}) if arguments.caffe2 else (_cells, _files(root))
+    )
     lines = []
     for name, argument in nets.items():
         if not arguments.parts or any(part in name for part in arguments.parts):
-            cells = in_own_process(work, argument, seconds=SECONDS, otherwise=_absent, method="spawn")
+            cells = in_own_process(
+                work, argument, seconds=SECONDS, otherwise=_absent, method="spawn"
+            )
             lines.append(f"| {name} | {cells} |")
             print(lines[-1], file=sys.stderr, flush=True)
     report = HEAD + "\n".join(lines) + "\n"

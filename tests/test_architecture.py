@@ -1,4 +1,6 @@
-"""The import rules of docs/architecture.md: which package imports which, no cycles, state machines without I/O."""
+"""The import rules of docs/architecture.md: which package imports which, no cycles, state
+machines without I/O.
+"""
 
 from __future__ import annotations
 
@@ -38,27 +40,53 @@ MAY_IMPORT: dict[str, set[str]] = {
         *("poseidon.solvers", "poseidon.layers", "poseidon.net", "poseidon.engine"),
     },
     "poseidon.export": {
-        *("poseidon.proto", "poseidon.snapshot", "poseidon.layers", "poseidon.net", "poseidon.engine"),
+        *(
+            "poseidon.proto",
+            "poseidon.snapshot",
+            "poseidon.layers",
+            "poseidon.net",
+            "poseidon.engine",
+        ),
         "poseidon.caffe2",
     },
     "poseidon.launch": {
         *("ps_server", "poseidon.proto", "poseidon.metrics", "poseidon.data", "poseidon.snapshot"),
-        *("poseidon.solvers", "poseidon.exchange", "poseidon.cluster", "poseidon.layers", "poseidon.net"),
+        *(
+            "poseidon.solvers",
+            "poseidon.exchange",
+            "poseidon.cluster",
+            "poseidon.layers",
+            "poseidon.net",
+        ),
         "poseidon.engine",
     },
     "poseidon.plan": {
-        *("ps_server", "poseidon.proto", "poseidon.exchange", "poseidon.cluster", "poseidon.layers"),
+        *(
+            "ps_server",
+            "poseidon.proto",
+            "poseidon.exchange",
+            "poseidon.cluster",
+            "poseidon.layers",
+        ),
         *("poseidon.net", "poseidon.engine", "poseidon.launch"),
     },
     "poseidon.dashboard": {"poseidon.metrics", "poseidon.cluster", "poseidon.launch"},
     "poseidon.cli": {
         *("ps_server", "poseidon.proto", "poseidon.metrics", "poseidon.data", "poseidon.snapshot"),
-        *("poseidon.exchange", "poseidon.cluster", "poseidon.layers", "poseidon.net", "poseidon.engine"),
+        *(
+            "poseidon.exchange",
+            "poseidon.cluster",
+            "poseidon.layers",
+            "poseidon.net",
+            "poseidon.engine",
+        ),
         *("poseidon.pycaffe", "poseidon.caffe2", "poseidon.launch", "poseidon.dashboard"),
         *("poseidon.export", "poseidon.plan"),
     },
 }
-"""The packages that each package imports, besides itself: no others, and each of these somewhere."""
+"""The packages that each package imports, besides itself: no others, and each of these
+somewhere.
+"""
 
 SHARED = {
     "poseidon.__version__",
@@ -75,7 +103,9 @@ SHARED = {
 
 
 def package_of(module: str) -> str:
-    """Return the package that a dotted module name belongs to: `ps_server`, or `poseidon.<package>`."""
+    """Return the package that a dotted module name belongs to: `ps_server`, or
+    `poseidon.<package>`.
+    """
     parts = module.split(".")
     return parts[0] if parts[0] == "ps_server" else ".".join(parts[:2])
 
@@ -120,14 +150,18 @@ def imports(module: str, path: Path) -> Iterator[str]:
         if isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]
         else:
-            base = package.split(".")[: len(package.split(".")) - node.level + 1] if node.level else []
+            base = (
+                package.split(".")[: len(package.split(".")) - node.level + 1] if node.level else []
+            )
             stem = ".".join([*base, *([node.module] if node.module else [])])
             names = [f"{stem}.{alias.name}" for alias in node.names]
         yield from (name for name in names if name.split(".")[0] in FOLDERS)
 
 
 def module_of(name: str, known: set[str]) -> str:
-    """The module that an imported name is, or is defined in: `ps_server.errors.WireError` -> `ps_server.errors`."""
+    """The module that an imported name is, or is defined in: `ps_server.errors.WireError` ->
+    `ps_server.errors`.
+    """
     while name and name not in known:
         name = name.rpartition(".")[0]
     return name
@@ -191,8 +225,12 @@ UNSAFE_CALLS = {
     "pickle.loads",
 }
 SAFE_HERE = {
-    "poseidon.data.prepare.cifar10_source": {"pickle"},  # an unpickler that knows arrays and nothing else
-    "poseidon.engine.module.checkpoint_file": {"pickle"},  # the error of torch.load(weights_only=True)
+    "poseidon.data.prepare.cifar10_source": {
+        "pickle"
+    },  # an unpickler that knows arrays and nothing else
+    "poseidon.engine.module.checkpoint_file": {
+        "pickle"
+    },  # the error of torch.load(weights_only=True)
     "poseidon.engine.module.script": {"runpy"},  # the user's own script
 }
 
@@ -205,14 +243,18 @@ def dotted(node: ast.expr) -> str:
 
 
 def unsafe(code: Iterable[ast.AST]) -> Iterator[str]:
-    """What a module has that can turn data into code: imports, calls, and commands given to a shell."""
+    """What a module has that can turn data into code: imports, calls, and commands given to a
+    shell.
+    """
     for node in code:
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names if alias.name in UNSAFE_MODULES)
         elif isinstance(node, ast.ImportFrom) and node.module in UNSAFE_MODULES:
             yield str(node.module)
         elif isinstance(node, ast.Call):
-            safe = any(w.arg == "weights_only" and ast.unparse(w.value) == "True" for w in node.keywords)
+            safe = any(
+                w.arg == "weights_only" and ast.unparse(w.value) == "True" for w in node.keywords
+            )
             called = dotted(node.func)
             if called in UNSAFE_CALLS and not safe:
                 yield called
@@ -252,7 +294,10 @@ NEWER_THAN_3_10 = {
         *("assert_never", "assert_type", "dataclass_transform", "override", "reveal_type"),
     },
 }
-"""What Python's library has only since 3.11 or later. Newer syntax is ruff's matter (`target-version`)."""
+"""What Python's library has only since 3.11 or later.
+
+Newer syntax is ruff's matter (`target-version`).
+"""
 
 
 def too_new(code: Iterable[ast.AST]) -> Iterator[str]:
@@ -269,7 +314,9 @@ def too_new(code: Iterable[ast.AST]) -> Iterator[str]:
 
 
 def test_python_3_10_has_all_that_is_used() -> None:
-    example = ast.parse("import math\nfrom enum import StrEnum\nmath.cbrt(1)\nraise ExceptionGroup('', [])")
+    example = ast.parse(
+        "import math\nfrom enum import StrEnum\nmath.cbrt(1)\nraise ExceptionGroup('', [])"
+    )
     assert set(too_new(ast.walk(example))) == {"enum.StrEnum", "math.cbrt", "ExceptionGroup"}
     for folder in FOLDERS:
         for path in sorted((ROOT / folder).rglob("*.py")):

@@ -1,7 +1,8 @@
-"""Small nets of the kinds that prototxt/ has for detection, segmentation and channels learn drawn shapes with two workers.
+"""Small nets of the kinds that prototxt/ has for detection, segmentation and channels learn
+drawn shapes with two workers.
 
-The default run trains a few iterations. With `--thorough` each net trains until it finds the shapes: the scores were measured with
-two workers and one shard, and the limits are below them.
+The default run trains a few iterations. With `--thorough` each net trains until it finds the
+shapes: the scores were measured with two workers and one shard, and the limits are below them.
 """
 
 from __future__ import annotations
@@ -129,7 +130,12 @@ def make_classifier(
     n = NetSpec()
     n.data, n.label = L.ImageData(
         ntop=2,
-        image_data_param={"source": listed, "batch_size": 16, "shuffle": True, "shared_file_system": True},
+        image_data_param={
+            "source": listed,
+            "batch_size": 16,
+            "shuffle": True,
+            "shared_file_system": True,
+        },
     )
     n.loss = L.SoftmaxWithLoss(body(n, True), n.label)
     use = NetSpec()
@@ -138,8 +144,12 @@ def make_classifier(
     return n.to_proto(), use.to_proto()
 
 
-def score_masks(size: tuple[int, int], mean: tuple[float, ...], net: NetParameter, model: Path) -> float:
-    return branch_nets.mean_iou(branch_nets.load(net, model), branch_nets.scenes(60, size=size), mean)
+def score_masks(
+    size: tuple[int, int], mean: tuple[float, ...], net: NetParameter, model: Path
+) -> float:
+    return branch_nets.mean_iou(
+        branch_nets.load(net, model), branch_nets.scenes(60, size=size), mean
+    )
 
 
 def score_boxes(mean: tuple[float, ...], net: NetParameter, model: Path) -> float:
@@ -148,11 +158,15 @@ def score_boxes(mean: tuple[float, ...], net: NetParameter, model: Path) -> floa
 
 
 def score_labels(net: NetParameter, model: Path) -> float:
-    return branch_nets.accuracy(branch_nets.load(net, model), branch_nets.scenes(120, size=SINGLE, most=1))
+    return branch_nets.accuracy(
+        branch_nets.load(net, model), branch_nets.scenes(120, size=SINGLE, most=1)
+    )
 
 
 SE_SIZE = senet.Size(classes=CLASSES - 1, widths=(8, 16), blocks=(1, 1), reduction=4)
-SHUFFLE_SIZE = shufflenet.Size(classes=CLASSES - 1, stem=12, widths=(48, 96), blocks=(2, 2), groups=3)
+SHUFFLE_SIZE = shufflenet.Size(
+    classes=CLASSES - 1, stem=12, widths=(48, 96), blocks=(2, 2), groups=3
+)
 TRIALS = {
     "segnet": Trial(
         make=make_segnet,
@@ -176,7 +190,11 @@ TRIALS = {
         expected=0.5,
     ),
     "rfcn": Trial(
-        make=make_rfcn, score=partial(score_boxes, rfcn.MEAN), rate=0.002, iterations=900, expected=0.3
+        make=make_rfcn,
+        score=partial(score_boxes, rfcn.MEAN),
+        rate=0.002,
+        iterations=900,
+        expected=0.3,
     ),
     "senet": Trial(
         make=partial(make_classifier, partial(senet.body, SE_SIZE)),

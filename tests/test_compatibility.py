@@ -25,17 +25,21 @@ def pairs(text: str) -> list[tuple[str, str]]:
 
 
 def test_the_page_has_every_type_and_field() -> None:
-    assert PAGE.read_text(encoding="utf-8").startswith(HEAD), "run python -m tests.support.compatibility"
+    assert PAGE.read_text(encoding="utf-8").startswith(HEAD), (
+        "run python -m tests.support.compatibility"
+    )
     expected = [(row.kind, row.field) for row in table()]
-    assert pairs(PAGE.read_text(encoding="utf-8")) == expected, "run python -m tests.support.compatibility"
+    assert pairs(PAGE.read_text(encoding="utf-8")) == expected, (
+        "run python -m tests.support.compatibility"
+    )
 
 
 @pytest.mark.needs("data")
 def test_the_page_names_every_case() -> None:
     fresh = page(dict.fromkeys(golden.cases(), 0.0))
-    assert lines_without_figures(PAGE.read_text(encoding="utf-8")) == lines_without_figures(fresh), (
-        "run python -m tests.support.compatibility"
-    )
+    assert lines_without_figures(PAGE.read_text(encoding="utf-8")) == lines_without_figures(
+        fresh
+    ), "run python -m tests.support.compatibility"
 
 
 def test_every_field_is_read_or_said_to_have_no_effect() -> None:
@@ -57,4 +61,6 @@ def test_every_field_is_read_or_said_to_have_no_effect() -> None:
 
 @pytest.mark.needs("data")
 def test_every_field_is_held_by_a_case_or_a_test() -> None:
-    assert [(row.kind, row.field) for row in table() if not (row.cases or row.tests or row.note)] == []
+    assert [
+        (row.kind, row.field) for row in table() if not (row.cases or row.tests or row.note)
+    ] == []

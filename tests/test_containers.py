@@ -1,4 +1,6 @@
-"""The image, the compose file and the scripts of schedulers: linted, and their steps run without a container runtime."""
+"""The image, the compose file and the scripts of schedulers: linted, and their steps run without
+a container runtime.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +46,10 @@ def test_scripts_and_manifests_are_clean() -> None:
     scripts = [SCRIPT, *SCHEDULERS.glob("*.sh"), *SCHEDULERS.glob("*.sbatch")]
     manifests = [*CONTAINERS.glob("*.yaml"), *SCHEDULERS.glob("*.yaml")]
     assert len(scripts) >= 4 and len(manifests) == 2
-    for words in (("shellcheck", *scripts), ("yamllint", "--strict", "-c", ROOT / ".yamllint", *manifests)):
+    for words in (
+        ("shellcheck", *scripts),
+        ("yamllint", "--strict", "-c", ROOT / ".yamllint", *manifests),
+    ):
         done = run(find(words[0]), *words[1:])
         assert done.returncode == 0, done.stdout + done.stderr
 
@@ -78,19 +83,27 @@ def test_the_steps_of_the_image(tmp_path: Path, index: str) -> None:
         path.write_text(f'#!/bin/sh\necho "{name} $*" >> {tmp_path}/asked\n')
         path.chmod(0o755)
     for line in run_lines():
-        done = run("sh", "-eu", "-c", line, PATH=f"{tmp_path}:{os.environ['PATH']}", TORCH_INDEX=index)
+        done = run(
+            "sh", "-eu", "-c", line, PATH=f"{tmp_path}:{os.environ['PATH']}", TORCH_INDEX=index
+        )
         assert done.returncode == 0, done.stderr
     asked = (tmp_path / "asked").read_text().splitlines()
     assert "pip wheel --no-cache-dir --no-deps --wheel-dir=/wheels ." in asked
-    torch = f"pip install --no-cache-dir torch>=2.6 --index-url={index}".removesuffix(" --index-url=")
+    torch = f"pip install --no-cache-dir torch>=2.6 --index-url={index}".removesuffix(
+        " --index-url="
+    )
     assert torch in asked
-    assert asked.index(torch) < asked.index("pip install --no-cache-dir /wheels/poseidon-*.whl[all]")
+    assert asked.index(torch) < asked.index(
+        "pip install --no-cache-dir /wheels/poseidon-*.whl[all]"
+    )
     assert {line.split()[0] for line in asked} == set(programs)
 
 
 def test_what_the_image_copies_is_there_and_the_clients_are_those_of_the_compose_file() -> None:
     dockerfile = (CONTAINERS / "Dockerfile").read_text(encoding="utf-8")
-    copied = re.findall(r"^COPY (scripts/.*) /opt/poseidon/$", dockerfile, flags=re.MULTILINE)[0].split()
+    copied = re.findall(r"^COPY (scripts/.*) /opt/poseidon/$", dockerfile, flags=re.MULTILINE)[
+        0
+    ].split()
     assert all((ROOT / path).is_file() for path in copied)
     ignored = (ROOT / ".dockerignore").read_text(encoding="utf-8").split()
     for path in (
@@ -121,7 +134,9 @@ def test_wrong_words_are_one_sentence(tmp_path: Path) -> None:
 @pytest.mark.processes
 @pytest.mark.timeout(170)
 def test_three_clients_train_over_the_servers_of_the_script(tmp_path: Path) -> None:
-    """What `docker compose up` and `poseidon train` do, with three sshd on loopback in place of three containers."""
+    """What `docker compose up` and `poseidon train` do, with three sshd on loopback in place of
+    three containers.
+    """
     Path("/run/sshd").mkdir(mode=0o755, exist_ok=True)
     ports = free_ports(3)
     (tmp_path / "net.prototxt").write_text(NET)
@@ -140,12 +155,19 @@ def test_three_clients_train_over_the_servers_of_the_script(tmp_path: Path) -> N
             )
             stack.callback(server.kill)
             assert server.stderr is not None
-            until(lambda stream=server.stderr: "listening" in stream.readline(), "sshd does not listen", 60.0)  # type: ignore[misc]
+            until(
+                lambda stream=server.stderr: "listening" in stream.readline(),
+                "sshd does not listen",
+                60.0,
+            )  # type: ignore[misc]
         known = [tmp_path / f"ssh{port}" / "known_hosts" for port in ports]
         config = tmp_path / f"ssh{ports[0]}" / "config"
-        (tmp_path / f"ssh{ports[0]}" / "known_hosts").write_text("".join(path.read_text() for path in known))
+        (tmp_path / f"ssh{ports[0]}" / "known_hosts").write_text(
+            "".join(path.read_text() for path in known)
+        )
         lines = [
-            f"{number} 127.0.0.1 0 ssh_port={port} workdir={tmp_path}" for number, port in enumerate(ports)
+            f"{number} 127.0.0.1 0 ssh_port={port} workdir={tmp_path}"
+            for number, port in enumerate(ports)
         ]
         (tmp_path / "machinefile").write_text("\n".join(lines))
         done = subprocess.run(

@@ -1,4 +1,6 @@
-"""The documentation names what is there: paths, modules, commands, flags and links; its prose keeps to 100 columns."""
+"""The documentation names what is there: paths, modules, commands, flags and links; its prose
+keeps to 100 columns.
+"""
 
 from __future__ import annotations
 
@@ -131,7 +133,9 @@ def _module(name: str) -> bool:
 
 @pytest.mark.parametrize("page", PAGES)
 def test_every_command_and_flag_exists(page: str) -> None:
-    flags = {flag for command in COMMANDS.values() for flag in command.parser()._option_string_actions}
+    flags = {
+        flag for command in COMMANDS.values() for flag in command.parser()._option_string_actions
+    }
     flags.update(trainer_flags()._option_string_actions)
     known = _source_text()
     for code in _named(page):
@@ -184,7 +188,9 @@ def test_prose_keeps_to_its_columns(page: str) -> None:
 
 
 def test_every_message_of_the_page_is_one_of_the_code() -> None:
-    """Literal strings of the source are joined as Python joins them; `...` stands for what a message fills in."""
+    """Literal strings of the source are joined as Python joins them; `...` stands for what a
+    message fills in.
+    """
     source = re.sub(r'"\s*\n\s*f?"', "", _source_text())
     section = _text("docs/exit_codes.md").partition("## Messages")[2]
     messages = re.findall(r"^\| `([^`]+)` \|", section, re.MULTILINE)
@@ -218,7 +224,9 @@ def test_the_wire_page_has_the_legal_messages_of_each_state() -> None:
         row[0]: set(re.findall(r"[A-Z]\w+", row[1]))
         for row in _rows(WIRE_PAGE, "### States of a worker on a shard")
     }
-    assert listed == {stage.value: {kind.__name__ for kind in legal} for stage, legal in LEGAL.items()}
+    assert listed == {
+        stage.value: {kind.__name__ for kind in legal} for stage, legal in LEGAL.items()
+    }
 
 
 def test_the_wire_page_has_the_versions_and_limits() -> None:
@@ -237,11 +245,16 @@ def test_the_wire_page_lists_every_request_and_report_of_an_agent() -> None:
     requests = {row[0] for row in _rows(WIRE_PAGE, heading)}
     assert requests == agent_wire.REQUESTS.kinds
     text = _text(WIRE_PAGE).partition("The agent sends reports:")[2].partition("\n## ")[0]
-    assert set(re.findall(r"^\| `(\w+)` \|", text, re.MULTILINE)) - {"kind"} == agent_wire.REPORTS.kinds
+    assert (
+        set(re.findall(r"^\| `(\w+)` \|", text, re.MULTILINE)) - {"kind"}
+        == agent_wire.REPORTS.kinds
+    )
 
 
 def test_the_wire_page_lists_every_message_of_a_rendezvous() -> None:
-    assert {row[0] for row in _rows(WIRE_PAGE, "## Rendezvous protocol")} == {kind.value for kind in Kind}
+    assert {row[0] for row in _rows(WIRE_PAGE, "## Rendezvous protocol")} == {
+        kind.value for kind in Kind
+    }
 
 
 def test_the_wire_page_lists_every_event_of_a_process() -> None:
@@ -251,7 +264,9 @@ def test_the_wire_page_lists_every_event_of_a_process() -> None:
 
 
 def test_the_drawing_of_the_packages_is_true() -> None:
-    """A package stands above all that it imports (`test_architecture.py` holds the imports to the code)."""
+    """A package stands above all that it imports (`test_architecture.py` holds the imports to
+    the code).
+    """
     drawing = _text("docs/architecture.md").partition("## Packages")[2].split("```")[1]
     height = {line.split()[0]: number for number, line in enumerate(drawing.strip().splitlines())}
     names = {package: package.removeprefix("poseidon.") for package in MAY_IMPORT}

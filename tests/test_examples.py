@@ -53,7 +53,9 @@ def test_the_net_for_feature_extraction_is_caffenet(repository: Path) -> None:
     assert outputs == {"fc6": 4096, "fc7": 4096, "fc8": 1000}
 
 
-def test_surgery_leaves_the_scores_as_they_were(repository: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_surgery_leaves_the_scores_as_they_were(
+    repository: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     main = runpy.run_path(str(repository / "examples" / "net_surgery" / "convolve.py"))["main"]
     main([])
     places, difference = re.fullmatch(
@@ -74,9 +76,14 @@ def train_cifar10(repository: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator
     yield heard
 
 
-@pytest.mark.parametrize("words", [("--clients=3", "--test_iter=1"), ("--max_iter", "1", "--hostfil=x")])
+@pytest.mark.parametrize(
+    "words", [("--clients=3", "--test_iter=1"), ("--max_iter", "1", "--hostfil=x")]
+)
 def test_cifar10_refuses_a_word_before_it_prepares_data(
-    train_cifar10: TrainCifar10, tmp_path: Path, capsys: pytest.CaptureFixture[str], words: tuple[str, ...]
+    train_cifar10: TrainCifar10,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    words: tuple[str, ...],
 ) -> None:
     with pytest.raises(SystemExit) as ended:
         train_cifar10.main([*words, f"--output={tmp_path / 'out'}"])
@@ -93,7 +100,9 @@ def test_cifar10_refuses_a_solver_before_it_prepares_data(
     for words in ("there is no such file", "there is no net definition 'n.prototxt'"):
         assert train_cifar10.main([f"--solver={solver}", f"--output={tmp_path / 'out'}"]) == 1
         assert words in capsys.readouterr().err
-        solver.write_text("net: 'n.prototxt' base_lr: 1 lr_policy: 'fixed' max_iter: 1", encoding="utf-8")
+        solver.write_text(
+            "net: 'n.prototxt' base_lr: 1 lr_policy: 'fixed' max_iter: 1", encoding="utf-8"
+        )
     assert not train_cifar10.requests
 
 
@@ -101,7 +110,10 @@ def test_cifar10_refuses_a_solver_before_it_prepares_data(
     ("words", "says"),
     [
         (("--max_iter=-1",), "--max_iter=-1: max_iter: expected 0 or more, found -1"),
-        (("--set=lr=1",), "--set lr=1: unknown field 'lr' in SolverParameter; did you mean 'base_lr'?"),
+        (
+            ("--set=lr=1",),
+            "--set lr=1: unknown field 'lr' in SolverParameter; did you mean 'base_lr'?",
+        ),
         (
             ("--backend=leveldb", "--set", "net=n.prototxt"),
             "--set net=n.prototxt: net: there is no net definition",
@@ -109,7 +121,10 @@ def test_cifar10_refuses_a_solver_before_it_prepares_data(
     ],
 )
 def test_cifar10_refuses_a_setting_before_it_prepares_data(
-    train_cifar10: TrainCifar10, capsys: pytest.CaptureFixture[str], words: tuple[str, ...], says: str
+    train_cifar10: TrainCifar10,
+    capsys: pytest.CaptureFixture[str],
+    words: tuple[str, ...],
+    says: str,
 ) -> None:
     assert train_cifar10.main(words) == 1
     assert f"train_cifar10.py: {says}" in capsys.readouterr().err
@@ -120,7 +135,9 @@ def test_cifar10_refuses_a_setting_before_it_prepares_data(
 def test_cifar10_trains_another_solver_with_its_own_sources(
     train_cifar10: TrainCifar10, tmp_path: Path, backend: str
 ) -> None:
-    """As `poseidon train` would: its net, its data and its snapshots are where the solver means them."""
+    """As `poseidon train` would: its net, its data and its snapshots are where the solver means
+    them.
+    """
     (tmp_path / "mine" / "data").mkdir(parents=True)
     solver = write_definitions(tmp_path / "mine", batch=4, extra='snapshot_prefix: "snap"')
     words = [
@@ -156,14 +173,19 @@ def test_cifar10_reads_its_databases_as_leveldb(
         str(folder / "cifar10_train_leveldb"),
         str(folder / "cifar10_test_leveldb"),
     ]
-    assert {layer.transform_param.mean_file for layer in layers} == {str(request.folder / "mean.binaryproto")}
+    assert {layer.transform_param.mean_file for layer in layers} == {
+        str(request.folder / "mean.binaryproto")
+    }
     assert {layer.data_param.shared_file_system for layer in layers} == {clients == 1}
     assert derived.snapshot_prefix(tmp_path) == tmp_path / "cifar10_quick"
 
 
 @pytest.mark.parametrize("words", [("--backend=leveldb",), ("--clients=3",)])
 def test_cifar10_into_no_folder_is_one_sentence(
-    train_cifar10: TrainCifar10, tmp_path: Path, capsys: pytest.CaptureFixture[str], words: tuple[str, ...]
+    train_cifar10: TrainCifar10,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    words: tuple[str, ...],
 ) -> None:
     taken = tmp_path / "taken"
     taken.write_text("")
@@ -214,7 +236,9 @@ EDITS = {
 
 @pytest.fixture
 def edited(repository: Path, tmp_path: Path) -> Path:
-    """The example in a folder of its own, with `EDITS`, three machines, and a solver of the user's."""
+    """The example in a folder of its own, with `EDITS`, three machines, and a solver of the
+    user's.
+    """
     folder = tmp_path / "examples" / "cifar10"
     folder.mkdir(parents=True)
     for name in ("run_local.py", "train_cifar10.py"):
@@ -226,9 +250,13 @@ def edited(repository: Path, tmp_path: Path) -> Path:
     (folder / "run_local.py").write_text(text, encoding="utf-8")
     definitions = tmp_path / "prototxt" / "cifar10"
     definitions.mkdir(parents=True)
-    write_definitions(definitions, batch=4, extra="max_iter: 9").rename(definitions / "mine_solver.prototxt")
+    write_definitions(definitions, batch=4, extra="max_iter: 9").rename(
+        definitions / "mine_solver.prototxt"
+    )
     (tmp_path / "machinefiles").mkdir()
-    (tmp_path / "machinefiles" / "localserver").write_text("".join(f"{n} 127.0.0.1 0\n" for n in range(3)))
+    (tmp_path / "machinefiles" / "localserver").write_text(
+        "".join(f"{n} 127.0.0.1 0\n" for n in range(3))
+    )
     return folder
 
 
@@ -237,7 +265,10 @@ def edited(repository: Path, tmp_path: Path) -> Path:
     ("words", "changed"),
     [
         ((), {}),
-        (("--num_app_threads=5", "--exchange=ps"), {"num_app_threads": 5, "exchange": "ps", "svb": None}),
+        (
+            ("--num_app_threads=5", "--exchange=ps"),
+            {"num_app_threads": 5, "exchange": "ps", "svb": None},
+        ),
     ],
 )
 def test_both_cifar10_scripts_train_with_what_is_edited_in_run_local(
@@ -265,7 +296,9 @@ def test_both_cifar10_scripts_train_with_what_is_edited_in_run_local(
         "hostfile": str(root / "machinefiles" / "localserver"),
     }
     assert {name: flags[name] for name in {**expected, **changed}} == {**expected, **changed}
-    assert [request.clients for request in requests] == ([3] if script == "train_cifar10.py" else [])
+    assert [request.clients for request in requests] == (
+        [3] if script == "train_cifar10.py" else []
+    )
 
 
 @pytest.mark.parametrize(
@@ -302,7 +335,9 @@ def test_an_edit_that_is_no_python_is_one_sentence(
     edited: Path, capsys: pytest.CaptureFixture[str], edit: str, says: str
 ) -> None:
     script = edited / "run_local.py"
-    script.write_text(script.read_text(encoding="utf-8").replace("svb = True", edit), encoding="utf-8")
+    script.write_text(
+        script.read_text(encoding="utf-8").replace("svb = True", edit), encoding="utf-8"
+    )
     main = runpy.run_path(str(edited / "train_cifar10.py"))["main"]
     assert main([]) == 2
     assert re.fullmatch(rf"train_cifar10.py: \S+{says}\n", capsys.readouterr().err)

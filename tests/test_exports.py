@@ -40,7 +40,5 @@ def test_poseidon_lists_what_it_exports() -> None:
 
 
 def test_what_watches_over_a_host_does_without_torch() -> None:
-    program = (
-        "import sys, poseidon.cli.main, poseidon.cli.ps, poseidon.cli.kill; sys.exit('torch' in sys.modules)"
-    )
+    program = "import sys, poseidon.cli.main, poseidon.cli.ps, poseidon.cli.kill; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", program], check=False, timeout=50).returncode == 0

@@ -1,4 +1,6 @@
-"""The feature-extraction example, as its README has it, and the names that the old wiki gives to its parts."""
+"""The feature-extraction example, as its README has it, and the names that the old wiki gives to
+its parts.
+"""
 
 from __future__ import annotations
 
@@ -21,10 +23,20 @@ PARTS = ("data", "examples", "machinefiles", "poseidon", "prototxt", "ps_server"
 
 @pytest.fixture
 def checkout(repository: Path, tmp_path: Path) -> Path:
-    """A checkout with 10 drawn pictures as its CIFAR-10, whose example trains for two iterations."""
+    """A checkout with 10 drawn pictures as its CIFAR-10, whose example trains for two
+    iterations.
+    """
     folder = tmp_path / "checkout"
     for part in PARTS:
-        ignored = ("__pycache__", "*_lmdb", "*_leveldb", "_temp", "images", "mean.binaryproto", "SOURCE.txt")
+        ignored = (
+            "__pycache__",
+            "*_lmdb",
+            "*_leveldb",
+            "_temp",
+            "images",
+            "mean.binaryproto",
+            "SOURCE.txt",
+        )
         shutil.copytree(repository / part, folder / part, ignore=shutil.ignore_patterns(*ignored))
     cifar10 = folder / "examples" / "cifar10"
     make_pictures(cifar10, 10)
@@ -33,7 +45,9 @@ def checkout(repository: Path, tmp_path: Path) -> Path:
     solver = folder / "examples" / "feature_extraction" / "cifar10_solver.prototxt"
     solver.write_text(re.sub(r"max_iter: \d+", "max_iter: 2", solver.read_text(encoding="utf-8")))
     (folder / "bin").mkdir()
-    (folder / "bin" / "poseidon").write_text(f'#!/bin/sh\nexec "{sys.executable}" -m poseidon "$@"\n')
+    (folder / "bin" / "poseidon").write_text(
+        f'#!/bin/sh\nexec "{sys.executable}" -m poseidon "$@"\n'
+    )
     (folder / "bin" / "poseidon").chmod(0o755)
     return folder
 
@@ -42,7 +56,9 @@ def checkout(repository: Path, tmp_path: Path) -> Path:
 @pytest.mark.processes
 @pytest.mark.timeout(300)
 def test_the_readme_works_line_by_line(checkout: Path) -> None:
-    readme = (checkout / "examples" / "feature_extraction" / "README.md").read_text(encoding="utf-8")
+    readme = (checkout / "examples" / "feature_extraction" / "README.md").read_text(
+        encoding="utf-8"
+    )
     commands = re.sub(r"_iter_\d+", "_iter_2", SHELL_BLOCK.findall(readme)[0])
     environment = {
         **os.environ,
@@ -81,11 +97,15 @@ def test_the_mean_image_is_fetched_whole_or_not_at_all(repository: Path, tmp_pat
 
     def fetch(name: str) -> subprocess.CompletedProcess[str]:
         environment = {**os.environ, "URL": (tmp_path / name).as_uri()}
-        return subprocess.run(["sh", script], env=environment, capture_output=True, text=True, check=False)
+        return subprocess.run(
+            ["sh", script], env=environment, capture_output=True, text=True, check=False
+        )
 
     failed = fetch("absent.tar.gz")
     assert failed.returncode == 1
-    assert re.fullmatch(r"get_ilsvrc_aux.sh: \S+ cannot be fetched; mean_value: .*\n", failed.stderr)
+    assert re.fullmatch(
+        r"get_ilsvrc_aux.sh: \S+ cannot be fetched; mean_value: .*\n", failed.stderr
+    )
     assert [path.name for path in script.parent.iterdir()] == [script.name]
     assert fetch("aux.tar.gz").returncode == 0
     assert sorted(path.name for path in script.parent.iterdir()) == sorted([*names, script.name])

@@ -1,4 +1,6 @@
-"""The ImageNet nets of prototxt/: what is committed is what their scripts write, and it builds, learns and is saved."""
+"""The ImageNet nets of prototxt/: what is committed is what their scripts write, and it builds,
+learns and is saved.
+"""
 
 from __future__ import annotations
 
@@ -35,8 +37,10 @@ class Model:
     Attributes:
         train: its definition, below prototxt/.
         learned: numbers that the solver moves.
-        extent: height and width of the picture that it is tried on; the smallest that it can take, or nearly.
-        saved: whether its weights are written and read again: for the largest that says nothing new, and takes gigabytes.
+        extent: height and width of the picture that it is tried on; the smallest that it can take,
+            or nearly.
+        saved: whether its weights are written and read again: for the largest that says nothing
+            new, and takes gigabytes.
         deployed: numbers of the deploy net that learn; None: as many.
     """
 
@@ -90,7 +94,9 @@ def learned(net: Net) -> int:
 @pytest.mark.parametrize("script", SCRIPTS)
 def test_the_committed_files_are_what_the_script_writes(script: str) -> None:
     written = importlib.import_module(f"prototxt.{script}.generate").definitions()
-    committed = {path.name: path.read_text(encoding="utf-8") for path in (FOLDER / script).glob("*.prototxt")}
+    committed = {
+        path.name: path.read_text(encoding="utf-8") for path in (FOLDER / script).glob("*.prototxt")
+    }
     assert committed == written
 
 
@@ -100,7 +106,9 @@ LARGE = ("caffenet", "resnet152", "vgg16")
 
 def models(names: Iterable[str]) -> list[ParameterSet]:
     """These models as parameters of a test."""
-    return [pytest.param(name, marks=pytest.mark.thorough if name in LARGE else ()) for name in names]
+    return [
+        pytest.param(name, marks=pytest.mark.thorough if name in LARGE else ()) for name in names
+    ]
 
 
 @pytest.mark.parametrize("name", models(MODELS))

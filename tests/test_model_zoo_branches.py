@@ -1,4 +1,6 @@
-"""The detection and segmentation nets of prototxt/: their parameters, and that what is trained fits the net for use."""
+"""The detection and segmentation nets of prototxt/: their parameters, and that what is trained
+fits the net for use.
+"""
 
 from __future__ import annotations
 
@@ -56,7 +58,9 @@ def test_parameters_of_training_and_use(name: str) -> None:
             for layer_name, layer in net.layer_modules
             for index, blob in enumerate(layer.blobs())
         }
-        counts.append((blobs, sum(blob.numel() for _, layer in net.layer_modules for blob in layer.blobs())))
+        counts.append(
+            (blobs, sum(blob.numel() for _, layer in net.layer_modules for blob in layer.blobs()))
+        )
     assert counts[0] == counts[1]
     assert counts[0][1] == expected
     assert read_solver(FOLDER / name / "solver.prototxt").net_definition().source == str(
@@ -66,8 +70,15 @@ def test_parameters_of_training_and_use(name: str) -> None:
 
 def test_tops_of_the_nets_for_use() -> None:
     shapes = {name: planned(FOLDER / name / "deploy.prototxt", TEST).blob_shapes for name in NETS}
-    assert shapes["faster_rcnn"]["cls_prob"] == (300, 21) and shapes["faster_rcnn"]["bbox_pred"] == (300, 84)
-    assert shapes["rfcn"]["cls_prob"] == (300, 21, 1, 1) and shapes["rfcn"]["bbox_pred"] == (300, 8, 1, 1)
+    assert shapes["faster_rcnn"]["cls_prob"] == (300, 21) and shapes["faster_rcnn"][
+        "bbox_pred"
+    ] == (300, 84)
+    assert shapes["rfcn"]["cls_prob"] == (300, 21, 1, 1) and shapes["rfcn"]["bbox_pred"] == (
+        300,
+        8,
+        1,
+        1,
+    )
     assert shapes["segnet"]["prob"] == (1, 11, 360, 480)
     assert shapes["pspnet"]["prob"] == (1, 150, 473, 473)
     # The extents of the pyramid of the released model.

@@ -1,4 +1,6 @@
-"""The fully convolutional nets of prototxt/fcn: what is committed is what the script writes, and it runs, narrowed."""
+"""The fully convolutional nets of prototxt/fcn: what is committed is what the script writes, and
+it runs, narrowed.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,9 @@ def folder(repository: Path) -> Path:
 
 
 def narrow(path: Path, target: Path) -> Path:
-    """The net with 8 channels a convolution that gives no scores, and a small picture for its databases."""
+    """The net with 8 channels a convolution that gives no scores, and a small picture for its
+    databases.
+    """
     net = read_net(path).param
     for layer in net.layer:
         if layer.type == "Convolution" and layer.convolution_param.num_output != CLASSES:
@@ -47,7 +51,9 @@ def test_the_committed_files_are_what_the_script_writes(folder: Path) -> None:
 @pytest.mark.parametrize("stride", OFFSETS)
 def test_scores_are_cut_where_the_released_models_cut_them(folder: Path, stride: int) -> None:
     param = read_net(folder / f"fcn{stride}s_deploy.prototxt").param
-    assert [layer.crop_param.offset[0] for layer in param.layer if layer.type == "Crop"] == OFFSETS[stride]
+    assert [layer.crop_param.offset[0] for layer in param.layer if layer.type == "Crop"] == OFFSETS[
+        stride
+    ]
     assert text_format.Parse(str(param), NetParameter()) == param
 
 

@@ -1,4 +1,6 @@
-"""The small nets of prototxt/: each builds, goes forward and back, trains with each of its solvers, and round-trips."""
+"""The small nets of prototxt/: each builds, goes forward and back, trains with each of its
+solvers, and round-trips.
+"""
 
 from __future__ import annotations
 
@@ -80,7 +82,11 @@ MODELS = {
         "mnist_siamese.prototxt",
     ),
     "logistic_regression": Model(
-        "hdf5_classification/train_test.prototxt", pictures(3, 4), 10, ("solver",), "deploy.prototxt"
+        "hdf5_classification/train_test.prototxt",
+        pictures(3, 4),
+        10,
+        ("solver",),
+        "deploy.prototxt",
     ),
     "nonlinear": Model(
         "hdf5_classification/nonlinear_train_test.prototxt",
@@ -101,7 +107,9 @@ MODELS = {
 
 def with_dummies(net: NetParameter, tops: dict[str, tuple[tuple[int, ...], str]]) -> NetParameter:
     """The net with one DummyData in place of its sources."""
-    wanted = {top for layer in net.layer if layer.type in SOURCES for top in layer.top} & tops.keys()
+    wanted = {
+        top for layer in net.layer if layer.type in SOURCES for top in layer.top
+    } & tops.keys()
     source = NetParameter().layer.add(
         name="dummies", type="DummyData", top=[top for top in tops if top in wanted]
     )
@@ -136,7 +144,9 @@ def zoo(repository: Path) -> Path:
 
 
 @pytest.mark.parametrize("model", MODELS.values(), ids=MODELS.keys())
-def test_a_step_moves_gradients_to_every_learned_blob(zoo: Path, tmp_path: Path, model: Model) -> None:
+def test_a_step_moves_gradients_to_every_learned_blob(
+    zoo: Path, tmp_path: Path, model: Model
+) -> None:
     net = build(with_dummies(read_net(zoo / model.net).param, model.tops), tmp_path, caffe.TRAIN)
     blobs = learned_blobs(net)
     assert sum(blob.data.size for blob in blobs.values()) == model.learned
@@ -144,12 +154,16 @@ def test_a_step_moves_gradients_to_every_learned_blob(zoo: Path, tmp_path: Path,
     net.backward()
     assert all(np.isfinite(blob.diff).all() for blob in blobs.values())
     kinds = {name: layer.type for name, layer in net.layer_dict.items()}
-    still = [name for name, blobs in net.params.items() if not any(blob.diff.any() for blob in blobs)]
+    still = [
+        name for name, blobs in net.params.items() if not any(blob.diff.any() for blob in blobs)
+    ]
     assert [name for name in still if kinds[name] != "BatchNorm"] == []
 
 
 @pytest.mark.parametrize("model", MODELS.values(), ids=MODELS.keys())
-def test_definitions_survive_printing_and_weights_saving(zoo: Path, tmp_path: Path, model: Model) -> None:
+def test_definitions_survive_printing_and_weights_saving(
+    zoo: Path, tmp_path: Path, model: Model
+) -> None:
     param = read_net(zoo / model.net).param
     assert text_format.Parse(str(param), NetParameter()) == param
     definition = with_dummies(param, model.tops)
@@ -166,7 +180,9 @@ def test_definitions_survive_printing_and_weights_saving(zoo: Path, tmp_path: Pa
 def test_the_net_for_use_takes_the_trained_weights(zoo: Path, tmp_path: Path, model: Model) -> None:
     if not model.deploy:
         pytest.skip("this net has no definition for use")
-    trained = build(with_dummies(read_net(zoo / model.net).param, model.tops), tmp_path, caffe.TRAIN)
+    trained = build(
+        with_dummies(read_net(zoo / model.net).param, model.tops), tmp_path, caffe.TRAIN
+    )
     trained.save(str(tmp_path / "net.caffemodel"))
     param = read_net((zoo / model.net).parent / model.deploy).param
     deployed = build(with_dummies(param, model.tops), tmp_path, caffe.TEST)
@@ -193,7 +209,9 @@ SOLVERS = solver_files(Path(__file__).parents[1])
 def test_each_solver_trains_an_iteration(path: Path, model: Model, tmp_path: Path) -> None:
     param = read_solver(path).param
     definition = (
-        param.net_param if param.HasField("net_param") else read_net(path.parent / Path(param.net).name).param
+        param.net_param
+        if param.HasField("net_param")
+        else read_net(path.parent / Path(param.net).name).param
     )
     definition = with_dummies(definition, model.tops)
     for name in ("net", "net_param", "test_iter", "test_interval", "test_state"):
@@ -231,7 +249,9 @@ def trained(
 
 
 def test_the_lstm_learns_to_keep_a_number(repository: Path, tmp_path: Path) -> None:
-    solver = trained(repository, tmp_path, "lstm", "lstm_train_test.prototxt", "lstm_solver.prototxt", 0)
+    solver = trained(
+        repository, tmp_path, "lstm", "lstm_train_test.prototxt", "lstm_solver.prototxt", 0
+    )
     first = float(np.mean([float(solver.net.forward()["loss"]) for _ in range(10)]))
     solver.step(100)
     assert float(np.mean([float(solver.net.forward()["loss"]) for _ in range(10)])) < 0.75 * first

@@ -1,4 +1,6 @@
-"""The SSD nets of prototxt/: their parameters and prior boxes, and that OpenCV's importer computes the same."""
+"""The SSD nets of prototxt/: their parameters and prior boxes, and that OpenCV's importer
+computes the same.
+"""
 
 from __future__ import annotations
 
@@ -52,17 +54,24 @@ def test_parameters_and_prior_boxes(stem: str) -> None:
             for name, layer in net.layer_modules
             for index, blob in enumerate(layer.blobs())
         }
-        assert sum(blob.numel() for _, layer in net.layer_modules for blob in layer.blobs()) == parameters
+        assert (
+            sum(blob.numel() for _, layer in net.layer_modules for blob in layer.blobs())
+            == parameters
+        )
         blobs.append(found)
         expected = {"train": "mbox_loss", "test": "detection_eval", "deploy": "detection_out"}[kind]
         assert [name for name, _ in net.plan.outputs] == [expected]
     assert blobs[0] == blobs[1] == blobs[2]
     solver = read_solver(FOLDER / f"{stem}_solver.prototxt").param
-    assert (solver.train_net, *solver.test_net) == (f"{stem}_train.prototxt", f"{stem}_test.prototxt")
+    assert (solver.train_net, *solver.test_net) == (
+        f"{stem}_train.prototxt",
+        f"{stem}_test.prototxt",
+    )
 
 
 @pytest.mark.parametrize(
-    "stem", [pytest.param(stem, marks=pytest.mark.thorough if stem == "ssd300" else ()) for stem in NETS]
+    "stem",
+    [pytest.param(stem, marks=pytest.mark.thorough if stem == "ssd300" else ()) for stem in NETS],
 )
 def test_the_whole_net_is_equal_to_opencvs(stem: str, tmp_path: Path) -> None:
     """Random weights, with scores that differ enough to have one order."""

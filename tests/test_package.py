@@ -1,4 +1,6 @@
-"""The source archive and the wheel: what they hold, and a project that trains from an installed wheel."""
+"""The source archive and the wheel: what they hold, and a project that trains from an installed
+wheel.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,9 @@ from packaging.requirements import Requirement
 
 from tests.support.shadowing_files import write_shadowing_files
 
-pytest.importorskip("setuptools", minversion="77", reason="building the wheel takes setuptools 77 or newer")
+pytest.importorskip(
+    "setuptools", minversion="77", reason="building the wheel takes setuptools 77 or newer"
+)
 
 pytestmark = pytest.mark.timeout(300)  # the first test builds the wheel
 
@@ -39,11 +43,17 @@ CHECKED = (
     *("psutil", "tqdm"),
 )
 """The packages that Poseidon imports, by the names of their modules."""
-BUILD = "from setuptools.build_meta import build_editable, build_sdist, build_wheel; build_{}('dist')"
+BUILD = (
+    "from setuptools.build_meta import build_editable, build_sdist, build_wheel; build_{}('dist')"
+)
 
 
 def run(folder: Path, *words: str | Path) -> str:
-    environment = {**os.environ, "PYTHONDONTWRITEBYTECODE": "1", "POSEIDON_HOME": str(folder / "home")}
+    environment = {
+        **os.environ,
+        "PYTHONDONTWRITEBYTECODE": "1",
+        "POSEIDON_HOME": str(folder / "home"),
+    }
     environment.pop("PYTHONPATH", None)
     done = subprocess.run(
         [str(word) for word in words],
@@ -58,12 +68,23 @@ def installed(repository: Path, tmp_path_factory: pytest.TempPathFactory) -> Pat
     """A folder with the wheel that the source archive builds, installed."""
     folder = tmp_path_factory.mktemp("package")
     skipped = shutil.ignore_patterns(
-        ".*", "*.egg-info", "build", "dist", "output", "__pycache__", "*_lmdb", "*_leveldb", "data", "tests"
+        ".*",
+        "*.egg-info",
+        "build",
+        "dist",
+        "output",
+        "__pycache__",
+        "*_lmdb",
+        "*_leveldb",
+        "data",
+        "tests",
     )
     shutil.copytree(
         repository,
         folder / "checkout",
-        ignore=lambda at, names: skipped(at, names) - ({"data"} if at.endswith("poseidon") else set()),
+        ignore=lambda at, names: (
+            skipped(at, names) - ({"data"} if at.endswith("poseidon") else set())
+        ),
     )
     run(folder / "checkout", sys.executable, "-c", BUILD.format("sdist"))
     (archive,) = (folder / "checkout" / "dist").glob("*.tar.gz")
@@ -74,11 +95,16 @@ def installed(repository: Path, tmp_path_factory: pytest.TempPathFactory) -> Pat
     (wheel,) = (source / "dist").glob("*.whl")
     run(folder, sys.executable, "-m", "venv", "--without-pip", "venv")
     python = folder / "venv" / "bin" / "python"
-    site = Path(run(folder, python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))").strip())
+    site = Path(
+        run(folder, python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))").strip()
+    )
     quiet = ("--quiet", "--no-deps", "--no-index")
     run(folder, sys.executable, "-m", "pip", f"--python={python}", "install", *quiet, wheel)
-    # The dependencies are those of this environment; what its own .pth files add, such as a checkout, is left out.
-    (site / "dependencies.pth").write_text("\n".join(sorted({str(path) for path in _dependencies()})))
+    # The dependencies are those of this environment; what its own .pth files add, such as a
+    # checkout, is left out.
+    (site / "dependencies.pth").write_text(
+        "\n".join(sorted({str(path) for path in _dependencies()}))
+    )
     return folder / "venv"
 
 
@@ -109,7 +135,9 @@ def test_the_metadata_is_complete(installed: Path) -> None:
     metadata = Parser().parsestr((info / "METADATA").read_text(encoding="utf-8"))
     assert (metadata["Author"], metadata["License"]) == ("The Poseidon authors", "BSD-3-Clause")
     assert "Redistribution and use" in (info / "licenses" / "LICENSE").read_text(encoding="utf-8")
-    versions = {name.rpartition(" ")[2] for name in metadata.get_all("Classifier") if "Python :: 3." in name}
+    versions = {
+        name.rpartition(" ")[2] for name in metadata.get_all("Classifier") if "Python :: 3." in name
+    }
     assert versions == {"3.10", "3.11", "3.12", "3.13", "3.14"}
     assert metadata["Requires-Python"] == ">=3.10"
     assert metadata["Keywords"] and "# Poseidon" in metadata.get_payload()
@@ -134,7 +162,18 @@ def test_the_metadata_is_complete(installed: Path) -> None:
         ]
         assert len([one.name for one in needed if one.name.startswith("plyvel")]) == 1, version
     assert set(metadata.get_all("Provides-Extra")) == {
-        *("all", "dashboard", "dev", "dev-all", "docs", "export", "prometheus", "ray", "redis", "tensorboard")
+        *(
+            "all",
+            "dashboard",
+            "dev",
+            "dev-all",
+            "docs",
+            "export",
+            "prometheus",
+            "ray",
+            "redis",
+            "tensorboard",
+        )
     }
 
 
@@ -161,8 +200,10 @@ def test_help_and_version_import_nothing_heavy(installed: Path, tmp_path: Path) 
     )
     for command in ("--help", "train --help", "completion bash"):
         program = (
-            "import sys; from poseidon.cli.main import main\ntry: main(sys.argv[1:])\nexcept SystemExit: pass\n"
-            f"print(sorted(set({CHECKED!r}) & set(sys.modules)), len(sys.modules), file=sys.__stdout__)"
+            "import sys; from poseidon.cli.main import main\ntry: main(sys.argv[1:])\nexcept "
+            "SystemExit: pass\n"
+            f"print(sorted(set({CHECKED!r}) & set(sys.modules)), len(sys.modules), "
+            "file=sys.__stdout__)"
         )
         last = run(tmp_path, python, "-c", program, *command.split()).splitlines()[-1]
         heavy, count = re.fullmatch(r"(\[.*\]) (\d+)", last).groups()  # type: ignore[union-attr]
@@ -174,7 +215,9 @@ def test_help_and_version_import_nothing_heavy(installed: Path, tmp_path: Path) 
 def test_a_project_trains_from_an_installed_wheel(installed: Path, tmp_path: Path) -> None:
     site, poseidon = site_of(installed), installed / "bin" / "poseidon"
     before = contents(site)
-    where = run(tmp_path, installed / "bin" / "python", "-c", "import poseidon; print(poseidon.__file__)")
+    where = run(
+        tmp_path, installed / "bin" / "python", "-c", "import poseidon; print(poseidon.__file__)"
+    )
     assert where.startswith(str(site))
     assert "cifar10 " in run(tmp_path, poseidon, "init", "--list")
     run(tmp_path, poseidon, "init", "hdf5_classification", "mine")
@@ -197,7 +240,9 @@ def test_the_commands_of_a_project_run_from_an_installed_wheel(
     """What README.md of the project names, with fewer iterations."""
     run(tmp_path, installed / "bin" / "poseidon", "init", name, "mine")
     readme = (tmp_path / "mine" / "README.md").read_text(encoding="utf-8")
-    commands = [line.split("#")[0].split() for line in readme.splitlines() if line.startswith("    ")]
+    commands = [
+        line.split("#")[0].split() for line in readme.splitlines() if line.startswith("    ")
+    ]
     assert commands
     for command, *words in commands:
         more = ["--max_iter=4"] if words[0] == "train" else []

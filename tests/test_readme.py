@@ -14,7 +14,9 @@ MOST_LINES = 30
 
 
 def test_the_example_of_the_server_is_short_and_trains(repository: Path, tmp_path: Path) -> None:
-    (code,) = PYTHON_BLOCK.findall((repository / "ps_server" / "README.md").read_text(encoding="utf-8"))
+    (code,) = PYTHON_BLOCK.findall(
+        (repository / "ps_server" / "README.md").read_text(encoding="utf-8")
+    )
     assert len(code.splitlines()) <= MOST_LINES
     (tmp_path / "fit.py").write_text(code, encoding="utf-8")
     environment = {**os.environ, "PYTHONPATH": str(repository)}
@@ -30,7 +32,9 @@ def test_the_example_of_the_server_is_short_and_trains(repository: Path, tmp_pat
         address = json.loads(shard.stdout.readline())["address"]
         for rank in range(2):
             words = [sys.executable, str(tmp_path / "fit.py"), str(rank), address]
-            workers.append(subprocess.Popen(words, stdout=subprocess.PIPE, text=True, env=environment))
+            workers.append(
+                subprocess.Popen(words, stdout=subprocess.PIPE, text=True, env=environment)
+            )
         for worker in workers:
             output, _ = worker.communicate(timeout=50)
             found = re.search(r"largest error: (\S+)", output)

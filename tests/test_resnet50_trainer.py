@@ -1,4 +1,6 @@
-"""examples/resnet50/resnet50_trainer.py: its console, its log file, checkpoints, and mistakes in its flags."""
+"""examples/resnet50/resnet50_trainer.py: its console, its log file, checkpoints, and mistakes in
+its flags.
+"""
 
 from __future__ import annotations
 
@@ -151,7 +153,9 @@ def test_a_restart_continues_the_log_of_its_own_shard(trainer: Trainer, tmp_path
         pytest.param([], {"model": "shufflenet", "image_size": 36}, "gpu_0", marks=THOROUGH),
         pytest.param([], {"train_data": "null"}, "gpu_0", marks=THOROUGH),
         pytest.param([], {**GRAY, "image_std_per_channel": 50.0}, "gpu_0", marks=THOROUGH),
-        pytest.param([], {"resnext_num_groups": 2, "resnext_width_per_group": 8}, "gpu_0", marks=THOROUGH),
+        pytest.param(
+            [], {"resnext_num_groups": 2, "resnext_width_per_group": 8}, "gpu_0", marks=THOROUGH
+        ),
     ],
 )
 def test_devices_inputs_and_models(
@@ -160,7 +164,12 @@ def test_devices_inputs_and_models(
     assert trainer(*switches, epoch_size=4, **flags) == 0
     side = flags.get("image_size", 32)
     batch = 4 // (2 if prefix.endswith("1") else 1)
-    assert workspace.FetchBlob(f"{prefix}/data").shape == (batch, flags.get("num_channels", 3), side, side)
+    assert workspace.FetchBlob(f"{prefix}/data").shape == (
+        batch,
+        flags.get("num_channels", 3),
+        side,
+        side,
+    )
     if prefix.endswith("1"):
         first = prefix.replace("1", "0")
         for name in ("conv1_w", "comp_3_conv_2_w", "last_out_L2_b"):
@@ -185,9 +194,19 @@ def test_the_format_of_the_records_is_seen(trainer: Trainer, data: Path) -> None
         ([], {"num_layers": 19}, 2, "--num_layers=19: expected one of [18, 34, 50, 101, 152, 200]"),
         ([], {"gpus": "0;1"}, 2, "--gpus=0;1: expected whole numbers with commas, such as 0,1"),
         ([], {"image_mean_per_channel": 1.0}, 2, "--image_mean_per_channel: expected 3 numbers"),
-        ([], {"num_shards": 2, "shard_id": 2}, 2, "--shard_id=2: expected 0 to 1, for --num_shards=2"),
+        (
+            [],
+            {"num_shards": 2, "shard_id": 2},
+            2,
+            "--shard_id=2: expected 0 to 1, for --num_shards=2",
+        ),
         ([], {"num_shards": 2}, 2, "--run_id is missing"),
-        ([], {"shard_batch_sizes": "4,4"}, 2, "--shard_batch_sizes=4,4: expected 1 numbers above 0"),
+        (
+            [],
+            {"shard_batch_sizes": "4,4"},
+            2,
+            "--shard_batch_sizes=4,4: expected 1 numbers above 0",
+        ),
         (["--model_parallel"], {}, 2, "--model_parallel: layers on several GPUs are not supported"),
         (
             [],
@@ -196,8 +215,18 @@ def test_the_format_of_the_records_is_seen(trainer: Trainer, data: Path) -> None
             "The database nothing does not exist: make it first with poseidon make_db",
         ),
         ([], {"db_type": "leveldb"}, 1, "The database "),
-        ([], {"file_store_path": "no/folder"}, 2, "--file_store_path=no/folder: expected a folder in which"),
-        ([], {"file_store_path": "/proc"}, 2, "--file_store_path=/proc: expected a folder in which"),
+        (
+            [],
+            {"file_store_path": "no/folder"},
+            2,
+            "--file_store_path=no/folder: expected a folder in which",
+        ),
+        (
+            [],
+            {"file_store_path": "/proc"},
+            2,
+            "--file_store_path=/proc: expected a folder in which",
+        ),
         ([], {"num_labels": 1}, 1, "the label 1 is not one of the 1 classes 0 to 0"),
         ([], {"load_model_path": "nothing_3.mdl"}, 1, "Cannot open the minidb nothing_3.mdl"),
     ],
@@ -236,9 +265,9 @@ def test_the_folder_is_checked_before_speeds_are_measured(
     with pytest.raises(SystemExit):
         script["main"]([*words, "--shard_batch_sizes=auto"])
     line = capsys.readouterr().err.splitlines()[-1]
-    assert line.startswith("resnet50_trainer.py: --file_store_path=no/folder: expected a folder in which"), (
-        line
-    )
+    assert line.startswith(
+        "resnet50_trainer.py: --file_store_path=no/folder: expected a folder in which"
+    ), line
     assert measured == []
 
 

@@ -81,11 +81,14 @@ def test_the_solutions_of_the_tutorial_run_in_order(
     lines = capsys.readouterr().out.splitlines()
     finished = [line for line in lines if line.startswith("Finished iteration")]
     assert len(finished) == 2 + 2
-    assert re.fullmatch(r"Finished iteration 1/1 \(epoch 2/2\) \([0-9.]+ images/sec\)", finished[-1])
+    assert re.fullmatch(
+        r"Finished iteration 1/1 \(epoch 2/2\) \([0-9.]+ images/sec\)", finished[-1]
+    )
     scores = [line for line in lines if line.startswith("Train accuracy")]
     assert len(scores) == 2
     assert all(
-        re.fullmatch(r"Train accuracy: [01]\.\d{3}, test accuracy: [01]\.\d{3}", line) for line in scores
+        re.fullmatch(r"Train accuracy: [01]\.\d{3}, test accuracy: [01]\.\d{3}", line)
+        for line in scores
     )
     assert made["train_model"]._devices == [0, 1]
     assert 0 <= made["test_accuracy"] <= 1
@@ -122,14 +125,19 @@ def notebook(path: Path, home: Path) -> list[tuple[str, str]]:
         cells.append((cell["id"], "".join(cell["source"])))
         if "parameters" in cell["metadata"].get("tags", ()):
             sizes = {**SMALL, "data_folder": str(home / "data")}
-            cells.append(("sizes", "\n".join(f"{name} = {value!r}" for name, value in sizes.items())))
+            cells.append(
+                ("sizes", "\n".join(f"{name} = {value!r}" for name, value in sizes.items()))
+            )
     return cells
 
 
 @pytest.mark.timeout(300)
 @pytest.mark.filterwarnings("ignore:FigureCanvasAgg is non-interactive")
 def test_the_notebook_trains_and_shows_predictions(
-    repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    repository: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     prepare(monkeypatch, tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))

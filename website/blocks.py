@@ -1,6 +1,7 @@
 """The site's pages in the repository, their shell blocks, and how each block is tested.
 
-A block is run as it stands by `tests/website/test_blocks.py`, unless a comment above it says otherwise:
+A block is run as it stands by `tests/website/test_blocks.py`, unless a comment above it says
+otherwise:
 
     <!-- run by tests/FILE.py -->        another test reads the page and runs it
     <!-- not run: REASON -->             the reason
@@ -23,7 +24,9 @@ OUTSIDE = ("CONTRIBUTING.md", "CHANGELOG.md", "machinefiles/README.md", "ps_serv
 """Pages of the site that are not in docs/, and folders of such pages."""
 FOLDERS = ("examples", "prototxt", "benchmarks/results")
 _PROGRAMS = (
-    r"\.|awk|cd|cp|docker|export(?= \w+=)|find|git|jupyter|kubectl|make|mkdir|mpirun|pip|poseidon(?! \w+:)|python3?|redis-server|sbatch|scp|sh"
+    r"\.|awk|cd|cp|docker|export(?= "
+    r"\w+=)|find|git|jupyter|kubectl|make|mkdir|mpirun|pip|poseidon(?! "
+    r"\w+:)|python3?|redis-server|sbatch|scp|sh"
     r"|srun|ssh(?:-[\w-]+)?|sudo|torchrun|(?:examples|scripts)/[\w/]+\.(?:sh|py)|--[a-z]\w+"
 )
 _COMMAND = re.compile(rf"\s*(?:\$ )?(?:\w+=\S+ )*(?:{_PROGRAMS})(?=\s|$)")
@@ -53,9 +56,13 @@ class Block:
 
 
 def sources() -> dict[str, str]:
-    """Return the path in the repository of each page, by its path on the site; pages in docs/ have the same name."""
+    """Return the path in the repository of each page, by its path on the site; pages in docs/
+    have the same name.
+    """
     found = {
-        str(path.relative_to(ROOT / "docs")): path for path in (ROOT / "docs").rglob("*") if path.is_file()
+        str(path.relative_to(ROOT / "docs")): path
+        for path in (ROOT / "docs").rglob("*")
+        if path.is_file()
     }
     found["index.md"] = ROOT / "README.md"
     outside = [ROOT / name for name in OUTSIDE]
@@ -73,7 +80,9 @@ def blocks(page: str) -> Iterator[Block]:
     """Yield the shell blocks of a page, given by its path in the repository."""
     lines = (ROOT / page).read_text(encoding="utf-8").splitlines()
     for start, end, language in _code(lines):
-        text = re.sub(r"^\$ ", "", textwrap.dedent("\n".join(lines[start:end])).rstrip(), flags=re.MULTILINE)
+        text = re.sub(
+            r"^\$ ", "", textwrap.dedent("\n".join(lines[start:end])).rstrip(), flags=re.MULTILINE
+        )
         if language in _SHELL or (not language and any(map(_COMMAND.match, text.splitlines()))):
             mark = _mark(lines, start - 1)
             reason = mark.removeprefix("not run: ") if mark.startswith("not run") else ""
@@ -82,7 +91,9 @@ def blocks(page: str) -> Iterator[Block]:
 
 
 def _code(lines: list[str]) -> Iterator[tuple[int, int, str]]:
-    """Yield the first line, the line after the last, and the language of each fenced or indented block."""
+    """Yield the first line, the line after the last, and the language of each fenced or indented
+    block.
+    """
     number = 0
     while number < len(lines):
         fence = _FENCE.match(lines[number])
@@ -119,7 +130,8 @@ def report(found: Iterable[Block]) -> str:
     return "\n".join(
         (
             "# Tested commands\n",
-            f"The pages have {len(every)} blocks of shell commands, on {len(pages)} pages. Tests run {len(every) - len(marked)}, "
+            f"The pages have {len(every)} blocks of shell commands, on {len(pages)} pages. Tests "
+            f"run {len(every) - len(marked)}, "
             f"page by page from top to bottom. {len(marked)} are not run:\n",
             "| block | reason |",
             "|---|---|",

@@ -1,7 +1,8 @@
-"""Hooks of MkDocs: pages from outside docs/, references made from the code, and links between all of them.
+"""Hooks of MkDocs: pages from outside docs/, references made from the code, and links between
+all of them.
 
-Law: a link whose target is on the site leads there; one to another file of the repository becomes text. A link whose target
-does not exist ends the build.
+Law: a link whose target is on the site leads there; one to another file of the repository becomes
+text. A link whose target does not exist ends the build.
 """
 
 from __future__ import annotations
@@ -85,7 +86,9 @@ def references() -> dict[str, str]:
     return {
         "reference/commands.md": "\n".join(_commands()),
         "reference/python.md": "\n".join(_python()),
-        blocks.PAGE: blocks.report(found for page in blocks.shell_pages() for found in blocks.blocks(page)),
+        blocks.PAGE: blocks.report(
+            found for page in blocks.shell_pages() for found in blocks.blocks(page)
+        ),
         **prototxt.pages(),
     }
 
@@ -111,7 +114,9 @@ def _python() -> Iterator[str]:
 def _methods(member: Any) -> Iterator[tuple[str, Any]]:
     if inspect.isclass(member) and not issubclass(member, BaseException):
         for part, method in vars(member).items():
-            if not part.startswith("_") and (inspect.isfunction(method) or isinstance(method, property)):
+            if not part.startswith("_") and (
+                inspect.isfunction(method) or isinstance(method, property)
+            ):
                 yield part, method
 
 

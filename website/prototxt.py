@@ -1,7 +1,9 @@
-"""Pages of the prototxt reference: the schema's messages and fields, and the docstrings of the layer types.
+"""Pages of the prototxt reference: the schema's messages and fields, and the docstrings of the
+layer types.
 
-Law: the fields, their types and defaults are those of the compiled schema. Their descriptions are the comments of
-`poseidon/proto/caffe.proto`. A message has one place; the types of fields link to it.
+Law: the fields, their types and defaults are those of the compiled schema. Their descriptions are
+the comments of `poseidon/proto/caffe.proto`. A message has one place; the types of fields link to
+it.
 """
 
 from __future__ import annotations
@@ -29,12 +31,17 @@ FOLDER = "reference/prototxt"
 GROUPS = {
     "inputs": ("Data layers", "Layers without bottoms, which read or make data."),
     "vision": ("Vision layers", "Layers over images: N x C x H x W."),
-    "neuron": ("Activation and normalization layers", "Layers whose top has the shape of the bottom."),
+    "neuron": (
+        "Activation and normalization layers",
+        "Layers whose top has the shape of the bottom.",
+    ),
     "common": ("Common layers", "Inner products, recurrence, reductions, and changes of shape."),
     "loss": ("Loss layers", "Losses and scores."),
     "ssd": ("Detection layers", "Layers of SSD."),
 }
-"""The title and the first sentence of each page of layers, by its sub-package of `poseidon.layers`."""
+"""The title and the first sentence of each page of layers, by its sub-package of
+`poseidon.layers`.
+"""
 MESSAGES = {
     "net": (
         "NetParameter",
@@ -54,24 +61,30 @@ MESSAGES = {
     "loss": ("LossParameter",),
     "ssd": ("NonMaximumSuppressionParameter", "SaveOutputParameter"),
 }
-"""The messages that have a section of their own, by page. The others are below the layer type that reads them."""
+"""The messages that have a section of their own, by page.
+
+The others are below the layer type that reads them.
+"""
 ALSO = ("transform_param", "loss_param")
 """Blocks that several types read, which have one place."""
 _INTRODUCTIONS = {
     "net": (
         "# Nets",
         "A net is a file with a NetParameter: its name and its layers, from the bottom up. "
-        "[Train Caffe definitions](../../caffe_jobs.md) shows whole files. Enumerations are written by name, "
+        "[Train Caffe definitions](../../caffe_jobs.md) shows whole files. Enumerations are "
+        "written by name, "
         "strings in quotes, messages in braces. A repeated field is written once for each value.",
     ),
     "solver": (
         "# Solvers",
-        "A solver is a file with a SolverParameter. `poseidon train --set FIELD=VALUE` sets a field for one job. "
+        "A solver is a file with a SolverParameter. `poseidon train --set FIELD=VALUE` sets a "
+        "field for one job. "
         "The formulas of `lr_policy` are Caffe's.",
     ),
     "transformation": (
         "# Transformations",
-        "Data layers transform each image as their `transform_param` says: the steps of SSD, the crop, "
+        "Data layers transform each image as their `transform_param` says: the steps of SSD, the "
+        "crop, "
         "the mirror, the mean, the scale.",
     ),
 }
@@ -99,7 +112,8 @@ def _page(name: str) -> Iterator[str]:
 
 def _index() -> Iterator[str]:
     yield (
-        "# Layers\n\nAll layer types. [Caffe compatibility](../caffe_compatibility.md) has the tests that compare each "
+        "# Layers\n\nAll layer types. [Caffe compatibility](../caffe_compatibility.md) has the "
+        "tests that compare each "
         "field with Caffe. [Write a layer](../own_layers.md) shows how to add a type.\n"
     )
     yield "| type | page | |\n|---|---|---|"
@@ -130,7 +144,9 @@ def _layer(kind: str) -> Iterator[str]:
             yield f"`{block}`: {_link(message, page)}{without}.\n"
         else:
             yield f"`{block}`:\n"
-            yield from _table(page, [field for field in message.fields if field.name not in left_out])
+            yield from _table(
+                page, [field for field in message.fields if field.name not in left_out]
+            )
 
 
 def _blocks(kind: str) -> tuple[str, ...]:
@@ -139,7 +155,9 @@ def _blocks(kind: str) -> tuple[str, ...]:
 
 
 def _table(page: str, fields: Iterable[FieldDescriptor]) -> Iterator[str]:
-    """Yield the lines of a table of fields; a layer's blocks, which are sections of their own, are one line."""
+    """Yield the lines of a table of fields; a layer's blocks, which are sections of their own,
+    are one line.
+    """
     shown = [field for field in fields if not (_is_layer(field) and field.name.endswith("_param"))]
     described = {field.name: _description(field) for field in shown}
     column = any(described.values())
@@ -204,7 +222,9 @@ def _link(message: Descriptor, page: str) -> str:
     """Return a message's name, with a link where it has a section."""
     for name, messages in MESSAGES.items():
         if message.name in messages:
-            return f"[{message.name}]({'' if name == page else f'{name}.md'}#{message.name.lower()})"
+            return (
+                f"[{message.name}]({'' if name == page else f'{name}.md'}#{message.name.lower()})"
+            )
     return message.name
 
 
@@ -214,7 +234,9 @@ def _descriptor(name: str) -> Descriptor:
 
 @cache
 def _comments() -> dict[tuple[str, str], str]:
-    """Return the comment of each field in `caffe.proto`: (message, field) -> text; that of its line before the one above."""
+    """Return the comment of each field in `caffe.proto`: (message, field) -> text; that of its
+    line before the one above.
+    """
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "descriptors")
         command = [sys.executable, "-m", "grpc_tools.protoc", "-I.", "--include_source_info"]
@@ -224,7 +246,9 @@ def _comments() -> dict[tuple[str, str], str]:
     found = {}
     for place in file.source_code_info.location:
         text = " ".join((place.trailing_comments or place.leading_comments).split())
-        if text and len(place.path) == 4 and (place.path[0], place.path[2]) == (4, 2):  # message, field
+        if (
+            text and len(place.path) == 4 and (place.path[0], place.path[2]) == (4, 2)
+        ):  # message, field
             message = file.message_type[place.path[1]]
             found[f"{file.package}.{message.name}", message.field[place.path[3]].name] = text
     return found
@@ -244,7 +268,10 @@ def _linked(text: str, page: str, kind: str) -> str:
 
 
 def escaped(text: str) -> str:
-    """Return text as Markdown: its formulas have signs that Markdown reads as its own. Code in backticks stays."""
+    """Return text as Markdown: its formulas have signs that Markdown reads as its own.
+
+    Code in backticks stays.
+    """
     parts = re.split(r"(`[^`]*`)", text)
     return "".join(
         part.replace("|", r"\|") if index % 2 else re.sub(r"([*_<>\[\]|])", r"\\\1", part)

@@ -1,6 +1,7 @@
 """Small nets and solvers whose compute, bytes and reading can be set.
 
-Law: pure, but for `write_pictures`. Compute is a layer that sleeps, so that jobs need little of this machine's processors.
+Law: pure, but for `write_pictures`. Compute is a layer that sleeps, so that jobs need little of
+this machine's processors.
 """
 
 from __future__ import annotations
@@ -90,8 +91,8 @@ class NetShape:
         compute_of: the same for single ranks.
         read_s, read_of: the same for a data layer in Python.
         batch: images a worker.
-        inputs, outputs: extents of the first fully-connected layer, which has nearly all bytes; a data layer of pictures
-            sets `inputs`.
+        inputs, outputs: extents of the first fully-connected layer, which has nearly all bytes; a
+            data layer of pictures sets `inputs`.
     """
 
     data: Data = Data.DUMMY
@@ -110,7 +111,9 @@ class NetShape:
 
     def _data_layer(self) -> str:
         if self.data is Data.DUMMY:
-            shape = f"shape {{ dim: {self.batch} dim: {self.inputs} }} shape {{ dim: {self.batch} }}"
+            shape = (
+                f"shape {{ dim: {self.batch} dim: {self.inputs} }} shape {{ dim: {self.batch} }}"
+            )
             return f"dummy_data_param {{ {shape} }}"
         if self.data is Data.PYTHON:
             settings = {**_by_rank(self.read_s, self.read_of), "shape": [self.batch, self.inputs]}
@@ -145,7 +148,9 @@ def _by_rank(usual: float, of_rank: dict[int, float]) -> dict[str, object]:
 
 
 def write_pictures(folder: Path) -> None:
-    """Write large pictures as JPEG, a list of them, and a database of them; decoding one takes tens of milliseconds."""
+    """Write large pictures as JPEG, a list of them, and a database of them; decoding one takes
+    tens of milliseconds.
+    """
     writer = open_writer(folder / "pictures_lmdb", Backend.LMDB)
     lines = []
     for number in range(PICTURES):

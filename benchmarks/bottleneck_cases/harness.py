@@ -1,4 +1,5 @@
-"""A harness that runs a case on hosts that are network namespaces, and reads what the page says about it.
+"""A harness that runs a case on hosts that are network namespaces, and reads what the page says
+about it.
 
 Law: a case ends with the job's last process, and with everything that was injected undone.
 """
@@ -40,7 +41,8 @@ class Answer:
 
     Attributes:
         found: at the end of the time.
-        named_s: seconds after which the page named what was injected, and went on to; None: not at the end.
+        named_s: seconds after which the page named what was injected, and went on to; None: not at
+            the end.
         start_s: seconds from the command to the first iteration.
     """
 
@@ -88,7 +90,9 @@ class BottleneckHarness:
             folder = JobFolder(output)
             if not self._trains(folder, launcher):
                 return Answer(
-                    found=Bottleneck(cause=Cause.UNKNOWN, sentence=f"No job: {self._last_line(job)}")
+                    found=Bottleneck(
+                        cause=Cause.UNKNOWN, sentence=f"No job: {self._last_line(job)}"
+                    )
                 )
             start_s, training_s = time.monotonic() - began_s, time.monotonic()
             stack.enter_context(self._injected(case, job))
@@ -99,14 +103,24 @@ class BottleneckHarness:
 
     def _text(self, part: str, case: Case) -> str:
         if part == "machines":
-            lines = [f"{number} host{number} 0 role={role.value}\n" for number, role in enumerate(case.roles)]
+            lines = [
+                f"{number} host{number} 0 role={role.value}\n"
+                for number, role in enumerate(case.roles)
+            ]
             return "".join(lines)
         return SOLVER if part == "solver.prototxt" else case.shape.net()
 
     @contextlib.contextmanager
     def _launcher(self, job: str, case: Case) -> Iterator[subprocess.Popen[bytes]]:
         """Run a job, and wait for its end on all hosts."""
-        words = [sys.executable, "-m", "poseidon", "train", "--solver=solver.prototxt", "--hostfile=machines"]
+        words = [
+            sys.executable,
+            "-m",
+            "poseidon",
+            "train",
+            "--solver=solver.prototxt",
+            "--hostfile=machines",
+        ]
         words += [
             f"--job={job}",
             f"--output={job}",
@@ -118,7 +132,10 @@ class BottleneckHarness:
         words += ["--allreduce_in_clear"] if case.exchange == "allreduce" else []
         with self._desk.outside(f"/root/{job}.log").open("wb") as log:
             launcher = subprocess.Popen(
-                self._desk.command(words), env=clean_environment(), stdout=log, stderr=subprocess.STDOUT
+                self._desk.command(words),
+                env=clean_environment(),
+                stdout=log,
+                stderr=subprocess.STDOUT,
             )
             try:
                 yield launcher
@@ -149,8 +166,12 @@ class BottleneckHarness:
             time.sleep(0.1)
         return False
 
-    def _watch(self, folder: JobFolder, case: Case, training_s: float) -> tuple[Bottleneck, float | None]:
-        """Read the page's sentence until the time is over; return the last, and since when it was right."""
+    def _watch(
+        self, folder: JobFolder, case: Case, training_s: float
+    ) -> tuple[Bottleneck, float | None]:
+        """Read the page's sentence until the time is over; return the last, and since when it
+        was right.
+        """
         named_s: float | None = None
         while True:
             folder.refresh()
@@ -172,8 +193,6 @@ class BottleneckHarness:
     def _last_line(self, job: str) -> str:
         lines = self._desk.outside(f"/root/{job}.log").read_text(encoding="utf-8").splitlines()
         return lines[-1] if lines else "the launcher printed nothing"
-
-    # -- what is injected --------------------------------------------------------------------------------------------
 
     @contextlib.contextmanager
     def _injected(self, case: Case, job: str) -> Iterator[None]:

@@ -70,7 +70,9 @@ class Harness(ABC):
         """Undo the effects of a fault outside the job."""
 
     def undisturbed(self) -> float:
-        """Run the job once without a fault, for its weights, unless an earlier call in this folder did. Return its seconds."""
+        """Run the job once without a fault, for its weights, unless an earlier call in this
+        folder did. Return its seconds.
+        """
         weights, seconds = self.folder / "expected.caffemodel", self.folder / "expected.seconds"
         if not seconds.exists():
             began_s = time.monotonic()
@@ -120,7 +122,9 @@ class Harness(ABC):
             left=left,
         )
 
-    def _await_moment(self, launcher: subprocess.Popen[str], lines: list[str], fault: Fault) -> None:
+    def _await_moment(
+        self, launcher: subprocess.Popen[str], lines: list[str], fault: Fault
+    ) -> None:
         """Wait until the job has reached the moment of the fault, or has ended."""
         if fault.after < STARTING:
             with contextlib.suppress(subprocess.TimeoutExpired):

@@ -23,16 +23,29 @@ class LocalHarness(Harness):
 
     def __init__(self, folder: Path, clients: int, iterations: int) -> None:
         super().__init__(folder, clients, iterations)
-        self._solver = write_job(folder, iterations, source="train_lmdb", prefix="snap", shared=True)
+        self._solver = write_job(
+            folder, iterations, source="train_lmdb", prefix="snap", shared=True
+        )
         self._hosts = folder / "hosts"
         self._hosts.write_text("".join(f"{client} 127.0.0.1 0\n" for client in range(clients)))
 
     def start(self, job: str) -> subprocess.Popen[str]:
         """See `Harness`."""
-        words = [sys.executable, "-m", "poseidon", "train", f"--solver={self._solver}", f"--job={job}"]
+        words = [
+            sys.executable,
+            "-m",
+            "poseidon",
+            "train",
+            f"--solver={self._solver}",
+            f"--job={job}",
+        ]
         words += [f"--hostfile={self._hosts}", f"--output={self.folder / 'output'}", "--threads=1"]
         words += [f"--max_restarts={self.max_restarts}", "--stall_timeout=8", "--snapshot_keep=3"]
-        environment = {**os.environ, "POSEIDON_HOME": str(self.folder / "home"), "PYTHONPATH": str(ROOT)}
+        environment = {
+            **os.environ,
+            "POSEIDON_HOME": str(self.folder / "home"),
+            "PYTHONPATH": str(ROOT),
+        }
         return subprocess.Popen(
             words,
             cwd=self.folder,
@@ -53,7 +66,9 @@ class LocalHarness(Harness):
                 fault.kind is Kind.CLIENT or is_meant(fault.kind, words)
             ):
                 with contextlib.suppress(psutil.NoSuchProcess):
-                    process.send_signal(signal.SIGSTOP if fault.kind is Kind.STOPPED else signal.SIGKILL)
+                    process.send_signal(
+                        signal.SIGSTOP if fault.kind is Kind.STOPPED else signal.SIGKILL
+                    )
                     hit += 1
         return hit
 

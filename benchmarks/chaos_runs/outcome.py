@@ -23,7 +23,8 @@ class Ended:
         fault: the fault.
         hit: number of the job's processes that it hit.
         at_s: time of the fault, after the start of the command.
-        took_s: time from the fault to the end of the command; if the launcher was killed, to the end of the job's last process.
+        took_s: time from the fault to the end of the command; if the launcher was killed, to the
+            end of the job's last process.
         status: exit status of the command.
         last: its last line.
         traceback: True if it printed one.
@@ -69,7 +70,10 @@ class Ended:
 
 def to_line(run: Ended) -> str:
     """Return a run as a line of JSON."""
-    return json.dumps({**asdict(run), "fault": {**asdict(run.fault), "kind": run.fault.kind.value}}) + "\n"
+    return (
+        json.dumps({**asdict(run), "fault": {**asdict(run.fault), "kind": run.fault.kind.value}})
+        + "\n"
+    )
 
 
 def read_lines(text: str) -> list[Ended]:

@@ -39,7 +39,9 @@ class RemoteHarness(Harness):
         lines = [f"{client} {host.name} 0\n" for client, host in enumerate(self._hosts)]
         self._desk.outside("/root/machines").write_text("".join(lines))
         prefix, source = "/root/snaps/snap", "/root/data/train_lmdb"
-        write_job(self._desk.outside("/root/job"), iterations, source=source, prefix=prefix, shared=False)
+        write_job(
+            self._desk.outside("/root/job"), iterations, source=source, prefix=prefix, shared=False
+        )
         share = RECORDS // self.clients
         for client, host in enumerate(self._hosts):
             for name in ("snaps", "data"):
@@ -49,7 +51,14 @@ class RemoteHarness(Harness):
 
     def start(self, job: str) -> subprocess.Popen[str]:
         """See `Harness`."""
-        words = [sys.executable, "-m", "poseidon", "train", "--solver=job/solver.prototxt", f"--job={job}"]
+        words = [
+            sys.executable,
+            "-m",
+            "poseidon",
+            "train",
+            "--solver=job/solver.prototxt",
+            f"--job={job}",
+        ]
         words += [
             "--hostfile=machines",
             "--output=output",

@@ -1,7 +1,9 @@
-"""Correctness of the paths that only a GPU has: streams, pinned copies, NCCL, autocast, torch.compile.
+"""Correctness of the paths that only a GPU has: streams, pinned copies, NCCL, autocast,
+torch.compile.
 
-Each check trains a small net on workers that share the device, and compares its parameters with those of one process that
-trains on the whole batch. On a CPU the same code runs without streams and with gloo.
+Each check trains a small net on workers that share the device, and compares its parameters with
+those of one process that trains on the whole batch. On a CPU the same code runs without streams and
+with gloo.
 """
 
 from __future__ import annotations
@@ -29,7 +31,9 @@ from poseidon.exchange.side_stream import SideStream
 STEPS, BATCH = 5, 8
 RULE = SGD(lr=0.1, momentum=0.9, weight_decay=0.001)
 EXACT, ROUNDED = 1e-4, 2e-2
-"""Tolerances, absolute and relative: of float32 sums in another order, and of products in bfloat16."""
+"""Tolerances, absolute and relative: of float32 sums in another order, and of products in
+bfloat16.
+"""
 COPIED = 4 << 20
 """Elements of a copy to pinned memory."""
 
@@ -66,7 +70,9 @@ class CheckedNet(nn.Module):
         return result
 
 
-def run_checks(device: torch.device, *, compiler: str, report: Callable[[str], None]) -> list[Checked]:
+def run_checks(
+    device: torch.device, *, compiler: str, report: Callable[[str], None]
+) -> list[Checked]:
     """Run all checks on a device.
 
     Args:
@@ -81,7 +87,11 @@ def run_checks(device: torch.device, *, compiler: str, report: Callable[[str], N
             try:
                 check()
                 problem = ""
-            except (PoseidonError, RuntimeError, AssertionError) as error:  # of CUDA and of torch.compile
+            except (
+                PoseidonError,
+                RuntimeError,
+                AssertionError,
+            ) as error:  # of CUDA and of torch.compile
                 problem = str(error).splitlines()[0] if str(error) else type(error).__name__
             found.append(Checked(name=name, problem=problem))
     return found
@@ -99,8 +109,12 @@ def _checks(device: torch.device, compiler: str) -> dict[str, Callable[[], None]
     }
     checks.update(
         {
-            "ps, two workers, torch.optim.AdamW": lambda: _compare(device, ExchangeKind.SERVER, how=adamw),
-            "ps, two workers of one host": lambda: _compare(device, ExchangeKind.SERVER, on_one_host=True),
+            "ps, two workers, torch.optim.AdamW": lambda: _compare(
+                device, ExchangeKind.SERVER, how=adamw
+            ),
+            "ps, two workers of one host": lambda: _compare(
+                device, ExchangeKind.SERVER, on_one_host=True
+            ),
             "hybrid, compute on another stream": lambda: _compare(
                 device, ExchangeKind.HYBRID, beside=lambda: other_stream(device)
             ),
@@ -109,9 +123,8 @@ def _checks(device: torch.device, compiler: str) -> dict[str, Callable[[], None]
             ),
             "ps, torch.compile": lambda: check_compiled(device, compiler),
             "copies to pinned memory on a side stream": lambda: check_copies(device),
-            f"{backend.value.upper() if backend is Backend.NCCL else backend.value} group of one": lambda: (
-                check_group_of_one(device)
-            ),
+            f"{backend.value.upper() if backend is Backend.NCCL else backend.value} group of "
+            "one": lambda: check_group_of_one(device),
         }
     )
     return checks
@@ -124,7 +137,9 @@ def exact_products() -> Iterator[None]:
     before = matmul.allow_tf32
     matmul.allow_tf32 = False
     try:
-        with torch.backends.cudnn.flags(enabled=True, benchmark=False, deterministic=True, allow_tf32=False):
+        with torch.backends.cudnn.flags(
+            enabled=True, benchmark=False, deterministic=True, allow_tf32=False
+        ):
             yield
     finally:
         matmul.allow_tf32 = before
@@ -199,7 +214,9 @@ def _compare(
     body = loop(device, beside)
     (alone,) = train(1, kind, lambda: build(device), how, body)
     options = DistributeOptions(example=(batches(device)[0][0][: BATCH // 2],))
-    ends = train(2, kind, lambda: build(device), how, body, options=options, on_one_host=on_one_host)
+    ends = train(
+        2, kind, lambda: build(device), how, body, options=options, on_one_host=on_one_host
+    )
     for rank, end in enumerate(ends):
         require_equal(end, alone, f"worker {rank}", tolerance)
 
@@ -216,7 +233,8 @@ def require_equal(
         if not torch.allclose(end[name], value, rtol=tolerance, atol=tolerance):
             difference = (end[name] - value).abs().max().item()
             raise CheckFailed(
-                f"{who}: {name} differs by {difference:.2g} from one process's; expected {tolerance:g}"
+                f"{who}: {name} differs by {difference:.2g} from one process's; expected "
+                f"{tolerance:g}"
             )
 
 
@@ -240,7 +258,8 @@ def check_compiled(device: torch.device, compiler: str) -> None:
 
 
 def check_copies(device: torch.device) -> None:
-    """Check that a copy to pinned memory waits for the kernels before it, and that kernels wait for a copy back.
+    """Check that a copy to pinned memory waits for the kernels before it, and that kernels wait
+    for a copy back.
 
     Raises:
         CheckFailed: it did not wait, or memory is not pinned.
@@ -248,7 +267,9 @@ def check_copies(device: torch.device) -> None:
     side = SideStream(device)
     buffer = side.host_buffer(COPIED)
     if buffer.is_pinned() is not (device.type == "cuda"):
-        raise CheckFailed(f"host memory for {device.type} is {'' if buffer.is_pinned() else 'not '}pinned")
+        raise CheckFailed(
+            f"host memory for {device.type} is {'' if buffer.is_pinned() else 'not '}pinned"
+        )
     values = torch.zeros(COPIED, device=device)
     for _ in range(50):  # the copy would overtake these if it did not wait
         values += 1.0
@@ -256,7 +277,9 @@ def check_copies(device: torch.device) -> None:
         buffer.copy_(values, non_blocking=True)
     side.synchronize()
     if not bool((buffer == 50.0).all()):
-        raise CheckFailed("a copy to the host left before the kernels that write its source had ended")
+        raise CheckFailed(
+            "a copy to the host left before the kernels that write its source had ended"
+        )
     buffer.fill_(3.0)
     with side.after(None):
         values.copy_(buffer, non_blocking=True)
@@ -291,5 +314,9 @@ def check_group_of_one(device: torch.device) -> None:
     for index in range(3):
         group.published(index)
     group.close()
-    if means != {2: {12.0}, 1: {11.0}, 0: {10.0}} or [value[0].item() for value in values] != [0.0, 1.0, 2.0]:
+    if means != {2: {12.0}, 1: {11.0}, 0: {10.0}} or [value[0].item() for value in values] != [
+        0.0,
+        1.0,
+        2.0,
+    ]:
         raise CheckFailed(f"a group of one changes values: parts {means}")

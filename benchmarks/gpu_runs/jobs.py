@@ -1,4 +1,6 @@
-"""Jobs whose workers are threads of this process and share its device, with shards as threads or as processes."""
+"""Jobs whose workers are threads of this process and share its device, with shards as threads or
+as processes.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +45,9 @@ Body = Callable[[nn.Module, Group], None]
 def shard_threads(workers: int, count: int) -> Iterator[list[str]]:
     """Run shards as threads. Yield their addresses."""
     servers = [Server(Shard(i, workers, TOKEN), ZmqServerTransport(LOOPBACK)) for i in range(count)]
-    threads = [threading.Thread(target=server.serve, name="shard", daemon=True) for server in servers]
+    threads = [
+        threading.Thread(target=server.serve, name="shard", daemon=True) for server in servers
+    ]
     for thread in threads:
         thread.start()
     try:
@@ -70,7 +74,9 @@ def shard_process() -> Iterator[tuple[str, bytes]]:
         text=True,
     )
     assert process.stdin is not None and process.stdout is not None
-    drain = threading.Thread(target=lambda: list(process.stdout or ()), name="shard output", daemon=True)
+    drain = threading.Thread(
+        target=lambda: list(process.stdout or ()), name="shard output", daemon=True
+    )
     try:
         process.stdin.write(json.dumps({"token": token, "workers": 1, "address": LOOPBACK}) + "\n")
         process.stdin.flush()
@@ -94,7 +100,9 @@ def shard_process() -> Iterator[tuple[str, bytes]]:
         process.stdout.close()
 
 
-def lone_worker(kind: ExchangeKind, address: str, token: bytes, device: torch.device) -> WorkerContext:
+def lone_worker(
+    kind: ExchangeKind, address: str, token: bytes, device: torch.device
+) -> WorkerContext:
     """Return the context of a job's only worker, which uses one shard."""
     return WorkerContext(
         worker=ThisWorker(device=device),
@@ -138,7 +146,9 @@ def train(
         with join(module, rule, options or DistributeOptions(), context) as group:
             body(module, group)
             group.settle()
-            return {name: value.detach().cpu().clone() for name, value in module.state_dict().items()}
+            return {
+                name: value.detach().cpu().clone() for name, value in module.state_dict().items()
+            }
 
     if workers == 1:
         return [run(0, WorkerContext())]
@@ -149,7 +159,9 @@ def train(
         ThreadPoolExecutor(workers) as pool,
     ):
         contexts = _contexts(workers, hosts, kind, addresses, str(Path(folder) / "leader"))
-        return [future.result() for future in [pool.submit(run, *pair) for pair in enumerate(contexts)]]
+        return [
+            future.result() for future in [pool.submit(run, *pair) for pair in enumerate(contexts)]
+        ]
 
 
 def _contexts(
@@ -171,7 +183,9 @@ def _contexts(
         members = [replace(member, rank=rank) for rank in range(workers)]
     return [
         WorkerContext(
-            worker=ThisWorker(rank=rank, size=workers), member=each, connect=lambda own: list(addresses)
+            worker=ThisWorker(rank=rank, size=workers),
+            member=each,
+            connect=lambda own: list(addresses),
         )
         for rank, each in enumerate(members)
     ]

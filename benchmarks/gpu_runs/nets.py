@@ -1,6 +1,8 @@
-"""The nets that are trained on one device, and small ones of the same kinds for machines without a GPU.
+"""The nets that are trained on one device, and small ones of the same kinds for machines without
+a GPU.
 
-Law: every module takes an input and its target and returns the loss. Inputs are random and stay on the device.
+Law: every module takes an input and its target and returns the loss. Inputs are random and stay on
+the device.
 """
 
 from __future__ import annotations
@@ -29,7 +31,9 @@ class GptShape:
 
 
 class GptBlock(nn.Module):
-    """One block of GPT-2: attention to earlier tokens and a perceptron, each after a norm and beside the identity."""
+    """One block of GPT-2: attention to earlier tokens and a perceptron, each after a norm and
+    beside the identity.
+    """
 
     def __init__(self, shape: GptShape) -> None:
         super().__init__()
@@ -46,7 +50,9 @@ class GptBlock(nn.Module):
         q, k, v = (part.view(batch, tokens, self.heads, -1).transpose(1, 2) for part in parts)
         seen = functional.scaled_dot_product_attention(q, k, v, is_causal=True)
         x_BTD = x_BTD + self.c_proj(seen.transpose(1, 2).reshape(batch, tokens, width))
-        result: Tensor = x_BTD + self.c_out(functional.gelu(self.c_fc(self.ln_2(x_BTD)), approximate="tanh"))
+        result: Tensor = x_BTD + self.c_out(
+            functional.gelu(self.c_fc(self.ln_2(x_BTD)), approximate="tanh")
+        )
         return result
 
 

@@ -1,4 +1,6 @@
-"""One worker through the shards beside plain torch, by turns on one device: images or tokens a second."""
+"""One worker through the shards beside plain torch, by turns on one device: images or tokens a
+second.
+"""
 
 from __future__ import annotations
 
@@ -26,9 +28,12 @@ WARM = 3
 PLAIN = "torch"
 HEAD = ("net", "unit", "system", "per second", "spread", "of torch")
 READING = (
-    "'per second' is the median over the rounds, 'spread' how far the rounds lie apart. 'of torch' is the median of each "
-    "round's ratio to plain torch in the same round; the goal is 0.95. With one worker every tensor goes to the shard, a "
-    "process of the same host: its gradient is copied to pinned memory, the shard applies SGD, and the value is copied back."
+    "'per second' is the median over the rounds, 'spread' how far the rounds lie apart. 'of "
+    "torch' is the median of each "
+    "round's ratio to plain torch in the same round; the goal is 0.95. With one worker every "
+    "tensor goes to the shard, a "
+    "process of the same host: its gradient is copied to pinned memory, the shard applies SGD, "
+    "and the value is copied back."
 )
 Contestants = dict[str, "Contestant"]
 
@@ -70,7 +75,10 @@ def exchanges() -> tuple[ExchangeKind, ...]:
 
 
 def measure_speed(
-    nets: Sequence[DeviceNet], device: torch.device, effort: SpeedEffort, report: Callable[[str], None]
+    nets: Sequence[DeviceNet],
+    device: torch.device,
+    effort: SpeedEffort,
+    report: Callable[[str], None],
 ) -> Table:
     """Measure nets one after the other, the systems of a net by turns.
 
@@ -85,7 +93,9 @@ def measure_speed(
             median = statistics.median(contestant.per_s)
             spread = (max(contestant.per_s) - min(contestant.per_s)) / median
             ratio = statistics.median(ratios)
-            rows.append((net.name, net.unit, name, f"{median:.1f}", f"{spread:.0%}", f"{ratio:.2f}"))
+            rows.append(
+                (net.name, net.unit, name, f"{median:.1f}", f"{spread:.0%}", f"{ratio:.2f}")
+            )
             facts.append(
                 {
                     "net": net.name,

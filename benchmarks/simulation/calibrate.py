@@ -1,9 +1,10 @@
 """The processor time of the exchange's work on this machine, in seconds of one core.
 
-Processor time is measured, not wall-clock time, so that other work on the machine matters little. Each figure is the median
-of several runs of the code that a job runs. Everything is measured under load, as on a testbed whose hosts share this
-machine: arithmetic runs twice for each core, and messages arrive one by one while every core multiplies for other processes.
-A message whose code and memory are not in a cache takes five times as long as one in a row of messages. Links are those of
+Processor time is measured, not wall-clock time, so that other work on the machine matters little.
+Each figure is the median of several runs of the code that a job runs. Everything is measured under
+load, as on a testbed whose hosts share this machine: arithmetic runs twice for each core, and
+messages arrive one by one while every core multiplies for other processes. A message whose code and
+memory are not in a cache takes five times as long as one in a row of messages. Links are those of
 the testbed: needs root.
 """
 
@@ -37,7 +38,9 @@ LARGE, LARGE_SET = 512 * 512 * 9, 8
 """Elements of a large convolution, and the number of such arrays that no cache holds."""
 TABLES = 60
 APART_S = 0.0008
-"""Time between two messages, as in an iteration that messages limit; at four times this time each costs half as much more."""
+"""Time between two messages, as in an iteration that messages limit; at four times this time
+each costs half as much more.
+"""
 ROUTE_S = 50e-6
 """Latency between two namespaces of one machine."""
 
@@ -51,8 +54,10 @@ class Costs:
         wire_s_per_byte: to send a byte, or to receive it.
         memory_s_per_byte: to write it to memory shared with another process, or to read it there.
         sum_s_per_byte: to add a byte of gradient to a sum.
-        rule_s_per_byte: to apply SGD with momentum and decay to a byte of the model, chunk by chunk.
-        factors_s_per_byte: the same for a byte of a weight updated from factors, without the products.
+        rule_s_per_byte: to apply SGD with momentum and decay to a byte of the model, chunk by
+            chunk.
+        factors_s_per_byte: the same for a byte of a weight updated from factors, without the
+            products.
         optimizer_s_per_byte: the same with torch's optimizer.
         ring_s_per_byte: to send a byte round gloo's ring, and to receive one and add it.
         message_s: to create or to handle a message, of any size.
@@ -73,8 +78,10 @@ class Costs:
     def __str__(self) -> str:
         return (
             f"products {self.flops / 1e9:.1f} Gflop/s, sums {1e-9 / self.sum_s_per_byte:.2f} GB/s, "
-            f"rule {1e-9 / self.rule_s_per_byte:.2f} GB/s (by factors {1e-9 / self.factors_s_per_byte:.2f}, torch's "
-            f"{1e-9 / self.optimizer_s_per_byte:.2f}), gloo {1e-9 / self.ring_s_per_byte:.2f} GB/s, sockets {1e-9 / self.wire_s_per_byte:.2f} GB/s, "
+            f"rule {1e-9 / self.rule_s_per_byte:.2f} GB/s (by factors "
+            f"{1e-9 / self.factors_s_per_byte:.2f}, torch's "
+            f"{1e-9 / self.optimizer_s_per_byte:.2f}), gloo {1e-9 / self.ring_s_per_byte:.2f} "
+            f"GB/s, sockets {1e-9 / self.wire_s_per_byte:.2f} GB/s, "
             f"memory {1e-9 / self.memory_s_per_byte:.2f} GB/s, "
             f"a message {1e6 * self.message_s:.0f} us, of a core; {self.cores} cores"
         )
@@ -162,7 +169,9 @@ def _optimizer_s() -> float:
     parameters = [torch.nn.Parameter(torch.zeros(LARGE)) for _ in range(LARGE_SET)]
     for parameter in parameters:
         parameter.grad = torch.zeros(LARGE)
-    optimizer = torch.optim.SGD(parameters, lr=0.01, momentum=RULE.momentum, weight_decay=RULE.decay)
+    optimizer = torch.optim.SGD(
+        parameters, lr=0.01, momentum=RULE.momentum, weight_decay=RULE.decay
+    )
     return _median_s(optimizer.step) / (LARGE_SET * LARGE * 4)
 
 
@@ -172,7 +181,9 @@ def _copy_s() -> float:
 
 
 def _chunk_s(count: int, work: Callable[..., object]) -> float:
-    """Return the seconds of work on `count` arrays of a chunk's size, out of a set that no cache holds."""
+    """Return the seconds of work on `count` arrays of a chunk's size, out of a set that no cache
+    holds.
+    """
     chunks = [[torch.zeros(CHUNK) for _ in range(count)] for _ in range(SET)]
 
     def work_on_all() -> None:
@@ -183,7 +194,9 @@ def _chunk_s(count: int, work: Callable[..., object]) -> float:
 
 
 def _message_s() -> float:
-    """Return the seconds of one end to create or handle one small message of the store that arrives alone."""
+    """Return the seconds of one end to create or handle one small message of the store that
+    arrives alone.
+    """
     tables = tuple(TableSpec(name=str(index), size=16) for index in range(TABLES))
     store = StoreSpec(workers=1, shards=1, tables=tables)
     server = Server(Shard(0, 1, b""), ZmqServerTransport("tcp://127.0.0.1:0"))
@@ -210,7 +223,9 @@ def _message_s() -> float:
 
 
 def _under_load(work: Callable[[], float]) -> float:
-    """Return the mean of `work` when two of it share each core: they share caches and memory, as in jobs."""
+    """Return the mean of `work` when two of it share each core: they share caches and memory, as
+    in jobs.
+    """
     count = 2 * (os.cpu_count() or 1)
     with ThreadPoolExecutor(count) as pool:
         return statistics.fmean(pool.map(lambda _: work(), range(count)))

@@ -8,7 +8,16 @@ from pathlib import Path
 import matplotlib
 from matplotlib.figure import Figure
 
-from benchmarks.simulation.curves import GBIT_PER_S, HOSTS, LINES, NETS, NetFacts, Point, in_ranges, winners
+from benchmarks.simulation.curves import (
+    GBIT_PER_S,
+    HOSTS,
+    LINES,
+    NETS,
+    NetFacts,
+    Point,
+    in_ranges,
+    winners,
+)
 
 STYLES = {
     "ps": ("#d55e00", "-"),
@@ -23,14 +32,20 @@ SHOWN = (8, 32, 128, 1024)
 
 def draw(points: Sequence[Point], path: Path) -> None:
     """Draw a grid: a row for each net, a column for each rate; equal heights are equal ratios."""
-    with matplotlib.rc_context({"svg.hashsalt": "poseidon", "svg.fonttype": "none", "font.size": 9}):
+    with matplotlib.rc_context(
+        {"svg.hashsalt": "poseidon", "svg.fonttype": "none", "font.size": 9}
+    ):
         figure = Figure(figsize=(11, 12), layout="constrained")
         axes = figure.subplots(len(NETS), len(GBIT_PER_S), sharex=True, sharey=True)
         for row, net in enumerate(NETS):
             for column, rate in enumerate(GBIT_PER_S):
                 axis = axes[row][column]
                 for line in LINES:
-                    here = [p for p in points if (p.net, p.gbit_per_s, p.label) == (net, rate, line.label)]
+                    here = [
+                        p
+                        for p in points
+                        if (p.net, p.gbit_per_s, p.label) == (net, rate, line.label)
+                    ]
                     color, dash = STYLES[line.label]
                     axis.plot(
                         [p.hosts for p in here],
@@ -65,19 +80,30 @@ def fact_table(facts: Sequence[NetFacts]) -> str:
         )
         for fact in facts
     ]
-    head = ("net", "parameters", "fully connected", "compute", "factors are fewer bytes up to hosts")
+    head = (
+        "net",
+        "parameters",
+        "fully connected",
+        "compute",
+        "factors are fewer bytes up to hosts",
+    )
     return _markdown(head, rows)
 
 
 def efficiency_table(points: Sequence[Point]) -> str:
-    """Return the table of efficiencies in percent of linear speed-up: hybrid, ring, and hybrid with serving hosts."""
+    """Return the table of efficiencies in percent of linear speed-up: hybrid, ring, and hybrid
+    with serving hosts.
+    """
     by_key = {(p.net, p.gbit_per_s, p.label, p.hosts): p.efficiency for p in points}
     labels = ("hybrid", "ring", "hybrid + servers")
     rows = [
         (
             net,
             f"{rate}",
-            *(" / ".join(_percent(by_key[net, rate, label, hosts]) for label in labels) for hosts in SHOWN),
+            *(
+                " / ".join(_percent(by_key[net, rate, label, hosts]) for label in labels)
+                for hosts in SHOWN
+            ),
         )
         for net in NETS
         for rate in GBIT_PER_S

@@ -1,7 +1,8 @@
-"""Comparison of measured and predicted iterations: reads the output of `benchmarks/cluster.py --json`.
+"""Comparison of measured and predicted iterations: reads the output of `benchmarks/cluster.py
+--json`.
 
-Law: pure. The settings of a measurement are read from its table's title and facts. An error names the table that does
-not fit.
+Law: pure. The settings of a measurement are read from its table's title and facts. An error names
+the table that does not fit.
 """
 
 from __future__ import annotations
@@ -23,10 +24,13 @@ from poseidon.plan.scenario import Exchange, LowRank, Scenario, WireCodec
 UNSHAPED_BITS_PER_S = 100e9
 """Links without a rate are as fast as the processors that carry their bytes."""
 SPEED = re.compile(
-    r"(?P<net>\S+), batch (?P<batch>\d+), (?P<hosts>\d+) hosts(?: and (?P<servers>\d+) that only serve)?, "
+    r"(?P<net>\S+), batch (?P<batch>\d+), (?P<hosts>\d+) hosts(?: and (?P<servers>\d+) that only "
+    r"serve)?, "
     r"compute [\d.]+ ms, .*"
 )
-OVERLAP = re.compile(r"Overlap: (?P<exchange>\w+) on (?P<hosts>\d+) hosts at (?P<rate>[\d.]+) Mbit/s")
+OVERLAP = re.compile(
+    r"Overlap: (?P<exchange>\w+) on (?P<hosts>\d+) hosts at (?P<rate>[\d.]+) Mbit/s"
+)
 PAPER = re.compile(r"VGG19-22K / 40 at (?P<rate>[\d.]+) Mbit/s; .*")
 DDP = re.compile(r"DDP(?: (?:(?P<half>fp16)|PowerSGD (?P<rank>\d+)))?(?: (?P<bucket>[\d.]+) MB)?")
 OURS = re.compile(
@@ -36,20 +40,32 @@ OURS = re.compile(
 )
 CODECS = {None: None, "int8": WireCodec.INT8, "float16": WireCodec.HALF, "bfloat16": WireCodec.HALF}
 PAPER_NET, PAPER_BATCH, PAPER_COMPUTE_S = "vgg19-22k/40", 5, 0.925
-HEAD = ("job", "measured s", "predicted s", "predicted / measured", "measured CPU s", "predicted CPU s")
+HEAD = (
+    "job",
+    "measured s",
+    "predicted s",
+    "predicted / measured",
+    "measured CPU s",
+    "predicted CPU s",
+)
 READING = (
-    "'measured s' is the median of the rounds, 'predicted s' the model's result for the same net, hosts and links, with "
-    "the costs of this machine's processors measured beforehand. The goal is within 15 %. 'CPU s' are processor seconds of "
+    "'measured s' is the median of the rounds, 'predicted s' the model's result for the same net, "
+    "hosts and links, with "
+    "the costs of this machine's processors measured beforehand. The goal is within 15 %. 'CPU s' "
+    "are processor seconds of "
     "all hosts together in an iteration; other work on the machine changes them less than the time."
 )
 CHOICE_HEAD = ("case", "schemes", "recommended", "s", "fastest", "s", "over the fastest")
 CHOICE_READING = (
-    "Of the measured schemes the one that the predictions recommend, and the one that was fastest, each with its measured "
+    "Of the measured schemes the one that the predictions recommend, and the one that was "
+    "fastest, each with its measured "
     "seconds. The goal is within 5 %."
 )
 
 MachineOf = Callable[[int, float | None], Machine]
-"""Returns the machine of one host for the number of hosts on this machine and the rate of their links, Mbit/s; None: no rate."""
+"""Returns the machine of one host for the number of hosts on this machine and the rate of their
+links, Mbit/s; None: no rate.
+"""
 
 
 class ComparisonError(Exception):
@@ -82,7 +98,9 @@ class Case:
         return self.scenario.lossy is not None or self.scenario.sync_every > 1
 
 
-def compare(tables: Sequence[dict[str, Any]], machine_of: MachineOf, *, net: str, batch: int) -> Table:
+def compare(
+    tables: Sequence[dict[str, Any]], machine_of: MachineOf, *, net: str, batch: int
+) -> Table:
     """Return a table of every job, measured and predicted.
 
     Args:
@@ -112,14 +130,21 @@ def compare(tables: Sequence[dict[str, Any]], machine_of: MachineOf, *, net: str
                 }
             )
     return Table(
-        title="Measured and predicted", head=HEAD, rows=tuple(rows), reading=READING, facts=tuple(facts)
+        title="Measured and predicted",
+        head=HEAD,
+        rows=tuple(rows),
+        reading=READING,
+        facts=tuple(facts),
     )
 
 
-def choices(tables: Sequence[dict[str, Any]], machine_of: MachineOf, *, net: str, batch: int) -> Table:
+def choices(
+    tables: Sequence[dict[str, Any]], machine_of: MachineOf, *, net: str, batch: int
+) -> Table:
     """Return for each case the measured scheme that the predictions recommend, beside the fastest.
 
-    A case is a net on some hosts at a rate of which several of our schemes were measured: exact ones, or lossy ones.
+    A case is a net on some hosts at a rate of which several of our schemes were measured: exact
+    ones, or lossy ones.
 
     Args, Raises: see `compare`.
     """
@@ -138,7 +163,12 @@ def choices(tables: Sequence[dict[str, Any]], machine_of: MachineOf, *, net: str
         fastest = min(jobs, key=lambda case: case.measured_s)
         over = recommended.measured_s / fastest.measured_s - 1
         kind = "lossy" if lossy else "exact"
-        cells = (recommended.job, f"{recommended.measured_s:.3f}", fastest.job, f"{fastest.measured_s:.3f}")
+        cells = (
+            recommended.job,
+            f"{recommended.measured_s:.3f}",
+            fastest.job,
+            f"{fastest.measured_s:.3f}",
+        )
         rows.append((where, kind, *cells, f"{over:.0%}"))
         facts.append({"case": where, "schemes": kind, "recommended": recommended.job, "over": over})
     return Table(
@@ -233,7 +263,8 @@ def _overlap(
         for late, name in ((False, "wait_free_s"), (True, "not_wait_free_s")):
             words = "not wait-free" if late else "wait-free"
             yield Case(
-                label=f"{net}, {hosts} hosts, compute {fact['ratio']:g} x wire: {found['exchange']} {words}",
+                label=f"{net}, {hosts} hosts, compute {fact['ratio']:g} x wire: "
+                f"{found['exchange']} {words}",
                 measured_s=statistics.median(fact[name]),
                 scenario=Scenario(
                     layers=layers_of(net),
@@ -252,7 +283,11 @@ def _paper(table: dict[str, Any], found: re.Match[str], machine_of: MachineOf) -
     rate = float(found["rate"])
     for fact in table["facts"]:
         hosts = fact["hosts"]
-        for name, exchange in (("hybrid", Exchange.HYBRID), ("ps", Exchange.PS), ("ddp", Exchange.RING)):
+        for name, exchange in (
+            ("hybrid", Exchange.HYBRID),
+            ("ps", Exchange.PS),
+            ("ddp", Exchange.RING),
+        ):
             yield Case(
                 label=f"VGG19-22K / 40, {hosts} hosts: {name}",
                 measured_s=fact[name],

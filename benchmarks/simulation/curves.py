@@ -22,11 +22,20 @@ BATCH = 32
 DEVICE_FLOPS = 10e12
 """Sustained rate of an accelerator in a training step, and in the products of factors."""
 FLOPS_PER_MULTIPLICATION = 6
-"""A multiplication and an addition in the forward pass, for the gradient of the input, and for that of the weight."""
+"""A multiplication and an addition in the forward pass, for the gradient of the input, and for
+that of the weight.
+"""
 MACHINE = Machine(
-    latency_s=20e-6, goodput=0.94, flops=DEVICE_FLOPS, products_on_device=True, buffer_bytes=4 * 2**20
+    latency_s=20e-6,
+    goodput=0.94,
+    flops=DEVICE_FLOPS,
+    products_on_device=True,
+    buffer_bytes=4 * 2**20,
 )
-"""TCP over frames of 1500 bytes leaves 94 % for values. Shards and senders keep up with the links."""
+"""TCP over frames of 1500 bytes leaves 94 % for values.
+
+Shards and senders keep up with the links.
+"""
 NEAR = 0.02
 """Exchanges within this factor of the fastest count as equally fast."""
 
@@ -131,7 +140,8 @@ def points(
 
 
 def winners(found: Sequence[Point]) -> list[tuple[int, tuple[str, ...]]]:
-    """Return, for each number of hosts, the exchanges on the same machines that are as fast as the fastest.
+    """Return, for each number of hosts, the exchanges on the same machines that are as fast as
+    the fastest.
 
     Args:
         found: the points of one net at one rate.
@@ -156,7 +166,8 @@ def in_ranges(rows: Sequence[tuple[int, tuple[str, ...]]]) -> str:
             ranges.append((hosts, hosts, labels))
     everything = tuple(line.label for line in ALIKE)
     return "; ".join(
-        f"{first}{f'-{last}' if last > first else ''}: {'all' if labels == everything else ', '.join(labels)}"
+        f"{first}{f'-{last}' if last > first else ''}: "
+        f"{'all' if labels == everything else ', '.join(labels)}"
         for first, last, labels in ranges
     )
 
@@ -170,7 +181,8 @@ class NetFacts:
         parameters: number of trained values.
         fully_connected: the part of them in weights with factors.
         compute_s: seconds of computation for a batch.
-        factors_up_to: for each fully-connected layer the number of hosts up to which its factors are fewer bytes.
+        factors_up_to: for each fully-connected layer the number of hosts up to which its factors
+            are fewer bytes.
     """
 
     net: str

@@ -1,7 +1,8 @@
-"""Streams of chunks and all-reduces between the hosts of a testbed: their processor time, and the goodput of links.
+"""Streams of chunks and all-reduces between the hosts of a testbed: their processor time, and
+the goodput of links.
 
-All hosts of a testbed share one machine. While each sends to the next one at full rate, its processors are sometimes late,
-and links are idle at times. Needs root.
+All hosts of a testbed share one machine. While each sends to the next one at full rate, its
+processors are sometimes late, and links are idle at times. Needs root.
 """
 
 from __future__ import annotations
@@ -40,15 +41,23 @@ Command = tuple[str, Host, Sequence[str]]
 
 def cpu_s_per_byte() -> float:
     """Return a core's mean time to send or to receive a byte, on links without a rate."""
-    return sum(output["cpu_s"] for output in _streams(2, None, MESSAGES)) / (2 * 2 * MESSAGES * CHUNK_BYTES)
+    return sum(output["cpu_s"] for output in _streams(2, None, MESSAGES)) / (
+        2 * 2 * MESSAGES * CHUNK_BYTES
+    )
 
 
 def ring_cpu_s_per_byte() -> float:
-    """Return a core's mean time to send a byte round a ring, receive one and add it, on links without a rate."""
+    """Return a core's mean time to send a byte round a ring, receive one and add it, on links
+    without a rate.
+    """
     with Hosts(RING_HOSTS) as hosts:
         rendezvous = f"tcp://{hosts[0].address}:{PORT}"
         commands = [
-            (f"ring {rank}", host, ("ring_probe", rendezvous, str(rank), str(RING_HOSTS), str(ALL_REDUCES)))
+            (
+                f"ring {rank}",
+                host,
+                ("ring_probe", rendezvous, str(rank), str(RING_HOSTS), str(ALL_REDUCES)),
+            )
             for rank, host in enumerate(hosts)
         ]
         used_s = statistics.fmean(output["cpu_s"] for output in _run(commands))
@@ -60,7 +69,8 @@ class Carried:
     """The links while every host sends to the next one and receives from the one before.
 
     Attributes:
-        goodput: the part of their rate that they carry: the median over some runs of the mean over all hosts, at most 1.
+        goodput: the part of their rate that they carry: the median over some runs of the mean over
+            all hosts, at most 1.
         busy_goodput: the same while every core has other work.
         interrupts_s_per_byte: a core's time in interrupts for a byte that leaves or reaches a host.
     """
@@ -106,7 +116,9 @@ def _interrupts_s() -> float:
 
 
 def _stream_s(hosts: int, rate_mbit: float, count: int) -> float:
-    """Return the duration of a stream at its receivers: the median over some runs of the mean over all hosts."""
+    """Return the duration of a stream at its receivers: the median over some runs of the mean
+    over all hosts.
+    """
     tries = (_streams(hosts, rate_mbit, count)[:hosts] for _ in range(TRIES))
     return statistics.median(
         statistics.fmean(output["seconds"] for output in receivers) for receivers in tries

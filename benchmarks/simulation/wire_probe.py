@@ -1,4 +1,5 @@
-"""One end of a stream of chunks in a process: prints its processor time, and the duration of the stream.
+"""One end of a stream of chunks in a process: prints its processor time, and the duration of the
+stream.
 
 python -m benchmarks.simulation.wire_probe receive tcp://10.0.0.1:9000 100
 python -m benchmarks.simulation.wire_probe send tcp://10.0.0.1:9000 100

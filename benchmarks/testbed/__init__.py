@@ -1,1 +1,3 @@
-"""A testbed for measurements: hosts as namespaces on one machine, and jobs on them (`benchmarks/cluster.py`)."""
+"""A testbed for measurements: hosts as namespaces on one machine, and jobs on them
+(`benchmarks/cluster.py`).
+"""

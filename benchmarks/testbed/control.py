@@ -1,7 +1,9 @@
-"""Control of a measurement: the measuring process requests rounds from the workers on the hosts, and receives their times.
+"""Control of a measurement: the measuring process requests rounds from the workers on the hosts,
+and receives their times.
 
-It uses a Unix socket, which works across network namespaces and sends no byte over the links. Each line is a JSON
-object: `{"rank": 0}` from a worker that is ready, `{"iterations": 7}` to it, `{"seconds": [...], ...}` back.
+It uses a Unix socket, which works across network namespaces and sends no byte over the links. Each
+line is a JSON object: `{"rank": 0}` from a worker that is ready, `{"iterations": 7}` to it,
+`{"seconds": [...], ...}` back.
 
 Law: every wait has a limit; a worker that sends nothing in time, or is gone, is one `TestbedError`.
 """
@@ -75,7 +77,8 @@ class Workers:
             alive()
             if time.monotonic() > end_s:
                 raise TestbedError(
-                    f"only {len(self._lines)} of {self._count} workers were ready in {timeout_s:g} s"
+                    f"only {len(self._lines)} of {self._count} workers were ready in "
+                    f"{timeout_s:g} s"
                 )
             try:
                 peer, _ = self._socket.accept()
@@ -96,7 +99,9 @@ class Workers:
             line.write(json.dumps({"iterations": iterations}) + "\n")
             line.flush()
         answers = [_read(self._lines[rank], str(rank)) for rank in sorted(self._lines)]
-        return [Round(**{name: tuple(values) for name, values in answer.items()}) for answer in answers]
+        return [
+            Round(**{name: tuple(values) for name, values in answer.items()}) for answer in answers
+        ]
 
     def close(self) -> None:
         """Close the connections, which ends the workers."""
@@ -109,13 +114,21 @@ class Workers:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        where: TracebackType | None,
     ) -> None:
         self.close()
 
 
 def serve_rounds(
-    path: Path, rank: int, iterate: Callable[[], None], barrier: Callable[[], None], *, steady: bool = False
+    path: Path,
+    rank: int,
+    iterate: Callable[[], None],
+    barrier: Callable[[], None],
+    *,
+    steady: bool = False,
 ) -> None:
     """Run the rounds that the measuring process requests, until it is gone.
 
@@ -124,8 +137,8 @@ def serve_rounds(
         rank: this worker.
         iterate: one iteration.
         barrier: returns once all workers have called it.
-        steady: the calling thread gets priority from the second round on. Threads that it starts later would inherit it;
-            after the first round all have started.
+        steady: the calling thread gets priority from the second round on. Threads that it starts
+            later would inherit it; after the first round all have started.
     """
     with socket.socket(socket.AF_UNIX) as peer:
         peer.connect(str(path))
@@ -141,8 +154,9 @@ def serve_rounds(
 def raise_priority() -> None:
     """Give the calling thread priority over all others of this machine.
 
-    It sleeps in place of an accelerator, whose work takes no longer when its host's processors are busy. Here the hosts share
-    a few processors, and without the priority a layer's time would grow by the wait for a processor.
+    It sleeps in place of an accelerator, whose work takes no longer when its host's processors are
+    busy. Here the hosts share a few processors, and without the priority a layer's time would grow
+    by the wait for a processor.
     """
     os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), HIGHEST_PRIORITY)
 
@@ -154,7 +168,10 @@ def _timed(iterate: Callable[[], None], iterations: int) -> dict[str, object]:
         ends.append(_now())
     columns = zip(*ends, strict=True)
     names = ("seconds", "user_s", "system_s")
-    return {name: [b - a for a, b in pairwise(column)] for name, column in zip(names, columns, strict=True)}
+    return {
+        name: [b - a for a, b in pairwise(column)]
+        for name, column in zip(names, columns, strict=True)
+    }
 
 
 def _now() -> tuple[float, float, float]:

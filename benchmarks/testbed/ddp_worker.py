@@ -2,8 +2,8 @@
 
     python -m benchmarks.testbed.ddp_worker --settings FILE --rank 0
 
-Law: the code that a user of torch would write, without anything that slows it down: gradients are views of the buckets,
-and the optimizer is torch's with its defaults.
+Law: the code that a user of torch would write, without anything that slows it down: gradients are
+views of the buckets, and the optimizer is torch's with its defaults.
 """
 
 from __future__ import annotations
@@ -35,7 +35,9 @@ class DdpTraining:
         self._net: nn.Module = net
         self._after_step: Callable[[], None] = lambda: None
         if how is not None:
-            wrapped = DistributedDataParallel(net, gradient_as_bucket_view=True, bucket_cap_mb=how.bucket_mb)
+            wrapped = DistributedDataParallel(
+                net, gradient_as_bucket_view=True, bucket_cap_mb=how.bucket_mb
+            )
             if how.hook:
                 self._after_step = attach(wrapped, Hook.parse(how.hook))
             self._net = wrapped

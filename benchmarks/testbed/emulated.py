@@ -3,13 +3,14 @@
     net = EmulatedNet(layers_of("alexnet"), batch=32, compute_s=0.05)
     net().sum().backward()
 
-Each layer sleeps for its share of the compute time, a third of it forward, two thirds backward, and returns memory
-that it holds. The parameters have the real shapes, gradients the real sizes; a fully-connected layer is an `nn.Linear`
-whose input and output gradient have the real number of rows. The values mean nothing.
+Each layer sleeps for its share of the compute time, a third of it forward, two thirds backward, and
+returns memory that it holds. The parameters have the real shapes, gradients the real sizes; a
+fully-connected layer is an `nn.Linear` whose input and output gradient have the real number of
+rows. The values mean nothing.
 
-Law: a backward pass computes nothing and allocates nothing of a parameter's size. Gradients are views of one constant
-buffer, which the exchange must only read. The net does not know which exchange it has: the same classes serve every
-system that is measured.
+Law: a backward pass computes nothing and allocates nothing of a parameter's size. Gradients are
+views of one constant buffer, which the exchange must only read. The net does not know which
+exchange it has: the same classes serve every system that is measured.
 """
 
 from __future__ import annotations
@@ -32,12 +33,14 @@ GRADIENT = 1e-6
 
 
 class Pace:
-    """The clock of an emulated accelerator: pieces of work run one after the other, each for its time.
+    """The clock of an emulated accelerator: pieces of work run one after the other, each for its
+    time.
 
-    A piece begins when the one before it ends, even if the sleep returned late: the few processors of this machine emulate
-    many hosts. Before a piece of a forward pass the caller may have waited for new weights or for other workers' gradients.
-    If it was away for longer than `slack_s` it has waited, and the accelerator was idle until then. Within a backward pass
-    there is nothing to wait for: a delay of the caller comes from this machine, and a real accelerator has its work queued.
+    A piece begins when the one before it ends, even if the sleep returned late: the few processors
+    of this machine emulate many hosts. Before a piece of a forward pass the caller may have waited
+    for new weights or for other workers' gradients. If it was away for longer than `slack_s` it has
+    waited, and the accelerator was idle until then. Within a backward pass there is nothing to wait
+    for: a delay of the caller comes from this machine, and a real accelerator has its work queued.
 
     Args:
         slack_s: see above.
@@ -86,7 +89,9 @@ class Gradients:
         return self._memory.numel()
 
     def of(self, shape: Shape) -> Tensor:
-        """Return a constant gradient of this shape; a fresh view, so that autograd takes it without a copy."""
+        """Return a constant gradient of this shape; a fresh view, so that autograd takes it
+        without a copy.
+        """
         size = math.prod(shape)
         if self._memory.numel() < size:
             self._memory = torch.full((size,), GRADIENT)
@@ -97,7 +102,9 @@ class _Work(Function):
     """A layer as autograd sees it: x and the layer's parameters in, y out."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, layer: EmulatedLayer | EmulatedLinear, *parameters: Tensor) -> Tensor:
+    def forward(
+        ctx: Any, x: Tensor, layer: EmulatedLayer | EmulatedLinear, *parameters: Tensor
+    ) -> Tensor:
         layer.pace.spend(layer.forward_s, after_wait=True)
         ctx.layer = layer
         ctx.x_shape = x.shape
@@ -148,7 +155,8 @@ class EmulatedLayer(nn.Module):
 
 
 class EmulatedLinear(nn.Linear):
-    """A fully-connected layer: its weight's gradient is skipped if it is not needed as a dense tensor.
+    """A fully-connected layer: its weight's gradient is skipped if it is not needed as a dense
+    tensor.
 
     Args:
         shape: its weight (outputs x inputs) and bias.
@@ -159,7 +167,9 @@ class EmulatedLinear(nn.Linear):
     """
 
     offers_factors = True
-    """Declares to Poseidon that the weight's gradient is u^T v of the output's gradient and the input."""
+    """Declares to Poseidon that the weight's gradient is u^T v of the output's gradient and the
+    input.
+    """
 
     def __init__(
         self, shape: LayerShape, output: Tensor, pace: Pace, gradients: Gradients, work_s: float
@@ -184,13 +194,19 @@ class EmulatedNet(nn.Module):
 
     Args:
         layers: their shapes, in forward order.
-        batch: rows of a fully-connected layer's input. Layers with outputs of one shape share their memory.
+        batch: rows of a fully-connected layer's input. Layers with outputs of one shape share their
+            memory.
         compute_s: time of one forward and backward pass of the whole.
         pace: the accelerator's clock; one of its own when not given.
     """
 
     def __init__(
-        self, layers: Sequence[LayerShape], *, batch: int, compute_s: float, pace: Pace | None = None
+        self,
+        layers: Sequence[LayerShape],
+        *,
+        batch: int,
+        compute_s: float,
+        pace: Pace | None = None,
     ) -> None:
         super().__init__()
         pace, gradients = pace or Pace(), Gradients()
@@ -206,7 +222,9 @@ class EmulatedNet(nn.Module):
             kind = EmulatedLinear if shape.fully_connected else EmulatedLayer
             self.layers.append(kind(shape, output, pace, gradients, compute_s * share))
         first = layers[0]
-        self.input = torch.full((batch, first.tensors[0][1]), VALUE) if first.fully_connected else token
+        self.input = (
+            torch.full((batch, first.tensors[0][1]), VALUE) if first.fully_connected else token
+        )
 
     def forward(self) -> Tensor:
         """Run one forward pass over any batch. Return the last layer's output."""
@@ -217,7 +235,9 @@ class EmulatedNet(nn.Module):
 
 
 def _columns(shape: LayerShape, following: LayerShape | None) -> int:
-    """Return the columns of a layer's output: those of the following one's input; 0: the output is one number."""
+    """Return the columns of a layer's output: those of the following one's input; 0: the output
+    is one number.
+    """
     if following is not None:
         return following.tensors[0][1] if following.fully_connected else 0
     return shape.tensors[0][0] if shape.fully_connected else 0

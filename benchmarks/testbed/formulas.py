@@ -1,7 +1,8 @@
 """The bytes of an iteration over each host's link in each direction, by Poseidon's formulas.
 
-Law: pure, and independent of the measurement and of the exchange; only the scheme of each tensor comes from the job's own
-plan. M model bytes, P workers, S hosts that only serve, K rows, a weight of N x M:
+Law: pure, and independent of the measurement and of the exchange; only the scheme of each tensor
+comes from the job's own plan. M model bytes, P workers, S hosts that only serve, K rows, a weight
+of N x M:
 
     server, all work and serve     2 M (P - 1) / P        pushes to the other shards, and values to the other workers
     server, hosts that only serve  worker M, server M P / S
@@ -46,7 +47,9 @@ class LinkBytes:
         return max(self.worker, self.server)
 
 
-def expected(training: TrainingSettings, how: DdpSettings | PoseidonSettings, workers: int) -> LinkBytes:
+def expected(
+    training: TrainingSettings, how: DdpSettings | PoseidonSettings, workers: int
+) -> LinkBytes:
     """Return the bytes that an iteration of a job must move.
 
     Args:
@@ -87,7 +90,9 @@ def by_factors(shape: Sequence[int], rows: int, workers: int) -> float:
 def plan_of(training: TrainingSettings, how: PoseidonSettings, workers: int) -> ExchangePlan:
     """Return the plan that the job will make."""
     places = range(how.servers or workers)
-    homes = tuple(-1 - place if how.servers else place for place in places for _ in range(how.shards))
+    homes = tuple(
+        -1 - place if how.servers else place for place in places for _ in range(how.shards)
+    )
     member = Membership(
         workers=workers,
         shards=len(homes),
@@ -95,7 +100,9 @@ def plan_of(training: TrainingSettings, how: PoseidonSettings, workers: int) -> 
         token=b"x",
         options=how.options.without_local_steps,
     )
-    rows = 0 if how.sync_every else training.batch  # what many iterations have changed has no factors
+    rows = (
+        0 if how.sync_every else training.batch
+    )  # what many iterations have changed has no factors
     return plan_exchange(_tensors(training.layers, rows), member)
 
 

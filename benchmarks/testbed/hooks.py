@@ -4,7 +4,8 @@
     powersgd:R    weights travel as two factors of rank R, after two iterations without compression; error feedback, warm start
     post-local:H  gradients stay on their host; weights are averaged every H iterations (post-local SGD)
 
-Law: pure but for `attach`, which registers a hook, and its thread. Every hook is lossy: the weights are not those of plain DDP.
+Law: pure but for `attach`, which registers a hook, and its thread. Every hook is lossy: the weights
+are not those of plain DDP.
 """
 
 from __future__ import annotations
@@ -34,11 +35,17 @@ from poseidon.plan.shapes import LayerShape
 
 ELEMENT_BYTES, HALF_BYTES = 4, 2
 PLAIN_ITERATIONS = 2
-"""Iterations of plain DDP before a hook begins: the fewest that PowerSGD takes, because DDP rebuilds its buckets once."""
+"""Iterations of plain DDP before a hook begins: the fewest that PowerSGD takes, because DDP
+rebuilds its buckets once.
+"""
 LEAST_RATE = 2
-"""PowerSGD compresses a tensor if that divides its elements by more than this (torch's `min_compression_rate`)."""
+"""PowerSGD compresses a tensor if that divides its elements by more than this (torch's
+`min_compression_rate`).
+"""
 EPSILON = 1e-8
-"""Added to norms in PowerSGD: emulated gradients have rank 1, and a column of zeros has no direction."""
+"""Added to norms in PowerSGD: emulated gradients have rank 1, and a column of zeros has no
+direction.
+"""
 
 
 class HookKind(Enum):
@@ -49,7 +56,9 @@ class HookKind(Enum):
     POWERSGD = "powersgd"
     """`powerSGD_hook`: gradients travel as two factors of low rank."""
     POST_LOCAL = "post-local"
-    """`post_localSGD_hook` with `PeriodicModelAverager`: weights are averaged every H iterations."""
+    """`post_localSGD_hook` with `PeriodicModelAverager`: weights are averaged every H
+    iterations.
+    """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,7 +104,9 @@ class Hook:
         return self.number if self.kind is HookKind.POST_LOCAL else 1
 
     def payload_bytes(self, layers: Sequence[LayerShape]) -> float:
-        """Return the bytes that are all-reduced for an iteration: those of post-local SGD are a mean."""
+        """Return the bytes that are all-reduced for an iteration: those of post-local SGD are a
+        mean.
+        """
         shapes = [shape for layer in layers for shape in layer.tensors]
         if self.kind is HookKind.FP16:
             return sum(map(math.prod, shapes)) * HALF_BYTES
@@ -110,8 +121,9 @@ ALL_HOOKS = ("fp16", "powersgd:1", "powersgd:2", "powersgd:4", "post-local:8")
 class OneAfterTheOther:
     """Runs a hook bucket by bucket, on a thread of its own while the backward pass goes on.
 
-    PowerSGD's all-reduces of a bucket follow each other in callbacks. With NCCL those of all buckets have one order, that of
-    the stream. gloo calls back in any order, so the processes would reduce different buckets with each other.
+    PowerSGD's all-reduces of a bucket follow each other in callbacks. With NCCL those of all
+    buckets have one order, that of the stream. gloo calls back in any order, so the processes would
+    reduce different buckets with each other.
 
     Args:
         hook: returns the future of a bucket's gradient.

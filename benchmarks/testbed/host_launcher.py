@@ -1,8 +1,9 @@
-"""Starts a job's processes on hosts: a `Launcher` for `run_job`, whose clients are hosts by their addresses.
+"""Starts a job's processes on hosts: a `Launcher` for `run_job`, whose clients are hosts by
+their addresses.
 
     with Hosts(2, rate_mbit=250) as hosts:
-        clients = [machinefile.Host(id=host.index, address=host.address, port=9000) for host in hosts]
-        run_job(plan_job(clients, ...), make_spec, HostLauncher(hosts), ...)
+        clients = [machinefile.Host(id=host.index, address=host.address, port=9000) for host in
+        hosts] run_job(plan_job(clients, ...), make_spec, HostLauncher(hosts), ...)
 
 Law: processes start as with `LocalLauncher`, except that they have their host's network.
 """
@@ -31,11 +32,15 @@ class HostLauncher:
         self._hosts = {host.address: host for host in hosts}
         self._launcher = launcher or LocalLauncher()
 
-    def start(self, spec: ProcessSpec, client: machinefile.Host, listener: Listener) -> LocalProcess:
+    def start(
+        self, spec: ProcessSpec, client: machinefile.Host, listener: Listener
+    ) -> LocalProcess:
         """Start a process; see `Launcher.start`."""
         host = self._hosts.get(client.address)
         if host is None:
             known = ", ".join(self._hosts)
-            raise JobError(f"client {client.id} is on {client.address}, which is none of the hosts: {known}")
+            raise JobError(
+                f"client {client.id} is on {client.address}, which is none of the hosts: {known}"
+            )
         inside = replace(spec, argv=(*host.enter, *spec.argv))
         return self._launcher.start(inside, replace(client, address="127.0.0.1"), listener)

@@ -3,8 +3,8 @@
     with Hosts(4, rate_mbit=250) as hosts:
         subprocess.run([*hosts[0].enter, "ping", "-c1", hosts[1].address])
 
-Law: the hosts are removed however the block ends: with an exception, SIGINT, SIGTERM, the interpreter's end. Only SIGKILL
-leaves them behind; `remove_leftovers` finds those.
+Law: the hosts are removed however the block ends: with an exception, SIGINT, SIGTERM, the
+interpreter's end. Only SIGKILL leaves them behind; `remove_leftovers` finds those.
 """
 
 from __future__ import annotations
@@ -111,7 +111,10 @@ class Hosts(Sequence[Host]):
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        where: TracebackType | None,
     ) -> None:
         self.close()
 

@@ -1,7 +1,7 @@
 """A job on hosts that runs iterations on request: DDP's or ours.
 
-Law: a job that waits for its next round uses neither links nor processors, so several jobs may share the hosts and be
-measured by turns.
+Law: a job that waits for its next round uses neither links nor processors, so several jobs may
+share the hosts and be measured by turns.
 """
 
 from __future__ import annotations
@@ -31,7 +31,9 @@ from benchmarks.testbed.worker_settings import (
 from poseidon.exchange.cost import ExchangeKind
 
 LIMIT_S = 300.0
-"""Limit of the start, in which all processes import torch and connect on few cores; also of one round."""
+"""Limit of the start, in which all processes import torch and connect on few cores; also of one
+round.
+"""
 FIRST_PORT = 9000
 
 _PORTS = itertools.count(FIRST_PORT, 10)
@@ -60,7 +62,9 @@ class HostJob:
     ) -> None:
         servers = how.servers if isinstance(how, PoseidonSettings) else 0
         if len(hosts) <= servers:
-            raise TestbedError(f"{len(hosts)} hosts of which {servers} only serve: expected one more to work")
+            raise TestbedError(
+                f"{len(hosts)} hosts of which {servers} only serve: expected one more to work"
+            )
         self._hosts = hosts
         self._working = hosts[: len(hosts) - servers]
         self._serving = hosts[len(hosts) - servers :] if servers else self._working
@@ -117,7 +121,10 @@ class HostJob:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        where: TracebackType | None,
     ) -> None:
         self._stack.__exit__(kind, error, where)
 
@@ -139,11 +146,16 @@ class HostJob:
 
     @property
     def shard_bytes(self) -> list[int]:
-        """Return the bytes that each shard has received and sent since its start; after the job has ended."""
+        """Return the bytes that each shard has received and sent since its start; after the job
+        has ended.
+        """
         return self._shard_bytes
 
     def _let_go(
-        self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        where: TracebackType | None,
     ) -> None:
         self._workers.close()
         if kind is not None:

@@ -27,8 +27,10 @@ MTU_BYTES = 9000
 BURST_BYTES = 80_000
 """More than the largest packet of TCP (64 KiB), and little compared with an iteration's bytes."""
 CONGESTION_CONTROL = "reno"
-"""Instead of the machine's default: some have BBR, which is slow to use the rate that another connection leaves. Linux's
-usual cubic behaves as Reno at the round trips of a local network, and a namespace may not always choose it."""
+"""Instead of the machine's default: some have BBR, which is slow to use the rate that another
+connection leaves. Linux's usual cubic behaves as Reno at the round trips of a local network, and
+a namespace may not always choose it.
+"""
 QUEUE_S = 0.05
 LEAST_QUEUE_BYTES = 1 << 20
 
@@ -40,10 +42,14 @@ def check_tools() -> None:
         TestbedError: not root, or a command is missing.
     """
     if os.geteuid() != 0:
-        raise TestbedError("hosts are network namespaces, which only root can make; run this as root")
+        raise TestbedError(
+            "hosts are network namespaces, which only root can make; run this as root"
+        )
     missing = [tool for tool in ("ip", "tc") if shutil.which(tool) is None]
     if missing:
-        raise TestbedError(f"no {' and no '.join(missing)} here; install them: apt-get install iproute2")
+        raise TestbedError(
+            f"no {' and no '.join(missing)} here; install them: apt-get install iproute2"
+        )
 
 
 def make_bridge(bridge: str) -> None:
@@ -55,10 +61,24 @@ def make_bridge(bridge: str) -> None:
 
 
 def make_host(name: str, bridge: str, address: str) -> None:
-    """Make a namespace with loopback and one link to the bridge, whose end there has the host's name."""
+    """Make a namespace with loopback and one link to the bridge, whose end there has the host's
+    name.
+    """
     _run("ip", "netns", "add", name)
     _run("ip", "link", "add", name, "type", "veth", "peer", "name", INTERFACE, "netns", name)
-    _run("ip", "link", "set", name, "addrgenmode", "none", "mtu", str(MTU_BYTES), "master", bridge, "up")
+    _run(
+        "ip",
+        "link",
+        "set",
+        name,
+        "addrgenmode",
+        "none",
+        "mtu",
+        str(MTU_BYTES),
+        "master",
+        bridge,
+        "up",
+    )
     inside = ("ip", "-n", name)
     _run(*inside, "link", "set", INTERFACE, "addrgenmode", "none", "mtu", str(MTU_BYTES), "up")
     _run(*inside, "addr", "add", f"{address}/24", "dev", INTERFACE)
@@ -84,7 +104,21 @@ def connect(addresses: Mapping[str, str]) -> None:
         addresses: the IPv4 address there of each of the two.
     """
     one, other = addresses
-    _run("ip", "-n", one, "link", "add", SECOND, "type", "veth", "peer", "name", SECOND, "netns", other)
+    _run(
+        "ip",
+        "-n",
+        one,
+        "link",
+        "add",
+        SECOND,
+        "type",
+        "veth",
+        "peer",
+        "name",
+        SECOND,
+        "netns",
+        other,
+    )
     for name, address in addresses.items():
         _run("ip", "-n", name, "addr", "add", f"{address}/24", "dev", SECOND)
         _run("ip", "-n", name, "link", "set", SECOND, "up")
@@ -103,7 +137,12 @@ def mend(name: str, bridge: str) -> None:
 def addresses() -> set[str]:
     """Return this machine's own addresses, IPv4 and IPv6."""
     found = json.loads(_run("ip", "-j", "addr", "show"))
-    return {str(entry["local"]) for link in found for entry in link.get("addr_info", ()) if "local" in entry}
+    return {
+        str(entry["local"])
+        for link in found
+        for entry in link.get("addr_info", ())
+        if "local" in entry
+    }
 
 
 def shape(name: str, rate_mbit: float) -> None:
@@ -125,7 +164,9 @@ def sent_and_received(name: str) -> tuple[int, int]:
     """Bytes that a host has sent and received over its link, frames with their headers."""
     counts = SYSTEM / name / "statistics"  # of the bridge's end: what it receives the host has sent
     try:
-        sent, received = ((counts / f"{way}_bytes").read_text(encoding="ascii") for way in ("rx", "tx"))
+        sent, received = (
+            (counts / f"{way}_bytes").read_text(encoding="ascii") for way in ("rx", "tx")
+        )
     except OSError as error:
         raise TestbedError(f"the link of host {name} is gone: {error.strerror}") from error
     return int(sent), int(received)

@@ -1,8 +1,9 @@
 """Measuring jobs on the same hosts by turns: A B A B ...
 
-Law: a job's first iterations in each round are not counted (they meet no values on their way), and no round begins
-before the links are silent, so that no job pays for another one's bytes. Bytes are those of whole rounds, from silence
-to silence. If a job transfers something every H iterations only, a round has whole periods of it.
+Law: a job's first iterations in each round are not counted (they meet no values on their way), and
+no round begins before the links are silent, so that no job pays for another one's bytes. Bytes are
+those of whole rounds, from silence to silence. If a job transfers something every H iterations
+only, a round has whole periods of it.
 """
 
 from __future__ import annotations
@@ -71,8 +72,8 @@ class Measured:
 
     Attributes:
         name: of the job.
-        seconds: an iteration's time in each round: the mean, since iterations that overlap alternate between short and
-            long.
+        seconds: an iteration's time in each round: the mean, since iterations that overlap
+            alternate between short and long.
         sent_bytes: per host, of an iteration.
         received_bytes: per host, of an iteration.
         split: processor time of an iteration, by round.
@@ -106,7 +107,9 @@ class Measured:
 
 
 def begin(jobs: Sequence[HostJob], effort: Effort) -> None:
-    """Run the first round of entered jobs, which does not count: buffers are made, connections opened."""
+    """Run the first round of entered jobs, which does not count: buffers are made, connections
+    opened.
+    """
     for job in jobs:
         job.round(job.plain_iterations + max(effort.of(job).warm, 1))
 
@@ -156,14 +159,18 @@ def measure(
     return found
 
 
-def _note(measured: Measured, workers: Sequence[Round], shards: Sequence[CpuTime], effort: Effort) -> None:
+def _note(
+    measured: Measured, workers: Sequence[Round], shards: Sequence[CpuTime], effort: Effort
+) -> None:
     counted = [seconds for worker in workers for seconds in worker.seconds[effort.warm :]]
     measured.seconds.append(statistics.fmean(counted))
     count = effort.warm + effort.iterations
     measured.split.append(
         Split(
             worker_user_s=sum(statistics.fmean(worker.user_s[effort.warm :]) for worker in workers),
-            worker_system_s=sum(statistics.fmean(worker.system_s[effort.warm :]) for worker in workers),
+            worker_system_s=sum(
+                statistics.fmean(worker.system_s[effort.warm :]) for worker in workers
+            ),
             shard_user_s=sum(shard.user_s for shard in shards) / count,
             shard_system_s=sum(shard.system_s for shard in shards) / count,
         )

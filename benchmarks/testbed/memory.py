@@ -18,7 +18,9 @@ PROCESS_BYTES = 200_000_000
 COPIES_DDP = 3
 """Weights, momentum, buckets."""
 COPIES_HOOK = {HookKind.FP16: 0, HookKind.POWERSGD: 2, HookKind.POST_LOCAL: 1}
-"""Further copies: PowerSGD has what it holds back and the gradient before compression, post-local SGD the averaged weights."""
+"""Further copies: PowerSGD has what it holds back and the gradient before compression,
+post-local SGD the averaged weights.
+"""
 COPIES_POSEIDON = 5
 """Weights, the shards' values and momentum, gradients and values on their way."""
 COPIES_CODEC = 2
@@ -28,10 +30,14 @@ COPIES_LOCAL_STEPS = 2
 SPARE = 0.9
 
 
-def needed_bytes(training: TrainingSettings, how: DdpSettings | PoseidonSettings, workers: int) -> int:
+def needed_bytes(
+    training: TrainingSettings, how: DdpSettings | PoseidonSettings, workers: int
+) -> int:
     """About what a job takes, all its processes together."""
     model = elements(training.layers) * ELEMENT_BYTES
-    largest = max(layer.elements for layer in training.layers) * ELEMENT_BYTES  # the constant gradient
+    largest = (
+        max(layer.elements for layer in training.layers) * ELEMENT_BYTES
+    )  # the constant gradient
     if isinstance(how, DdpSettings):
         copies = COPIES_DDP + (COPIES_HOOK[Hook.parse(how.hook).kind] if how.hook else 0)
         return workers * (copies * model + largest + PROCESS_BYTES)
@@ -58,7 +64,8 @@ def check_memory(
     available = free_bytes()
     if needed > available:
         raise TestbedError(
-            f"{workers} workers on this net need about {megabytes(needed)} MB, and {megabytes(available)} MB are "
+            f"{workers} workers on this net need about {megabytes(needed)} MB, and "
+            f"{megabytes(available)} MB are "
             "free; take fewer hosts (--hosts) or a smaller net (--net)"
         )
 
@@ -70,7 +77,9 @@ def groups_that_fit(
     *,
     most_bytes: int,
 ) -> list[list[DdpSettings | PoseidonSettings]]:
-    """Return jobs in groups, in their order, each of which fits; a job that does not fit has a group of its own."""
+    """Return jobs in groups, in their order, each of which fits; a job that does not fit has a
+    group of its own.
+    """
     groups: list[list[DdpSettings | PoseidonSettings]] = []
     used = 0
     for how in jobs:

@@ -1,7 +1,7 @@
 """The names and addresses of a measurement's hosts.
 
-Law: pure. A name shows which process made it, so that two measurements never collide and leftovers can be told from hosts
-in use. The kernel allows 15 characters.
+Law: pure. A name shows which process made it, so that two measurements never collide and leftovers
+can be told from hosts in use. The kernel allows 15 characters.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""Bytes per host and iteration beside the formula, for each exchange and number of hosts; and the shards' shares."""
+"""Bytes per host and iteration beside the formula, for each exchange and number of hosts; and
+the shards' shares.
+"""
 
 from __future__ import annotations
 
@@ -15,9 +17,12 @@ from benchmarks.testbed.worker_settings import PoseidonSettings, TrainingSetting
 
 HEAD = ("exchange", "hosts", "formula MB", "sent MB", "received MB", "off most", "shards max/mean")
 READING = (
-    "MB are millions of bytes over one host's link in one iteration and one direction, frames with their headers, counted "
-    "by the link: the mean over the hosts. 'off most' is how far the host and direction that is furthest from the "
-    "formula is from it; the goal is within 2 %. 'shards max/mean' is the bytes of the busiest shard over those of the "
+    "MB are millions of bytes over one host's link in one iteration and one direction, frames "
+    "with their headers, counted "
+    "by the link: the mean over the hosts. 'off most' is how far the host and direction that is "
+    "furthest from the "
+    "formula is from it; the goal is within 2 %. 'shards max/mean' is the bytes of the busiest "
+    "shard over those of the "
     "mean one; the goal is at most 1.05."
 )
 
@@ -58,7 +63,9 @@ def measure_bytes(
 
 
 def furthest(measured: Measured, formula: float) -> float:
-    """Return the greatest relative distance from the formula among hosts and directions, with its sign; 0 where it is 0."""
+    """Return the greatest relative distance from the formula among hosts and directions, with
+    its sign; 0 where it is 0.
+    """
     if not formula:
         return 0.0
     counts = [*measured.sent_bytes, *measured.received_bytes]

@@ -1,4 +1,6 @@
-"""Overlap of communication and computation where both take about as long; with and without wait-free."""
+"""Overlap of communication and computation where both take about as long; with and without
+wait-free.
+"""
 
 from __future__ import annotations
 
@@ -25,9 +27,12 @@ HEAD = (
     "/ bound",
 )
 READING = (
-    "'wire s' is the formula's bytes at the links' rate, 'bound s' the greater of wire and compute. 'wait-free s' is an "
-    "iteration's time with gradients that leave during the backward pass and layers that wait for their own values only; "
-    "the goal is at most 1.15 of the bound. 'not wait-free s', for contrast, sends after the backward pass and waits for "
+    "'wire s' is the formula's bytes at the links' rate, 'bound s' the greater of wire and "
+    "compute. 'wait-free s' is an "
+    "iteration's time with gradients that leave during the backward pass and layers that wait for "
+    "their own values only; "
+    "the goal is at most 1.15 of the bound. 'not wait-free s', for contrast, sends after the "
+    "backward pass and waits for "
     "all values before the forward pass."
 )
 
@@ -62,7 +67,9 @@ def measure_overlap(
                 free, bound_to_end = measure(hosts, jobs, effort, report)
         found = (free.median_s, bound_to_end.median_s)
         cells = [f"{ratio:g}", f"{timed.compute_s:.3f}", f"{wire_s:.3f}", f"{bound:.3f}"]
-        cells += [text for seconds in found for text in (f"{seconds:.3f}", f"{seconds / bound:.2f}")]
+        cells += [
+            text for seconds in found for text in (f"{seconds:.3f}", f"{seconds / bound:.2f}")
+        ]
         rows.append(tuple(cells))
         facts.append(
             {

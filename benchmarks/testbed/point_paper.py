@@ -1,4 +1,6 @@
-"""The experiment of the Poseidon paper (USENIX ATC 2017, figure on VGG19-22K), a fortieth of its size."""
+"""The experiment of the Poseidon paper (USENIX ATC 2017, figure on VGG19-22K), a fortieth of its
+size.
+"""
 
 from __future__ import annotations
 
@@ -20,10 +22,14 @@ PAPER = {1: 0.99, 2: 1.96, 4: 3.83, 8: 7.63, 16: 15.0, 32: 29.5}
 """Poseidon's speed-ups on Caffe and 40 Gbit/s, by hosts."""
 HEAD = ("hosts", "Poseidon 2017", "hybrid", "hybrid s", "ps only", "ps s", "DDP", "DDP s")
 READING = (
-    "Speed-up over one process: hosts x its iteration / this iteration. Net, batch and rate are those of the paper divided "
-    f"so that every byte is 1/{PAPER_SCALE}: VGG19-22K's matrices with sides shrunk by the root of {PAPER_SCALE}, batch "
-    f"{BATCH} shrunk likewise, {RATE_MBIT:g} instead of 40 000 Mbit/s; compute is the paper's {COMPUTE_S} s, emulated. The "
-    "goal is at least the paper's figures. One host: a worker alone needs no server. In every job the thread that stands for "
+    "Speed-up over one process: hosts x its iteration / this iteration. Net, batch and rate are "
+    "those of the paper divided "
+    f"so that every byte is 1/{PAPER_SCALE}: VGG19-22K's matrices with sides shrunk by the root "
+    f"of {PAPER_SCALE}, batch "
+    f"{BATCH} shrunk likewise, {RATE_MBIT:g} instead of 40 000 Mbit/s; compute is the paper's "
+    f"{COMPUTE_S} s, emulated. The "
+    "goal is at least the paper's figures. One host: a worker alone needs no server. In every job "
+    "the thread that stands for "
     "the accelerator runs before all others, since the hosts share this machine's processors."
 )
 
@@ -39,7 +45,10 @@ def paper_training() -> TrainingSettings:
 
 
 def measure_paper(
-    host_counts: Sequence[int], effort: Effort, report: Callable[[str], None], rate_mbit: float = RATE_MBIT
+    host_counts: Sequence[int],
+    effort: Effort,
+    report: Callable[[str], None],
+    rate_mbit: float = RATE_MBIT,
 ) -> Table:
     """Measure all sizes.
 
@@ -64,7 +73,9 @@ def measure_paper(
         speedups = [count * alone_s / each for each in seconds]
         cells = [str(count), f"{PAPER[count]:.2f}" if count in PAPER else "-"]
         cells += [
-            text for up, each in zip(speedups, seconds, strict=True) for text in (f"{up:.2f}", f"{each:.3f}")
+            text
+            for up, each in zip(speedups, seconds, strict=True)
+            for text in (f"{up:.2f}", f"{each:.3f}")
         ]
         rows.append(tuple(cells))
         names = ("hybrid", "ps", "ddp")

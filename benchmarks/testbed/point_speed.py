@@ -37,14 +37,22 @@ HEAD = (
     "shard kernel s",
 )
 READING = (
-    "Ours come first, the slowest on top, then DDP's. 'iteration s' is the median over the rounds of the mean iteration; "
-    "'quartiles' are those of the rounds. 'lossy' is yes if the weights are not those of plain DDP: a codec or a "
-    "communication hook rounds gradients, approximates them, or weights are exchanged every few iterations. 'times DDP' is "
-    "how many times as fast as plain DDP's best a job is, 'times hook' how many times as fast as the fastest hook. 'compute' "
-    "is the part of the time that is emulated compute. Codecs and hooks compute on this machine's processors. 'bound s' is "
-    "the greater of the compute time and the formula's bytes at the links' rate: no exchange that moves those bytes can be "
-    "faster. MB are those of an iteration, over the busiest host's link in one direction; with local steps a round's are "
-    "divided by its iterations. CPU and kernel seconds are the processors' time in one iteration, all hosts together: divided "
+    "Ours come first, the slowest on top, then DDP's. 'iteration s' is the median over the rounds "
+    "of the mean iteration; "
+    "'quartiles' are those of the rounds. 'lossy' is yes if the weights are not those of plain "
+    "DDP: a codec or a "
+    "communication hook rounds gradients, approximates them, or weights are exchanged every few "
+    "iterations. 'times DDP' is "
+    "how many times as fast as plain DDP's best a job is, 'times hook' how many times as fast as "
+    "the fastest hook. 'compute' "
+    "is the part of the time that is emulated compute. Codecs and hooks compute on this machine's "
+    "processors. 'bound s' is "
+    "the greater of the compute time and the formula's bytes at the links' rate: no exchange that "
+    "moves those bytes can be "
+    "faster. MB are those of an iteration, over the busiest host's link in one direction; with "
+    "local steps a round's are "
+    "divided by its iterations. CPU and kernel seconds are the processors' time in one iteration, "
+    "all hosts together: divided "
     "by this machine's processors they bound the iteration too, since all hosts share them."
 )
 MEASURES_LINKS = ("auto",)
@@ -126,17 +134,21 @@ class Row:
 def compare(comparison: Comparison, report: Callable[[str], None]) -> list[Table]:
     """Measure one comparison. Return a table for each rate.
 
-    Jobs that fit this machine's memory together live together and are measured by turns; otherwise they form several groups.
-    With several rates a job that measures its links has a group of its own for each.
+    Jobs that fit this machine's memory together live together and are measured by turns; otherwise
+    they form several groups. With several rates a job that measures its links has a group of its
+    own for each.
 
-    A failure, SIGINT or SIGTERM after the first tables' rows ends the comparison; what was finished is returned.
+    A failure, SIGINT or SIGTERM after the first tables' rows ends the comparison; what was finished
+    is returned.
 
     Raises:
         TestbedError: it does not fit, or a process failed.
     """
     training, workers = comparison.training, comparison.workers
     jobs = comparison.jobs
-    check_memory(training, [max(jobs, key=lambda how: needed_bytes(training, how, workers))], workers)
+    check_memory(
+        training, [max(jobs, key=lambda how: needed_bytes(training, how, workers))], workers
+    )
     found: dict[float | None, list[Row]] = {rate: [] for rate in comparison.rates_mbit}
     apart = [how for how in jobs if _measures_links(how)] if len(comparison.rates_mbit) > 1 else []
     anywhere = [how for how in jobs if how not in apart]
@@ -152,10 +164,17 @@ def compare(comparison: Comparison, report: Callable[[str], None]) -> list[Table
             continue
         try:
             _measure_group(comparison, group, rates, found, report)
-        except (TestbedError, KeyboardInterrupt, SystemExit) as error:  # SIGTERM too: a measurement is long
+        except (
+            TestbedError,
+            KeyboardInterrupt,
+            SystemExit,
+        ) as error:  # SIGTERM too: a measurement is long
             if not any(found.values()):
                 raise
-            report(f"stopped, the tables have the jobs that were finished: {error or type(error).__name__}")
+            report(
+                "stopped, the tables have the jobs that were finished: "
+                f"{error or type(error).__name__}"
+            )
             break
     return [table(comparison, rate, rows) for rate, rows in found.items()]
 
@@ -173,7 +192,8 @@ def _measure_group(
 ) -> None:
     """Measure jobs that live together, by turns at each rate. Add their rows to `found`.
 
-    They start on unshaped links, which shortens the start. With a job that measures its links all start at the rate.
+    They start on unshaped links, which shortens the start. With a job that measures its links all
+    start at the rate.
     """
     training, workers = comparison.training, comparison.workers
     slow = rates_mbit[0] if any(map(_measures_links, group)) else None
@@ -208,7 +228,9 @@ def table(comparison: Comparison, rate_mbit: float | None, found: Sequence[Row])
     """Return the table of jobs that were measured at one rate."""
     found = in_order(found)
     ddp = min((row.measured.median_s for row in found if row.plain_ddp), default=None)
-    hook = min((row.measured.median_s for row in found if not (row.ours or row.plain_ddp)), default=None)
+    hook = min(
+        (row.measured.median_s for row in found if not (row.ours or row.plain_ddp)), default=None
+    )
     facts = [
         {
             "job": row.measured.name,
@@ -239,13 +261,19 @@ def table(comparison: Comparison, rate_mbit: float | None, found: Sequence[Row])
 
 
 def bound_s(training: TrainingSettings, formula: LinkBytes, rate_mbit: float | None) -> float:
-    """Return the least seconds of an iteration: compute, or the busiest link's bytes at its rate."""
+    """Return the least seconds of an iteration: compute, or the busiest link's bytes at its
+    rate.
+    """
     wire_s = 0.0 if rate_mbit is None else formula.busiest * 8 / (rate_mbit * 1e6)
     return max(training.compute_s, wire_s)
 
 
 def _cells(
-    training: TrainingSettings, rate_mbit: float | None, row: Row, ddp: float | None, hook: float | None
+    training: TrainingSettings,
+    rate_mbit: float | None,
+    row: Row,
+    ddp: float | None,
+    hook: float | None,
 ) -> tuple[str, ...]:
     measured = row.measured
 
@@ -263,5 +291,8 @@ def _cells(
         f"{bound_s(training, row.formula, rate_mbit):.3f}",
         megabytes(max(measured.sent_bytes)),
         megabytes(row.formula.busiest),
-        *(part(name) for name in ("worker_user_s", "worker_system_s", "shard_user_s", "shard_system_s")),
+        *(
+            part(name)
+            for name in ("worker_user_s", "worker_system_s", "shard_user_s", "shard_system_s")
+        ),
     )

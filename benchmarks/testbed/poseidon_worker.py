@@ -2,8 +2,8 @@
 
     python -m benchmarks.testbed.poseidon_worker --settings FILE --rank 0
 
-Law: the module is trained with `poseidon.distribute`, as a user's. Only the worker's context comes from the measurement
-instead of `poseidon run`.
+Law: the module is trained with `poseidon.distribute`, as a user's. Only the worker's context comes
+from the measurement instead of `poseidon run`.
 """
 
 from __future__ import annotations
@@ -61,7 +61,9 @@ class PoseidonTraining:
         self._own_gradients = local_steps and training.emulated_update
         self._group: Group
         if self._own_gradients:
-            self._group = poseidon.distribute(self._net, NoUpdate(self._net.parameters()), example=())
+            self._group = poseidon.distribute(
+                self._net, NoUpdate(self._net.parameters()), example=()
+            )
         else:
             rule = poseidon.SGD(
                 lr=training.rate, momentum=training.momentum, weight_decay=training.weight_decay
@@ -69,7 +71,9 @@ class PoseidonTraining:
             self._group = poseidon.distribute(self._net, rule, example=())
 
     def iterate(self) -> None:
-        """Run one iteration: forward and backward; the exchange, or an optimizer, applies the update."""
+        """Run one iteration: forward and backward; the exchange, or an optimizer, applies the
+        update.
+        """
         if self._own_gradients:
             self._net.zero_grad()
         self._net().sum().backward()
@@ -94,9 +98,13 @@ def context(settings: WorkerSettings, rank: int, trace: Tracer) -> WorkerContext
             homes=settings.homes,
             options=settings.how.options,
         ),
-        connect=lambda own: settings.shards or [first_address(settings.control.parent / "rendezvous", own)],
+        connect=lambda own: (
+            settings.shards or [first_address(settings.control.parent / "rendezvous", own)]
+        ),
         trace=trace,
-        observe=unobserved if trace is NO_TRACE else lambda built, module: Traced(built, module, trace),
+        observe=unobserved
+        if trace is NO_TRACE
+        else lambda built, module: Traced(built, module, trace),
         on_open=log_plan if rank == 0 else lambda built, exchange: None,
     )
 
@@ -117,7 +125,9 @@ def first_address(file: Path, own: str) -> str:
     deadline_s = time.monotonic() + RENDEZVOUS_S
     while not file.exists():
         if time.monotonic() >= deadline_s:
-            raise JobError(f"worker 0 has not written its address to {file} within {RENDEZVOUS_S:g} s")
+            raise JobError(
+                f"worker 0 has not written its address to {file} within {RENDEZVOUS_S:g} s"
+            )
         time.sleep(0.02)
     return file.read_text(encoding="ascii")
 
@@ -176,7 +186,11 @@ def main() -> None:
         assert isinstance(settings.how, PoseidonSettings)
         replica = PoseidonTraining(settings.training, local_steps=settings.how.sync_every > 0)
         serve_rounds(
-            settings.control, flags.rank, replica.iterate, replica.barrier, steady=settings.training.steady
+            settings.control,
+            flags.rank,
+            replica.iterate,
+            replica.barrier,
+            steady=settings.training.steady,
         )
 
 

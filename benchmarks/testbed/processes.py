@@ -1,6 +1,7 @@
 """Processes on hosts: started in their namespaces, watched, and ended.
 
-Law: no process outlives `Processes`. Each leads a session of its own and is killed with all that it started, by its id.
+Law: no process outlives `Processes`. Each leads a session of its own and is killed with all that it
+started, by its id.
 """
 
 from __future__ import annotations
@@ -31,7 +32,9 @@ ON_HOST = {"GLOO_SOCKET_IFNAME": INTERFACE}
 
 
 def environment() -> dict[str, str]:
-    """Return the environment of every measured process: Poseidon's settings of malloc, and one thread of arithmetic."""
+    """Return the environment of every measured process: Poseidon's settings of malloc, and one
+    thread of arithmetic.
+    """
     return {**inherited_environment(), **child_environment(threads=1), "OMP_NUM_THREADS": "1"}
 
 
@@ -139,12 +142,17 @@ class Processes:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        where: TracebackType | None,
     ) -> None:
         self.close()
 
 
 def _signal(process: subprocess.Popen[bytes], number: int) -> None:
-    if process.returncode is None:  # not reaped: its id, which is also the group's, is still its own
+    if (
+        process.returncode is None
+    ):  # not reaped: its id, which is also the group's, is still its own
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(process.pid, number)

@@ -56,10 +56,11 @@ def from_json(text: str) -> tuple[LayerShape, ...]:
 
 
 def divided(layers: Sequence[LayerShape], by: float) -> tuple[LayerShape, ...]:
-    """Return layers of `1/by` of the size: the sides of each weight shrink by its root, the work stays.
+    """Return layers of `1/by` of the size: the sides of each weight shrink by its root, the work
+    stays.
 
-    The three channels of an image stay too, which is why the first layer shrinks less. With `1/sqrt(by)` of the rows,
-    factors shrink by the same `by` as weights.
+    The three channels of an image stay too, which is why the first layer shrinks less. With
+    `1/sqrt(by)` of the rows, factors shrink by the same `by` as weights.
     """
     root = math.sqrt(by)
 
@@ -69,13 +70,17 @@ def divided(layers: Sequence[LayerShape], by: float) -> tuple[LayerShape, ...]:
     def shape(old: Shape) -> Shape:
         return (*(side(size) for size in old[:2]), *old[2:])
 
-    return tuple(replace(layer, tensors=tuple(shape(old) for old in layer.tensors)) for layer in layers)
+    return tuple(
+        replace(layer, tensors=tuple(shape(old) for old in layer.tensors)) for layer in layers
+    )
 
 
 def read_layers(definition: str) -> tuple[LayerShape, ...]:
     """Return the layers of a definition, a path under `prototxt/`, that are trained."""
     net = compile_net(
-        read_net(ROOT / "prototxt" / definition), LayerContext(phase=TEST, seed=1), state=NetState(phase=TEST)
+        read_net(ROOT / "prototxt" / definition),
+        LayerContext(phase=TEST, seed=1),
+        state=NetState(phase=TEST),
     )
     try:
         return net_layers(net)
@@ -123,8 +128,9 @@ def _norm(name: str, width: int) -> LayerShape:
 def _gpt2() -> tuple[LayerShape, ...]:
     """Return GPT-2 with 124 M parameters (Radford et al. 2019); a row is a token.
 
-    The head uses the weight of the embedding, so `wte` has one gradient. It is complete when the backward pass ends, and the
-    forward pass needs its value first: the tensors are the embedding's, the time of the head's product is at the end.
+    The head uses the weight of the embedding, so `wte` has one gradient. It is complete when the
+    backward pass ends, and the forward pass needs its value first: the tensors are the embedding's,
+    the time of the head's product is at the end.
     """
     vocabulary, positions, width, blocks = GPT2
     layers = [
@@ -143,18 +149,27 @@ def _gpt2() -> tuple[LayerShape, ...]:
             _dense(f"h{block}.mlp.c_fc", width, 4 * width),
             _dense(f"h{block}.mlp.c_proj", 4 * width, width),
         ]
-    return (*layers, _norm("ln_f", width), LayerShape(name="head", tensors=(), work=vocabulary * width))
+    return (
+        *layers,
+        _norm("ln_f", width),
+        LayerShape(name="head", tensors=(), work=vocabulary * width),
+    )
 
 
 def _dlrm() -> tuple[LayerShape, ...]:
-    """Return a recommendation net like DLRM (Naumov et al. 2019): an embedding for each of Criteo's 26 categories; a row is a sample.
+    """Return a recommendation net like DLRM (Naumov et al. 2019): an embedding for each of
+    Criteo's 26 categories; a row is a sample.
 
     Tables have at most 100,000 rows. Their gradients are dense, as torch's are by default.
     """
     sides = (DLRM_NUMBERS, 512, 256, DLRM_WIDTH)
     bottom = [_dense(f"bottom{index}", *pair) for index, pair in enumerate(pairwise(sides))]
     tables = [
-        LayerShape(name=f"table{index}", tensors=((min(size, DLRM_MOST_ROWS), DLRM_WIDTH),), work=DLRM_WIDTH)
+        LayerShape(
+            name=f"table{index}",
+            tensors=((min(size, DLRM_MOST_ROWS), DLRM_WIDTH),),
+            work=DLRM_WIDTH,
+        )
         for index, size in enumerate(DLRM_CATEGORIES)
     ]
     vectors = len(tables) + 1
@@ -177,12 +192,15 @@ NETS: dict[str, Callable[[], tuple[LayerShape, ...]]] = {
 }
 """The nets that a measurement can emulate, by their names on the command line.
 
-`NET/N` is a net of an Nth of the bytes: at an Nth of a rate it stands for the whole net at that rate.
+`NET/N` is a net of an Nth of the bytes: at an Nth of a rate it stands for the whole net at that
+rate.
 """
 
 IMAGES = 32
 ROWS = {"dlrm": 2048, "gpt2": 8192, "gpt2/4": 4096}
-"""Rows of a host's batch by default, if not `IMAGES`: samples, or tokens of eight sequences; of a quarter half as many."""
+"""Rows of a host's batch by default, if not `IMAGES`: samples, or tokens of eight sequences; of
+a quarter half as many.
+"""
 
 
 def default_rows(net: str) -> int:

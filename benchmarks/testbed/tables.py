@@ -31,7 +31,13 @@ class Table:
     facts: tuple[dict[str, Any], ...] = field(default=())
 
     def __str__(self) -> str:
-        lines = [self.title, "", *aligned([self.head, *self.rows]), "", *textwrap.wrap(self.reading, WIDTH)]
+        lines = [
+            self.title,
+            "",
+            *aligned([self.head, *self.rows]),
+            "",
+            *textwrap.wrap(self.reading, WIDTH),
+        ]
         return "\n".join(lines)
 
 
@@ -66,5 +72,7 @@ def rate_text(rate_mbit: float | None) -> str:
 
 def write_json(tables: Sequence[Table], path: Path) -> None:
     """Write all results as JSON."""
-    plain = [{key: value for key, value in asdict(table).items() if key != "rows"} for table in tables]
+    plain = [
+        {key: value for key, value in asdict(table).items() if key != "rows"} for table in tables
+    ]
     path.write_text(json.dumps(plain, indent=2) + "\n", encoding="utf-8")

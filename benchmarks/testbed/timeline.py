@@ -14,9 +14,12 @@ from benchmarks.testbed.tables import Table, rate_text
 from benchmarks.testbed.worker_settings import DdpSettings, PoseidonSettings, TrainingSettings
 
 READING = (
-    "Each line is one interval; each number is how busy a host's link was in it, in percent of its rate: first what the "
-    "hosts sent, then what they received. An iteration is as long as the formula's bytes at the rate where every number is "
-    "100; a stretch of small numbers is time that links stood idle, a single large one among them a host that all wait for."
+    "Each line is one interval; each number is how busy a host's link was in it, in percent of "
+    "its rate: first what the "
+    "hosts sent, then what they received. An iteration is as long as the formula's bytes at the "
+    "rate where every number is "
+    "100; a stretch of small numbers is time that links stood idle, a single large one among them "
+    "a host that all wait for."
 )
 
 
@@ -43,7 +46,9 @@ class Sampler:
         self._thread.join()
 
     def busy(self, rate_mbit: float) -> list[tuple[float, list[float], list[float]]]:
-        """Return for each interval its end in seconds, and the parts of the rate that each host sent and received."""
+        """Return for each interval its end in seconds, and the parts of the rate that each host
+        sent and received.
+        """
         return [
             busy_between(old, new, began_s, ended_s, self._times_s[0], rate_mbit)
             for old, new, began_s, ended_s in zip(
@@ -61,7 +66,12 @@ class Sampler:
 
 
 def busy_between(
-    old: list[Traffic], new: list[Traffic], began_s: float, ended_s: float, zero_s: float, rate_mbit: float
+    old: list[Traffic],
+    new: list[Traffic],
+    began_s: float,
+    ended_s: float,
+    zero_s: float,
+    rate_mbit: float,
 ) -> tuple[float, list[float], list[float]]:
     """Return one interval of `Sampler.busy`."""
     possible = (ended_s - began_s) * rate_mbit * 1e6 / 8
@@ -87,7 +97,10 @@ def measure_links(
     """
     check_memory(training, [how], workers)
     servers = how.servers if isinstance(how, PoseidonSettings) else 0
-    with Hosts(workers + servers, rate_mbit=rate_mbit) as hosts, HostJob(hosts, training, how) as job:
+    with (
+        Hosts(workers + servers, rate_mbit=rate_mbit) as hosts,
+        HostJob(hosts, training, how) as job,
+    ):
         job.round(2)
         hosts.quiet_traffic()
         report(f"{job.name}: {iterations} iterations")
@@ -99,7 +112,8 @@ def measure_links(
         name = job.name
     seconds = statistics.fmean(done[0].seconds)
     return Table(
-        title=f"Links of {name} on {workers + servers} hosts at {rate_text(rate_mbit)}, {seconds:.3f} s an iteration",
+        title=f"Links of {name} on {workers + servers} hosts at {rate_text(rate_mbit)}, "
+        f"{seconds:.3f} s an iteration",
         head=(
             "until s",
             *(f"s{host}" for host in range(len(hosts))),

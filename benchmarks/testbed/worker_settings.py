@@ -32,8 +32,9 @@ class TrainingSettings:
         momentum: of SGD.
         weight_decay: of SGD.
         steady: the thread that emulates the accelerator has priority, see `control.raise_priority`.
-        emulated_update: the optimizer of a worker (DDP, local steps) changes nothing and takes no time: that of an
-            accelerator is short beside its passes, that of this machine's processors is not.
+        emulated_update: the optimizer of a worker (DDP, local steps) changes nothing and takes no
+            time: that of an accelerator is short beside its passes, that of this machine's
+            processors is not.
     """
 
     layers: tuple[LayerShape, ...]
@@ -72,7 +73,8 @@ class PoseidonSettings:
         compress: lossy codecs, as `--compress` takes them; empty: none.
         precision: of gradients and values on the wire.
         sync_every: H, iterations of a round of local steps; 0: workers exchange in every iteration.
-        sync_fragments: P, parts of the tensors that are exchanged at different iterations of a round.
+        sync_fragments: P, parts of the tensors that are exchanged at different iterations of a
+            round.
         sync_delay: D, local steps while a part travels.
     """
 
@@ -89,7 +91,8 @@ class PoseidonSettings:
 
     @classmethod
     def parse(cls, text: str) -> PoseidonSettings:
-        """Return the job of `EXCHANGE[+CODEC...][+float16|bfloat16][+H32[+P4][+D8]]`, such as `hybrid+powersgd:4+int8`.
+        """Return the job of `EXCHANGE[+CODEC...][+float16|bfloat16][+H32[+P4][+D8]]`, such as
+        `hybrid+powersgd:4+int8`.
 
         Raises:
             UsageError: a word is none of these, or the words exclude each other.
@@ -97,7 +100,11 @@ class PoseidonSettings:
         exchange, *words = text.split("+")
         if exchange not in EXCHANGES:
             raise UsageError(f"'{exchange}' is none of {', '.join(EXCHANGES)}")
-        rounds = {ROUNDS[word[0]]: int(word[1:]) for word in words if re.fullmatch("[HPD][0-9]{1,6}", word)}
+        rounds = {
+            ROUNDS[word[0]]: int(word[1:])
+            for word in words
+            if re.fullmatch("[HPD][0-9]{1,6}", word)
+        }
         others = [word for word in words if not re.fullmatch("[HPD][0-9]{1,6}", word)]
         precision = next((word for word in others if word in HALVES), Precision.FLOAT32.value)
         codecs = [word for word in others if word not in HALVES]

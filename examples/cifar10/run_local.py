@@ -4,9 +4,10 @@
     python examples/cifar10/train_cifar10.py
     python examples/cifar10/run_local.py [client_id] [machinefile] [flags of `poseidon train`]
 
-Both use these parameters. The first also makes the databases; the second expects them (get_cifar10.sh,
-create_cifar10.sh). One command starts all clients; client_id is taken as the original's script has it,
-and only 0 starts anything. Paths are absolute or relative to the repository.
+Both use these parameters. The first also makes the databases; the second expects them
+(get_cifar10.sh, create_cifar10.sh). One command starts all clients; client_id is taken as the
+original's script has it, and only 0 starts anything. Paths are absolute or relative to the
+repository.
 """
 
 from __future__ import annotations
@@ -34,7 +35,8 @@ num_app_threads = 1
 table_staleness = 0
 # Pieces that each table is cut into; 0: pieces of 256 KiB to 2 MiB, by the size of the model.
 num_rows_per_table = 0
-# True: fully-connected layers as sufficient factors; False: all through the server; "auto": the cheaper of both.
+# True: fully-connected layers as sufficient factors; False: all through the server; "auto": the
+# cheaper of both.
 svb = "auto"
 # Server shards on each client.
 num_comm_channels_per_client = 1

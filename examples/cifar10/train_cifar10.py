@@ -2,7 +2,8 @@
 """Train cifar10_quick: prepare the databases once, then start `poseidon train`.
 
 python examples/cifar10/train_cifar10.py [--clients N] [--devices 0,1|cpu] [--staleness S]
-    [--backend lmdb|leveldb] [--data DIR] [flags of `poseidon train`: --max_iter=N, --set FIELD=VALUE, ...]
+    [--backend lmdb|leveldb] [--data DIR] [flags of `poseidon train`: --max_iter=N, --set
+    FIELD=VALUE, ...]
 
 What no flag says is as in run_local.py beside this file, which is to be edited.
 """
@@ -21,7 +22,9 @@ from pathlib import Path
 from typing import Any
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGINT, signal.SIG_DFL)  # imports take seconds; Ctrl-C ends them without a traceback
+    signal.signal(
+        signal.SIGINT, signal.SIG_DFL
+    )  # imports take seconds; Ctrl-C ends them without a traceback
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))  # a checkout works without being installed
 
@@ -70,8 +73,10 @@ def run_local() -> dict[str, Any]:
 def parse(words: list[str]) -> tuple[argparse.Namespace, list[str]]:
     """Return this script's flags, and those that are passed on to `poseidon train`."""
     parser = argparse.ArgumentParser(
-        description="Train cifar10_quick. Defaults are those of run_local.py, which is to be edited.",
-        epilog="Further flags go to `poseidon train`: --max_iter=N, --set FIELD=VALUE, --snapshot=FILE, "
+        description="Train cifar10_quick. Defaults are those of run_local.py, which is to be "
+        "edited.",
+        epilog="Further flags go to `poseidon train`: --max_iter=N, --set FIELD=VALUE, "
+        "--snapshot=FILE, "
         "--background, ...",
         allow_abbrev=False,
     )
@@ -81,7 +86,9 @@ def parse(words: list[str]) -> tuple[argparse.Namespace, list[str]]:
     parser.add_argument("--devices", help="GPUs of each client, 0,1, or cpu (device)")
     parser.add_argument("--staleness", type=int, help="bound of staleness (table_staleness)")
     parser.add_argument("--solver", type=Path, help="another solver definition (solver)")
-    parser.add_argument("--output", type=Path, help="folder of logs (default: output/cifar10-<time>)")
+    parser.add_argument(
+        "--output", type=Path, help="folder of logs (default: output/cifar10-<time>)"
+    )
     add_data_flags(parser)
     flags, others = parser.parse_known_args(words)
     if flags.clients is not None and flags.clients < 1:
@@ -94,9 +101,11 @@ def parse(words: list[str]) -> tuple[argparse.Namespace, list[str]]:
 
 
 def derive_solver(path: Path, settings: Sequence[str], request: Request, output: Path) -> Path:
-    """Return the solver to train with: the file itself, or with LevelDB a copy in `output` whose net reads that.
+    """Return the solver to train with: the file itself, or with LevelDB a copy in `output` whose
+    net reads that.
 
-    What the copy names is what the solver means by it: its nets stay where they lie, with their own sources.
+    What the copy names is what the solver means by it: its nets stay where they lie, with their own
+    sources.
 
     Args:
         path: of the solver.
@@ -109,7 +118,9 @@ def derive_solver(path: Path, settings: Sequence[str], request: Request, output:
     if request.backend is Backend.LMDB:
         return path
     if "net" in solver.overridden:
-        raise UsageError("--set net=... with --backend=leveldb: give a --solver that names this net")
+        raise UsageError(
+            "--set net=... with --backend=leveldb: give a --solver that names this net"
+        )
     solver = read_solver(path)
     param = solver.param
     for name in ("net", "train_net"):
@@ -117,7 +128,9 @@ def derive_solver(path: Path, settings: Sequence[str], request: Request, output:
             setattr(param, name, str(solver.resolve(getattr(param, name))))
     param.test_net[:] = [str(solver.resolve(path)) for path in param.test_net]
     models = [part.strip() for names in param.weights for part in names.split(",")]
-    param.weights[:] = [name if Path(name).exists() else str(solver.resolve(name)) for name in models]
+    param.weights[:] = [
+        name if Path(name).exists() else str(solver.resolve(name)) for name in models
+    ]
     output.mkdir(parents=True, exist_ok=True)
     if param.snapshot_prefix:
         param.snapshot_prefix = str(solver.snapshot_prefix())
@@ -129,18 +142,25 @@ def derive_solver(path: Path, settings: Sequence[str], request: Request, output:
 
 
 def with_leveldb(path: Path, request: Request, output: Path) -> Path:
-    """Return a net: a copy in `output` that reads this example's databases as LevelDB, or another net as it is."""
+    """Return a net: a copy in `output` that reads this example's databases as LevelDB, or
+    another net as it is.
+    """
     definition = read_net(path)
     databases = {
-        request.database(part, Backend.LMDB).name: request.database(part) for part in ("train", "test")
+        request.database(part, Backend.LMDB).name: request.database(part)
+        for part in ("train", "test")
     }
-    own = [layer for layer in definition.param.layer if Path(layer.data_param.source).name in databases]
+    own = [
+        layer for layer in definition.param.layer if Path(layer.data_param.source).name in databases
+    ]
     for layer in own:
         layer.data_param.source = str(databases[Path(layer.data_param.source).name])
         layer.data_param.backend = DataParameter.LEVELDB
         layer.data_param.shared_file_system = request.clients == 1
         if layer.transform_param.mean_file:
-            layer.transform_param.mean_file = str(definition.resolve(layer.transform_param.mean_file))
+            layer.transform_param.mean_file = str(
+                definition.resolve(layer.transform_param.mean_file)
+            )
     if not own:
         return path
     net_file = output / "train_test.prototxt"
@@ -152,12 +172,15 @@ def write_machinefile(clients: int, output: Path) -> Path:
     """Write a machinefile of that many clients on this machine."""
     output.mkdir(parents=True, exist_ok=True)
     path = output / "machinefile"
-    path.write_text("".join(f"{client} 127.0.0.1 0\n" for client in range(clients)), encoding="utf-8")
+    path.write_text(
+        "".join(f"{client} 127.0.0.1 0\n" for client in range(clients)), encoding="utf-8"
+    )
     return path
 
 
 def train_flags(flags: argparse.Namespace, others: list[str], output: Path) -> dict[str, str]:
-    """Return the flags of `poseidon train`: those of run_local.py, with this script's in their place.
+    """Return the flags of `poseidon train`: those of run_local.py, with this script's in their
+    place.
 
     Args:
         flags: of this script.

@@ -1,8 +1,10 @@
-"""Write test images of the CIFAR-10 example as files: `python examples/feature_extraction/make_pictures.py [FOLDER]`.
+"""Write test images of the CIFAR-10 example as files: `python
+examples/feature_extraction/make_pictures.py [FOLDER]`.
 
-They are called <class>_<number>.png and lie in examples/images, if no other folder is given. The databases come from
-examples/cifar10/create_cifar10.sh. A record of CIFAR-10 is red first, and Caffe reads a picture blue first; so red and blue
-are exchanged in the files, and the net sees what it was trained on.
+They are called <class>_<number>.png and lie in examples/images, if no other folder is given. The
+databases come from examples/cifar10/create_cifar10.sh. A record of CIFAR-10 is red first, and Caffe
+reads a picture blue first; so red and blue are exchanged in the files, and the net sees what it was
+trained on.
 """
 
 from __future__ import annotations
@@ -47,6 +49,9 @@ def make(database: Path, folder: Path) -> int:
 if __name__ == "__main__":
     folder = Path(sys.argv[1]) if len(sys.argv) > 1 else ROOT / "examples" / "images"
     try:
-        print(f"{make(ROOT / 'examples' / 'cifar10' / 'cifar10_test_lmdb', folder)} pictures in {folder}")
+        print(
+            f"{make(ROOT / 'examples' / 'cifar10' / 'cifar10_test_lmdb', folder)} pictures in "
+            f"{folder}"
+        )
     except PoseidonError as error:
         sys.exit(f"make_pictures.py: {error}")

@@ -1,7 +1,9 @@
-"""Find for each image the one with the nearest features: `python examples/feature_extraction/nearest.py [FEATURES] [LIST]`.
+"""Find for each image the one with the nearest features: `python
+examples/feature_extraction/nearest.py [FEATURES] [LIST]`.
 
-FEATURES is what was given as DATABASES to scripts/extract_features.sh, LIST the list of pictures; by default examples/_temp/features
-and file_list.txt there. A picture called <class>_<anything> counts as found rightly if the nearest one is of its class.
+FEATURES is what was given as DATABASES to scripts/extract_features.sh, LIST the list of pictures;
+by default examples/_temp/features and file_list.txt there. A picture called <class>_<anything>
+counts as found rightly if the nearest one is of its class.
 """
 
 from __future__ import annotations
@@ -27,14 +29,17 @@ SHOWN = 10
 
 
 def read_features(prefix: Path) -> dict[int, np.ndarray]:
-    """Return the features of all clients and threads, by label: the number behind the image's name in the list."""
+    """Return the features of all clients and threads, by label: the number behind the image's
+    name in the list.
+    """
     features: dict[int, np.ndarray] = {}
     for database in sorted(prefix.parent.glob(f"{prefix.name}_*_*")):
         try:
             cursor = open_cursor(database, require(database))
         except DataError as error:
             if "is empty" in str(error):
-                continue  # workers take whole batches in turn: with few images the last workers get none
+                # workers take whole batches in turn: with few images the last workers get none
+                continue
             raise
         for _, value in records(cursor):
             datum = Datum.FromString(bytes(value))
@@ -42,7 +47,8 @@ def read_features(prefix: Path) -> dict[int, np.ndarray]:
         cursor.close()
     if not features:
         raise UsageError(
-            f"there are no features {prefix}_<client>_<thread>: run scripts/extract_features.sh first"
+            f"there are no features {prefix}_<client>_<thread>: run scripts/extract_features.sh "
+            "first"
         )
     return features
 
@@ -61,9 +67,12 @@ def main(prefix: Path, listing: Path) -> None:
     for label, other in list(zip(labels, nearest, strict=True))[:SHOWN]:
         print(f"{names[label]:24} {names[other]}")
     classes = {label: name.partition("_")[0] for label, name in names.items()}
-    found = sum(classes[label] == classes[other] for label, other in zip(labels, nearest, strict=True))
+    found = sum(
+        classes[label] == classes[other] for label, other in zip(labels, nearest, strict=True)
+    )
     print(
-        f"{len(labels)} pictures with {rows.shape[1]} features each; {found} are nearest to one of their class"
+        f"{len(labels)} pictures with {rows.shape[1]} features each; {found} are nearest to one "
+        "of their class"
     )
 
 

@@ -1,7 +1,9 @@
-"""Write data/train*.h5 and data/test.h5 and their lists: `python examples/hdf5_classification/make_data.py [FOLDER]`.
+"""Write data/train*.h5 and data/test.h5 and their lists: `python
+examples/hdf5_classification/make_data.py [FOLDER]`.
 
-10,000 rows of four numbers and a class, 0 or 1. Two numbers say the class, by a circle: inside one, outside the other, so
-that no straight line parts them; the others are a mixture of the two, and noise. The last quarter is for testing.
+10,000 rows of four numbers and a class, 0 or 1. Two numbers say the class, by a circle: inside one,
+outside the other, so that no straight line parts them; the others are a mixture of the two, and
+noise. The last quarter is for testing.
 """
 
 from __future__ import annotations
@@ -9,7 +11,9 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # a checkout works without being installed
+sys.path.insert(
+    0, str(Path(__file__).resolve().parents[2])
+)  # a checkout works without being installed
 
 from poseidon.cli.checkout import use_environment
 
@@ -39,7 +43,11 @@ def make(folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     data, classes = rows(ROWS)
     train = ROWS - TEST_ROWS
-    parts = {"train1": slice(0, train // 2), "train2": slice(train // 2, train), "test": slice(train, ROWS)}
+    parts = {
+        "train1": slice(0, train // 2),
+        "train2": slice(train // 2, train),
+        "test": slice(train, ROWS),
+    }
     for name, part in parts.items():
         with h5py.File(folder / f"{name}.h5", "w") as file:
             file.create_dataset("data", data=data[part], compression="gzip")

@@ -1,7 +1,9 @@
-"""Write data/train.h5 and data/test.h5 and their lists: `python examples/lstm/make_data.py [FOLDER]`.
+"""Write data/train.h5 and data/test.h5 and their lists: `python examples/lstm/make_data.py
+[FOLDER]`.
 
-A row is one timestep of 16 streams. At each step a stream has a number in -1..1 and a mark, 0 or 1; the target is the
-number at the last mark, 0 before the first: what an LSTM has to keep. `cont` is 0 where a sequence of 20 begins.
+A row is one timestep of 16 streams. At each step a stream has a number in -1..1 and a mark, 0 or 1;
+the target is the number at the last mark, 0 before the first: what an LSTM has to keep. `cont` is 0
+where a sequence of 20 begins.
 """
 
 from __future__ import annotations
@@ -9,7 +11,9 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # a checkout works without being installed
+sys.path.insert(
+    0, str(Path(__file__).resolve().parents[2])
+)  # a checkout works without being installed
 
 from poseidon.cli.checkout import use_environment
 
@@ -36,8 +40,14 @@ def sequences(count: int, seed: int) -> dict[str, np.ndarray]:
         target[:, step] = last
     cont = np.ones(shape)
     cont[:, 0] = 0
-    rows = {"data": np.stack([numbers, marks], axis=-1), "cont": cont, "target": target[..., np.newaxis]}
-    return {name: value.reshape(-1, *value.shape[2:]).astype(np.float32) for name, value in rows.items()}
+    rows = {
+        "data": np.stack([numbers, marks], axis=-1),
+        "cont": cont,
+        "target": target[..., np.newaxis],
+    }
+    return {
+        name: value.reshape(-1, *value.shape[2:]).astype(np.float32) for name, value in rows.items()
+    }
 
 
 def make(folder: Path) -> None:

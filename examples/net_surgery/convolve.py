@@ -8,7 +8,9 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # a checkout works without being installed
+sys.path.insert(
+    0, str(Path(__file__).resolve().parents[2])
+)  # a checkout works without being installed
 
 from poseidon.cli.checkout import use_environment
 
@@ -29,7 +31,9 @@ CONVOLVED = {"ip1": "ip1-conv", "ip2": "ip2-conv"}
 
 
 def convolved(net: caffe.Net) -> caffe.Net:
-    """Return the net as convolutions, with the same numbers: row o of an InnerProduct is kernel o, C x H x W."""
+    """Return the net as convolutions, with the same numbers: row o of an InnerProduct is kernel
+    o, C x H x W.
+    """
     result = caffe.Net(str(Path(__file__).with_name("lenet_conv.prototxt")), caffe.TEST)
     for name, blobs in net.params.items():
         for mine, theirs in zip(result.params[CONVOLVED.get(name, name)], blobs, strict=True):
@@ -50,8 +54,12 @@ def main(words: list[str]) -> None:
     for row, column in np.ndindex(map_of_scores.shape[2:]):
         top, left = 4 * row, 4 * column  # two poolings of stride 2
         net.blobs["data"].data[...] = picture[:, :, top : top + 28, left : left + 28]
-        worst = max(worst, float(np.abs(net.forward()["prob"] - map_of_scores[..., row, column]).max()))
-    print(f"{map_of_scores.shape[2]}x{map_of_scores.shape[3]} places, greatest difference {worst:.1e}")
+        worst = max(
+            worst, float(np.abs(net.forward()["prob"] - map_of_scores[..., row, column]).max())
+        )
+    print(
+        f"{map_of_scores.shape[2]}x{map_of_scores.shape[3]} places, greatest difference {worst:.1e}"
+    )
     if len(words) > 1:
         surgery.save(words[1])
 

@@ -1,4 +1,5 @@
-"""Trains ResNet-50 and its relatives on a database of images: on one host, or on several that are started by hand.
+"""Trains ResNet-50 and its relatives on a database of images: on one host, or on several that
+are started by hand.
 
     python examples/resnet50/resnet50_trainer.py --train_data data/two_class_train --num_labels 2 --epoch_size 1280
 
@@ -19,7 +20,9 @@ from pathlib import Path
 from typing import Any
 
 # A checkout works without being installed; a copy of this file uses the package that is installed.
-sys.path[:0] = [str(root) for root in Path(__file__).absolute().parents if (root / "poseidon").is_dir()]
+sys.path[:0] = [
+    str(root) for root in Path(__file__).absolute().parents if (root / "poseidon").is_dir()
+]
 
 from poseidon.cli.checkout import use_environment
 
@@ -94,10 +97,14 @@ class Builders:
         batch = self.plan.batch_size // len(self.plan.gpus)
         side = self.args.image_size
         data = "data_fp32" if self.args.dtype == "float16" else "data"
-        model.param_init_net.GaussianFill([], [data], shape=[batch, self.args.num_channels, side, side])
+        model.param_init_net.GaussianFill(
+            [], [data], shape=[batch, self.args.num_channels, side, side]
+        )
         if self.args.dtype == "float16":
             model.param_init_net.FloatToHalf(data, "data")
-        model.param_init_net.ConstantFill([], ["label"], shape=[batch], value=1, dtype=core.DataType.INT32)
+        model.param_init_net.ConstantFill(
+            [], ["label"], shape=[batch], value=1, dtype=core.DataType.INT32
+        )
 
     def network(self, is_test: bool) -> Any:
         """Return the builder of the layers."""
@@ -148,7 +155,9 @@ class Builders:
             "momentum": 0.9,
             "nesterov": 1,
             "policy": "step",
-            "stepsize": max(1, EPOCHS_OF_A_STEP * self.plan.epoch_size // sum(self.plan.batch_sizes)),
+            "stepsize": max(
+                1, EPOCHS_OF_A_STEP * self.plan.epoch_size // sum(self.plan.batch_sizes)
+            ),
             "gamma": 0.1,
         }
         if args.float16_compute:
@@ -181,11 +190,15 @@ def measured_sizes(args: argparse.Namespace, plan: Plan, meeting: Any) -> list[i
     workspace.SwitchWorkspace("default")
     speeds = dpm.ExchangeValue(meeting, "speed", speed)
     sizes = dpm.BatchSizesBySpeed(sum(plan.batch_sizes), speeds, multiple=len(plan.gpus))
-    log.info(f"Images/sec of each shard: {[round(speed, 2) for speed in speeds]}, batch sizes: {sizes}")
+    log.info(
+        f"Images/sec of each shard: {[round(speed, 2) for speed in speeds]}, batch sizes: {sizes}"
+    )
     return sizes
 
 
-def build_train_model(args: argparse.Namespace, plan: Plan, meeting: Any, epoch: int) -> ModelHelper:
+def build_train_model(
+    args: argparse.Namespace, plan: Plan, meeting: Any, epoch: int
+) -> ModelHelper:
     """Return the model that trains, on all devices and with the shards' sums of gradients."""
     arg_scope = {
         "order": "NCHW",
@@ -244,7 +257,9 @@ def build_test_model(args: argparse.Namespace, plan: Plan) -> ModelHelper:
 
 
 def check_folder(path: str) -> None:
-    """Raise UsageError when checkpoints cannot be written to a folder; the first makes one that is not there."""
+    """Raise UsageError when checkpoints cannot be written to a folder; the first makes one that
+    is not there.
+    """
     folder = path if os.path.exists(path) else os.path.dirname(os.path.abspath(path))
     try:
         tempfile.TemporaryFile(
@@ -252,7 +267,8 @@ def check_folder(path: str) -> None:
         ).close()  # permissions do not tell of all file systems, /proc for one
     except OSError as error:
         raise UsageError(
-            f"--file_store_path={path}: expected a folder in which checkpoints can be written ({error.strerror})"
+            f"--file_store_path={path}: expected a folder in which checkpoints can be written "
+            f"({error.strerror})"
         ) from error
 
 
@@ -272,7 +288,9 @@ def test(args: argparse.Namespace, plan: Plan, model: ModelHelper) -> float:
     return float(np.mean(accuracies))
 
 
-def run_epoch(args: argparse.Namespace, plan: Plan, model: ModelHelper, epoch: int) -> tuple[float, float]:
+def run_epoch(
+    args: argparse.Namespace, plan: Plan, model: ModelHelper, epoch: int
+) -> tuple[float, float]:
     """Train for an epoch; return loss and accuracy of its last batch."""
     log.info(f"Starting epoch {epoch}/{args.num_epochs}")
     for i in range(plan.epoch_iters):
@@ -281,7 +299,10 @@ def run_epoch(args: argparse.Namespace, plan: Plan, model: ModelHelper, epoch: i
             dpm.RunNet(model, 1) if i == 0 else workspace.RunNet(model.net.Proto().name)
             seconds = time.perf_counter() - start
         rate = plan.batch_size / seconds
-        log.info(f"Finished iteration {i + 1}/{plan.epoch_iters} of epoch {epoch} ({rate:.2f} images/sec)")
+        log.info(
+            f"Finished iteration {i + 1}/{plan.epoch_iters} of epoch {epoch} ({rate:.2f} "
+            "images/sec)"
+        )
         loss, accuracy = fetch(model, "loss"), fetch(model, "accuracy")
         log.info(f"Training loss: {loss}, accuracy: {accuracy}")
     return loss, accuracy
@@ -297,7 +318,8 @@ def open_log(args: argparse.Namespace, plan: Plan, begin: int) -> experiment_uti
     earlier = [
         path
         for path in sorted(Path().glob(f"{name}_[0-9]*.log"))  # not those of other shards
-        if begin and [row["epoch"] for row in experiment_util.read_log(path)][-1:] == [str(begin - 1)]
+        if begin
+        and [row["epoch"] for row in experiment_util.read_log(path)][-1:] == [str(begin - 1)]
     ]
     return experiment_util.ModelTrainerLog(name, args, continued=earlier[-1] if earlier else None)
 
@@ -318,7 +340,9 @@ def train(args: argparse.Namespace, saved: list[str]) -> None:
     with ExitStack() as job:
         group = None
         if worker.size > 1:  # started by `poseidon run`: its workers are the shards
-            group = job.enter_context(poseidon.distribute(torch.nn.Linear(1, 1), poseidon.SGD(lr=0.0)))
+            group = job.enter_context(
+                poseidon.distribute(torch.nn.Linear(1, 1), poseidon.SGD(lr=0.0))
+            )
         plan = plan_of(args, workers=worker.size, rank=worker.rank, gpu=worker.device.index)
         meeting = from_flags(args, plan) if group is None else in_job(args, plan, group)
         if plan.shard == 0:
@@ -364,7 +388,9 @@ def run(args: argparse.Namespace, plan: Plan, meeting: Any, saved: list[str]) ->
 
 @contextmanager
 def without_tracebacks() -> Iterator[None]:
-    """Keep from the log where this script has made the operator that fails: `main` prints what is wrong with its inputs."""
+    """Keep from the log where this script has made the operator that fails: `main` prints what
+    is wrong with its inputs.
+    """
     workspaces = logging.getLogger("poseidon.caffe2.workspace")
     level = workspaces.level
     workspaces.setLevel(logging.ERROR)

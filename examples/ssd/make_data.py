@@ -1,7 +1,7 @@
 """Write databases of drawn shapes with their boxes: `python examples/ssd/make_data.py [FOLDER]`.
 
-Creates `train_lmdb`, `test_lmdb` and `labelmap.prototxt`, and the images and annotations that they are made of, in the format
-of PASCAL VOC: the same steps make a database of your own images.
+Creates `train_lmdb`, `test_lmdb` and `labelmap.prototxt`, and the images and annotations that they
+are made of, in the format of PASCAL VOC: the same steps make a database of your own images.
 """
 
 from __future__ import annotations
@@ -9,7 +9,9 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # a checkout works without being installed
+sys.path.insert(
+    0, str(Path(__file__).resolve().parents[2])
+)  # a checkout works without being installed
 
 from poseidon.cli.checkout import use_environment
 
@@ -33,7 +35,9 @@ def make(folder: Path) -> None:
         labels.write_text((folder / part / "labelmap.prototxt").read_text())
         form = Annotations(form=AnnotationFormat.XML, label_map=labels)
         database = folder / f"{part}_lmdb"
-        convert_annoset(f"{folder / part}/", source, database, Backend.LMDB, Conversion(encoded=True), form)
+        convert_annoset(
+            f"{folder / part}/", source, database, Backend.LMDB, Conversion(encoded=True), form
+        )
 
 
 if __name__ == "__main__":

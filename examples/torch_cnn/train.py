@@ -14,7 +14,9 @@ import math
 import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # a checkout works without being installed
+sys.path.insert(
+    0, str(Path(__file__).resolve().parents[2])
+)  # a checkout works without being installed
 
 from poseidon.cli.checkout import use_environment
 
@@ -97,7 +99,10 @@ def main() -> None:
                 if group.stopping:
                     return
             group.settle()
-            print(f"epoch {epoch + 1}: loss {group.mean(loss):.3f}, accuracy {accuracy(model, test):.1%}")
+            print(
+                f"epoch {epoch + 1}: loss {group.mean(loss):.3f}, accuracy "
+                f"{accuracy(model, test):.1%}"
+            )
 
 
 if __name__ == "__main__":

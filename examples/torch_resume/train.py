@@ -13,7 +13,9 @@ import signal
 import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # a checkout works without being installed
+sys.path.insert(
+    0, str(Path(__file__).resolve().parents[2])
+)  # a checkout works without being installed
 
 from poseidon.cli.checkout import use_environment
 
@@ -45,7 +47,9 @@ def digest(model: nn.Module) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("--lose_at", type=int, default=0, help="the last worker dies once, in this step")
+    parser.add_argument(
+        "--lose_at", type=int, default=0, help="the last worker dies once, in this step"
+    )
     flags = parser.parse_args()
     torch.manual_seed(poseidon.this_worker().rank)  # another dropout on each worker
     model = nn.Sequential(nn.Linear(2, 64), nn.ReLU(), nn.Dropout(0.1), nn.Linear(64, 2))

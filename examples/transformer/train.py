@@ -10,7 +10,9 @@ import argparse
 import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # a checkout works without being installed
+sys.path.insert(
+    0, str(Path(__file__).resolve().parents[2])
+)  # a checkout works without being installed
 
 from poseidon.cli.checkout import use_environment
 
@@ -82,7 +84,9 @@ def main() -> None:
     example = torch.zeros(flags.batch, CONTEXT, dtype=torch.long, device=worker.device)
     with poseidon.distribute(model, optimizer, clip=1.0, example=(example,)) as group:
         for step in range(1, flags.steps + 1):
-            x, y = batch(train, torch.randint(len(train) - CONTEXT, (flags.batch,), generator=starts))
+            x, y = batch(
+                train, torch.randint(len(train) - CONTEXT, (flags.batch,), generator=starts)
+            )
             loss = nn.functional.cross_entropy(
                 model(x.to(worker.device)).flatten(0, 1), y.to(worker.device).flatten()
             )

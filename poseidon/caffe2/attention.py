@@ -1,7 +1,8 @@
-"""Attention of a decoder's step to the outputs of an encoder: weights over these, and their weighted sum, the context.
+"""Attention of a decoder's step to the outputs of an encoder: weights over these, and their
+weighted sum, the context.
 
-Shapes: L is the length of the encoder's outputs, N the batch, E their size. Each function returns the context (1, N,
-E), the weights (N, L, 1) and the blobs that the gradient can make again.
+Shapes: L is the length of the encoder's outputs, N the batch, E their size. Each function returns
+the context (1, N, E), the weights (N, L, 1) and the blobs that the gradient can make again.
 """
 
 from __future__ import annotations
@@ -32,12 +33,16 @@ def _context(model: Any, outputs_transposed: Any, size: int, weights: Any, scope
 
 
 def _weights(model: Any, logits: Any, scope: Any, encoder_lengths: Any) -> Any:
-    """Return the softmax of the logits over the encoder's outputs, those behind the end of a sequence left out."""
+    """Return the softmax of the logits over the encoder's outputs, those behind the end of a
+    sequence left out.
+    """
     if encoder_lengths is not None:
         logits = model.net.SequenceMask(
             [logits, encoder_lengths], ["masked_attention_logits"], mode="sequence"
         )
-    return brew.softmax(model, logits, _scoped(scope, "attention_weights_3d"), engine="CUDNN", axis=1)
+    return brew.softmax(
+        model, logits, _scoped(scope, "attention_weights_3d"), engine="CUDNN", axis=1
+    )
 
 
 def _logits_of_sum(model: Any, summed: Any, size: int, scope: Any) -> Any:
@@ -45,7 +50,9 @@ def _logits_of_sum(model: Any, summed: Any, size: int, scope: Any) -> Any:
     active = model.net.Tanh(summed, summed)
     name = _scoped(scope, "attention_logits")
     logits = brew.fc(model, active, name, dim_in=size, dim_out=1, axis=2, freeze_bias=True)
-    return brew.transpose(model, logits, _scoped(scope, "attention_logits_transposed"), axes=[1, 0, 2])
+    return brew.transpose(
+        model, logits, _scoped(scope, "attention_logits_transposed"), axes=[1, 0, 2]
+    )
 
 
 def _projected(model: Any, blob: Any, size_in: int, size_out: int, scope: Any, name: str) -> Any:
@@ -83,7 +90,12 @@ def apply_recurrent_attention(
         "weighted_prev_attention_context",
     )
     state = _projected(
-        model, decoder_hidden_state_t, decoder_hidden_state_dim, size, scope, "weighted_decoder_hidden_state"
+        model,
+        decoder_hidden_state_t,
+        decoder_hidden_state_dim,
+        size,
+        scope,
+        "weighted_decoder_hidden_state",
     )
     both = model.net.Add([before, state], _scoped(scope, "decoder_hidden_encoder_outputs_sum_tmp"))
     name = _scoped(scope, "decoder_hidden_encoder_outputs_sum")
@@ -104,7 +116,12 @@ def apply_regular_attention(
     """Attend by the decoder's state (arXiv 1409.0473)."""
     size = encoder_output_dim
     state = _projected(
-        model, decoder_hidden_state_t, decoder_hidden_state_dim, size, scope, "weighted_decoder_hidden_state"
+        model,
+        decoder_hidden_state_t,
+        decoder_hidden_state_dim,
+        size,
+        scope,
+        "weighted_decoder_hidden_state",
     )
     name = _scoped(scope, "decoder_hidden_encoder_outputs_sum")
     summed = model.net.Add([weighted_encoder_outputs, state], name, broadcast=1)
@@ -120,12 +137,16 @@ def apply_dot_attention(
     scope: Any,
     encoder_lengths: Any = None,
 ) -> Attention:
-    """Attend by the product of the decoder's state and each output; it is projected where the sizes differ."""
+    """Attend by the product of the decoder's state and each output; it is projected where the
+    sizes differ.
+    """
     size, state = encoder_output_dim, decoder_hidden_state_t
     if decoder_hidden_state_dim != size:
         name = _scoped(scope, "weighted_decoder_hidden_state")
         state = brew.fc(model, state, name, dim_in=decoder_hidden_state_dim, dim_out=size, axis=2)
-    column = model.net.Squeeze(state, _scoped(scope, "squeezed_weighted_decoder_hidden_state"), dims=[0])
+    column = model.net.Squeeze(
+        state, _scoped(scope, "squeezed_weighted_decoder_hidden_state"), dims=[0]
+    )
     column = model.net.ExpandDims(column, column, dims=[2])
     logits = model.net.BatchMatMul(
         [encoder_outputs_transposed, column], _scoped(scope, "attention_logits"), trans_a=1
@@ -146,13 +167,19 @@ def apply_soft_coverage_attention(
     coverage_t_prev: Any,
     coverage_weights: Any,
 ) -> tuple[Any, Any, list[Any], Any]:
-    """Attend by the decoder's state and the sum of all weights so far, the coverage (arXiv 1601.04811).
+    """Attend by the decoder's state and the sum of all weights so far, the coverage (arXiv
+    1601.04811).
 
     The coverage after the step, of shape (1, N, L), is a fourth value.
     """
     size = encoder_output_dim
     state = _projected(
-        model, decoder_hidden_state_t, decoder_hidden_state_dim, size, scope, "weighted_decoder_hidden_state"
+        model,
+        decoder_hidden_state_t,
+        decoder_hidden_state_dim,
+        size,
+        scope,
+        "weighted_decoder_hidden_state",
     )
     name = _scoped(scope, "decoder_hidden_encoder_outputs_sum")
     both = model.net.Add([weighted_encoder_outputs, state], f"{name}_tmp", broadcast=1)
@@ -162,7 +189,9 @@ def apply_soft_coverage_attention(
         [coverage_weights, turned], _scoped(scope, "scaled_coverage_weights"), broadcast=1, axis=0
     )
     summed = model.net.Add([both, scaled], name)
-    context, weights, again = _attend(model, summed, size, encoder_outputs_transposed, scope, encoder_lengths)
+    context, weights, again = _attend(
+        model, summed, size, encoder_outputs_transposed, scope, encoder_lengths
+    )
     added = model.net.Squeeze(weights, _scoped(scope, "attention_weights_2d"), dims=[2])
     coverage = model.net.Add([coverage_t_prev, added], _scoped(scope, "coverage_t"), broadcast=1)
     return context, weights, again, coverage

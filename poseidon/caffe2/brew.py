@@ -1,6 +1,7 @@
 """Layers by function call: `brew.conv(model, "data", "conv1", 3, 64, kernel=7)`.
 
-A helper takes its defaults from the model's `arg_scope`, then from the `brew.arg_scope` contexts around it.
+A helper takes its defaults from the model's `arg_scope`, then from the `brew.arg_scope` contexts
+around it.
 """
 
 from __future__ import annotations
@@ -58,9 +59,15 @@ def arg_scope(single_helper_or_list: Any, **kwargs: Any) -> AbstractContextManag
     Raises:
         AssertionError: one is no helper.
     """
-    helpers = single_helper_or_list if isinstance(single_helper_or_list, list) else [single_helper_or_list]
+    helpers = (
+        single_helper_or_list
+        if isinstance(single_helper_or_list, list)
+        else [single_helper_or_list]
+    )
     for helper in helpers:
-        assert callable(helper), f"arg_scope: expected helper functions, such as brew.conv, found {helper!r}"
+        assert callable(helper), (
+            f"arg_scope: expected helper functions, such as brew.conv, found {helper!r}"
+        )
         assert has_helper(helper), f"Helper {helper.__name__} is not registered."
     return scoped([helper.__name__ for helper in helpers], kwargs)
 
@@ -78,7 +85,9 @@ def _wrap(name: str) -> Callable[..., Any]:
                 "The first input of helper function should be model. "
                 "Or you can provide it in kwargs as model=<your_model>."
             )
-        defaults = {key: value for key, value in model.arg_scope.items() if takes_all or key in accepted}
+        defaults = {
+            key: value for key, value in model.arg_scope.items() if takes_all or key in accepted
+        }
         return helper(*args, **{**defaults, **get_current_scope().get(name, {}), **kwargs})
 
     call.__name__ = name
@@ -105,7 +114,8 @@ _FAMILIES: dict[Any, str] = {
     scales: "elementwise_linear",
     products: "fc packed_fc",
     nonlinearity: "relu tanh prelu",
-    normalization: "lrn softmax instance_norm spatial_bn spatial_gn layer_norm moments_with_running_stats",
+    normalization: "lrn softmax instance_norm spatial_bn spatial_gn layer_norm "
+    "moments_with_running_stats",
     pooling: "max_pool average_pool max_pool_with_index",
     tools: "image_input db_input",
     train: "iter accuracy add_weight_decay",

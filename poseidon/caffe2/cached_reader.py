@@ -15,7 +15,9 @@ _THREADS = 16
 
 
 class CachedReader(DBFileReader):
-    """Reads the records of another reader from a database, which `build_cache_step` makes where it is missing."""
+    """Reads the records of another reader from a database, which `build_cache_step` makes where
+    it is missing.
+    """
 
     default_name_suffix = "cached_reader"
 
@@ -43,7 +45,8 @@ class CachedReader(DBFileReader):
         return self.original_reader._schema
 
     def build_cache_step(self, overwrite: bool = False) -> Any:
-        """Return a step that writes all records of the original reader to the database; an empty one where it exists.
+        """Return a step that writes all records of the original reader to the database; an empty
+        one where it exists.
 
         Args:
             overwrite: whether it is written again where it exists.

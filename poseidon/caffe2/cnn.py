@@ -41,7 +41,10 @@ LAYERS = {
 
 
 class CNNModelHelper(ModelHelper):
-    """A model with layers as methods: `model.Conv("data", "conv1", 3, 64, 7)`. New models use `brew`."""
+    """A model with layers as methods: `model.Conv("data", "conv1", 3, 64, 7)`.
+
+    New models use `brew`.
+    """
 
     def __init__(
         self,

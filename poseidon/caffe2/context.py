@@ -1,4 +1,6 @@
-"""Contexts: objects that are the current one of their kind inside a `with` block, in each thread."""
+"""Contexts: objects that are the current one of their kind inside a `with` block, in each
+thread.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,8 @@ _open = _Open()
 
 
 class Managed:
-    """A kind of context: a class that inherits from this one; the classes that inherit from it are of its kind.
+    """A kind of context: a class that inherits from this one; the classes that inherit from it
+    are of its kind.
 
     As a decorator, an instance is the context of each call of the function.
     """
@@ -40,7 +43,8 @@ class Managed:
         """Return a value if one is given, else the innermost context of this kind.
 
         Raises:
-            AssertionError: the value is of another kind, or there is no context and one is required.
+            AssertionError: the value is of another kind, or there is no context and one is
+                required.
         """
         if value is not None:
             assert isinstance(value, cls._kind), (
@@ -90,12 +94,20 @@ class DefaultManaged(Managed):
         stack.append(cls._kind())
 
 
-def define_context(arg_name: str | None = None, allow_default: bool = False) -> Callable[[type], type]:
-    """Return a decorator that makes a class a kind of context: the older form of inheriting from `Managed`."""
+def define_context(
+    arg_name: str | None = None, allow_default: bool = False
+) -> Callable[[type], type]:
+    """Return a decorator that makes a class a kind of context: the older form of inheriting from
+    `Managed`.
+    """
 
     def decorate(cls: type) -> type:
         made = type(cls.__name__, (cls, DefaultManaged if allow_default else Managed), {})
-        made.__module__, made.__qualname__, made.__doc__ = cls.__module__, cls.__qualname__, cls.__doc__
+        made.__module__, made.__qualname__, made.__doc__ = (
+            cls.__module__,
+            cls.__qualname__,
+            cls.__doc__,
+        )
         return made
 
     return decorate

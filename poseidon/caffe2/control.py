@@ -1,7 +1,8 @@
 """Steps for conditions and loops around nets and steps: `If`, `For`, `While`, `Switch`.
 
-A condition is a blob, one boolean, or a net whose last external output is one; the net runs before each test. Parts are
-nets or steps, one or several or a list. (Conditions and loops inside of nets are in `control_ops_util`.)
+A condition is a blob, one boolean, or a net whose last external output is one; the net runs before
+each test. Parts are nets or steps, one or several or a list. (Conditions and loops inside of nets
+are in `control_ops_util`.)
 """
 
 from __future__ import annotations
@@ -75,7 +76,9 @@ def _negated(blob_or_net: Any) -> tuple[core.BlobReference, list[core.Net]]:
 
 
 def BoolNet(*blobs_with_bool_value: Any) -> core.Net:
-    """Return a net that sets blobs, given as pairs of blob and boolean; they are its external outputs."""
+    """Return a net that sets blobs, given as pairs of blob and boolean; they are its external
+    outputs.
+    """
     net = core.Net("bool_net")
     for blob, value in _listed(blobs_with_bool_value):
         made = net.ConstantFill([], [blob], shape=[], value=value, dtype=core.DataType.BOOL)
@@ -84,7 +87,10 @@ def BoolNet(*blobs_with_bool_value: Any) -> core.Net:
 
 
 def NotNet(condition_blob_or_net: Any) -> tuple[core.Net, core.BlobReference]:
-    """Return a net that makes the opposite of a condition, and its blob. A net given is not a part of it."""
+    """Return a net that makes the opposite of a condition, and its blob.
+
+    A net given is not a part of it.
+    """
     blob, _ = _condition(condition_blob_or_net)
     net = core.Net("not_net")
     made = net.Not(blob)
@@ -108,7 +114,8 @@ def _related(net: core.Net, conditions: Sequence[core.BlobReference], relation: 
 
 
 def MergeConditionNets(name: str, condition_nets: Any, relation: str) -> Any:
-    """Return one net of several condition nets; its last external output relates theirs by `And` or `Or`.
+    """Return one net of several condition nets; its last external output relates theirs by `And`
+    or `Or`.
 
     One net is returned itself; None for an empty list.
     """
@@ -122,14 +129,17 @@ def MergeConditionNets(name: str, condition_nets: Any, relation: str) -> Any:
         assert net.Proto().type == merged.Proto().type
         merged.Proto().op.extend(net.Proto().op)
         known = set(merged.Proto().external_input)
-        merged.Proto().external_input.extend(n for n in net.Proto().external_input if n not in known)
+        merged.Proto().external_input.extend(
+            n for n in net.Proto().external_input if n not in known
+        )
         for key, values in net._attr_dict.items():
             merged._attr_dict.setdefault(key, []).extend(values)
     return _related(merged, [GetConditionBlobFromNet(net) for net in condition_nets], relation)
 
 
 def CombineConditions(name: str, condition_nets: Any, relation: str) -> core.Net | None:
-    """Return a net that relates the conditions of nets by `And` or `Or`, once these have run; None for no net.
+    """Return a net that relates the conditions of nets by `And` or `Or`, once these have run;
+    None for no net.
 
     Raises:
         ValueError: the nets are no list.
@@ -159,14 +169,19 @@ def DoParallel(name: str, *nets_or_steps: Any) -> core.ExecutionStep:
     parts = _listed(nets_or_steps)
     if len(parts) == 1 and isinstance(parts[0], core.ExecutionStep):
         return parts[0]
-    steps = [part if isinstance(part, core.ExecutionStep) else core.to_execution_step(part) for part in parts]
+    steps = [
+        part if isinstance(part, core.ExecutionStep) else core.to_execution_step(part)
+        for part in parts
+    ]
     return _step("DoParallel", name, steps, concurrent_substeps=True)
 
 
 def _reset(
     name: str, blob: core.BlobReference, parts: Sequence[Any], step: core.ExecutionStep
 ) -> core.ExecutionStep:
-    """Put the setting of the stop blob to false before a step of nets, which tests it after its first net."""
+    """Put the setting of the stop blob to false before a step of nets, which tests it after its
+    first net.
+    """
     return Do(name, BoolNet((blob, False)), step) if _are_nets(parts) else step
 
 
@@ -186,7 +201,9 @@ def _run_once_if_not(name: str, condition: Any, parts: Any) -> core.ExecutionSte
         net, stop = _copy_net(condition)
         nets = [net]
     every = _before(nets, parts)
-    return _reset(f"{name}/_RunOnceIfNot", stop, every, _once(name, stop, every, "_RunOnceIfNot-inner"))
+    return _reset(
+        f"{name}/_RunOnceIfNot", stop, every, _once(name, stop, every, "_RunOnceIfNot-inner")
+    )
 
 
 def For(name: str, nets_or_steps: Any, iter_num: int) -> core.ExecutionStep:
@@ -201,7 +218,9 @@ def While(name: str, condition_blob_or_net: Any, nets_or_steps: Any) -> core.Exe
     """Return a step that runs parts again and again while a condition, tested before, is true."""
     stop, nets = _negated(condition_blob_or_net)
     every = _before(nets, nets_or_steps)
-    return _reset(f"{name}/While", stop, every, _step("While-inner", name, every, should_stop_blob=stop))
+    return _reset(
+        f"{name}/While", stop, every, _step("While-inner", name, every, should_stop_blob=stop)
+    )
 
 
 def Until(name: str, condition_blob_or_net: Any, nets_or_steps: Any) -> core.ExecutionStep:
@@ -231,7 +250,9 @@ def DoUntil(name: str, condition_blob_or_net: Any, nets_or_steps: Any) -> core.E
 
 
 def Switch(name: str, *conditions: Any) -> core.ExecutionStep:
-    """Return a step that runs the parts of every condition that is true; pairs of condition and parts are given."""
+    """Return a step that runs the parts of every condition that is true; pairs of condition and
+    parts are given.
+    """
     return _switch("Switch", name, conditions, _run_once_if)
 
 
@@ -248,19 +269,25 @@ def _switch(kind: str, name: str, conditions: Sequence[Any], run: Any) -> core.E
 def If(
     name: str, condition_blob_or_net: Any, true_nets_or_steps: Any, false_nets_or_steps: Any = None
 ) -> core.ExecutionStep:
-    """Return a step that runs parts where a condition is true, and others, if given, where it is false."""
+    """Return a step that runs parts where a condition is true, and others, if given, where it is
+    false.
+    """
     return _choice("If", name, condition_blob_or_net, true_nets_or_steps, false_nets_or_steps)
 
 
 def IfNot(
     name: str, condition_blob_or_net: Any, true_nets_or_steps: Any, false_nets_or_steps: Any = None
 ) -> core.ExecutionStep:
-    """Return a step that runs parts where a condition is false, and others, if given, where it is true."""
+    """Return a step that runs parts where a condition is false, and others, if given, where it
+    is true.
+    """
     return _choice("IfNot", name, condition_blob_or_net, true_nets_or_steps, false_nets_or_steps)
 
 
 def _choice(kind: str, name: str, condition: Any, parts: Any, others: Any) -> core.ExecutionStep:
-    run, opposite = (_run_once_if, _run_once_if_not) if kind == "If" else (_run_once_if_not, _run_once_if)
+    run, opposite = (
+        (_run_once_if, _run_once_if_not) if kind == "If" else (_run_once_if_not, _run_once_if)
+    )
     if not others:
         return run(f"{name}/{kind}", condition, parts)
     steps = []

@@ -1,8 +1,9 @@
-"""The operators `If` and `While` around given nets: which blobs of these are outside ones, and which are local.
+"""The operators `If` and `While` around given nets: which blobs of these are outside ones, and
+which are local.
 
-A blob of an inner net is an outside one where its name is in the lexical scope, the names that the operator's
-surroundings have, or where an operator reads it before the net makes it. All others are in the workspace of the inner
-net, an object in a blob of the outer net, where gradients find them.
+A blob of an inner net is an outside one where its name is in the lexical scope, the names that the
+operator's surroundings have, or where an operator reads it before the net makes it. All others are
+in the workspace of the inner net, an object in a blob of the outer net, where gradients find them.
 """
 
 from __future__ import annotations
@@ -45,7 +46,9 @@ def _references(names: Iterable[str]) -> list[core.BlobReference]:
     return [core.BlobReference(name) for name in names]
 
 
-def get_external_blob_names(net: core.Net, lexical_scope: Iterable[Any]) -> tuple[set[str], set[str]]:
+def get_external_blob_names(
+    net: core.Net, lexical_scope: Iterable[Any]
+) -> tuple[set[str], set[str]]:
     """Return the outside blobs that a net reads, and those that it writes.
 
     Raises:
@@ -70,7 +73,11 @@ def _union(*parts: Iterable[str]) -> list[str]:
 
 
 def add_if_op(
-    if_net: core.Net, cond_blob: Any, lexical_scope: Iterable[Any], then_net: core.Net, else_net: Any = None
+    if_net: core.Net,
+    cond_blob: Any,
+    lexical_scope: Iterable[Any],
+    then_net: core.Net,
+    else_net: Any = None,
 ) -> None:
     """Add an operator `If` to a net.
 

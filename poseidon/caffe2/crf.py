@@ -45,7 +45,9 @@ class CRFWithLoss:
             seq_lengths: kept for Caffe2's scripts.
         """
         net = self.model.net
-        transitions = net.Copy(self.transitions)  # updates of the parameter may come between its readers
+        transitions = net.Copy(
+            self.transitions
+        )  # updates of the parameter may come between its readers
         scores, path = self._padded(predictions, labels)
         marks = net.OneHot([path, self._number(self.num_classes_padded)], 1)
         unary = net.SumElements(net.Mul([scores, marks], 1))
@@ -84,14 +86,19 @@ class CRFWithLoss:
         ]
         scores, _ = net.Concat([ends[0], wide, ends[1]], outputs=2, axis=0)
         marked, _ = net.Concat(
-            [self._number(count), net.Cast([labels], 1, to=core.DataType.INT64), self._number(count + 1)],
+            [
+                self._number(count),
+                net.Cast([labels], 1, to=core.DataType.INT64),
+                self._number(count + 1),
+            ],
             outputs=2,
             axis=0,
         )
         return scores, marked
 
     def build_crf_net(self, input_blob: Any, initial_state: Any, transitions: Any) -> Any:
-        """Add the network that sums over all paths; return the logarithms of the sums by last label.
+        """Add the network that sums over all paths; return the logarithms of the sums by last
+        label.
 
         Args:
             input_blob: scores, (steps, 1, labels).
@@ -105,7 +112,9 @@ class CRFWithLoss:
         step = ModelHelper(name="crf_step", param_model=self.model)
         row, state, *_ = step.net.AddExternalInputs("input_t", "cell_t_prev", transitions, segments)
         net = step.net
-        column, _ = net.Reshape([state], [f"{SCOPE}/column", f"{SCOPE}/old_shape"], shape=[count, 1])
+        column, _ = net.Reshape(
+            [state], [f"{SCOPE}/column", f"{SCOPE}/old_shape"], shape=[count, 1]
+        )
         from_each = net.Tile([column], [f"{SCOPE}/from_each"], tiles=count, axis=1)
         line, _ = net.Reshape([row], [f"{SCOPE}/line", f"{SCOPE}/old_line"], shape=[1, count])
         to_each = net.Tile([line], [f"{SCOPE}/to_each"], tiles=count, axis=0)
@@ -134,9 +143,15 @@ class CRFWithLoss:
         net, count = self.model.net, self.num_classes
         inner = net.Slice([self.transitions], starts=[0, 0], ends=[-3, -3])
         starts = net.Slice([self.transitions], starts=[count, 0], ends=[count + 1, -3])
-        ends = net.Transpose([net.Slice([self.transitions], starts=[0, count + 1], ends=[-3, -1])], 1)
+        ends = net.Transpose(
+            [net.Slice([self.transitions], starts=[0, count + 1], ends=[-3, -1])], 1
+        )
         first = net.Add([net.Slice([classes], starts=[0, 0], ends=[1, -1]), starts], 1)
-        begun, _ = net.Concat([first, net.Slice([classes], starts=[1, 0], ends=[-1, -1])], outputs=2, axis=0)
+        begun, _ = net.Concat(
+            [first, net.Slice([classes], starts=[1, 0], ends=[-1, -1])], outputs=2, axis=0
+        )
         last = net.Add([net.Slice([begun], starts=[-2, 0], ends=[-1, -1]), ends], 1)
-        whole, _ = net.Concat([net.Slice([begun], starts=[0, 0], ends=[-2, -1]), last], outputs=2, axis=0)
+        whole, _ = net.Concat(
+            [net.Slice([begun], starts=[0, 0], ends=[-2, -1]), last], outputs=2, axis=0
+        )
         return net.SwapBestPath([classes, net.ViterbiPath([whole, inner], 1)], 1)

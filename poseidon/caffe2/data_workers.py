@@ -1,9 +1,10 @@
 """Threads of Python that fetch batches for a net: it takes them from queues of the workspace.
 
-    coordinator = init_data_input_workers(model, ["data", "label"], fetch, 32, input_source_name="train")
-    coordinator.start()
+    coordinator = init_data_input_workers(model, ["data", "label"], fetch, 32,
+    input_source_name="train") coordinator.start()
 
-`fetch(worker_id, batch_size)` returns an array for each blob; arrays of any number of rows are cut into batches.
+`fetch(worker_id, batch_size)` returns an array for each blob; arrays of any number of rows are cut
+into batches.
 """
 
 from __future__ import annotations
@@ -54,13 +55,17 @@ class State:
 class WorkerCoordinator:
     """The threads of one source, and its queue."""
 
-    def __init__(self, name: str, queue: BlobsQueue, fetchers: Sequence[Callable[[], None]]) -> None:
+    def __init__(
+        self, name: str, queue: BlobsQueue, fetchers: Sequence[Callable[[], None]]
+    ) -> None:
         self._input_source_name = name
         self._queue = queue
         self._state = State()
         self._started = False
         self._workers = [
-            threading.Thread(target=self._guarded, args=(fetch,), daemon=True, name=f"data_workers {name}")
+            threading.Thread(
+                target=self._guarded, args=(fetch,), daemon=True, name=f"data_workers {name}"
+            )
             for fetch in fetchers
         ]
 
@@ -84,7 +89,9 @@ class WorkerCoordinator:
                 worker.start()
 
     def stop(self) -> bool:
-        """Close the queue and wait for the threads; return whether all have ended within the limit."""
+        """Close the queue and wait for the threads; return whether all have ended within the
+        limit.
+        """
         self._queue.close()
         for worker in self._workers if self._started else ():
             worker.join(STOP_LIMIT_S)
@@ -147,19 +154,26 @@ class _Batches:
             return [list(arrays)]
         rows = {array.shape[axis] for array, axis in zip(arrays, self._columns, strict=True)}
         if len(rows) != 1:
-            raise ValueError(f"a fetcher gave arrays of {sorted(rows)} rows; one number is expected")
+            raise ValueError(
+                f"a fetcher gave arrays of {sorted(rows)} rows; one number is expected"
+            )
         with self._lock:
             joined = [
                 np.concatenate(pair, axis=axis)
                 for pair, axis in zip(
-                    zip(self._parts, arrays, strict=True) if self._parts else ((a,) for a in arrays),
+                    zip(self._parts, arrays, strict=True)
+                    if self._parts
+                    else ((a,) for a in arrays),
                     self._columns,
                     strict=True,
                 )
             ]
             count = joined[0].shape[self._columns[0]] // self._size
             cuts = [self._size * index for index in range(1, count + 1)]
-            split = [np.split(array, cuts, axis) for array, axis in zip(joined, self._columns, strict=True)]
+            split = [
+                np.split(array, cuts, axis)
+                for array, axis in zip(joined, self._columns, strict=True)
+            ]
             self._parts = [parts[-1] for parts in split]
             return [list(batch) for batch in zip(*(parts[:-1] for parts in split), strict=True)]
 
@@ -178,7 +192,8 @@ def init_data_input_workers(
     batch_columns: Sequence[int | None] | None = None,
     timeout: float = 600,
 ) -> GlobalWorkerCoordinator:
-    """Add to a net what takes batches from a queue, and make the threads that fill it; `start` starts them.
+    """Add to a net what takes batches from a queue, and make the threads that fill it; `start`
+    starts them.
 
     Args:
         net: a net or a model.
@@ -202,7 +217,9 @@ def init_data_input_workers(
     queue = BlobsQueue(max_buffered_batches, len(input_blob_names))
     current().create(name).value = queue
     blobs = [core.ScopedBlobReference(blob) for blob in input_blob_names]
-    net.DequeueBlobs([core.BlobReference(name)], blobs, timeout_secs=float(timeout), device_option=device)
+    net.DequeueBlobs(
+        [core.BlobReference(name)], blobs, timeout_secs=float(timeout), device_option=device
+    )
     columns = [column or 0 for column in batch_columns or [0] * len(input_blob_names)]
     batches = _Batches(batch_size, columns, not dont_rebatch)
     place = _place(device)

@@ -1,6 +1,8 @@
-"""Readers and writers: objects that add to nets the operators that read or write a batch of records.
+"""Readers and writers: objects that add to nets the operators that read or write a batch of
+records.
 
-What they add is safe in several threads at the same time. `queue_util` and `dataset` have implementations.
+What they add is safe in several threads at the same time. `queue_util` and `dataset` have
+implementations.
 """
 
 from __future__ import annotations
@@ -56,7 +58,8 @@ class PipedReaderBuilder(ReaderBuilder):
 
         Args:
             builder: makes the readers.
-            piper: called with `reader` and the arguments of `new_reader`; returns a reader, or what has one.
+            piper: called with `reader` and the arguments of `new_reader`; returns a reader, or what
+                has one.
         """
         self._builder = builder
         self._piper = piper
@@ -138,7 +141,9 @@ class CounterReader(Reader):
         """See `Reader`."""
         if self.counter is None:
             self.counter = init_net.CreateCounter([], init_count=0)
-            self.should_stop = init_net.ConstantFill([], shape=[], dtype=core.DataType.BOOL, value=False)
+            self.should_stop = init_net.ConstantFill(
+                [], shape=[], dtype=core.DataType.BOOL, value=False
+            )
 
     def read_ex(self, local_init_net: Any, local_finish_net: Any) -> tuple[list[Any], Any, Any]:
         """See `Reader`."""
@@ -147,7 +152,9 @@ class CounterReader(Reader):
 
 
 class ReaderWithLimitBase(Reader):
-    """The base of readers that stop before the end of another one; `data_finished` tells the two apart."""
+    """The base of readers that stop before the end of another one; `data_finished` tells the two
+    apart.
+    """
 
     def __init__(self, reader: Reader) -> None:
         super().__init__(reader._schema)
@@ -158,7 +165,9 @@ class ReaderWithLimitBase(Reader):
 
     def setup_ex(self, init_net: Any, finish_net: Any) -> None:
         """See `Reader`."""
-        init_net.ConstantFill([], [self._data_finished], shape=[], value=False, dtype=core.DataType.BOOL)
+        init_net.ConstantFill(
+            [], [self._data_finished], shape=[], value=False, dtype=core.DataType.BOOL
+        )
         self.reader.setup_ex(init_net, finish_net)
         self.setup_limiter(init_net, finish_net)
 
@@ -180,7 +189,9 @@ class ReaderWithLimitBase(Reader):
         raise NotImplementedError("Subclass must implement `setup_limiter`")
 
     def check_limiter_condition(self, stop_condition_net: Any) -> Any:
-        """Add to a net the operators that look at the limit; return the blob that is true where it is reached."""
+        """Add to a net the operators that look at the limit; return the blob that is true where
+        it is reached.
+        """
         raise NotImplementedError("Subclass must implement `check_limiter_condition`")
 
     def data_finished(self) -> Any:

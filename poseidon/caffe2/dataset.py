@@ -13,10 +13,16 @@ from poseidon.caffe2.schema import Field, InitEmptyRecord, Struct, from_blob_lis
 
 
 class _CursorReader(Reader):
-    """What the readers of a data set have in common: its content, and a cursor that is made at most once."""
+    """What the readers of a data set have in common: its content, and a cursor that is made at
+    most once.
+    """
 
     def __init__(
-        self, dataset: Dataset, name: str | None, batch_size: int = 1, enforce_batch_size: bool = False
+        self,
+        dataset: Dataset,
+        name: str | None,
+        batch_size: int = 1,
+        enforce_batch_size: bool = False,
     ) -> None:
         super().__init__(dataset.content())
         self.dataset = dataset
@@ -77,9 +83,13 @@ class _DatasetRandomReader(_CursorReader):
         self.loop_over = loop_over
 
     def computeoffset(self, net: Any) -> None:
-        """Add to a net the operator that finds where each record begins; it must run before the first read."""
+        """Add to a net the operator that finds where each record begins; it must run before the
+        first read.
+        """
         self.reset(net)
-        self.offsets = net.ComputeOffset([self.cursor, *self.dataset.content().field_blobs()], "offsets")
+        self.offsets = net.ComputeOffset(
+            [self.cursor, *self.dataset.content().field_blobs()], "offsets"
+        )
 
     def sort_and_shuffle(
         self, net: Any, sort_by_field: str | None = None, shuffle_size: int = 1, batch_size: int = 1
@@ -93,7 +103,9 @@ class _DatasetRandomReader(_CursorReader):
             batch_size: records in a batch; whole batches are shuffled in the end.
         """
         names = self.dataset.field_names()
-        assert not sort_by_field or sort_by_field in names, f"{sort_by_field} is none of the fields {names}"
+        assert not sort_by_field or sort_by_field in names, (
+            f"{sort_by_field} is none of the fields {names}"
+        )
         self.reset(net)
         self.indices = net.SortAndShuffle(
             [self.cursor, *self.dataset.content().field_blobs()],
@@ -131,7 +143,9 @@ class _DatasetWriter(Writer):
 
 
 def Const(net: Any, value: Any, dtype: Any = None, name: str | None = None) -> Any:
-    """Feed a value to a new blob of the workspace, and return the blob as an external input of a net."""
+    """Feed a value to a new blob of the workspace, and return the blob as an external input of a
+    net.
+    """
     assert isinstance(net, core.Net), "net must be a core.Net instance."
     blob = net.AddExternalInput(net.NextName(prefix=name))
     workspace.FeedBlob(str(blob), np.array(value, dtype=dtype))
@@ -169,7 +183,9 @@ class Dataset:
         self.field_blobs: list[Any] | None = fields.field_blobs() if fields.has_blobs() else None
 
     def trim(self, net: Any, multiple_of: int) -> None:
-        """Add to a net the operator that drops the last records, so that their number is a multiple."""
+        """Add to a net the operator that drops the last records, so that their number is a
+        multiple.
+        """
         net.TrimDataset(self._blobs(), self._blobs(), fields=self.fields, multiple_of=multiple_of)
 
     def init_empty(self, init_net: Any) -> None:
@@ -242,7 +258,9 @@ class Dataset:
             indices: the blob of the order; `sort_and_shuffle` makes one.
             loop_over: whether it begins again at its end.
         """
-        reader = _DatasetRandomReader(self, cursor_name, indices, batch_size, loop_over, enforce_batch_size)
+        reader = _DatasetRandomReader(
+            self, cursor_name, indices, batch_size, loop_over, enforce_batch_size
+        )
         if init_net is not None:
             reader.setup_ex(init_net, None)
         return reader

@@ -42,7 +42,9 @@ class DBFileReader(Reader):
         """
         assert db_path is not None, "db_path can't be None."
         known = C.registered_dbs()
-        assert db_type in known, f"db_type [{db_type}] is not available. \nChoose one of these: {known}."
+        assert db_type in known, (
+            f"db_type [{db_type}] is not available. \nChoose one of these: {known}."
+        )
         self.db_path = os.path.expanduser(db_path)
         self.db_type = db_type
         self.name = name or f"{self._extract_db_name_from_db_path()}_{self.default_name_suffix}"
@@ -83,7 +85,9 @@ class DBFileReader(Reader):
             return
         self._init_field_blobs_as_empty(init_net)
         self._feed_field_blobs_from_db_file(init_net)
-        self.ds_reader = self.ds.random_reader(init_net, batch_size=self.batch_size, loop_over=self.loop_over)
+        self.ds_reader = self.ds.random_reader(
+            init_net, batch_size=self.batch_size, loop_over=self.loop_over
+        )
         self.ds_reader.sort_and_shuffle(init_net)
         self.ds_reader.computeoffset(init_net)
 

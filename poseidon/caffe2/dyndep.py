@@ -1,4 +1,6 @@
-"""Libraries of operators that Caffe2 loads at run time: their operators are a part of this package."""
+"""Libraries of operators that Caffe2 loads at run time: their operators are a part of this
+package.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +8,9 @@ _imported: set[str] = set()
 
 
 def InitOpsLibrary(name: str, trigger_lazy: bool = True) -> None:
-    """Note that a library was asked for, e.g. `@/caffe2/caffe2/contrib/gloo:gloo_ops`; there is nothing to load.
+    """Note that a library was asked for, e.g.
+
+    `@/caffe2/caffe2/contrib/gloo:gloo_ops`; there is nothing to load.
 
     An operator that does not exist is an error when it is used.
     """

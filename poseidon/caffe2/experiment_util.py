@@ -1,4 +1,6 @@
-"""The log file of a training: comma-separated values, a line for each time that it is asked for one."""
+"""The log file of a training: comma-separated values, a line for each time that it is asked for
+one.
+"""
 
 from __future__ import annotations
 
@@ -30,9 +32,9 @@ class ExternalLogger(ABC):
 class ModelTrainerLog:
     """Writes `<expname>_<year><month><day>_<hour><minute><second>.log` in the current directory.
 
-    The first line is `# ` and the arguments, the second the names of the columns; then there is a row for each `log`:
-    seconds since the row before and in all, inputs since the row before and in all, batches, inputs a second, and the
-    additional values by their names.
+    The first line is `# ` and the arguments, the second the names of the columns; then there is a
+    row for each `log`: seconds since the row before and in all, inputs since the row before and in
+    all, batches, inputs a second, and the additional values by their names.
 
     Attributes:
         filename: the file.
@@ -52,7 +54,8 @@ class ModelTrainerLog:
             expname: the beginning of the file's name.
             runtime_args: what the first line shows.
             external_loggers: what gets the rows too.
-            continued: the log of an earlier run that this one continues; its totals go on (not in Caffe2).
+            continued: the log of an earlier run that this one continues; its totals go on (not in
+                Caffe2).
         """
         self.experiment_id = datetime.datetime.now().strftime("%Y%m%d_%H%M%S")
         self.filename = str(continued) if continued else f"{expname}_{self.experiment_id}.log"

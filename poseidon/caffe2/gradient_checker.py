@@ -15,13 +15,19 @@ log = logging.getLogger(__name__)
 
 
 def getGradientForOp(op: caffe2_pb2.OperatorDef) -> tuple[list[caffe2_pb2.OperatorDef], list[Any]]:
-    """Return an operator's gradient operators, and the gradients of its inputs, when `<output>_grad` are given."""
+    """Return an operator's gradient operators, and the gradients of its inputs, when
+    `<output>_grad` are given.
+    """
     return core.GradientRegistry.GetGradientForOp(op, [f"{name}_grad" for name in op.output])
 
 
 def _get_grad_blob(grad_map: Mapping[Any, Any], input_to_check: Any) -> Any:
     gradient = grad_map[input_to_check]
-    return (gradient.indices, gradient.values) if isinstance(gradient, core.GradientSlice) else gradient
+    return (
+        (gradient.indices, gradient.values)
+        if isinstance(gradient, core.GradientSlice)
+        else gradient
+    )
 
 
 def _dense(
@@ -32,12 +38,16 @@ def _dense(
         return str(gradient), []
     name = f"{op.input[input_to_check]}_grad_dense"
     blobs = [core.BlobReference(str(blob)) for blob in (*gradient, op.input[input_to_check])]
-    made = core.CreateOperator("SparseToDense", blobs, [core.BlobReference(name)], device_option=device)
+    made = core.CreateOperator(
+        "SparseToDense", blobs, [core.BlobReference(name)], device_option=device
+    )
     return name, [made]
 
 
 class GradientChecker:
-    """Compares what gradient operators give with the change of a loss: half the sum of the squared outputs."""
+    """Compares what gradient operators give with the change of a loss: half the sum of the
+    squared outputs.
+    """
 
     def __init__(
         self,
@@ -74,7 +84,9 @@ class GradientChecker:
     ) -> tuple[float, Any]:
         """Run an operator and its gradient; return the loss and the gradient of the input."""
         for name, value in zip(input_names, inputs, strict=False):
-            workspace.FeedBlob(name, value, self._input_device_options.get(name, self._device_option))
+            workspace.FeedBlob(
+                name, value, self._input_device_options.get(name, self._device_option)
+            )
         workspace.RunOperatorOnce(op)
         loss = 0.0
         for index in outputs_with_grads:
@@ -120,7 +132,8 @@ class GradientChecker:
         with workspace.WorkspaceGuard(self._workspace_name):
             workspace.ResetWorkspace()
             values = [
-                np.array(value, order="C") if isinstance(value, np.ndarray) else value for value in inputs
+                np.array(value, order="C") if isinstance(value, np.ndarray) else value
+                for value in inputs
             ]
 
             def run(grad_ops: Iterable[caffe2_pb2.OperatorDef] = ()) -> tuple[float, Any]:
@@ -146,7 +159,11 @@ class GradientChecker:
         for index in np.argwhere(far)[:10]:
             place = tuple(index)
             log.warning(
-                "gradient of %s at %s: %s, estimated %s", op.type, place, gradient[place], estimate[place]
+                "gradient of %s at %s: %s, estimated %s",
+                op.type,
+                place,
+                gradient[place],
+                estimate[place],
             )
         return not far.any(), gradient, estimate.astype(np.float32)
 
@@ -172,7 +189,9 @@ class GradientChecker:
             assert list(value.shape) == list(shapes[name]), (
                 f"{name}: inferred {shapes[name]}, is {value.shape}"
             )
-            assert found[name] == workspace.data_type_of(value.dtype), f"{name}: inferred type {found[name]}"
+            assert found[name] == workspace.data_type_of(value.dtype), (
+                f"{name}: inferred type {found[name]}"
+            )
 
 
 class NetGradientChecker:
@@ -244,11 +263,16 @@ class NetGradientChecker:
                 flat[index] = kept + step
                 workspace.RunNetOnce(_fed(net, values))
                 losses.append(
-                    sum(float(workspace.FetchBlob(o).astype(np.float64).sum()) for o in outputs_with_grad)
+                    sum(
+                        float(workspace.FetchBlob(o).astype(np.float64).sum())
+                        for o in outputs_with_grad
+                    )
                 )
             flat[index] = kept
             estimate[index] = (losses[0] - losses[1]) / step_size / 2
-        np.testing.assert_allclose(gradient, estimate.reshape(gradient.shape), rtol=threshold, atol=threshold)
+        np.testing.assert_allclose(
+            gradient, estimate.reshape(gradient.shape), rtol=threshold, atol=threshold
+        )
 
 
 def _fed(net: core.Net, values: Mapping[str, Any]) -> core.Net:
@@ -270,6 +294,7 @@ def _run_with_gradients(
     for blob in inputs_with_grads:
         gradient = _get_grad_blob(gradients, blob)
         made += [
-            workspace.FetchBlob(part) for part in (gradient if isinstance(gradient, tuple) else [gradient])
+            workspace.FetchBlob(part)
+            for part in (gradient if isinstance(gradient, tuple) else [gradient])
         ]
     return [workspace.FetchBlob(blob) for blob in outputs], made

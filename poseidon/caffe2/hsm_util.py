@@ -24,7 +24,9 @@ def create_hierarchy(tree_proto: TreeProto) -> HierarchyProto:
     return hierarchy
 
 
-def _walk(node: NodeProto, above: Sequence[tuple[int, int, int]], hierarchy: HierarchyProto) -> None:
+def _walk(
+    node: NodeProto, above: Sequence[tuple[int, int, int]], hierarchy: HierarchyProto
+) -> None:
     """Set the offsets of a node and those below it, depth first; `above` has the
     index, length and target of each step to it.
     """

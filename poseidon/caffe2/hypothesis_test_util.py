@@ -1,4 +1,5 @@
-"""What Caffe2's tests of operators are built on: strategies of tensors, checks against references and gradients.
+"""What Caffe2's tests of operators are built on: strategies of tensors, checks against
+references and gradients.
 
 Needs hypothesis, which is installed for development only.
 """
@@ -36,7 +37,8 @@ from poseidon.caffe2.testing.strategies import (
     tensors1d,
 )
 
-# torch imports seconds of code at its first operation on shapes: here, and not within the deadline of a test.
+# torch imports seconds of code at its first operation on shapes: here, and not within the deadline
+# of a test.
 torch.empty(1, device="meta") + 1
 
 __all__ = [
@@ -174,13 +176,18 @@ def runOpBenchmark(
 
 
 def runOpOnInput(
-    device_option: Any, op: caffe2_pb2.OperatorDef, inputs: Sequence[Any], input_device_options: Any = None
+    device_option: Any,
+    op: caffe2_pb2.OperatorDef,
+    inputs: Sequence[Any],
+    input_device_options: Any = None,
 ) -> list[Any]:
     """Return the outputs of an operator for inputs."""
     placed = _placed(op, device_option)
     with temp_workspace():
         if len(op.input) > len(inputs):
-            raise ValueError(f"must supply an input for each input on the op: {op.input} vs {len(inputs)}")
+            raise ValueError(
+                f"must supply an input for each input on the op: {op.input} vs {len(inputs)}"
+            )
         _feed(placed, inputs, device_option, input_device_options)
         workspace.RunOperatorOnce(placed)
         return list(workspace.FetchBlobs(op.output))
@@ -228,8 +235,12 @@ class HypothesisTestCase(test_util.TestCase):
         input_device_options: Mapping[str, Any] | None = None,
         ensure_outputs_are_inferred: bool = False,
     ) -> None:
-        """Assert that the gradient of the input `outputs_to_check` is that of finite differences."""
-        checker = gradient_checker.GradientChecker(stepsize, threshold, device_option, "gradient_check")
+        """Assert that the gradient of the input `outputs_to_check` is that of finite
+        differences.
+        """
+        checker = gradient_checker.GradientChecker(
+            stepsize, threshold, device_option, "gradient_check"
+        )
         right, gradient, estimate = checker.CheckSimple(
             op,
             inputs,
@@ -242,7 +253,8 @@ class HypothesisTestCase(test_util.TestCase):
         self.assertEqual(gradient.shape, estimate.shape)
         self.assertTrue(
             right,
-            f"Gradient check for input {op.input[outputs_to_check]} failed: {gradient}, estimated {estimate}",
+            f"Gradient check for input {op.input[outputs_to_check]} failed: {gradient}, estimated "
+            f"{estimate}",
         )
 
     def assertReferenceChecks(
@@ -266,8 +278,9 @@ class HypothesisTestCase(test_util.TestCase):
             reference: returns the expected outputs; see `ReferenceArray` for the inputs it gets.
             threshold, atol: how far they may be apart, relative and absolute (by default the same).
             output_to_grad: an output whose gradient is given to the gradient operators.
-            grad_reference: `(gradient of that output, expected outputs, inputs)` -> expected gradients of the inputs:
-                an array, None, or for a sparse one its values and its indices.
+            grad_reference: `(gradient of that output, expected outputs, inputs)` -> expected
+                gradients of the inputs: an array, None, or for a sparse one its values and its
+                indices.
             outputs_to_check: indices; by default all.
             ensure_outputs_are_inferred: whether inferred shapes are checked too.
         """
@@ -285,7 +298,8 @@ class HypothesisTestCase(test_util.TestCase):
             expected = reference(*as_reference_arrays(inputs))
             if not isinstance(expected, (tuple, list)):
                 raise RuntimeError(
-                    "You are providing a wrong reference implementation. A proper one should return a tuple/list of numpy arrays."
+                    "You are providing a wrong reference implementation. A proper one should "
+                    "return a tuple/list of numpy arrays."
                 )
             if not outputs_to_check:
                 self.assertEqual(len(expected), len(op.output))
@@ -323,7 +337,9 @@ class HypothesisTestCase(test_util.TestCase):
             self.assertIn(name, shapes, f"the shape of {name} is not inferred")
             output = workspace.FetchBlob(name)
             self.assertEqual(list(output.shape), list(shapes[name]), f"inferred shape of {name}")
-            self.assertEqual(types[name], workspace.data_type_of(output.dtype), f"inferred type of {name}")
+            self.assertEqual(
+                types[name], workspace.data_type_of(output.dtype), f"inferred type of {name}"
+            )
 
     def _assertGradReferenceChecks(
         self,

@@ -1,4 +1,6 @@
-"""The devices of tests of Intel's operators: the CPU, whose operators use oneDNN where torch does."""
+"""The devices of tests of Intel's operators: the CPU, whose operators use oneDNN where torch
+does.
+"""
 
 from __future__ import annotations
 

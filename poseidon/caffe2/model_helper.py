@@ -40,7 +40,8 @@ class ModelHelper:
 
         Args:
             name: of the net; the init net is called `<name>_init`. By default `model`.
-            init_params: whether parameters get fillers; a test model, whose parameters exist, has none.
+            init_params: whether parameters get fillers; a test model, whose parameters exist, has
+                none.
             allow_not_known_ops: kept for Caffe2's scripts; every operator is known.
             skip_sparse_optim: whether optimizers leave parameters with sparse gradients alone.
             param_model: a model whose parameters and init net this one shares.
@@ -90,8 +91,8 @@ class ModelHelper:
         """Make a parameter, or return the one of this name that exists already.
 
         Args:
-            param_name: a name, which gets the current scope (or the scope that shares parameters with it), or a
-                reference, whose name stays.
+            param_name: a name, which gets the current scope (or the scope that shares parameters
+                with it), or a reference, whose name stays.
             shape: its shape.
             initializer: see `poseidon.caffe2.modeling.initializers`.
             tags: one or several of `ParameterTags`.
@@ -105,7 +106,8 @@ class ModelHelper:
         """
         if not hasattr(initializer, "create_param"):
             raise TypeError(
-                f"create_param: expected an Initializer('ConstantFill') or its like, found {initializer!r}"
+                "create_param: expected an Initializer('ConstantFill') or its like, found "
+                f"{initializer!r}"
             )
         if isinstance(param_name, core.BlobReference):
             name = str(param_name)
@@ -134,7 +136,9 @@ class ModelHelper:
         assert isinstance(param, core.BlobReference), f"Param {param} is not a BlobReference"
         return self._parameters_info.get(param)
 
-    def add_param_DEPRECATED(self, param: Any, key: Any = None, shape: Any = None, length: Any = None) -> Any:
+    def add_param_DEPRECATED(
+        self, param: Any, key: Any = None, shape: Any = None, length: Any = None
+    ) -> Any:
         """Add a parameter that the caller has made: a reference or a name."""
         if isinstance(param, str):
             param = core.BlobReference(param)
@@ -147,9 +151,13 @@ class ModelHelper:
 
     def AddParameter(self, param: Any, tags: Any = None) -> None:
         """Add a blob to the parameters, or to the computed ones, by its tags."""
-        assert isinstance(param, core.BlobReference), f"Expected a BlobReference, got {type(param).__name__}"
+        assert isinstance(param, core.BlobReference), (
+            f"Expected a BlobReference, got {type(param).__name__}"
+        )
         tags = self._normalize_tags(tags)
-        (self._computed_params if ParameterTags.COMPUTED_PARAM in tags else self.params).append(param)
+        (self._computed_params if ParameterTags.COMPUTED_PARAM in tags else self.params).append(
+            param
+        )
         if ParameterTags.WEIGHT in tags:
             self.weights.append(param)
         if ParameterTags.BIAS in tags:
@@ -160,14 +168,18 @@ class ModelHelper:
         if namescope is None:
             return scope.CurrentNameScope()
         separator = scope._NAMESCOPE_SEPARATOR
-        return namescope if not namescope or namescope.endswith(separator) else namescope + separator
+        return (
+            namescope if not namescope or namescope.endswith(separator) else namescope + separator
+        )
 
     def _in_scope(self, params: Iterable[Any], namescope: str | None) -> list[Any]:
         prefix = self._NormalizeNamescope(namescope)
         return [p for p in params if not prefix or p.GetNameScope().startswith(prefix)]
 
     def GetParams(self, namescope: str | None = None, top_scope: bool = False) -> list[Any]:
-        """Return the parameters of a scope (by default the current one) and of the scopes in it; "" means all."""
+        """Return the parameters of a scope (by default the current one) and of the scopes in it;
+        "" means all.
+        """
         return self._in_scope(self.params, namescope)
 
     def GetComputedParams(self, namescope: str | None = None) -> list[Any]:
@@ -231,11 +243,15 @@ class ModelHelper:
         return {p: self.grad_map[str(p)] for p in params if str(p) in self.grad_map}
 
     def AddWeightDecay(self, weight_decay: float) -> None:
-        """Add the decay to the gradients of the weights, after the gradient operators: `brew.add_weight_decay`."""
+        """Add the decay to the gradients of the weights, after the gradient operators:
+        `brew.add_weight_decay`.
+        """
         add_weight_decay(self, weight_decay)
 
     def GetOptimizationParamInfo(self, params: Iterable[Any] | None = None) -> list[Any]:
-        """Return the parameters to optimize: all that have a gradient, or those of `params` that have."""
+        """Return the parameters to optimize: all that have a gradient, or those of `params` that
+        have.
+        """
         chosen = self.param_to_grad if params is None else self.get_param_to_grad(params)
         return [
             self.get_param_info(param)
@@ -246,7 +262,13 @@ class ModelHelper:
     # Data, devices, nets.
 
     def TensorProtosDBInput(
-        self, unused_blob_in: Any, blob_out: Any, batch_size: int, db: str, db_type: str, **kwargs: Any
+        self,
+        unused_blob_in: Any,
+        blob_out: Any,
+        batch_size: int,
+        db: str,
+        db_type: str,
+        **kwargs: Any,
     ) -> Any:
         """Read batches of TensorProtos from a database into `blob_out`."""
         assert len(unused_blob_in) == 0, "You cannot have blob_in for TensorProtosDBInput"

@@ -21,7 +21,9 @@ __all__ = ["NetBuilder", "Operations", "ops"]
 
 
 class ReporterBuilder(NetBuilder):
-    """A block that runs every so many milliseconds beside a task, or beside the tasks of a group."""
+    """A block that runs every so many milliseconds beside a task, or beside the tasks of a
+    group.
+    """
 
     def __init__(self, interval_ms: int, net: Any = None, name: str | None = None) -> None:
         super().__init__(name)
@@ -42,10 +44,14 @@ class ReporterBuilder(NetBuilder):
 
 
 class Operations:
-    """Operators and blocks in the builder of the innermost block: `ops.Add(...)`, `with ops.loop(...)`."""
+    """Operators and blocks in the builder of the innermost block: `ops.Add(...)`, `with
+    ops.loop(...)`.
+    """
 
     def net(self, net: Any = None, name: str | None = None) -> Any:
-        """Return the net that operators go to now; a net given is appended, a name begins a new one."""
+        """Return the net that operators go to now; a net given is appended, a name begins a new
+        one.
+        """
         assert name is None or net is None, "Cannot provide both `net` and `name`."
         builder = NetBuilder.current()
         if net is not None:
@@ -80,7 +86,9 @@ class Operations:
         NetBuilder.current().stop_if(blob)
 
     def loop(self, iters: Any = None, name: str | None = None) -> Loop:
-        """Return a block that is repeated: a number of times, that of a blob, or until `stop` or `stop_if`."""
+        """Return a block that is repeated: a number of times, that of a blob, or until `stop` or
+        `stop_if`.
+        """
         return NetBuilder.current().add(Loop(iters, name=name))  # type: ignore[no-any-return]
 
     def stop_guard(self, has_stopped_blob: Any = None, name: str | None = None) -> StopGuard:
@@ -92,7 +100,9 @@ class Operations:
         return NetBuilder.current().add(RunIf(cond, name=name))  # type: ignore[no-any-return]
 
     def IfNet(self, cond: Any, name: str | None = None) -> IfNet:
-        """Return a block that runs where a blob is true: the operator `If`, which has a gradient."""
+        """Return a block that runs where a blob is true: the operator `If`, which has a
+        gradient.
+        """
         return NetBuilder.current().add(IfNet(cond, name=name))  # type: ignore[no-any-return]
 
     def Else(self, name: str | None = None) -> ElseNet:
@@ -104,7 +114,9 @@ class Operations:
         return NetBuilder.current().add(WhileNet(name=name))  # type: ignore[no-any-return]
 
     def Condition(self, name: str | None = None) -> Condition:
-        """Return the block of the condition of a `WhileNet`; its last operator makes one boolean."""
+        """Return the block of the condition of a `WhileNet`; its last operator makes one
+        boolean.
+        """
         return Condition(name=name)
 
     def task_init(self) -> SetupBuilder:
@@ -137,11 +149,15 @@ class Operations:
         return setup
 
     def task_reporter(self, interval_ms: int = 1000, name: str | None = None) -> ReporterBuilder:
-        """Return a block that runs every so many milliseconds beside the task around, and once at its end."""
+        """Return a block that runs every so many milliseconds beside the task around, and once
+        at its end.
+        """
         return ReporterBuilder(interval_ms, net=self.net(), name=name)
 
     def local_reporter(self, interval_ms: int = 1000, name: str | None = None) -> ReporterBuilder:
-        """Return a block that runs every so many milliseconds beside the tasks of the group around."""
+        """Return a block that runs every so many milliseconds beside the tasks of the group
+        around.
+        """
         return ReporterBuilder(interval_ms, name=name)
 
 

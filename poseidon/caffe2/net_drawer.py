@@ -22,7 +22,12 @@ from poseidon.caffe2.utils import ArgsToDict, GetContentFromProtoString
 
 log = logging.getLogger(__name__)
 
-OP_STYLE: dict[str, Any] = {"shape": "box", "color": "#0F9D58", "style": "filled", "fontcolor": "#FFFFFF"}
+OP_STYLE: dict[str, Any] = {
+    "shape": "box",
+    "color": "#0F9D58",
+    "style": "filled",
+    "fontcolor": "#FFFFFF",
+}
 BLOB_STYLE: dict[str, Any] = {"shape": "octagon"}
 
 
@@ -41,7 +46,9 @@ def _operators(operators_or_net: Any, name: str | None) -> tuple[list[Any], str]
 
 
 def GetOpNodeProducer(append_output: bool, **kwargs: Any) -> Callable[[Any, int], Any]:
-    """Return a function `(operator, index)` that makes the node of an operator; kwargs are Graphviz's attributes."""
+    """Return a function `(operator, index)` that makes the node of an operator; kwargs are
+    Graphviz's attributes.
+    """
 
     def produce(op: Any, op_id: int) -> Any:
         parts = [op.name or op.type]
@@ -102,7 +109,8 @@ def GetPydotGraphMinimal(
     minimal_dependency: bool = False,
     op_node_producer: Callable[[Any, int], Any] | None = None,
 ) -> Any:
-    """Return a graph of operators only: an edge leads from the one that makes a blob to those that read it.
+    """Return a graph of operators only: an edge leads from the one that makes a blob to those
+    that read it.
 
     Args:
         operators_or_net, name, rankdir, op_node_producer: see `GetPydotGraph`.
@@ -127,7 +135,9 @@ def GetPydotGraphMinimal(
 
 
 def GetOperatorMapForPlan(plan_def: Any) -> dict[str, list[Any]]:
-    """Return the operators of a plan's nets, by the names of plan and net; a net without a name has its number."""
+    """Return the operators of a plan's nets, by the names of plan and net; a net without a name
+    has its number.
+    """
     return {
         f"{plan_def.name}_{net.name or f'network_{number}'}": list(net.op)
         for number, net in enumerate(plan_def.network)
@@ -177,7 +187,9 @@ def GetGraphInJson(operators_or_net: Any, output_filepath: str) -> None:
 
 
 def GetGraphPngSafe(func: Callable[..., Any], *args: Any, **kwargs: Any) -> bytes | None:
-    """Return the picture of the graph that a function makes as PNG; None, with a log line, where it cannot be drawn."""
+    """Return the picture of the graph that a function makes as PNG; None, with a log line, where
+    it cannot be drawn.
+    """
     try:
         graph = func(*args, **kwargs)
         return bytes(graph.create_png())
@@ -197,7 +209,8 @@ def _nets_of_plan(plan: Any) -> dict[str, list[Any]]:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Draw the nets of a NetDef or a PlanDef, text or binary: one `.dot` and one `.pdf` each; return the exit code.
+    """Draw the nets of a NetDef or a PlanDef, text or binary: one `.dot` and one `.pdf` each;
+    return the exit code.
 
     Args:
         arguments: those of the command line by default.
@@ -214,7 +227,9 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument(
         "--append_output", action="store_true", help="with --minimal: name the outputs of operators"
     )
-    parser.add_argument("--rankdir", default="LR", help="direction of the drawing: LR, TB, RL or BT")
+    parser.add_argument(
+        "--rankdir", default="LR", help="direction of the drawing: LR, TB, RL or BT"
+    )
     given = parser.parse_args(arguments)
     kinds = {
         caffe2_pb2.PlanDef: _nets_of_plan,
@@ -230,7 +245,10 @@ def main(arguments: list[str] | None = None) -> int:
         if given.minimal:
             producer = GetOpNodeProducer(given.append_output, **OP_STYLE)
             graph = GetPydotGraphMinimal(
-                operators, minimal_dependency=given.minimal_dependency, op_node_producer=producer, **options
+                operators,
+                minimal_dependency=given.minimal_dependency,
+                op_node_producer=producer,
+                **options,
             )
         else:
             graph = GetPydotGraph(operators, **options)

@@ -1,4 +1,6 @@
-"""Nets, steps, plans, tasks and jobs as text, and a check that every blob is made before it is read."""
+"""Nets, steps, plans, tasks and jobs as text, and a check that every blob is made before it is
+read.
+"""
 
 from __future__ import annotations
 
@@ -50,7 +52,13 @@ class Analyzer:
         self, node: str | None = None, ws: dict[str, int] | None = None, do_copy: bool = False
     ) -> Iterator[dict[str, int]]:
         """Work in the workspace of a node, in a given one, or in a copy of one."""
-        found = ws if ws is not None else self.workspaces[str(node)] if node is not None else self.workspace
+        found = (
+            ws
+            if ws is not None
+            else self.workspaces[str(node)]
+            if node is not None
+            else self.workspace
+        )
         found = dict(found) if do_copy else found
         self._stack.append(found)
         yield found
@@ -206,7 +214,9 @@ class Printer(Text):
         """Add an operator."""
         reads, makes = list(op.input), list(op.output)
         prefix = _common_prefix([*reads, *makes]) if self._factor_prefixes else ""
-        call = f"{op.type}({', '.join([*(name[len(prefix) :] for name in reads), *_arguments(op)])})"
+        call = (
+            f"{op.type}({', '.join([*(name[len(prefix) :] for name in reads), *_arguments(op)])})"
+        )
         line = f"{', '.join(name[len(prefix) :] for name in makes)} = {call}" if makes else call
         self.add(f"{prefix}: {line}" if prefix else line)
 
@@ -269,14 +279,20 @@ class Printer(Text):
 def _arguments(op: Any) -> list[str]:
     values = [f"{name}={value!r}" for name, value in utils.ArgsToDict(op.arg).items()]
     device = op.device_option
-    return [*values, f"device={device.device_type}:{device.device_id}"] if device.device_type else values
+    return (
+        [*values, f"device={device.device_type}:{device.device_id}"]
+        if device.device_type
+        else values
+    )
 
 
 def _common_prefix(names: list[str]) -> str:
     if not names:
         return ""
     first, last = min(names), max(names)
-    same = next((i for i, (a, b) in enumerate(zip(first, last, strict=False)) if a != b), len(first))
+    same = next(
+        (i for i, (a, b) in enumerate(zip(first, last, strict=False)) if a != b), len(first)
+    )
     return first[: first.rfind("/", 0, same) + 1]
 
 

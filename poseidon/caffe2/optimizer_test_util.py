@@ -33,7 +33,9 @@ class OptimizerTestBase:
         """Return a model of one fully-connected layer, the solution, the inputs and the labels."""
         np.random.seed(123)
         half = dtype == core.DataType.FLOAT16
-        data = np.random.randint(2, size=(20, SOLUTION.size)).astype(np.float16 if half else np.float32)
+        data = np.random.randint(2, size=(20, SOLUTION.size)).astype(
+            np.float16 if half else np.float32
+        )
         label = np.dot(data, SOLUTION)[:, np.newaxis]
         model = ModelHelper(name="test", arg_scope={"order": "NCHW"})
         initializer = PseudoFP16Initializer if half else Initializer
@@ -113,7 +115,9 @@ class OptimizerTestBase:
 
 
 class LRModificationTestBase:
-    """Tests of an optimizer that multiplies its learning rate by a blob; used beside `OptimizerTestBase`."""
+    """Tests of an optimizer that multiplies its learning rate by a blob; used beside
+    `OptimizerTestBase`.
+    """
 
     def _gradient_ratio_reference(self, model: Any, params: Any, max_gradient_norm: float) -> Any:
         """Return the factor that brings the norm of all gradients down to a limit."""
@@ -129,13 +133,17 @@ class LRModificationTestBase:
         """Check the factor by which large gradients are scaled down."""
         model, _, data, label = self._createDense()  # type: ignore[attr-defined]
         made = self.build_optimizer(model, max_gradient_norm=1.0)  # type: ignore[attr-defined]
-        params = [param for param in model.GetParams(top_scope=True) if param in model.param_to_grad]
+        params = [
+            param for param in model.GetParams(top_scope=True) if param in model.param_to_grad
+        ]
         dense = [p for p in params if not isinstance(model.param_to_grad[p], core.GradientSlice)]
         _create(model, data[0], label[0])
         assert made._lr_multiplier is not None
         _step(model, data, label)
         expected = self._gradient_ratio_reference(model, dense, 1.0)
-        np.testing.assert_almost_equal(workspace.FetchBlob("norm_clipped_grad_update/norm_ratio"), expected)
+        np.testing.assert_almost_equal(
+            workspace.FetchBlob("norm_clipped_grad_update/norm_ratio"), expected
+        )
         assert expected < 1.0, "no gradient was scaled"
 
     def test_lr_injection(self) -> None:

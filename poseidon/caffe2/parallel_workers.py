@@ -142,13 +142,18 @@ class WorkerCoordinator:
 
     def wait(self) -> bool:
         """Wait for the threads, within a limit; return whether all have ended."""
-        others = [each for each in self._workers if each.ident and each is not threading.current_thread()]
+        others = [
+            each for each in self._workers if each.ident and each is not threading.current_thread()
+        ]
         for worker in others:
             worker.join(STOP_LIMIT_S)
         alive = [worker.name for worker in others if worker.is_alive()]
         if alive:
             log.warning(
-                "%d workers of %s have not ended: %s", len(alive), self._worker_name, ", ".join(alive)
+                "%d workers of %s have not ended: %s",
+                len(alive),
+                self._worker_name,
+                ", ".join(alive),
             )
         elif self._state is not None:
             self._state.cleanup()
@@ -216,7 +221,8 @@ def init_workers(
     """Make threads that call a function in a loop; `start` of what is returned starts them.
 
     Args:
-        worker_fun: called with the number of the thread. An error that it raises ends all threads of its coordinator.
+        worker_fun: called with the number of the thread. An error that it raises ends all threads
+            of its coordinator.
         num_worker_threads: the number of threads.
         worker_name: the name for `stop_coordinator`.
         init_fun: called with the coordinator and the global one, once, before the threads start.

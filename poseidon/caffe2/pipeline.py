@@ -48,7 +48,9 @@ def _init_output(
 
 
 def make_processor(processor: Any, reader: Any = None) -> Callable[[Any], Any]:
-    """Return a processor as a function of a record: a net becomes one that copies it, None changes nothing."""
+    """Return a processor as a function of a record: a net becomes one that copies it, None
+    changes nothing.
+    """
     if processor is None:
         return lambda record: record
     if isinstance(processor, core.Net):
@@ -60,14 +62,19 @@ def normalize_processor_output(output: Any) -> Output:
     """Return what a processor has returned as an `Output`.
 
     Args:
-        output: an `Output`, a record, (record, stop blob), (nets, record, stop blob), nets, or None.
+        output: an `Output`, a record, (record, stop blob), (nets, record, stop blob), nets, or
+            None.
     """
     if isinstance(output, Output):
         return output
     if isinstance(output, Field):
         return Output(record=output)
     if isinstance(output, tuple):
-        if len(output) == 2 and isinstance(output[0], Field) and isinstance(output[1], core.BlobReference):
+        if (
+            len(output) == 2
+            and isinstance(output[0], Field)
+            and isinstance(output[1], core.BlobReference)
+        ):
             return Output(None, *output)
         return Output(*output)
     return Output(output)
@@ -83,15 +90,16 @@ def pipe(
     group: Any = None,
     num_runtime_threads: int = 1,
 ) -> Any:
-    """Make a task that reads until reader or writer say stop, processes and writes; return what it writes to.
+    """Make a task that reads until reader or writer say stop, processes and writes; return what
+    it writes to.
 
     Args:
         input: a reader, or what has one (a queue).
         output: a writer, or what has one; by default a new queue, where there is anything to write.
-        num_threads: the copies of the nets, each on a thread. With 0 there is no task: the reader, with the processor
-            behind it, is returned.
-        processor: a function of a record that returns one (see `normalize_processor_output`), or a net with input and
-            output records.
+        num_threads: the copies of the nets, each on a thread. With 0 there is no task: the reader,
+            with the processor behind it, is returned.
+        processor: a function of a record that returns one (see `normalize_processor_output`), or a
+            net with input and output records.
         name: of the task.
         capacity: of the new queue, in records.
         group: of the task, in place of the current one.
@@ -114,10 +122,20 @@ def pipe_and_output(
     num_runtime_threads: int = 1,
     final_outputs: Any = None,
 ) -> tuple[Any, Any]:
-    """Do what `pipe` does; return also the outputs of the task, one or several as `final_outputs` names them."""
+    """Do what `pipe` does; return also the outputs of the task, one or several as
+    `final_outputs` names them.
+    """
     assert num_threads > 0
     made, task = _pipe_step(
-        input, output, num_threads, processor, name, capacity, group, num_runtime_threads, final_outputs
+        input,
+        output,
+        num_threads,
+        processor,
+        name,
+        capacity,
+        group,
+        num_runtime_threads,
+        final_outputs,
     )
     if final_outputs is None:
         return made, None
@@ -154,12 +172,20 @@ def _pipe_step(
         assert output is None
         return reader, None
     if name is None:
-        prefix = "" if processor is not None else "pipe_into:" if output is not None else "pipe_from:"
-        name = prefix + processor_name(next(part for part in (processor, output, source) if part is not None))
-    with Task(name=name, group=group, outputs=final_outputs, num_instances=num_runtime_threads) as task:
+        prefix = (
+            "" if processor is not None else "pipe_into:" if output is not None else "pipe_from:"
+        )
+        name = prefix + processor_name(
+            next(part for part in (processor, output, source) if part is not None)
+        )
+    with Task(
+        name=name, group=group, outputs=final_outputs, num_instances=num_runtime_threads
+    ) as task:
         parts = _Parts(task, reader, output, capacity)
         if num_runtime_threads > 1:
-            assert num_threads == 1, "num_threads and num_runtime_threads cannot both be more than 1"
+            assert num_threads == 1, (
+                "num_threads and num_runtime_threads cannot both be more than 1"
+            )
             parts.add_instances()
         else:
             parts.add_threads(num_threads)
@@ -209,7 +235,9 @@ class _Parts:
         write: list[Any] = []
         if record is not None:
             if self.writer is None:
-                with NetBuilder(_fullname=self.task.name):  # the queue belongs to the task, not to the thread
+                with NetBuilder(
+                    _fullname=self.task.name
+                ):  # the queue belongs to the task, not to the thread
                     self.queue, self.writer = _init_output(
                         self.output, self.capacity, self.init_net, self.exit_net
                     )
@@ -249,7 +277,11 @@ class NetProcessor:
     """A net with input and output records as a processor: each thread has a copy of it."""
 
     def __init__(
-        self, net: Any, stop_signal: Any = None, thread_init_nets: Any = None, name: str | None = None
+        self,
+        net: Any,
+        stop_signal: Any = None,
+        thread_init_nets: Any = None,
+        name: str | None = None,
     ) -> None:
         """Wrap a net.
 

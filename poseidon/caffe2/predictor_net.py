@@ -65,7 +65,9 @@ def ExtractPredictorNet(
 
 
 def _place_steps(op: Any, device: Any) -> None:
-    """Set the device of the step net of a recurrent operator, and drop the gradient of its steps."""
+    """Set the device of the step net of a recurrent operator, and drop the gradient of its
+    steps.
+    """
     for argument in op.arg if op.type.startswith("RecurrentNetwork") else ():
         if argument.name == "backward_step_net":
             argument.ClearField("n")
@@ -76,7 +78,9 @@ def _place_steps(op: Any, device: Any) -> None:
 
 def _forward(net_proto: Any, inputs: set[str]) -> list[Any]:
     """Return the operators that are no gradients and do not make an input."""
-    return [op for op in net_proto.op if not op.is_gradient_op and not inputs.intersection(op.output)]
+    return [
+        op for op in net_proto.op if not op.is_gradient_op and not inputs.intersection(op.output)
+    ]
 
 
 def _net_of(operators: list[Any]) -> Any:
@@ -89,7 +93,8 @@ def _check_test_mode(op: Any) -> None:
     for argument in op.arg:
         if argument.name == "is_test" and argument.i == 0:
             raise Exception(
-                f"An operator had is_test=0, did you try to extract a predictor from a train model (instead of test "
+                "An operator had is_test=0, did you try to extract a predictor from a train "
+                "model (instead of test "
                 f"model)? Op was: {op}"
             )
 

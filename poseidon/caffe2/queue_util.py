@@ -54,7 +54,9 @@ class _QueueWriter(dataio.Writer):
         """See `Writer`: behind the task the queue is closed."""
         finish_net.CloseBlobsQueue([self._wrapper.queue()], 0)
 
-    def write_ex(self, fields: Any, local_init_net: Any, local_finish_net: Any, stop_blob: Any) -> list[Any]:
+    def write_ex(
+        self, fields: Any, local_init_net: Any, local_finish_net: Any, stop_blob: Any
+    ) -> list[Any]:
         """See `Writer`: nothing more can be written where the queue is closed."""
         self._wrapper._new_writer(self.schema(), local_init_net)
         net = core.Net("enqueue")
@@ -113,7 +115,8 @@ class Queue(dataio.Pipe):
 
 
 def enqueue(net: Any, queue: Any, data_blobs: Any, status: Any = None) -> Any:
-    """Add to a net the operator that puts blobs into a queue; return the blob that is true where it is closed.
+    """Add to a net the operator that puts blobs into a queue; return the blob that is true where
+    it is closed.
 
     The operator moves its blobs: one that is given twice is copied.
     """
@@ -155,4 +158,6 @@ def close_queue(step: Any, *queues: Any) -> Any:
     close_net = core.Net("close_queue_net")
     for queue in queues:
         close_net.CloseBlobsQueue([queue], 0)
-    return core.execution_step(f"{step}_step", [step, core.execution_step(f"{step}_close", close_net)])
+    return core.execution_step(
+        f"{step}_step", [step, core.execution_step(f"{step}_close", close_net)]
+    )

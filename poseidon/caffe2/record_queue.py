@@ -93,7 +93,8 @@ class RecordQueue:
     def build(
         self, reader: Reader, process: Callable[[Any, Any], Any] | None = None
     ) -> tuple[Reader, Any, Any, Any]:
-        """Return the queue's reader, the step that fills the queue, the step that closes it, and the schema.
+        """Return the queue's reader, the step that fills the queue, the step that closes it, and
+        the schema.
 
         Args:
             reader: where the records come from.
@@ -105,6 +106,8 @@ class RecordQueue:
             should_stop, fields = reader.read_record(read_net)
             self.writer.write(write_net, process(write_net, fields) if process else fields)
             parts = [core.execution_step(str(net), net) for net in (read_net, write_net)]
-            steps.append(core.execution_step(f"producer_{number}", parts, should_stop_blob=should_stop))
+            steps.append(
+                core.execution_step(f"producer_{number}", parts, should_stop_blob=should_stop)
+            )
         filling = core.execution_step("producers", steps, concurrent_substeps=True)
         return self.reader, filling, self.exit_step, self.schema

@@ -1,4 +1,6 @@
-"""Recurrent networks of a step net: the operator with all that it needs to know, and the gradient of a step."""
+"""Recurrent networks of a step net: the operator with all that it needs to know, and the
+gradient of a step.
+"""
 
 from __future__ import annotations
 
@@ -11,12 +13,16 @@ from poseidon.caffe2.proto import caffe2_pb2
 
 Triple = tuple[str, str, int]
 GIVEN = "_given_grad"
-"""Behind the name of a state after the step: the gradient that comes from outside and from the step behind."""
+"""Behind the name of a state after the step: the gradient that comes from outside and from the
+step behind.
+"""
 
 
 @dataclass
 class _Links:
-    """What ties a step to the outside: forward, backward, and the parts of the states that are outputs."""
+    """What ties a step to the outside: forward, backward, and the parts of the states that are
+    outputs.
+    """
 
     forward: list[Triple] = field(default_factory=list)
     backward: list[Triple] = field(default_factory=list)
@@ -48,7 +54,8 @@ def recurrent_net(
         timestep: the step's number, where the step net reads it.
         scope: before the names of the operator's own blobs.
         outputs_with_grads: the outputs that get gradients from outside.
-        recompute_blobs_on_backward: blobs of a step that are not kept for its gradient, but made again.
+        recompute_blobs_on_backward: blobs of a step that are not kept for its gradient, but made
+            again.
         forward_only: whether there is no gradient.
 
     Returns:
@@ -69,7 +76,9 @@ def recurrent_net(
     backward = None if forward_only else _backward_net(cell_net, list(links.values()), recomputed)
     tied = _tie(prefix, inputs, initial_cell_inputs, links, backward)
     arguments = _named("link", tied.forward)
-    for part, values in zip(("alias_src", "alias_dst", "alias_offset"), _columns(tied.aliases), strict=True):
+    for part, values in zip(
+        ("alias_src", "alias_dst", "alias_offset"), _columns(tied.aliases), strict=True
+    ):
         arguments[part] = values
     if backward is not None:
         arguments.update(_named("backward_link", tied.backward))
@@ -145,13 +154,17 @@ def _backward_net(cell_net: Any, states: Sequence[Any], recomputed: Sequence[str
         AssertionError: an operator that is run again makes more than the blobs named.
     """
     step = cell_net.Proto()
-    given = {core.BlobReference(name): core.BlobReference(name + GIVEN) for name in map(str, states)}
+    given = {
+        core.BlobReference(name): core.BlobReference(name + GIVEN) for name in map(str, states)
+    }
     operators, mapping = core.GradientRegistry.GetBackwardPass(step.op, given)
     proto = core.Net("RecurrentBackwardStep").Proto()
     proto.type = "simple"
     for op in step.op:
         if set(op.output) & set(recomputed):
-            assert set(op.output) <= set(recomputed), f"{op.type} makes more than the blobs to recompute"
+            assert set(op.output) <= set(recomputed), (
+                f"{op.type} makes more than the blobs to recompute"
+            )
             proto.op.extend([op])
     proto.op.extend(operators)
     undefined = core.get_undefined_blobs(core.get_ssa(proto)[0])
@@ -168,7 +181,9 @@ def _tie(
     links: Mapping[Any, Any],
     backward: _Backward | None,
 ) -> _Links:
-    """Return what ties the step to the states and the sequence; the backward net gets its external inputs."""
+    """Return what ties the step to the states and the sequence; the backward net gets its
+    external inputs.
+    """
     after_of = {str(before): str(after) for before, after in links.items()}
     tied = _Links()
     for blob, _ in initial:
@@ -211,7 +226,8 @@ def set_rnn_executor_config(
 
 
 def retrieve_step_blobs(net: Any, prefix: str = "rnn") -> list[bytes]:
-    """Copy the blobs of all steps of the recurrent networks of a net into the workspace, after a run of it.
+    """Copy the blobs of all steps of the recurrent networks of a net into the workspace, after a
+    run of it.
 
     Args:
         net: the net.
@@ -224,7 +240,9 @@ def retrieve_step_blobs(net: Any, prefix: str = "rnn") -> list[bytes]:
     networks = [op for op in net.Proto().op if op.type == "RecurrentNetwork"]
     for number, op in enumerate(networks, 1):
         listed = f"{prefix}_step_blob{number}"
-        fetch = core.CreateOperator("RecurrentNetworkBlobFetcher", [op.output[-1]], [listed], prefix=prefix)
+        fetch = core.CreateOperator(
+            "RecurrentNetworkBlobFetcher", [op.output[-1]], [listed], prefix=prefix
+        )
         workspace.RunOperatorOnce(fetch)
         names.extend(workspace.FetchBlob(listed).tolist())
     return names

@@ -90,7 +90,8 @@ def _LSTM(
         dim_in: D.
         dim_out: the number of units; a list has that of each layer.
         scope: the scope of its blobs.
-        outputs_with_grads: which outputs of the last layer get gradients: of (h_all, h_last, c_all, c_last).
+        outputs_with_grads: which outputs of the last layer get gradients: of (h_all, h_last, c_all,
+            c_last).
         return_params: whether the names of the parameters are returned too, as the last value.
         memory_optimization: whether the gradient makes the gates of each step again.
         forget_bias: what is added to the forget gate.
@@ -117,7 +118,9 @@ def _LSTM(
         )
         for before, size in zip([dim_in, *sizes], sizes, strict=False)
     ]
-    cell = cells[0] if len(cells) == 1 else MultiRNNCell(cells, name=scope, forward_only=forward_only)
+    cell = (
+        cells[0] if len(cells) == 1 else MultiRNNCell(cells, name=scope, forward_only=forward_only)
+    )
     if static_rnn_unroll_size is not None:
         cell = UnrolledCell(cell, static_rnn_unroll_size)
     below = 2 * sum(len(each.get_state_names()) for each in cells[:-1])
@@ -153,7 +156,8 @@ def layered_LSTM(
     create_lstm: Any = LSTM,
     **kwargs: Any,
 ) -> tuple[Any, ...]:
-    """Add layers as recurrent networks of their own, one after the other; return the outputs of the last.
+    """Add layers as recurrent networks of their own, one after the other; return the outputs of
+    the last.
 
     `create_lstm` makes a layer; the other arguments are those of `LSTM`.
     """
@@ -176,7 +180,9 @@ def layered_LSTM(
 
 
 def GetLSTMParamNames() -> dict[str, list[str]]:
-    """Return the names of the parts of an LSTM's weights and biases, in the order in which they lie there."""
+    """Return the names of the parts of an LSTM's weights and biases, in the order in which they
+    lie there.
+    """
     gates = ("input_gate", "forget_gate", "output_gate", "cell")
     return {"weights": [f"{gate}_w" for gate in gates], "biases": [f"{gate}_b" for gate in gates]}
 
@@ -218,19 +224,23 @@ def _with_attention(
     forget_bias: float = 0.0,
     forward_only: bool = False,
 ) -> Any:
-    """Add a decoder that attends to the outputs of an encoder (arXiv 1409.0473, with the context of arXiv 1508.04025).
+    """Add a decoder that attends to the outputs of an encoder (arXiv 1409.0473, with the context
+    of arXiv 1508.04025).
 
     Args:
         cell_class: the cell.
         model: the model.
-        decoder_inputs, decoder_input_lengths: the sequence of shape (T, N, D), and its lengths or None.
+        decoder_inputs, decoder_input_lengths: the sequence of shape (T, N, D), and its lengths or
+            None.
         initial_decoder_hidden_state, initial_decoder_cell_state: the first states.
         initial_attention_weighted_encoder_context: the first context.
-        encoder_output_dim, encoder_outputs, encoder_lengths: outputs of shape (L, N, E), and their lengths or None.
+        encoder_output_dim, encoder_outputs, encoder_lengths: outputs of shape (L, N, E), and their
+            lengths or None.
         decoder_input_dim, decoder_state_dim: numbers of units.
         scope: the scope of its blobs.
         attention_type: one of `AttentionType`.
-        outputs_with_grads: which outputs get gradients: of (h_all, h_last, c_all, c_last, context_all, context_last).
+        outputs_with_grads: which outputs get gradients: of (h_all, h_last, c_all, c_last,
+            context_all, context_last).
         weighted_encoder_outputs: the outputs behind the attention's layer, where these exist.
         lstm_memory_optimization, attention_memory_optimization: what the gradient makes again.
         forget_bias, forward_only: see `LSTM`.

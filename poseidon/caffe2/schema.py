@@ -9,7 +9,14 @@ from typing import Any
 import numpy as np
 
 from poseidon.caffe2 import workspace
-from poseidon.caffe2.building.fields import FIELD_SEPARATOR, FeatureSpec, Field, Metadata, Scalar, normalized
+from poseidon.caffe2.building.fields import (
+    FIELD_SEPARATOR,
+    FeatureSpec,
+    Field,
+    Metadata,
+    Scalar,
+    normalized,
+)
 from poseidon.caffe2.building.structures import List, ListWithEvicted, Struct, names_of
 from poseidon.caffe2.proto.caffe2_pb2 import TensorProto
 
@@ -79,7 +86,11 @@ def RawTuple(num_fields: int, name_prefix: str = "field") -> Struct:
 
 
 def Map(
-    keys: Any, values: Any, keys_name: str = "keys", values_name: str = "values", lengths_blob: Any = None
+    keys: Any,
+    values: Any,
+    keys_name: str = "keys",
+    values_name: str = "values",
+    lengths_blob: Any = None,
 ) -> List:
     """Return lists of keys and values."""
     return List(Struct((keys_name, keys), (values_name, values)), lengths_blob=lengths_blob)
@@ -94,7 +105,9 @@ def MapWithEvicted(
     evicted_values: Any = None,
 ) -> ListWithEvicted:
     """Return lists of keys and values with a column of the values that an LRU hash has dropped."""
-    return ListWithEvicted(Struct((keys_name, keys), (values_name, values)), lengths_blob, evicted_values)
+    return ListWithEvicted(
+        Struct((keys_name, keys), (values_name, values)), lengths_blob, evicted_values
+    )
 
 
 def from_dtype(dtype: Any, _outer_shape: tuple[int, ...] = ()) -> Field:
@@ -111,7 +124,9 @@ def as_record(value: Any) -> Field:
     if isinstance(value, Field):
         return value
     if isinstance(value, (list, tuple)):
-        if isinstance(value, list) and all(isinstance(item, tuple) and len(item) == 2 for item in value):
+        if isinstance(value, list) and all(
+            isinstance(item, tuple) and len(item) == 2 for item in value
+        ):
             return Struct(*[(name, as_record(part)) for name, part in value])
         return Tuple(*[as_record(part) for part in value])
     if isinstance(value, dict):
@@ -156,7 +171,8 @@ def from_column_list(
     col_blobs: Sequence[Any] | None = None,
     col_metadata: Sequence[Any] | None = None,
 ) -> Any:
-    """Return the record of columns with full names; parts named lengths and values, or keys too, are a list.
+    """Return the record of columns with full names; parts named lengths and values, or keys too,
+    are a list.
 
     Raises:
         AssertionError: there is not one type, blob and metadata for each name.
@@ -193,13 +209,16 @@ def from_blob_list(schema: Field, values: Any, throw_on_type_mismatch: bool = Fa
     """Return a copy of a record with these blobs, in the order of the columns.
 
     Raises:
-        AssertionError: there is another number of columns, or with `throw_on_type_mismatch` a column of another type.
+        AssertionError: there is another number of columns, or with `throw_on_type_mismatch` a
+            column of another type.
     """
     assert isinstance(schema, Field), "Argument `schema` must be a Field."
     values = [values] if hasattr(values, "GetNameScope") else values
     made = schema.clone_schema()
     scalars = made.all_scalars()
-    assert len(scalars) == len(values), f"Values must have {len(scalars)} elements, got {len(values)}."
+    assert len(scalars) == len(values), (
+        f"Values must have {len(scalars)} elements, got {len(values)}."
+    )
     for scalar, value in zip(scalars, values, strict=True):
         scalar.set_value(value, throw_on_type_mismatch, unsafe=True)
     return made
@@ -223,7 +242,8 @@ def InitEmptyRecord(net: Any, schema_or_record: Field, enforce_types: bool = Fal
     """Return a record whose blobs a net fills with no rows.
 
     Raises:
-        TypeError: with `enforce_types`, a column has no type that a tensor can have; else it is of 32-bit floats.
+        TypeError: with `enforce_types`, a column has no type that a tensor can have; else it is of
+            32-bit floats.
     """
     made = schema_or_record if schema_or_record.has_blobs() else NewRecord(net, schema_or_record)
     for dtype, blob in zip(made.field_types(), made.field_blobs(), strict=True):

@@ -61,8 +61,8 @@ def DeviceScope(scope: DeviceOption | int | None, node_name: str | None = None) 
     """Place new operators on a device.
 
     Args:
-        scope: the device, or 0 or None for the CPU; node name and extra information of the scope around it are kept
-            where it has none.
+        scope: the device, or 0 or None for the CPU; node name and extra information of the scope
+            around it are kept where it has none.
         node_name: the node, in place of that of `scope`.
 
     Raises:
@@ -87,7 +87,9 @@ def DeviceScope(scope: DeviceOption | int | None, node_name: str | None = None) 
     try:
         yield
     finally:
-        assert _scopes.device == inner, "The device scope is changed from outside DeviceScope() calls."
+        assert _scopes.device == inner, (
+            "The device scope is changed from outside DeviceScope() calls."
+        )
         _scopes.device = outer
 
 

@@ -1,4 +1,6 @@
-"""Sessions: they run nets, steps, plans, tasks and groups of tasks, and keep the workspace between runs."""
+"""Sessions: they run nets, steps, plans, tasks and groups of tasks, and keep the workspace
+between runs.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,9 @@ from poseidon.caffe2.task import Cluster, Task, TaskGroup, WorkspaceType
 
 
 class CompiledRunnable(NamedTuple):
-    """What `Session.compile` returns: the compiled object, and the class of sessions that can run it."""
+    """What `Session.compile` returns: the compiled object, and the class of sessions that can
+    run it.
+    """
 
     obj: Any
     session_class: type
@@ -40,7 +44,8 @@ class Session:
             setup_net_list: nets for sessions that have use for them.
 
         Raises:
-            AssertionError: it was compiled for another class of sessions, or has another type of workspace.
+            AssertionError: it was compiled for another class of sessions, or has another type of
+                workspace.
         """
         if isinstance(runnable, CompiledRunnable):
             assert cls == runnable.session_class, (
@@ -57,7 +62,9 @@ class Session:
             cls._compiled_cache[runnable] = compiled
         return compiled
 
-    def run(self, runnable: Any, workspace_type: str | None = None, setup_net_list: Any = None) -> None:
+    def run(
+        self, runnable: Any, workspace_type: str | None = None, setup_net_list: Any = None
+    ) -> None:
         """Run a runnable; see `compile`.
 
         Raises:
@@ -100,7 +107,9 @@ def _group_of(runnable: Any, workspace_type: str | None) -> TaskGroup:
     if isinstance(runnable, TaskGroup):
         if workspace_type:
             known = runnable.workspace_type()
-            assert known in (None, workspace_type), f"Require {workspace_type} but already have {known}"
+            assert known in (None, workspace_type), (
+                f"Require {workspace_type} but already have {known}"
+            )
             runnable._workspace_type = workspace_type
         return runnable
     group = TaskGroup(workspace_type or WorkspaceType.GLOBAL)
@@ -147,7 +156,9 @@ class LocalSession(Session):
             self._ws.create_blob(str(output))
         output_list.set_values(outputs, _fetch_func=self._fetch_output)
         private = workspace_type == WorkspaceType.PRIVATE
-        with workspace.WorkspaceGuard(workspace.C.Workspace(self._ws) if private else self._ws) as inside:
+        with workspace.WorkspaceGuard(
+            workspace.C.Workspace(self._ws) if private else self._ws
+        ) as inside:
             inside.run(plan)
 
     def _fetch_output(self, output: Any) -> Any:

@@ -71,7 +71,10 @@ class WorkspaceType:
 
 
 class TaskGroup(context.Managed):
-    """Tasks that run at the same time; those of a node share a workspace. It ends when all have ended."""
+    """Tasks that run at the same time; those of a node share a workspace.
+
+    It ends when all have ended.
+    """
 
     LOCAL_SETUP = "local_setup"
 
@@ -117,15 +120,21 @@ class TaskGroup(context.Managed):
         return list(dict.fromkeys(task.node for task in [*self._tasks, *self._tasks_to_add]))
 
     def report_step(self, step: Any = None, node: Any = None, interval_ms: int = 1000) -> None:
-        """Run a step on a node beside its tasks, every so many milliseconds, and once when they have ended."""
+        """Run a step on a node beside its tasks, every so many milliseconds, and once when they
+        have ended.
+        """
         step = core.to_execution_step(step)
         step.RunEveryMillis(interval_ms)
         self._report_steps.append((str(node or Node.current(node)), step))
 
     def report_net(self, net: Any = None, node: Any = None, report_interval: int = 5) -> core.Net:
-        """Return the net that runs on a node every so many seconds; it is made where none is given."""
+        """Return the net that runs on a node every so many seconds; it is made where none is
+        given.
+        """
         name = str(node or Node.current(node))
-        assert net is None or name not in self._report_nets, f"Node {name} has a report net already."
+        assert net is None or name not in self._report_nets, (
+            f"Node {name} has a report net already."
+        )
         if name not in self._report_nets:
             self._report_nets[name] = (net or core.Net(f"{name}/reporter"), report_interval)
         return self._report_nets[name][0]
@@ -154,7 +163,9 @@ class TaskGroup(context.Managed):
         self._tasks_by_node = (made, names)
         return made
 
-    def _group_node(self, made: TaskGroup, node: str, tasks: list[Task], reports: list[Any]) -> None:
+    def _group_node(
+        self, made: TaskGroup, node: str, tasks: list[Task], reports: list[Any]
+    ) -> None:
         """Add the task that runs all tasks of a node."""
         steps = list(reports)
         kinds = {task.workspace_type() for task in tasks}
@@ -174,7 +185,9 @@ class TaskGroup(context.Managed):
             outputs=[output for task in tasks for output in task.outputs()],
             name="grouped_by_node",
             group=made,
-            workspace_type=WorkspaceType.GLOBAL if WorkspaceType.GLOBAL in kinds else WorkspaceType.PRIVATE,
+            workspace_type=WorkspaceType.GLOBAL
+            if WorkspaceType.GLOBAL in kinds
+            else WorkspaceType.PRIVATE,
         )
 
     def to_task(self, node: Any = None) -> Task:
@@ -198,7 +211,9 @@ def final_output(blob_or_record: Any) -> TaskOutput:
 
 
 class Task(context.Managed):
-    """A step, built by its `with` block or given, with what its nets want to run before and after it."""
+    """A step, built by its `with` block or given, with what its nets want to run before and
+    after it.
+    """
 
     TASK_SETUP = "task_setup"
     TASK_INSTANCE_SETUP = "task_instance_setup"
@@ -315,9 +330,11 @@ class Task(context.Managed):
         return self.output_list().names()
 
     def get_step(self) -> Any:
-        """Return the step, with what runs before, beside and after the task and each of its instances.
+        """Return the step, with what runs before, beside and after the task and each of its
+        instances.
 
-        A task without outputs gets one, as in Caffe2: a zero, made by a net that runs after the task.
+        A task without outputs gets one, as in Caffe2: a zero, made by a net that runs after the
+        task.
         """
         if self._step_with_setup is not None:
             return self._step_with_setup

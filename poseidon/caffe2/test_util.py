@@ -21,7 +21,9 @@ def rand_array(*dims: int) -> np.ndarray:
 def randBlob(name: Any, type: Any, *dims: int, **kwargs: Any) -> None:  # noqa: A002 (Caffe2's name)
     """Feed a blob with random values; `offset` is added to them."""
     offset = kwargs.pop("offset", 0.0)
-    workspace.FeedBlob(name, np.random.rand(*dims).astype(type) + np.array(offset, dtype=type), **kwargs)
+    workspace.FeedBlob(
+        name, np.random.rand(*dims).astype(type) + np.array(offset, dtype=type), **kwargs
+    )
 
 
 def randBlobFloat32(name: Any, *dims: int, **kwargs: Any) -> None:

@@ -1,4 +1,6 @@
-"""Watchdogs: the process ends, with the stacks of all threads, when a call does not return in time."""
+"""Watchdogs: the process ends, with the stacks of all threads, when a call does not return in
+time.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,8 @@ ABORT_S = 10.0
 def _end_process(reason: str) -> None:
     """Report where all threads are, interrupt the process, and abort it where that does not help.
 
-    A process that ignores SIGINT, as one that a shell started in the background does, is aborted at once.
+    A process that ignores SIGINT, as one that a shell started in the background does, is aborted at
+    once.
     """
     log.error("%s PID: %d", reason, os.getpid())
     faulthandler.dump_traceback(file=sys.__stderr__ or 2, all_threads=True)
@@ -35,7 +38,8 @@ def _end_process(reason: str) -> None:
 
 @contextmanager
 def CompleteInTimeOrDie(timeout_secs: float) -> Iterator[None]:
-    """End the process when the block takes longer: KeyboardInterrupt first, SIGABRT ten seconds later.
+    """End the process when the block takes longer: KeyboardInterrupt first, SIGABRT ten seconds
+    later.
 
     Args:
         timeout_secs: the longest time.
@@ -51,7 +55,8 @@ def CompleteInTimeOrDie(timeout_secs: float) -> Iterator[None]:
 
 
 def EuthanizeIfNecessary(timeout_secs: float = 120) -> None:
-    """End the process when it still runs after a time: called at the end of a script whose threads may hang.
+    """End the process when it still runs after a time: called at the end of a script whose
+    threads may hang.
 
     Args:
         timeout_secs: the time.

@@ -1,4 +1,5 @@
-"""Operators as functions of PyTorch: `torch.ops._caffe2.LayerNorm`, as in the PyTorch that had Caffe2.
+"""Operators as functions of PyTorch: `torch.ops._caffe2.LayerNorm`, as in the PyTorch that had
+Caffe2.
 
 The import of `poseidon.caffe2.workspace` makes them. TorchScript can call them, and gradients flow
 through them.

@@ -1,4 +1,5 @@
-"""Weights as tensor trains (arXiv 1509.06569): cores that are drawn at random, or found for a matrix.
+"""Weights as tensor trains (arXiv 1509.06569): cores that are drawn at random, or found for a
+matrix.
 
 The cores are one vector, the last one first, in the form that the operator `TT` reads.
 """
@@ -26,7 +27,9 @@ def init_tt_cores(
     for place, (inputs, outputs) in enumerate(zip(inp_sizes, out_sizes, strict=True)):
         rank, following = tt_ranks[place], tt_ranks[place + 1]
         drawn = np.random.normal(0, 1, size=(rank, inputs * outputs * following))
-        core = (drawn if place == 0 else carried @ drawn).reshape(rank * inputs * outputs, following)
+        core = (drawn if place == 0 else carried @ drawn).reshape(
+            rank * inputs * outputs, following
+        )
         if place < len(inp_sizes) - 1:
             core, carried = np.linalg.qr(core)
         parts.append(core.reshape(-1))
@@ -62,7 +65,8 @@ def matrix_to_tt(
 
 
 def tt_svd(tensor: np.ndarray, sizes: Sequence[int], tt_ranks: Sequence[int]) -> list[np.ndarray]:
-    """Return the cores of a tensor, each of the shape (rank, size, next rank), by one SVD after another.
+    """Return the cores of a tensor, each of the shape (rank, size, next rank), by one SVD after
+    another.
 
     Args:
         tensor: the tensor.

@@ -27,8 +27,8 @@ def MakeArgument(key: str, value: Any) -> caffe2_pb2.Argument:
 
     Args:
         key: its name.
-        value: a number, a string, a NetDef, another message (its bytes become the string), an array, or a list of
-            values of one kind.
+        value: a number, a string, a NetDef, another message (its bytes become the string), an
+            array, or a list of values of one kind.
 
     Raises:
         ValueError: an argument cannot hold the value, e.g. None or a list of integers and floats.
@@ -49,7 +49,9 @@ def MakeArgument(key: str, value: Any) -> caffe2_pb2.Argument:
     elif isinstance(value, Message):
         argument.s = value.SerializeToString()
     elif not (isinstance(value, Iterable) and _extend(argument, list(value))):
-        raise ValueError(f"Unknown argument type: key={key} value={value}, value type={type(value).__name__}")
+        raise ValueError(
+            f"Unknown argument type: key={key} value={value}, value type={type(value).__name__}"
+        )
     return argument
 
 
@@ -77,14 +79,18 @@ def ArgsToDict(args: Iterable[caffe2_pb2.Argument]) -> dict[str, Any]:
     """Return arguments as a dictionary of Python values."""
     values: dict[str, Any] = {}
     for argument in args:
-        present = [descriptor.name for descriptor, _ in argument.ListFields() if descriptor.name != "name"]
+        present = [
+            descriptor.name for descriptor, _ in argument.ListFields() if descriptor.name != "name"
+        ]
         value = getattr(argument, present[0]) if present else []
         repeated = present and present[0] in ("floats", "ints", "strings", "tensors", "nets")
         values[argument.name] = list(value) if repeated else value
     return values
 
 
-def OpAlmostEqual(op_a: Message, op_b: Message, ignore_fields: str | Iterable[str] | None = None) -> bool:
+def OpAlmostEqual(
+    op_a: Message, op_b: Message, ignore_fields: str | Iterable[str] | None = None
+) -> bool:
     """Return whether two operators are equal but for some fields."""
     fields = [ignore_fields] if isinstance(ignore_fields, str) else list(ignore_fields or [])
     bare = []
@@ -104,7 +110,9 @@ def GetArgumentDict(op: Any) -> dict[str, Any]:
 
 def CaffeBlobToNumpyArray(blob: Any) -> np.ndarray:
     """Return the array of a BlobProto of Caffe."""
-    shape = (blob.num, blob.channels, blob.height, blob.width) if blob.num else tuple(blob.shape.dim)
+    shape = (
+        (blob.num, blob.channels, blob.height, blob.width) if blob.num else tuple(blob.shape.dim)
+    )
     return np.asarray(blob.data, dtype=np.float32).reshape(shape)
 
 
@@ -169,12 +177,16 @@ def TryReadProtoWithClass(cls: type[Message], s: str | bytes) -> Message:
         return message
 
 
-def GetContentFromProto(obj: Message, function_map: dict[type[Message], Callable[[Any], Any]]) -> Any:
+def GetContentFromProto(
+    obj: Message, function_map: dict[type[Message], Callable[[Any], Any]]
+) -> Any:
     """Return what the function for the message's class gives."""
     return next((function(obj) for cls, function in function_map.items() if type(obj) is cls), None)
 
 
-def GetContentFromProtoString(s: str | bytes, function_map: dict[type[Message], Callable[[Any], Any]]) -> Any:
+def GetContentFromProtoString(
+    s: str | bytes, function_map: dict[type[Message], Callable[[Any], Any]]
+) -> Any:
     """Read a message as the first class that fits, and return what its function gives.
 
     Raises:

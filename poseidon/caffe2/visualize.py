@@ -29,7 +29,11 @@ class PatchVisualizer:
         return _drawn(patch, cmap)
 
     def ShowMultiple(
-        self, patches: Array, ncols: int | None = None, cmap: Any = None, bg_func: Background = np.mean
+        self,
+        patches: Array,
+        ncols: int | None = None,
+        cmap: Any = None,
+        bg_func: Background = np.mean,
     ) -> Array:
         """Draw patches (N, H, W) or (N, H, W, 3) in a grid; return the drawn image.
 
@@ -53,7 +57,10 @@ class PatchVisualizer:
         return _drawn(image, cmap)
 
     def ShowImages(self, patches: Array, *args: Any, **kwargs: Any) -> Array:
-        """Draw images of any range of values: the smallest becomes 0, the largest 1. See `ShowMultiple`."""
+        """Draw images of any range of values: the smallest becomes 0, the largest 1.
+
+        See `ShowMultiple`.
+        """
         values = patches.astype(np.float32)
         values -= values.min()
         values /= values.max() or 1

@@ -1,6 +1,7 @@
 """Scripts of the checkout find the checkout's own environment.
 
-Law: this module imports nothing but Python's own library, so that a script can import it before anything else.
+Law: this module imports nothing but Python's own library, so that a script can import it before
+anything else.
 """
 
 from __future__ import annotations
@@ -26,7 +27,8 @@ def is_checkout() -> bool:
 
 
 def use_environment(*packages: str) -> None:
-    """Make sure that the packages can be imported: this process continues as the checkout's `.venv` if they cannot.
+    """Make sure that the packages can be imported: this process continues as the checkout's
+    `.venv` if they cannot.
 
     Without a `.venv` that has them the process ends with one sentence and code 2.
 
@@ -37,7 +39,9 @@ def use_environment(*packages: str) -> None:
     if not missing and _is_new_enough():
         return
     python = CHECKOUT / ".venv" / "bin" / "python"
-    if python.exists() and Path(sys.executable) != python:  # at most once, whatever that environment lacks
+    if (
+        python.exists() and Path(sys.executable) != python
+    ):  # at most once, whatever that environment lacks
         sys.stdout.flush()
         os.execv(
             python, [str(python), *getattr(sys, "orig_argv", ["", *sys.argv])[1:]]
@@ -47,10 +51,13 @@ def use_environment(*packages: str) -> None:
 
 
 def refuse_old_python() -> None:
-    """End the process with one sentence and code 2 where this Python cannot read Poseidon's code."""
+    """End the process with one sentence and code 2 where this Python cannot read Poseidon's
+    code.
+    """
     if not _is_new_enough():
         print(
-            f"poseidon: this Python ({sys.executable}) is {sys.version.split()[0]}; expected {OLDEST[0]}.{OLDEST[1]} or newer",
+            f"poseidon: this Python ({sys.executable}) is {sys.version.split()[0]}; expected "
+            f"{OLDEST[0]}.{OLDEST[1]} or newer",
             file=sys.stderr,
         )
         sys.exit(2)
@@ -63,7 +70,8 @@ def _is_new_enough() -> bool:
 def _refuse(missing: list[str]) -> NoReturn:
     script = Path(sys.argv[0]).name
     print(
-        f"{script}: this Python ({sys.executable}) lacks {', '.join(missing)}; run `make setup` in {CHECKOUT} once",
+        f"{script}: this Python ({sys.executable}) lacks {', '.join(missing)}; run `make setup` "
+        f"in {CHECKOUT} once",
         file=sys.stderr,
     )
     sys.exit(2)

@@ -1,6 +1,7 @@
 """`poseidon completion`: a script that completes commands, flags and their values in bash or zsh.
 
-Both are made from the parsers, so that they know what `--help` shows, and run no Python while a user types.
+Both are made from the parsers, so that they know what `--help` shows, and run no Python while a
+user types.
 """
 
 from __future__ import annotations
@@ -37,7 +38,9 @@ def bash_script() -> str:
         for action in parser.flags():
             place = _name(action).lstrip("-") if action.option_strings else ""
             if action.choices and (place or action is first):
-                values.append(f"        {command.name}:{place}) values='{_spaced(action.choices)}' ;;")
+                values.append(
+                    f"        {command.name}:{place}) values='{_spaced(action.choices)}' ;;"
+                )
             elif takes_value(action) and action.metavar not in FILES:
                 values.append(f"        {command.name}:{place}) values=' ' ;;")
     return "\n".join(
@@ -48,7 +51,9 @@ def bash_script() -> str:
 def zsh_script() -> str:
     """For zsh: a file `_poseidon` of its function path."""
     lines = [_ZSH_HEAD]
-    lines += [f"    {shlex.quote(f'{command.name}:{command.line}')}" for command in COMMANDS.values()]
+    lines += [
+        f"    {shlex.quote(f'{command.name}:{command.line}')}" for command in COMMANDS.values()
+    ]
     lines.append(_ZSH_MIDDLE)
     for command in COMMANDS.values():
         specs = " \\\n        ".join([*map(shlex.quote, _zsh_specs(command)), "'*:file:_files'"])

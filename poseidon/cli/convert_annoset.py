@@ -1,4 +1,6 @@
-"""`poseidon convert_annoset`: pictures with annotated objects into a database, as SSD's tool of that name."""
+"""`poseidon convert_annoset`: pictures with annotated objects into a database, as SSD's tool of
+that name.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,9 @@ def run(arguments: argparse.Namespace) -> int:
     detection = arguments.anno_type == "detection"
     form = AnnotationFormat(arguments.label_type) if detection else None
     if form is not None and form.has_names and arguments.label_map_file is None:
-        raise UsageError("missing --label_map_file, which has the label of each name in the annotations")
+        raise UsageError(
+            "missing --label_map_file, which has the label of each name in the annotations"
+        )
     conversion = Conversion(
         gray=arguments.gray,
         size=(arguments.resize_height, arguments.resize_width),

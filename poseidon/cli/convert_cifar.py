@@ -1,4 +1,6 @@
-"""`poseidon convert_cifar`: published CIFAR-10 into databases elsewhere than in the example's folder."""
+"""`poseidon convert_cifar`: published CIFAR-10 into databases elsewhere than in the example's
+folder.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""`poseidon convert_mnist_siamese`: random pairs of MNIST's digits in two databases, for nets that compare."""
+"""`poseidon convert_mnist_siamese`: random pairs of MNIST's digits in two databases, for nets
+that compare.
+"""
 
 from __future__ import annotations
 

@@ -28,7 +28,8 @@ def run(arguments: argparse.Namespace) -> int:
         from poseidon.dashboard.serve import serve
     except ImportError as error:
         raise UsageError(
-            f"the dashboard needs packages that are not installed ({error}): pip install 'poseidon[dashboard]'"
+            f"the dashboard needs packages that are not installed ({error}): pip install "
+            "'poseidon[dashboard]'"
         ) from error
     if not 0 <= arguments.port <= HIGHEST_PORT:
         raise UsageError(f"--port={arguments.port}: expected 0 (a free port) to {HIGHEST_PORT}")
@@ -36,7 +37,8 @@ def run(arguments: argparse.Namespace) -> int:
     for folder in folders:
         if not folder.is_dir():
             raise JobError(
-                f"{folder}: there is no such folder, expected a job's output folder or one that holds some"
+                f"{folder}: there is no such folder, expected a job's output folder or one that "
+                "holds some"
             )
     if not folders:
         records = local_records(Registry(read_settings().state_folder))

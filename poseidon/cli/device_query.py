@@ -1,4 +1,6 @@
-"""`poseidon device_query`: what torch says about this machine's GPUs, as `caffe device_query` prints it."""
+"""`poseidon device_query`: what torch says about this machine's GPUs, as `caffe device_query`
+prints it.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,9 @@ def run(arguments: argparse.Namespace) -> int:
     """
     available = torch.cuda.device_count()
     if not available:
-        raise JobError(f"there is no CUDA device on this machine that torch {torch.__version__} can use")
+        raise JobError(
+            f"there is no CUDA device on this machine that torch {torch.__version__} can use"
+        )
     devices = devices_from_flag(arguments.gpu or "all", available=available)
     if devices == ("cpu",):
         raise UsageError("-gpu=cpu: the CPU is no CUDA device; expected device numbers or all")

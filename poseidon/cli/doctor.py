@@ -1,4 +1,5 @@
-"""`poseidon doctor`: examine this machine, or the hosts of a machinefile and all links between them.
+"""`poseidon doctor`: examine this machine, or the hosts of a machinefile and all links between
+them.
 
 poseidon doctor
 poseidon doctor --hostfile=machinefiles/four_nodes.example
@@ -95,7 +96,9 @@ def over_ssh(
             if isinstance(outcome, JobError):
                 label = config.endpoint(host).label
                 problems.append((label, str(outcome).removeprefix(f"{label}: ")))
-        yield _subjects([host for host in hosts if host.id in connections], connections, config, problems)
+        yield _subjects(
+            [host for host in hosts if host.id in connections], connections, config, problems
+        )
     finally:
         close_all(set(connections.values()))
 

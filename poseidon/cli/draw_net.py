@@ -28,14 +28,16 @@ def run(arguments: argparse.Namespace) -> int:
     Raises:
         DefinitionError: a mistake in the definition.
         DataError: shapes are asked for, and the data that they depend on is missing or broken.
-        UsageError: Graphviz is absent or does not know the format, or shapes are asked for of all phases.
+        UsageError: Graphviz is absent or does not know the format, or shapes are asked for of all
+            phases.
     """
     definition = read_net(arguments.input_net)
     extension = extension_of(arguments.output_file)
     if arguments.phase == "ALL":
         if arguments.shapes:
             raise UsageError(
-                "--shapes needs --phase=TRAIN or TEST: blobs of two phases may have different shapes"
+                "--shapes needs --phase=TRAIN or TEST: blobs of two phases may have different "
+                "shapes"
             )
         graph = get_pydot_graph(
             definition.param, arguments.rankdir or "LR", display_lrm=arguments.display_lrm

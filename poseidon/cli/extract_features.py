@@ -1,4 +1,5 @@
-"""`poseidon extract_features`: features of a trained net into databases, by the arguments of Caffe's tool or as a job.
+"""`poseidon extract_features`: features of a trained net into databases, by the arguments of
+Caffe's tool or as a job.
 
 poseidon extract_features net.caffemodel net.prototxt fc7,fc8 features7,features8 100 lmdb GPU 0
 poseidon extract_features --model=net.prototxt --weights=net.caffemodel --extract_feature_blob_names=fc7 \\
@@ -36,13 +37,17 @@ def run(flags: argparse.Namespace) -> int:
     if flags.caffe_arguments:
         if any(getattr(flags, name) for name in NEEDED):
             raise UsageError("give either the arguments of Caffe's tool or flags, not both")
-        extraction = replace(from_caffe_arguments(flags.caffe_arguments), imports=module_names(flags.imports))
+        extraction = replace(
+            from_caffe_arguments(flags.caffe_arguments), imports=module_names(flags.imports)
+        )
         return _run_alone(extraction, flags.progress)
     for name in NEEDED:
         if name == "weights" and not flags.weights and flags.model:
             raise missing_weights("--weights")
         if not getattr(flags, name):
-            raise UsageError(f"--{name} is missing; or give the arguments of Caffe's tool: {CAFFE_ARGUMENTS}")
+            raise UsageError(
+                f"--{name} is missing; or give the arguments of Caffe's tool: {CAFFE_ARGUMENTS}"
+            )
     return run_extraction_job(extraction_request(flags))
 
 

@@ -31,7 +31,10 @@ def run(arguments: argparse.Namespace) -> int:
     )
     if unused:
         LOGGER.warning(
-            "%s of %s not used: %s", counted(len(unused), "tensor"), arguments.weights, ", ".join(unused)
+            "%s of %s not used: %s",
+            counted(len(unused), "tensor"),
+            arguments.weights,
+            ", ".join(unused),
         )
     print(f"Imported {counted(taken, 'tensor')} of {arguments.weights} to {arguments.output}.")
     return 0

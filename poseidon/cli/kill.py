@@ -92,11 +92,15 @@ def _ps() -> str:
 
 def kill_caffe(arguments: Sequence[str]) -> int:
     """Run `scripts/kill_caffe.py <hostfile>`; return its exit code. Nothing to stop is no error."""
-    return _kill_script("kill_caffe.py", "jobs", arguments, lambda job: not job.startswith(EXTRACTION))
+    return _kill_script(
+        "kill_caffe.py", "jobs", arguments, lambda job: not job.startswith(EXTRACTION)
+    )
 
 
 def kill_feature_extractor(arguments: Sequence[str]) -> int:
-    """Run `scripts/kill_feature_extractor.py <hostfile>`, which leaves training alone; return its exit code."""
+    """Run `scripts/kill_feature_extractor.py <hostfile>`, which leaves training alone; return
+    its exit code.
+    """
     return _kill_script(
         "kill_feature_extractor.py",
         "feature extractions",
@@ -105,12 +109,15 @@ def kill_feature_extractor(arguments: Sequence[str]) -> int:
     )
 
 
-def _kill_script(name: str, what: str, arguments: Sequence[str], chosen: Callable[[str], bool]) -> int:
+def _kill_script(
+    name: str, what: str, arguments: Sequence[str], chosen: Callable[[str], bool]
+) -> int:
     hostfiles = [word for word in arguments if not word.startswith("-")]
     flags = [word for word in arguments if word.startswith("-")]
     if len(hostfiles) != 1 or not all(word.startswith(_SSH_CONFIG) for word in flags):
         print(
-            f"usage: {name} <hostfile> [{_SSH_CONFIG}FILE]\nStops the {what} that were started from this machinefile.",
+            f"usage: {name} <hostfile> [{_SSH_CONFIG}FILE]\nStops the {what} that were started "
+            "from this machinefile.",
             file=sys.stderr,
         )
         return 2
@@ -154,4 +161,6 @@ def _is_job(target: str, registry: Registry) -> bool:
         check_job_id(target)
     except UsageError:
         return False
-    return target in registry.jobs() or (not Path(target).exists() and bool(job_processes(target, None)))
+    return target in registry.jobs() or (
+        not Path(target).exists() and bool(job_processes(target, None))
+    )

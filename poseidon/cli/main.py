@@ -1,7 +1,8 @@
 """The command line: finds the command, and is the one place where errors become exit codes.
 
-Law: a mistake of the user ends in one sentence on standard error and exit code 1 or 2, never in a traceback. The code of a
-command is imported after its flags are parsed, so that help and mistakes come at once: torch takes seconds.
+Law: a mistake of the user ends in one sentence on standard error and exit code 1 or 2, never in a
+traceback. The code of a command is imported after its flags are parsed, so that help and mistakes
+come at once: torch takes seconds.
 """
 
 from __future__ import annotations
@@ -56,7 +57,9 @@ OTHER_NAMES: Mapping[str, str] = {
     "test_net": "test",
     "train_net": "train",
 }
-"""Names of Caffe's tools and scripts, and names that users expect, with the commands that do the same."""
+"""Names of Caffe's tools and scripts, and names that users expect, with the commands that do the
+same.
+"""
 _SCRIPTS = ("classify", "detect")
 """Scripts of Caffe that are no commands here, and that `poseidon python` runs."""
 _TITLE = "Distributed deep learning for clusters on ordinary Ethernet."
@@ -69,7 +72,8 @@ def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
     """Return the flags of a command line; a mistake ends the process with a sentence and code 2.
 
     Args:
-        argv: the command and its flags. The namespace has them as `argv`, in case the command has to start itself again.
+        argv: the command and its flags. The namespace has them as `argv`, in case the command has
+            to start itself again.
     """
     if not argv or (argv[0].lstrip("-") in ("help", "h") and argv[1:] in ([], ["help"])):
         print(overview(_TITLE, GROUPS, _EXAMPLE), end="")
@@ -106,7 +110,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         with ctrl_c_ends_at_once(f"poseidon {parsed.command}"), _collector_paused():
             _import(parsed.command)
         code = run_command(parsed)
-        sys.stdout.flush()  # what cannot be written is an error here, not one of the dying interpreter
+        # what cannot be written is an error here, not one of the dying interpreter
+        sys.stdout.flush()
     except PoseidonError as error:
         print(f"poseidon {parsed.command}: {error}", file=sys.stderr)
         return error.exit_code
@@ -116,7 +121,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except BrokenPipeError:
         _drop_output()  # the reader is gone
         return 1
-    except OSError as error:  # what no package translates: standard output on a full disk, for example
+    except (
+        OSError
+    ) as error:  # what no package translates: standard output on a full disk, for example
         place = f"{error.filename}: " if error.filename is not None else ""
         sentence = (
             _problem_of_own_layers(parsed, error)
@@ -126,7 +133,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         _drop_output()
         return 1
     except Exception as error:  # memory ran out, or a layer of the user failed
-        problem = out_of_memory(error) or out_of_files(error) or _problem_of_own_layers(parsed, error)
+        problem = (
+            out_of_memory(error) or out_of_files(error) or _problem_of_own_layers(parsed, error)
+        )
         if problem is None:
             raise
         print(f"poseidon {parsed.command}: {problem}", file=sys.stderr)
@@ -178,7 +187,9 @@ def _refuse(name: str, rest: Sequence[str]) -> None:
     if name.startswith("-"):
         later = next((word for word in rest if word in COMMANDS), None)
         hint = (
-            f"; flags follow the command: {own_command()} {later} {name}" if later else "; expected a command"
+            f"; flags follow the command: {own_command()} {later} {name}"
+            if later
+            else "; expected a command"
         )
         problem = f"unexpected {name}{hint}"
     else:
@@ -188,7 +199,9 @@ def _refuse(name: str, rest: Sequence[str]) -> None:
 
 
 def _instead(name: str, rest: Sequence[str]) -> str:
-    """Return the part of the error that names the command to use; empty where no command is similar."""
+    """Return the part of the error that names the command to use; empty where no command is
+    similar.
+    """
     plain = os.path.basename(name).lower()
     for ending in (".bin", ".exe", ".py", ".sh"):
         plain = plain.removesuffix(ending)
@@ -206,7 +219,8 @@ def _instead(name: str, rest: Sequence[str]) -> str:
 
 
 def _prepare_streams() -> None:
-    """Give closed standard streams (`2>&-`, a daemon) the null device: a file must not get their descriptors.
+    """Give closed standard streams (`2>&-`, a daemon) the null device: a file must not get their
+    descriptors.
 
     Standard output takes any text, such as the name of a file that is not UTF-8.
     """
@@ -214,7 +228,9 @@ def _prepare_streams() -> None:
         try:
             os.fstat(number)
         except OSError:
-            os.open(os.devnull, os.O_RDWR)  # takes the lowest descriptor that is free, which is this one
+            os.open(
+                os.devnull, os.O_RDWR
+            )  # takes the lowest descriptor that is free, which is this one
     if sys.stdout is None:
         sys.stdout = os.fdopen(1, "w", closefd=False)
     if sys.stderr is None:
@@ -224,7 +240,9 @@ def _prepare_streams() -> None:
 
 
 def _drop_output() -> None:
-    """Drop what is still to be printed: the interpreter would try again at its end, and complain."""
+    """Drop what is still to be printed: the interpreter would try again at its end, and
+    complain.
+    """
     sys.stdout = io.StringIO()
 
 
@@ -232,14 +250,18 @@ def _drop_output() -> None:
 def ctrl_c_ends_at_once(name: str) -> Iterator[None]:
     """Make Ctrl-C end the process with a line and code 130, while the block imports modules.
 
-    A KeyboardInterrupt would not do: numpy and others lose it, and fail later with an error that names another cause.
-    Outside the main thread, or in a program with a handler of its own, nothing changes.
+    A KeyboardInterrupt would not do: numpy and others lose it, and fail later with an error that
+    names another cause. Outside the main thread, or in a program with a handler of its own, nothing
+    changes.
 
     Args:
         name: of the command, for the line.
     """
     before = signal.getsignal(signal.SIGINT)
-    if threading.current_thread() is not threading.main_thread() or before is not signal.default_int_handler:
+    if (
+        threading.current_thread() is not threading.main_thread()
+        or before is not signal.default_int_handler
+    ):
         yield
         return
 

@@ -37,7 +37,12 @@ def _convert(arguments: argparse.Namespace) -> int:
     pictures = find_pictures(arguments.pictures, arguments.root_folder)
     with progress_bar(arguments.progress) as report:
         count = make_database(
-            pictures, arguments.db_name, arguments.backend, arguments.format, conversion, report=report
+            pictures,
+            arguments.db_name,
+            arguments.backend,
+            arguments.format,
+            conversion,
+            report=report,
         )
     for name, number in pictures.counts().items():
         print(f"label {name}: {number} pictures")

@@ -1,4 +1,6 @@
-"""`poseidon parse_log`: the numbers of a training log as two tables, in the form of Caffe's parse_log.py."""
+"""`poseidon parse_log`: the numbers of a training log as two tables, in the form of Caffe's
+parse_log.py.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""`poseidon partition_data`: divide a database or a list among clients that share no file system, and send it to them.
+"""`poseidon partition_data`: divide a database or a list among clients that share no file
+system, and send it to them.
 
 poseidon partition_data --hostfile=machinefiles/four_nodes.example --distribute examples/cifar10/cifar10_train_lmdb
 """
@@ -35,7 +36,9 @@ def run(arguments: argparse.Namespace) -> int:
         if arguments.distribute:
             root, replace = arguments.root_folder, arguments.replace
             ssh = SshSettings.from_flag(arguments.ssh_config)
-            sentences = distribute(source, clients, root=root, replace=replace, report=report, ssh=ssh)
+            sentences = distribute(
+                source, clients, root=root, replace=replace, report=report, ssh=ssh
+            )
     if arguments.distribute:
         print("\n".join(sentences))
     print(f"Done: {source}_0 to {source}_{parts - 1}.")
@@ -64,6 +67,7 @@ def _parts(arguments: argparse.Namespace, clients: Sequence[Host]) -> int:
     working = sum(client.works for client in clients)
     if asked not in (None, working):
         raise UsageError(
-            f"--num_partitions={asked}, but {arguments.hostfile} has {working} clients that work; expected as many"
+            f"--num_partitions={asked}, but {arguments.hostfile} has {working} clients that work; "
+            "expected as many"
         )
     return working

@@ -40,7 +40,8 @@ def run(arguments: argparse.Namespace) -> int:
 
     Raises:
         UsageError: flags contradict each other, or one is missing.
-        PoseidonError: a mistake in the definition, the machinefile, or a host that cannot be reached.
+        PoseidonError: a mistake in the definition, the machinefile, or a host that cannot be
+            reached.
     """
     _check(arguments)
     notes: list[str] = []
@@ -98,7 +99,9 @@ def _cluster(arguments: argparse.Namespace, notes: list[str]) -> tuple[PlannedCl
     servers = len(hosts) - workers
     if all(is_loopback(host.address) for host in hosts):
         shared = "all hosts of the machinefile are this machine: they share its processors"
-        notes.append(shared if arguments.rate else f"{shared}, and 20 Gbit/s are assumed between them")
+        notes.append(
+            shared if arguments.rate else f"{shared}, and 20 Gbit/s are assumed between them"
+        )
         network = given if arguments.rate else ONE_MACHINE
         planned = _planned(workers, servers, network, local_costs(len(hosts)))
         return replace(planned, in_clear=True), len(hosts)
@@ -121,18 +124,25 @@ def _probed(
     problems: list[tuple[str, str]] = []
     with ExitStack() as stack:
         report = stack.enter_context(progress_bar(arguments.progress, UNITS))
-        subjects = stack.enter_context(over_ssh(hosts, SshSettings.from_flag(arguments.ssh_config), problems))
+        subjects = stack.enter_context(
+            over_ssh(hosts, SshSettings.from_flag(arguments.ssh_config), problems)
+        )
         if problems:
             raise JobError(
-                f"{problems[0][0]}: {problems[0][1]}; {own_command()} doctor --hostfile names all problems"
+                f"{problems[0][0]}: {problems[0][1]}; {own_command()} doctor --hostfile names all "
+                "problems"
             )
         costs = probe_costs(subjects)
         shared_by = max(len(subject.clients) for subject in subjects)
         if given is not None:
             return given, costs, shared_by
         if len(subjects) < 2:
-            notes.append("all clients of the machinefile are on one host: 20 Gbit/s are assumed between them")
+            notes.append(
+                "all clients of the machinefile are on one host: 20 Gbit/s are assumed between them"
+            )
             return ONE_MACHINE, costs, shared_by
         if len(subjects) > MOST_HOSTS:
-            notes.append(f"links were measured between the first {MOST_HOSTS} of {len(subjects)} hosts")
+            notes.append(
+                f"links were measured between the first {MOST_HOSTS} of {len(subjects)} hosts"
+            )
         return probe_links(subjects, arguments.seconds, report), costs, shared_by

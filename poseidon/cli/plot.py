@@ -17,19 +17,25 @@ def run(arguments: argparse.Namespace) -> int:
     """Draw; 0 when the file is there.
 
     Raises:
-        UsageError: the file has no ending that can be drawn, or the logs have nothing for the chart.
+        UsageError: the file has no ending that can be drawn, or the logs have nothing for the
+            chart.
         DataError: a log cannot be read, or has no output.
         SnapshotError: the file cannot be written.
     """
     kind = arguments.output.suffix.lower().lstrip(".")
     if kind not in FORMATS:
-        raise UsageError(f"-o {arguments.output} ends in '.{kind}', expected .{', .'.join(FORMATS)}")
+        raise UsageError(
+            f"-o {arguments.output} ends in '.{kind}', expected .{', .'.join(FORMATS)}"
+        )
     panels, against = _panels(arguments)
     found = [find_training_log(word) for word in arguments.logs or [None]]
     logs = [
-        (name, read_training_log(path)) for name, (_, path) in zip(_short_names(found), found, strict=True)
+        (name, read_training_log(path))
+        for name, (_, path) in zip(_short_names(found), found, strict=True)
     ]
-    shown = [panel for panel in panels if any(curves(name, log, panel, against) for name, log in logs)]
+    shown = [
+        panel for panel in panels if any(curves(name, log, panel, against) for name, log in logs)
+    ]
     if not shown:
         raise UsageError(f"the logs have no {panels[0].value} to draw")
     scale = YScale(arguments.scale)

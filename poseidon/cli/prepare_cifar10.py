@@ -15,7 +15,9 @@ from poseidon.settings import read_settings
 
 
 def prepare_and_print(request: Request, progress: str = "auto") -> Prepared:
-    """Prepare with a progress bar, and print what was prepared, or the warning that it is not CIFAR-10."""
+    """Prepare with a progress bar, and print what was prepared, or the warning that it is not
+    CIFAR-10.
+    """
     opening = f"preparing CIFAR-10 in {request.folder}: two databases and their mean; this may take minutes"
     with progress_bar(progress, opening=opening) as report:
         prepared = prepare(request, report=report)

@@ -1,4 +1,6 @@
-"""The progress of a command that is not a job: a bar on a terminal, or lines where they are asked for."""
+"""The progress of a command that is not a job: a bar on a terminal, or lines where they are
+asked for.
+"""
 
 from __future__ import annotations
 
@@ -59,7 +61,9 @@ class CommandProgress:
             self.bar.write(f"progress: {activity} {done} of {total} ({unit})")
 
     def without_details(self, write: Callable[[Line], object]) -> Callable[[Line], None]:
-        """Return `write`, but with --progress=bar a function that drops the lines during an activity."""
+        """Return `write`, but with --progress=bar a function that drops the lines during an
+        activity.
+        """
 
         def written(line: Line) -> None:
             if not (self._alone and self._running):
@@ -96,7 +100,9 @@ class _LinesAbove(io.TextIOBase):
 def progress_bar(
     shown: str = ShownProgress.AUTO.value, units: Mapping[str, str] = UNITS, *, opening: str = ""
 ) -> Iterator[CommandProgress]:
-    """Yield the progress of a command. On a terminal, what the block prints and logs appears above the bar.
+    """Yield the progress of a command.
+
+    On a terminal, what the block prints and logs appears above the bar.
 
     Args:
         shown: the value of --progress.

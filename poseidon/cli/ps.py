@@ -50,7 +50,9 @@ def run(arguments: argparse.Namespace) -> int:
         print(_listing(here, remote, bool(hosts)))
     else:
         print(
-            "no job was found; the warnings name what could not be asked" if problems else "no job is running"
+            "no job was found; the warnings name what could not be asked"
+            if problems
+            else "no job is running"
         )
     return 1 if hosts and problems else 0
 
@@ -61,7 +63,9 @@ def _listing(here: Sequence[HostJob], remote: Sequence[RemoteJob], with_hosts: b
     return table(lines if with_hosts else [line[1:] for line in lines])
 
 
-def _by_host(here: Sequence[HostJob], remote: Sequence[RemoteJob]) -> list[tuple[str | None, HostJob]]:
+def _by_host(
+    here: Sequence[HostJob], remote: Sequence[RemoteJob]
+) -> list[tuple[str | None, HostJob]]:
     """Return each job with its host; None: this machine, which may be one of the hosts."""
     seen = {job.reported.record for job in remote}
     rows: list[tuple[str | None, HostJob]] = [(None, job) for job in here if job.record not in seen]
@@ -69,13 +73,17 @@ def _by_host(here: Sequence[HostJob], remote: Sequence[RemoteJob]) -> list[tuple
 
 
 def _fields(host: str | None, job: HostJob) -> dict[str, object]:
-    """Return a job as JSON; `living` of its `processes` on this host run, `elsewhere` more are on other hosts."""
+    """Return a job as JSON; `living` of its `processes` on this host run, `elsewhere` more are
+    on other hosts.
+    """
     record, progress = job.record, _progress(job)
     local = sum(is_loopback(process.host) for process in record.processes)
     return {
         "job": record.job,
         "host": host or "localhost",
-        "started": datetime.fromtimestamp(record.started_s).astimezone().isoformat(timespec="seconds"),
+        "started": datetime.fromtimestamp(record.started_s)
+        .astimezone()
+        .isoformat(timespec="seconds"),
         "launcher_pid": record.launcher.pid,
         "launcher_runs": bool(job.launcher),
         "processes": local,
@@ -99,12 +107,18 @@ def _row(job: HostJob) -> tuple[str, ...]:
     remote = len(record.processes) - local
     living = f"{job.living} of {local}" + (f", {remote} on other hosts" if remote else "")
     progress = _progress(job)
-    place = (progress.position(), progress.rate_text(), progress.eta_text()) if progress else ("-", "-", "-")
+    place = (
+        (progress.position(), progress.rate_text(), progress.eta_text())
+        if progress
+        else ("-", "-", "-")
+    )
     return (record.job, started, state, living, *place, printable(record.output))
 
 
 def _progress(job: HostJob) -> JobProgress | None:
-    """Return the progress of a job, a few seconds ago; None on a host that has no folder of the job."""
+    """Return the progress of a job, a few seconds ago; None on a host that has no folder of the
+    job.
+    """
     try:
         return read_statistics(Path(job.record.output) / FILE_NAME).progress
     except JobError:
@@ -115,5 +129,6 @@ def table(rows: Sequence[Sequence[str]]) -> str:
     """Return rows as lines, each column as wide as its widest cell, separated by two blanks."""
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     return "\n".join(
-        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+        for row in rows
     )

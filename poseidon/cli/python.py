@@ -26,7 +26,8 @@ def run(arguments: argparse.Namespace) -> int:
     option = unbinding_option(arguments.words)
     if option:
         raise UsageError(
-            f"Python's option {option} also keeps `caffe` and `caffe2` from being bound; leave it out"
+            f"Python's option {option} also keeps `caffe` and `caffe2` from being bound; leave it "
+            "out"
         )
     bind_started_processes()
     for stream in (sys.stdout, sys.stderr):

@@ -1,7 +1,7 @@
 """From flags to values: the one place that reads a parsed command line for several commands.
 
-Law: a field of a request has the name of its flag, and says itself how its value is made of the flag's. So a new flag
-changes nothing here.
+Law: a field of a request has the name of its flag, and says itself how its value is made of the
+flag's. So a new flag changes nothing here.
 """
 
 from __future__ import annotations
@@ -51,7 +51,10 @@ def job_request(kind: type[AnyJobRequest], flags: argparse.Namespace) -> AnyJobR
     exchange = ExchangeOptions.from_flags(flags, kind=exchange_kind(flags))
     return kind(
         **_values(
-            kind, flags, exchange=exchange, server_requested=flags.exchange not in (None, "auto", "local")
+            kind,
+            flags,
+            exchange=exchange,
+            server_requested=flags.exchange not in (None, "auto", "local"),
         )
     )
 
@@ -68,12 +71,16 @@ def extraction_request(flags: argparse.Namespace) -> ExtractionRequest:
 
 
 def _values(kind: Any, flags: argparse.Namespace, **given: Any) -> dict[str, Any]:
-    """Return the fields of a request: those given, and for each other one the value of the flag of its name."""
+    """Return the fields of a request: those given, and for each other one the value of the flag
+    of its name.
+    """
     values = dict(given)
     for entry in fields(kind):
         if entry.name not in given:
             value = getattr(flags, entry.name)
-            values[entry.name] = entry.metadata[CONVERT](value) if CONVERT in entry.metadata else value
+            values[entry.name] = (
+                entry.metadata[CONVERT](value) if CONVERT in entry.metadata else value
+            )
     return values
 
 
@@ -89,7 +96,8 @@ def exchange_kind(flags: argparse.Namespace) -> ExchangeKind:
     kind = ExchangeKind(flags.exchange)
     if by_svb not in (None, kind):
         raise UsageError(
-            f"--svb={flags.svb} means --exchange={by_svb.value}, and --exchange={kind.value} is asked for too; "
+            f"--svb={flags.svb} means --exchange={by_svb.value}, and --exchange={kind.value} is "
+            "asked for too; "
             "give one of them"
         )
     return kind
@@ -131,7 +139,8 @@ def weight_files(text: str) -> tuple[Path, ...]:
 def missing_weights(flag: str) -> UsageError:
     """Return the error for a command without a model, which names where models come from."""
     return UsageError(
-        f"{flag} is missing: name a trained model, such as the .caffemodel in a job's folder, or a published "
+        f"{flag} is missing: name a trained model, such as the .caffemodel in a job's folder, or "
+        "a published "
         f"one: {own_command()} download_model_binary FOLDER fetches it"
     )
 

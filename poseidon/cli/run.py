@@ -1,4 +1,5 @@
-"""`poseidon run`: start a script of the user's on every worker of a machinefile, and stay with the job.
+"""`poseidon run`: start a script of the user's on every worker of a machinefile, and stay with
+the job.
 
 poseidon run --hostfile=machinefiles/localserver examples/torch_cnn/train.py --epochs=2
 

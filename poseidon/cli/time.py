@@ -1,4 +1,6 @@
-"""`poseidon time`: how long each layer of a net takes, forward and backward, as `caffe time` does."""
+"""`poseidon time`: how long each layer of a net takes, forward and backward, as `caffe time`
+does.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,9 @@ def run(arguments: argparse.Namespace) -> int:
         sink.write(*using(str(request.device), gpu_name=name))
         net = open_net(request)
         try:
-            time_net(net, arguments.iterations, progress.without_details(sink.write), report=progress)
+            time_net(
+                net, arguments.iterations, progress.without_details(sink.write), report=progress
+            )
         finally:
             net.close()
     return 0

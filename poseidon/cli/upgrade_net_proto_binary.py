@@ -1,4 +1,6 @@
-"""`poseidon upgrade_net_proto_binary`: a binary net or a .caffemodel of any grammar, in today's, with its blobs."""
+"""`poseidon upgrade_net_proto_binary`: a binary net or a .caffemodel of any grammar, in today's,
+with its blobs.
+"""
 
 from __future__ import annotations
 

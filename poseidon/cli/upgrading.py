@@ -1,8 +1,9 @@
-"""What the three upgrade commands share: read a file, upgrade it, write it, and print what was done.
+"""What the three upgrade commands share: read a file, upgrade it, write it, and print what was
+done.
 
-Law: as with Caffe's tools of these names, the output is written even if there is nothing to upgrade, and if something
-was left out; the latter is printed, and the exit code is 1. If the upgrade fails, nothing is written and an earlier
-file stays.
+Law: as with Caffe's tools of these names, the output is written even if there is nothing to
+upgrade, and if something was left out; the latter is printed, and the exit code is 1. If the
+upgrade fails, nothing is written and an earlier file stays.
 """
 
 from __future__ import annotations
@@ -59,7 +60,9 @@ class Upgrade(Generic[M]):
                 message = self.upgrade(message)
             except UpgradeError as error:
                 layer = "" if error.layer is None else f"layer {error.layer + 1} of the file: "
-                raise DefinitionError(f"{layer}{error.message}", source=str(arguments.input)) from error
+                raise DefinitionError(
+                    f"{layer}{error.message}", source=str(arguments.input)
+                ) from error
         else:
             print(f"{arguments.input} is already in today's grammar.")
         write_atomically(arguments.output, self.write(message))

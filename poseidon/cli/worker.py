@@ -1,6 +1,8 @@
-"""`poseidon worker`: one of the tasks that torchrun, srun, mpirun or Kubernetes has started becomes part of a job.
+"""`poseidon worker`: one of the tasks that torchrun, srun, mpirun or Kubernetes has started
+becomes part of a job.
 
-srun --ntasks-per-node=1 poseidon worker --key_file=$HOME/.poseidon.key train --solver=solver.prototxt
+srun --ntasks-per-node=1 poseidon worker --key_file=$HOME/.poseidon.key train
+--solver=solver.prototxt
 """
 
 from __future__ import annotations
@@ -31,10 +33,13 @@ def run(flags: argparse.Namespace) -> int:
         return 0
     if not flags.key_file:
         raise UsageError(
-            f"--key_file is missing: make one with '{own_command()} worker --new_key=FILE', for all tasks"
+            f"--key_file is missing: make one with '{own_command()} worker --new_key=FILE', for "
+            "all tasks"
         )
     if not flags.rendezvous_timeout > 0:
-        raise UsageError(f"--rendezvous_timeout={flags.rendezvous_timeout:g}: expected more than 0 seconds")
+        raise UsageError(
+            f"--rendezvous_timeout={flags.rendezvous_timeout:g}: expected more than 0 seconds"
+        )
     job_flags = _job_flags(flags.job_arguments)
     key = read_key(Path(flags.key_file))
     task = task_from(inherited_environment(), port=flags.rendezvous_port)
@@ -62,7 +67,11 @@ def _job_flags(arguments: Sequence[str]) -> argparse.Namespace:
         )
     flags = parse_arguments(arguments)
     if flags.hostfile:
-        raise UsageError("--hostfile has no place here: the hosts are those on which the tasks were started")
+        raise UsageError(
+            "--hostfile has no place here: the hosts are those on which the tasks were started"
+        )
     if flags.background:
-        raise UsageError("--background has no place here: what has started the tasks waits for them")
+        raise UsageError(
+            "--background has no place here: what has started the tasks waits for them"
+        )
     return flags

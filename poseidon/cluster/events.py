@@ -6,31 +6,41 @@ A process prints to standard output:
     {"event": "ready"}                                              a worker that has its net and can connect
     {"event": "alive", "still_s": 0.1, "waited_s": 12.5, "read_s": 0.5, "sending_s": {"10.0.0.2": 3.5},
      "host_busy": 0.5}
-                                                                    every two seconds, from all workers: for how long
-                                                                    the loop has neither moved nor waited for others;
-                                                                    how long it has waited in total, how long for its
-                                                                    data, how long it had something to send to hosts,
-                                                                    and the busy part of its host's processors;
+                                                                    every two seconds, from all
+                                                                    workers: for how long the loop
+                                                                    has neither moved nor waited for
+                                                                    others; how long it has waited
+                                                                    in total, how long for its data,
+                                                                    how long it had something to
+                                                                    send to hosts, and the busy part
+                                                                    of its host's processors;
     {"event": "alive", ..., "steps": 6, "collections": 2, "collection": "mean"}
-                                                                    for a script's loop also its position
+                                                                    for a script's loop also its
+                                                                    position
     {"event": "statistics", ...}                                    every few seconds and at the end, from all;
-                                                                    `poseidon.metrics.job_statistics` has the fields
+                                                                    `poseidon.metrics.job_statistics`
+                                                                    has the fields
     {"event": "progress", "iteration": 120, "max_iter": 4000, "images": 12000, "loss": 1.5}
     {"event": "progress", ..., "tested": 12, "to_test": 50}         during a test
     {"event": "trained", "iteration": 100, "loss": 1.5, "rate": 0.01, "outputs": [["loss", 1.5]]}
-                                                                    worker 0, at a displayed iteration
-    {"event": "tested", "iteration": 500, "net": 0, "scores": [["accuracy", "0.7"], ["loss", "0.9"]]}
-                                                                    worker 0, at the end of a test of a net
-    {"event": "snapshot", "state": "/.../snap_iter_120.solverstate", "iteration": 120, "seconds": 0.2}
-                                                                    worker 0, once a snapshot is complete on disk
+                                                                    worker 0, at a displayed
+                                                                    iteration
+    {"event": "tested", "iteration": 500, "net": 0, "scores": [["accuracy", "0.7"], ["loss",
+    "0.9"]]}
+                                                                    worker 0, at the end of a test
+                                                                    of a net
+    {"event": "snapshot", "state": "/.../snap_iter_120.solverstate", "iteration": 120, "seconds":
+    0.2}
+                                                                    worker 0, once a snapshot is
+                                                                    complete on disk
     {"event": "done"}                                               a worker whose work is finished and saved
     {"event": "done", "joined": false}                              a script that has ended without `distribute`
     {"event": "error", "message": "one sentence", "exit_code": 1, "peer_lost": true}
 and reads from standard input, after its job document:
     {"do": "connect", "addresses": ["tcp://...", ...]}   {"do": "snapshot"}   {"do": "stop"}
 
-Law: `parse_event` validates. What it returns has the types below; anything else is free text, which is
-logged and decides nothing.
+Law: `parse_event` validates. What it returns has the types below; anything else is free text, which
+is logged and decides nothing.
 """
 
 from __future__ import annotations
@@ -72,7 +82,8 @@ class Alive:
     """A heartbeat, or an event that only the callbacks understand.
 
     Attributes:
-        still_s: for how long the process's loop has neither moved nor waited for others; None: not reported.
+        still_s: for how long the process's loop has neither moved nor waited for others; None: not
+            reported.
         position: of a script's loop; None: not reported.
     """
 
@@ -114,7 +125,8 @@ class Failed:
         exit_code: what the command line exits with, 1..255.
         peer_lost: the cause is the loss of another process, whose own report counts first.
         host_lost: set by the launcher: the process's host is lost.
-        killed_by_user: set by the launcher: the user has killed the job on that host; `unwanted` in the protocol.
+        killed_by_user: set by the launcher: the user has killed the job on that host; `unwanted` in
+            the protocol.
     """
 
     message: str
@@ -128,7 +140,9 @@ Event = Listening | Ready | Alive | Progress | Saved | Done | Failed
 
 
 def decode_line(line: bytes) -> Mapping[str, object] | None:
-    """Return the JSON object with an `event` in a line of standard output, or None if there is none."""
+    """Return the JSON object with an `event` in a line of standard output, or None if there is
+    none.
+    """
     if not line.lstrip().startswith(b"{"):
         return None
     try:
@@ -160,7 +174,8 @@ def parse_event(fields: Mapping[str, object]) -> Event:
         return Alive()
     still_s = fields.get("still_s")
     return Alive(
-        still_s=float(still_s) if isinstance(still_s, int | float) else None, position=_position(fields)
+        still_s=float(still_s) if isinstance(still_s, int | float) else None,
+        position=_position(fields),
     )
 
 
@@ -174,7 +189,10 @@ def encode_command(do: str, **fields: object) -> bytes:
 
 
 def _position(fields: Mapping[str, object]) -> LoopPosition | None:
-    steps, collections = _whole_number(fields.get("steps")), _whole_number(fields.get("collections"))
+    steps, collections = (
+        _whole_number(fields.get("steps")),
+        _whole_number(fields.get("collections")),
+    )
     current = fields.get("collection")
     if steps is None or collections is None or not isinstance(current, str):
         return None

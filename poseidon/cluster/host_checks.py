@@ -1,7 +1,8 @@
 """Checks of every host before a job starts anywhere: all problems are reported together.
 
-Law: each host checks itself (`poseidon.cluster.host_probe`, which is sent to it); this module sends the requests,
-compares the answers and formats the error. What a host answers is shown without control characters.
+Law: each host checks itself (`poseidon.cluster.host_probe`, which is sent to it); this module sends
+the requests, compares the answers and formats the error. What a host answers is shown without
+control characters.
 """
 
 from __future__ import annotations
@@ -43,7 +44,8 @@ class NeededFile:
     Attributes:
         name: as the definition has it.
         folder: of the definition, as `poseidon.proto.shipped.portable` returns it.
-        instead: names of which any one in the same folder replaces it: `db_3` for the part of client 3; empty: itself.
+        instead: names of which any one in the same folder replaces it: `db_3` for the part of
+            client 3; empty: itself.
     """
 
     name: str
@@ -138,7 +140,9 @@ def check_hosts(checks: Sequence[HostCheck]) -> Mapping[int, str]:
     if problems:
         sentences = [f"{label}: {problem}" for label, problem in problems]
         raise JobError(format_problems(sentences, of=len(checks)))
-    return {client: address for facts in answers if facts for client, address in facts.addresses.items()}
+    return {
+        client: address for facts in answers if facts for client, address in facts.addresses.items()
+    }
 
 
 def ask_hosts(
@@ -147,7 +151,8 @@ def ask_hosts(
     """Check all hosts in parallel.
 
     Returns:
-        The answer of each host, None if there is none; and all problems, each a host's label and a sentence.
+        The answer of each host, None if there is none; and all problems, each a host's label and a
+        sentence.
     """
     outcomes = for_each_host(_run_check, checks, name="poseidon host check")
     problems = [
@@ -159,7 +164,9 @@ def ask_hosts(
     return [outcome if isinstance(outcome, HostFacts) else None for outcome in outcomes], problems
 
 
-def request(needs: Sequence[HostNeeds], describe: Mapping[str, object] | None = None) -> dict[str, Any]:
+def request(
+    needs: Sequence[HostNeeds], describe: Mapping[str, object] | None = None
+) -> dict[str, Any]:
     """Return what a host is asked.
 
     Args:
@@ -181,15 +188,23 @@ def _problems(check: HostCheck, outcome: HostFacts | JobError) -> Sequence[str]:
     return outcome.problems
 
 
-def _unlike(checks: Sequence[HostCheck], outcomes: Sequence[HostFacts | JobError]) -> list[tuple[str, str]]:
-    """Return a problem for each host whose torch is not the first one's: sums differ in the last bits, or messages."""
+def _unlike(
+    checks: Sequence[HostCheck], outcomes: Sequence[HostFacts | JobError]
+) -> list[tuple[str, str]]:
+    """Return a problem for each host whose torch is not the first one's: sums differ in the last
+    bits, or messages.
+    """
     known = [
         (check.connection.label, outcome.torch)
         for check, outcome in zip(checks, outcomes, strict=True)
         if isinstance(outcome, HostFacts) and outcome.torch
     ]
     return [
-        (label, f"torch {torch} is installed there, and {known[0][1]} on {known[0][0]}; expected the same")
+        (
+            label,
+            f"torch {torch} is installed there, and {known[0][1]} on {known[0][0]}; expected the "
+            "same",
+        )
         for label, torch in known[1:]
         if torch != known[0][1]
     ]
@@ -204,9 +219,12 @@ def _run_check(check: HostCheck) -> HostFacts:
         (*check.interpreter, *sent_program_arguments()), stdin=stdin, timeout_s=PROBE_S
     )
     if done.status != 0:
-        last = done.stderr.decode("utf-8", errors="backslashreplace").strip().splitlines()[-1:] or ["nothing"]
+        last = done.stderr.decode("utf-8", errors="backslashreplace").strip().splitlines()[-1:] or [
+            "nothing"
+        ]
         raise JobError(
-            f"{label}: its Python cannot be run (status {done.status}): {printable(last[0][:_MAX_OUTPUT])}"
+            f"{label}: its Python cannot be run (status {done.status}): "
+            f"{printable(last[0][:_MAX_OUTPUT])}"
         )
     try:
         return _facts(json.loads(done.stdout.splitlines()[-1]))
@@ -218,7 +236,9 @@ def _run_check(check: HostCheck) -> HostFacts:
 
 def _facts(fields: Mapping[str, Any]) -> HostFacts:
     """Validate an answer: anything unexpected raises."""
-    addresses = {int(client): str(address) for client, address in fields["addresses"].items() if address}
+    addresses = {
+        int(client): str(address) for client, address in fields["addresses"].items() if address
+    }
     return HostFacts(
         python=str(fields["python"]),
         torch=printable(str(fields["torch"] or "")).partition("+")[0],

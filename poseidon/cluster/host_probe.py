@@ -1,17 +1,20 @@
-"""The check of a host before a job starts; it runs on the host, sent by `poseidon.cluster.host_checks`.
+"""The check of a host before a job starts; it runs on the host, sent by
+`poseidon.cluster.host_checks`.
 
-It reads one JSON object from standard input, the needs of the clients on that host, and writes one, the facts and all
-problems. With `"describe": {"folder": "output", "names": ["node1"]}` the facts include the
-`description` of the host for `poseidon doctor`.
+It reads one JSON object from standard input, the needs of the clients on that host, and writes one,
+the facts and all problems. With `"describe": {"folder": "output", "names": ["node1"]}` the facts
+include the `description` of the host for `poseidon doctor`.
 
-    {"poseidon": "0.1.0", "space_bytes": 1e8, "clients": [{"id": 0, "addresses": [...], "ports": [9999], "devices": 1,
+    {"poseidon": "0.1.0", "space_bytes": 1e8, "clients": [{"id": 0, "addresses": [...], "ports":
+    [9999], "devices": 1,
      "folders": ["output"], "prefixes": [["models/x", "models"]], "files": [["db",
      "folder", ["db_0"]]], "modules": []}]}
-    {"python": "/usr/bin/python3", "python_version": "3.11.2", "poseidon": "0.1.0", "torch": "2.6.0", "cores": 8,
+    {"python": "/usr/bin/python3", "python_version": "3.11.2", "poseidon": "0.1.0", "torch":
+    "2.6.0", "cores": 8,
      "addresses": {"0": "10.0.0.3"}, "problems": ["..."]}
 
-Law: it uses the standard library only until it has found this package there, so that any Python from 3.7 on can report
-what is missing; it leaves no file.
+Law: it uses the standard library only until it has found this package there, so that any Python
+from 3.7 on can report what is missing; it leaves no file.
 """
 
 from __future__ import annotations
@@ -49,7 +52,8 @@ def answer(needs: dict[str, Any]) -> dict[str, Any]:
     }
     if sys.version_info[:2] < OLDEST_PYTHON:
         problems.append(
-            f"{sys.executable} is Python {facts['python_version']}; expected {'.'.join(map(str, OLDEST_PYTHON))} or newer"
+            f"{sys.executable} is Python {facts['python_version']}; expected "
+            f"{'.'.join(map(str, OLDEST_PYTHON))} or newer"
         )
     if facts["torch"] is None:
         problems.append(f"{sys.executable} has no torch")
@@ -58,7 +62,9 @@ def answer(needs: dict[str, Any]) -> dict[str, Any]:
         own = facts["addresses"][str(client["id"])] = _address(client, problems)
         if own is not None:
             problems += [
-                problem for port in client["ports"] if (problem := port_problem(own, port, same_version))
+                problem
+                for port in client["ports"]
+                if (problem := port_problem(own, port, same_version))
             ]
         _check_folders(client, needs["space_bytes"], problems)
         _check_modules(client["modules"], problems)
@@ -107,10 +113,14 @@ def _poseidon(problems: list[str], expected: str) -> str | None:
     try:
         version = str(importlib.import_module("poseidon").__version__)
     except Exception as error:  # noqa: BLE001 - any error of the import
-        problems.append(f"{sys.executable} has no Poseidon ({error}); give its line python= or workdir=")
+        problems.append(
+            f"{sys.executable} has no Poseidon ({error}); give its line python= or workdir="
+        )
         return None
     if version != expected:
-        problems.append(f"Poseidon {version} is installed there, and {expected} here; expected the same")
+        problems.append(
+            f"Poseidon {version} is installed there, and {expected} here; expected the same"
+        )
     return version
 
 
@@ -136,7 +146,9 @@ def _address(client: dict[str, Any], problems: list[str]) -> str | None:
             if own is None and _bindable(address, 0) is None:
                 own = address
     if own is None:
-        problems.append("none of {} is an address of this host".format(", ".join(client["addresses"])))
+        problems.append(
+            "none of {} is an address of this host".format(", ".join(client["addresses"]))
+        )
     return own
 
 
@@ -146,7 +158,8 @@ def port_problem(address: str, port: int, with_job: bool) -> str | None:
     Args:
         address: one of this host's own.
         port: in the machinefile; 0 takes any.
-        with_job: whether to look for the job of this user that uses it; the package must be installed.
+        with_job: whether to look for the job of this user that uses it; the package must be
+            installed.
     """
     why = _bindable(address, port)
     if why is None:
@@ -159,14 +172,18 @@ def port_problem(address: str, port: int, with_job: bool) -> str | None:
 def _job_at(address: str, port: int) -> str | None:
     try:
         jobs_here = importlib.import_module("poseidon.cluster.jobs.this_host")
-        found = jobs_here.job_at(socket.getaddrinfo(address, port, type=socket.SOCK_STREAM)[0][4][0], port)
+        found = jobs_here.job_at(
+            socket.getaddrinfo(address, port, type=socket.SOCK_STREAM)[0][4][0], port
+        )
     except Exception:  # noqa: BLE001 - the port is reported without it
         return None
     return found if found is None else str(found)
 
 
 def _ssh_address() -> list[str]:
-    """Return the address of this host in the SSH connection, which a name of ~/.ssh/config does not show."""
+    """Return the address of this host in the SSH connection, which a name of ~/.ssh/config does
+    not show.
+    """
     fields = os.environ.get("SSH_CONNECTION", "").split()
     return fields[2:3]
 
@@ -178,7 +195,9 @@ def _addresses_of(name: str) -> list[str]:
     except (OSError, UnicodeError):
         return []
     addresses = [_with_scope(entry) for entry in found]
-    remote = [address for address in addresses if not address.startswith("127.") and address != "::1"]
+    remote = [
+        address for address in addresses if not address.startswith("127.") and address != "::1"
+    ]
     return addresses if name in addresses or name == "localhost" else remote
 
 
@@ -192,7 +211,9 @@ def _with_scope(entry: tuple[Any, ...]) -> str:
 def _bindable(address: str, port: int) -> str | None:
     """Return why no process can listen at an address; None when one can."""
     try:
-        family, kind, protocol, _, bound = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM)[0]
+        family, kind, protocol, _, bound = socket.getaddrinfo(
+            address, port, type=socket.SOCK_STREAM
+        )[0]
         with socket.socket(family, kind, protocol) as trial:
             trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             trial.bind(bound)
@@ -213,11 +234,15 @@ def _check_folder(folder: str, space_bytes: int, problems: list[str]) -> None:
     if not os.path.isdir(there):
         problems.append(f"nothing can be written to {folder}: {there} is not a folder")
     elif not os.access(there, os.W_OK | os.X_OK):
-        problems.append(f"nothing can be written to {folder}: {there} may not be written by this user")
+        problems.append(
+            f"nothing can be written to {folder}: {there} may not be written by this user"
+        )
     else:
         free = shutil.disk_usage(there).free
         if free < space_bytes:
-            problems.append(f"{free >> 20} MiB are free for {folder}; expected {space_bytes >> 20} MiB")
+            problems.append(
+                f"{free >> 20} MiB are free for {folder}; expected {space_bytes >> 20} MiB"
+            )
 
 
 def _check_modules(modules: list[str], problems: list[str]) -> None:
@@ -237,13 +262,19 @@ def _check_files(client: dict[str, Any], space_bytes: int, problems: list[str]) 
         here = Path(folder).absolute()
         path = paths.resolve(name, folder=here)
         if not path.exists():  # a part may decide which folder is meant
-            parts = [paths.resolve(str(Path(name).with_name(other)), folder=here) for other in instead]
+            parts = [
+                paths.resolve(str(Path(name).with_name(other)), folder=here) for other in instead
+            ]
             path = next((part for part in parts if part.exists()), path)
         candidates = [str(path.with_name(other)) for other in instead or [path.name]]
         if not any(os.path.exists(each) for each in candidates):
             whole = path.with_name(Path(name).name)
             shared = instead and whole.exists()
-            hint = f"; write shared_file_system: true if all clients can read {whole}" if shared else ""
+            hint = (
+                f"; write shared_file_system: true if all clients can read {whole}"
+                if shared
+                else ""
+            )
             problems.append("there is no {}{}".format(" or ".join(candidates), hint))
         elif not any(os.access(each, os.R_OK) for each in candidates if os.path.exists(each)):
             problems.append("{} may not be read by this user".format(" or ".join(candidates)))
@@ -311,7 +342,9 @@ def _gpus() -> list[str] | None:
         )
     except (OSError, subprocess.TimeoutExpired):
         return []
-    return done.stdout.decode(errors="backslashreplace").splitlines() if done.returncode == 0 else []
+    return (
+        done.stdout.decode(errors="backslashreplace").splitlines() if done.returncode == 0 else []
+    )
 
 
 def _resolved(name: str) -> list[str]:
@@ -323,7 +356,9 @@ def _resolved(name: str) -> list[str]:
 
 
 def _interfaces() -> dict[str, dict[str, Any]]:
-    """Return each network interface that is up: its `mtu`, and its `speed` in Mbit/s where the driver says it."""
+    """Return each network interface that is up: its `mtu`, and its `speed` in Mbit/s where the
+    driver says it.
+    """
     found: dict[str, dict[str, Any]] = {}
     for _, name in socket.if_nameindex():
         folder = os.path.join("/sys/class/net", name)

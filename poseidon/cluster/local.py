@@ -1,11 +1,11 @@
 """Launching the processes of a job as child processes on this machine.
 
-Law: each child leads a session of its own, so that Ctrl-C on the terminal reaches the launcher only, and
-so that one signal to its group ends the child and all that it started. A child is reaped only after
-that signal: until then its id, which is also the group's, cannot belong to anyone else.
+Law: each child leads a session of its own, so that Ctrl-C on the terminal reaches the launcher
+only, and so that one signal to its group ends the child and all that it started. A child is reaped
+only after that signal: until then its id, which is also the group's, cannot belong to anyone else.
 
-Each child has a thread that writes its standard input, one for each of its outputs, and one that waits
-for its end. They end with the child; `close` collects them.
+Each child has a thread that writes its standard input, one for each of its outputs, and one that
+waits for its end. They end with the child; `close` collects them.
 """
 
 from __future__ import annotations
@@ -65,18 +65,23 @@ class LocalLauncher:
         """Start a child; see `Launcher.start`."""
         if not is_loopback(host.address):
             raise JobError(
-                f"client {host.id} is on {host.address}: only hosts of this machine (localhost, 127.0.0.1, ::1) "
+                f"client {host.id} is on {host.address}: only hosts of this machine (localhost, "
+                "127.0.0.1, ::1) "
                 "can be started here; expected --launcher=ssh for others"
             )
         try:
             child, events = self._spawn(spec)
         except (OSError, ValueError) as error:
             why = out_of_files(error) or error
-            raise JobError(f"cannot start {spec.name.describe()} with '{spec.argv[0]}': {why}") from error
+            raise JobError(
+                f"cannot start {spec.name.describe()} with '{spec.argv[0]}': {why}"
+            ) from error
         return LocalProcess(spec, child, listener, events=events)
 
     def _spawn(self, spec: ProcessSpec) -> tuple[subprocess.Popen[bytes], IO[bytes] | None]:
-        """Start a child; return it, and the pipe of its events if that is not its standard output."""
+        """Start a child; return it, and the pipe of its events if that is not its standard
+        output.
+        """
         environment = {**self._environment, **spec.environment}
         with ExitStack() as opened:
             passed = []
@@ -179,11 +184,13 @@ class LocalProcess:
             return self._status
 
     def terminate(self) -> None:
-        """Send SIGTERM to its group, and SIGCONT, without which a stopped process would not handle it.
+        """Send SIGTERM to its group, and SIGCONT, without which a stopped process would not
+        handle it.
 
-        Under `poseidon worker` and Ray a child is started ignoring SIGTERM (`poseidon.cluster.rendezvous.program`). If it
-        still does, it is killed at once, for nothing else ends it. A child that ignores SIGTERM by itself, for instance
-        while it writes a file, keeps its time.
+        Under `poseidon worker` and Ray a child is started ignoring SIGTERM
+        (`poseidon.cluster.rendezvous.program`). If it still does, it is killed at once, for nothing
+        else ends it. A child that ignores SIGTERM by itself, for instance while it writes a file,
+        keeps its time.
         """
         if self._started_ignoring and _ignores(self._child.pid, signal.SIGTERM):
             self.kill()
@@ -225,7 +232,8 @@ class LocalProcess:
 
     def _wait(self) -> None:
         try:
-            # WNOWAIT leaves a zombie that keeps the id, so the group that is killed here is the child's.
+            # WNOWAIT leaves a zombie that keeps the id, so the group that is killed here is the
+            # child's.
             os.waitid(os.P_PID, self._child.pid, os.WEXITED | os.WNOWAIT)
         except OSError as error:
             self._fail("exit", error)
@@ -240,8 +248,8 @@ class LocalProcess:
         self._listener.exited(self._name, status)
 
     def _end_writer(self) -> None:
-        # With its reader dead, a blocked write has failed; an idle writer waits for the queue. A full queue belongs
-        # to a writer that has already ended.
+        # With its reader dead, a blocked write has failed; an idle writer waits for the queue. A
+        # full queue belongs to a writer that has already ended.
         with contextlib.suppress(queue.Full):
             self._lines.put_nowait(None)
         self._writer.join(DRAIN_S)

@@ -7,8 +7,9 @@
     3     node3       9999    user=ml ssh_port=2222 gpus=0,1 python=/opt/ml/bin/python workdir=/scratch/ml
 
 `<id> <host> <port>`, parted by any blanks; `#` starts a comment; empty lines are allowed. Ids are
-0..n-1, each once, in any order. The host is a name, an IPv4 or an IPv6 address. The port is the first
-of the client's server ports; 0 takes any free ones. Options may follow, `key=value`, each at most once:
+0..n-1, each once, in any order. The host is a name, an IPv4 or an IPv6 address. The port is the
+first of the client's server ports; 0 takes any free ones. Options may follow, `key=value`, each at
+most once:
 
     role=server                 worker, server or both
     user=ml  ssh_port=2222      for SSH; without them ~/.ssh/config decides
@@ -16,8 +17,9 @@ of the client's server ports; 0 takes any free ones. Options may follow, `key=va
     python=/opt/ml/bin/python   the interpreter: a program's name, or a path, ~/ being the user's home
     workdir=~/poseidon          the folder in which the processes run
 
-Law: every mistake is one MachinefileError with file, line and what was expected. No value begins with a dash or
-holds a blank, a quote or another sign that means something to a shell: none can be taken for an option or a command.
+Law: every mistake is one MachinefileError with file, line and what was expected. No value begins
+with a dash or holds a blank, a quote or another sign that means something to a shell: none can be
+taken for an option or a command.
 """
 
 from __future__ import annotations
@@ -69,9 +71,10 @@ class Host:
         user: to log in as over SSH; None: from `~/.ssh/config`, else the user of the launcher.
         ssh_port: of its sshd; None: from `~/.ssh/config`, else 22.
         gpus: the devices of its workers, in the syntax of `--gpu`; None: those of `--gpu`.
-        python: its interpreter, a program's name or a path (`~/` is the user's home); None: the launcher's own
-            path where that exists, else `python3`.
-        workdir: the folder its processes run in; None: the launcher's own where that exists, else the user's home.
+        python: its interpreter, a program's name or a path (`~/` is the user's home); None: the
+            launcher's own path where that exists, else `python3`.
+        workdir: the folder its processes run in; None: the launcher's own where that exists, else
+            the user's home.
         peer_address: where the other hosts reach it, once the host was checked; None: at `address`.
     """
 
@@ -131,10 +134,13 @@ def read_machinefile(path: Path, *, channels: int = 1) -> tuple[Host, ...]:
         text = read_text(path)
     except FileNotFoundError as error:
         raise MachinefileError(
-            f"{path}: there is no such machinefile; expected a file with a line `<id> <host> <port>` for each client"
+            f"{path}: there is no such machinefile; expected a file with a line `<id> <host> "
+            "<port>` for each client"
         ) from error
     except UnicodeDecodeError as error:
-        raise MachinefileError(f"{path}: a machinefile is UTF-8 text; this is something else") from error
+        raise MachinefileError(
+            f"{path}: a machinefile is UTF-8 text; this is something else"
+        ) from error
     except OSError as error:
         raise MachinefileError(f"{path}: cannot read the machinefile: {error.strerror}") from error
     return parse_machinefile(text, source=str(path), channels=channels)
@@ -157,11 +163,15 @@ def parse_machinefile(text: str, *, source: str, channels: int = 1) -> tuple[Hos
         if fields:
             found.append((number, _parse_line(fields, f"{source}:{number}", channels)))
     if not found:
-        raise MachinefileError(f"{source}: no client found; expected one line {LAYOUT} for each machine")
+        raise MachinefileError(
+            f"{source}: no client found; expected one line {LAYOUT} for each machine"
+        )
     _check_ids(found, source)
     _check_ports(found, source, channels)
     if not any(host.works for _, host in found):
-        raise MachinefileError(f"{source}: every client says role=server; expected a machine that works, too")
+        raise MachinefileError(
+            f"{source}: every client says role=server; expected a machine that works, too"
+        )
     return tuple(sorted((host for _, host in found), key=lambda host: host.id))
 
 
@@ -183,9 +193,11 @@ def has_remote_hosts(hosts: Iterable[Host]) -> bool:
 
 
 def socket_host(address: str) -> str:
-    """Return an address as it stands in `tcp://host:port`: IPv6 in brackets, localhost as its number.
+    """Return an address as it stands in `tcp://host:port`: IPv6 in brackets, localhost as its
+    number.
 
-    A server can bind to an address but not to a name, and `localhost` is the one name whose address is known.
+    A server can bind to an address but not to a name, and `localhost` is the one name whose address
+    is known.
     """
     if address.lower().rstrip(".") == "localhost":
         return "127.0.0.1"
@@ -244,7 +256,8 @@ def _check_ids(found: list[tuple[int, Host]], source: str) -> None:
     for line, host in found:
         if host.id in line_of:
             raise MachinefileError(
-                f"{source}:{line}: client {host.id} is already on line {line_of[host.id]}; ids are 0 to "
+                f"{source}:{line}: client {host.id} is already on line {line_of[host.id]}; ids "
+                "are 0 to "
                 f"{highest}, each once"
             )
         line_of[host.id] = line
@@ -252,7 +265,8 @@ def _check_ids(found: list[tuple[int, Host]], source: str) -> None:
         if host.id > highest:
             missing = next(number for number in range(highest + 1) if number not in line_of)
             raise MachinefileError(
-                f"{source}:{line}: client {host.id} is one of {len(found)}, so ids must be 0 to {highest}, "
+                f"{source}:{line}: client {host.id} is one of {len(found)}, so ids must be 0 to "
+                f"{highest}, "
                 f"each once; {missing} is missing"
             )
 
@@ -264,11 +278,15 @@ def _check_ports(found: list[tuple[int, Host]], source: str, channels: int) -> N
         for line, host in found
         if host.port and host.serves
     )
-    for (address, port, line, first), (next_address, next_port, next_line, second) in pairwise(taken):
+    for (address, port, line, first), (next_address, next_port, next_line, second) in pairwise(
+        taken
+    ):
         if address == next_address and next_port < port + channels:
             raise MachinefileError(
-                f"{source}:{max(line, next_line)}: clients {first} and {second} on {address} share port {next_port} "
-                f"(each takes {channels} from its own on); expected ports at least {channels} apart, or 0"
+                f"{source}:{max(line, next_line)}: clients {first} and {second} on {address} "
+                f"share port {next_port} "
+                f"(each takes {channels} from its own on); expected ports at least {channels} "
+                "apart, or 0"
             )
 
 
@@ -320,7 +338,9 @@ def parse_number(word: str, what: str, highest: int | None = None) -> int:
 
 def _check_role(value: str, place: str) -> None:
     if value not in {role.value for role in HostRole}:
-        raise MachinefileError(f"{place}: 'role={value}' is no role; expected role=server, worker or both")
+        raise MachinefileError(
+            f"{place}: 'role={value}' is no role; expected role=server, worker or both"
+        )
 
 
 def _check_port(value: str, place: str) -> None:
@@ -330,7 +350,9 @@ def _check_port(value: str, place: str) -> None:
 
 def _check_gpus(value: str, place: str) -> None:
     if not _GPUS.fullmatch(value):
-        raise MachinefileError(f"{place}: 'gpus={value}': expected device numbers (gpus=0,1) or cpu")
+        raise MachinefileError(
+            f"{place}: 'gpus={value}': expected device numbers (gpus=0,1) or cpu"
+        )
     numbers = value.split(",")
     if len({number.lstrip("0") for number in numbers}) < len(numbers):
         raise MachinefileError(f"{place}: 'gpus={value}' lists a device twice")
@@ -367,4 +389,6 @@ def _unknown_option(word: str) -> str:
     if not equals:
         return f"nothing known may follow {LAYOUT}, found '{word}'"
     near = get_close_matches(name, _CHECKS, n=1)
-    return f"unknown word '{word}'" + (f"; did you mean '{near[0]}='?" if near else f" after {LAYOUT}")
+    return f"unknown word '{word}'" + (
+        f"; did you mean '{near[0]}='?" if near else f" after {LAYOUT}"
+    )

@@ -1,7 +1,9 @@
-"""Name resolution with a time limit, TCP connections by name, and the addresses at which hosts reach each other.
+"""Name resolution with a time limit, TCP connections by name, and the addresses at which hosts
+reach each other.
 
-Law: the system's resolver has no timeout and cannot be interrupted, so each lookup has a thread of its own, which is
-left behind when it does not answer in time: it ends with the resolver's own timeout, or with this process.
+Law: the system's resolver has no timeout and cannot be interrupted, so each lookup has a thread of
+its own, which is left behind when it does not answer in time: it ends with the resolver's own
+timeout, or with this process.
 """
 
 from __future__ import annotations
@@ -49,7 +51,8 @@ def look_up(name: str, port: int, timeout_s: float) -> list[Address]:
 
 
 def addresses_of(names: Iterable[str], timeout_s: float) -> dict[str, tuple[str, ...]]:
-    """Return the addresses of those names that the resolver knows and returns in time; look all up in parallel.
+    """Return the addresses of those names that the resolver knows and returns in time; look all
+    up in parallel.
 
     Args:
         names: hosts' names or addresses.
@@ -66,7 +69,8 @@ def addresses_of(names: Iterable[str], timeout_s: float) -> dict[str, tuple[str,
 
 
 def dial(name: str, port: int, timeout_s: float) -> socket.socket:
-    """Connect over TCP to the first address of a name that answers; each gets an equal part of the time that is left.
+    """Connect over TCP to the first address of a name that answers; each gets an equal part of
+    the time that is left.
 
     Args:
         name: a host's name or address.
@@ -95,7 +99,8 @@ def dial(name: str, port: int, timeout_s: float) -> socket.socket:
 
 
 def address_of(name: str, timeout_s: float) -> str:
-    """Return the address of a name; look it up again until it is known, since a pod's name appears with the pod.
+    """Return the address of a name; look it up again until it is known, since a pod's name
+    appears with the pod.
 
     Raises:
         JobError: the name is not known in time.
@@ -107,7 +112,8 @@ def address_of(name: str, timeout_s: float) -> str:
         except OSError as error:
             if time.monotonic() > until_s:
                 raise JobError(
-                    f"the host of rank 0, MASTER_ADDR={name}, is not known: {error.strerror or error}"
+                    f"the host of rank 0, MASTER_ADDR={name}, is not known: "
+                    f"{error.strerror or error}"
                 ) from error
             time.sleep(PAUSE_S)
 
@@ -132,8 +138,8 @@ def address_for_all(name: str, address: str) -> str:
 
     Args:
         name: MASTER_ADDR.
-        address: what it resolves to here; on many systems their own name resolves to a loopback address, which tasks on
-            other hosts cannot reach.
+        address: what it resolves to here; on many systems their own name resolves to a loopback
+            address, which tasks on other hosts cannot reach.
     """
     if not is_loopback(address) or is_loopback(name):
         return address

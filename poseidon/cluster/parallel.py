@@ -1,4 +1,6 @@
-"""The same work for several hosts in parallel: the failure of one does not keep the others from being reached."""
+"""The same work for several hosts in parallel: the failure of one does not keep the others from
+being reached.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,8 @@ def for_each_host(
     """Do the work for each host on a thread of its own.
 
     Args:
-        work: may raise JobError; each call has its own time limit. Any other exception is raised here.
+        work: may raise JobError; each call has its own time limit. Any other exception is raised
+            here.
         hosts: one call each.
         name: of the threads.
         limit: of threads at the same time; None: one for each host.
@@ -64,7 +67,9 @@ def close_each(closables: Iterable[Closable], *, name: str, limit_s: float | Non
         except Exception as error:  # noqa: BLE001 - the thread's outermost frame: the others are closed all the same
             LOGGER.warning("%s: closing a connection failed: %r", name, error)
 
-    threads = [threading.Thread(target=close, args=(one,), name=name, daemon=True) for one in closables]
+    threads = [
+        threading.Thread(target=close, args=(one,), name=name, daemon=True) for one in closables
+    ]
     for thread in threads:
         thread.start()
     began_s = time.monotonic()
@@ -82,4 +87,6 @@ def format_problems(problems: Sequence[str], *, of: int) -> str:
     if len(problems) == 1:
         return problems[0]
     hosts = "host" if of == 1 else f"{of} hosts"
-    return f"{len(problems)} problems on the {hosts}:" + "".join(f"\n  {problem}" for problem in problems)
+    return f"{len(problems)} problems on the {hosts}:" + "".join(
+        f"\n  {problem}" for problem in problems
+    )

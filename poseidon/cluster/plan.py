@@ -1,8 +1,9 @@
 """The plan of a job: hosts and devices in, workers and shards out.
 
-Law: pure and deterministic. Worker ranks run over the hosts that work, device by device; shard indices over those
-that serve, channel by channel; every process that is given the same hosts and numbers computes the same plan. Where
-hosts that only serve stand beside working ones, the shards are loaded so that all links carry the same (`best_loads`).
+Law: pure and deterministic. Worker ranks run over the hosts that work, device by device; shard
+indices over those that serve, channel by channel; every process that is given the same hosts and
+numbers computes the same plan. Where hosts that only serve stand beside working ones, the shards
+are loaded so that all links carry the same (`best_loads`).
 """
 
 from __future__ import annotations
@@ -65,7 +66,9 @@ class WorkerPlan:
     @property
     def process(self) -> ProcessName:
         """The name of its process."""
-        return ProcessName(role=Role.WORKER, index=self.rank, client=self.host.id, host=self.host.address)
+        return ProcessName(
+            role=Role.WORKER, index=self.rank, client=self.host.id, host=self.host.address
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,7 +80,8 @@ class ShardPlan:
         host: the one it runs on.
         channel: 0..(shards of that host)-1.
         address: what it binds to, `tcp://host:port`; port 0: any free one.
-        home: the position of its machine among those that work; -1 - j on the j-th machine that only serves.
+        home: the position of its machine among those that work; -1 - j on the j-th machine that
+            only serves.
         load: the load it is to carry, relative to the other shards; at least 1.
     """
 
@@ -91,7 +95,9 @@ class ShardPlan:
     @property
     def process(self) -> ProcessName:
         """The name of its process."""
-        return ProcessName(role=Role.SHARD, index=self.index, client=self.host.id, host=self.host.address)
+        return ProcessName(
+            role=Role.SHARD, index=self.index, client=self.host.id, host=self.host.address
+        )
 
     @property
     def port(self) -> int:
@@ -155,19 +161,21 @@ def plan_job(
 ) -> JobPlan:
     """Give each working host one worker per device and each serving host `channels` shards.
 
-    Working hosts have no shards, whatever their role, where as many hosts only serve: the traffic of each of those is
-    then less than a worker's. Where all hosts are this machine, shards take free ports.
+    Working hosts have no shards, whatever their role, where as many hosts only serve: the traffic
+    of each of those is then less than a worker's. Where all hosts are this machine, shards take
+    free ports.
 
     Args:
-        hosts: in the order of their ids, as `read_machinefile` returns them; at least one that works.
-        devices_per_host: the devices of every working host, as `devices_from_flag` returns them, save of those
-            whose line in the machinefile has `gpus=`.
+        hosts: in the order of their ids, as `read_machinefile` returns them; at least one that
+            works.
+        devices_per_host: the devices of every working host, as `devices_from_flag` returns them,
+            save of those whose line in the machinefile has `gpus=`.
         channels: shards per serving host (`--num_comm_channels_per_client`), 1 to 1024.
         with_server: whether the job has shards at all.
 
     Raises:
-        UsageError: no host, no device, a device twice, another number of them on one host, an illegal number of
-            channels, or several workers and no host for their shards.
+        UsageError: no host, no device, a device twice, another number of them on one host, an
+            illegal number of channels, or several workers and no host for their shards.
     """
     if not any(host.works for host in hosts):
         raise UsageError("a job needs at least one client that works")
@@ -196,11 +204,16 @@ def plan_job(
     shards = _plan_shards(hosts, channels) if with_server else ()
     if with_server and len(working) > 1 and not shards:
         raise UsageError(
-            f"every client says role=worker, so there is no place for the shards that {len(working)} clients need; "
+            "every client says role=worker, so there is no place for the shards that "
+            f"{len(working)} clients need; "
             "expected a client with role=server or role=both"
         )
     return JobPlan(
-        hosts=tuple(hosts), workers=workers, shards=shards, workers_per_host=local, channels=channels
+        hosts=tuple(hosts),
+        workers=workers,
+        shards=shards,
+        workers_per_host=local,
+        channels=channels,
     )
 
 
@@ -231,10 +244,12 @@ def _plan_shards(hosts: Sequence[Host], channels: int) -> tuple[ShardPlan, ...]:
 
 
 def best_loads(workers: int, servers: int, *, sharing: int | None = None) -> tuple[int, int]:
-    """Return the relative load of a working host's shards and of a serving host's, in smallest whole numbers.
+    """Return the relative load of a working host's shards and of a serving host's, in smallest
+    whole numbers.
 
-    With n working machines, b of which have shards too, and k that only serve, a part w of the model on each of the b
-    and s on each of the k, the bytes that an iteration brings to a link are, in models (sent and received),
+    With n working machines, b of which have shards too, and k that only serve, a part w of the
+    model on each of the b and s on each of the k, the bytes that an iteration brings to a link are,
+    in models (sent and received),
 
         worker and shards  2 (1 + w (n - 2))       worker alone  2       shards alone  2 n s
 
@@ -242,8 +257,8 @@ def best_loads(workers: int, servers: int, *, sharing: int | None = None) -> tup
 
         w = (n - k) / (b n + k (n - 2))            s = (b + n - 2) / (b n + k (n - 2))
 
-    which with b = n is BytePS's optimum, w = (n - k) / (n n + k n - 2 k), s = 2 (n - 1) / (n n + k n - 2 k) (OSDI 2020,
-    section 4.1). With k >= n the servers alone suffice, and w = 0.
+    which with b = n is BytePS's optimum, w = (n - k) / (n n + k n - 2 k), s = 2 (n - 1) / (n n + k
+    n - 2 k) (OSDI 2020, section 4.1). With k >= n the servers alone suffice, and w = 0.
 
     Args:
         workers: n, machines with workers; at least 1.
@@ -282,32 +297,48 @@ def devices_from_flag(gpu: str, *, available: int | None = None) -> tuple[str, .
     if text == "all":
         if available is None:
             raise UsageError(
-                "--gpu=all: how many GPUs other machines have is not known here; expected numbers, as in --gpu=0,1"
+                "--gpu=all: how many GPUs other machines have is not known here; expected "
+                "numbers, as in --gpu=0,1"
             )
         if not available:
-            raise UsageError("--gpu=all: no GPU was found on this machine; leave --gpu out to use the CPU")
+            raise UsageError(
+                "--gpu=all: no GPU was found on this machine; leave --gpu out to use the CPU"
+            )
         return tuple(f"cuda:{number}" for number in range(available))
     texts = [number.strip() for number in text.split(",")]
     if not all(re.fullmatch(r"[0-9]{1,4}", number, re.ASCII) for number in texts):
-        raise UsageError(f"--gpu must be 'all' or device numbers parted by commas ('0,1'), not '{gpu}'")
+        raise UsageError(
+            f"--gpu must be 'all' or device numbers parted by commas ('0,1'), not '{gpu}'"
+        )
     numbers = [int(number) for number in texts]
     if len(set(numbers)) < len(numbers):
         raise UsageError(f"--gpu={gpu} lists a device twice; each worker needs a device of its own")
     if available is not None and max(numbers) >= available:
-        found = f"0 to {available - 1} are" if available > 1 else "only 0 is" if available else "none is"
+        found = (
+            f"0 to {available - 1} are"
+            if available > 1
+            else "only 0 is"
+            if available
+            else "none is"
+        )
         remedy = "" if available else "; leave --gpu out to use the CPU"
-        raise UsageError(f"--gpu={gpu}: there is no GPU {max(numbers)}; {found} on this machine{remedy}")
+        raise UsageError(
+            f"--gpu={gpu}: there is no GPU {max(numbers)}; {found} on this machine{remedy}"
+        )
     return tuple(f"cuda:{number}" for number in numbers)
 
 
 def _devices_of(host: Host, usual: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the devices of a host: those of its own line, as many as everywhere, else the usual ones."""
+    """Return the devices of a host: those of its own line, as many as everywhere, else the usual
+    ones.
+    """
     if host.gpus is None:
         return usual
     own = ("cpu",) * len(usual) if host.gpus == "cpu" else devices_from_flag(host.gpus)
     if len(own) != len(usual):
         raise UsageError(
-            f"client {host.id} on {host.address} has gpus={host.gpus}, {len(own)} workers, where the others have "
+            f"client {host.id} on {host.address} has gpus={host.gpus}, {len(own)} workers, where "
+            "the others have "
             f"{len(usual)}; expected as many on each machine"
         )
     return own

@@ -1,11 +1,11 @@
 """The interfaces between a launcher and the processes of a job, wherever they run.
 
-A `Launcher` starts a `ProcessSpec` on a host and returns a `RunningProcess`, to which lines are sent; its `Listener` is
-notified of events, output and, last, the exit status. `LocalLauncher` uses child
-processes, `AgentLauncher` agents on remote hosts.
+A `Launcher` starts a `ProcessSpec` on a host and returns a `RunningProcess`, to which lines are
+sent; its `Listener` is notified of events, output and, last, the exit status. `LocalLauncher` uses
+child processes, `AgentLauncher` agents on remote hosts.
 
-Law: secrets travel in the first line of standard input only, never in argv or the environment. No call blocks for long,
-and no listener is called after `exited`.
+Law: secrets travel in the first line of standard input only, never in argv or the environment. No
+call blocks for long, and no listener is called after `exited`.
 """
 
 from __future__ import annotations
@@ -26,7 +26,9 @@ class OutputStream(Enum):
     STDOUT = "stdout"
     """Standard output, of a process that has it for itself."""
     STDERR = "stderr"
-    """Standard error; and standard output, what is no event, of a process that reports events there."""
+    """Standard error; and standard output, what is no event, of a process that reports events
+    there.
+    """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,7 +37,8 @@ class ProcessSpec:
 
     Attributes:
         name: of the process.
-        argv: the program and its arguments; carries the job's id as a marker (`--job`, id) and no secret.
+        argv: the program and its arguments; carries the job's id as a marker (`--job`, id) and no
+            secret.
         environment: variables added to the launcher's own.
         first_line: the first line of its standard input, without the line end: one JSON document.
         own_stdout: whether standard output is the process's own. Its events then come on another
@@ -53,7 +56,10 @@ class ProcessSpec:
 
 
 class Listener(Protocol):
-    """Notified of a process's output and exit. Called from the launcher's threads, for one process in order."""
+    """Notified of a process's output and exit.
+
+    Called from the launcher's threads, for one process in order.
+    """
 
     def event(self, name: ProcessName, event: Mapping[str, object]) -> None:
         """Handle a JSON object with an `event`."""
@@ -86,10 +92,15 @@ class RunningProcess(Protocol):
 
     @property
     def created_s(self) -> float:
-        """When it was created, seconds since 1970 by its host's clock; with the pid it identifies the process."""
+        """When it was created, seconds since 1970 by its host's clock; with the pid it
+        identifies the process.
+        """
 
     def send_line(self, line: bytes) -> None:
-        """Queue one line for its standard input. Returns at once; dropped when the process has ended."""
+        """Queue one line for its standard input.
+
+        Returns at once; dropped when the process has ended.
+        """
 
     def poll(self) -> int | None:
         """Return its exit status as `Listener.exited` gets it, or None while it runs."""

@@ -1,7 +1,8 @@
 """The command that runs Python on a remote host: with which interpreter, and in which folder.
 
-The machinefile's `python=` and `workdir=` decide. Without them it is the launcher's own interpreter, checkout and
-folder where the host has them under the same paths (as with a shared file system), else `python3` and the user's home.
+The machinefile's `python=` and `workdir=` decide. Without them it is the launcher's own
+interpreter, checkout and folder where the host has them under the same paths (as with a shared file
+system), else `python3` and the user's home.
 
 Law: pure. A shell script on the host makes the choice, so no question need be asked beforehand.
 """
@@ -13,8 +14,8 @@ from dataclasses import dataclass
 from poseidon.cluster.machinefile import Host
 from poseidon.cluster.python_command import module_arguments
 
-# One line, since a remote command holds no line ends. Its arguments are the five of `RemotePython.command`, then
-# Python's.
+# One line, since a remote command holds no line ends. Its arguments are the five of
+# `RemotePython.command`, then Python's.
 _SCRIPT = "; ".join(
     (
         "own=$1 checkout=$2 python=$3 folder=$4 here=$5 && shift 5 || exit 125",
@@ -76,7 +77,13 @@ class RemotePython:
     def command(self, *arguments: str) -> tuple[str, ...]:
         """Return the argv that runs the interpreter with arguments."""
         defaults = self.launcher
-        chosen = (defaults.python, defaults.checkout, self.python or "", self.workdir or "", defaults.folder)
+        chosen = (
+            defaults.python,
+            defaults.checkout,
+            self.python or "",
+            self.workdir or "",
+            defaults.folder,
+        )
         return ("sh", "-c", _SCRIPT, "poseidon", *chosen, *arguments)
 
     def module_command(self, module: str, *arguments: str) -> tuple[str, ...]:

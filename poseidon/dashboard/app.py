@@ -8,9 +8,9 @@
     /api/jobs/NAME/log?search= the last lines of the logs
     /api/jobs/NAME/timeline    an iteration as SVG (jobs with --trace)
 
-Law: read-only: every route answers GET alone. With a token each request needs it: in the address once, then as a
-cookie. Without one a request must name this machine's loopback as its host: a page of another site, whose name suddenly
-resolves to 127.0.0.1 (DNS rebinding), cannot read anything.
+Law: read-only: every route answers GET alone. With a token each request needs it: in the address
+once, then as a cookie. Without one a request must name this machine's loopback as its host: a page
+of another site, whose name suddenly resolves to 127.0.0.1 (DNS rebinding), cannot read anything.
 """
 
 from __future__ import annotations
@@ -29,7 +29,13 @@ from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.requests import Request
-from starlette.responses import HTMLResponse, JSONResponse, RedirectResponse, Response, StreamingResponse
+from starlette.responses import (
+    HTMLResponse,
+    JSONResponse,
+    RedirectResponse,
+    Response,
+    StreamingResponse,
+)
 from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -44,7 +50,8 @@ _TEMPLATE = STATIC / "index.html"
 PERIOD_S = 1.0
 COOKIE = "poseidon_dashboard"
 _HEADERS = {
-    "Content-Security-Policy": "default-src 'self'; img-src 'self' data:; style-src 'self' 'unsafe-inline'; "
+    "Content-Security-Policy": "default-src 'self'; img-src 'self' data:; style-src 'self' "
+    "'unsafe-inline'; "
     "frame-ancestors 'none'",
     "X-Content-Type-Options": "nosniff",
     "Referrer-Policy": "no-referrer",
@@ -93,7 +100,9 @@ class Dashboard:
 
     async def stream(self, request: Request) -> Response:
         """Stream a job's summary and its new points until the page goes."""
-        return StreamingResponse(self._events(request, self._find(request)), media_type="text/event-stream")
+        return StreamingResponse(
+            self._events(request, self._find(request)), media_type="text/event-stream"
+        )
 
     async def log(self, request: Request) -> Response:
         """Return the last lines of a job's logs."""
@@ -136,7 +145,9 @@ class Dashboard:
             job.refresh()
             summary = job.view.summary(time.time(), running=job.running())
             keys = ("state", "started", "updated", "iteration", "max_iter", "loss")
-            rows.append({"name": name, "folder": str(job.folder), **{key: summary[key] for key in keys}})
+            rows.append(
+                {"name": name, "folder": str(job.folder), **{key: summary[key] for key in keys}}
+            )
         return rows
 
     def _page_parts(self, wanted: str) -> dict[str, str]:
@@ -154,7 +165,9 @@ class Dashboard:
             "title": f"{state['state']}: {name}",
             "name": name,
             "jobs": job_options(rows, name),
-            "last-values": last_values({curve: each.points for curve, each in job.view.series.items()}),
+            "last-values": last_values(
+                {curve: each.points for curve, each in job.view.series.items()}
+            ),
         }
 
     def _find(self, request: Request) -> JobFolder:
@@ -210,7 +223,8 @@ class Guard:
 
     Args:
         app: the application.
-        token: in the address (`?token=`), once, or in the cookie that this sets; empty: nothing is asked.
+        token: in the address (`?token=`), once, or in the cookie that this sets; empty: nothing is
+            asked.
     """
 
     def __init__(self, app: ASGIApp, token: str) -> None:
@@ -224,7 +238,9 @@ class Guard:
 
         async def send_with_headers(message: Any) -> None:
             if message["type"] == "http.response.start":
-                message["headers"] += [(k.lower().encode(), v.encode()) for k, v in _HEADERS.items()]
+                message["headers"] += [
+                    (k.lower().encode(), v.encode()) for k, v in _HEADERS.items()
+                ]
             await send(message)
 
         answer = self._check_token(Request(scope)) if self._token else _check_host(Request(scope))
@@ -243,13 +259,16 @@ class Guard:
 
 
 def _check_host(request: Request) -> Response | None:
-    """Return what a request for another host than loopback gets in place of the page; None for loopback."""
+    """Return what a request for another host than loopback gets in place of the page; None for
+    loopback.
+    """
     host = request.headers.get("host", "")
     name = re.sub(r":\d*$", "", host).strip("[]")
     if is_loopback(name):
         return None
     return Response(
-        f"this page is for localhost, 127.0.0.1 and [::1], not for host '{host[:99]}': open it by one of these names; "
+        f"this page is for localhost, 127.0.0.1 and [::1], not for host '{host[:99]}': open it by "
+        "one of these names; "
         "a server in front must pass one of them on as Host\n",
         403,
         media_type="text/plain",

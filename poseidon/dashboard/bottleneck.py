@@ -1,8 +1,9 @@
-"""What limits a job, from the times of its processes: compute, a link, a shard, a worker, or the data reader.
+"""What limits a job, from the times of its processes: compute, a link, a shard, a worker, or the
+data reader.
 
-Law: pure. One cause is named. The others wait for the worker that waits least, so its time comes first: if it hardly
-waits, its data or its compute is the limit. Else all wait for the network or for a shard, and the busier one is the
-limit.
+Law: pure. One cause is named. The others wait for the worker that waits least, so its time comes
+first: if it hardly waits, its data or its compute is the limit. Else all wait for the network or
+for a shard, and the busier one is the limit.
 """
 
 from __future__ import annotations
@@ -17,18 +18,24 @@ from poseidon.cluster.supervision.stragglers import excess_s
 READS = 0.25
 """The part of a worker's time that waits for data, from which the reader is the limit."""
 WAITS = 0.15
-"""The part of its time that the busiest worker waits for others, up to which compute is the limit."""
+"""The part of its time that the busiest worker waits for others, up to which compute is the
+limit.
+"""
 EXPLAINS = 0.4
 """The part of the workers' waits from which a busy link or shard explains them."""
 SLOWER = 1.5
-"""How many times as busy as the others the links of a host are, from which that host is the limit."""
+"""How many times as busy as the others the links of a host are, from which that host is the
+limit.
+"""
 SHARD_BUSY = 0.6
 """The part of the time from which a shard is the limit, however busy links are:
 what it does not receive stays on them.
 """
 HOST_BUSY = 0.85
 """The part of the time from which a host has no processor left."""
-ALL_BUSY = "All processors are busy: more workers on these machines do not help; more machines or GPUs do."
+ALL_BUSY = (
+    "All processors are busy: more workers on these machines do not help; more machines or GPUs do."
+)
 
 
 class Cause(Enum):
@@ -50,8 +57,10 @@ class WorkerLoad:
         rank: of the worker.
         host: it runs on.
         iterations: a second.
-        waited, read: the parts of the time in which it waited for other workers or shards, and for its data; 0..1.
-        sending: for each other host the part of the time in which a connection had something to send; 0..1.
+        waited, read: the parts of the time in which it waited for other workers or shards, and for
+            its data; 0..1.
+        sending: for each other host the part of the time in which a connection had something to
+            send; 0..1.
         host_busy: the busy part of its host's processors; 0..1.
     """
 
@@ -126,7 +135,8 @@ def find_bottleneck(workers: Sequence[WorkerLoad], shards: Sequence[ShardLoad]) 
         full = min(worker.host_busy for worker in workers) >= HOST_BUSY
         return Bottleneck(
             cause=Cause.COMPUTE,
-            sentence=f"Compute is the limit: workers wait for each other {_percent(waiting)} of the time.",
+            sentence=f"Compute is the limit: workers wait for each other {_percent(waiting)} of "
+            "the time.",
             advice=ALL_BUSY if full else "More workers make the job faster.",
         )
     links = _busy_links([*workers, *shards])
@@ -143,9 +153,11 @@ def _data(worker: WorkerLoad) -> Bottleneck:
     return Bottleneck(
         cause=Cause.DATA,
         where=f"worker {worker.rank}",
-        sentence=f"The data reader is the limit: worker {worker.rank} on {worker.host} waits for data "
+        sentence=f"The data reader is the limit: worker {worker.rank} on {worker.host} waits for "
+        "data "
         f"{_percent(worker.read)} of the time.",
-        advice="Convert the data to LMDB, make the images smaller, or move the data to a faster disk.",
+        advice="Convert the data to LMDB, make the images smaller, or move the data to a faster "
+        "disk.",
     )
 
 
@@ -153,9 +165,11 @@ def _straggler(worker: WorkerLoad, usual_s: float) -> Bottleneck:
     return Bottleneck(
         cause=Cause.WORKER,
         where=f"worker {worker.rank}",
-        sentence=f"Worker {worker.rank} on {worker.host} is the limit: it needs {worker.own_s * 1e3:.0f} ms of its own "
+        sentence=f"Worker {worker.rank} on {worker.host} is the limit: it needs "
+        f"{worker.own_s * 1e3:.0f} ms of its own "
         f"for an iteration, and the others {usual_s * 1e3:.0f} ms.",
-        advice="Look for other programs on that host. Bounded staleness (--table_staleness) helps if it is not always the same "
+        advice="Look for other programs on that host. Bounded staleness (--table_staleness) helps "
+        "if it is not always the same "
         "worker.",
     )
 
@@ -164,9 +178,11 @@ def _shard(shard: ShardLoad, waiting: float) -> Bottleneck:
     return Bottleneck(
         cause=Cause.SHARD,
         where=f"shard {shard.index}",
-        sentence=f"Shard {shard.index} on {shard.host} is the limit: it is busy {_percent(shard.busy)} of the time, "
+        sentence=f"Shard {shard.index} on {shard.host} is the limit: it is busy "
+        f"{_percent(shard.busy)} of the time, "
         f"and workers wait {_percent(waiting)}.",
-        advice="Use more shards (--num_comm_channels_per_client), or hosts that only serve (role=server).",
+        advice="Use more shards (--num_comm_channels_per_client), or hosts that only serve "
+        "(role=server).",
     )
 
 
@@ -176,21 +192,21 @@ def _link(links: Mapping[frozenset[str], float], waiting: float) -> Bottleneck:
     of_host = {host: _mean(links, host, touching=True) for host in hosts}
     rest = {host: _mean(links, host, touching=False) for host in hosts}
     worst = max(hosts, key=lambda host: of_host[host] - rest[host])
-    advice = (
-        "Send fewer bytes: --exchange=hybrid, --wire_precision=float16; `poseidon doctor` measures the links."
-    )
+    advice = "Send fewer bytes: --exchange=hybrid, --wire_precision=float16; `poseidon doctor` measures the links."
     if len(hosts) > 2 and of_host[worst] >= SLOWER * rest[worst]:
         carrying = max(busy for link, busy in links.items() if worst in link)
         return Bottleneck(
             cause=Cause.LINK,
             where=worst,
-            sentence=f"The link of {worst} is the limit: it carries data {_percent(carrying)} of the time, and the "
+            sentence=f"The link of {worst} is the limit: it carries data {_percent(carrying)} of "
+            "the time, and the "
             f"others {_percent(rest[worst])}.",
             advice=advice,
         )
     return Bottleneck(
         cause=Cause.LINK,
-        sentence=f"The links are the limit: they carry data {_percent(max(links.values()))} of the time, and workers wait "
+        sentence=f"The links are the limit: they carry data {_percent(max(links.values()))} of "
+        "the time, and workers wait "
         f"{_percent(waiting)}.",
         advice=advice,
     )
@@ -203,13 +219,15 @@ def _processors(workers: Sequence[WorkerLoad], waiting: float) -> Bottleneck:
         return Bottleneck(
             cause=Cause.COMPUTE,
             where=loaded.host,
-            sentence=f"Compute is the limit: the processors of {loaded.host} are busy {_percent(loaded.host_busy)} of the "
+            sentence=f"Compute is the limit: the processors of {loaded.host} are busy "
+            f"{_percent(loaded.host_busy)} of the "
             f"time, and workers wait {_percent(waiting)}.",
             advice="Start fewer processes there, or use more hosts.",
         )
     return Bottleneck(
         cause=Cause.UNKNOWN,
-        sentence=f"Workers wait for each other {_percent(waiting)} of the time, and no link and no shard is busy.",
+        sentence=f"Workers wait for each other {_percent(waiting)} of the time, and no link and "
+        "no shard is busy.",
         advice="Look at the timeline of an iteration (--trace).",
     )
 
@@ -217,7 +235,8 @@ def _processors(workers: Sequence[WorkerLoad], waiting: float) -> Bottleneck:
 def _busy_links(processes: Sequence[WorkerLoad | ShardLoad]) -> dict[frozenset[str], float]:
     """Return for each pair of hosts the part of the time in which data travels between them.
 
-    Each way counts with its busiest connection. The two ways add up: values travel when gradients have.
+    Each way counts with its busiest connection. The two ways add up: values travel when gradients
+    have.
     """
     ways: dict[tuple[str, str], float] = {}
     for process in processes:

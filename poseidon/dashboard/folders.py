@@ -1,6 +1,7 @@
 """The output folders of jobs, read as they grow.
 
-Law: nothing is written. A line that is not whole yet is read later; one that is no record is skipped.
+Law: nothing is written. A line that is not whole yet is read later; one that is no record is
+skipped.
 """
 
 from __future__ import annotations
@@ -69,7 +70,9 @@ class JobFolder:
         return is_running(self.folder)
 
     def tensors(self) -> list[dict[str, Any]]:
-        """Return a row for each tensor, per iteration; none before the job has written statistics."""
+        """Return a row for each tensor, per iteration; none before the job has written
+        statistics.
+        """
         try:
             statistics = read_statistics(self.folder / STATISTICS)
         except (JobError, OSError):
@@ -86,7 +89,9 @@ class JobFolder:
         logs = {}
         for name, path in log_paths(self.folder).items():
             try:
-                logs[name] = path.read_text(encoding="utf-8", errors="backslashreplace").splitlines()
+                logs[name] = path.read_text(
+                    encoding="utf-8", errors="backslashreplace"
+                ).splitlines()
             except OSError:
                 continue
         for name, line in merge_logs(logs):
@@ -107,7 +112,9 @@ class JobFolder:
             view = view_iteration(read_trace(self.folder / TRACE), None)
         except (DataError, JobError, OSError):
             return None  # the trace has no whole iteration yet
-        return draw_iteration(view, title=f"iteration {view.iteration}: {view.length_ms:.1f} ms", kind="svg")
+        return draw_iteration(
+            view, title=f"iteration {view.iteration}: {view.length_ms:.1f} ms", kind="svg"
+        )
 
 
 def find_folders(given: Sequence[Path]) -> list[Path]:
@@ -119,7 +126,9 @@ def find_folders(given: Sequence[Path]) -> list[Path]:
     found: dict[Path, float] = {}
     for folder in given:
         candidates = (
-            [folder, *(path for path in folder.iterdir() if path.is_dir())] if folder.is_dir() else []
+            [folder, *(path for path in folder.iterdir() if path.is_dir())]
+            if folder.is_dir()
+            else []
         )
         for candidate in candidates:
             file = candidate / FILE_NAME
@@ -135,7 +144,9 @@ def _tensor_rows(statistics: JobStatistics) -> Iterator[dict[str, Any]]:
         return
     for number, tensor in enumerate(workers[0].tensors):
         parts = [
-            (worker.tensors[number], worker.iterations) for worker in workers if number < len(worker.tensors)
+            (worker.tensors[number], worker.iterations)
+            for worker in workers
+            if number < len(worker.tensors)
         ]
         yield {"name": tensor.name, "scheme": tensor.scheme, **_mean(parts)}
 
@@ -143,6 +154,10 @@ def _tensor_rows(statistics: JobStatistics) -> Iterator[dict[str, Any]]:
 def _mean(parts: Sequence[tuple[TensorStatistics, int]]) -> dict[str, float | None]:
     found: dict[str, float | None] = {}
     for name in ("bytes_out", "bytes_in", "waited_s", "hidden_s"):
-        values = [asdict(tensor)[name] / count for tensor, count in parts if asdict(tensor)[name] is not None]
+        values = [
+            asdict(tensor)[name] / count
+            for tensor, count in parts
+            if asdict(tensor)[name] is not None
+        ]
         found[name] = sum(values) / len(values) if values else None
     return found

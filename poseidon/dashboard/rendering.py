@@ -40,7 +40,9 @@ def job_parts(
         "state": f'<span class="state {state.replace(" ", "-")}">{state}</span>',
         "bottleneck": escape(bottleneck["sentence"]),
         "advice": escape(bottleneck["advice"]),
-        "facts": "".join(f"<div><dt>{name}</dt><dd>{value}</dd></div>" for name, value in _facts(summary)),
+        "facts": "".join(
+            f"<div><dt>{name}</dt><dd>{value}</dd></div>" for name, value in _facts(summary)
+        ),
         "bar": f'<progress max="1" value="{done:.4f}" aria-label="Iterations done"></progress>',
         "worker-rows": _workers(summary["workers"], bottleneck["where"]),
         "shard-rows": _shards(summary["shards"], bottleneck["where"]),
@@ -65,7 +67,8 @@ def last_values(curves: Mapping[str, Sequence[tuple[float, float]]]) -> str:
 
 
 def fill(template: str, parts: Mapping[str, str]) -> str:
-    """Return a page: a template with parts in place of `{{id}}`; an id without a part becomes empty.
+    """Return a page: a template with parts in place of `{{id}}`; an id without a part becomes
+    empty.
 
     Args:
         template: HTML.
@@ -127,8 +130,13 @@ def _workers(workers: Sequence[Mapping[str, Any]], limit: str) -> str:
     rows = []
     for worker in workers:
         label = f"worker {worker['rank']}"
-        marks = [*(["slowest"] if label == limit else []), *(["silent"] if worker["silent"] else [])]
-        kind = "silent" if worker["silent"] else "marked" if limit in (label, worker["host"]) else ""
+        marks = [
+            *(["slowest"] if label == limit else []),
+            *(["silent"] if worker["silent"] else []),
+        ]
+        kind = (
+            "silent" if worker["silent"] else "marked" if limit in (label, worker["host"]) else ""
+        )
         known = worker["waited"] is not None
         cells = [
             f"{label} ({', '.join(marks)})" if marks else label,

@@ -38,7 +38,9 @@ def serve(folders: list[Path], *, host: str, port: int, token: str) -> int:
         why = (error.strerror or str(error)).partition(" (while")[0]
         elsewhere = isinstance(error, socket.gaierror) or error.errno == errno.EADDRNOTAVAIL
         hint = (
-            "expected an address of this machine" if elsewhere else "take another --port, or 0 for a free one"
+            "expected an address of this machine"
+            if elsewhere
+            else "take another --port, or 0 for a free one"
         )
         raise JobError(f"cannot listen at {host}:{port}: {why}; {hint}") from error
     with listener:
@@ -46,19 +48,26 @@ def serve(folders: list[Path], *, host: str, port: int, token: str) -> int:
         print(f"dashboard at {address}{f'?token={token}' if token else ''}", flush=True)
         if token:
             print(
-                "the connection is not encrypted: use it in a network that you trust, or forward the port over SSH",
+                "the connection is not encrypted: use it in a network that you trust, or forward "
+                "the port over SSH",
                 file=sys.stderr,
             )
-        # Requests that are no HTTP would be warnings: with --host anyone could write lines to this terminal.
+        # Requests that are no HTTP would be warnings: with --host anyone could write lines to this
+        # terminal.
         config = uvicorn.Config(
-            make_app(folders, token=token), log_level="error", timeout_graceful_shutdown=1, lifespan="off"
+            make_app(folders, token=token),
+            log_level="error",
+            timeout_graceful_shutdown=1,
+            lifespan="off",
         )
         _Server(config).run(sockets=[listener])
     return 0
 
 
 class _Server(uvicorn.Server):
-    """A server that returns after SIGINT or SIGTERM. uvicorn's own raises the signal again, which ends the process."""
+    """A server that returns after SIGINT or SIGTERM. uvicorn's own raises the signal again,
+    which ends the process.
+    """
 
     @contextmanager
     def capture_signals(self) -> Generator[None, None, None]:
@@ -72,6 +81,8 @@ class _Server(uvicorn.Server):
 
 
 def page_address(host: str, port: int) -> str:
-    """Return the address of the page for a browser; one that stands for all addresses becomes this machine's name."""
+    """Return the address of the page for a browser; one that stands for all addresses becomes
+    this machine's name.
+    """
     name = socket.gethostname() if host in ("0.0.0.0", "::") else host
     return f"http://[{name}]:{port}/" if ":" in name else f"http://{name}:{port}/"

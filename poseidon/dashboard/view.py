@@ -1,6 +1,7 @@
 """The state of a job as the page shows it, from the records of `metrics.jsonl` (docs/metrics.md).
 
-Law: pure; the time comes with every call. A record that is not as expected is skipped: a file may be cut off.
+Law: pure; the time comes with every call. A record that is not as expected is skipped: a file may
+be cut off.
 """
 
 from __future__ import annotations
@@ -93,7 +94,9 @@ class JobView:
             while len(recent) > 2 and now - recent[1]["time"] >= WINDOW_S:
                 recent.popleft()
         elif kind == "snapshot":
-            self._events.append((now, f"snapshot at iteration {record['iteration']}: {record['path']}"))
+            self._events.append(
+                (now, f"snapshot at iteration {record['iteration']}: {record['path']}")
+            )
         elif kind == "end":
             self.outcome = str(record["outcome"])
             where = ""
@@ -127,7 +130,9 @@ class JobView:
                 for host, busy in last["sending_s"].items()
             }
             if kind == "shard":
-                busy = max(_part(last[name] - first[name], seconds) for name in ("busy_s", "stalled_s"))
+                busy = max(
+                    _part(last[name] - first[name], seconds) for name in ("busy_s", "stalled_s")
+                )
                 shards.append(ShardLoad(index=index, host=last["host"], busy=busy, sending=sending))
                 continue
             workers.append(
@@ -153,9 +158,14 @@ class JobView:
         workers, shards = self.loads()
         bottleneck = find_bottleneck(workers, shards)
         if bottleneck.cause is Cause.UNKNOWN and self.outcome:
-            bottleneck = replace(bottleneck, sentence="The job was too short to name what limits it.")
+            bottleneck = replace(
+                bottleneck, sentence="The job was too short to name what limits it."
+            )
         progress = self._progress
-        rate, left = progress.get("rate", 0.0), progress.get("max_iter", 0) - progress.get("iteration", 0)
+        rate, left = (
+            progress.get("rate", 0.0),
+            progress.get("max_iter", 0) - progress.get("iteration", 0),
+        )
         return {
             "job": self.job.get("job", ""),
             "state": self._state(running=running),
@@ -179,9 +189,13 @@ class JobView:
             return "running" if self.job else "starting"
         return "lost" if self.job else "never started"
 
-    def _worker_rows(self, loads: Sequence[WorkerLoad], now: float, *, running: bool) -> list[dict[str, Any]]:
+    def _worker_rows(
+        self, loads: Sequence[WorkerLoad], now: float, *, running: bool
+    ) -> list[dict[str, Any]]:
         by_rank = {load.rank: load for load in loads}
-        latest = [recent[-1] for (kind, _), recent in sorted(self._recent.items()) if kind == "worker"]
+        latest = [
+            recent[-1] for (kind, _), recent in sorted(self._recent.items()) if kind == "worker"
+        ]
         leads = _leads(latest, by_rank)
         rows = []
         for record in latest:
@@ -214,7 +228,9 @@ class JobView:
                         "host": last["host"],
                         "busy": busy.get(index),
                         "queue": last["queue"],
-                        "in_per_s": (last["bytes_in"] - first["bytes_in"]) / seconds if seconds > 0 else None,
+                        "in_per_s": (last["bytes_in"] - first["bytes_in"]) / seconds
+                        if seconds > 0
+                        else None,
                         "out_per_s": (last["bytes_out"] - first["bytes_out"]) / seconds
                         if seconds > 0
                         else None,
@@ -224,7 +240,9 @@ class JobView:
 
 
 def _leads(latest: Sequence[Record], loads: Mapping[int, WorkerLoad]) -> dict[int, int]:
-    """Return the iterations that each worker is ahead of the last one, at the moment of the earliest record."""
+    """Return the iterations that each worker is ahead of the last one, at the moment of the
+    earliest record.
+    """
     then = min((record["time"] for record in latest), default=0.0)
     clocks = {}
     for record in latest:

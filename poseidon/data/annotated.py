@@ -38,8 +38,8 @@ def decode_annotated(record: bytes | memoryview, decoding: Decoding) -> Annotate
     """Decode a record.
 
     Raises:
-        DataError: the record is not an AnnotatedDatum, has a box that is not finite, or its image cannot be
-            decoded. The caller adds the key and the database to the text.
+        DataError: the record is not an AnnotatedDatum, has a box that is not finite, or its image
+            cannot be decoded. The caller adds the key and the database to the text.
     """
     datum = AnnotatedDatum()
     try:
@@ -85,7 +85,8 @@ def encode_annotated(datum: Datum, objects: Sequence[Object]) -> bytes:
 
 
 def object_rows(objects: Sequence[Sequence[Object]]) -> npt.NDArray[np.float32]:
-    """Return the objects of a batch as (1, 1, G, 8): image, label, instance, xmin, ymin, xmax, ymax, difficult.
+    """Return the objects of a batch as (1, 1, G, 8): image, label, instance, xmin, ymin, xmax,
+    ymax, difficult.
 
     Without any object there is one row of -1.
     """

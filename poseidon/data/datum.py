@@ -1,7 +1,7 @@
 """Caffe's Datum: a labelled image or float array as a database record.
 
-Law: an array is (channels, height, width) with channels in Caffe's order, BGR, whether the record is raw or encoded.
-Every record is checked against its own header before it is used.
+Law: an array is (channels, height, width) with channels in Caffe's order, BGR, whether the record
+is raw or encoded. Every record is checked against its own header before it is used.
 
 Source: caffe/util/io.cpp (DecodeDatum, CVMatToDatum).
 """
@@ -55,15 +55,16 @@ def decode(
     """Decode a record to an array and a label.
 
     Args:
-        record: a serialized Datum: raw uint8 `data`, `float_data`, or an encoded image (JPEG, PNG, ...).
+        record: a serialized Datum: raw uint8 `data`, `float_data`, or an encoded image (JPEG, PNG,
+            ...).
         decoding: the channels of encoded images.
 
     Returns:
         the array (C, H, W), uint8 or float32, read-only; and the label, 0 if there is none.
 
     Raises:
-        DataError: the record is not a Datum, its sizes contradict each other, or the image cannot be decoded. The
-            caller adds the key and the database to the text.
+        DataError: the record is not a Datum, its sizes contradict each other, or the image cannot
+            be decoded. The caller adds the key and the database to the text.
     """
     datum = _parse(record)
     if datum.encoded:
@@ -72,10 +73,14 @@ def decode(
     count = _checked_count(shape)
     if datum.data:
         if len(datum.data) != count:
-            raise DataError(f"the Datum holds {len(datum.data)} bytes, but {_product(shape)} = {count}")
+            raise DataError(
+                f"the Datum holds {len(datum.data)} bytes, but {_product(shape)} = {count}"
+            )
         return np.frombuffer(datum.data, np.uint8).reshape(shape), datum.label
     if len(datum.float_data) != count:
-        raise DataError(f"the Datum holds {len(datum.float_data)} floats, but {_product(shape)} = {count}")
+        raise DataError(
+            f"the Datum holds {len(datum.float_data)} floats, but {_product(shape)} = {count}"
+        )
     return np.array(datum.float_data, np.float32).reshape(shape), datum.label
 
 
@@ -108,10 +113,11 @@ def encode_file(content: bytes, label: int) -> bytes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RawLayout:
-    """The offsets of pixels and label in raw uint8 records of one shape, for reading without protobuf.
+    """The offsets of pixels and label in raw uint8 records of one shape, for reading without
+    protobuf.
 
-    The records of a database usually differ only in pixels and label. Then the bytes before the pixels are always the
-    same, and the label follows the pixels.
+    The records of a database usually differ only in pixels and label. Then the bytes before the
+    pixels are always the same, and the label follows the pixels.
     """
 
     shape: tuple[int, int, int]
@@ -121,10 +127,17 @@ class RawLayout:
 
     @staticmethod
     def of(record: bytes | memoryview) -> RawLayout | None:
-        """Return the layout of `record`, or None if it is float, encoded or has its fields in another order."""
+        """Return the layout of `record`, or None if it is float, encoded or has its fields in
+        another order.
+        """
         datum = _parse(record)
         shape = (datum.channels, datum.height, datum.width)
-        if datum.encoded or not datum.data or min(shape) < 1 or len(datum.data) != int(np.prod(shape)):
+        if (
+            datum.encoded
+            or not datum.data
+            or min(shape) < 1
+            or len(datum.data) != int(np.prod(shape))
+        ):
             return None
         header = Datum(channels=shape[0], height=shape[1], width=shape[2]).SerializeToString()
         head = header + DATA_TAG + varint(len(datum.data))
@@ -134,7 +147,9 @@ class RawLayout:
         return layout if layout.label(bytes(record[layout.end :])) == datum.label else None
 
     def matches(self, record: bytes | memoryview) -> bool:
-        """Return whether a record has this layout: the same bytes before the pixels, and enough of them."""
+        """Return whether a record has this layout: the same bytes before the pixels, and enough
+        of them.
+        """
         return record[: len(self.head)] == self.head and len(record) >= self.end
 
     def pixels(self, record: bytes | memoryview) -> bytes | memoryview:
@@ -186,7 +201,9 @@ def decode_image(encoded: bytes, decoding: Decoding) -> npt.NDArray[np.uint8]:
     except cv2.error as error:
         raise DataError(f"the encoded image cannot be decoded: {error.err}") from error
     if pixels is None:
-        raise DataError("the encoded image cannot be decoded: it is damaged, or of an unknown format")
+        raise DataError(
+            "the encoded image cannot be decoded: it is damaged, or of an unknown format"
+        )
     if pixels.dtype != np.uint8:
         raise DataError("the encoded image has more than 8 bits a channel")
     if pixels.ndim == 2:

@@ -49,7 +49,10 @@ def check_unique(labels: LabelMap, path: Path) -> None:
 def label_map_text(names: Sequence[str]) -> str:
     """Return the LabelMap of classes, from label 1 on, and of the background in text form."""
     quoted = [name.replace("\\", "\\\\").replace('"', '\\"') for name in names]
-    items = [("none_of_the_above", 0, "background"), *((name, n, name) for n, name in enumerate(quoted, 1))]
+    items = [
+        ("none_of_the_above", 0, "background"),
+        *((name, n, name) for n, name in enumerate(quoted, 1)),
+    ]
     return "".join(
         f'item {{\n  name: "{name}"\n  label: {label}\n  display_name: "{shown}"\n}}\n'
         for name, label, shown in items

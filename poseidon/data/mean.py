@@ -32,21 +32,29 @@ def read_mean(path: Path) -> npt.NDArray[np.float32]:
         blob = BlobProto.FromString(path.read_bytes())
     except OSError as error:
         raise DataError(
-            f"the mean file {path} cannot be read: {error.strerror}; `{own_command()} compute_image_mean` makes one"
+            f"the mean file {path} cannot be read: {error.strerror}; `{own_command()} "
+            "compute_image_mean` makes one"
         ) from error
     except DecodeError as error:
         raise DataError(f"the mean file {path} is not a binary BlobProto") from error
     shape = tuple(blob.shape.dim) or (blob.num, blob.channels, blob.height, blob.width)
     values = np.array(blob.double_data if blob.double_data else blob.data, np.float32)
-    if len(shape) not in (3, 4) or (len(shape) == 4 and shape[0] != 1) or values.size != np.prod(shape):
+    if (
+        len(shape) not in (3, 4)
+        or (len(shape) == 4 and shape[0] != 1)
+        or values.size != np.prod(shape)
+    ):
         raise DataError(
-            f"the mean file {path} has shape {shape} and {values.size} values: expected 1 x C x H x W"
+            f"the mean file {path} has shape {shape} and {values.size} values: expected 1 x C x H "
+            "x W"
         )
     return values.reshape(shape[-3:])
 
 
 def mean_blob(mean: npt.NDArray[np.float32]) -> bytes:
-    """Serialize a mean (C, H, W) for a mean file, with the legacy shape fields that every version of Caffe reads."""
+    """Serialize a mean (C, H, W) for a mean file, with the legacy shape fields that every
+    version of Caffe reads.
+    """
     channels, height, width = mean.shape
     blob = BlobProto(num=1, channels=channels, height=height, width=width)
     blob.data.extend(mean.ravel().tolist())
@@ -79,7 +87,8 @@ def compute_mean(cursor: Cursor, *, report: Report = silent) -> npt.NDArray[np.f
         report: called with the number of records read, for a progress bar.
 
     Raises:
-        DataError: a record is damaged or has another shape. The text names its key and the database.
+        DataError: a record is damaged or has another shape. The text names its key and the
+            database.
     """
     total: npt.NDArray[Any] | None = None
     count, length = 0, len(cursor)
@@ -88,7 +97,8 @@ def compute_mean(cursor: Cursor, *, report: Report = silent) -> npt.NDArray[np.f
             total = np.zeros(array.shape, np.int64 if array.dtype == np.uint8 else np.float64)
         if array.shape != total.shape:
             raise DataError(
-                f"{cursor.path}: the record with key '{key}' has shape {array.shape}, the first one {total.shape}: "
+                f"{cursor.path}: the record with key '{key}' has shape {array.shape}, the first "
+                f"one {total.shape}: "
                 "a mean needs records of one shape"
             )
         total += array

@@ -16,7 +16,14 @@ COPYING = "copying"
 TESTING = "testing"
 TIMING = "timing"
 EXTRACTING = "extracting"
-UNITS = {DOWNLOADING: "B", CHECKING: "B", COPYING: "B", TESTING: "batch", TIMING: "it", EXTRACTING: "batch"}
+UNITS = {
+    DOWNLOADING: "B",
+    CHECKING: "B",
+    COPYING: "B",
+    TESTING: "batch",
+    TIMING: "it",
+    EXTRACTING: "batch",
+}
 """The unit of each activity that does not count records; B: bytes."""
 
 

@@ -1,10 +1,12 @@
 """Atomic creation of several files and folders, by means of a staging folder beside them.
 
-Law: the final names appear only when everything is complete, all or none. An interruption (an error, Ctrl-C, kill -9)
-leaves at most a folder `.<name>.partial`, which the next run removes. Two runs with the same target exclude each other.
+Law: the final names appear only when everything is complete, all or none. An interruption (an
+error, Ctrl-C, kill -9) leaves at most a folder `.<name>.partial`, which the next run removes. Two
+runs with the same target exclude each other.
 
-The folder is locked with flock, which ends with its process. Before the first rename, the removals and renames are
-written to a journal in the folder; a run that finds a journal in an unlocked folder completes them.
+The folder is locked with flock, which ends with its process. Before the first rename, the removals
+and renames are written to a journal in the folder; a run that finds a journal in an unlocked folder
+completes them.
 """
 
 from __future__ import annotations
@@ -37,7 +39,8 @@ class Staging:
         """Move files and folders from `folder` to its parent.
 
         Args:
-            names: the names to move, in this order. Existing files are replaced; existing folders are an error.
+            names: the names to move, in this order. Existing files are replaced; existing folders
+                are an error.
             remove: files and folders in the parent to remove first.
         """
         journal = self.folder / JOURNAL
@@ -50,7 +53,8 @@ class Staging:
 
 @contextmanager
 def staging(target: Path) -> Iterator[Staging]:
-    """Yield a staging folder for the creation of `target` and remove it at the end, also after an error.
+    """Yield a staging folder for the creation of `target` and remove it at the end, also after
+    an error.
 
     Raises:
         DataError: another process creates the same target, or the folder is not writable.
@@ -64,7 +68,8 @@ def staging(target: Path) -> Iterator[Staging]:
         _clear(folder)
         yield Staging(folder)
     finally:
-        # A journal that still exists belongs to renames that failed midway. The next run completes them.
+        # A journal that still exists belongs to renames that failed midway. The next run completes
+        # them.
         if not (folder / JOURNAL).exists():
             shutil.rmtree(folder, ignore_errors=True)
         if made_parent:
@@ -82,7 +87,9 @@ def _lock(folder: Path, target: Path) -> int:
         except FileNotFoundError:
             continue  # the previous run has just removed the folder
         except OSError as error:
-            raise DataError(f"{target} cannot be created: {folder.parent}: {error.strerror}") from error
+            raise DataError(
+                f"{target} cannot be created: {folder.parent}: {error.strerror}"
+            ) from error
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

@@ -1,1 +1,3 @@
-"""The process of one worker: training loops, tests, checkpoints, and its connection to the launcher."""
+"""The process of one worker: training loops, tests, checkpoints, and its connection to the
+launcher.
+"""

@@ -1,4 +1,6 @@
-"""Means over workers and iterations: losses and outputs, packed for a collection and unpacked again."""
+"""Means over workers and iterations: losses and outputs, packed for a collection and unpacked
+again.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,8 @@ HIDE = "an output whose shape changes can be hidden with a Silence layer"
 class SmoothedLoss:
     """Caffe's UpdateSmoothedLoss: the mean of the last `window` iterations' losses.
 
-    Losses stay on their device until they are read, so that the loop does not wait for a GPU in each iteration.
+    Losses stay on their device until they are read, so that the loop does not wait for a GPU in
+    each iteration.
     """
 
     def __init__(self, window: int, start: Sequence[float] = ()) -> None:
@@ -61,9 +64,12 @@ def total(payloads: Sequence[bytes]) -> NDArray[np.float64]:
     if len({len(payload) for payload in payloads}) > 1:
         counts = ", ".join(str(len(payload) // 8 - 1) for payload in payloads)
         raise DataError(
-            f"the net's outputs have {counts} numbers on the workers, expected as many on each; {HIDE}"
+            f"the net's outputs have {counts} numbers on the workers, expected as many on each; "
+            f"{HIDE}"
         )
-    numbers: NDArray[np.float64] = np.stack([np.frombuffer(payload, dtype="<f8") for payload in payloads])
+    numbers: NDArray[np.float64] = np.stack(
+        [np.frombuffer(payload, dtype="<f8") for payload in payloads]
+    )
     return np.asarray(numbers.sum(axis=0))
 
 
@@ -98,7 +104,9 @@ def named_values(values: Mapping[str, Tensor], weights: Mapping[str, float]) -> 
         values: the blobs by name.
         weights: loss weight by name; 0 for the others.
     """
-    numbers = [number for value in values.values() for number in value.double().reshape(-1).tolist()]
+    numbers = [
+        number for value in values.values() for number in value.double().reshape(-1).tolist()
+    ]
     return as_outputs(numbers, {name: value.numel() for name, value in values.items()}, weights)
 
 
@@ -117,7 +125,8 @@ def accumulate(into: dict[str, Tensor], outputs: Mapping[str, Tensor]) -> None:
         value = tensor.detach().to(torch.float64)
         if name in into and into[name].shape != value.shape:
             raise DataError(
-                f"output '{name}' has shape {times(value.shape)} after {times(into[name].shape)}, expected one shape in "
+                f"output '{name}' has shape {times(value.shape)} after {times(into[name].shape)}, "
+                "expected one shape in "
                 f"all batches of a test; {HIDE}"
             )
         into[name] = into[name] + value if name in into else value

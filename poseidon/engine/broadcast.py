@@ -13,11 +13,15 @@ PIECE_BYTES = 4 * 2**20
 """The largest payload of one collection, in bytes."""
 
 Gather = Callable[[bytes], tuple[bytes, ...]]
-"""Contributes this worker's payload to a collection; returns the payloads of all workers by rank."""
+"""Contributes this worker's payload to a collection; returns the payloads of all workers by
+rank.
+"""
 
 
 def broadcast_bytes(payload: bytes | None, gather: Gather, *, rank: int) -> bytes | None:
-    """Return rank 0's payload on every worker; None where rank 0 has none. All workers call it together.
+    """Return rank 0's payload on every worker; None where rank 0 has none.
+
+    All workers call it together.
 
     Args:
         payload: rank 0's payload, sent in pieces; ignored on other workers.
@@ -37,7 +41,9 @@ def broadcast_bytes(payload: bytes | None, gather: Gather, *, rank: int) -> byte
 
 
 def gather_bytes(payload: bytes, gather: Gather, *, rank: int) -> list[bytes]:
-    """Return the payloads of all workers by rank on rank 0; an empty list elsewhere. All workers call it together.
+    """Return the payloads of all workers by rank on rank 0; an empty list elsewhere.
+
+    All workers call it together.
 
     Payloads travel in pieces, and no other worker than rank 0 keeps them.
 
@@ -46,7 +52,9 @@ def gather_bytes(payload: bytes, gather: Gather, *, rank: int) -> list[bytes]:
         gather: collects payloads.
         rank: this worker.
     """
-    sizes = [int.from_bytes(answer, "little") for answer in gather(len(payload).to_bytes(8, "little"))]
+    sizes = [
+        int.from_bytes(answer, "little") for answer in gather(len(payload).to_bytes(8, "little"))
+    ]
     parts: list[list[bytes]] = [[] for _ in sizes]
     for start in range(0, max(sizes), PIECE_BYTES):
         pieces = gather(payload[start : start + PIECE_BYTES])

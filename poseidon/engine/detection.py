@@ -4,7 +4,8 @@ computes it with eval_type "detection", and files.
 Law: rows are taken in the order of batches, whichever worker had them, so that
 W workers have the scores of one process.
 
-Source: TestDetection in solver.cpp and ComputeAP in util/bbox_util.cpp of SSD's branch of Caffe (Liu et al., 2016).
+Source: TestDetection in solver.cpp and ComputeAP in util/bbox_util.cpp of SSD's branch of Caffe
+(Liu et al., 2016).
 """
 
 from __future__ import annotations
@@ -81,14 +82,17 @@ class DetectionTally:
             version: one of VERSIONS.
         """
         rows = np.concatenate([np.zeros((0, COLUMNS)), *self._parts])
-        return tuple(_score(name, rows[rows[:, 0] == index, 2:], version) for index, name in enumerate(names))
+        return tuple(
+            _score(name, rows[rows[:, 0] == index, 2:], version) for index, name in enumerate(names)
+        )
 
 
 def check_rows(name: str, shape: Sequence[int]) -> None:
     """Raise DataError unless an output has the shape of a DetectionEvaluate layer's top."""
     if len(shape) != 4 or shape[-1] != ROW:
         raise DataError(
-            f"output '{name}' has shape {times(shape)}, but eval_type is 'detection': expected 1x1xRx{ROW}, the top of a "
+            f"output '{name}' has shape {times(shape)}, but eval_type is 'detection': expected "
+            f"1x1xRx{ROW}, the top of a "
             "DetectionEvaluate layer; other outputs can be hidden with a Silence layer"
         )
 
@@ -103,12 +107,16 @@ def _score(name: str, rows: Floats, version: str) -> DetectionScore:
         positives = float(counts[counts[:, 1] == label, 2].sum())
         own = found[found[:, 1] == label]
         if len(own):
-            classes.append((label, average_precision(own[:, 2], own[:, 3], own[:, 4], positives, version)))
+            classes.append(
+                (label, average_precision(own[:, 2], own[:, 3], own[:, 4], positives, version))
+            )
     mean = sum(value for _, value in classes) / len(labels) if labels else 0.0
     return DetectionScore(name, mean, tuple(classes))
 
 
-def average_precision(scores: Floats, right: Floats, wrong: Floats, positives: float, version: str) -> float:
+def average_precision(
+    scores: Floats, right: Floats, wrong: Floats, positives: float, version: str
+) -> float:
     """Return the average precision of the detections of a class.
 
     Args:
@@ -116,9 +124,10 @@ def average_precision(scores: Floats, right: Floats, wrong: Floats, positives: f
         right: 1 for a true detection, else 0.
         wrong: 1 for a false detection, else 0.
         positives: the number of objects.
-        version: 11point: the mean of the largest precisions at recalls from 0, 0.1, ... on (PASCAL VOC 2007);
-            MaxIntegral: the integral of the largest precision from a detection on (as VOC 2012, but the step to the
-            next recall counts with the precision before it); Integral: the integral of the precision.
+        version: 11point: the mean of the largest precisions at recalls from 0, 0.1, ... on (PASCAL
+            VOC 2007); MaxIntegral: the integral of the largest precision from a detection on (as
+            VOC 2012, but the step to the next recall counts with the precision before it);
+            Integral: the integral of the precision.
     """
     if not len(scores) or positives <= 0:
         return 0.0
@@ -145,7 +154,9 @@ def discard_results(net: Net) -> None:
         layer.kept = []
 
 
-def save_results(net: Net, collect: Callable[[bytes], Sequence[bytes]], *, begin: int, count: int) -> None:
+def save_results(
+    net: Net, collect: Callable[[bytes], Sequence[bytes]], *, begin: int, count: int
+) -> None:
     """Write the detections of all workers, as save_output_param of
     DetectionOutput layers asks. Every worker calls this.
 
@@ -169,13 +180,18 @@ def save_results(net: Net, collect: Callable[[bytes], Sequence[bytes]], *, begin
 
 def _keeping(net: Net) -> list[DetectionOutput]:
     layers = (layer for _, layer in net.layer_modules)
-    return [layer for layer in layers if isinstance(layer, DetectionOutput) and layer.kept is not None]
+    return [
+        layer for layer in layers if isinstance(layer, DetectionOutput) and layer.kept is not None
+    ]
 
 
 def evaluates_detections(net: Net) -> bool:
     """Return True if all outputs of a net are tops of DetectionEvaluate layers."""
     of_layers = {
-        top for layer in net.definition.param.layer if layer.type == "DetectionEvaluate" for top in layer.top
+        top
+        for layer in net.definition.param.layer
+        if layer.type == "DetectionEvaluate"
+        for top in layer.top
     }
     names = {name for name, _ in net.plan.outputs}
     return bool(names) and names <= of_layers

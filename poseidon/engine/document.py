@@ -1,4 +1,5 @@
-"""The job document: the configuration of one worker, one JSON object on the first line of its standard input.
+"""The job document: the configuration of one worker, one JSON object on the first line of its
+standard input.
 
 Law: the document is checked here, field by field. An error names the field that does not fit.
 """
@@ -23,7 +24,8 @@ class WorkerDocument:
     Attributes:
         job: the job's id.
         token: the job's secret, hexadecimal.
-        keys: `Keyring.to_json` of this worker's key pair and its peers' public keys; empty: no encryption.
+        keys: `Keyring.to_json` of this worker's key pair and its peers' public keys; empty: no
+            encryption.
         output: folder of logs and net outputs.
         rank: this worker, 0..workers-1.
         workers: number of workers.
@@ -31,15 +33,15 @@ class WorkerDocument:
         clients: number of hosts.
         local_rank: this worker's rank on its host.
         local_workers: workers on each host.
-        local_address: rendezvous of this host's workers: a socket path in a folder that only this user can enter,
-            removed once all have connected; empty where a host has one worker.
+        local_address: rendezvous of this host's workers: a socket path in a folder that only this
+            user can enter, removed once all have connected; empty where a host has one worker.
         device: `cpu` or `cuda:<n>`.
         threads: CPU threads for this worker's arithmetic.
         shards: number of server shards; 0 for a single client without a server, and for all-reduce.
         exchange: the options of the exchange.
         host: this host's address for the others; an IPv6 address in brackets.
-        homes: for each shard the client with workers on whose host it runs, or -1 - j for the j-th host that only
-            serves; empty: spread evenly over the hosts with workers.
+        homes: for each shard the client with workers on whose host it runs, or -1 - j for the j-th
+            host that only serves; empty: spread evenly over the hosts with workers.
         loads: relative load of each shard; empty: all equal.
         trace: write a trace to `<output>/trace_worker_<rank>.json`.
     """
@@ -125,9 +127,10 @@ class JobDocument(WorkerDocument, TrainingOptions):
 
     Attributes:
         solver: path of the solver definition.
-        definitions: the solver and its nets, as `poseidon.proto.shipped` packs them, for a host that need not have
-            their files; empty: they are read from `solver`.
-        settings: fields of the solver that the command line sets, as `poseidon.proto.overrides` reads them.
+        definitions: the solver and its nets, as `poseidon.proto.shipped` packs them, for a host
+            that need not have their files; empty: they are read from `solver`.
+        settings: fields of the solver that the command line sets, as `poseidon.proto.overrides`
+            reads them.
         seed: the job's random seed, the same on every worker.
         snapshot: solver state to resume from, or empty.
         weights: models to start from, later ones over earlier ones.
@@ -136,7 +139,8 @@ class JobDocument(WorkerDocument, TrainingOptions):
         stages: of the train net, beyond those of the solver.
         imports: Python modules to import before any net is read: they register layers.
         goes_on: the job is restarted: its net outputs up to the snapshot stay.
-        stop_at_nan: a loss or weights that are not finite end the job; otherwise they are a warning.
+        stop_at_nan: a loss or weights that are not finite end the job; otherwise they are a
+            warning.
     """
 
     solver: str
@@ -202,10 +206,16 @@ def read_document_of(kind: type[Document], line: str | bytes) -> Document:
     try:
         value: dict[str, Any] = json.loads(line)
     except ValueError as error:
-        raise UsageError("the job document is not JSON; workers are started by `poseidon train`") from error
+        raise UsageError(
+            "the job document is not JSON; workers are started by `poseidon train`"
+        ) from error
     known = {field.name: field for field in fields(kind)}
     if not isinstance(value, dict) or value.keys() - known.keys():
-        extra = ", ".join(sorted(value.keys() - known.keys())) if isinstance(value, dict) else "no object"
+        extra = (
+            ", ".join(sorted(value.keys() - known.keys()))
+            if isinstance(value, dict)
+            else "no object"
+        )
         raise UsageError(f"the job document has fields that this version does not know: {extra}")
     if isinstance(value.get("exchange"), dict):
         value["exchange"] = ExchangeOptions.from_json(value["exchange"])
@@ -219,12 +229,18 @@ def read_document_of(kind: type[Document], line: str | bytes) -> Document:
             "ExchangeOptions": ExchangeOptions,
         }.get(str(known[name].type), list)
         if type(content) is not expected:
-            raise UsageError(f"the job document's {name} is {content!r:.60}; expected {expected.__name__}")
+            raise UsageError(
+                f"the job document's {name} is {content!r:.60}; expected {expected.__name__}"
+            )
     for name, entry in known.items():
         if str(entry.type).startswith("tuple"):
             value[name] = tuple(value.get(name, ()))
-            if any(type(item) is not (int if "int" in str(entry.type) else str) for item in value[name]):
-                raise UsageError(f"the job document's {name} is {value[name]!r:.60}; expected {entry.type}")
+            if any(
+                type(item) is not (int if "int" in str(entry.type) else str) for item in value[name]
+            ):
+                raise UsageError(
+                    f"the job document's {name} is {value[name]!r:.60}; expected {entry.type}"
+                )
     if "prints" in value:
         value["prints"] = _prints(value["prints"])
     try:
@@ -238,4 +254,6 @@ def _prints(text: str) -> Prints:
         return Prints(text)
     except ValueError as error:
         legal = ", ".join(kind.value for kind in Prints)
-        raise UsageError(f"the job document's prints is {text!r:.60}; expected one of {legal}") from error
+        raise UsageError(
+            f"the job document's prints is {text!r:.60}; expected one of {legal}"
+        ) from error

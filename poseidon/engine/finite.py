@@ -1,8 +1,9 @@
-"""Checks for numbers that are not finite: in the loss of each pass, and in the contents of a snapshot.
+"""Checks for numbers that are not finite: in the loss of each pass, and in the contents of a
+snapshot.
 
-Law: a check of finite numbers costs almost nothing. On the CPU each pass's loss is checked before its backward pass, so
-nothing computed from it leaves the worker. On a GPU losses are checked a few times a second, so that the loop does not
-wait for the device.
+Law: a check of finite numbers costs almost nothing. On the CPU each pass's loss is checked before
+its backward pass, so nothing computed from it leaves the worker. On a GPU losses are checked a few
+times a second, so that the loop does not wait for the device.
 """
 
 from __future__ import annotations
@@ -80,11 +81,15 @@ class LossWatch:
         text = f"worker {self._rank}: the loss of iteration {iteration} is {value:g}; {self._net.first_not_finite()}"
         if self._stop:
             raise JobError(f"{text}; {REMEDY}")
-        LOGGER.warning("%s; training goes on (--on_nan=warn), without snapshots of such weights", text)
+        LOGGER.warning(
+            "%s; training goes on (--on_nan=warn), without snapshots of such weights", text
+        )
 
 
 def not_finite(named: Sequence[tuple[str, Sequence[NDArray[np.float32]]]]) -> str:
-    """Return the first name with an array that has a number that is not finite; empty if there is none."""
+    """Return the first name with an array that has a number that is not finite; empty if there
+    is none.
+    """
     return next((name for name, arrays in named if not all(map(_is_finite, arrays))), "")
 
 

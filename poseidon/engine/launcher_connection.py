@@ -1,4 +1,6 @@
-"""A worker's connection to its launcher: events out, commands in (`poseidon.cluster.events` lists both)."""
+"""A worker's connection to its launcher: events out, commands in (`poseidon.cluster.events`
+lists both).
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,8 @@ ORPHAN_S = 60.0
 """Once its launcher has gone, a worker has this long to write a snapshot and end."""
 
 NOTES = {
-    "stop": "asked to stop: the job ends after a few iterations, a test after its batch; a second request ends it at once",
+    "stop": "asked to stop: the job ends after a few iterations, a test after its batch; a second "
+    "request ends it at once",
     "snapshot": "asked for a snapshot: writing it after the iteration or test under way",
 }
 """The log line that follows a request at once: a test pass may keep the job busy for a while."""
@@ -74,7 +77,8 @@ class LauncherConnection:
             outlet.flush()
 
     def exchange_addresses(self, own: str = "") -> list[str]:
-        """Report the address at which this worker listens, unless it is empty, and wait for those of the job.
+        """Report the address at which this worker listens, unless it is empty, and wait for
+        those of the job.
 
         A request to stop that comes meanwhile waits for `forward_requests`.
 
@@ -95,7 +99,9 @@ class LauncherConnection:
         return [str(address) for address in command["addresses"]]
 
     def forward_requests(self, exchange: Exchange, rank: int) -> None:
-        """Start to forward the launcher's requests to all workers (rank 0); other ranks note a stop only."""
+        """Start to forward the launcher's requests to all workers (rank 0); other ranks note a
+        stop only.
+        """
         self._thread("poseidon-requests", lambda: self._forward(exchange, rank)).start()
 
     def close(self) -> None:
@@ -123,13 +129,17 @@ class LauncherConnection:
                 timer.start()
             elif do in self.notes and rank == 0:
                 LOGGER.info("%s", self.notes[do])
-            kind = {"stop": SignalKind.STOP, "gone": SignalKind.STOP, "snapshot": SignalKind.SNAPSHOT}.get(
-                str(do)
-            )
+            kind = {
+                "stop": SignalKind.STOP,
+                "gone": SignalKind.STOP,
+                "snapshot": SignalKind.SNAPSHOT,
+            }.get(str(do))
             if kind is SignalKind.STOP:
                 self.stopping.set()
             if kind is not None and rank == 0:
-                with contextlib.suppress(ServerError):  # the training loop gets the same error and reports it
+                with contextlib.suppress(
+                    ServerError
+                ):  # the training loop gets the same error and reports it
                     exchange.control.request(kind)
 
     def _receive(self) -> None:
@@ -138,7 +148,9 @@ class LauncherConnection:
                 with contextlib.suppress(ValueError):  # not JSON
                     command = json.loads(line)
                     if isinstance(command, dict):
-                        (self._connects if command.get("do") == "connect" else self.commands).put(command)
+                        (self._connects if command.get("do") == "connect" else self.commands).put(
+                            command
+                        )
         except Exception as error:  # noqa: BLE001 - the thread's outermost frame: the worker stops as without a launcher
             LOGGER.warning("the launcher's commands cannot be read: %r", error)
         self.gone.set()

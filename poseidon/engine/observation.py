@@ -49,7 +49,9 @@ def log_plan(plan: ExchangePlan, output: Path) -> None:
     try:
         path.write_text("\n".join(plan.table()) + "\n", encoding="utf-8", errors="backslashreplace")
     except OSError as error:
-        LOGGER.warning("cannot write %s: %s; the job goes on without it", path, error.strerror or error)
+        LOGGER.warning(
+            "cannot write %s: %s; the job goes on without it", path, error.strerror or error
+        )
 
 
 class Observation:
@@ -84,7 +86,9 @@ class Observation:
         self.exchange.observe([*observers, self._waits, *traces])
         self._closed = threading.Event()
         self._failure: Exception | None = None
-        self._thread = threading.Thread(target=self._report, name="poseidon-statistics", daemon=True)
+        self._thread = threading.Thread(
+            target=self._report, name="poseidon-statistics", daemon=True
+        )
         self._thread.start()
 
     def watch(self) -> None:
@@ -99,7 +103,9 @@ class Observation:
         totals = built.client.statistics() if built.client is not None else None
         return WorkerStatistics(
             iterations=waits.iterations,
-            tensors=tuple(_tensor(choice, waits, traffic.get(choice.index)) for choice in built.plan.choices),
+            tensors=tuple(
+                _tensor(choice, waits, traffic.get(choice.index)) for choice in built.plan.choices
+            ),
             other_bytes_out=totals.other_bytes_out if totals else 0,
             other_bytes_in=totals.other_bytes_in if totals else 0,
         )
@@ -134,7 +140,10 @@ class Observation:
 
 
 def _tensor(choice: Choice, waits: WaitTimes, traffic: Traffic | None) -> TensorStatistics:
-    """Return the statistics of one tensor. Its bytes are unknown where another worker exchanges for this one."""
+    """Return the statistics of one tensor.
+
+    Its bytes are unknown where another worker exchanges for this one.
+    """
     waited_s = waits.waited_s[choice.index]
     bytes_out = bytes_in = None
     hidden_s = held_back = None

@@ -1,8 +1,10 @@
-"""Background writing of snapshots: training goes on while files are serialized, checksummed and written to disk.
+"""Background writing of snapshots: training goes on while files are serialized, checksummed and
+written to disk.
 
-Law: one write at a time, in the order of submission. A submission waits for the write before it, so at most one copy of
-the weights waits in memory. A write that fails is a warning in the log, since the next one may succeed; `wait` raises
-the failure of the last one, and the warning of that one says so.
+Law: one write at a time, in the order of submission. A submission waits for the write before it, so
+at most one copy of the weights waits in memory. A write that fails is a warning in the log, since
+the next one may succeed; `wait` raises the failure of the last one, and the warning of that one
+says so.
 """
 
 from __future__ import annotations
@@ -41,7 +43,8 @@ class SnapshotSettings:
         keep: how many snapshots of this run stay on disk, the newest; 0: all.
         on_written: called with each complete snapshot, from the thread that wrote it.
         on_wait: called every second while the loop waits for the disk.
-        stop_at_nan: weights that are not finite raise an error; otherwise they are a warning. They are never written.
+        stop_at_nan: weights that are not finite raise an error; otherwise they are a warning. They
+            are never written.
     """
 
     keep: int = 0
@@ -71,7 +74,9 @@ class SnapshotWriter:
         """
         self._join()
         # No daemon: a process that ends by itself ends after its snapshot is complete.
-        self._thread = threading.Thread(target=self._run, args=(write, last), name="poseidon-snapshot")
+        self._thread = threading.Thread(
+            target=self._run, args=(write, last), name="poseidon-snapshot"
+        )
         self._thread.start()
 
     def wait(self) -> None:
@@ -99,7 +104,9 @@ class SnapshotWriter:
         except SnapshotError as error:
             self._error = error
         except Exception as error:  # noqa: BLE001 - a thread's outermost frame: its owner raises it
-            self._error = SnapshotError(f"the snapshot could not be written: {type(error).__name__}: {error}")
+            self._error = SnapshotError(
+                f"the snapshot could not be written: {type(error).__name__}: {error}"
+            )
         if self._error is not None:
             effect = "it is the run's last, so the job fails" if last else "training goes on"
             LOGGER.warning("%s; %s, and earlier snapshots are as they were", self._error, effect)

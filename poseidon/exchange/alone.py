@@ -66,7 +66,9 @@ class AloneCarrier(GradientCarrier):
             for index, trained in enumerate(self._tensors)
             if not trained.statistics and (index in self._begun or not self._in_parts)
         ]
-        gradients = [self._begun[i] if i in self._begun else torch.zeros_like(self._flat[i]) for i in moved]
+        gradients = [
+            self._begun[i] if i in self._begun else torch.zeros_like(self._flat[i]) for i in moved
+        ]
         scale = self._settings.gradient_scale
         if self._settings.clip is not None:
             scale *= clip_factor(plain_sum(map(sum_of_squares, gradients)), self._settings.clip)

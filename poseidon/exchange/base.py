@@ -1,4 +1,6 @@
-"""The values that an exchange is built from: its tensors, and the settings that they have in common."""
+"""The values that an exchange is built from: its tensors, and the settings that they have in
+common.
+"""
 
 from __future__ import annotations
 

@@ -7,12 +7,14 @@
 
 `auto` makes its plan by a measurement (`auto/trial.py`).
 
-Where a host has several workers, local rank 0 has that exchange within a LeaderCarrier, and each of the others has a
-FollowerCarrier.
+Where a host has several workers, local rank 0 has that exchange within a LeaderCarrier, and each of
+the others has a FollowerCarrier.
 
-With local steps (`rounds/local_steps.py`) all of this is the outer exchange, within a RoundsCarrier of each worker.
+With local steps (`rounds/local_steps.py`) all of this is the outer exchange, within a RoundsCarrier
+of each worker.
 
-Law: every worker of a job makes the same plan and the same store, since both follow from what is equal on all workers.
+Law: every worker of a job makes the same plan and the same store, since both follow from what is
+equal on all workers.
 """
 
 from __future__ import annotations
@@ -47,10 +49,10 @@ def plan_exchange(
 ) -> ExchangePlan:
     """Choose the scheme of each tensor.
 
-    Where no tensor would go to the server, the last small one does, or the one whose bytes grow least: a request of
-    rank 0 (`ShardDelivery`) is in step with training only where training reads from the shards. The gradient of the
-    last tensor is the first that a backward pass has, and its value the last that a forward pass needs, so nothing
-    waits for it.
+    Where no tensor would go to the server, the last small one does, or the one whose bytes grow
+    least: a request of rank 0 (`ShardDelivery`) is in step with training only where training reads
+    from the shards. The gradient of the last tensor is the first that a backward pass has, and its
+    value the last that a forward pass needs, so nothing waits for it.
 
     Args:
         tensors: in the order of the store's tables.
@@ -70,7 +72,9 @@ def plan_exchange(
     )
     choices = plan.choices
     if schemes:
-        choices = tuple(replace(c, scheme=scheme) for c, scheme in zip(choices, schemes, strict=True))
+        choices = tuple(
+            replace(c, scheme=scheme) for c, scheme in zip(choices, schemes, strict=True)
+        )
     has_others = any(choice.scheme in (Scheme.FACTORS, Scheme.ALLREDUCE) for choice in choices)
     is_served = any(choice.scheme is Scheme.SERVER for choice in choices)
     if kind.has_shards and has_others and not is_served:
@@ -95,7 +99,8 @@ def build_exchange(
     trace: Tracer = NO_TRACE,
     schemes: Sequence[Scheme] = (),
 ) -> Built:
-    """Build the exchange of one worker, and connect to the shards, or to the rendezvous where there are none.
+    """Build the exchange of one worker, and connect to the shards, or to the rendezvous where
+    there are none.
 
     Args:
         tensors: what to keep together, the same on every worker.
@@ -103,13 +108,16 @@ def build_exchange(
         member: this worker and its job.
         connect: exchanges addresses with the rest of the job.
         trace: where spans of messages go.
-        schemes: of each tensor, that `--exchange=auto` has chosen in the run that is resumed; empty: it measures.
+        schemes: of each tensor, that `--exchange=auto` has chosen in the run that is resumed;
+            empty: it measures.
 
     Raises:
         TransportError: an address cannot be reached or listened on.
     """
 
-    def build(own: Sequence[Trained], own_settings: ExchangeSettings, own_member: Membership) -> Built:
+    def build(
+        own: Sequence[Trained], own_settings: ExchangeSettings, own_member: Membership
+    ) -> Built:
         return build_exchange(own, own_settings, own_member, connect, trace=trace, schemes=schemes)
 
     request = Request(tensors, settings, member, connect, trace, plan_exchange(tensors, member))
@@ -121,7 +129,9 @@ def build_exchange(
         kind = ExchangeKind.LOCAL if member.alone else member.options.kind
         return _BUILDERS[kind](request)
     if _is_legal(schemes, request):
-        plan = replace(plan_exchange(tensors, member, schemes), basis="chosen by the run that is resumed")
+        plan = replace(
+            plan_exchange(tensors, member, schemes), basis="chosen by the run that is resumed"
+        )
         return replace(build_server(replace(request, plan=plan)), measured=True)
     return _build_measured(request)
 
@@ -193,7 +203,10 @@ _BUILDERS: dict[ExchangeKind, Callable[[Request], Built]] = {
 def _build_local_group(
     request: Request, build: Callable[[Sequence[Trained], ExchangeSettings, Membership], Built]
 ) -> Built:
-    """Build the exchange of one of several workers of a host. The factors of all of them leave together."""
+    """Build the exchange of one of several workers of a host.
+
+    The factors of all of them leave together.
+    """
     tensors, member = request.tensors, request.member
     group = LocalGroup(
         address=member.local_address,
@@ -210,5 +223,7 @@ def _build_local_group(
         return Built(exchange=exchange, plan=plan_exchange(of_host, one, schemes))
     built = build(of_host, request.settings, one)
     schemes = [choice.scheme for choice in built.plan.choices]
-    leader = LeaderCarrier(built.exchange, tensors, group, schemes=[scheme.value for scheme in schemes])
+    leader = LeaderCarrier(
+        built.exchange, tensors, group, schemes=[scheme.value for scheme in schemes]
+    )
     return replace(built, exchange=Exchange([leader], leader.control, request.settings))

@@ -69,7 +69,8 @@ class Carrier(ABC):
 
     @abstractmethod
     def open(self, histories: Sequence[History] | None, clock: int | None) -> None:
-        """Bring the carrier's tensors to the same first values on every replica; see `Exchange.open`.
+        """Bring the carrier's tensors to the same first values on every replica; see
+        `Exchange.open`.
 
         Args:
             histories: of all tensors of the exchange.
@@ -117,7 +118,10 @@ class GradientCarrier(Carrier):
 
     @abstractmethod
     def begin(self, index: int, gradient: Tensor) -> None:
-        """Send the gradient of a tensor; return at once. It is read until the tensor's next `wait`."""
+        """Send the gradient of a tensor; return at once.
+
+        It is read until the tensor's next `wait`.
+        """
 
 
 class FactoredCarrier(Carrier):

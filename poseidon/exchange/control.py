@@ -1,15 +1,16 @@
-"""Job control: collections of small payloads among all workers, and rank 0's requests to all of them.
+"""Job control: collections of small payloads among all workers, and rank 0's requests to all of
+them.
 
-`JobControl` is what the training loop uses. How collections and requests travel is a `Delivery`, one for each way in
-which workers are connected:
+`JobControl` is what the training loop uses. How collections and requests travel is a `Delivery`,
+one for each way in which workers are connected:
 
     AloneDelivery           one worker
     ShardDelivery           through the shards of the parameter server
     allreduce/control.py    without shards: AllReduceDelivery
     local/control.py        between the workers of one host: LeaderDelivery, FollowerDelivery
 
-Law: all workers see a request before they end the iteration that it names, so they all act on it after
-the same one. Each delivery says why this holds for it.
+Law: all workers see a request before they end the iteration that it names, so they all act on it
+after the same one. Each delivery says why this holds for it.
 """
 
 from __future__ import annotations
@@ -70,8 +71,8 @@ class JobControl:
     def gather(self, payload: bytes) -> Collection:
         """Contribute to the next collection, and return at once.
 
-        All workers take part in each collection, in the same order. `Collection.poll` and `Collection.result` give
-        the payloads of all workers by rank.
+        All workers take part in each collection, in the same order. `Collection.poll` and
+        `Collection.result` give the payloads of all workers by rank.
         """
         around_call = self.around_wait if self._calls_wait else _unobserved
         with around_call():
@@ -92,27 +93,33 @@ class JobControl:
         return self.gather(payload).result()
 
     def request(self, kind: SignalKind) -> None:
-        """Request something of all workers, to be done at the end of an iteration that all of them reach.
+        """Request something of all workers, to be done at the end of an iteration that all of
+        them reach.
 
         Raises:
             LocalProtocolError: this is not rank 0.
         """
         if not self.root:
-            raise LocalProtocolError(f"only worker 0 may request '{kind.name.lower()}' of all workers")
+            raise LocalProtocolError(
+                f"only worker 0 may request '{kind.name.lower()}' of all workers"
+            )
         self._delivery.request(kind)
 
     @property
     def requests(self) -> tuple[Signal, ...]:
-        """The requests of rank 0 so far. `clock` of each is the number of finished iterations to do it at."""
+        """The requests of rank 0 so far.
+
+        `clock` of each is the number of finished iterations to do it at.
+        """
         return self._delivery.requests
 
 
 class AloneDelivery(Delivery):
     """Job control of one worker: its own payload is the collection.
 
-    A request names the end of the iteration under way or, after it, that of the next one. Requests come from any
-    thread: one that reads the clock of an iteration is in `requests` before `advance` ends the iteration, so the loop
-    sees it there.
+    A request names the end of the iteration under way or, after it, that of the next one. Requests
+    come from any thread: one that reads the clock of an iteration is in `requests` before `advance`
+    ends the iteration, so the loop sees it there.
     """
 
     def __init__(self) -> None:
@@ -140,8 +147,8 @@ class AloneDelivery(Delivery):
 class ShardDelivery(Delivery):
     """Job control through the shards.
 
-    `Session.signal` of the store proves that every worker sees a request in time: each shard passes it on before any
-    value that depends on a later push of rank 0.
+    `Session.signal` of the store proves that every worker sees a request in time: each shard passes
+    it on before any value that depends on a later push of rank 0.
 
     Args:
         client: connected to every shard.

@@ -1,19 +1,23 @@
-"""The cost model: the scheme of each tensor by its bytes in an iteration, from shapes and the cluster alone.
+"""The cost model: the scheme of each tensor by its bytes in an iteration, from shapes and the
+cluster alone.
 
-Law: pure and deterministic. All workers make the same plan from the same shapes and the same cluster.
+Law: pure and deterministic. All workers make the same plan from the same shapes and the same
+cluster.
 
-Bytes are those that cross the busiest link in one iteration, sent and received together. Both directions carry as much,
-so a duplex link is busy for half of them at its rate. For a fully-connected weight of N x M elements, K rows in each
-pushing client, P1 pushing clients, and the part w of the model on the shards of a host with workers, s on those of a
-host that only serves (Poseidon, USENIX ATC 2017, section 4; BytePS, OSDI 2020, section 4, for w and s):
+Bytes are those that cross the busiest link in one iteration, sent and received together. Both
+directions carry as much, so a duplex link is busy for half of them at its rate. For a
+fully-connected weight of N x M elements, K rows in each pushing client, P1 pushing clients, and the
+part w of the model on the shards of a host with workers, s on those of a host that only serves
+(Poseidon, USENIX ATC 2017, section 4; BytePS, OSDI 2020, section 4, for w and s):
 
     server      host with workers  2 M N (1 + w (P1 - 2))      with P2 = P1 = 1/w this is 2 M N (P1 + P2 - 2) / P2
                 host that serves   2 M N P1 s
     factors     host with workers  2 K (P1 - 1) (M + N)
     all-reduce                     4 M N (P1 - 1) / P1         (a ring)
 
-Factors are chosen where they are no more than the server's bytes; every other tensor goes to the server. With a lossy
-codec the server's bytes are those of the codec: 8 MN above, 4 for each direction, becomes the sum of its sizes.
+Factors are chosen where they are no more than the server's bytes; every other tensor goes to the
+server. With a lossy codec the server's bytes are those of the codec: 8 MN above, 4 for each
+direction, becomes the sum of its sizes.
 """
 
 from __future__ import annotations
@@ -72,7 +76,8 @@ class Topology:
 
     Attributes:
         workers: P1, pushing clients; at least 1.
-        worker_loads: for each pushing client the relative load of the shards on its host; 0: it has none.
+        worker_loads: for each pushing client the relative load of the shards on its host; 0: it has
+            none.
         server_loads: for each host that only serves, its load on the same scale; above 0.
     """
 
@@ -83,7 +88,8 @@ class Topology:
     def __post_init__(self) -> None:
         if self.workers < 1 or len(self.worker_loads) != self.workers:
             raise UsageError(
-                f"a cluster of {self.workers} workers has {len(self.worker_loads)} loads; expected one each"
+                f"a cluster of {self.workers} workers has {len(self.worker_loads)} loads; "
+                "expected one each"
             )
         if min(self.worker_loads) < 0 or min(self.server_loads, default=1) < 1:
             raise UsageError("the load of a host is below 0, or that of a server below 1")
@@ -95,7 +101,9 @@ class Topology:
 
     @classmethod
     def dedicated(cls, workers: int, servers: int) -> Topology:
-        """Return a cluster whose hosts either have workers or serve; all servers have the same load."""
+        """Return a cluster whose hosts either have workers or serve; all servers have the same
+        load.
+        """
         return cls(workers=workers, worker_loads=(0,) * workers, server_loads=(1,) * servers)
 
     @classmethod
@@ -104,7 +112,8 @@ class Topology:
 
         Args:
             workers: pushing clients.
-            homes: for each shard the pushing client on whose host it runs; -1 - j for serving host j.
+            homes: for each shard the pushing client on whose host it runs; -1 - j for serving host
+                j.
             loads: for each shard its relative load; empty: all equal.
         """
         loads = tuple(loads) or (1,) * len(homes)
@@ -144,7 +153,8 @@ def server_bytes(elements: int, topology: Topology, element_bytes: int = 2 * ELE
 
 
 def factor_bytes(rows: int, n: int, m: int, workers: int) -> int:
-    """Return the bytes on each worker's link of the factors of an n x m gradient: 2 K (P1 - 1) (M + N) floats.
+    """Return the bytes on each worker's link of the factors of an n x m gradient: 2 K (P1 - 1)
+    (M + N) floats.
 
     Args:
         rows: K, rows of both factors that one pushing client sends in an iteration.
@@ -156,7 +166,9 @@ def factor_bytes(rows: int, n: int, m: int, workers: int) -> int:
 
 
 def allreduce_bytes(elements: int, workers: int) -> int:
-    """Return the bytes on each worker's link of one tensor's ring all-reduce: 4 elements (P1 - 1) / P1 floats."""
+    """Return the bytes on each worker's link of one tensor's ring all-reduce: 4 elements (P1 -
+    1) / P1 floats.
+    """
     return -(-4 * elements * (workers - 1) * ELEMENT_BYTES // workers)
 
 
@@ -198,7 +210,9 @@ class Choice:
         """Bytes on the busiest link by its scheme."""
         if self.scheme is Scheme.FACTORS:
             return self.factor_bytes or 0
-        return {Scheme.SERVER: self.server_bytes, Scheme.ALLREDUCE: self.allreduce_bytes}.get(self.scheme, 0)
+        return {Scheme.SERVER: self.server_bytes, Scheme.ALLREDUCE: self.allreduce_bytes}.get(
+            self.scheme, 0
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -222,7 +236,9 @@ class ExchangePlan:
 
     @property
     def bytes(self) -> int:
-        """Bytes on the busiest link in an iteration, sent and received, if one host is the busiest for all tensors."""
+        """Bytes on the busiest link in an iteration, sent and received, if one host is the
+        busiest for all tensors.
+        """
         return sum(choice.bytes for choice in self.choices)
 
     def table(self) -> list[str]:
@@ -243,7 +259,9 @@ class ExchangePlan:
         counts = [(len(self.of(scheme)), scheme.value) for scheme in Scheme]
         schemes = ", ".join(f"{count} by {scheme}" for count, scheme in counts if count)
         if compressed := [str(choice.codec) for choice in self.choices if choice.is_compressed]:
-            schemes += f", {len(compressed)} of them compressed by {', '.join(sorted(set(compressed)))}"
+            schemes += (
+                f", {len(compressed)} of them compressed by {', '.join(sorted(set(compressed)))}"
+            )
         return f"{'tensors exchanged: ' + schemes if schemes else 'no tensor is exchanged'}: {self._load()}"
 
     def _load(self) -> str:
@@ -296,14 +314,22 @@ def choose(
     return ExchangePlan(choices=tuple(choices))
 
 
-def _scheme(kind: ExchangeKind, topology: Topology, by_server: int, by_factors: int | None) -> Scheme:
+def _scheme(
+    kind: ExchangeKind, topology: Topology, by_server: int, by_factors: int | None
+) -> Scheme:
     if topology.workers == 1 or kind is ExchangeKind.LOCAL:
-        return Scheme.SERVER if topology.total_load and kind is not ExchangeKind.LOCAL else Scheme.LOCAL
+        return (
+            Scheme.SERVER
+            if topology.total_load and kind is not ExchangeKind.LOCAL
+            else Scheme.LOCAL
+        )
     if kind is ExchangeKind.ALLREDUCE:
         return Scheme.ALLREDUCE
     if by_factors is None or kind is ExchangeKind.SERVER:
         return Scheme.SERVER
-    return Scheme.FACTORS if kind is ExchangeKind.FACTORS or by_factors <= by_server else Scheme.SERVER
+    return (
+        Scheme.FACTORS if kind is ExchangeKind.FACTORS or by_factors <= by_server else Scheme.SERVER
+    )
 
 
 def human_bytes(count: int) -> str:

@@ -98,7 +98,8 @@ class Exchange:
         Args:
             histories: for each tensor the history to continue from (a resumed run); None: all zero.
             clock: number of finished iterations that the tensors' values have: the iteration of the
-                next `start`. None at the first call, for which `ExchangeSettings.start_clock` has it.
+                next `start`. None at the first call, for which `ExchangeSettings.start_clock` has
+                it.
         """
         with self.observing(Call.OPEN):
             if clock is not None:
@@ -166,7 +167,10 @@ class Exchange:
                 carrier.settle(self._finished)
 
     def traffic(self) -> Mapping[int, Traffic]:
-        """Return the traffic of the tensors so far, where it is counted. Any thread may call this."""
+        """Return the traffic of the tensors so far, where it is counted.
+
+        Any thread may call this.
+        """
         found: dict[int, Traffic] = {}
         for carrier in self.carriers:
             found |= carrier.traffic()

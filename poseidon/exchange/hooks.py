@@ -1,11 +1,13 @@
 """Wait-free backpropagation: hooks that connect a module's autograd to an exchange.
 
-Law: a tensor's gradient is sent as soon as autograd has the whole of it, while the layers below are still in their
-backward pass. A layer waits for its own tensors only, right before its forward pass uses them.
+Law: a tensor's gradient is sent as soon as autograd has the whole of it, while the layers below are
+still in their backward pass. A layer waits for its own tensors only, right before its forward pass
+uses them.
 
-A tensor may be used though the forward pass of its own module does not run (torch.nn.MultiheadAttention reads the
-weight of its `out_proj`). The hooks find it in the first iteration, in which all values are present from the start.
-From then on they wait for it at the start of an iteration.
+A tensor may be used though the forward pass of its own module does not run
+(torch.nn.MultiheadAttention reads the weight of its `out_proj`). The hooks find it in the first
+iteration, in which all values are present from the start. From then on they wait for it at the
+start of an iteration.
 """
 
 from __future__ import annotations
@@ -31,14 +33,17 @@ class Hooks:
         module: the net; any `nn.Module`.
         tensors: what the exchange keeps together, by its index.
         exchange: the exchange.
-        passes: forward and backward passes an iteration (iter_size); gradients leave in the last one.
-        wait_free: if False, no gradient leaves before the last backward pass has ended, and the first layer of the
-            next forward pass waits for all tensors; for comparisons.
-        sources: for each tensor the parameter or buffer of the module; empty: the tensors themselves.
+        passes: forward and backward passes an iteration (iter_size); gradients leave in the last
+            one.
+        wait_free: if False, no gradient leaves before the last backward pass has ended, and the
+            first layer of the next forward pass waits for all tensors; for comparisons.
+        sources: for each tensor the parameter or buffer of the module; empty: the tensors
+            themselves.
         entry: the compiled module that the script calls in place of `module`; all
             tensors are waited for before it runs.
         on_backward: called when a backward pass reaches a layer whose weight travels as factors.
-        sends: whether gradients are sent; otherwise they stay in `grad`, for an optimizer of the caller.
+        sends: whether gradients are sent; otherwise they stay in `grad`, for an optimizer of the
+            caller.
     """
 
     def __init__(
@@ -71,13 +76,17 @@ class Hooks:
         self._handles: list[RemovableHandle] = []
         layers = layers_with_factors(module)
         self._taps = [
-            FactorTap(_layer(layers, own[index], trained.name), trained.name, index, exchange, on_backward)
+            FactorTap(
+                _layer(layers, own[index], trained.name), trained.name, index, exchange, on_backward
+            )
             for index, trained in enumerate(tensors)
             if index in exchange.by_factors
         ]
         tapped = {tap.index for tap in self._taps}
         self._by_gradient = {
-            own[index]: index for index, t in enumerate(tensors) if not t.statistics and index not in tapped
+            own[index]: index
+            for index, t in enumerate(tensors)
+            if not t.statistics and index not in tapped
         }
         for tensor in self._by_gradient:
             self._handles.append(tensor.register_post_accumulate_grad_hook(self._on_gradient))
@@ -138,13 +147,16 @@ class Hooks:
             if self._sources[index].grad is not gradient or gradient._version != version:
                 raise UsageError(
                     f"the gradient of '{self._names[index]}' was changed after backward() had sent "
-                    "it, for example by clip_grad_norm_; expected the clip= of distribute(), or under "
+                    "it, for example by clip_grad_norm_; expected the clip= of distribute(), or "
+                    "under "
                     "a torch.optim optimizer average_gradients() before the change and before a "
                     "GradScaler's unscale_()"
                 )
 
     def finish(self) -> None:
-        """End the last backward pass: send the gradients that only earlier passes had, and drop all that are sent."""
+        """End the last backward pass: send the gradients that only earlier passes had, and drop
+        all that are sent.
+        """
         self.check_unchanged()
         self._accumulated.clear()
         for tensor, index in self._by_gradient.items() if self._sends else ():
@@ -171,7 +183,8 @@ class Hooks:
         index = self._indices[tensor]
         if index in self._waiting and self._iterations:
             raise UsageError(
-                f"'{self._names[index]}' was used before its new value had come: the forward pass of its own module "
+                f"'{self._names[index]}' was used before its new value had come: the forward pass "
+                "of its own module "
                 "has not run, though it has in the first iteration"
             )
         assert tensor.grad is not None
@@ -180,23 +193,28 @@ class Hooks:
         self._check_kind(index, tensor.grad)
         if index in self._begun:
             raise UsageError(
-                f"the gradient of '{self._names[index]}' came twice in a pass, and the first has left; expected "
-                "use_reentrant=False where checkpoints share a parameter, and no second try of a backward() that has failed"
+                f"the gradient of '{self._names[index]}' came twice in a pass, and the first has "
+                "left; expected "
+                "use_reentrant=False where checkpoints share a parameter, and no second try of a "
+                "backward() that has failed"
             )
         self._accumulated[index] = tensor.grad, tensor.grad._version
         if self._wait_free and self._pass == self._passes - 1:
             self._begun.add(index)
-            # Its `data`: `finish` must not see what the exchange does to it in the background as a change.
+            # Its `data`: `finish` must not see what the exchange does to it in the background as a
+            # change.
             self._exchange.begin(index, tensor.grad.data)
 
     def _check_kind(self, index: int, gradient: Tensor) -> None:
         if gradient.layout is not torch.strided:
             raise UsageError(
-                f"the gradient of '{self._names[index]}' is sparse; expected a dense one, as of nn.Embedding(sparse=False)"
+                f"the gradient of '{self._names[index]}' is sparse; expected a dense one, as of "
+                "nn.Embedding(sparse=False)"
             )
         if gradient.dtype is not torch.float32:
             raise UsageError(
-                f"the gradient of '{self._names[index]}' is {gradient.dtype}; expected parameters that stay torch.float32"
+                f"the gradient of '{self._names[index]}' is {gradient.dtype}; expected parameters "
+                "that stay torch.float32"
             )
 
     def _waiter(self, owned: Sequence[int]) -> Callable[[nn.Module, object], None]:
@@ -216,6 +234,7 @@ def _layer(layers: Mapping[nn.Parameter, nn.Module], weight: Tensor, name: str) 
     layer = next((layer for own, layer in layers.items() if own is weight), None)
     if layer is None:
         raise UsageError(
-            f"'{name}' cannot travel as factors: it is shared, or not the weight of a fully-connected layer"
+            f"'{name}' cannot travel as factors: it is shared, or not the weight of a "
+            "fully-connected layer"
         )
     return layer

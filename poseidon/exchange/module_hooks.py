@@ -1,12 +1,13 @@
 """Hooks of a module that do nothing in its copies.
 
-Law: `copy.deepcopy` and pickle (`torch.save` of a whole module) give the copy a hook that does nothing. A copy is no
-part of the exchange: it shares no memory with the tensors that the exchange moves, and sockets and threads cannot be
-copied.
+Law: `copy.deepcopy` and pickle (`torch.save` of a whole module) give the copy a hook that does
+nothing. A copy is no part of the exchange: it shares no memory with the tensors that the exchange
+moves, and sockets and threads cannot be copied.
 
-Hooks wait for the network and read clocks, so torch.compile does not trace them: a graph ends before a hook, and
-another begins after it. A module that was compiled before it was distributed is one graph. Hooks of the module that the
-script calls do the work of its layers' hooks, before it runs (`uncompiled`).
+Hooks wait for the network and read clocks, so torch.compile does not trace them: a graph ends
+before a hook, and another begins after it. A module that was compiled before it was distributed is
+one graph. Hooks of the module that the script calls do the work of its layers' hooks, before it
+runs (`uncompiled`).
 """
 
 from __future__ import annotations
@@ -36,7 +37,8 @@ class OfOneModule:
 
     __call__._torchdynamo_disable = True  # type: ignore[attr-defined]
     __call__._torchdynamo_disable_msg = (  # type: ignore[attr-defined]
-        "a hook of poseidon.distribute; for one graph call torch.compile(module) before distribute()"
+        "a hook of poseidon.distribute; for one graph call torch.compile(module) before "
+        "distribute()"
     )
 
     def __deepcopy__(self, memo: object) -> OfOneModule:
@@ -47,24 +49,32 @@ class OfOneModule:
 
 
 class OutsideOfGraphs(OfOneModule):
-    """A hook that torch.compile leaves out of a graph. It runs where its module runs without a graph."""
+    """A hook that torch.compile leaves out of a graph.
+
+    It runs where its module runs without a graph.
+    """
 
     def __call__(self, *arguments: Any, **named: Any) -> Any:
         """Call the hook, unless torch.compile makes a graph."""
         return None if torch.compiler.is_dynamo_compiling() else self._hook(*arguments, **named)
 
 
-# What torch.compiler.disable does to a frame, without its import, which takes seconds. Dynamo skips the frames that
-# these call, too.
+# What torch.compiler.disable does to a frame, without its import, which takes seconds. Dynamo skips
+# the frames that these call, too.
 for _code in (OfOneModule.__call__.__code__, OutsideOfGraphs.__call__.__code__):
     eval_frame.set_code_exec_strategy(
-        _code, eval_frame._FrameExecStrategy(eval_frame._FrameAction.SKIP, eval_frame._FrameAction.SKIP)
+        _code,
+        eval_frame._FrameExecStrategy(eval_frame._FrameAction.SKIP, eval_frame._FrameAction.SKIP),
     )
 
 
 def uncompiled(module: nn.Module) -> nn.Module:
-    """Return the module that was passed to `torch.compile`; for a module that is not compiled, itself."""
-    compiler = sys.modules.get("torch._dynamo.eval_frame")  # not imported: nothing has been compiled
+    """Return the module that was passed to `torch.compile`; for a module that is not compiled,
+    itself.
+    """
+    compiler = sys.modules.get(
+        "torch._dynamo.eval_frame"
+    )  # not imported: nothing has been compiled
     if compiler is not None and isinstance(module, compiler.OptimizedModule):
         inner: nn.Module = module._orig_mod
         return inner

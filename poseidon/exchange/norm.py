@@ -1,4 +1,5 @@
-"""The norm over all gradients of an iteration at staleness 0, where carriers beside the server have some.
+"""The norm over all gradients of an iteration at staleness 0, where carriers beside the server
+have some.
 
 At staleness > 0 each worker limits its own gradients (`Exchange.finish`).
 """
@@ -37,7 +38,9 @@ class SharedNorm:
                 self._client.add_norm(clock, plain_sum(part for _, part in sorted(parts.items())))
 
     def total(self, clock: int) -> float:
-        """Wait for the sum of squares over all gradients; each carrier calls it once an iteration."""
+        """Wait for the sum of squares over all gradients; each carrier calls it once an
+        iteration.
+        """
         with self._taking:
             total, taken = self._totals.pop(clock, (None, 0))
             if total is None:

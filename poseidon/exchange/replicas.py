@@ -1,14 +1,16 @@
-"""Equal replicas: a kernel that all processors have in common, and comparisons of the replicas while they train.
+"""Equal replicas: a kernel that all processors have in common, and comparisons of the replicas
+while they train.
 
-The parameter server sends one value to all workers. Where workers compute values themselves, from factors or after an
-all-reduce, replicas are equal only if all processors compute the same bits.
+The parameter server sends one value to all workers. Where workers compute values themselves, from
+factors or after an all-reduce, replicas are equal only if all processors compute the same bits.
 
 Laws:
 
-* Before the first iteration each worker computes a fixed example with every kernel (`arithmetic_sample`), and all
-  choose the first kernel whose results are equal on all workers (`common_kernel`).
-* `ReplicaCheck.run` compares checksums of every replicated tensor over all workers. All workers compare the same
-  checksums, so all make the same decision in the same iteration.
+* Before the first iteration each worker computes a fixed example with every kernel
+  (`arithmetic_sample`), and all choose the first kernel whose results are equal on all workers
+  (`common_kernel`).
+* `ReplicaCheck.run` compares checksums of every replicated tensor over all workers. All workers
+  compare the same checksums, so all make the same decision in the same iteration.
 """
 
 from __future__ import annotations
@@ -35,7 +37,9 @@ from ps_server.rules import history_count, update
 
 LOGGER = logging.getLogger(__name__)
 SAMPLE_ROWS, SAMPLE_OUTPUTS, SAMPLE_INPUTS = 300, 40, 2100
-"""More than one block of rows, and more than one tile; no size for which a processor has special code."""
+"""More than one block of rows, and more than one tile; no size for which a processor has special
+code.
+"""
 PORTABLE_ROWS, PORTABLE_INPUTS = 16, 300
 """Fewer: the portable kernel is slow, and treats all rows alike."""
 PIECE_BYTES = 2**22
@@ -69,11 +73,16 @@ class Arithmetic:
         products = fields["products"]
         if not isinstance(products, dict):
             raise TypeError(products)
-        return cls(processor=str(fields["processor"]), rules=str(fields["rules"]), products=products)
+        return cls(
+            processor=str(fields["processor"]), rules=str(fields["rules"]), products=products
+        )
 
 
 def arithmetic_sample(tensors: Sequence[Trained]) -> Arithmetic:
-    """Compute the example on this worker's device, with the rules of these tensors. It takes some milliseconds."""
+    """Compute the example on this worker's device, with the rules of these tensors.
+
+    It takes some milliseconds.
+    """
     device = tensors[0].tensor.device if tensors else torch.device("cpu")
     scratch = Scratch(device)
     u_BN = _numbers(SAMPLE_ROWS, SAMPLE_OUTPUTS).to(device)
@@ -83,7 +92,9 @@ def arithmetic_sample(tensors: Sequence[Trained]) -> Arithmetic:
         if kernel is Kernel.FUSED and device.type == "cpu" and ONEDNN_LINEAR is None:
             continue
         portable = kernel is Kernel.PORTABLE
-        rows, inputs = (PORTABLE_ROWS, PORTABLE_INPUTS) if portable else (SAMPLE_ROWS, SAMPLE_INPUTS)
+        rows, inputs = (
+            (PORTABLE_ROWS, PORTABLE_INPUTS) if portable else (SAMPLE_ROWS, SAMPLE_INPUTS)
+        )
         product = torch.zeros(SAMPLE_OUTPUTS, inputs, device=device)
         apply_factors(
             Rule(kind=RuleKind.SGD),
@@ -133,7 +144,9 @@ def introduce(
             offer = json.loads(received)
             samples.append(Arithmetic.from_json(offer["arithmetic"]))
         except (ValueError, KeyError, TypeError) as error:
-            raise RemoteProtocolError(f"worker {rank} did not introduce itself to the others") from error
+            raise RemoteProtocolError(
+                f"worker {rank} did not introduce itself to the others"
+            ) from error
         offers.append(offer)
     return offers, samples
 
@@ -155,13 +168,15 @@ def common_kernel(samples: Sequence[Arithmetic], *, required: bool) -> Kernel:
 
     Args:
         samples: of all workers, by rank.
-        required: whether there must be one. If not, and there is none, this logs a warning and returns the fastest that
-            all have.
+        required: whether there must be one. If not, and there is none, this logs a warning and
+            returns the fastest that all have.
 
     Raises:
         JobError: there must be one, and there is none.
     """
-    unequal = _unequal(samples, [(worker.rules, *sorted(worker.products.items())) for worker in samples])
+    unequal = _unequal(
+        samples, [(worker.rules, *sorted(worker.products.items())) for worker in samples]
+    )
     if len({worker.rules for worker in samples}) == 1:
         for kernel in Kernel:
             found = {worker.products.get(kernel.value) for worker in samples}
@@ -172,7 +187,8 @@ def common_kernel(samples: Sequence[Arithmetic], *, required: bool) -> Kernel:
                     )
                 return kernel
     message = (
-        f"{unequal} compute different bits from the same numbers, so their replicas would drift apart. "
+        f"{unequal} compute different bits from the same numbers, so their replicas would drift "
+        "apart. "
         f"Use --exchange=ps, where the shards compute every value, or --on_divergence=mend."
     )
     if required:
@@ -183,7 +199,8 @@ def common_kernel(samples: Sequence[Arithmetic], *, required: bool) -> Kernel:
 
 
 def check_rules(samples: Sequence[Arithmetic], *, required: bool) -> None:
-    """Check that update rules compute the same bits on all workers, where each worker applies them itself.
+    """Check that update rules compute the same bits on all workers, where each worker applies
+    them itself.
 
     Args:
         samples: of all workers, by rank.
@@ -196,8 +213,10 @@ def check_rules(samples: Sequence[Arithmetic], *, required: bool) -> None:
     if len(set(rules)) == 1:
         return
     message = (
-        f"{_unequal(samples, rules)} compute different bits by the update rule. With PowerSGD each worker applies the rule "
-        "itself, so the replicas would drift apart. Use another codec of --compress, whose rules the shards apply, or "
+        f"{_unequal(samples, rules)} compute different bits by the update rule. With PowerSGD "
+        "each worker applies the rule "
+        "itself, so the replicas would drift apart. Use another codec of --compress, whose rules "
+        "the shards apply, or "
         "--on_divergence=mend."
     )
     if required:
@@ -209,7 +228,9 @@ NO_CHECK = ExchangeOptions(check_every=0)
 
 
 class ReplicaCheck:
-    """Compares the replicas of a job. With `--on_divergence=mend` those that differ get the values of worker 0.
+    """Compares the replicas of a job.
+
+    With `--on_divergence=mend` those that differ get the values of worker 0.
 
     Args:
         options: how often, and what a difference does.
@@ -240,8 +261,9 @@ class ReplicaCheck:
 
         Args:
             iteration: finished iterations.
-            also_first: whether the first comparison is due at once. It finds what a script has made different before
-                its first step, for instance by weights that only one worker has read.
+            also_first: whether the first comparison is due at once. It finds what a script has made
+                different before its first step, for instance by weights that only one worker has
+                read.
         """
         every = self._options.check_interval
         if every <= 0 or iteration <= self._equal_at:
@@ -255,7 +277,8 @@ class ReplicaCheck:
             iteration: finished iterations.
 
         Raises:
-            JobError: replicas differ, and a difference ends the job; the text names tensors, workers and iterations.
+            JobError: replicas differ, and a difference ends the job; the text names tensors,
+                workers and iterations.
         """
         if not self._options.check_every:
             return
@@ -287,12 +310,16 @@ class ReplicaCheck:
         tensors = ", ".join(f"'{name}'" for name in names[:3]) + more
         ranks = sorted({rank for found in unequal.values() for rank in found})
         return (
-            f"the replicas differ: {tensors} on {_workers(ranks)} {'is' if len(names) == 1 else 'are'} not as on worker 0 "
+            f"the replicas differ: {tensors} on {_workers(ranks)} "
+            f"{'is' if len(names) == 1 else 'are'} not as on worker 0 "
             f"after iteration {iteration} (equal after iteration {self._equal_at})."
         )
 
     def _broadcast(self, tensor: Tensor | None) -> None:
-        """Copy worker 0's tensor to all workers. A worker without the tensor takes part in the collections only."""
+        """Copy worker 0's tensor to all workers.
+
+        A worker without the tensor takes part in the collections only.
+        """
         own = torch.empty(0, dtype=torch.uint8) if tensor is None else _bytes_of(tensor)
         size = int.from_bytes(self._collect(own.numel().to_bytes(8, "big"))[0], "big")
         received = bytearray()
@@ -304,11 +331,14 @@ class ReplicaCheck:
 
 
 def _numbers(rows: int, columns: int) -> Tensor:
-    """Return fixed numbers in [-0.5, 0.5), exact in float32. Random numbers of a library differ between processors."""
+    """Return fixed numbers in [-0.5, 0.5), exact in float32.
+
+    Random numbers of a library differ between processors.
+    """
     mixed = np.arange(1, rows * columns + 1, dtype=np.uint32) * np.uint32(2654435761)
-    return torch.from_numpy((mixed >> 8).astype(np.float32) / np.float32(2**24) - np.float32(0.5)).view(
-        rows, columns
-    )
+    return torch.from_numpy(
+        (mixed >> 8).astype(np.float32) / np.float32(2**24) - np.float32(0.5)
+    ).view(rows, columns)
 
 
 def _after_rule(kind: RuleKind, gradient: Tensor) -> str:
@@ -325,7 +355,9 @@ def checksum(tensor: Tensor) -> str:
 
 
 def _bytes_of(tensor: Tensor) -> Tensor:
-    """Return the bytes of a tensor in host memory: its own memory where it is contiguous and on the host."""
+    """Return the bytes of a tensor in host memory: its own memory where it is contiguous and on
+    the host.
+    """
     return tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
 
 
@@ -344,7 +376,9 @@ def _groups(values: Sequence[object]) -> list[list[int]]:
 
 def _unequal(samples: Sequence[Arithmetic], results: Sequence[object]) -> str:
     """Return the workers, grouped by equal results, with their processors."""
-    return " and ".join(f"{_workers(ranks)} ({samples[ranks[0]].processor})" for ranks in _groups(results))
+    return " and ".join(
+        f"{_workers(ranks)} ({samples[ranks[0]].processor})" for ranks in _groups(results)
+    )
 
 
 def _workers(ranks: Sequence[int]) -> str:

@@ -1,7 +1,10 @@
-"""Work beside the compute stream of a GPU. On a CPU there are no streams, and all of this does nothing.
+"""Work beside the compute stream of a GPU.
 
-Law: the compute stream is never synchronised with the host. The side stream waits for events of the compute stream, and
-the compute stream for events of the side stream. Only background threads wait for either.
+On a CPU there are no streams, and all of this does nothing.
+
+Law: the compute stream is never synchronised with the host. The side stream waits for events of the
+compute stream, and the compute stream for events of the side stream. Only background threads wait
+for either.
 """
 
 from __future__ import annotations
@@ -64,12 +67,17 @@ class SideStream:
             self._stream.synchronize()
 
     def host_buffer(self, *shape: int) -> Tensor:
-        """Return float32 memory on the host that copies to and from this device use directly (pinned, for a GPU)."""
-        return torch.empty(*shape, dtype=torch.float32, device="cpu", pin_memory=self._stream is not None)
+        """Return float32 memory on the host that copies to and from this device use directly
+        (pinned, for a GPU).
+        """
+        return torch.empty(
+            *shape, dtype=torch.float32, device="cpu", pin_memory=self._stream is not None
+        )
 
 
 class SerialExecutor:
-    """Runs calls one after the other: on a CPU at once; for a GPU, whose copies take time, on a thread of its own.
+    """Runs calls one after the other: on a CPU at once; for a GPU, whose copies take time, on a
+    thread of its own.
 
     Args:
         device: of the tensors.
@@ -91,7 +99,9 @@ class SerialExecutor:
         self._calls: queue.Queue[Callable[[], None] | None] = queue.Queue()
         self._failed = failed
         self._closed = False
-        self._monitor = Monitor(timeout_s, closed="the exchange is closed", hangs=": the device hangs")
+        self._monitor = Monitor(
+            timeout_s, closed="the exchange is closed", hangs=": the device hangs"
+        )
         self._queued = self._ended = 0
         self._thread: threading.Thread | None = None
         self.threaded = threaded or device.type == "cuda"
@@ -129,7 +139,8 @@ class SerialExecutor:
             return
         last = self._queued if call is None else call
         self._monitor.wait_for(
-            lambda: True if self._ended >= last else None, f"the calls of '{self._thread.name}' did not end"
+            lambda: True if self._ended >= last else None,
+            f"the calls of '{self._thread.name}' did not end",
         )
 
     def close(self) -> None:
@@ -158,7 +169,12 @@ class SerialExecutor:
 
 
 def join_within(thread: threading.Thread, limit_s: float) -> None:
-    """Wait for the end of a daemon thread that only its device can hold up. Log a warning where it does."""
+    """Wait for the end of a daemon thread that only its device can hold up.
+
+    Log a warning where it does.
+    """
     thread.join(limit_s)
     if thread.is_alive():
-        LOGGER.warning("the thread %s has not ended within %g s: the device hangs", thread.name, limit_s)
+        LOGGER.warning(
+            "the thread %s has not ended within %g s: the device hangs", thread.name, limit_s
+        )

@@ -28,15 +28,21 @@ def _psroi_pooling(graph: Graph, layer: Any, bottoms: list[Blob], tops: list[Blo
 
 
 def _part_weights(graph: Graph, layer: Any, first: str, last: str, extent: int) -> str:
-    """Return the weight of each cell of a side in the mean of each part, R x K x extent, from corners R x 1."""
+    """Return the weight of each cell of a side in the mean of each part, R x K x extent, from
+    corners R x 1.
+    """
     first, last = (_rounded(graph, value) for value in (first, last))
     begin = graph.op("Mul", first, graph.floats(layer.scale))
     end = graph.op("Mul", graph.op("Add", last, graph.floats(1.0)), graph.floats(layer.scale))
     side = graph.op("Max", graph.op("Sub", end, begin), graph.floats(0.1))
     part = graph.op("Div", side, graph.floats(float(layer.group)))
     index = np.arange(layer.group, dtype=np.float32)
-    low = graph.op("Floor", graph.op("Add", graph.op("Mul", part, graph.constant(index[None])), begin))
-    high = graph.op("Ceil", graph.op("Add", graph.op("Mul", part, graph.constant(index[None] + 1)), begin))
+    low = graph.op(
+        "Floor", graph.op("Add", graph.op("Mul", part, graph.constant(index[None])), begin)
+    )
+    high = graph.op(
+        "Ceil", graph.op("Add", graph.op("Mul", part, graph.constant(index[None] + 1)), begin)
+    )
     bounds = [
         graph.op(
             "Unsqueeze",
@@ -46,7 +52,9 @@ def _part_weights(graph: Graph, layer: Any, first: str, last: str, extent: int) 
         for edge in (low, high)
     ]
     cell = graph.constant(np.arange(extent, dtype=np.float32))
-    inside = graph.op("And", graph.op("GreaterOrEqual", cell, bounds[0]), graph.op("Less", cell, bounds[1]))
+    inside = graph.op(
+        "And", graph.op("GreaterOrEqual", cell, bounds[0]), graph.op("Less", cell, bounds[1])
+    )
     count = graph.op("Max", graph.op("Sub", bounds[1], bounds[0]), graph.floats(1.0))
     return graph.op("Div", graph.op("Cast", inside, to=1), count)
 
@@ -125,7 +133,11 @@ def _detection_output(graph: Graph, layer: Any, bottoms: list[Blob], tops: list[
         chosen, found = _best_of_image(graph, chosen, found, settings.keep_top_k)
     image, label, prior_index = graph.ops("Split", chosen, outputs=3, axis=1, num_outputs=3)
     corners = graph.op("GatherND", boxes, graph.op("Concat", image, prior_index, axis=1))
-    columns = [graph.op("Cast", image, to=1), graph.op("Cast", label, to=1), graph.reshape(found, [-1, 1])]
+    columns = [
+        graph.op("Cast", image, to=1),
+        graph.op("Cast", label, to=1),
+        graph.reshape(found, [-1, 1]),
+    ]
     rows = graph.op("Concat", *columns, corners, axis=1)
     return [graph.reshape(rows, [1, 1, -1, 7])]
 
@@ -142,11 +154,15 @@ def _boxes_of_code(graph: Graph, kind: int, code: str, prior: str) -> str:
     half = graph.floats(0.5)
     center = graph.op("Mul", graph.op("Add", low, high), half)
     middle, reach = _decoded(graph, code, center, size, graph.op("Mul", size, half))
-    return graph.op("Concat", graph.op("Sub", middle, reach), graph.op("Add", middle, reach), axis=-1)
+    return graph.op(
+        "Concat", graph.op("Sub", middle, reach), graph.op("Add", middle, reach), axis=-1
+    )
 
 
 def _among_best(graph: Graph, conf: str, able: str, most: int) -> str:
-    """Return whether each score (N, C, P) is one of the `most` best of its class that may be chosen."""
+    """Return whether each score (N, C, P) is one of the `most` best of its class that may be
+    chosen.
+    """
     candidates = graph.op("Where", able, conf, graph.floats(-3.4e38))
     _, index = graph.ops("TopK", candidates, graph.integers(most), outputs=2, axis=2)
     nothing = graph.op("Mul", graph.op("Cast", able, to=1), graph.floats(0.0))
@@ -155,7 +171,9 @@ def _among_best(graph: Graph, conf: str, able: str, most: int) -> str:
 
 
 def _best_of_image(graph: Graph, chosen: str, found: str, most: int) -> tuple[str, str]:
-    """Return the `most` best of each image, in the order that they have: a row stays if fewer are better."""
+    """Return the `most` best of each image, in the order that they have: a row stays if fewer
+    are better.
+    """
     image = graph.slice(chosen, 1, 0, 1)
     same = graph.op("Equal", image, graph.op("Transpose", image, perm=[1, 0]))
     column, row = graph.reshape(found, [-1, 1]), graph.reshape(found, [1, -1])
@@ -199,12 +217,16 @@ def _proposal(graph: Graph, layer: Any, bottoms: list[Blob], tops: list[Blob]) -
     least = graph.op("Mul", graph.slice(size, 0, 2, 3), graph.floats(float(layer.smallest)))
     large = graph.op("GreaterOrEqual", graph.op("Sub", after, corners[0]), least)
     able = graph.op(
-        "Equal", graph.op("ReduceMin", graph.op("Cast", large, to=1), graph.integers(1)), graph.floats(1.0)
+        "Equal",
+        graph.op("ReduceMin", graph.op("Cast", large, to=1), graph.integers(1)),
+        graph.floats(1.0),
     )
     score = graph.op("Where", able, foreground, graph.floats(-3.4e38))
     total = anchors.shape[0]
     boxes = graph.op("Concat", corners[0], after, axis=1)
-    best, order = graph.ops("TopK", score, graph.integers(min(layer.before, total)), outputs=2, axis=0)
+    best, order = graph.ops(
+        "TopK", score, graph.integers(min(layer.before, total)), outputs=2, axis=0
+    )
     order = graph.reshape(order, [-1])
     chosen = graph.op(
         "NonMaxSuppression",
@@ -225,5 +247,7 @@ def _proposal(graph: Graph, layer: Any, bottoms: list[Blob], tops: list[Blob]) -
 
 
 def _rows_of_map(graph: Graph, value: str, width: int) -> str:
-    """Return a map 1 x (A width) x H x W as rows of `width` values in the order of rows, columns, anchors."""
+    """Return a map 1 x (A width) x H x W as rows of `width` values in the order of rows,
+    columns, anchors.
+    """
     return graph.reshape(graph.op("Transpose", value, perm=[0, 2, 3, 1]), [-1, width])

@@ -1,6 +1,8 @@
-"""Files of trained nets: ONNX, safetensors, torch's `.pth` and `.pt2`; and weights of torch's files as a `.caffemodel`.
+"""Files of trained nets: ONNX, safetensors, torch's `.pth` and `.pt2`; and weights of torch's
+files as a `.caffemodel`.
 
-Law: a tensor is named `<layer>.<blob>`, as in `conv1.weight`, with the blob's name of `docs/caffe_compatibility.md`.
+Law: a tensor is named `<layer>.<blob>`, as in `conv1.weight`, with the blob's name of
+`docs/caffe_compatibility.md`.
 """
 
 from __future__ import annotations
@@ -67,7 +69,9 @@ def check_suffix(path: Path) -> str:
     """
     suffix = path.suffix.lower()
     if suffix not in SUFFIXES:
-        raise UsageError(f"cannot export to {path}: expected a name that ends with {', '.join(SUFFIXES)}")
+        raise UsageError(
+            f"cannot export to {path}: expected a name that ends with {', '.join(SUFFIXES)}"
+        )
     return suffix
 
 
@@ -92,9 +96,13 @@ def write_net(net: Net, path: Path) -> str:
 
 
 def tensor_file(tensors: Arrays, suffix: str) -> tuple[bytes, str]:
-    """Return tensors by name as a file of a suffix, `.pth` or `.safetensors`, and a line about it."""
+    """Return tensors by name as a file of a suffix, `.pth` or `.safetensors`, and a line about
+    it.
+    """
     if suffix == ".safetensors":
-        content = _safetensors().save({name: np.ascontiguousarray(a) for name, a in tensors.items()})
+        content = _safetensors().save(
+            {name: np.ascontiguousarray(a) for name, a in tensors.items()}
+        )
     else:
         content = _pth(tensors)
     return content, f"{len(tensors)} tensors"
@@ -147,10 +155,14 @@ def _pt2(net: Net) -> tuple[bytes, str]:
     except Exception as error:
         why = str(error).strip().splitlines()[0]
         raise DefinitionError(
-            f"torch.export cannot trace this net, whose shapes depend on its data ({why}); use .onnx",
+            f"torch.export cannot trace this net, whose shapes depend on its data ({why}); use "
+            ".onnx",
             source=net.definition.source,
         ) from error
-    shown = ", ".join(f"{name} {times(('N', *shape[1:]))}" for name, shape in net.input_shapes.items())  # type: ignore[arg-type]
+    shown = ", ".join(
+        f"{name} {times(('N', *shape[1:]))}"  # type: ignore[arg-type]
+        for name, shape in net.input_shapes.items()
+    )
     return content, f"inputs: {shown}; outputs: {', '.join(name for name, _ in net.plan.outputs)}"
 
 
@@ -186,7 +198,9 @@ def read_tensors(path: Path) -> Arrays:
             loaded = _safetensors().load(path.read_bytes())
         else:
             with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # of pickles of other protocols, which are refused below
+                warnings.simplefilter(
+                    "ignore"
+                )  # of pickles of other protocols, which are refused below
                 loaded = torch.load(path, map_location="cpu", weights_only=True)
     except OSError as error:
         raise SnapshotError(f"cannot read {path}: {error.strerror or error}") from error
@@ -194,7 +208,9 @@ def read_tensors(path: Path) -> Arrays:
         raise
     except Exception as error:  # both libraries raise many types for files of something else
         why = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        if type(error).__name__ == "UnpicklingError":  # torch's text advises to load it without protection
+        if (
+            type(error).__name__ == "UnpicklingError"
+        ):  # torch's text advises to load it without protection
             why = (
                 "it is damaged, or has other objects than tensors; expected what "
                 "torch.save(module.state_dict(), FILE) writes"
@@ -209,7 +225,9 @@ def read_tensors(path: Path) -> Arrays:
     for name, value in loaded.items():
         if not isinstance(value, Tensor | np.ndarray):
             raise SnapshotError(f"{path}: '{name}' is a {type(value).__name__}, expected a tensor")
-        arrays[str(name)] = value.float().numpy() if isinstance(value, Tensor) else value.astype(np.float32)
+        arrays[str(name)] = (
+            value.float().numpy() if isinstance(value, Tensor) else value.astype(np.float32)
+        )
     return arrays
 
 
@@ -235,8 +253,12 @@ def import_weights(
     wanted = named_tensors(net)
     unknown = [name for name in names if name not in wanted]
     if unknown:
-        raise UsageError(f"--name={unknown[0]}=...: the net has no such tensor; it has {_few(wanted)}")
-    missing = [theirs for theirs in (names.get(name, name) for name in wanted) if theirs not in arrays]
+        raise UsageError(
+            f"--name={unknown[0]}=...: the net has no such tensor; it has {_few(wanted)}"
+        )
+    missing = [
+        theirs for theirs in (names.get(name, name) for name in wanted) if theirs not in arrays
+    ]
     if missing:
         raise SnapshotError(
             f"the file has no tensor {_few(missing)}; it has {_few(arrays)}. Use --name=OURS=THEIRS"
@@ -245,7 +267,8 @@ def import_weights(
         array = arrays[names.get(name, name)]
         if array.size != own.size:
             raise SnapshotError(
-                f"'{names.get(name, name)}' has shape {times(array.shape)}, expected {times(own.shape)} as '{name}' of the net"
+                f"'{names.get(name, name)}' has shape {times(array.shape)}, expected "
+                f"{times(own.shape)} as '{name}' of the net"
             )
     blobs = [
         (
@@ -263,7 +286,9 @@ def import_weights(
     return len(wanted), [name for name in arrays if name not in used]
 
 
-def _taken(arrays: Arrays, names: Mapping[str, str], name: str, shape: Shape) -> NDArray[np.float32]:
+def _taken(
+    arrays: Arrays, names: Mapping[str, str], name: str, shape: Shape
+) -> NDArray[np.float32]:
     found: NDArray[np.float32] = arrays[names.get(name, name)].reshape(shape)
     return found
 

@@ -18,7 +18,9 @@ from numpy.typing import NDArray
 from poseidon.errors import UsageError
 
 OPSET = 18
-"""The version of ONNX's operators: the first in which Resize and Split have all that is needed here."""
+"""The version of ONNX's operators: the first in which Resize and Split have all that is needed
+here.
+"""
 IR_VERSION = 8
 BATCH = "N"
 """The name of the dynamic axis."""
@@ -35,7 +37,9 @@ def onnx_module() -> ModuleType:
     try:
         return importlib.import_module("onnx")
     except ImportError as error:
-        raise UsageError("to write ONNX, install the extra: pip install 'poseidon[export]'") from error
+        raise UsageError(
+            "to write ONNX, install the extra: pip install 'poseidon[export]'"
+        ) from error
 
 
 def element_type(dtype: str) -> int:
@@ -99,7 +103,9 @@ class Graph:
     def input(self, name: str, shape: Shape, *, dynamic: bool, dtype: str = "float32") -> str:
         """Add an input."""
         self._taken.add(name)
-        self._inputs.append(self._value_info(Blob(name=name, shape=shape, dynamic=dynamic, dtype=dtype)))
+        self._inputs.append(
+            self._value_info(Blob(name=name, shape=shape, dynamic=dynamic, dtype=dtype))
+        )
         return name
 
     def constant(self, array: NDArray[Any], name: str = "") -> str:
@@ -150,11 +156,20 @@ class Graph:
 
     def slice(self, value: str, axis: int, start: int, stop: int) -> str:
         """Return the part of a value from `start` to before `stop` along an axis."""
-        return self.op("Slice", value, self.integers(start), self.integers(stop), self.integers(axis))
+        return self.op(
+            "Slice", value, self.integers(start), self.integers(stop), self.integers(axis)
+        )
 
     def rename(self, value: str, name: str) -> str:
-        """Give the output of a node a name, if that is free and the value is no input or constant. Return its name."""
-        if name in self._taken or value in self._initializers or any(value == i.name for i in self._inputs):
+        """Give the output of a node a name, if that is free and the value is no input or constant.
+
+        Return its name.
+        """
+        if (
+            name in self._taken
+            or value in self._initializers
+            or any(value == i.name for i in self._inputs)
+        ):
             return value
         for node in self._nodes:
             for names in (node.input, node.output):
@@ -191,10 +206,14 @@ class Graph:
         return [name for name in self._initializers if name in read]
 
     def _value_info(self, blob: Blob) -> Any:
-        extents: list[int | str | None] = [BATCH, *blob.shape[1:]] if blob.dynamic else list(blob.shape)
+        extents: list[int | str | None] = (
+            [BATCH, *blob.shape[1:]] if blob.dynamic else list(blob.shape)
+        )
         if not blob.known:
             extents = [None] * len(blob.shape)
-        return self._onnx.helper.make_tensor_value_info(blob.name, element_type(blob.dtype), extents)
+        return self._onnx.helper.make_tensor_value_info(
+            blob.name, element_type(blob.dtype), extents
+        )
 
     def _next(self) -> str:
         self._count += 1
@@ -226,7 +245,9 @@ class Exported:
     absent: tuple[str, ...] = ()
 
     def summary(self) -> str:
-        """Return inputs, outputs, the version of the operators and what is fixed or left out, for one line."""
+        """Return inputs, outputs, the version of the operators and what is fixed or left out,
+        for one line.
+        """
         shown = [
             ", ".join(f"{blob.name} {shape_text(blob)}" for blob in blobs)
             for blobs in (self.inputs, self.outputs)

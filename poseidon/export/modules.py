@@ -1,7 +1,7 @@
 """A torch module that `poseidon.distribute` trained, in other formats.
 
-Law: a module comes from a function of the user, `train.py:build_model`, and its weights from a checkpoint of a
-group or a file of tensors. Weights alone need no function.
+Law: a module comes from a function of the user, `train.py:build_model`, and its weights from a
+checkpoint of a group or a file of tensors. Weights alone need no function.
 """
 
 from __future__ import annotations
@@ -48,7 +48,8 @@ def write_checkpoint_tensors(checkpoint: Path, path: Path) -> str:
     suffix = check_suffix(path)
     if suffix in (".onnx", ".pt2"):
         raise UsageError(
-            f"{suffix} needs the module: {own_command()} export train.py:build_model {checkpoint} {path} --input=x:N,C,H,W"
+            f"{suffix} needs the module: {own_command()} export train.py:build_model {checkpoint} "
+            f"{path} --input=x:N,C,H,W"
         )
     content, line = tensor_file(read_tensors(checkpoint), suffix)
     write_atomically(path, content)
@@ -56,12 +57,15 @@ def write_checkpoint_tensors(checkpoint: Path, path: Path) -> str:
 
 
 def write_module(model: Path, weights: Path, shapes: Mapping[str, Shape], path: Path) -> str:
-    """Write a module with its weights in the format of the file's suffix, and return a line about it.
+    """Write a module with its weights in the format of the file's suffix, and return a line
+    about it.
 
     Args:
-        model: FILE.py:FUNCTION or MODULE:FUNCTION; the function takes nothing and returns the module.
+        model: FILE.py:FUNCTION or MODULE:FUNCTION; the function takes nothing and returns the
+            module.
         weights: a checkpoint of a group, or a state dict.
-        shapes: of the inputs by the names of `forward`'s parameters, each with `:int64` where it is not float32.
+        shapes: of the inputs by the names of `forward`'s parameters, each with `:int64` where it is
+            not float32.
         path: of the file.
 
     Raises:
@@ -120,7 +124,8 @@ def _filled(module: nn.Module, arrays: Arrays, source: Path) -> nn.Module:
         given = torch.from_numpy(np.array(arrays[name]))
         if given.shape != value.shape:
             raise SnapshotError(
-                f"{source}: {name} has the shape {tuple(given.shape)}, the module's is {tuple(value.shape)}"
+                f"{source}: {name} has the shape {tuple(given.shape)}, the module's is "
+                f"{tuple(value.shape)}"
             )
         value.copy_(given)
     return module
@@ -175,10 +180,14 @@ def _program(module: nn.Module, blobs: list[Blob]) -> tuple[bytes, bool]:
     except Exception:  # noqa: BLE001 (the tracer raises many types for a batch that cannot change)
         pass
     try:
-        return traced_program(_Positional(module), _examples(blobs, batch=None), dynamic=False), True
+        return traced_program(
+            _Positional(module), _examples(blobs, batch=None), dynamic=False
+        ), True
     except Exception as error:
         why = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        raise DefinitionError(f"torch.export cannot trace {type(module).__name__}: {why}") from error
+        raise DefinitionError(
+            f"torch.export cannot trace {type(module).__name__}: {why}"
+        ) from error
 
 
 def _onnx(module: nn.Module, blobs: list[Blob], *, dynamic: bool) -> bytes:
@@ -190,7 +199,9 @@ def _onnx(module: nn.Module, blobs: list[Blob], *, dynamic: bool) -> bytes:
             "ignore"
         )  # the tracer of TorchScript is deprecated; the other one needs onnxscript
         made = module(*inputs)
-        outputs = ["output"] if isinstance(made, Tensor) else [f"output_{i}" for i in range(len(made))]
+        outputs = (
+            ["output"] if isinstance(made, Tensor) else [f"output_{i}" for i in range(len(made))]
+        )
         axes = {name: {0: "N"} for name in (*names, *outputs)} if dynamic else None
         try:
             torch.onnx.export(
@@ -205,5 +216,7 @@ def _onnx(module: nn.Module, blobs: list[Blob], *, dynamic: bool) -> bytes:
             )
         except Exception as error:
             why = (str(error).strip().splitlines() or [type(error).__name__])[0]
-            raise DefinitionError(f"torch cannot write {type(module).__name__} as ONNX: {why}") from error
+            raise DefinitionError(
+                f"torch cannot write {type(module).__name__} as ONNX: {why}"
+            ) from error
     return buffer.getvalue()

@@ -1,8 +1,9 @@
 """A Caffe net as an ONNX model.
 
-Law: the model computes what the net computes in the phase TEST. Layers that read data become inputs; losses, accuracies
-and whatever needs labels are left out, and so are blobs that only they read. The first axis of inputs is the dynamic
-batch where every blob allows it. A layer that ONNX has no form of is an error that names it.
+Law: the model computes what the net computes in the phase TEST. Layers that read data become
+inputs; losses, accuracies and whatever needs labels are left out, and so are blobs that only they
+read. The first axis of inputs is the dynamic batch where every blob allows it. A layer that ONNX
+has no form of is an error that names it.
 """
 
 from __future__ import annotations
@@ -24,7 +25,13 @@ from poseidon.proto.definition import NetDefinition
 NEEDS_LABELS = frozenset(
     {
         *("Accuracy", "SoftmaxWithLoss", "SigmoidCrossEntropyLoss", "HingeLoss", "InfogainLoss"),
-        *("MultinomialLogisticLoss", "EuclideanLoss", "ContrastiveLoss", "SmoothL1Loss", "MultiBoxLoss"),
+        *(
+            "MultinomialLogisticLoss",
+            "EuclideanLoss",
+            "ContrastiveLoss",
+            "SmoothL1Loss",
+            "MultiBoxLoss",
+        ),
         *("SmoothL1LossOHEM", "SoftmaxWithLossOHEM", "BoxAnnotatorOHEM", "DetectionEvaluate"),
         *("AnchorTarget", "ProposalTarget", "HDF5Output"),
     }
@@ -38,8 +45,8 @@ def inference_definition(definition: NetDefinition, shapes: Mapping[str, Shape])
 
     Args:
         definition: filtered for the phase.
-        shapes: of tops of layers that read data, by name. The first such top needs one; a top without a
-            shape is left out with the layers that need it.
+        shapes: of tops of layers that read data, by name. The first such top needs one; a top
+            without a shape is left out with the layers that need it.
 
     Raises:
         UsageError: a name is no such top, or no shape is given for the first one.
@@ -50,11 +57,13 @@ def inference_definition(definition: NetDefinition, shapes: Mapping[str, Shape])
     unknown = [name for name in shapes if name not in known]
     if unknown:
         raise UsageError(
-            f"there is no data '{unknown[0]}' in this net; expected {', '.join(known) or 'no --input: the net has Input layers'}"
+            f"there is no data '{unknown[0]}' in this net; expected "
+            f"{', '.join(known) or 'no --input: the net has Input layers'}"
         )
     if known and known[0] not in shapes:
         raise UsageError(
-            f"the net reads data: add --input={known[0]}:1,C,H,W with the shape that it has after cropping, or export the deploy definition"
+            f"the net reads data: add --input={known[0]}:1,C,H,W with the shape that it has after "
+            "cropping, or export the deploy definition"
         )
     absent, kept = {name for name in known if name not in shapes}, []
     for index, layer in enumerate(layers):
@@ -77,10 +86,13 @@ def _become_input(layer: LayerParameter, read: Set[str], shapes: Mapping[str, Sh
     given = [list(shape.dim) for shape in layer.input_param.shape]
     known: dict[str, Sequence[int]] = dict(shapes)
     if layer.type == "Input":
-        known = dict(zip(layer.top, given * (len(layer.top) if len(given) == 1 else 1), strict=True))
+        known = dict(
+            zip(layer.top, given * (len(layer.top) if len(given) == 1 else 1), strict=True)
+        )
     elif layer.type == "DummyData":
         known = (
-            dict(zip(layer.top, dummy_shapes(layer.dummy_data_param, len(layer.top)), strict=True)) | known
+            dict(zip(layer.top, dummy_shapes(layer.dummy_data_param, len(layer.top)), strict=True))
+            | known
         )
     tops, name = [top for top in layer.top if top in known and top in read], layer.name
     layer.Clear()
@@ -129,7 +141,9 @@ def export_net(net: Net, *, name: str = "") -> Exported:
                 values[slot] = graph.input(top, shapes[slot], dynamic=slot in dynamic)
                 given.append(Blob(name=top, shape=shapes[slot], dynamic=slot in dynamic))
             continue
-        bottoms = [Blob(name=values[s], shape=shapes[s], dynamic=s in dynamic) for s in step.bottoms]
+        bottoms = [
+            Blob(name=values[s], shape=shapes[s], dynamic=s in dynamic) for s in step.bottoms
+        ]
         tops = [Blob(shape=shapes[s], dynamic=s in dynamic) for s in step.tops]
         graph.scope = layer.param.name
         for slot, top, value in zip(
@@ -145,7 +159,12 @@ def export_net(net: Net, *, name: str = "") -> Exported:
             value = graph.op("Identity", value)
         known = slot not in changing
         outputs.append(
-            Blob(name=graph.rename(value, top), shape=shapes[slot], dynamic=slot in dynamic, known=known)
+            Blob(
+                name=graph.rename(value, top),
+                shape=shapes[slot],
+                dynamic=slot in dynamic,
+                known=known,
+            )
         )
     return Exported(
         model=graph.model(name, outputs), inputs=tuple(given), outputs=tuple(outputs), fixed=fixed
@@ -159,7 +178,9 @@ def _emit(net: Net, graph: Graph, layer: Layer, bottoms: list[Blob], tops: list[
             raise LayerError(f"of type {layer.param.type} has no form in ONNX")
         return list(emitter(graph, layer, bottoms, tops))
     except LayerError as error:
-        raise DefinitionError(f"layer '{layer.param.name}' {error}", source=net.definition.source) from error
+        raise DefinitionError(
+            f"layer '{layer.param.name}' {error}", source=net.definition.source
+        ) from error
 
 
 def _dynamic_slots(net: Net) -> tuple[frozenset[int], str]:
@@ -168,7 +189,9 @@ def _dynamic_slots(net: Net) -> tuple[frozenset[int], str]:
     """
     before, first = net.slot_shapes, net.input_shapes
     batches = {shape[0] for shape in first.values() if shape}
-    if any(isinstance(layer, Source) and not isinstance(layer, Input) for _, layer in net.layer_modules):
+    if any(
+        isinstance(layer, Source) and not isinstance(layer, Input) for _, layer in net.layer_modules
+    ):
         return frozenset(), "the net has layers of constants"
     types = {layer.param.type for _, layer in net.layer_modules}
     if types & {"LSTM", "RNN", "LSTMUnit"}:

@@ -1,4 +1,6 @@
-"""Emitters of layers that treat each value, channel or image alike: activations, normalization, broadcast operands."""
+"""Emitters of layers that treat each value, channel or image alike: activations, normalization,
+broadcast operands.
+"""
 
 from __future__ import annotations
 
@@ -27,10 +29,14 @@ def array(tensor: Tensor) -> NDArray[np.float32]:
     return values
 
 
-def parameter(graph: Graph, layer: torch.nn.Module, blob: str, shape: tuple[int, ...] | None = None) -> str:
+def parameter(
+    graph: Graph, layer: torch.nn.Module, blob: str, shape: tuple[int, ...] | None = None
+) -> str:
     """Return a learned blob of a layer as a constant, in another shape unless `shape` is None."""
     values = array(getattr(layer, blob))
-    return graph.constant(values if shape is None else values.reshape(shape), f"{graph.scope}.{blob}")
+    return graph.constant(
+        values if shape is None else values.reshape(shape), f"{graph.scope}.{blob}"
+    )
 
 
 def scaled(graph: Graph, value: str, factor: float, shift: float = 0.0) -> str:
@@ -44,7 +50,9 @@ def scaled(graph: Graph, value: str, factor: float, shift: float = 0.0) -> str:
 def _relu(graph: Graph, layer: Any, bottoms: list[Blob], tops: list[Blob]) -> Names:
     slope = float(layer.slope)
     return [
-        graph.op("LeakyRelu", bottoms[0].name, alpha=slope) if slope else graph.op("Relu", bottoms[0].name)
+        graph.op("LeakyRelu", bottoms[0].name, alpha=slope)
+        if slope
+        else graph.op("Relu", bottoms[0].name)
     ]
 
 
@@ -70,7 +78,11 @@ def _elu(graph: Graph, layer: Any, bottoms: list[Blob], tops: list[Blob]) -> Nam
 
 @LAYERS.emits("SeLu")
 def _selu(graph: Graph, layer: Any, bottoms: list[Blob], tops: list[Blob]) -> Names:
-    return [scaled(graph, graph.op("Elu", bottoms[0].name, alpha=float(layer.alpha)), float(layer.factor))]
+    return [
+        scaled(
+            graph, graph.op("Elu", bottoms[0].name, alpha=float(layer.alpha)), float(layer.factor)
+        )
+    ]
 
 
 @LAYERS.emits("SeLuDropout")
@@ -117,7 +129,9 @@ def _power(graph: Graph, layer: Power, bottoms: list[Blob], tops: list[Blob]) ->
 
 @LAYERS.emits("Exp")
 def _exp(graph: Graph, layer: Exp, bottoms: list[Blob], tops: list[Blob]) -> Names:
-    return [scaled(graph, graph.op("Exp", scaled(graph, bottoms[0].name, layer.inner)), layer.outer)]
+    return [
+        scaled(graph, graph.op("Exp", scaled(graph, bottoms[0].name, layer.inner)), layer.outer)
+    ]
 
 
 @LAYERS.emits("Log")
@@ -165,7 +179,11 @@ def _batch_norm(graph: Graph, layer: BatchNorm, bottoms: list[Blob], tops: list[
         centred = graph.op("Sub", x.name, graph.constant(mean))
         return [graph.op("Mul", centred, graph.constant(factor))]
     values = (np.ones_like(mean), np.zeros_like(mean), mean, variance)
-    return [graph.op("BatchNormalization", x.name, *map(graph.constant, values), epsilon=float(layer.eps))]
+    return [
+        graph.op(
+            "BatchNormalization", x.name, *map(graph.constant, values), epsilon=float(layer.eps)
+        )
+    ]
 
 
 def _standardized(graph: Graph, x: str, axes: list[int], eps: float) -> str:
@@ -204,7 +222,9 @@ def _bn(graph: Graph, layer: BN, bottoms: list[Blob], tops: list[Blob]) -> Names
 def _lrn(graph: Graph, layer: LRN, bottoms: list[Blob], tops: list[Blob]) -> Names:
     x = bottoms[0].name
     if layer.across:
-        return [graph.op("LRN", x, size=layer.size, alpha=layer.alpha, beta=layer.beta, bias=layer.k)]
+        return [
+            graph.op("LRN", x, size=layer.size, alpha=layer.alpha, beta=layer.beta, bias=layer.k)
+        ]
     reach = layer.size // 2
     mean = graph.op(
         "AveragePool",
@@ -215,7 +235,11 @@ def _lrn(graph: Graph, layer: LRN, bottoms: list[Blob], tops: list[Blob]) -> Nam
         count_include_pad=1,
     )
     return [
-        graph.op("Mul", x, graph.op("Pow", scaled(graph, mean, layer.alpha, 1.0), graph.floats(-layer.beta)))
+        graph.op(
+            "Mul",
+            x,
+            graph.op("Pow", scaled(graph, mean, layer.alpha, 1.0), graph.floats(-layer.beta)),
+        )
     ]
 
 

@@ -63,7 +63,9 @@ def _permute(graph: Graph, layer: Any, bottoms: list[Blob], tops: list[Blob]) ->
 @LAYERS.emits("Crop")
 def _crop(graph: Graph, layer: Any, bottoms: list[Blob], tops: list[Blob]) -> Names:
     value = bottoms[0].name
-    for axis, (offset, extent) in enumerate(zip(layer.offsets, layer.extents, strict=True), layer.axis):
+    for axis, (offset, extent) in enumerate(
+        zip(layer.offsets, layer.extents, strict=True), layer.axis
+    ):
         if axis or not tops[0].dynamic:
             value = graph.slice(value, axis, offset, offset + extent)
     return [graph.op("Identity", value) if value == bottoms[0].name else value]
@@ -95,12 +97,16 @@ def _shuffle(graph: Graph, layer: Any, bottoms: list[Blob], tops: list[Blob]) ->
 
 
 @LAYERS.emits("InnerProduct")
-def _inner_product(graph: Graph, layer: InnerProduct, bottoms: list[Blob], tops: list[Blob]) -> Names:
+def _inner_product(
+    graph: Graph, layer: InnerProduct, bottoms: list[Blob], tops: list[Blob]
+) -> Names:
     (x,), value = bottoms, bottoms[0].name
     if layer.axis == 1:
         if len(x.shape) > 2:
             value = graph.op("Flatten", value, axis=1)
-        operands = [parameter(graph, layer, name) for name in ("weight", "bias") if _has(layer, name)]
+        operands = [
+            parameter(graph, layer, name) for name in ("weight", "bias") if _has(layer, name)
+        ]
         return [graph.op("Gemm", value, *operands, transB=0 if layer.transpose else 1)]
     value = graph.reshape(value, [*x.extents[: layer.axis], math.prod(x.shape[layer.axis :])])
     weight = array(layer.weight if layer.transpose else layer.weight.t())
@@ -134,18 +140,27 @@ def _reduction(graph: Graph, layer: Reduction, bottoms: list[Blob], tops: list[B
     elif layer.operation == ReductionParameter.SUMSQ:
         value = graph.op("Mul", value, value)
     kind = "ReduceMean" if layer.operation == ReductionParameter.MEAN else "ReduceSum"
-    return [scaled(graph, graph.op(kind, value, graph.integers(layer.axis), keepdims=0), layer.coeff)]
+    return [
+        scaled(graph, graph.op(kind, value, graph.integers(layer.axis), keepdims=0), layer.coeff)
+    ]
 
 
 @LAYERS.emits("ArgMax")
 def _arg_max(graph: Graph, layer: ArgMax, bottoms: list[Blob], tops: list[Blob]) -> Names:
     (x,) = bottoms
-    axis, value = (layer.axis, x.name) if layer.by_axis else (1, graph.op("Flatten", x.name, axis=1))
+    axis, value = (
+        (layer.axis, x.name) if layer.by_axis else (1, graph.op("Flatten", x.name, axis=1))
+    )
     count = x.shape[axis] if layer.by_axis else math.prod(x.shape[1:])
     # Of equal values TopK takes the first, Caffe the last: the axis is reversed.
     far = np.iinfo(np.int64).min
     back = graph.op(
-        "Slice", value, graph.integers(-1), graph.integers(far), graph.integers(axis), graph.integers(-1)
+        "Slice",
+        value,
+        graph.integers(-1),
+        graph.integers(far),
+        graph.integers(axis),
+        graph.integers(-1),
     )
     values, index = graph.ops("TopK", back, graph.integers(layer.top_k), outputs=2, axis=axis)
     forward = graph.op("Sub", graph.integers(count - 1), index)
@@ -165,7 +180,9 @@ def _parameter(graph: Graph, layer: Any, bottoms: list[Blob], tops: list[Blob]) 
 
 @LAYERS.emits("DummyData")
 def _dummy_data(graph: Graph, layer: DummyData, bottoms: list[Blob], tops: list[Blob]) -> Names:
-    return [graph.op("Identity", graph.constant(array(layer.constants[i]))) for i in range(len(tops))]
+    return [
+        graph.op("Identity", graph.constant(array(layer.constants[i]))) for i in range(len(tops))
+    ]
 
 
 @LAYERS.emits("PriorBox")

@@ -15,9 +15,15 @@ from poseidon.layers.vision.pooling import Pooling
 
 
 @LAYERS.emits(
-    "Convolution", "DepthwiseConvolution", "HoleConvolution", "ConvolutionDepthwise", "Deconvolution"
+    "Convolution",
+    "DepthwiseConvolution",
+    "HoleConvolution",
+    "ConvolutionDepthwise",
+    "Deconvolution",
 )
-def _convolution(graph: Graph, layer: BaseConvolution, bottoms: list[Blob], tops: list[Blob]) -> Names:
+def _convolution(
+    graph: Graph, layer: BaseConvolution, bottoms: list[Blob], tops: list[Blob]
+) -> Names:
     kind = "ConvTranspose" if layer.param.type == "Deconvolution" else "Conv"
     shape = tuple(layer.weight.shape) + ((1,) if layer.pointwise else ())
     operands = [parameter(graph, layer, "weight", shape)]
@@ -25,7 +31,9 @@ def _convolution(graph: Graph, layer: BaseConvolution, bottoms: list[Blob], tops
         operands.append(parameter(graph, layer, "bias"))
     window = layer.window
     settings = (
-        {"group": layer.group} if layer.pointwise else {"group": layer.group, **_window_settings(window)}
+        {"group": layer.group}
+        if layer.pointwise
+        else {"group": layer.group, **_window_settings(window)}
     )
     names = []
     for bottom, top in zip(bottoms, tops, strict=True):
@@ -54,7 +62,9 @@ def _im2col(graph: Graph, layer: Any, bottoms: list[Blob], tops: list[Blob]) -> 
     channels, count = x.shape[layer.axis], math.prod(window.kernel)
     kernels = np.tile(np.eye(count, dtype=np.float32), (channels, 1)).reshape(-1, 1, *window.kernel)
     folded = graph.reshape(x.name, [-1, *x.shape[layer.axis :]])
-    value = graph.op("Conv", folded, graph.constant(kernels), group=channels, **_window_settings(window))
+    value = graph.op(
+        "Conv", folded, graph.constant(kernels), group=channels, **_window_settings(window)
+    )
     return [graph.reshape(value, tops[0].extents)]
 
 
@@ -110,7 +120,9 @@ def _interp(graph: Graph, layer: Any, bottoms: list[Blob], tops: list[Blob]) -> 
     return [_resized(graph, value, layer.extents, mode="linear", transformation="align_corners")]
 
 
-def _resized(graph: Graph, value: str, extents: tuple[int, ...], *, mode: str, transformation: str) -> str:
+def _resized(
+    graph: Graph, value: str, extents: tuple[int, ...], *, mode: str, transformation: str
+) -> str:
     return graph.op(
         "Resize",
         value,

@@ -1,7 +1,7 @@
 """The last lines of a job: what it reached, and commands that use the result or go on.
 
-Law: pure, except for paths, which are relative to the working folder where that is shorter. A command
-does something as it is pasted.
+Law: pure, except for paths, which are relative to the working folder where that is shorter. A
+command does something as it is pasted.
 """
 
 from __future__ import annotations
@@ -18,7 +18,9 @@ OF_ONE_RUN = frozenset({"snapshot", "weights", "output", "job", "background", "n
 """Flags that a resumed job does not take over."""
 
 
-def without_flags(argv: Sequence[str], names: Collection[str], *, bare: Collection[str] = ()) -> list[str]:
+def without_flags(
+    argv: Sequence[str], names: Collection[str], *, bare: Collection[str] = ()
+) -> list[str]:
     """Return the arguments of a command without some flags and their values.
 
     Args:
@@ -52,13 +54,23 @@ def resume_command(argv: Sequence[str], changes: Mapping[str, str]) -> str:
 
 
 def test_commands(solver: SolverDefinition, model: Path) -> list[str]:
-    """Return a command for each test net that scores a model; none for nets inside the solver's own file."""
+    """Return a command for each test net that scores a model; none for nets inside the solver's
+    own file.
+    """
     commands = []
     for test in solver.test_nets():
         if not Path(test.definition.source).is_file():
             continue
         net = short_path(Path(test.definition.source))
-        argv = ["test", "-model", net, "-weights", short_path(model), "-iterations", str(test.iterations)]
+        argv = [
+            "test",
+            "-model",
+            net,
+            "-weights",
+            short_path(model),
+            "-iterations",
+            str(test.iterations),
+        ]
         commands.append(f"{own_command()} {shlex.join([*argv, *_state_flags(test.state)])}")
     return list(dict.fromkeys(commands))
 
@@ -100,7 +112,9 @@ def _without_settings(argv: Sequence[str], names: Collection[str]) -> list[str]:
 
 def _shortened(argument: str) -> str:
     """Return `--flag=/absolute/path` or `/absolute/path` with a shorter path to the same file."""
-    flag, equals, value = argument.partition("=") if argument.startswith("-") else ("", "", argument)
+    flag, equals, value = (
+        argument.partition("=") if argument.startswith("-") else ("", "", argument)
+    )
     if not Path(value).is_absolute() or not Path(value).exists():
         return argument
     return f"{flag}{equals}{short_path(Path(value))}"

@@ -67,12 +67,15 @@ def distribute(
 
     Raises:
         DataError: a part is missing.
-        JobError: lists the problems of all clients; what has arrived stays, and a second call sends the rest.
+        JobError: lists the problems of all clients; what has arrived stays, and a second call sends
+            the rest.
     """
     working = [client for client in clients if client.works]
     parts = [part_files(source, number, root=root) for number in range(len(working))]
     others = [
-        (client, part) for client, part in zip(working, parts, strict=True) if not is_loopback(client.address)
+        (client, part)
+        for client, part in zip(working, parts, strict=True)
+        if not is_loopback(client.address)
     ]
     if not others:
         return [f"{client_name(client)}: this machine, where its part is" for client in working]
@@ -95,7 +98,8 @@ def client_name(client: Host) -> str:
 def remote_path(path: Path, client: Host) -> str:
     """Return the path of a local file on a client's host.
 
-    A relative path is below the client's `workdir`; without one the host has the same path as this machine.
+    A relative path is below the client's `workdir`; without one the host has the same path as this
+    machine.
 
     Raises:
         UsageError: it would leave the workdir.
@@ -104,7 +108,8 @@ def remote_path(path: Path, client: Host) -> str:
         return str(path.absolute())
     if ".." in path.parts:
         raise UsageError(
-            f"{path} cannot be placed in the workdir of {client_name(client)}: it leads out of it by '..'"
+            f"{path} cannot be placed in the workdir of {client_name(client)}: it leads out of it "
+            "by '..'"
         )
     return str(PurePosixPath(client.workdir) / PurePosixPath(path))
 
@@ -130,14 +135,20 @@ def _plan(others: Sequence[tuple[Host, PartFiles]], report: Report) -> list[Deli
 
 
 def _deliver_all(
-    deliveries: Sequence[Delivery], hosts: Mapping[int, SshConnection], *, replace: bool, report: Report
+    deliveries: Sequence[Delivery],
+    hosts: Mapping[int, SshConnection],
+    *,
+    replace: bool,
+    report: Report,
 ) -> dict[int, str]:
     """Send to all clients at once; return the sentence of each, by the client's id."""
     count = _Count(report, COPYING, sum(delivery.size for delivery in deliveries))
 
     def one(delivery: Delivery) -> str | JobError:
         try:
-            return _deliver_one(delivery, hosts[delivery.client.id], replacing=replace, report=count.add)
+            return _deliver_one(
+                delivery, hosts[delivery.client.id], replacing=replace, report=count.add
+            )
         except JobError as error:
             return error
 
@@ -150,7 +161,10 @@ def _deliver_all(
     problems = [str(outcome) for outcome in outcomes if isinstance(outcome, JobError)]
     if problems:
         raise JobError(format_problems(problems, of=len(deliveries)))
-    return {delivery.client.id: str(outcome) for delivery, outcome in zip(deliveries, outcomes, strict=True)}
+    return {
+        delivery.client.id: str(outcome)
+        for delivery, outcome in zip(deliveries, outcomes, strict=True)
+    }
 
 
 def _deliver_one(

@@ -1,4 +1,6 @@
-"""The job of `poseidon extract_features`: features of a trained net into databases, by workers of this machine."""
+"""The job of `poseidon extract_features`: features of a trained net into databases, by workers
+of this machine.
+"""
 
 from __future__ import annotations
 
@@ -66,7 +68,9 @@ def run_extraction_job(request: ExtractionRequest) -> int:
         imports=request.imports,
     )
     extractions = {worker.rank: _part(common, worker) for worker in plan.workers}
-    check_extraction(common, [path for extraction in extractions.values() for path in extraction.paths()])
+    check_extraction(
+        common, [path for extraction in extractions.values() for path in extraction.paths()]
+    )
     obstacle = obstacle_to(output)
     if obstacle:
         raise UsageError(f"--output: nothing can be written to {output}: {obstacle}")
@@ -136,7 +140,8 @@ def _supervise(
         Path(first.model).stem, sys.stderr, on_started=lambda: None, progress=request.progress
     )
     terminal.print(
-        f"job {first.job}: {counted(len(plan.hosts), 'client')}, {counted(plan.worker_count, 'worker')}; "
+        f"job {first.job}: {counted(len(plan.hosts), 'client')}, "
+        f"{counted(plan.worker_count, 'worker')}; "
         f"logs in {short_path(output)}"
     )
 
@@ -144,7 +149,9 @@ def _supervise(
         assert isinstance(role, WorkerPlan)
         extraction = extractions[role.rank]
         threads = extraction.threads or os.cpu_count() or 1
-        return worker_spec(role, WORKER_MODULE, first.job, threads=threads, document=extraction.to_json())
+        return worker_spec(
+            role, WORKER_MODULE, first.job, threads=threads, document=extraction.to_json()
+        )
 
     try:
         with register_job(first.job, request.hostfile, plan.hosts, output) as registration:
@@ -167,7 +174,9 @@ def _supervise(
     return 0
 
 
-def _report_databases(extractions: Mapping[int, Extraction], terminal: Terminal, verdict: str) -> None:
+def _report_databases(
+    extractions: Mapping[int, Extraction], terminal: Terminal, verdict: str
+) -> None:
     """Name the databases that exist."""
     for path in (path for extraction in extractions.values() for path in extraction.paths()):
         if path.exists():

@@ -1,6 +1,7 @@
 """A job with workers and shards: its plan, what its hosts need, and what each process gets.
 
-Law: a `Job` checks everything that can be checked before a process starts, and starts none (`poseidon.launch.runner`).
+Law: a `Job` checks everything that can be checked before a process starts, and starts none
+(`poseidon.launch.runner`).
 """
 
 from __future__ import annotations
@@ -73,7 +74,11 @@ class Job(ABC):
     @property
     def usual_restarts(self) -> int:
         """The number of restarts without --max_restarts."""
-        return RESTARTS_OF_MANY_HOSTS if self.restarts_by_itself and has_remote_hosts(self.plan.hosts) else 0
+        return (
+            RESTARTS_OF_MANY_HOSTS
+            if self.restarts_by_itself and has_remote_hosts(self.plan.hosts)
+            else 0
+        )
 
     def background_argv(self, added: Sequence[str]) -> list[str]:
         """Return the arguments of this command without --background.
@@ -82,8 +87,6 @@ class Job(ABC):
             added: more flags.
         """
         return [*without_flags(self.request.argv, ["background"], bare=["background"]), *added]
-
-    # -- plan and hosts ----------------------------------------------------------------------------------
 
     def renew_plan(self) -> None:
         """Plan the job for the hosts that the site has now, with their addresses.
@@ -103,10 +106,13 @@ class Job(ABC):
             with_server=kind.has_shards,
         )
         if kind is ExchangeKind.LOCAL and plan.working_hosts > 1:
-            raise UsageError(f"--exchange=local is for one client; this job has {plan.working_hosts}")
+            raise UsageError(
+                f"--exchange=local is for one client; this job has {plan.working_hosts}"
+            )
         request.exchange.check_workers_per_host(plan.workers_per_host)
         check_encryption(request, hosts)
-        # One client alone needs no server, unless it is asked for: it applies the update rule itself.
+        # One client alone needs no server, unless it is asked for: it applies the update rule
+        # itself.
         served = plan.working_hosts > 1 or request.server_requested or plan.has_dedicated_servers
         return plan if served else replace(plan, shards=())
 
@@ -134,12 +140,14 @@ class Job(ABC):
         """Return whether every host can do what another one did."""
         return False
 
-    # -- what the user reads -----------------------------------------------------------------------------
-
     def description(self) -> str:
         """Return `2 clients, 4 workers, 2 shards`."""
         plan = self.plan
-        counts = ((len(plan.hosts), "client"), (plan.worker_count, "worker"), (plan.shard_count, "shard"))
+        counts = (
+            (len(plan.hosts), "client"),
+            (plan.worker_count, "worker"),
+            (plan.shard_count, "shard"),
+        )
         return ", ".join(counted(number, noun) for number, noun in counts)
 
     def notes(self) -> list[str]:
@@ -149,7 +157,8 @@ class Job(ABC):
     def final_report(
         self, result: JobResult, newest: StartingPoint, scores: Sequence[str]
     ) -> list[tuple[str, str]]:
-        """Return what the user may want to know or do after a job that did not fail: names with their texts.
+        """Return what the user may want to know or do after a job that did not fail: names with
+        their texts.
 
         Args:
             result: how it ended.
@@ -173,22 +182,24 @@ class Job(ABC):
 
     @property
     def name(self) -> str:
-        """How the user names this job in commands: by its id, or by its folder if that is not below output/."""
+        """How the user names this job in commands: by its id, or by its folder if that is not
+        below output/.
+        """
         found_by_id = self.output == (OUTPUT / self.id).absolute()
         return self.id if found_by_id else short_path(self.output)
 
     def _name_of(self, state: Path) -> str:
         """Return what --snapshot takes for the newest snapshot: the job, if that is where it is."""
         return (
-            self.name if state.absolute().parent in (self.output, self.output / COPIES) else short_path(state)
+            self.name
+            if state.absolute().parent in (self.output, self.output / COPIES)
+            else short_path(state)
         )
 
     def _network_report(self) -> list[tuple[str, str]]:
         if self.plan.worker_count == 1:
             return []
         return [("network", f"{own_command()} stats {shlex.quote(self.name)}")]
-
-    # -- processes ---------------------------------------------------------------------------------------
 
     @abstractmethod
     def document(self, role: WorkerPlan, start: Start) -> WorkerDocument:
@@ -198,7 +209,9 @@ class Job(ABC):
         """Return how to start one process."""
         if isinstance(role, ShardPlan):
             trace = (
-                self.site.path(self.output / f"trace_shard_{role.index}.json") if self.request.trace else ""
+                self.site.path(self.output / f"trace_shard_{role.index}.json")
+                if self.request.trace
+                else ""
             )
             return shard_spec(role, start, self.id, workers=self.plan.working_hosts, trace=trace)
         document = self.document(role, start)
@@ -227,7 +240,9 @@ class Job(ABC):
             clients=plan.working_hosts,
             local_rank=role.local_rank,
             local_workers=plan.workers_per_host,
-            local_address="" if alone else str(Path(start.launcher.socket_folder(role.host)) / "workers"),
+            local_address=""
+            if alone
+            else str(Path(start.launcher.socket_folder(role.host)) / "workers"),
             device=role.device,
             threads=self._threads(role, start),
             shards=plan.shard_count,

@@ -1,4 +1,5 @@
-"""A job's folder, record and logs: made at its start, and found again by a job id, a folder or a log.
+"""A job's folder, record and logs: made at its start, and found again by a job id, a folder or a
+log.
 
 Law: a folder that a job made goes again if the job failed before it wrote anything.
 """
@@ -34,20 +35,27 @@ OUTPUT = Path("output")
 """Where jobs have their folders without --output."""
 
 
-def register_job(job: str, hostfile: str | None, hosts: tuple[Host, ...], output: Path) -> Registration:
+def register_job(
+    job: str, hostfile: str | None, hosts: tuple[Host, ...], output: Path
+) -> Registration:
     """Record a job that this process launches, for `poseidon ps` and `poseidon kill`.
 
     Raises:
         JobError: another job with this folder runs, or the record cannot be written.
     """
     registry = Registry(read_settings().state_folder)
-    for other in (record for record in _running_in(output, registry) if record.launcher.name != AGENT):
+    for other in (
+        record for record in _running_in(output, registry) if record.launcher.name != AGENT
+    ):
         raise JobError(
-            f"{output} is the folder of the job {other.job}, which runs (launcher pid {other.launcher.pid}); name another "
+            f"{output} is the folder of the job {other.job}, which runs (launcher pid "
+            f"{other.launcher.pid}); name another "
             f"--output, or end it first: {own_command()} kill {other.job}"
         )
     me = psutil.Process()
-    launcher = RecordedProcess(name="launcher", host="127.0.0.1", pid=me.pid, created_s=me.create_time())
+    launcher = RecordedProcess(
+        name="launcher", host="127.0.0.1", pid=me.pid, created_s=me.create_time()
+    )
     record = JobRecord(
         job=job,
         launcher=launcher,
@@ -92,7 +100,9 @@ def remove_unused(folder: Path, ignored: Collection[Path] = ()) -> None:
 
 
 def local_records(registry: Registry) -> list[JobRecord]:
-    """Return all records of this machine that can be read; the others are warnings on standard error."""
+    """Return all records of this machine that can be read; the others are warnings on standard
+    error.
+    """
     return readable_records(registry, lambda problem: print(f"warning: {problem}", file=sys.stderr))
 
 
@@ -118,7 +128,9 @@ def job_folder(job: str | None) -> Path:
 
 
 def ended_job(job: str) -> Path | None:
-    """Return the folder under output/ of the job with the id `job`, which no longer runs; None where there is none."""
+    """Return the folder under output/ of the job with the id `job`, which no longer runs; None
+    where there is none.
+    """
     folder = OUTPUT / job
     return folder if Path(job).name == job and folder.is_dir() else None
 
@@ -130,13 +142,15 @@ def _newest(records: list[JobRecord]) -> Path:
     ended = [(path.stat().st_mtime, path.parent) for path in OUTPUT.glob(f"*/{FILE_NAME}")]
     if not ended:
         raise JobError(
-            f"no job is running, and {OUTPUT}/ holds none that has ended; expected a job's id or its output folder"
+            f"no job is running, and {OUTPUT}/ holds none that has ended; expected a job's id or "
+            "its output folder"
         )
     return max(ended)[1]
 
 
 def find_snapshot(given: str, ending: str = ".solverstate") -> Path:
-    """Return the snapshot that --snapshot names: a file, or the newest of a job, by its id or its folder.
+    """Return the snapshot that --snapshot names: a file, or the newest of a job, by its id or
+    its folder.
 
     Args:
         given: the flag's value.
@@ -163,12 +177,17 @@ def find_snapshot(given: str, ending: str = ".solverstate") -> Path:
 
 
 def _recorded_snapshot(folder: Path, ending: str) -> Path | None:
-    """Return the last snapshot on record in a job's folder, of those that still exist; None if there is none.
+    """Return the last snapshot on record in a job's folder, of those that still exist; None if
+    there is none.
 
     The solver's snapshot_prefix, or the prefix of a script, puts it in another folder.
     """
     try:
-        lines = (folder / METRICS_FILE).read_text(encoding="utf-8", errors="backslashreplace").splitlines()
+        lines = (
+            (folder / METRICS_FILE)
+            .read_text(encoding="utf-8", errors="backslashreplace")
+            .splitlines()
+        )
     except OSError:
         return None
     for line in reversed(lines):
@@ -185,7 +204,11 @@ def log_paths(folder: Path) -> Mapping[str, Path]:
 
     Of two logs of one process it is the one that the launcher keeps.
     """
-    found = {path.stem: path for place in (folder, folder / REMOTE_LOGS) for path in place.glob("*_*.log")}
+    found = {
+        path.stem: path
+        for place in (folder, folder / REMOTE_LOGS)
+        for path in place.glob("*_*.log")
+    }
     numbered = [
         (role, int(number), path)
         for stem, path in found.items()
@@ -200,7 +223,8 @@ def find_training_log(given: str | None) -> tuple[str, Path]:
     """Return a name for a training log, and its path.
 
     Args:
-        given: a log, or the id or folder of a job, whose worker 0 has the log; None: the job that was started last.
+        given: a log, or the id or folder of a job, whose worker 0 has the log; None: the job that
+            was started last.
 
     Raises:
         DataError: the job has no log of worker 0.
@@ -243,7 +267,10 @@ def read_training_log(path: Path) -> TrainingLog:
 
 
 class LogLines:
-    """The whole lines of a growing file. Each iteration yields those that came since the last one."""
+    """The whole lines of a growing file.
+
+    Each iteration yields those that came since the last one.
+    """
 
     def __init__(self, file: TextIO) -> None:
         self._file = file

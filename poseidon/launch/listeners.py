@@ -1,7 +1,8 @@
-"""The listeners of a job in its launcher: straggler reports, the statistics file, logs of other hosts.
+"""The listeners of a job in its launcher: straggler reports, the statistics file, logs of other
+hosts.
 
-Law: each listener knows nothing of the others; `Listeners` calls all of them in a fixed order. A file that cannot be
-written is one warning and never ends a job.
+Law: each listener knows nothing of the others; `Listeners` calls all of them in a fixed order. A
+file that cannot be written is one warning and never ends a job.
 """
 
 from __future__ import annotations
@@ -41,7 +42,8 @@ PAGE_CLOSE_S = 5.0
 
 
 class Listeners(JobListener):
-    """Several listeners as one: each call goes to all of them, in the order in which they were given.
+    """Several listeners as one: each call goes to all of them, in the order in which they were
+    given.
 
     A listener that raises ends the call, and so the job: those after it are not called.
     """
@@ -83,7 +85,9 @@ class StragglerReports(JobListener):
         now: seconds, monotonic.
     """
 
-    def __init__(self, report: Callable[[str], None], *, now: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, report: Callable[[str], None], *, now: Callable[[], float] = time.monotonic
+    ) -> None:
         self._report = report
         self._now = now
         self._stragglers = Stragglers()
@@ -116,7 +120,9 @@ class StatisticsFile(JobListener):
         now: seconds, monotonic.
     """
 
-    def __init__(self, job: str, folder: Path, *, now: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, job: str, folder: Path, *, now: Callable[[], float] = time.monotonic
+    ) -> None:
         self._job = job
         self._path = folder / FILE_NAME
         self._now = now
@@ -169,7 +175,8 @@ class StatisticsFile(JobListener):
 
 
 class RemoteLogs(JobListener):
-    """Keeps the lines that processes on other hosts write, a file for each process: `<output>/from_hosts/worker_1.log`.
+    """Keeps the lines that processes on other hosts write, a file for each process:
+    `<output>/from_hosts/worker_1.log`.
 
     Args:
         folder: the job's output folder.
@@ -188,7 +195,9 @@ class RemoteLogs(JobListener):
             if name not in self._files:
                 self._folder.mkdir(exist_ok=True)
                 path = self._folder / f"{name.short.replace(' ', '_')}.log"
-                self._files[name] = path.open("a", encoding="utf-8", errors="backslashreplace", buffering=1)
+                self._files[name] = path.open(
+                    "a", encoding="utf-8", errors="backslashreplace", buffering=1
+                )
             self._files[name].write(line.text + "\n")
         except OSError as error:
             self._give_up(error)
@@ -220,7 +229,11 @@ class DashboardPage(JobListener):
         self._show = show
         argv = this_command(["dashboard", str(folder), "--port=0"])
         self._process = subprocess.Popen(
-            argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+            argv,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
         )
         self._thread = threading.Thread(target=self._read, name="poseidon-dashboard", daemon=True)
         self._thread.start()

@@ -1,7 +1,8 @@
 """The processes of a job: their environment, keys and specs (docs/security.md on the keys).
 
-Law: a job with a process on another machine encrypts, whatever the flags; what cannot be encrypted is refused unless
-its own flag allows it. Keys are made here, anew for each start, and travel on standard input alone.
+Law: a job with a process on another machine encrypts, whatever the flags; what cannot be encrypted
+is refused unless its own flag allows it. Keys are made here, anew for each start, and travel on
+standard input alone.
 """
 
 from __future__ import annotations
@@ -27,9 +28,11 @@ from ps_server.keys import JobKeys
 MERGE_AT_ONCE = "glibc.malloc.mxfast=0"
 """A tunable of glibc: small freed blocks are merged with free neighbours at once."""
 PAST_CACHES = "glibc.cpu.x86_non_temporal_threshold=0x100000"
-"""A tunable of glibc: copies of 1 MiB and more write past the caches. By itself glibc takes the whole last cache for
-its own, however many share it, and reads every line from memory that it then overwrites; so a chunk's copy takes about
-half the time."""
+"""A tunable of glibc: copies of 1 MiB and more write past the caches.
+
+By itself glibc takes the whole last cache for its own, however many share it, and reads every line
+from memory that it then overwrites; so a chunk's copy takes about half the time.
+"""
 
 
 def child_environment(threads: int) -> dict[str, str]:
@@ -38,13 +41,16 @@ def child_environment(threads: int) -> dict[str, str]:
     Args:
         threads: CPU threads of its arithmetic.
 
-    The malloc settings keep large freed blocks in the process: activations and gradients are allocated anew each
-    iteration, and giving them back to the system means touching fresh pages every time. They also merge small freed
-    blocks with their neighbours at once: glibc would put that off until a thread frees or asks for something large,
-    which a thread that works on small tensors alone never does, and its memory would grow with each of them. Large
-    copies go past the caches.
+    The malloc settings keep large freed blocks in the process: activations and gradients are
+    allocated anew each iteration, and giving them back to the system means touching fresh pages
+    every time. They also merge small freed blocks with their neighbours at once: glibc would put
+    that off until a thread frees or asks for something large, which a thread that works on small
+    tensors alone never does, and its memory would grow with each of them. Large copies go past the
+    caches.
     """
-    from ps_server.numerics import environment  # imports torch, which commands that start nothing do not need
+    from ps_server.numerics import (
+        environment,
+    )  # imports torch, which commands that start nothing do not need
 
     inherited = inherited_environment()
     return {
@@ -81,8 +87,10 @@ def check_encryption(request: JobRequest, hosts: Sequence[Host]) -> None:
         and not request.exchange.allreduce_in_clear
     ):
         raise UsageError(
-            "--exchange=allreduce cannot be encrypted: whoever reaches the machines' ports can read and change what "
-            "it sends; take --exchange=hybrid, or say --allreduce_in_clear on a network that you trust"
+            "--exchange=allreduce cannot be encrypted: whoever reaches the machines' ports can "
+            "read and change what "
+            "it sends; take --exchange=hybrid, or say --allreduce_in_clear on a network that you "
+            "trust"
         )
 
 
@@ -106,15 +114,28 @@ class Start:
 
     @classmethod
     def new(
-        cls, attempt: int, point: StartingPoint, launcher: SiteLauncher, plan: JobPlan, encrypt: Encrypt
+        cls,
+        attempt: int,
+        point: StartingPoint,
+        launcher: SiteLauncher,
+        plan: JobPlan,
+        encrypt: Encrypt,
     ) -> Start:
-        """Make a start with secrets of its own: a process that an earlier one left has no part in it."""
+        """Make a start with secrets of its own: a process that an earlier one left has no part
+        in it.
+        """
         encrypted = plan.shards and is_encrypted(encrypt, plan.hosts)
-        keys = JobKeys.new(workers=plan.working_hosts, shards=plan.shard_count) if encrypted else None
-        return cls(attempt=attempt, point=point, launcher=launcher, token=secrets.token_hex(32), keys=keys)
+        keys = (
+            JobKeys.new(workers=plan.working_hosts, shards=plan.shard_count) if encrypted else None
+        )
+        return cls(
+            attempt=attempt, point=point, launcher=launcher, token=secrets.token_hex(32), keys=keys
+        )
 
     def keyring(self, role: WorkerPlan | ShardPlan) -> str:
-        """Return the keys of one process, as its document has them; only local rank 0 of a host's workers has any."""
+        """Return the keys of one process, as its document has them; only local rank 0 of a
+        host's workers has any.
+        """
         if self.keys is None:
             return ""
         if isinstance(role, ShardPlan):
@@ -166,12 +187,22 @@ def shard_spec(role: ShardPlan, start: Start, job: str, *, workers: int, trace: 
     if trace:
         line["trace"] = trace
     return _spec(
-        role, "ps_server", job, ("--stdin", "--shard", str(role.index)), 1, json.dumps(line).encode()
+        role,
+        "ps_server",
+        job,
+        ("--stdin", "--shard", str(role.index)),
+        1,
+        json.dumps(line).encode(),
     )
 
 
 def _spec(
-    role: WorkerPlan | ShardPlan, module: str, job: str, own: tuple[str, ...], threads: int, first_line: bytes
+    role: WorkerPlan | ShardPlan,
+    module: str,
+    job: str,
+    own: tuple[str, ...],
+    threads: int,
+    first_line: bytes,
 ) -> ProcessSpec:
     return ProcessSpec(
         name=role.process,

@@ -1,7 +1,7 @@
 """The hosts of a job on the nodes of a Ray cluster.
 
-Law: a client has a node of its own. A lost client gets another node as soon as Ray has one; its address is then the new
-node's.
+Law: a client has a node of its own. A lost client gets another node as soon as Ray has one; its
+address is then the new node's.
 """
 
 from __future__ import annotations
@@ -23,7 +23,9 @@ from poseidon.launch.request import JobRequest
 from poseidon.launch.site import AgentSiteLauncher, read_hosts
 
 ACTOR_S = 60.0
-"""How long an actor may take to start on its node; at the start of a job `--ray_timeout` may give it longer."""
+"""How long an actor may take to start on its node; at the start of a job `--ray_timeout` may
+give it longer.
+"""
 PROMPT_S = 2.0
 """How long to wait for nodes before a line says so."""
 RETURN_S = 15.0
@@ -70,7 +72,8 @@ class RaySite(RemoteSite):
         cluster, labels = self._connected(), {host.id: f"client {host.id}" for host in hosts}
         if self._connections and not cluster.placed(RETURN_S):
             waiting = JobError(
-                f"{', '.join(labels.values())}: no node of the Ray cluster within {RETURN_S:g} s; {cluster.describe_lack()}"
+                f"{', '.join(labels.values())}: no node of the Ray cluster within {RETURN_S:g} s; "
+                f"{cluster.describe_lack()}"
             )
             return dict.fromkeys(labels, waiting)
         limit_s = ACTOR_S if self._connections else max(ACTOR_S, self._request.ray_timeout)
@@ -88,7 +91,10 @@ class RaySite(RemoteSite):
         return found
 
     def drop_missing(self) -> tuple[Host, ...]:
-        """See `Site`. The others get nodes anew, so that no autoscaler brings one for a client that was left out."""
+        """See `Site`.
+
+        The others get nodes anew, so that no autoscaler brings one for a client that was left out.
+        """
         missing = super().drop_missing()
         if missing:
             close_all(self._connections.values())
@@ -152,7 +158,8 @@ class RaySite(RemoteSite):
         print(f"waiting up to {limit_s:g} s for nodes: {cluster.describe_lack()}", file=sys.stderr)
         if not cluster.placed(limit_s):
             raise JobError(
-                f"{cluster.describe_lack()}; after {limit_s:g} s (--ray_timeout) they have none; add nodes with 'ray start "
+                f"{cluster.describe_lack()}; after {limit_s:g} s (--ray_timeout) they have none; "
+                "add nodes with 'ray start "
                 "--address=HEAD:6379', or ask for fewer clients or resources"
             )
 
@@ -169,7 +176,8 @@ class RaySite(RemoteSite):
         if devices and sorted(devices) != list(range(len(devices))):
             numbers = ",".join(map(str, devices))
             raise UsageError(
-                f"client {host.id} has GPUs {numbers}; Ray assigns GPUs and numbers them from 0, so {len(devices)} of them "
+                f"client {host.id} has GPUs {numbers}; Ray assigns GPUs and numbers them from 0, "
+                f"so {len(devices)} of them "
                 f"are {','.join(map(str, range(len(devices))))}"
             )
         workers = len(devices) or request.num_app_threads
@@ -197,7 +205,12 @@ def _hosts(request: JobRequest) -> tuple[Host, ...]:
     if not request.hostfile:
         working = request.clients or 1
         return tuple(
-            Host(id=number, address=ANY, port=0, role=HostRole.BOTH if number < working else HostRole.SERVER)
+            Host(
+                id=number,
+                address=ANY,
+                port=0,
+                role=HostRole.BOTH if number < working else HostRole.SERVER,
+            )
             for number in range(working + request.servers)
         )
     hosts = read_hosts(request.hostfile, request.num_comm_channels_per_client)
@@ -205,7 +218,8 @@ def _hosts(request: JobRequest) -> tuple[Host, ...]:
         for option, value in (("user", host.user), ("ssh_port", host.ssh_port)):
             if value is not None:
                 raise UsageError(
-                    f"{request.hostfile}: client {host.id} has {option}={value}, which is for SSH; expected none with "
+                    f"{request.hostfile}: client {host.id} has {option}={value}, which is for "
+                    "SSH; expected none with "
                     "--launcher=ray"
                 )
     return hosts
@@ -219,7 +233,8 @@ def _some(resources: Resources, flag: str) -> Resources:
     """
     if not any(resources.values()):
         raise UsageError(
-            f"{flag}: a client asks for nothing of its node; expected a resource above 0, as in CPU=1"
+            f"{flag}: a client asks for nothing of its node; expected a resource above 0, as in "
+            "CPU=1"
         )
     return resources
 

@@ -12,7 +12,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
 
-from poseidon.cluster.agent.launcher import AgentLauncher, HostEnvironment, RemoteChannel, open_agents
+from poseidon.cluster.agent.launcher import (
+    AgentLauncher,
+    HostEnvironment,
+    RemoteChannel,
+    open_agents,
+)
 from poseidon.cluster.host_checks import HostCheck, HostNeeds, check_hosts
 from poseidon.cluster.jobs.registry import JobRecord, record_fields
 from poseidon.cluster.machinefile import Host
@@ -21,7 +26,13 @@ from poseidon.cluster.remote_python import RemotePython
 from poseidon.cluster.ssh.channel import Finished
 from poseidon.cluster.ssh.delivery import deliver, sent_file
 from poseidon.errors import JobError, JobInterrupted
-from poseidon.launch.site import AgentSiteLauncher, FileSet, Site, SiteLauncher, launcher_environment
+from poseidon.launch.site import (
+    AgentSiteLauncher,
+    FileSet,
+    Site,
+    SiteLauncher,
+    launcher_environment,
+)
 from poseidon.launch.snapshots import RemoteFiles, SnapshotCopies, SnapshotSource
 
 ANSWER_S = 10.0
@@ -67,11 +78,15 @@ class RemoteSite(Site):
 
     @abstractmethod
     def connect_each(self, hosts: Sequence[Host]) -> Mapping[int, RemoteConnection | JobError]:
-        """Connect to hosts in parallel; return the connection to each, or the error, by the host's id."""
+        """Connect to hosts in parallel; return the connection to each, or the error, by the
+        host's id.
+        """
 
     @abstractmethod
     def names(self) -> Mapping[int, tuple[str, ...]]:
-        """Return the names and addresses at which each host may be reached by the others, best first, by its id."""
+        """Return the names and addresses at which each host may be reached by the others, best
+        first, by its id.
+        """
 
     def reconnected(self) -> None:
         """Check what may have changed with new connections.
@@ -104,7 +119,9 @@ class RemoteSite(Site):
                     connection=self._connections[first_of[environment]],
                     interpreter=environment.python.command(),
                     needs=tuple(
-                        asked[number] for number, other in environments.items() if other == environment
+                        asked[number]
+                        for number, other in environments.items()
+                        if other == environment
                     ),
                 )
                 for environment in first_of
@@ -136,7 +153,11 @@ class RemoteSite(Site):
     def _silent(self) -> set[RemoteConnection]:
         connections = list({self._connections[host.id] for host in self._hosts})
         answers = for_each_host(_answers, connections, name="poseidon ask")
-        return {connection for connection, up in zip(connections, answers, strict=True) if up is not True}
+        return {
+            connection
+            for connection, up in zip(connections, answers, strict=True)
+            if up is not True
+        }
 
     def launcher(self, record: JobRecord, files: Callable[[], Sequence[FileSet]]) -> SiteLauncher:
         """See `Site`."""
@@ -155,7 +176,8 @@ class RemoteSite(Site):
             self._reconnect()
             return open_agents(self.environments(), record_fields(record), record.job)
         except JobError as error:
-            # A connection behind a jump host may stand and carry nothing any more: the next start makes it anew.
+            # A connection behind a jump host may stand and carry nothing any more: the next start
+            # makes it anew.
             close_all(self._silent())
             raise JobInterrupted(str(error), iteration=0, while_starting=True) from error
 
@@ -178,14 +200,21 @@ class RemoteSite(Site):
                 for file in group
             ]
             connection = self._connections[host.id]
-            deliver(files, connection, name=connection.label, python=environments[host.id].python.command())
+            deliver(
+                files,
+                connection,
+                name=connection.label,
+                python=environments[host.id].python.command(),
+            )
             return {file.local: file.remote for file in files}
 
         working = [host for host in self._hosts if host.works]
         outcomes = for_each_host(send_to, working, name="poseidon bring")
         problems = [str(outcome) for outcome in outcomes if isinstance(outcome, JobError)]
         if problems:
-            raise JobInterrupted(format_problems(problems, of=len(working)), iteration=0, while_starting=True)
+            raise JobInterrupted(
+                format_problems(problems, of=len(working)), iteration=0, while_starting=True
+            )
         return {
             host.id: outcome
             for host, outcome in zip(working, outcomes, strict=True)
@@ -235,7 +264,9 @@ class RemoteSite(Site):
 
 def reached(outcomes: Mapping[int, RemoteConnection | JobError]) -> dict[int, RemoteConnection]:
     """Return the connections that were made."""
-    return {host: outcome for host, outcome in outcomes.items() if not isinstance(outcome, JobError)}
+    return {
+        host: outcome for host, outcome in outcomes.items() if not isinstance(outcome, JobError)
+    }
 
 
 def check_reached(outcomes: Mapping[int, RemoteConnection | JobError]) -> None:

@@ -1,6 +1,7 @@
 """The hosts of a rendezvous, and the part that each task has in the job (docs/schedulers).
 
-Rank 0 is the launcher; on each host the task with local rank 0 starts the processes; the others wait.
+Rank 0 is the launcher; on each host the task with local rank 0 starts the processes; the others
+wait.
 """
 
 from __future__ import annotations
@@ -34,7 +35,13 @@ from poseidon.cluster.rendezvous.wire import TaskInfo
 from poseidon.cluster.supervision.signals import exit_code_of
 from poseidon.errors import JobError, PoseidonError, UsageError
 from poseidon.launch.processes import child_environment
-from poseidon.launch.site import AgentSiteLauncher, FileSet, Site, SiteLauncher, launcher_environment
+from poseidon.launch.site import (
+    AgentSiteLauncher,
+    FileSet,
+    Site,
+    SiteLauncher,
+    launcher_environment,
+)
 from poseidon.settings import inherited_environment
 
 LEAVE_S = 30.0
@@ -42,7 +49,8 @@ _ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
 class RendezvousSite(Site):
-    """A `Site` of the hosts on which tasks were started: agents over the tasks' connections to rank 0.
+    """A `Site` of the hosts on which tasks were started: agents over the tasks' connections to
+    rank 0.
 
     Args:
         hosts: as the rendezvous has gathered them.
@@ -55,7 +63,8 @@ class RendezvousSite(Site):
     def hosts(self) -> tuple[Host, ...]:
         """See `Site`. By rank; their shards take free ports."""
         return tuple(
-            Host(id=number, address=plan.address, port=0) for number, (plan, _) in enumerate(self._connected)
+            Host(id=number, address=plan.address, port=0)
+            for number, (plan, _) in enumerate(self._connected)
         )
 
     @property
@@ -79,7 +88,9 @@ class RendezvousSite(Site):
 
     def launcher(self, record: JobRecord, files: Callable[[], Sequence[FileSet]]) -> SiteLauncher:
         """See `Site`. Files are not sent: the hosts must have them under the same paths."""
-        return AgentSiteLauncher(open_agents(self._environments(), record_fields(record), record.job))
+        return AgentSiteLauncher(
+            open_agents(self._environments(), record_fields(record), record.job)
+        )
 
     def resume_command(self, command: str, changes: Mapping[str, str]) -> str:
         """See `Site`."""
@@ -112,17 +123,22 @@ def devices_of_tasks(gpu: str, app_threads: int, tasks: int) -> tuple[str, int]:
     if not gpu:
         if app_threads not in (1, tasks):
             raise UsageError(
-                f"--num_app_threads={app_threads} with {tasks} tasks on each host; expected {tasks}, or one task"
+                f"--num_app_threads={app_threads} with {tasks} tasks on each host; expected "
+                f"{tasks}, or one task"
             )
         return gpu, tasks
     if gpu == "all":
         return ",".join(map(str, range(tasks))), app_threads
     if gpu.count(",") + 1 != tasks:
-        raise UsageError(f"--gpu={gpu} with {tasks} tasks on each host; expected as many devices, or all")
+        raise UsageError(
+            f"--gpu={gpu} with {tasks} tasks on each host; expected as many devices, or all"
+        )
     return gpu, app_threads
 
 
-def take_part(task: Task, key: bytes, timeout_s: float, run_job: Callable[[RendezvousSite], int]) -> int:
+def take_part(
+    task: Task, key: bytes, timeout_s: float, run_job: Callable[[RendezvousSite], int]
+) -> int:
     """Take part in a job to its end; return the job's exit code.
 
     Args:
@@ -156,7 +172,11 @@ def _lead(
     with (
         TaskSignals() as signals,
         RendezvousServer(
-            address, task.port, server_keys(key), size=task.size, on_signal=signals.other_task_signalled
+            address,
+            task.port,
+            server_keys(key),
+            size=task.size,
+            on_signal=signals.other_task_signalled,
         ) as rendezvous,
     ):
         own_part = threading.Thread(
@@ -179,7 +199,9 @@ def _lead(
         return code
 
 
-def _run_own_task(rendezvous: RendezvousServer, key: bytes, info: TaskInfo, settings: TaskSettings) -> None:
+def _run_own_task(
+    rendezvous: RendezvousServer, key: bytes, info: TaskInfo, settings: TaskSettings
+) -> None:
     """Run rank 0's own task on its thread; an exception ends the wait for the other tasks."""
     try:
         run_task(rendezvous.address, task_keys(key), info, settings)
@@ -228,7 +250,9 @@ def _noted_signals() -> Iterator[list[str]]:
 
 @contextmanager
 def _signals_as_errors(rank: int) -> Iterator[None]:
-    """Raise a JobError for a signal that asks this process to end, while neither the task nor its job has a handler."""
+    """Raise a JobError for a signal that asks this process to end, while neither the task nor
+    its job has a handler.
+    """
 
     def end(number: int, frame: FrameType | None) -> None:
         name = signal.Signals(number).name
@@ -236,7 +260,9 @@ def _signals_as_errors(rank: int) -> Iterator[None]:
         error.exit_code = exit_code_of(signal.Signals(number))
         raise error
 
-    caught = [number for number in _ENDING if signal.getsignal(number) is not signal.SIG_IGN]  # nohup
+    caught = [
+        number for number in _ENDING if signal.getsignal(number) is not signal.SIG_IGN
+    ]  # nohup
     before = {number: signal.signal(number, end) for number in caught}
     try:
         yield

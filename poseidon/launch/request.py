@@ -1,9 +1,9 @@
 """What a user asks of a job, as frozen values.
 
-Law: each field has the name of its flag, so that `poseidon.cli.requests` reads all of them alike: a new flag of `train`
-is a flag in `poseidon/cli/parsers/jobs.py`, a field here (or, if it acts in the workers, in `TrainingOptions`), and the
-place where it acts. A field whose value is not that of the flag names the function that converts it. Ranges are checked
-here.
+Law: each field has the name of its flag, so that `poseidon.cli.requests` reads all of them alike: a
+new flag of `train` is a flag in `poseidon/cli/parsers/jobs.py`, a field here (or, if it acts in the
+workers, in `TrainingOptions`), and the place where it acts. A field whose value is not that of the
+flag names the function that converts it. Ranges are checked here.
 """
 
 from __future__ import annotations
@@ -102,7 +102,8 @@ class JobRequest:
         launcher: how processes are started.
         ssh_config: in place of ~/.ssh/config.
         ray_address: `host:port` of a Ray cluster; None: $RAY_ADDRESS, else the one on this machine.
-        clients: nodes with workers that Ray is asked for, at least 1; None: as the machinefile says, else 1.
+        clients: nodes with workers that Ray is asked for, at least 1; None: as the machinefile
+            says, else 1.
         servers: nodes with shards alone that Ray is asked for; at least 0.
         ray_resources: resources of a client with workers.
         ray_server_resources: resources of a client with shards alone.
@@ -178,19 +179,24 @@ class JobRequest:
             )
         if not self.progress_interval >= 0:
             raise UsageError(
-                f"--progress_interval={self.progress_interval:g}: expected 0 (no lines) or more seconds"
+                f"--progress_interval={self.progress_interval:g}: expected 0 (no lines) or more "
+                "seconds"
             )
         if not self.ray_timeout >= 0:
             raise UsageError(f"--ray_timeout={self.ray_timeout:g}: expected 0 seconds or more")
         self._check_ray()
         if not self.return_timeout >= 0:
-            raise UsageError(f"--return_timeout={self.return_timeout:g}: expected 0 seconds or more")
+            raise UsageError(
+                f"--return_timeout={self.return_timeout:g}: expected 0 seconds or more"
+            )
         for name in ("stall_timeout", "term_deadline"):
             if not getattr(self, name) > 0:
                 raise UsageError(f"--{name}={getattr(self, name):g}: expected more than 0 seconds")
 
     def _check_ray(self) -> None:
-        """Refuse flags of Ray's launcher without it, and a number of clients beside a machinefile."""
+        """Refuse flags of Ray's launcher without it, and a number of clients beside a
+        machinefile.
+        """
         if self.launcher is not LauncherKind.RAY:
             unset = {
                 "ray_address": None,
@@ -199,13 +205,19 @@ class JobRequest:
                 "ray_resources": "",
                 "ray_server_resources": "",
             }
-            given = next((name for name, value in unset.items() if getattr(self, name) != value), None)
+            given = next(
+                (name for name, value in unset.items() if getattr(self, name) != value), None
+            )
             if given:
-                raise UsageError(f"--{given} is for --launcher=ray; other launchers read --hostfile")
+                raise UsageError(
+                    f"--{given} is for --launcher=ray; other launchers read --hostfile"
+                )
         elif self.clients is not None and self.clients < 1:
             raise UsageError(f"--clients={self.clients}: expected 1 or more")
         elif self.hostfile and (self.clients is not None or self.servers):
-            raise UsageError("--hostfile and --clients exclude each other: the machinefile names the clients")
+            raise UsageError(
+                "--hostfile and --clients exclude each other: the machinefile names the clients"
+            )
 
     def restart_settings(self, usual: int) -> RestartSettings:
         """Return how often the job restarts.
@@ -229,7 +241,8 @@ class JobRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainRequest(JobRequest, TrainingOptions):
-    """What `poseidon train` is asked for, with the options of `TrainingOptions`, which act in the workers.
+    """What `poseidon train` is asked for, with the options of `TrainingOptions`, which act in
+    the workers.
 
     Attributes:
         solver: the solver definition.

@@ -1,4 +1,5 @@
-"""Runs a job: prepares its hosts, starts its processes, observes them, and restarts them after a loss.
+"""Runs a job: prepares its hosts, starts its processes, observes them, and restarts them after a
+loss.
 
 Law: connections, listeners and processes end with the run, whichever way it ends.
 """
@@ -25,7 +26,13 @@ from poseidon.hints import short_path
 from poseidon.launch.closing_lines import aligned
 from poseidon.launch.job import Job
 from poseidon.launch.job_folder import output_folder, register_job, remove_unused
-from poseidon.launch.listeners import DashboardPage, Listeners, RemoteLogs, StatisticsFile, StragglerReports
+from poseidon.launch.listeners import (
+    DashboardPage,
+    Listeners,
+    RemoteLogs,
+    StatisticsFile,
+    StragglerReports,
+)
 from poseidon.launch.processes import Start
 from poseidon.launch.request import START_TIMEOUT_S
 from poseidon.launch.sinks import FILE_NAME as METRICS_FILE
@@ -78,7 +85,9 @@ def run(job: Job, report: StartReport) -> int:
         job.renew_plan()  # now with the addresses of the hosts
         with (
             output_folder(job.output),
-            register_job(job.id, job.request.hostfile, job.site.recorded_hosts, job.output) as registration,
+            register_job(
+                job.id, job.request.hostfile, job.site.recorded_hosts, job.output
+            ) as registration,
         ):
             return _Run(job, registration, report).run()
     finally:
@@ -101,14 +110,18 @@ class _Run:
             interval_s=job.request.progress_interval,
         )
         show = self._terminal.print
-        source = job.site.snapshot_source(lambda: job.plan.workers[0].host, job.output / COPIES, show)
+        source = job.site.snapshot_source(
+            lambda: job.plan.workers[0].host, job.output / COPIES, show
+        )
         self._snapshots = SnapshotList(job.origin, show, source)
         self._records = JobRecords(
             {
                 "job": job.id,
                 "workers": job.plan.worker_count,
                 "shards": job.plan.shard_count,
-                "addresses": {host.peer_address or host.address: host.address for host in job.plan.hosts},
+                "addresses": {
+                    host.peer_address or host.address: host.address for host in job.plan.hosts
+                },
             },
             self._sinks(),
             lambda sentence: show(f"warning: {sentence}"),
@@ -179,7 +192,9 @@ class _Run:
                 raise error
             start = Start.new(attempt, point, launcher, job.plan, job.request.encrypt)
             workers = counted(job.plan.worker_count, "worker")
-            shards = f" and {counted(job.plan.shard_count, 'shard')}" if job.plan.shard_count else ""
+            shards = (
+                f" and {counted(job.plan.shard_count, 'shard')}" if job.plan.shard_count else ""
+            )
             self._terminal.print(f"starting {workers}{shards}...")
             return run_job(
                 job.plan,

@@ -45,7 +45,9 @@ class ScriptJob(Job):
             raise UsageError(f"there is no script {request.script}")
         devices = devices_from_flag(request.gpu, available=site.visible_gpus())
         self._origin = _origin(request.snapshot)
-        super().__init__(request, site, title=request.script.name, stem=request.script.stem, devices=devices)
+        super().__init__(
+            request, site, title=request.script.name, stem=request.script.stem, devices=devices
+        )
 
     @property
     def origin(self) -> StartingPoint:
@@ -61,9 +63,15 @@ class ScriptJob(Job):
             return report
         state = Path(newest.state)
         if result.outcome is Outcome.FINISHED:  # resumed, the script would find nothing left to do
-            where = "" if newest.iteration == result.iteration else f" (of iteration {newest.iteration})"
+            where = (
+                ""
+                if newest.iteration == result.iteration
+                else f" (of iteration {newest.iteration})"
+            )
             return [("checkpoint", short_path(state) + where), *report]
-        where = "" if newest.iteration == result.iteration else f" from iteration {newest.iteration}"
+        where = (
+            "" if newest.iteration == result.iteration else f" from iteration {newest.iteration}"
+        )
         return [("resume" + where, self.resume_line(state)), *report]
 
     def _resume_command(self, changes: Mapping[str, str]) -> str:
@@ -94,14 +102,22 @@ class ScriptJob(Job):
     def _prints(self, role: WorkerPlan) -> Prints:
         """Return where a worker's standard output goes: that of rank 0 to the launcher's.
 
-        On a terminal its order among the lines of standard error matters, so the two are one stream.
+        On a terminal its order among the lines of standard error matters, so the two are one
+        stream.
         """
         if role.rank == 0 and not on_one_terminal():
             return Prints.STDOUT
-        return Prints.STDERR if role.rank == 0 or self.request.show_logs is ShownLogs.ALL else Prints.LOG
+        return (
+            Prints.STDERR
+            if role.rank == 0 or self.request.show_logs is ShownLogs.ALL
+            else Prints.LOG
+        )
 
     def files(self, point: StartingPoint) -> Sequence[FileSet]:
-        """See `Job`. The script itself is sent; modules of its own that it imports must be there."""
+        """See `Job`.
+
+        The script itself is sent; modules of its own that it imports must be there.
+        """
         script = (self.request.script.absolute(),)
         if not point.state:
             return [script]

@@ -1,7 +1,7 @@
 """The sinks of a job's records: `metrics.jsonl` in its folder, TensorBoard, Prometheus.
 
-Law: a sink never delays a job and never ends it. Records wait in a queue of bounded length; a full queue drops them.
-A sink that fails is one warning, and gets nothing more.
+Law: a sink never delays a job and never ends it. Records wait in a queue of bounded length; a full
+queue drops them. A sink that fails is one warning, and gets nothing more.
 """
 
 from __future__ import annotations
@@ -127,7 +127,9 @@ class JobRecords(JobListener):
 
     def _start(self) -> None:
         if self._thread is None:
-            self._thread = threading.Thread(target=self._deliver, name="poseidon-sinks", daemon=True)
+            self._thread = threading.Thread(
+                target=self._deliver, name="poseidon-sinks", daemon=True
+            )
             self._thread.start()
 
     def _put_first(self, kind: object, event: Mapping[str, object]) -> None:
@@ -139,7 +141,11 @@ class JobRecords(JobListener):
             self._put(record)
         if kind == "snapshot":
             self._put(
-                {"kind": "snapshot", "iteration": event.get("iteration"), "path": str(event.get("state"))}
+                {
+                    "kind": "snapshot",
+                    "iteration": event.get("iteration"),
+                    "path": str(event.get("state")),
+                }
             )
 
     def _put(self, record: Record, *, period: str = "") -> None:
@@ -164,7 +170,9 @@ class JobRecords(JobListener):
                 call(sink)
             except Exception as error:  # noqa: BLE001 - the outermost frame of a thread; a sink never ends a job
                 self._sinks.remove(sink)
-                reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+                reason = (
+                    error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+                )
                 self._warn(f"{sink.name} gets nothing more: {reason or type(error).__name__}")
 
 
@@ -205,7 +213,8 @@ class TensorBoard:
             from tensorboard.summary.writer.event_file_writer import EventFileWriter
         except ImportError as error:
             raise UsageError(
-                f"--tensorboard_dir needs the package tensorboard ({error}): pip install 'poseidon[tensorboard]'"
+                f"--tensorboard_dir needs the package tensorboard ({error}): pip install "
+                "'poseidon[tensorboard]'"
             ) from error
         self.name = f"--tensorboard_dir={folder}"
         self._event, self._summary = Event, Summary
@@ -222,7 +231,9 @@ class TensorBoard:
         if not values:
             return
         summary = self._summary(
-            value=[self._summary.Value(tag=tag, simple_value=value) for tag, value in values.items()]
+            value=[
+                self._summary.Value(tag=tag, simple_value=value) for tag, value in values.items()
+            ]
         )
         self._writer.add_event(
             self._event(wall_time=record["time"], step=record["iteration"], summary=summary)
@@ -238,7 +249,11 @@ def scalars(record: Record) -> dict[str, float | None]:
     kind = record["kind"]
     if kind == "train":
         outputs = {f"train/{name}": value for name, value in record["outputs"].items()}
-        return {**outputs, "train/total_loss": record["loss"], "train/learning_rate": record["rate"]}
+        return {
+            **outputs,
+            "train/total_loss": record["loss"],
+            "train/learning_rate": record["rate"],
+        }
     if kind == "test":
         return {f"test_{record['net']}/{name}": value for name, value in record["outputs"].items()}
     if kind == "progress":
@@ -252,7 +267,9 @@ def scalars(record: Record) -> dict[str, float | None]:
 
 
 class Prometheus:
-    """Serves the latest values to Prometheus over HTTP, on loopback. See `RecordSink`; docs/metrics.md has the names.
+    """Serves the latest values to Prometheus over HTTP, on loopback.
+
+    See `RecordSink`; docs/metrics.md has the names.
 
     Args:
         port: 1..65535, or 0 for a free one.
@@ -268,14 +285,16 @@ class Prometheus:
             import prometheus_client as client
         except ImportError as error:
             raise UsageError(
-                f"--metrics_port needs the package prometheus_client ({error}): pip install 'poseidon[prometheus]'"
+                f"--metrics_port needs the package prometheus_client ({error}): pip install "
+                "'poseidon[prometheus]'"
             ) from error
         registry = client.CollectorRegistry()
         try:
             self._server, _ = client.start_http_server(port, addr="127.0.0.1", registry=registry)
         except OSError as error:
             raise JobError(
-                f"--metrics_port={port}: {error.strerror or error}; take another, or 0 for a free one"
+                f"--metrics_port={port}: {error.strerror or error}; take another, or 0 for a free "
+                "one"
             ) from error
         # else a connection that is reset prints a traceback between the job's lines
         self._server.handle_error = lambda request, client_address: None  # type: ignore[method-assign]
@@ -292,20 +311,28 @@ class Prometheus:
             "rate": gauge("iterations_per_second", "Iterations a second, without tests"),
             "images_rate": gauge("images_per_second", "Images a second of all workers"),
         }
-        self._train = gauge("train_output", "Outputs of the train net, averaged over all workers", "output")
-        self._loss = gauge("loss", "Total loss of the train net, averaged over average_loss iterations")
+        self._train = gauge(
+            "train_output", "Outputs of the train net, averaged over all workers", "output"
+        )
+        self._loss = gauge(
+            "loss", "Total loss of the train net, averaged over average_loss iterations"
+        )
         self._learning_rate = gauge("learning_rate", "The solver's rate")
         self._test = gauge(
             "test_output", "Outputs of a test net, averaged over its iterations", "net", "output"
         )
         self._worker = {
             "iteration": gauge("worker_iteration", "Iterations of a worker", "rank", "host"),
-            "waited_s": gauge("worker_waited_seconds", "Time a worker has waited for others", "rank", "host"),
+            "waited_s": gauge(
+                "worker_waited_seconds", "Time a worker has waited for others", "rank", "host"
+            ),
         }
         self._shard = {
             "bytes_in": gauge("shard_bytes_received", "Since the shard's start", "index", "host"),
             "bytes_out": gauge("shard_bytes_sent", "Since the shard's start", "index", "host"),
-            "busy_s": gauge("shard_busy_seconds", "Time not spent waiting for messages", "index", "host"),
+            "busy_s": gauge(
+                "shard_busy_seconds", "Time not spent waiting for messages", "index", "host"
+            ),
             "queue": gauge("shard_queue", "Messages that wait to be handled", "index", "host"),
         }
         self._starts = gauge("starts", "Starts of the job, restarts included")

@@ -1,7 +1,7 @@
 """The hosts of a job, as its launcher uses them: checked, sent files, and given processes to run.
 
-Law: a job knows this interface only, never which implementation it has. Nothing starts anywhere before all hosts were
-checked.
+Law: a job knows this interface only, never which implementation it has. Nothing starts anywhere
+before all hosts were checked.
 """
 
 from __future__ import annotations
@@ -36,13 +36,17 @@ class SiteLauncher(Launcher, Protocol):
     """Starts processes on the hosts of a site, and knows what they find there."""
 
     def cores(self, host: Host) -> int:
-        """Return how many CPUs the processes of a host may use: its part, where several hosts are one machine."""
+        """Return how many CPUs the processes of a host may use: its part, where several hosts
+        are one machine.
+        """
 
     def socket_folder(self, host: Host) -> str:
         """Return a folder for the sockets among a host's workers, that only this user can enter."""
 
     def path(self, host: Host, path: Path) -> str:
-        """Return where a host has a file of the launcher: where it was sent, else as `Site.path`."""
+        """Return where a host has a file of the launcher: where it was sent, else as
+        `Site.path`.
+        """
 
     def close(self) -> None:
         """End what still runs, and remove what was sent. May be called twice."""
@@ -57,7 +61,9 @@ class Site(ABC):
     @property
     @abstractmethod
     def hosts(self) -> tuple[Host, ...]:
-        """One for each client; with the addresses at which hosts reach each other, once they were checked."""
+        """One for each client; with the addresses at which hosts reach each other, once they
+        were checked.
+        """
 
     @property
     def recorded_hosts(self) -> tuple[Host, ...]:
@@ -65,11 +71,15 @@ class Site(ABC):
         return self.hosts
 
     def visible_gpus(self) -> int | None:
-        """Return how many GPUs a host has; None where that is known only once the hosts were checked."""
+        """Return how many GPUs a host has; None where that is known only once the hosts were
+        checked.
+        """
         return None
 
     def path(self, path: Path) -> str:
-        """Return how processes name a file of the launcher: relative, if it may be in their own working folder."""
+        """Return how processes name a file of the launcher: relative, if it may be in their own
+        working folder.
+        """
         return portable(path)
 
     @abstractmethod

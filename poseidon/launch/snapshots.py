@@ -1,11 +1,13 @@
-"""The snapshots of a job, as its launcher knows them: the list of those written, and copies of remote ones.
+"""The snapshots of a job, as its launcher knows them: the list of those written, and copies of
+remote ones.
 
-Law: a job restarts only from a snapshot in this list, so never from one that an earlier run left under the same name;
-and only from one whose checksums agree at that moment. A restart sends the hosts what the launcher has, so the newest
-snapshot must be here before the host that wrote it is lost. A snapshot that is here already (a shared file system, or
-the same machine) is not copied; it is the same one only if its checksums are, since an earlier run may have left
-another under the same path. A copy gets its name only when it is whole and on disk, its checksums last. A copy that
-fails is a warning.
+Law: a job restarts only from a snapshot in this list, so never from one that an earlier run left
+under the same name; and only from one whose checksums agree at that moment. A restart sends the
+hosts what the launcher has, so the newest snapshot must be here before the host that wrote it is
+lost. A snapshot that is here already (a shared file system, or the same machine) is not copied; it
+is the same one only if its checksums are, since an earlier run may have left another under the same
+path. A copy gets its name only when it is whole and on disk, its checksums last. A copy that fails
+is a warning.
 """
 
 from __future__ import annotations
@@ -65,7 +67,8 @@ class SnapshotSource(Protocol):
 
         Args:
             state: its `.solverstate`, on the host of worker 0.
-            arrived: takes its path on this machine, from any thread. Not called if it cannot be brought.
+            arrived: takes its path on this machine, from any thread. Not called if it cannot be
+                brought.
         """
 
     def wait(self) -> None:
@@ -84,7 +87,9 @@ class SnapshotSource(Protocol):
 
 
 class WrittenHere:
-    """The `SnapshotSource` of a job that writes its snapshots on this machine, or that cannot copy them."""
+    """The `SnapshotSource` of a job that writes its snapshots on this machine, or that cannot
+    copy them.
+    """
 
     def fetch(self, state: str, arrived: Callable[[Path], None]) -> None:
         """See `SnapshotSource`."""
@@ -109,7 +114,9 @@ class SnapshotCopies:
         warn: takes a sentence for each snapshot that could not be copied.
     """
 
-    def __init__(self, folder: Path, connect: Callable[[], RemoteFiles], warn: Callable[[str], None]) -> None:
+    def __init__(
+        self, folder: Path, connect: Callable[[], RemoteFiles], warn: Callable[[str], None]
+    ) -> None:
         self._folder = folder
         self._connect = connect
         self._warn = warn
@@ -132,21 +139,26 @@ class SnapshotCopies:
 
     def finish(self, outcome: Outcome, requests: SignalRequests) -> None:
         """See `SnapshotSource`."""
-        # Whoever stops a job wants the launcher to end. The job's own end may have used up the deadline of SIGTERM,
-        # whose sender kills a few seconds later; a user who pressed Ctrl-C sits and waits. A small snapshot still comes
-        # in that time. A large one stays whole on its host: no restart needs it now.
+        # Whoever stops a job wants the launcher to end. The job's own end may have used up the
+        # deadline of SIGTERM, whose sender kills a few seconds later; a user who pressed Ctrl-C
+        # sits and waits. A small snapshot still comes in that time. A large one stays whole on its
+        # host: no restart needs it now.
         stopped = outcome is Outcome.STOPPED
         until_s = time.monotonic() + (STOPPED_WAIT_S if stopped else WAIT_S)
         if not stopped and self._missing:
             self._warn(
-                f"waiting up to {WAIT_S:.0f} s for the last snapshot to come here (Ctrl-C ends the waiting)"
+                f"waiting up to {WAIT_S:.0f} s for the last snapshot to come here (Ctrl-C ends "
+                "the waiting)"
             )
         while not self._done_within(_POLL_S) and time.monotonic() < until_s:
             if requests.stop_wanted():
                 return
 
     def close(self) -> None:
-        """See `SnapshotSource`. A snapshot in progress stays where it was written, and a warning says so."""
+        """See `SnapshotSource`.
+
+        A snapshot in progress stays where it was written, and a warning says so.
+        """
         with self._placing:
             self._closed = True
             missing = list(self._missing)
@@ -157,7 +169,9 @@ class SnapshotCopies:
 
     def _done_within(self, seconds: float) -> bool:
         with self._wanted.all_tasks_done:
-            return self._wanted.all_tasks_done.wait_for(lambda: not self._wanted.unfinished_tasks, seconds)
+            return self._wanted.all_tasks_done.wait_for(
+                lambda: not self._wanted.unfinished_tasks, seconds
+            )
 
     def _run(self) -> None:
         while (wanted := self._wanted.get()) is not None and not self._closed:
@@ -168,11 +182,13 @@ class SnapshotCopies:
                     arrived(found)
             except (PoseidonError, OSError, EOFError) as error:
                 self._warn_while_open(
-                    f"the snapshot {state} could not be copied here: {error}; a new start would go on from an earlier one"
+                    f"the snapshot {state} could not be copied here: {error}; a new start would "
+                    "go on from an earlier one"
                 )
             except Exception as error:  # noqa: BLE001 - a thread's outermost frame: SSH has errors of its own
                 self._warn_while_open(
-                    f"the snapshot {state} could not be copied here: {type(error).__name__}: {error}"
+                    f"the snapshot {state} could not be copied here: {type(error).__name__}: "
+                    f"{error}"
                 )
             finally:
                 self._missing.remove(state)
@@ -184,10 +200,16 @@ class SnapshotCopies:
             self._warn(sentence)
 
     def _local_copy(self, state: str) -> Path | None:
-        """Return the path of a snapshot on this machine, copied if need be; None if it does not come whole."""
+        """Return the path of a snapshot on this machine, copied if need be; None if it does not
+        come whole.
+        """
         with closing(self._connect()) as session:
             sums = _read_small(session, str(sums_path(Path(state))))
-            return Path(state) if _is_here(Path(state), sums) else self._copy(session, Path(state), sums)
+            return (
+                Path(state)
+                if _is_here(Path(state), sums)
+                else self._copy(session, Path(state), sums)
+            )
 
     def _copy(self, session: RemoteFiles, state: Path, sums: bytes) -> Path | None:
         arriving = self._folder / ARRIVING
@@ -199,7 +221,9 @@ class SnapshotCopies:
             arriving.mkdir(parents=True)
         try:
             sums_path(copy).write_bytes(sums)
-            for path in sealed_files(copy) or ():  # names without folders: `sealed_files` sees to that
+            for path in (
+                sealed_files(copy) or ()
+            ):  # names without folders: `sealed_files` sees to that
                 remote = str(state.with_name(path.name))
                 _plain_size(session, remote)
                 session.get(remote, str(path))
@@ -220,7 +244,9 @@ class SnapshotCopies:
         with self._placing:
             if self._closed:
                 return None
-            sums_path(here).unlink(missing_ok=True)  # of an earlier one: they are not those of the new files
+            sums_path(here).unlink(
+                missing_ok=True
+            )  # of an earlier one: they are not those of the new files
             for path in files:
                 replace_durably(path, self._folder / path.name)
         self._forget_old(here)
@@ -248,7 +274,10 @@ class SnapshotList(JobListener):
     """
 
     def __init__(
-        self, origin: StartingPoint, warn: Callable[[str], None], source: SnapshotSource | None = None
+        self,
+        origin: StartingPoint,
+        warn: Callable[[str], None],
+        source: SnapshotSource | None = None,
     ) -> None:
         self._origin = origin
         self._warn = warn
@@ -265,14 +294,18 @@ class SnapshotList(JobListener):
 
     def newest(self) -> StartingPoint:
         """Return the newest snapshot that exists here; where the job began if there is none."""
-        existing = [(iteration, state) for iteration, state in self._written.items() if state.exists()]
+        existing = [
+            (iteration, state) for iteration, state in self._written.items() if state.exists()
+        ]
         if not existing:
             return self._origin
         iteration, state = max(existing)
         return StartingPoint(state=str(state), iteration=iteration)
 
     def newest_intact(self) -> StartingPoint:
-        """Return the newest snapshot whose checksums agree; where the job began if there is none."""
+        """Return the newest snapshot whose checksums agree; where the job began if there is
+        none.
+        """
         self._source.wait()
         for iteration, state in sorted(self._written.items(), reverse=True):
             wrong = (
@@ -288,7 +321,9 @@ class SnapshotList(JobListener):
         return self._origin
 
     def finish(self, outcome: Outcome, requests: SignalRequests) -> None:
-        """Wait a while for the last snapshots of a job that did not fail; see `SnapshotSource.finish`."""
+        """Wait a while for the last snapshots of a job that did not fail; see
+        `SnapshotSource.finish`.
+        """
         self._source.finish(outcome, requests)
 
     def close(self) -> None:

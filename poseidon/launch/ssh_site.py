@@ -31,14 +31,18 @@ def site_of(request: JobRequest) -> Site:
     remote = [host for host in hosts if not is_loopback(host.address)]
     if request.launcher is LauncherKind.LOCAL and remote:
         raise UsageError(
-            f"--launcher=local starts processes on this machine only, and client {remote[0].id} is on {remote[0].address}"
+            f"--launcher=local starts processes on this machine only, and client {remote[0].id} "
+            f"is on {remote[0].address}"
         )
-    if request.launcher is LauncherKind.LOCAL or (request.launcher is LauncherKind.AUTO and not remote):
+    if request.launcher is LauncherKind.LOCAL or (
+        request.launcher is LauncherKind.AUTO and not remote
+    ):
         return LocalSite(hosts)
     local = [host for host in hosts if is_loopback(host.address)]
     if remote and local:
         raise UsageError(
-            f"{request.hostfile}: client {local[0].id} is on {local[0].address}, which the other machines cannot reach; "
+            f"{request.hostfile}: client {local[0].id} is on {local[0].address}, which the other "
+            "machines cannot reach; "
             "expected a name or an address of this machine on their network"
         )
     return SshSite(hosts, SshSettings(config=request.ssh_config))
@@ -69,7 +73,8 @@ class SshSite(RemoteSite):
 
 
 def names_of(host: Host, dialled: str, known: Mapping[str, tuple[str, ...]]) -> tuple[str, ...]:
-    """Return the names of a host: as in the machinefile, as SSH dials it, and their addresses as known here.
+    """Return the names of a host: as in the machinefile, as SSH dials it, and their addresses as
+    known here.
 
     Args:
         host: as in the machinefile.
@@ -78,4 +83,6 @@ def names_of(host: Host, dialled: str, known: Mapping[str, tuple[str, ...]]) -> 
     """
     names = [host.address, dialled]
     names += [address for name in (host.address, dialled) for address in known.get(name, ())]
-    return tuple(name for name in dict.fromkeys(names) if name == host.address or not is_loopback(name))
+    return tuple(
+        name for name in dict.fromkeys(names) if name == host.address or not is_loopback(name)
+    )

@@ -1,7 +1,9 @@
-"""What the user of a job reads while it runs: worker 0's log or everyone's, each warning once, and the progress.
+"""What the user of a job reads while it runs: worker 0's log or everyone's, each warning once,
+and the progress.
 
-Law: what a script's rank 0 writes to standard output goes to the launcher's, byte for byte, and nothing else does.
-On a terminal its output appears as it comes, so that a progress bar of a script moves.
+Law: what a script's rank 0 writes to standard output goes to the launcher's, byte for byte, and
+nothing else does. On a terminal its output appears as it comes, so that a progress bar of a script
+moves.
 """
 
 from __future__ import annotations
@@ -91,7 +93,11 @@ class Terminal(JobListener):
         self._loss = progress.loss if progress.loss is not None else self._loss
         self._line.update(progress)
         now = self._clock()
-        if self._interval_s and not self._line.on_terminal and now - self._printed_s >= self._interval_s:
+        if (
+            self._interval_s
+            and not self._line.on_terminal
+            and now - self._printed_s >= self._interval_s
+        ):
             self._printed_s = now
             self._line.write(f"progress: {progress.summary()}")
 
@@ -121,8 +127,8 @@ class Terminal(JobListener):
         level = line[0] if _GLOG.match(line) else ""
         if level == "F":
             return  # the last line of a process; the launcher's last sentence has it
-        # A line that is not of the log is a print, which may come from every worker, or from a library or an
-        # interpreter.
+        # A line that is not of the log is a print, which may come from every worker, or from a
+        # library or an interpreter.
         plain = level == "I" or (not level and self._shown is ShownLogs.ALL)
         plain = plain or (_is_first(name) and level != "W")
         if plain and self._shown is ShownLogs.FIRST and not _is_first(name):
@@ -187,12 +193,15 @@ class _StandardOutput:
             self._stream = None
             why = error.strerror if isinstance(error, OSError) else error
             self._warn(
-                f"warning: standard output cannot be written: {why}; what the script prints is in its log"
+                f"warning: standard output cannot be written: {why}; what the script prints is in "
+                "its log"
             )
 
 
 def write_bytes(stream: TextIO, content: bytes) -> None:
-    """Write bytes to a text stream's file at once, so that nothing is left to be written at the interpreter's end."""
+    """Write bytes to a text stream's file at once, so that nothing is left to be written at the
+    interpreter's end.
+    """
     buffer = getattr(stream, "buffer", None)
     if buffer is None:  # a stream of text alone, as in a notebook
         stream.write(content.decode("utf-8", errors="replace"))
@@ -246,7 +255,9 @@ class _LogLines:
 
 
 def _is_score(score: object) -> bool:
-    return isinstance(score, list) and len(score) == 2 and all(isinstance(word, str) for word in score)
+    return (
+        isinstance(score, list) and len(score) == 2 and all(isinstance(word, str) for word in score)
+    )
 
 
 def _is_first(name: ProcessName) -> bool:

@@ -19,7 +19,12 @@ from poseidon.cluster.supervision.restarts import StartingPoint
 from poseidon.data.batches.partition import part_path
 from poseidon.data.prepare.model_folder import how_to_fetch
 from poseidon.engine.document import JobDocument
-from poseidon.engine.tools.preflight import check_layers, check_nets, check_snapshot_prefix, weight_files
+from poseidon.engine.tools.preflight import (
+    check_layers,
+    check_nets,
+    check_snapshot_prefix,
+    weight_files,
+)
 from poseidon.errors import SnapshotError, UsageError
 from poseidon.exchange.base import Trained
 from poseidon.exchange.cost import ExchangeKind
@@ -91,14 +96,20 @@ class TrainingJob(Job):
         self._seed = self._choose_seed()
         self._check_definition()
         self._weights = tuple(path.absolute() for path in request.weights)
-        self._packed = "" if site.opens_files_here else pack_solver(request.solver, request.settings)
+        self._packed = (
+            "" if site.opens_files_here else pack_solver(request.solver, request.settings)
+        )
 
     def _check_definition(self) -> None:
-        """Find here what the workers would find later; hosts that open their own files are asked for them."""
+        """Find here what the workers would find later; hosts that open their own files are asked
+        for them.
+        """
         local = self.site.opens_files_here
         contexts = [self._context(worker) for worker in self.plan.workers if worker.local_rank == 0]
         alike = not local or self.shares_data()
-        params = check_layers(self._solver, contexts[:1] if alike else contexts, files_are_here=local)
+        params = check_layers(
+            self._solver, contexts[:1] if alike else contexts, files_are_here=local
+        )
         if params is not None:
             codecs = codecs_of_params(params, self.request.exchange)
             if self.plan.shards:
@@ -110,7 +121,9 @@ class TrainingJob(Job):
                 return
             for path in weight_files(self._solver, ()):
                 if not path.exists():
-                    raise self._solver.error("weights", f"there is no file {path}{how_to_fetch(path)}")
+                    raise self._solver.error(
+                        "weights", f"there is no file {path}{how_to_fetch(path)}"
+                    )
                 check_model(path)
 
     def _context(self, role: WorkerPlan) -> LayerContext:
@@ -137,7 +150,9 @@ class TrainingJob(Job):
         """See `Job`."""
         if self._resumed is None or self._snapshot is None:
             return StartingPoint()
-        return StartingPoint(state=str(self._snapshot.absolute()), iteration=self._resumed.iteration)
+        return StartingPoint(
+            state=str(self._snapshot.absolute()), iteration=self._resumed.iteration
+        )
 
     def notes(self) -> list[str]:
         """See `Job`."""
@@ -145,7 +160,10 @@ class TrainingJob(Job):
         if self.site.opens_files_here and self._solver.param.snapshot_prefix:
             folder = self._solver.snapshot_prefix().parent
             notes += [] if folder.exists() else [f"snapshots go to {folder}, a new folder"]
-        return [*notes, *rounds_that_end_early(self._solver.param, self.request.exchange.sync_every)]
+        return [
+            *notes,
+            *rounds_that_end_early(self._solver.param, self.request.exchange.sync_every),
+        ]
 
     def final_report(
         self, result: JobResult, newest: StartingPoint, scores: Sequence[str]
@@ -154,7 +172,11 @@ class TrainingJob(Job):
         entries = [("reached", score) for score in scores]
         if newest.state:
             model = model_of(Path(newest.state))
-            behind = "" if newest.iteration == result.iteration else f" (of iteration {newest.iteration})"
+            behind = (
+                ""
+                if newest.iteration == result.iteration
+                else f" (of iteration {newest.iteration})"
+            )
             entries.append(("model", short_path(model) + behind))
             entries += [("test", command) for command in test_commands(self._solver, model)]
             last = self._solver.param.max_iter
@@ -173,7 +195,9 @@ class TrainingJob(Job):
         workers = [worker for worker in self.plan.workers if worker.host.id == host.id]
         if not workers:
             return needs
-        files = needed_files(self._solver, client=workers[0].position, clients=self.plan.working_hosts)
+        files = needed_files(
+            self._solver, client=workers[0].position, clients=self.plan.working_hosts
+        )
         needs = replace(needs, files=files, modules=self.request.imports)
         if workers[0].rank != 0:
             return needs
@@ -216,20 +240,25 @@ def _devices(gpu: str, solver: SolverDefinition, visible: int | None) -> tuple[s
     Args:
         gpu: the flag.
         solver: the definition.
-        visible: GPUs of a host; None: known once the hosts were checked. The launcher's own count then decides between
-            GPU and CPU where the solver does not.
+        visible: GPUs of a host; None: known once the hosts were checked. The launcher's own count
+            then decides between GPU and CPU where the solver does not.
     """
     if gpu:
         return devices_from_flag(gpu, available=visible)
     param = solver.param
     if not param.HasField("solver_mode"):
-        return (f"cuda:{param.device_id}",) if torch.cuda.device_count() > param.device_id else ("cpu",)
+        return (
+            (f"cuda:{param.device_id}",)
+            if torch.cuda.device_count() > param.device_id
+            else ("cpu",)
+        )
     if param.solver_mode == SolverParameter.CPU:
         return ("cpu",)
     if visible is not None and visible <= param.device_id:
         raise solver.error(
             "solver_mode",
-            f"GPU, but this machine has {visible} GPUs; expected CPU (--solver_mode=CPU), or another device_id",
+            f"GPU, but this machine has {visible} GPUs; expected CPU (--solver_mode=CPU), or "
+            "another device_id",
         )
     return (f"cuda:{param.device_id}",)
 
@@ -237,7 +266,8 @@ def _devices(gpu: str, solver: SolverDefinition, visible: int | None) -> tuple[s
 def needed_files(solver: SolverDefinition, *, client: int, clients: int) -> tuple[NeededFile, ...]:
     """Return the files of a solver and its nets that one host opens.
 
-    They are found by the fields' names, so that a layer of a user's own with a `source` counts as well. None is opened.
+    They are found by the fields' names, so that a layer of a user's own with a `source` counts as
+    well. None is opened.
 
     Args:
         solver: the definition.
@@ -256,7 +286,9 @@ def needed_files(solver: SolverDefinition, *, client: int, clients: int) -> tupl
     return tuple(dict.fromkeys(found))
 
 
-def _files_of(net: NetDefinition, layer: Message, client: int, clients: int) -> Iterator[NeededFile]:
+def _files_of(
+    net: NetDefinition, layer: Message, client: int, clients: int
+) -> Iterator[NeededFile]:
     folder = portable(net.folder)
     for _, value in layer.ListFields():
         if not isinstance(value, Message):
@@ -274,7 +306,9 @@ def _files_of(net: NetDefinition, layer: Message, client: int, clients: int) -> 
 
 
 def written_prefixes(solver: SolverDefinition) -> tuple[tuple[str, str], ...]:
-    """Return the prefix of the snapshots, with the folder of its definition; nothing if they go to the job's folder."""
+    """Return the prefix of the snapshots, with the folder of its definition; nothing if they go
+    to the job's folder.
+    """
     prefix = solver.param.snapshot_prefix
     return ((prefix, portable(solver.folder)),) if prefix else ()
 
@@ -294,7 +328,8 @@ def check_local_steps(solver: SolverParameter, steps: int) -> None:
     """Refuse what needs the values of all workers in each iteration."""
     if steps and solver.snapshot_diff:
         raise UsageError(
-            f"snapshot_diff: true needs the change of every iteration, and --sync_every={steps} exchanges once in {steps}; "
+            f"snapshot_diff: true needs the change of every iteration, and --sync_every={steps} "
+            f"exchanges once in {steps}; "
             "expected snapshot_diff: false, or no --sync_every"
         )
 
@@ -308,34 +343,48 @@ def codecs_of_params(
         UsageError: a pattern of --compress matches no tensor of the net.
     """
     learned = [info for info in params if info.parameter.requires_grad]
-    trained = [Trained(name=info.name, tensor=info.parameter, statistics=info.statistics) for info in learned]
-    return list(zip(learned, codecs_of(trained, options.compress, options.loss_budget), strict=True))
+    trained = [
+        Trained(name=info.name, tensor=info.parameter, statistics=info.statistics)
+        for info in learned
+    ]
+    return list(
+        zip(learned, codecs_of(trained, options.compress, options.loss_budget), strict=True)
+    )
 
 
 def check_clipping(solver: SolverParameter, options: ExchangeOptions) -> None:
-    """Refuse PowerSGD with a limit of the norm of all workers' gradients. With local steps it limits each worker's own."""
+    """Refuse PowerSGD with a limit of the norm of all workers' gradients.
+
+    With local steps it limits each worker's own.
+    """
     if solver.clip_gradients > 0 and options.names_powersgd and not options.sync_every:
         raise UsageError(
-            f"clip_gradients: {solver.clip_gradients:g} is not possible with --compress={options.compress:.80}: PowerSGD has no "
+            f"clip_gradients: {solver.clip_gradients:g} is not possible with "
+            f"--compress={options.compress:.80}: PowerSGD has no "
             "limit on the gradients' norm; expected no clip_gradients, or another codec"
         )
 
 
 def check_automatic_codecs(
-    solver: SolverParameter, codecs: Sequence[tuple[ParamInfo, Lossy | None]], options: ExchangeOptions
+    solver: SolverParameter,
+    codecs: Sequence[tuple[ParamInfo, Lossy | None]],
+    options: ExchangeOptions,
 ) -> None:
-    """Refuse what `check_clipping` refuses where --compress=auto chooses PowerSGD for a tensor that the shards surely get.
+    """Refuse what `check_clipping` refuses where --compress=auto chooses PowerSGD for a tensor
+    that the shards surely get.
 
-    Whether a weight that can travel as factors, or any tensor of --exchange=auto, goes to the shards is known to the
-    workers alone.
+    Whether a weight that can travel as factors, or any tensor of --exchange=auto, goes to the
+    shards is known to the workers alone.
     """
     if solver.clip_gradients <= 0 or options.sync_every or options.kind is ExchangeKind.AUTO:
         return
     all_go = options.kind is ExchangeKind.SERVER
     if any(isinstance(codec, LowRank) and (all_go or not info.factors) for info, codec in codecs):
         raise UsageError(
-            f"clip_gradients: {solver.clip_gradients:g} is not possible with --compress={options.compress:.80} and this "
-            "loss budget, which allows PowerSGD: it has no limit on the gradients' norm; expected no clip_gradients, or a "
+            f"clip_gradients: {solver.clip_gradients:g} is not possible with "
+            f"--compress={options.compress:.80} and this "
+            "loss budget, which allows PowerSGD: it has no limit on the gradients' norm; expected "
+            "no clip_gradients, or a "
             "smaller budget"
         )
 

@@ -1,10 +1,11 @@
 """The base class of layers: class attributes, `setup` and `forward`.
 
-Law: `setup` checks the whole definition, before any data moves, and raises `LayerError` with a clause that the net
-completes with file, line and layer name. `forward` trusts `setup`, reads no definition, and keeps no state between
-calls except the blobs and the random generator (recurrent layers document their state). The first extent of a bottom
-may change between calls (the last batch of a file is smaller); all other extents are those of the last `setup`. `setup`
-may be called again with other shapes: it recomputes everything that depends on them, and opens files only once.
+Law: `setup` checks the whole definition, before any data moves, and raises `LayerError` with a
+clause that the net completes with file, line and layer name. `forward` trusts `setup`, reads no
+definition, and keeps no state between calls except the blobs and the random generator (recurrent
+layers document their state). The first extent of a bottom may change between calls (the last batch
+of a file is smaller); all other extents are those of the last `setup`. `setup` may be called again
+with other shapes: it recomputes everything that depends on them, and opens files only once.
 """
 
 from __future__ import annotations
@@ -35,7 +36,10 @@ CPU = torch.device("cpu")
 
 
 class LayerError(PoseidonError):
-    """A layer's definition is wrong. The text is a clause; the net adds file, line and layer name."""
+    """A layer's definition is wrong.
+
+    The text is a clause; the net adds file, line and layer name.
+    """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,7 +78,8 @@ class BlobSpec:
         filler: the filler of the initial values.
         learns: False if `forward` updates it and the solver must not (lr_mult 0).
         initial: the initial values in place of the filler's.
-        fixes_rate: for a blob that does not learn, other multipliers of its `param` block are ignored, not refused.
+        fixes_rate: for a blob that does not learn, other multipliers of its `param` block are
+            ignored, not refused.
     """
 
     name: str
@@ -88,8 +93,8 @@ class BlobSpec:
 class Layer(nn.Module):
     """The base class of all layers.
 
-    A subclass sets the class attributes and defines `setup` and `forward`. `forward` takes a tensor for each bottom and
-    returns a tensor if the layer has one top, else a tuple of tensors in order.
+    A subclass sets the class attributes and defines `setup` and `forward`. `forward` takes a tensor
+    for each bottom and returns a tensor if the layer has one top, else a tuple of tensors in order.
 
     Args:
         param: the layer's definition.
@@ -112,7 +117,8 @@ class Layer(nn.Module):
     STATISTICS: ClassVar[bool] = False
     # `setup` opens files of the definition, or checks a folder to write to.
     OPENS_FILES: ClassVar[bool] = False
-    # `forward` may return tops of other shapes than `setup`; the layers above are then set up again.
+    # `forward` may return tops of other shapes than `setup`; the layers above are then set up
+    # again.
     TOPS_MAY_CHANGE_SHAPE: ClassVar[bool] = False
 
     def __init__(self, param: LayerParameter, context: LayerContext) -> None:
@@ -120,10 +126,11 @@ class Layer(nn.Module):
         self.param = param
         self.context = context
         self.blob_specs: tuple[BlobSpec, ...] = ()
-        # Set by the net if no other layer reads the bottom, so that `forward` may overwrite it with the top.
+        # Set by the net if no other layer reads the bottom, so that `forward` may overwrite it with
+        # the top.
         self.overwrites_bottom = False
-        # Set by `setup` if the first blob is an outputs x inputs matrix whose gradient is u^T v, with v the bottom and
-        # u the gradient at the top.
+        # Set by `setup` if the first blob is an outputs x inputs matrix whose gradient is u^T v,
+        # with v the bottom and u the gradient at the top.
         self.offers_factors = False
         # Cleared by `setup` if the layer does not update its statistics.
         self.updates_statistics = self.STATISTICS
@@ -150,7 +157,8 @@ class Layer(nn.Module):
         """Call `setup`, and check the shapes of the tops.
 
         Raises:
-            LayerError: also if a top is too large, or in place and of another shape than its bottom.
+            LayerError: also if a top is too large, or in place and of another shape than its
+                bottom.
         """
         tops = self.setup(bottoms)
         for index, shape in enumerate(tops):
@@ -168,12 +176,15 @@ class Layer(nn.Module):
         for index, (bottom, top) in enumerate(names):
             if bottom == top and bottoms[index] != tops[index]:
                 raise LayerError(
-                    f"runs in place on '{top}', but its top has shape {times(tops[index])} and its bottom "
+                    f"runs in place on '{top}', but its top has shape {times(tops[index])} and "
+                    "its bottom "
                     f"{times(bottoms[index])}; give the top a name of its own"
                 )
 
     def blobs(self) -> list[Tensor]:
-        """Return the learnable blobs in the order in which Caffe saves them, as views of the parameters."""
+        """Return the learnable blobs in the order in which Caffe saves them, as views of the
+        parameters.
+        """
         return [
             self._views[spec.name].view(spec.shape)
             if spec.name in self._views
@@ -193,7 +204,8 @@ class Layer(nn.Module):
 
         Args:
             index: the index of the blob.
-            parameter: a parameter of the blob's shape; with permissive sharing, of another shape with as many values.
+            parameter: a parameter of the blob's shape; with permissive sharing, of another shape
+                with as many values.
         """
         spec = self.blob_specs[index]
         if parameter.shape == spec.shape:
@@ -206,7 +218,9 @@ class Layer(nn.Module):
         self._views[spec.name] = parameter
 
     def _refresh_views(self, _: object = None) -> None:
-        """Recreate the views of blobs that are shared with another shape, as part of the graph of this pass."""
+        """Recreate the views of blobs that are shared with another shape, as part of the graph
+        of this pass.
+        """
         shapes = {spec.name: spec.shape for spec in self.blob_specs}
         for name, parameter in self._views.items():
             self.__dict__[name] = parameter.view(shapes[name])
@@ -215,10 +229,13 @@ class Layer(nn.Module):
         """Close files and stop threads. The default does nothing."""
 
     def declare(self, *specs: BlobSpec) -> None:
-        """Declare the learnable blobs, from `setup`. A later call only checks that the shapes are the same.
+        """Declare the learnable blobs, from `setup`.
+
+        A later call only checks that the shapes are the same.
 
         Raises:
-            LayerError: a filler is unknown or does not suit its blob, a blob is too large, or would change its shape.
+            LayerError: a filler is unknown or does not suit its blob, a blob is too large, or would
+                change its shape.
         """
         if self.blob_specs:
             self._compare(specs)
@@ -239,12 +256,14 @@ class Layer(nn.Module):
     def _compare(self, specs: Sequence[BlobSpec]) -> None:
         if len(specs) != len(self.blob_specs):
             raise LayerError(
-                f"would have {counted(len(specs), 'blob')} for bottoms of this shape, expected {len(self.blob_specs)} as in the first setup"
+                f"would have {counted(len(specs), 'blob')} for bottoms of this shape, expected "
+                f"{len(self.blob_specs)} as in the first setup"
             )
         for spec, old in zip(specs, self.blob_specs, strict=True):
             if spec.shape != old.shape:
                 raise LayerError(
-                    f"{spec.name} would have shape {times(spec.shape)} for bottoms of this shape, expected "
+                    f"{spec.name} would have shape {times(spec.shape)} for bottoms of this shape, "
+                    "expected "
                     f"{times(old.shape)}: the shape of a blob cannot change"
                 )
 
@@ -269,12 +288,15 @@ class Layer(nn.Module):
         check_count("top", tops, self.MIN_TOPS, self.MAX_TOPS)
         if self.EQUAL_BOTTOMS_AND_TOPS and bottoms != tops:
             raise LayerError(
-                f"has {counted(bottoms, 'bottom')} and {counted(tops, 'top')}, expected the same number"
+                f"has {counted(bottoms, 'bottom')} and {counted(tops, 'top')}, expected the same "
+                "number"
             )
 
 
 def new_blob(spec: BlobSpec, seed: int) -> Tensor:
-    """Return the initial values of a blob, computed on the CPU so that they are the same on all devices and ranks."""
+    """Return the initial values of a blob, computed on the CPU so that they are the same on all
+    devices and ranks.
+    """
     if spec.initial is not None:
         return spec.initial.clone()
     blob = torch.empty(spec.shape)
@@ -283,7 +305,9 @@ def new_blob(spec: BlobSpec, seed: int) -> Tensor:
 
 
 def once_or(count: int) -> str:
-    """Return how often a setting may occur that is common to, or one for each of, `count` things: `once or 3 times`."""
+    """Return how often a setting may occur that is common to, or one for each of, `count`
+    things: `once or 3 times`.
+    """
     return "once" if count == 1 else f"once or {count} times"
 
 
@@ -303,20 +327,26 @@ def check_count(kind: str, count: int, least: int, most: int | None) -> None:
 def check_image(shape: Shape) -> None:
     """Raise LayerError unless a bottom has the shape of images, N x C x H x W."""
     if len(shape) != 4:
-        raise LayerError(f"bottom of shape {times(shape)} has {len(shape)} axes, expected 4 (NxCxHxW)")
+        raise LayerError(
+            f"bottom of shape {times(shape)} has {len(shape)} axes, expected 4 (NxCxHxW)"
+        )
 
 
 def optional_bias(
     param: ConvolutionParameter | InnerProductParameter | EmbedParameter,
 ) -> tuple[BlobSpec, ...]:
-    """Return the spec of the blob `bias`, with a value for each output; nothing if `bias_term` is false."""
+    """Return the spec of the blob `bias`, with a value for each output; nothing if `bias_term`
+    is false.
+    """
     if not param.bias_term:
         return ()
     return (BlobSpec(name="bias", shape=(param.num_output,), filler=param.bias_filler),)
 
 
 def without_trailing_ones(shape: Shape) -> Shape:
-    """Return a shape without extents of 1 at its end, which Caffe's blobs of 4 axes have: R x C x 1 x 1 is R x C."""
+    """Return a shape without extents of 1 at its end, which Caffe's blobs of 4 axes have: R x C
+    x 1 x 1 is R x C.
+    """
     while len(shape) > 1 and shape[-1] == 1:
         shape = shape[:-1]
     return shape
@@ -326,7 +356,8 @@ def check_size(name: str, shape: Shape) -> None:
     """Raise LayerError if a blob of this shape has more values than Caffe can count."""
     if math.prod(shape) > LARGEST_BLOB:
         raise LayerError(
-            f"{name} would be {times(shape)} = {math.prod(shape)} values, more than the {LARGEST_BLOB} that a blob can have"
+            f"{name} would be {times(shape)} = {math.prod(shape)} values, more than the "
+            f"{LARGEST_BLOB} that a blob can have"
         )
 
 

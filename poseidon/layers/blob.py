@@ -1,9 +1,9 @@
 """Blob: data and diff as numpy arrays that share torch's memory, as in pycaffe.
 
-Law: an assignment to `blob.data[...]` or `blob.diff[...]` changes what the next layer reads. The memory stays the same
-until `reshape` needs more, and an array of a user stays valid even then, and after its net has been freed. On a GPU an
-access copies the newer of host and device copy to the other side, so users must take the array
-from the blob again after each pass, as with Caffe.
+Law: an assignment to `blob.data[...]` or `blob.diff[...]` changes what the next layer reads. The
+memory stays the same until `reshape` needs more, and an array of a user stays valid even then, and
+after its net has been freed. On a GPU an access copies the newer of host and device copy to the
+other side, so users must take the array from the blob again after each pass, as with Caffe.
 """
 
 from __future__ import annotations
@@ -206,7 +206,8 @@ class Blob:
     def _legacy(self, axis: int) -> int:
         if len(self._shape) > LEGACY_AXES:
             raise UsageError(
-                f"a blob of {len(self._shape)} axes has no num, channels, height and width; expected at most 4 axes"
+                f"a blob of {len(self._shape)} axes has no num, channels, height and width; "
+                "expected at most 4 axes"
             )
         return self._shape[axis] if axis < len(self._shape) else 1
 

@@ -1,8 +1,9 @@
 """Caffe's fillers, the initializers of blobs.
 
-Law: the values of a blob depend only on its shape, its filler and the generator. The formulas are those of Caffe's
-include/caffe/filler.hpp; the random numbers are torch's, so values differ from Caffe's but their distribution does not.
-fan_in = count / shape[0], fan_out = count / shape[1] (count for a vector).
+Law: the values of a blob depend only on its shape, its filler and the generator. The formulas are
+those of Caffe's include/caffe/filler.hpp; the random numbers are torch's, so values differ from
+Caffe's but their distribution does not. fan_in = count / shape[0], fan_out = count / shape[1]
+(count for a vector).
 """
 
 from __future__ import annotations
@@ -22,7 +23,10 @@ Filler = Callable[[Tensor, FillerParameter, Generator], None]
 
 
 class FillerError(ValueError):
-    """A filler is unknown or cannot fill a blob of this shape. The text is a clause that starts with the filler."""
+    """A filler is unknown or cannot fill a blob of this shape.
+
+    The text is a clause that starts with the filler.
+    """
 
 
 def fill(blob: Tensor, filler: FillerParameter, generator: Generator) -> None:
@@ -54,11 +58,15 @@ def check(filler: FillerParameter, shape: tuple[int, ...]) -> None:
     if filler.type == "gaussian" and filler.sparse >= 0 and not shape:
         raise FillerError("a sparse filler needs a blob of at least one axis, not a scalar")
     if filler.type == "bilinear" and (len(shape) != 4 or shape[2] != shape[3]):
-        raise FillerError(f"filler 'bilinear' needs a blob of 4 axes with a square kernel, not {shape}")
+        raise FillerError(
+            f"filler 'bilinear' needs a blob of 4 axes with a square kernel, not {shape}"
+        )
 
 
 def filler_or(param: Message, name: str, value: float) -> FillerParameter:
-    """Return the filler in field `name` of `param`, or a constant filler of `value` if the field is not set."""
+    """Return the filler in field `name` of `param`, or a constant filler of `value` if the field
+    is not set.
+    """
     filler: FillerParameter = getattr(param, name)
     return filler if param.HasField(name) else FillerParameter(type="constant", value=value)
 
@@ -95,14 +103,19 @@ def gaussian(blob: Tensor, filler: FillerParameter, generator: Generator) -> Non
 
 
 def positive_unitball(blob: Tensor, filler: FillerParameter, generator: Generator) -> None:
-    """Draw values uniformly from [0, 1), then divide each row (index of the first axis) by its sum."""
+    """Draw values uniformly from [0, 1), then divide each row (index of the first axis) by its
+    sum.
+    """
     blob.copy_(torch.rand(blob.shape, generator=generator, device=blob.device))
     rows = blob.view(blob.shape[0], -1)
     rows.div_(rows.sum(1, keepdim=True))
 
 
 def xavier(blob: Tensor, filler: FillerParameter, generator: Generator) -> None:
-    """Draw values uniformly from [-a, a) with a = sqrt(3 / n), n the fan. Glorot and Bengio, 2010."""
+    """Draw values uniformly from [-a, a) with a = sqrt(3 / n), n the fan.
+
+    Glorot and Bengio, 2010.
+    """
     scale = math.sqrt(3.0 / fan(tuple(blob.shape), filler.variance_norm))
     blob.copy_(torch.rand(blob.shape, generator=generator, device=blob.device))
     blob.mul_(2 * scale).sub_(scale)
@@ -110,7 +123,9 @@ def xavier(blob: Tensor, filler: FillerParameter, generator: Generator) -> None:
 
 def msra(blob: Tensor, filler: FillerParameter, generator: Generator) -> None:
     """Draw values from Normal(0, sqrt(2 / n)), n the fan. He et al., 2015."""
-    blob.normal_(0.0, math.sqrt(2.0 / fan(tuple(blob.shape), filler.variance_norm)), generator=generator)
+    blob.normal_(
+        0.0, math.sqrt(2.0 / fan(tuple(blob.shape), filler.variance_norm)), generator=generator
+    )
 
 
 def bilinear(blob: Tensor, filler: FillerParameter, generator: Generator) -> None:

@@ -1,8 +1,8 @@
 """Python: a layer that the user has written in Python (`python_param`).
 
-Law: the user's class is called as by Caffe: `setup` once, `reshape` before every `forward`, `backward` with
-`propagate_down`. Bottoms and tops are `Blob`s, views of the memory. An exception of the user's code becomes an
-error that names the line, with the exception as its cause.
+Law: the user's class is called as by Caffe: `setup` once, `reshape` before every `forward`,
+`backward` with `propagate_down`. Bottoms and tops are `Blob`s, views of the memory. An exception of
+the user's code becomes an error that names the line, with the exception as its cause.
 """
 
 from __future__ import annotations
@@ -40,11 +40,13 @@ class CaffeLayer:
         param: the layer's definition.
 
     Attributes:
-        blobs: the learnable blobs; `setup` adds them with `self.blobs.add_blob(*shape)` and fills them.
+        blobs: the learnable blobs; `setup` adds them with `self.blobs.add_blob(*shape)` and fills
+            them.
         param_str: `python_param.param_str`.
         phase: `caffe.TRAIN` or `caffe.TEST`.
         rank: the rank of this worker among `workers`.
-        workers: the number of processes that train together; 1 in pycaffe unless set by `set_solver_count`.
+        workers: the number of processes that train together; 1 in pycaffe unless set by
+            `set_solver_count`.
     """
 
     type: ClassVar[str] = "Python"
@@ -69,7 +71,9 @@ class CaffeLayer:
         """Compute the data of the tops."""
         raise NotImplementedError(f"{type(self).__name__} has no forward")
 
-    def backward(self, top: Sequence[Blob], propagate_down: Sequence[bool], bottom: Sequence[Blob]) -> None:
+    def backward(
+        self, top: Sequence[Blob], propagate_down: Sequence[bool], bottom: Sequence[Blob]
+    ) -> None:
         """Compute the diffs of the blobs, and of each bottom whose `propagate_down` is True."""
         raise NotImplementedError(f"{type(self).__name__} has no backward")
 
@@ -80,8 +84,9 @@ class Python(Layer):
 
     Bottoms and tops: any number, including none. In place if a bottom and a top have the same name.
 
-    Fields (python_param): module, a module on Python's path; layer, a class in it that derives from `caffe.Layer`;
-    param_str, an attribute of its instance. share_in_parallel has no effect: every worker is a process.
+    Fields (python_param): module, a module on Python's path; layer, a class in it that derives from
+    `caffe.Layer`; param_str, an attribute of its instance. share_in_parallel has no effect: every
+    worker is a process.
     """
 
     MIN_BOTTOMS: ClassVar[int] = 0
@@ -158,7 +163,9 @@ class Python(Layer):
             error = AttributeError(f"module '{param.module}' has no class '{param.layer}'")
             raise PythonLayerError(f"{error}, which python_param names") from error
         if not (isinstance(kind, type) and issubclass(kind, CaffeLayer)):
-            raise LayerError(f"'{param.layer}' of module '{param.module}' does not derive from caffe.Layer")
+            raise LayerError(
+                f"'{param.layer}' of module '{param.module}' does not derive from caffe.Layer"
+            )
         with self._user_code("__init__"):
             instance = kind(self.param)
         instance.blobs = Blobs()
@@ -175,12 +182,14 @@ class Python(Layer):
         except Exception as error:
             param = self.param.python_param
             frames = traceback.extract_tb(error.__traceback__)
-            frame = next((one for one in reversed(frames) if "importlib" not in one.filename), frames[-1])
-            what = f"{type(error).__name__}: {error}".removesuffix(": ")
-            text = (
-                f"{param.module}.{param.layer}, {method}: {what} (raised at {frame.filename}:{frame.lineno})"
+            frame = next(
+                (one for one in reversed(frames) if "importlib" not in one.filename), frames[-1]
             )
-            if isinstance(error, ModuleNotFoundError) and f"{param.module}.".startswith(f"{error.name}."):
+            what = f"{type(error).__name__}: {error}".removesuffix(": ")
+            text = f"{param.module}.{param.layer}, {method}: {what} (raised at {frame.filename}:{frame.lineno})"
+            if isinstance(error, ModuleNotFoundError) and f"{param.module}.".startswith(
+                f"{error.name}."
+            ):
                 text = f"{param.module}.{param.layer}, {method}: {what}; put its folder on PYTHONPATH, or start in its folder"
             # In the backward pass no caller adds the layer's name.
             text = f"layer '{self.param.name}' (Python): {text}" if method == "backward" else text
@@ -216,7 +225,8 @@ class _Run(torch.autograd.Function):
         for blob, tensor in zip(layer.bottom_blobs, tensors[:bottoms], strict=True):
             blob.bind(tensor.data.clone() if blob in layer.top_blobs else tensor)
         for blob in layer.instance.blobs:
-            blob.write_data()  # marks the device's copy as newer, because an update may have changed it
+            # marks the device's copy as newer, because an update may have changed it
+            blob.write_data()
         layer.run_forward()
         for blob in layer.instance.blobs:
             blob.read_data()
@@ -236,5 +246,8 @@ class _Run(torch.autograd.Function):
         return (
             None,
             None,
-            *(blob.read_diff().clone() if want else None for blob, want in zip(blobs, wanted, strict=True)),
+            *(
+                blob.read_diff().clone() if want else None
+                for blob, want in zip(blobs, wanted, strict=True)
+            ),
         )

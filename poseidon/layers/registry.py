@@ -42,7 +42,9 @@ def register(name: str) -> Callable[[Class], Class]:
 
     def add(layer: Class) -> Class:
         if name in _CLASSES:
-            raise ValueError(f"layer type '{name}' is already registered by {_CLASSES[name].__qualname__}")
+            raise ValueError(
+                f"layer type '{name}' is already registered by {_CLASSES[name].__qualname__}"
+            )
         _CLASSES[name] = layer
         return layer
 
@@ -50,7 +52,8 @@ def register(name: str) -> Callable[[Class], Class]:
 
 
 def replaces_python(module: str, layer: str) -> Callable[[Replacement], Replacement]:
-    """Return a decorator that registers a function in place of a Python layer that a definition names.
+    """Return a decorator that registers a function in place of a Python layer that a definition
+    names.
 
     The function returns the definition of a layer of another type. It is used only
     where Python has no module of that name.
@@ -111,7 +114,9 @@ def create(param: LayerParameter, context: LayerContext) -> Layer:
 
 
 def unknown_type(name: str, types: Iterable[str]) -> str:
-    """Return the message for an unknown layer type, with similar names and the flag for types of the user."""
+    """Return the message for an unknown layer type, with similar names and the flag for types of
+    the user.
+    """
     names = sorted(set(types))
     if name.lower() not in map(str.lower, names) and (branch := of_type(name)):
         return f"unknown layer type '{name}'; it is {branch} (for a type of your own see --import)"

@@ -1,7 +1,8 @@
 """Import of the user's modules that register layer types (`--import`).
 
-Law: a module is found as `import` finds it, in the working directory last. An exception of its code becomes an error
-that names the line. Every process of a job imports the same modules before it reads a net.
+Law: a module is found as `import` finds it, in the working directory last. An exception of its code
+becomes an error that names the line. Every process of a job imports the same modules before it
+reads a net.
 """
 
 from __future__ import annotations
@@ -21,7 +22,9 @@ def module_names(text: str) -> tuple[str, ...]:
 
 
 def add_working_directory() -> None:
-    """Add the working directory to `sys.path`, at its end: no file there takes the place of another module."""
+    """Add the working directory to `sys.path`, at its end: no file there takes the place of
+    another module.
+    """
     folder = os.getcwd()
     if folder not in sys.path and "" not in sys.path:
         sys.path.append(folder)
@@ -43,9 +46,13 @@ def import_modules(names: Sequence[str]) -> None:
 
 
 def problem_in(names: Sequence[str], error: BaseException) -> str | None:
-    """Return a sentence with the last line of these modules in an exception's traceback; None if there is none."""
+    """Return a sentence with the last line of these modules in an exception's traceback; None if
+    there is none.
+    """
     files = {getattr(sys.modules.get(name), "__file__", None) for name in names}
-    lines = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename in files]
+    lines = [
+        frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename in files
+    ]
     if not lines:
         return None
     message = " ".join(line.strip() for line in str(error).splitlines())
@@ -53,7 +60,11 @@ def problem_in(names: Sequence[str], error: BaseException) -> str | None:
 
 
 def _message(name: str, error: Exception, folder: str) -> str:
-    if isinstance(error, ModuleNotFoundError) and error.name and (name + ".").startswith(error.name + "."):
+    if (
+        isinstance(error, ModuleNotFoundError)
+        and error.name
+        and (name + ".").startswith(error.name + ".")
+    ):
         return f"--import {name}: there is no module '{error.name}' in {folder} or on Python's path"
     if isinstance(error, SyntaxError):
         return f"--import {name}: {error.filename}:{error.lineno}: {error.msg}"

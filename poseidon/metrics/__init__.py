@@ -1,1 +1,3 @@
-"""Metrics of training and their outputs: glog lines, the netoutputs file, the progress bar, statistics and traces."""
+"""Metrics of training and their outputs: glog lines, the netoutputs file, the progress bar,
+statistics and traces.
+"""

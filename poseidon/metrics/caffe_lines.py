@@ -10,7 +10,8 @@
          conv1	forward: 24.3 ms.
     Average Forward-Backward: 159.66 ms.
 
-Law: no I/O; functions from values to lines. The source locations are those of tools/caffe.cpp of BVLC Caffe 1.0.
+Law: no I/O; functions from values to lines. The source locations are those of tools/caffe.cpp of
+BVLC Caffe 1.0.
 """
 
 from __future__ import annotations
@@ -101,7 +102,9 @@ def performing_backward(initial_loss: float) -> tuple[GlogLine, GlogLine]:
 
 def benchmark_begins(iterations: int) -> tuple[GlogLine, GlogLine]:
     """Return the lines before the first measured iteration."""
-    return _line("*** Benchmark begins ***", 374), _line(f"Testing for {iterations} iterations.", 375)
+    return _line("*** Benchmark begins ***", 374), _line(
+        f"Testing for {iterations} iterations.", 375
+    )
 
 
 def iteration_time(iteration: int, elapsed_ms: float) -> GlogLine:

@@ -1,7 +1,7 @@
 """Plots of training logs as image files.
 
-Law: each plot has its own `Figure`; pyplot's global state is not used. The chart types are those of Caffe's
-tools/extra/plot_training_log.py.
+Law: each plot has its own `Figure`; pyplot's global state is not used. The chart types are those of
+Caffe's tools/extra/plot_training_log.py.
 """
 
 from __future__ import annotations
@@ -114,7 +114,9 @@ def curves(name: str, log: TrainingLog, panel: Panel, x_axis: XAxis) -> list[Cur
     if panel is Panel.RATE:
         rows = log.train or log.test
         return (
-            [_curve(f"{name}: rate", rows, [row.rate for row in rows], x_axis, faint=False)] if rows else []
+            [_curve(f"{name}: rate", rows, [row.rate for row in rows], x_axis, faint=False)]
+            if rows
+            else []
         )
     wanted_losses = panel is not Panel.ACCURACY
     found = []
@@ -148,7 +150,8 @@ def draw(
         panels: the panels from left to right.
         x_axis: the horizontal axis of all panels.
         kind: one of `FORMATS`.
-        smooth: the points of the moving average of a train net's curve; 1: none; None: a fortieth of the curve.
+        smooth: the points of the moving average of a train net's curve; 1: none; None: a fortieth
+            of the curve.
         scale: of the vertical axes.
 
     Returns:
@@ -164,19 +167,24 @@ def draw(
     ]
     rows = max((len(drawn) for drawn in shown), default=0)
     figure = Figure(
-        figsize=(INCHES[0] * len(panels), INCHES[1] + LEGEND_ROW_INCHES * rows), layout="constrained"
+        figsize=(INCHES[0] * len(panels), INCHES[1] + LEGEND_ROW_INCHES * rows),
+        layout="constrained",
     )
     width = _extent([x for drawn in shown for _, curve in drawn for x in curve.x])
     for index, (panel, drawn) in enumerate(zip(panels, shown, strict=True)):
         axes = figure.add_subplot(1, len(panels), index + 1)
-        smoothed = [_draw_curve(axes, curve, style, smooth) for curve, style in _styled(drawn, len(logs))]
+        smoothed = [
+            _draw_curve(axes, curve, style, smooth) for curve, style in _styled(drawn, len(logs))
+        ]
         values = [value for each in smoothed for value in each]
         logarithmic = _is_logarithmic(scale, panel, values)
         raw = [y for _, curve in drawn for y in curve.y]
         _scale(
             axes,
             width,
-            _log_extent(raw) if logarithmic else _extent(raw, typical_max=TYPICAL_MAX.get(panel, 0.0)),
+            _log_extent(raw)
+            if logarithmic
+            else _extent(raw, typical_max=TYPICAL_MAX.get(panel, 0.0)),
             whole=x_axis is XAxis.ITERATIONS,
             logarithmic=logarithmic,
         )
@@ -185,20 +193,25 @@ def draw(
         axes.set_title(f"{panel.value} over {x_axis.value}")
         axes.grid(alpha=0.3)
         if axes.lines:
-            axes.legend(fontsize="small", loc="upper center", bbox_to_anchor=(0.5, -0.12), frameon=False)
+            axes.legend(
+                fontsize="small", loc="upper center", bbox_to_anchor=(0.5, -0.12), frameon=False
+            )
     content = io.BytesIO()
     figure.savefig(content, format=kind, dpi=100, metadata=FORMATS[kind])
     return content.getvalue()
 
 
 def moving_average(values: Sequence[float], window: int) -> list[float]:
-    """Return the mean of the finite values around each one; near the ends the window is smaller on both sides.
+    """Return the mean of the finite values around each one; near the ends the window is smaller
+    on both sides.
 
     Args:
         values: the values.
         window: the number of values around each one, with itself.
     """
-    sums = list(accumulate((value if math.isfinite(value) else 0.0 for value in values), initial=0.0))
+    sums = list(
+        accumulate((value if math.isfinite(value) else 0.0 for value in values), initial=0.0)
+    )
     counts = list(accumulate((math.isfinite(value) for value in values), initial=0))
     means = []
     for index in range(len(values)):
@@ -209,8 +222,12 @@ def moving_average(values: Sequence[float], window: int) -> list[float]:
     return means
 
 
-def _styled(drawn: Sequence[tuple[int, Curve]], logs: int) -> Iterator[tuple[Curve, dict[str, Any]]]:
-    """Yield each curve with its style: of several logs, each has a colour, and its curves differ by their dashes."""
+def _styled(
+    drawn: Sequence[tuple[int, Curve]], logs: int
+) -> Iterator[tuple[Curve, dict[str, Any]]]:
+    """Yield each curve with its style: of several logs, each has a colour, and its curves differ
+    by their dashes.
+    """
     counts: Counter[int] = Counter()
     for index, (number, curve) in enumerate(drawn):
         dashes = DASHES[counts[number] % len(DASHES)] if logs > 1 else DASHES[0]
@@ -218,8 +235,13 @@ def _styled(drawn: Sequence[tuple[int, Curve]], logs: int) -> Iterator[tuple[Cur
         yield curve, {"color": f"C{number if logs > 1 else index}", "linestyle": dashes}
 
 
-def _draw_curve(axes: Axes, curve: Curve, style: Mapping[str, Any], smooth: int | None) -> Sequence[float]:
-    """Draw a curve; a faint one in the background of its moving average. Return the values in the foreground."""
+def _draw_curve(
+    axes: Axes, curve: Curve, style: Mapping[str, Any], smooth: int | None
+) -> Sequence[float]:
+    """Draw a curve; a faint one in the background of its moving average.
+
+    Return the values in the foreground.
+    """
     window = 1
     if curve.faint:
         window = smooth if smooth is not None else len(curve.y) // AUTO_PARTS
@@ -254,7 +276,8 @@ def _log_extent(values: Sequence[float]) -> tuple[float, float]:
 def _extent(values: Sequence[float], *, typical_max: float = 0.0) -> tuple[float, float]:
     """Return the limits of an axis, with a margin on both sides.
 
-    The range of a single value starts at zero, because ticks around the value would differ in insignificant digits.
+    The range of a single value starts at zero, because ticks around the value would differ in
+    insignificant digits.
 
     Args:
         values: the values, of which those that are not finite are ignored.
@@ -270,7 +293,12 @@ def _extent(values: Sequence[float], *, typical_max: float = 0.0) -> tuple[float
 
 
 def _scale(
-    axes: Axes, width: tuple[float, float], height: tuple[float, float], *, whole: bool, logarithmic: bool
+    axes: Axes,
+    width: tuple[float, float],
+    height: tuple[float, float],
+    *,
+    whole: bool,
+    logarithmic: bool,
 ) -> None:
     """Set the limits, and integer ticks for iterations."""
     if logarithmic:

@@ -8,7 +8,8 @@
         Train net output #0: loss = 1.64066 (* 1 = 1.64066 loss)
     Iteration 100, lr = 0.001
 
-Law: no I/O except in `GlogSink`; functions from records to lines. Numbers are formatted as by a C++ stream.
+Law: no I/O except in `GlogSink`; functions from records to lines. Numbers are formatted as by a C++
+stream.
 """
 
 from __future__ import annotations
@@ -56,7 +57,9 @@ def train(record: TrainRecord) -> tuple[GlogLine, ...]:
     return (
         GlogLine(text=first, file=_SOLVER, line=294),
         *_outputs("Train", record.outputs, line=318),
-        GlogLine(text=f"Iteration {record.iteration}, lr = {number(record.rate)}", file=_SOLVER, line=403),
+        GlogLine(
+            text=f"Iteration {record.iteration}, lr = {number(record.rate)}", file=_SOLVER, line=403
+        ),
     )
 
 
@@ -66,13 +69,17 @@ def testing(iteration: int, net: int) -> GlogLine:
 
 
 def tested(record: TestRecord) -> tuple[GlogLine, ...]:
-    """Return the lines at the end of a test: the loss with test_compute_loss, each output and before it its classes."""
+    """Return the lines at the end of a test: the loss with test_compute_loss, each output and
+    before it its classes.
+    """
     loss = () if record.loss is None else (f"Test loss: {number(record.loss)}",)
     lines = [GlogLine(text=text, file=_SOLVER, line=473) for text in loss]
     for index, line in enumerate(_outputs("Test", record.outputs, line=486)):
         # As SSD's solver with show_per_class_result.
         for label, precision in record.classes[index] if record.classes else ():
-            lines.append(GlogLine(text=f"class{label}: {number(precision)}", file=_SOLVER, line=541))
+            lines.append(
+                GlogLine(text=f"class{label}: {number(precision)}", file=_SOLVER, line=541)
+            )
         lines.append(line)
     return tuple(lines)
 
@@ -129,7 +136,8 @@ def all_params(data_l1: float, data_l2: float, diff_l1: float, diff_l2: float) -
     """Return the debug_info line of the norms over all learnable blobs."""
     text = (
         "    [Backward] All net params (data, diff): "
-        f"L1 norm = ({number(data_l1)}, {number(diff_l1)}); L2 norm = ({number(data_l2)}, {number(diff_l2)})"
+        f"L1 norm = ({number(data_l1)}, {number(diff_l1)}); L2 norm = ({number(data_l2)}, "
+        f"{number(diff_l2)})"
     )
     return GlogLine(text=text, file=_NET, line=547)
 
@@ -137,7 +145,8 @@ def all_params(data_l1: float, data_l2: float, diff_l1: float, diff_l2: float) -
 def _outputs(phase: str, outputs: Sequence[Output], line: int) -> tuple[GlogLine, ...]:
     return tuple(
         GlogLine(
-            text=f"    {phase} net output #{index}: {output.name} = {number(output.value)}{loss_suffix(output)}",
+            text=f"    {phase} net output #{index}: {output.name} = "
+            f"{number(output.value)}{loss_suffix(output)}",
             file=_SOLVER,
             line=line,
         )
@@ -146,7 +155,9 @@ def _outputs(phase: str, outputs: Sequence[Output], line: int) -> tuple[GlogLine
 
 
 def loss_suffix(output: Output) -> str:
-    """Return the text after the value of an output with a loss weight; an empty string for other outputs."""
+    """Return the text after the value of an output with a loss weight; an empty string for other
+    outputs.
+    """
     if not output.loss_weight:
         return ""
     weighted = output.loss_weight * output.value

@@ -2,17 +2,17 @@
 
 Each record is one JSON object with the time in seconds since 1970 and a kind:
 
-    {"time": 1.0, "kind": "start", "job": "lenet-...", "workers": 2, "shards": 2}
-    {"time": 2.0, "kind": "train", "iteration": 100, "loss": 1.5, "rate": 0.01, "outputs": {"loss": 1.5}}
-    {"time": 2.0, "kind": "progress", "iteration": 100, "max_iter": 4000, "rate": 23.9, "images_rate": 2390.0}
-    {"time": 3.0, "kind": "test", "iteration": 500, "net": 0, "outputs": {"accuracy": 0.7, "loss": 0.9}}
-    {"time": 4.0, "kind": "worker", "index": 1, "client": 1, "host": "node1", "iteration": 120, "waited_s": 3.5, ...}
-    {"time": 4.0, "kind": "shard", "index": 0, "client": 0, "host": "node0", "bytes_in": 1, ...}
-    {"time": 5.0, "kind": "snapshot", "iteration": 500, "path": "..."}
-    {"time": 6.0, "kind": "end", "outcome": "finished", "iteration": 4000}
+    {"time": 1.0, "kind": "start", "job": "lenet-...", "workers": 2, "shards": 2} {"time": 2.0,
+    "kind": "train", "iteration": 100, "loss": 1.5, "rate": 0.01, "outputs": {"loss": 1.5}} {"time":
+    2.0, "kind": "progress", "iteration": 100, "max_iter": 4000, "rate": 23.9, "images_rate":
+    2390.0} {"time": 3.0, "kind": "test", "iteration": 500, "net": 0, "outputs": {"accuracy": 0.7,
+    "loss": 0.9}} {"time": 4.0, "kind": "worker", "index": 1, "client": 1, "host": "node1",
+    "iteration": 120, "waited_s": 3.5, ...} {"time": 4.0, "kind": "shard", "index": 0, "client": 0,
+    "host": "node0", "bytes_in": 1, ...} {"time": 5.0, "kind": "snapshot", "iteration": 500, "path":
+    "..."} {"time": 6.0, "kind": "end", "outcome": "finished", "iteration": 4000}
 
-A number that is not finite is null; so is the last iteration of a script that has made no step. A blob of several values has one output for
-each: `probability[0]`, `probability[1]`.
+A number that is not finite is null; so is the last iteration of a script that has made no step. A
+blob of several values has one output for each: `probability[0]`, `probability[1]`.
 
 Law: pure. An event that is not valid gives no record.
 """
@@ -47,7 +47,11 @@ def train_record(event: Mapping[str, object]) -> Record | None:
 
 def test_record(event: Mapping[str, object]) -> Record | None:
     """Return the record of a `tested` event of worker 0."""
-    iteration, net, outputs = event.get("iteration"), event.get("net"), _outputs(event.get("scores"))
+    iteration, net, outputs = (
+        event.get("iteration"),
+        event.get("net"),
+        _outputs(event.get("scores")),
+    )
     if not isinstance(iteration, int) or not isinstance(net, int) or outputs is None:
         return None
     return {"kind": "test", "iteration": iteration, "net": net, "outputs": outputs}
@@ -57,7 +61,9 @@ test_record.__test__ = False  # type: ignore[attr-defined]  # pytest would take 
 
 
 def progress_record(progress: JobProgress) -> Record:
-    """Return the record of a job's progress; the rates are iterations and images a second, 0 if unknown."""
+    """Return the record of a job's progress; the rates are iterations and images a second, 0 if
+    unknown.
+    """
     return {
         "kind": "progress",
         "iteration": progress.iteration,
@@ -69,7 +75,8 @@ def progress_record(progress: JobProgress) -> Record:
 
 
 def worker_record(event: Mapping[str, object], iteration: int) -> Record | None:
-    """Return the record of an `alive` event of a worker; its times but `still_s` count since its start.
+    """Return the record of an `alive` event of a worker; its times but `still_s` count since its
+    start.
 
     Args:
         event: of the worker.
@@ -110,10 +117,14 @@ def shard_record(statistics: ShardStatistics, event: Mapping[str, object]) -> Re
 
 
 def seconds_by_host(value: object) -> dict[str, float]:
-    """Return the times of connections by the address of the other side, as a process has sent them; else none."""
+    """Return the times of connections by the address of the other side, as a process has sent
+    them; else none.
+    """
     if not isinstance(value, dict):
         return {}
-    return {str(host): float(seconds) for host, seconds in value.items() if _finite(seconds) is not None}
+    return {
+        str(host): float(seconds) for host, seconds in value.items() if _finite(seconds) is not None
+    }
 
 
 def encode_record(record: Record) -> str:
@@ -123,7 +134,9 @@ def encode_record(record: Record) -> str:
 
 def _outputs(value: object) -> dict[str, float | None] | None:
     """Return the outputs of pairs of name and value; None if one is no such pair."""
-    if not isinstance(value, list) or not all(isinstance(pair, list) and len(pair) == 2 for pair in value):
+    if not isinstance(value, list) or not all(
+        isinstance(pair, list) and len(pair) == 2 for pair in value
+    ):
         return None
     names = [str(name) for name, _ in value]
     numbers = [_finite(number) for _, number in value]

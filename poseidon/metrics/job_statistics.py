@@ -1,4 +1,5 @@
-"""The statistics that the processes of a job report (`{"event": "statistics", ...}`), and the file of the latest ones.
+"""The statistics that the processes of a job report (`{"event": "statistics", ...}`), and the
+file of the latest ones.
 
 A worker:   {"iterations": 120, "tensors": [{"name": "conv1.0", "scheme": "ps", "bytes_out": 1, "bytes_in": 1,
              "waited_s": 0.1, "hidden_s": 0.5}, ...], "other_bytes_out": 1, "other_bytes_in": 1}
@@ -7,8 +8,8 @@ A shard:    {"bytes_in": 1, "bytes_out": 1, "messages_in": 1, "messages_out": 1,
              "refused": 0, "dropped": 0}
 The file:   {"job": "...", "workers": {"0": {...}}, "shards": {"0": {...}}, "progress": {"iteration": 120, ...}}
 
-Law: all numbers count from the start of a process. `parse_worker` and `parse_shard` validate the events; an
-invalid event is None, and counts only as a heartbeat.
+Law: all numbers count from the start of a process. `parse_worker` and `parse_shard` validate the
+events; an invalid event is None, and counts only as a heartbeat.
 """
 
 from __future__ import annotations
@@ -57,7 +58,8 @@ class WorkerStatistics:
     Attributes:
         iterations: the number of finished iterations in this run.
         tensors: the tensors in the order of the net.
-        other_bytes_out: the bytes sent for other purposes: joining, initial values, clocks, collections, snapshots.
+        other_bytes_out: the bytes sent for other purposes: joining, initial values, clocks,
+            collections, snapshots.
         other_bytes_in: the bytes received for other purposes.
     """
 
@@ -105,7 +107,9 @@ class JobStatistics:
 def parse_worker(event: Mapping[str, object]) -> WorkerStatistics | None:
     """Parse a worker's event; None if it is invalid."""
     try:
-        tensors = tuple(TensorStatistics(**_checked(TensorStatistics, part)) for part in _parts(event))
+        tensors = tuple(
+            TensorStatistics(**_checked(TensorStatistics, part)) for part in _parts(event)
+        )
         return WorkerStatistics(**{**_checked(WorkerStatistics, event), "tensors": tensors})
     except (ValueError, TypeError):
         return None

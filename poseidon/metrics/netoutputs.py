@@ -7,14 +7,17 @@
     Iteration,time,loss,accuracy,loss,
     0,6.2,2.30268,0.0926,2.30268,
 
-The format is that of the original Poseidon: every row ends with a comma, and an empty line separates the train net and
-the test nets. The first `loss` is the total; the other columns are the outputs by name. Train outputs are multiplied by
-their loss weight, test outputs are not.
+The format is that of the original Poseidon: every row ends with a comma, and an empty line
+separates the train net and the test nets. The first `loss` is the total; the other columns are the
+outputs by name. Train outputs are multiplied by their loss weight, test outputs are not.
 
 Laws:
-* The file is always complete, because it is replaced atomically. The original wrote it only at the end of a job.
-* Writing takes at most one fiftieth of the time. Rows that exceed this are buffered until a later row or `close`.
-* A full disk does not stop training. It is reported once, and rows are buffered until the file can be written.
+* The file is always complete, because it is replaced atomically. The original wrote it only at the
+  end of a job.
+* Writing takes at most one fiftieth of the time. Rows that exceed this are buffered until a later
+  row or `close`.
+* A full disk does not stop training. It is reported once, and rows are buffered until the file can
+  be written.
 """
 
 from __future__ import annotations
@@ -43,7 +46,8 @@ class NetOutputs:
     Args:
         prefix: the file is `<prefix>.netoutputs`, or the prefix itself if it ends in
             netoutputs. An older file is replaced.
-        resumed_at: the iteration from which the same job resumes; an older file's rows before it are kept.
+        resumed_at: the iteration from which the same job resumes; an older file's rows before it
+            are kept.
         clock: a monotonic clock in seconds.
     """
 
@@ -71,7 +75,14 @@ class NetOutputs:
         Raises:
             JobError: the file cannot be written.
         """
-        _add(self._train, record.iteration, record.elapsed_s, record.loss, record.outputs, weighted=True)
+        _add(
+            self._train,
+            record.iteration,
+            record.elapsed_s,
+            record.loss,
+            record.outputs,
+            weighted=True,
+        )
         self._write_if_due()
 
     def on_test(self, record: TestRecord) -> None:
@@ -134,9 +145,13 @@ class NetOutputs:
 
 
 def _rows_before(section: str, iteration: int) -> list[str]:
-    """Return the header of a section and its rows before an iteration; an empty list without such rows."""
+    """Return the header of a section and its rows before an iteration; an empty list without
+    such rows.
+    """
     header, *rows = section.strip("\n").split("\n")
-    kept = [row for row in rows if row.split(",")[0].isdecimal() and int(row.split(",")[0]) < iteration]
+    kept = [
+        row for row in rows if row.split(",")[0].isdecimal() and int(row.split(",")[0]) < iteration
+    ]
     return [f"{line}\n" for line in (header, *kept)] if kept else []
 
 

@@ -2,8 +2,9 @@
 
     CIFAR10_quick:  42%|####      | 1680/4000 [01:10<01:37, 23.9it/s, 2390 images/s, loss 1.03]
 
-Law: the bar is shown on a terminal only. All other output to that terminal goes through `write` and `pass_on`, so that
-it does not mix with the bar. If the terminal disappears, the bar ends and the job continues.
+Law: the bar is shown on a terminal only. All other output to that terminal goes through `write` and
+`pass_on`, so that it does not mix with the bar. If the terminal disappears, the bar ends and the
+job continues.
 """
 
 from __future__ import annotations
@@ -73,7 +74,11 @@ class JobProgress:
 
     def summary(self) -> str:
         """Return `iteration 120 of 4000, 23.9/s, 2390 images/s, loss 1.03, 0:02:42 left`."""
-        parts = [f"iteration {self.position()}", *([self.rate_text()] if self.rate else []), *self.details()]
+        parts = [
+            f"iteration {self.position()}",
+            *([self.rate_text()] if self.rate else []),
+            *self.details(),
+        ]
         return ", ".join([*parts, *([f"{self.eta_text()} left"] if self.eta_s is not None else [])])
 
     def details(self) -> list[str]:
@@ -100,7 +105,9 @@ class ProgressMeter:
         iteration, loss = event.get("iteration"), event.get("loss")
         if not isinstance(iteration, int) or not all(isinstance(number, int) for number in numbers):
             return None
-        max_iter, images, tested, to_test = (number for number in numbers if isinstance(number, int))
+        max_iter, images, tested, to_test = (
+            number for number in numbers if isinstance(number, int)
+        )
         if to_test:
             self._samples.clear()  # a test's time does not count
         else:
@@ -127,14 +134,19 @@ class ProgressMeter:
             samples.popleft()
         began_s, first, first_images = samples[0]
         if now - began_s >= _SAMPLE_S and iteration > first:
-            self._rates = (iteration - first) / (now - began_s), (images - first_images) / (now - began_s)
+            self._rates = (
+                (iteration - first) / (now - began_s),
+                (images - first_images) / (now - began_s),
+            )
 
 
 class ShownProgress(Enum):
     """A value of --progress."""
 
     AUTO = "auto"
-    """On a terminal the bar below the log; in a pipe the log, and lines on the progress of a job."""
+    """On a terminal the bar below the log; in a pipe the log, and lines on the progress of a
+    job.
+    """
     BAR = "bar"
     """On a terminal the bar alone, with warnings and results; in a pipe as `auto`."""
     LINES = "lines"
@@ -294,7 +306,10 @@ class ProgressLine(ProgressBar):
 
 
 def bar_size(stream: TextIO) -> dict[str, Any]:
-    """Return tqdm's settings of the size. A terminal of unknown size (in a container) gets 80 x 24, not 0 columns."""
+    """Return tqdm's settings of the size.
+
+    A terminal of unknown size (in a container) gets 80 x 24, not 0 columns.
+    """
     with suppress(OSError, ValueError):
         if os.get_terminal_size(stream.fileno()).columns == 0:
             return {"ncols": 80, "nrows": 24}

@@ -1,7 +1,7 @@
 """The records of training and testing, and the interface of sinks that write them.
 
-Law: the values of a record are averages over all workers. A sink formats them, computes nothing and does not affect
-training.
+Law: the values of a record are averages over all workers. A sink formats them, computes nothing and
+does not affect training.
 """
 
 from __future__ import annotations

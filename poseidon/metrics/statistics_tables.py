@@ -1,9 +1,10 @@
 """Tables of a job's statistics.
 
-Law: no I/O. Bytes are per iteration and client: the sum over all workers divided by the number of workers that
-communicate. Times are milliseconds per iteration, the mean over the workers. `hidden` is the fraction of communication
-that overlaps with computation: hidden / (hidden + waited). A shard's columns are its load relative to the mean, its
-current and longest queue, the bytes of its values and histories, and the peak memory of its process.
+Law: no I/O. Bytes are per iteration and client: the sum over all workers divided by the number of
+workers that communicate. Times are milliseconds per iteration, the mean over the workers. `hidden`
+is the fraction of communication that overlaps with computation: hidden / (hidden + waited). A
+shard's columns are its load relative to the mean, its current and longest queue, the bytes of its
+values and histories, and the peak memory of its process.
 """
 
 from __future__ import annotations
@@ -40,7 +41,8 @@ class TensorRow:
         bytes_in: the bytes received per client.
         waited_s: the mean over the workers.
         hidden_s: the mean over the workers; None: not measured.
-        held_back: the mean over the clients of the L2 norm of what a codec holds back now; None: no codec.
+        held_back: the mean over the clients of the L2 norm of what a codec holds back now; None: no
+            codec.
     """
 
     name: str
@@ -53,12 +55,16 @@ class TensorRow:
 
 
 def tensor_rows(workers: Sequence[WorkerStatistics]) -> list[TensorRow]:
-    """Return a row for each tensor in the order of the net; an empty list before the end of the first iteration."""
+    """Return a row for each tensor in the order of the net; an empty list before the end of the
+    first iteration.
+    """
     running = [worker for worker in workers if worker.iterations and worker.tensors]
     rows = []
     for index, tensor in enumerate(running[0].tensors if running else ()):
         seen = [
-            (worker.tensors[index], worker.iterations) for worker in running if index < len(worker.tensors)
+            (worker.tensors[index], worker.iterations)
+            for worker in running
+            if index < len(worker.tensors)
         ]
         hidden = [t.hidden_s / n for t, n in seen if t.hidden_s is not None]
         rows.append(
@@ -86,7 +92,9 @@ def tensor_table(rows: Sequence[TensorRow], *, largest: int | None = None) -> li
         return ["no iteration has ended yet"]
     shown = list(rows)
     if largest is not None and largest < len(rows):
-        chosen = sorted(rows, key=lambda row: -((row.bytes_out or 0) + (row.bytes_in or 0)))[:largest]
+        chosen = sorted(rows, key=lambda row: -((row.bytes_out or 0) + (row.bytes_in or 0)))[
+            :largest
+        ]
         shown = [row for row in rows if row in chosen]
     hidden_rows = len(rows) - len(shown)
     total = _total(rows, f"all {len(rows)}" if hidden_rows else "total")
@@ -127,7 +135,8 @@ def job_tables(statistics: JobStatistics) -> list[str]:
     workers = list(statistics.workers.values())
     iterations = max((worker.iterations for worker in workers), default=0)
     lines = [
-        f"job {statistics.job}: {_counted(len(workers), 'worker')}, {_counted(iterations, 'iteration')}, "
+        f"job {statistics.job}: {_counted(len(workers), 'worker')}, "
+        f"{_counted(iterations, 'iteration')}, "
         f"{_counted(len(statistics.shards), 'shard')}"
     ]
     lines += ["", "per iteration, a client:", *tensor_table(tensor_rows(workers))]
@@ -136,12 +145,19 @@ def job_tables(statistics: JobStatistics) -> list[str]:
     others = [worker.other_bytes_out + worker.other_bytes_in for worker in workers]
     if any(others):
         lines.append(
-            f"other traffic: {sum(others):,} bytes in all, for joining, clocks, collections and snapshots"
+            f"other traffic: {sum(others):,} bytes in all, for joining, clocks, collections and "
+            "snapshots"
         )
     table = shard_table(list(statistics.shards.items()))
     if not table:
         return lines
-    return [*lines, "", "since the start, a shard:", *table, *rejections(list(statistics.shards.items()))]
+    return [
+        *lines,
+        "",
+        "since the start, a shard:",
+        *table,
+        *rejections(list(statistics.shards.items())),
+    ]
 
 
 def rejections(shards: Sequence[tuple[int, ShardStatistics]]) -> list[str]:

@@ -1,7 +1,7 @@
 """One iteration of a worker's trace: its activities, and the communication of each tensor.
 
-Law: no I/O. The view of an iteration lasts until the end of the next one, because the answers to its messages arrive
-during the next one. Times are milliseconds from its start.
+Law: no I/O. The view of an iteration lasts until the end of the next one, because the answers to
+its messages arrive during the next one. Times are milliseconds from its start.
 """
 
 from __future__ import annotations
@@ -112,7 +112,9 @@ def view_iteration(events: Iterable[Event], iteration: int | None = None) -> Ite
 
 
 def _transfers(bars: list[Bar], own_end_ms: float) -> list[Transfer]:
-    """Return the communication of all tensors that began in the iteration and were used in the next one."""
+    """Return the communication of all tensors that began in the iteration and were used in the
+    next one.
+    """
     transfers = []
     begins = {bar.name: bar for bar in bars if bar.kind == "begin" and bar.begin_ms < own_end_ms}
     waits = [bar for bar in bars if bar.kind == "wait" and bar.begin_ms >= own_end_ms]

@@ -1,8 +1,8 @@
 """Merging of the traces of a job's processes into one file for Perfetto and chrome://tracing.
 
-Law: the input is that of `ps_server.trace`, an event a line. The end of a killed process's trace may be missing;
-incomplete lines are skipped. In the merged file times count from the earliest event, and processes are renumbered,
-because hosts may use the same process ids.
+Law: the input is that of `ps_server.trace`, an event a line. The end of a killed process's trace
+may be missing; incomplete lines are skipped. In the merged file times count from the earliest
+event, and processes are renumbered, because hosts may use the same process ids.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ def trace_files(folder: Path) -> list[Path]:
     found = []
     for kind in ("worker", "shard"):
         stems = {
-            path: path.stem.removeprefix(f"trace_{kind}_") for path in folder.glob(f"trace_{kind}_*.json")
+            path: path.stem.removeprefix(f"trace_{kind}_")
+            for path in folder.glob(f"trace_{kind}_*.json")
         }
         found += sorted(
             (path for path in stems if stems[path].isdecimal()), key=lambda path: int(stems[path])

@@ -1,4 +1,6 @@
-"""A chart of one iteration of a worker: its activities, and below them the communication of each tensor."""
+"""A chart of one iteration of a worker: its activities, and below them the communication of each
+tensor.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,9 @@ COLORS = {
 OTHERS = "#bbbbbb"
 OVERLAPPED = "#8fc9b5"
 MOST_TENSORS = 40
-"""With more tensors, those with the longest waits are shown, then those with the longest communication."""
+"""With more tensors, those with the longest waits are shown, then those with the longest
+communication.
+"""
 _HIDDEN_FORMATS = ("begin", "finish", "gather")
 """Activities of the training thread that would hide others."""
 
@@ -37,12 +41,16 @@ def draw_iteration(view: IterationView, *, title: str, kind: str = "svg") -> byt
         title: the title of the chart.
         kind: one of `FORMATS`.
     """
-    longest = sorted(view.transfers, key=lambda one: (-round(one.waited_ms), one.begin_ms - one.arrival_ms))
+    longest = sorted(
+        view.transfers, key=lambda one: (-round(one.waited_ms), one.begin_ms - one.arrival_ms)
+    )
     longest = longest[:MOST_TENSORS]
     shown = [transfer for transfer in view.transfers if transfer in longest]
     rows = sorted({bar.row for bar in view.bars})
     height = 1.6 + 0.42 * len(rows) + 0.2 * len(shown)
-    with matplotlib.rc_context({"svg.hashsalt": "poseidon", "svg.fonttype": "none", "font.size": 8}):
+    with matplotlib.rc_context(
+        {"svg.hashsalt": "poseidon", "svg.fonttype": "none", "font.size": 8}
+    ):
         figure = Figure(figsize=(10, height), layout="constrained")
         heights = [0.42 * len(rows) + 0.3, 0.2 * max(len(shown), 1) + 0.3]
         above, below = figure.subplots(2, 1, sharex=True, height_ratios=heights)
@@ -52,7 +60,9 @@ def draw_iteration(view: IterationView, *, title: str, kind: str = "svg") -> byt
         below.set_xlabel("milliseconds from the beginning of the iteration")
         below.set_xlim(0, view.until_ms)
         handles = [
-            Patch(color=color, label=name) for name, color in COLORS.items() if name not in _HIDDEN_FORMATS
+            Patch(color=color, label=name)
+            for name, color in COLORS.items()
+            if name not in _HIDDEN_FORMATS
         ]
         handles.append(Patch(color=OVERLAPPED, label="communication while training goes on"))
         figure.legend(handles=handles, loc="outside lower center", ncols=len(handles), fontsize=8)
@@ -89,7 +99,9 @@ def _draw_transfers(axis: Axes, view: IterationView, names: list[str]) -> None:
     for position, name in enumerate(names):
         transfer = by_name[name]
         duration_ms = transfer.arrival_ms - transfer.begin_ms
-        axis.broken_barh([(transfer.begin_ms, duration_ms)], (position - 0.35, 0.7), facecolors=OVERLAPPED)
+        axis.broken_barh(
+            [(transfer.begin_ms, duration_ms)], (position - 0.35, 0.7), facecolors=OVERLAPPED
+        )
         axis.broken_barh(
             [(transfer.used_ms - transfer.waited_ms, transfer.waited_ms)],
             (position - 0.35, 0.7),

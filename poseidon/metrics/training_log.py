@@ -1,7 +1,8 @@
-"""Parsing of training logs to tables, as by Caffe's tools/extra/parse_log.py, for logs of Caffe and Poseidon.
+"""Parsing of training logs to tables, as by Caffe's tools/extra/parse_log.py, for logs of Caffe
+and Poseidon.
 
-Law: no I/O. A row has the outputs of a net at an iteration. Lines without a glog header and lines before the first
-iteration are ignored.
+Law: no I/O. A row has the outputs of a net at an iteration. Lines without a glog header and lines
+before the first iteration are ignored.
 """
 
 from __future__ import annotations
@@ -41,8 +42,8 @@ class LogRow:
         iteration: the number of finished iterations.
         seconds: the seconds since the line `Solving ...`.
         rate: the latest learning rate; NaN before the first.
-        outputs: the values by name; of several values of one name, as of a vector, each by the name with its number:
-            `accuracy[0]`, `accuracy[1]`.
+        outputs: the values by name; of several values of one name, as of a vector, each by the name
+            with its number: `accuracy[0]`, `accuracy[1]`.
     """
 
     iteration: int
@@ -145,7 +146,9 @@ class _Reader:
     def _named(self, row: _Row, several: set[str], losses: set[str]) -> LogRow:
         """Return a row with a name of its own for each output; add those of losses to `losses`."""
         names = own_names(row.names, several)
-        losses.update(own for own, name in zip(names, row.names, strict=True) if name in self._losses)
+        losses.update(
+            own for own, name in zip(names, row.names, strict=True) if name in self._losses
+        )
         values = [value for _, value in row.outputs.values()]
         outputs = dict(zip(names, values, strict=True))
         return LogRow(iteration=row.iteration, seconds=row.seconds, rate=row.rate, outputs=outputs)
@@ -160,7 +163,9 @@ class _Reader:
         elif self._last is not None and month < self._last.month:
             self._year += 1  # the log continues in January
         try:
-            time = datetime(self._year, month, day, hour, minute, second, int(found[7].ljust(6, "0")))
+            time = datetime(
+                self._year, month, day, hour, minute, second, int(found[7].ljust(6, "0"))
+            )
         except ValueError:
             return None
         self._last = time
@@ -188,7 +193,9 @@ def _with_first_rate(rows: Sequence[LogRow]) -> tuple[LogRow, ...]:
 
 
 def as_csv(rows: Sequence[LogRow], *, delimiter: str = ",") -> str:
-    """Return a table in the format of Caffe's tool: NumIters, Seconds, LearningRate, then the outputs."""
+    """Return a table in the format of Caffe's tool: NumIters, Seconds, LearningRate, then the
+    outputs.
+    """
     names = list(dict.fromkeys(name for row in rows for name in row.outputs))
     text = io.StringIO()
     writer = csv.writer(text, delimiter=delimiter)

@@ -1,8 +1,8 @@
 """Compilation of a definition to a `Net`.
 
-Law: every mistake that can be found without data is found here and raised as an error with file, line and layer.
-Initial weights depend on the seed and the blob's index in the net, not on the rank, the device or the number of
-workers.
+Law: every mistake that can be found without data is found here and raised as an error with file,
+line and layer. Initial weights depend on the seed and the blob's index in the net, not on the rank,
+the device or the number of workers.
 """
 
 from __future__ import annotations
@@ -30,7 +30,11 @@ META = torch.device("meta")
 
 
 def compile_net(
-    definition: NetDefinition, context: LayerContext, *, state: NetState, share_with: Net | None = None
+    definition: NetDefinition,
+    context: LayerContext,
+    *,
+    state: NetState,
+    share_with: Net | None = None,
 ) -> Net:
     """Build the net of one phase.
 
@@ -39,7 +43,8 @@ def compile_net(
         context: the environment of the layers. The phase comes from `state`, and
             `resolve` from the definition by default.
         state: phase, level and stages.
-        share_with: a net (the train net) whose blobs this one (a test net) uses in layers of the same name.
+        share_with: a net (the train net) whose blobs this one (a test net) uses in layers of the
+            same name.
 
     Raises:
         DefinitionError: a mistake in the definition.
@@ -62,7 +67,8 @@ class CheckedLayers:
 
     Attributes:
         by_name: the layers.
-        params: the learnable tensors of the net, on torch's meta device; None if layers are left out.
+        params: the learnable tensors of the net, on torch's meta device; None if layers are left
+            out.
     """
 
     by_name: dict[str, Layer]
@@ -78,14 +84,16 @@ def checked_layers(
     share_with: Mapping[str, Layer] | None = None,
     leave_out: Callable[[type[Layer]], bool],
 ) -> Iterator[CheckedLayers]:
-    """Set up the layers of one phase on torch's meta device: all checks of `compile_net`, without memory for blobs.
+    """Set up the layers of one phase on torch's meta device: all checks of `compile_net`,
+    without memory for blobs.
 
     A layer that is left out is not created. Neither are the layers above it, whose bottoms have
     unknown shapes, and those that share a blob with it.
 
     Args:
         definition: the net with all phases.
-        context: the environment of the layers. The phase comes from `state`, and `resolve` from the definition.
+        context: the environment of the layers. The phase comes from `state`, and `resolve` from the
+            definition.
         state: phase, level and stages.
         share_with: the layers of a net whose blobs this one uses, by name.
         leave_out: returns True for the class of a layer that must not be set up.
@@ -103,7 +111,8 @@ def checked_layers(
     try:
         compiler.check()
         yield CheckedLayers(
-            by_name={layer.param.name: layer for layer in compiler.layers}, params=compiler.known_params()
+            by_name={layer.param.name: layer for layer in compiler.layers},
+            params=compiler.known_params(),
         )
     finally:
         compiler.close()
@@ -197,7 +206,9 @@ class _Compiler:
         return self._set_up(plan_net(self.definition, layer_class))
 
     def known_params(self) -> tuple[ParamInfo, ...] | None:
-        """Return the learnable tensors of the layers that were set up; None if some are left out."""
+        """Return the learnable tensors of the layers that were set up; None if some are left
+        out.
+        """
         if self.left_out:
             return None
         self._choose_gradients()
@@ -212,7 +223,8 @@ class _Compiler:
         """Create each layer, call its `setup` and install its blobs.
 
         Returns:
-            the shape of every slot, except those of the layers that are left out and of the layers above them.
+            the shape of every slot, except those of the layers that are left out and of the layers
+            above them.
         """
         shapes: dict[int, Shape] = {}
         for step in plan.steps:
@@ -227,10 +239,14 @@ class _Compiler:
         return shapes
 
     def _is_left_out(self, step: Step, shapes: Mapping[int, Shape]) -> bool:
-        """Return whether the step's layer, a layer below it, or the owner of one of its blobs is left out."""
+        """Return whether the step's layer, a layer below it, or the owner of one of its blobs is
+        left out.
+        """
         param = self.definition.param.layer[step.layer]
         names = {spec.name for spec in param.param if spec.name}
-        known = all(slot in shapes for slot in step.bottoms) and names.isdisjoint(self.unknown_params)
+        known = all(slot in shapes for slot in step.bottoms) and names.isdisjoint(
+            self.unknown_params
+        )
         if known and not self.leave_out(layer_class(param.type)):
             return False
         self.unknown_params |= names
@@ -244,12 +260,17 @@ class _Compiler:
         self.layers.append(layer)
         if layer.IS_RANDOM and self.context.device != META:
             layer.generator = torch.Generator(self.context.device)
-            layer.generator.manual_seed(derive_seed(self.context.seed, "draw", self.context.rank, index))
+            layer.generator.manual_seed(
+                derive_seed(self.context.seed, "draw", self.context.rank, index)
+            )
         return layer
 
     def _install_blobs(self, layer: Layer) -> None:
         entries = self.table.add_layer(
-            layer.param, layer.blob_specs, factors=layer.offers_factors, statistics=layer.updates_statistics
+            layer.param,
+            layer.blob_specs,
+            factors=layer.offers_factors,
+            statistics=layer.updates_statistics,
         )
         donated = self._donated(layer)
         for index, entry in enumerate(entries):
@@ -265,7 +286,9 @@ class _Compiler:
         return nn.Parameter(new_blob(layer.blob_specs[index], seed).to(self.context.device))
 
     def _donated(self, layer: Layer) -> list[nn.Parameter]:
-        """Return the blobs of the layer of this name in the donor net; an empty list if it has none."""
+        """Return the blobs of the layer of this name in the donor net; an empty list if it has
+        none.
+        """
         donor = self.donors.get(layer.param.name)
         if donor is None or not donor.blob_specs:
             return []
@@ -278,7 +301,9 @@ class _Compiler:
         return donor.sources()
 
     def _choose_gradients(self) -> None:
-        """Disable gradients of blobs with lr_mult 0, unless force_backward is set, and of statistics."""
+        """Disable gradients of blobs with lr_mult 0, unless force_backward is set, and of
+        statistics.
+        """
         if self.donors:
             return
         forced = self.definition.param.force_backward

@@ -1,13 +1,13 @@
-"""`debug_info`: the mean absolute values of all blobs in each pass, in the log lines of Caffe's Net.
+"""`debug_info`: the mean absolute values of all blobs in each pass, in the log lines of Caffe's
+Net.
 
-    [Forward] Layer conv1, top blob conv1 data: 0.0645037
-    [Forward] Layer conv1, param blob 0 data: 0.00899114
-    [Backward] Layer loss, bottom blob fc1 diff: 0.00336934
-    [Backward] Layer fc1, param blob 0 diff: 0.000912
-    [Backward] All net params (data, diff): L1 norm = (2711.42, 7086.66); L2 norm = (6.11659, 4085.07)
+    [Forward] Layer conv1, top blob conv1 data: 0.0645037 [Forward] Layer conv1, param blob 0 data:
+    0.00899114 [Backward] Layer loss, bottom blob fc1 diff: 0.00336934 [Backward] Layer fc1, param
+    blob 0 diff: 0.000912 [Backward] All net params (data, diff): L1 norm = (2711.42, 7086.66); L2
+    norm = (6.11659, 4085.07)
 
-Law: the trace changes no result. The diff of a bottom is the contribution of this layer, also if other layers read the
-same blob: Caffe's Split copies have separate diffs, too.
+Law: the trace changes no result. The diff of a bottom is the contribution of this layer, also if
+other layers read the same blob: Caffe's Split copies have separate diffs, too.
 """
 
 from __future__ import annotations
@@ -44,7 +44,11 @@ class DebugTrace:
     """
 
     def __init__(
-        self, plan: NetPlan, layers: Sequence[Layer], parameters: Sequence[nn.Parameter], write: Write
+        self,
+        plan: NetPlan,
+        layers: Sequence[Layer],
+        parameters: Sequence[nn.Parameter],
+        write: Write,
     ) -> None:
         self._plan = plan
         self._layers = layers
@@ -55,12 +59,16 @@ class DebugTrace:
     def steps(self, runs: Sequence[Run]) -> list[FusedStep]:
         """Return the plan's steps, wrapped so that each logs its tops and blobs."""
         return [
-            FusedStep(step, run if step.layer in self._inputs() else partial(self._run, position, run))
+            FusedStep(
+                step, run if step.layer in self._inputs() else partial(self._run, position, run)
+            )
             for position, (step, run) in enumerate(zip(self._plan.steps, runs, strict=True))
         ]
 
     def _inputs(self) -> set[int]:
-        return {position for position, layer in enumerate(self._layers) if layer.param.type == "Input"}
+        return {
+            position for position, layer in enumerate(self._layers) if layer.param.type == "Input"
+        }
 
     def _run(self, position: int, run: Run, *bottoms: Tensor) -> Tensor | tuple[Tensor, ...]:
         hooked = [self._with_hook(position, index, bottom) for index, bottom in enumerate(bottoms)]
@@ -75,7 +83,9 @@ class DebugTrace:
         for name, top in zip(param.top, tops, strict=False):
             self._write(forward_top(param.name, name, mean_magnitude(top)))
         for index, blob in enumerate(layer.blobs()):
-            self._write(forward_param(param.name, self._display_name(position, index), mean_magnitude(blob)))
+            self._write(
+                forward_param(param.name, self._display_name(position, index), mean_magnitude(blob))
+            )
         return result
 
     def _with_hook(self, position: int, index: int, bottom: Tensor) -> Tensor:
@@ -94,7 +104,9 @@ class DebugTrace:
         return (specs[index].name if index < len(specs) else "") or str(index)
 
     def log_backward(self) -> None:
-        """Log the diffs of the last backward pass, from the last layer to the first, and the norms of all blobs."""
+        """Log the diffs of the last backward pass, from the last layer to the first, and the
+        norms of all blobs.
+        """
         for position in reversed(range(len(self._layers))):
             param, blobs = self._layers[position].param, self._layers[position].sources()
             for index, name in enumerate(param.bottom):

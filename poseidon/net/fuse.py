@@ -1,10 +1,11 @@
 """Fusion of layers, so that a definition is as fast as a hand-written torch module.
 
-Law: a fused net computes the same results up to rounding, and updates the same statistics. Only blobs that no other
-layer reads disappear: no outputs, no losses, no blobs whose gradient is wanted. The decision depends only on the plan
-and on the definitions and classes of the layers.
+Law: a fused net computes the same results up to rounding, and updates the same statistics. Only
+blobs that no other layer reads disappear: no outputs, no losses, no blobs whose gradient is wanted.
+The decision depends only on the plan and on the definitions and classes of the layers.
 
-* BatchNorm and the Scale along axis 1 that is its only reader: one pass over the memory instead of three.
+* BatchNorm and the Scale along axis 1 that is its only reader: one pass over the memory instead of
+  three.
 * A sum (Eltwise) overwrites a bottom that no other layer reads, like `x += y`.
 """
 
@@ -57,14 +58,18 @@ def fuse(
     pairs = norm_scale_pairs(plan, layers).items()
     scales = {norm: scale for norm, scale in pairs if apart.isdisjoint((norm, scale))}
     sums = {
-        position: index for position, index in sums_in_place(plan, layers).items() if position not in apart
+        position: index
+        for position, index in sums_in_place(plan, layers).items()
+        if position not in apart
     }
     runs = layers if runs is None else runs
     fused_scales = set(scales.values())
     fused = []
     for position, (step, layer) in enumerate(zip(plan.steps, layers, strict=True)):
         if position in scales:
-            fused.append(_fuse_pair(step, plan.steps[scales[position]], layer, layers[scales[position]]))
+            fused.append(
+                _fuse_pair(step, plan.steps[scales[position]], layer, layers[scales[position]])
+            )
         elif position in sums:
             assert isinstance(layer, Eltwise)
             fused.append(FusedStep(step, partial(_add_into, layer, sums[position])))
@@ -110,9 +115,13 @@ def sums_in_place(plan: NetPlan, layers: Sequence[Layer]) -> dict[int, int]:
 
 
 def _private_slots(plan: NetPlan) -> set[int]:
-    """Return the slots that exactly one bottom reads and that are no outputs or losses and want no gradient."""
+    """Return the slots that exactly one bottom reads and that are no outputs or losses and want
+    no gradient.
+    """
     uses = Counter(slot for step in plan.steps for slot in step.bottoms)
-    seen = {slot for _, slot in plan.outputs} | {slot for slot, _ in plan.losses} | plan.wants_gradient
+    seen = (
+        {slot for _, slot in plan.outputs} | {slot for slot, _ in plan.losses} | plan.wants_gradient
+    )
     return {slot for slot, count in uses.items() if count == 1} - seen
 
 
@@ -130,7 +139,9 @@ def _fuse_pair(first: Step, second: Step, norm: Layer, scale: Layer) -> FusedSte
     assert isinstance(norm, BatchNorm) and isinstance(scale, Scale)
     between = first.tops[0]
     dead = tuple(slot for slot in (*first.dead, *second.dead) if slot != between)
-    return FusedStep(replace(first, tops=second.tops, dead=dead), partial(normalize_and_scale, norm, scale))
+    return FusedStep(
+        replace(first, tops=second.tops, dead=dead), partial(normalize_and_scale, norm, scale)
+    )
 
 
 def normalize_and_scale(norm: BatchNorm, scale: Scale, bottom: Tensor) -> Tensor:

@@ -1,8 +1,9 @@
 """Loading of saved blobs into the layers of the same names.
 
-Law: the rules are Caffe's (Net::CopyTrainedLayersFrom). A saved layer that is not in the net is ignored. A layer of the
-net that is not saved keeps its values. The blobs of a layer that is in both must match in number and shape, except that
-a shared blob may be missing (as in Caffe's HDF5 models). The net is changed only if everything matches.
+Law: the rules are Caffe's (Net::CopyTrainedLayersFrom). A saved layer that is not in the net is
+ignored. A layer of the net that is not saved keeps its values. The blobs of a layer that is in both
+must match in number and shape, except that a shared blob may be missing (as in Caffe's HDF5
+models). The net is changed only if everything matches.
 """
 
 from __future__ import annotations
@@ -44,7 +45,9 @@ class LoadReport:
         unchanged: fc8; not in this net: fc9`.
         """
         layers = "1 layer" if len(self.copied) == 1 else f"{len(self.copied)} layers"
-        parts = [f"weights of {layers} loaded" + (f" ({_some(self.copied)})" if self.copied else "")]
+        parts = [
+            f"weights of {layers} loaded" + (f" ({_some(self.copied)})" if self.copied else "")
+        ]
         parts += [f"unchanged: {_some(self.kept)}"] if self.kept else []
         parts += [f"not in this net: {_some(self.ignored)}"] if self.ignored else []
         return "; ".join(parts)
@@ -55,7 +58,10 @@ def _some(names: Sequence[str], most: int = 10) -> str:
 
 
 def load_blobs(
-    layers: Mapping[str, Layer], saved: Iterable[tuple[str, Arrays]], *, shared: Collection[str] = ()
+    layers: Mapping[str, Layer],
+    saved: Iterable[tuple[str, Arrays]],
+    *,
+    shared: Collection[str] = (),
 ) -> LoadReport:
     """Copy saved blobs to the layers of the same names.
 
@@ -77,7 +83,9 @@ def load_blobs(
             copied.append(name)
     with torch.no_grad():
         for blob, array in pairs:
-            blob.copy_(torch.from_numpy(np.ascontiguousarray(array, dtype=np.float32)).reshape(blob.shape))
+            blob.copy_(
+                torch.from_numpy(np.ascontiguousarray(array, dtype=np.float32)).reshape(blob.shape)
+            )
     kept = tuple(name for name, layer in layers.items() if layer.blob_specs and name not in copied)
     return LoadReport(copied=tuple(copied), ignored=tuple(ignored), kept=kept)
 
@@ -88,12 +96,15 @@ def _match(
     present = {index: array for index, array in enumerate(arrays) if array is not None}
     missing = set(range(len(blobs))) - present.keys()
     if len(arrays) > len(blobs) or any(f"{name}.{index}" not in shared for index in missing):
-        raise SnapshotError(f"layer '{name}': the file has {len(present)} blobs, expected {len(blobs)}")
+        raise SnapshotError(
+            f"layer '{name}': the file has {len(present)} blobs, expected {len(blobs)}"
+        )
     for index, array in present.items():
         blob = blobs[index]
         if not same_shape(tuple(array.shape), tuple(blob.shape)):
             raise SnapshotError(
-                f"layer '{name}': blob {index} has shape {times(array.shape)} in the file, expected {times(blob.shape)}; "
+                f"layer '{name}': blob {index} has shape {times(array.shape)} in the file, "
+                f"expected {times(blob.shape)}; "
                 "to keep the layer's initial weights, give it another name"
             )
     return [(blobs[index], array) for index, array in present.items()]

@@ -1,8 +1,8 @@
 """Net: a compiled definition as a torch module.
 
-Law: `forward` iterates over a flat list that is built once. It runs the layers in the order of the file, frees each
-blob after its last use, and adds no overhead to the layers. Two nets with the same definition, context and inputs
-compute the same bits.
+Law: `forward` iterates over a flat list that is built once. It runs the layers in the order of the
+file, frees each blob after its last use, and adds no overhead to the layers. Two nets with the same
+definition, context and inputs compute the same bits.
 """
 
 from __future__ import annotations
@@ -78,7 +78,8 @@ class Net(nn.Module):
         loss: after `forward`, the weighted sum of the losses, a scalar.
         keep_blobs: store all blobs in `blobs` in each forward pass, which keeps their memory.
         blobs: with `keep_blobs`, the last value of each blob by name.
-        keep_data: keep the tops of the data layers until the next forward pass, for `first_not_finite`.
+        keep_data: keep the tops of the data layers until the next forward pass, for
+            `first_not_finite`.
     """
 
     def __init__(self, compiled: Compiled) -> None:
@@ -89,8 +90,12 @@ class Net(nn.Module):
         self.parameters_info = compiled.params
         self.layers = nn.ModuleList(compiled.layers)
         names = [param.name for param in compiled.definition.param.layer]
-        self.layer_modules: tuple[tuple[str, Layer], ...] = tuple(zip(names, compiled.layers, strict=True))
-        self._slot_shapes = SlotShapes(compiled.definition, compiled.plan, compiled.layers, compiled.shapes)
+        self.layer_modules: tuple[tuple[str, Layer], ...] = tuple(
+            zip(names, compiled.layers, strict=True)
+        )
+        self._slot_shapes = SlotShapes(
+            compiled.definition, compiled.plan, compiled.layers, compiled.shapes
+        )
         self.loss_weights = dict(self.plan.loss_weights)
         self.loss = torch.zeros((), device=self.context.device)
         self.keep_blobs = False
@@ -98,7 +103,9 @@ class Net(nn.Module):
         self.keep_data = False
         self._kept_data: list[tuple[Call, Any]] = []
         self._inputs = self._find_inputs()
-        steps = [FusedStep(step, run) for step, run in zip(self.plan.steps, self._runs(), strict=True)]
+        steps = [
+            FusedStep(step, run) for step, run in zip(self.plan.steps, self._runs(), strict=True)
+        ]
         self._calls = self._calls_of(steps)
         self._traced_calls: tuple[Call, ...] = ()
         self._trace: DebugTrace | None = None
@@ -136,10 +143,16 @@ class Net(nn.Module):
 
     @property
     def changing_slots(self) -> frozenset[int]:
-        """The slots whose shapes may change from pass to pass: the number of regions, for example."""
-        changing = {i for i, (_, layer) in enumerate(self.layer_modules) if layer.tops_may_change_shape}
+        """The slots whose shapes may change from pass to pass: the number of regions, for
+        example.
+        """
+        changing = {
+            i for i, (_, layer) in enumerate(self.layer_modules) if layer.tops_may_change_shape
+        }
         return frozenset(
-            slot for i in changing | set(self._slot_shapes.dynamic) for slot in self.plan.steps[i].tops
+            slot
+            for i in changing | set(self._slot_shapes.dynamic)
+            for slot in self.plan.steps[i].tops
         )
 
     @property
@@ -157,7 +170,9 @@ class Net(nn.Module):
 
     def _runs(self) -> list[Run]:
         return [
-            partial(self._slot_shapes.run, position) if position in self._slot_shapes.dynamic else layer
+            partial(self._slot_shapes.run, position)
+            if position in self._slot_shapes.dynamic
+            else layer
             for position, (_, layer) in enumerate(self.layer_modules)
         ]
 
@@ -179,14 +194,16 @@ class Net(nn.Module):
         """
         check_known(input_shapes, self.input_shapes)
         slots = dict(self._inputs)
-        self._slot_shapes.reshape({slots[name]: tuple(shape) for name, shape in input_shapes.items()})
+        self._slot_shapes.reshape(
+            {slots[name]: tuple(shape) for name, shape in input_shapes.items()}
+        )
 
     def forward(self, inputs: Mapping[str, Tensor] | None = None) -> dict[str, Tensor]:
         """Run every layer once.
 
         Args:
-            inputs: a float tensor for the top of each Input layer. Only its first extent may differ from `input_shapes`
-                (see `reshape`). None for a net that reads its own data.
+            inputs: a float tensor for the top of each Input layer. Only its first extent may differ
+                from `input_shapes` (see `reshape`). None for a net that reads its own data.
 
         Returns:
             the outputs, the blobs that no layer reads, by name in Caffe's order.
@@ -197,7 +214,9 @@ class Net(nn.Module):
             DefinitionError: a layer does not accept the shape of a bottom.
         """
         self.loss = (
-            torch.zeros((), device=self.context.device) if not self.plan.losses else self.loss.detach()
+            torch.zeros((), device=self.context.device)
+            if not self.plan.losses
+            else self.loss.detach()
         )
         self.blobs = {}
         self._kept_data = []
@@ -207,7 +226,9 @@ class Net(nn.Module):
         for call in self._chosen_calls():
             arguments: list[Any] = [values[slot] for slot in call.bottoms]
             if call.cut is not None:
-                arguments = [v.detach() if cut else v for v, cut in zip(arguments, call.cut, strict=True)]
+                arguments = [
+                    v.detach() if cut else v for v, cut in zip(arguments, call.cut, strict=True)
+                ]
             try:
                 result: Any = call.run(*arguments)
             except DataError as error:
@@ -231,16 +252,20 @@ class Net(nn.Module):
         return self._finish(values)
 
     def first_not_finite(self) -> str:
-        """Repeat the last pass on the same data (`keep_data`) up to the first layer with an output that is not finite.
+        """Repeat the last pass on the same data (`keep_data`) up to the first layer with an
+        output that is not finite.
 
         The random states and statistics of the layers are restored afterwards.
 
         Returns:
-            a clause that names the layer and the blob, and says whether the layer's weights are finite.
+            a clause that names the layer and the blob, and says whether the layer's weights are
+            finite.
         """
         state = self.random_state()
         statistics = [
-            (i.parameter, i.parameter.detach().clone()) for i in self.parameters_info if i.statistics
+            (i.parameter, i.parameter.detach().clone())
+            for i in self.parameters_info
+            if i.statistics
         ]
         try:
             with torch.no_grad():
@@ -257,7 +282,11 @@ class Net(nn.Module):
             known = id(call.layer) in kept
             if any(values[slot] is None for slot in call.bottoms) or not (known or call.bottoms):
                 continue  # depends on an input of the caller, which is not kept
-            result = kept[id(call.layer)] if known else call.run(*(values[slot] for slot in call.bottoms))
+            result = (
+                kept[id(call.layer)]
+                if known
+                else call.run(*(values[slot] for slot in call.bottoms))
+            )
             results = (result,) if len(call.tops) == 1 else result
             for slot, value, top in zip(call.tops, results, call.layer.param.top, strict=True):
                 values[slot] = value
@@ -288,15 +317,22 @@ class Net(nn.Module):
         """
         layers = dict(self.layer_modules)
         owned = self.owned_blobs()
-        names = (f"{name}.{i}" for name, layer in layers.items() for i in range(len(layer.blob_specs)))
+        names = (
+            f"{name}.{i}" for name, layer in layers.items() for i in range(len(layer.blob_specs))
+        )
         return load_blobs(layers, saved, shared={name for name in names if name not in owned})
 
     def owned_blobs(self) -> frozenset[str]:
-        """Return the names `<layer>.<index>` of the blobs that are not shared from another layer."""
+        """Return the names `<layer>.<index>` of the blobs that are not shared from another
+        layer.
+        """
         return frozenset(info.name for info in self.parameters_info)
 
     def layer_blobs(self) -> list[tuple[str, str, list[NDArray[Any]]]]:
-        """Return name, type and copies of the blobs of every layer. Shared blobs are repeated, as in Caffe's models."""
+        """Return name, type and copies of the blobs of every layer.
+
+        Shared blobs are repeated, as in Caffe's models.
+        """
         return [
             (name, layer.param.type, [blob.detach().cpu().numpy().copy() for blob in layer.blobs()])
             for name, layer in self.layer_modules
@@ -310,7 +346,8 @@ class Net(nn.Module):
         """Restore states that `random_state` returned.
 
         Raises:
-            SnapshotError: the states are of a net with other random layers or on another kind of device.
+            SnapshotError: the states are of a net with other random layers or on another kind of
+                device.
         """
         unpack_states(self._generators(), state)
 
@@ -318,7 +355,9 @@ class Net(nn.Module):
         return [layer.generator for _, layer in self.layer_modules if layer.generator is not None]
 
     def _calls_of(self, steps: Iterable[FusedStep]) -> tuple[Call, ...]:
-        return tuple(self._call(fused.step, fused.run) for fused in steps if not isinstance(fused.run, Input))
+        return tuple(
+            self._call(fused.step, fused.run) for fused in steps if not isinstance(fused.run, Input)
+        )
 
     def _call(self, step: Step, run: Run) -> Call:
         layer = self.layer_modules[step.layer][1]
@@ -340,10 +379,14 @@ class Net(nn.Module):
         for name, slot in self._inputs:
             shape = self._slot_shapes.shapes[slot]
             if name not in inputs:
-                raise UsageError(f"input '{name}' is missing, expected a tensor of shape {times(shape)}")
+                raise UsageError(
+                    f"input '{name}' is missing, expected a tensor of shape {times(shape)}"
+                )
             value = inputs[name]
             if value.dim() != len(shape) or tuple(value.shape[1:]) != shape[1:]:
-                raise UsageError(f"input '{name}' has shape {times(value.shape)}, expected {times(shape)}")
+                raise UsageError(
+                    f"input '{name}' has shape {times(value.shape)}, expected {times(shape)}"
+                )
             value = value.to(self.context.device)
             if slot in self.plan.wants_gradient and not value.requires_grad:
                 value = value.detach().requires_grad_()

@@ -1,7 +1,7 @@
 """The learnable blobs of a net: owner, sharing and learning-rate multipliers.
 
-Law: order and rules are Caffe's (Net::AppendParam). A blob without a name, or the first of its name, is owned by its
-layer and gets the next index. Later blobs of that name share its tensor.
+Law: order and rules are Caffe's (Net::AppendParam). A blob without a name, or the first of its
+name, is owned by its layer and gets the next index. Later blobs of that name share its tensor.
 """
 
 from __future__ import annotations
@@ -72,7 +72,12 @@ class ParamTable:
         self._layers: set[str] = set()
 
     def add_layer(
-        self, param: LayerParameter, specs: tuple[BlobSpec, ...], *, factors: bool, statistics: bool = False
+        self,
+        param: LayerParameter,
+        specs: tuple[BlobSpec, ...],
+        *,
+        factors: bool,
+        statistics: bool = False,
     ) -> list[OwnedBlob]:
         """Add the blobs of the next layer.
 
@@ -86,11 +91,13 @@ class ParamTable:
             the entry of each blob: a new one, or the one that it shares.
 
         Raises:
-            LayerError: the layer has more param specs than blobs or a name that exists, or sharers disagree.
+            LayerError: the layer has more param specs than blobs or a name that exists, or sharers
+                disagree.
         """
         if len(param.param) > len(specs):
             raise LayerError(
-                f"has {counted(len(param.param), 'param spec')}, expected at most {len(specs)}: it has {counted(len(specs), 'blob')}"
+                f"has {counted(len(param.param), 'param spec')}, expected at most {len(specs)}: "
+                f"it has {counted(len(specs), 'blob')}"
             )
         if specs and param.name in self._layers:
             raise LayerError("another layer with blobs has the same name, expected a unique name")
@@ -106,7 +113,12 @@ class ParamTable:
         return entries
 
     def _add(
-        self, param: LayerParameter, index: int, spec: BlobSpec, spec_param: ParamSpec, factors: bool
+        self,
+        param: LayerParameter,
+        index: int,
+        spec: BlobSpec,
+        spec_param: ParamSpec,
+        factors: bool,
     ) -> OwnedBlob:
         if spec_param.name and spec_param.name in self._by_name:
             owner = self._by_name[spec_param.name]
@@ -123,8 +135,14 @@ class ParamTable:
             layer_type=param.type,
             index=index,
             shape=spec.shape,
-            lr_mult=(spec_param.lr_mult if spec_param.HasField("lr_mult") else None) if spec.learns else 0.0,
-            decay_mult=0.0 if fixed else spec_param.decay_mult if spec_param.HasField("decay_mult") else None,
+            lr_mult=(spec_param.lr_mult if spec_param.HasField("lr_mult") else None)
+            if spec.learns
+            else 0.0,
+            decay_mult=0.0
+            if fixed
+            else spec_param.decay_mult
+            if spec_param.HasField("decay_mult")
+            else None,
             factors=factors and index == 0,
             statistics=False,
         )
@@ -159,15 +177,23 @@ def _info(entry: OwnedBlob) -> ParamInfo:
 
 
 def _check_share(owner: OwnedBlob, shape: Shape, spec_param: ParamSpec) -> None:
-    """Raise LayerError unless a blob of `shape` can share the owner's tensor. Merge its multipliers into the owner."""
+    """Raise LayerError unless a blob of `shape` can share the owner's tensor.
+
+    Merge its multipliers into the owner.
+    """
     prefix = f"param '{spec_param.name}', shared with layer '{owner.layer}',"
     if spec_param.share_mode == ParamSpec.PERMISSIVE:
         if math.prod(shape) != math.prod(owner.shape):
-            raise LayerError(f"{prefix} has {math.prod(shape)} values, expected {math.prod(owner.shape)}")
+            raise LayerError(
+                f"{prefix} has {math.prod(shape)} values, expected {math.prod(owner.shape)}"
+            )
     elif shape != owner.shape:
         raise LayerError(f"{prefix} has shape {times(shape)}, expected {times(owner.shape)}")
     owner.lr_mult = _agree(
-        prefix, "lr_mult", owner.lr_mult, spec_param.lr_mult if spec_param.HasField("lr_mult") else None
+        prefix,
+        "lr_mult",
+        owner.lr_mult,
+        spec_param.lr_mult if spec_param.HasField("lr_mult") else None,
     )
     decay_mult = spec_param.decay_mult if spec_param.HasField("decay_mult") else None
     owner.decay_mult = _agree(prefix, "decay_mult", owner.decay_mult, decay_mult)

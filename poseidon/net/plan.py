@@ -1,9 +1,10 @@
 """The plan of a net: the slots that each layer reads and writes.
 
-Law: a plan depends on names and layer classes only, not on shapes and tensors. Layers run in the order of the file, and
-a bottom must be the top of an earlier layer. Each top of each layer has its own slot, also in place: the name then
-refers to the newer slot, and the older value is kept only while the backward pass needs it. So a blob that is used
-twice needs no Split, and in-place layers save memory without changing results.
+Law: a plan depends on names and layer classes only, not on shapes and tensors. Layers run in the
+order of the file, and a bottom must be the top of an earlier layer. Each top of each layer has its
+own slot, also in place: the name then refers to the newer slot, and the older value is kept only
+while the backward pass needs it. So a blob that is used twice needs no Split, and in-place layers
+save memory without changing results.
 
 Source for the rules: Caffe's Net::Init, AppendTop, AppendBottom and Layer::SetLossWeights.
 """
@@ -53,7 +54,8 @@ class NetPlan:
         outputs: the blobs that no layer reads, as (name, slot) by name in Caffe's order.
         losses: (slot, weight) of each top with a loss weight.
         loss_weights: the loss weight of each named output and loss blob.
-        wants_gradient: the slots of source layers that need a gradient because of force_backward or propagate_down.
+        wants_gradient: the slots of source layers that need a gradient because of force_backward or
+            propagate_down.
     """
 
     steps: tuple[Step, ...]
@@ -73,8 +75,8 @@ def plan_net(definition: NetDefinition, class_of: ClassOf) -> NetPlan:
         class_of: returns the class of a layer type; raises LayerError for an unknown type.
 
     Raises:
-        DefinitionError: a type or a bottom is unknown, two layers have the same top, or loss_weight or propagate_down
-            occurs a wrong number of times.
+        DefinitionError: a type or a bottom is unknown, two layers have the same top, or loss_weight
+            or propagate_down occurs a wrong number of times.
     """
     planner = _Planner(definition=definition, class_of=class_of)
     for index in range(len(definition.param.layer)):
@@ -112,7 +114,9 @@ class _Planner:
         self.classes.append(kind)
         bottoms = tuple(self._bottom(param, name) for name in param.bottom)
         down = self._propagate_down(param)
-        tops = tuple(self._top(param, index, position) for position in range(self._top_count(param, kind)))
+        tops = tuple(
+            self._top(param, index, position) for position in range(self._top_count(param, kind))
+        )
         self._add_losses(param, kind, tops)
         is_source = not bottoms
         if self.definition.param.force_backward and is_source:
@@ -166,7 +170,8 @@ class _Planner:
             if name in self.names and not in_place:
                 first = self.definition.param.layer[self.writer[self.names[name]]].name
                 raise LayerError(
-                    f"top '{name}' is already produced by layer '{first}', expected a new name (or the bottom "
+                    f"top '{name}' is already produced by layer '{first}', expected a new name "
+                    "(or the bottom "
                     "with the same index, to run in place)"
                 )
             self.names[name] = slot
@@ -176,13 +181,16 @@ class _Planner:
         return slot
 
     def _propagate_down(self, param: LayerParameter) -> list[bool | None]:
-        """Return for each bottom True (forced), False (stopped), or None if the definition does not set it."""
+        """Return for each bottom True (forced), False (stopped), or None if the definition does
+        not set it.
+        """
         values = list(param.propagate_down)
         if not values:
             return [None] * len(param.bottom)
         if len(values) != len(param.bottom):
             raise LayerError(
-                f"propagate_down occurs {len(values)} times for {counted(len(param.bottom), 'bottom')}, expected once each"
+                f"propagate_down occurs {len(values)} times for "
+                f"{counted(len(param.bottom), 'bottom')}, expected once each"
             )
         return list(values)
 
@@ -190,7 +198,8 @@ class _Planner:
         values = list(param.loss_weight)
         if values and len(values) != len(tops):
             raise LayerError(
-                f"loss_weight occurs {len(values)} times for {counted(len(tops), 'top')}, expected once each"
+                f"loss_weight occurs {len(values)} times for {counted(len(tops), 'top')}, "
+                "expected once each"
             )
         if not values and kind.IS_LOSS:
             values = [1.0] + [0.0] * (len(tops) - 1)
@@ -201,9 +210,13 @@ class _Planner:
                 self.weights[param.top[position]] = weight
 
     def _with_lifetimes(self, kept: set[int]) -> list[Step]:
-        """Return the steps with their dead slots, and with `overwrites` for layers that may run in place."""
+        """Return the steps with their dead slots, and with `overwrites` for layers that may run
+        in place.
+        """
         last = {
-            slot: position for position, step in enumerate(self.steps) for slot in (*step.tops, *step.bottoms)
+            slot: position
+            for position, step in enumerate(self.steps)
+            for slot in (*step.tops, *step.bottoms)
         }
         steps = []
         for position, step in enumerate(self.steps):

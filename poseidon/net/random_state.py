@@ -14,7 +14,8 @@ LENGTH = struct.Struct("<I")
 
 
 def derive_seed(seed: int, *path: int | str) -> int:
-    """Return a seed of 63 bits that is a hash of `seed` and `path`, the same on all hosts and Python versions.
+    """Return a seed of 63 bits that is a hash of `seed` and `path`, the same on all hosts and
+    Python versions.
 
     >>> derive_seed(1, "blob", 0) == derive_seed(1, "blob", 0), derive_seed(1, "blob", 0) == derive_seed(1, "blob", 1)
     (True, False)
@@ -43,7 +44,8 @@ def unpack_states(generators: Sequence[torch.Generator], packed: bytes) -> None:
     lengths = [generator.get_state().numel() for generator in generators]
     if rest or [len(part) for part in parts] != lengths:
         raise SnapshotError(
-            f"the random state is that of {len(parts)} layers ({len(packed)} bytes), expected that of the "
+            f"the random state is that of {len(parts)} layers ({len(packed)} bytes), expected "
+            "that of the "
             f"{len(generators)} random layers of this net"
         )
     for generator, part in zip(generators, parts, strict=True):

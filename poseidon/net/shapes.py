@@ -1,8 +1,9 @@
 """The shapes of a net's blobs, and the setup of layers whose bottoms change shape.
 
-Law: shapes are computed when a net is compiled. A layer that no change can reach is never checked again. A layer above
-one whose tops may change is dynamic: before each run its bottoms are compared with those of its last setup. After every
-pass each layer is set up for its current bottoms, and `shapes` holds their shapes.
+Law: shapes are computed when a net is compiled. A layer that no change can reach is never checked
+again. A layer above one whose tops may change is dynamic: before each run its bottoms are compared
+with those of its last setup. After every pass each layer is set up for its current bottoms, and
+`shapes` holds their shapes.
 """
 
 from __future__ import annotations
@@ -34,7 +35,11 @@ class SlotShapes:
     """
 
     def __init__(
-        self, definition: NetDefinition, plan: NetPlan, layers: Sequence[Layer], shapes: Sequence[Shape]
+        self,
+        definition: NetDefinition,
+        plan: NetPlan,
+        layers: Sequence[Layer],
+        shapes: Sequence[Shape],
     ) -> None:
         self._definition = definition
         self._plan = plan
@@ -74,7 +79,8 @@ class SlotShapes:
             changed: the new shapes.
 
         Raises:
-            DefinitionError: a layer does not accept these shapes. All layers are then set up as before.
+            DefinitionError: a layer does not accept these shapes. All layers are then set up as
+                before.
         """
         before = list(self.shapes)
         for slot, shape in changed.items():
@@ -91,7 +97,9 @@ class SlotShapes:
         bottoms = [self.shapes[slot] for slot in step.bottoms]
         if bottoms != self._setup_shapes[position]:
             self._setup_shapes[position] = bottoms
-            for slot, shape in zip(step.tops, self._layers[position].checked_setup(bottoms), strict=True):
+            for slot, shape in zip(
+                step.tops, self._layers[position].checked_setup(bottoms), strict=True
+            ):
                 self.shapes[slot] = shape
 
     def _restore(self, before: list[Shape], last: int) -> None:
@@ -101,7 +109,9 @@ class SlotShapes:
 
 
 def dynamic_steps(plan: NetPlan, layers: Sequence[Layer]) -> frozenset[int]:
-    """Return the indices of the layers whose tops may change shape, and of all layers above them."""
+    """Return the indices of the layers whose tops may change shape, and of all layers above
+    them.
+    """
     changing: set[int] = set()
     dynamic = set()
     for position, (step, layer) in enumerate(zip(plan.steps, layers, strict=True)):
@@ -121,4 +131,6 @@ def check_known(names: Mapping[str, Shape], known: Mapping[str, Shape]) -> None:
         if name not in known:
             raise UsageError(unknown("input", name, known))
         if min(shape, default=1) < 1:
-            raise UsageError(f"input '{name}' has shape {times(shape)}, expected extents of at least 1")
+            raise UsageError(
+                f"input '{name}' has shape {times(shape)}, expected extents of at least 1"
+            )

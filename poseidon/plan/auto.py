@@ -1,4 +1,6 @@
-"""The choice of `--exchange=auto` on a planned cluster: the job's own rule, with rates from the simulator. Pure."""
+"""The choice of `--exchange=auto` on a planned cluster: the job's own rule, with rates from the
+simulator. Pure.
+"""
 
 from __future__ import annotations
 
@@ -20,8 +22,12 @@ def auto_scenario(scenario: Scenario, *, in_clear: bool) -> Scenario:
     """
     choices = choices_of_weights(replace(scenario, exchange=Exchange.HYBRID))
     rows = [(scenario.layers[layer].rows or scenario.batch) for layer in choices]
-    found = fastest_schemes(list(choices.values()), rows, scenario.workers, _rates(scenario, in_clear))
-    factors = (layer for layer, scheme in zip(choices, found, strict=True) if scheme is Scheme.FACTORS)
+    found = fastest_schemes(
+        list(choices.values()), rows, scenario.workers, _rates(scenario, in_clear)
+    )
+    factors = (
+        layer for layer, scheme in zip(choices, found, strict=True) if scheme is Scheme.FACTORS
+    )
     ring = Scheme.ALLREDUCE in found
     return replace(
         scenario,
@@ -43,7 +49,8 @@ def _rates(scenario: Scenario, in_clear: bool) -> Rates:
     ring = (
         {
             "allreduce_s": 0.0,
-            "allreduce_s_per_byte": predict(replace(bare, exchange=Exchange.RING, servers=0)) / size,
+            "allreduce_s_per_byte": predict(replace(bare, exchange=Exchange.RING, servers=0))
+            / size,
         }
         if in_clear
         else {}

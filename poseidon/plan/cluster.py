@@ -1,7 +1,8 @@
 """Hosts, links and processors of a simulation.
 
-All hosts of a kind do the same at the same time, so one host of each kind represents all: an outgoing link, an incoming
-link and the processors of a host with a worker, and of a host that only serves.
+All hosts of a kind do the same at the same time, so one host of each kind represents all: an
+outgoing link, an incoming link and the processors of a host with a worker, and of a host that only
+serves.
 """
 
 from __future__ import annotations
@@ -49,7 +50,8 @@ class Home:
         part: the part that one host holds.
         of_worker: the part that one worker sends to other hosts of this kind, and receives.
         of_shard: the part that one host receives from all workers on others, and sends.
-        own: the part that a worker sends to the shards of its own host, and receives: it uses processors, but no link.
+        own: the part that a worker sends to the shards of its own host, and receives: it uses
+            processors, but no link.
         peers: number of workers on other hosts that send to one of them.
     """
 
@@ -123,11 +125,17 @@ class Cluster:
     @property
     def cpu_s(self) -> float:
         """Processor seconds of all hosts together."""
-        return sum(count * host.speed * resource.work_s for count, host, resource in self._processors())
+        return sum(
+            count * host.speed * resource.work_s for count, host, resource in self._processors()
+        )
 
     def _processors(self) -> list[tuple[int, HostKind, SerialResource]]:
         """Return the processors of each kind of host, with the number of its hosts."""
-        homes = [(self.scenario.servers, home.host) for home in self.homes if home.host is not self.working]
+        homes = [
+            (self.scenario.servers, home.host)
+            for home in self.homes
+            if home.host is not self.working
+        ]
         kinds = [(self.scenario.workers, self.working), *homes]
         return [
             (count, host, resource)
@@ -139,12 +147,16 @@ class Cluster:
         """Use a worker's accelerator."""
         self.events.at(self._device.take(self.events.now_s, work_s), then)
 
-    def process(self, resource: SerialResource, host: HostKind, work_s: float, then: Action) -> None:
+    def process(
+        self, resource: SerialResource, host: HostKind, work_s: float, then: Action
+    ) -> None:
         """Use a processor of a host, a slice at a time."""
         slice_s = min(work_s, QUANTUM_S)
         done_s = resource.take(self.events.now_s, slice_s / host.speed)
         left_s = work_s - slice_s
-        self.events.at(done_s, partial(self.process, resource, host, left_s, then) if left_s > 0 else then)
+        self.events.at(
+            done_s, partial(self.process, resource, host, left_s, then) if left_s > 0 else then
+        )
 
     def send(
         self,
@@ -176,7 +188,9 @@ class Cluster:
         return size / self.scenario.bytes_per_s
 
     def handling_s(self, size: float, messages: float = 0.0, part: float = 1.0) -> float:
-        """Return a processor's seconds to send or receive a part of some messages of `size` bytes together."""
+        """Return a processor's seconds to send or receive a part of some messages of `size`
+        bytes together.
+        """
         return part * self._handling_s(size * self.scenario.machine.wire_s_per_byte, messages)
 
     def passing_s(self, size: float, messages: float, part: float) -> float:

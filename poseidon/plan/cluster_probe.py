@@ -1,6 +1,8 @@
-"""What `poseidon plan` measures on the hosts of a machinefile: links between each two hosts, and the hosts' processors.
+"""What `poseidon plan` measures on the hosts of a machinefile: links between each two hosts, and
+the hosts' processors.
 
-Law: links are measured as by `poseidon doctor`. Both measurements together stay within the time that they are given.
+Law: links are measured as by `poseidon doctor`. Both measurements together stay within the time
+that they are given.
 """
 
 from __future__ import annotations
@@ -44,7 +46,9 @@ class Network:
 
 
 def transfer_s(hosts: int, limit_s: float) -> float:
-    """Return the duration of each transfer, so that all links are measured within a limit if that is possible."""
+    """Return the duration of each transfer, so that all links are measured within a limit if
+    that is possible.
+    """
     rounds = max(1, hosts - 1 + hosts % 2)
     left_s = (limit_s - COSTS_S) / rounds - ROUND_S
     return min(MOST_TRANSFER_S, max(LEAST_TRANSFER_S, left_s / 2))
@@ -65,12 +69,15 @@ def probe_links(subjects: Sequence[Subject], limit_s: float, report: Report) -> 
 
 
 def network_of(survey: Survey) -> Network:
-    """Return the network of a survey: its slowest link, which holds up every synchronous job, and the median latency.
+    """Return the network of a survey: its slowest link, which holds up every synchronous job,
+    and the median latency.
 
     Raises:
         JobError: a link carries nothing; `poseidon doctor` finds the cause.
     """
-    broken = next((link for link in survey.links if not link.bytes_per_s or link.rtt_s is None), None)
+    broken = next(
+        (link for link in survey.links if not link.bytes_per_s or link.rtt_s is None), None
+    )
     if broken is not None or not survey.links:
         where = (
             f" from {survey.hosts[broken.source].label} to {survey.hosts[broken.target].label}"

@@ -1,10 +1,12 @@
-"""The processor time of the exchange's work on one host. It runs on the host itself, started by `start_costs.py`.
+"""The processor time of the exchange's work on one host.
+
+It runs on the host itself, started by `start_costs.py`.
 
 Its argument is a request, and it writes one answer: each is a line of JSON. `{"seconds": 6.0,
 "clients": 1}` gives the fields of `HostCosts`.
 
-Figures are processor time, measured while as many processes work as a job has on the host. These share caches and
-memory, and a message finds neither its code nor its data in a cache.
+Figures are processor time, measured while as many processes work as a job has on the host. These
+share caches and memory, and a message finds neither its code nor its data in a cache.
 """
 
 from __future__ import annotations
@@ -72,7 +74,9 @@ def measure_costs(seconds: float, clients: int = 1) -> HostCosts:
     """
     clients = min(clients, MOST_CLIENTS)
     each_s = seconds / (len(ARITHMETIC) + 8)
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    cores = (
+        len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    )
     with Processes(clients) as processes:
         everyone = (*processes.workers, *processes.shards)
         took: dict[str, float] = {}
@@ -106,15 +110,25 @@ def measure_costs(seconds: float, clients: int = 1) -> HostCosts:
 
 
 def _ring_costs(processes: Processes) -> dict[str, float]:
-    """Return the costs of a ring among the workers, and of DDP's hooks; of one client its shard is the other rank."""
+    """Return the costs of a ring among the workers, and of DDP's hooks; of one client its shard
+    is the other rank.
+    """
     several = len(processes.workers) > 1
     ranks = processes.workers if several else (*processes.workers, *processes.shards)
     with tempfile.TemporaryDirectory() as folder:
-        of_ring = processes.ask(ranks, "all_reduce", str(Path(folder) / "ranks"), len(ranks), ALL_REDUCES)
-        of_hooks = processes.ask(ranks, "hooks", str(Path(folder) / "hooks"), len(ranks), HOOKS, ALL_REDUCES)
+        of_ring = processes.ask(
+            ranks, "all_reduce", str(Path(folder) / "ranks"), len(ranks), ALL_REDUCES
+        )
+        of_hooks = processes.ask(
+            ranks, "hooks", str(Path(folder) / "hooks"), len(ranks), HOOKS, ALL_REDUCES
+        )
     ring_s = statistics.fmean(of_ring)
-    plain_s, half_s, low_s, high_s = (statistics.fmean(column) for column in zip(*of_hooks, strict=True))
-    round_s = ring_s * 2 * (len(ranks) - 1) / len(ranks)  # of a byte of gradient that travels as float32
+    plain_s, half_s, low_s, high_s = (
+        statistics.fmean(column) for column in zip(*of_hooks, strict=True)
+    )
+    round_s = (
+        ring_s * 2 * (len(ranks) - 1) / len(ranks)
+    )  # of a byte of gradient that travels as float32
     rank_s = max(0.0, high_s - low_s) / (work.HIGH - work.LOW)
     return {
         "ring_s_per_byte": ring_s,
@@ -127,7 +141,8 @@ def _ring_costs(processes: Processes) -> dict[str, float]:
 def _store_s(
     processes: Processes, clients: int, limit_s: float, sum_s: float, rule_s: float
 ) -> tuple[float, float, float]:
-    """Return the seconds for a byte and for a message at one end of a socket, and to encode or decode a byte as int8.
+    """Return the seconds for a byte and for a message at one end of a socket, and to encode or
+    decode a byte as int8.
 
     Args:
         processes: the processes.
@@ -138,27 +153,37 @@ def _store_s(
     """
     stores = ((0, False), (SMALL_TABLES, False), (0, True))
     for number, (small, int8) in enumerate(stores):
-        processes.ask(processes.workers, "join", processes.ask(processes.shards, "serve"), small, int8)
+        processes.ask(
+            processes.workers, "join", processes.ask(processes.shards, "serve"), small, int8
+        )
         processes.ask(processes.workers, "iterate", number, 1)
     each_s = limit_s / ROUNDS
-    rounds = [[_iteration_s(processes, store, each_s) for store in range(len(stores))] for _ in range(ROUNDS)]
+    rounds = [
+        [_iteration_s(processes, store, each_s) for store in range(len(stores))]
+        for _ in range(ROUNDS)
+    ]
     processes.ask(processes.workers, "leave")
     processes.ask(processes.shards, "leave")
     large_s, mixed_s, int8_s = (statistics.median(column) for column in zip(*rounds, strict=True))
-    size = 4 * CHUNK_ELEMENTS * CHUNKS * clients  # every worker sends and receives so much, and every shard
+    size = (
+        4 * CHUNK_ELEMENTS * CHUNKS * clients
+    )  # every worker sends and receives so much, and every shard
     message_s = max(0.0, mixed_s - large_s) / (4 * SMALL_TABLES)
     messages_s = 4 * CHUNKS * clients * message_s
     wire_s = max(0.0, large_s - size * sum_s - messages_s) / (4 * size)
-    # A worker encodes and decodes all. A shard decodes all workers' bytes, applies the rule to its own part and encodes
-    # it.
+    # A worker encodes and decodes all. A shard decodes all workers' bytes, applies the rule to its
+    # own part and encodes it.
     rest_s = (
-        size * (4 * wire_s * WireCodec.INT8.value / ELEMENT_BYTES + sum_s + rule_s / clients) + messages_s
+        size * (4 * wire_s * WireCodec.INT8.value / ELEMENT_BYTES + sum_s + rule_s / clients)
+        + messages_s
     )
     return wire_s, message_s, max(0.0, int8_s - rest_s) / (size * (3 + 1 / clients))
 
 
 def _iteration_s(processes: Processes, store: int, limit_s: float) -> float:
-    """Return the processor seconds of a worker and a shard together for an iteration of a small job."""
+    """Return the processor seconds of a worker and a shard together for an iteration of a small
+    job.
+    """
     everyone = (*processes.workers, *processes.shards)
     before = processes.ask(everyone, "cpu_s")
     once_s = max(processes.ask(processes.workers, "iterate", store, 1))
@@ -172,7 +197,9 @@ def worst(costs: list[HostCosts]) -> HostCosts:
     """Return the costs of a host that is as slow as the slowest of these in
     everything: synchronous jobs wait for it.
     """
-    slowest = {entry.name: max(getattr(cost, entry.name) for cost in costs) for entry in fields(CoreCosts)}
+    slowest = {
+        entry.name: max(getattr(cost, entry.name) for cost in costs) for entry in fields(CoreCosts)
+    }
     gpus = [cost.gpu for cost in costs]
     return HostCosts(
         cores=min(cost.cores for cost in costs),
@@ -187,7 +214,9 @@ def main(arguments: list[str]) -> None:
     """Answer one request."""
     try:
         request = json.loads(arguments[0])
-        answer: dict[str, object] = asdict(measure_costs(float(request["seconds"]), int(request["clients"])))
+        answer: dict[str, object] = asdict(
+            measure_costs(float(request["seconds"]), int(request["clients"]))
+        )
     except Exception as error:  # noqa: BLE001 - the program's outermost frame: the other side raises the error
         answer = {"problem": f"its processors cannot be measured: {error}"}
     print(json.dumps(answer), flush=True)

@@ -24,7 +24,9 @@ class EventQueue:
         self._count = 0
 
     def at(self, when_s: float, action: Action) -> None:
-        """Schedule an action at a time that is not past; at equal times in the order of the calls."""
+        """Schedule an action at a time that is not past; at equal times in the order of the
+        calls.
+        """
         self._count += 1
         heapq.heappush(self._events, (when_s, self._count, action))
 
@@ -36,7 +38,8 @@ class EventQueue:
 
 
 class SerialResource:
-    """A resource that does one piece of work after the other, in order of arrival: an incoming link, a processor.
+    """A resource that does one piece of work after the other, in order of arrival: an incoming
+    link, a processor.
 
     Attributes:
         work_s: total work so far.
@@ -58,13 +61,16 @@ class Message:
     """A message on a link.
 
     Attributes:
-        queue: name of its queue; the queues of a link take turns, one for each sender and kind of receiver.
+        queue: name of its queue; the queues of a link take turns, one for each sender and kind of
+            receiver.
         urgency: priority within its queue; the lowest number goes first.
         out_s: how long it keeps the link busy.
-        through: other resources that handle it at the same time, and for how long: incoming links, processors.
+        through: other resources that handle it at the same time, and for how long: incoming links,
+            processors.
         delivered: called when the last of them has finished.
         least_s: shortest time from its begin to its delivery.
-        gives_way_to: another queue of the same link, which must be empty and not blocked before this message may leave.
+        gives_way_to: another queue of the same link, which must be empty and not blocked before
+            this message may leave.
     """
 
     queue: str
@@ -85,9 +91,9 @@ class _Queue:
 class OutgoingLink:
     """An outgoing link.
 
-    A message passes through its resources while it leaves (it is cut into small packets), so it is delivered when the
-    slowest has finished. If a resource falls behind, its queue waits once `buffer_s` of work is in flight, and the link
-    serves the other queues.
+    A message passes through its resources while it leaves (it is cut into small packets), so it is
+    delivered when the slowest has finished. If a resource falls behind, its queue waits once
+    `buffer_s` of work is in flight, and the link serves the other queues.
 
     Args:
         events: the event queue.
@@ -95,7 +101,9 @@ class OutgoingLink:
         buffer_s: how far a resource may fall behind.
     """
 
-    def __init__(self, events: EventQueue, *, latency_s: float = 0.0, buffer_s: float = 0.0) -> None:
+    def __init__(
+        self, events: EventQueue, *, latency_s: float = 0.0, buffer_s: float = 0.0
+    ) -> None:
         self._event_queue = events
         self._latency_s = latency_s
         self._buffer_s = buffer_s
@@ -121,7 +129,9 @@ class OutgoingLink:
         now_s = self._event_queue.now_s
         self._busy = queue.blocked = True
         out = now_s + message.out_s
-        behind = max((resource.take(now_s, work_s) for resource, work_s in message.through), default=out)
+        behind = max(
+            (resource.take(now_s, work_s) for resource, work_s in message.through), default=out
+        )
         self._event_queue.at(out, self._free_link)
         self._event_queue.at(max(out, behind - self._buffer_s), partial(self._free_queue, queue))
         there = max(out, behind, now_s + message.least_s) + self._latency_s

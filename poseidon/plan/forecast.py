@@ -1,7 +1,8 @@
 """The iteration time of every scheme on a cluster, and the flags to choose. Pure.
 
-Law: every scheme is simulated on the same machine and links. A scheme is recommended if it is the fastest of those that
-give the weights of one process with all batches; lossy ones are named beside it with their gain.
+Law: every scheme is simulated on the same machine and links. A scheme is recommended if it is the
+fastest of those that give the weights of one process with all batches; lossy ones are named beside
+it with their gain.
 """
 
 from __future__ import annotations
@@ -163,7 +164,9 @@ def machine_of(cluster: PlannedCluster, shared_by: int = 1) -> Machine:
     """
     costs, network = cluster.costs, cluster.network
     cores = costs.free_cores / shared_by
-    of_core: dict[str, Any] = {entry.name: getattr(costs, entry.name) for entry in fields(CoreCosts)}
+    of_core: dict[str, Any] = {
+        entry.name: getattr(costs, entry.name) for entry in fields(CoreCosts)
+    }
     if costs.gpu:
         of_core["optimizer_s_per_byte"] = 0.0
     return Machine(
@@ -176,7 +179,9 @@ def machine_of(cluster: PlannedCluster, shared_by: int = 1) -> Machine:
     )
 
 
-def forecast(training: Training, cluster: PlannedCluster, *, shared_by: int = 1) -> list[Prediction]:
+def forecast(
+    training: Training, cluster: PlannedCluster, *, shared_by: int = 1
+) -> list[Prediction]:
     """Return the predictions of all ways, in the order of `WAYS`."""
     scenario = Scenario(
         layers=training.layers,
@@ -198,10 +203,14 @@ def _predicted(scenario: Scenario, way: Way, in_clear: bool) -> Prediction:
     if way.auto and scenario.workers > 1:
         own = auto_scenario(scenario, in_clear=in_clear)
     size = link_bytes(own) if scenario.workers > 1 else 0.0
-    return Prediction(way=way, iteration_s=predict(own), link_bytes=size, wire_s=size / own.bytes_per_s)
+    return Prediction(
+        way=way, iteration_s=predict(own), link_bytes=size, wire_s=size / own.bytes_per_s
+    )
 
 
-def recommend(training: Training, cluster: PlannedCluster, found: Sequence[Prediction]) -> Recommendation:
+def recommend(
+    training: Training, cluster: PlannedCluster, found: Sequence[Prediction]
+) -> Recommendation:
     """Return the flags to choose, and why."""
     ours = [prediction for prediction in found if prediction.way.flags and prediction.way.exact]
     best = ours[chosen([prediction.iteration_s for prediction in ours], _default_of(ours))]
@@ -249,26 +258,33 @@ def _reasons(
         reasons.append(_factors(by_factors, best, ps))
     elif best.way is DEFAULT:
         reasons.append(
-            "hybrid is the default. No weight of this net is fewer bytes as factors, so it does what ps does."
+            "hybrid is the default. No weight of this net is fewer bytes as factors, so it does "
+            "what ps does."
         )
     ddp = next(prediction for prediction in found if prediction.way.name == "DDP")
-    reasons.append(f"DDP without a hook would take {ddp.iteration_s / best.iteration_s:.2f} times as long.")
+    reasons.append(
+        f"DDP without a hook would take {ddp.iteration_s / best.iteration_s:.2f} times as long."
+    )
     if best.way.note:
         reasons.append(f"Note that {best.way.note}.")
     if not cluster.servers and best.wire_s > training.compute_s and not by_factors:
         reasons.append(
-            "Hosts that only serve (role=server in the machinefile) would halve the bytes on each link."
+            "Hosts that only serve (role=server in the machinefile) would halve the bytes on each "
+            "link."
         )
     return reasons
 
 
 def _factors(names: Sequence[str], best: Prediction, ps: Prediction) -> str:
     ours, theirs = (f"{prediction.link_bytes / 1e6:.1f} MB" for prediction in (best, ps))
-    sentence = f"The weights of {_listed(names)} travel as factors: {ours} an iteration over a host's link"
+    sentence = (
+        f"The weights of {_listed(names)} travel as factors: {ours} an iteration over a host's link"
+    )
     if best.link_bytes < ps.link_bytes:
         return f"{sentence}, in place of {theirs}."
     return (
-        f"{sentence}. ps sends only {theirs}, and takes {ps.iteration_s / best.iteration_s:.2f} times as long: "
+        f"{sentence}. ps sends only {theirs}, and takes {ps.iteration_s / best.iteration_s:.2f} "
+        "times as long: "
         "gradients travel to the shards and values back, factors travel once."
     )
 
@@ -276,12 +292,15 @@ def _factors(names: Sequence[str], best: Prediction, ps: Prediction) -> str:
 def _limit(training: Training, best: Prediction) -> str:
     part = training.compute_s / best.iteration_s
     if part >= BOUND_BY:
-        return f"The net's own computation is {part:.0%} of the iteration: the network hardly matters."
+        return (
+            f"The net's own computation is {part:.0%} of the iteration: the network hardly matters."
+        )
     wire = best.wire_s / best.iteration_s
     if wire >= BOUND_BY:
         return f"The links limit the iteration: they are busy for {wire:.0%} of it, computation takes {part:.0%}."
     return (
-        f"Computation takes {part:.0%} of the iteration, and the links are busy for {wire:.0%}: the rest is waiting "
+        f"Computation takes {part:.0%} of the iteration, and the links are busy for {wire:.0%}: "
+        "the rest is waiting "
         "for both in turn, and processors that send, sum and update."
     )
 

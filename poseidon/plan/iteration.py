@@ -107,7 +107,9 @@ class Simulation:
             self._held.append(action)
 
     def _count_missing(self, load: LayerLoad) -> int:
-        """Count the arrivals before the layer is up to date: values, gradients from factors, and its own release."""
+        """Count the arrivals before the layer is up to date: values, gradients from factors, and
+        its own release.
+        """
         ring = self._scenario.exchange is Exchange.RING
         count = int(self._scenario.workers > 1) if ring else self._server.count(load)
         return count + 2 if load.factors is not None else count
@@ -143,8 +145,8 @@ def predict(scenario: Scenario) -> float:
 def iteration_of(scenario: Scenario) -> Iteration:
     """Return an iteration in the steady state.
 
-    If busy processors slow down links, the slow-down is in proportion to how busy this iteration keeps them. Nothing
-    hides the exchange at the end of a round of local steps.
+    If busy processors slow down links, the slow-down is in proportion to how busy this iteration
+    keeps them. Nothing hides the exchange at the end of a round of local steps.
     """
     if scenario.sync_every > 1:
         return _local_steps(scenario)
@@ -156,7 +158,9 @@ def iteration_of(scenario: Scenario) -> Iteration:
         slower = replace(machine, goodput=machine.goodput - lost, busy_goodput=None)
         return iteration_of(replace(scenario, machine=slower))
     begins = simulation.begins_s
-    return Iteration(seconds=begins[ITERATIONS] - begins[ITERATIONS - 1], cpu_s=simulation.cpu_s / ITERATIONS)
+    return Iteration(
+        seconds=begins[ITERATIONS] - begins[ITERATIONS - 1], cpu_s=simulation.cpu_s / ITERATIONS
+    )
 
 
 def _local_steps(scenario: Scenario) -> Iteration:

@@ -1,4 +1,5 @@
-"""Processes of this program that do a job's work at the same time, and so share caches, memory and cores as in a job.
+"""Processes of this program that do a job's work at the same time, and so share caches, memory
+and cores as in a job.
 
 Law: every process ends when its parent is gone, and every wait has a limit.
 """
@@ -40,7 +41,9 @@ class Member:
         self._ends: list[SmallShard | SmallWorker] = []
 
     def arithmetic(self, name: str, limit_s: float) -> tuple[float, float]:
-        """Return the result of a function of `work`, and the part of a core that this process had meanwhile."""
+        """Return the result of a function of `work`, and the part of a core that this process
+        had meanwhile.
+        """
         began_s, cpu_s = time.monotonic(), time.process_time()
         found: float = getattr(work, name)(limit_s)
         return found, (time.process_time() - cpu_s) / (time.monotonic() - began_s)
@@ -150,7 +153,9 @@ class Processes:
     def _answer(self, position: int) -> Any:
         connection = self._connections[position]
         try:
-            answer, problem = connection.recv() if connection.poll(LIMIT_S) else (None, "it does not answer")
+            answer, problem = (
+                connection.recv() if connection.poll(LIMIT_S) else (None, "it does not answer")
+            )
         except (EOFError, OSError):
             answer, problem = None, "it ended"
         if problem:
@@ -169,6 +174,9 @@ class Processes:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        where: TracebackType | None,
     ) -> None:
         self.close()

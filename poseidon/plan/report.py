@@ -38,10 +38,12 @@ def plan_lines(
         )
     servers = f" and {cluster.servers} that only serve" if cluster.servers else ""
     return [
-        f"{training.name}: {elements(training.layers) / 1e6:.1f} M parameters, batch {training.batch}, "
+        f"{training.name}: {elements(training.layers) / 1e6:.1f} M parameters, batch "
+        f"{training.batch}, "
         f"compute {1e3 * training.compute_s:.1f} ms",
         f"{cluster.workers} hosts{servers}, links of {network.bits_per_s / 1e6:.0f} Mbit/s "
-        f"({'measured' if network.measured else 'given'}), {1e3 * network.latency_s:.2f} ms from host to host, "
+        f"({'measured' if network.measured else 'given'}), {1e3 * network.latency_s:.2f} ms from "
+        "host to host, "
         f"{costs.cores} cores{_free(costs)}{f', {costs.gpu}' if costs.gpu else ''}",
         "",
         *_aligned(rows),
@@ -100,6 +102,11 @@ def _free(costs: HostCosts) -> str:
 def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     return [
-        "  ".join([row[0].ljust(widths[0]), *(c.rjust(w) for c, w in zip(row[1:], widths[1:], strict=True))])
+        "  ".join(
+            [
+                row[0].ljust(widths[0]),
+                *(c.rjust(w) for c, w in zip(row[1:], widths[1:], strict=True)),
+            ]
+        )
         for row in rows
     ]

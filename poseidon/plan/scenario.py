@@ -35,7 +35,9 @@ class Exchange(Enum):
     HYBRID = "hybrid"
     """The cheaper of both, tensor by tensor."""
     RING = "ring"
-    """Ring all-reduce in buckets; the next pass begins when all values have arrived, as with DDP."""
+    """Ring all-reduce in buckets; the next pass begins when all values have arrived, as with
+    DDP.
+    """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,15 +83,18 @@ class Scenario:
             much as makes all links equally busy.
         exchange: how gradients are exchanged.
         bits_per_s: of each link in each direction.
-        wait_free: gradients leave while the backward pass still runs, and a layer waits for its own values only.
+        wait_free: gradients leave while the backward pass still runs, and a layer waits for its own
+            values only.
         machine: what a host can do.
         chunk_bytes: size of a chunk of a tensor; None: as in a job's store.
-        piece_bytes: the simulation's unit of sending; smaller is slower to simulate, and hardly more exact.
+        piece_bytes: the simulation's unit of sending; smaller is slower to simulate, and hardly
+            more exact.
         bucket_bytes: bucket size of the ring.
         forward_part: the forward pass's part of the compute time.
         lossy: how tensors that go to shards or round the ring are encoded; None: as float32.
         sync_every: H, local steps of a round; 1: gradients are exchanged in every iteration.
-        by_factors: the layers whose weight travels as factors; None: as the exchange chooses by bytes.
+        by_factors: the layers whose weight travels as factors; None: as the exchange chooses by
+            bytes.
     """
 
     layers: tuple[LayerShape, ...]
@@ -196,7 +201,8 @@ def loads(scenario: Scenario) -> list[LayerLoad]:
                 backward_s=compute_s * (1 - scenario.forward_part),
                 dense_bytes=sum(sizes),
                 messages=sum(
-                    _messages(table, chunk) for table in _tables(scenario, layer, index in by_factors)
+                    _messages(table, chunk)
+                    for table in _tables(scenario, layer, index in by_factors)
                 ),
                 chunk_bytes=min(chunk, max(sizes, default=0)),
                 factors=_factors(scenario, layer) if index in by_factors else None,
@@ -211,7 +217,9 @@ def loads(scenario: Scenario) -> list[LayerLoad]:
 
 
 def _encoded(scenario: Scenario, layer: LayerShape, by_factors: bool) -> tuple[float, float]:
-    """Return the part of a layer's dense bytes that is sent, and a core's seconds to encode them once, or to decode."""
+    """Return the part of a layer's dense bytes that is sent, and a core's seconds to encode them
+    once, or to decode.
+    """
     sizes, machine = _dense_sizes(scenario, layer, by_factors), scenario.machine
     dense = sum(sizes)
     if scenario.lossy is None or not dense or _factors_to_shards(scenario):
@@ -235,13 +243,17 @@ def _factors_to_shards(scenario: Scenario) -> int:
 
 
 def _low_rank_s(scenario: Scenario, layer: LayerShape, by_factors: bool) -> float:
-    """Return a core's seconds of a worker for PowerSGD: both factors, their product; through the shards the rule."""
+    """Return a core's seconds of a worker for PowerSGD: both factors, their product; through the
+    shards the rule.
+    """
     assert isinstance(scenario.lossy, LowRank)
     rank, machine = scenario.lossy.rank, scenario.machine
     shapes = _dense_shapes(layer, by_factors)
     size = ELEMENT_BYTES * sum(math.prod(shape) for shape in shapes if _is_low_rank(shape, rank))
     if scenario.exchange is Exchange.RING:
-        return size * (machine.ring_low_rank_s_per_byte + rank * machine.ring_low_rank_s_per_byte_and_rank)
+        return size * (
+            machine.ring_low_rank_s_per_byte + rank * machine.ring_low_rank_s_per_byte_and_rank
+        )
     return size * (machine.low_rank_s_per_byte + rank * machine.low_rank_s_per_byte_and_rank)
 
 
@@ -250,7 +262,9 @@ def _is_low_rank(shape: Shape, rank: int) -> bool:
 
 
 def low_rank_elements(shape: Shape, rank: int) -> int:
-    """Return the values that PowerSGD sends of one tensor: r (n + m), or all if those are not less than half."""
+    """Return the values that PowerSGD sends of one tensor: r (n + m), or all if those are not
+    less than half.
+    """
     n, m = shape[0], math.prod(shape[1:])
     factors = min(n, m, rank) * (n + m)
     return factors if 2 * factors < n * m else n * m
@@ -258,7 +272,8 @@ def low_rank_elements(shape: Shape, rank: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class _Table:
-    """A table of the store: a tensor that is not sent as factors of a batch, or one of PowerSGD's factors.
+    """A table of the store: a tensor that is not sent as factors of a batch, or one of
+    PowerSGD's factors.
 
     Attributes:
         size: bytes.
@@ -278,12 +293,16 @@ def _tables(scenario: Scenario, layer: LayerShape, by_factors: bool) -> list[_Ta
             tables += [_Table(ELEMENT_BYTES * rank * side, pooled=False) for side in sides]
         else:
             elements = math.prod(shape)
-            tables.append(_Table(ELEMENT_BYTES * elements, pooled=elements <= SMALL_TENSOR_ELEMENTS))
+            tables.append(
+                _Table(ELEMENT_BYTES * elements, pooled=elements <= SMALL_TENSOR_ELEMENTS)
+            )
     return tables
 
 
 def _messages(table: _Table, chunk: int) -> float:
-    """Return the number of messages of one table; a small tensor counts as a part of a full pool's message."""
+    """Return the number of messages of one table; a small tensor counts as a part of a full
+    pool's message.
+    """
     if table.pooled:
         return table.size / min(chunk, POOL_ELEMENTS * ELEMENT_BYTES)
     return -(-table.size // chunk)
@@ -295,7 +314,9 @@ def _dense_shapes(layer: LayerShape, by_factors: bool) -> Sequence[Shape]:
 
 
 def _dense_sizes(scenario: Scenario, layer: LayerShape, by_factors: bool) -> list[int]:
-    """Return the bytes of each tensor that is not sent as factors of a batch; of PowerSGD's factors, of each."""
+    """Return the bytes of each tensor that is not sent as factors of a batch; of PowerSGD's
+    factors, of each.
+    """
     return [table.size for table in _tables(scenario, layer, by_factors)]
 
 
@@ -306,7 +327,8 @@ def _chunk_bytes(scenario: Scenario, by_factors: Collection[int]) -> int:
     part = parts(scenario.workers, scenario.servers)
     shards = (scenario.workers if part.working else 0) + (scenario.servers if part.serving else 0)
     total = sum(
-        sum(_dense_sizes(scenario, layer, index in by_factors)) for index, layer in enumerate(scenario.layers)
+        sum(_dense_sizes(scenario, layer, index in by_factors))
+        for index, layer in enumerate(scenario.layers)
     )
     chunk = chunk_elements(total // ELEMENT_BYTES, shards) * ELEMENT_BYTES
     while chunk > SMALLEST_ELEMENTS * ELEMENT_BYTES and total < chunk * shards:
@@ -335,7 +357,10 @@ def topology_of(scenario: Scenario) -> Topology:
 
 
 def choices_of_weights(scenario: Scenario) -> dict[int, Choice]:
-    """Return the choice of Poseidon's rule for the weight of each trained layer. A ring has those of `hybrid`."""
+    """Return the choice of Poseidon's rule for the weight of each trained layer.
+
+    A ring has those of `hybrid`.
+    """
     trained = [index for index, layer in enumerate(scenario.layers) if layer.tensors]
     weights = [_weight(scenario.layers[index], scenario.batch) for index in trained]
     kind = KIND_OF_EXCHANGE.get(scenario.exchange, ExchangeKind.HYBRID)
@@ -379,7 +404,9 @@ def _factors(scenario: Scenario, layer: LayerShape) -> Factors:
 
 
 def link_bytes(scenario: Scenario) -> float:
-    """Return the bytes of an iteration on the busiest link in one direction; of local steps the mean of a round."""
+    """Return the bytes of an iteration on the busiest link in one direction; of local steps the
+    mean of a round.
+    """
     p, found = scenario.workers, loads(scenario)
     dense = sum(load.dense_bytes * load.wire_part for load in found) / scenario.sync_every
     factors = sum(load.factors.link_bytes for load in found if load.factors is not None)

@@ -1,4 +1,5 @@
-"""The schemes of a layer's gradient: chunks to the shards and back, factors to the other workers, buckets round a ring.
+"""The schemes of a layer's gradient: chunks to the shards and back, factors to the other
+workers, buckets round a ring.
 
 Law: each scheme calls `arrived(layer)` as often as its `count` announces.
 """
@@ -22,9 +23,9 @@ FACTORS = "factors"
 class Chunk:
     """A piece of a layer's tensors that travels to the shards and back.
 
-    It is spread over all shards. A worker sends what its own shards do not hold; a host receives what all others send
-    to its shards. A shard answers a chunk only when it has the whole chunk from every worker, all over its one link:
-    `alone` bytes from each.
+    It is spread over all shards. A worker sends what its own shards do not hold; a host receives
+    what all others send to its shards. A shard answers a chunk only when it has the whole chunk
+    from every worker, all over its one link: `alone` bytes from each.
 
     Attributes:
         layer: number of the layer.
@@ -91,10 +92,14 @@ class ServerScheme:
     def _sum(self, home: Home, chunk: Chunk) -> None:
         """Add the gradients of a chunk, apply the rule and answer: all workers' have arrived."""
         scenario = self._cluster.scenario
-        per_byte = scenario.machine.sum_s_per_byte * scenario.workers + scenario.machine.rule_s_per_byte
+        per_byte = (
+            scenario.machine.sum_s_per_byte * scenario.workers + scenario.machine.rule_s_per_byte
+        )
         arrived = partial(self._arrived, chunk.layer)
         answer = partial(self._transfer, home, chunk, to_shard=False, then=arrived)
-        codec_s = chunk.codec_s * (scenario.workers + 1)  # every gradient is decoded, the value encoded
+        codec_s = chunk.codec_s * (
+            scenario.workers + 1
+        )  # every gradient is decoded, the value encoded
         work_s = (per_byte * chunk.size + codec_s) * home.part
         self._cluster.process(home.host.shard, home.host, work_s, answer)
 
@@ -118,10 +123,15 @@ class ServerScheme:
         )
 
     def _handling(self, home: Home, chunk: Chunk) -> tuple[tuple[SerialResource, float], ...]:
-        """Return the seconds of a chunk on the worker's and on the shard's processors, in either direction."""
+        """Return the seconds of a chunk on the worker's and on the shard's processors, in either
+        direction.
+        """
         cluster = self._cluster
         codec_s = chunk.codec_s * (home.of_worker + home.own) / cluster.working.speed
-        ends = ((cluster.working.worker, home.of_worker, codec_s), (home.host.shard, home.of_shard, 0.0))
+        ends = (
+            (cluster.working.worker, home.of_worker, codec_s),
+            (home.host.shard, home.of_shard, 0.0),
+        )
         return tuple(
             (
                 resource,
@@ -165,7 +175,8 @@ class FactorScheme:
         rule_s = machine.factors_s_per_byte * factors.weight_bytes
         then = partial(self._arrived, layer)
         if machine.products_on_device:
-            # The worker's own gradient is part of the layer's compute time already, and is not made there.
+            # The worker's own gradient is part of the layer's compute time already, and is not made
+            # there.
             others = 1 - 1 / cluster.scenario.workers
             cluster.compute(product_s * others + rule_s, then)
         else:
@@ -173,7 +184,8 @@ class FactorScheme:
 
 
 class RingScheme:
-    """Buckets round a ring; DDP sends them in one order, each when the last of its layers has its gradient.
+    """Buckets round a ring; DDP sends them in one order, each when the last of its layers has
+    its gradient.
 
     Args:
         cluster: the hosts.
@@ -199,7 +211,9 @@ class RingScheme:
         cluster, machine = self._cluster, self._cluster.scenario.machine
         p = cluster.scenario.workers
         dense = sum(self._sizes[member] for member in self._buckets[number])
-        sent = sum(self._sizes[member] * self._loads[member].wire_part for member in self._buckets[number])
+        sent = sum(
+            self._sizes[member] * self._loads[member].wire_part for member in self._buckets[number]
+        )
         codec_s = 2 * sum(self._loads[member].codec_s for member in self._buckets[number])
         size = sent * 2 * (p - 1) / p
         steps_s = 2 * (p - 1) * (machine.latency_s + machine.ring_step_s)

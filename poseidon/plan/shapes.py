@@ -1,7 +1,8 @@
-"""The shapes of a net, for predictions: its layers in forward order, their trained tensors and their work.
+"""The shapes of a net, for predictions: its layers in forward order, their trained tensors and
+their work.
 
-Law: shapes and amounts of work only, of tensors with a gradient; BatchNorm's statistics are left out. A net with
-branches is a chain here, which changes neither its bytes nor its work.
+Law: shapes and amounts of work only, of tensors with a gradient; BatchNorm's statistics are left
+out. A net with branches is a chain here, which changes neither its bytes nor its work.
 """
 
 from __future__ import annotations
@@ -27,7 +28,8 @@ class LayerShape:
 
     Attributes:
         name: as in the definition.
-        tensors: shapes of its trained tensors, the weight first; empty for a layer that only computes.
+        tensors: shapes of its trained tensors, the weight first; empty for a layer that only
+            computes.
         work: multiplications of one row's forward pass: of an image, a token, a sample.
         fully_connected: its weight (outputs x inputs) has factors.
         rows: rows of its input in a batch, as of tokens; 0: as many as the batch has.
@@ -72,7 +74,9 @@ def net_layers(net: Net) -> tuple[LayerShape, ...]:
         elif tensors and kind not in WITHOUT_GRADIENT:
             work = math.prod(tensors[0]) * math.prod(shapes[layer.param.top[0]][2:])
             found.append(
-                LayerShape(name=name, tensors=tensors, work=work, fully_connected=kind == "InnerProduct")
+                LayerShape(
+                    name=name, tensors=tensors, work=work, fully_connected=kind == "InnerProduct"
+                )
             )
     return tuple(found)
 
@@ -81,8 +85,8 @@ def module_layers(module: nn.Module, example: Example) -> tuple[LayerShape, ...]
     """Return the layers of a torch module, found by one run without gradients.
 
     Args:
-        module: in the order in which its parts run, the parameters of each part of it are a layer. Parts that do not
-            run by themselves (a weight that is used in place) come last.
+        module: in the order in which its parts run, the parameters of each part of it are a layer.
+            Parts that do not run by themselves (a weight that is used in place) come last.
         example: an input: positional arguments as a tuple, or arguments by name.
     """
     rows = rows_by_example(module, example)
@@ -91,7 +95,9 @@ def module_layers(module: nn.Module, example: Example) -> tuple[LayerShape, ...]
     def note(part: nn.Module, arguments: tuple[object, ...], output: object) -> None:
         order.setdefault(part, _positions(part, output))
 
-    owners = {part: name for name, part in module.named_modules() if list(part.parameters(recurse=False))}
+    owners = {
+        part: name for name, part in module.named_modules() if list(part.parameters(recurse=False))
+    }
     hooks = [part.register_forward_hook(note) for part in owners]
     try:
         with torch.no_grad():

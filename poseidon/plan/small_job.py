@@ -1,7 +1,8 @@
 """One process of a small job within one machine: a worker or a shard of a store,
 a rank of an all-reduce or of DDP's hooks.
 
-Law: figures are processor time of the whole process, so the threads of its sockets count, and waiting does not.
+Law: figures are processor time of the whole process, so the threads of its sockets count, and
+waiting does not.
 """
 
 from __future__ import annotations
@@ -41,11 +42,17 @@ LOOPBACK = {"linux": "lo", "darwin": "lo0"}
 
 
 def store_of(workers: int, small: int, *, int8: bool = False) -> StoreSpec:
-    """Return a store of whole chunks with small tables between them. The shards add; with int8 they apply a rule."""
+    """Return a store of whole chunks with small tables between them.
+
+    The shards add; with int8 they apply a rule.
+    """
     large = workers * CHUNKS
     sizes: list[int] = []
     for index in range(large):
-        sizes += [CHUNK_ELEMENTS, *[SMALL_ELEMENTS] * (small * (index + 1) // large - small * index // large)]
+        sizes += [
+            CHUNK_ELEMENTS,
+            *[SMALL_ELEMENTS] * (small * (index + 1) // large - small * index // large),
+        ]
     plain = TableSpec(name="", size=1, keeping=Keeping.AVERAGE)
     spec = TableSpec(name="", size=1, rule=RULE, codec=INT8) if int8 else plain
     tables = tuple(replace(spec, name=str(index), size=size) for index, size in enumerate(sizes))
@@ -117,7 +124,8 @@ def all_reduce_s_per_byte(file: str, rank: int, size: int, count: int) -> float:
         count: number of all-reduces that are measured.
 
     Returns:
-        Processor seconds for each byte that this process sends, receives, and adds half of the time.
+        Processor seconds for each byte that this process sends, receives, and adds half of the
+        time.
     """
     with _gloo(file, rank, size):
         bucket = torch.zeros(BUCKET_BYTES // 4)
@@ -130,8 +138,11 @@ def all_reduce_s_per_byte(file: str, rank: int, size: int, count: int) -> float:
     return used_s / (count * BUCKET_BYTES * 2 * (size - 1) / size)
 
 
-def hooks_s_per_byte(file: str, rank: int, size: int, hooks: Sequence[int | None], count: int) -> list[float]:
-    """Run communication hooks of torch's DistributedDataParallel, one after the other, on a bucket of four matrices.
+def hooks_s_per_byte(
+    file: str, rank: int, size: int, hooks: Sequence[int | None], count: int
+) -> list[float]:
+    """Run communication hooks of torch's DistributedDataParallel, one after the other, on a
+    bucket of four matrices.
 
     Args:
         file: through which the ranks find each other.
@@ -159,8 +170,14 @@ def hooks_s_per_byte(file: str, rank: int, size: int, hooks: Sequence[int | None
 
 def _hook(hook: int | None) -> Callable[[Any], Any]:
     """Return a hook with its state; it takes a bucket, and returns a future."""
-    from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook, fp16_compress_hook
-    from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState, powerSGD_hook
+    from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import (
+        allreduce_hook,
+        fp16_compress_hook,
+    )
+    from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import (
+        PowerSGDState,
+        powerSGD_hook,
+    )
 
     if not hook:
         plain: Callable[[Any, Any], Any] = allreduce_hook if hook is None else fp16_compress_hook
@@ -186,7 +203,9 @@ class _Bucket:
     """The methods of torch's GradBucket that its hooks call."""
 
     def __init__(self) -> None:
-        self._matrices = torch.randn(MATRICES, ROWS, ROWS, generator=torch.Generator().manual_seed(0))
+        self._matrices = torch.randn(
+            MATRICES, ROWS, ROWS, generator=torch.Generator().manual_seed(0)
+        )
 
     def buffer(self) -> Tensor:
         """Return all gradients as one vector."""

@@ -76,10 +76,12 @@ def training_of_net(
         definition, replaced = _without_data(definition)
         if not replaced:
             raise DataError(
-                f"{error}; without data the shapes are known from crop_size in the data layers, or from a deploy net (--net)"
+                f"{error}; without data the shapes are known from crop_size in the data layers, "
+                "or from a deploy net (--net)"
             ) from error
         notes.append(
-            f"{replaced} has no data here: records of its crop_size with {CHANNELS} channels are assumed"
+            f"{replaced} has no data here: records of its crop_size with {CHANNELS} channels are "
+            "assumed"
         )
         net = compile_net(definition, context, state=state)
     try:
@@ -125,7 +127,9 @@ def training_of_module(text: str, *, compute_s: float | None, device: torch.devi
             compute_s = _measured_s(run, device)
             notes.append(_measured_note(device))
     except (RuntimeError, TypeError, ValueError) as error:
-        raise UsageError(f"--module={text}: the module does not run on its example: {error}") from error
+        raise UsageError(
+            f"--module={text}: the module does not run on its example: {error}"
+        ) from error
     tensors = _tensors(example)
     batch = int(tensors[0].shape[0]) if tensors and tensors[0].dim() else 1
     return _training(text, layers, batch, compute_s, notes)
@@ -171,7 +175,9 @@ def _without_data(definition: NetDefinition) -> tuple[NetDefinition, str]:
 
 def _batch_size(layer: LayerParameter) -> int:
     settings: tuple[Any, ...] = (layer.data_param, layer.image_data_param, layer.window_data_param)
-    return max(int(setting.batch_size) for setting in settings) if layer.type in RECORD_LAYERS else 0
+    return (
+        max(int(setting.batch_size) for setting in settings) if layer.type in RECORD_LAYERS else 0
+    )
 
 
 def _call(text: str) -> tuple[nn.Module, Example]:
@@ -188,12 +194,17 @@ def _call(text: str) -> tuple[nn.Module, Example]:
         function = getattr(script, name, None)
         returned = function() if callable(function) else None
     except Exception as error:  # the user's code may raise anything
-        raise UsageError(f"--module={text}: it fails with {type(error).__name__}: {error}") from error
+        raise UsageError(
+            f"--module={text}: it fails with {type(error).__name__}: {error}"
+        ) from error
     if not callable(function):
         raise UsageError(f"--module={text}: {path} has no function '{name}'")
-    if not (isinstance(returned, tuple) and len(returned) == 2 and isinstance(returned[0], nn.Module)):
+    if not (
+        isinstance(returned, tuple) and len(returned) == 2 and isinstance(returned[0], nn.Module)
+    ):
         raise UsageError(
-            f"--module={text}: expected a module and an example batch, found {type(returned).__name__}"
+            f"--module={text}: expected a module and an example batch, found "
+            f"{type(returned).__name__}"
         )
     return returned
 
@@ -203,7 +214,11 @@ def _tensors(value: object) -> list[Tensor]:
     if isinstance(value, Tensor):
         return [value]
     values = (
-        value.values() if isinstance(value, Mapping) else value if isinstance(value, tuple | list) else ()
+        value.values()
+        if isinstance(value, Mapping)
+        else value
+        if isinstance(value, tuple | list)
+        else ()
     )
     return [tensor for each in values for tensor in _tensors(each)]
 
@@ -213,7 +228,8 @@ def _moved(example: Example, device: torch.device) -> Example:
         return example.to(device)
     if isinstance(example, Mapping):
         return {
-            name: value.to(device) if isinstance(value, Tensor) else value for name, value in example.items()
+            name: value.to(device) if isinstance(value, Tensor) else value
+            for name, value in example.items()
         }
     return tuple(value.to(device) if isinstance(value, Tensor) else value for value in example)
 
@@ -239,6 +255,4 @@ def _measured_s(run: Callable[[], None], device: torch.device) -> float:
 
 def _measured_note(device: torch.device) -> str:
     where = torch.cuda.get_device_name(device) if device.type == "cuda" else "the processor"
-    return (
-        f"the compute time was measured on {where} of this machine; --compute=MS gives that of the cluster's"
-    )
+    return f"the compute time was measured on {where} of this machine; --compute=MS gives that of the cluster's"

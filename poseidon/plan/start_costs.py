@@ -1,7 +1,8 @@
 """The program that `poseidon plan` sends to a host: it starts
 `poseidon.plan.costs` there with the environment of a job.
 
-It reads one line of JSON: `environment`, variables of a job's processes, and what `poseidon.plan.costs` needs.
+It reads one line of JSON: `environment`, variables of a job's processes, and what
+`poseidon.plan.costs` needs.
 """
 
 from __future__ import annotations

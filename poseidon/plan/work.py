@@ -1,7 +1,8 @@
-"""The work of an exchange on processors, piece by piece, as a job's own code does it: sums, rules, codecs, products.
+"""The work of an exchange on processors, piece by piece, as a job's own code does it: sums,
+rules, codecs, products.
 
-Each function runs for about `limit_s` seconds in the calling thread, at least three times. It returns a core's seconds,
-of processor time, so that waiting for a core does not count.
+Each function runs for about `limit_s` seconds in the calling thread, at least three times. It
+returns a core's seconds, of processor time, so that waiting for a core does not count.
 """
 
 from __future__ import annotations
@@ -61,7 +62,9 @@ def half_s_per_byte(limit_s: float) -> float:
 
 
 def optimizer_s_per_byte(limit_s: float) -> float:
-    """Return the time of SGD with momentum for a byte of a model, in the steps of torch's optimizer on a processor."""
+    """Return the time of SGD with momentum for a byte of a model, in the steps of torch's
+    optimizer on a processor.
+    """
 
     def step(value: Tensor, gradient: Tensor, history: Tensor) -> None:
         decayed = gradient.add(value, alpha=RULE.decay)
@@ -82,7 +85,9 @@ def many_rows_s(limit_s: float) -> float:
 
 
 def low_rank_s(limit_s: float) -> float:
-    """Return the time of a worker for a matrix that travels by PowerSGD of the lower rank: factors, product, rule."""
+    """Return the time of a worker for a matrix that travels by PowerSGD of the lower rank:
+    factors, product, rule.
+    """
     return _low_rank_s(LOW, limit_s)
 
 
@@ -99,7 +104,9 @@ def of_ranks(low_s: float, high_s: float) -> tuple[float, float]:
 
 
 def products(few_s: float, many_s: float) -> tuple[float, float]:
-    """Return the operations a second of products of factors, and the seconds for a byte of the weight besides them."""
+    """Return the operations a second of products of factors, and the seconds for a byte of the
+    weight besides them.
+    """
     row_s = max(many_s - few_s, 1e-9) / (MANY - FEW)
     return 2.0 * OUTPUTS * INPUTS / row_s, max(few_s - FEW * row_s, 0.0) / (4 * OUTPUTS * INPUTS)
 
@@ -143,7 +150,9 @@ def _of_chunks(work: OfChunk, limit_s: float) -> float:
 
 
 def median_s(work: Callable[[], object], limit_s: float) -> float:
-    """Return the median time of some runs within a limit, at least three, after one that does not count."""
+    """Return the median time of some runs within a limit, at least three, after one that does
+    not count.
+    """
     work()
     seconds: list[float] = []
     end_s = time.monotonic() + limit_s

@@ -1,7 +1,7 @@
 """Conversion between BlobProto and numpy arrays.
 
-Law: an array has as many elements as its shape says, in float32 and C order, and owns its memory. Both directions copy
-whole blocks of memory, not single numbers: a model has 10^8.
+Law: an array has as many elements as its shape says, in float32 and C order, and owns its memory.
+Both directions copy whole blocks of memory, not single numbers: a model has 10^8.
 """
 
 from __future__ import annotations
@@ -21,8 +21,9 @@ _DIFF_TAG = bytes([6 << 3 | 2])
 def to_array(blob: BlobProto) -> npt.NDArray[np.float32]:
     """Return the values of a blob as an array of its shape.
 
-    As Caffe's Blob::FromProto: a blob with any of num, channels, height, width is 4-D with these extents, else `shape`
-    counts (an empty one is a scalar, 0-D). double_data takes precedence over data.
+    As Caffe's Blob::FromProto: a blob with any of num, channels, height, width is 4-D with these
+    extents, else `shape` counts (an empty one is a scalar, 0-D). double_data takes precedence over
+    data.
 
     Raises:
         ValueError: the shape has a negative extent, or does not match the number of values.
@@ -30,7 +31,9 @@ def to_array(blob: BlobProto) -> npt.NDArray[np.float32]:
     shape = blob_shape(blob)
     numbers = blob.double_data if len(blob.double_data) else blob.data
     if len(numbers) != math.prod(shape):
-        raise ValueError(f"blob of shape {shape} has {len(numbers)} values, expected {math.prod(shape)}")
+        raise ValueError(
+            f"blob of shape {shape} has {len(numbers)} values, expected {math.prod(shape)}"
+        )
     # protobuf exports its memory in one piece through __array__.
     return np.array(numbers, dtype=np.float32).reshape(shape)
 
@@ -70,7 +73,9 @@ def from_array(array: npt.ArrayLike) -> BlobProto:
 
 
 def varint(value: int) -> bytes:
-    """Encode a count as a protobuf varint: base 128, low digits first, the high bit set on all but the last."""
+    """Encode a count as a protobuf varint: base 128, low digits first, the high bit set on all
+    but the last.
+    """
     digits = bytearray()
     while value > 0x7F:
         digits.append(value & 0x7F | 0x80)

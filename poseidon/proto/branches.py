@@ -53,7 +53,9 @@ _LOWERED = {_words(name): name for name in _TYPES}
 
 
 def of_type(name: str) -> str | None:
-    """Return a layer type with its branch, for messages; None unless a branch is known to have the type."""
+    """Return a layer type with its branch, for messages; None unless a branch is known to have
+    the type.
+    """
     known = _LOWERED.get(_words(name))
     if known is None:
         return None
@@ -61,7 +63,9 @@ def of_type(name: str) -> str | None:
 
 
 def of_block(name: str) -> str | None:
-    """Return a clause about an unknown block of a layer, `region_loss_param`; None if no branch is known to have it."""
+    """Return a clause about an unknown block of a layer, `region_loss_param`; None if no branch
+    is known to have it.
+    """
     stem, separator, rest = name.rpartition("_param")
     known = None if not separator or rest else _LOWERED.get(_words(stem))
     if known is None:

@@ -1,7 +1,7 @@
 """Net and solver definitions with their source file and line numbers.
 
-Law: a definition is read once, validated and upgraded to the current format, and never changed afterwards. It keeps its
-file and line numbers, so that later errors can name them.
+Law: a definition is read once, validated and upgraded to the current format, and never changed
+afterwards. It keeps its file and line numbers, so that later errors can name them.
 """
 
 from __future__ import annotations
@@ -55,14 +55,18 @@ class NetDefinition:
         found = self.param.layer[index]
         line = self.layer_lines[index] if index < len(self.layer_lines) else None
         kind = f" ({found.type})" if found.type else ""
-        return DefinitionError(f"layer '{found.name}'{kind}: {message}", source=self.source, line=line)
+        return DefinitionError(
+            f"layer '{found.name}'{kind}: {message}", source=self.source, line=line
+        )
 
     def resolve(self, path: str) -> Path:
         """Resolve a path of this definition; see `paths.resolve`."""
         try:
             return paths.resolve(path, folder=self.folder)
         except DefinitionError as error:
-            index = next((i for i, layer in enumerate(self.param.layer) if path in _strings(layer)), None)
+            index = next(
+                (i for i, layer in enumerate(self.param.layer) if path in _strings(layer)), None
+            )
             if index is None:
                 raise
             raise self.error(index, error.message) from error
@@ -85,7 +89,9 @@ class NetDefinition:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TestNet:
-    """One of a solver's test nets: the net, the state to build it for, and the batches of a test pass."""
+    """One of a solver's test nets: the net, the state to build it for, and the batches of a test
+    pass.
+    """
 
     __test__ = False  # pytest would take the class for a test
 
@@ -103,7 +109,8 @@ class SolverDefinition:
         source: the file, or another name for where the text came from.
         folder: the folder of the file, for relative paths in it.
         lines: every setting with its line.
-        nets: net definitions that were sent with it, by the path in `param`; other nets are read from disk.
+        nets: net definitions that were sent with it, by the path in `param`; other nets are read
+            from disk.
         overridden: the settings from the command line, by the field that they set.
     """
 
@@ -129,7 +136,8 @@ class SolverDefinition:
             raise self._error_of_path(path, error) from error
 
     def net_definition(self) -> NetDefinition:
-        """Return the train net, which exactly one of net, net_param, train_net and train_net_param names.
+        """Return the train net, which exactly one of net, net_param, train_net and
+        train_net_param names.
 
         Raises:
             DefinitionError: none or several of them are set, or the net is wrong.
@@ -137,19 +145,25 @@ class SolverDefinition:
         named = [name for name in TRAIN_NET_FIELDS if self.param.HasField(name)]
         choices = ", ".join(TRAIN_NET_FIELDS)
         if not named:
-            raise DefinitionError(f"no train net is named; expected one of {choices}", source=self.source)
+            raise DefinitionError(
+                f"no train net is named; expected one of {choices}", source=self.source
+            )
         if len(named) > 1:
             raise self.error(
-                named[1], f"the train net is named twice, by {' and '.join(named)}; expected one of {choices}"
+                named[1],
+                f"the train net is named twice, by {' and '.join(named)}; expected one of {choices}",
             )
         return self._net(named[0])
 
     def train_state(self, definition: NetDefinition) -> NetState:
-        """Return the state of the train net: phase TRAIN, merged with the net's own state and then train_state."""
+        """Return the state of the train net: phase TRAIN, merged with the net's own state and
+        then train_state.
+        """
         return _merged(TRAIN, definition.param.state, self.param.train_state)
 
     def with_settings(self, settings: Sequence[str]) -> SolverDefinition:
-        """Return this solver with fields from the command line in place of those of the file; see `overrides.override`.
+        """Return this solver with fields from the command line in place of those of the file;
+        see `overrides.override`.
 
         Raises:
             DefinitionError: there is no such field, or a value is not legal for it.
@@ -165,7 +179,9 @@ class SolverDefinition:
         return replace(self, param=param, lines=lines, overridden=overridden)
 
     def with_train_state(self, *, level: int | None, stages: Sequence[str]) -> SolverDefinition:
-        """Return this solver with a level (unless None) and additional stages in its train_state."""
+        """Return this solver with a level (unless None) and additional stages in its
+        train_state.
+        """
         if level is None and not stages:
             return self
         param = SolverParameter()
@@ -176,14 +192,19 @@ class SolverDefinition:
         return replace(self, param=param)
 
     def test_nets(self) -> tuple[TestNet, ...]:
-        """Return the test nets in Caffe's order: each test_net_param, each test_net, then the common net.
+        """Return the test nets in Caffe's order: each test_net_param, each test_net, then the
+        common net.
 
         The common net (net or net_param) is tested once for each remaining test_iter.
 
         Raises:
-            DefinitionError: test_iter, test_state or test_interval do not match the nets, or a net is wrong.
+            DefinitionError: test_iter, test_state or test_interval do not match the nets, or a net
+                is wrong.
         """
-        nets = [self._inline_net("test_net_param", index) for index in range(len(self.param.test_net_param))]
+        nets = [
+            self._inline_net("test_net_param", index)
+            for index in range(len(self.param.test_net_param))
+        ]
         nets += [self._net_file("test_net", path) for path in self.param.test_net]
         common = [name for name in ("net", "net_param") if self.param.HasField(name)]
         remaining = len(self.param.test_iter) - len(nets)
@@ -194,31 +215,38 @@ class SolverDefinition:
         self._check_tests(len(nets))
         states = list(self.param.test_state) or [NetState() for _ in nets]
         return tuple(
-            TestNet(definition=net, state=_merged(TEST, net.param.state, state), iterations=iterations)
+            TestNet(
+                definition=net, state=_merged(TEST, net.param.state, state), iterations=iterations
+            )
             for net, state, iterations in zip(nets, states, self.param.test_iter, strict=True)
         )
 
     def snapshot_prefix(self, job_folder: Path | None = None) -> Path:
         """Return the prefix of snapshot files.
 
-        `snapshot_prefix` means what it means in Caffe: if it is a folder, the solver file's name is appended. A prefix
-        that ends with a slash is a folder that may not exist yet; Caffe refuses it until the folder exists.
+        `snapshot_prefix` means what it means in Caffe: if it is a folder, the solver file's name is
+        appended. A prefix that ends with a slash is a folder that may not exist yet; Caffe refuses
+        it until the folder exists.
 
         Args:
-            job_folder: the folder of snapshots for a solver without snapshot_prefix. Their name is that of the solver
-                file without `_solver`, or that of its folder for a file called solver.prototxt. None: beside the solver
-                file under its name, as in Caffe.
+            job_folder: the folder of snapshots for a solver without snapshot_prefix. Their name is
+                that of the solver file without `_solver`, or that of its folder for a file called
+                solver.prototxt. None: beside the solver file under its name, as in Caffe.
         """
         stem = Path(self.source).stem
         if not self.param.snapshot_prefix:
             if job_folder is None:
                 return self.folder / stem
-            return job_folder / (self.folder.name if stem == "solver" else stem.replace("_solver", ""))
+            return job_folder / (
+                self.folder.name if stem == "solver" else stem.replace("_solver", "")
+            )
         try:
             prefix = paths.resolve_prefix(self.param.snapshot_prefix, folder=self.folder)
         except DefinitionError as error:
             raise self._error_of_path(self.param.snapshot_prefix, error) from error
-        return prefix / stem if prefix.is_dir() or self.param.snapshot_prefix.endswith("/") else prefix
+        return (
+            prefix / stem if prefix.is_dir() or self.param.snapshot_prefix.endswith("/") else prefix
+        )
 
     def _miscounted(self, nets: int) -> DefinitionError:
         """Return the error of a test_iter that has not one value for each test net."""
@@ -246,12 +274,14 @@ class SolverDefinition:
                 raise self._miscounted(states)
             raise self.error(
                 "test_state",
-                f"{counted(states, 'value')} for {counted(nets, 'test net')}; expected none or one for each",
+                f"{counted(states, 'value')} for {counted(nets, 'test net')}; expected none or "
+                "one for each",
             )
         if nets and self.param.test_interval <= 0:
             raise self.error(
                 "test_interval",
-                f"expected a positive number, found {self.param.test_interval}; one above max_iter leaves out all tests but "
+                f"expected a positive number, found {self.param.test_interval}; one above "
+                "max_iter leaves out all tests but "
                 "the first and the last",
             )
 
@@ -332,11 +362,16 @@ def parse_solver(
         param = upgrade_solver(param)
     except UpgradeError as error:
         raise DefinitionError(error.message, source=source) from error
-    return SolverDefinition(param=param, source=source, folder=folder, lines=tuple(lines), nets=nets or {})
+    return SolverDefinition(
+        param=param, source=source, folder=folder, lines=tuple(lines), nets=nets or {}
+    )
 
 
 def _parse(content: bytes, message: M, kind: str, source: str) -> tuple[M, list[Setting]]:
-    """Parse text or binary content into a message. Also return the line of each setting of a text."""
+    """Parse text or binary content into a message.
+
+    Also return the line of each setting of a text.
+    """
     binary = parse_binary(content, type(message)())
     if binary is not None:
         return binary, []
@@ -369,7 +404,11 @@ def _net_definition(
     try:
         upgraded = upgrade_net(param)
     except UpgradeError as error:
-        line = _second_kind(found) if error.layer is None or not layer_lines else layer_lines[error.layer]
+        line = (
+            _second_kind(found)
+            if error.layer is None or not layer_lines
+            else layer_lines[error.layer]
+        )
         raise DefinitionError(error.message, source=source, line=line) from error
     if is_v0(param) and layer_lines:
         layer_lines = tuple(layer_lines[index] for index in kept_layers(param))
@@ -388,7 +427,9 @@ def _second_kind(lines: Iterable[Setting]) -> int | None:
 
 
 def _inner(lines: Iterable[Setting], name: str, index: int) -> list[Setting]:
-    """Return the settings inside block number `index` of those called `name`, with paths relative to the block."""
+    """Return the settings inside block number `index` of those called `name`, with paths
+    relative to the block.
+    """
     inside: list[Setting] = []
     count = -1
     for path, line in lines:
@@ -400,7 +441,9 @@ def _inner(lines: Iterable[Setting], name: str, index: int) -> list[Setting]:
 
 
 def _merged(phase: Phase, *states: NetState) -> NetState:
-    """Merge states into one of a given phase, later ones over earlier ones, as Caffe's Solver::InitTrainNet."""
+    """Merge states into one of a given phase, later ones over earlier ones, as Caffe's
+    Solver::InitTrainNet.
+    """
     merged = NetState(phase=phase)
     for state in states:
         merged.MergeFrom(state)

@@ -1,8 +1,8 @@
 """Error messages for prototxt text that does not parse, in terms of the schema.
 
-Law: `google.protobuf.text_format` decides whether text is legal; this module only finds the reason and the location. It
-walks the tokens along the message's descriptor and stops at the first mistake. A message names the setting, the block,
-what was found, and the nearest legal name.
+Law: `google.protobuf.text_format` decides whether text is legal; this module only finds the reason
+and the location. It walks the tokens along the message's descriptor and stops at the first mistake.
+A message names the setting, the block, what was found, and the nearest legal name.
 """
 
 from __future__ import annotations
@@ -32,8 +32,10 @@ _OTHER_FORMAT = {
     ("V1LayerParameter", "phase"): "in a `layers` block write include { phase: ... }",
 }
 _OTHER_FILE = {
-    "SolverParameter": "this is a net definition; a solver is expected, the file with net: ... and base_lr: ...",
-    "NetParameter": "this is a solver definition; a net definition is expected, the file with the layers",
+    "SolverParameter": "this is a net definition; a solver is expected, the file with net: ... "
+    "and base_lr: ...",
+    "NetParameter": "this is a solver definition; a net definition is expected, the file with the "
+    "layers",
 }
 """The error for a file whose settings are mostly those of the other kind."""
 _OTHER_SYNTAX = {
@@ -47,7 +49,9 @@ _CONTENT = re.compile(r"""["']([^\s"':{}]+)\s+[^"']*[:{]""")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mistake:
-    """A mistake: the message without the location, and the location; line and column count from 1."""
+    """A mistake: the message without the location, and the location; line and column count from
+    1.
+    """
 
     message: str
     line: int
@@ -87,15 +91,17 @@ class _Frame:
 
 
 class _Walk:
-    """One pass over the tokens; `run` returns at the end of legal text and raises `_Found` otherwise."""
+    """One pass over the tokens; `run` returns at the end of legal text and raises `_Found`
+    otherwise.
+    """
 
     def __init__(self, text: str, descriptor: Descriptor) -> None:
         self._tokens = list(scan(text))
         self._lines = text.split("\n")
         self._at = 0
         self._frames = [_Frame(descriptor=descriptor, head=Token("", 0, 0, False))]
-        # The first block whose closing brace has another indentation than its head. If a brace is missing, it is
-        # more often missing here than in the block that is open at the end.
+        # The first block whose closing brace has another indentation than its head. If a brace is
+        # missing, it is more often missing here than in the block that is open at the end.
         self._suspect: _Frame | None = None
 
     @property
@@ -107,8 +113,12 @@ class _Walk:
             self._setting()
 
     def missing_quote(self, mistake: Mistake) -> Mistake | None:
-        """Return the mistake that caused `mistake` if a string on its line lacks the closing quote, else None."""
-        strings = [token for token in self._tokens if token.line == mistake.line and is_quoted(token.text)]
+        """Return the mistake that caused `mistake` if a string on its line lacks the closing
+        quote, else None.
+        """
+        strings = [
+            token for token in self._tokens if token.line == mistake.line and is_quoted(token.text)
+        ]
         if not strings or is_closed(strings[-1].text):
             return None
         for token in strings[:-1]:
@@ -155,7 +165,9 @@ class _Walk:
         while not self._try("]"):
             if not self._try(","):
                 found = quoted(self._token.text)
-                raise _Found(f"the list of {setting.name} expects ',' or ']', found {found}", self._token)
+                raise _Found(
+                    f"the list of {setting.name} expects ',' or ']', found {found}", self._token
+                )
             self._value(setting, name)
 
     def _value(self, setting: FieldDescriptor, name: Token) -> None:
@@ -176,7 +188,9 @@ class _Walk:
         token = self._token
         wrong = problem(setting, self._bare(token) if _takes_string(setting) else token.text)
         if wrong is not None:
-            raise _Found(f"{setting.name} in {self._frames[-1].descriptor.name}: {wrong}", self._token)
+            raise _Found(
+                f"{setting.name} in {self._frames[-1].descriptor.name}: {wrong}", self._token
+            )
         self._next()
 
     def _bare(self, token: Token) -> str:
@@ -186,11 +200,15 @@ class _Walk:
         found = re.match(r"[\w./~-]+", self._lines[token.line - 1][token.column - 1 :])
         return found.group() if found else token.text
 
-    def _block(self, descriptor: Descriptor, setting: FieldDescriptor, name: Token, twice: bool) -> None:
+    def _block(
+        self, descriptor: Descriptor, setting: FieldDescriptor, name: Token, twice: bool
+    ) -> None:
         closer = _CLOSER.get(self._token.text)
         if closer is None:
             found = quoted(self._token.text)
-            raise _Found(f"{setting.name} is a block: expected '{{' after it, found {found}", self._token)
+            raise _Found(
+                f"{setting.name} is a block: expected '{{' after it, found {found}", self._token
+            )
         if twice:
             frame = self._frames[-1]
             raise _Found(_set_twice(frame, name, frame.seen[setting.name]), name)
@@ -207,16 +225,22 @@ class _Walk:
     def _no_colon(self, setting: FieldDescriptor) -> NoReturn:
         token = self._token
         if token.text in _CLOSER:
-            raise _Found(f"{setting.name} takes a value, not a block: write {setting.name}: <value>", token)
+            raise _Found(
+                f"{setting.name} takes a value, not a block: write {setting.name}: <value>", token
+            )
         raise _Found(f"expected ':' after {setting.name}, found {quoted(token.text)}", token)
 
     def _not_a_name(self, token: Token) -> NoReturn:
         frame = self._frames[-1]
         if token.text in _CLOSER.values() and len(self._frames) == 1:
-            raise _Found(f"this '{token.text}' closes nothing: there is one too many here or above", token)
+            raise _Found(
+                f"this '{token.text}' closes nothing: there is one too many here or above", token
+            )
         where = f"in {frame.descriptor.name}" if frame.head.text else "in the file"
         hint = _OTHER_SYNTAX.get(token.text, "")
-        raise _Found(f"expected the name of a setting {where}, found {quoted(token.text)}{hint}", token)
+        raise _Found(
+            f"expected the name of a setting {where}, found {quoted(token.text)}{hint}", token
+        )
 
     def _unknown(self, frame: _Frame, name: Token) -> str:
         legal = sorted(frame.descriptor.fields_by_name)
@@ -244,7 +268,11 @@ class _Walk:
         if descriptor.name not in kinds:
             return False
         other = _NET if descriptor.name == _SOLVER.name else _SOLVER
-        names = {setting.path[0] for setting in settings("\n".join(self._lines)) if len(setting.path) == 1}
+        names = {
+            setting.path[0]
+            for setting in settings("\n".join(self._lines))
+            if len(setting.path) == 1
+        }
         own = names & set(descriptor.fields_by_name)
         return len(names & set(other.fields_by_name)) > len(own)
 
@@ -260,7 +288,9 @@ class _Walk:
             return ""
         if name.line != before[0].line or name.column != before[0].column + len(before[0].text) + 1:
             return ""
-        return f"a decimal comma in {before[0].text},{name.text}; write {before[0].text}.{name.text}"
+        return (
+            f"a decimal comma in {before[0].text},{name.text}; write {before[0].text}.{name.text}"
+        )
 
     def _opens_block(self) -> bool:
         return self._token.text in _CLOSER
@@ -268,7 +298,9 @@ class _Walk:
     def _unclosed(self, before: str) -> NoReturn:
         frame = self._suspect or self._frames[-1]
         head = frame.head
-        raise _Found(f"the '{{' of '{head.text}' in line {head.line} is not closed before {before}", head)
+        raise _Found(
+            f"the '{{' of '{head.text}' in line {head.line} is not closed before {before}", head
+        )
 
     def _watch_indentation(self, frame: _Frame, closer: Token) -> None:
         head_line, closer_line = self._lines[frame.head.line - 1], self._lines[closer.line - 1]

@@ -1,6 +1,8 @@
-"""Solver fields that the command line sets in place of the file's: `base_lr=0.1`, `train_state.level=2`.
+"""Solver fields that the command line sets in place of the file's: `base_lr=0.1`,
+`train_state.level=2`.
 
-Law: a value is prototxt and is read by the parser for files; only the quotes of a string may be left out.
+Law: a value is prototxt and is read by the parser for files; only the quotes of a string may be
+left out.
 """
 
 from __future__ import annotations
@@ -31,8 +33,8 @@ def override(param: SolverParameter, settings: Iterable[str]) -> SolverParameter
 
     Args:
         param: the solver.
-        settings: `field=value` each; `block.field=value` for a field in a block. The last value of a field counts. All
-            values of a repeated field count; together they replace the file's.
+        settings: `field=value` each; `block.field=value` for a field in a block. The last value of
+            a field counts. All values of a repeated field count; together they replace the file's.
 
     Raises:
         DefinitionError: there is no such field, or the value is not legal for it.
@@ -76,7 +78,9 @@ def changes(before: SolverParameter, after: SolverParameter, settings: Iterable[
     for name in names:
         path = tuple(name.split("."))
         old = _value_text(before, path)
-        parts.append(f"{name}: {_value_text(after, path)} ({f'file: {old}' if old else 'not in the file'})")
+        parts.append(
+            f"{name}: {_value_text(after, path)} ({f'file: {old}' if old else 'not in the file'})"
+        )
     return ", ".join(parts)
 
 
@@ -91,7 +95,9 @@ def _read(setting: str) -> tuple[tuple[str, ...], FieldDescriptor, SolverParamet
     if not text:
         raise DefinitionError(f"no value for {name}", source=source)
     if text != escaped(text):  # a name of a file, as the shell has it
-        raise DefinitionError(f"the value of {name} must be UTF-8 text, as all of a prototxt", source=source)
+        raise DefinitionError(
+            f"the value of {name} must be UTF-8 text, as all of a prototxt", source=source
+        )
     if field.message_type is not None:
         block = text if text.startswith(("{", "[")) else f"{{ {text} }}"
         body = f"{path[-1]} {block}" if block.startswith("{") else f"{path[-1]}: {block}"
@@ -119,13 +125,19 @@ def _field(path: Sequence[str], source: str) -> FieldDescriptor:
         if field is None:
             near = nearest_field(name, descriptor)
             hint = (
-                f"did you mean '{near}'?" if near else f"it has {listing(sorted(descriptor.fields_by_name))}"
+                f"did you mean '{near}'?"
+                if near
+                else f"it has {listing(sorted(descriptor.fields_by_name))}"
             )
-            raise DefinitionError(f"unknown field '{name}' in {descriptor.name}; {hint}", source=source)
+            raise DefinitionError(
+                f"unknown field '{name}' in {descriptor.name}; {hint}", source=source
+            )
         if index == len(path) - 1:
             return field
         if field.message_type is None or field.is_repeated:
-            raise DefinitionError(f"'{name}' has no fields that can be set one by one", source=source)
+            raise DefinitionError(
+                f"'{name}' has no fields that can be set one by one", source=source
+            )
         descriptor = field.message_type
     raise AssertionError("a path has a name")
 
@@ -146,13 +158,17 @@ def _holder(message: Message, path: Sequence[str]) -> Message:
 
 def _value_text(param: SolverParameter, path: Sequence[str]) -> str:
     """Return the value at a path as text on one line; empty if it is not set."""
-    found = next((pair for pair in _holder(param, path).ListFields() if pair[0].name == path[-1]), None)
+    found = next(
+        (pair for pair in _holder(param, path).ListFields() if pair[0].name == path[-1]), None
+    )
     if found is None:
         return ""
     field, value = found
     if field.message_type is not None:
         return "{...}"
-    return ", ".join(_scalar_text(field, item) for item in (value if field.is_repeated else [value]))
+    return ", ".join(
+        _scalar_text(field, item) for item in (value if field.is_repeated else [value])
+    )
 
 
 def _scalar_text(field: FieldDescriptor, value: object) -> str:

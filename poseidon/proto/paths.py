@@ -1,10 +1,11 @@
 """Resolution of the paths in a definition.
 
-Law: an absolute path is used as it is. A relative path is searched for in the folder of the file that names it, then
-under the repository root, then under the current folder; the first that exists is used. A path that exists nowhere is
-resolved against the repository root if the file is in the repository, otherwise against the folder of the file: a job
-writes to the same path wherever it is started, and other projects write nothing into the checkout. The leading folder
-names POSEIDON_ROOT and CAFFE_ROOT of older definitions mean the repository root.
+Law: an absolute path is used as it is. A relative path is searched for in the folder of the file
+that names it, then under the repository root, then under the current folder; the first that exists
+is used. A path that exists nowhere is resolved against the repository root if the file is in the
+repository, otherwise against the folder of the file: a job writes to the same path wherever it is
+started, and other projects write nothing into the checkout. The leading folder names POSEIDON_ROOT
+and CAFFE_ROOT of older definitions mean the repository root.
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ _TEMPLATES = _PACKAGE / "templates"  # setup.py puts it into a wheel; a checkout
 
 
 def repository_root() -> Path:
-    """Return the checkout that this package runs from, or the current folder if the package is installed.
+    """Return the checkout that this package runs from, or the current folder if the package is
+    installed.
 
     A checkout has a `prototxt` folder beside the package.
     """
@@ -60,8 +62,8 @@ def candidates(path: str, *, folder: Path) -> list[Path]:
 def resolve_prefix(path: str, *, folder: Path) -> Path:
     """Resolve a prefix such as snapshot_prefix by its parent folder, as in `resolve`.
 
-    A prefix without a folder, `lenet`, is in the folder of the file that names it. On a host that has the content of
-    that file but not the folder, it is in the current folder.
+    A prefix without a folder, `lenet`, is in the folder of the file that names it. On a host that
+    has the content of that file but not the folder, it is in the current folder.
     """
     if path and Path(path).name == path and not folder.exists():
         folder = Path.cwd()
@@ -70,7 +72,9 @@ def resolve_prefix(path: str, *, folder: Path) -> Path:
 
 
 def _candidates(path: str, folder: Path) -> list[Path]:
-    """Return the absolute paths that `path` can mean, best first; the last is for a path that exists nowhere."""
+    """Return the absolute paths that `path` can mean, best first; the last is for a path that
+    exists nowhere.
+    """
     if not path:
         raise DefinitionError("expected the path of a file or folder, found an empty path")
     if "\0" in path or max(len(os.fsencode(part)) for part in path.split("/")) > LONGEST_NAME:

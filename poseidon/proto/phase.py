@@ -1,8 +1,9 @@
 """Selection of a net's layers by phase, level and stage.
 
-Law: exactly Caffe's rules (Net::FilterNet, Net::StateMeetsRule). A layer without rules is always included. A layer with
-`include` rules is included if the state meets one of them; a layer with `exclude` rules is excluded if the state meets
-one of them; a layer may not have both. The order of the layers is kept.
+Law: exactly Caffe's rules (Net::FilterNet, Net::StateMeetsRule). A layer without rules is always
+included. A layer with `include` rules is included if the state meets one of them; a layer with
+`exclude` rules is excluded if the state meets one of them; a layer may not have both. The order of
+the layers is kept.
 """
 
 from __future__ import annotations
@@ -31,7 +32,10 @@ def meets(state: NetState, rule: NetStateRule) -> bool:
 
 
 def is_included(layer: LayerParameter, state: NetState) -> bool:
-    """Return whether a layer is part of the net of this state. The layer has rules of at most one kind."""
+    """Return whether a layer is part of the net of this state.
+
+    The layer has rules of at most one kind.
+    """
     if layer.include:
         return _meets_any(state, layer.include)
     return not _meets_any(state, layer.exclude)
@@ -45,8 +49,12 @@ def filter_net(definition: NetDefinition, state: NetState) -> NetDefinition:
     """
     for index, layer in enumerate(definition.param.layer):
         if layer.include and layer.exclude:
-            raise definition.error(index, "has both include and exclude rules; expected rules of one kind")
-    kept = [index for index, layer in enumerate(definition.param.layer) if is_included(layer, state)]
+            raise definition.error(
+                index, "has both include and exclude rules; expected rules of one kind"
+            )
+    kept = [
+        index for index, layer in enumerate(definition.param.layer) if is_included(layer, state)
+    ]
     return definition.with_layers(kept)
 
 

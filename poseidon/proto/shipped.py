@@ -1,8 +1,8 @@
 """Serialization of a solver and its nets to one text, for hosts that do not have the files.
 
-Law: the remote host reads the same bytes. The text also holds the path of each file's folder, relative to the current
-folder if it is below it, so that the remote host resolves a relative `source`
-by the same rule (`poseidon.proto.paths`).
+Law: the remote host reads the same bytes. The text also holds the path of each file's folder,
+relative to the current folder if it is below it, so that the remote host resolves a relative
+`source` by the same rule (`poseidon.proto.paths`).
 """
 
 from __future__ import annotations
@@ -15,7 +15,13 @@ from pathlib import Path
 from typing import Any
 
 from poseidon.errors import DefinitionError
-from poseidon.proto.definition import NetDefinition, SolverDefinition, parse_net, parse_solver, read_solver
+from poseidon.proto.definition import (
+    NetDefinition,
+    SolverDefinition,
+    parse_net,
+    parse_solver,
+    read_solver,
+)
 from poseidon.proto.text import read_content
 
 _NET_FILES = ("net", "train_net")
@@ -37,7 +43,8 @@ def pack_solver(path: Path, settings: Sequence[str] = ()) -> str:
 
     Args:
         path: the solver file.
-        settings: overrides for fields of the solver, which can name other nets. They are not part of the text.
+        settings: overrides for fields of the solver, which can name other nets. They are not part
+            of the text.
 
     Raises:
         DefinitionError: one of them cannot be read.

@@ -21,10 +21,13 @@ from poseidon.proto.tokens import map_comments, settings
 from poseidon.text_files import decoded
 
 M = TypeVar("M", bound=Message)
-# Bytes that no ASCII prototxt has: control characters, and those above 0x7f, such as the tag of NetParameter.layer.
+# Bytes that no ASCII prototxt has: control characters, and those above 0x7f, such as the tag of
+# NetParameter.layer.
 _NO_TEXT = re.compile(rb"[\x00-\x08\x0e-\x1f]|[\x80-\xff]")
 
-_NOT_UTF8 = re.compile("[\udc80-\udcff]")  # `surrogateescape` decodes bytes that are not UTF-8 to these
+_NOT_UTF8 = re.compile(
+    "[\udc80-\udcff]"
+)  # `surrogateescape` decodes bytes that are not UTF-8 to these
 
 
 def parse(text: str, message: M, *, source: str) -> M:
@@ -36,8 +39,8 @@ def parse(text: str, message: M, *, source: str) -> M:
         source: the file of the text, or another name for it, for errors.
 
     Raises:
-        DefinitionError: the text is not legal prototxt, does not match the schema, or leaves out a required setting.
-            `message` is then incomplete.
+        DefinitionError: the text is not legal prototxt, does not match the schema, or leaves out a
+            required setting. `message` is then incomplete.
     """
     try:
         text_format.Parse(text, message)
@@ -67,7 +70,8 @@ def read_text(path: Path) -> str:
     """Read the text of a definition file, UTF-8 with or without a byte order mark.
 
     Raises:
-        DefinitionError: there is no such file, it is a folder, it cannot be read, or it is not text.
+        DefinitionError: there is no such file, it is a folder, it cannot be read, or it is not
+            text.
     """
     return decode(read_content(path), source=str(path))
 
@@ -84,9 +88,13 @@ def read_content(path: Path) -> bytes:
     except FileNotFoundError:
         raise DefinitionError("there is no such file", source=source) from None
     except IsADirectoryError:
-        raise DefinitionError("this is a folder; a prototxt file is expected", source=source) from None
+        raise DefinitionError(
+            "this is a folder; a prototxt file is expected", source=source
+        ) from None
     except OSError as error:
-        raise DefinitionError(f"the file cannot be read: {error.strerror}", source=source) from error
+        raise DefinitionError(
+            f"the file cannot be read: {error.strerror}", source=source
+        ) from error
 
 
 def decode(content: bytes, *, source: str) -> str:
@@ -109,12 +117,15 @@ def decode(content: bytes, *, source: str) -> str:
         return text
     byte, line = ord(invalid.group()) & 0xFF, text.count("\n", 0, invalid.start()) + 1
     raise DefinitionError(
-        f"the file is not UTF-8 text (byte 0x{byte:02x}); prototxt text is expected", source=source, line=line
+        f"the file is not UTF-8 text (byte 0x{byte:02x}); prototxt text is expected",
+        source=source,
+        line=line,
     )
 
 
 def parse_binary(content: bytes, message: M) -> M | None:
-    """Parse binary content into `message` and return it; None if the content is text or not such a message.
+    """Parse binary content into `message` and return it; None if the content is text or not such
+    a message.
 
     A binary net cannot be mistaken for text: the tag of its layers is not UTF-8.
     """
@@ -130,8 +141,9 @@ def parse_binary(content: bytes, message: M) -> M | None:
 def strings_are_text(message: Message) -> bool:
     """Return whether every string in a message, at any depth, is UTF-8.
 
-    protobuf returns a string that is not UTF-8 as bytes, because Caffe's schema (proto2) does not require UTF-8.
-    Readers of binary files call this once, so that later code meets no bytes. Blobs have no strings and are skipped.
+    protobuf returns a string that is not UTF-8 as bytes, because Caffe's schema (proto2) does not
+    require UTF-8. Readers of binary files call this once, so that later code meets no bytes. Blobs
+    have no strings and are skipped.
     """
     inner: list[Message] = []
     for field, value in message.ListFields():
@@ -145,19 +157,27 @@ def strings_are_text(message: Message) -> bool:
 
 
 def to_text(message: Message) -> str:
-    """Return the message as prototxt in Caffe's layout: one setting a line, blocks indented by two spaces."""
+    """Return the message as prototxt in Caffe's layout: one setting a line, blocks indented by
+    two spaces.
+    """
     return text_format.MessageToString(message)
 
 
 def layer_lines(text: str) -> list[int]:
-    """Return the line numbers, from 1, of the top-level `layer` and `layers` blocks of a net's text, in order."""
+    """Return the line numbers, from 1, of the top-level `layer` and `layers` blocks of a net's
+    text, in order.
+    """
     return [setting.line for setting in settings(text) if setting.path in (("layer",), ("layers",))]
 
 
-def _explained(text: str, message: Message, error: text_format.ParseError, source: str) -> DefinitionError:
+def _explained(
+    text: str, message: Message, error: text_format.ParseError, source: str
+) -> DefinitionError:
     mistake = diagnose(text, cast(Descriptor, message.DESCRIPTOR))
     if mistake is not None:
-        return DefinitionError(mistake.message, source=source, line=mistake.line, column=mistake.column)
+        return DefinitionError(
+            mistake.message, source=source, line=mistake.line, column=mistake.column
+        )
     # The diagnosis found nothing: use the library's message.
     line, column = error.GetLine(), error.GetColumn()
     reason = str(error).removeprefix(f"{line}:{column} : ").rstrip(".") or "the text does not parse"
@@ -165,7 +185,9 @@ def _explained(text: str, message: Message, error: text_format.ParseError, sourc
 
 
 def _missing(text: str, path: str, source: str) -> DefinitionError:
-    """Return the error for a missing required field with this protobuf path: `layer[2].clip_param.min`."""
+    """Return the error for a missing required field with this protobuf path:
+    `layer[2].clip_param.min`.
+    """
     *blocks, name = path.split(".")
     wanted = tuple(block.partition("[")[0] for block in blocks)
     inside = f" in {blocks[-1].partition('[')[0]}" if blocks else ""

@@ -1,7 +1,7 @@
 """A scanner for prototxt text: tokens and settings with their line numbers.
 
-Law: the scanner never fails. A character that starts no legal token becomes a token. It splits text as
-`google.protobuf.text_format` does, so that both report the same locations.
+Law: the scanner never fails. A character that starts no legal token becomes a token. It splits text
+as `google.protobuf.text_format` does, so that both report the same locations.
 """
 
 from __future__ import annotations
@@ -23,7 +23,9 @@ _TOKEN = re.compile(
 
 
 class Token(NamedTuple):
-    """A token and its location; line and column count from 1. The token at the end of the text is empty.
+    """A token and its location; line and column count from 1.
+
+    The token at the end of the text is empty.
 
     A tuple and not a dataclass, for speed: a net of 7000 lines has 20,000 tokens.
     """
@@ -35,7 +37,10 @@ class Token(NamedTuple):
 
 
 class Setting(NamedTuple):
-    """A setting and its line. `path` has the names of the blocks around it and its own, outermost first."""
+    """A setting and its line.
+
+    `path` has the names of the blocks around it and its own, outermost first.
+    """
 
     path: tuple[str, ...]
     line: int
@@ -56,14 +61,16 @@ def scan(text: str) -> Iterator[Token]:
 
 def map_comments(text: str, change: Callable[[str], str]) -> str:
     """Return `text` with each comment, including its `#`, replaced by `change(comment)`."""
-    return _TOKEN.sub(lambda match: change(match[0]) if match[0].startswith("#") else match[0], text)
+    return _TOKEN.sub(
+        lambda match: change(match[0]) if match[0].startswith("#") else match[0], text
+    )
 
 
 def settings(text: str) -> Iterator[Setting]:
     """Yield every setting of `text` in order, blocks and values alike.
 
-    A list of blocks, `layer: [{...}, {...}]`, yields one setting for each block. Text that does not parse yields the
-    settings that can be recognized.
+    A list of blocks, `layer: [{...}, {...}]`, yields one setting for each block. Text that does not
+    parse yields the settings that can be recognized.
     """
     outer: list[tuple[str, bool]] = []
     path: tuple[str, ...] = ()

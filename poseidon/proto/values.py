@@ -23,11 +23,19 @@ _RANGE = {
 _FLOATS = (FieldDescriptor.TYPE_FLOAT, FieldDescriptor.TYPE_DOUBLE)
 _QUOTES = ("'", '"')
 _MAX_QUOTED = 60
-_BOOLS = {"yes": "true", "on": "true", "true": "true", "no": "false", "off": "false", "false": "false"}
+_BOOLS = {
+    "yes": "true",
+    "on": "true",
+    "true": "true",
+    "no": "false",
+    "off": "false",
+    "false": "false",
+}
 
 
 def problem(setting: FieldDescriptor, token: str) -> str | None:
-    """Return what is wrong with `token` as a value of `setting`, for an error message, or None if it is legal.
+    """Return what is wrong with `token` as a value of `setting`, for an error message, or None
+    if it is legal.
 
     Args:
         setting: a setting that takes a value, not a block.
@@ -74,14 +82,20 @@ def listing(names: Sequence[str], most: int = 12) -> str:
 
 def _integer_problem(setting: FieldDescriptor, token: str) -> str | None:
     low, high = _RANGE[setting.type]
-    if _parses(lambda text: text_format.ParseInteger(text, is_signed=low < 0, is_long=high > 2**32), token):
+    if _parses(
+        lambda text: text_format.ParseInteger(text, is_signed=low < 0, is_long=high > 2**32), token
+    ):
         return None
     if _parses(lambda text: text_format.ParseInteger(text, is_signed=True, is_long=True), token):
         return f"expected an integer from {low} to {high}, found {quoted(token)}"
     hint = _unquoted_hint(setting, token)
     if not hint and _parses(text_format.ParseFloat, token):
         value = text_format.ParseFloat(token)
-        hint = f"; write {setting.name}: {int(value)}" if value.is_integer() and abs(value) < high else ""
+        hint = (
+            f"; write {setting.name}: {int(value)}"
+            if value.is_integer() and abs(value) < high
+            else ""
+        )
     return f"expected an integer, found {quoted(token)}{hint}"
 
 
@@ -98,9 +112,7 @@ def _enum_problem(setting: FieldDescriptor, token: str) -> str | None:
     legal = [value.name for value in setting.enum_type.values]
     bare = token.strip("'\"")
     if is_quoted(token) and bare in legal:
-        return (
-            f"expected one of {listing(legal)}, found a string; write {setting.name}: {bare} without quotes"
-        )
+        return f"expected one of {listing(legal)}, found a string; write {setting.name}: {bare} without quotes"
     near = nearest(bare, legal)
     if is_quoted(token) and setting.full_name == "caffe.V1LayerParameter.type":
         old = f"; for layers it would be {near} without quotes" if near else ""

@@ -1,4 +1,6 @@
-"""`import poseidon.pycaffe as caffe`: Caffe's Python interface on this project's layers; see docs/pycaffe.md."""
+"""`import poseidon.pycaffe as caffe`: Caffe's Python interface on this project's layers; see
+docs/pycaffe.md.
+"""
 
 from poseidon.layers.blob import Blob
 from poseidon.layers.python_layer import CaffeLayer as Layer

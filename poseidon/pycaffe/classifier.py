@@ -27,7 +27,9 @@ class Preprocessing:
     channel_swap: Sequence[int] | None
 
 
-def transformer_of(shapes: Mapping[str, Sequence[int]], preprocessing: Preprocessing) -> Transformer:
+def transformer_of(
+    shapes: Mapping[str, Sequence[int]], preprocessing: Preprocessing
+) -> Transformer:
     """Return a transformer of the first input, with transposed axes and this preprocessing."""
     transformer = Transformer(shapes)
     name = next(iter(shapes))
@@ -49,7 +51,8 @@ class Classifier(Net):
     Args:
         model_file: the definition of a net with one input.
         pretrained_file: the weights.
-        image_dims: (height, width) to which images are resized before the crop; None: those of the input.
+        image_dims: (height, width) to which images are resized before the crop; None: those of the
+            input.
         mean: see `Transformer.set_mean`.
         input_scale: see `Transformer.set_input_scale`.
         raw_scale: see `Transformer.set_raw_scale`.

@@ -1,9 +1,10 @@
 """Coordinate maps between blobs, for the Crop layers of fully convolutional nets.
 
-Law: a layer with a sliding window maps the coordinate x of a pixel of its top to (x - b) / a in its bottom. a is 1 /
-stride for a convolution and the stride for a deconvolution; b follows from pad and kernel. Maps compose along a path of
-layers. Two blobs are related through a common ancestor. A map is (axis, a, b): the last axis without coordinates (None
-for any), and scale and offset, one value for all coordinates or one for each.
+Law: a layer with a sliding window maps the coordinate x of a pixel of its top to (x - b) / a in its
+bottom. a is 1 / stride for a convolution and the stride for a deconvolution; b follows from pad and
+kernel. Maps compose along a path of layers. Two blobs are related through a common ancestor. A map
+is (axis, a, b): the last axis without coordinates (None for any), and scale and offset, one value
+for all coordinates or one for each.
 """
 
 from __future__ import annotations
@@ -91,7 +92,8 @@ def _window(fn: Function) -> tuple[int, Numbers, Numbers, Numbers]:
     wrong = [name for name in LEGACY if name in param]
     if wrong:
         raise ValueError(
-            f"{fn.type_name} has {wrong[0]}, expected kernel_size, stride and pad, which also take lists"
+            f"{fn.type_name} has {wrong[0]}, expected kernel_size, stride and pad, which also "
+            "take lists"
         )
     kernel, dilation = _numbers(param.get("kernel_size", 1)), _numbers(param.get("dilation", 1))
     return (
@@ -139,7 +141,9 @@ def coord_map_from_to(top_from: Top, top_to: Top) -> CoordMap:
 
 
 def _ancestors(top: Top) -> dict[Top, CoordMap]:
-    """Return the ancestors of `top` through layers that map coordinates, nearest first, each with the map from it."""
+    """Return the ancestors of `top` through layers that map coordinates, nearest first, each
+    with the map from it.
+    """
     maps: dict[Top, CoordMap] = {top: IDENTITY}
     waiting = [top]
     while waiting:
@@ -174,5 +178,7 @@ def crop(top_from: Top, top_to: Top) -> Top:
     if not (np.round(offset) == offset).all():
         raise AssertionError(f"cannot crop between two pixels (b = {-offset})")
     begin = 2 if axis is None else axis + 1
-    top: Top = layers.Crop(top_from, top_to, crop_param={"axis": begin, "offset": [int(o) for o in offset]})
+    top: Top = layers.Crop(
+        top_from, top_to, crop_param={"axis": begin, "offset": [int(o) for o in offset]}
+    )
     return top

@@ -1,7 +1,7 @@
 """Detector: a net that returns scores for windows of images, as in R-CNN.
 
-Source: Girshick et al., Rich feature hierarchies, 2014: each window is warped to the net's input, with some context
-around it. Context outside the image is filled with the mean.
+Source: Girshick et al., Rich feature hierarchies, 2014: each window is warped to the net's input,
+with some context around it. Context outside the image is filled with the mean.
 """
 
 from __future__ import annotations
@@ -69,11 +69,14 @@ class Detector(Net):
             mean = mean[np.argsort(self.transformer.channel_swap[name])]
         self.crop_mean = mean.transpose(1, 2, 0) / self.transformer.raw_scale.get(name, 1.0)
 
-    def detect_windows(self, images_windows: Iterable[tuple[str, Iterable[Window]]]) -> list[dict[str, Any]]:
+    def detect_windows(
+        self, images_windows: Iterable[tuple[str, Iterable[Window]]]
+    ) -> list[dict[str, Any]]:
         """Score windows.
 
         Args:
-            images_windows: pairs of an image file and its windows (top, left, bottom, right) in pixels.
+            images_windows: pairs of an image file and its windows (top, left, bottom, right) in
+                pixels.
 
         Returns:
             a dictionary of `window`, `prediction` and `filename` for each window.
@@ -81,7 +84,11 @@ class Detector(Net):
         Raises:
             DataError: an image is missing or damaged.
         """
-        named = [(filename, window) for filename, windows in _listed(images_windows) for window in windows]
+        named = [
+            (filename, window)
+            for filename, windows in _listed(images_windows)
+            for window in windows
+        ]
         if not named:
             return []
         name = self.inputs[0]
@@ -104,7 +111,8 @@ class Detector(Net):
             search: Any = importlib.import_module(SELECTIVE_SEARCH)
         except ImportError as error:
             raise UsageError(
-                f"selective search needs the package {SELECTIVE_SEARCH} (and MATLAB), which is not installed; "
+                f"selective search needs the package {SELECTIVE_SEARCH} (and MATLAB), which is "
+                "not installed; "
                 "pass your own windows to detect_windows"
             ) from error
         names = [os.path.abspath(name) for name in image_fnames]
@@ -120,13 +128,17 @@ class Detector(Net):
         box = np.asarray(window, dtype=np.float64)
         top, left, bottom, right = box.astype(int)
         if not (0 <= top < bottom <= im.shape[0] and 0 <= left < right <= im.shape[1]):
-            raise UsageError(f"window {box.tolist()} is outside the image of {im.shape[0]} x {im.shape[1]}")
+            raise UsageError(
+                f"window {box.tolist()} is outside the image of {im.shape[0]} x {im.shape[1]}"
+            )
         if not self.context_pad:
             return im[top:bottom, left:right]
         return self._with_context(im, box, self.context_pad)
 
     def _with_context(self, im: Array, window: Array, pad: int) -> Array:
-        """Crop and warp a window enlarged so that `pad` pixels on each side of the result are context."""
+        """Crop and warp a window enlarged so that `pad` pixels on each side of the result are
+        context.
+        """
         size = int(self.crop_dims[0])
         half = (window[2:] - window[:2] + 1) / 2.0
         grown = size / (size - 2.0 * pad) * half
@@ -143,5 +155,7 @@ class Detector(Net):
         return crop
 
 
-def _listed(images_windows: Iterable[tuple[str, Iterable[Window]]]) -> list[tuple[str, list[Window]]]:
+def _listed(
+    images_windows: Iterable[tuple[str, Iterable[Window]]],
+) -> list[tuple[str, list[Window]]]:
     return [(filename, list(windows)) for filename, windows in images_windows]

@@ -1,7 +1,7 @@
 """Drawings of nets, with a box for each layer and an octagon for each blob.
 
-Law: a drawing needs only the upgraded definition. The net is not compiled, so its data and layer types may be missing.
-Graphviz's `dot` does the layout.
+Law: a drawing needs only the upgraded definition. The net is not compiled, so its data and layer
+types may be missing. Graphviz's `dot` does the layout.
 """
 
 from __future__ import annotations
@@ -45,7 +45,9 @@ def draw_net_to_file(
     phase: int | None = None,
     display_lrm: bool = False,
 ) -> None:
-    """Draw a net to a file. Its suffix determines the format: png, svg, pdf or another one of Graphviz.
+    """Draw a net to a file.
+
+    Its suffix determines the format: png, svg, pdf or another one of Graphviz.
 
     Args:
         caffe_net: the net in the current format.
@@ -55,7 +57,8 @@ def draw_net_to_file(
         display_lrm: show the learning-rate multipliers of each layer.
 
     Raises:
-        UsageError: the file has no suffix, or Graphviz is not installed or does not know the format.
+        UsageError: the file has no suffix, or Graphviz is not installed or does not know the
+            format.
     """
     path = Path(filename)
     write_atomically(path, draw_net(caffe_net, rankdir, extension_of(path), phase, display_lrm))
@@ -99,7 +102,8 @@ def render(graph: pydot.Dot, ext: str) -> bytes:
             picture: Any = graph.create(format=ext)
     except FileNotFoundError as error:
         raise UsageError(
-            "drawing needs Graphviz's program dot on the PATH; install the package graphviz (apt install graphviz)"
+            "drawing needs Graphviz's program dot on the PATH; install the package graphviz (apt "
+            "install graphviz)"
         ) from error
     except AssertionError as error:  # dot has failed
         raise UsageError(f"dot cannot draw format '{ext}', expected png, svg or pdf") from error
@@ -138,7 +142,9 @@ def get_pydot_graph(
 
 
 def get_layer_label(layer: LayerParameter, rankdir: str, display_lrm: bool = False) -> str:
-    """Return the label of a layer: name, type, window, and with `display_lrm` the learning-rate multipliers."""
+    """Return the label of a layer: name, type, window, and with `display_lrm` the learning-rate
+    multipliers.
+    """
     # Lines for vertical data flow, columns for horizontal.
     separator = "\\n" if rankdir in ("TB", "BT") else " | "
     parts = [layer.name, f"({layer.type})"]
@@ -157,7 +163,9 @@ def get_layer_lr_mult(layer: LayerParameter) -> str:
 
 
 def get_edge_label(layer: LayerParameter) -> str:
-    """Return the label of a layer's output: the batch size of a Data layer, num_output of a learned one."""
+    """Return the label of a layer's output: the batch size of a Data layer, num_output of a
+    learned one.
+    """
     if layer.type == "Data":
         return f"Batch {layer.data_param.batch_size}"
     if layer.type in ("Convolution", "Deconvolution"):
@@ -183,8 +191,15 @@ def _convolution_lines(param: ConvolutionParameter) -> list[str]:
 
 def _pooling_lines(param: PoolingParameter) -> list[str]:
     name = PoolingParameter.PoolMethod.Name(param.pool)
-    kernel = "all" if param.global_pooling else param.kernel_size or f"{param.kernel_h}x{param.kernel_w}"
-    return [f"{name} pool", f"kernel size: {kernel}", f"stride: {param.stride}", f"pad: {param.pad}"]
+    kernel = (
+        "all" if param.global_pooling else param.kernel_size or f"{param.kernel_h}x{param.kernel_w}"
+    )
+    return [
+        f"{name} pool",
+        f"kernel size: {kernel}",
+        f"stride: {param.stride}",
+        f"pad: {param.pad}",
+    ]
 
 
 def _style(layer: LayerParameter) -> dict[str, Any]:

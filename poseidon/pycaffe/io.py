@@ -1,7 +1,7 @@
 """Loading and preprocessing of images, and conversion between Caffe's messages and numpy.
 
-Law: an image is (height, width, channels), float32 from 0 to 1, in RGB order, as in pycaffe. `Transformer` converts it
-to the layout of a blob. Decoding and resizing are done by OpenCV.
+Law: an image is (height, width, channels), float32 from 0 to 1, in RGB order, as in pycaffe.
+`Transformer` converts it to the layout of a blob. Decoding and resizing are done by OpenCV.
 """
 
 from __future__ import annotations
@@ -48,7 +48,8 @@ class WrongShape(DataError, ValueError):
 
 
 def load_image(filename: str | os.PathLike[str], color: bool = True) -> Image:
-    """Load an image file as (H, W, 3) in RGB order, or (H, W, 1) for `color=False`, with values from 0 to 1.
+    """Load an image file as (H, W, 3) in RGB order, or (H, W, 1) for `color=False`, with values
+    from 0 to 1.
 
     Raises:
         DataError: the file is missing or not an image.
@@ -87,7 +88,9 @@ def resize_image(im: Array, new_dims: Sequence[int], interp_order: int = 1) -> I
     source = np.ascontiguousarray(im, dtype=np.float32)
     parts = [source] if source.shape[2] <= MOST_CHANNELS else list(np.moveaxis(source, 2, 0))
     resized = [
-        cv2.resize(np.ascontiguousarray(part), (width, height), interpolation=INTERPOLATIONS[interp_order])
+        cv2.resize(
+            np.ascontiguousarray(part), (width, height), interpolation=INTERPOLATIONS[interp_order]
+        )
         for part in parts
     ]
     whole = resized[0] if len(resized) == 1 else np.stack(resized, axis=2)
@@ -133,7 +136,9 @@ class Transformer:
         self.input_scale: dict[str, float] = {}
 
     def preprocess(self, in_: str, data: Array) -> Image:
-        """Convert an image to an input: resize, transpose, swap channels, raw_scale, subtract the mean, input_scale."""
+        """Convert an image to an input: resize, transpose, swap channels, raw_scale, subtract
+        the mean, input_scale.
+        """
         self._check(in_)
         result = np.array(data, dtype=np.float32)
         size = self.inputs[in_][2:]
@@ -178,7 +183,9 @@ class Transformer:
         """Set the order of channels in the blob: (2, 1, 0) converts RGB to BGR."""
         self._check(in_)
         if len(order) != self.inputs[in_][1]:
-            raise UsageError(f"channel swap {tuple(order)}: expected {self.inputs[in_][1]} channels")
+            raise UsageError(
+                f"channel swap {tuple(order)}: expected {self.inputs[in_][1]} channels"
+            )
         self.channel_swap[in_] = tuple(order)
 
     def set_raw_scale(self, in_: str, scale: float) -> None:
@@ -187,7 +194,8 @@ class Transformer:
         self.raw_scale[in_] = scale
 
     def set_mean(self, in_: str, mean: Array) -> None:
-        """Set the mean to subtract: one value per channel, or a mean image (K, H, W), which is resized if needed.
+        """Set the mean to subtract: one value per channel, or a mean image (K, H, W), which is
+        resized if needed.
 
         Raises:
             ValueError: the mean has another number of channels, or a wrong shape.
@@ -236,7 +244,9 @@ def array_to_blobproto(arr: Array, diff: Array | None = None) -> BlobProto:
 
 def arraylist_to_blobprotovector_str(arraylist: Iterable[Array]) -> bytes:
     """Serialize arrays as a BlobProtoVector."""
-    return BlobProtoVector(blobs=[array_to_blobproto(array) for array in arraylist]).SerializeToString()
+    return BlobProtoVector(
+        blobs=[array_to_blobproto(array) for array in arraylist]
+    ).SerializeToString()
 
 
 def blobprotovector_str_to_arraylist(text: bytes) -> list[Array]:
@@ -245,7 +255,8 @@ def blobprotovector_str_to_arraylist(text: bytes) -> list[Array]:
 
 
 def array_to_datum(arr: Array, label: int | None = None) -> Datum:
-    """Convert an array (C, H, W) to a Datum: uint8 is stored in `data`, every other type in `float_data`.
+    """Convert an array (C, H, W) to a Datum: uint8 is stored in `data`, every other type in
+    `float_data`.
 
     Raises:
         ValueError: the array does not have three axes.

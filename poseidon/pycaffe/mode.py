@@ -1,7 +1,8 @@
 """Process-wide settings: device, random seed, solver rank and count, log.
 
-Law: this is the only global state of the package; pycaffe's functions such as `caffe.set_mode_gpu()` require it. A net
-copies the settings when it is created; later calls do not change existing nets.
+Law: this is the only global state of the package; pycaffe's functions such as
+`caffe.set_mode_gpu()` require it. A net copies the settings when it is created; later calls do not
+change existing nets.
 """
 
 from __future__ import annotations
@@ -90,7 +91,9 @@ def solver_count() -> int:
 
 
 def set_solver_count(count: int) -> None:
-    """Set the number of processes that train together. Data layers that are created from now on share their records.
+    """Set the number of processes that train together.
+
+    Data layers that are created from now on share their records.
 
     Raises:
         UsageError: the count is below 1.
@@ -132,7 +135,8 @@ def layer_type_list() -> list[str]:
 
 
 def init_log(level: int = 0, stderr: bool = True) -> None:
-    """Write log records of at least this severity (0 INFO to 3 FATAL) to standard error, in glog's format.
+    """Write log records of at least this severity (0 INFO to 3 FATAL) to standard error, in
+    glog's format.
 
     Raises:
         UsageError: there is no such severity.
@@ -152,7 +156,9 @@ def log(text: str) -> None:
 def next_context(phase: int, seed: int | None = None) -> LayerContext:
     """Return the context of the next net, with a derived seed unless one is passed."""
     if seed is None:
-        seed = secrets.randbits(31) if MODE.seed is None else derive_seed(MODE.seed, "net", MODE.nets)
+        seed = (
+            secrets.randbits(31) if MODE.seed is None else derive_seed(MODE.seed, "net", MODE.nets)
+        )
         MODE.nets += 1
     return LayerContext(
         phase=phase,
@@ -167,11 +173,15 @@ def next_context(phase: int, seed: int | None = None) -> LayerContext:
 
 def _checked_rank() -> int:
     if MODE.rank >= MODE.count:
-        raise UsageError(f"solver rank {MODE.rank} of {MODE.count}: expected a rank below the count")
+        raise UsageError(
+            f"solver rank {MODE.rank} of {MODE.count}: expected a rank below the count"
+        )
     return MODE.rank
 
 
 def _check_gpu(gpu: int) -> None:
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if not 0 <= gpu < count:
-        raise UsageError(f"there is no GPU {gpu}: {count} CUDA devices were found; use set_mode_cpu()")
+        raise UsageError(
+            f"there is no GPU {gpu}: {count} CUDA devices were found; use set_mode_cpu()"
+        )

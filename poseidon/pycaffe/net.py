@@ -41,7 +41,8 @@ class ModelMissing(SnapshotError, RuntimeError):
 class Net(NetBase):
     """A net with accessible blobs.
 
-    The calls are those of pycaffe: `Net(file, phase)`, `Net(file, weights, phase)`, or with keywords.
+    The calls are those of pycaffe: `Net(file, phase)`, `Net(file, weights, phase)`, or with
+    keywords.
 
     Args:
         network_file: the definition, in any format.
@@ -74,7 +75,8 @@ class Net(NetBase):
             phase, level, weights = level, 0, phase
         if phase not in (TRAIN, TEST):
             raise UsageError(
-                f"phase is {phase}: expected Net(file, phase) or Net(file, weights, phase), the phase TRAIN or TEST"
+                f"phase is {phase}: expected Net(file, phase) or Net(file, weights, phase), the "
+                "phase TRAIN or TEST"
             )
         path = Path(network_file)
         if not path.is_file():
@@ -89,7 +91,9 @@ class Net(NetBase):
             self.copy_from(weights)
 
     @classmethod
-    def from_definition(cls, definition: NetDefinition, state: NetState, seed: int | None = None) -> Net:
+    def from_definition(
+        cls, definition: NetDefinition, state: NetState, seed: int | None = None
+    ) -> Net:
         """Create a net from a definition, with initial weights drawn from `seed` if given."""
         net = cls.__new__(cls)
         net._build(definition, state, seed)
@@ -172,7 +176,10 @@ class Net(NetBase):
         return join_batches(found, count)
 
     def forward_backward_all(
-        self, blobs: Sequence[str] | None = None, diffs: Sequence[str] | None = None, **arrays: ArrayLike
+        self,
+        blobs: Sequence[str] | None = None,
+        diffs: Sequence[str] | None = None,
+        **arrays: ArrayLike,
     ) -> tuple[Arrays, Arrays]:
         """Run any number of records forward and backward, batch by batch.
 
@@ -191,7 +198,9 @@ class Net(NetBase):
         inputs = {name: data[name] for name in self.inputs if name in data}
         tops = {name: data[name] for name in self.outputs if name in data}
         nothing: Arrays = {}
-        for forward, backward in zip_longest(self._batch(inputs), self._batch(tops), fillvalue=nothing):
+        for forward, backward in zip_longest(
+            self._batch(inputs), self._batch(tops), fillvalue=nothing
+        ):
             for name, rows in self.forward(blobs, None, None, **forward).items():
                 datas[name].extend(rows.copy())
             for name, rows in self.backward(diffs, None, None, **backward).items():
@@ -261,12 +270,14 @@ class Net(NetBase):
         layer = self._built.nodes[0].layer
         if layer.param.type != "MemoryData":
             raise UsageError(
-                f"set_input_arrays: the first layer is {layer.param.type}, expected a MemoryData layer"
+                f"set_input_arrays: the first layer is {layer.param.type}, expected a MemoryData "
+                "layer"
             )
         records, numbers = np.asarray(data, np.float32), np.asarray(labels, np.float32).reshape(-1)
         if len(records) != len(numbers):
             raise UsageError(
-                f"set_input_arrays: {len(records)} records and {len(numbers)} labels, expected the same number"
+                f"set_input_arrays: {len(records)} records and {len(numbers)} labels, expected "
+                "the same number"
             )
         # The layer keeps both: records N x C x H x W, and N labels.
         reset: Callable[[Array, Array], None] = getattr(layer, "reset")  # noqa: B009 - for mypy, the type is Layer
@@ -290,26 +301,33 @@ class Net(NetBase):
         return list(dict.fromkeys([*names, *(more or ())]))
 
     def _fill(
-        self, values: Mapping[str, ArrayLike], expected: Sequence[str], what: str, of: Callable[[str], Array]
+        self,
+        values: Mapping[str, ArrayLike],
+        expected: Sequence[str],
+        what: str,
+        of: Callable[[str], Array],
     ) -> None:
         """Copy the user's arrays to the data or diffs of blobs."""
         if not values:
             return
         if set(values) != set(expected):
             raise UsageError(
-                f"got {', '.join(values)}, expected every {what} of the net: {', '.join(expected) or 'none'}"
+                f"got {', '.join(values)}, expected every {what} of the net: "
+                f"{', '.join(expected) or 'none'}"
             )
         for name, value in values.items():
             array, target = np.asarray(value), of(name)
             if array.shape[:1] != target.shape[:1]:
                 raise UsageError(
-                    f"{what} '{name}' has shape {times(array.shape)}, expected a batch: {times(target.shape)}"
+                    f"{what} '{name}' has shape {times(array.shape)}, expected a batch: "
+                    f"{times(target.shape)}"
                 )
             try:
                 target[...] = array
             except ValueError as error:
                 raise UsageError(
-                    f"{what} '{name}' has shape {times(array.shape)}, expected {times(target.shape)}"
+                    f"{what} '{name}' has shape {times(array.shape)}, expected "
+                    f"{times(target.shape)}"
                 ) from error
 
 

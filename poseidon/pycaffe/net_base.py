@@ -1,7 +1,8 @@
 """The base class of pycaffe's Net: its parts by name and by index, and the loops over its layers.
 
-Law: the semantics are pycaffe's. Layers run one by one on the current values of their blobs, with callbacks before and
-after. File, line and layer name are added to errors of a layer. Exceptions of users' layers are raised unchanged.
+Law: the semantics are pycaffe's. Layers run one by one on the current values of their blobs, with
+callbacks before and after. File, line and layer name are added to errors of a layer. Exceptions of
+users' layers are raised unchanged.
 """
 
 from __future__ import annotations
@@ -127,13 +128,17 @@ class NetBase:
         return [self._blob_names.index(name) for name in self.outputs]
 
     def _bottom_ids(self, layer: int) -> list[int]:
-        return [self._blob_names.index(name) for name in self.bottom_names[self._layer_names[layer]]]
+        return [
+            self._blob_names.index(name) for name in self.bottom_names[self._layer_names[layer]]
+        ]
 
     def _top_ids(self, layer: int) -> list[int]:
         return [self._blob_names.index(name) for name in self.top_names[self._layer_names[layer]]]
 
     def _guarded(self, index: int, run: Callable[[], Any]) -> Any:
-        """Call a function of a layer and translate its errors: add the location, or raise a user's exception."""
+        """Call a function of a layer and translate its errors: add the location, or raise a
+        user's exception.
+        """
         try:
             return run()
         except PythonLayerError as error:
@@ -141,7 +146,9 @@ class NetBase:
         except LayerError as error:
             raise self._built.compiled.definition.error(index, str(error)) from error
         except DataError as error:
-            raise DataError(str(self._built.compiled.definition.error(index, str(error)))) from error
+            raise DataError(
+                str(self._built.compiled.definition.error(index, str(error)))
+            ) from error
 
     def _call(self, when: str, index: int) -> None:
         for callback in self._callbacks.get(when, ()):

@@ -1,8 +1,9 @@
 """A drawing of one phase of a net on a page, for `poseidon draw_net`.
 
-Law: a drawing needs only the definition, as in `poseidon.pycaffe.draw`; the caller provides shapes. A box is a layer
-with those that run in place on its top. An arrow is a blob. A deep net is divided into sections side by side, with
-boundaries that cut few arrows. A cut arrow ends at a letter and continues at the same letter in the next section.
+Law: a drawing needs only the definition, as in `poseidon.pycaffe.draw`; the caller provides shapes.
+A box is a layer with those that run in place on its top. An arrow is a blob. A deep net is divided
+into sections side by side, with boundaries that cut few arrows. A cut arrow ends at a letter and
+continues at the same letter in the next section.
 """
 
 from __future__ import annotations
@@ -124,7 +125,9 @@ def boxes_of(layers: Iterable[LayerParameter]) -> list[Box]:
 
 
 def columns_for(boxes: Sequence[Box]) -> int:
-    """Return the number of sections that gives the drawing the proportions of a page in landscape format."""
+    """Return the number of sections that gives the drawing the proportions of a page in
+    landscape format.
+    """
     levels = max((box.level for box in boxes), default=0) + 1
     if levels <= ONE_SECTION_LEVELS:
         return 1
@@ -153,7 +156,9 @@ def sections(boxes: Sequence[Box], columns: int) -> list[int]:
     for column in range(1, columns):
         middle = levels * column // columns
         near = range(max(1, middle - NEAR_CUT), min(levels, middle + NEAR_CUT + 1))
-        cuts.append(min(near, key=lambda cut: (len(crossing[cut]), abs(cut - middle)), default=middle))
+        cuts.append(
+            min(near, key=lambda cut: (len(crossing[cut]), abs(cut - middle)), default=middle)
+        )
     return [sum(box.level >= cut for cut in cuts) for box in boxes]
 
 
@@ -209,15 +214,22 @@ class _Drawer:
         elif self._section_of[source] == here:
             self._graph.add_edge(pydot.Edge(f"b{source}", f"b{target}", **_labelled(note), **ARROW))
         else:
-            self._graph.add_edge(pydot.Edge(self._entry(source, here, blob, note), f"b{target}", **ARROW))
+            self._graph.add_edge(
+                pydot.Edge(self._entry(source, here, blob, note), f"b{target}", **ARROW)
+            )
 
     def _entry(self, source: int, section: int, blob: str, note: str) -> str:
-        """Add the two nodes with the letter of a cut arrow. Return the one in the section that it enters."""
+        """Add the two nodes with the letter of a cut arrow.
+
+        Return the one in the section that it enters.
+        """
         if (source, blob) not in self._letters:
             letter = _letter(len(self._letters))
             self._letters[source, blob] = letter
             self._add(self._section_of[source], f"out_{letter}", label=letter, **LETTER)
-            self._graph.add_edge(pydot.Edge(f"b{source}", f"out_{letter}", **_labelled(note), **ARROW))
+            self._graph.add_edge(
+                pydot.Edge(f"b{source}", f"out_{letter}", **_labelled(note), **ARROW)
+            )
         letter = self._letters[source, blob]
         name = f"in_{letter}_{section}"
         if not self._parts[section].get_node(name):
@@ -238,7 +250,10 @@ class _Drawer:
 
 
 def _labelled(note: str) -> dict[str, Any]:
-    """Return the settings of an arrow with a label. An `xlabel` makes no levels of its own, as a `label` does."""
+    """Return the settings of an arrow with a label.
+
+    An `xlabel` makes no levels of its own, as a `label` does.
+    """
     return {"xlabel": _quoted(note), "minlen": 2} if note else {}
 
 
@@ -246,7 +261,9 @@ def _label(box: Box, display_lrm: bool, shapes: Mapping[str, Shape]) -> str:
     """Return the lines of a box as dot's HTML, with the name in bold."""
     first = box.layers[0]
     name = "".join(f"<b>{html.escape(line)}</b><br/>" for line in _wrapped(first.name, "/_-"))
-    lines = _wrapped(", ".join(" ".join([layer.type, *details(layer)]) for layer in box.layers), " ")
+    lines = _wrapped(
+        ", ".join(" ".join([layer.type, *details(layer)]) for layer in box.layers), " "
+    )
     if display_lrm:
         lines += [get_layer_lr_mult(layer) for layer in box.layers if layer.param]
     named = len(first.top) > 1

@@ -1,8 +1,10 @@
-"""NetSpec: nets written as Python expressions, `n.conv1 = L.Convolution(n.data, num_output=32, kernel_size=5)`.
+"""NetSpec: nets written as Python expressions, `n.conv1 = L.Convolution(n.data, num_output=32,
+kernel_size=5)`.
 
-Law: the result equals a hand-written definition. Layers are in the order of their first use, and keywords are the
-schema's field names. A keyword is a field of the layer type's parameter message (`num_output` of convolution_param) if
-that has such a field, else a field of the layer (`param`, `include`, `loss_weight`).
+Law: the result equals a hand-written definition. Layers are in the order of their first use, and
+keywords are the schema's field names. A keyword is a field of the layer type's parameter message
+(`num_output` of convolution_param) if that has such a field, else a field of the layer (`param`,
+`include`, `loss_weight`).
 
     from poseidon.pycaffe import NetSpec, layers as L, params as P
 
@@ -27,7 +29,8 @@ from poseidon.proto.caffe_pb2 import LayerParameter, NetParameter
 
 
 def param_name_dict() -> dict[str, str]:
-    """Return the field of `LayerParameter` with the settings of each type: Convolution -> convolution_param.
+    """Return the field of `LayerParameter` with the settings of each type: Convolution ->
+    convolution_param.
 
     If several fields have the same message type, the last one counts, as in pycaffe.
     """
@@ -54,7 +57,8 @@ def _function(top: Top | Function) -> Function:
 
 
 def assign_proto(proto: Message, name: str, value: Any) -> None:
-    """Set a field from a Python value: a list for a repeated field, a dict for a message, a string for an enum.
+    """Set a field from a Python value: a list for a repeated field, a dict for a message, a
+    string for an enum.
 
     Args:
         proto: the message.
@@ -118,11 +122,12 @@ class Function:
     Args:
         type_name: the layer type.
         inputs: the tops that it reads.
-        params: the settings, and three keywords that are not fields: `ntop`, the number of tops (1); `in_place`,
-            whether the tops are the bottoms; `name`.
+        params: the settings, and three keywords that are not fields: `ntop`, the number of tops
+            (1); `in_place`, whether the tops are the bottoms; `name`.
 
     Raises:
-        TypeError: an input is not a `Top`, usually because it is the tuple of a layer with several tops.
+        TypeError: an input is not a `Top`, usually because it is the tuple of a layer with several
+            tops.
     """
 
     def __init__(self, type_name: str, inputs: tuple[Any, ...], params: Mapping[str, Any]) -> None:
@@ -184,7 +189,9 @@ class _Writer:
 
     def _append(self, function: Function) -> None:
         bottoms = [self._layers[top.fn].top[top.n] for top in function.inputs]
-        tops = bottoms if function.in_place else [self._name(top, function) for top in function.tops]
+        tops = (
+            bottoms if function.in_place else [self._name(top, function) for top in function.tops]
+        )
         first: Top | Function = function.tops[0] if function.tops else function
         self._layers[function] = function.param(bottoms, tops, self._name(first, function))
 
@@ -267,7 +274,9 @@ class _Choices:
 
 
 class Parameters:
-    """The namespace of `P.<type>.<NAME>`, the enum values of parameter messages, such as `P.Pooling.MAX`."""
+    """The namespace of `P.<type>.<NAME>`, the enum values of parameter messages, such as
+    `P.Pooling.MAX`.
+    """
 
     def __getattr__(self, name: str) -> _Choices:
         if not hasattr(caffe_pb2, f"{name}Parameter"):

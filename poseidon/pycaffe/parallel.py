@@ -9,8 +9,9 @@
     solver.step(100)
     group.close()
 
-Law: after `bcast` all processes have the same weights, and after each iteration too, because each applies the same mean
-of all diffs. `poseidon train` also has overlap, staleness and supervision, and is recommended for large jobs.
+Law: after `bcast` all processes have the same weights, and after each iteration too, because each
+applies the same mean of all diffs. `poseidon train` also has overlap, staleness and supervision,
+and is recommended for large jobs.
 """
 
 from __future__ import annotations
@@ -29,7 +30,9 @@ NO_NCCL = "NCCL is not used here: has_nccl() is False; expected caffe.Gloo, or `
 
 
 class NCCL:
-    """Caffe's class of this name, which is not available; its constructor raises an error that says what to use."""
+    """Caffe's class of this name, which is not available; its constructor raises an error that
+    says what to use.
+    """
 
     def __init__(self, *_: object) -> None:
         raise UsageError(NO_NCCL)
@@ -45,7 +48,8 @@ class Gloo:
 
     Args:
         solver: a solver created after `set_solver_count` and `set_solver_rank`.
-        address: the rendezvous: `tcp://<host of rank 0>:<port>`, or `file://<path>` on a shared disk.
+        address: the rendezvous: `tcp://<host of rank 0>:<port>`, or `file://<path>` on a shared
+            disk.
 
     Raises:
         JobError: the other processes cannot be reached.
@@ -60,7 +64,8 @@ class Gloo:
             )
         except (RuntimeError, ValueError) as error:
             raise JobError(
-                f"process {solver_rank()} of {self._count} cannot join the others at {address}: {error}"
+                f"process {solver_rank()} of {self._count} cannot join the others at {address}: "
+                f"{error}"
             ) from error
 
     def bcast(self) -> None:
@@ -100,5 +105,7 @@ def _flatten(tensors: list[Tensor]) -> Tensor:
 
 
 def _unflatten(flat: Tensor, tensors: list[Tensor]) -> None:
-    for tensor, part in zip(tensors, flat.split([tensor.numel() for tensor in tensors]), strict=True):
+    for tensor, part in zip(
+        tensors, flat.split([tensor.numel() for tensor in tensors]), strict=True
+    ):
         tensor.copy_(part.view(tensor.shape))

@@ -1,7 +1,8 @@
 """Caffe's solvers for pycaffe.
 
-Law: the semantics are those of Caffe's Solver::Step and Solve in one process. Weights after n iterations equal those of
-`poseidon train` with one worker and the same initial weights. Test nets share the weights of the train net.
+Law: the semantics are those of Caffe's Solver::Step and Solve in one process. Weights after n
+iterations equal those of `poseidon train` with one worker and the same initial weights. Test nets
+share the weights of the train net.
 """
 
 from __future__ import annotations
@@ -71,7 +72,9 @@ class Solver:
         for weights in self.param.weights:
             for part in filter(None, weights.split(",")):
                 self.net.copy_from(definition.resolve(part))
-        self.test_nets = [Net.from_definition(test.definition, test.state, seed) for test in self._tests]
+        self.test_nets = [
+            Net.from_definition(test.definition, test.state, seed) for test in self._tests
+        ]
         for net in self.test_nets:
             net.share_with(self.net)
         self._updater = Updater(self.net._built, self._settings)
@@ -115,7 +118,9 @@ class Solver:
         if resume_file is not None:
             self.restore(resume_file)
         self.step(max(0, settings.max_iter - self.iter))
-        if settings.snapshot_after_train and not (settings.snapshot and self.iter % settings.snapshot == 0):
+        if settings.snapshot_after_train and not (
+            settings.snapshot and self.iter % settings.snapshot == 0
+        ):
             self.snapshot()
         if settings.display and self.iter % settings.display == 0:
             loss = self.net._forward(0, len(self.net.layers) - 1)
@@ -129,7 +134,8 @@ class Solver:
         self._updater.apply(self.iter)
 
     def add_callback(self, on_start: Any, on_gradients_ready: Callback | None = None) -> None:
-        """Register functions to be called in each iteration, before its forward pass and before its update.
+        """Register functions to be called in each iteration, before its forward pass and before
+        its update.
 
         Args:
             on_start: a function, or an object with methods `on_start` and `on_gradients_ready`.
@@ -149,14 +155,18 @@ class Solver:
             self._test(index)
 
     def snapshot(self) -> None:
-        """Write `<prefix>_iter_<iter>.caffemodel` and `.solverstate`, in the solver's snapshot_format.
+        """Write `<prefix>_iter_<iter>.caffemodel` and `.solverstate`, in the solver's
+        snapshot_format.
 
         Raises:
             SnapshotError: a file cannot be written.
         """
         hdf5 = self.param.snapshot_format == SolverParameter.HDF5
         prefix = _prefix(self._definition)
-        model, state = model_path(prefix, self.iter, hdf5=hdf5), state_path(prefix, self.iter, hdf5=hdf5)
+        model, state = (
+            model_path(prefix, self.iter, hdf5=hdf5),
+            state_path(prefix, self.iter, hdf5=hdf5),
+        )
         LOG.write(*snapshotting(str(model), str(state)))
         make_folder(prefix.parent)
         save = self.net.save_hdf5 if hdf5 else self.net.save
@@ -171,11 +181,13 @@ class Solver:
         seal(state, model)
 
     def restore(self, state_file: str | os.PathLike[str]) -> None:
-        """Restore weights, history and iteration from a snapshot. The position of data layers does not change.
+        """Restore weights, history and iteration from a snapshot.
+
+        The position of data layers does not change.
 
         Raises:
-            SnapshotError: the state or its weights are missing, damaged or of another net. If it is the state, nothing
-                has changed.
+            SnapshotError: the state or its weights are missing, damaged or of another net. If it is
+                the state, nothing has changed.
         """
         path = Path(state_file)
         check(path)

@@ -1,7 +1,7 @@
 """`.caffemodel`: a NetParameter whose layers hold their blobs.
 
-Law: a written file has what Caffe's Net::ToProto writes, the layers' definitions and blobs, so that Caffe can read it.
-All formats that Caffe has written can be read, `.caffemodel.h5` too.
+Law: a written file has what Caffe's Net::ToProto writes, the layers' definitions and blobs, so that
+Caffe can read it. All formats that Caffe has written can be read, `.caffemodel.h5` too.
 """
 
 from __future__ import annotations
@@ -23,10 +23,14 @@ from poseidon.snapshot.files import read_message, require_readable, unparsable, 
 
 Array = NDArray[np.float32]
 LayerBlobs = tuple[str, list[Array | None]]
-"""The name and the blobs of a layer; None for a shared blob that the file does not repeat (HDF5)."""
+"""The name and the blobs of a layer; None for a shared blob that the file does not repeat
+(HDF5).
+"""
 
 
-_LAYERS = frozenset(NetParameter.DESCRIPTOR.fields_by_name[name].number for name in ("layer", "layers"))
+_LAYERS = frozenset(
+    NetParameter.DESCRIPTOR.fields_by_name[name].number for name in ("layer", "layers")
+)
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
 """Wire types of protobuf."""
 _FIXED_LENGTHS = {_FIXED64: 8, _FIXED32: 4}
@@ -43,7 +47,9 @@ NamedBlobs = Iterable[tuple[str, str, Sequence[Array]]]
 """The name, the type and the blobs of every layer, in order."""
 
 
-def to_message(net: NetParameter, blobs: NamedBlobs, *, diffs: NamedBlobs | None = None) -> NetParameter:
+def to_message(
+    net: NetParameter, blobs: NamedBlobs, *, diffs: NamedBlobs | None = None
+) -> NetParameter:
     """Return a copy of the net with blobs.
 
     Args:
@@ -62,7 +68,9 @@ def to_message(net: NetParameter, blobs: NamedBlobs, *, diffs: NamedBlobs | None
     return message
 
 
-def write_model(path: Path, net: NetParameter, blobs: NamedBlobs, *, diffs: NamedBlobs | None = None) -> None:
+def write_model(
+    path: Path, net: NetParameter, blobs: NamedBlobs, *, diffs: NamedBlobs | None = None
+) -> None:
     """Write a model atomically.
 
     Raises:
@@ -72,15 +80,19 @@ def write_model(path: Path, net: NetParameter, blobs: NamedBlobs, *, diffs: Name
 
 
 def read_model(path: Path) -> list[LayerBlobs]:
-    """Read the name and the blobs of each layer, from a model of any format (V0, V1, current, HDF5).
+    """Read the name and the blobs of each layer, from a model of any format (V0, V1, current,
+    HDF5).
 
     Raises:
-        SnapshotError: the file is missing, truncated or not a model, or the size of a blob does not match its shape.
+        SnapshotError: the file is missing, truncated or not a model, or the size of a blob does not
+            match its shape.
     """
     if hdf5.is_hdf5(path):
         return hdf5.read_model(path)
     net = read_message(path, NetParameter(), "model")
-    found: list[tuple[str, Sequence[BlobProto]]] = [(layer.name, layer.blobs) for layer in net.layer]
+    found: list[tuple[str, Sequence[BlobProto]]] = [
+        (layer.name, layer.blobs) for layer in net.layer
+    ]
     for old in net.layers:
         if old.HasField("layer"):  # V0: the layer is one level deeper
             found.append((old.layer.name, old.layer.blobs))
@@ -95,7 +107,8 @@ def check_model(path: Path) -> None:
     """Check that a file is a model by its outermost fields, without reading blobs.
 
     Raises:
-        SnapshotError: the file is missing, truncated or not a model. The messages are those of `read_model`.
+        SnapshotError: the file is missing, truncated or not a model. The messages are those of
+            `read_model`.
     """
     require_readable(path, "model")
     if hdf5.is_hdf5(path):
@@ -108,7 +121,11 @@ def check_model(path: Path) -> None:
         while file.tell() < size:
             tag = _varint(file)
             number, wire_type = tag >> 3, tag & 7
-            if not number or not _skip(file, wire_type, size) or not _fits(fields.get(number), wire_type):
+            if (
+                not number
+                or not _skip(file, wire_type, size)
+                or not _fits(fields.get(number), wire_type)
+            ):
                 raise unparsable(path, "model")
             layers += number in _LAYERS
     if not layers:
@@ -116,11 +133,15 @@ def check_model(path: Path) -> None:
 
 
 def _without_layers(path: Path) -> SnapshotError:
-    """Return the error for a file without layers. A file of 0 bytes is a legal empty message for protobuf."""
+    """Return the error for a file without layers.
+
+    A file of 0 bytes is a legal empty message for protobuf.
+    """
     if path.stat().st_size:
         return SnapshotError(f"{path} is not a model: it has no layers")
     return SnapshotError(
-        f"{path} is not a model: it has 0 bytes. Caffe takes such a file for a model without layers and silently keeps the "
+        f"{path} is not a model: it has 0 bytes. Caffe takes such a file for a model without "
+        "layers and silently keeps the "
         "initial weights; leave the file out if that is wanted"
     )
 

@@ -78,7 +78,9 @@ def check(state: Path) -> None:
 
 
 def _read_sums(state: Path) -> dict[str, str] | None:
-    """Return the digests by file name; None unless every line is a digest and a name without a folder."""
+    """Return the digests by file name; None unless every line is a digest and a name without a
+    folder.
+    """
     try:
         lines = sums_path(state).read_text(encoding="utf-8", errors="surrogateescape").splitlines()
     except OSError:

@@ -41,11 +41,12 @@ def make_folder(folder: Path) -> None:
 
 
 def write_atomically(path: Path, content: bytes) -> None:
-    """Write a file under a temporary name, flush it to disk and rename it, so that readers never see a part of it.
+    """Write a file under a temporary name, flush it to disk and rename it, so that readers never
+    see a part of it.
 
     Raises:
-        SnapshotError: the folder is missing or not writable, or the disk is full. An existing file of that name is
-            unchanged.
+        SnapshotError: the folder is missing or not writable, or the disk is full. An existing file
+            of that name is unchanged.
     """
     partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
     try:
@@ -82,14 +83,19 @@ def unparsable(path: Path, kind: str) -> SnapshotError:
     with path.open("rb") as file:
         begin, size = file.read(64), path.stat().st_size
     if path.name.endswith((".solverstate", ".solverstate.h5")) and kind == "model":
-        return SnapshotError(f"{path} is not a model: it is a solver state, from which --snapshot resumes")
+        return SnapshotError(
+            f"{path} is not a model: it is a solver state, from which --snapshot resumes"
+        )
     if begin and begin.isascii() and "".join(begin.decode().split()).isprintable():
         return SnapshotError(f"{path} is not a {kind}: it is text, as a definition (prototxt) is")
     if kind == "model" and path.suffix.lower() in (".pth", ".pt", ".safetensors"):
         return SnapshotError(
-            f"{path} is not a {kind}: its name is that of tensors; `{own_command()} import` makes a .caffemodel of it"
+            f"{path} is not a {kind}: its name is that of tensors; `{own_command()} import` makes "
+            "a .caffemodel of it"
         )
-    return SnapshotError(f"{path} is not a {kind}, or it is truncated: its {size} bytes cannot be parsed")
+    return SnapshotError(
+        f"{path} is not a {kind}, or it is truncated: its {size} bytes cannot be parsed"
+    )
 
 
 def read_message(path: Path, message: M, kind: str) -> M:

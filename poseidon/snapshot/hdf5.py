@@ -4,9 +4,9 @@
     /diff/<layer>/<i>     its gradient, if asked   /learned_net           the weights' file
                                                    /history/<i>           as in the binary state, in its order
 
-Law: the layout is Caffe's (Net::ToHDF5, SGDSolver::SnapshotSolverStateToHDF5). A shared blob is stored under /data only
-for its owner, so a reader treats a missing blob as shared. State that Caffe does not know is in one dataset of bytes,
-/poseidon, which Caffe ignores.
+Law: the layout is Caffe's (Net::ToHDF5, SGDSolver::SnapshotSolverStateToHDF5). A shared blob is
+stored under /data only for its owner, so a reader treats a missing blob as shared. State that Caffe
+does not know is in one dataset of bytes, /poseidon, which Caffe ignores.
 """
 
 from __future__ import annotations
@@ -37,7 +37,10 @@ LARGEST_RATIO = 1100
 
 
 def is_hdf5(path: Path) -> bool:
-    """Return whether a file is HDF5 by its first bytes or its suffix. If it cannot be read, the suffix decides."""
+    """Return whether a file is HDF5 by its first bytes or its suffix.
+
+    If it cannot be read, the suffix decides.
+    """
     try:
         with path.open("rb") as file:
             return file.read(len(SIGNATURE)) == SIGNATURE or path.suffix == SUFFIX
@@ -54,7 +57,8 @@ def write_model(
         path: the file.
         blobs: (layer name, layer type, arrays) of every layer, in order.
         owned: the names `<layer>.<index>` of the blobs that are not shared from another layer.
-        diffs: the gradients in the same form, repeated for shared blobs (snapshot_diff); None: no gradients.
+        diffs: the gradients in the same form, repeated for shared blobs (snapshot_diff); None: no
+            gradients.
 
     Raises:
         SnapshotError: the file cannot be written.
@@ -64,7 +68,9 @@ def write_model(
         data = file.create_group("data")
         for name, _, arrays in blobs:
             _write_arrays(
-                data.require_group(name), arrays, [f"{name}.{index}" in owned for index in range(len(arrays))]
+                data.require_group(name),
+                arrays,
+                [f"{name}.{index}" in owned for index in range(len(arrays))],
             )
         if diffs is not None:
             group = file.create_group("diff")
@@ -74,7 +80,8 @@ def write_model(
 
 
 def read_model(path: Path) -> list[tuple[str, list[Array | None]]]:
-    """Read the name and the blobs of each layer; None for a shared blob that the file does not repeat.
+    """Read the name and the blobs of each layer; None for a shared blob that the file does not
+    repeat.
 
     Raises:
         SnapshotError: the file is missing, damaged or not a model.
@@ -159,11 +166,16 @@ def _opened(path: Path, kind: str) -> Iterator[Any]:
         raise SnapshotError(f"cannot read the {kind} {path}: {error.strerror}") from error
     except (OSError, RuntimeError, KeyError, ValueError, TypeError) as error:
         reason = str(error).partition(" (")[0]
-        raise SnapshotError(f"{path} is not a {kind} in HDF5, or it is damaged: {reason}") from error
+        raise SnapshotError(
+            f"{path} is not a {kind} in HDF5, or it is damaged: {reason}"
+        ) from error
 
 
 def _items(group: Any) -> Iterator[tuple[str, Any]]:
-    """Yield the names and items of a group; None for a dangling link. Raise ValueError for a name that is not text."""
+    """Yield the names and items of a group; None for a dangling link.
+
+    Raise ValueError for a name that is not text.
+    """
     for name, item in group.items():
         if not isinstance(name, str):
             raise ValueError(f"{name!r} is not a name")
@@ -187,7 +199,9 @@ def _blobs(path: Path, group: Any) -> list[Array | None]:
     """Return the datasets 0, 1, ... of a group, None for missing ones before the last."""
     named = {int(name): item for name, item in _items(group) if name.isdecimal()}
     if max(named, default=-1) >= 2 * len(named) + 64:
-        raise SnapshotError(f"{path}: {group.name} has a blob {max(named)}, but only {len(named)} blobs")
+        raise SnapshotError(
+            f"{path}: {group.name} has a blob {max(named)}, but only {len(named)} blobs"
+        )
     return [
         _numbers(path, named[index]) if index in named else None
         for index in range(max(named, default=-1) + 1)
@@ -195,8 +209,14 @@ def _blobs(path: Path, group: Any) -> list[Array | None]:
 
 
 def _numbers(path: Path, dataset: Any) -> Array:
-    if not isinstance(dataset, h5py.Dataset) or dataset.dtype.kind not in "fiu" or dataset.shape is None:
-        raise SnapshotError(f"{path}: {getattr(dataset, 'name', 'a blob')} is not an array of numbers")
+    if (
+        not isinstance(dataset, h5py.Dataset)
+        or dataset.dtype.kind not in "fiu"
+        or dataset.shape is None
+    ):
+        raise SnapshotError(
+            f"{path}: {getattr(dataset, 'name', 'a blob')} is not an array of numbers"
+        )
     limit = path.stat().st_size * (LARGEST_RATIO if dataset.chunks else 1)
     if dataset.nbytes > limit or (dataset.nbytes and not dataset.id.get_storage_size()):
         raise SnapshotError(

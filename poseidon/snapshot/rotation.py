@@ -1,7 +1,7 @@
 """Search for the newest snapshot of a run, and removal of older ones.
 
-Law: only complete snapshots of this project (those with checksums) are removed, only after a newer one is complete, and
-never one of a later iteration, which belongs to another run.
+Law: only complete snapshots of this project (those with checksums) are removed, only after a newer
+one is complete, and never one of a later iteration, which belongs to another run.
 """
 
 from __future__ import annotations
@@ -18,13 +18,17 @@ COPIES = "snapshots"
 
 
 def snapshots_before(state: Path) -> list[Path]:
-    """Return the states with checksums, the prefix of `state` and a smaller iteration, oldest first."""
+    """Return the states with checksums, the prefix of `state` and a smaller iteration, oldest
+    first.
+    """
     prefix, iteration, ending = _parts(state.name)
     return [path for number, path in _sealed(state.parent, prefix, ending) if number < iteration]
 
 
 def newest_intact(prefix: Path, ending: str) -> Path | None:
-    """Return the state of the highest iteration with this prefix whose files match their checksums, or None."""
+    """Return the state of the highest iteration with this prefix whose files match their
+    checksums, or None.
+    """
     found = reversed(_sealed(prefix.parent, prefix.name, ending))
     return next((path for _, path in found if find_damage(path) is None), None)
 
@@ -42,7 +46,8 @@ def _sealed(folder: Path, prefix: str, ending: str) -> list[tuple[int, Path]]:
 
 
 def newest_state(folder: Path, ending: str = ".solverstate") -> Path:
-    """Return the state of the highest iteration in a job's folder or among the launcher's copies in it.
+    """Return the state of the highest iteration in a job's folder or among the launcher's copies
+    in it.
 
     Snapshots with checksums are preferred: others are by Caffe or an older version, or incomplete.
 
@@ -54,7 +59,9 @@ def newest_state(folder: Path, ending: str = ".solverstate") -> Path:
         SnapshotError: there is no snapshot.
     """
     found = []
-    for path in (path for parent in (folder, folder / COPIES) for path in parent.glob(f"*{ending}*")):
+    for path in (
+        path for parent in (folder, folder / COPIES) for path in parent.glob(f"*{ending}*")
+    ):
         with suppress(ValueError):
             found.append((sums_path(path).exists(), _parts(path.name)[1], path))
     if not found:
@@ -63,7 +70,9 @@ def newest_state(folder: Path, ending: str = ".solverstate") -> Path:
 
 
 def remove_older(state: Path, keep: int) -> list[Path]:
-    """Remove all but the newest `keep` snapshots of a run. Checksums are removed first, to mark the rest as incomplete.
+    """Remove all but the newest `keep` snapshots of a run.
+
+    Checksums are removed first, to mark the rest as incomplete.
 
     Args:
         state: the newest state, which is complete.
@@ -85,12 +94,16 @@ def remove_older(state: Path, keep: int) -> list[Path]:
             for file in (sums_path(path), *files):
                 file.unlink(missing_ok=True)
         except OSError as error:
-            raise SnapshotError(f"cannot remove the old snapshot {path}: {error.strerror}") from error
+            raise SnapshotError(
+                f"cannot remove the old snapshot {path}: {error.strerror}"
+            ) from error
     return old
 
 
 def _parts(name: str) -> tuple[str, int, str]:
-    """Split `quick_iter_10.solverstate` into `quick`, 10 and `.solverstate`; ValueError for any other name."""
+    """Split `quick_iter_10.solverstate` into `quick`, 10 and `.solverstate`; ValueError for any
+    other name.
+    """
     match = re.fullmatch(r"(.*)_iter_(\d{1,18})(\.solverstate(?:\.h5)?|\.pt)", name)
     if match is None:
         raise ValueError(name)

@@ -1,8 +1,9 @@
 """`.solverstate`: the state of a run except its weights.
 
-Law: the file is Caffe's SolverState, so Caffe can resume from it. State that Caffe does not know (each worker's
-position in its data, random states, histories at staleness > 0) is in an additional field, which Caffe ignores. A path
-with the suffix `.h5` is written as HDF5. Both formats can be read; they are recognized by content.
+Law: the file is Caffe's SolverState, so Caffe can resume from it. State that Caffe does not know
+(each worker's position in its data, random states, histories at staleness > 0) is in an additional
+field, which Caffe ignores. A path with the suffix `.h5` is written as HDF5. Both formats can be
+read; they are recognized by content.
 """
 
 from __future__ import annotations
@@ -31,7 +32,8 @@ class RunState:
     Attributes:
         iteration: the number of finished iterations.
         model: the file of the weights.
-        histories: the history arrays (the same number, one or two) of each learnable blob in Caffe's order.
+        histories: the history arrays (the same number, one or two) of each learnable blob in
+            Caffe's order.
         current_step: the number of stepvalues reached (Caffe's multistep).
         poseidon: the state that Caffe does not know; empty in a file by Caffe.
     """
@@ -62,7 +64,9 @@ def write_state(path: Path, state: RunState) -> None:
         write_atomically(path, message.SerializeToString())
 
 
-def read_state(path: Path, blobs: Sequence[tuple[str, tuple[int, ...]]], arrays_per_blob: int) -> RunState:
+def read_state(
+    path: Path, blobs: Sequence[tuple[str, tuple[int, ...]]], arrays_per_blob: int
+) -> RunState:
     """Read a state and check its histories against a net.
 
     Args:
@@ -71,13 +75,15 @@ def read_state(path: Path, blobs: Sequence[tuple[str, tuple[int, ...]]], arrays_
         arrays_per_blob: the number of history arrays of the solver for each blob.
 
     Raises:
-        SnapshotError: the file is missing or truncated, or is the state of another net or type of solver.
+        SnapshotError: the file is missing or truncated, or is the state of another net or type of
+            solver.
     """
     message = _read(path)
     expected = len(blobs) * arrays_per_blob
     if len(message.history) != expected:
         raise SnapshotError(
-            f"{path} has {len(message.history)} history blobs; this net and solver type need {expected}: resume with "
+            f"{path} has {len(message.history)} history blobs; this net and solver type need "
+            f"{expected}: resume with "
             "the net and the type of solver that wrote it, or start from its model with --weights"
         )
     columns = []
@@ -125,7 +131,8 @@ def _read(path: Path) -> SolverState:
     message = read_message(path, SolverState(), "solver state")
     if not message.HasField("iter"):  # a model parses as an empty one
         raise SnapshotError(
-            f"{path} is not a solver state: it has no iteration (for weights, a .caffemodel, use --weights)"
+            f"{path} is not a solver state: it has no iteration (for weights, a .caffemodel, use "
+            "--weights)"
         )
     return message
 
@@ -138,7 +145,9 @@ def _shaped(path: Path, name: str, shape: tuple[int, ...], blob: BlobProto) -> A
     # Old files extend shapes to four axes: (1, 1, 1, 10) is a bias of 10.
     stripped = tuple(n for n in array.shape if n != 1)
     if stripped != tuple(n for n in shape if n != 1):
-        raise SnapshotError(f"{path}: the history of '{name}' has shape {array.shape}; the net has {shape}")
+        raise SnapshotError(
+            f"{path}: the history of '{name}' has shape {array.shape}; the net has {shape}"
+        )
     return array.reshape(shape)
 
 

@@ -41,7 +41,9 @@ def _step(solver: SolverParameter, t: int) -> float:
 
 
 def _multistep(solver: SolverParameter, t: int) -> float:
-    return float(solver.base_lr * _power(solver.gamma, sum(t >= value for value in solver.stepvalue)))
+    return float(
+        solver.base_lr * _power(solver.gamma, sum(t >= value for value in solver.stepvalue))
+    )
 
 
 def _sigmoid(solver: SolverParameter, t: int) -> float:
@@ -66,7 +68,8 @@ POLICIES: dict[str, Policy] = {
     "sigmoid": _sigmoid,
 }
 
-# The fields that a policy needs. `power` is 0 by default, as in Caffe, which makes the rate constant.
+# The fields that a policy needs. `power` is 0 by default, as in Caffe, which makes the rate
+# constant.
 _NEEDS: dict[str, tuple[str, ...]] = {
     "step": ("gamma", "stepsize"),
     "exp": ("gamma",),
@@ -105,11 +108,13 @@ def rate_policy(solver: SolverDefinition) -> Callable[[int], float]:
 
 
 def current_step(solver: SolverParameter, iterations: int) -> int:
-    """Return what Caffe's solverstate has as current_step: the number of steps that the last rate has taken.
+    """Return what Caffe's solverstate has as current_step: the number of steps that the last
+    rate has taken.
 
     Args:
         solver: the definition.
-        iterations: the number of iterations that have ended. The last rate is that of iteration `iterations` - 1.
+        iterations: the number of iterations that have ended. The last rate is that of iteration
+            `iterations` - 1.
     """
     last = iterations - 1
     if last < 0:

@@ -1,4 +1,6 @@
-"""The validated settings of a solver definition: update rules and the parameters of the training loop."""
+"""The validated settings of a solver definition: update rules and the parameters of the training
+loop.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,8 @@ class SolverSettings:
 
     Attributes:
         max_iter: the number of iterations; >= 0.
-        iter_size: the number of forward and backward passes whose gradients are accumulated for an update; >= 1.
+        iter_size: the number of forward and backward passes whose gradients are accumulated for an
+            update; >= 1.
         clip: the limit of the L2 norm of all gradients; None: no limit.
         rate: the learning rate as a function of the 0-based iteration.
         base_rule: the update rule without the multipliers of a tensor.
@@ -124,7 +127,9 @@ def _rule(solver: SolverDefinition) -> Rule:
     kind = _kind(solver)
     if kind in (RuleKind.ADAGRAD, RuleKind.RMSPROP) and param.momentum:
         # Caffe rejects these, too: the formula has no momentum.
-        raise solver.error("momentum", f"{kind.value} has no momentum; expected 0, found {param.momentum:g}")
+        raise solver.error(
+            "momentum", f"{kind.value} has no momentum; expected 0, found {param.momentum:g}"
+        )
     try:
         return Rule(
             kind=kind,
@@ -167,5 +172,6 @@ def _regularization(solver: SolverDefinition) -> Regularization:
         return Regularization(solver.param.regularization_type)
     except ValueError as error:
         raise solver.error(
-            "regularization_type", f"expected 'L1' or 'L2', found '{solver.param.regularization_type}'"
+            "regularization_type",
+            f"expected 'L1' or 'L2', found '{solver.param.regularization_type}'",
         ) from error

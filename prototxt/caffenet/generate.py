@@ -69,8 +69,10 @@ def definitions() -> dict[str, str]:
     return Recipe(
         name="CaffeNet",
         folder="caffenet",
-        about="CaffeNet on ImageNet: AlexNet with pooling before normalization; 60,965,224 parameters.",
-        paper="Krizhevsky, Sutskever, Hinton (2012), as in Caffe's bvlc_reference_caffenet (Jia et al., 2014).",
+        about="CaffeNet on ImageNet: AlexNet with pooling before normalization; 60,965,224 "
+        "parameters.",
+        paper="Krizhevsky, Sutskever, Hinton (2012), as in Caffe's bvlc_reference_caffenet (Jia "
+        "et al., 2014).",
         expect="about 0.574 top-1 and 0.804 top-5 on the validation pictures, as Caffe's model.",
         body=body,
         crop=227,

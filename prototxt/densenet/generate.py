@@ -14,7 +14,10 @@ GROWTH = 32
 
 
 def normalized(n: NetSpec, bottom: Any, name: str, relu: str, *, in_place: bool = False) -> Any:
-    """Add normalization, scale and ReLU. The bottom of a dense layer has other readers, and stays as it is."""
+    """Add normalization, scale and ReLU.
+
+    The bottom of a dense layer has other readers, and stays as it is.
+    """
     n[f"{name}/bn"] = L.BatchNorm(bottom, eps=1e-5, in_place=in_place)
     n[f"{name}/scale"] = L.Scale(n[f"{name}/bn"], in_place=True, bias_term=True)
     n[relu] = L.ReLU(n[f"{name}/scale"], in_place=True)
@@ -23,7 +26,12 @@ def normalized(n: NetSpec, bottom: Any, name: str, relu: str, *, in_place: bool 
 
 def convolution(n: NetSpec, bottom: Any, name: str, outputs: int, kernel: int, **how: int) -> Any:
     n[name] = L.Convolution(
-        bottom, num_output=outputs, kernel_size=kernel, bias_term=False, weight_filler={"type": "msra"}, **how
+        bottom,
+        num_output=outputs,
+        kernel_size=kernel,
+        bias_term=False,
+        weight_filler={"type": "msra"},
+        **how,
     )
     return n[name]
 
@@ -73,9 +81,12 @@ def definitions() -> dict[str, str]:
     return Recipe(
         name="DENSENET_121",
         folder="densenet",
-        about="DenseNet-121 on ImageNet: each layer reads all maps before it in its block; 7,978,856 parameters learn.",
-        paper='Huang, Liu, van der Maaten, Weinberger, "Densely connected convolutional networks" (2016).',
-        expect="about 0.750 top-1 and 0.923 top-5 on the validation pictures, as published (one crop).",
+        about="DenseNet-121 on ImageNet: each layer reads all maps before it in its block; "
+        "7,978,856 parameters learn.",
+        paper='Huang, Liu, van der Maaten, Weinberger, "Densely connected convolutional networks" '
+        "(2016).",
+        expect="about 0.750 top-1 and 0.923 top-5 on the validation pictures, as published (one "
+        "crop).",
         body=body,
         mean=(103.94, 116.78, 123.68),
         scale=0.017,

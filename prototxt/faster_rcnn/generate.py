@@ -24,7 +24,9 @@ from prototxt.backbones import (
 )
 
 MEAN = (102.9801, 115.9465, 122.7717)
-ABOUT = "Faster R-CNN with VGG-16 on PASCAL VOC 2007: region proposals and their classes in one net."
+ABOUT = (
+    "Faster R-CNN with VGG-16 on PASCAL VOC 2007: region proposals and their classes in one net."
+)
 PAPER = 'Ren, He, Girshick, Sun, "Faster R-CNN: towards real-time object detection with region proposal networks" (2015).'
 SCRIPT = "prototxt/faster_rcnn/generate.py"
 ANCHORS = Anchors()
@@ -89,7 +91,10 @@ def heads(n: NetSpec, feature: Any, rois: Any, size: Size) -> tuple[Any, Any]:
         top, num_output=size.classes, param=TWICE, weight_filler={"type": "gaussian", "std": 0.01}
     )
     n.bbox_pred = L.InnerProduct(
-        top, num_output=4 * size.classes, param=TWICE, weight_filler={"type": "gaussian", "std": 0.001}
+        top,
+        num_output=4 * size.classes,
+        param=TWICE,
+        weight_filler={"type": "gaussian", "std": 0.001},
     )
     return n.cls_score, n.bbox_pred
 
@@ -100,8 +105,15 @@ def train(size: Size = Size()) -> NetParameter:
     regions_source(n, size.source, MEAN, scale=size.scale)
     feature = vgg(n, n.data, size.widths, size.counts, frozen=size.frozen)
     found = proposals(n, feature, size.anchors, size.rpn, train=True)
-    n.rois, n.labels, n.bbox_targets, n.bbox_inside_weights, n.bbox_outside_weights = L.ProposalTarget(
-        found, n.gt_boxes, ntop=5, name="roi-data", num_classes=size.classes, batch_size=size.regions
+    n.rois, n.labels, n.bbox_targets, n.bbox_inside_weights, n.bbox_outside_weights = (
+        L.ProposalTarget(
+            found,
+            n.gt_boxes,
+            ntop=5,
+            name="roi-data",
+            num_classes=size.classes,
+            batch_size=size.regions,
+        )
     )
     score, boxes = heads(n, feature, n.rois, size)
     n.loss_cls = L.SoftmaxWithLoss(score, n.labels, propagate_down=[True, False], loss_weight=1)
@@ -128,7 +140,10 @@ def deploy(size: Size = Size()) -> NetParameter:
 
 def definitions() -> dict[str, str]:
     """Return the text of each file, by its name."""
-    run, expect = "prototxt/faster_rcnn/solver.prototxt", "0.699 mAP on VOC 2007 test, as the paper."
+    run, expect = (
+        "prototxt/faster_rcnn/solver.prototxt",
+        "0.699 mAP on VOC 2007 test, as the paper.",
+    )
     return {
         "train.prototxt": header(ABOUT, PAPER, SCRIPT, run=run, expect=expect) + str(train()),
         "deploy.prototxt": header(ABOUT, PAPER, SCRIPT, expect=expect) + str(deploy()),

@@ -1,6 +1,8 @@
-"""Writes the definitions of FCN-32s and FCN-8s beside this file: `python prototxt/fcn/generate.py [FOLDER]`.
+"""Writes the definitions of FCN-32s and FCN-8s beside this file: `python
+prototxt/fcn/generate.py [FOLDER]`.
 
-Layers are named as in the models that the paper's authors released; `coord_map.crop` finds where the scores are cut.
+Layers are named as in the models that the paper's authors released; `coord_map.crop` finds where
+the scores are cut.
 """
 
 from __future__ import annotations
@@ -29,7 +31,9 @@ def convolution(n: NetSpec, bottom: Any, name: str, outputs: int, kernel: int, p
 
 
 def vgg16(n: NetSpec) -> Any:
-    """VGG-16 with its fully-connected layers as convolutions; pad 100 so that even a small picture has scores."""
+    """VGG-16 with its fully-connected layers as convolutions; pad 100 so that even a small
+    picture has scores.
+    """
     top = n.data
     for block, (outputs, count) in enumerate(BLOCKS, 1):
         for index in range(1, count + 1):
@@ -108,8 +112,12 @@ def train_val(stride: int) -> str:
     test_sources = list(sources("test").to_proto().layer)
     n = sources("train")
     body(n, stride)
-    n.loss = L.SoftmaxWithLoss(n.score, n.label, loss_param={"ignore_label": 255, "normalize": False})
-    n.accuracy = L.Accuracy(n.score, n.label, accuracy_param={"ignore_label": 255}, include={"phase": "TEST"})
+    n.loss = L.SoftmaxWithLoss(
+        n.score, n.label, loss_param={"ignore_label": 255, "normalize": False}
+    )
+    n.accuracy = L.Accuracy(
+        n.score, n.label, accuracy_param={"ignore_label": 255}, include={"phase": "TEST"}
+    )
     net = n.to_proto()
     rest = [layer for layer in net.layer if layer.type != "Data"]
     layers = [*(layer for layer in net.layer if layer.type == "Data"), *test_sources, *rest]
@@ -153,9 +161,7 @@ def definitions() -> dict[str, str]:
     files = {}
     for stride in NETS:
         about = f"# FCN-{stride}s on PASCAL VOC (Long et al., 2015). Written by generate.py: change that, not this.\n"
-        run = (
-            f"# Run:     poseidon train --solver=prototxt/fcn/fcn{stride}s_solver.prototxt --weights=...\n\n"
-        )
+        run = f"# Run:     poseidon train --solver=prototxt/fcn/fcn{stride}s_solver.prototxt --weights=...\n\n"
         files[f"fcn{stride}s_train_val.prototxt"] = about + run + train_val(stride)
         files[f"fcn{stride}s_deploy.prototxt"] = (
             f"{about}# This one is for use after training.\n\n{deploy(stride)}"

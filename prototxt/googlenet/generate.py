@@ -28,7 +28,9 @@ SIDES = {"4a": "loss1", "4d": "loss2"}
 
 def convolution(n: NetSpec, bottom: Any, name: str, outputs: int, kernel: int, **how: int) -> Any:
     """Add a convolution and its ReLU."""
-    n[name] = L.Convolution(bottom, num_output=outputs, kernel_size=kernel, param=TWICE, **how, **FILLERS)
+    n[name] = L.Convolution(
+        bottom, num_output=outputs, kernel_size=kernel, param=TWICE, **how, **FILLERS
+    )
     folder, _, last = name.rpartition("/")
     n[f"{folder}/relu_{last}"] = L.ReLU(n[name], in_place=True)
     return n[f"{folder}/relu_{last}"]
@@ -109,8 +111,10 @@ def definitions() -> dict[str, str]:
     return Recipe(
         name="GoogleNet",
         folder="googlenet",
-        about="GoogLeNet on ImageNet: nine inception modules, three losses; 13,378,280 parameters, 6,998,552 of them for use.",
-        paper='Szegedy et al., "Going deeper with convolutions" (2014), as in Caffe\'s bvlc_googlenet.',
+        about="GoogLeNet on ImageNet: nine inception modules, three losses; 13,378,280 "
+        "parameters, 6,998,552 of them for use.",
+        paper='Szegedy et al., "Going deeper with convolutions" (2014), as in Caffe\'s '
+        "bvlc_googlenet.",
         expect="about 0.687 top-1 and 0.889 top-5 on the validation pictures, as Caffe's model.",
         body=body,
         heads=lambda n, scores: scored(n, scores, "loss3", 3, 1),

@@ -10,11 +10,14 @@ from poseidon.pycaffe import layers as L
 from poseidon.pycaffe import params as P
 from prototxt.imagenet import TWICE, Recipe, write
 
-# One convolution: outputs, height and width of its kernel. It keeps the size of the map, unless it strides.
+# One convolution: outputs, height and width of its kernel. It keeps the size of the map, unless it
+# strides.
 Step = tuple[int, int, int]
 
 
-def convolution(n: NetSpec, bottom: Any, name: str, step: Step, *, stride: int = 1, same: bool = True) -> Any:
+def convolution(
+    n: NetSpec, bottom: Any, name: str, step: Step, *, stride: int = 1, same: bool = True
+) -> Any:
     """Add a convolution without bias, its normalization, scale and ReLU."""
     outputs, high, wide = step
     n[name] = L.Convolution(
@@ -34,11 +37,15 @@ def convolution(n: NetSpec, bottom: Any, name: str, step: Step, *, stride: int =
     return n[f"{name}/relu"]
 
 
-def chain(n: NetSpec, bottom: Any, name: str, steps: Sequence[Step], *, shrink: bool = False) -> Any:
+def chain(
+    n: NetSpec, bottom: Any, name: str, steps: Sequence[Step], *, shrink: bool = False
+) -> Any:
     """Convolutions one after the other; the last one strides if the module shrinks its map."""
     for place, step in enumerate(steps, 1):
         last = shrink and place == len(steps)
-        bottom = convolution(n, bottom, f"{name}_{place}", step, stride=2 if last else 1, same=not last)
+        bottom = convolution(
+            n, bottom, f"{name}_{place}", step, stride=2 if last else 1, same=not last
+        )
     return bottom
 
 
@@ -96,7 +103,13 @@ def module_d(n: NetSpec, bottom: Any, name: str) -> Any:
         n,
         f"{name}/output",
         chain(n, bottom, f"{name}/3x3", [(192, 1, 1), (320, 3, 3)], shrink=True),
-        chain(n, bottom, f"{name}/7x7", [(192, 1, 1), (192, 1, 7), (192, 7, 1), (192, 3, 3)], shrink=True),
+        chain(
+            n,
+            bottom,
+            f"{name}/7x7",
+            [(192, 1, 1), (192, 1, 7), (192, 7, 1), (192, 3, 3)],
+            shrink=True,
+        ),
         halved(n, bottom, f"{name}/pool"),
     )
 
@@ -114,7 +127,11 @@ def module_e(n: NetSpec, bottom: Any, name: str) -> Any:
         f"{name}/output",
         chain(n, bottom, f"{name}/1x1", [(320, 1, 1)]),
         fork(n, chain(n, bottom, f"{name}/3x3", [(384, 1, 1)]), f"{name}/3x3"),
-        fork(n, chain(n, bottom, f"{name}/3x3_double", [(448, 1, 1), (384, 3, 3)]), f"{name}/3x3_double"),
+        fork(
+            n,
+            chain(n, bottom, f"{name}/3x3_double", [(448, 1, 1), (384, 3, 3)]),
+            f"{name}/3x3_double",
+        ),
         pooled(n, bottom, name, 192),
     )
 

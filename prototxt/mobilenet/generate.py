@@ -62,8 +62,10 @@ def definitions() -> dict[str, str]:
     return Recipe(
         name="MOBILENET",
         folder="mobilenet",
-        about="MobileNet v1 on ImageNet: each 3x3 convolution on its channel alone, then 1x1; 4,231,976 parameters learn.",
-        paper='Howard et al., "MobileNets: efficient convolutional neural networks for mobile vision applications" (2017).',
+        about="MobileNet v1 on ImageNet: each 3x3 convolution on its channel alone, then 1x1; "
+        "4,231,976 parameters learn.",
+        paper='Howard et al., "MobileNets: efficient convolutional neural networks for mobile '
+        'vision applications" (2017).',
         expect="about 0.706 top-1 on the validation pictures, as published.",
         body=body,
         mean=(103.94, 116.78, 123.68),

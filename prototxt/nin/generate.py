@@ -9,7 +9,8 @@ from poseidon.pycaffe import layers as L
 from poseidon.pycaffe import params as P
 from prototxt.imagenet import TWICE, Recipe, write
 
-# First convolution of each stage: outputs, kernel, stride, pad; then outputs of the two 1x1 that follow.
+# First convolution of each stage: outputs, kernel, stride, pad; then outputs of the two 1x1 that
+# follow.
 STAGES = (
     (96, 11, 4, 0, (96, 96)),
     (256, 5, 1, 2, (256, 256)),
@@ -37,7 +38,14 @@ def body(n: NetSpec, train: bool) -> Any:
     for stage, (outputs, kernel, stride, pad, small) in enumerate(STAGES, 1):
         name = f"conv{stage}" if stage < 4 else "conv4-1024"
         top = convolution(
-            n, top, name, outputs, 0.01 if stage != 2 else 0.05, kernel_size=kernel, stride=stride, pad=pad
+            n,
+            top,
+            name,
+            outputs,
+            0.01 if stage != 2 else 0.05,
+            kernel_size=kernel,
+            stride=stride,
+            pad=pad,
         )
         for place, outputs in enumerate(small):
             name = f"cccp{2 * stage - 1 + place}" if stage < 4 else f"cccp{7 + place}-1024"

@@ -1,4 +1,7 @@
-"""Writes PSPNet-50: `python -m prototxt.pspnet.generate`. Layers are named as in the models that the authors released."""
+"""Writes PSPNet-50: `python -m prototxt.pspnet.generate`.
+
+Layers are named as in the models that the authors released.
+"""
 
 from __future__ import annotations
 
@@ -105,13 +108,24 @@ def body(n: NetSpec, size: Size) -> Any:
     top = unit(n, n.data, "conv1_1_3x3_s2", stem, 3, m, stride=2)
     top = unit(n, top, "conv1_2_3x3", stem, 3, m)
     top = unit(n, top, "conv1_3_3x3", 2 * stem, 3, m)
-    n["pool1_3x3_s2"] = L.Pooling(top, pool=P.Pooling.MAX, kernel_size=3, stride=2, pad=1, ceil_mode=False)
+    n["pool1_3x3_s2"] = L.Pooling(
+        top, pool=P.Pooling.MAX, kernel_size=3, stride=2, pad=1, ceil_mode=False
+    )
     top = n["pool1_3x3_s2"]
     for stage, (width, blocks) in enumerate(zip(size.widths, size.blocks, strict=True), 2):
         stride, dilation = (1, 1) if stage == 2 else (2, 1) if stage == 3 else (1, 2 ** (stage - 3))
         for index in range(blocks):
             first = index == 0
-            top = block(n, top, f"conv{stage}_{index + 1}", width, stride if first else 1, dilation, first, m)
+            top = block(
+                n,
+                top,
+                f"conv{stage}_{index + 1}",
+                width,
+                stride if first else 1,
+                dilation,
+                first,
+                m,
+            )
     return pyramid(n, top, size)
 
 
@@ -124,7 +138,10 @@ def pyramid(n: NetSpec, top: Any, size: Size) -> Any:
         stride = side // level
         name = f"conv5_3_pool{level}"
         n[name] = L.Pooling(
-            top, pool=P.Pooling.AVE, kernel_size=kernel, stride=kernel if kernel * level <= side else stride
+            top,
+            pool=P.Pooling.AVE,
+            kernel_size=kernel,
+            stride=kernel if kernel * level <= side else stride,
         )
         reduced = unit(n, n[name], f"{name}_conv", size.pool, 1, size.momentum)
         n[f"{name}_interp"] = L.Interp(reduced, interp_param={"height": side, "width": side})

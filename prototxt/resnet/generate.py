@@ -1,7 +1,8 @@
-"""Writes the definitions of ResNet-18, 50, 101 and 152 beside this file: `python prototxt/resnet/generate.py [FOLDER]`.
+"""Writes the definitions of ResNet-18, 50, 101 and 152 beside this file: `python
+prototxt/resnet/generate.py [FOLDER]`.
 
-Layers and blobs are named as in the models that the paper's authors released (res2a_branch2a, bn2a_branch2a, ...),
-and a bottleneck takes its stride in the first 1x1 convolution, as theirs do.
+Layers and blobs are named as in the models that the paper's authors released (res2a_branch2a,
+bn2a_branch2a, ...), and a bottleneck takes its stride in the first 1x1 convolution, as theirs do.
 """
 
 from __future__ import annotations
@@ -43,7 +44,9 @@ def relu(n: NetSpec, bottom: Any, name: str) -> Any:
     return n[f"{name}_relu"]
 
 
-def block(n: NetSpec, bottom: Any, name: str, width: int, stride: int, *, first: bool, deep: bool) -> Any:
+def block(
+    n: NetSpec, bottom: Any, name: str, width: int, stride: int, *, first: bool, deep: bool
+) -> Any:
     """Two 3x3 convolutions, or the bottleneck of the `deep` nets, added to what came in."""
     kernels = (1, 3, 1) if deep else (3, 3)
     outputs = (width, width, 4 * width) if deep else (width, width)
@@ -153,7 +156,9 @@ def definitions() -> dict[str, str]:
     files = {}
     for depth in STAGES:
         about = f"# ResNet-{depth} on ImageNet (He et al., 2015). Written by generate.py: change that, not this.\n"
-        run = f"# Run:     poseidon train --solver=prototxt/resnet/resnet{depth}_solver.prototxt\n\n"
+        run = (
+            f"# Run:     poseidon train --solver=prototxt/resnet/resnet{depth}_solver.prototxt\n\n"
+        )
         files[f"resnet{depth}_train_val.prototxt"] = about + run + train_val(depth)
         files[f"resnet{depth}_deploy.prototxt"] = (
             f"{about}# This one is for use after training.\n\n{deploy(depth)}"

@@ -1,4 +1,5 @@
-"""Writes R-FCN with ResNet-50, trained end to end with hard example mining: `python -m prototxt.rfcn.generate`.
+"""Writes R-FCN with ResNet-50, trained end to end with hard example mining: `python -m
+prototxt.rfcn.generate`.
 
 The reference's Python layers are layer types: ROIData, AnchorTarget, Proposal and ProposalTarget.
 """
@@ -90,7 +91,9 @@ def body(n: NetSpec, size: Size) -> tuple[Any, Any]:
 
 
 def heads(n: NetSpec, top: Any, rois: Any, size: Size) -> tuple[Any, Any]:
-    """Add the position-sensitive maps and their means; return scores and coordinates, R x C x 1 x 1 each."""
+    """Add the position-sensitive maps and their means; return scores and coordinates, R x C x 1
+    x 1 each.
+    """
     n.rfcn_cls = L.Convolution(top, **small(1, size.classes * size.parts**2))
     n.rfcn_bbox = L.Convolution(top, **small(1, 8 * size.parts**2))
     tops = []
@@ -99,9 +102,15 @@ def heads(n: NetSpec, top: Any, rois: Any, size: Size) -> tuple[Any, Any]:
         ("psroipooled_loc_rois", "bbox_pred", n.rfcn_bbox, 8),
     ):
         n[pooled] = L.PSROIPooling(
-            maps, rois, spatial_scale=1 / size.anchors.stride, output_dim=depth, group_size=size.parts
+            maps,
+            rois,
+            spatial_scale=1 / size.anchors.stride,
+            output_dim=depth,
+            group_size=size.parts,
         )
-        n[mean] = L.Pooling(n[pooled], pool=P.Pooling.AVE, kernel_size=size.parts, stride=size.parts)
+        n[mean] = L.Pooling(
+            n[pooled], pool=P.Pooling.AVE, kernel_size=size.parts, stride=size.parts
+        )
         tops.append(n[mean])
     return tops[0], tops[1]
 
@@ -112,13 +121,26 @@ def train(size: Size = Size()) -> NetParameter:
     regions_source(n, size.source, MEAN, scale=size.scale)
     shared, top = body(n, size)
     found = proposals(n, shared, size.anchors, size.rpn, train=True)
-    n.rois, n.labels, n.bbox_targets, n.bbox_inside_weights, n.bbox_outside_weights = L.ProposalTarget(
-        found, n.gt_boxes, ntop=5, name="roi-data", num_classes=size.classes, batch_size=-1, agnostic=True
+    n.rois, n.labels, n.bbox_targets, n.bbox_inside_weights, n.bbox_outside_weights = (
+        L.ProposalTarget(
+            found,
+            n.gt_boxes,
+            ntop=5,
+            name="roi-data",
+            num_classes=size.classes,
+            batch_size=-1,
+            agnostic=True,
+        )
     )
     n["silence"] = L.Silence(n.bbox_outside_weights, ntop=0)
     score, boxes = heads(n, top, n.rois, size)
     n.temp_loss_cls, n.temp_prob_cls, n.per_roi_loss_cls = L.SoftmaxWithLossOHEM(
-        score, n.labels, ntop=3, name="per_roi_loss_cls", loss_weight=[0, 0, 0], propagate_down=[False, False]
+        score,
+        n.labels,
+        ntop=3,
+        name="per_roi_loss_cls",
+        loss_weight=[0, 0, 0],
+        propagate_down=[False, False],
     )
     n.temp_loss_bbox, n.per_roi_loss_bbox = L.SmoothL1LossOHEM(
         boxes,
@@ -129,7 +151,9 @@ def train(size: Size = Size()) -> NetParameter:
         loss_weight=[0, 0],
         propagate_down=[False, False, False],
     )
-    n.per_roi_loss = L.Eltwise(n.per_roi_loss_cls, n.per_roi_loss_bbox, propagate_down=[False, False])
+    n.per_roi_loss = L.Eltwise(
+        n.per_roi_loss_cls, n.per_roi_loss_bbox, propagate_down=[False, False]
+    )
     n.labels_ohem, n.bbox_loss_weights_ohem = L.BoxAnnotatorOHEM(
         n.rois,
         n.per_roi_loss,
@@ -180,7 +204,10 @@ def deploy(size: Size = Size()) -> NetParameter:
 
 def definitions() -> dict[str, str]:
     """Return the text of each file, by its name."""
-    run, expect = "prototxt/rfcn/solver.prototxt", "0.774 mAP on VOC 2007 test, as the authors' ResNet-50."
+    run, expect = (
+        "prototxt/rfcn/solver.prototxt",
+        "0.774 mAP on VOC 2007 test, as the authors' ResNet-50.",
+    )
     return {
         "train.prototxt": header(ABOUT, PAPER, SCRIPT, run=run, expect=expect) + str(train()),
         "deploy.prototxt": header(ABOUT, PAPER, SCRIPT, expect=expect) + str(deploy()),

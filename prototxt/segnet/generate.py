@@ -1,4 +1,7 @@
-"""Writes SegNet: `python -m prototxt.segnet.generate`. Layers are named as in the authors' tutorial."""
+"""Writes SegNet: `python -m prototxt.segnet.generate`.
+
+Layers are named as in the authors' tutorial.
+"""
 
 from __future__ import annotations
 
@@ -12,9 +15,7 @@ from poseidon.pycaffe import params as P
 from prototxt.backbones import TWICE, header, solver_text, write
 
 ABOUT = "SegNet on CamVid: an encoder of VGG-16's shape, and a decoder that puts maxima back to their places."
-PAPER = (
-    'Badrinarayanan, Kendall, Cipolla, "SegNet: a deep convolutional encoder-decoder architecture" (2015).'
-)
+PAPER = 'Badrinarayanan, Kendall, Cipolla, "SegNet: a deep convolutional encoder-decoder architecture" (2015).'
 SCRIPT = "prototxt/segnet/generate.py"
 # The authors' weights of CamVid's 11 classes: median frequency through that of the class.
 CAMVID = (0.2595, 0.1826, 4.5640, 0.1417, 0.9051, 0.3826, 9.6446, 1.8418, 0.6823, 6.2478, 7.3614)
@@ -94,7 +95,12 @@ def body(n: NetSpec, size: Size, *, inference: bool = False) -> Any:
             width = size.widths[max(stage - 2, 0)] if last else size.widths[stage - 1]
             top = unit(n, top, f"conv{stage}_{place}_D", width, inference=inference)
     n.conv1_1_D = L.Convolution(
-        top, num_output=size.classes, kernel_size=3, pad=1, param=TWICE, weight_filler={"type": "msra"}
+        top,
+        num_output=size.classes,
+        kernel_size=3,
+        pad=1,
+        param=TWICE,
+        weight_filler={"type": "msra"},
     )
     return n.conv1_1_D
 
@@ -135,7 +141,9 @@ def train(size: Size = Size()) -> NetParameter:
 
 
 def deploy(size: Size = Size(), *, inference: bool = True) -> NetParameter:
-    """Return the net for use; with bn_mode INFERENCE if the statistics are merged into its scales and shifts."""
+    """Return the net for use; with bn_mode INFERENCE if the statistics are merged into its
+    scales and shifts.
+    """
     n = NetSpec()
     n.data = L.Input(input_param={"shape": {"dim": [1, 3, *size.image]}})
     n.prob = L.Softmax(body(n, size, inference=inference))
@@ -146,7 +154,10 @@ def deploy(size: Size = Size(), *, inference: bool = True) -> NetParameter:
 
 def definitions() -> dict[str, str]:
     """Return the text of each file, by its name."""
-    run, expect = "prototxt/segnet/solver.prototxt", "0.88 of CamVid's pixels, 0.556 mean IoU, as the paper."
+    run, expect = (
+        "prototxt/segnet/solver.prototxt",
+        "0.88 of CamVid's pixels, 0.556 mean IoU, as the paper.",
+    )
     return {
         "train_val.prototxt": header(ABOUT, PAPER, SCRIPT, run=run, expect=expect) + str(train()),
         "deploy.prototxt": header(ABOUT, PAPER, SCRIPT, expect=expect) + str(deploy()),

@@ -1,4 +1,7 @@
-"""Writes SE-ResNet-50: `python -m prototxt.senet.generate`. Layers are named as in the model that the authors released."""
+"""Writes SE-ResNet-50: `python -m prototxt.senet.generate`.
+
+Layers are named as in the model that the authors released.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +33,14 @@ class Size:
 
 
 def unit(
-    n: NetSpec, top: Any, name: str, outputs: int, kernel: int, stride: int = 1, *, active: bool = True
+    n: NetSpec,
+    top: Any,
+    name: str,
+    outputs: int,
+    kernel: int,
+    stride: int = 1,
+    *,
+    active: bool = True,
 ) -> Any:
     """Add a convolution, its BatchNorm and Scale, and its ReLU if active."""
     n[name] = L.Convolution(
@@ -67,7 +77,9 @@ def squeeze(n: NetSpec, top: Any, name: str, width: int, reduction: int) -> Any:
     return n[f"{name}_prob"]
 
 
-def block(n: NetSpec, top: Any, name: str, width: int, stride: int, first: bool, reduction: int) -> Any:
+def block(
+    n: NetSpec, top: Any, name: str, width: int, stride: int, first: bool, reduction: int
+) -> Any:
     """Add a bottleneck whose channels are multiplied by factors before they are added."""
     shortcut = top
     if first:
@@ -88,7 +100,9 @@ def body(size: Size, n: NetSpec, train: bool) -> Any:
     for stage, (width, blocks) in enumerate(zip(size.widths, size.blocks, strict=True), 2):
         for index in range(blocks):
             stride = 2 if stage > 2 and index == 0 else 1
-            top = block(n, top, f"conv{stage}_{index + 1}", width, stride, index == 0, size.reduction)
+            top = block(
+                n, top, f"conv{stage}_{index + 1}", width, stride, index == 0, size.reduction
+            )
     n["pool5/7x7_s1"] = L.Pooling(top, pool=P.Pooling.AVE, global_pooling=True)
     n.classifier = L.InnerProduct(
         n["pool5/7x7_s1"],
@@ -106,7 +120,8 @@ def definitions() -> dict[str, str]:
         folder="senet",
         about="SE-ResNet-50 on ImageNet: each bottleneck weighs its channels by their means.",
         paper='Hu, Shen, Sun, "Squeeze-and-excitation networks" (2017).',
-        expect="about 0.776 top-1 and 0.939 top-5 on the validation pictures, as the authors' model (one crop).",
+        expect="about 0.776 top-1 and 0.939 top-5 on the validation pictures, as the authors' "
+        "model (one crop).",
         body=partial(body, Size()),
         solver={
             "base_lr": 0.1,

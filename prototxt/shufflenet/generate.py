@@ -46,9 +46,19 @@ def unit(n: NetSpec, bottom: Any, name: str, kind: str, *, active: bool, **how: 
 
 
 def block(
-    n: NetSpec, top: Any, name: str, before: int, width: int, groups: int, *, first: bool, grouped: bool
+    n: NetSpec,
+    top: Any,
+    name: str,
+    before: int,
+    width: int,
+    groups: int,
+    *,
+    first: bool,
+    grouped: bool,
 ) -> Any:
-    """Add a unit of ShuffleNet; the first of a stage halves the extents and concatenates the mean of what it reads."""
+    """Add a unit of ShuffleNet; the first of a stage halves the extents and concatenates the
+    mean of what it reads.
+    """
     inner = width // 4
     outputs = width - before if first else width
     path = unit(
@@ -75,7 +85,14 @@ def block(
         group=inner,
     )
     path = unit(
-        n, path, f"{name}_conv3", "Convolution", active=False, num_output=outputs, kernel_size=1, group=groups
+        n,
+        path,
+        f"{name}_conv3",
+        "Convolution",
+        active=False,
+        num_output=outputs,
+        kernel_size=1,
+        group=groups,
     )
     if first:
         n[f"{name}_match"] = L.Pooling(top, pool=P.Pooling.AVE, kernel_size=3, stride=2)
@@ -89,7 +106,15 @@ def block(
 def body(size: Size, n: NetSpec, train: bool) -> Any:
     """From `data` to the scores `fc1000`."""
     top = unit(
-        n, n.data, "conv1", "Convolution", active=True, num_output=size.stem, kernel_size=3, pad=1, stride=2
+        n,
+        n.data,
+        "conv1",
+        "Convolution",
+        active=True,
+        num_output=size.stem,
+        kernel_size=3,
+        pad=1,
+        stride=2,
     )
     n.pool1 = L.Pooling(top, pool=P.Pooling.MAX, kernel_size=3, stride=2)
     top, before, number = n.pool1, size.stem, 0
@@ -99,7 +124,14 @@ def body(size: Size, n: NetSpec, train: bool) -> Any:
             # The stem has too few channels for groups.
             grouped = stage > 0 or index > 0
             top = block(
-                n, top, f"resx{number}", before, width, size.groups, first=index == 0, grouped=grouped
+                n,
+                top,
+                f"resx{number}",
+                before,
+                width,
+                size.groups,
+                first=index == 0,
+                grouped=grouped,
             )
             before = width
     n.pool_ave = L.Pooling(top, pool=P.Pooling.AVE, global_pooling=True)
@@ -118,7 +150,8 @@ def definitions() -> dict[str, str]:
         name="ShuffleNet",
         folder="shufflenet",
         about="ShuffleNet 1x on ImageNet: grouped 1x1 convolutions whose channels are interleaved.",
-        paper='Zhang, Zhou, Lin, Sun, "ShuffleNet: an extremely efficient convolutional neural network" (2017).',
+        paper='Zhang, Zhou, Lin, Sun, "ShuffleNet: an extremely efficient convolutional neural '
+        'network" (2017).',
         expect="about 0.674 top-1 on the validation pictures, as the paper (one crop).",
         body=partial(body, Size()),
         scale=0.017,

@@ -14,7 +14,9 @@ FIRES = ((16, 64), (16, 64), (32, 128), (32, 128), (48, 192), (48, 192), (64, 25
 POOLED_AFTER = {3: "pool3", 5: "pool5"}
 
 
-def convolution(n: NetSpec, bottom: Any, name: str, relu: str, outputs: int, kernel: int, **how: Any) -> Any:
+def convolution(
+    n: NetSpec, bottom: Any, name: str, relu: str, outputs: int, kernel: int, **how: Any
+) -> Any:
     how.setdefault("weight_filler", {"type": "xavier"})
     n[name] = L.Convolution(bottom, num_output=outputs, kernel_size=kernel, **how)
     n[relu] = L.ReLU(n[name], in_place=True)
@@ -40,7 +42,13 @@ def body(n: NetSpec, train: bool) -> Any:
             top = pooled(n, top, POOLED_AFTER[number])
     n.drop9 = L.Dropout(top, dropout_ratio=0.5, in_place=True)
     last = convolution(
-        n, n.drop9, "conv10", "relu_conv10", 1000, 1, weight_filler={"type": "gaussian", "std": 0.01}
+        n,
+        n.drop9,
+        "conv10",
+        "relu_conv10",
+        1000,
+        1,
+        weight_filler={"type": "gaussian", "std": 0.01},
     )
     n.pool10 = L.Pooling(last, pool=P.Pooling.AVE, global_pooling=True)
     return n.pool10
@@ -51,9 +59,12 @@ def definitions() -> dict[str, str]:
     return Recipe(
         name="SqueezeNet_v1.1",
         folder="squeezenet",
-        about="SqueezeNet 1.1 on ImageNet: AlexNet's accuracy with a fiftieth of its parameters; 1,235,496 of them.",
-        paper='Iandola et al., "SqueezeNet: AlexNet-level accuracy with 50x fewer parameters" (2016).',
-        expect="about 0.575 top-1 and 0.803 top-5 on the validation pictures, as the authors' model.",
+        about="SqueezeNet 1.1 on ImageNet: AlexNet's accuracy with a fiftieth of its parameters; "
+        "1,235,496 of them.",
+        paper='Iandola et al., "SqueezeNet: AlexNet-level accuracy with 50x fewer parameters" '
+        "(2016).",
+        expect="about 0.575 top-1 and 0.803 top-5 on the validation pictures, as the authors' "
+        "model.",
         body=body,
         crop=227,
         solver={

@@ -1,4 +1,6 @@
-"""What the SSD nets have in common: data layers with augmentation, predictions of feature maps, losses and detections."""
+"""What the SSD nets have in common: data layers with augmentation, predictions of feature maps,
+losses and detections.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,9 @@ from poseidon.pycaffe import params as P
 from prototxt.backbones import TWICE, header
 
 SCRIPT = "prototxt/ssd/generate.py"
-PAPER = 'Liu, Anguelov, Erhan, Szegedy, Reed, Fu, Berg, "SSD: single shot multibox detector" (2016).'
+PAPER = (
+    'Liu, Anguelov, Erhan, Szegedy, Reed, Fu, Berg, "SSD: single shot multibox detector" (2016).'
+)
 XAVIER = {"type": "xavier"}
 CENTER = 0
 
@@ -211,7 +215,9 @@ class Detector:
         )
 
     def predictions(self, n: NetSpec) -> tuple[Any, Any, Any]:
-        """Add the feature maps and their predictions; return locations, scores and prior boxes of all."""
+        """Add the feature maps and their predictions; return locations, scores and prior boxes
+        of all.
+        """
         self.body(n)
         found: tuple[list[Any], ...] = ([], [], [])
         for head in self.heads:
@@ -286,7 +292,9 @@ def _prior(head: Head) -> dict[str, Any]:
 
 
 def samplers() -> list[dict[str, Any]]:
-    """Return SSD's batch samplers: the whole image, and windows that overlap with an object by so much."""
+    """Return SSD's batch samplers: the whole image, and windows that overlap with an object by
+    so much.
+    """
     window = {"min_scale": 0.3, "max_scale": 1.0, "min_aspect_ratio": 0.5, "max_aspect_ratio": 2.0}
     limits = [{"min_jaccard_overlap": least} for least in (0.1, 0.3, 0.5, 0.7, 0.9)]
     return [

@@ -29,7 +29,9 @@ def plain(n: NetSpec, top: Any, name: str, outputs: int, kernel: int, **how: int
 
 
 def vgg_body(n: NetSpec) -> None:
-    """VGG-16 whose fully-connected layers are convolutions, with holes in fc6, and four more stages."""
+    """VGG-16 whose fully-connected layers are convolutions, with holes in fc6, and four more
+    stages.
+    """
     top = vgg(n, n.data, (64, 128, 256, 512, 512), (2, 2, 3, 3, 3))
     n.pool5 = L.Pooling(top, pool=P.Pooling.MAX, kernel_size=3, stride=1, pad=1)
     top = plain(n, n.pool5, "fc6", 1024, 3, pad=6, dilation=6)
@@ -58,7 +60,11 @@ def normalized(
     )
     n[f"{name}/bn"] = L.BatchNorm(n[name], in_place=True, param=STILL)
     n[f"{name}/scale"] = L.Scale(
-        n[f"{name}/bn"], in_place=True, bias_term=True, filler={"type": "constant", "value": 1}, param=PLAIN
+        n[f"{name}/bn"],
+        in_place=True,
+        bias_term=True,
+        filler={"type": "constant", "value": 1},
+        param=PLAIN,
     )
     n[f"{name}/relu"] = L.ReLU(n[f"{name}/scale"], in_place=True)
     return n[f"{name}/relu"]
@@ -180,7 +186,9 @@ SHAPES = Detector(
     mean=(60, 60, 60),
     scale=0.015,
     batch=(16, 16),
-    data=tuple(f"examples/ssd/data/{name}" for name in ("train_lmdb", "test_lmdb", "labelmap.prototxt")),  # type: ignore[arg-type]
+    data=tuple(
+        f"examples/ssd/data/{name}" for name in ("train_lmdb", "test_lmdb", "labelmap.prototxt")
+    ),  # type: ignore[arg-type]
     tests=8,
     distorts=False,
     solver=(

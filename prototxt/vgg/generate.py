@@ -37,7 +37,9 @@ def body(depth: int, n: NetSpec, train: bool) -> Any:
         n[f"relu{number}"] = L.ReLU(n[f"fc{number}"], in_place=True)
         n[f"drop{number}"] = L.Dropout(n[f"relu{number}"], dropout_ratio=0.5, in_place=True)
         top = n[f"drop{number}"]
-    n.fc8 = L.InnerProduct(top, num_output=1000, param=TWICE, weight_filler={"type": "gaussian", "std": 0.01})
+    n.fc8 = L.InnerProduct(
+        top, num_output=1000, param=TWICE, weight_filler={"type": "gaussian", "std": 0.01}
+    )
     return n.fc8
 
 
@@ -49,9 +51,12 @@ def definitions() -> dict[str, str]:
             name=f"VGG_ILSVRC_{depth}_layers",
             folder="vgg",
             stem=f"vgg{depth}",
-            about=f"VGG-{depth} on ImageNet: {depth} layers of 3x3 convolutions and 3 fully connected; {PARAMETERS[depth]} parameters.",
-            paper='Simonyan, Zisserman, "Very deep convolutional networks for large-scale image recognition" (2014).',
-            expect=f"about {ERROR[depth]} on the validation pictures, as the authors' model (one crop).",
+            about=f"VGG-{depth} on ImageNet: {depth} layers of 3x3 convolutions and 3 fully "
+            f"connected; {PARAMETERS[depth]} parameters.",
+            paper='Simonyan, Zisserman, "Very deep convolutional networks for large-scale image '
+            'recognition" (2014).',
+            expect=f"about {ERROR[depth]} on the validation pictures, as the authors' model (one "
+            "crop).",
             body=partial(body, depth),
             mean=(103.939, 116.779, 123.68),
             solver={

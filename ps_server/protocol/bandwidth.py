@@ -1,11 +1,14 @@
-"""The changes that a worker holds back under `SSPAggr`, and when they may leave. Pure: the caller passes the time.
+"""The changes that a worker holds back under `SSPAggr`, and when they may leave.
 
-A worker adds up its changes of a chunk, and sends the sum as one push that covers several iterations (managed
-communication: Wei et al., SoCC 2015). Laws:
+Pure: the caller passes the time.
 
-* The budget: in any time T at most rate x T + `BURST_S` x rate + one chunk leave early. Changes that the staleness
-  bound needs (`due`) leave in any case, and count for the budget.
-* The order: of the changes that may leave early the most important leave first: |change| / |value| by their L2 norms.
+A worker adds up its changes of a chunk, and sends the sum as one push that covers several
+iterations (managed communication: Wei et al., SoCC 2015). Laws:
+
+* The budget: in any time T at most rate x T + `BURST_S` x rate + one chunk leave early. Changes
+  that the staleness bound needs (`due`) leave in any case, and count for the budget.
+* The order: of the changes that may leave early the most important leave first: |change| / |value|
+  by their L2 norms.
 * Nothing is lost or sent twice: `take` returns all that was added since the last `take` of a chunk.
 """
 
@@ -97,7 +100,10 @@ class ChangeLog:
         return len(self._entries)
 
     def add(self, key: Key, iteration: int, array: Array) -> None:
-        """Add this worker's change of a chunk in an iteration. The array is held and not written to."""
+        """Add this worker's change of a chunk in an iteration.
+
+        The array is held and not written to.
+        """
         entry = self._entries.get(key)
         if entry is None:
             self._entries[key] = _Entry(iteration, 1, array, _squares(array))
@@ -117,7 +123,9 @@ class ChangeLog:
 
     def due(self, table: int, before: int) -> list[Key]:
         """Return the chunks of a table with changes of iterations before `before`."""
-        return [key for key, entry in self._entries.items() if key[0] == table and entry.first < before]
+        return [
+            key for key, entry in self._entries.items() if key[0] == table and entry.first < before
+        ]
 
     def affordable(self, now_s: float) -> Iterator[Key]:
         """Yield the chunks that may leave now, most important first. Take each before the next."""

@@ -1,7 +1,7 @@
 """One chunk on its shard: its value, its history, and the gradients of the present iteration.
 
-Law: memory is taken when the chunk is made and when its first value comes; an iteration needs no more than the memory
-that its messages came in.
+Law: memory is taken when the chunk is made and when its first value comes; an iteration needs no
+more than the memory that its messages came in.
 """
 
 from __future__ import annotations
@@ -21,7 +21,9 @@ from ps_server.protocol.settings import Keeping, Precision, RuleKind, TableSpec
 from ps_server.rules import history_count, update
 
 TILE = 128 * 1024
-"""Elements that a rule is applied to at a time: gradient, value and history together stay in a cache of some MB."""
+"""Elements that a rule is applied to at a time: gradient, value and history together stay in a
+cache of some MB.
+"""
 EMPTY = torch.empty(0)
 
 
@@ -53,12 +55,19 @@ class Cell:
     )
 
     def __init__(
-        self, chunk: Chunk, spec: TableSpec, workers: int, clock: int, push_type: np.dtype[np.generic]
+        self,
+        chunk: Chunk,
+        spec: TableSpec,
+        workers: int,
+        clock: int,
+        push_type: np.dtype[np.generic],
     ) -> None:
         self.chunk = chunk
         self.spec = spec
         self.adds_changes = spec.adds_changes
-        self.codec = None if spec.gradient_codec is None else codec_of(spec.gradient_codec)  # of pushes
+        self.codec = (
+            None if spec.gradient_codec is None else codec_of(spec.gradient_codec)
+        )  # of pushes
         self.push_type = push_type if self.codec is None else np.dtype(np.uint8)
         self.push_size = chunk.size if self.codec is None else self.codec.size(chunk.size)
         self.value: Tensor | None = None
@@ -66,9 +75,8 @@ class Cell:
         self.history = [torch.zeros(chunk.size) for _ in range(count)]
         self.clock = clock
         self.own = [clock] * workers
-        self.sum = (
-            EMPTY  # of this iteration's gradients, at last their average, in memory that one of them came in
-        )
+        # of this iteration's gradients, at last their average, in memory that one of them came in
+        self.sum = EMPTY
         self.summed = 0
         self.arrived: dict[int, m.Payload] = {}
         self.replica: Replica | EncodedReplica | None = None  # where values travel as changes
@@ -77,7 +85,9 @@ class Cell:
         self.complete = False
         self.rate = 0.0
         self.stale: set[int] = set()  # workers that lack a change of another worker
-        self.eager = set(range(workers))  # workers that may get one value before the slowest clock moves
+        self.eager = set(
+            range(workers)
+        )  # workers that may get one value before the slowest clock moves
         self.waiting: list[tuple[int, int]] = []
 
     @property
@@ -138,7 +148,9 @@ class Cell:
             RemoteProtocolError: it is of another size.
         """
         if array.size != self.chunk.size:
-            raise RemoteProtocolError(f"{self.name} has {self.chunk.size} elements; {array.size} came")
+            raise RemoteProtocolError(
+                f"{self.name} has {self.chunk.size} elements; {array.size} came"
+            )
 
     def check_push(self, rank: int, push: m.Push) -> None:
         """Raise an error where a worker may not push this now.
@@ -153,31 +165,41 @@ class Cell:
             raise RemoteProtocolError(f"worker {rank} pushes {self.name} as {push.array.dtype}")
         if push.array.size != self.push_size and not empty:
             kind = "elements" if self.codec is None else "encoded bytes"
-            raise RemoteProtocolError(f"{self.name} takes {self.push_size} {kind}; {push.array.size} came")
+            raise RemoteProtocolError(
+                f"{self.name} takes {self.push_size} {kind}; {push.array.size} came"
+            )
         if self.codec is not None and not empty:
             self.codec.check(push.array.view(np.uint8), self.chunk.size)
         if push.clock != self.own[rank]:
             raise RemoteProtocolError(
-                f"worker {rank} pushes iteration {push.clock} of {self.name}; expected {self.own[rank]}"
+                f"worker {rank} pushes iteration {push.clock} of {self.name}; expected "
+                f"{self.own[rank]}"
             )
         if self.adds_changes:
             return
         if push.count != 1:
-            raise RemoteProtocolError(f"worker {rank} pushes {push.count} iterations of {self.name} at once")
+            raise RemoteProtocolError(
+                f"worker {rank} pushes {push.count} iterations of {self.name} at once"
+            )
         if push.clock != self.clock:
-            raise RemoteProtocolError(f"worker {rank} pushes {self.name} again before its new value came")
+            raise RemoteProtocolError(
+                f"worker {rank} pushes {self.name} again before its new value came"
+            )
         if push.rate != self.rate and any(count > self.clock for count in self.own):
             raise RemoteProtocolError(
-                f"worker {rank} has rate {push.rate} in iteration {push.clock}; the others have {self.rate}"
+                f"worker {rank} has rate {push.rate} in iteration {push.clock}; the others have "
+                f"{self.rate}"
             )
 
         if empty != self.skipped and any(count > self.clock for count in self.own):
             raise RemoteProtocolError(
-                f"worker {rank} {'skips' if empty else 'pushes'} {self.name} in iteration {push.clock}, other than the others"
+                f"worker {rank} {'skips' if empty else 'pushes'} {self.name} in iteration "
+                f"{push.clock}, other than the others"
             )
 
     def take(self, rank: int, push: m.Push) -> None:
-        """Take a worker's gradient of this iteration, and add those that have come, as far as worker order allows.
+        """Take a worker's gradient of this iteration, and add those that have come, as far as
+        worker order allows.
 
         The last one makes the sum an average, and the cell complete.
         """
@@ -192,7 +214,9 @@ class Cell:
         self.complete = self.summed == workers
 
     def apply(self, scale: float) -> None:
-        """Make the next value from the average, times `scale` if it is of gradients, and begin the next iteration."""
+        """Make the next value from the average, times `scale` if it is of gradients, and begin
+        the next iteration.
+        """
         if self.spec.keeping is Keeping.AVERAGE:
             self.value = self.sum  # the memory it arrived in becomes the chunk's own
         elif not self.skipped:
@@ -225,7 +249,9 @@ class Cell:
             self.sum.div_(len(self.own))
 
     def update(self, scale: float) -> None:
-        """Apply the rule to the sum times `scale`, tile by tile: a tile stays in the cache for all operations."""
+        """Apply the rule to the sum times `scale`, tile by tile: a tile stays in the cache for
+        all operations.
+        """
         assert self.value is not None
         for gradient, value, *history in self._tiles(self.sum, self.value, *self.history):
             if scale != 1.0:
@@ -239,5 +265,7 @@ class Cell:
 
 
 def own_tensor(array: m.Payload) -> Tensor:
-    """Return a float32 tensor to write to, where possible over the array: the memory of a message has no other user."""
+    """Return a float32 tensor to write to, where possible over the array: the memory of a
+    message has no other user.
+    """
     return as_tensor(array).float()

@@ -1,9 +1,9 @@
 """Clocks and the staleness bound.
 
-Law (stale synchronous parallel, Ho et al., NIPS 2013): a worker that has finished c iterations may read a
-table of staleness s only when the value has every update of all workers' first c - s iterations. In terms
-of clocks: the slowest worker has finished at least c - s. So s = 0 is bulk-synchronous, and a worker can
-be at most s + 1 finished iterations ahead of the slowest.
+Law (stale synchronous parallel, Ho et al., NIPS 2013): a worker that has finished c iterations may
+read a table of staleness s only when the value has every update of all workers' first c - s
+iterations. In terms of clocks: the slowest worker has finished at least c - s. So s = 0 is
+bulk-synchronous, and a worker can be at most s + 1 finished iterations ahead of the slowest.
 """
 
 from __future__ import annotations

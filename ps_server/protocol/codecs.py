@@ -1,4 +1,6 @@
-"""Lossy codecs: a chunk's gradient or change of value as fewer bytes, and back. Pure: numbers in, numbers out.
+"""Lossy codecs: a chunk's gradient or change of value as fewer bytes, and back.
+
+Pure: numbers in, numbers out.
 
     codec      bytes of n elements                      sent
     int8       n + 4 n / 256                            round(x / scale), scale = largest magnitude of the block / 127
@@ -7,21 +9,24 @@
     topk:f     6 f n                                    the largest magnitudes of each segment, with their positions
     randomk:f  4 f n                                    elements of each segment, one from each of equal parts
 
-A block is 256 elements (64 of int4), a segment 16,384 (the last of a table may be shorter). Chunks of such tables are
-cut between segments (`placement.py`), so that bits do not depend on the chunks.
+A block is 256 elements (64 of int4), a segment 16,384 (the last of a table may be shorter). Chunks
+of such tables are cut between segments (`placement.py`), so that bits do not depend on the chunks.
 
-Sources: block scales as in 8-bit optimizers (Dettmers et al., ICLR 2022); sign with a mean: Karimireddy et al., ICML
-2019; top-k: Aji and Heafield, EMNLP 2017; feedback in both directions: Tang et al. (DoubleSqueeze), ICML 2019.
+Sources: block scales as in 8-bit optimizers (Dettmers et al., ICLR 2022); sign with a mean:
+Karimireddy et al., ICML 2019; top-k: Aji and Heafield, EMNLP 2017; feedback in both directions:
+Tang et al. (DoubleSqueeze), ICML 2019.
 
 Laws:
 
 * The encoded size follows from the size of the chunk alone, and is a multiple of 4. What is
   sent of a segment follows from its elements alone.
-* What a receiver adds is what the sender subtracts from what it holds back, to the bit. So the sum of what was sent and
-  of what is held back is the sum of what was given, up to the rounding of float32 sums.
-* Bits follow from the numbers alone: no reduction depends on threads, alignment or vector width, and of
-  equal magnitudes the one with the lower position is sent.
-* Encoded bytes are checked before they are used: a position outside its chunk is a `RemoteProtocolError`.
+* What a receiver adds is what the sender subtracts from what it holds back, to the bit. So the sum
+  of what was sent and of what is held back is the sum of what was given, up to the rounding of
+  float32 sums.
+* Bits follow from the numbers alone: no reduction depends on threads, alignment or vector width,
+  and of equal magnitudes the one with the lower position is sent.
+* Encoded bytes are checked before they are used: a position outside its chunk is a
+  `RemoteProtocolError`.
 * A number that is not finite arrives as one that is not finite.
 """
 
@@ -50,14 +55,18 @@ FOUR_BIT_BLOCK = 64
 LEVELS = 127.0
 FOUR_BIT_LEVELS = 7.0
 SMALLEST_SCALE = 2.0**-126
-"""Scales below are 0: float32 has fewer digits there, and processes compute without denormal numbers."""
+"""Scales below are 0: float32 has fewer digits there, and processes compute without denormal
+numbers.
+"""
 ALIGNMENT = 4
 
 Encoded = NDArray[np.uint8]
 
 
 class Key(NamedTuple):
-    """The seed of the positions that sender and receiver draw alike: a table in an iteration, from one segment on."""
+    """The seed of the positions that sender and receiver draw alike: a table in an iteration,
+    from one segment on.
+    """
 
     table: int
     segment: int
@@ -147,11 +156,15 @@ class Int4(Codec):
             part = packed[start // 2 : -(-(start + blocks.numel()) // 2)]
             numbers = torch.stack([part % 16, part // 16], dim=1).view(-1)[: blocks.numel()]
             scale = scales[start // FOUR_BIT_BLOCK : start // FOUR_BIT_BLOCK + len(blocks)]
-            blocks.add_(numbers.view(blocks.shape).float().sub_(8.0).mul_(scale[:, None]), alpha=sign)
+            blocks.add_(
+                numbers.view(blocks.shape).float().sub_(8.0).mul_(scale[:, None]), alpha=sign
+            )
 
 
 class Sign(Codec):
-    """`CodecKind.SIGN`: the magnitudes of all blocks, then one bit for each element, 1 below 0, lowest bit first."""
+    """`CodecKind.SIGN`: the magnitudes of all blocks, then one bit for each element, 1 below 0,
+    lowest bit first.
+    """
 
     def size(self, elements: int) -> int:
         """See `Codec`."""
@@ -174,7 +187,9 @@ class Sign(Codec):
         for blocks, start in _blocks_of(torch.from_numpy(out)):
             count = blocks.numel()
             bits = np.unpackbits(
-                packed[start // 8 : -(-(start + count) // 8)].numpy(), count=count, bitorder="little"
+                packed[start // 8 : -(-(start + count) // 8)].numpy(),
+                count=count,
+                bitorder="little",
             )
             signs = torch.from_numpy(bits).view(blocks.shape).float().mul_(-2.0).add_(1.0)
             means = magnitudes[start // BLOCK : start // BLOCK + len(blocks)]
@@ -182,7 +197,8 @@ class Sign(Codec):
 
 
 class TopK(Codec):
-    """`CodecKind.TOPK`: positions within their segments, in increasing order, of 16 bits; then the elements.
+    """`CodecKind.TOPK`: positions within their segments, in increasing order, of 16 bits; then
+    the elements.
 
     Args:
         fraction: the part of the elements that is sent.
@@ -206,7 +222,9 @@ class TopK(Codec):
         for part, start, sent in _slices(exact, self._parts(exact.size)):
             largest = _largest(part, sent)
             positions[start : start + largest.size] = largest.reshape(-1)
-            values[start : start + largest.size] = np.take_along_axis(part, largest, axis=1).reshape(-1)
+            values[start : start + largest.size] = np.take_along_axis(
+                part, largest, axis=1
+            ).reshape(-1)
 
     def check(self, encoded: Encoded, elements: int) -> None:
         """See `Codec`."""
@@ -252,7 +270,9 @@ class RandomK(Codec):
         values = out.view("<f4")
         for part, start, sent in _slices(exact, _segments(exact.size, self._fraction)):
             positions = drawn(part.shape, sent, _later(key, exact, part))
-            values[start : start + positions.size] = np.take_along_axis(part, positions, axis=1).reshape(-1)
+            values[start : start + positions.size] = np.take_along_axis(
+                part, positions, axis=1
+            ).reshape(-1)
 
     def add(self, out: Array, encoded: Encoded, key: Key, *, sign: int = 1) -> None:
         """See `Codec`."""
@@ -276,14 +296,13 @@ _CODECS = {
 }
 
 
-# -- parts of the codecs ---------------------------------------------------------------------------------------
-
-
 def drawn(shape: tuple[int, ...], sent: int, key: Key) -> NDArray[np.int64]:
-    """Return positions in increasing order for each segment of a chunk, by a generator without a state.
+    """Return positions in increasing order for each segment of a chunk, by a generator without a
+    state.
 
     Args:
-        shape: number of segments, and their length; one position comes from each of `sent` equal parts of a segment.
+        shape: number of segments, and their length; one position comes from each of `sent` equal
+            parts of a segment.
         sent: positions for each segment.
         key: of the first segment.
     """
@@ -322,11 +341,17 @@ def _segments(elements: int, fraction: float) -> list[tuple[int, int, int]]:
     """
     whole, rest = divmod(elements, SEGMENT_ELEMENTS)
     found = [(whole, SEGMENT_ELEMENTS), (1, rest)]
-    return [(rows, length, max(1, round(length * fraction))) for rows, length in found if rows and length]
+    return [
+        (rows, length, max(1, round(length * fraction)))
+        for rows, length in found
+        if rows and length
+    ]
 
 
 def _slices(flat: Array, parts: list[tuple[int, int, int]]) -> Iterator[tuple[Array, int, int]]:
-    """Yield a view of each part as rows, the number of elements that are sent before it, and that of each row."""
+    """Yield a view of each part as rows, the number of elements that are sent before it, and
+    that of each row.
+    """
     first = start = 0
     for rows, length, sent in parts:
         yield flat[first : first + rows * length].reshape(rows, length), start, sent
@@ -335,7 +360,9 @@ def _slices(flat: Array, parts: list[tuple[int, int, int]]) -> Iterator[tuple[Ar
 
 
 def _largest(rows: Array, count: int) -> NDArray[np.int64]:
-    """Return the positions of each row's largest magnitudes, in order; of equal ones the lower positions."""
+    """Return the positions of each row's largest magnitudes, in order; of equal ones the lower
+    positions.
+    """
     magnitudes = np.abs(rows).view(np.int32)  # in the order of the numbers, NaN above all
     at = rows.shape[1] - count
     least = np.partition(magnitudes, at, axis=1)[:, at : at + 1]
@@ -357,7 +384,9 @@ def _add_at(rows: Array, positions: NDArray[np.int64], values: Array, sign: int)
 
 
 def _sums(blocks: Tensor) -> Tensor:
-    """Return the sum of each row, added in an order that its length alone decides; overwrites the rows."""
+    """Return the sum of each row, added in an order that its length alone decides; overwrites
+    the rows.
+    """
     while (width := blocks.shape[1]) > 1:
         half = width // 2
         blocks[:, :half].add_(blocks[:, width - half :])
@@ -366,7 +395,9 @@ def _sums(blocks: Tensor) -> Tensor:
 
 
 def _rounded(blocks: Tensor, levels: float) -> tuple[Tensor, Tensor]:
-    """Return the scale of each row, and its elements as whole numbers of at most `levels` in magnitude."""
+    """Return the scale of each row, and its elements as whole numbers of at most `levels` in
+    magnitude.
+    """
     scale = blocks.abs().amax(dim=1).div_(levels)
     scale.masked_fill_(scale < SMALLEST_SCALE, 0.0)
     divisor = torch.where(scale > 0, scale, 1.0)
@@ -388,13 +419,18 @@ def _split(
     first = 4 * _blocks(elements, block)
     if not encoded.flags.writeable:
         encoded = encoded.copy()  # torch warns about read-only memory
-    return torch.from_numpy(encoded[:first].view("<f4")), torch.from_numpy(encoded[first:].view(kind))
+    return torch.from_numpy(encoded[:first].view("<f4")), torch.from_numpy(
+        encoded[first:].view(kind)
+    )
 
 
 def _blocks_of(flat: Tensor, block: int = BLOCK) -> list[tuple[Tensor, int]]:
-    """Return views of a flat tensor as rows of `block` elements with their starts, a tile each; last a shorter row."""
+    """Return views of a flat tensor as rows of `block` elements with their starts, a tile each;
+    last a shorter row.
+    """
     whole = flat.numel() // block * block
     parts = [
-        (flat[start : min(start + TILE, whole)].view(-1, block), start) for start in range(0, whole, TILE)
+        (flat[start : min(start + TILE, whole)].view(-1, block), start)
+        for start in range(0, whole, TILE)
     ]
     return parts if whole == flat.numel() else [*parts, (flat[whole:].view(1, -1), whole)]

@@ -1,7 +1,7 @@
 """Job control of the protocol: collections among all workers, and signals of rank 0 to all of them.
 
-Each part has two halves, one on a worker and one on a shard. All collections go through shard 0; a signal goes through
-every shard (`Session.signal` says why).
+Each part has two halves, one on a worker and one on a shard. All collections go through shard 0; a
+signal goes through every shard (`Session.signal` says why).
 """
 
 from __future__ import annotations
@@ -14,7 +14,9 @@ MAX_OPEN_GATHERS = 1024
 
 
 class WorkerCollections:
-    """The collections that one worker takes part in. They are numbered in the order in which it contributes.
+    """The collections that one worker takes part in.
+
+    They are numbered in the order in which it contributes.
 
     Args:
         workers: number of workers.
@@ -27,7 +29,9 @@ class WorkerCollections:
         self._gathered: dict[int, tuple[bytes, ...]] = {}
 
     def renewed(self) -> WorkerCollections:
-        """Return the collections of a session that continues on the same connections: numbers go on."""
+        """Return the collections of a session that continues on the same connections: numbers go
+        on.
+        """
         collections = WorkerCollections(self._workers)
         collections._next_tag = self._next_tag
         return collections
@@ -73,10 +77,13 @@ class ShardCollections:
         """Take a worker's contribution. Return the collection if it is the last one.
 
         Raises:
-            RemoteProtocolError: it is not the worker's next collection, or the worker is too far ahead.
+            RemoteProtocolError: it is not the worker's next collection, or the worker is too far
+                ahead.
         """
         if gather.tag != self._next_tag[rank]:
-            raise RemoteProtocolError(f"worker {rank} gathers {gather.tag}; expected {self._next_tag[rank]}")
+            raise RemoteProtocolError(
+                f"worker {rank} gathers {gather.tag}; expected {self._next_tag[rank]}"
+            )
         if gather.tag not in self._open and len(self._open) >= MAX_OPEN_GATHERS:
             raise RemoteProtocolError(f"worker {rank} is {MAX_OPEN_GATHERS} collections ahead")
         self._next_tag[rank] += 1
@@ -93,7 +100,8 @@ class WorkerSignals:
 
     Args:
         rank: of the worker.
-        unwelcome: shards whose signals may be those of the session before, until their `Welcome` has come.
+        unwelcome: shards whose signals may be those of the session before, until their `Welcome`
+            has come.
     """
 
     def __init__(self, rank: int, unwelcome: frozenset[int] = frozenset()) -> None:

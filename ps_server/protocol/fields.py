@@ -24,7 +24,9 @@ T = TypeVar("T")
 
 
 class Fields:
-    """The fields and frames of one message. They are taken one by one, each checked; `end` refuses those that are left.
+    """The fields and frames of one message.
+
+    They are taken one by one, each checked; `end` refuses those that are left.
 
     Args:
         fields: of the header, after its kind and number of frames.
@@ -66,7 +68,9 @@ class Fields:
     def integers(self, most: int, limit: int) -> tuple[int, ...]:
         """Return the next field, at most `most` whole numbers from 0 to `limit - 1`."""
         values = self._take(list)
-        if len(values) > most or any(type(value) is not int or not 0 <= value < limit for value in values):
+        if len(values) > most or any(
+            type(value) is not int or not 0 <= value < limit for value in values
+        ):
             raise RemoteProtocolError(f"header field {self._next} is not a list of whole numbers")
         return tuple(values)
 
@@ -78,7 +82,9 @@ class Fields:
         """Return the next field, a finite number."""
         value = self._take(float)
         if not math.isfinite(value):
-            raise RemoteProtocolError(f"header field {self._next} is {value}; expected a finite number")
+            raise RemoteProtocolError(
+                f"header field {self._next} is {value}; expected a finite number"
+            )
         return value
 
     def any_number(self) -> float:
@@ -133,7 +139,9 @@ class Fields:
 
     def _take_frames(self, count: int | None = None) -> Sequence[Buffer]:
         if count is not None and len(self._frames) != count:
-            raise RemoteProtocolError(f"a message has {len(self._frames)} data frames; expected {count}")
+            raise RemoteProtocolError(
+                f"a message has {len(self._frames)} data frames; expected {count}"
+            )
         frames, self._frames = self._frames, ()
         return frames
 

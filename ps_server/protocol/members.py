@@ -2,8 +2,8 @@
 
     stranger --Hello--> known --Create--> joined --Leave--> left
 
-Law: when a worker has left before the others have finished, no worker may wait for it: those that go on are notified
-(`Gone`).
+Law: when a worker has left before the others have finished, no worker may wait for it: those that
+go on are notified (`Gone`).
 """
 
 from __future__ import annotations
@@ -44,12 +44,19 @@ LEGAL: dict[Stage, dict[type, Stage]] = {
     Stage.STRANGER: {m.Hello: Stage.KNOWN},
     Stage.KNOWN: {m.Create: Stage.JOINED},
     Stage.JOINED: {
-        **{kind: Stage.JOINED for kind in get_args(m.ToShard) if kind not in (m.Hello, m.MemoryOffer)},
+        **{
+            kind: Stage.JOINED
+            for kind in get_args(m.ToShard)
+            if kind not in (m.Hello, m.MemoryOffer)
+        },
         m.Leave: Stage.LEFT,
     },
     Stage.LEFT: {},
 }
-"""For each stage the messages that are legal, and the stage after each. `server.py` handles `MemoryOffer`."""
+"""For each stage the messages that are legal, and the stage after each.
+
+`server.py` handles `MemoryOffer`.
+"""
 
 
 class Members:
@@ -131,7 +138,8 @@ class Members:
         return (Outgoing(peer, message) for rank, peer in self.peers.items() if rank != but)
 
     def missing_for(self, rank: int, is_behind: Callable[[int, int], bool]) -> int | None:
-        """Return a worker that has left although another one needs more of it; None where there is none.
+        """Return a worker that has left although another one needs more of it; None where there
+        is none.
 
         Args:
             rank: of the worker that goes on.

@@ -4,8 +4,9 @@ A worker sends them in this order:
 
     Hello -> Create [-> Initial, rank 0 only] -> { Push, Clock, Get, ... } -> Leave
 
-and a shard answers `Welcome`, then `Value`s as the consistency model says. An illegal message is answered
-with `Fault` and changes no state. Arrays are flat float32; `wire` carries them as raw frames.
+and a shard answers `Welcome`, then `Value`s as the consistency model says. An illegal message is
+answered with `Fault` and changes no state. Arrays are flat float32; `wire` carries them as raw
+frames.
 """
 
 from __future__ import annotations
@@ -21,7 +22,9 @@ from ps_server.protocol.settings import StoreSpec
 
 Array = NDArray[np.float32]
 Payload = NDArray[np.float32] | NDArray[np.float16] | NDArray[np.uint16] | NDArray[np.uint8]
-"""An array as it crosses the wire; uint16 holds bfloat16 (`precision.py`), uint8 what a codec made (`codecs.py`)."""
+"""An array as it crosses the wire; uint16 holds bfloat16 (`precision.py`), uint8 what a codec
+made (`codecs.py`).
+"""
 
 
 @unique
@@ -51,14 +54,18 @@ class Welcome:
 
 @dataclass(frozen=True, slots=True)
 class Create:
-    """Worker -> shard: the store, the same from every worker. The shard computes its own part of it."""
+    """Worker -> shard: the store, the same from every worker.
+
+    The shard computes its own part of it.
+    """
 
     store: StoreSpec
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryOffer:
-    """Worker -> shard of its own host: memory for large arrays (`shared_memory.py`), as an open file of a process.
+    """Worker -> shard of its own host: memory for large arrays (`shared_memory.py`), as an open
+    file of a process.
 
     It begins with `nonce`; `slots` in each direction hold an array of up to `slot_bytes` each.
     """
@@ -79,7 +86,9 @@ class MemoryAnswer:
 
 @dataclass(frozen=True, slots=True)
 class Initial:
-    """Rank 0 -> shard: first value of a chunk, with its history when a run is resumed (else none)."""
+    """Rank 0 -> shard: first value of a chunk, with its history when a run is resumed (else
+    none).
+    """
 
     table: int
     chunk: int
@@ -88,7 +97,8 @@ class Initial:
 
 @dataclass(frozen=True, slots=True)
 class Push:
-    """Worker -> shard: one chunk's gradient (staleness 0) or change (staleness > 0) of iteration `clock`.
+    """Worker -> shard: one chunk's gradient (staleness 0) or change (staleness > 0) of iteration
+    `clock`.
 
     Under `SSPAggr` it may be the sum of `count` iterations' changes, from `clock` on.
     """
@@ -113,7 +123,9 @@ class Store:
 
 @dataclass(frozen=True, slots=True)
 class Clock:
-    """Worker -> shard: the worker has finished `clock` iterations and sent all their pushes; counted without a gap."""
+    """Worker -> shard: the worker has finished `clock` iterations and sent all their pushes;
+    counted without a gap.
+    """
 
     clock: int
 
@@ -129,10 +141,11 @@ class Get:
 
 @dataclass(frozen=True, slots=True)
 class Value:
-    """Shard -> worker: a chunk with every update of the first `clock` iterations (and maybe later ones).
+    """Shard -> worker: a chunk with every update of the first `clock` iterations (and maybe
+    later ones).
 
-    It includes `own` of the receiver's own pushes. An array of 16 bits, or of a codec, is the change
-    since the value before, which had one clock less.
+    It includes `own` of the receiver's own pushes. An array of 16 bits, or of a codec, is the
+    change since the value before, which had one clock less.
     """
 
     table: int
@@ -144,14 +157,17 @@ class Value:
 
 @dataclass(frozen=True, slots=True)
 class Fresh:
-    """Shard -> worker: every chunk of staleness > 0 that was not sent again is valid for `clock`, too."""
+    """Shard -> worker: every chunk of staleness > 0 that was not sent again is valid for
+    `clock`, too.
+    """
 
     clock: int
 
 
 @dataclass(frozen=True, slots=True)
 class PartialNorm:
-    """Shard -> rank 0: sums of squares of the average gradients of the shard's chunks in iteration `clock`.
+    """Shard -> rank 0: sums of squares of the average gradients of the shard's chunks in
+    iteration `clock`.
 
     `sums` is (table, chunk, sum) in that order.
     """
@@ -215,7 +231,10 @@ class Signal:
 
 @dataclass(frozen=True, slots=True)
 class Leave:
-    """Worker -> shard: the worker has finished. Shard -> worker: the shard has all that was sent before."""
+    """Worker -> shard: the worker has finished.
+
+    Shard -> worker: the shard has all that was sent before.
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,7 +246,9 @@ class Fault:
 
 @dataclass(frozen=True, slots=True)
 class Gone:
-    """Shard -> worker: a worker has left after fewer iterations, or collections, than the receiver has begun."""
+    """Shard -> worker: a worker has left after fewer iterations, or collections, than the
+    receiver has begun.
+    """
 
     worker: int
     iterations: int

@@ -1,8 +1,10 @@
-"""The norm over all gradients of an iteration, for a limit on it (`clip`), as one worker takes part in it.
+"""The norm over all gradients of an iteration, for a limit on it (`clip`), as one worker takes
+part in it.
 
-Each shard sends rank 0 the sums of squares of its chunks. Rank 0 adds them in table and chunk order, so that the total
-has the same bits in every run, adds the gradients outside the store (`outside_norm`), and sends the total to the
-shards. Where there are gradients outside, shard 0 passes the total on to the other workers, which need it, too.
+Each shard sends rank 0 the sums of squares of its chunks. Rank 0 adds them in table and chunk
+order, so that the total has the same bits in every run, adds the gradients outside the store
+(`outside_norm`), and sends the total to the shards. Where there are gradients outside, shard 0
+passes the total on to the other workers, which need it, too.
 """
 
 from __future__ import annotations
@@ -39,18 +41,24 @@ class WorkerNorm:
         return self._rank == 0 and shard in missing and clock == self._next
 
     def expects_total(self, shard: int, clock: int, *, now: int) -> bool:
-        """Return whether shard 0 may pass rank 0's total of an iteration on to this worker, whose clock is `now`."""
+        """Return whether shard 0 may pass rank 0's total of an iteration on to this worker,
+        whose clock is `now`.
+        """
         passes_on = self._has_outside and self._rank != 0 and shard == 0
         return passes_on and now - 1 <= clock <= now and clock not in self._totals
 
     def add_outside(self, clock: int, squares: float) -> list[tuple[int, m.TotalNorm]]:
-        """Add the sum of squares of the gradients outside the store. Return what to send to which shard.
+        """Add the sum of squares of the gradients outside the store.
+
+        Return what to send to which shard.
 
         Raises:
             LocalProtocolError: this is not rank 0, or the store has no outside norm.
         """
         if self._rank != 0 or not self._has_outside:
-            raise LocalProtocolError("only worker 0 of a store with an outside norm adds to the norm")
+            raise LocalProtocolError(
+                "only worker 0 of a store with an outside norm adds to the norm"
+            )
         self._outside[clock] = squares
         return self._complete(clock)
 
@@ -64,7 +72,9 @@ class WorkerNorm:
         self._totals[norm.clock] = norm.total
 
     def take_total(self, clock: int) -> float | None:
-        """Return the sum of squares over all gradients of an iteration, once; None while it is not known."""
+        """Return the sum of squares over all gradients of an iteration, once; None while it is
+        not known.
+        """
         return self._totals.pop(clock, None)
 
     def _complete(self, clock: int) -> list[tuple[int, m.TotalNorm]]:

@@ -1,10 +1,12 @@
-"""The placement of chunks on shards: a pure function of sizes, so that workers and shards compute the same.
+"""The placement of chunks on shards: a pure function of sizes, so that workers and shards
+compute the same.
 
-Law: with at least `CHUNKS_FOR_BALANCE` chunks a shard, no shard carries more than `BALANCE` times its part of the
-elements. Chunks are dealt largest first to the lightest shard (Graham's LPT rule, 1969); where that would break the
-law, the largest ones are halved and dealt again. With fewer chunks the same is done where it is worth its messages,
-save for tables whose rows are given. Tables with a codec are cut between its segments only. Tables that are copies move
-no bytes in training; they are dealt by themselves.
+Law: with at least `CHUNKS_FOR_BALANCE` chunks a shard, no shard carries more than `BALANCE` times
+its part of the elements. Chunks are dealt largest first to the lightest shard (Graham's LPT rule,
+1969); where that would break the law, the largest ones are halved and dealt again. With fewer
+chunks the same is done where it is worth its messages, save for tables whose rows are given. Tables
+with a codec are cut between its segments only. Tables that are copies move no bytes in training;
+they are dealt by themselves.
 """
 
 from __future__ import annotations
@@ -22,7 +24,9 @@ CHUNKS_FOR_BALANCE = 10
 CHUNKS_A_SHARD = 48
 LEAST_CHUNK_ELEMENTS = 64 * 1024
 SMALLEST_ELEMENTS = 8 * 1024
-"""Of few chunks only those from here on (32 KiB) are halved: a chunk's message must be worth its header."""
+"""Of few chunks only those from here on (32 KiB) are halved: a chunk's message must be worth its
+header.
+"""
 
 Piece = tuple[int, int, int]
 """(table, start, stop)."""
@@ -105,21 +109,27 @@ def _deal_evenly(
     homes = _deal(pieces, weights)
     while not _balanced(pieces, homes, weights):
         few = len(pieces) < CHUNKS_FOR_BALANCE * len(weights)
-        sizes = [piece[2] - piece[1] for piece in pieces if _can_halve(piece, tables[piece[0]], few)]
+        sizes = [
+            piece[2] - piece[1] for piece in pieces if _can_halve(piece, tables[piece[0]], few)
+        ]
         largest = max(sizes, default=0)
         if largest < (SMALLEST_ELEMENTS if few else 2):
             break
-        pieces = [half for piece in pieces for half in _halve(piece, largest, tables[piece[0]], few)]
+        pieces = [
+            half for piece in pieces for half in _halve(piece, largest, tables[piece[0]], few)
+        ]
         homes = _deal(pieces, weights)
     return list(zip(pieces, homes, strict=True))
 
 
 def chunk_elements(elements: int, shards: int) -> int:
-    """Return the elements of a chunk of tables whose rows are not given: a power of two, 256 KiB to 2 MiB of float32.
+    """Return the elements of a chunk of tables whose rows are not given: a power of two, 256 KiB
+    to 2 MiB of float32.
 
-    A shard can send a chunk's new value only when the last worker's gradient of it has come, so its link is idle for
-    about a chunk of every worker at the beginning of an iteration, and the workers' links at the end. Some tens of
-    chunks a shard make that little; more would only be more messages.
+    A shard can send a chunk's new value only when the last worker's gradient of it has come, so its
+    link is idle for about a chunk of every worker at the beginning of an iteration, and the
+    workers' links at the end. Some tens of chunks a shard make that little; more would only be more
+    messages.
     """
     step = CHUNK_ELEMENTS
     while step > LEAST_CHUNK_ELEMENTS and elements < CHUNKS_A_SHARD * shards * step:
@@ -153,14 +163,18 @@ def _halve(piece: Piece, largest: int, spec: TableSpec, few: bool) -> list[Piece
 
 
 def _deal(pieces: Sequence[Piece], weights: Sequence[int]) -> list[int]:
-    """Return the shard of each piece: largest first, each to the shard that is least full for its weight."""
+    """Return the shard of each piece: largest first, each to the shard that is least full for
+    its weight.
+    """
     order = sorted(range(len(pieces)), key=lambda i: (pieces[i][1] - pieces[i][2], i))
     lightest = [(Fraction(0), shard) for shard in range(len(weights))]
     homes = [0] * len(pieces)
     for i in order:
         load, shard = heapq.heappop(lightest)
         homes[i] = shard
-        heapq.heappush(lightest, (load + Fraction(pieces[i][2] - pieces[i][1], weights[shard]), shard))
+        heapq.heappush(
+            lightest, (load + Fraction(pieces[i][2] - pieces[i][1], weights[shard]), shard)
+        )
     return homes
 
 

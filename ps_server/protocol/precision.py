@@ -1,21 +1,25 @@
-"""Fewer bits on the wire, float32 everywhere else, with error feedback: 16 bits, or the codec of a table (`codecs.py`).
+"""Fewer bits on the wire, float32 everywhere else, with error feedback: 16 bits, or the codec of
+a table (`codecs.py`).
 
 Laws, where a store's precision is float16 or bfloat16, for tables without a codec (`codecs.py`):
 
-* Gradients and changes (`Push`): the worker rounds what it sends, keeps what rounding has lost, and adds that to what
-  it sends next (error feedback: Seide et al., Interspeech 2014; Karimireddy et al., ICML 2019). So after any number of
-  iterations the shards have received the sum of what was pushed, but for one rounding.
-* Values of staleness 0 (`Value`): the first is float32. After it the shard sends the change since the last value,
-  rounded, and adds the same rounded numbers to its copy of the workers' value. The next change is taken from that copy,
-  which is the same feedback: the workers' value never drifts from the shard's, is as close to it as one rounding of one
-  change, not of the value, and has the same bits on every worker.
-* In float32 stay: first values and history, values of staleness > 0 (each worker gets them at another moment), values
-  that are sent on request (`SSP`: changes between two requests would be missed), changes that are held back
-  and added up (`SSPAggr`), averaged tables, and copies.
+* Gradients and changes (`Push`): the worker rounds what it sends, keeps what rounding has lost, and
+  adds that to what it sends next (error feedback: Seide et al., Interspeech 2014; Karimireddy et
+  al., ICML 2019). So after any number of iterations the shards have received the sum of what was
+  pushed, but for one rounding.
+* Values of staleness 0 (`Value`): the first is float32. After it the shard sends the change since
+  the last value, rounded, and adds the same rounded numbers to its copy of the workers' value. The
+  next change is taken from that copy, which is the same feedback: the workers' value never drifts
+  from the shard's, is as close to it as one rounding of one change, not of the value, and has the
+  same bits on every worker.
+* In float32 stay: first values and history, values of staleness > 0 (each worker gets them at
+  another moment), values that are sent on request (`SSP`: changes between two requests would be
+  missed), changes that are held back and added up (`SSPAggr`), averaged tables, and copies.
 * float16 ends at 65,504: a larger number is sent as that, and the rest with the next push.
 
-A table with a codec has the same laws for pushes and values. Values that replace the ones before (`RuleKind.MEAN`: mean
-gradients, for optimizers that run on the workers) are encoded as pushes are: each with what was held back before.
+A table with a codec has the same laws for pushes and values. Values that replace the ones before
+(`RuleKind.MEAN`: mean gradients, for optimizers that run on the workers) are encoded as pushes are:
+each with what was held back before.
 
 On the wire and in messages a bfloat16 array is numpy's uint16, as numpy has no such type.
 """
@@ -81,7 +85,8 @@ def of_values(store: StoreSpec, table: TableSpec) -> Precision:
 
 
 def as_tensor(array: Payload) -> Tensor:
-    """Return a tensor of the type that an array has on the wire, over its memory; over a copy where that is read-only.
+    """Return a tensor of the type that an array has on the wire, over its memory; over a copy
+    where that is read-only.
 
     torch warns about read-only memory. Arrays that came through a socket are writable.
     """
@@ -122,7 +127,8 @@ class Feedback:
     Args:
         size: elements of the table.
         precision: of the wire; not FLOAT32.
-        reuse: whether the memory of one push may be used for the next: it has no other user by then.
+        reuse: whether the memory of one push may be used for the next: it has no other user by
+            then.
     """
 
     __slots__ = ("_left", "_precision", "_rounded")
@@ -211,8 +217,9 @@ class EncodedReplica:
         value: the first value, which the workers get in float32.
         chunk: its chunk.
         codec: of its table.
-        replaces: whether a value replaces the one before (`RuleKind.MEAN`) and is no sum of changes: then the workers'
-            value is what the last encoding holds, and what was not sent is added to the next value.
+        replaces: whether a value replaces the one before (`RuleKind.MEAN`) and is no sum of
+            changes: then the workers' value is what the last encoding holds, and what was not sent
+            is added to the next value.
     """
 
     __slots__ = ("_chunk", "_codec", "change", "held_back", "value")
@@ -222,7 +229,9 @@ class EncodedReplica:
         self.change = torch.zeros(codec.size(chunk.size), dtype=torch.uint8)
         """The last change, as it is sent; its memory is used for the next."""
         self.held_back = torch.zeros_like(self.value) if replaces else None
-        """What was not sent of values that replace the ones before; None where values are sums of changes."""
+        """What was not sent of values that replace the ones before; None where values are sums
+        of changes.
+        """
         self._chunk = chunk
         self._codec = codec
 

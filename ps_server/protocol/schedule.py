@@ -2,14 +2,16 @@
 
 Laws:
 
-* Arrays that the next forward pass needs first leave first: of the queued arrays the one with the lowest table id, then
-  the lowest chunk. A table's id is its place in the forward order. An array that is added late overtakes others.
+* Arrays that the next forward pass needs first leave first: of the queued arrays the one with the
+  lowest table id, then the lowest chunk. A table's id is its place in the forward order. An array
+  that is added late overtakes others.
 * `Order` says what may overtake what; two messages of the same urgency keep their order.
-* A queued value is replaced by a newer one of the same chunk: the receiver has no use for the older.
+* A queued value is replaced by a newer one of the same chunk: the receiver has no use for the
+  older.
 * Nothing is lost: every message but a replaced one is taken exactly once, unless it was put back.
 
-A packet is one or more messages that travel together: small ones share the cost of a message on the wire, and no
-packet of more than one message is larger than the caller allows.
+A packet is one or more messages that travel together: small ones share the cost of a message on the
+wire, and no packet of more than one message is larger than the caller allows.
 """
 
 from __future__ import annotations
@@ -43,10 +45,15 @@ ORDERS: dict[type, Order] = {
     m.Fresh: Order.IN_TURN,  # valid for every chunk that was not sent again
     m.Leave: Order.IN_TURN,
 }
-"""All others leave at once. Of these `Signal` must: before the pushes, and so before the values, of a later clock."""
+"""All others leave at once.
+
+Of these `Signal` must: before the pushes, and so before the values, of a later clock.
+"""
 
 PACKET_BYTES = 256 * 1024
-"""Small against a chunk, so that packets delay nothing; large against what a message costs by itself."""
+"""Small against a chunk, so that packets delay nothing; large against what a message costs by
+itself.
+"""
 _AFTER_STORES = (m.Get, m.Gather)
 """A worker that stores a copy and then contributes to a collection, or reads
 the copy, means the copy that it stored.
@@ -59,7 +66,9 @@ Key = tuple[int, int, int, int]
 
 
 class Waiting:
-    """A queued message with its place: (epoch, table, chunk, number). In-turn messages end an epoch.
+    """A queued message with its place: (epoch, table, chunk, number).
+
+    In-turn messages end an epoch.
 
     Attributes:
         frames: the encoded message; empty until one of its senders has encoded it.
@@ -105,7 +114,8 @@ class Schedule:
 
         Args:
             message: the message.
-            frames: of a message for several peers, the same list for all, empty until it is sent to the first of them.
+            frames: of a message for several peers, the same list for all, empty until it is sent to
+                the first of them.
         """
         frames = [] if frames is None else frames
         if isinstance(message, m.Value):

@@ -1,22 +1,24 @@
-"""The session of one worker with the store. A state machine without I/O: calls and messages in, messages out.
+"""The session of one worker with the store.
+
+A state machine without I/O: calls and messages in, messages out.
 
 Laws:
 
 * Read: a table may be read at clock c only when every chunk has reached c - s (`clock.py`).
-* Read my writes: at staleness > 0 a value holds the worker's own changes, too. The session adds those that the shard
-  had not yet added when it sent the value, from the log of own changes.
-* Under `SSPAggr` with a budget, changes may be held back and sent as a sum (`bandwidth.py`). At clock c all changes of
-  iterations < c + 1 - s have been sent, so no worker with as many finished iterations as this one waits for them. A
-  `Clock` message has the number of iterations whose changes have all been sent, so the bound holds whatever is held
-  back.
+* Read my writes: at staleness > 0 a value holds the worker's own changes, too. The session adds
+  those that the shard had not yet added when it sent the value, from the log of own changes.
+* Under `SSPAggr` with a budget, changes may be held back and sent as a sum (`bandwidth.py`). At
+  clock c all changes of iterations < c + 1 - s have been sent, so no worker with as many finished
+  iterations as this one waits for them. A `Clock` message has the number of iterations whose
+  changes have all been sent, so the bound holds whatever is held back.
 * A renewed session (`renewed`) ignores the `Signal`s of a shard until that shard's `Welcome`:
   before it they may be of the previous session.
-* A pushed array is held, and must not be written to, until the shard has it: at staleness 0 until the next value of its
-  chunk arrives, at staleness > 0 until a value that includes it arrives.
+* A pushed array is held, and must not be written to, until the shard has it: at staleness 0 until
+  the next value of its chunk arrives, at staleness > 0 until a value that includes it arrives.
 * A table of staleness 0 may be bound to its reader's array (`values.py`).
-* With table clocks each table of staleness 0 counts its own pushes: a worker pushes a table when it likes, all workers
-  equally often, and a read needs all that the worker has pushed to the table. The shards know each chunk's own clock
-  anyway.
+* With table clocks each table of staleness 0 counts its own pushes: a worker pushes a table when it
+  likes, all workers equally often, and a read needs all that the worker has pushed to the table.
+  The shards know each chunk's own clock anyway.
 """
 
 from __future__ import annotations
@@ -58,7 +60,8 @@ class Session:
         rank: this worker's rank.
         store: the store, the same on every worker.
         token: the job's secret.
-        log: under `SSPAggr`, holds changes back (`bandwidth.py`); None: every change is sent at once.
+        log: under `SSPAggr`, holds changes back (`bandwidth.py`); None: every change is sent at
+            once.
         table_clocks: whether each table has a clock of its own.
     """
 
@@ -74,8 +77,12 @@ class Session:
         if not 0 <= rank < store.workers:
             raise SpecError(f"rank is {rank}; expected 0 to {store.workers - 1}")
         table_clocks = table_clocks or store.trial
-        if table_clocks and (store.clip is not None or any(table.staleness for table in store.tables)):
-            raise SpecError("tables with clocks of their own have staleness 0 and no limit on a common norm")
+        if table_clocks and (
+            store.clip is not None or any(table.staleness for table in store.tables)
+        ):
+            raise SpecError(
+                "tables with clocks of their own have staleness 0 and no limit on a common norm"
+            )
         self._table_clocks = table_clocks
         self.rank = rank
         self.store = store
@@ -103,13 +110,12 @@ class Session:
         """Return the chunks of a shard."""
         return self._placement.of_shard(shard)
 
-    # -- sending -------------------------------------------------------------------------------------------
-
     def start(self, initial: InitialValue) -> list[Addressed]:
         """Join every shard and agree on the store; rank 0 sends the first values.
 
         Args:
-            initial: returns a table's first value, and its history when a run is resumed; called on rank 0.
+            initial: returns a table's first value, and its history when a run is resumed; called on
+                rank 0.
         """
         outgoing: list[Addressed] = []
         self._started = True
@@ -128,8 +134,8 @@ class Session:
     def renewed(self, start_clock: int) -> Session:
         """Return a session on the same connections, whose store starts again at another clock.
 
-        All workers have taken part in a collection since their last message, and none has pushed. Rank 0's signals are
-        forgotten: it sends them again once the session has started.
+        All workers have taken part in a collection since their last message, and none has pushed.
+        Rank 0's signals are forgotten: it sends them again once the session has started.
         """
         if any(copy.pushed != self.store.start_clock for row in self.values.copies for copy in row):
             raise LocalProtocolError("a store is renewed only before its first push")
@@ -138,12 +144,15 @@ class Session:
     def replaced(self, store: StoreSpec) -> Session:
         """Return a session on the same connections with another store, after a trial.
 
-        All workers have read what follows from their last pushes, and taken part in a collection since.
+        All workers have read what follows from their last pushes, and taken part in a collection
+        since.
         """
         if not self.store.trial or store.shards != self.store.shards:
             raise LocalProtocolError("only a trial store is replaced, by one on the same shards")
         if any(copy.clock != copy.pushed for row in self.values.copies for copy in row):
-            raise LocalProtocolError("a trial store is replaced only when all that was pushed has been read")
+            raise LocalProtocolError(
+                "a trial store is replaced only when all that was pushed has been read"
+            )
         return self._followed_by(store, table_clocks=False)
 
     def _followed_by(self, store: StoreSpec, table_clocks: bool) -> Session:
@@ -166,12 +175,16 @@ class Session:
         return arrays
 
     def held_back(self, table: int) -> m.Array | None:
-        """Return the sum of what was pushed to a table, less what its codec has sent; None without one. Live memory."""
+        """Return the sum of what was pushed to a table, less what its codec has sent; None
+        without one. Live memory.
+        """
         feedback = self._feedback[table]
         return feedback.held_back if isinstance(feedback, Compressor) else None
 
     def on_the_wire(self, table: int, array: m.Array) -> m.Payload:
-        """Return what to `push` for this iteration's gradient or change: rounded, or encoded. Call it once for each.
+        """Return what to `push` for this iteration's gradient or change: rounded, or encoded.
+
+        Call it once for each.
 
         Only the thread that pushes the table may call it, at the same time as any other method.
         """
@@ -188,7 +201,8 @@ class Session:
         return feedback.bounds if isinstance(feedback, Compressor) else None
 
     def push(self, table: int, array: m.Payload, rate: float) -> list[Addressed]:
-        """Send the result of `on_the_wire` for this iteration's gradient or change of a table, once.
+        """Send the result of `on_the_wire` for this iteration's gradient or change of a table,
+        once.
 
         An empty array skips the iteration: the value stays as it is
         (`TableSpec.may_skip`). All workers skip it or none.
@@ -196,22 +210,29 @@ class Session:
         bounds = self._encoded_bounds(table)
         skips = array.size == 0 and self.store.tables[table].may_skip
         if bounds is None and not skips:
-            check_array(self.store.tables[table], array, of_pushes(self.store, self.store.tables[table]))
+            check_array(
+                self.store.tables[table], array, of_pushes(self.store, self.store.tables[table])
+            )
         if self.store.tables[table].keeping is Keeping.COPY:
             raise LocalProtocolError(
                 f"table '{self.store.tables[table].name}' is a copy: no worker pushes to it"
             )
         outgoing = []
         for copy in self.values.copies[table]:
-            if copy.pushed != self._clock_of(table) or (self._table_clocks and copy.clock < copy.pushed):
+            if copy.pushed != self._clock_of(table) or (
+                self._table_clocks and copy.clock < copy.pushed
+            ):
                 raise LocalProtocolError(
-                    f"table '{self.store.tables[table].name}' was already pushed in iteration {self._clock_of(table)}"
+                    f"table '{self.store.tables[table].name}' was already pushed in iteration "
+                    f"{self._clock_of(table)}"
                 )
         clock = self._clock_of(table)
         for copy in self.values.copies[table]:
             chunk = copy.chunk
             start, stop = (
-                (chunk.start, chunk.stop) if bounds is None else bounds[chunk.index : chunk.index + 2]
+                (chunk.start, chunk.stop)
+                if bounds is None
+                else bounds[chunk.index : chunk.index + 2]
             )
             part = array[start:stop]
             copy.pushed += 1
@@ -220,7 +241,9 @@ class Session:
             else:
                 copy.sent += 1
                 copy.held.append(Held(part, 1))
-                outgoing.append(Addressed(chunk.shard, m.Push(table, chunk.index, clock, rate, part)))
+                outgoing.append(
+                    Addressed(chunk.shard, m.Push(table, chunk.index, clock, rate, part))
+                )
         return outgoing
 
     def release(self, now_s: float) -> list[Addressed]:
@@ -231,7 +254,9 @@ class Session:
         return [*outgoing, *self._send_clock()] if outgoing else []
 
     def release_in_s(self, now_s: float) -> float | None:
-        """Return the seconds until `release` has something to send; None when nothing is held back."""
+        """Return the seconds until `release` has something to send; None when nothing is held
+        back.
+        """
         return None if self._log is None else self._log.wait_s(now_s)
 
     def _send_held(self, key: tuple[int, int]) -> Addressed:
@@ -243,11 +268,15 @@ class Session:
         return Addressed(copy.chunk.shard, m.Push(*key, first, 0.0, array, count))
 
     def _send_due(self, before: Callable[[TableSpec], int]) -> list[Addressed]:
-        """Send what is held back of iterations before `before(table)`, and the clock that this reaches."""
+        """Send what is held back of iterations before `before(table)`, and the clock that this
+        reaches.
+        """
         if self._log is None:
             return []
         due = [
-            key for table, spec in enumerate(self.store.tables) for key in self._log.due(table, before(spec))
+            key
+            for table, spec in enumerate(self.store.tables)
+            for key in self._log.due(table, before(spec))
         ]
         return [*(self._send_held(key) for key in due), *self._send_clock()]
 
@@ -265,12 +294,17 @@ class Session:
         return [Addressed(shard, m.Clock(clock)) for clock in clocks for shard in self._clocked]
 
     def tick(self) -> list[Addressed]:
-        """Finish an iteration. Every table must have been pushed, unless each has a clock of its own."""
+        """Finish an iteration.
+
+        Every table must have been pushed, unless each has a clock of its own.
+        """
         for spec, row in zip(self.store.tables, self.values.copies, strict=True):
             if self._table_clocks:
                 break
             if spec.keeping is not Keeping.COPY and row[0].pushed != self.clock + 1:
-                raise LocalProtocolError(f"iteration {self.clock} ends without a push of table '{spec.name}'")
+                raise LocalProtocolError(
+                    f"iteration {self.clock} ends without a push of table '{spec.name}'"
+                )
         self.clock += 1
         if self._log is None:
             return self._send_clock()
@@ -278,9 +312,12 @@ class Session:
         return self._send_due(lambda table: needed_clock(self.clock + 1, table.staleness))
 
     def ask(self, table: int, staleness: int | None = None) -> list[Addressed]:
-        """Ask for the chunks that are too old to be read, under `SSP`. Under `SSPPush` the shards send them unasked.
+        """Ask for the chunks that are too old to be read, under `SSP`.
 
-        Under `SSPAggr` with a bound of the reader's own: all workers read so, and need what this one holds back.
+        Under `SSPPush` the shards send them unasked.
+
+        Under `SSPAggr` with a bound of the reader's own: all workers read so, and need what this
+        one holds back.
         """
         spec = self.store.tables[table]
         if staleness is not None and self._log is not None and spec.adds_changes:
@@ -301,10 +338,15 @@ class Session:
             raise LocalProtocolError(
                 f"table '{self.store.tables[table].name}' has its history on the workers"
             )
-        return [Addressed(c.shard, m.GetHistory(table, c.index)) for c in self._placement.chunks[table]]
+        return [
+            Addressed(c.shard, m.GetHistory(table, c.index)) for c in self._placement.chunks[table]
+        ]
 
     def store_copy(self, table: int, array: m.Array) -> list[Addressed]:
-        """Send the value of a table of `Keeping.COPY` at this worker's clock to its shards. Rank 0 only."""
+        """Send the value of a table of `Keeping.COPY` at this worker's clock to its shards.
+
+        Rank 0 only.
+        """
         check_array(self.store.tables[table], array)
         return [
             Addressed(c.shard, m.Store(table, c.index, self.clock, array[c.start : c.stop].copy()))
@@ -331,12 +373,14 @@ class Session:
         return gather.tag, [Addressed(0, gather)]
 
     def signal(self, kind: m.SignalKind) -> tuple[m.Signal, list[Addressed]]:
-        """Signal all workers, this one too, to do `kind` after an iteration that none of them has passed. Rank 0 only.
+        """Signal all workers, this one too, to do `kind` after an iteration that none of them
+        has passed. Rank 0 only.
 
-        The pushes of this worker in iteration `clock` may have been sent already, though the iteration has not ended.
-        So another worker can have read its tables for iteration clock + s + 1, and finished it, before the signal
-        reaches it. For the next iteration it needs this worker's next push, and each shard passes the signal on before
-        any value with that push. So the end of iteration clock + s + 2 is the first that all can stop at: clock + s + 3
+        The pushes of this worker in iteration `clock` may have been sent already, though the
+        iteration has not ended. So another worker can have read its tables for iteration clock + s
+        + 1, and finished it, before the signal reaches it. For the next iteration it needs this
+        worker's next push, and each shard passes the signal on before any value with that push. So
+        the end of iteration clock + s + 2 is the first that all can stop at: clock + s + 3
         iterations are finished then.
         """
         lead = max((table.staleness for table in self.store.tables), default=0)
@@ -351,8 +395,6 @@ class Session:
         self.stays_on = set(range(self.store.shards)) if self._started else set()
         rest = self._send_due(lambda table: self.clock + 1)
         return [*rest, *(Addressed(shard, m.Leave()) for shard in range(self.store.shards))]
-
-    # -- receiving -----------------------------------------------------------------------------------------
 
     def receive(self, shard: int, message: m.Message) -> list[Addressed]:
         """Take one message of a shard. Return the answers to send.
@@ -381,14 +423,16 @@ class Session:
             case m.Signal() if self.rank != 0:
                 self.signals.receive(shard, message)
             case m.Fault(reason):
-                raise RemoteProtocolError(f"shard {shard} refused a message of worker {self.rank}: {reason}")
+                raise RemoteProtocolError(
+                    f"shard {shard} refused a message of worker {self.rank}: {reason}"
+                )
             case m.Gone(worker, iterations) if worker != self.rank and worker < self.store.workers:
                 raise PeerLeft(worker, iterations, rank=self.rank)
             case _:
-                raise RemoteProtocolError(f"shard {shard} sent an unexpected {type(message).__name__}")
+                raise RemoteProtocolError(
+                    f"shard {shard} sent an unexpected {type(message).__name__}"
+                )
         return []
-
-    # -- reading -------------------------------------------------------------------------------------------
 
     def _needed(self, table: int, staleness: int | None) -> int:
         spec = self.store.tables[table]

@@ -1,7 +1,9 @@
-"""The settings of a store: tables, their update rules, the consistency model. Frozen and checked once.
+"""The settings of a store: tables, their update rules, the consistency model.
 
-Law: every worker sends the same `StoreSpec` to every shard, and everything that both sides must agree on
-(placement, rules, staleness) is computed from it by pure functions.
+Frozen and checked once.
+
+Law: every worker sends the same `StoreSpec` to every shard, and everything that both sides must
+agree on (placement, rules, staleness) is computed from it by pure functions.
 """
 
 from __future__ import annotations
@@ -13,16 +15,22 @@ from enum import Enum
 from ps_server.errors import SpecError
 
 CHUNK_ELEMENTS = 512 * 1024
-"""Most elements of a chunk unless the table says otherwise: 2 MiB of float32, as Poseidon's KV pairs."""
+"""Most elements of a chunk unless the table says otherwise: 2 MiB of float32, as Poseidon's KV
+pairs.
+"""
 
 MAX_TABLES = 65_536
 MAX_WORKERS = 4_096
 MAX_TABLE_ELEMENTS = 2**40
 SEGMENT_ELEMENTS = 16 * 1024
-"""Tables with a codec are cut into chunks at multiples of this: their codec treats each segment by itself."""
+"""Tables with a codec are cut into chunks at multiples of this: their codec treats each segment
+by itself.
+"""
 NO_CODEC = "none"
 MAX_FRACTION = 0.5
-"""Largest part of the elements that a sparse codec sends: an element costs it more than a float32."""
+"""Largest part of the elements that a sparse codec sends: an element costs it more than a
+float32.
+"""
 
 
 class Consistency(Enum):
@@ -33,18 +41,24 @@ class Consistency(Enum):
     SSP_PUSH = "SSPPush"
     """The shard sends every changed chunk to every worker as soon as the slowest clock moves."""
     SSP_AGGR = "SSPAggr"
-    """As SSPPush, but workers with a bandwidth budget hold back, added up, changes that the bound does not need yet."""
+    """As SSPPush, but workers with a bandwidth budget hold back, added up, changes that the
+    bound does not need yet.
+    """
 
 
 class Keeping(Enum):
     """What the shards keep of a table, and what its next value is made of."""
 
     GRADIENTS = "gradients"
-    """The rule and the workers' average gradient (staleness 0), or the workers' own changes (staleness > 0)."""
+    """The rule and the workers' average gradient (staleness 0), or the workers' own changes
+    (staleness > 0).
+    """
     AVERAGE = "average"
     """At staleness 0 each worker pushes a value of its own, and their average is the next value."""
     COPY = "copy"
-    """A copy: the workers exchange the table among themselves, and rank 0 stores its value (`Store`)."""
+    """A copy: the workers exchange the table among themselves, and rank 0 stores its value
+    (`Store`).
+    """
 
 
 class Precision(Enum):
@@ -53,7 +67,9 @@ class Precision(Enum):
     FLOAT32 = "float32"
     """Not rounded."""
     FLOAT16 = "float16"
-    """Half as many bytes; what rounding loses is carried into the next iteration (error feedback)."""
+    """Half as many bytes; what rounding loses is carried into the next iteration (error
+    feedback).
+    """
     BFLOAT16 = "bfloat16"
     """As FLOAT16, with float32's range and fewer digits."""
 
@@ -84,7 +100,8 @@ class CodecSpec:
 
     Args:
         kind: the codec.
-        fraction: the part of the elements that a sparse codec sends; above 0, at most 0.5. 1 for the others.
+        fraction: the part of the elements that a sparse codec sends; above 0, at most 0.5. 1 for
+            the others.
     """
 
     kind: CodecKind
@@ -93,11 +110,13 @@ class CodecSpec:
     def __post_init__(self) -> None:
         if self.kind.is_sparse and not 0 < self.fraction <= MAX_FRACTION:
             raise SpecError(
-                f"{self.kind.value}:{self.fraction:g} is no codec; expected a fraction above 0 and at most {MAX_FRACTION}"
+                f"{self.kind.value}:{self.fraction:g} is no codec; expected a fraction above 0 "
+                f"and at most {MAX_FRACTION}"
             )
         if not self.kind.is_sparse and self.fraction != 1:
             raise SpecError(
-                f"{self.kind.value}:{self.fraction:g} is no codec; {self.kind.value} has no fraction"
+                f"{self.kind.value}:{self.fraction:g} is no codec; {self.kind.value} has no "
+                "fraction"
             )
 
     def __str__(self) -> str:
@@ -121,7 +140,9 @@ class CodecSpec:
         try:
             fraction = float(number) if colon else 1.0
         except ValueError:
-            raise SpecError(f"'{text:.60}' is no codec; expected a number after '{name}:'") from None
+            raise SpecError(
+                f"'{text:.60}' is no codec; expected a number after '{name}:'"
+            ) from None
         return cls(kind, fraction)
 
 
@@ -139,7 +160,9 @@ class CodecPair:
 
     def __post_init__(self) -> None:
         if self.gradients is None and self.values is None:
-            raise SpecError(f"{NO_CODEC}/{NO_CODEC} is no codec; expected one for gradients or for values")
+            raise SpecError(
+                f"{NO_CODEC}/{NO_CODEC} is no codec; expected one for gradients or for values"
+            )
 
     def __str__(self) -> str:
         if self.gradients == self.values:
@@ -178,7 +201,9 @@ class RuleKind(Enum):
     ADAM = "Adam"
     """First and second moments with bias correction."""
     MEAN = "Mean"
-    """Not a rule of Caffe: the value becomes the mean gradient, for optimizers that run on the workers."""
+    """Not a rule of Caffe: the value becomes the mean gradient, for optimizers that run on the
+    workers.
+    """
 
 
 class Regularization(Enum):
@@ -231,14 +256,15 @@ class TableSpec:
     Args:
         name: for error messages; need not be unique.
         size: number of float32 elements; > 0.
-        staleness: the bound s >= 0 of its reads. 0: the shard applies the rule to the workers' average
-            gradient. > 0: each worker applies the rule and the shard adds the changes.
+        staleness: the bound s >= 0 of its reads. 0: the shard applies the rule to the workers'
+            average gradient. > 0: each worker applies the rule and the shard adds the changes.
         rows: number of equal pieces to cut the table into; 0: pieces of up to `CHUNK_ELEMENTS`
             (`placement.chunk_elements`).
         rule: how values follow from gradients.
-        keeping: what its next value is made of. Limit and scale of gradients are for `GRADIENTS` only.
-        codec: of its gradients and of the changes of its values on the wire; None: the store's precision.
-            Only tables whose rule runs on the shards have one.
+        keeping: what its next value is made of. Limit and scale of gradients are for `GRADIENTS`
+            only.
+        codec: of its gradients and of the changes of its values on the wire; None: the store's
+            precision. Only tables whose rule runs on the shards have one.
     """
 
     name: str
@@ -278,18 +304,24 @@ class TableSpec:
 
     def __post_init__(self) -> None:
         if not 0 < self.size <= MAX_TABLE_ELEMENTS:
-            raise SpecError(f"table '{self.name}' has size {self.size}; expected 1 to {MAX_TABLE_ELEMENTS}")
+            raise SpecError(
+                f"table '{self.name}' has size {self.size}; expected 1 to {MAX_TABLE_ELEMENTS}"
+            )
         if self.staleness < 0:
-            raise SpecError(f"table '{self.name}' has staleness {self.staleness}; expected 0 or more")
+            raise SpecError(
+                f"table '{self.name}' has staleness {self.staleness}; expected 0 or more"
+            )
         if self.staleness and self.rule.kind is RuleKind.MEAN:
             raise SpecError(f"table '{self.name}' is a mean, which has no staleness; expected 0")
         if self.codec is not None and not self.follows_gradients:
             raise SpecError(
-                f"table '{self.name}' has the codec {self.codec}; expected none at staleness > 0, for averages and for copies"
+                f"table '{self.name}' has the codec {self.codec}; expected none at staleness > 0, "
+                "for averages and for copies"
             )
         if self.rows < 0:
             raise SpecError(
-                f"table '{self.name}' has {self.rows} rows; expected 1 or more, or 0 for the default"
+                f"table '{self.name}' has {self.rows} rows; expected 1 or more, or 0 for the "
+                "default"
             )
 
 
@@ -302,16 +334,19 @@ class StoreSpec:
         shards: number of shards.
         tables: the tables; a table's id is its index here.
         consistency: how values travel to the workers.
-        clip: largest allowed L2 norm over all tables' average gradients together (Caffe: clip_gradients);
-            None: no limit. Only gradients that the shards apply are limited here.
+        clip: largest allowed L2 norm over all tables' average gradients together (Caffe:
+            clip_gradients); None: no limit. Only gradients that the shards apply are limited here.
         gradient_scale: multiplies the average gradient after the limit (Caffe: 1 / iter_size).
         start_clock: the clock of the initial values; > 0 when a run is resumed.
-        loads: relative load that each shard is to carry, one whole number > 0 a shard; empty: all alike.
-        outside_norm: gradients that the workers apply among themselves count for `clip` too: rank 0 adds their sum of
-            squares, and every worker gets the total (`Client.add_norm`, `Client.total_norm`).
+        loads: relative load that each shard is to carry, one whole number > 0 a shard; empty: all
+            alike.
+        outside_norm: gradients that the workers apply among themselves count for `clip` too: rank 0
+            adds their sum of squares, and every worker gets the total (`Client.add_norm`,
+            `Client.total_norm`).
         precision: of gradients and values on the wire, in tables without a codec.
-        trial: the store measures the shards before training. Each table has a clock of its own (`Client`), and after
-            pushes the workers may replace it with another store (`Client.replace_trial`).
+        trial: the store measures the shards before training. Each table has a clock of its own
+            (`Client`), and after pushes the workers may replace it with another store
+            (`Client.replace_trial`).
     """
 
     workers: int
@@ -338,11 +373,14 @@ class StoreSpec:
         if not (math.isfinite(self.gradient_scale) and self.gradient_scale > 0):
             raise SpecError(f"gradient_scale is {self.gradient_scale}; expected a number above 0")
         if self.loads and (len(self.loads) != self.shards or min(self.loads) < 1):
-            raise SpecError(f"loads are {self.loads}; expected {self.shards} whole numbers above 0, or none")
+            raise SpecError(
+                f"loads are {self.loads}; expected {self.shards} whole numbers above 0, or none"
+            )
         lossy = next((table for table in self.tables if table.codec is not None), None)
         if lossy is not None and self.consistency is not Consistency.SSP_PUSH:
             raise SpecError(
-                f"table '{lossy.name}' has the codec {lossy.codec}, which needs SSPPush, not {self.consistency.value}"
+                f"table '{lossy.name}' has the codec {lossy.codec}, which needs SSPPush, not "
+                f"{self.consistency.value}"
             )
         if self.start_clock < 0:
             raise SpecError(f"start_clock is {self.start_clock}; expected 0 or more")

@@ -1,24 +1,28 @@
-"""A shard: it holds some chunks of every table and keeps the consistency model. A state machine without I/O.
+"""A shard: it holds some chunks of every table and keeps the consistency model.
+
+A state machine without I/O.
 
 Laws:
 
-* A chunk of staleness 0 is a bulk-synchronous cell. It takes exactly one gradient of iteration `clock` from
-  every worker, adds them in worker order (so that the sum has the same bits in every run), applies the rule
-  once to their average, and only then becomes `clock + 1`. A chunk of an averaged table takes values instead.
+* A chunk of staleness 0 is a bulk-synchronous cell. It takes exactly one gradient of iteration
+  `clock` from every worker, adds them in worker order (so that the sum has the same bits in every
+  run), applies the rule once to their average, and only then becomes `clock + 1`. A chunk of an
+  averaged table takes values instead.
 * A chunk of a table that is a copy changes only when rank 0 stores a new value.
-* A chunk of staleness > 0 is a sum. Changes are added as they arrive. The vector clock (`clock.py`) bounds what a
-  worker may read. Under `SSPPush` a worker gets the others' changes when the slowest clock moves, and also, once
-  between two pushes of its own, as soon as there is a change. So values are mostly fresher than the bound asks for,
-  which keeps stale training close to exact training, at no more than twice the bytes.
+* A chunk of staleness > 0 is a sum. Changes are added as they arrive. The vector clock (`clock.py`)
+  bounds what a worker may read. Under `SSPPush` a worker gets the others' changes when the slowest
+  clock moves, and also, once between two pushes of its own, as soon as there is a change. So values
+  are mostly fresher than the bound asks for, which keeps stale training close to exact training, at
+  no more than twice the bytes.
 * An illegal message changes no state: it is answered with `Fault` and counted.
-* Before the first push, and after the iterations of a trial, all workers together may create the store again, with
-  other first values at another clock (a saved state is loaded), or another store (after a trial). Each gets `Welcome`
-  then: every later message to it is of the new store. A signal of rank 0 that comes late, of the previous store, is not
-  passed on.
-* Memory is allocated when the store is created; an iteration allocates only the memory of its messages. The gradient of
-  worker 0 becomes the sum, in the memory in which it arrived. The transport sends a value from its own memory,
-  without a copy: at staleness 0 the next change of the chunk needs a push of every worker, and a worker pushes only
-  after it has received the value.
+* Before the first push, and after the iterations of a trial, all workers together may create the
+  store again, with other first values at another clock (a saved state is loaded), or another store
+  (after a trial). Each gets `Welcome` then: every later message to it is of the new store. A signal
+  of rank 0 that comes late, of the previous store, is not passed on.
+* Memory is allocated when the store is created; an iteration allocates only the memory of its
+  messages. The gradient of worker 0 becomes the sum, in the memory in which it arrived. The
+  transport sends a value from its own memory, without a copy: at staleness 0 the next change of the
+  chunk needs a push of every worker, and a worker pushes only after it has received the value.
 """
 
 from __future__ import annotations
@@ -76,7 +80,9 @@ class Shard:
         self._begun = False
         self._agreed: set[int] = set()  # ranks that have created the present store
         self._tried = 0  # updates of trial stores
-        self._generation = 0  # of the present store: counts how often workers have created one together
+        self._generation = (
+            0  # of the present store: counts how often workers have created one together
+        )
         self._created = [0] * workers  # times each rank has created a store
         self._handlers: dict[type, Callable[[int, Any], Iterator[Outgoing]]] = {
             m.Create: self._create,
@@ -105,7 +111,9 @@ class Shard:
     @property
     def memory_bytes(self) -> int:
         """Bytes of all values and histories. Any thread may read it."""
-        return sum(4 * cell.chunk.size * (1 + len(cell.history)) for cell in list(self._cells.values()))
+        return sum(
+            4 * cell.chunk.size * (1 + len(cell.history)) for cell in list(self._cells.values())
+        )
 
     def handle(self, sender: bytes, message: m.Message) -> list[Outgoing]:
         """Take one message. Return the messages to send, in order."""
@@ -139,8 +147,6 @@ class Shard:
         """Return whether a peer has a rank."""
         return peer in self._members.ranks
 
-    # -- the store -----------------------------------------------------------------------------------------
-
     def _create(self, rank: int, create: m.Create) -> Iterator[Outgoing]:
         store = create.store
         if store.workers != self._workers:
@@ -173,17 +179,25 @@ class Shard:
             yield self._members.to(rank, m.Welcome(self.index))
 
     def _forget_store(self, rank: int) -> None:
-        """Forget the previous store, a trial or one without pushes, when the first worker creates the next one.
+        """Forget the previous store, a trial or one without pushes, when the first worker
+        creates the next one.
 
-        A shard without chunks may not have all workers' `Create` of the previous store: no worker waits for it.
+        A shard without chunks may not have all workers' `Create` of the previous store: no worker
+        waits for it.
         """
         if self._generation == 0:
             self._generation = 1
             return
         used = any(count > cell.clock for cell in self._cells.values() for count in cell.own)
         trial = self._store is not None and self._store.trial
-        if (self._cells and not self._begun) or used or (self.counts.updates > self._tried and not trial):
-            raise RemoteProtocolError(f"worker {rank} creates the store a second time, and it is in use")
+        if (
+            (self._cells and not self._begun)
+            or used
+            or (self.counts.updates > self._tried and not trial)
+        ):
+            raise RemoteProtocolError(
+                f"worker {rank} creates the store a second time, and it is in use"
+            )
         self._store, self._begun = None, False
         self._tried = self.counts.updates
         self._generation += 1
@@ -198,7 +212,9 @@ class Shard:
         yield from self._begin()
 
     def _begin(self) -> Iterator[Outgoing]:
-        """Send the first values, once all workers have agreed on the store and all values have come."""
+        """Send the first values, once all workers have agreed on the store and all values have
+        come.
+        """
         ready = len(self._agreed) == self._workers and all(
             cell.value is not None for cell in self._cells.values()
         )
@@ -208,8 +224,6 @@ class Shard:
             for cell in self._cells.values():
                 yield from self._send_value(cell, cell.clock, range(self._workers))
                 cell.make_replica(of_values(self._store, cell.spec))
-
-    # -- staleness 0: the rule runs here -----------------------------------------------------------------
 
     def _push(self, rank: int, push: m.Push) -> Iterator[Outgoing]:
         cell = self._cell(push.table, push.chunk)
@@ -231,13 +245,17 @@ class Shard:
             return
         cells = [other for other in self._cells.values() if other.spec.follows_gradients]
         if all(other.complete for other in cells):
-            sums = tuple((other.chunk.table, other.chunk.index, sum_of_squares(other.sum)) for other in cells)
+            sums = tuple(
+                (other.chunk.table, other.chunk.index, sum_of_squares(other.sum)) for other in cells
+            )
             yield self._members.to(0, m.PartialNorm(cell.clock, sums))
 
     def _total_norm(self, rank: int, norm: m.TotalNorm) -> Iterator[Outgoing]:
         cells = [cell for cell in self._cells.values() if cell.spec.follows_gradients]
         if rank != 0 or not all(cell.complete and cell.clock == norm.clock for cell in cells):
-            raise RemoteProtocolError(f"a norm of iteration {norm.clock} is not awaited from worker {rank}")
+            raise RemoteProtocolError(
+                f"a norm of iteration {norm.clock} is not awaited from worker {rank}"
+            )
         assert self._store is not None
         factor = clip_factor(norm.total, self._store.clip)
         for cell in cells:
@@ -254,7 +272,9 @@ class Shard:
         elif cell.replica is not None:
             assert cell.value is not None
             cell.replica.follow(cell.value, cell.clock - 1)
-            yield from self._send(cell, cell.clock, range(self._workers), as_array(cell.replica.change))
+            yield from self._send(
+                cell, cell.clock, range(self._workers), as_array(cell.replica.change)
+            )
         elif self._store.consistency is not Consistency.SSP:
             yield from self._send_value(cell, cell.clock, range(self._workers))
         else:
@@ -266,14 +286,16 @@ class Shard:
         if rank != 0 or cell.spec.keeping is not Keeping.COPY or not self._begun:
             raise RemoteProtocolError(f"{cell.name} is not for worker {rank} to store")
         if store.clock < cell.clock:
-            raise RemoteProtocolError(f"{cell.name} has clock {cell.clock}; clock {store.clock} was stored")
+            raise RemoteProtocolError(
+                f"{cell.name} has clock {cell.clock}; clock {store.clock} was stored"
+            )
         assert cell.value is not None
-        cell.value = as_tensor(store.array).clone()  # the transport may still be sending the previous value
+        cell.value = as_tensor(
+            store.array
+        ).clone()  # the transport may still be sending the previous value
         cell.clock = store.clock
         self.counts.bytes_in += store.array.nbytes
         yield from self._answer_waiting(cell, cell.clock)
-
-    # -- staleness > 0: changes are added, the vector clock bounds reads -----------------------------------
 
     def _add(self, rank: int, cell: Cell, push: m.Push) -> Iterator[Outgoing]:
         assert self._store is not None
@@ -320,8 +342,6 @@ class Shard:
         if push:
             yield from self._members.to_all(m.Fresh(slowest))
 
-    # -- reading ---------------------------------------------------------------------------------------
-
     def _get(self, rank: int, get: m.Get) -> Iterator[Outgoing]:
         cell = self._cell(get.table, get.chunk)
         if any(waiting == rank for waiting, _ in cell.waiting):
@@ -343,7 +363,9 @@ class Shard:
             array = array.copy()  # the next change may come before the transport has read this one
         yield from self._send(cell, clock, ranks, array)
 
-    def _send(self, cell: Cell, clock: int, ranks: Iterable[int], array: m.Payload) -> Iterator[Outgoing]:
+    def _send(
+        self, cell: Cell, clock: int, ranks: Iterable[int], array: m.Payload
+    ) -> Iterator[Outgoing]:
         value: m.Value | None = None
         for rank in ranks:
             self.counts.bytes_out += array.nbytes
@@ -358,8 +380,6 @@ class Shard:
         arrays = [tensor.numpy() for tensor in cell.saved()]
         history = m.History(get.table, get.chunk, cell.clock, arrays)
         yield self._members.to(rank, history)
-
-    # -- job control -------------------------------------------------------------------------------------
 
     def _gather(self, rank: int, gather: m.Gather) -> Iterator[Outgoing]:
         gathered = self._collections.contribute(rank, gather)
@@ -384,7 +404,9 @@ class Shard:
                 yield from self._notify_of_missing(other)
 
     def _notify_of_missing(self, rank: int) -> Iterator[Outgoing]:
-        """Notify a worker of one that has left before it: its iteration or collection can never be finished."""
+        """Notify a worker of one that has left before it: its iteration or collection can never
+        be finished.
+        """
         gone = self._members.missing_for(rank, self._is_behind)
         if gone is not None:
             iterations = max((cell.own[gone] for cell in self._cells.values()), default=0)
@@ -398,5 +420,7 @@ class Shard:
     def _cell(self, table: int, chunk: int) -> Cell:
         cell = self._cells.get((table, chunk))
         if cell is None:
-            raise RemoteProtocolError(f"chunk {chunk} of table {table} is not on shard {self.index}")
+            raise RemoteProtocolError(
+                f"chunk {chunk} of table {table} is not on shard {self.index}"
+            )
         return cell

@@ -2,10 +2,10 @@
 
 Laws:
 
-* A value is written to the array of its reader (`bind`) when it arrives: between a push of the table and the next read,
-  when no thread reads the array.
-* A copy counts own pushes from the store's first clock: `own` <= `sent` <= `pushed`. Those between `own` and `sent` are
-  held, because a value that does not include them may still come.
+* A value is written to the array of its reader (`bind`) when it arrives: between a push of the
+  table and the next read, when no thread reads the array.
+* A copy counts own pushes from the store's first clock: `own` <= `sent` <= `pushed`. Those between
+  `own` and `sent` are held, because a value that does not include them may still come.
 """
 
 from __future__ import annotations
@@ -22,7 +22,14 @@ from ps_server.protocol import messages as m
 from ps_server.protocol.bandwidth import ChangeLog
 from ps_server.protocol.codecs import Key, codec_of
 from ps_server.protocol.placement import Chunk
-from ps_server.protocol.precision import NUMPY_TYPES, Compressor, Feedback, add, of_pushes, of_values
+from ps_server.protocol.precision import (
+    NUMPY_TYPES,
+    Compressor,
+    Feedback,
+    add,
+    of_pushes,
+    of_values,
+)
 from ps_server.protocol.settings import Keeping, Precision, RuleKind, StoreSpec, TableSpec
 from ps_server.rules import history_count
 
@@ -59,7 +66,9 @@ class ChunkCopy:
         self.requested = -1  # the highest clock of a `Get`
 
     def includes(self, own: int) -> bool:
-        """Return whether a value may include so many own pushes: pushes that have left, each as a whole."""
+        """Return whether a value may include so many own pushes: pushes that have left, each as
+        a whole.
+        """
         at = self.own
         pushes = iter(self.held)
         while at < own and (push := next(pushes, None)) is not None:
@@ -67,7 +76,9 @@ class ChunkCopy:
         return at == own
 
 
-def feedback_for(store: StoreSpec, table: TableSpec, chunks: Sequence[Chunk]) -> Feedback | Compressor | None:
+def feedback_for(
+    store: StoreSpec, table: TableSpec, chunks: Sequence[Chunk]
+) -> Feedback | Compressor | None:
     """Return what rounds or encodes a table's pushes; None where they are sent as they are."""
     if table.gradient_codec is not None:
         return Compressor(chunks, codec_of(table.gradient_codec))
@@ -77,7 +88,9 @@ def feedback_for(store: StoreSpec, table: TableSpec, chunks: Sequence[Chunk]) ->
     return Feedback(table.size, precision, reuse=table.staleness == 0)
 
 
-def check_array(spec: TableSpec, array: m.Payload, precision: Precision = Precision.FLOAT32) -> None:
+def check_array(
+    spec: TableSpec, array: m.Payload, precision: Precision = Precision.FLOAT32
+) -> None:
     """Check an array of this worker's program for a table.
 
     Raises:
@@ -99,28 +112,36 @@ class WorkerValues:
         log: changes that are held back; None: there are none.
     """
 
-    def __init__(self, store: StoreSpec, chunks: Sequence[Sequence[Chunk]], log: ChangeLog | None) -> None:
-        self.copies = tuple(tuple(ChunkCopy(chunk, store.start_clock) for chunk in row) for row in chunks)
+    def __init__(
+        self, store: StoreSpec, chunks: Sequence[Sequence[Chunk]], log: ChangeLog | None
+    ) -> None:
+        self.copies = tuple(
+            tuple(ChunkCopy(chunk, store.start_clock) for chunk in row) for row in chunks
+        )
         """The copies of the chunks of each table."""
         self._store = store
         self._log = log
         codecs = (table.value_codec for table in store.tables)
         self._codecs = [None if codec is None else codec_of(codec) for codec in codecs]
         self._bound: list[m.Array | None] = [
-            np.zeros(table.size, np.float32) if self._sends_changes(table) else None for table in store.tables
+            np.zeros(table.size, np.float32) if self._sends_changes(table) else None
+            for table in store.tables
         ]
         self._bound_outside = [False] * len(store.tables)
         self._fresh = [-1] * store.shards
         self._histories: dict[tuple[int, int], Sequence[m.Array]] = {}
 
     def _sends_changes(self, table: TableSpec) -> bool:
-        return table.value_codec is not None or of_values(self._store, table) is not Precision.FLOAT32
+        return (
+            table.value_codec is not None or of_values(self._store, table) is not Precision.FLOAT32
+        )
 
     def bind(self, table: int, out: m.Array) -> None:
         """Let `land` write the values of a table of staleness 0 to `out`.
 
         Raises:
-            LocalProtocolError: the table's staleness is above 0, it is a copy, or its first value has come.
+            LocalProtocolError: the table's staleness is above 0, it is a copy, or its first value
+                has come.
         """
         spec = self._store.tables[table]
         check_array(spec, out)
@@ -130,20 +151,23 @@ class WorkerValues:
             or any(c.clock >= 0 for c in self.copies[table])
         ):
             raise LocalProtocolError(
-                f"table '{spec.name}' cannot be bound: only tables of staleness 0 can, before their first value"
+                f"table '{spec.name}' cannot be bound: only tables of staleness 0 can, before "
+                "their first value"
             )
         self._bound[table] = out
         self._bound_outside[table] = True
 
-    # -- receiving -----------------------------------------------------------------------------------------
-
     def land(self, shard: int, value: m.Value) -> None:
-        """Write a value to the array that its table is bound to. Call `Session.receive` with the value afterwards.
+        """Write a value to the array that its table is bound to.
 
-        A reader of the table waits until that was called, so this method may run at the same time as any other.
+        Call `Session.receive` with the value afterwards.
+
+        A reader of the table waits until that was called, so this method may run at the same time
+        as any other.
 
         Raises:
-            RemoteProtocolError: the value is not one that the shard may send now; nothing is written.
+            RemoteProtocolError: the value is not one that the shard may send now; nothing is
+                written.
         """
         out = self._bound[value.table] if value.table < len(self._bound) else None
         if out is None:
@@ -197,7 +221,9 @@ class WorkerValues:
         spec = self._store.tables[chunk.table]
         expected = history_count(spec.rule.kind) if spec.follows_gradients else 0
         expected += spec.value_codec is not None
-        if len(history.arrays) != expected or any(array.size != chunk.size for array in history.arrays):
+        if len(history.arrays) != expected or any(
+            array.size != chunk.size for array in history.arrays
+        ):
             raise RemoteProtocolError(
                 f"shard {chunk.shard} sent a history that does not fit chunk {chunk.index}"
             )
@@ -214,7 +240,9 @@ class WorkerValues:
         if not value.array.size and self._store.tables[value.table].may_skip and copy.clock >= 0:
             size = 0
         if value.array.size != size or not copy.includes(value.own):
-            raise RemoteProtocolError(f"shard {shard} sent a value that does not fit chunk {value.chunk}")
+            raise RemoteProtocolError(
+                f"shard {shard} sent a value that does not fit chunk {value.chunk}"
+            )
         if value.array.dtype != np.float32:
             if value.array.dtype != kind or copy.clock < 0 or value.clock > copy.clock + 1:
                 raise RemoteProtocolError(
@@ -233,8 +261,6 @@ class WorkerValues:
             f"shard {shard} sent chunk {chunk} of table {table}, which it does not have"
         )
 
-    # -- reading -------------------------------------------------------------------------------------------
-
     def missing(self, table: int, needed: int, *, first: int = 0) -> Chunk | None:
         """Return the first chunk of a table that has not reached clock `needed`, or None.
 
@@ -252,7 +278,9 @@ class WorkerValues:
         return None
 
     def take(self, table: int) -> list[Piece]:
-        """Return what has come since the last call; the reader writes it over its copy of the table."""
+        """Return what has come since the last call; the reader writes it over its copy of the
+        table.
+        """
         pieces = []
         for copy in self.copies[table]:
             if copy.unread is not None:

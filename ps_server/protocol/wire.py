@@ -1,14 +1,17 @@
 """Messages to frames and back.
 
-A message is one header frame and then its raw frames; a packet is one or more messages, one after the other:
+A message is one header frame and then its raw frames; a packet is one or more messages, one after
+the other:
 
     header   msgpack array: [PROTOCOL_VERSION, kind, number of frames, field, field, ...]
     frames   arrays, little endian, or opaque payloads; never copied by this module. Arrays are of float32, save those of
-             Push and Value, whose header ends with their precision; `encoded` ones are bytes that a codec made
+             Push and Value, whose header ends with their precision; `encoded` ones are bytes that a
+             codec made
 
-Law: `decode` accepts exactly what `encode` makes. Types, ranges and sizes are checked here, before any
-state is touched; whatever else arrives is a `RemoteProtocolError`. Nothing is unpickled or evaluated.
-The state machines decide whether a value is legal *now* (this chunk, this clock, this sender).
+Law: `decode` accepts exactly what `encode` makes. Types, ranges and sizes are checked here, before
+any state is touched; whatever else arrives is a `RemoteProtocolError`. Nothing is unpickled or
+evaluated. The state machines decide whether a value is legal *now* (this chunk, this clock, this
+sender).
 """
 
 from __future__ import annotations
@@ -47,7 +50,8 @@ MAX_CLOCK = 2**40
 MAX_SLOTS = 2**20
 MAX_SLOT_BYTES = 2**31
 
-# One call packs a whole header, and only one thread at a time does. A reason can quote the name of a file.
+# One call packs a whole header, and only one thread at a time does. A reason can quote the name of
+# a file.
 _PACKER = msgpack.Packer(use_bin_type=True, unicode_errors="backslashreplace")
 
 E = TypeVar("E", bound=Enum)
@@ -64,7 +68,10 @@ class Received(NamedTuple):
 
 
 def encode(*messages: m.Message) -> list[Buffer]:
-    """Turn messages into the frames of a packet. Arrays are passed on as views of their own memory."""
+    """Turn messages into the frames of a packet.
+
+    Arrays are passed on as views of their own memory.
+    """
     packet: list[Buffer] = []
     for message in messages:
         kind, write = _WRITERS[type(message)]
@@ -88,7 +95,9 @@ def decode(frames: Sequence[Buffer]) -> list[Received]:
         header = _header(frames[at])
         end = at + 1 + header[2]
         if end > len(frames):
-            raise RemoteProtocolError(f"a header announces {header[2]} frames; {len(frames) - at - 1} came")
+            raise RemoteProtocolError(
+                f"a header announces {header[2]} frames; {len(frames) - at - 1} came"
+            )
         messages.append(Received(_message(header, frames[at + 1 : end]), frames[at:end]))
         at = end
     return messages
@@ -98,7 +107,9 @@ def _header(frame: Buffer) -> Header:
     if memoryview(frame).nbytes > MAX_HEADER_BYTES:
         raise RemoteProtocolError(f"a header is longer than {MAX_HEADER_BYTES} bytes")
     try:
-        header = msgpack.unpackb(frame, raw=False, strict_map_key=True, max_ext_len=0, max_map_len=0)
+        header = msgpack.unpackb(
+            frame, raw=False, strict_map_key=True, max_ext_len=0, max_map_len=0
+        )
     except (ValueError, TypeError, RecursionError, msgpack.exceptions.UnpackException) as error:
         raise RemoteProtocolError("a header is not msgpack") from error
     if not isinstance(header, list) or len(header) < 3 or header[0] != PROTOCOL_VERSION:
@@ -247,7 +258,10 @@ _WRITERS: dict[type, tuple[int, Callable[[Any], Written]]] = {
     m.Get: (7, lambda x: ([x.table, x.chunk, x.clock], ())),
     m.Value: (
         8,
-        lambda x: ([x.table, x.chunk, x.clock, x.own, PRECISIONS[x.array.dtype]], [raw_bytes(x.array)]),
+        lambda x: (
+            [x.table, x.chunk, x.clock, x.own, PRECISIONS[x.array.dtype]],
+            [raw_bytes(x.array)],
+        ),
     ),
     m.Fresh: (9, lambda x: ([x.clock], ())),
     m.PartialNorm: (10, lambda x: ([x.clock, [[t, c, float(s)] for t, c, s in x.sums]], ())),

@@ -1,7 +1,9 @@
-"""Authentication of the peers of a listening socket: ZeroMQ's ZAP protocol, answered from a list of public keys.
+"""Authentication of the peers of a listening socket: ZeroMQ's ZAP protocol, answered from a list
+of public keys.
 
-Law: with keys, only CURVE with a key on the list is admitted; every other peer is refused before a byte of it reaches
-the transport. All of this happens on the transport's own thread, while a peer tries to connect.
+Law: with keys, only CURVE with a key on the list is admitted; every other peer is refused before a
+byte of it reaches the transport. All of this happens on the transport's own thread, while a peer
+tries to connect.
 """
 
 from __future__ import annotations
@@ -29,12 +31,15 @@ class Authenticator:
 
     Args:
         socket: not yet bound.
-        keys: own pair and whom to admit; None: admits every peer, and counts those whose handshake fails.
+        keys: own pair and whom to admit; None: admits every peer, and counts those whose handshake
+            fails.
     """
 
     def __init__(self, socket: zmq.Socket[bytes], keys: Keyring | None) -> None:
         self.refused = 0
-        """Connections that have not been authenticated; one whose handshake is under way counts, too."""
+        """Connections that have not been authenticated; one whose handshake is under way counts,
+        too.
+        """
         self._open: set[int] = set()
         self._socket = socket
         self._admit = {z85.decode(key): rank for rank, key in enumerate(keys.admit)} if keys else {}

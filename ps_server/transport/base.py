@@ -1,10 +1,11 @@
 """The contract of a transport: frames in, frames out, between one server and its clients.
 
-Laws: frames from one peer to another arrive in the order they were sent, or not at all. `send` never blocks: where a
-few messages wait for the peer already it takes nothing and returns False, and the next `receive` returns, empty if need
-be, about as soon as it is worth trying again. So messages that wait longer wait with the sender, which may reorder
-them. Only one thread uses a transport, save `wake`, which any thread may call. A sent buffer must not be written to
-until the protocol above knows that it has arrived.
+Laws: frames from one peer to another arrive in the order they were sent, or not at all. `send`
+never blocks: where a few messages wait for the peer already it takes nothing and returns False, and
+the next `receive` returns, empty if need be, about as soon as it is worth trying again. So messages
+that wait longer wait with the sender, which may reorder them. Only one thread uses a transport,
+save `wake`, which any thread may call. A sent buffer must not be written to until the protocol
+above knows that it has arrived.
 """
 
 from __future__ import annotations
@@ -28,7 +29,10 @@ class ServerTransport(Protocol):
 
     @property
     def refused(self) -> int:
-        """The number of peers that have tried to connect and were not admitted. Any thread may read it."""
+        """The number of peers that have tried to connect and were not admitted.
+
+        Any thread may read it.
+        """
 
     @property
     def connections(self) -> int:
@@ -38,7 +42,9 @@ class ServerTransport(Protocol):
         """Ignore every further attempt to connect: all peers are connected. Safe to call twice."""
 
     def receive(self, timeout_s: float) -> list[tuple[bytes, Frames]]:
-        """Return what has come, as (peer, frames); waits up to `timeout_s` seconds for the first."""
+        """Return what has come, as (peer, frames); waits up to `timeout_s` seconds for the
+        first.
+        """
 
     def blocks(self, peer: bytes) -> bool:
         """Return whether it is too early to try again to send to a peer that took nothing."""

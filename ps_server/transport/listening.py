@@ -1,8 +1,9 @@
-"""The socket that a shard or a worker listens on, made here rather than by ZeroMQ, so that it can be shut again.
+"""The socket that a shard or a worker listens on, made here rather than by ZeroMQ, so that it
+can be shut again.
 
-Law: it is bound to the one address that is given. Once all peers are connected, `shut` makes the kernel drop every
-further attempt to connect without waking the process, so such attempts cost the job nothing. Open connections are not
-touched.
+Law: it is bound to the one address that is given. Once all peers are connected, `shut` makes the
+kernel drop every further attempt to connect without waking the process, so such attempts cost the
+job nothing. Open connections are not touched.
 """
 
 from __future__ import annotations
@@ -26,7 +27,8 @@ class Listening:
     """A listening TCP socket.
 
     Args:
-        address: `tcp://host:port`; an IPv6 address in brackets; host `*` is every interface; port 0 takes a free one.
+        address: `tcp://host:port`; an IPv6 address in brackets; host `*` is every interface; port 0
+            takes a free one.
         send_buffer_bytes: what the kernel holds for each connection.
 
     Raises:
@@ -37,7 +39,10 @@ class Listening:
         host, port = _host_and_port(address)
         try:
             family, kind, protocol, _, target = socket.getaddrinfo(
-                None if host == "*" else host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+                None if host == "*" else host,
+                port,
+                type=socket.SOCK_STREAM,
+                flags=socket.AI_PASSIVE,
             )[0]
             self._socket = socket.socket(family, kind, protocol)
             try:
@@ -58,7 +63,11 @@ class Listening:
     def address(self) -> str:
         """Where clients connect to, with the real port."""
         host, port, *_ = self._socket.getsockname()
-        return f"tcp://[{host}]:{port}" if self._socket.family == socket.AF_INET6 else f"tcp://{host}:{port}"
+        return (
+            f"tcp://[{host}]:{port}"
+            if self._socket.family == socket.AF_INET6
+            else f"tcp://{host}:{port}"
+        )
 
     def descriptor(self) -> int:
         """Return a descriptor of the socket for ZeroMQ, which closes it."""
@@ -80,6 +89,11 @@ class Listening:
 def _host_and_port(address: str) -> tuple[str, int]:
     scheme, _, rest = address.partition("://")
     host, _, port = rest.rpartition(":")
-    if scheme != "tcp" or not host or not (port.isdecimal() and port.isascii()) or int(port) > 65_535:
+    if (
+        scheme != "tcp"
+        or not host
+        or not (port.isdecimal() and port.isascii())
+        or int(port) > 65_535
+    ):
         raise TransportError(f"cannot listen on {address}: expected tcp://host:port")
     return host.removeprefix("[").removesuffix("]"), int(port)

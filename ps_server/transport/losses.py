@@ -1,12 +1,13 @@
 """Lost connections: the other process has ended, or nothing comes from its host any more.
 
-Law: ZeroMQ would connect again and go on as if no message had been lost; here the first loss is final. A host is lost
-when its kernel has acknowledged nothing for `SILENCE_S` although it should have (data that was sent, or TCP's own
-keepalive): long enough for TCP to survive a link that is down for some seconds. A process that does not read, or is
-stopped, is not lost: its kernel still answers.
+Law: ZeroMQ would connect again and go on as if no message had been lost; here the first loss is
+final. A host is lost when its kernel has acknowledged nothing for `SILENCE_S` although it should
+have (data that was sent, or TCP's own keepalive): long enough for TCP to survive a link that is
+down for some seconds. A process that does not read, or is stopped, is not lost: its kernel still
+answers.
 
-ZeroMQ's own heartbeats cannot be used: where a queue is full they end healthy connections, and then the process (libzmq
-issue 3937).
+ZeroMQ's own heartbeats cannot be used: where a queue is full they end healthy connections, and then
+the process (libzmq issue 3937).
 """
 
 from __future__ import annotations
@@ -109,7 +110,9 @@ def _silent_for(descriptor: int, limit_s: float) -> bool:
 
 def _monitor(watched: zmq.Socket[bytes], number: int) -> zmq.Socket[bytes]:
     address = f"{_MONITOR}-{number}"
-    watched.monitor(address, zmq.EVENT_CONNECTED | zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED)
+    watched.monitor(
+        address, zmq.EVENT_CONNECTED | zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED
+    )
     monitor: zmq.Socket[bytes] = watched.context.socket(zmq.PAIR)
     monitor.setsockopt(zmq.RCVHWM, 0)  # ZeroMQ's own thread would wait for room otherwise
     monitor.connect(address)

@@ -1,16 +1,16 @@
 """The transport inside one process, with seeded faults: the test rig of everything above it.
 
-A `MemoryNetwork` joins one server end per shard with one client end per worker. Each direction of each pair is
-a link that keeps its order. Faults, all drawn from one seeded generator:
+A `MemoryNetwork` joins one server end per shard with one client end per worker. Each direction of
+each pair is a link that keeps its order. Faults, all drawn from one seeded generator:
 
-* delay: a frame waits while up to `delay` other deliveries happen anywhere on the network, so links overtake
-  each other in an order that the seed decides;
+* delay: a frame waits while up to `delay` other deliveries happen anywhere on the network, so links
+  overtake each other in an order that the seed decides;
 * drop: a frame is lost (a real link loses nothing in the middle; this shows that loss is noticed);
 * repeat: a frame arrives twice (a replay);
 * cut: a link carries no more frames.
 
-A link holds any number of frames, so `send` always takes them.
-Frames are joined to bytes on sending, as a socket would, so a sender that reuses its buffer cannot be seen.
+A link holds any number of frames, so `send` always takes them. Frames are joined to bytes on
+sending, as a socket would, so a sender that reuses its buffer cannot be seen.
 """
 
 from __future__ import annotations
@@ -119,7 +119,9 @@ class MemoryNetwork:
     def _deliver(self, target: str) -> list[tuple[str, Frames]]:
         batch: list[tuple[str, Frames]] = []
         while len(batch) < MAX_BATCH:
-            waiting = [(key, link) for key, link in self._links.items() if key[1] == target and link.queue]
+            waiting = [
+                (key, link) for key, link in self._links.items() if key[1] == target and link.queue
+            ]
             if not waiting:
                 break
             (source, _), link = waiting[self._random.randrange(len(waiting))]
@@ -160,7 +162,9 @@ class MemoryServerTransport:
 
     def receive(self, timeout_s: float) -> list[tuple[bytes, Frames]]:
         """See `ServerTransport`."""
-        return [(name.encode(), frames) for name, frames in self._network.receive(self._name, timeout_s)]
+        return [
+            (name.encode(), frames) for name, frames in self._network.receive(self._name, timeout_s)
+        ]
 
     def blocks(self, peer: bytes) -> bool:
         """See `ServerTransport`."""

@@ -1,7 +1,8 @@
 """When to try again to send to peers that block, where no event tells that they no longer do.
 
-Law: a peer is tried again after a part of the time that a message to it has taken lately, so that of the few messages
-that wait for it beyond this process the last has not left by then; a slow link costs few attempts, a fast one no pause.
+Law: a peer is tried again after a part of the time that a message to it has taken lately, so that
+of the few messages that wait for it beyond this process the last has not left by then; a slow link
+costs few attempts, a fast one no pause.
 """
 
 from __future__ import annotations
@@ -51,7 +52,9 @@ class Retries:
 
     def wait_s(self, now_s: float) -> float:
         """Return the seconds until the next attempt; infinite where none blocks."""
-        return max(0.0, min((self._due_s[peer] for peer in self.peers), default=float("inf")) - now_s)
+        return max(
+            0.0, min((self._due_s[peer] for peer in self.peers), default=float("inf")) - now_s
+        )
 
     def try_all(self) -> None:
         """Let all be tried again at once."""

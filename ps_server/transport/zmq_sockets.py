@@ -1,15 +1,17 @@
 """The contract over ZeroMQ: a ROUTER on the shard, one DEALER for each shard on the worker.
 
-Queues are short in both directions. Messages to be sent wait with the sender, where urgent ones can overtake; received
-ones that waited would leave the processor's cache before they are handled. Received frames are views of ZeroMQ's own
-memory, which has no other user; sent arrays are not copied either.
+Queues are short in both directions. Messages to be sent wait with the sender, where urgent ones can
+overtake; received ones that waited would leave the processor's cache before they are handled.
+Received frames are views of ZeroMQ's own memory, which has no other user; sent arrays are not
+copied either.
 
-A blocked DEALER has an event when it can send again. A ROUTER has one only when all its peers block; otherwise it is
-tried again as often as its peers have taken messages lately (`retries.py`).
+A blocked DEALER has an event when it can send again. A ROUTER has one only when all its peers
+block; otherwise it is tried again as often as its peers have taken messages lately (`retries.py`).
 
 The loss of a connection is final, and noticed within seconds; see `losses.py`.
 
-With keys both sides authenticate themselves, and all frames are encrypted (CURVE); see `authenticator.py`.
+With keys both sides authenticate themselves, and all frames are encrypted (CURVE); see
+`authenticator.py`.
 """
 
 from __future__ import annotations
@@ -42,12 +44,15 @@ SEND_MESSAGES = 2
 RECEIVE_MESSAGES = 4
 """Messages of a peer that have come and wait to be received."""
 SEND_BUFFER_BYTES = 128 * 1024
-"""What the kernel holds for a peer: what is on the way at 10 Gbit/s in a round trip of 0.1 ms, and a host has several
-peers.
-More only fills the queues of switches, until they drop: with 512 KiB an iteration took a tenth longer at 250 Mbit/s."""
+"""What the kernel holds for a peer: what is on the way at 10 Gbit/s in a round trip of 0.1 ms,
+and a host has several peers. More only fills the queues of switches, until they drop: with 512
+KiB an iteration took a tenth longer at 250 Mbit/s.
+"""
 CHECK_S = 0.25
-"""How often connections are checked that `receive` does not wait for: whether they are lost, and whether peers try to
-connect that are no longer admitted. To wait for all of them in every turn would cost more than the turn."""
+"""How often connections are checked that `receive` does not wait for: whether they are lost, and
+whether peers try to connect that are no longer admitted. To wait for all of them in every turn
+would cost more than the turn.
+"""
 _NOBLOCK = int(zmq.NOBLOCK)
 _MORE = int(zmq.NOBLOCK) | int(zmq.SNDMORE)
 _EVENTS = int(zmq.EVENTS)
@@ -86,8 +91,12 @@ def _configured(
         socket = context.socket(kind)
     except zmq.ZMQError as error:
         limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-        more = f"; ulimit -n allows {limit}, set a higher limit" if error.errno == errno.EMFILE else ""
-        raise TransportError(f"cannot open a socket for {address}: {_reason(error)}{more}") from error
+        more = (
+            f"; ulimit -n allows {limit}, set a higher limit" if error.errno == errno.EMFILE else ""
+        )
+        raise TransportError(
+            f"cannot open a socket for {address}: {_reason(error)}{more}"
+        ) from error
     socket.setsockopt(zmq.SNDHWM, SEND_MESSAGES)
     socket.setsockopt(zmq.RCVHWM, RECEIVE_MESSAGES)
     socket.setsockopt(zmq.SNDBUF, send_buffer_bytes)
@@ -106,14 +115,17 @@ class ZmqServerTransport:
         keys: own pair, and the public keys to admit; None: all peers, in clear.
 
     Raises:
-        TransportError: the address cannot be bound, with the reason (in use, no such interface, ...).
+        TransportError: the address cannot be bound, with the reason (in use, no such interface,
+            ...).
     """
 
     def __init__(self, address: str, keys: Keyring | None = None) -> None:
         self._listening = Listening(address, send_buffer_bytes=SEND_BUFFER_BYTES)
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._socket = _configured(self._context, zmq.ROUTER, address, SEND_BUFFER_BYTES)
-        self._socket.setsockopt(zmq.ROUTER_MANDATORY, 1)  # a message to a full peer is an error, not dropped
+        self._socket.setsockopt(
+            zmq.ROUTER_MANDATORY, 1
+        )  # a message to a full peer is an error, not dropped
         self._authenticator = Authenticator(self._socket, keys)
         self._socket.setsockopt(zmq.USE_FD, self._listening.descriptor())
         self._socket.bind(self._listening.address)
@@ -165,7 +177,9 @@ class ZmqServerTransport:
         return batch
 
     def _wait(self, timeout_s: float) -> None:
-        """Wait until something has come, or it is worth trying again to send to a peer that blocked."""
+        """Wait until something has come, or it is worth trying again to send to a peer that
+        blocked.
+        """
         all_block = bool(self._blocked.peers) and self._blocked.peers == self._peers
         self._poller.register(self._socket, _READABLE | (_WRITABLE if all_block else 0))
         left_s = timeout_s if all_block else min(timeout_s, self._blocked.wait_s(time.monotonic()))
@@ -178,7 +192,9 @@ class ZmqServerTransport:
             self._blocked.try_all()
 
     def _poll(self, timeout_ms: int) -> set[Any]:
-        """Return which sockets have events, save those of authentication, which are handled here."""
+        """Return which sockets have events, save those of authentication, which are handled
+        here.
+        """
         deadline = time.monotonic() + timeout_ms / 1000
         ready = {socket for socket, _ in self._poller.poll(timeout_ms)}
         while ready & self._watched:
@@ -226,7 +242,8 @@ class ZmqClientTransport:
     Args:
         addresses: where to connect to.
         keys: own pair, and the public key to expect at each address; None: any peer, in clear.
-        send_buffer_bytes: what the kernel holds for each; of connections over one link, those with more get more of it.
+        send_buffer_bytes: what the kernel holds for each; of connections over one link, those with
+            more get more of it.
         tracked: whether `unsent` is used.
     """
 
@@ -243,7 +260,8 @@ class ZmqClientTransport:
         self._poller = zmq.Poller()
         self._poller.register(self._waker.read_end, _READABLE)
         self._sockets = [
-            _configured(self._context, zmq.DEALER, address, send_buffer_bytes) for address in addresses
+            _configured(self._context, zmq.DEALER, address, send_buffer_bytes)
+            for address in addresses
         ]
         self._index = {socket: shard for shard, socket in enumerate(self._sockets)}
         self._addresses = tuple(addresses)
@@ -278,12 +296,16 @@ class ZmqClientTransport:
                 except zmq.Again:
                     break
                 batch.append((shard, frames))
-        if not batch and (lost := self._losses.lost):  # messages that came before a loss are returned first
+        if not batch and (
+            lost := self._losses.lost
+        ):  # messages that came before a loss are returned first
             raise PeerLost(f"lost {self.describe_loss(min(lost))} (shard {min(lost)})")
         return batch
 
     def _ready(self, timeout_s: float) -> list[tuple[Any, int]]:
-        """Return which sockets can be read, or be written to again; check the connections once in a while."""
+        """Return which sockets can be read, or be written to again; check the connections once
+        in a while.
+        """
         deadline_s, now_s = time.monotonic() + timeout_s, time.monotonic()
         while True:
             left_s = max(0.0, min(deadline_s, self._check_at_s) - now_s)
@@ -363,7 +385,10 @@ class ZmqClientTransport:
 
 
 def _send(socket: zmq.Socket[bytes], frames: Sequence[Buffer | zmq.Frame]) -> None:
-    """Send a message in pieces. (pyzmq's own `send_multipart` combines its flags anew for each of them.)"""
+    """Send a message in pieces.
+
+    (pyzmq's own `send_multipart` combines its flags anew for each of them.)
+    """
     for frame in frames[:-1]:
         socket.send(frame, _MORE, copy=False)
     socket.send(frames[-1], _NOBLOCK, copy=False)

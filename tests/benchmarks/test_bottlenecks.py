@@ -1,4 +1,6 @@
-"""The cases with a known bottleneck: their definitions can be read, and only the right answer counts."""
+"""The cases with a known bottleneck: their definitions can be read, and only the right answer
+counts.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,10 @@ def test_a_case_is_possible(case: Case, tmp_path: Path) -> None:
     assert read_solver(tmp_path / "solver.prototxt").param.net == "net.prototxt"
     layers = read_net(tmp_path / "net.prototxt").param.layer
     assert layers[0].type == case.shape.data.value
-    injected, workers = case.injected, sum(role is not Role.SERVER for role in case.roles) * case.workers
+    injected, workers = (
+        case.injected,
+        sum(role is not Role.SERVER for role in case.roles) * case.workers,
+    )
     assert all(client < len(case.roles) for client in injected.shaped)
     assert injected.slowed is None or case.roles[injected.slowed] is not Role.WORKER
     assert all(rank < workers for rank in (*case.shape.compute_of, *case.shape.read_of))
@@ -51,7 +56,8 @@ def test_the_table_says_what_the_page_says() -> None:
     case = next(case for case in CASES if case.where == "host1")
     found = Bottleneck(cause=Cause.LINK, where="host1", sentence="The link of host1 is the limit.")
     assert row(3, case, Answer(found=found, named_s=7.4)) == (
-        "| 3 | 3 x 1, ps | the link of host1 has 20 Mbit/s | The link of host1 is the limit. | 7 s | yes |"
+        "| 3 | 3 x 1, ps | the link of host1 has 20 Mbit/s | The link of host1 is the limit. | 7 "
+        "s | yes |"
     )
     unknown = Bottleneck(cause=Cause.UNKNOWN, sentence="Not enough.")
     assert row(3, case, Answer(found=unknown)).endswith("| Not enough. | - | **no** |")

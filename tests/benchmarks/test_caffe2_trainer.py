@@ -30,7 +30,8 @@ def test_the_ratio_is_printed(repository: Path) -> None:
     command = [sys.executable, script, "--shards=2", "--batch=2", "--side=32", "--turns=1"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=180, check=True)
     assert re.fullmatch(
-        r"ResNet-50, 2 shards of 2 images of 32 x 32: torch with DDP [\d.]+ s, poseidon\.caffe2 [\d.]+ s, ratio [\d.]+",
+        r"ResNet-50, 2 shards of 2 images of 32 x 32: torch with DDP [\d.]+ s, poseidon\.caffe2 "
+        r"[\d.]+ s, ratio [\d.]+",
         done.stdout.strip(),
     )
 
@@ -49,5 +50,12 @@ def test_three_hosts_of_unequal_speed(tmp_path: Path, store: str) -> None:
     folder.mkdir()
     assert caffe2_shards.seconds(row, {"fast": 0.6, "slow": 0.4}, args, folder) > 0
     consoles = [(folder / f"shard_{shard}" / "console").read_text() for shard in range(3)]
-    sizes = {re.search(r"batch sizes: (\[.*\])", console)[1] for console in consoles}  # type: ignore[index]
+    sizes = {
+        re.search(
+            r"batch sizes: "
+            r"(\[.*\])",
+            console,
+        )[1]
+        for console in consoles
+    }  # type: ignore[index]
     assert len(sizes) == 1

@@ -52,7 +52,8 @@ def test_verdicts(run: Ended, good: bool) -> None:
 def test_the_table_says_what_happened() -> None:
     (row,) = table([FINISHED])[2:]
     assert row == (
-        "| 3 | kill -9 a shard | 1 | 12.3 s | 1 | finished, 2 restarts, 37 iterations repeated | same bits | 0 |"
+        "| 3 | kill -9 a shard | 1 | 12.3 s | 1 | finished, 2 restarts, 37 iterations repeated | "
+        "same bits | 0 |"
     )
 
 

@@ -16,7 +16,9 @@ from benchmarks.testbed.worker_settings import PoseidonSettings
 @pytest.fixture(autouse=True)
 def own_lock(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Do not wait for a measurement that runs beside the tests."""
-    monkeypatch.setattr(cluster, "alone", lambda report: measurement_lock.alone(report, tmp_path / "lock"))
+    monkeypatch.setattr(
+        cluster, "alone", lambda report: measurement_lock.alone(report, tmp_path / "lock")
+    )
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,10 @@ from benchmarks.small_trainings import TRAININGS, Samples, Task
             "H=4:0.7:0.9+*=int4",
             ["--sync_every=4", "--outer_lr=0.7", "--outer_momentum=0.9", "--compress=*=int4"],
         ),
-        ("H=32+int4", ["--sync_every=32", "--outer_lr=1", "--outer_momentum=0.5", "--compress=int4"]),
+        (
+            "H=32+int4",
+            ["--sync_every=32", "--outer_lr=1", "--outer_momentum=0.5", "--compress=int4"],
+        ),
     ],
 )
 def test_a_way_is_flags(way: str, flags: list[str]) -> None:
@@ -31,7 +34,9 @@ def test_a_way_is_flags(way: str, flags: list[str]) -> None:
 
 def test_an_unknown_training_is_named() -> None:
     assert trainings("lenet, resnet") == ["lenet", "resnet"]
-    with pytest.raises(argparse.ArgumentTypeError, match="unknown training 'residual'; known: lenet, "):
+    with pytest.raises(
+        argparse.ArgumentTypeError, match="unknown training 'residual'; known: lenet, "
+    ):
         trainings("lenet,residual")
 
 

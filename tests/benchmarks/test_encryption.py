@@ -10,7 +10,9 @@ from benchmarks import encryption
 def test_a_row_for_each_size() -> None:
     clear = encryption.Round(mb_per_s=2000, trip_us=1234.5, cpu_s_per_gb=0.5)
     curve = encryption.Round(mb_per_s=500, trip_us=5000, cpu_s_per_gb=2.5)
-    text = encryption.table([encryption.row(size, clear, curve) for size in (1024, 1 << 20)]).split("\n")
+    text = encryption.table([encryption.row(size, clear, curve) for size in (1024, 1 << 20)]).split(
+        "\n"
+    )
     assert [line.split()[1:3] for line in text[2:]] == [["1", "KiB"], ["1024", "KiB"]]
     assert text[2].split("|")[4:6] == ["     0.25 ", "  4.0 Gbit/s "]
     assert len({len(line) for line in text}) == 1

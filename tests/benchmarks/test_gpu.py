@@ -25,7 +25,8 @@ def test_without_a_gpu_one_sentence_is_printed(
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert gpu.main([]) == 1
     assert capsys.readouterr().err == (
-        "gpu.py: torch finds no CUDA GPU on this machine; run this where there is one, or with --device=cpu --small\n"
+        "gpu.py: torch finds no CUDA GPU on this machine; run this where there is one, or with "
+        "--device=cpu --small\n"
     )
 
 
@@ -41,7 +42,14 @@ def test_mistakes_end_with_status_2(words: str) -> None:
 @pytest.mark.timeout(300)
 def test_small_nets_run_on_the_cpu(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "gpu.json"
-    words = ["--device=cpu", "--small", "--rounds=1", "--iterations=1", "--compiler=eager", f"--json={file}"]
+    words = [
+        "--device=cpu",
+        "--small",
+        "--rounds=1",
+        "--iterations=1",
+        "--compiler=eager",
+        f"--json={file}",
+    ]
     assert gpu.main(words) == 0
     checked, speed = json.loads(file.read_text())
     assert [fact["problem"] for fact in checked["facts"]] == [""] * 10
@@ -62,7 +70,9 @@ def test_a_check_that_fails_is_a_sentence_in_the_table(monkeypatch: pytest.Monke
         raise RuntimeError("CUDA error: an illegal memory access\nmore")
 
     monkeypatch.setattr(
-        checks, "_checks", lambda device, compiler: {"one": lambda: differ(CPU), "two": lambda: crash(CPU)}
+        checks,
+        "_checks",
+        lambda device, compiler: {"one": lambda: differ(CPU), "two": lambda: crash(CPU)},
     )
     found = run_checks(CPU, compiler="eager", report=lambda line: None)
     assert [check.problem for check in found] == [
@@ -90,13 +100,27 @@ def test_the_nets_have_their_sizes() -> None:
 @pytest.mark.processes
 @pytest.mark.timeout(150)
 def test_six_packages_are_enough() -> None:
-    others = ("cv2", "h5py", "matplotlib", "pydot", "paramiko", "psutil", "tqdm", "plyvel", "plyvel_next")
-    program = f"import sys; sys.modules.update(dict.fromkeys({others!r})); import benchmarks.gpu"
-    program += (
-        "; import importlib.util; print(importlib.util.find_spec('tqdm').name)"  # as torch's compiler asks
+    others = (
+        "cv2",
+        "h5py",
+        "matplotlib",
+        "pydot",
+        "paramiko",
+        "psutil",
+        "tqdm",
+        "plyvel",
+        "plyvel_next",
     )
+    program = f"import sys; sys.modules.update(dict.fromkeys({others!r})); import benchmarks.gpu"
+    # as torch's compiler asks
+    program += "; import importlib.util; print(importlib.util.find_spec('tqdm').name)"
     done = subprocess.run(
-        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=False, timeout=120
+        [sys.executable, "-c", program],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout == "tqdm\n"

@@ -38,7 +38,11 @@ def test_measured_jobs_are_compared_with_what_plan_predicts(
     path = tmp_path / "measured.json"
     path.write_text(json.dumps([{"title": title, "facts": facts}]))
     assert main(["compare", str(path), "--plan"]) == 0
-    rows = [line.split() for line in capsys.readouterr().out.splitlines() if line.startswith("googlenet,")]
+    rows = [
+        line.split()
+        for line in capsys.readouterr().out.splitlines()
+        if line.startswith("googlenet,")
+    ]
     ps, ddp, fp16 = (float(row[-4]) for row in rows)
     assert fp16 < ddp
     assert ps > 0.05

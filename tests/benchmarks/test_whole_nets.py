@@ -32,15 +32,25 @@ def widths(net: NetParameter, without: set[str]) -> dict[str, tuple[int, ...]]:
         if layer.type in KINDS and not any(layer.name.endswith(name) for name in without):
             conv = layer.convolution_param
             outputs = conv.num_output or layer.inner_product_param.num_output
-            found[layer.name] = (outputs, *conv.kernel_size, *conv.stride, *conv.dilation, conv.group)
+            found[layer.name] = (
+                outputs,
+                *conv.kernel_size,
+                *conv.stride,
+                *conv.dilation,
+                conv.group,
+            )
     return found
 
 
 @pytest.mark.parametrize("name", whole_nets.JOBS)
 def test_nets_are_whole(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str) -> None:
     for writer in ("write_masks", "write_windows", "write_labelled"):
-        monkeypatch.setattr(whole_nets.branch_nets, writer, lambda folder, count, **_: folder / "list.txt")
-    monkeypatch.setattr(whole_nets, "write_detection_set", lambda folder, count, **_: folder / "list.txt")
+        monkeypatch.setattr(
+            whole_nets.branch_nets, writer, lambda folder, count, **_: folder / "list.txt"
+        )
+    monkeypatch.setattr(
+        whole_nets, "write_detection_set", lambda folder, count, **_: folder / "list.txt"
+    )
     monkeypatch.setattr(whole_nets, "poseidon", lambda arguments: 0)
     job = whole_nets.JOBS[name]
     made, use = job.make(tmp_path, job.side, job.batch)

@@ -14,7 +14,9 @@ from tests.support import opencv
 from tests.support.nets import build, inputs, layer
 
 Floats = opencv.Floats
-REGIONS = np.array([[0, 3, 2, 40, 50], [0, 10, 5, 90, 33], [0, 0, 0, 4, 4], [0, 60, 70, 127, 95]], np.float32)
+REGIONS = np.array(
+    [[0, 3, 2, 40, 50], [0, 10, 5, 90, 33], [0, 0, 0, 4, 4], [0, 60, 70, 127, 95]], np.float32
+)
 GAUSS = "filler { type: 'gaussian' mean: 1 std: 0.3 }"
 # OpenCV does not read min_size.
 ANCHORS = "feat_stride: 16 base_size: 16 min_size: 1 ratio: [0.5, 1, 2] scale: [8, 16, 32]"
@@ -33,7 +35,8 @@ def both(folder: Path, text: str, given: dict[str, Floats], top: str) -> tuple[F
     param = net.definition.param
     # OpenCV knows no blob without axes.
     blobs = [
-        (name, kind, [np.atleast_1d(array) for array in arrays]) for name, kind, arrays in net.layer_blobs()
+        (name, kind, [np.atleast_1d(array) for array in arrays])
+        for name, kind, arrays in net.layer_blobs()
     ]
     write_model(model, param, blobs)
     (theirs,) = opencv.outputs(param, model, given, opencv.makers(param, [top]))
@@ -102,18 +105,26 @@ HEAD = [
         "Convolution",
         "data",
         "c1",
-        f"convolution_param {{ num_output: 16 kernel_size: 5 stride: 4 pad: 2 weight_{GAUSS} }}".replace(
+        "convolution_param "
+        f"{{ num_output: 16 kernel_size: 5 stride: 4 pad: 2 weight_{GAUSS} }}".replace(
             "mean: 1 std: 0.3", "std: 0.1"
         ),
         name="c1",
     ),
     layer("ReLU", "c1", "c1", name="r1"),
-    layer("Pooling", "c1", "p1", "pooling_param { kernel_size: 2 stride: 2 ceil_mode: false }", name="p1"),
+    layer(
+        "Pooling",
+        "c1",
+        "p1",
+        "pooling_param { kernel_size: 2 stride: 2 ceil_mode: false }",
+        name="p1",
+    ),
     layer(
         "Convolution",
         "p1",
         "c2",
-        "convolution_param { num_output: 24 kernel_size: 3 stride: 2 pad: 1 weight_filler { type: 'xavier' } bias_filler { type: 'gaussian' std: 0.1 } }",
+        "convolution_param { num_output: 24 kernel_size: 3 stride: 2 pad: 1 weight_filler { type: "
+        "'xavier' } bias_filler { type: 'gaussian' std: 0.1 } }",
         name="c2",
     ),
     layer("ReLU", "c2", "c2", name="r2"),
@@ -128,7 +139,8 @@ HEAD = [
         "Convolution",
         "c2",
         "rpn_box",
-        "convolution_param { num_output: 36 kernel_size: 1 weight_filler { type: 'gaussian' std: 0.01 } }",
+        "convolution_param { num_output: 36 kernel_size: 1 weight_filler { type: 'gaussian' std: "
+        "0.01 } }",
         name="rpn_box",
     ),
     layer(
@@ -157,7 +169,8 @@ HEAD = [
         "Convolution",
         "c2",
         "maps",
-        "convolution_param { num_output: 45 kernel_size: 1 weight_filler { type: 'xavier' } bias_filler { type: 'gaussian' std: 0.1 } }",
+        "convolution_param { num_output: 45 kernel_size: 1 weight_filler { type: 'xavier' } "
+        "bias_filler { type: 'gaussian' std: 0.1 } }",
         name="maps",
     ),
     layer(
@@ -202,9 +215,17 @@ PROPOSAL = next(place for place, text in enumerate(HEAD) if '"Proposal"' in text
 
 @pytest.mark.parametrize("top", ["rois", "prob", "boxes"])
 def test_a_whole_head_of_rfcn_agrees_with_opencv(tmp_path: Path, top: str) -> None:
-    given = {"data": noise(1, 3, 192, 240, seed=5), "im_info": np.array([[192, 240, 1]], np.float32)}
-    ours, theirs = both(tmp_path, "".join(HEAD[: PROPOSAL + 1] if top == "rois" else HEAD), given, top)
+    given = {
+        "data": noise(1, 3, 192, 240, seed=5),
+        "im_info": np.array([[192, 240, 1]], np.float32),
+    }
+    ours, theirs = both(
+        tmp_path, "".join(HEAD[: PROPOSAL + 1] if top == "rois" else HEAD), given, top
+    )
     assert len(ours) == 20
     np.testing.assert_allclose(
-        ours, theirs[: len(ours)].reshape(ours.shape), rtol=1e-4, atol=1e-3 if top == "rois" else 1e-4
+        ours,
+        theirs[: len(ours)].reshape(ours.shape),
+        rtol=1e-4,
+        atol=1e-3 if top == "rois" else 1e-4,
     )

@@ -1,4 +1,6 @@
-"""Models that Caffe trained compute here what OpenCV's dnn computes from the same files, on real pictures."""
+"""Models that Caffe trained compute here what OpenCV's dnn computes from the same files, on real
+pictures.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,15 @@ from tests.support import opencv
 from tests.support.databases import make_database
 from tests.support.nets import inputs
 
-PHOTOGRAPHS = ("cat.jpg", "dog.jpg", "eagle.jpg", "giraffe.jpg", "horses.jpg", "person.jpg", "fish-bike.jpg")
+PHOTOGRAPHS = (
+    "cat.jpg",
+    "dog.jpg",
+    "eagle.jpg",
+    "giraffe.jpg",
+    "horses.jpg",
+    "person.jpg",
+    "fish-bike.jpg",
+)
 IMAGENET_MEAN = (104.0, 117.0, 123.0)
 
 
@@ -67,7 +77,8 @@ MODELS = {
     },
     **{
         f"mtcnn det{number}": Pretrained(
-            prototxt=f"mtcnn_cholihao/det{number}.prototxt", model=f"mtcnn_cholihao/det{model}.caffemodel"
+            prototxt=f"mtcnn_cholihao/det{number}.prototxt",
+            model=f"mtcnn_cholihao/det{model}.caffemodel",
         )
         for number, model in ((1, 1), (2, 3), (3, 2), (4, 4))  # the folder has two of them crossed
     },
@@ -93,7 +104,9 @@ def photographs(shared: Path, shape: tuple[int, ...], case: Pretrained) -> np.nd
     found = []
     for name in PHOTOGRAPHS:
         kind = cv2.IMREAD_GRAYSCALE if channels == 1 else cv2.IMREAD_COLOR
-        image = cv2.resize(cv2.imread(str(shared / "data" / "images" / name), kind), (width, height))
+        image = cv2.resize(
+            cv2.imread(str(shared / "data" / "images" / name), kind), (width, height)
+        )
         planes = (np.atleast_3d(image) - np.array(case.mean)) * case.scale
         # A net of several crops (15 channels are five) gets the picture in each.
         found.append(np.tile(planes.transpose(2, 0, 1), (max(channels // 3, 1), 1, 1)))
@@ -117,12 +130,16 @@ def cifar10_images(shared: Path, count: int) -> np.ndarray:
     return records[:, 1:].reshape(count, 3, 32, 32)[:, ::-1].astype(np.float32) - mean
 
 
-def compare(net: Net, prototxt: Path | None, model: Path, pictures: np.ndarray) -> dict[str, torch.Tensor]:
+def compare(
+    net: Net, prototxt: Path | None, model: Path, pictures: np.ndarray
+) -> dict[str, torch.Tensor]:
     (name,) = net.input_shapes
     with torch.no_grad():
         ours = net({name: torch.from_numpy(np.ascontiguousarray(pictures))})
     param = net.definition.param
-    theirs = opencv.outputs(prototxt or param, model, {name: pictures}, opencv.makers(param, list(ours)))
+    theirs = opencv.outputs(
+        prototxt or param, model, {name: pictures}, opencv.makers(param, list(ours))
+    )
     for (output, mine), other in zip(ours.items(), theirs, strict=True):
         assert opencv.largest_difference(mine.numpy(), other) <= 1e-4, output
     return ours
@@ -156,8 +173,14 @@ def test_squeezenet_names_photographs(shared: Path, models: Path) -> None:
     case = MODELS["squeezenet"]
     net = load(read_net(models / case.prototxt), models / case.model)
     with torch.no_grad():
-        (scores,) = net({"data": torch.from_numpy(photographs(shared, (1, 3, 227, 227), case))}).values()
-    names = (shared / "data" / "images" / "imagenet-classes.txt").read_text(encoding="utf-8").splitlines()
+        (scores,) = net(
+            {"data": torch.from_numpy(photographs(shared, (1, 3, 227, 227), case))}
+        ).values()
+    names = (
+        (shared / "data" / "images" / "imagenet-classes.txt")
+        .read_text(encoding="utf-8")
+        .splitlines()
+    )
     eagle = names[int(scores[PHOTOGRAPHS.index("eagle.jpg")].argmax())]
     assert "eagle" in eagle or "kite" in eagle
 
@@ -168,7 +191,9 @@ def test_cifar10_full_from_hdf5(shared: Path, models: Path, tmp_path: Path) -> N
     trained = read_net(folder / "cifar10_full_train_test.prototxt")
     param = parse(inputs(data=(64, 3, 32, 32)), NetParameter(), source="deploy")
     param.layer.extend(
-        layer for layer in trained.param.layer if layer.type not in ("Data", "Accuracy", "SoftmaxWithLoss")
+        layer
+        for layer in trained.param.layer
+        if layer.type not in ("Data", "Accuracy", "SoftmaxWithLoss")
     )
     definition = NetDefinition(param=param, source="deploy", layer_lines=(), folder=folder)
     net = load(definition, folder / "cifar10_full_iter_70000.caffemodel.h5")
@@ -180,22 +205,29 @@ def test_cifar10_full_from_hdf5(shared: Path, models: Path, tmp_path: Path) -> N
 def test_scores_over_lmdb_are_those_of_opencv(
     repository: Path, shared: Path, models: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """LeNet on the first 500 images of MNIST's test set, by `poseidon test` and its own definition."""
+    """LeNet on the first 500 images of MNIST's test set, by `poseidon test` and its own
+    definition.
+    """
     images = mnist_images(shared, 500)
     with gzip.open(shared / "data" / "mnist" / "t10k-labels-idx1-ubyte.gz") as file:
         labels = np.frombuffer(file.read(508), np.uint8, offset=8)
     raw = (images * 256).astype(np.uint8)
     entries = (
-        (b"%08d" % number, encode_datum(image, int(labels[number]))) for number, image in enumerate(raw)
+        (b"%08d" % number, encode_datum(image, int(labels[number])))
+        for number, image in enumerate(raw)
     )
     make_database(tmp_path / "mnist_test_lmdb", Backend.LMDB, entries)
-    text = (repository / "prototxt" / "lenet" / "lenet_train_test.prototxt").read_text(encoding="utf-8")
+    text = (repository / "prototxt" / "lenet" / "lenet_train_test.prototxt").read_text(
+        encoding="utf-8"
+    )
     (tmp_path / "net.prototxt").write_text(text.replace("examples/mnist/", ""), encoding="utf-8")
     case = MODELS["lenet"]
     words = [f"-model={tmp_path}/net.prototxt", f"-weights={models / case.model}", "-iterations=5"]
     assert main(["test", *words]) == 0
     found = dict(re.findall(r"\] (accuracy|loss) = (\S+)", capsys.readouterr().err))
-    (scores,) = opencv.outputs(models / case.prototxt, models / case.model, {"data": images}, ["prob"])
+    (scores,) = opencv.outputs(
+        models / case.prototxt, models / case.model, {"data": images}, ["prob"]
+    )
     right = float((scores.argmax(axis=1) == labels).mean())
     assert float(found["accuracy"]) == pytest.approx(right, abs=1e-6)
     loss = -np.log(scores[np.arange(500), labels]).mean()

@@ -1,4 +1,6 @@
-"""Models that are written here load in an independent reader, OpenCV's dnn, and compute the same there."""
+"""Models that are written here load in an independent reader, OpenCV's dnn, and compute the same
+there.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,9 @@ from poseidon.snapshot.caffemodel import write_model
 from tests.support import opencv
 from tests.support.nets import build, inputs, layer
 
-FILLERS = 'weight_filler { type: "gaussian" std: 0.3 } bias_filler { type: "uniform" min: -1 max: 1 }'
+FILLERS = (
+    'weight_filler { type: "gaussian" std: 0.3 } bias_filler { type: "uniform" min: -1 max: 1 }'
+)
 
 
 def conv(bottom: str, top: str, body: str) -> str:
@@ -32,7 +36,11 @@ NETS = {
     "pooling rounds up": conv("x", "c", "num_output: 4 kernel_size: 3")
     + layer("Pooling", "c", "max", "pooling_param { kernel_size: 3 stride: 2 }", name="max")
     + layer(
-        "Pooling", "max", "mean", "pooling_param { pool: AVE kernel_size: 2 stride: 2 pad: 1 }", name="mean"
+        "Pooling",
+        "max",
+        "mean",
+        "pooling_param { pool: AVE kernel_size: 2 stride: 2 pad: 1 }",
+        name="mean",
     ),
     "normalization": conv("x", "c", "num_output: 6 kernel_size: 3")
     + layer("LRN", "c", "n", "lrn_param { local_size: 3 alpha: 0.5 beta: 0.75 }", name="n")
@@ -45,7 +53,9 @@ NETS = {
     ),
     "a classifier": conv("x", "c", "num_output: 4 kernel_size: 3")
     + layer("TanH", "c", "t", name="t")
-    + layer("InnerProduct", "t", "ip", f"inner_product_param {{ num_output: 5 {FILLERS} }}", name="ip")
+    + layer(
+        "InnerProduct", "t", "ip", f"inner_product_param {{ num_output: 5 {FILLERS} }}", name="ip"
+    )
     + layer("Softmax", "ip", "prob", name="prob"),
     "one value at a time": layer("AbsVal", "x", "a", name="a")
     + layer("Power", "a", "p", "power_param { power: 1.5 scale: 2 shift: 0.1 }", name="p")
@@ -86,12 +96,23 @@ NETS = {
         "Normalize",
         "c",
         "each",
-        'norm_param { across_spatial: false channel_shared: false scale_filler { type: "uniform" min: 5 max: 20 } }',
+        'norm_param { across_spatial: false channel_shared: false scale_filler { type: "uniform" '
+        "min: 5 max: 20 } }",
         name="each",
     ),
-    "prior boxes": layer("Pooling", "x", "m", "pooling_param { kernel_size: 3 stride: 3 }", name="m")
-    + layer("PriorBox", "m x", "a", f"prior_box_param {{ {PRIOR} clip: false offset: 0.5 }}", name="a")
-    + layer("PriorBox", "m x", "b", f"prior_box_param {{ {PRIOR} clip: true step: 4 offset: 0.3 }}", name="b")
+    "prior boxes": layer(
+        "Pooling", "x", "m", "pooling_param { kernel_size: 3 stride: 3 }", name="m"
+    )
+    + layer(
+        "PriorBox", "m x", "a", f"prior_box_param {{ {PRIOR} clip: false offset: 0.5 }}", name="a"
+    )
+    + layer(
+        "PriorBox",
+        "m x",
+        "b",
+        f"prior_box_param {{ {PRIOR} clip: true step: 4 offset: 0.3 }}",
+        name="b",
+    )
     + layer(
         "PriorBox",
         "m x",
@@ -130,7 +151,9 @@ def test_a_model_that_caffe_wrote_is_written_again_byte_for_byte(
     """Fields in the order of Caffe's writer, shapes in its new form, numbers packed."""
     theirs = shared / "golden" / "files" / f"{case}_iter_12.caffemodel"
     net = NetParameter.FromString(theirs.read_bytes())
-    blobs = [(layer.name, layer.type, [to_array(blob) for blob in layer.blobs]) for layer in net.layer]
+    blobs = [
+        (layer.name, layer.type, [to_array(blob) for blob in layer.blobs]) for layer in net.layer
+    ]
     ours = tmp_path / "m.caffemodel"
     write_model(ours, net, blobs)
     assert ours.read_bytes() == theirs.read_bytes()

@@ -1,7 +1,9 @@
-"""The verdicts on every file of the corpus of real definitions: python -m tests.corpus [--out benchmarks/results/corpus.md] [PART ...]
+"""The verdicts on every file of the corpus of real definitions: python -m tests.corpus [--out
+benchmarks/results/corpus.md] [PART ...]
 
-Each file is read, upgraded, printed and read back; each net is built and run, in a process of its own and on one core,
-with random inputs where its data is not there. PART: only files whose path has one of these in it.
+Each file is read, upgraded, printed and read back; each net is built and run, in a process of its
+own and on one core, with random inputs where its data is not there. PART: only files whose path has
+one of these in it.
 """
 
 from __future__ import annotations
@@ -43,13 +45,17 @@ def main() -> int:
     arguments = parser.parse_args()
     corpus = SHARED / "data" / "prototxt-corpus"
     if not corpus.is_dir():
-        print(f"there is no corpus: {corpus} is absent; set POSEIDON_SHARED to the folder that has it")
+        print(
+            f"there is no corpus: {corpus} is absent; set POSEIDON_SHARED to the folder that has it"
+        )
         return 1
     found: dict[str, Verdict] = {}
     for path in sorted(corpus.rglob("*.prototxt")):
         name = str(path.relative_to(corpus))
         if not arguments.parts or any(part in name for part in arguments.parts):
-            found[name] = in_own_process(_verdict, path, seconds=SECONDS, otherwise=_absent, method="fork")
+            found[name] = in_own_process(
+                _verdict, path, seconds=SECONDS, otherwise=_absent, method="fork"
+            )
             print(f"{name}: {'; '.join(found[name].words)}", file=sys.stderr, flush=True)
     report = f"{HEAD}\n{_summary(found)}\n{_table(found)}"
     if arguments.out:
@@ -78,9 +84,14 @@ def _summary(found: dict[str, Verdict]) -> str:
     ]
     for name, verdicts in (("nets", nets), ("solvers", solvers)):
         counts = [
-            sum(bool(getattr(v, field)) for v in verdicts) for field in ("read", "printed", "built", "ran")
+            sum(bool(getattr(v, field)) for v in verdicts)
+            for field in ("read", "printed", "built", "ran")
         ]
-        shown = [str(count) for count in counts] if name == "nets" else [*map(str, counts[:2]), "-", "-"]
+        shown = (
+            [str(count) for count in counts]
+            if name == "nets"
+            else [*map(str, counts[:2]), "-", "-"]
+        )
         lines.append(f"| {name} | {len(verdicts)} | {' | '.join(shown)} |")
     grammars = Counter(verdict.grammar for verdict in found.values())
     spoken = ", ".join(f"{name} {count}" for name, count in grammars.most_common())

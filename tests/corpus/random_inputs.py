@@ -1,7 +1,8 @@
 """Random inputs in place of a net's data, which is not available.
 
-Law: whatever reads files gives way to an Input layer of the same tops in the shapes that its data had: pictures as
-large as the definition crops or resizes them, else as its data set has them; two at a time.
+Law: whatever reads files gives way to an Input layer of the same tops in the shapes that its data
+had: pictures as large as the definition crops or resizes them, else as its data set has them; two
+at a time.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ RECORDS = 2
 # What a word in a definition says about records of its data set: channels and side.
 DATA_SETS = {"siamese": (2, 28), "mnist": (1, 28), "lenet": (1, 28), "cifar": (3, 32)}
 IMAGENET = (3, 224)
-# Of the fully convolutional nets, which read whole photographs: the side, and the channels by the tops' names.
+# Of the fully convolutional nets, which read whole photographs: the side, and the channels by the
+# tops' names.
 PHOTOGRAPH_SIDE = 32
 CHANNELS = {"data": 3, "color": 3, "hha": 3, "depth": 1}
 HDF5_FEATURES = 4
@@ -53,7 +55,9 @@ def with_random_inputs(definition: NetDefinition) -> tuple[NetDefinition, tuple[
 
 
 def random_inputs(net: Net) -> dict[str, Tensor]:
-    """Return normal noise for a net's inputs, 0 and 1 for labels, one region for all, and objects."""
+    """Return normal noise for a net's inputs, 0 and 1 for labels, one region for all, and
+    objects.
+    """
     generator = torch.Generator().manual_seed(1)
     return {name: _input(name, shape, generator) for name, shape in net.input_shapes.items()}
 

@@ -1,4 +1,6 @@
-"""A sample of the corpus of every grammar and kind is built and run; the whole takes minutes: `python -m tests.corpus`."""
+"""A sample of the corpus of every grammar and kind is built and run; the whole takes minutes:
+`python -m tests.corpus`.
+"""
 
 from __future__ import annotations
 
@@ -10,10 +12,18 @@ from tests.corpus.verdicts import verdict_of
 
 BOTH = ["TRAIN: forward, backward", "TEST: forward"]
 SAMPLE = {
-    "BVLC__caffe/examples/mnist/lenet_train_test.prototxt": ("today's", [*BOTH, "random inputs for Data"]),
+    "BVLC__caffe/examples/mnist/lenet_train_test.prototxt": (
+        "today's",
+        [*BOTH, "random inputs for Data"],
+    ),
     "BVLC__caffe/examples/mnist/mnist_autoencoder.prototxt": (
         "today's",
-        [BOTH[0], "TEST test-on-test: forward", "TEST test-on-train: forward", "random inputs for Data"],
+        [
+            BOTH[0],
+            "TEST test-on-test: forward",
+            "TEST test-on-train: forward",
+            "random inputs for Data",
+        ],
     ),
     "BVLC__caffe/examples/hdf5_classification/nonlinear_train_val.prototxt": (
         "today's",

@@ -78,7 +78,9 @@ def _take_solver(path: Path, verdict: Verdict) -> None:
     verdict.printed = _prints(solver.param)
     rule = solver_settings(solver, endless=True).base_rule
     endless = (
-        "" if solver.param.HasField("max_iter") else "; no max_iter: for a script that counts steps itself"
+        ""
+        if solver.param.HasField("max_iter")
+        else "; no max_iter: for a script that counts steps itself"
     )
     verdict.words.append(f"legal ({rule.kind.value}, {solver.param.lr_policy}){endless}")
 
@@ -97,19 +99,29 @@ def _take_net(path: Path, verdict: Verdict, run: bool) -> None:
 
 
 def _states(definition: NetDefinition) -> list[NetState]:
-    """The phases, each with every stage that a layer asks for; one for a net that is the same in both: TRAIN if it has a loss."""
+    """The phases, each with every stage that a layer asks for; one for a net that is the same in
+    both: TRAIN if it has a loss.
+    """
     states = [
-        NetState(phase=phase, stage=stages) for phase in PHASES for stages in _stages(definition, phase)
+        NetState(phase=phase, stage=stages)
+        for phase in PHASES
+        for stages in _stages(definition, phase)
     ]
     layers = {id(state): _layers(definition, state) for state in states}
     if len(states) == 2 and layers[id(states[0])] == layers[id(states[1])]:
-        return states[:1] if any("Loss" in layer.type for layer in definition.param.layer) else states[1:]
+        return (
+            states[:1]
+            if any("Loss" in layer.type for layer in definition.param.layer)
+            else states[1:]
+        )
     return [state for state in states if layers[id(state)]]
 
 
 def _stages(definition: NetDefinition, phase: int) -> list[list[str]]:
     """The stages that layers of a phase name, one by one; none at all where none is named."""
-    rules = [rule for layer in definition.param.layer for rule in layer.include if rule.phase == phase]
+    rules = [
+        rule for layer in definition.param.layer for rule in layer.include if rule.phase == phase
+    ]
     return [[stage] for stage in sorted({stage for rule in rules for stage in rule.stage})] or [[]]
 
 
@@ -121,13 +133,17 @@ def _layers(definition: NetDefinition, state: NetState) -> list[str]:
 
 
 def _take_states(definition: NetDefinition, states: list[NetState], run: bool) -> list[str]:
-    """What each net did; later ones have the weights and means of the first, as a solver's test nets do."""
+    """What each net did; later ones have the weights and means of the first, as a solver's test
+    nets do.
+    """
     nets: list[Net] = []
     words = []
     try:
         for state in states:
             context = LayerContext(phase=state.phase, seed=1)
-            nets.append(compile_net(definition, context, state=state, share_with=nets[0] if nets else None))
+            nets.append(
+                compile_net(definition, context, state=state, share_with=nets[0] if nets else None)
+            )
             if run:
                 name = " ".join((Phase.Name(state.phase), *state.stage))
                 words.append(f"{name}: {_run(nets[-1], state.phase)}")
@@ -145,7 +161,11 @@ def _run(net: Net, phase: int) -> str:
         outputs = net(random_inputs(net))
     finite = all(bool(value.isfinite().all()) for value in outputs.values())
     if not backward:
-        why = " (its backward pass takes more than 3 GiB)" if phase == TRAIN and net.plan.losses else ""
+        why = (
+            " (its backward pass takes more than 3 GiB)"
+            if phase == TRAIN and net.plan.losses
+            else ""
+        )
         return f"forward{'' if finite else ', not finite'}{why}"
     net.loss.backward()
     gradients = [info.parameter.grad for info in net.parameters_info if info.lr_mult]
@@ -159,4 +179,6 @@ def _prints(param: NetParameter | SolverParameter) -> bool:
 
 def _words(error: PoseidonError, path: Path) -> str:
     """The error without the place, which the line of the report has."""
-    return re.sub(r"^[^ ]*:(?=\d+)", "line ", str(error).replace(str(path.parent), "")).replace("|", "\\|")
+    return re.sub(r"^[^ ]*:(?=\d+)", "line ", str(error).replace(str(path.parent), "")).replace(
+        "|", "\\|"
+    )

@@ -1,4 +1,6 @@
-"""A job's sockets, as unauthenticated peers see them: their addresses, and that each refuses such a peer."""
+"""A job's sockets, as unauthenticated peers see them: their addresses, and that each refuses
+such a peer.
+"""
 
 from __future__ import annotations
 
@@ -120,14 +122,23 @@ def held_back(jobs: Iterable[Training], names: Iterable[str]) -> Iterator[None]:
 def test_every_socket_refuses_unauthenticated_peers_while_workers_are_missing(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Two hosts of two workers, started by a scheduler. First one task is late, then a worker of each host: all sockets
-    are open, and only the keys protect them. The weights are those of one undisturbed process."""
+    """Two hosts of two workers, started by a scheduler.
+
+    First one task is late, then a worker of each host: all sockets are open, and only the keys
+    protect them. The weights are those of one undisturbed process.
+    """
     run(write_definitions(folder, batch=12, extra="max_iter: 6"), Job())
     undisturbed = weights(folder, 6)
     (folder / "snap_iter_6.caffemodel").unlink()
     write_definitions(folder, batch=3, extra="max_iter: 6")
     write_new_key(folder / "key")
-    job = ("train", "--solver=solver.prototxt", "--exchange=svb", "--encrypt=on", "--num_app_threads=2")
+    job = (
+        "train",
+        "--solver=solver.prototxt",
+        "--exchange=svb",
+        "--encrypt=on",
+        "--num_app_threads=2",
+    )
     words = (f"--key_file={folder / 'key'}", *job, "--output=out")
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
@@ -144,7 +155,9 @@ def test_every_socket_refuses_unauthenticated_peers_while_workers_are_missing(
             jobs = (first, second)
             with held_back(jobs, ["worker 1", "worker 3"]):
                 until(
-                    lambda: len(listening(of(jobs))) == 5, "two shards and two workers did not listen", WAIT_S
+                    lambda: len(listening(of(jobs))) == 5,
+                    "two shards and two workers did not listen",
+                    WAIT_S,
                 )
                 until(
                     lambda: len(meeting_places(of(jobs))) == 2,
@@ -178,8 +191,12 @@ def assert_private(place: Path) -> None:
 
 def listening_on(host: SshHost) -> list[tuple[str, int]]:
     """Return the addresses of all TCP sockets on which anything but sshd listens."""
-    rows = [line.split()[3].rpartition(":") for line in host.run(["ss", "-ltnH"]).stdout.splitlines()]
-    return [(address.strip("[]"), int(port)) for address, _, port in rows if int(port) not in SSHD_PORTS]
+    rows = [
+        line.split()[3].rpartition(":") for line in host.run(["ss", "-ltnH"]).stdout.splitlines()
+    ]
+    return [
+        (address.strip("[]"), int(port)) for address, _, port in rows if int(port) not in SSHD_PORTS
+    ]
 
 
 def peer_reaches(peer: SshHost, address: str, ports: Iterable[int]) -> bool:
@@ -196,15 +213,19 @@ def assert_shut(place: tuple[str, int]) -> None:
     with zmq.Context() as context, context.socket(zmq.DEALER) as stranger:
         stranger.setsockopt(zmq.LINGER, 0)
         stranger.setsockopt(zmq.IPV6, 1)
-        stranger.connect("tcp://[{}]:{}".format(*place) if ":" in place[0] else "tcp://{}:{}".format(*place))
+        stranger.connect(
+            "tcp://[{}]:{}".format(*place) if ":" in place[0] else "tcp://{}:{}".format(*place)
+        )
         stranger.send(b"what do you have?")
         assert stranger.poll(200) == 0
 
 
 @pytest.mark.needs("hosts")
 def test_every_socket_on_every_host_refuses_unauthenticated_peers(tmp_path: Path) -> None:
-    """Without a flag a job on other hosts is encrypted, and binds to their addresses in the machinefile: an IPv6 address and a
-    name. Both hosts have another network, which the machinefile does not name."""
+    """Without a flag a job on other hosts is encrypted, and binds to their addresses in the
+    machinefile: an IPv6 address and a name. Both hosts have another network, which the
+    machinefile does not name.
+    """
     with SshHosts(tmp_path, 3) as hosts:
         desk, working = hosts[2], hosts[:2]
         elsewhere = hosts.second_network(*working)
@@ -246,10 +267,16 @@ def test_every_socket_on_every_host_refuses_unauthenticated_peers(tmp_path: Path
                         assert_shut(place)
                     ports = [port for _, port in sockets]
                     assert peer_reaches(peer, elsewhere[host.name], SSHD_PORTS)
-                    assert not any(peer_reaches(peer, elsewhere[host.name], [port]) for port in ports)
+                    assert not any(
+                        peer_reaches(peer, elsewhere[host.name], [port]) for port in ports
+                    )
                 assert listening_on(desk) == []
-                of_the_job = [process for host in hosts for process in host.processes_of("uninvited")]
-                assert len(of_the_job) >= 7  # the launcher; an agent, a shard and a worker on each host
+                of_the_job = [
+                    process for host in hosts for process in host.processes_of("uninvited")
+                ]
+                assert (
+                    len(of_the_job) >= 7
+                )  # the launcher; an agent, a shard and a worker on each host
                 assert_nothing_secret_shows(of_the_job)
                 for process in desk.processes_of("uninvited"):
                     process.send_signal(signal.SIGINT)

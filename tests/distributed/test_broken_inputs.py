@@ -1,8 +1,10 @@
-"""Broken inputs through the real command line: each ends with one clear sentence and an exit code, and leaves nothing.
+"""Broken inputs through the real command line: each ends with one clear sentence and an exit
+code, and leaves nothing.
 
-Every case is a sound job with one thing broken. What the launcher can see must stop the job before a process is
-started and before a file is written. What a worker finds by itself is met with the worker as a thread of this
-process; what takes several processes, or has to cross their borders, with true ones.
+Every case is a sound job with one thing broken. What the launcher can see must stop the job before
+a process is started and before a file is written. What a worker finds by itself is met with the
+worker as a thread of this process; what takes several processes, or has to cross their borders,
+with true ones.
 """
 
 from __future__ import annotations
@@ -37,7 +39,8 @@ WORKER = (
     Broken(
         name="pictures-of-different-shapes",
         prepare=replace_database(mixed_shapes),
-        says=r"net\.prototxt:2: layer 'data' \(Data\): .*record 3 \(key '00003'\) is 1 x 6 x 5 .*; set .*batch_size: 1",
+        says=r"net\.prototxt:2: layer 'data' \(Data\): .*record 3 \(key '00003'\) is 1 x 6 x 5 "
+        r".*; set .*batch_size: 1",
     ),
     Broken(
         name="record-damaged",
@@ -110,18 +113,25 @@ def nothing_left() -> Iterator[None]:
 def tree(folder: Path) -> dict[str, bytes]:
     """Return every file below a folder with its content, and every folder.
 
-    LMDB's lock file is not counted: each reader makes it. Nor is what lies in a LevelDB database: LevelDB writes there to read.
+    LMDB's lock file is not counted: each reader makes it. Nor is what lies in a LevelDB database:
+    LevelDB writes there to read.
     """
     found = (
         path
         for path in folder.rglob("*")
         if path.name != "lock.mdb" and not (path.parent / "CURRENT").exists()
     )
-    return {str(path.relative_to(folder)): path.read_bytes() if path.is_file() else b"" for path in found}
+    return {
+        str(path.relative_to(folder)): path.read_bytes() if path.is_file() else b""
+        for path in found
+    }
 
 
 def run(words: list[str], capsys: pytest.CaptureFixture[str]) -> tuple[int, str]:
-    """Run the command. Return its exit code and the last line of standard error; check that there is no traceback."""
+    """Run the command.
+
+    Return its exit code and the last line of standard error; check that there is no traceback.
+    """
     try:
         code = main(words)
     except SystemExit as error:  # argparse
@@ -158,7 +168,9 @@ def test_launcher_refuses(
 
 
 def check_job(case: Broken, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Check that the job ends with the sentence, leaves nothing but its logs, and is not registered any more."""
+    """Check that the job ends with the sentence, leaves nothing but its logs, and is not
+    registered any more.
+    """
     words = spoil(case, folder)
     before = set(tree(folder))
     code, sentence = run(words, capsys)
@@ -194,9 +206,13 @@ def test_job_fails_cleanly(case: Broken, folder: Path, capsys: pytest.CaptureFix
 @pytest.mark.timeout(120)
 @pytest.mark.usefixtures("nothing_left")
 def test_sound_job_trains(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The job that every case breaks is sound; and on one machine it takes free ports, though the machinefile's is taken."""
+    """The job that every case breaks is sound; and on one machine it takes free ports, though
+    the machinefile's is taken.
+    """
     with socket.create_server(("127.0.0.1", 0)) as other:
         hostfile = f"0 127.0.0.1 {other.getsockname()[1]}\n1 127.0.0.1 0\n"
-        code, sentence = run(spoil(Broken(name="sound", edit=(hosts(hostfile),), says=""), folder), capsys)
+        code, sentence = run(
+            spoil(Broken(name="sound", edit=(hosts(hostfile),), says=""), folder), capsys
+        )
     assert code == 0, sentence
     assert (folder / "snap_iter_2.caffemodel").is_file()

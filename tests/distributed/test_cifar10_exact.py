@@ -1,9 +1,11 @@
 """cifar10_quick as shipped: two clients with batch 50 compute what one process computes.
 
-Against one process that takes the same hundred records as two passes of fifty (`iter_size: 2`), every bit agrees, after
-any number of iterations. Against one process with batch 100 the sums inside a convolution have another order; the
-difference is rounding, until a rounding difference turns a near tie in max pooling or a ReLU near zero the other way,
-which happens after a few iterations with 800,000 pooling windows a batch, on some processors in the second. benchmarks/results/accuracy.md has the measurement.
+Against one process that takes the same hundred records as two passes of fifty (`iter_size: 2`),
+every bit agrees, after any number of iterations. Against one process with batch 100 the sums inside
+a convolution have another order; the difference is rounding, until a rounding difference turns a
+near tie in max pooling or a ReLU near zero the other way, which happens after a few iterations with
+800,000 pooling windows a batch, on some processors in the second. benchmarks/results/accuracy.md
+has the measurement.
 """
 
 from __future__ import annotations
@@ -26,7 +28,9 @@ pytestmark = pytest.mark.timeout(300)
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A training set of generated images; in `passes_lmdb` each hundred has its even records first, then the odd ones."""
+    """A training set of generated images; in `passes_lmdb` each hundred has its even records
+    first, then the odd ones.
+    """
     folder = tmp_path_factory.mktemp("cifar10")
     pictures = make_pictures(folder, PICTURES)
     order = np.arange(PICTURES).reshape(-1, BATCH // 2, 2).transpose(0, 2, 1).reshape(-1)
@@ -40,13 +44,20 @@ def test_two_clients_have_the_bits_of_one_process_with_two_passes(
     repository: Path, data: Path, tmp_path: Path, iterations: int
 ) -> None:
     one = shipped_solver(
-        repository, data / "passes_lmdb", tmp_path / "one", batch=50, iterations=iterations, iter_size=2
+        repository,
+        data / "passes_lmdb",
+        tmp_path / "one",
+        batch=50,
+        iterations=iterations,
+        iter_size=2,
     )
     run(one, Job())
     expected = weights(tmp_path / "one", iterations)
     for shards in (1, 2, 3):
         folder = tmp_path / f"shards{shards}"
-        two = shipped_solver(repository, data / "train_lmdb", folder, batch=50, iterations=iterations)
+        two = shipped_solver(
+            repository, data / "train_lmdb", folder, batch=50, iterations=iterations
+        )
         run(two, Job(workers=2, shards=shards))
         for a, b in zip(weights(folder, iterations), expected, strict=True):
             assert np.array_equal(a, b)
@@ -56,5 +67,10 @@ def test_two_clients_equal_one_process_with_the_whole_batch_up_to_rounding(
     repository: Path, data: Path, tmp_path: Path
 ) -> None:
     for name, batch, job in (("one", 100, Job()), ("two", 50, Job(workers=2, shards=2))):
-        run(shipped_solver(repository, data / "train_lmdb", tmp_path / name, batch=batch, iterations=1), job)
+        run(
+            shipped_solver(
+                repository, data / "train_lmdb", tmp_path / name, batch=batch, iterations=1
+            ),
+            job,
+        )
     assert largest_difference(weights(tmp_path / "two", 1), weights(tmp_path / "one", 1)) <= 1e-5

@@ -1,6 +1,8 @@
-"""cifar10_quick as shipped on real hosts, each with its own part of the data and nothing else in common.
+"""cifar10_quick as shipped on real hosts, each with its own part of the data and nothing else in
+common.
 
-One command at a desk that has the definitions and no data, and the default exchange (`hybrid`); the weights are those of as many clients on one machine, bit for bit.
+One command at a desk that has the definitions and no data, and the default exchange (`hybrid`); the
+weights are those of as many clients on one machine, bit for bit.
 """
 
 from __future__ import annotations
@@ -33,7 +35,9 @@ def test_hosts_have_the_weights_of_as_many_local_clients(
     make_pictures(data, 240)
     assert main(["partition_data", f"--num_partitions={count}", str(data / "train_lmdb")]) == 0
     settings = {"batch": BATCH, "iterations": ITERATIONS}
-    here = shipped_solver(repository, data / "train_lmdb", tmp_path / "here", **settings, shared=False)
+    here = shipped_solver(
+        repository, data / "train_lmdb", tmp_path / "here", **settings, shared=False
+    )
     by_factors = run(here, Job(workers=count, shards=count, kind=ExchangeKind.HYBRID)).by_factors
     assert by_factors
     with SshHosts(tmp_path, count + 1) as hosts:

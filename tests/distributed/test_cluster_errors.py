@@ -1,4 +1,6 @@
-"""Wrong machinefiles, keys, hosts, permissions, ports and versions: one clear sentence each, and nothing is started."""
+"""Wrong machinefiles, keys, hosts, permissions, ports and versions: one clear sentence each, and
+nothing is started.
+"""
 
 from __future__ import annotations
 
@@ -104,7 +106,9 @@ class Case:
     name: str
     sentence: str
     words: str = ""
-    spoil: Callable[[SshHosts, Path], AbstractContextManager[object]] = lambda hosts, desk: nullcontext()
+    spoil: Callable[[SshHosts, Path], AbstractContextManager[object]] = lambda hosts, desk: (
+        nullcontext()
+    )
     host: str = ""
     """Instead of the second host's address."""
     both: bool = False
@@ -129,7 +133,9 @@ def no_key(hosts: SshHosts, desk: Path) -> AbstractContextManager[object]:
 
 def passphrase(hosts: SshHosts, desk: Path) -> AbstractContextManager[object]:
     key = desk / "home" / ".ssh" / "id_ed25519"
-    subprocess.run(["ssh-keygen", "-q", "-p", "-N", "a secret", "-f", key], check=True, capture_output=True)
+    subprocess.run(
+        ["ssh-keygen", "-q", "-p", "-N", "a secret", "-f", key], check=True, capture_output=True
+    )
     return nullcontext()
 
 
@@ -231,13 +237,17 @@ PYTHONPATH="$HOME/old:$PYTHONPATH" exec {sys.executable} "$@"
 
 
 def installed(name: str, text: str) -> dict[str, str]:
-    """Return the files of a host whose interpreter, python=~/old/python, has this file among its packages."""
+    """Return the files of a host whose interpreter, python=~/old/python, has this file among its
+    packages.
+    """
     return {f"old/{name}": text, "old/python": INSTALLED_THERE}
 
 
 OLD = installed("poseidon/__init__.py", '__version__ = "0.0.1"\n')
 BROKEN = installed("poseidon/__init__.py", 'raise RuntimeError("half installed")\n')
-TORCH = installed("torch-9.9.dist-info/METADATA", "Metadata-Version: 2.1\nName: torch\nVersion: 9.9\n")
+TORCH = installed(
+    "torch-9.9.dist-info/METADATA", "Metadata-Version: 2.1\nName: torch\nVersion: 9.9\n"
+)
 CHATTY = {"bin/python": "#!/bin/sh\necho hello\n"}
 IN_THE_WAY = {"out": "a file\n"}
 
@@ -253,8 +263,16 @@ CASES = [
         spoil=rewrite("known_hosts", "{first} {key}\n{host} {key}\n"),
     ),
     Case("no key", "{host}: it accepts none of our keys .there is none.", spoil=no_key),
-    Case("key with a passphrase", "{host}: it accepts none of our keys .*passphrase", spoil=passphrase),
-    Case("no private key", "{host}: it accepts none of our keys", spoil=rewrite("id_ed25519", "not a key\n")),
+    Case(
+        "key with a passphrase",
+        "{host}: it accepts none of our keys .*passphrase",
+        spoil=passphrase,
+    ),
+    Case(
+        "no private key",
+        "{host}: it accepts none of our keys",
+        spoil=rewrite("id_ed25519", "not a key\n"),
+    ),
     Case(
         "key not authorized",
         "{host}: it accepts none of our keys .*refused.*ssh-copy-id",
@@ -266,7 +284,9 @@ CASES = [
         spoil=keys_that_all_can_write,
     ),
     Case("unknown user", "nobody7@.*{host}: .*it accepts none of our keys", words="user=nobody7"),
-    Case("unknown name", "node7.invalid: the name node7.invalid is not known", host="node7.invalid"),
+    Case(
+        "unknown name", "node7.invalid: the name node7.invalid is not known", host="node7.invalid"
+    ),
     Case("host down", "{host}: cannot be reached: Connection refused", spoil=down),
     Case("wrong SSH port", "{host}:9: cannot be reached: Connection refused", words="ssh_port=9"),
     Case("another server", "no SSH server that we can use", spoil=something_else),
@@ -276,10 +296,16 @@ CASES = [
         spoil=rewrite("config", "Host {host}\n  ProxyJump {first}:9\n"),
     ),
     Case(
-        "configuration", "home/.ssh/config.*: .*{host}", spoil=rewrite("config", "Host {host}\n  Port ssh\n")
+        "configuration",
+        "home/.ssh/config.*: .*{host}",
+        spoil=rewrite("config", "Host {host}\n  Port ssh\n"),
     ),
     Case("no such folder", "{host}: .*(/absent|status 125)", words="workdir=/absent"),
-    Case("folder that takes nothing", "{host}: nothing can be written to /proc/", words="workdir=/proc/sys"),
+    Case(
+        "folder that takes nothing",
+        "{host}: nothing can be written to /proc/",
+        words="workdir=/proc/sys",
+    ),
     Case(
         "file in the way",
         "{host}: nothing can be written to /root/out.*not a folder",
@@ -350,8 +376,13 @@ def test_the_problems_of_all_hosts_are_reported_at_once(
 ) -> None:
     shutil.copytree(hosts.home, desk / "home")
     first, second = hosts[0].address, hosts[1].address
-    (desk / "hosts").write_text(f"0 {first} 9000 python=/bin/false\n1 {second} 9000 workdir=/absent\n")
+    (desk / "hosts").write_text(
+        f"0 {first} 9000 python=/bin/false\n1 {second} 9000 workdir=/absent\n"
+    )
     said = train(capsys).splitlines()
     assert said[0] == "2 problems on the 2 hosts:"
-    assert [place for place in (first, second) if any(place in line for line in said[1:])] == [first, second]
+    assert [place for place in (first, second) if any(place in line for line in said[1:])] == [
+        first,
+        second,
+    ]
     assert len(said) == 3

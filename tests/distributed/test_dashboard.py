@@ -1,4 +1,6 @@
-"""The dashboard in a real browser: curves of a real job move, a lost worker and the restart show, the end shows."""
+"""The dashboard in a real browser: curves of a real job move, a lost worker and the restart
+show, the end shows.
+"""
 
 from __future__ import annotations
 
@@ -64,7 +66,9 @@ def browser() -> Iterator[Any]:
 
 
 @pytest.fixture
-def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[subprocess.Popen[str], str]]:
+def job(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[tuple[subprocess.Popen[str], str]]:
     """A job of two clients with its page: the launcher, and the page's address."""
     monkeypatch.setenv("POSEIDON_HOME", str(tmp_path / "state"))
     (tmp_path / "net.prototxt").write_text(NET)
@@ -88,8 +92,14 @@ def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[subpr
             text=True,
         )
     try:
-        until(lambda: "dashboard at http" in (tmp_path / "log").read_text(), "the page's address", 90.0)
-        (line,) = (each for each in (tmp_path / "log").read_text().splitlines() if "dashboard at" in each)
+        until(
+            lambda: "dashboard at http" in (tmp_path / "log").read_text(),
+            "the page's address",
+            90.0,
+        )
+        (line,) = (
+            each for each in (tmp_path / "log").read_text().splitlines() if "dashboard at" in each
+        )
         yield launcher, line.split()[-1]
     finally:
         launcher.send_signal(signal.SIGTERM)
@@ -97,12 +107,16 @@ def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[subpr
 
 
 def until(found: Callable[[], bool], what: str, timeout_s: float) -> None:
-    """Poll the page as `polling.until`, but seldom: each question takes the browser's processor time."""
+    """Poll the page as `polling.until`, but seldom: each question takes the browser's processor
+    time.
+    """
     polling.until(found, what, timeout_s, every_s=0.1)
 
 
 def shown(browser: Any, id_: str) -> str:
-    return str(browser.execute_script("return document.getElementById(arguments[0]).textContent", id_))
+    return str(
+        browser.execute_script("return document.getElementById(arguments[0]).textContent", id_)
+    )
 
 
 def last_iteration(browser: Any) -> float:
@@ -120,7 +134,9 @@ def test_a_job_is_seen_to_train_to_lose_a_worker_and_to_go_on(
     until(lambda: last_iteration(browser) > 0, "the curve of the loss begins", 60.0)
     before = last_iteration(browser)
     until(lambda: last_iteration(browser) > before, "the curve moves", 60.0)
-    assert browser.execute_script("return document.querySelectorAll('#chart-Loss canvas').length") == 1
+    assert (
+        browser.execute_script("return document.querySelectorAll('#chart-Loss canvas').length") == 1
+    )
     until(lambda: shown(browser, "workers").count("worker") >= 2, "both workers are listed", 60.0)
     until(lambda: "snapshot at iteration" in shown(browser, "events"), "a snapshot shows", 60.0)
     until(lambda: "worker 0: I" in shown(browser, "log"), "the log shows", 60.0)

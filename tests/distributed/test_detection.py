@@ -1,4 +1,6 @@
-"""A small SSD trains on drawn shapes, in jobs of one and of two workers, to a mean average precision."""
+"""A small SSD trains on drawn shapes, in jobs of one and of two workers, to a mean average
+precision.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,9 @@ def make(folder: Path, detector: Detector, images: dict[str, int]) -> None:
     """Write the data and the definitions."""
     for number, (part, count) in enumerate(images.items()):
         side = detector.side
-        source = write_detection_set(folder / part, count, first=100_000 * number, size=(side, side))
+        source = write_detection_set(
+            folder / part, count, first=100_000 * number, size=(side, side)
+        )
         labels = f"--label_map_file={folder}/{part}/labelmap.prototxt"
         words = ["convert_annoset", "--anno_type=detection", "--encoded", labels]
         assert main([*words, f"{folder / part}/", str(source), f"{folder}/{part}_lmdb"]) == 0
@@ -41,9 +45,14 @@ def make(folder: Path, detector: Detector, images: dict[str, int]) -> None:
 def precisions(folder: Path, workers: int) -> list[float]:
     """What the tests of a job log."""
     hosts = machinefile(folder, workers, 1)
-    done = poseidon_here(folder, "train", "--solver=shapes_ssd_solver.prototxt", f"--hostfile={hosts}")
+    done = poseidon_here(
+        folder, "train", "--solver=shapes_ssd_solver.prototxt", f"--hostfile={hosts}"
+    )
     assert done.returncode == 0, done.stderr
-    return [float(x) for x in re.findall(r"output #0: detection_eval = (\S+)", done.stdout + done.stderr)]
+    return [
+        float(x)
+        for x in re.findall(r"output #0: detection_eval = (\S+)", done.stdout + done.stderr)
+    ]
 
 
 DATA = ("train_lmdb", "test_lmdb", "test/labelmap.prototxt")
@@ -62,10 +71,16 @@ def test_a_detector_learns_with_two_workers(tmp_path: Path) -> None:
 @pytest.mark.thorough
 @pytest.mark.parametrize("workers", [1, 2])
 def test_shapes_ssd_reaches_its_precision(tmp_path: Path, workers: int) -> None:
-    """The zoo's net as it is; two workers have half the batch each, so that both jobs see the same images."""
+    """The zoo's net as it is; two workers have half the batch each, so that both jobs see the
+    same images.
+    """
     batch = (SHAPES.batch[0] // workers, SHAPES.batch[1])
     solver = (*SHAPES.solver, ("random_seed", 3), ("show_per_class_result", "true"))
-    make(tmp_path, replace(SHAPES, data=DATA, batch=batch, solver=solver), {"train": 320, "test": 128})
+    make(
+        tmp_path,
+        replace(SHAPES, data=DATA, batch=batch, solver=solver),
+        {"train": 320, "test": 128},
+    )
     found = precisions(tmp_path, workers)
     print(found)
     assert len(found) == 3

@@ -1,4 +1,6 @@
-"""`poseidon doctor` on four real hosts: a healthy cluster, and one with a firewall, a slow link, a wrong clock, a wrong MTU."""
+"""`poseidon doctor` on four real hosts: a healthy cluster, and one with a firewall, a slow link,
+a wrong clock, a wrong MTU.
+"""
 
 from __future__ import annotations
 
@@ -108,7 +110,9 @@ def _drop_port(host: SshHost) -> None:
 
 
 def _clock_library() -> str:
-    """Return the library that shifts a process's clock: the command itself leaves semaphores behind."""
+    """Return the library that shifts a process's clock: the command itself leaves semaphores
+    behind.
+    """
     words = [
         find("faketime") or "",
         "-f",

@@ -40,12 +40,18 @@ def one(alone: Path) -> list[np.ndarray]:
     ("roles", "exchange", "counts"),
     [
         pytest.param(
-            (WORKER, SERVER, WORKER), "ps", "3 clients, 2 workers, 1 shard", marks=pytest.mark.thorough
+            (WORKER, SERVER, WORKER),
+            "ps",
+            "3 clients, 2 workers, 1 shard",
+            marks=pytest.mark.thorough,
         ),
         ((WORKER, SERVER, WORKER, SERVER), "hybrid", "4 clients, 2 workers, 2 shards"),
         ((BOTH, BOTH, SERVER), "svb", "3 clients, 2 workers, 3 shards"),
         pytest.param(
-            (BOTH, WORKER), "allreduce", "2 clients, 2 workers, 0 shards", marks=pytest.mark.thorough
+            (BOTH, WORKER),
+            "allreduce",
+            "2 clients, 2 workers, 0 shards",
+            marks=pytest.mark.thorough,
         ),
     ],
 )
@@ -57,7 +63,9 @@ def test_the_weights_are_one_processes(
     (alone / "hosts").write_text("".join(lines), encoding="utf-8")
     write_definitions(alone, batch=BATCH // 2, extra=f"max_iter: {STEPS}")
     words = ("--hostfile=hosts", f"--exchange={exchange}", "--output=o")
-    encrypted = ("--encrypt=on",) if exchange == "svb" else ()  # one of them shows that keys change nothing
+    encrypted = (
+        ("--encrypt=on",) if exchange == "svb" else ()
+    )  # one of them shows that keys change nothing
     result = poseidon_here(alone, "train", "--solver=solver.prototxt", *words, *encrypted)
     assert result.returncode == 0, result.stderr
     assert counts in result.stderr
@@ -77,7 +85,9 @@ SCHEMES = ("allreduce", "ps", "svb", "allreduce")
 
 
 def test_a_job_of_three_schemes_with_a_limit_resumes_with_its_bits(tmp_path: Path) -> None:
-    """Three workers choose a plan; a snapshot with another one, of all schemes, is what the resumed job follows."""
+    """Three workers choose a plan; a snapshot with another one, of all schemes, is what the
+    resumed job follows.
+    """
     make_data(tmp_path)
     limited = f"clip_gradients: 0.5\nsnapshot: {STEPS // 2}\nmax_iter"
     run(write_definitions(tmp_path, batch=BATCH, extra=f"{limited}: {STEPS}"), Job())
@@ -86,7 +96,12 @@ def test_a_job_of_three_schemes_with_a_limit_resumes_with_its_bits(tmp_path: Pat
 
     def train(steps: int, *words: str) -> str:
         write_definitions(tmp_path, batch=BATCH // 3, extra=f"{limited}: {steps}")
-        common = ("--solver=solver.prototxt", f"--hostfile={hosts}", "--exchange=auto", "--output=o")
+        common = (
+            "--solver=solver.prototxt",
+            f"--hostfile={hosts}",
+            "--exchange=auto",
+            "--output=o",
+        )
         result = poseidon_here(tmp_path, "train", *common, *words)
         assert result.returncode == 0, result.stderr
         plan = (tmp_path / "o" / "exchange_plan.txt").read_text(encoding="utf-8")

@@ -26,7 +26,9 @@ layer { name: "data" type: "Data" top: "data" top: "label"
   data_param { source: "db" backend: LMDB batch_size: 4 shared_file_system: true } }
 layer { name: "ip" type: "InnerProduct" bottom: "data" top: "ip" inner_product_param { num_output: 2 } }
 """
-ENDLESS = 'layer { name: "d" type: "DummyData" top: "ip" dummy_data_param { shape { dim: 3 dim: 2 } } }'
+ENDLESS = (
+    'layer { name: "d" type: "DummyData" top: "ip" dummy_data_param { shape { dim: 3 dim: 2 } } }'
+)
 
 
 @pytest.fixture
@@ -90,7 +92,9 @@ def test_the_kill_script_stops_extractions_and_nothing_else(folder: Path) -> Non
         "extract_features",
         *words(folder, hosts, "--num_mini_batches=100000000"),
     ]
-    job = subprocess.Popen(command, env=environment(folder), stderr=subprocess.PIPE, text=True, cwd=folder)
+    job = subprocess.Popen(
+        command, env=environment(folder), stderr=subprocess.PIPE, text=True, cwd=folder
+    )
     try:
         assert job.stderr is not None
         assert any("Extracted features" in line for line in job.stderr)
@@ -105,7 +109,9 @@ def test_the_kill_script_stops_extractions_and_nothing_else(folder: Path) -> Non
         again = run_script(folder, "kill_feature_extractor.py", hosts)
         assert again.startswith("no feature extraction that was started from")
     finally:
-        for process in [*psutil.Process(job.pid).children(recursive=True)] if job.poll() is None else []:
+        for process in (
+            [*psutil.Process(job.pid).children(recursive=True)] if job.poll() is None else []
+        ):
             process.kill()
         job.kill()
         job.wait()

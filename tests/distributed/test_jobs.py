@@ -50,7 +50,8 @@ def test_two_clients_equal_one_process(folder: Path) -> None:
     assert largest_difference(weights(folder, 50), one) <= 1e-5
     assert "2 clients, 2 workers, 2 shards" in result.stderr
     assert "Traceback" not in result.stderr
-    # What it leaves: a log for each worker, the outputs of the whole job, and the way of each tensor.
+    # What it leaves: a log for each worker, the outputs of the whole job, and the way of each
+    # tensor.
     assert sorted(path.name for path in (folder / "two").iterdir()) == [
         "exchange_plan.txt",
         "job.netoutputs",
@@ -68,7 +69,9 @@ def test_two_clients_equal_one_process(folder: Path) -> None:
 
 
 def test_a_killed_worker_ends_the_job_with_one_sentence(folder: Path) -> None:
-    with training(folder, f"--solver={endless(folder)}", f"--hostfile={machinefile(folder, 2, 1)}") as job:
+    with training(
+        folder, f"--solver={endless(folder)}", f"--hostfile={machinefile(folder, 2, 1)}"
+    ) as job:
         job.wait_for("Iteration 1, loss")
         children = job.children()
         assert children.keys() == {"worker 0", "worker 1", "shard 0"}
@@ -84,7 +87,9 @@ def test_a_killed_worker_ends_the_job_with_one_sentence(folder: Path) -> None:
 
 @pytest.mark.thorough
 def test_a_killed_shard_ends_the_job_with_one_sentence(folder: Path) -> None:
-    with training(folder, f"--solver={endless(folder)}", f"--hostfile={machinefile(folder, 2)}") as job:
+    with training(
+        folder, f"--solver={endless(folder)}", f"--hostfile={machinefile(folder, 2)}"
+    ) as job:
         job.wait_for("Iteration 1, loss")
         children = job.children()
         children["shard 0"].kill()
@@ -153,7 +158,12 @@ def test_after_its_launcher_was_killed_the_kill_script_leaves_nothing(folder: Pa
 def test_in_the_background(folder: Path) -> None:
     hosts = machinefile(folder, 1)
     started = poseidon(
-        folder, "train", f"--solver={endless(folder)}", f"--hostfile={hosts}", "--background", "--output=out"
+        folder,
+        "train",
+        f"--solver={endless(folder)}",
+        f"--hostfile={hosts}",
+        "--background",
+        "--output=out",
     )
     assert started.returncode == 0, started.stderr
     (job,) = re.findall(r"Job (\S+) runs in the background", started.stdout)

@@ -1,4 +1,6 @@
-"""Jobs of several workers on each host: the weights are those of one process, and no rendezvous socket is left."""
+"""Jobs of several workers on each host: the weights are those of one process, and no rendezvous
+socket is left.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +42,9 @@ def one(alone: Path) -> list[np.ndarray]:
 
 @pytest.fixture
 def rendezvous_folder(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """The folder for temporary files of this test's jobs alone, with a path short enough for a socket."""
+    """The folder for temporary files of this test's jobs alone, with a path short enough for a
+    socket.
+    """
     with TemporaryDirectory(prefix="p") as folder:
         monkeypatch.setenv("TMPDIR", folder)
         yield Path(folder)
@@ -48,7 +52,11 @@ def rendezvous_folder(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 @pytest.mark.parametrize(
     "exchange",
-    ["hybrid", "allreduce", *(pytest.param(way, marks=pytest.mark.thorough) for way in ("ps", "svb"))],
+    [
+        "hybrid",
+        "allreduce",
+        *(pytest.param(way, marks=pytest.mark.thorough) for way in ("ps", "svb")),
+    ],
 )
 def test_two_machines_of_two_workers_have_one_processes_weights(
     alone: Path, one: list[np.ndarray], rendezvous_folder: Path, exchange: str
@@ -76,7 +84,9 @@ def endless(alone: Path, *extra: str) -> tuple[str, ...]:
     return ("--solver=solver.prototxt", "--hostfile=hosts", "--num_app_threads=2", *extra)
 
 
-@pytest.mark.parametrize("flags", [(), pytest.param(("--exchange=ps",), marks=pytest.mark.thorough)])
+@pytest.mark.parametrize(
+    "flags", [(), pytest.param(("--exchange=ps",), marks=pytest.mark.thorough)]
+)
 def test_one_machine_of_two_workers_has_them_too(
     alone: Path, one: list[np.ndarray], flags: tuple[str, ...]
 ) -> None:
@@ -109,7 +119,9 @@ def test_a_killed_worker_ends_the_job_with_one_sentence(
 
 
 def test_a_stopped_job_of_stale_workers_goes_on(alone: Path) -> None:
-    """All workers stop at the same iteration; the snapshot has each host's history, and each host resumes from it."""
+    """All workers stop at the same iteration; the snapshot has each host's history, and each
+    host resumes from it.
+    """
     words = endless(alone, "--table_staleness=2")
     for earlier in alone.glob("snap_iter_*.solverstate"):
         earlier.unlink()
@@ -119,7 +131,9 @@ def test_a_stopped_job_of_stale_workers_goes_on(alone: Path) -> None:
         assert job.end() == 130
     (state,) = alone.glob("snap_iter_*.solverstate")
     iteration = int(re.findall(r"\d+", state.name)[0])
-    done = poseidon_here(alone, "train", *words, f"--snapshot={state}", f"--max_iter={iteration + 3}")
+    done = poseidon_here(
+        alone, "train", *words, f"--snapshot={state}", f"--max_iter={iteration + 3}"
+    )
     assert done.returncode == 0, done.stderr
     shown = re.findall(r"Iteration (\d+), loss: ", done.stderr)
     assert shown[0] == str(iteration)

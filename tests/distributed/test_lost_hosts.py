@@ -1,4 +1,6 @@
-"""A job on real hosts that all have the whole data: one is cut off for good, and the others finish the job."""
+"""A job on real hosts that all have the whole data: one is cut off for good, and the others
+finish the job.
+"""
 
 from __future__ import annotations
 
@@ -25,9 +27,15 @@ pytestmark = [
 
 def _prepare(desk: SshHost, hosts: list[SshHost]) -> None:
     write_job(
-        desk.outside("/root/job"), END, source="/root/data/train_lmdb", prefix="/root/snaps/snap", shared=True
+        desk.outside("/root/job"),
+        END,
+        source="/root/data/train_lmdb",
+        prefix="/root/snaps/snap",
+        shared=True,
     )
-    desk.outside("/root/hosts").write_text("".join(f"{k} {host.name} 0\n" for k, host in enumerate(hosts)))
+    desk.outside("/root/hosts").write_text(
+        "".join(f"{k} {host.name} 0\n" for k, host in enumerate(hosts))
+    )
     for host in hosts:
         for name in ("snaps", "data"):
             host.outside(f"/root/{name}").mkdir()
@@ -35,12 +43,22 @@ def _prepare(desk: SshHost, hosts: list[SshHost]) -> None:
 
 
 @pytest.mark.parametrize(("lost", "all_are_lost"), [(0, False), (2, True)])
-def test_a_host_that_never_comes_back_is_left_out(tmp_path: Path, lost: int, all_are_lost: bool) -> None:
-    """Also the one that writes the snapshots and the log; also where the launcher loses every host, and finds the others again."""
+def test_a_host_that_never_comes_back_is_left_out(
+    tmp_path: Path, lost: int, all_are_lost: bool
+) -> None:
+    """Also the one that writes the snapshots and the log; also where the launcher loses every
+    host, and finds the others again.
+    """
     with SshHosts(tmp_path, 4) as every:
         hosts, desk = every[:3], every[3]
         _prepare(desk, hosts)
-        words = ["train", "--solver=job/solver.prototxt", "--hostfile=hosts", "--output=out", "--threads=1"]
+        words = [
+            "train",
+            "--solver=job/solver.prototxt",
+            "--hostfile=hosts",
+            "--output=out",
+            "--threads=1",
+        ]
         command = desk.command([sys.executable, "-m", "poseidon", *words, "--return_timeout=2"])
         told: list[str] = []
         with subprocess.Popen(

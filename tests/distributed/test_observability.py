@@ -1,4 +1,6 @@
-"""Observability of a real job: traces of all its processes, and statistics that agree with the formulas."""
+"""Observability of a real job: traces of all its processes, and statistics that agree with the
+formulas.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +39,9 @@ SIZES = {
 }
 LEARNED = [name for name in SIZES if not name.startswith("norm")]
 TABLES = ("conv.0 and 6 more", "conv.1", "norm.0 and 2 more")
-"""Pools of small tensors: the bias of the convolution has a rate of its own, statistics have no rule."""
+"""Pools of small tensors: the bias of the convolution has a rate of its own, statistics have no
+rule.
+"""
 HEAD_BYTES = 48
 """Longest header of a message of this job."""
 
@@ -113,7 +117,8 @@ def test_a_shards_trace_shows_its_tables_and_its_queue(traced: Path) -> None:
         assert min(queue) == 0
     for name in TABLES:
         assert both["apply"][name] == ITERATIONS
-        # Of the two pushes of each iteration one completes the sum; first values are received too, by rank 0 alone.
+        # Of the two pushes of each iteration one completes the sum; first values are received too,
+        # by rank 0 alone.
         assert both["sum"][name] >= ITERATIONS
         assert both["receive"][name] >= 2 * ITERATIONS
         assert both["send"][name] >= 2 * ITERATIONS
@@ -143,7 +148,9 @@ def test_the_whole_job_in_one_file_is_nested_and_lies_on_one_axis(traced: Path) 
 
 
 def check_causes(one: list[Event], other: list[Event]) -> None:
-    """Check that at staleness 0 a worker waits for a tensor until every other has begun its gradient."""
+    """Check that at staleness 0 a worker waits for a tensor until every other has begun its
+    gradient.
+    """
     waits = [e["ts"] + e["dur"] for e in one if e["name"] == "wait conv.0"]
     begins = [e["ts"] for e in other if e["name"] == "begin conv.0"]
     for begun, waited in zip(sorted(begins), sorted(waits)[1:], strict=False):
@@ -183,7 +190,8 @@ def test_bytes_are_those_of_the_formula(traced: Path) -> None:
 def check_shards(statistics: JobStatistics) -> None:
     """Check that shards have received the bytes that workers have sent."""
     sent = sum(
-        w.other_bytes_out + sum(t.bytes_out or 0 for t in w.tensors) for w in statistics.workers.values()
+        w.other_bytes_out + sum(t.bytes_out or 0 for t in w.tensors)
+        for w in statistics.workers.values()
     )
     received = sum(shard.bytes_in for shard in statistics.shards.values())
     assert 0 <= received - sent <= 4096  # goodbyes, and what was on its way when the last was told

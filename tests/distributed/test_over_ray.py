@@ -1,4 +1,6 @@
-"""Jobs on the nodes of a Ray cluster: the same bits as on this machine, also after the loss of a node."""
+"""Jobs on the nodes of a Ray cluster: the same bits as on this machine, also after the loss of a
+node.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,8 @@ layer { name: "ip" type: "InnerProduct" bottom: "gated" top: "ip" inner_product_
 layer { name: "loss" type: "SoftmaxWithLoss" bottom: "ip" bottom: "label" top: "loss" }
 """
 SOLVER = (
-    'net: "net.prototxt" base_lr: 0.1 lr_policy: "fixed" momentum: 0.9 max_iter: 30 display: 5 snapshot: 10 '
+    'net: "net.prototxt" base_lr: 0.1 lr_policy: "fixed" momentum: 0.9 max_iter: 30 display: 5 '
+    "snapshot: 10 "
     'snapshot_prefix: "snap" solver_mode: CPU random_seed: 3\n'
 )
 TRAIN = [
@@ -54,7 +57,9 @@ def cluster() -> Iterator[RayCluster]:
 
 
 def _definitions(folder: Path) -> Path:
-    """Write a solver and its net; return the file that lets its training pass iteration 25, the same for all of a test."""
+    """Write a solver and its net; return the file that lets its training pass iteration 25, the
+    same for all of a test.
+    """
     folder.mkdir()
     gate = folder.with_name("gate")
     (folder / "net.prototxt").write_text(NET.replace("GATE", str(gate)))
@@ -83,7 +88,9 @@ def _train(cluster: RayCluster, folder: Path, flags: Sequence[str]) -> str:
 
 
 def _train_here(folder: Path) -> Path:
-    """Train without an interruption and without a gate, which changes no bit, in threads; return the folder."""
+    """Train without an interruption and without a gate, which changes no bit, in threads; return
+    the folder.
+    """
     _definitions(folder)
     ungated = re.sub(r"layer .*\"Gate\".*\n", "", NET).replace('bottom: "gated"', 'bottom: "data"')
     (folder / "net.prototxt").write_text(ungated)
@@ -130,7 +137,9 @@ def _weights(folder: Path) -> bytes:
     return (folder / "snap_iter_30.caffemodel").read_bytes()
 
 
-def test_a_node_is_lost_and_the_job_ends_with_the_same_bits(cluster: RayCluster, tmp_path: Path) -> None:
+def test_a_node_is_lost_and_the_job_ends_with_the_same_bits(
+    cluster: RayCluster, tmp_path: Path
+) -> None:
     ray = ["--launcher=ray", f"--ray_address={cluster.address}", "--clients=2"]
     log = _train_through_a_loss(cluster, tmp_path / "ray", ray, lambda: _replace(cluster, 2))
     assert "; restart 1 of 3: going on from " in log
@@ -177,8 +186,8 @@ def test_an_autoscaler_brings_the_nodes_and_replaces_one_that_is_lost(tmp_path: 
     finally:
         cluster.close()
     assert (
-        "waiting up to 3600 s for nodes: 3 clients need a node each: 3 with CPU=1; the Ray cluster has 1 node"
-        in log
+        "waiting up to 3600 s for nodes: 3 clients need a node each: 3 with CPU=1; the Ray "
+        "cluster has 1 node" in log
     )
     assert "; restart 1 of 3: going on from " in log
     assert "finished at iteration 30 after 1 restart" in log.splitlines()[-1]
@@ -193,11 +202,18 @@ def test_a_job_goes_on_without_a_node_that_does_not_come_back(tmp_path: Path) ->
     try:
         for cpus in (0, 1, 1):
             cluster.add(num_cpus=cpus)
-        ray = ["--launcher=ray", f"--ray_address={cluster.address}", "--clients=2", "--return_timeout=0"]
+        ray = [
+            "--launcher=ray",
+            f"--ray_address={cluster.address}",
+            "--clients=2",
+            "--return_timeout=0",
+        ]
         log = _train_through_a_loss(cluster, tmp_path / "ray", ray, lambda: cluster.kill(2))
     finally:
         cluster.close()
-    assert re.search(r"client [01]: no node of the Ray cluster .* s; 2 clients need a node each", log)
+    assert re.search(
+        r"client [01]: no node of the Ray cluster .* s; 2 clients need a node each", log
+    )
     assert re.search(r"going on without client [01] \(\S+\): 1 client, 1 worker", log)
     assert "finished at iteration 30 after 1 restart" in log.splitlines()[-1]
 
@@ -213,8 +229,8 @@ def test_a_client_with_shards_alone_has_the_node_with_its_resource(
         _, log = launcher.communicate(timeout=LIMIT_S)
     assert launcher.returncode == 1
     assert (
-        "2 clients need a node each: 1 with CPU=1 and 1 with CPU=1, shards=1; the Ray cluster has 3 nodes"
-        in log
+        "2 clients need a node each: 1 with CPU=1 and 1 with CPU=1, shards=1; the Ray cluster has "
+        "3 nodes" in log
     )
     assert "Traceback" not in log
     cluster.add(num_cpus=1, resources={"shards": 1})

@@ -1,4 +1,6 @@
-"""Jobs started over SSH on this host, in an empty folder: definitions are copied, and nothing is left."""
+"""Jobs started over SSH on this host, in an empty folder: definitions are copied, and nothing is
+left.
+"""
 
 from __future__ import annotations
 
@@ -37,13 +39,17 @@ def sshd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LoopbackSshd]:
 def _desk(
     folder: Path, sshd: LoopbackSshd, *, iterations: int, clients: int
 ) -> tuple[list[str], dict[str, str]]:
-    """A folder with definitions and a machinefile whose clients work elsewhere; the command and its environment."""
+    """A folder with definitions and a machinefile whose clients work elsewhere; the command and
+    its environment.
+    """
     (folder / "far").mkdir(parents=True)
     write_shadowing_files(folder, packages=False)
     write_shadowing_files(folder / "far", packages=True)
     (folder / "net.prototxt").write_text(NET)
     (folder / "solver.prototxt").write_text(SOLVER.format(iterations=iterations))
-    (folder / "hosts").write_text("".join(f"{k} 127.0.0.1 0 workdir={folder}/far\n" for k in range(clients)))
+    (folder / "hosts").write_text(
+        "".join(f"{k} 127.0.0.1 0 workdir={folder}/far\n" for k in range(clients))
+    )
     words = [
         sys.executable,
         "-m",
@@ -70,7 +76,9 @@ def test_a_folder_that_has_nothing_of_the_job_gets_its_snapshots_and_logs(
         "worker_0.log",
         "worker_1.log",
     ]
-    assert sorted(path.name for path in (tmp_path / "far").iterdir() if "prototxt" in path.name) == []
+    assert (
+        sorted(path.name for path in (tmp_path / "far").iterdir() if "prototxt" in path.name) == []
+    )
 
 
 @pytest.mark.thorough
@@ -84,7 +92,9 @@ def test_nothing_outlives_a_launcher_that_was_killed(sshd: LoopbackSshd, tmp_pat
         for line in launcher.stderr:
             if "Iteration 3," in line:
                 break
-        pids = [process.pid for process in psutil.process_iter() if job in " ".join(_words(process))]
+        pids = [
+            process.pid for process in psutil.process_iter() if job in " ".join(_words(process))
+        ]
         launcher.send_signal(signal.SIGKILL)
         launcher.stderr.close()
     assert len(pids) >= 5  # an agent, two shards and two workers

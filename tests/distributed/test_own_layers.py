@@ -61,7 +61,9 @@ def test_a_forward_pass_that_fails_is_one_sentence_with_its_line(
 ) -> None:
     source = tmp_path / "softplus.py"
     lines = source.read_text(encoding="utf-8").splitlines()
-    number = next(n for n, line in enumerate(lines, 1) if line.startswith("        gain = self.gain.view"))
+    number = next(
+        n for n, line in enumerate(lines, 1) if line.startswith("        gain = self.gain.view")
+    )
     lines[number - 1] = "        gain = self.gain.view(1, 2, 3)"
     source.write_text("\n".join(lines), encoding="utf-8")
     done = poseidon(tmp_path, *words, "--import=softplus")
@@ -76,11 +78,16 @@ def test_a_forward_pass_that_fails_is_one_sentence_with_its_line(
     [
         ("", "", "net.prototxt:7: layer 'soft' (SoftPlus): unknown layer type 'SoftPlus'"),
         ("nowhere", "", "--import nowhere: there is no module 'nowhere' in"),
-        ("broken", "x = 1\ny = undefined\n", r"broken.py:2: NameError: name 'undefined' is not defined"),
+        (
+            "broken",
+            "x = 1\ny = undefined\n",
+            r"broken.py:2: NameError: name 'undefined' is not defined",
+        ),
         ("broken", "def x(:\n", r"broken.py:1: invalid syntax"),
         (
             "broken",
-            "from poseidon.layers.base import Layer\nfrom poseidon.layers.registry import register\n\n"
+            "from poseidon.layers.base import Layer\nfrom poseidon.layers.registry import "
+            "register\n\n"
             "@register('ReLU')\nclass Mine(Layer): pass\n",
             "broken.py:4: ValueError: layer type 'ReLU' is already registered by ReLU",
         ),

@@ -1,4 +1,6 @@
-"""`poseidon plan` on two real hosts with slow links: rates and processors are those of the hosts, and nothing is left there."""
+"""`poseidon plan` on two real hosts with slow links: rates and processors are those of the
+hosts, and nothing is left there.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,14 @@ def test_the_hosts_of_a_machinefile_are_measured(
             links.shape(host.network, RATE_MBIT)
         lines = [f"{number} {host.address} 9999" for number, host in enumerate(hosts)]
         (tmp_path / "cluster").write_text("\n".join(lines))
-        words = ["plan", f"--net={NET}", "--hostfile=cluster", "--compute=20", "--seconds=5", "--json"]
+        words = [
+            "plan",
+            f"--net={NET}",
+            "--hostfile=cluster",
+            "--compute=20",
+            "--seconds=5",
+            "--json",
+        ]
         assert main(words) == 0
         found = json.loads(capsys.readouterr().out)
         until(lambda: all(not host.processes() for host in hosts), "a probe is left", 30.0)

@@ -1,4 +1,5 @@
-"""Jobs on four remote hosts, listed and stopped from the host of their launcher, after it was killed.
+"""Jobs on four remote hosts, listed and stopped from the host of their launcher, after it was
+killed.
 
 The processes of these jobs do nothing, so that nothing but starting and stopping them takes time.
 """
@@ -98,7 +99,8 @@ def test_kill_caffe_after_kill_9_of_the_launcher(site: Site) -> None:
             assert f"3 on {host.name}" in said
         again = site.desk.run([*KILL_CAFFE, "job-a"])
         assert (
-            again.stdout == "no job that was started from job-a is running on this machine or its 4 hosts\n"
+            again.stdout
+            == "no job that was started from job-a is running on this machine or its 4 hosts\n"
         )
         assert site.pids(other.job) == others
         assert other.launcher.is_running()
@@ -133,4 +135,6 @@ def test_a_job_that_is_killed_from_another_machine_is_not_started_again(site: Si
         elsewhere.run([*POSEIDON, "kill", "copy"])
         assert none_left([*mine, job.launcher.pid])
         # A `JobInterrupted` would be a reason to start again.
-        assert re.fullmatch(r"JobError: .*host\d: the job was killed there.*\n", job.said.readline())
+        assert re.fullmatch(
+            r"JobError: .*host\d: the job was killed there.*\n", job.said.readline()
+        )

@@ -1,4 +1,6 @@
-"""The ResNet-50 trainer on several shards: started by hand with a folder or Redis, and by the launcher."""
+"""The ResNet-50 trainer on several shards: started by hand with a folder or Redis, and by the
+launcher.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +44,9 @@ def flags(folder: Path, *more: str) -> list[str]:
     return [*SMALL, f"--train_data={folder / 'train'}", f"--file_store_path={folder}", *more]
 
 
-def by_hand(folder: Path, starts: Sequence[Sequence[str]]) -> list[subprocess.CompletedProcess[str]]:
+def by_hand(
+    folder: Path, starts: Sequence[Sequence[str]]
+) -> list[subprocess.CompletedProcess[str]]:
     """Start the trainer once for each set of flags, each in a folder of its own; wait for all."""
     started = []
     for number, more in enumerate(starts):
@@ -76,7 +80,9 @@ def last_line(done: subprocess.CompletedProcess[str]) -> str:
 
 
 def check_trained(folder: Path, places: Sequence[Path]) -> None:
-    """Check that all shards have a row of the same learning rate, and that there is one checkpoint."""
+    """Check that all shards have a row of the same learning rate, and that there is one
+    checkpoint.
+    """
     rows = [read_log(path)[-1] for place in places for path in place.glob("*.log")]
     assert len(rows) == len(places)
     assert {(row["epoch"], row["learning_rate"]) for row in rows} == {("0", "0.004000000189989805")}
@@ -104,11 +110,18 @@ def test_unequal_shards_and_a_restart(folder: Path) -> None:
     sizes = ["--num_shards=2", "--shard_batch_sizes=6,2"]
     done = by_hand(folder, [[*sizes, f"--shard_id={shard}", "--run_id=1"] for shard in range(2)])
     assert [end.returncode for end in done] == [0, 0], done
-    inputs = [read_log(next((folder / f"shard_{n}").glob("*.log")))[0]["input_count"] for n in range(2)]
+    inputs = [
+        read_log(next((folder / f"shard_{n}").glob("*.log")))[0]["input_count"] for n in range(2)
+    ]
     assert inputs == ["12", "4"]
     for shard in range(2):
         (folder / f"shard_{shard}").rename(folder / f"before_{shard}")
-    more = [*sizes, "--num_epochs=2", f"--load_model_path={folder / 'resnet50_model_1.mdl'}", "--run_id=2"]
+    more = [
+        *sizes,
+        "--num_epochs=2",
+        f"--load_model_path={folder / 'resnet50_model_1.mdl'}",
+        "--run_id=2",
+    ]
     done = by_hand(folder, [[*more, f"--shard_id={shard}"] for shard in range(2)])
     assert [end.returncode for end in done] == [0, 0], done
     assert all("Starting epoch 1/2" in end.stderr for end in done)
@@ -121,7 +134,9 @@ def test_unequal_shards_and_a_restart(folder: Path) -> None:
 @pytest.mark.thorough
 def test_one_command_for_all_workers(folder: Path) -> None:
     hosts = machinefile(folder, 2)
-    done = poseidon(folder, "run", f"--hostfile={hosts}", SCRIPT, *flags(folder, "--shard_batch_sizes=auto"))
+    done = poseidon(
+        folder, "run", f"--hostfile={hosts}", SCRIPT, *flags(folder, "--shard_batch_sizes=auto")
+    )
     assert done.returncode == 0, done.stderr
     assert "batch sizes: [" in done.stderr
     logs = sorted(folder.glob("resnet18_*.log"))
@@ -140,7 +155,13 @@ def test_a_mistake_in_a_job_is_one_sentence(folder: Path) -> None:
 
 
 def test_a_redis_server_that_is_not_there_is_one_sentence(folder: Path) -> None:
-    shard = ["--num_shards=2", "--shard_id=0", "--run_id=1", "--redis_host=127.0.0.1", "--redis_port=1"]
+    shard = [
+        "--num_shards=2",
+        "--shard_id=0",
+        "--run_id=1",
+        "--redis_host=127.0.0.1",
+        "--redis_port=1",
+    ]
     (done,) = by_hand(folder, [shard])
     assert done.returncode == 1
     assert last_line(done).startswith("resnet50_trainer.py: ")

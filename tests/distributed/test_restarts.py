@@ -21,15 +21,22 @@ END = 40
     "kind", [ExchangeKind.FACTORS, pytest.param(ExchangeKind.SERVER, marks=pytest.mark.thorough)]
 )
 def test_a_killed_worker_costs_no_bit(tmp_path: Path, kind: ExchangeKind) -> None:
-    """Both with factors and with the server. The settings of the command line hold after a restart."""
+    """Both with factors and with the server.
+
+    The settings of the command line hold after a restart.
+    """
     make_data(tmp_path)
     extra = f"max_iter: {END}\nsnapshot: 10\ndisplay: 1\nclip_gradients: 0.5"
     solver = write_definitions(tmp_path, batch=5, extra=extra)
-    assert run(solver, Job(workers=2, shards=1, kind=kind)).by_factors == (kind is ExchangeKind.FACTORS)
+    assert run(solver, Job(workers=2, shards=1, kind=kind)).by_factors == (
+        kind is ExchangeKind.FACTORS
+    )
     expected = weights(tmp_path, END)
     for path in tmp_path.glob("snap_*"):
         path.unlink()
-    write_definitions(tmp_path, batch=5, extra=extra.replace(f"{END}", "99999").replace("0.5", "5.5"))
+    write_definitions(
+        tmp_path, batch=5, extra=extra.replace(f"{END}", "99999").replace("0.5", "5.5")
+    )
     flags = (
         f"--max_iter={END}",
         "--set=clip_gradients=0.5",
@@ -46,8 +53,12 @@ def test_a_killed_worker_costs_no_bit(tmp_path: Path, kind: ExchangeKind) -> Non
         line = job.wait_for("restart 1 of 2: going on from ")
         assert job.end() == 0, job.lines
     assert re.search(r"worker 1 .* was killed by signal 9 \(SIGKILL\) at iteration \d+", line)
-    assert re.search(r"snap_iter_\d0\.solverstate at iteration \d0, at least \d+ iterations? to repeat", line)
-    assert re.search(rf"finished at iteration {END} after 1 restart, at least \d+ iter", job.lines[-1])
+    assert re.search(
+        r"snap_iter_\d0\.solverstate at iteration \d0, at least \d+ iterations? to repeat", line
+    )
+    assert re.search(
+        rf"finished at iteration {END} after 1 restart, at least \d+ iter", job.lines[-1]
+    )
     assert all(np.array_equal(a, b) for a, b in zip(weights(tmp_path, END), expected, strict=True))
     assert none_left([child.pid for child in children])
     assert len(list(tmp_path.glob("snap_*.solverstate"))) == 2

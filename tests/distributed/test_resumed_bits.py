@@ -1,4 +1,6 @@
-"""A job resumed from a snapshot ends with the bits of one that was never interrupted; each run has new processes."""
+"""A job resumed from a snapshot ends with the bits of one that was never interrupted; each run
+has new processes.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +45,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def cases() -> list[object]:
-    """All combinations; those of an odd number of workers that also differ in everything else are in each run."""
+    """All combinations; those of an odd number of workers that also differ in everything else
+    are in each run.
+    """
     sample = {(3, "hybrid", ""), (3, "allreduce", "--threads=2")}
     lossy = [
         pytest.param(2, "ps", "--compress=conv*=topk:0.1,*=int8"),
@@ -69,7 +73,9 @@ def cases() -> list[object]:
 
 
 @pytest.mark.parametrize(("workers", "exchange", "more_words"), cases())
-def test_resumed_is_uninterrupted(folder: Path, workers: int, exchange: str, more_words: str) -> None:
+def test_resumed_is_uninterrupted(
+    folder: Path, workers: int, exchange: str, more_words: str
+) -> None:
     hosts = machinefile(folder, workers, 1)
     words = [
         "train",

@@ -1,4 +1,6 @@
-"""Jobs whose tasks are started by torchrun, mpirun and srun, or with their environment variables."""
+"""Jobs whose tasks are started by torchrun, mpirun and srun, or with their environment
+variables.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,15 @@ JOB = ("train", "--solver=solver.prototxt", "--output=out")
 
 def words(*job: str, key: str = "key") -> list[str]:
     """Return the command of each task."""
-    return [sys.executable, "-m", "poseidon", "worker", f"--key_file={key}", "--rendezvous_timeout=200", *job]
+    return [
+        sys.executable,
+        "-m",
+        "poseidon",
+        "worker",
+        f"--key_file={key}",
+        "--rendezvous_timeout=200",
+        *job,
+    ]
 
 
 def slurm(rank: int, size: int, master: str, port: int) -> dict[str, str]:
@@ -107,7 +117,14 @@ def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def by_torchrun(prepared: Path) -> dict[str, list[np.ndarray]]:
     """The weights of two tasks that torchrun has started on one host."""
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", "-m"]
+    torchrun = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc_per_node=2",
+        "-m",
+    ]
     with tasks(prepared, [[*torchrun, *words(*JOB)[2:]]], [{}]) as started:
         ((status, said),) = ends(started)
     assert status == 0, said
@@ -122,7 +139,9 @@ def test_torchrun(by_torchrun: dict[str, list[np.ndarray]]) -> None:
 @pytest.mark.needs("mpirun")
 @pytest.mark.thorough
 def test_mpirun(prepared: Path, by_torchrun: dict[str, list[np.ndarray]], tmp_path: Path) -> None:
-    shutil.copytree(prepared, tmp_path, dirs_exist_ok=True, ignore=shutil.ignore_patterns("snap*", "out"))
+    shutil.copytree(
+        prepared, tmp_path, dirs_exist_ok=True, ignore=shutil.ignore_patterns("snap*", "out")
+    )
     mpirun = ["mpirun", "--allow-run-as-root", "--oversubscribe", "--bind-to", "none", "-n", "2"]
     handed = ["-x", "MASTER_ADDR", "-x", "MASTER_PORT", "-x", "PYTHONPATH", "-x", "POSEIDON_HOME"]
     own = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
@@ -136,7 +155,9 @@ def test_mpirun(prepared: Path, by_torchrun: dict[str, list[np.ndarray]], tmp_pa
 @pytest.mark.needs("slurm")
 @pytest.mark.thorough
 def test_srun(prepared: Path, by_torchrun: dict[str, list[np.ndarray]], tmp_path: Path) -> None:
-    shutil.copytree(prepared, tmp_path, dirs_exist_ok=True, ignore=shutil.ignore_patterns("snap*", "out"))
+    shutil.copytree(
+        prepared, tmp_path, dirs_exist_ok=True, ignore=shutil.ignore_patterns("snap*", "out")
+    )
     srun = ["srun", "--ntasks=2", "--overcommit", "--unbuffered"]
     with (
         small_slurm.small_slurm(tmp_path / "slurm") as own,
@@ -182,7 +203,9 @@ def test_two_nodes_with_the_variables_of_slurm_train_the_same_weights(
             np.testing.assert_allclose(mine, theirs, rtol=1e-5, atol=1e-7)
 
 
-@pytest.mark.skipif(torch.backends.cpu.get_cpu_capability() not in ("AVX2", "AVX512"), reason="no AVX2 here")
+@pytest.mark.skipif(
+    torch.backends.cpu.get_cpu_capability() not in ("AVX2", "AVX512"), reason="no AVX2 here"
+)
 @pytest.mark.parametrize(
     ("instructions", "count", "status", "sentence"),
     [
@@ -202,14 +225,23 @@ def test_two_nodes_with_the_variables_of_slurm_train_the_same_weights(
     ],
 )
 def test_a_worker_with_other_vector_instructions(
-    prepared: Path, tmp_path: Path, instructions: dict[str, str], count: int, status: int, sentence: str
+    prepared: Path,
+    tmp_path: Path,
+    instructions: dict[str, str],
+    count: int,
+    status: int,
+    sentence: str,
 ) -> None:
     """Replicas that drifted apart would be found after the second iteration."""
-    shutil.copytree(prepared, tmp_path, dirs_exist_ok=True, ignore=shutil.ignore_patterns("snap*", "out"))
+    shutil.copytree(
+        prepared, tmp_path, dirs_exist_ok=True, ignore=shutil.ignore_patterns("snap*", "out")
+    )
     port = free_port()
     variables = [open_mpi(rank, count, port) for rank in range(count)]
     variables[1].update(instructions)
-    with tasks(tmp_path, [words(*JOB, "--exchange=svb", "--check_replicas=2")] * count, variables) as started:
+    with tasks(
+        tmp_path, [words(*JOB, "--exchange=svb", "--check_replicas=2")] * count, variables
+    ) as started:
         ended = ends(started)
     assert ended[0][0] == status, ended
     assert sentence in ended[0][1]
@@ -225,13 +257,16 @@ def test_a_mistake_in_the_job_is_reported_once_and_ends_all_tasks(prepared: Path
     assert [status for status, _ in ended] == [1, 1]
     assert (
         ended[0][1]
-        == "poseidon worker: --snapshot: there is no file none.solverstate, nor a folder or a job of that name\n"
+        == "poseidon worker: --snapshot: there is no file none.solverstate, nor a folder or a job "
+        "of that name\n"
     )
     assert ended[1][1] == ""
 
 
 @pytest.mark.thorough
-def test_a_task_that_is_asked_to_end_ends_the_job_with_a_snapshot(prepared: Path, tmp_path: Path) -> None:
+def test_a_task_that_is_asked_to_end_ends_the_job_with_a_snapshot(
+    prepared: Path, tmp_path: Path
+) -> None:
     shutil.copytree(prepared, tmp_path, dirs_exist_ok=True)
     write_definitions(tmp_path, batch=5, extra="max_iter: 1000000")
     port = free_port()

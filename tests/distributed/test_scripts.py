@@ -75,7 +75,11 @@ def test_two_clients_are_one_process(
     work = folder / os.fsdecode(b"caf\xe9")  # the name of a folder need not be UTF-8
     work.mkdir()
     write_shadowing_files(work, packages=True)  # `python ../script.py` does not see them either
-    words = (f"--hostfile={machinefile(work, 2, 1)}", f"--num_app_threads={threads}", "--output=logs")
+    words = (
+        f"--hostfile={machinefile(work, 2, 1)}",
+        f"--num_app_threads={threads}",
+        "--output=logs",
+    )
     done = poseidon_here(work, "run", *words, "--show_logs=all", "../script.py", how, "8", "end")
     workers = 2 * threads
     assert done.returncode == 0, done.stderr
@@ -83,7 +87,9 @@ def test_two_clients_are_one_process(
     assert done.stdout == "training\n" + said.format(0)
     for rank in range(1, workers):
         assert f"client {rank // threads}, worker {rank}: {said.format(rank)}" in done.stderr
-    assert f"rank 1 of {workers} after 8" in (work / "logs" / "worker_1.log").read_text(encoding="utf-8")
+    assert f"rank 1 of {workers} after 8" in (work / "logs" / "worker_1.log").read_text(
+        encoding="utf-8"
+    )
     assert "0.weight" in (work / "logs" / "exchange_plan.txt").read_text(encoding="utf-8")
     expected = train_alone(folder, how, monkeypatch)
     for rank in range(workers):
@@ -126,7 +132,11 @@ torch.save(model.state_dict(), sys.argv[2] + str(group.rank))
 def test_a_worker_that_is_killed_costs_no_bit(folder: Path, how: str, threads: int) -> None:
     """In step 11, within an epoch: the job starts again by itself and goes on from step 10."""
     (folder / "resuming.py").write_text(RESUMING, encoding="utf-8")
-    flags = (f"--hostfile={machinefile(folder, 2, 1)}", f"--num_app_threads={threads}", "--max_restarts=1")
+    flags = (
+        f"--hostfile={machinefile(folder, 2, 1)}",
+        f"--num_app_threads={threads}",
+        "--max_restarts=1",
+    )
     lost = poseidon_here(folder, "run", *flags, "--output=lost", "resuming.py", how, "lost")
     assert lost.returncode == 0, lost.stderr
     assert re.search(
@@ -150,7 +160,9 @@ def test_a_script_that_fails_ends_the_job_with_one_sentence(folder: Path) -> Non
     assert done.returncode == 1
     last = done.stderr.splitlines()[-1]
     assert re.fullmatch(
-        r"poseidon run: worker 1: fails.py, line 3: ValueError: bad luck \(details in .*worker_1.log\)", last
+        r"poseidon run: worker 1: fails.py, line 3: ValueError: bad luck \(details in "
+        r".*worker_1.log\)",
+        last,
     ), last
     assert "Traceback" not in done.stderr
     (log,) = folder.glob("output/*/worker_1.log")
@@ -169,7 +181,8 @@ def test_workers_that_are_out_of_step_end_the_job(folder: Path, how: str) -> Non
     )
     assert done.returncode == 1
     assert done.stderr.splitlines()[-1].startswith(
-        "poseidon run: worker 0 waits in mean() after step 3, and worker 1 has gone on to step 4 without it: all workers"
+        "poseidon run: worker 0 waits in mean() after step 3, and worker 1 has gone on to step 4 "
+        "without it: all workers"
     )
 
 
@@ -188,8 +201,13 @@ print(file=sys.stderr)
 """
 
 
-def test_what_rank_0_writes_comes_at_once_and_to_the_stream_that_it_was_written_to(folder: Path) -> None:
-    """Standard error is a terminal, standard output a pipe. The script goes on when each part was seen."""
+def test_what_rank_0_writes_comes_at_once_and_to_the_stream_that_it_was_written_to(
+    folder: Path,
+) -> None:
+    """Standard error is a terminal, standard output a pipe.
+
+    The script goes on when each part was seen.
+    """
     (folder / "drawing.py").write_text(DRAWING, encoding="utf-8")
     words = command("run", f"--hostfile={machinefile(folder, 2, 1)}", "--output=out", "drawing.py")
     with pseudo_terminal(words, folder) as (process, terminal):
@@ -206,7 +224,10 @@ def test_what_rank_0_writes_comes_at_once_and_to_the_stream_that_it_was_written_
     for rank in (0, 1):
         log = (folder / "out" / f"worker_{rank}.log").read_text(encoding="utf-8")
         own = [line for line in log.splitlines() if f"of rank {rank}" in line]
-        assert own == [*(f"part {part} of rank {rank}" for part in (0, 50, 100)), f"100% of rank {rank}"]
+        assert own == [
+            *(f"part {part} of rank {rank}" for part in (0, 50, 100)),
+            f"100% of rank {rank}",
+        ]
 
 
 DEBUGGED = """
@@ -227,7 +248,9 @@ def test_a_breakpoint_reads_what_the_launcher_reads_where_there_is_one_worker(
     before = os.dup(0)
     os.dup2(theirs, 0)
     try:
-        done = poseidon_here(folder, "run", f"--hostfile={machinefile(folder, workers, 1)}", "debugged.py")
+        done = poseidon_here(
+            folder, "run", f"--hostfile={machinefile(folder, workers, 1)}", "debugged.py"
+        )
     finally:
         os.dup2(before, 0)
         for descriptor in (theirs, ours, before):
@@ -237,7 +260,9 @@ def test_a_breakpoint_reads_what_the_launcher_reads_where_there_is_one_worker(
         assert done.stdout.endswith("(Pdb) 42\n(Pdb) (Pdb) the answer of 1 is 5\n")
     else:
         assert done.returncode == 2
-        assert "debugged.py, line 4: breakpoint() needs a terminal, which only the one" in done.stderr
+        assert (
+            "debugged.py, line 4: breakpoint() needs a terminal, which only the one" in done.stderr
+        )
 
 
 def test_a_signal_stops_all_workers_after_the_same_step(folder: Path) -> None:
@@ -254,6 +279,13 @@ def test_a_signal_stops_all_workers_after_the_same_step(folder: Path) -> None:
         job.process.send_signal(signal.SIGINT)
         assert job.end() == 130, "".join(job.lines)
     logs = [(folder / "logs" / f"worker_{rank}.log").read_text(encoding="utf-8") for rank in (0, 1)]
-    steps = [re.search(r"rank \d of 2 after (\d+)", log).group(1) for log in logs]  # type: ignore[union-attr]
+    steps = [
+        re.search(
+            r"rank \d of 2 after "
+            r"(\d+)",
+            log,
+        ).group(1)
+        for log in logs
+    ]  # type: ignore[union-attr]
     assert steps[0] == steps[1]
     assert any("stopped at iteration" in line for line in job.lines)

@@ -1,4 +1,6 @@
-"""A worker that is slower than the others is named in a real job's log, and once more when it keeps up."""
+"""A worker that is slower than the others is named in a real job's log, and once more when it
+keeps up.
+"""
 
 from __future__ import annotations
 
@@ -42,17 +44,21 @@ layer { name: "ip" type: "InnerProduct" bottom: "same" top: "ip"
   inner_product_param { num_output: 2 weight_filler { type: "xavier" } } }
 layer { name: "loss" type: "SoftmaxWithLoss" bottom: "ip" bottom: "label" top: "loss" }
 """
-SOLVER = (
-    'net: "net.prototxt" base_lr: 0.01 lr_policy: "fixed" max_iter: 1000000 display: 10 solver_mode: CPU\n'
-)
+SOLVER = 'net: "net.prototxt" base_lr: 0.01 lr_policy: "fixed" max_iter: 1000000 display: 10 solver_mode: CPU\n'
 NAMED = re.compile(
-    r"worker 1 \(client 1, 127\.0\.0\.1\) holds the others up: for (\d+) s it has needed 0\.\d+ s an iteration, "
+    r"worker 1 \(client 1, 127\.0\.0\.1\) holds the others up: for (\d+) s it has needed 0\.\d+ s "
+    r"an iteration, "
     r"[\d.]+ times as long as the others"
 )
 
 
 def test_a_slow_worker_is_named_until_it_keeps_up(tmp_path: Path) -> None:
-    for name, text in (("slow.py", LAYER), ("net.prototxt", NET), ("solver.prototxt", SOLVER), ("slow", "")):
+    for name, text in (
+        ("slow.py", LAYER),
+        ("net.prototxt", NET),
+        ("solver.prototxt", SOLVER),
+        ("slow", ""),
+    ):
         (tmp_path / name).write_text(text)
     flags = ("--solver=solver.prototxt", f"--hostfile={machinefile(tmp_path, 2)}", "--output=out")
     with training(tmp_path, *flags) as job:

@@ -29,9 +29,7 @@ layer { name: "top" type: "InnerProduct" bottom: "h2" top: "y" inner_product_par
   weight_filler { type: "constant" value: 0.5 } } }
 layer { name: "loss" type: "EuclideanLoss" bottom: "y" bottom: "t" top: "loss" }
 """
-SOLVER = (
-    'net: "net.prototxt" base_lr: 0 lr_policy: "fixed" max_iter: 1 random_seed: 1 snapshot_prefix: "end" '
-)
+SOLVER = 'net: "net.prototxt" base_lr: 0 lr_policy: "fixed" max_iter: 1 random_seed: 1 snapshot_prefix: "end" '
 
 
 @pytest.fixture

@@ -1,7 +1,9 @@
-"""Fuzzing of one target: python -m tests.fuzz --kind prototxt --cases 10000 --seed 0 [--first N] [--keep FOLDER]
+"""Fuzzing of one target: python -m tests.fuzz --kind prototxt --cases 10000 --seed 0 [--first N]
+[--keep FOLDER]
 
-Prints each finding with its seed, number and the file that holds the input, and at the end the counts. A case that ends
-its process (a crash inside a library, a hang) is a finding too: the rest goes on in a new process.
+Prints each finding with its seed, number and the file that holds the input, and at the end the
+counts. A case that ends its process (a crash inside a library, a hang) is a finding too: the rest
+goes on in a new process.
 """
 
 from __future__ import annotations
@@ -22,7 +24,17 @@ from tests.fuzz.targets import Kind, kinds
 from tests.support.needs import SHARED
 
 NAMES = (
-    *("prototxt", "branches", "solver", "binary", "caffemodel", "solverstate", "hdf5", "datum", "mean"),
+    *(
+        "prototxt",
+        "branches",
+        "solver",
+        "binary",
+        "caffemodel",
+        "solverstate",
+        "hdf5",
+        "datum",
+        "mean",
+    ),
     *("detection", "augmentation", "annotated", "annotation"),
 )
 
@@ -50,7 +62,9 @@ def _run(name: str, seed: int, first: int, cases: int, keep: Path) -> Counter[st
     number, end = first, first + cases
     while number < end:
         inbox, outbox = mp.Pipe(duplex=False)
-        child = mp.get_context("fork").Process(target=_work, args=(name, seed, number, end, keep, outbox))
+        child = mp.get_context("fork").Process(
+            target=_work, args=(name, seed, number, end, keep, outbox)
+        )
         child.start()
         outbox.close()
         try:
@@ -62,7 +76,8 @@ def _run(name: str, seed: int, first: int, cases: int, keep: Path) -> Counter[st
             child.join()
         if number < end:
             print(
-                f"case {number} of {name}, seed {seed}: its process ended with {child.exitcode}", flush=True
+                f"case {number} of {name}, seed {seed}: its process ended with {child.exitcode}",
+                flush=True,
             )
             counts[Outcome.FOUND.name] += 1
             number += 1

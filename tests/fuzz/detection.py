@@ -1,4 +1,6 @@
-"""Fuzz targets of detection: nets that run, augmentation of an image, records and annotation files."""
+"""Fuzz targets of detection: nets that run, augmentation of an image, records and annotation
+files.
+"""
 
 from __future__ import annotations
 
@@ -57,7 +59,9 @@ NETS = (
     NET.replace(b"mining_type: HARD_EXAMPLE", b"mining_type: MAX_NEGATIVE").replace(
         b"CENTER_SIZE", b"CORNER"
     ),
-    NET.replace(b"mining_type: HARD_EXAMPLE", b"mining_type: NONE conf_loss_type: LOGISTIC bp_inside: true"),
+    NET.replace(
+        b"mining_type: HARD_EXAMPLE", b"mining_type: NONE conf_loss_type: LOGISTIC bp_inside: true"
+    ),
 )
 OBJECTS = torch.tensor([[[[0, 1, 0, 0.1, 0.1, 0.5, 0.6, 0], [1, 2, 0, 0.3, 0.2, 0.9, 0.9, 1]]]])
 STEPS = (
@@ -87,7 +91,8 @@ def load_running_net(path: Path) -> None:
         net = compile_net(definition, LayerContext(phase=TRAIN, seed=1), state=state)
     shapes = net.input_shapes
     given = {
-        name: torch.randn(shape, generator=torch.Generator().manual_seed(1)) for name, shape in shapes.items()
+        name: torch.randn(shape, generator=torch.Generator().manual_seed(1))
+        for name, shape in shapes.items()
     }
     if shapes.get("gt") == tuple(OBJECTS.shape):
         given["gt"] = OBJECTS
@@ -110,7 +115,9 @@ def load_steps(path: Path) -> None:
     transform.output_shape((3, 40, 50))
     if max(resize.height, resize.width) > LARGEST_SIDE:
         return  # legal, and slow
-    boxes = [Object(1, 0, Box(*(value / 50 for value in box)), False) for box in scene.boxes.tolist()]
+    boxes = [
+        Object(1, 0, Box(*(value / 50 for value in box)), False) for box in scene.boxes.tolist()
+    ]
     for choice in transform.draws(1, np.arange(2)):
         random = generator(np.append(choice, [1, 2]))
         image, objects = steps.before(pixels_of(planes(scene.image)), boxes, random)
@@ -119,7 +126,9 @@ def load_steps(path: Path) -> None:
         pixels = planes(steps.after(image, random))
         out = np.empty(transform.cropped_shape(pixels.shape), np.float32)
         placement = transform.place(pixels, choice, out)
-        for item in steps.placed(objects, image.shape[:2], placement.window, mirrored=placement.mirrored):
+        for item in steps.placed(
+            objects, image.shape[:2], placement.window, mirrored=placement.mirrored
+        ):
             assert item.box.xmin <= item.box.xmax and item.box.ymin <= item.box.ymax
 
 
@@ -144,7 +153,9 @@ def annotations() -> list[bytes]:
     boxes = scene.boxes.tolist()
     content = {
         "image": {"height": 40, "width": 50},
-        "annotation": [{"category_id": "disc", "bbox": [a, b, c - a, d - b]} for a, b, c, d in boxes],
+        "annotation": [
+            {"category_id": "disc", "bbox": [a, b, c - a, d - b]} for a, b, c, d in boxes
+        ],
     }
     lines = "".join(f"{n} {a} {b} {c} {d}\n" for n, (a, b, c, d) in enumerate(boxes))
     return [voc_annotation(scene).encode(), json.dumps(content).encode(), lines.encode()]
@@ -161,4 +172,7 @@ def load_annotation(path: Path) -> None:
 
 def texts_of_steps() -> list[bytes]:
     """Return layers with all fields of the augmentation."""
-    return [text_format.MessageToString(text_format.Parse(text, LayerParameter())).encode() for text in STEPS]
+    return [
+        text_format.MessageToString(text_format.Parse(text, LayerParameter())).encode()
+        for text in STEPS
+    ]

@@ -1,4 +1,6 @@
-"""Mutates messages field by field: they still parse, so that the readers behind the parser are tested."""
+"""Mutates messages field by field: they still parse, so that the readers behind the parser are
+tested.
+"""
 
 from __future__ import annotations
 
@@ -151,4 +153,6 @@ def _fits(number: int, kind: int) -> bool:
 
 
 def _is_many(block: Message, field: FieldDescriptor) -> bool:
-    return hasattr(getattr(block, field.name), "append") or hasattr(getattr(block, field.name), "add")
+    return hasattr(getattr(block, field.name), "append") or hasattr(
+        getattr(block, field.name), "add"
+    )

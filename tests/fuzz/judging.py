@@ -1,4 +1,6 @@
-"""The oracle: a case that loads correctly, or is refused with one sentence, passes; anything else is a finding."""
+"""The oracle: a case that loads correctly, or is refused with one sentence, passes; anything
+else is a finding.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,8 @@ from poseidon.errors import PoseidonError
 # The longest ones list every layer type.
 LONGEST_SENTENCE = 1100
 SECONDS = 5.0
-# What reading may take beyond twice the file: libraries' own buffers, and the small nets that are built.
+# What reading may take beyond twice the file: libraries' own buffers, and the small nets that are
+# built.
 ROOM = 96 << 20
 
 
@@ -60,7 +63,9 @@ def judge(load: Callable[[Path], None], path: Path) -> Verdict:
 
 def _sentence(words: str) -> Verdict:
     if not words or len(words) > LONGEST_SENTENCE or not words.isprintable():
-        return Verdict(Outcome.FOUND, f"no clear sentence ({len(words)} characters): {words[:600]!r}")
+        return Verdict(
+            Outcome.FOUND, f"no clear sentence ({len(words)} characters): {words[:600]!r}"
+        )
     return Verdict(Outcome.REFUSED, words)
 
 

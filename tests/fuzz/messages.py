@@ -31,7 +31,10 @@ STORE = StoreSpec(
         TableSpec(name="fc", size=4, keeping=Keeping.COPY),
     ),
 )
-FACTORS = (FactorTable(name="fc", outputs=3, inputs=2), FactorTable(name="fc8", outputs=1, inputs=5))
+FACTORS = (
+    FactorTable(name="fc", outputs=3, inputs=2),
+    FactorTable(name="fc8", outputs=1, inputs=5),
+)
 Packet = list[bytes]
 
 
@@ -77,10 +80,11 @@ class Memory:
 
 @dataclass(frozen=True, slots=True)
 class Lives:
-    """Messages shared among sessions, which are replaced one after the other: a session may have left, or be far ahead.
+    """Messages shared among sessions, which are replaced one after the other: a session may have
+    left, or be far ahead.
 
-    The middle of the messages is the end of a session, as the end is: what a session may legally hold at its end does not
-    count as growth.
+    The middle of the messages is the end of a session, as the end is: what a session may legally
+    hold at its end does not count as growth.
     """
 
     count: int
@@ -120,7 +124,10 @@ class Hostile:
             case 0:
                 return list(random.choice(self._seen))
             case 1:
-                return [random.randbytes(random.choice((0, 1, 7, 60))) for _ in range(random.randrange(4))]
+                return [
+                    random.randbytes(random.choice((0, 1, 7, 60)))
+                    for _ in range(random.randrange(4))
+                ]
             case 2:
                 pieces = [frame for _ in range(2) for frame in random.choice(self._seen)]
                 return random.sample(pieces, random.randint(1, len(pieces)))
@@ -146,7 +153,9 @@ class Hostile:
             random.randrange(6),
             random.choice((-1, 2**31, 2**40, 2**62, 2**64 - 1)),
             random.choice((0.5, float("nan"), float("inf"), -1e300)),
-            random.choice((b"", b"x" * 9, TOKEN, "text", "float16", None, True, [], [1, 2], {}, {"a": 1})),
+            random.choice(
+                (b"", b"x" * 9, TOKEN, "text", "float16", None, True, [], [1, 2], {}, {"a": 1})
+            ),
         )
         return random.choice(choices)
 
@@ -168,10 +177,17 @@ def _iteration(rank: int, clock: int) -> list[m.Message]:
         return np.full(size, (rank + 1) / (clock + 2), np.float32)
 
     messages: list[m.Message] = [m.Push(0, chunk, clock, 0.1, values(3)) for chunk in range(2)]
-    messages += [m.Push(1, 0, clock, 0.1, values(3)), m.Push(2, 0, clock, 0.0, values(4)), m.Clock(clock + 1)]
+    messages += [
+        m.Push(1, 0, clock, 0.1, values(3)),
+        m.Push(2, 0, clock, 0.0, values(4)),
+        m.Clock(clock + 1),
+    ]
     messages += [m.Gather(clock, b"payload %d" % rank), m.GetHistory(0, 0), m.Get(0, 1, clock + 1)]
     if rank == 0:
-        messages += [m.Store(3, 0, clock + 1, values(4)), m.Signal(m.SignalKind.SNAPSHOT, clock + 9)]
+        messages += [
+            m.Store(3, 0, clock + 1, values(4)),
+            m.Signal(m.SignalKind.SNAPSHOT, clock + 9),
+        ]
     return messages
 
 

@@ -1,4 +1,6 @@
-"""Mutations of text and bytes, as by accidents and attackers; the given generator draws every random number."""
+"""Mutations of text and bytes, as by accidents and attackers; the given generator draws every
+random number.
+"""
 
 from __future__ import annotations
 
@@ -79,7 +81,11 @@ def splice(content: bytes, random: Random) -> bytes:
     """Overwrite a part with another one."""
     start, end = _slice(content, random, 400)
     place = random.randint(0, len(content))
-    return content[:place] + content[start:end] + content[place + (end - start) * random.randrange(2) :]
+    return (
+        content[:place]
+        + content[start:end]
+        + content[place + (end - start) * random.randrange(2) :]
+    )
 
 
 def insert(content: bytes, random: Random) -> bytes:
@@ -125,7 +131,12 @@ def nest(content: bytes, random: Random) -> bytes:
     """Nest blocks deeply."""
     depth, place = random.choice(DEPTHS), random.randint(0, len(content))
     block = random.choice((b"layer {", b"net_param { ", b"a {", b"[", b"layers { layer { "))
-    return content[:place] + block * depth + (b"}" * depth if random.randrange(2) else b"") + content[place:]
+    return (
+        content[:place]
+        + block * depth
+        + (b"}" * depth if random.randrange(2) else b"")
+        + content[place:]
+    )
 
 
 def nest_binary(content: bytes, random: Random) -> bytes:
@@ -170,7 +181,9 @@ MODEL: tuple[Mutation, ...] = (*BINARY, huge_shape)
 
 
 def unpacked(net: NetParameter) -> bytes:
-    """Return the net in binary form with unpacked numbers of its blobs, as older versions of protobuf wrote it."""
+    """Return the net in binary form with unpacked numbers of its blobs, as older versions of
+    protobuf wrote it.
+    """
     written = b""
     for layer in net.layer:
         bare = type(layer)()

@@ -2,10 +2,11 @@
 
     python -m tests.fuzz.sessions --messages 1000000 --seed 1
 
-Four targets share the messages. A shard that receives messages of unauthenticated peers must send its workers the same
-bytes as an undisturbed one, and keep nothing of those peers. A shard with faulty workers, a worker's session with a faulty
-shard, and a factor connection must refuse illegal messages without a change of state. No other exception may be raised, and
-no target may hold more memory at the end than at the middle.
+Four targets share the messages. A shard that receives messages of unauthenticated peers must send
+its workers the same bytes as an undisturbed one, and keep nothing of those peers. A shard with
+faulty workers, a worker's session with a faulty shard, and a factor connection must refuse illegal
+messages without a change of state. No other exception may be raised, and no target may hold more
+memory at the end than at the middle.
 
 Law: every draw comes from the seed; a run is repeated by its number.
 """
@@ -50,7 +51,9 @@ from tests.support.fingerprint import fingerprint
 
 
 class Scripted:
-    """A `ServerTransport` that delivers a script of messages and records a digest of the bytes sent to each peer."""
+    """A `ServerTransport` that delivers a script of messages and records a digest of the bytes
+    sent to each peer.
+    """
 
     address = "scripted"
     refused = 0
@@ -105,7 +108,9 @@ def scripted_server() -> tuple[Server, Scripted]:
 
 
 def unauthenticated_at_a_shard(messages: int, random: Random) -> Report:
-    """Send many packets of unauthenticated peers, who know all but the secret, between any two of the job."""
+    """Send many packets of unauthenticated peers, who know all but the secret, between any two
+    of the job.
+    """
     sent = script(iterations=40)
     known = [packet for _, packet in sent if packet[0] != packet_of(m.Hello(0, TOKEN))[0]]
     known = [packet for packet in known if TOKEN not in b"".join(packet)] + [
@@ -121,7 +126,9 @@ def unauthenticated_at_a_shard(messages: int, random: Random) -> Report:
             if number in (len(sent) // 2, len(sent) - 1):
                 memory.measure((server.shard, server._queues, server._meter))
             for _ in range(share):
-                yield [(b"stranger %d" % random.randrange(1 << 60), _without_secret(hostile.packet()))]
+                yield [
+                    (b"stranger %d" % random.randrange(1 << 60), _without_secret(hostile.packet()))
+                ]
             sent_count += share
             yield [(name, packet)]
 
@@ -131,7 +138,9 @@ def unauthenticated_at_a_shard(messages: int, random: Random) -> Report:
     server, transport = scripted_server()
     transport.batches = batches()
     server.serve()
-    assert transport.sent == expected.sent, "unauthenticated messages changed the answers to workers"
+    assert transport.sent == expected.sent, (
+        "unauthenticated messages changed the answers to workers"
+    )
     assert fingerprint(server.shard._cells) == fingerprint(undisturbed.shard._cells)
     assert set(server._queues) == set(transport.sent) == {peer(0), peer(1)}, (
         "an unauthenticated peer was remembered"
@@ -213,7 +222,10 @@ def _send_to_session(session: Session, packet: Packet) -> int:
             if isinstance(message, m.Value):
                 session.values.land(0, message)
             session.receive(0, message)
-        except (RemoteProtocolError, PeerLost):  # a message may also say that another worker has gone
+        except (
+            RemoteProtocolError,
+            PeerLost,
+        ):  # a message may also say that another worker has gone
             refused += 1
             assert fingerprint(session) == before, f"{message} was refused and changed something"
     return refused
@@ -224,7 +236,9 @@ def _answers() -> list[Packet]:
     shard, packets = Shard(0, WORKERS, TOKEN), []
     for name, packet in script(iterations=3):
         for message, _ in decode(packet):
-            packets += [packet_of(out.message) for out in shard.handle(name, message) if out.peer == peer(1)]
+            packets += [
+                packet_of(out.message) for out in shard.handle(name, message) if out.peer == peer(1)
+            ]
     return packets
 
 
@@ -245,7 +259,9 @@ def factor_connection(messages: int, random: Random) -> Report:
 
     own = FactorSession(1, WORKERS, FACTORS)
     sent = [own.send(table, pair(spec)) for _ in range(3) for table, spec in enumerate(FACTORS)]
-    legal = [[bytes(f) for f in encode_factors(message)] for message in (*sent, Join(1, b"a guess"))]
+    legal = [
+        [bytes(f) for f in encode_factors(message)] for message in (*sent, Join(1, b"a guess"))
+    ]
     hostile = Hostile(random, legal)
     memory, refused, half = Memory(), 0, -(-messages // 2)
     peers = Peers(FactorSession(0, WORKERS, FACTORS), PeerSettings(host="127.0.0.1", token=TOKEN))
@@ -283,10 +299,14 @@ TARGETS: dict[str, Callable[[int, Random], Report]] = {
 
 def main(arguments: list[str] | None = None) -> int:
     """Send many messages. Return the exit code."""
-    parser = argparse.ArgumentParser(prog="python -m tests.fuzz.sessions", description=__doc__.split("\n")[0])
+    parser = argparse.ArgumentParser(
+        prog="python -m tests.fuzz.sessions", description=__doc__.split("\n")[0]
+    )
     parser.add_argument("--messages", type=int, default=1_000_000, help="over all targets together")
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--target", choices=TARGETS, help="this target alone, with its part of the messages")
+    parser.add_argument(
+        "--target", choices=TARGETS, help="this target alone, with its part of the messages"
+    )
     flags = parser.parse_args(arguments)
     total: Counter[str] = Counter()
     for name in [flags.target] if flags.target else TARGETS:
@@ -299,7 +319,10 @@ def main(arguments: list[str] | None = None) -> int:
             f"{time.monotonic() - began_s:.0f} s",
             flush=True,
         )
-    print(f"together {total['messages']} messages, {total['refused']} refused; nothing else was raised")
+    print(
+        f"together {total['messages']} messages, {total['refused']} refused; nothing else was "
+        "raised"
+    )
     return 0
 
 

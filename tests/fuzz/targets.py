@@ -1,7 +1,7 @@
 """The fuzz targets: kinds of inputs, and the public functions that read them.
 
-Law: `load` returns when what was read holds together, raises PoseidonError when it was refused, and anything else, an
-AssertionError above all, is a finding.
+Law: `load` returns when what was read holds together, raises PoseidonError when it was refused, and
+anything else, an AssertionError above all, is a finding.
 """
 
 from __future__ import annotations
@@ -51,7 +51,8 @@ from tests.support.nets import build
 
 ROOT = Path(__file__).parents[2]
 LARGEST_TEXT = 16_000
-# Nets of the fuzz stay small: a blob beyond this is refused by the same rule as one beyond Caffe's limit.
+# Nets of the fuzz stay small: a blob beyond this is refused by the same rule as one beyond Caffe's
+# limit.
 LARGEST_BLOB = 1 << 19
 LARGEST_RUN = 1 << 16
 NET = """
@@ -97,18 +98,30 @@ def kinds(scratch: Path, shared: Path | None) -> dict[str, Kind]:
     text_net, text_solver = Fields(NetParameter, "text"), Fields(SolverParameter, "text")
     model, state, datum = (Fields(kind, "binary") for kind in (NetParameter, SolverState, Datum))
     return {
-        "prototxt": Kind(seeds=nets, mutations=(*TEXT, *[text_net] * 32), load=_load_net, suffix=".prototxt"),
+        "prototxt": Kind(
+            seeds=nets, mutations=(*TEXT, *[text_net] * 32), load=_load_net, suffix=".prototxt"
+        ),
         "branches": Kind(
-            seeds=branches.seeds(), mutations=(*TEXT, *[text_net] * 32), load=run_net, suffix=".prototxt"
+            seeds=branches.seeds(),
+            mutations=(*TEXT, *[text_net] * 32),
+            load=run_net,
+            suffix=".prototxt",
         ),
         "solver": Kind(
-            seeds=solvers, mutations=(*TEXT, *[text_solver] * 16), load=_load_solver, suffix=".prototxt"
+            seeds=solvers,
+            mutations=(*TEXT, *[text_solver] * 16),
+            load=_load_solver,
+            suffix=".prototxt",
         ),
         "binary": Kind(
-            seeds=[_binary(text) for text in nets], mutations=(*BINARY, *[model] * 4), load=_load_net
+            seeds=[_binary(text) for text in nets],
+            mutations=(*BINARY, *[model] * 4),
+            load=_load_net,
         ),
         "caffemodel": Kind(seeds=models, mutations=(*MODEL, *[model] * 10), load=_ModelLoader(net)),
-        "solverstate": Kind(seeds=states, mutations=(*MODEL, *[state] * 10), load=_StateLoader(net)),
+        "solverstate": Kind(
+            seeds=states, mutations=(*MODEL, *[state] * 10), load=_StateLoader(net)
+        ),
         "hdf5": Kind(seeds=images, mutations=BINARY, load=_Hdf5Loader(net), suffix=".h5"),
         "datum": Kind(seeds=_data(), mutations=(*BINARY, *[datum] * 3), load=_load_datum),
         "detection": Kind(
@@ -127,8 +140,12 @@ def kinds(scratch: Path, shared: Path | None) -> dict[str, Kind]:
             mutations=(*BINARY, *[Fields(AnnotatedDatum, "binary")] * 3),
             load=detection.load_record,
         ),
-        "annotation": Kind(seeds=detection.annotations(), mutations=TEXT, load=detection.load_annotation),
-        "mean": Kind(seeds=[_mean()], mutations=(*MODEL, Fields(BlobProto, "binary")), load=_load_mean),
+        "annotation": Kind(
+            seeds=detection.annotations(), mutations=TEXT, load=detection.load_annotation
+        ),
+        "mean": Kind(
+            seeds=[_mean()], mutations=(*MODEL, Fields(BlobProto, "binary")), load=_load_mean
+        ),
     }
 
 
@@ -154,7 +171,9 @@ def _binary(text: bytes) -> bytes:
         return b""
 
 
-def _snapshots(scratch: Path, net: Net, shared: Path | None) -> tuple[list[bytes], list[bytes], list[bytes]]:
+def _snapshots(
+    scratch: Path, net: Net, shared: Path | None
+) -> tuple[list[bytes], list[bytes], list[bytes]]:
     """Return models, states, and both in HDF5: our own, and those of real Caffe if present."""
     param, blobs = build(NET).definition.param, net.layer_blobs()
     model = caffemodel.to_message(param, blobs)
@@ -173,7 +192,9 @@ def _snapshots(scratch: Path, net: Net, shared: Path | None) -> tuple[list[bytes
     with h5py.File(packed, "w") as file:
         for name, _, arrays in blobs:
             for index, array in enumerate(arrays):
-                file.create_dataset(f"data/{name}/{index}", data=array, chunks=True, compression="gzip")
+                file.create_dataset(
+                    f"data/{name}/{index}", data=array, chunks=True, compression="gzip"
+                )
     return (
         models,
         states,
@@ -186,7 +207,9 @@ def _data() -> list[bytes]:
     picture = np.arange(3 * 9 * 11, dtype=np.uint8).reshape(3, 9, 11)
     records = [encode_datum(picture, 7), encode_datum(picture[:1].astype(np.float32), 3)]
     for ending in (".png", ".jpg", ".bmp", ".webp", ".tiff"):
-        encoded = cv2.imencode(ending, np.ascontiguousarray(picture.transpose(1, 2, 0)))[1].tobytes()
+        encoded = cv2.imencode(ending, np.ascontiguousarray(picture.transpose(1, 2, 0)))[
+            1
+        ].tobytes()
         records.append(Datum(data=encoded, encoded=True, label=1).SerializeToString())
     return records
 
@@ -234,7 +257,9 @@ def run_net(path: Path) -> None:
 def _check_printing(param: NetParameter | SolverParameter) -> None:
     param.DiscardUnknownFields()  # text has no place for them
     again = parse(to_text(param), type(param)(), source="printed")
-    assert again.SerializeToString(deterministic=True) == param.SerializeToString(deterministic=True)
+    assert again.SerializeToString(deterministic=True) == param.SerializeToString(
+        deterministic=True
+    )
 
 
 def _load_solver(path: Path) -> None:
@@ -273,7 +298,9 @@ class _StateLoader:
     def __call__(self, path: Path) -> None:
         read_head(path)
         state = read_state(path, self._blobs, 1)
-        assert [arrays[0].shape for arrays in state.histories] == [shape for _, shape in self._blobs]
+        assert [arrays[0].shape for arrays in state.histories] == [
+            shape for _, shape in self._blobs
+        ]
 
 
 class _Hdf5Loader:
@@ -294,7 +321,9 @@ def _load_datum(path: Path) -> None:
     layout = RawLayout.of(record)
     for decoding in Decoding:
         array, label = decode(record, decoding)
-        assert array.ndim == 3 and array.dtype in (np.uint8, np.float32) and -(2**31) <= label < 2**31
+        assert (
+            array.ndim == 3 and array.dtype in (np.uint8, np.float32) and -(2**31) <= label < 2**31
+        )
         if layout is not None:
             assert bytes(layout.pixels(record)) == array.tobytes()
             assert layout.label(record[layout.end :]) == label

@@ -1,4 +1,6 @@
-"""A few hundred mutated inputs of each kind: loaded, or refused with one sentence; `python -m tests.fuzz` runs more."""
+"""A few hundred mutated inputs of each kind: loaded, or refused with one sentence; `python -m
+tests.fuzz` runs more.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,9 @@ def test_mutated_inputs(
         path.write_bytes(kind.case(SEED, number))
         verdict = judge(kind.load, path)
         counts[verdict.outcome] += 1
-        assert verdict.outcome is not Outcome.FOUND, f"case {number} of seed {SEED}: {verdict.words}"
+        assert verdict.outcome is not Outcome.FOUND, (
+            f"case {number} of seed {SEED}: {verdict.words}"
+        )
     assert counts[Outcome.REFUSED] > CASES / 4, "the mutations do no harm"
 
 
@@ -87,7 +91,9 @@ def test_memory_and_time_are_watched(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 
 def test_seeds_of_branches_run(tmp_path: Path) -> None:
-    """All but those of data layers, whose files are missing, and of ProposalTarget, whose proposals are of one image only."""
+    """All but those of data layers, whose files are missing, and of ProposalTarget, whose
+    proposals are of one image only.
+    """
     refused = []
     path = tmp_path / "net.prototxt"
     for (_, kind, *_), content in zip(LAYERS, branches.seeds(), strict=True):
@@ -96,5 +102,6 @@ def test_seeds_of_branches_run(tmp_path: Path) -> None:
         if verdict.outcome is not Outcome.LOADED:
             refused.append((kind, verdict.outcome))
     assert refused == [
-        (kind, Outcome.REFUSED) for kind in ("ProposalTarget", "DenseImageData", "ImageSegData", "ROIData")
+        (kind, Outcome.REFUSED)
+        for kind in ("ProposalTarget", "DenseImageData", "ImageSegData", "ROIData")
     ]

@@ -1,4 +1,6 @@
-"""A few thousand hostile messages for each target; `python -m tests.fuzz.sessions` sends a million."""
+"""A few thousand hostile messages for each target; `python -m tests.fuzz.sessions` sends a
+million.
+"""
 
 from __future__ import annotations
 

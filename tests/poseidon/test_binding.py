@@ -70,8 +70,10 @@ def test_attributes_of_the_modules_are_the_same() -> None:
     poseidon.bind()
     names: dict[str, object] = {}
     exec(
-        "import caffe\nfrom caffe import layers as L, params as P\nfrom caffe.proto import caffe_pb2\n"
-        "from caffe2.python import core, workspace\nimport caffe2.python.scope as scope\nimport caffe2.proto\n",
+        "import caffe\nfrom caffe import layers as L, params as P\nfrom caffe.proto import "
+        "caffe_pb2\n"
+        "from caffe2.python import core, workspace\nimport caffe2.python.scope as scope\nimport "
+        "caffe2.proto\n",
         names,
     )
     from poseidon import caffe2, pycaffe
@@ -83,7 +85,9 @@ def test_attributes_of_the_modules_are_the_same() -> None:
     assert isinstance(names["caffe_pb2"].NetParameter(), pycaffe.proto.caffe_pb2.NetParameter)  # type: ignore[attr-defined]
 
 
-def test_another_caffe_on_the_path_is_not_imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_caffe_on_the_path_is_not_imported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Scripts insert the folder of their own Caffe before they import it."""
     for name in ("caffe", "caffe2"):
         (tmp_path / name).mkdir()
@@ -95,7 +99,8 @@ def test_another_caffe_on_the_path_is_not_imported(tmp_path: Path, monkeypatch: 
 
 
 @pytest.mark.parametrize(
-    "name", ["caffe.no_such", "caffe.io.no_such", "caffe2.no_such", "caffe2.python.no_such", "caffe22"]
+    "name",
+    ["caffe.no_such", "caffe.io.no_such", "caffe2.no_such", "caffe2.python.no_such", "caffe22"],
 )
 def test_a_module_that_does_not_exist_is_not_found(name: str) -> None:
     poseidon.bind()

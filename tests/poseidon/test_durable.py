@@ -1,4 +1,6 @@
-"""A file that is put in place is on disk before it has its name, and its name is on disk after that."""
+"""A file that is put in place is on disk before it has its name, and its name is on disk after
+that.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,10 @@ def test_content_first_then_the_name(tmp_path: Path, monkeypatch: pytest.MonkeyP
     seen = watch_flushes(monkeypatch)
     replace_durably(partial, path)
     assert path.read_bytes() == b"new"
-    assert seen == [Flush(path=partial, holds=None), Flush(path=tmp_path, holds=frozenset({"file"}))]
+    assert seen == [
+        Flush(path=partial, holds=None),
+        Flush(path=tmp_path, holds=frozenset({"file"})),
+    ]
 
 
 def test_what_is_not_there_replaces_nothing(tmp_path: Path) -> None:

@@ -34,7 +34,9 @@ def test_memory_that_runs_out_is_told_from_other_errors() -> None:
         torch.empty(2**60, dtype=torch.uint8)
     with pytest.raises(MemoryError) as of_numpy:
         np.empty(2**60, dtype=np.uint8)
-    on_gpu = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has 1 GiB")
+    on_gpu = torch.OutOfMemoryError(
+        "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has 1 GiB"
+    )
     does = "do not fit; take a smaller batch_size, or put fewer workers on this machine"
     assert out_of_memory(of_torch.value) == f"out of memory: {2**60} bytes more {does}"
     assert out_of_memory(of_numpy.value) == f"out of memory: 1.00 EiB more {does}"
@@ -53,7 +55,11 @@ def test_files_that_run_out_are_told_from_other_errors() -> None:
 
 
 def test_one_thing_is_in_the_singular() -> None:
-    assert [counted(number, "worker") for number in (0, 1, 2)] == ["0 workers", "1 worker", "2 workers"]
+    assert [counted(number, "worker") for number in (0, 1, 2)] == [
+        "0 workers",
+        "1 worker",
+        "2 workers",
+    ]
 
 
 @pytest.mark.parametrize("kind", (DataError, DefinitionError, MachinefileError, SnapshotError))

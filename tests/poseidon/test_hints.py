@@ -21,7 +21,9 @@ def _program(path: Path, says: str = "") -> Path:
 
 @pytest.fixture
 def environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An environment `.venv` with the command, which is not on the path; the working folder is beside it."""
+    """An environment `.venv` with the command, which is not on the path; the working folder is
+    beside it.
+    """
     monkeypatch.chdir(tmp_path)
     command = _program(tmp_path / ".venv" / "bin" / "poseidon")
     monkeypatch.setattr(sys, "executable", str(command.parent / "python"))
@@ -41,7 +43,9 @@ def test_without_an_activated_environment_the_hint_is_a_path(
     assert own_command(Path(folder)) == expected
     monkeypatch.chdir(folder)
     assert own_command() == expected
-    said = subprocess.run(own_command(), shell=True, capture_output=True, text=True, check=True).stdout
+    said = subprocess.run(
+        own_command(), shell=True, capture_output=True, text=True, check=True
+    ).stdout
     assert said == f"{environment}\n"
 
 
@@ -95,6 +99,8 @@ def test_python_is_the_one_of_this_environment(
         ("/elsewhere/x", "/elsewhere/x"),
     ],
 )
-def test_a_path_is_as_short_as_can_be(path: str, expected: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_path_is_as_short_as_can_be(
+    path: str, expected: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(os, "getcwd", lambda: "/a/b/c")
     assert short_path(Path(path)) == expected

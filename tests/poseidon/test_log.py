@@ -25,7 +25,10 @@ from poseidon.log import at, glog_head, setup
     ],
 )
 def test_head(level: int, thread: int, head: str) -> None:
-    assert glog_head(level, datetime(2015, 11, 26, 20, 40, 16, 31869), thread, "solver.cpp", 294) == head
+    assert (
+        glog_head(level, datetime(2015, 11, 26, 20, 40, 16, 31869), thread, "solver.cpp", 294)
+        == head
+    )
 
 
 def test_stream_and_file_get_the_same_lines(tmp_path: Path) -> None:
@@ -59,7 +62,9 @@ def test_a_disk_that_is_full_is_told_once(monkeypatch: pytest.MonkeyPatch) -> No
         for number in range(3):
             logging.getLogger("poseidon.solver").info("line %d", number)
     texts = [line.partition("] ")[2] for line in stream.getvalue().splitlines()]
-    told = "the log /dev/full cannot be written: No space left on device; the job goes on without it"
+    told = (
+        "the log /dev/full cannot be written: No space left on device; the job goes on without it"
+    )
     assert sorted(texts) == ["line 0", "line 1", "line 2", told]
 
 

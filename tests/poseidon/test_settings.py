@@ -45,7 +45,10 @@ def test_data_folder() -> None:
         ({"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "4"}, "OMPI_COMM_WORLD_SIZE=4"),
         ({"PMI_RANK": "0", "PMI_SIZE": "3"}, "PMI_SIZE=3"),
         ({"SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "8"}, "SLURM_STEP_NUM_TASKS=8"),
-        ({"SLURM_PROCID": "0", "SLURM_NTASKS": "8"}, ""),  # a script of sbatch, which is one process
+        (
+            {"SLURM_PROCID": "0", "SLURM_NTASKS": "8"},
+            "",
+        ),  # a script of sbatch, which is one process
     ],
 )
 def test_tasks_of_a_scheduler(variables: dict[str, str], found: str) -> None:
@@ -65,7 +68,9 @@ def test_status_fd(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "POSEIDON_STATUS_FD" not in inherited_environment()
 
 
-@pytest.mark.parametrize(("before", "after"), [({}, "PASSIVE"), ({"OMP_WAIT_POLICY": "ACTIVE"}, "ACTIVE")])
+@pytest.mark.parametrize(
+    ("before", "after"), [({}, "PASSIVE"), ({"OMP_WAIT_POLICY": "ACTIVE"}, "ACTIVE")]
+)
 def test_how_threads_wait_is_the_users_choice(
     before: dict[str, str], after: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -76,7 +81,13 @@ def test_how_threads_wait_is_the_users_choice(
 
 @pytest.mark.parametrize(
     ("before", "after"),
-    [(None, "/a:/b"), ("", "/a:/b"), ("/c", "/a:/b:/c"), ("/c:/b:/a:/d", "/a:/b:/c:/d"), (":/c", "/a:/b:/c")],
+    [
+        (None, "/a:/b"),
+        ("", "/a:/b"),
+        ("/c", "/a:/b:/c"),
+        ("/c:/b:/a:/d", "/a:/b:/c:/d"),
+        (":/c", "/a:/b:/c"),
+    ],
 )
 def test_folders_come_first_on_python_path_once(
     before: str | None, after: str, monkeypatch: pytest.MonkeyPatch

@@ -30,12 +30,22 @@ from ps_server.protocol.session import Session
 from ps_server.protocol.wire import decode
 from ps_server.transport.base import Frames
 from ps_server.transport.memory import Faults, MemoryClientTransport, MemoryNetwork
-from tests.support.cluster import TIMEOUT_S, TOKEN, Connect, memory_store, run_workers, socket_store, zeros
+from tests.support.cluster import (
+    TIMEOUT_S,
+    TOKEN,
+    Connect,
+    memory_store,
+    run_workers,
+    socket_store,
+    zeros,
+)
 
 STORES = {"memory": memory_store, "sockets": socket_store}
 
 
-def quadratic(connect: Connect, store: StoreSpec, iterations: int, results: dict[int, list[bytes]]) -> None:
+def quadratic(
+    connect: Connect, store: StoreSpec, iterations: int, results: dict[int, list[bytes]]
+) -> None:
     """Each worker pulls every table towards its own target; records the values it ends with."""
 
     def body(client: Client, rank: int) -> None:
@@ -99,15 +109,23 @@ def test_delays_change_no_bit(seed: int) -> None:
 def test_at_staleness_s_all_end_with_the_same_sum(staleness: int, consistency: Consistency) -> None:
     results: dict[int, list[bytes]] = {}
     with memory_store(3, 2, Faults(seed=staleness, delay=8)) as connect:
-        quadratic(connect, spec(2, staleness=staleness, workers=3, consistency=consistency), 10, results)
+        quadratic(
+            connect, spec(2, staleness=staleness, workers=3, consistency=consistency), 10, results
+        )
     for a, b in zip(results[0], results[1], strict=True):
-        np.testing.assert_allclose(np.frombuffer(a, "<f4"), np.frombuffer(b, "<f4"), rtol=1e-4, atol=1e-6)
+        np.testing.assert_allclose(
+            np.frombuffer(a, "<f4"), np.frombuffer(b, "<f4"), rtol=1e-4, atol=1e-6
+        )
 
 
 @pytest.mark.parametrize("consistency", Consistency)
 @pytest.mark.parametrize("staleness", [0, 1, 2, 4])
-def test_no_worker_reads_a_value_older_than_the_bound(staleness: int, consistency: Consistency) -> None:
-    """Each worker's pushes count its iterations in its own element; every read is checked against the bound."""
+def test_no_worker_reads_a_value_older_than_the_bound(
+    staleness: int, consistency: Consistency
+) -> None:
+    """Each worker's pushes count its iterations in its own element; every read is checked
+    against the bound.
+    """
     workers, iterations = 3, 12
     rule = Rule()
     table = TableSpec(name="counts", size=workers, staleness=staleness, rule=rule)
@@ -147,7 +165,9 @@ def test_a_fast_worker_blocks_at_exactly_s_plus_1_clocks(staleness: int) -> None
         w = np.zeros(1, dtype=np.float32)
         client.start(zeros(store))
         if rank == 1:
-            fast_is_blocked.wait(20)  # the slow worker finishes nothing before the fast one is stuck
+            fast_is_blocked.wait(
+                20
+            )  # the slow worker finishes nothing before the fast one is stuck
             client.close(leave=False)
             return
         client._monitor.timeout_s = 0.3  # long enough that anything allowed would have come
@@ -228,7 +248,9 @@ def test_bound_tables_end_with_the_same_bits(prioritized: bool) -> None:
 
 
 class Gate:
-    """A worker's transport that takes nothing while it is shut, and notes the tables of the pushes that it took."""
+    """A worker's transport that takes nothing while it is shut, and notes the tables of the
+    pushes that it took.
+    """
 
     def __init__(self, transport: MemoryClientTransport) -> None:
         self._transport = transport
@@ -271,9 +293,14 @@ def gated(store: StoreSpec, *, prioritized: bool = True) -> Iterator[tuple[Gate,
 
 @pytest.mark.parametrize("prioritized", [True, False])
 def test_a_late_urgent_push_overtakes_what_waits(prioritized: bool) -> None:
-    """The last layer's gradient is large and comes first; the first layer's comes last and is needed first."""
+    """The last layer's gradient is large and comes first; the first layer's comes last and is
+    needed first.
+    """
     chunks = 9
-    tables = (TableSpec(name="first", size=10), TableSpec(name="last", size=90_000 * chunks, rows=chunks))
+    tables = (
+        TableSpec(name="first", size=10),
+        TableSpec(name="last", size=90_000 * chunks, rows=chunks),
+    )
     store = StoreSpec(workers=1, shards=1, tables=tables)
     values = [np.zeros(table.size, dtype=np.float32) for table in tables]
     with gated(store, prioritized=prioritized) as (gate, client):
@@ -287,7 +314,9 @@ def test_a_late_urgent_push_overtakes_what_waits(prioritized: bool) -> None:
     assert gate.tables == ([0] + [1] * chunks if prioritized else [1] * chunks + [0])
 
 
-def test_pushes_wait_for_what_goes_first_and_questions_do_not(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pushes_wait_for_what_goes_first_and_questions_do_not(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr("ps_server.pump.POLL_S", 60.0)  # nobody looks unasked
     store = StoreSpec(workers=1, shards=1, tables=(TableSpec(name="conv", size=10),))
     link = LinkPriority()
@@ -331,8 +360,12 @@ def test_large_tables_cross_sockets_whole() -> None:
 
 
 def test_what_was_asked_for_before_a_store_begins_anew_is_asked_for_in_it() -> None:
-    """The stop of the store before named an iteration that is past in the new one: nobody stops there."""
-    store = StoreSpec(workers=3, shards=2, tables=(TableSpec(name="w", size=6, rows=2, rule=Rule()),))
+    """The stop of the store before named an iteration that is past in the new one: nobody stops
+    there.
+    """
+    store = StoreSpec(
+        workers=3, shards=2, tables=(TableSpec(name="w", size=6, rows=2, rule=Rule()),)
+    )
     stopped: dict[int, int] = {}
 
     def body(client: Client, rank: int) -> None:
@@ -361,10 +394,16 @@ def test_what_was_asked_for_before_a_store_begins_anew_is_asked_for_in_it() -> N
 
 @pytest.mark.parametrize("transport", STORES)
 def test_another_store_follows_a_trial(transport: str) -> None:
-    """Tables of the trial are pushed as often as each worker likes, and none of its values reaches the next store."""
+    """Tables of the trial are pushed as often as each worker likes, and none of its values
+    reaches the next store.
+    """
     large = TableSpec(name="large", size=40_000)
-    trial = StoreSpec(workers=3, shards=2, trial=True, tables=(TableSpec(name="small", size=5), large))
-    store = StoreSpec(workers=3, shards=2, tables=(TableSpec(name="w", size=6, rows=2, rule=Rule()),))
+    trial = StoreSpec(
+        workers=3, shards=2, trial=True, tables=(TableSpec(name="small", size=5), large)
+    )
+    store = StoreSpec(
+        workers=3, shards=2, tables=(TableSpec(name="w", size=6, rows=2, rule=Rule()),)
+    )
 
     def body(client: Client, rank: int) -> None:
         tried, value = np.zeros(40_000, np.float32), np.zeros(6, np.float32)
@@ -521,14 +560,21 @@ def test_a_worker_that_closes_before_it_has_read_its_values_has_left() -> None:
     """All that it has sent is at the shard, too."""
     size, tables = 1 << 18, 8
     store = StoreSpec(
-        workers=1, shards=1, tables=tuple(TableSpec(name=f"{table}", size=size) for table in range(tables))
+        workers=1,
+        shards=1,
+        tables=tuple(TableSpec(name=f"{table}", size=size) for table in range(tables)),
     )
     server = Server(Shard(0, 1, TOKEN), ZmqServerTransport("tcp://127.0.0.1:0"))
     thread = threading.Thread(target=server.serve)
     thread.start()
     try:
         client = Client(
-            [server.address], rank=0, store=store, token=TOKEN, timeout_s=TIMEOUT_S, share_memory=False
+            [server.address],
+            rank=0,
+            store=store,
+            token=TOKEN,
+            timeout_s=TIMEOUT_S,
+            share_memory=False,
         )
         client.start(zeros(store))
         for table in range(tables):
@@ -552,7 +598,9 @@ def test_a_client_that_has_not_joined_waits_for_no_answer(monkeypatch: pytest.Mo
 @pytest.mark.parametrize("bind", [True, False])
 def test_a_mean_is_read_within_its_iteration_and_may_be_skipped(where: str, bind: bool) -> None:
     spec = StoreSpec(
-        workers=2, shards=2, tables=(TableSpec(name="w", size=9, rows=2, rule=Rule(kind=RuleKind.MEAN)),)
+        workers=2,
+        shards=2,
+        tables=(TableSpec(name="w", size=9, rows=2, rule=Rule(kind=RuleKind.MEAN)),),
     )
     seen: dict[int, list[float]] = {}
 

@@ -1,4 +1,6 @@
-"""How long connections had something to send: over a shaped link nearly always, over a fast one hardly."""
+"""How long connections had something to send: over a shaped link nearly always, over a fast one
+hardly.
+"""
 
 from __future__ import annotations
 
@@ -55,7 +57,9 @@ def test_loopback_is_left_out() -> None:
 
 
 def _busy_s(sender: tuple[str, ...], receiver: tuple[str, ...], address: str) -> float:
-    with subprocess.Popen([*receiver, sys.executable, "-c", SINK], stdout=subprocess.PIPE, cwd=ROOT) as sink:
+    with subprocess.Popen(
+        [*receiver, sys.executable, "-c", SINK], stdout=subprocess.PIPE, cwd=ROOT
+    ) as sink:
         assert sink.stdout is not None
         assert sink.stdout.readline() == b"up\n"
         done = subprocess.run(

@@ -47,7 +47,9 @@ def test_a_token_file_without_a_token(tmp_path: Path, content: str | None, sente
 @pytest.mark.parametrize(
     "address", ["tcp://0.0.0.0:5555", "tcp://10.0.0.1:5555", "tcp://*:5555", "tcp://[::]:1"]
 )
-def test_beyond_loopback_a_token_is_required(address: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_beyond_loopback_a_token_is_required(
+    address: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     with pytest.raises(SystemExit) as caught:
         parse(["--listen", address, "--workers", "1"])
     assert caught.value.code == 2
@@ -60,7 +62,9 @@ def test_missing_flags(capsys: pytest.CaptureFixture[str]) -> None:
     assert "--listen and --workers are required" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("line", ["", "{}", "nonsense", '{"workers": 1, "address": "a", "token": "xyz"}'])
+@pytest.mark.parametrize(
+    "line", ["", "{}", "nonsense", '{"workers": 1, "address": "a", "token": "xyz"}']
+)
 def test_a_launchers_line_that_does_not_fit(line: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.stdin", __import__("io").StringIO(line))
     with pytest.raises(SpecError, match="the launcher's first line"):
@@ -71,26 +75,49 @@ def test_a_launchers_line_that_does_not_fit(line: str, monkeypatch: pytest.Monke
     ("flags", "sentence"),
     [
         (["--listen", "nonsense"], "--listen: expected tcp://host:port, found 'nonsense'"),
-        (["--listen", "127.0.0.1:5555"], "--listen: expected tcp://host:port, found '127.0.0.1:5555'"),
-        (["--listen", "tcp://127.0.0.1"], "--listen: expected tcp://host:port, found 'tcp://127.0.0.1'"),
-        (["--listen", "tcp://127.0.0.1:x"], "--listen: expected tcp://host:port, found 'tcp://127.0.0.1:x'"),
+        (
+            ["--listen", "127.0.0.1:5555"],
+            "--listen: expected tcp://host:port, found '127.0.0.1:5555'",
+        ),
+        (
+            ["--listen", "tcp://127.0.0.1"],
+            "--listen: expected tcp://host:port, found 'tcp://127.0.0.1'",
+        ),
+        (
+            ["--listen", "tcp://127.0.0.1:x"],
+            "--listen: expected tcp://host:port, found 'tcp://127.0.0.1:x'",
+        ),
         (["--workers", "0"], "--workers: expected 1 to 4096, found 0"),
         (["--workers", "4097"], "--workers: expected 1 to 4096, found 4097"),
         (["--shard", "-1"], "--shard: expected 0 to 4095, found -1"),
     ],
 )
-def test_a_flag_out_of_range(flags: list[str], sentence: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_flag_out_of_range(
+    flags: list[str], sentence: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     with pytest.raises(SystemExit) as caught:
         parse(["--listen", "tcp://127.0.0.1:0", "--workers", "1", *flags])
     assert caught.value.code == 2
     assert capsys.readouterr().err.endswith(f"error: {sentence}\n")
 
 
-def test_an_address_that_cannot_be_bound(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_address_that_cannot_be_bound(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (tmp_path / "token").write_text("secret")
     of_another_machine = "tcp://203.0.113.7:5555"
     assert (
-        main(["--listen", of_another_machine, "--workers", "1", "--token-file", str(tmp_path / "token")]) == 1
+        main(
+            [
+                "--listen",
+                of_another_machine,
+                "--workers",
+                "1",
+                "--token-file",
+                str(tmp_path / "token"),
+            ]
+        )
+        == 1
     )
     captured = capsys.readouterr()
     assert json.loads(captured.out)["event"] == "error"
@@ -132,16 +159,22 @@ def server() -> Server:
     return Server(Shard(0, 1, b""), MemoryNetwork(1).server(0))
 
 
-def test_commands_that_cannot_be_read_end_the_shard(monkeypatch: pytest.MonkeyPatch, server: Server) -> None:
+def test_commands_that_cannot_be_read_end_the_shard(
+    monkeypatch: pytest.MonkeyPatch, server: Server
+) -> None:
     monkeypatch.setattr("sys.stdin", Unreadable())
     thread = threading.Thread(target=_follow_launcher, args=(server,))
     thread.start()
-    with pytest.raises(ServerError, match=r"^reading the launcher's commands failed: UnicodeDecodeError"):
+    with pytest.raises(
+        ServerError, match=r"^reading the launcher's commands failed: UnicodeDecodeError"
+    ):
         server.serve()
     thread.join()
 
 
-def test_statistics_that_cannot_be_had_end_the_shard(monkeypatch: pytest.MonkeyPatch, server: Server) -> None:
+def test_statistics_that_cannot_be_had_end_the_shard(
+    monkeypatch: pytest.MonkeyPatch, server: Server
+) -> None:
     def broken() -> ShardStatistics:
         raise KeyError("counts")
 
@@ -164,7 +197,16 @@ def test_a_trace_is_asked_for_by_flag_or_by_the_launcher(monkeypatch: pytest.Mon
     assert parse(["--stdin"]).trace == Path("/tmp/t.json")
 
 
-def test_a_trace_that_cannot_be_written_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    flags = ["--listen", "tcp://127.0.0.1:0", "--workers", "1", "--trace", str(tmp_path / "no" / "t.json")]
+def test_a_trace_that_cannot_be_written_is_said(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    flags = [
+        "--listen",
+        "tcp://127.0.0.1:0",
+        "--workers",
+        "1",
+        "--trace",
+        str(tmp_path / "no" / "t.json"),
+    ]
     assert main(flags) == 1
     assert "No such file" in capsys.readouterr().err

@@ -1,4 +1,6 @@
-"""Keys for a job started by hand: a file for each process, which the shard and its workers can use."""
+"""Keys for a job started by hand: a file for each process, which the shard and its workers can
+use.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,14 @@ def test_a_file_for_each(tmp_path: Path) -> None:
     shard, worker = read_keyring(folder / "shard_1.keys"), read_keyring(folder / "worker_0.keys")
     assert worker.expect[1] == shard.own.public
     assert shard.admit[0] == worker.own.public
-    flags = ["--listen", "tcp://10.0.0.1:0", "--workers", "2", "--keys", str(folder / "shard_1.keys")]
+    flags = [
+        "--listen",
+        "tcp://10.0.0.1:0",
+        "--workers",
+        "2",
+        "--keys",
+        str(folder / "shard_1.keys"),
+    ]
     assert parse(flags).keys == shard
 
 

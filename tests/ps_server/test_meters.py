@@ -11,7 +11,10 @@ from ps_server.protocol.settings import StoreSpec, TableSpec
 from ps_server.statistics import TableStatistics
 
 STORE = StoreSpec(
-    workers=1, shards=1, start_clock=5, tables=(TableSpec(name="a", size=4), TableSpec(name="b", size=4))
+    workers=1,
+    shards=1,
+    start_clock=5,
+    tables=(TableSpec(name="a", size=4), TableSpec(name="b", size=4)),
 )
 ARRAY = np.zeros(4, dtype=np.float32)
 

@@ -23,7 +23,9 @@ def monitor(timeout_s: float = LONG_S) -> Monitor:
 class Waiting:
     """A thread that waits; `entered` is set each time that its question is asked."""
 
-    def __init__(self, shared: Monitor, question: Callable[[], object], *, limited: bool = True) -> None:
+    def __init__(
+        self, shared: Monitor, question: Callable[[], object], *, limited: bool = True
+    ) -> None:
         self.asked_by: list[int] = []
         self.result: object = None
         self._question = question
@@ -107,7 +109,9 @@ def test_an_answer_that_is_handed_out_once_is_kept() -> None:
 def test_a_wait_that_lasts_too_long_is_one_sentence() -> None:
     with pytest.raises(StalenessTimeout, match=r"^it did not come within 0\.01 s: a peer hangs$"):
         monitor(0.01).wait_for(lambda: None, "it did not come")
-    with pytest.raises(StalenessTimeout, match=r"^it did not come within 0\.01 s; missing: worker 1$"):
+    with pytest.raises(
+        StalenessTimeout, match=r"^it did not come within 0\.01 s; missing: worker 1$"
+    ):
         monitor(0.01).wait_for(lambda: None, "it did not come", hangs=lambda: "; missing: worker 1")
 
 

@@ -1,4 +1,6 @@
-"""How a process computes: the number of threads, seen by what MKL says of each product, and denormal numbers."""
+"""How a process computes: the number of threads, seen by what MKL says of each product, and
+denormal numbers.
+"""
 
 from __future__ import annotations
 
@@ -92,6 +94,11 @@ print(sorted(found))
 def test_denormal_numbers_are_zero_in_every_thread(prepare: str, found: list[str]) -> None:
     program = DENORMALS.format(prepare=prepare)
     done = subprocess.run(
-        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True, timeout=60
+        [sys.executable, "-c", program],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=60,
     )
     assert done.stdout.strip() == str(found)

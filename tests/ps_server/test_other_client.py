@@ -1,4 +1,6 @@
-"""A client written from `docs/wire_protocol.md` alone, with ZeroMQ and msgpack, trains on a shard."""
+"""A client written from `docs/wire_protocol.md` alone, with ZeroMQ and msgpack, trains on a
+shard.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,18 @@ from ps_server import Server, Shard, ZmqServerTransport
 from tests.support.cluster import TIMEOUT_S, TOKEN
 
 VERSION = 11
-HELLO, WELCOME, CREATE, INITIAL, PUSH, CLOCK, VALUE, FRESH, LEAVE, FAULT = 1, 2, 3, 4, 5, 6, 8, 9, 17, 18
+HELLO, WELCOME, CREATE, INITIAL, PUSH, CLOCK, VALUE, FRESH, LEAVE, FAULT = (
+    1,
+    2,
+    3,
+    4,
+    5,
+    6,
+    8,
+    9,
+    17,
+    18,
+)
 RULE = ["SGD", 0.0, 0.999, 1e-8, 0.99, 0.0, "L2", 1.0]
 TABLE = ["w", 3, 0, 0, *RULE, "gradients", ""]
 STORE = [1, 1, [TABLE], "SSPPush", None, 1.0, 0, [], False, "float32", False]

@@ -112,7 +112,12 @@ def test_cutting_a_table_changes_no_bit(kind: RuleKind) -> None:
             gradient = torch.randn(1001, generator=generator)
             for cut in cuts:
                 part = change(
-                    rule, gradient[cut].clone(), [h[cut] for h in history], value[cut], rate=0.1, step=step
+                    rule,
+                    gradient[cut].clone(),
+                    [h[cut] for h in history],
+                    value[cut],
+                    rate=0.1,
+                    step=step,
                 )
                 value[cut] += part
         return value
@@ -127,7 +132,8 @@ def test_sum_of_squares_is_taken_in_double() -> None:
 
 
 @pytest.mark.parametrize(
-    ("total", "clip", "factor"), [(100.0, 5.0, 0.5), (100.0, 10.0, 1.0), (1.0, 5.0, 1.0), (1e9, None, 1.0)]
+    ("total", "clip", "factor"),
+    [(100.0, 5.0, 0.5), (100.0, 10.0, 1.0), (1.0, 5.0, 1.0), (1e9, None, 1.0)],
 )
 def test_clip_factor(total: float, clip: float | None, factor: float) -> None:
     assert clip_factor(total, clip) == factor

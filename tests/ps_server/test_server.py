@@ -15,7 +15,9 @@ from tests.support.tracing import Recorded, Span, nested
 
 ITERATIONS = 3
 STORE = StoreSpec(
-    workers=1, shards=1, tables=(TableSpec(name="conv.w", size=6, rows=2), TableSpec(name="fc.w", size=4))
+    workers=1,
+    shards=1,
+    tables=(TableSpec(name="conv.w", size=6, rows=2), TableSpec(name="fc.w", size=4)),
 )
 
 
@@ -35,7 +37,12 @@ def run() -> tuple[Recorded, Recorded]:
     thread = threading.Thread(target=server.serve, name="ps-shard")
     thread.start()
     client = Client(
-        network.client("worker"), rank=0, store=STORE, token=TOKEN, timeout_s=TIMEOUT_S, trace=at_client
+        network.client("worker"),
+        rank=0,
+        store=STORE,
+        token=TOKEN,
+        timeout_s=TIMEOUT_S,
+        trace=at_client,
     )
     client.start(zeros(STORE))
     train(client)

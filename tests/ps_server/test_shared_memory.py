@@ -1,4 +1,6 @@
-"""A worker and a shard of one machine: the same bits as through a socket, and nothing that a peer could not do there too."""
+"""A worker and a shard of one machine: the same bits as through a socket, and nothing that a
+peer could not do there too.
+"""
 
 from __future__ import annotations
 
@@ -190,7 +192,13 @@ def test_memory_that_is_as_it_was_offered_is_taken_once(offered: m.MemoryOffer) 
 
 @pytest.mark.parametrize(
     "change",
-    [{"process": 2**22 + 1}, {"file": 9999}, {"nonce": b"m" * NONCE_BYTES}, {"nonce": b""}, {"slots": 5}],
+    [
+        {"process": 2**22 + 1},
+        {"file": 9999},
+        {"nonce": b"m" * NONCE_BYTES},
+        {"nonce": b""},
+        {"slots": 5},
+    ],
     ids=lambda change: "another " + next(iter(change)),
 )
 def test_memory_that_is_not_as_it_was_offered_is_left_alone(
@@ -225,7 +233,9 @@ def test_sealed_memory_cannot_be_cut_short(offered: m.MemoryOffer) -> None:
         os.ftruncate(offered.file, 0)
 
 
-def test_a_worker_that_offers_twice_is_refused_and_a_stranger_not_heard(offered: m.MemoryOffer) -> None:
+def test_a_worker_that_offers_twice_is_refused_and_a_stranger_not_heard(
+    offered: m.MemoryOffer,
+) -> None:
     network = MemoryNetwork(1)
     server = Server(Shard(0, 1, TOKEN), network.server(0))
     thread = threading.Thread(target=server.serve, name="ps-shard")
@@ -235,7 +245,9 @@ def test_a_worker_that_offers_twice_is_refused_and_a_stranger_not_heard(offered:
         worker.send(0, encode(message))
     heard: list[m.Message] = []
     while len(heard) < 3:
-        heard += [said.message for _, frames in worker.receive(TIMEOUT_S) for said in decode(frames)]
+        heard += [
+            said.message for _, frames in worker.receive(TIMEOUT_S) for said in decode(frames)
+        ]
     server.stop()
     thread.join()
     assert heard == [m.Welcome(0), m.MemoryAnswer(opened=True), m.Fault("memory is offered once")]
@@ -358,7 +370,9 @@ def test_a_list_that_is_cut_short_is_refused() -> None:
 
 
 @given(entries=st.binary(max_size=60), frames=st.lists(st.binary(max_size=3), max_size=4))
-def test_nonsense_is_refused_or_gives_frames_of_the_segment(entries: bytes, frames: list[bytes]) -> None:
+def test_nonsense_is_refused_or_gives_frames_of_the_segment(
+    entries: bytes, frames: list[bytes]
+) -> None:
     one, other = ends()
     with contextlib.suppress(RemoteProtocolError):
         found = other.read([MARKER + entries, *frames])

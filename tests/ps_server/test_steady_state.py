@@ -1,4 +1,6 @@
-"""Once warm, an iteration takes no fresh memory from the system, neither on the worker nor on the shard."""
+"""Once warm, an iteration takes no fresh memory from the system, neither on the worker nor on
+the shard.
+"""
 
 from __future__ import annotations
 
@@ -18,16 +20,20 @@ KEEP_FREED_MEMORY = {
 
 
 def fresh_pages(kind: str, elements: int) -> list[int]:
-    pages: list[int] = output_of("tests.support.steady_child", kind, str(elements), malloc=KEEP_FREED_MEMORY)
+    pages: list[int] = output_of(
+        "tests.support.steady_child", kind, str(elements), malloc=KEEP_FREED_MEMORY
+    )
     return pages
 
 
 @pytest.mark.processes
 @pytest.mark.parametrize("kind", [pytest.param("SGD", marks=pytest.mark.thorough), "Adam"])
 def test_the_steady_state_takes_no_fresh_memory(kind: str) -> None:
-    """A copy of the model made anew in each iteration would touch all its pages each time: 20 times the bound.
+    """A copy of the model made anew in each iteration would touch all its pages each time: 20
+    times the bound.
 
-    Of most iterations: where threads are late, more messages wait than ever before, once, and then there is memory for them.
+    Of most iterations: where threads are late, more messages wait than ever before, once, and then
+    there is memory for them.
     """
     pages = fresh_pages(kind, ELEMENTS)
     one_copy = ELEMENTS * 4 // PAGE_BYTES

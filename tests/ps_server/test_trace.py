@@ -29,7 +29,12 @@ def test_each_event_has_the_keys_of_the_format(tmp_path: Path) -> None:
     trace.close()
     found = events(tmp_path / "t.json")
     assert all(isinstance(event["pid"], int) and event["ph"] in "MXC" for event in found)
-    assert {"ph": "M", "name": "process_name", "pid": found[0]["pid"], "args": {"name": "worker 3"}} in found
+    assert {
+        "ph": "M",
+        "name": "process_name",
+        "pid": found[0]["pid"],
+        "args": {"name": "worker 3"},
+    } in found
     (span,) = spans(tmp_path / "t.json").values()
     assert span["name"] == "send conv1.w"
     assert span["cat"] == "send"
@@ -53,7 +58,9 @@ def test_names_and_facts_are_text_of_any_kind(tmp_path: Path) -> None:
     assert sent[0]["args"] == {"fact": odd, "number": 1.5}
 
 
-def test_a_disk_that_is_full_is_an_error_of_close(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_disk_that_is_full_is_an_error_of_close(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(module, "WRITE_EVERY_S", 0.1)
     trace = Trace(tmp_path / "t.json", process="worker 0")
     trace._file.close()
@@ -94,11 +101,14 @@ def test_two_traces_of_a_machine_lie_on_one_axis(tmp_path: Path) -> None:
     two.close()
     counted = [e for i in range(2) for e in events(tmp_path / f"{i}.json") if e["ph"] == "C"]
     in_time = sorted(counted, key=lambda event: float(event["ts"]))
-    # The two readings of the clocks at the start may lie some microseconds apart; the order of ten says enough.
+    # The two readings of the clocks at the start may lie some microseconds apart; the order of ten
+    # says enough.
     assert max(e["ts"] for e in in_time) - min(e["ts"] for e in in_time) < 5e6
 
 
-def test_a_killed_process_leaves_whole_events(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_killed_process_leaves_whole_events(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(module, "WRITE_EVERY_S", 0.001)
     trace = Trace(tmp_path / "t.json", process="worker 0")
     trace.span(Track.COMPUTE, "forward", "conv1", trace.now())
@@ -112,7 +122,9 @@ def test_a_killed_process_leaves_whole_events(tmp_path: Path, monkeypatch: pytes
     trace.close()
 
 
-def test_more_than_the_bounds_is_dropped_and_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_more_than_the_bounds_is_dropped_and_counted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(module, "MOST_WAITING", 20)
     trace = Trace(tmp_path / "t.json", process="worker 0", most_events=10)
     monkeypatch.setattr(trace, "_write_piece", lambda: None)  # nothing is written before the end

@@ -1,4 +1,6 @@
-"""A shard and whoever is not of its job, while one worker is still to come: nothing is read, pushed, stopped or listed."""
+"""A shard and whoever is not of its job, while one worker is still to come: nothing is read,
+pushed, stopped or listed.
+"""
 
 from __future__ import annotations
 
@@ -53,7 +55,9 @@ def worker(server: Server, rank: int) -> Client:
     [None, Keyring(own=KeyPair.new(), expect=(KEYS.shards[0].public,))],
     ids=["in clear", "another key"],
 )
-def test_who_knows_the_token_and_the_protocol_but_has_no_key_of_the_job(keys: Keyring | None) -> None:
+def test_who_knows_the_token_and_the_protocol_but_has_no_key_of_the_job(
+    keys: Keyring | None,
+) -> None:
     with shard() as server:
         first = worker(server, 0)
         stranger = ZmqClientTransport([server.address], keys)

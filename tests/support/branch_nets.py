@@ -1,4 +1,6 @@
-"""Small detection and segmentation nets on drawn shapes: their data, their training by workers, and their scores."""
+"""Small detection and segmentation nets on drawn shapes: their data, their training by workers,
+and their scores.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,13 @@ def write_windows(folder: Path, count: int, **options: Any) -> Path:
         scene = draw_scene(number, **options)
         path = folder / f"{number}.png"
         path.write_bytes(bytes(cv2.imencode(".png", scene.image)[1]))
-        lines += [f"# {number}", str(path), "3", *map(str, scene.image.shape[:2]), str(len(scene.labels))]
+        lines += [
+            f"# {number}",
+            str(path),
+            "3",
+            *map(str, scene.image.shape[:2]),
+            str(len(scene.labels)),
+        ]
         lines += [
             f"{label} 1 {box[0]} {box[1]} {box[2] - 1} {box[3] - 1}"
             for label, box in zip(scene.labels, scene.boxes.tolist(), strict=True)
@@ -48,7 +56,8 @@ def write_masks(folder: Path, count: int, **options: Any) -> Path:
     """Write scenes and their masks, and their list with whole paths."""
     listed = write_segmentation_set(folder, count, **options)
     lines = [
-        " ".join(str(folder / name) for name in line.split()) for line in listed.read_text().splitlines()
+        " ".join(str(folder / name) for name in line.split())
+        for line in listed.read_text().splitlines()
     ]
     listed.write_text("\n".join(lines) + "\n")
     return listed
@@ -70,14 +79,18 @@ def write_labelled(folder: Path, count: int, **options: Any) -> Path:
 def train(
     folder: Path, net: NetParameter, *, rate: float, iterations: int, workers: int = 2
 ) -> tuple[Path, list[float]]:
-    """Train a net by Adam with a parameter server; return its model and the loss of each iteration, the mean over workers."""
+    """Train a net by Adam with a parameter server; return its model and the loss of each
+    iteration, the mean over workers.
+    """
     (folder / "net.prototxt").write_text(to_text(net))
     (folder / "solver.prototxt").write_text(
         f'''net: "{folder}/net.prototxt" snapshot_prefix: "{folder}/snap" type: "Adam" base_lr: {rate} momentum: 0.9
         lr_policy: "poly" power: 1 weight_decay: 0.0005 max_iter: {iterations} clip_gradients: 10 display: 1 random_seed: 1'''
     )
     ended = run(folder / "solver.prototxt", Job(workers=workers, shards=1))
-    return folder / f"snap_iter_{iterations}.caffemodel", [record.loss for record in ended.sink.train]
+    return folder / f"snap_iter_{iterations}.caffemodel", [
+        record.loss for record in ended.sink.train
+    ]
 
 
 def load(net: NetParameter, model: Path) -> Net:
@@ -113,8 +126,12 @@ def mean_iou(net: Net, found: list[Scene], mean: tuple[float, ...]) -> float:
 def accuracy(net: Net, found: list[Scene]) -> float:
     """The share of scenes of one object whose class has the highest score."""
     with torch.no_grad():
-        guesses = [int(net({"data": as_input(scene, (0, 0, 0))})["prob"].argmax()) for scene in found]
-    return float(np.mean([guess == scene.labels[0] - 1 for guess, scene in zip(guesses, found, strict=True)]))
+        guesses = [
+            int(net({"data": as_input(scene, (0, 0, 0))})["prob"].argmax()) for scene in found
+        ]
+    return float(
+        np.mean([guess == scene.labels[0] - 1 for guess, scene in zip(guesses, found, strict=True)])
+    )
 
 
 Detections = list[tuple[int, int, float, Floats]]
@@ -122,14 +139,22 @@ Detections = list[tuple[int, int, float, Floats]]
 
 
 def detect(net: Net, found: list[Scene], mean: tuple[float, ...]) -> Detections:
-    """Detections of a net with the tops rois, cls_prob and bbox_pred, after suppression by class."""
+    """Detections of a net with the tops rois, cls_prob and bbox_pred, after suppression by
+    class.
+    """
     detections: Detections = []
     for image, scene in enumerate(found):
         high, wide = scene.image.shape[:2]
         with torch.no_grad():
-            tops = dict(net({"data": as_input(scene, mean), "im_info": torch.tensor([[high, wide, 1.0]])}))
+            tops = dict(
+                net({"data": as_input(scene, mean), "im_info": torch.tensor([[high, wide, 1.0]])})
+            )
         scores, deltas = tops["cls_prob"].flatten(1), tops["bbox_pred"].flatten(1)
-        scores, deltas, rois = scores[:, :CLASSES], deltas.view(len(deltas), -1, 4), tops["out_rois"][:, 1:]
+        scores, deltas, rois = (
+            scores[:, :CLASSES],
+            deltas.view(len(deltas), -1, 4),
+            tops["out_rois"][:, 1:],
+        )
         for label in range(1, CLASSES):
             column = label if deltas.shape[1] > 2 else 1
             moved = deltas[:, column] * torch.tensor([0.1, 0.1, 0.2, 0.2])
@@ -138,24 +163,31 @@ def detect(net: Net, found: list[Scene], mean: tuple[float, ...]) -> Detections:
             order = order[scores[order, label] > 0.05]
             kept = order[suppress(boxes[order], 0.3, 20)]
             detections += [
-                (image, label, float(scores[index, label]), boxes[index].numpy()) for index in kept.tolist()
+                (image, label, float(scores[index, label]), boxes[index].numpy())
+                for index in kept.tolist()
             ]
     return detections
 
 
 def mean_ap(detections: Detections, found: list[Scene]) -> float:
-    """The mean over classes of average precision at an overlap of 0.5, the area under the falling curve."""
+    """The mean over classes of average precision at an overlap of 0.5, the area under the
+    falling curve.
+    """
     results = []
     for label in range(1, CLASSES):
         truth = [
-            torch.tensor(scene.boxes[[other == label for other in scene.labels]]).float().view(-1, 4)
+            torch.tensor(scene.boxes[[other == label for other in scene.labels]])
+            .float()
+            .view(-1, 4)
             - torch.tensor([0.0, 0, 1, 1])
             for scene in found
         ]
         total = sum(map(len, truth))
         used = [set[int]() for _ in truth]
         hits = []
-        for image, _, _, box in sorted((d for d in detections if d[1] == label), key=lambda d: -d[2]):
+        for image, _, _, box in sorted(
+            (d for d in detections if d[1] == label), key=lambda d: -d[2]
+        ):
             hit = False
             if len(truth[image]):
                 shared = overlaps(torch.from_numpy(box).view(1, 4), truth[image])[0]

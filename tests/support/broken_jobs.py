@@ -118,7 +118,10 @@ def mixed_shapes(path: Path) -> None:
     make_database(
         path,
         Backend.LMDB,
-        ((b"%05d" % i, encode_datum(np.zeros(shape, np.uint8), i)) for i, shape in enumerate(shapes)),
+        (
+            (b"%05d" % i, encode_datum(np.zeros(shape, np.uint8), i))
+            for i, shape in enumerate(shapes)
+        ),
     )
 
 
@@ -145,7 +148,9 @@ def cut_short(path: Path) -> None:
 
 def damaged_record(path: Path) -> None:
     make_database(
-        path, Backend.LMDB, [(b"a", encode_datum(np.zeros((1, 6, 6), np.uint8), 0)), (b"bad", b"\x0a")]
+        path,
+        Backend.LMDB,
+        [(b"a", encode_datum(np.zeros((1, 6, 6), np.uint8), 0)), (b"bad", b"\x0a")],
     )
 
 
@@ -164,7 +169,9 @@ def saved_model(name: str, *, outputs: int = 10, cut: int = 0) -> Preparation:
     return write(name, content[: len(content) - cut])
 
 
-def saved_state(*, histories: int = 4, cut: int = 0, model_file: str = "w.caffemodel") -> Preparation:
+def saved_state(
+    *, histories: int = 4, cut: int = 0, model_file: str = "w.caffemodel"
+) -> Preparation:
     """`s.solverstate`, of SGD unless it has other than four histories."""
     shapes = [(2, 1, 3, 3), (2,), (10, 18), (10,)] * 2
     state = SolverState(iter=1, learned_net=model_file)

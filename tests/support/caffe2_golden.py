@@ -1,4 +1,6 @@
-"""What real Caffe2 computed, case by case; `check.py` beside the cases plays them through poseidon.caffe2."""
+"""What real Caffe2 computed, case by case; `check.py` beside the cases plays them through
+poseidon.caffe2.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,10 @@ MODULES_OF_SCRIPTS = {
 
 @cache
 def cases() -> list[str]:
-    """The names of the recorded cases whose operators and modules exist, e.g. `ops/relu`; none without the folder."""
+    """The names of the recorded cases whose operators and modules exist, e.g.
+
+    `ops/relu`; none without the folder.
+    """
     names = sorted(str(path.relative_to(FOLDER))[:-4] for path in FOLDER.glob("*/*.npz"))
     return [name for name in names if playable(name)]
 

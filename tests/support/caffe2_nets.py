@@ -1,4 +1,6 @@
-"""Nets of Caffe2 for exports: what its examples build, and nets with the operators of its model zoo."""
+"""Nets of Caffe2 for exports: what its examples build, and nets with the operators of its model
+zoo.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,9 @@ Build = Callable[[model_helper.ModelHelper], Any]
 
 @dataclass(frozen=True)
 class Case:
-    """A net: its builder returns the output, or a list of outputs; shapes and types of its inputs."""
+    """A net: its builder returns the output, or a list of outputs; shapes and types of its
+    inputs.
+    """
 
     build: Build
     inputs: dict[str, tuple[tuple[int, ...], str]]
@@ -31,7 +35,15 @@ def images(side: int, channels: int = 3, batch: int = 2) -> dict[str, tuple[tupl
 
 def conv(model: Any, x: Any, name: str, wide: int, deep: int, kernel: int, **settings: Any) -> Any:
     y = brew.conv(
-        model, x, name, wide, deep, kernel, weight_init=("MSRAFill", {}), bias_init=NOISE, **settings
+        model,
+        x,
+        name,
+        wide,
+        deep,
+        kernel,
+        weight_init=("MSRAFill", {}),
+        bias_init=NOISE,
+        **settings,
     )
     return brew.relu(model, y, y)
 
@@ -108,13 +120,20 @@ def googlenet(model: Any) -> Any:
     x = brew.lrn(model, x, "norm1", size=5, alpha=1e-4, beta=0.75, bias=1.0)
     x = conv(model, conv(model, x, "conv2/reduce", 64, 64, 1), "conv2", 64, 192, 3, pad=1)
     x, wide = model.net.MaxPool(x, "pool2", kernel=3, stride=2, legacy_pad=3), 192
-    for name, a, b0, b, c0, c, d in (("3a", 64, 96, 128, 16, 32, 32), ("3b", 128, 128, 192, 32, 96, 64)):
+    for name, a, b0, b, c0, c, d in (
+        ("3a", 64, 96, 128, 16, 32, 32),
+        ("3b", 128, 128, 192, 32, 96, 64),
+    ):
         x = brew.concat(
             model,
             [
                 conv(model, x, f"{name}/1", wide, a, 1),
-                conv(model, conv(model, x, f"{name}/3r", wide, b0, 1), f"{name}/3", b0, b, 3, pad=1),
-                conv(model, conv(model, x, f"{name}/5r", wide, c0, 1), f"{name}/5", c0, c, 5, pad=2),
+                conv(
+                    model, conv(model, x, f"{name}/3r", wide, b0, 1), f"{name}/3", b0, b, 3, pad=1
+                ),
+                conv(
+                    model, conv(model, x, f"{name}/5r", wide, c0, 1), f"{name}/5", c0, c, 5, pad=2
+                ),
                 conv(
                     model,
                     brew.max_pool(model, x, f"{name}/pool", kernel=3, stride=1, pad=1),
@@ -181,7 +200,10 @@ def pyramid(model: Any) -> Any:
         [merged, "rois"], "roi", spatial_scale=0.5, pooled_h=7, pooled_w=7, sampling_ratio=2
     )
     x = brew.relu(model, dense(model, rois, "fc6", 16 * 49, 32), "fc6")
-    return [brew.softmax(model, dense(model, x, "cls", 32, 5), "cls_prob"), dense(model, x, "box", 32, 20)]
+    return [
+        brew.softmax(model, dense(model, x, "cls", 32, 5), "cls_prob"),
+        dense(model, x, "box", 32, 20),
+    ]
 
 
 def resnet50(model: Any) -> Any:
@@ -205,7 +227,9 @@ def resnext50(model: Any) -> Any:
 
 
 def resnet32(model: Any) -> Any:
-    resnet.create_resnet_32x32(model, "data", num_input_channels=3, num_groups=2, num_labels=10, is_test=True)
+    resnet.create_resnet_32x32(
+        model, "data", num_input_channels=3, num_groups=2, num_labels=10, is_test=True
+    )
     return "last_out"
 
 
@@ -233,7 +257,10 @@ def clicks(model: Any) -> Any:
     model.params.append(core.BlobReference("table"))
     sparse = model.net.SparseLengthsSum(["table", "ids", "lengths"], "bag")
     x = brew.concat(
-        model, [brew.relu(model, dense(model, "dense", "bottom", 4, 8), "bottom"), sparse], "both", axis=1
+        model,
+        [brew.relu(model, dense(model, "dense", "bottom", 4, 8), "bottom"), sparse],
+        "both",
+        axis=1,
     )
     norm = brew.layer_norm(model, x, "norm", 16)
     x = norm[0] if isinstance(norm, tuple | list) else norm
@@ -257,12 +284,25 @@ NETS: dict[str, Case] = {
     "models.shufflenet": Case(shuffled, images(224, batch=1)),
     "LSTM over words": Case(
         language_model,
-        {"words": ((5, 2), WHOLE), "lengths": ((2,), WHOLE), "h0": ((1, 2, 12), F), "c0": ((1, 2, 12), F)},
+        {
+            "words": ((5, 2), WHOLE),
+            "lengths": ((2,), WHOLE),
+            "h0": ((1, 2, 12), F),
+            "c0": ((1, 2, 12), F),
+        },
     ),
     "GRU": Case(gated, {"data": ((4, 2, 6), F), "lengths": ((2,), WHOLE), "h0": ((1, 2, 8), F)}),
-    "embedding bag": Case(clicks, {"dense": ((2, 4), F), "ids": ((5,), WHOLE), "lengths": ((2,), WHOLE)}),
+    "embedding bag": Case(
+        clicks, {"dense": ((2, 4), F), "ids": ((5,), WHOLE), "lengths": ((2,), WHOLE)}
+    ),
 }
-SMALL = ("lenet", "lenet in NHWC", "densenet, 6 layers", "style transfer", "feature pyramid with RoIAlign")
+SMALL = (
+    "lenet",
+    "lenet in NHWC",
+    "densenet, 6 layers",
+    "style transfer",
+    "feature pyramid with RoIAlign",
+)
 SMALL += ("LSTM over words", "GRU", "embedding bag")
 
 

@@ -1,4 +1,7 @@
-"""The table of Caffe2's operators in docs/caffe2_operators.md. `python -m tests.support.caffe2_operator_table` writes it anew."""
+"""The table of Caffe2's operators in docs/caffe2_operators.md.
+
+`python -m tests.support.caffe2_operator_table` writes it anew.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +37,9 @@ def section(name: str, page: str) -> str:
 
 
 def table() -> str:
-    """Return a table for each folder of operators: a row for each family, with inputs and outputs of its operators."""
+    """Return a table for each folder of operators: a row for each family, with inputs and
+    outputs of its operators.
+    """
     families: dict[str, dict[str, list[str]]] = {folder: {} for folder in FOLDERS}
     for name in registered():
         known = find(name)
@@ -65,7 +70,9 @@ def _count(limits: tuple[int, int]) -> str:
 
 
 def missing() -> list[str]:
-    """Return the operators of Caffe2's own list that are not there, but for those that only its own tests use."""
+    """Return the operators of Caffe2's own list that are not there, but for those that only its
+    own tests use.
+    """
     with CAFFE2.open(encoding="utf-8") as file:
         rows = list(csv.DictReader(file))
     known = set(registered())
@@ -85,7 +92,9 @@ def missing_text(names: Iterable[str]) -> str:
 
 
 def main() -> int:
-    """Write the sections of the page anew; the missing operators only where Caffe2's list is there."""
+    """Write the sections of the page anew; the missing operators only where Caffe2's list is
+    there.
+    """
     page = PAGE.read_text(encoding="utf-8")
     made = {TABLE: table()}
     if CAFFE2.is_file():

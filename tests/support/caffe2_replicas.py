@@ -69,7 +69,9 @@ def add_plain_sgd(model: Any) -> None:
 def batch(step: int, size: int) -> tuple[np.ndarray, np.ndarray]:
     """Return the images and labels of an iteration."""
     drawn = np.random.RandomState(step)
-    return drawn.randn(size, FEATURES).astype(np.float32), drawn.randint(0, CLASSES, size).astype(np.int32)
+    return drawn.randn(size, FEATURES).astype(np.float32), drawn.randint(0, CLASSES, size).astype(
+        np.int32
+    )
 
 
 def feed(model: Any, data: np.ndarray, labels: np.ndarray) -> None:
@@ -83,7 +85,8 @@ def feed(model: Any, data: np.ndarray, labels: np.ndarray) -> None:
 
 
 def start(model: Any, seed: int = 7) -> None:
-    """Fill the parameters with the same values in any run, and create the nets; the first batch must be fed.
+    """Fill the parameters with the same values in any run, and create the nets; the first batch
+    must be fed.
 
     A GPU draws other values than the CPU.
     """
@@ -102,7 +105,9 @@ def first_params() -> dict[str, np.ndarray]:
     return params(model)
 
 
-def train(model: Any, iterations: int, size: int, first: Mapping[str, np.ndarray] | None = None) -> None:
+def train(
+    model: Any, iterations: int, size: int, first: Mapping[str, np.ndarray] | None = None
+) -> None:
     """Train from the start, from the values `first` if they are given."""
     feed(model, *batch(0, size))
     start(model)
@@ -124,5 +129,6 @@ def params(model: Any, device: int | None = None) -> dict[str, np.ndarray]:
     """Return the parameters of a device, by default the first, without its scope."""
     prefix = f"{model._device_prefix}_{model._devices[0] if device is None else device}/"
     return {
-        str(param).removeprefix(prefix): workspace.FetchBlob(str(param)) for param in model.GetParams(prefix)
+        str(param).removeprefix(prefix): workspace.FetchBlob(str(param))
+        for param in model.GetParams(prefix)
     }

@@ -1,4 +1,6 @@
-"""Shards of a data-parallel model, each a process of its own, forked from a server that has imported everything."""
+"""Shards of a data-parallel model, each a process of its own, forked from a server that has
+imported everything.
+"""
 
 from __future__ import annotations
 
@@ -55,7 +57,9 @@ def folder(path: Path, run: str = "run") -> tuple[str, dict[str, Any]]:
 
 
 def train(run: Run, shards: Sequence[int] | None = None) -> list[Any]:
-    """Return what each shard ends with: its parameters by device, or the sentence of its error; None where it died."""
+    """Return what each shard ends with: its parameters by device, or the sentence of its error;
+    None where it died.
+    """
     numbers = range(len(run.sizes)) if shards is None else shards
     ends = []
     for shard in numbers:
@@ -94,19 +98,32 @@ def _shard(run: Run, shard: int, sender: Connection) -> None:
 def _trained(run: Run, shard: int) -> list[dict[str, np.ndarray]]:
     kind, arguments = run.store
     workspace.RunOperatorOnce(core.CreateOperator(kind, [], ["store"], **arguments))
-    rendezvous = {"kv_handler": "store", "num_shards": len(run.sizes), "shard_id": shard, "engine": "GLOO"}
+    rendezvous = {
+        "kv_handler": "store",
+        "num_shards": len(run.sizes),
+        "shard_id": shard,
+        "engine": "GLOO",
+    }
     given = {"rendezvous": rendezvous, "forward_pass_builder_fun": run.layers, **run.parallelize}
     if run.weighted:
         given["shard_batch_sizes"] = run.sizes
-    model = replicas.build_bmuf(run.devices, **given) if run.bmuf else replicas.build(run.devices, **given)
+    model = (
+        replicas.build_bmuf(run.devices, **given)
+        if run.bmuf
+        else replicas.build(run.devices, **given)
+    )
     begin = sum(run.sizes[:shard])
 
     def feed(step: int) -> None:
         data, labels = whole_batch(step, run)
-        replicas.feed(model, data[begin : begin + run.sizes[shard]], labels[begin : begin + run.sizes[shard]])
+        replicas.feed(
+            model, data[begin : begin + run.sizes[shard]], labels[begin : begin + run.sizes[shard]]
+        )
 
     feed(0)
-    replicas.start(model, seed=7 if run.bmuf else 7 + 100 * shard)  # shard 0's values win, but in blocks
+    replicas.start(
+        model, seed=7 if run.bmuf else 7 + 100 * shard
+    )  # shard 0's values win, but in blocks
     for step in range(run.iterations):
         feed(step)
         if shard == run.dies and step == run.iterations - 1:

@@ -26,7 +26,10 @@ def prepare(patch: pytest.MonkeyPatch, home: Any) -> None:
 
 
 def play(cells: Iterable[tuple[str, str]]) -> dict[str, Any]:
-    """Run cells, each a name and its code, in order; return what they have defined. Lines with % or ! are left out."""
+    """Run cells, each a name and its code, in order; return what they have defined.
+
+    Lines with % or ! are left out.
+    """
     names: dict[str, Any] = {"__name__": "__main__"}
     for name, code in cells:
         lines = ["" if line.lstrip().startswith(("%", "!")) else line for line in code.splitlines()]

@@ -33,8 +33,12 @@ def shipped_solver(
     iter_size: int = 1,
     shared: bool = True,
 ) -> Path:
-    """Return the shipped solver with a number of iterations, and its net with this data and batch."""
-    solver = read_solver(repository / "prototxt" / "cifar10" / "cifar10_quick_solver.prototxt").param
+    """Return the shipped solver with a number of iterations, and its net with this data and
+    batch.
+    """
+    solver = read_solver(
+        repository / "prototxt" / "cifar10" / "cifar10_quick_solver.prototxt"
+    ).param
     net = read_net(repository / "prototxt" / "cifar10" / "cifar10_quick_train_test.prototxt").param
     for layer in net.layer:
         if layer.type == "Data":

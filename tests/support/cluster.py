@@ -1,4 +1,6 @@
-"""A store of S shards and W workers in one process: threads over the memory transport, or over sockets."""
+"""A store of S shards and W workers in one process: threads over the memory transport, or over
+sockets.
+"""
 
 from __future__ import annotations
 
@@ -58,15 +60,21 @@ def memory_store(
 def shards_on_sockets(workers: int, shards: int) -> Iterator[list[str]]:
     """Run shards as threads over ZeroMQ on loopback. Yield their addresses."""
     servers = [
-        Server(Shard(i, workers, TOKEN), ZmqServerTransport("tcp://127.0.0.1:0")) for i in range(shards)
+        Server(Shard(i, workers, TOKEN), ZmqServerTransport("tcp://127.0.0.1:0"))
+        for i in range(shards)
     ]
     with serving(servers):
         yield [server.address for server in servers]
 
 
 @contextmanager
-def job_addresses(kind: ExchangeKind, workers: int, shards: int) -> Iterator[Callable[[str], Sequence[str]]]:
-    """Run shards where the exchange has any. Yield what exchanges addresses among the workers, threads of this process."""
+def job_addresses(
+    kind: ExchangeKind, workers: int, shards: int
+) -> Iterator[Callable[[str], Sequence[str]]]:
+    """Run shards where the exchange has any.
+
+    Yield what exchanges addresses among the workers, threads of this process.
+    """
     if kind.has_shards:
         with shards_on_sockets(workers, shards) as addresses:
             yield lambda own: addresses
@@ -85,7 +93,9 @@ def job_addresses(kind: ExchangeKind, workers: int, shards: int) -> Iterator[Cal
 def socket_store(
     workers: int, shards: int, *, bandwidth_mbps: float | None = None, share_memory: bool = True
 ) -> Iterator[Connect]:
-    """Run a store on such shards; clients have a budget under `SSPAggr`, and share memory with shards or not."""
+    """Run a store on such shards; clients have a budget under `SSPAggr`, and share memory with
+    shards or not.
+    """
     with shards_on_sockets(workers, shards) as addresses:
 
         def connect(rank: int, store: StoreSpec) -> Client:
@@ -105,7 +115,8 @@ def socket_store(
 @contextmanager
 def serving(servers: Sequence[Server]) -> Iterator[None]:
     threads = [
-        threading.Thread(target=server.serve, name=f"ps-shard-{i}") for i, server in enumerate(servers)
+        threading.Thread(target=server.serve, name=f"ps-shard-{i}")
+        for i, server in enumerate(servers)
     ]
     for thread in threads:
         thread.start()
@@ -132,7 +143,8 @@ def run_workers(connect: Connect, store: StoreSpec, body: WorkerBody) -> None:
             client.close()
 
     threads = [
-        threading.Thread(target=run, args=(rank,), name=f"ps-worker-{rank}") for rank in range(store.workers)
+        threading.Thread(target=run, args=(rank,), name=f"ps-worker-{rank}")
+        for rank in range(store.workers)
     ]
     for thread in threads:
         thread.start()

@@ -1,9 +1,10 @@
-"""Writes docs/caffe_compatibility.md: every layer type, each of its fields, and what holds it to Caffe.
+"""Writes docs/caffe_compatibility.md: every layer type, each of its fields, and what holds it to
+Caffe.
 
     python -m tests.support.compatibility          # needs the recorded results of real Caffe
 
-A field is held by recorded cases that set it, or else by the test files that name it. A field that is read by nobody must
-be in `WITHOUT_EFFECT`, with the reason.
+A field is held by recorded cases that set it, or else by the test files that name it. A field that
+is read by nobody must be in `WITHOUT_EFFECT`, with the reason.
 """
 
 from __future__ import annotations
@@ -69,7 +70,15 @@ WITHOUT_EFFECT = {
     },
 }
 _OF_SSD = {
-    *("resize_param", "noise_param", "distort_param", "expand_param", "emit_constraint", "crop_h", "crop_w"),
+    *(
+        "resize_param",
+        "noise_param",
+        "distort_param",
+        "expand_param",
+        "emit_constraint",
+        "crop_h",
+        "crop_w",
+    ),
 }
 # Messages in a block that have a line for each field.
 NESTED = {
@@ -80,7 +89,13 @@ NESTED = {
         "DistortionParameter",
         "ExpansionParameter",
     ),
-    *("EmitConstraint", "BatchSampler", "Sampler", "SampleConstraint", "NonMaximumSuppressionParameter"),
+    *(
+        "EmitConstraint",
+        "BatchSampler",
+        "Sampler",
+        "SampleConstraint",
+        "NonMaximumSuppressionParameter",
+    ),
     "SaveOutputParameter",
 }
 # Blocks whose fields are read, and tested, in the package of the data.
@@ -93,7 +108,13 @@ NOT_OF_TYPE = {
     "DenseImageData": _OF_SSD - {"crop_h", "crop_w"},
     "MemoryData": _OF_SSD | {"scale_factors"},
     "MultiBoxLoss": {
-        *("ignore_label", "eta", "pre_fixed_normalizer", "weight_by_label_freqs", "class_weighting"),
+        *(
+            "ignore_label",
+            "eta",
+            "pre_fixed_normalizer",
+            "weight_by_label_freqs",
+            "class_weighting",
+        ),
     },
     "AnnotatedData": {"force_encoded_color", "scale_factors"},
     # They resize boxes, not images.
@@ -176,7 +197,9 @@ class Row:
 
 
 def fields_of(kind: str) -> Iterator[tuple[str, FieldDescriptor]]:
-    """Each field that a type may have, with the name of its block, or `block.message` for the fields of a message in it."""
+    """Each field that a type may have, with the name of its block, or `block.message` for the
+    fields of a message in it.
+    """
     own = param_name_dict()
     for block in BLOCKS.get(kind, (own[kind],) if kind in own else ()):
         message: Descriptor = LayerParameter.DESCRIPTOR.fields_by_name[block].message_type
@@ -209,9 +232,14 @@ def tests_that_name(word: str, among: dict[str, str]) -> tuple[str, ...]:
 
 def test_texts() -> dict[str, str]:
     """Every test file of the rooms that know layers, with its text."""
-    paths = [path for room in ROOMS for path in sorted((ROOT / "tests/poseidon" / room).rglob("test_*.py"))]
+    paths = [
+        path
+        for room in ROOMS
+        for path in sorted((ROOT / "tests/poseidon" / room).rglob("test_*.py"))
+    ]
     return {
-        str(path.relative_to(ROOT / "tests/poseidon")): path.read_text(encoding="utf-8") for path in paths
+        str(path.relative_to(ROOT / "tests/poseidon")): path.read_text(encoding="utf-8")
+        for path in paths
     }
 
 
@@ -242,7 +270,9 @@ def table() -> tuple[Row, ...]:
             for name, text in texts.items()
             if re.search(rf"\b({kind}|{SAME_CODE.get(kind, kind)})\b", text)
         }
-        rows.append(Row(kind=kind, field="", cases=tuple(cases[kind, ""]), tests=tuple(of_kind)[:3]))
+        rows.append(
+            Row(kind=kind, field="", cases=tuple(cases[kind, ""]), tests=tuple(of_kind)[:3])
+        )
         for block, field in fields_of(kind):
             first, _, inner = block.partition(".")
             recorded = () if inner else tuple(cases[kind, field.name])
@@ -265,7 +295,12 @@ def page(worst: dict[str, float]) -> str:
         figure = max((worst[case] for case in row.cases), default=None) if not row.field else None
         lines.append(
             Row(
-                kind=row.kind, field=row.field, cases=row.cases, tests=row.tests, note=row.note, worst=figure
+                kind=row.kind,
+                field=row.field,
+                cases=row.cases,
+                tests=row.tests,
+                note=row.note,
+                worst=figure,
             ).line()
         )
     return HEAD + "\n".join(lines) + "\n"
@@ -277,7 +312,9 @@ def main() -> None:
         raise SystemExit(
             f"no recorded cases in {golden.FOLDER}; set POSEIDON_SHARED to the folder that has them"
         )
-    PAGE.write_text(page({case: max(golden.differences(case).values()) for case in cases}), encoding="utf-8")
+    PAGE.write_text(
+        page({case: max(golden.differences(case).values()) for case in cases}), encoding="utf-8"
+    )
     print(f"Wrote {PAGE} from {len(cases)} cases.")
 
 

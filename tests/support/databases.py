@@ -30,7 +30,11 @@ def picture(number: int, shape: tuple[int, int, int] = (3, 4, 5)) -> npt.NDArray
 
 
 def make_pictures(
-    path: Path, count: int, *, backend: Backend = Backend.LMDB, shape: tuple[int, int, int] = (3, 4, 5)
+    path: Path,
+    count: int,
+    *,
+    backend: Backend = Backend.LMDB,
+    shape: tuple[int, int, int] = (3, 4, 5),
 ) -> Path:
     """Make a database of `count` raw Datums: record i has key %05d, picture(i) and label i."""
     return make_database(

@@ -1,8 +1,8 @@
 """The contract of every exchange, as scenarios that each implementation runs.
 
-W replicas of a small net, each with its own part of every batch, must end each iteration with the weights that one
-process with the whole batch has: that one has an `AloneCarrier`, which is held to Caffe's own numbers
-elsewhere.
+W replicas of a small net, each with its own part of every batch, must end each iteration with the
+weights that one process with the whole batch has: that one has an `AloneCarrier`, which is held to
+Caffe's own numbers elsewhere.
 """
 
 from __future__ import annotations
@@ -37,7 +37,9 @@ class Net(nn.Module):
         self.again = nn.Linear(7, 7)
         self.idle = nn.Linear(3, 3)
         self.last = nn.Linear(7, 2)
-        weights = torch.Generator().manual_seed(0)  # its own: replicas are made on threads at the same time
+        weights = torch.Generator().manual_seed(
+            0
+        )  # its own: replicas are made on threads at the same time
         for parameter in self.parameters():
             parameter.data.uniform_(-0.4, 0.4, generator=weights)
 
@@ -68,7 +70,9 @@ def rate(iteration: int) -> float:
 
 @dataclass(slots=True)
 class Saved:
-    """The state of replicas after some iterations: the values, and the histories, of each replica where they are private."""
+    """The state of replicas after some iterations: the values, and the histories, of each
+    replica where they are private.
+    """
 
     iterations: int
     values: list[np.ndarray] = field(default_factory=list)
@@ -127,7 +131,9 @@ def _train_one(
         exchange.open(None)
         if begin is not None:
             for parameter, value in zip(net.parameters(), begin.values, strict=True):
-                parameter.data.copy_(torch.from_numpy(value) if rank == 0 else torch.tensor(float(rank)))
+                parameter.data.copy_(
+                    torch.from_numpy(value) if rank == 0 else torch.tensor(float(rank))
+                )
             exchange.open(begin.histories.get(rank, begin.histories[0]), begin.iterations)
         for iteration in range(scenario.iterations if save is None else save.iterations):
             batches = torch.randn(scenario.passes, BATCH, 7, generator=data)[:, rank::workers]
@@ -158,12 +164,16 @@ def _train_one(
 
 def reference(scenario: Scenario) -> list[np.ndarray]:
     """Train in one process with the whole batch. Return the weights."""
-    (weights,) = train(lambda rank, tensors, settings: exchange_alone(tensors, settings), 1, scenario)
+    (weights,) = train(
+        lambda rank, tensors, settings: exchange_alone(tensors, settings), 1, scenario
+    )
     return weights
 
 
 def check_exact(make: Make, workers: int, scenario: Scenario) -> None:
-    """Check that all replicas end with the same bits, equal to one process's weights up to the order of float sums."""
+    """Check that all replicas end with the same bits, equal to one process's weights up to the
+    order of float sums.
+    """
     ends = train(make, workers, scenario)
     for end in ends[1:]:
         for a, b in zip(ends[0], end, strict=True):
@@ -173,7 +183,9 @@ def check_exact(make: Make, workers: int, scenario: Scenario) -> None:
 
 
 def check_reopen_without_histories(make: Make, workers: int) -> None:
-    """Check that an exchange opened again without histories goes on from zeros, whatever it was opened with."""
+    """Check that an exchange opened again without histories goes on from zeros, whatever it was
+    opened with.
+    """
     rule, shape = Rule(kind=RuleKind.ADAM, momentum=0.9, delta=1e-4), (2, 3)
     found: list[History] = []
 
@@ -207,7 +219,9 @@ def check_reopen_without_histories(make: Make, workers: int) -> None:
 def check_reopen(
     opened: Callable[[], AbstractContextManager[Make]], workers: int, scenario: Scenario
 ) -> None:
-    """Check that an exchange opened again from a saved state ends with the bits of one that was never interrupted."""
+    """Check that an exchange opened again from a saved state ends with the bits of one that was
+    never interrupted.
+    """
     saved = Saved(iterations=scenario.iterations // 2)
     with opened() as make:
         whole = train(make, workers, scenario)
@@ -225,8 +239,9 @@ def check_reopen(
 def check_calls(make: Make, workers: int) -> None:
     """Check what `check_exact` does not look at.
 
-    Statistics take their mean, a tensor without a gradient stays, collections are by rank, all replicas see a request
-    before the iteration that it names ends, traffic is of tensors of the exchange, and a second `close` does nothing.
+    Statistics take their mean, a tensor without a gradient stays, collections are by rank, all
+    replicas see a request before the iteration that it names ends, traffic is of tensors of the
+    exchange, and a second `close` does nothing.
     """
     seen: dict[int, list[int]] = {}
     iterations = 10
@@ -260,7 +275,9 @@ def check_calls(make: Make, workers: int) -> None:
         torch.testing.assert_close(w, torch.full((2, 3), 1 - 0.25 * iterations * (workers - 1) / 2))
         assert idle.tolist() == [5.0] * 3
         torch.testing.assert_close(mean, torch.full((4,), iterations * (workers + 1) / 2))
-        assert exchange.control.all_gather(b"%d" % rank) == tuple(b"%d" % other for other in range(workers))
+        assert exchange.control.all_gather(b"%d" % rank) == tuple(
+            b"%d" % other for other in range(workers)
+        )
         assert exchange.traffic().keys() <= {0, 1, 2}
         exchange.close()
         exchange.close()

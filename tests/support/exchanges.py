@@ -1,4 +1,6 @@
-"""Exchanges for tests: through a store with a table for each tensor, and one of a single process to derive from."""
+"""Exchanges for tests: through a store with a table for each tensor, and one of a single process
+to derive from.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,8 @@ def plain_exchange(
 ) -> Exchange:
     """Return the exchange of a client whose store has a table for each tensor.
 
-    Tensors of which the store has a copy travel as factors, or by all-reduce, on ports of their own.
+    Tensors of which the store has a copy travel as factors, or by all-reduce, on ports of their
+    own.
     """
     staleness = max((table.staleness for table in store.tables), default=0)
     member = Membership(

@@ -50,4 +50,6 @@ def _note(thing: object, note: Callable[[bytes], None]) -> None:
 def _slots(kind: type) -> tuple[str, ...]:
     """Return the slots of a class and its bases."""
     slots = [each.__dict__.get("__slots__", ()) for each in kind.__mro__]
-    return tuple(name for names in slots for name in ((names,) if isinstance(names, str) else names))
+    return tuple(
+        name for names in slots for name in ((names,) if isinstance(names, str) else names)
+    )

@@ -1,4 +1,6 @@
-"""A layer that stops a training at an iteration until the test lets it go on: `--import=tests.support.gate_layer`."""
+"""A layer that stops a training at an iteration until the test lets it go on:
+`--import=tests.support.gate_layer`.
+"""
 
 from __future__ import annotations
 

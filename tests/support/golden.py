@@ -65,14 +65,18 @@ def differences(case: str) -> dict[str, float]:
     net.keep_blobs = True
     _load(net, recorded)
     given = {
-        key[3:]: torch.from_numpy(recorded[key].copy()) for key in recorded.files if key.startswith("in:")
+        key[3:]: torch.from_numpy(recorded[key].copy())
+        for key in recorded.files
+        if key.startswith("in:")
     }
     if definition.param.force_backward:
         given = {key: value.requires_grad_() for key, value in given.items()}
     net(given)
     # A later pass may overwrite what a layer shows of its outputs.
     found = {
-        key: difference(net.blobs[key[4:]], recorded[key]) for key in recorded.files if key.startswith("out:")
+        key: difference(net.blobs[key[4:]], recorded[key])
+        for key in recorded.files
+        if key.startswith("out:")
     }
     tops = [key[8:] for key in recorded.files if key.startswith("topdiff:")]
     tops = [top for top in tops if net.blobs[top].requires_grad]
@@ -85,8 +89,9 @@ def differences(case: str) -> dict[str, float]:
 def difference(found: torch.Tensor, expected: np.ndarray) -> float:
     """The largest difference, relative to the value itself or to a hundredth of the blob's largest.
 
-    Where large terms cancel, Caffe's own last bits are noise: hence the hundredth. A blob that is zero in theory, such as
-    the gradient of a bias below a BatchNorm, is held to ten times that noise.
+    Where large terms cancel, Caffe's own last bits are noise: hence the hundredth. A blob that is
+    zero in theory, such as the gradient of a bias below a BatchNorm, is held to ten times that
+    noise.
     """
     array = found.detach().numpy()
     assert array.shape == expected.shape, f"shape {array.shape}, expected {expected.shape}"

@@ -1,7 +1,7 @@
 """Gradients against finite differences, in float64.
 
-Where a function has a kink (ReLU at 0), values within `kink_range` of `kink` have no finite difference worth the name:
-they are left out, as Caffe's checker does.
+Where a function has a kink (ReLU at 0), values within `kink_range` of `kink` have no finite
+difference worth the name: they are left out, as Caffe's checker does.
 """
 
 from __future__ import annotations
@@ -43,7 +43,9 @@ def check_gradients(
     def objective() -> float:
         with torch.no_grad():
             chosen = list(function())[: len(weights)]
-            return sum(float((top * weight).sum()) for top, weight in zip(chosen, weights, strict=True))
+            return sum(
+                float((top * weight).sum()) for top, weight in zip(chosen, weights, strict=True)
+            )
 
     for place, (variable, gradient) in enumerate(zip(variables, found, strict=True)):
         flat = variable.detach().reshape(-1)
@@ -61,5 +63,6 @@ def check_gradients(
             expected = (above - below) / (2 * STEP)
             scale = max(1.0, abs(expected))
             assert abs(float(ours[index]) - expected) <= tolerance * scale, (
-                f"variable {place}, value {index} ({value:g}): gradient {float(ours[index]):g}, expected {expected:g}"
+                f"variable {place}, value {index} ({value:g}): gradient {float(ours[index]):g}, "
+                f"expected {expected:g}"
             )

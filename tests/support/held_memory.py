@@ -14,7 +14,9 @@ SHARED_BY_ALL = (type, ModuleType, FunctionType, BuiltinFunctionType, CodeType, 
 
 
 def held_bytes(*roots: object) -> int:
-    """Return the bytes of all roots together, each object once; counters and caches are included."""
+    """Return the bytes of all roots together, each object once; counters and caches are
+    included.
+    """
     seen: dict[int, object] = {}
     left = list(roots)
     total = 0

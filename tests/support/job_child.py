@@ -1,4 +1,5 @@
-"""A child process that implements the launcher's protocol and does nothing else; started with `python -c`, no torch.
+"""A child process that implements the launcher's protocol and does nothing else; started with
+`python -c`, no torch.
 
 `child(script)` gives the argv of a Python process in which these names stand ready:
     document    the first line of standard input, decoded

@@ -2,8 +2,9 @@
 
     python -m tests.support.job_launcher STATE_FOLDER JOB HOSTFILE
 
-Prints one JSON line with the pids of its processes, each on its own host, when the job runs. A worker ends only when
-it is asked to, and goes on without its launcher. Other hosts are reached over SSH, with what HOME holds for that.
+Prints one JSON line with the pids of its processes, each on its own host, when the job runs. A
+worker ends only when it is asked to, and goes on without its launcher. Other hosts are reached over
+SSH, with what HOME holds for that.
 """
 
 from __future__ import annotations
@@ -17,7 +18,13 @@ from pathlib import Path
 import psutil
 
 from poseidon.cluster.agent.launcher import HostEnvironment, open_agents
-from poseidon.cluster.jobs.registry import JobRecord, RecordedProcess, Registration, Registry, record_fields
+from poseidon.cluster.jobs.registry import (
+    JobRecord,
+    RecordedProcess,
+    Registration,
+    Registry,
+    record_fields,
+)
 from poseidon.cluster.local import LocalLauncher
 from poseidon.cluster.machinefile import has_remote_hosts, read_machinefile
 from poseidon.cluster.plan import Role, ShardPlan, WorkerPlan, plan_job

@@ -39,11 +39,16 @@ def environment(state_folder: Path) -> dict[str, str]:
 
 @contextmanager
 def job_that_listens(state_folder: Path, job: str) -> Iterator[int]:
-    """Run a registered job whose one process listens on a port of 127.0.0.1, until the block ends. Yield the port."""
+    """Run a registered job whose one process listens on a port of 127.0.0.1, until the block ends.
+
+    Yield the port.
+    """
     program = "import socket, sys; s = socket.create_server(('127.0.0.1', 0)); print(s.getsockname()[1], flush=True); sys.stdin.read()"
     command = [sys.executable, "-I", "-S", "-c", program, "--job", job]
     gone = RecordedProcess(name="launcher", host="127.0.0.1", pid=2**22 + 1, created_s=1.0)
-    record = JobRecord(job=job, launcher=gone, hostfile=None, hosts=(), output="/nowhere", started_s=1.0)
+    record = JobRecord(
+        job=job, launcher=gone, hostfile=None, hosts=(), output="/nowhere", started_s=1.0
+    )
     Registry(state_folder).write(record)
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
         assert child.stdout is not None
@@ -55,11 +60,18 @@ def job_that_listens(state_folder: Path, job: str) -> Iterator[int]:
 def running_job(state_folder: Path, stem: str, hostfile: Path) -> Iterator[RunningJob]:
     """Run a job until the block ends; processes that are left are killed.
 
-    Its id begins with the stem and is like no other on this machine: tests that run beside this one find
-    processes by their job's id too.
+    Its id begins with the stem and is like no other on this machine: tests that run beside this one
+    find processes by their job's id too.
     """
     job = f"{stem}-{uuid.uuid4().hex[:8]}"
-    command = [sys.executable, "-m", "tests.support.job_launcher", str(state_folder), job, str(hostfile)]
+    command = [
+        sys.executable,
+        "-m",
+        "tests.support.job_launcher",
+        str(state_folder),
+        job,
+        str(hostfile),
+    ]
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as launcher:
         assert launcher.stdout is not None
         pids: list[int] = json.loads(launcher.stdout.readline() or "[]")

@@ -11,12 +11,18 @@ FLAGS_AND_FILES = (
         says=r"solver\.prototxt:6: snapshot_prefix: .*hosts",
     ),
     Broken(name="output-is-a-file", flags=("--output={}/hosts",), says=r"output.*{}/hosts"),
-    Broken(name="output-below-a-file", flags=("--output={}/hosts/deep",), says=r"output.*{}/hosts/deep"),
     Broken(
-        name="net-outputs-below-a-file", flags=("--net_outputs={}/hosts/o",), says=r"net_outputs.*{}/hosts"
+        name="output-below-a-file", flags=("--output={}/hosts/deep",), says=r"output.*{}/hosts/deep"
     ),
     Broken(
-        name="hosts-missing", flags=("--hostfile={}/none",), says=r"{}/none: there is no such machinefile"
+        name="net-outputs-below-a-file",
+        flags=("--net_outputs={}/hosts/o",),
+        says=r"net_outputs.*{}/hosts",
+    ),
+    Broken(
+        name="hosts-missing",
+        flags=("--hostfile={}/none",),
+        says=r"{}/none: there is no such machinefile",
     ),
     Broken(name="hosts-empty", edit=(hosts("# nobody\n"),), says=r"{}/hosts: no client found"),
     Broken(
@@ -65,27 +71,50 @@ FLAGS_AND_FILES = (
         says="--snapshot and --weights exclude each other",
         code=2,
     ),
-    Broken(name="snapshot-missing", flags=("--snapshot={}/s",), says=r"--snapshot: there is no file {}/s"),
+    Broken(
+        name="snapshot-missing",
+        flags=("--snapshot={}/s",),
+        says=r"--snapshot: there is no file {}/s",
+    ),
     Broken(
         name="weights-missing",
         flags=("--weights={}/w,{}/net.prototxt",),
         says=r"--weights: there is no file {}/w",
     ),
-    Broken(name="staleness-negative", flags=("--table_staleness=-1",), says=r"table_staleness.*'-1'", code=2),
-    Broken(name="consistency-unknown", flags=("--consistency_model=BSP",), says=r"SSPPush.*'BSP'", code=2),
+    Broken(
+        name="staleness-negative",
+        flags=("--table_staleness=-1",),
+        says=r"table_staleness.*'-1'",
+        code=2,
+    ),
+    Broken(
+        name="consistency-unknown",
+        flags=("--consistency_model=BSP",),
+        says=r"SSPPush.*'BSP'",
+        code=2,
+    ),
     Broken(name="flag-unknown", flags=("--solvr=x",), says=r"--solvr", code=2),
-    Broken(name="threads-zero", flags=("--threads=0",), says=r"--threads=0: expected 1 or more", code=2),
+    Broken(
+        name="threads-zero", flags=("--threads=0",), says=r"--threads=0: expected 1 or more", code=2
+    ),
     Broken(
         name="return-timeout-below-zero",
         flags=("--return_timeout=-1",),
         says=r"--return_timeout=-1: expected 0",
         code=2,
     ),
-    Broken(name="stall-timeout-zero", flags=("--stall_timeout=0",), says=r"stall_timeout.*0", code=2),
     Broken(
-        name="channels-zero", flags=("--num_comm_channels_per_client=0",), says=r"channels.* 1 .*0", code=2
+        name="stall-timeout-zero", flags=("--stall_timeout=0",), says=r"stall_timeout.*0", code=2
     ),
-    Broken(name="gpu-not-a-number", flags=("--gpu=first",), says=r"--gpu must be .*'first'", code=2),
+    Broken(
+        name="channels-zero",
+        flags=("--num_comm_channels_per_client=0",),
+        says=r"channels.* 1 .*0",
+        code=2,
+    ),
+    Broken(
+        name="gpu-not-a-number", flags=("--gpu=first",), says=r"--gpu must be .*'first'", code=2
+    ),
     Broken(name="solver-flag-missing", command=("train",), says=r"--solver", code=2),
     Broken(name="command-unknown", command=("trian",), says=r"trian", code=2),
     Broken(
@@ -93,7 +122,9 @@ FLAGS_AND_FILES = (
         command=("partition_data", "{}/none_lmdb"),
         says=r"{}/none_lmdb does not exist",
     ),
-    Broken(name="partition-no-database", command=("partition_data", "{}"), says=r"{} is not a database"),
+    Broken(
+        name="partition-no-database", command=("partition_data", "{}"), says=r"{} is not a database"
+    ),
     Broken(
         name="partition-a-short-list",
         command=("partition_data", "{}/hosts"),
@@ -145,7 +176,11 @@ FLAGS_AND_FILES = (
         command=("convert_cifar", "{}", "{}/made", "lmdb"),
         says=r"cifar-10-python\.tar\.gz",
     ),
-    Broken(name="kill-nobody", command=("kill", "{}/none"), says=r"{}/none' is neither a running job nor"),
+    Broken(
+        name="kill-nobody",
+        command=("kill", "{}/none"),
+        says=r"{}/none' is neither a running job nor",
+    ),
     Broken(
         name="kill-without-target",
         command=("kill",),
@@ -161,6 +196,11 @@ if HAS_NO_GPU:
             edit=(solver("CPU", "GPU"),),
             says=r"solver\.prototxt:8: solver_mode: GPU",
         ),
-        Broken(name="gpu-flag-without-gpu", flags=("--gpu=0",), says=r"--gpu=0: there is no GPU 0", code=2),
+        Broken(
+            name="gpu-flag-without-gpu",
+            flags=("--gpu=0",),
+            says=r"--gpu=0: there is no GPU 0",
+            code=2,
+        ),
         Broken(name="gpu-all-without-gpu", flags=("--gpu=all",), says=r"--gpu=all: no GPU", code=2),
     )

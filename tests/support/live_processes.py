@@ -21,7 +21,9 @@ def _lives(pid: int) -> bool:
 
 
 def none_left(pids: Iterable[int], timeout_s: float = 10.0) -> bool:
-    """Return True if all processes end within a time; the kernel takes a moment to carry out a kill."""
+    """Return True if all processes end within a time; the kernel takes a moment to carry out a
+    kill.
+    """
     end_s = time.monotonic() + timeout_s
     left = live_pids(pids)
     while left and time.monotonic() < end_s:

@@ -1,7 +1,7 @@
 """A real sshd on 127.0.0.1 with keys made for the test: for tests that need SSH but no other host.
 
-`sshd -i` serves one connection on its standard input; the listening is done here, so no port is chosen before it is
-bound, and a test can break every line at once.
+`sshd -i` serves one connection on its standard input; the listening is done here, so no port is
+chosen before it is bound, and a test can break every line at once.
 """
 
 from __future__ import annotations
@@ -44,14 +44,19 @@ class LoopbackSshd:
         shutil.copy(self.folder / "client.pub", self.folder / "authorized_keys")
         Path("/run/sshd").mkdir(mode=0o755, exist_ok=True)
         self.server_config.write_text(
-            f"HostKey {self.folder}/host\nAuthorizedKeysFile {self.folder}/authorized_keys\nStrictModes no\n"
-            "UsePAM no\nPasswordAuthentication no\nKbdInteractiveAuthentication no\nPermitRootLogin yes\n"
-            "Subsystem sftp internal-sftp\nAllowTcpForwarding yes\nPidFile none\nMaxSessions 20\nPrintMotd no\n"
+            f"HostKey {self.folder}/host\nAuthorizedKeysFile "
+            f"{self.folder}/authorized_keys\nStrictModes no\n"
+            "UsePAM no\nPasswordAuthentication no\nKbdInteractiveAuthentication "
+            "no\nPermitRootLogin yes\n"
+            "Subsystem sftp internal-sftp\nAllowTcpForwarding yes\nPidFile none\nMaxSessions "
+            "20\nPrintMotd no\n"
         )
         self.known_hosts.write_text(f"[{self.host}]:{self.port} {self.host_key}\n")
         self.config.write_text(
-            f"Host *\n  Port {self.port}\n  User {getpass.getuser()}\n  IdentityFile {self.folder}/client\n"
-            f"  IdentitiesOnly yes\n  UserKnownHostsFile {self.known_hosts}\n  GlobalKnownHostsFile /dev/null\n"
+            f"Host *\n  Port {self.port}\n  User {getpass.getuser()}\n  IdentityFile "
+            f"{self.folder}/client\n"
+            f"  IdentitiesOnly yes\n  UserKnownHostsFile {self.known_hosts}\n  "
+            "GlobalKnownHostsFile /dev/null\n"
         )
         self._thread = threading.Thread(target=self._serve, name="test sshd", daemon=True)
         self._thread.start()
@@ -95,7 +100,10 @@ class LoopbackSshd:
                 process.resume()
 
     def _halt(self) -> list[psutil.Process]:
-        """Halt the processes that serve connections, and not those of commands. Since OpenSSH 9.8 some are children."""
+        """Halt the processes that serve connections, and not those of commands.
+
+        Since OpenSSH 9.8 some are children.
+        """
         halted = []
         for session in self._sessions:
             with suppress(psutil.NoSuchProcess):
@@ -127,7 +135,9 @@ class LoopbackSshd:
                 argv = [program, "-i", "-e", "-f", str(self.server_config)]
                 log = (self.folder / "sshd.log").open("ab")
                 with log:
-                    self._sessions.append(subprocess.Popen(argv, stdin=line, stdout=line, stderr=log))
+                    self._sessions.append(
+                        subprocess.Popen(argv, stdin=line, stdout=line, stderr=log)
+                    )
 
 
 def make_key(path: Path, passphrase: str = "") -> Path:

@@ -26,7 +26,9 @@ def machines(
     *,
     reduction: ReductionKind | None = None,
 ) -> Iterator[Make]:
-    """Return a factory of exchanges for all workers of hosts; `inner` creates the exchange between hosts, by the host's rank."""
+    """Return a factory of exchanges for all workers of hosts; `inner` creates the exchange
+    between hosts, by the host's rank.
+    """
     with TemporaryDirectory(prefix="p") as folder:
 
         def make(rank: int, tensors: Sequence[Trained], settings: ExchangeSettings) -> Exchange:
@@ -58,7 +60,9 @@ def run_workers(
     tensors: Callable[[], list[Trained]],
     settings: ExchangeSettings | None = None,
 ) -> None:
-    """Run `body(exchange, its tensors, rank)` for every worker on a thread; raise the first failure."""
+    """Run `body(exchange, its tensors, rank)` for every worker on a thread; raise the first
+    failure.
+    """
     failures: list[BaseException] = []
 
     def run(rank: int) -> None:
@@ -72,7 +76,10 @@ def run_workers(
         except BaseException as error:  # noqa: BLE001 - handed to the test
             failures.append(error)
 
-    threads = [threading.Thread(target=run, args=(rank,), name=f"replica-{rank}") for rank in range(workers)]
+    threads = [
+        threading.Thread(target=run, args=(rank,), name=f"replica-{rank}")
+        for rank in range(workers)
+    ]
     for thread in threads:
         thread.start()
     for thread in threads:

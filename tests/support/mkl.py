@@ -13,11 +13,15 @@ import pytest
 import torch
 
 ROOT = Path(__file__).parents[2]
-needs_mkl = pytest.mark.skipif(not torch.backends.mkl.is_available(), reason="torch was built without MKL")
+needs_mkl = pytest.mark.skipif(
+    not torch.backends.mkl.is_available(), reason="torch was built without MKL"
+)
 
 
 def threads_of_products(program: str, variables: Mapping[str, str]) -> set[int]:
-    """The numbers of threads of all products in float32 that a Python program computes, with these variables."""
+    """The numbers of threads of all products in float32 that a Python program computes, with
+    these variables.
+    """
     done = subprocess.run(
         [sys.executable, "-c", program],
         cwd=ROOT,

@@ -1,4 +1,6 @@
-"""Workers on threads that train one torch module together, for comparison with one process with the whole batch."""
+"""Workers on threads that train one torch module together, for comparison with one process with
+the whole batch.
+"""
 
 from __future__ import annotations
 
@@ -52,7 +54,9 @@ def together(
     member: Membership | None = None,
     shards: int = 2,
 ) -> list[dict[str, Tensor]]:
-    """Run `body(module, group)` on a thread per worker. Return the `state_dict` of each. One worker trains without shards.
+    """Run `body(module, group)` on a thread per worker.
+
+    Return the `state_dict` of each. One worker trains without shards.
 
     Args:
         workers: number of workers.
@@ -121,14 +125,14 @@ def _how(how: How, module: nn.Module) -> UpdateRule | torch.optim.Optimizer:
     return how if isinstance(how, UpdateRule) else how(module)
 
 
-# -- a net and its training --------------------------------------------------------------------------------
-
 BATCH = 12
 STEPS = 6
 
 
 class Net(nn.Module):
-    """Convolution, attention whose inner layer is never called, a layer used twice, one used never, a tied weight."""
+    """Convolution, attention whose inner layer is never called, a layer used twice, one used
+    never, a tied weight.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -186,7 +190,9 @@ def loop(passes: int = 1, **zeroing: bool) -> Callable[[nn.Module, Group], None]
     return body
 
 
-def assert_same(ends: list[dict[str, Tensor]], expected: dict[str, Tensor], rtol: float = 1e-5) -> None:
+def assert_same(
+    ends: list[dict[str, Tensor]], expected: dict[str, Tensor], rtol: float = 1e-5
+) -> None:
     for end in ends[1:]:
         for name, value in ends[0].items():
             assert torch.equal(end[name], value), name
@@ -199,10 +205,14 @@ def assert_same(ends: list[dict[str, Tensor]], expected: dict[str, Tensor], rtol
 RULES: dict[str, How] = {
     "sgd": SGD(lr=lambda step: 0.2 / (1 + step), momentum=0.9, weight_decay=0.01),
     "adam": Adam(lr=0.01, eps=1e-3),
-    "groups": SGD(lr=0.1, groups=(ParameterGroup(names="*.bias", lr_factor=2, weight_decay_factor=0),)),
+    "groups": SGD(
+        lr=0.1, groups=(ParameterGroup(names="*.bias", lr_factor=2, weight_decay_factor=0),)
+    ),
 }
 OPTIMIZERS: dict[str, Callable[[nn.Module], torch.optim.Optimizer]] = {
-    "torch sgd": lambda net: torch.optim.SGD(net.parameters(), lr=0.2, momentum=0.9, weight_decay=0.01),
+    "torch sgd": lambda net: torch.optim.SGD(
+        net.parameters(), lr=0.2, momentum=0.9, weight_decay=0.01
+    ),
     "torch adamw": lambda net: torch.optim.AdamW(net.parameters(), lr=0.01, eps=1e-3),
 }
 
@@ -220,7 +230,9 @@ class Normed(nn.Sequential):
         super().__init__(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 4))
 
 
-def of_batches(body: Callable[[nn.Module, Group, Tensor], None]) -> Callable[[nn.Module, Group], None]:
+def of_batches(
+    body: Callable[[nn.Module, Group, Tensor], None],
+) -> Callable[[nn.Module, Group], None]:
     def run(module: nn.Module, group: Group) -> None:
         for ((x, _),) in batches():
             body(module, group, x[group.rank :: group.size, :, 0])

@@ -1,14 +1,16 @@
-"""What tests need of the machine beside Python: programs, root, a GPU, real data; the one list of all of it.
+"""What tests need of the machine beside Python: programs, root, a GPU, real data; the one list
+of all of it.
 
     @pytest.mark.needs("sshd")    # skips the test where sshd cannot run, and says which Debian package brings it
     require("sshd")               # the same from inside a fixture or helper
 
-`python3 tests/support/needs.py` prints the Debian packages that this machine lacks, one per line; it uses the standard
-library only, so that CI can call it before anything is installed. Two environment variables change what tests find:
+`python3 tests/support/needs.py` prints the Debian packages that this machine lacks, one per line;
+it uses the standard library only, so that CI can call it before anything is installed. Two
+environment variables change what tests find:
 
 * `POSEIDON_TEST_HIDE=sshd,dot` hides programs from the tests and from all that they start.
-* `POSEIDON_TEST_STRICT=1` fails a test whose needs are not met instead of skipping it. Still skipped are tests of a GPU,
-  and of real data whose folder is absent.
+* `POSEIDON_TEST_STRICT=1` fails a test whose needs are not met instead of skipping it. Still
+  skipped are tests of a GPU, and of real data whose folder is absent.
 """
 
 from __future__ import annotations
@@ -92,7 +94,8 @@ class Need:
 def _namespaces() -> str | None:
     words = ["unshare", "--net", "--mount", "--pid", "--uts", "--fork", "true"]
     works = (
-        shutil.which("unshare") and subprocess.run(words, check=False, capture_output=True).returncode == 0
+        shutil.which("unshare")
+        and subprocess.run(words, check=False, capture_output=True).returncode == 0
     )
     return None if works else "run on a kernel that allows namespaces"
 
@@ -124,7 +127,9 @@ def _gpu() -> str | None:
 
 
 def _data() -> str | None:
-    return None if (SHARED / "golden").is_dir() else "set POSEIDON_SHARED to the folder of real data"
+    return (
+        None if (SHARED / "golden").is_dir() else "set POSEIDON_SHARED to the folder of real data"
+    )
 
 
 NEEDS = {
@@ -163,7 +168,9 @@ NEEDS = {
 
 
 def find(program: str) -> str | None:
-    """Where a program is, in the folders of the system's own programs too; None where it is absent or hidden."""
+    """Where a program is, in the folders of the system's own programs too; None where it is
+    absent or hidden.
+    """
     assert program in PACKAGES, f"{program}: add it to PACKAGES in tests/support/needs.py"
     return (
         shutil.which(program, path=f"{os.environ.get('PATH', '')}:{_SYSTEM}")
@@ -174,7 +181,9 @@ def find(program: str) -> str | None:
 
 @cache
 def lacking(name: str) -> tuple[str, ...]:
-    """What to do so that a need is met: `apt-get install <package>`, or other advice; empty where it is met."""
+    """What to do so that a need is met: `apt-get install <package>`, or other advice; empty
+    where it is met.
+    """
     need = NEEDS[name]
     packages = {PACKAGES[program] for program in need.programs if find(program) is None}
     advice = [f"apt-get install {package}" for package in sorted(packages)]
@@ -186,7 +195,9 @@ def lacking(name: str) -> tuple[str, ...]:
 
 
 def require(*names: str) -> None:
-    """Skip the running test unless these needs are met; see the head of the module for the strict way."""
+    """Skip the running test unless these needs are met; see the head of the module for the
+    strict way.
+    """
     import pytest
 
     for name in names:
@@ -200,7 +211,9 @@ def require(*names: str) -> None:
 
 
 def summary(reasons: Iterable[str]) -> str | None:
-    """One line for the reasons of all skipped tests: which groups, and what to do; None where no need was unmet."""
+    """One line for the reasons of all skipped tests: which groups, and what to do; None where no
+    need was unmet.
+    """
     titles = Counter(
         reason.partition(_PREFIX)[2].partition(": ")[0] for reason in reasons if _PREFIX in reason
     )
@@ -214,7 +227,8 @@ def summary(reasons: Iterable[str]) -> str | None:
 def hide_programs() -> Callable[[], None]:
     """Take what `POSEIDON_TEST_HIDE` names from `PATH`, for this process and all that it starts.
 
-    Each folder of `PATH` that has such a program is replaced by one with links to all of its others.
+    Each folder of `PATH` that has such a program is replaced by one with links to all of its
+    others.
 
     Returns:
         what removes these folders.

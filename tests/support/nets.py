@@ -17,7 +17,9 @@ from poseidon.proto.text import layer_lines, parse
 def definition(text: str, *, source: str = "net.prototxt") -> NetDefinition:
     """A definition that lies in no folder that matters."""
     param = parse(text, NetParameter(), source=source)
-    return NetDefinition(param=param, source=source, layer_lines=tuple(layer_lines(text)), folder=Path())
+    return NetDefinition(
+        param=param, source=source, layer_lines=tuple(layer_lines(text)), folder=Path()
+    )
 
 
 def build(

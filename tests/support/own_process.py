@@ -12,7 +12,12 @@ T = TypeVar("T")
 
 
 def in_own_process(
-    work: Callable[[A], T], argument: A, *, seconds: float, otherwise: Callable[[str], T], method: str
+    work: Callable[[A], T],
+    argument: A,
+    *,
+    seconds: float,
+    otherwise: Callable[[str], T],
+    method: str,
 ) -> T:
     """Return the result of a call, or what `otherwise` makes of the reason that there is none.
 
@@ -28,7 +33,9 @@ def in_own_process(
     child.start()
     outbox.close()
     try:
-        result: T = inbox.recv() if inbox.poll(seconds) else otherwise(f"stopped after {seconds:.0f} s")
+        result: T = (
+            inbox.recv() if inbox.poll(seconds) else otherwise(f"stopped after {seconds:.0f} s")
+        )
     except EOFError:
         result = otherwise("its process ended without a word")
     child.kill()

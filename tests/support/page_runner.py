@@ -1,9 +1,11 @@
 """The shell blocks of a page, run from top to bottom as a reader types them.
 
-A page runs in a copy of the checkout, with a home folder of its own. Each block begins at the top of the copy; those of
-`CONTINUED` begin where the last one ended. What differs from a reader's machine:
+A page runs in a copy of the checkout, with a home folder of its own. Each block begins at the top
+of the copy; those of `CONTINUED` begin where the last one ended. What differs from a reader's
+machine:
 
-* The reader's own files (`solver.prototxt`, `net.prototxt`, `cluster`, `train.py`, ...) are small ones, made here.
+* The reader's own files (`solver.prototxt`, `net.prototxt`, `cluster`, `train.py`, ...) are small
+  ones, made here.
 * All machines are this one: `machinefiles/four_nodes.example` has two clients on it.
 * `poseidon train` gets flags for two iterations without tests, unless the job is `BACKGROUND`.
 * `pip install` installs nothing: what it asks for must be installed.
@@ -30,7 +32,16 @@ import poseidon.pycaffe as caffe
 from website.blocks import ROOT, Block, blocks
 
 WAIT_S = 1200
-COPIED = ("poseidon", "ps_server", "prototxt", "examples", "machinefiles", "scripts", "data", "models")
+COPIED = (
+    "poseidon",
+    "ps_server",
+    "prototxt",
+    "examples",
+    "machinefiles",
+    "scripts",
+    "data",
+    "models",
+)
 CONTINUED = {"docs/tutorial.md"}
 BACKGROUND = "python -m poseidon train --solver=solver.prototxt --hostfile=machinefile --max_iter=10000000 --background"
 NEWEST = "$(ls -t output | head -1)"
@@ -73,7 +84,10 @@ REPLACED: dict[str, tuple[tuple[str, str], ...]] = {
     ),
     "docs/reliability.md": (("JOB", NEWEST),),
     "docs/schedulers/README.md": (
-        ("quick_solver.prototxt", "quick_solver.prototxt --max_iter=2 --set=test_initialization=false"),
+        (
+            "quick_solver.prototxt",
+            "quick_solver.prototxt --max_iter=2 --set=test_initialization=false",
+        ),
     ),
     "docs/torch_resume.md": (("output/JOB", f"output/{NEWEST}"),),
     "docs/tutorial.md": (
@@ -91,9 +105,7 @@ DATA = """
 layer { name: "data" type: "DummyData" top: "data" top: "label" dummy_data_param {
   shape { dim: 4 dim: 3 dim: 8 dim: 8 } shape { dim: 4 } data_filler { type: "gaussian" } data_filler { type: "constant" } } }
 """
-INPUT = (
-    'layer { name: "data" type: "Input" top: "data" input_param { shape { dim: 1 dim: 3 dim: 8 dim: 8 } } }\n'
-)
+INPUT = 'layer { name: "data" type: "Input" top: "data" input_param { shape { dim: 1 dim: 3 dim: 8 dim: 8 } } }\n'
 BODY = """
 layer { name: "pool" type: "Pooling" bottom: "data" top: "pool" pooling_param { pool: AVE global_pooling: true } }
 layer { name: "fc8" type: "InnerProduct" bottom: "pool" top: "fc8"
@@ -219,7 +231,9 @@ def prepare(page: str, top: Path, folder: Path) -> None:
     (top / "machinefiles" / "four_nodes.example").write_text(HOSTS, encoding="utf-8")
     program = PROGRAM + TRAINING
     if page in TRAINED_BY_PAGE:
-        (code, *_) = re.findall(r"```python\n(.*?)```", (ROOT / page).read_text(encoding="utf-8"), re.DOTALL)
+        (code, *_) = re.findall(
+            r"```python\n(.*?)```", (ROOT / page).read_text(encoding="utf-8"), re.DOTALL
+        )
         program = PROGRAM + code.replace("90", "2")
     texts = {
         **dict.fromkeys(("machinefile", "cluster", "hosts", "machines"), HOSTS),
@@ -252,6 +266,13 @@ def environment(folder: Path, top: Path) -> dict[str, str]:
     """Return the environment of a page: the programs, a home folder, and one thread a process."""
     home = folder / "home"
     home.mkdir()
-    path = os.pathsep.join((str(folder / "bin"), str(Path(sys.executable).parent), os.environ["PATH"]))
-    own = {"HOME": str(home), "POSEIDON_HOME": str(home / ".poseidon"), "PYTHONPATH": str(top), "PATH": path}
+    path = os.pathsep.join(
+        (str(folder / "bin"), str(Path(sys.executable).parent), os.environ["PATH"])
+    )
+    own = {
+        "HOME": str(home),
+        "POSEIDON_HOME": str(home / ".poseidon"),
+        "PYTHONPATH": str(top),
+        "PATH": path,
+    }
     return {**os.environ, **own, "OMP_NUM_THREADS": "1"}

@@ -50,7 +50,9 @@ class Terminal:
 
 
 @contextmanager
-def pseudo_terminal(words: Sequence[str], folder: Path) -> Iterator[tuple[subprocess.Popen[str], Terminal]]:
+def pseudo_terminal(
+    words: Sequence[str], folder: Path
+) -> Iterator[tuple[subprocess.Popen[str], Terminal]]:
     """Run a program to the end of the block at the latest.
 
     Args:

@@ -1,4 +1,6 @@
-"""One of several processes that train together: `python -m tests.support.pycaffe_child RANK COUNT ADDRESS SOLVER OUT`."""
+"""One of several processes that train together: `python -m tests.support.pycaffe_child RANK
+COUNT ADDRESS SOLVER OUT`.
+"""
 
 from __future__ import annotations
 

@@ -28,7 +28,9 @@ class RayCluster:
     """
 
     def __init__(self) -> None:
-        self.folder = Path(tempfile.mkdtemp(prefix="pray-", dir="/tmp"))  # paths of sockets are short
+        self.folder = Path(
+            tempfile.mkdtemp(prefix="pray-", dir="/tmp")
+        )  # paths of sockets are short
         environment = {
             **inherited_environment(),
             "PYTHONPATH": str(ROOT),

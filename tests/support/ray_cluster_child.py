@@ -1,8 +1,10 @@
-"""A Ray cluster of several nodes on this machine, as a process of its own; `tests.support.ray_cluster` starts it.
+"""A Ray cluster of several nodes on this machine, as a process of its own;
+`tests.support.ray_cluster` starts it.
 
-Commands come line by line on standard input: `add {"num_cpus": 1}` starts a node, `kill 2` kills the node of that number,
-`autoscale {"max_workers": 3}` starts Ray's autoscaler on the head, and `held` counts actors and placement groups; each is
-answered by a line. At the end of the input all nodes are ended.
+Commands come line by line on standard input: `add {"num_cpus": 1}` starts a node, `kill 2` kills
+the node of that number, `autoscale {"max_workers": 3}` starts Ray's autoscaler on the head, and
+`held` counts actors and placement groups; each is answered by a line. At the end of the input all
+nodes are ended.
 """
 
 from __future__ import annotations
@@ -23,7 +25,14 @@ SMALL = {
     "no_monitor": True,
 }
 HEAD_KIND = "ray.head.default"
-COMMANDS = ("initialization", "setup", "head_setup", "worker_setup", "head_start_ray", "worker_start_ray")
+COMMANDS = (
+    "initialization",
+    "setup",
+    "head_setup",
+    "worker_setup",
+    "head_start_ray",
+    "worker_start_ray",
+)
 """Kinds of commands that Ray's autoscaler expects in its configuration."""
 HEAD_ATTEMPTS = 3
 """Ray gives a head 30 seconds to start, which a busy machine may not have."""
@@ -57,7 +66,8 @@ def main() -> None:
 def _start_autoscaler(head: Node, limits: dict[str, object]) -> None:
     """Start Ray's autoscaler with its provider of nodes on this machine; each node has one CPU.
 
-    `AutoscalingCluster` of `ray.cluster_utils` does the same, but it ends every Ray process of the machine first.
+    `AutoscalingCluster` of `ray.cluster_utils` does the same, but it ends every Ray process of the
+    machine first.
     """
     config = {
         "cluster_name": "test",

@@ -1,4 +1,6 @@
-"""A thread that rebuilds gradients from factors, as a worker has one; prints the growth of memory in bytes."""
+"""A thread that rebuilds gradients from factors, as a worker has one; prints the growth of
+memory in bytes.
+"""
 
 from __future__ import annotations
 
@@ -22,15 +24,27 @@ class Rebuilding:
 
     def __init__(self) -> None:
         self.weights = [(torch.zeros(shape), torch.zeros(shape)) for shape in SHAPES]
-        self.factors = [tuple([np.zeros((8, side), np.float32)] * 2 for side in shape) for shape in SHAPES]
+        self.factors = [
+            tuple([np.zeros((8, side), np.float32)] * 2 for side in shape) for shape in SHAPES
+        ]
         self.scratch = Scratch(torch.device("cpu"))
 
     def iterate(self, step: int) -> None:
         """Apply a round of each weight."""
         for (value, history), (u, v) in zip(self.weights, self.factors, strict=True):
-            stacked = self.scratch.stack("u", u, len(value)), self.scratch.stack("v", v, value.shape[1])
+            stacked = (
+                self.scratch.stack("u", u, len(value)),
+                self.scratch.stack("v", v, value.shape[1]),
+            )
             apply_factors(
-                RULE, *stacked, value, [history], rate=0.01, step=step, scale=0.5, scratch=self.scratch
+                RULE,
+                *stacked,
+                value,
+                [history],
+                rate=0.01,
+                step=step,
+                scale=0.5,
+                scratch=self.scratch,
             )
 
 

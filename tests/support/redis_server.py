@@ -43,11 +43,23 @@ class RedisServer:
 
 
 @contextlib.contextmanager
-def redis_server(folder: Path, *, password: str = "", host: str = "127.0.0.1") -> Iterator[RedisServer]:
+def redis_server(
+    folder: Path, *, password: str = "", host: str = "127.0.0.1"
+) -> Iterator[RedisServer]:
     """Run a server that keeps nothing on disk."""
     require("redis")
     (port,) = free_ports(1)
-    command = ["redis-server", "--port", str(port), "--bind", host, "--dir", str(folder), "--save", ""]
+    command = [
+        "redis-server",
+        "--port",
+        str(port),
+        "--bind",
+        host,
+        "--dir",
+        str(folder),
+        "--save",
+        "",
+    ]
     if password:
         command += ["--requirepass", password]
     with (

@@ -25,7 +25,9 @@ DATA_AND_MODELS = (
         edit=(net("train_lmdb", "none_lmdb"),),
         says=r"net\.prototxt:2: layer 'data' \(Data\): the database .*/none_lmdb does not exist",
     ),
-    Broken(name="database-empty", prepare=replace_database(empty_lmdb), says=r"{}/train_lmdb is empty"),
+    Broken(
+        name="database-empty", prepare=replace_database(empty_lmdb), says=r"{}/train_lmdb is empty"
+    ),
     Broken(
         name="database-cut-short",
         prepare=lambda f: cut_short(f / "train_lmdb"),
@@ -46,7 +48,8 @@ DATA_AND_MODELS = (
     Broken(
         name="labels-do-not-fit-the-scores",
         edit=(net('bottom: "ip" bottom', 'bottom: "pool" bottom'),),
-        says=r"net\.prototxt:10: layer 'loss' \(SoftmaxWithLoss\): bottom 'label' has 1 value per item, expected 9",
+        says=r"net\.prototxt:10: layer 'loss' \(SoftmaxWithLoss\): bottom 'label' has 1 value per "
+        r"item, expected 9",
     ),
     Broken(
         name="mean-file-of-other-shape",
@@ -103,19 +106,22 @@ DATA_AND_MODELS = (
     Broken(
         name="partition-missing",
         edit=(TWO, NOT_SHARED),
-        says=r"{}/train_lmdb_\d \(shared_file_system is false\), which does not exist: write shared_file_system: true",
+        says=r"{}/train_lmdb_\d \(shared_file_system is false\), which does not exist: write "
+        r"shared_file_system: true",
     ),
     Broken(
         name="streaming-with-workers-of-a-host",
         flags=("--sync_every=4", "--sync_fragments=2", "--num_app_threads=2"),
-        says="--sync_fragments and --sync_delay need one worker on each host, not 2: the workers of a host exchange all tensors",
+        says="--sync_fragments and --sync_delay need one worker on each host, not 2: the workers "
+        "of a host exchange all tensors",
         code=2,
     ),
     Broken(
         name="compress-pattern-without-tensor",
         edit=(TWO,),
         flags=("--compress=fc*=int8",),
-        says=r"--compress=fc\*=int8: no tensor that int8 can take has a name like 'fc\*'; the tensors are conv.0, conv.1, ip.0",
+        says=r"--compress=fc\*=int8: no tensor that int8 can take has a name like 'fc\*'; the "
+        r"tensors are conv.0, conv.1, ip.0",
         code=2,
     ),
     Broken(
@@ -134,7 +140,9 @@ DATA_AND_MODELS = (
     Broken(
         name="partitions-of-more-clients",
         edit=(TWO, NOT_SHARED),
-        prepare=lambda f: [make_pictures(f / f"train_lmdb_{part}", 3, shape=(1, 6, 6)) for part in range(3)],
+        prepare=lambda f: [
+            make_pictures(f / f"train_lmdb_{part}", 3, shape=(1, 6, 6)) for part in range(3)
+        ],
         says=r"divided for more than the 2 clients of this job, as train_lmdb_2 shows",
     ),
 )

@@ -6,15 +6,19 @@ DEFINITIONS = (
     Broken(
         name="solver-field-typo",
         edit=(solver("base_lr:", "bace_lr:"),),
-        says=r"solver\.prototxt:2:1: unknown field 'bace_lr' in SolverParameter; did you mean 'base_lr'\?",
+        says=r"solver\.prototxt:2:1: unknown field 'bace_lr' in SolverParameter; did you mean "
+        r"'base_lr'\?",
     ),
     Broken(
         name="net-field-typo",
         edit=(net("{ num_output: 2 kernel_size", "{ num_output: 2 kernal_size"),),
-        says=r"net\.prototxt:6:\d+: unknown field 'kernal_size' in ConvolutionParameter; did you mean 'kernel_size'\?",
+        says=r"net\.prototxt:6:\d+: unknown field 'kernal_size' in ConvolutionParameter; did you "
+        r"mean 'kernel_size'\?",
     ),
     Broken(
-        name="enum-typo", edit=(net("pool: MAX", "pool: MAXX"),), says=r"net\.prototxt:7:\d+: .*MAXX.*MAX"
+        name="enum-typo",
+        edit=(net("pool: MAX", "pool: MAXX"),),
+        says=r"net\.prototxt:7:\d+: .*MAXX.*MAX",
     ),
     Broken(
         name="brace-missing",
@@ -27,29 +31,46 @@ DEFINITIONS = (
         says=r"net\.prototxt:9:\d+: .*num_output",
     ),
     Broken(
-        name="number-for-text", edit=(solver('"fixed"', "3"),), says=r"solver\.prototxt:3:\d+: .*lr_policy"
+        name="number-for-text",
+        edit=(solver('"fixed"', "3"),),
+        says=r"solver\.prototxt:3:\d+: .*lr_policy",
     ),
     Broken(
-        name="solver-missing", prepare=lambda f: (f / "solver.prototxt").unlink(), says=r"{}/solver\.prototxt"
+        name="solver-missing",
+        prepare=lambda f: (f / "solver.prototxt").unlink(),
+        says=r"{}/solver\.prototxt",
     ),
-    Broken(name="solver-is-a-folder", command=("train", "--solver={}"), says=r"{}.*(folder|directory)"),
-    Broken(name="solver-empty", prepare=write("solver.prototxt", ""), says=r"solver\.prototxt: .*empty"),
+    Broken(
+        name="solver-is-a-folder", command=("train", "--solver={}"), says=r"{}.*(folder|directory)"
+    ),
+    Broken(
+        name="solver-empty", prepare=write("solver.prototxt", ""), says=r"solver\.prototxt: .*empty"
+    ),
     Broken(
         name="solver-not-text",
         prepare=write("solver.prototxt", b"\xff\xfe\x00"),
         says=r"solver\.prototxt.*text",
     ),
-    Broken(name="net-not-named", edit=(solver('net: "net.prototxt"\n', ""),), says="no train net is named"),
+    Broken(
+        name="net-not-named",
+        edit=(solver('net: "net.prototxt"\n', ""),),
+        says="no train net is named",
+    ),
     Broken(
         name="net-missing",
         edit=(solver("net.prototxt", "nett.prototxt"),),
         says=r"solver\.prototxt:1: net: there is no net definition 'nett\.prototxt' \(searched: ",
     ),
-    Broken(name="net-empty", prepare=write("net.prototxt", "# nothing\n"), says=r"net\.prototxt: .*empty"),
+    Broken(
+        name="net-empty",
+        prepare=write("net.prototxt", "# nothing\n"),
+        says=r"net\.prototxt: .*empty",
+    ),
     Broken(
         name="first-grammar",
         prepare=write("net.prototxt", V0_NET),
-        says=r"net\.prototxt:2: unknown layer type 'convolution' of Caffe's first format \(V0\); expected one of .*conv",
+        says=r"net\.prototxt:2: unknown layer type 'convolution' of Caffe's first format \(V0\); "
+        r"expected one of .*conv",
     ),
     Broken(
         name="net-without-loss",
@@ -64,7 +85,8 @@ DEFINITIONS = (
     Broken(
         name="bottom-unknown",
         edit=(net('bottom: "pool" top: "ip"', 'bottom: "pol" top: "ip"'),),
-        says=r"net\.prototxt:8: layer 'ip' \(InnerProduct\): unknown bottom 'pol'; did you mean 'pool'\?",
+        says=r"net\.prototxt:8: layer 'ip' \(InnerProduct\): unknown bottom 'pol'; did you mean "
+        r"'pool'\?",
     ),
     Broken(
         name="bottom-only-in-the-other-phase",

@@ -14,13 +14,15 @@ def sample(combinations: Sequence[tuple[object, ...]], every: int) -> list[objec
 
     Args:
         combinations: what `itertools.product` gives; the last one varies fastest.
-        every: without a common divisor with the number of any of the factors' values, so that all of them are met.
+        every: without a common divisor with the number of any of the factors' values, so that all
+            of them are met.
     """
     return [_parameters(values, number % every == 0) for number, values in enumerate(combinations)]
 
 
 def sample_of_pairs(*dimensions: Sequence[object]) -> list[object]:
-    """Return all combinations of one value each as parameters; without `--thorough` few of them run.
+    """Return all combinations of one value each as parameters; without `--thorough` few of them
+    run.
 
     Among those few every two values of different dimensions meet (pairwise cover).
     """

@@ -1,4 +1,6 @@
-"""Files in a user's folder with the names of modules that Poseidon imports; each raises when it is imported."""
+"""Files in a user's folder with the names of modules that Poseidon imports; each raises when it
+is imported.
+"""
 
 from __future__ import annotations
 

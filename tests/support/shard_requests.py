@@ -11,7 +11,9 @@ from ps_server.protocol import messages as m
 
 
 def every_request(store: StoreSpec, token: bytes) -> tuple[m.Message, ...]:
-    """Return the requests of worker 1, which joins, brings, pushes, stores, reads, lists, stops and leaves; all kinds of messages, in a legal order."""
+    """Return the requests of worker 1, which joins, brings, pushes, stores, reads, lists, stops
+    and leaves; all kinds of messages, in a legal order.
+    """
     ones = np.ones(store.tables[0].size, dtype=np.float32)
     requests: tuple[m.Message, ...] = (
         m.Hello(1, token),

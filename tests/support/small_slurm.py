@@ -1,4 +1,5 @@
-"""A Slurm cluster of one node, this host: its controller, daemon and munge, with keys, ports and files of the test.
+"""A Slurm cluster of one node, this host: its controller, daemon and munge, with keys, ports and
+files of the test.
 
 Law: nothing of the machine's own Slurm is read or changed, and nothing is left when the block ends.
 """
@@ -54,13 +55,19 @@ def small_slurm(folder: Path) -> Iterator[Mapping[str, str]]:
     configuration = _furnish(folder)
     variables = {"SLURM_CONF": str(configuration)}
     with ExitStack() as stack:
-        munge = [f"--{name}={folder}/munge.{name}" for name in ("pid-file", "log-file", "seed-file")]
+        munge = [
+            f"--{name}={folder}/munge.{name}" for name in ("pid-file", "log-file", "seed-file")
+        ]
         keys = [f"--key-file={folder}/munge.key", f"--socket={folder}/munge.sock"]
         _start(stack, folder, ["munged", "--foreground", "--force", *keys, *munge])
         until((folder / "munge.sock").exists, "munged made no socket", START_S)
         _start(stack, folder, ["slurmctld", "-D", "-f", str(configuration)])
         _start(stack, folder, ["slurmd", "-D", "-f", str(configuration)])
-        until(lambda: _said(variables, "sinfo", "-h", "-o", "%t") == "idle", "the node is not idle", START_S)
+        until(
+            lambda: _said(variables, "sinfo", "-h", "-o", "%t") == "idle",
+            "the node is not idle",
+            START_S,
+        )
         stack.callback(_cancel_all, variables)
         yield variables
 
@@ -90,7 +97,12 @@ def _start(stack: ExitStack, folder: Path, words: Sequence[str]) -> None:
     environment = {**os.environ, "PATH": f"{os.environ.get('PATH', '')}:/usr/sbin"}
     with (folder / f"{words[0]}.out").open("wb") as log:
         process = subprocess.Popen(
-            words, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
+            words,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
         )
     stack.callback(process.wait, 30)
     stack.callback(process.terminate)
@@ -98,11 +110,20 @@ def _start(stack: ExitStack, folder: Path, words: Sequence[str]) -> None:
 
 def _said(variables: Mapping[str, str], *words: str) -> str:
     done = subprocess.run(
-        words, env={**os.environ, **variables}, capture_output=True, text=True, timeout=60, check=False
+        words,
+        env={**os.environ, **variables},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
     )
     return done.stdout.strip()
 
 
 def _cancel_all(variables: Mapping[str, str]) -> None:
     _said(variables, "scancel", "--partition=all")
-    until(lambda: not _said(variables, "squeue", "-h"), "a job of the test's Slurm does not end", START_S)
+    until(
+        lambda: not _said(variables, "squeue", "-h"),
+        "a job of the test's Slurm does not end",
+        START_S,
+    )

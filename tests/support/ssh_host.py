@@ -1,4 +1,6 @@
-"""One real host: a set of namespaces whose first process is its sshd; `tests.support.ssh_hosts` makes several that know each other."""
+"""One real host: a set of namespaces whose first process is its sshd; `tests.support.ssh_hosts`
+makes several that know each other.
+"""
 
 from __future__ import annotations
 
@@ -71,7 +73,9 @@ class SshHost:
     @property
     def host_key(self) -> str:
         """The public host key: type and base 64."""
-        return " ".join((self._folder / "etc_ssh" / "host_key.pub").read_text(encoding="ascii").split()[:2])
+        return " ".join(
+            (self._folder / "etc_ssh" / "host_key.pub").read_text(encoding="ascii").split()[:2]
+        )
 
     @property
     def network(self) -> str:
@@ -146,7 +150,12 @@ class SshHost:
         """
         words = self.command(argv)
         done = subprocess.run(
-            words, env=clean_environment(), capture_output=True, text=True, timeout=timeout_s, check=False
+            words,
+            env=clean_environment(),
+            capture_output=True,
+            text=True,
+            timeout=timeout_s,
+            check=False,
         )
         assert not check or done.returncode == 0, f"{argv}: {done.stdout}{done.stderr}"
         return done
@@ -171,7 +180,9 @@ class SshHost:
         self.close()
 
     def close(self) -> None:
-        """Kill all its processes, if it runs; return when they have ended: no port accepts a connection any more."""
+        """Kill all its processes, if it runs; return when they have ended: no port accepts a
+        connection any more.
+        """
         if self._first is not None:
             inside: list[int] = []
             with suppress(psutil.NoSuchProcess):
@@ -231,12 +242,20 @@ def known_hosts_line(host: SshHost) -> str:
 def clean_environment(more: Mapping[str, str] | None = None) -> dict[str, str]:
     """Return the environment of a login, with this Python first on the path."""
     path = f"{Path(sys.executable).parent}:/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin"
-    return {"PATH": path, "HOME": str(HOME), "LANG": "C.UTF-8", "OMP_NUM_THREADS": "1", **(more or {})}
+    return {
+        "PATH": path,
+        "HOME": str(HOME),
+        "LANG": "C.UTF-8",
+        "OMP_NUM_THREADS": "1",
+        **(more or {}),
+    }
 
 
 def make_key(path: Path) -> None:
     """Make a key pair without a passphrase."""
-    subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", "test", "-f", path], check=True)
+    subprocess.run(
+        ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", "test", "-f", path], check=True
+    )
 
 
 def address6(index: int) -> str:

@@ -1,4 +1,5 @@
-"""Real hosts for tests: each has a network, process numbers, a name, a file tree and an sshd of its own.
+"""Real hosts for tests: each has a network, process numbers, a name, a file tree and an sshd of
+its own.
 
     with SshHosts(tmp_path, 4) as hosts:
         hosts[2].run(["hostname"]).stdout                    # as that host's root
@@ -6,11 +7,12 @@
         subprocess.run(["ssh", hosts[2].address, "true"], env=hosts.environment())    # HOME has keys and known hosts
         subprocess.run(hosts[0].command(["ssh", "host2", "true"]))    # from host to host, by name
 
-A host is a set of namespaces (network, mount, process, name) whose first process is its sshd: when that dies, so
-does everything on the host. All hosts have one key pair and one `known_hosts`, in /root/.ssh.
+A host is a set of namespaces (network, mount, process, name) whose first process is its sshd: when
+that dies, so does everything on the host. All hosts have one key pair and one `known_hosts`, in
+/root/.ssh.
 
-Law: hosts see one system, one checkout and one Python, and nothing else in common: /root, /tmp and the test's folder are each
-host's own. Nothing is left when the block ends.
+Law: hosts see one system, one checkout and one Python, and nothing else in common: /root, /tmp and
+the test's folder are each host's own. Nothing is left when the block ends.
 """
 
 from __future__ import annotations
@@ -62,7 +64,9 @@ class SshHosts(Sequence[SshHost]):
 
     @property
     def home(self) -> Path:
-        """A home folder with the key pair and `known_hosts`, for a launcher that the test starts itself."""
+        """A home folder with the key pair and `known_hosts`, for a launcher that the test starts
+        itself.
+        """
         return self._folder / "home"
 
     def environment(self) -> dict[str, str]:
@@ -70,7 +74,10 @@ class SshHosts(Sequence[SshHost]):
         return clean_environment({"HOME": str(self.home)})
 
     def second_network(self, one: SshHost, other: SshHost) -> Mapping[str, str]:
-        """Connect two hosts by a second network. Return their addresses there, by the hosts' names."""
+        """Connect two hosts by a second network.
+
+        Return their addresses there, by the hosts' names.
+        """
         addresses = {one.name: SECOND_NETWORK.format(1), other.name: SECOND_NETWORK.format(2)}
         links.connect({host.network: addresses[host.name] for host in (one, other)})
         return addresses
@@ -82,7 +89,10 @@ class SshHosts(Sequence[SshHost]):
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        where: TracebackType | None,
     ) -> None:
         self._stack.close()
 
@@ -93,7 +103,8 @@ class SshHosts(Sequence[SshHost]):
         self.address = f"{subnet}.254"
         links.join(network.bridge, self.address)
         lines = [
-            f"{link.address} host{link.index}\n{address6(link.index)} host{link.index}" for link in network
+            f"{link.address} host{link.index}\n{address6(link.index)} host{link.index}"
+            for link in network
         ]
         known = "\n".join(["127.0.0.1 localhost", "::1 localhost", *lines, ""])
         for link in network:
@@ -110,7 +121,9 @@ class SshHosts(Sequence[SshHost]):
         user = self.home / ".ssh"
         user.mkdir(parents=True, mode=0o700)
         make_key(user / "id_ed25519")
-        (user / "known_hosts").write_text("".join(map(known_hosts_line, self._hosts)), encoding="ascii")
+        (user / "known_hosts").write_text(
+            "".join(map(known_hosts_line, self._hosts)), encoding="ascii"
+        )
         shutil.copy(user / "id_ed25519.pub", user / "authorized_keys")
         for host in self._hosts:
             shutil.copytree(user, host.outside(HOME / ".ssh"))

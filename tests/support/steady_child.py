@@ -1,4 +1,6 @@
-"""A shard and a worker in one process over sockets; prints the pages touched anew by each iteration once warm."""
+"""A shard and a worker in one process over sockets; prints the pages touched anew by each
+iteration once warm.
+"""
 
 from __future__ import annotations
 

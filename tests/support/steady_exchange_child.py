@@ -1,8 +1,10 @@
-"""Two workers and two shards in one process over sockets, with nets; prints the memory cost of an iteration once warm.
+"""Two workers and two shards in one process over sockets, with nets; prints the memory cost of
+an iteration once warm.
 
-As JSON: `pages` that each iteration touched anew, and the bytes that malloc had given out after each (`in_use`), when all
-values have come and nothing is on its way. Where malloc maps what is large by itself, and so gives it back at once, the pages
-are those of each large block that anybody has taken: torch, numpy, Python or ZeroMQ.
+As JSON: `pages` that each iteration touched anew, and the bytes that malloc had given out after
+each (`in_use`), when all values have come and nothing is on its way. Where malloc maps what is
+large by itself, and so gives it back at once, the pages are those of each large block that anybody
+has taken: torch, numpy, Python or ZeroMQ.
 """
 
 from __future__ import annotations
@@ -64,7 +66,9 @@ class Watch:
         self.in_use.append(bytes_in_use())
 
 
-def train(kind: ExchangeKind, passes: int, rank: int, connect: Connect, between: threading.Barrier) -> None:
+def train(
+    kind: ExchangeKind, passes: int, rank: int, connect: Connect, between: threading.Barrier
+) -> None:
     """One worker with two large layers and small ones."""
     large = [layer for _ in range(LARGE_LAYERS) for layer in (nn.Linear(WIDTH, WIDTH), nn.ReLU())]
     module = nn.Sequential(*large, nn.Linear(WIDTH, 2))

@@ -1,4 +1,6 @@
-"""What a test needs and the machine lacks: skipped with the package's name, failed where that is asked for, summed up."""
+"""What a test needs and the machine lacks: skipped with the package's name, failed where that is
+asked for, summed up.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,9 @@ def test_that_needs_nothing():
 """
 
 
-def run(folder: Path, *words: str, hidden: bool, **settings: str) -> subprocess.CompletedProcess[str]:
+def run(
+    folder: Path, *words: str, hidden: bool, **settings: str
+) -> subprocess.CompletedProcess[str]:
     """Two tests in a process of their own, on a machine whose `dot` is a file of the test."""
     (folder / "pytest.ini").write_text("[pytest]\nmarkers = needs")
     (folder / "test_two.py").write_text(TESTS.format(hidden=hidden))
@@ -40,12 +44,26 @@ def run(folder: Path, *words: str, hidden: bool, **settings: str) -> subprocess.
         "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
         **settings,
     }
-    argv = [sys.executable, "-m", "pytest", "-p", "tests.conftest", "-c", "pytest.ini", *words, "test_two.py"]
+    argv = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-p",
+        "tests.conftest",
+        "-c",
+        "pytest.ini",
+        *words,
+        "test_two.py",
+    ]
     own["PYTHONPATH"] = str(ROOT)
-    return subprocess.run(argv, cwd=folder, env=own, capture_output=True, text=True, timeout=50, check=False)
+    return subprocess.run(
+        argv, cwd=folder, env=own, capture_output=True, text=True, timeout=50, check=False
+    )
 
 
-def test_a_hidden_program_is_hidden_from_all_and_the_last_line_names_its_package(tmp_path: Path) -> None:
+def test_a_hidden_program_is_hidden_from_all_and_the_last_line_names_its_package(
+    tmp_path: Path,
+) -> None:
     done = run(tmp_path, "-p", "xdist", "-n", "1", hidden=True, **{HIDE: "dot,sshd"})
     assert done.returncode == 0, done.stdout
     assert "1 passed, 1 skipped" in done.stdout
@@ -57,7 +75,10 @@ def test_a_hidden_program_is_hidden_from_all_and_the_last_line_names_its_package
 def test_a_strict_run_fails_where_a_program_is_absent_alone(tmp_path: Path) -> None:
     done = run(tmp_path, hidden=True, **{HIDE: "dot", STRICT: "1"})
     assert done.returncode == 1
-    assert "needs drawings of nets: apt-get install graphviz (POSEIDON_TEST_STRICT is set)" in done.stdout
+    assert (
+        "needs drawings of nets: apt-get install graphviz (POSEIDON_TEST_STRICT is set)"
+        in done.stdout
+    )
     done = run(tmp_path, hidden=False, **{STRICT: "1"})
     assert done.returncode == 0, done.stdout
     assert "2 passed" in done.stdout.splitlines()[-1]
@@ -65,7 +86,9 @@ def test_a_strict_run_fails_where_a_program_is_absent_alone(tmp_path: Path) -> N
 
 def test_a_program_that_no_test_needs_cannot_be_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(HIDE, "dott")
-    with pytest.raises(ValueError, match=r"POSEIDON_TEST_HIDE: no test needs dott; known are .*dot, "):
+    with pytest.raises(
+        ValueError, match=r"POSEIDON_TEST_HIDE: no test needs dott; known are .*dot, "
+    ):
         hide_programs()
 
 

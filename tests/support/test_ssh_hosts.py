@@ -53,7 +53,9 @@ def test_the_test_reaches_each_host_by_address_and_other_port(hosts: SshHosts) -
 
 def test_hosts_reach_each_other_by_name_and_ipv6(hosts: SshHosts) -> None:
     assert hosts[0].run(["ssh", "-oBatchMode=yes", "host1", "hostname"]).stdout == "host1\n"
-    assert hosts[1].run(["ssh", "-oBatchMode=yes", hosts[0].address6, "hostname"]).stdout == "host0\n"
+    assert (
+        hosts[1].run(["ssh", "-oBatchMode=yes", hosts[0].address6, "hostname"]).stdout == "host0\n"
+    )
 
 
 @pytest.mark.parametrize("place", ["/root", "/tmp"])
@@ -74,16 +76,21 @@ def test_hosts_have_the_checkout_and_its_python(hosts: SshHosts) -> None:
 
 
 def test_a_host_sees_and_counts_its_own_processes_alone(hosts: SshHosts) -> None:
-    # Python names itself when it already runs; a shell would say so before it turns into what it starts.
+    # Python names itself when it already runs; a shell would say so before it turns into what it
+    # starts.
     program = "import os, time; print(os.getpid(), flush=True); time.sleep(1000)"
     words = hosts[0].command([sys.executable, "-c", program])
-    with subprocess.Popen(words, env=clean_environment(), stdout=subprocess.PIPE, text=True) as child:
+    with subprocess.Popen(
+        words, env=clean_environment(), stdout=subprocess.PIPE, text=True
+    ) as child:
         try:
             assert child.stdout is not None
             inside = child.stdout.readline().strip()
             assert [process.cmdline()[1:] for process in hosts[0].processes()] == [["-c", program]]
             assert hosts[1].processes() == []
-            assert program not in hosts[1].run(["cat", f"/proc/{inside}/cmdline"], check=False).stdout
+            assert (
+                program not in hosts[1].run(["cat", f"/proc/{inside}/cmdline"], check=False).stdout
+            )
         finally:
             hosts[0].run(["kill", inside])
             child.wait(30)
@@ -92,7 +99,9 @@ def test_a_host_sees_and_counts_its_own_processes_alone(hosts: SshHosts) -> None
 def test_a_crash_ends_all_and_a_boot_brings_it_back(hosts: SshHosts) -> None:
     host = hosts[1]
     words = host.command(["sh", "-c", "echo there; exec sleep 1000"])
-    with subprocess.Popen(words, env=clean_environment(), stdout=subprocess.PIPE, text=True) as child:
+    with subprocess.Popen(
+        words, env=clean_environment(), stdout=subprocess.PIPE, text=True
+    ) as child:
         assert child.stdout is not None and child.stdout.readline() == "there\n"
         host.crash()
         assert child.wait(30) != 0
@@ -103,7 +112,11 @@ def test_a_crash_ends_all_and_a_boot_brings_it_back(hosts: SshHosts) -> None:
 
 
 def test_a_cut_cable_loses_what_is_sent(hosts: SshHosts) -> None:
-    look = [sys.executable, "-c", f"import socket; socket.create_connection(('{hosts[1].address}', 22), 0.3)"]
+    look = [
+        sys.executable,
+        "-c",
+        f"import socket; socket.create_connection(('{hosts[1].address}', 22), 0.3)",
+    ]
     assert hosts[0].run(look).returncode == 0
     hosts[1].cut()
     assert hosts[0].run(look, check=False).returncode != 0
@@ -115,7 +128,9 @@ def test_nothing_is_left(tmp_path: Path) -> None:
     with SshHosts(tmp_path, 1) as hosts:
         (host,) = hosts
         words = host.command(["sh", "-c", "echo there; exec sleep 1000"])
-        with subprocess.Popen(words, env=clean_environment(), stdout=subprocess.PIPE, text=True) as child:
+        with subprocess.Popen(
+            words, env=clean_environment(), stdout=subprocess.PIPE, text=True
+        ) as child:
             assert child.stdout is not None and child.stdout.readline() == "there\n"
             (sleeper,) = host.processes()
             (sleeper_pid, first_pid) = (sleeper.pid, host.first_pid)

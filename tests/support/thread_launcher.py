@@ -1,7 +1,7 @@
 """A launcher whose workers are threads of this process: a whole job in a tenth of the time.
 
-For jobs of one worker without a server. The worker's code runs as it does in a process of its own, from the job
-document on; what it would write to standard output goes straight to the listener.
+For jobs of one worker without a server. The worker's code runs as it does in a process of its own,
+from the job document on; what it would write to standard output goes straight to the listener.
 """
 
 from __future__ import annotations
@@ -46,7 +46,9 @@ class ThreadProcess:
         self._spec = spec
         self._listener = listener
         self._status: int | None = None
-        self._thread = threading.Thread(target=self._run, name=f"poseidon {spec.name.short}", daemon=True)
+        self._thread = threading.Thread(
+            target=self._run, name=f"poseidon {spec.name.short}", daemon=True
+        )
         self._thread.start()
 
     def _run(self) -> None:

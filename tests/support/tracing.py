@@ -21,7 +21,10 @@ class Span:
 
 
 class Recorded(NoTrace):
-    """A recording tracer. Its clock advances by one at each reading, so that no two events have the same time."""
+    """A recording tracer.
+
+    Its clock advances by one at each reading, so that no two events have the same time.
+    """
 
     def __init__(self) -> None:
         self.spans: list[Span] = []

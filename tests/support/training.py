@@ -1,4 +1,6 @@
-"""Whole jobs in one process: W workers as threads with real nets, readers, snapshots, shards over memory or sockets."""
+"""Whole jobs in one process: W workers as threads with real nets, readers, snapshots, shards
+over memory or sockets.
+"""
 
 from __future__ import annotations
 
@@ -88,8 +90,9 @@ def write_definitions(
         extra: more fields of the solver.
         dropout: with dropout.
         norm: with batch normalization.
-        smooth: averages and tanh in place of maxima and ReLU, where a rounding difference, which differs from one processor to the
-            next, can turn a near tie the other way and is then none any more.
+        smooth: averages and tanh in place of maxima and ReLU, where a rounding difference, which
+            differs from one processor to the next, can turn a near tie the other way and is then
+            none any more.
     """
     net = SMALL_NET % (batch, (DROPOUT if dropout else "") + (NORM if norm else ""))
     if smooth:
@@ -139,9 +142,10 @@ class RecordingSink:
 class Job:
     """A job to run.
 
-    `at(iteration, exchange)` is called on rank 0 after each iteration. With a `kind`, the exchange is the one that a job
-    of true processes has, over sockets; without, all tensors go to the server. `spoils` is a rank and an iteration after which
-    a weight of that rank changes by itself; the replicas are compared as `options` ask for. `stop_wanted` is asked by rank 0 in tests.
+    `at(iteration, exchange)` is called on rank 0 after each iteration. With a `kind`, the exchange
+    is the one that a job of true processes has, over sockets; without, all tensors go to the
+    server. `spoils` is a rank and an iteration after which a weight of that rank changes by itself;
+    the replicas are compared as `options` ask for. `stop_wanted` is asked by rank 0 in tests.
     """
 
     workers: int = 1
@@ -158,7 +162,9 @@ class Job:
 
 @dataclass(slots=True)
 class Ended:
-    """The result: rank 0's records, each rank's last iteration, how many tensors travelled as factors, the local steps of a round, and the schemes that were measured."""
+    """The result: rank 0's records, each rank's last iteration, how many tensors travelled as
+    factors, the local steps of a round, and the schemes that were measured.
+    """
 
     sink: RecordingSink = field(default_factory=RecordingSink)
     iterations: dict[int, int] = field(default_factory=dict)

@@ -1,4 +1,6 @@
-"""Real training jobs: `poseidon train` in a process, as a user starts it, or in that of the test."""
+"""Real training jobs: `poseidon train` in a process, as a user starts it, or in that of the
+test.
+"""
 
 from __future__ import annotations
 
@@ -30,18 +32,24 @@ def make_data(folder: Path) -> None:
     """Make small databases of images whose brightness gives their label."""
     for name, count in (("train_lmdb", 130), ("test_lmdb", 60)):
         records = (
-            (b"%05d" % i, encode_datum((picture(i, (3, 8, 8)) // 4 + 19 * (i % 10)).astype(np.uint8), i % 10))
+            (
+                b"%05d" % i,
+                encode_datum((picture(i, (3, 8, 8)) // 4 + 19 * (i % 10)).astype(np.uint8), i % 10),
+            )
             for i in range(count)
         )
         make_database(folder / name, Backend.LMDB, records)
 
 
 def machinefile(folder: Path, clients: int, shards: int | None = None) -> Path:
-    """Write a machinefile of clients on this host, on free ports; with `shards`, only the first ones serve."""
+    """Write a machinefile of clients on this host, on free ports; with `shards`, only the first
+    ones serve.
+    """
     path = folder / f"hosts{clients}"
     serving = clients if shards is None else shards
     lines = [
-        f"{client} 127.0.0.1 0{'' if client < serving else ' role=worker'}\n" for client in range(clients)
+        f"{client} 127.0.0.1 0{'' if client < serving else ' role=worker'}\n"
+        for client in range(clients)
     ]
     path.write_text("".join(lines), encoding="utf-8")
     return path
@@ -71,11 +79,17 @@ def poseidon(folder: Path, *arguments: object) -> subprocess.CompletedProcess[st
 
 
 def poseidon_here(folder: Path, *arguments: object) -> subprocess.CompletedProcess[str]:
-    """As `poseidon`, in the test's own process, which has imported torch; the processes of a job are true ones."""
+    """As `poseidon`, in the test's own process, which has imported torch; the processes of a job
+    are true ones.
+    """
     out, err = io.StringIO(), io.StringIO()
     words = [*map(str, arguments)]
     before = Path.cwd()
-    with mock.patch.dict(os.environ, environment(folder)), redirect_stdout(out), redirect_stderr(err):
+    with (
+        mock.patch.dict(os.environ, environment(folder)),
+        redirect_stdout(out),
+        redirect_stderr(err),
+    ):
         os.chdir(folder)
         try:
             code = main(words)
@@ -156,7 +170,9 @@ class Training:
 
 @contextmanager
 def training(folder: Path, *arguments: object, command: str = "train") -> Iterator[Training]:
-    """Run `poseidon train`, or another command that starts a job, until the end of the block at the latest."""
+    """Run `poseidon train`, or another command that starts a job, until the end of the block at
+    the latest.
+    """
     job = Training(folder, command, arguments)
     try:
         yield job

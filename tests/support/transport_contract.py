@@ -51,7 +51,9 @@ def _answer_and_receive(
 
 
 def _check_many_large(server: ServerTransport, peer: bytes, client: ClientTransport) -> None:
-    """Check more messages than any queue holds, in both directions: complete and in order, after refused sends too."""
+    """Check more messages than any queue holds, in both directions: complete and in order, after
+    refused sends too.
+    """
     large = [np.full(500_000, i, dtype=np.float32) for i in range(30)]
     messages: list[Frames] = [[array.data.cast("B")] for array in large]
     for got in (
@@ -65,7 +67,9 @@ def _check_many_large(server: ServerTransport, peer: bytes, client: ClientTransp
 
 
 def check_transport(make: Callable[[], Pair]) -> None:
-    """Check order, answers by peer name, several and empty frames, large frames, full queues, wake, close."""
+    """Check order, answers by peer name, several and empty frames, large frames, full queues,
+    wake, close.
+    """
     server, client = make()
     try:
         assert client.send(0, [b"who I am"])

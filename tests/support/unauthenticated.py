@@ -1,6 +1,8 @@
-"""Unauthenticated peers at a job's sockets: everything that can be sent without the job's keys, and the answers.
+"""Unauthenticated peers at a job's sockets: everything that can be sent without the job's keys,
+and the answers.
 
-Law: a peer must be refused; before that it receives only what ZeroMQ sends to everybody who connects.
+Law: a peer must be refused; before that it receives only what ZeroMQ sends to everybody who
+connects.
 """
 
 from __future__ import annotations
@@ -25,7 +27,9 @@ from tests.support.shard_requests import every_request
 WAIT_S = 30.0
 TOKEN = bytes(32)
 GREETING = b"\xff" + bytes(7) + b"\x01\x7f" + b"\x03\x01"
-"""ZeroMQ's first bytes: signature, version 3.1; a mechanism's name in 20 bytes and 32 more follow."""
+"""ZeroMQ's first bytes: signature, version 3.1; a mechanism's name in 20 bytes and 32 more
+follow.
+"""
 GREETING_BYTES = 64
 NOISE = bytes(range(256)) * 8
 
@@ -52,7 +56,9 @@ def every_request_without_keys() -> list[Packet]:
 
 
 def count_refusals(host: str, port: int) -> int:
-    """Connect in every manner that needs no key of the job, and check each refusal. Return the number of refusals.
+    """Connect in every manner that needs no key of the job, and check each refusal.
+
+    Return the number of refusals.
 
     Raises:
         AssertionError: a peer was accepted, answered, or not refused.
@@ -76,7 +82,9 @@ def _send_requests(address: str, options: dict[int, bytes]) -> None:
             for packet in every_request_without_keys():
                 dealer.send_multipart(packet, zmq.NOBLOCK)
         for event in _events(monitor):
-            assert event != zmq.EVENT_HANDSHAKE_SUCCEEDED, f"{address} has accepted an unauthenticated peer"
+            assert event != zmq.EVENT_HANDSHAKE_SUCCEEDED, (
+                f"{address} has accepted an unauthenticated peer"
+            )
             if event == zmq.EVENT_DISCONNECTED or event & _FAILED:
                 break
         assert dealer.poll(0) == 0, f"{address} has answered an unauthenticated peer"
@@ -100,7 +108,9 @@ def _dealer(options: dict[int, bytes]) -> Iterator[zmq.Socket[bytes]]:
 
 def _events(monitor: zmq.Socket[bytes]) -> Iterator[int]:
     while True:
-        assert monitor.poll(WAIT_S * 1000), "an unauthenticated peer was neither accepted nor refused"
+        assert monitor.poll(WAIT_S * 1000), (
+            "an unauthenticated peer was neither accepted nor refused"
+        )
         yield int(recv_monitor_message(monitor)["event"])
 
 

@@ -19,7 +19,8 @@ QUICK = {"CONTRIBUTING.md", "docs/installation.md", "ps_server/README.md"}
 @pytest.mark.processes
 @pytest.mark.timeout(1300)
 @pytest.mark.parametrize(
-    "page", [pytest.param(page, marks=() if page in QUICK else pytest.mark.thorough) for page in RUN]
+    "page",
+    [pytest.param(page, marks=() if page in QUICK else pytest.mark.thorough) for page in RUN],
 )
 def test_the_commands_of_a_page_run_from_top_to_bottom(page: str, tmp_path: Path) -> None:
     assert run_page(page, tmp_path)
@@ -72,7 +73,10 @@ def test_preparations_are_for_pages_that_run() -> None:
         ("a\n\n    cd x\n\n    make\n\nb\n", [(3, "cd x\n\nmake", "", "")]),
         ("- a\n    - python b\n", []),
         ("<!-- not run: it is slow -->\n\n    make\n", [(3, "make", "it is slow", "")]),
-        ("<!-- run by tests/test_a.py -->\n```sh\nmake\n```\n", [(3, "make", "", "tests/test_a.py")]),
+        (
+            "<!-- run by tests/test_a.py -->\n```sh\nmake\n```\n",
+            [(3, "make", "", "tests/test_a.py")],
+        ),
         (
             "<!-- not run: it is slow -->\n\n```sh\nmake\n```\n\n```sh\nls\n```\n",
             [(4, "make", "it is slow", ""), (8, "ls", "", "")],
@@ -82,8 +86,13 @@ def test_preparations_are_for_pages_that_run() -> None:
     ],
 )
 def test_blocks_are_found(
-    text: str, found: list[tuple[int, str, str, str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    text: str,
+    found: list[tuple[int, str, str, str]],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     (tmp_path / "page.md").write_text(text, encoding="utf-8")
     monkeypatch.setattr("website.blocks.ROOT", tmp_path)
-    assert [(block.line, block.text, block.reason, block.test) for block in blocks("page.md")] == found
+    assert [
+        (block.line, block.text, block.reason, block.test) for block in blocks("page.md")
+    ] == found

@@ -1,4 +1,6 @@
-"""The documentation site: it is built without a warning, its references are whole, and it fetches nothing."""
+"""The documentation site: it is built without a warning, its references are whole, and it
+fetches nothing.
+"""
 
 from __future__ import annotations
 
@@ -66,9 +68,16 @@ def test_the_search_finds_flags(site: Path) -> None:
     webdriver = pytest.importorskip("selenium.webdriver")
     options = webdriver.ChromeOptions()
     options.binary_location = find("chromium") or ""
-    for argument in ("--headless=new", "--no-sandbox", "--disable-dev-shm-usage", "--window-size=1280,900"):
+    for argument in (
+        "--headless=new",
+        "--no-sandbox",
+        "--disable-dev-shm-usage",
+        "--window-size=1280,900",
+    ):
         options.add_argument(argument)
-    service = importlib.import_module("selenium.webdriver.chrome.service").Service(find("chromedriver"))
+    service = importlib.import_module("selenium.webdriver.chrome.service").Service(
+        find("chromedriver")
+    )
     handler = partial(SimpleHTTPRequestHandler, directory=str(site))
     with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
         Thread(target=server.serve_forever, daemon=True).start()
@@ -79,7 +88,11 @@ def test_the_search_finds_flags(site: Path) -> None:
             field.click()
             field.send_keys("--compress")
             found = ".md-search-result__item a[href*='compression.html']"
-            until(lambda: bool(browser.find_elements("css selector", found)), "a page about --compress", 60.0)
+            until(
+                lambda: bool(browser.find_elements("css selector", found)),
+                "a page about --compress",
+                60.0,
+            )
         finally:
             browser.quit()
             server.shutdown()
@@ -93,14 +106,17 @@ def test_references_name_everything(site: Path) -> None:
     layers = (site / "reference" / "layers.html").read_text(encoding="utf-8")
     assert all(f"#{kind.lower()}" in layers for kind in known_types())
     python = (site / "reference" / "python.html").read_text(encoding="utf-8")
-    assert all(f'id="{name.lower()}"' in python for name in poseidon.__all__ if name != "__version__")
+    assert all(
+        f'id="{name.lower()}"' in python for name in poseidon.__all__ if name != "__version__"
+    )
 
 
 def test_links_follow_pages_and_fail_where_nothing_is() -> None:
     linked, pages = hooks().linked, sources()
     text = "[a](../README.md#install) [b](../examples/resnet50) [c](../setup.py) [d](https://x.y) ![e](trace_iteration.svg)"
     assert linked(text, "caffe2.md", "docs/caffe2.md", pages) == (
-        "[a](index.md#install) [b](examples/resnet50/README.md) c (`setup.py`) [d](https://x.y) ![e](trace_iteration.svg)"
+        "[a](index.md#install) [b](examples/resnet50/README.md) c (`setup.py`) [d](https://x.y) "
+        "![e](trace_iteration.svg)"
     )
     with pytest.raises(ValueError, match=r"docs/caffe2.md: the link to absent.md leads nowhere"):
         linked("[a](absent.md)", "caffe2.md", "docs/caffe2.md", pages)

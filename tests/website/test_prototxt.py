@@ -1,4 +1,6 @@
-"""The prototxt reference has every layer type, every field of it, and a description of each field that all nets share."""
+"""The prototxt reference has every layer type, every field of it, and a description of each
+field that all nets share.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,9 @@ def sections(pages: dict[str, str]) -> dict[str, str]:
 def test_every_type_has_a_section_with_its_fields(pages: dict[str, str]) -> None:
     found = sections(pages)
     for kind in known_types():
-        own = found[kind] + "".join(found[name] for name in re.findall(r"`: \[(\w+)\]\(", found[kind]))
+        own = found[kind] + "".join(
+            found[name] for name in re.findall(r"`: \[(\w+)\]\(", found[kind])
+        )
         for block, field in fields_of(kind):
             if "." not in block:
                 assert f"| `{field.name}` |" in own, f"{kind}: {block}.{field.name}"
@@ -48,7 +52,14 @@ def test_every_message_that_is_linked_has_a_section(pages: dict[str, str]) -> No
 
 
 def test_fields_that_all_nets_share_are_described(pages: dict[str, str]) -> None:
-    messages = ("NetParameter", "ParamSpec", "NetState", "NetStateRule", "FillerParameter", "SolverParameter")
+    messages = (
+        "NetParameter",
+        "ParamSpec",
+        "NetState",
+        "NetStateRule",
+        "FillerParameter",
+        "SolverParameter",
+    )
     found = sections(pages)
     for message in (*messages, "TransformationParameter"):
         rows = [line for line in found[message].splitlines() if line.startswith("| `")]
@@ -76,6 +87,8 @@ def test_code_in_docstrings_stays() -> None:
 def test_every_kind_of_scalar_of_the_schema_has_a_name() -> None:
     composed = (FieldDescriptor.TYPE_MESSAGE, FieldDescriptor.TYPE_ENUM)
     fields = [
-        field for message in caffe_pb2.DESCRIPTOR.message_types_by_name.values() for field in message.fields
+        field
+        for message in caffe_pb2.DESCRIPTOR.message_types_by_name.values()
+        for field in message.fields
     ]
     assert {field.type for field in fields if field.type not in composed} == set(prototxt._SCALARS)

@@ -83,9 +83,13 @@ class StopGuard(RunOnce):
 
 
 class RunIf(RunOnce):
-    """A block that runs where a blob is true, and no block before it in the chain of conditions has run."""
+    """A block that runs where a blob is true, and no block before it in the chain of conditions
+    has run.
+    """
 
-    def __init__(self, cond_blob: Any = None, name: str | None = None, _already_ran: Any = None) -> None:
+    def __init__(
+        self, cond_blob: Any = None, name: str | None = None, _already_ran: Any = None
+    ) -> None:
         super().__init__(name)
         assert cond_blob or _already_ran
         self._is_else = cond_blob is None

@@ -12,8 +12,8 @@ from poseidon.caffe2.core.net import _prefixes
 class NetBuilder(context.Managed):
     """Collects nets and builders; a block of it is a step that runs them in order.
 
-    A blob, the stop blob, ends the step early where an operation asks for it. A builder with control operators is
-    one net instead: its blocks are operators `If` and `While`.
+    A blob, the stop blob, ends the step early where an operation asks for it. A builder with
+    control operators is one net instead: its blocks are operators `If` and `While`.
     """
 
     def __init__(
@@ -95,12 +95,13 @@ class NetBuilder(context.Managed):
         """Append a net, a step, a builder or a task group; return it.
 
         Raises:
-            AssertionError: the builder is frozen, or has control operators and cannot have such a child.
+            AssertionError: the builder is frozen, or has control operators and cannot have such a
+                child.
         """
         self._assert_mutable()
-        assert not self._use_control_ops or isinstance(child, core.Net) or _has_control_ops(child), (
-            "Expected Net or NetBuilder with control ops"
-        )
+        assert (
+            not self._use_control_ops or isinstance(child, core.Net) or _has_control_ops(child)
+        ), "Expected Net or NetBuilder with control ops"
         self._current_net = child if isinstance(child, core.Net) else None
         self._children.append(child)
         self._update_lexical_scope()
@@ -146,11 +147,13 @@ class NetBuilder(context.Managed):
         )
 
     @staticmethod
-    def merge_nets(nets_or_builders: Iterable[Any], outer_blob_names: Iterable[str]) -> core.Net | None:
+    def merge_nets(
+        nets_or_builders: Iterable[Any], outer_blob_names: Iterable[str]
+    ) -> core.Net | None:
         """Return one net of nets and of builders with control operators; None where there are none.
 
-        Its external outputs are those that exist outside: a blob that one child makes and the next one changes is
-        local.
+        Its external outputs are those that exist outside: a blob that one child makes and the next
+        one changes is local.
         """
         merged: core.Net | None = None
         for part in nets_or_builders:

@@ -30,10 +30,14 @@ FeatureSpec = namedtuple(
 
 class Metadata(
     namedtuple(
-        "Metadata", ["categorical_limit", "expected_value", "feature_specs"], defaults=[None, None, None]
+        "Metadata",
+        ["categorical_limit", "expected_value", "feature_specs"],
+        defaults=[None, None, None],
     )
 ):
-    """What is known of a column: the limit of its integers, the mean of its values, its features."""
+    """What is known of a column: the limit of its integers, the mean of its values, its
+    features.
+    """
 
     __slots__ = ()
 
@@ -139,7 +143,9 @@ class Scalar(Field):
 
     dtype: np.dtype[Any]
 
-    def __init__(self, dtype: Any = None, blob: Any = None, metadata: Metadata | None = None) -> None:
+    def __init__(
+        self, dtype: Any = None, blob: Any = None, metadata: Metadata | None = None
+    ) -> None:
         """Describe a column.
 
         Args:
@@ -200,7 +206,9 @@ class Scalar(Field):
             f"`categorical_limit` can be specified only in integral fields but got {self.dtype}"
         )
 
-    def set_value(self, blob: Any, throw_on_type_mismatch: bool = False, unsafe: bool = False) -> None:
+    def set_value(
+        self, blob: Any, throw_on_type_mismatch: bool = False, unsafe: bool = False
+    ) -> None:
         """Set the blob.
 
         Raises:
@@ -208,11 +216,17 @@ class Scalar(Field):
         """
         if self.dtype.base != np.void and throw_on_type_mismatch:
             assert isinstance(blob, np.ndarray), f"Got {blob!r}"
-            assert blob.dtype.base == self.dtype.base, f"Expected {self.dtype.base}, got {blob.dtype.base}"
+            assert blob.dtype.base == self.dtype.base, (
+                f"Expected {self.dtype.base}, got {blob.dtype.base}"
+            )
         self.set(dtype=self._given, blob=blob, unsafe=unsafe)
 
     def set(
-        self, dtype: Any = None, blob: Any = None, metadata: Metadata | None = None, unsafe: bool = False
+        self,
+        dtype: Any = None,
+        blob: Any = None,
+        metadata: Metadata | None = None,
+        unsafe: bool = False,
     ) -> None:
         """Set type, blob and metadata.
 
@@ -226,18 +240,22 @@ class Scalar(Field):
         """
         if not unsafe:
             log.warning(
-                "Scalar should be considered immutable; call Scalar.set() with unsafe=True on a new one"
+                "Scalar should be considered immutable; call Scalar.set() with unsafe=True on a "
+                "new one"
             )
         if isinstance(blob, str):
             raise ValueError(
-                "Passing str blob to Scalar.set() is ambiguous: give np.array(blob) or BlobReference(blob)"
+                "Passing str blob to Scalar.set() is ambiguous: give np.array(blob) or "
+                "BlobReference(blob)"
             )
         self._given = dtype
         kind = _type_of(dtype)
         if blob is not None and not hasattr(blob, "GetNameScope"):
             blob, kind = _array_of(blob, kind)
         self.dtype = np.dtype(np.void) if kind is None else kind
-        assert not self.dtype.fields, "Cannot create Scalar with a structured dtype. Use from_dtype instead."
+        assert not self.dtype.fields, (
+            "Cannot create Scalar with a structured dtype. Use from_dtype instead."
+        )
         self._blob = blob
         if metadata is not None:
             self.set_metadata(metadata)
@@ -263,10 +281,14 @@ class Scalar(Field):
 
 
 def _type_of(dtype: Any) -> np.dtype[Any] | None:
-    """Return a numpy type, None for an unknown one; `(type, 1)` has rows of one value, which numpy would drop."""
+    """Return a numpy type, None for an unknown one; `(type, 1)` has rows of one value, which
+    numpy would drop.
+    """
     if isinstance(dtype, tuple):
         if dtype[0] == np.void:
-            raise TypeError(f"Cannot set the Scalar with type {dtype}: the type of its values is not known")
+            raise TypeError(
+                f"Cannot set the Scalar with type {dtype}: the type of its values is not known"
+            )
         if dtype[1] == 1:
             dtype = (dtype[0], (1,))
     return None if dtype is None else np.dtype(dtype)
@@ -287,7 +309,9 @@ def _array_of(values: Any, kind: np.dtype[Any] | None) -> tuple[np.ndarray, np.d
 
 
 def normalized(value: Any, keep_blobs: bool = True) -> Any:
-    """Return a copy of a part; a type is a column of that type, anything else the blob of a column."""
+    """Return a copy of a part; a type is a column of that type, anything else the blob of a
+    column.
+    """
     if isinstance(value, Field):
         return value.clone(keep_blobs=keep_blobs)
     return Scalar(dtype=value) if isinstance(value, (type, np.dtype, tuple)) else Scalar(blob=value)

@@ -57,7 +57,9 @@ class TaskOutputList:
         """Return the blobs of all outputs."""
         return [name for output in self.outputs for name in output.names]
 
-    def set_values(self, values: Sequence[Any], _fetch_func: Callable[[Any], Any] | None = None) -> None:
+    def set_values(
+        self, values: Sequence[Any], _fetch_func: Callable[[Any], Any] | None = None
+    ) -> None:
         """Set the values of all outputs, in the order of `names`."""
         assert len(values) == len(self.names()), "Wrong number of output values."
         left = list(values)

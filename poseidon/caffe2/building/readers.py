@@ -1,4 +1,6 @@
-"""The bases of readers and writers, which add to nets the operators that read or write a batch of records."""
+"""The bases of readers and writers, which add to nets the operators that read or write a batch
+of records.
+"""
 
 from __future__ import annotations
 
@@ -31,15 +33,19 @@ class Reader:
         """Add to two nets what runs before and after the task that reads."""
 
     def read_ex(self, local_init_net: Any, local_finish_net: Any) -> tuple[list[Any], Any, Any]:
-        """Return the nets that read a batch, the blob that is true at the end of the data, and the blobs of the batch.
+        """Return the nets that read a batch, the blob that is true at the end of the data, and
+        the blobs of the batch.
 
         Args:
-            local_init_net, local_finish_net: nets that run before and after each thread of the task.
+            local_init_net, local_finish_net: nets that run before and after each thread of the
+                task.
         """
         net = core.Net("reader_body")
         return ([net], *self.read(net))
 
-    def read_record_ex(self, local_init_net: Any, local_finish_net: Any) -> tuple[list[Any], Any, Any]:
+    def read_record_ex(
+        self, local_init_net: Any, local_finish_net: Any
+    ) -> tuple[list[Any], Any, Any]:
         """Return what `read_ex` does, with a record where the schema is known."""
         nets, should_stop, fields = self.read_ex(local_init_net, local_finish_net)
         return nets, should_stop, from_blob_list(self._schema, fields) if self._schema else fields
@@ -72,11 +78,15 @@ class Reader:
         should_stop, fields = self.read_record(net)
         if external_should_stop is not None:
             should_stop = net.Or([external_should_stop, should_stop])
-        return core.execution_step(f"{reader_net_name}_step", net, should_stop_blob=should_stop), fields
+        return core.execution_step(
+            f"{reader_net_name}_step", net, should_stop_blob=should_stop
+        ), fields
 
 
 class Writer:
-    """The base of writers: an implementation has `write`, and `commit` where the end of the data is announced."""
+    """The base of writers: an implementation has `write`, and `commit` where the end of the data
+    is announced.
+    """
 
     _schema: Field | None = None
 
@@ -102,12 +112,15 @@ class Writer:
         """Add to two nets what runs before and after the task that writes."""
         self.commit(finish_net)
 
-    def write_ex(self, fields: Any, local_init_net: Any, local_finish_net: Any, stop_blob: Any) -> list[Any]:
+    def write_ex(
+        self, fields: Any, local_init_net: Any, local_finish_net: Any, stop_blob: Any
+    ) -> list[Any]:
         """Return the nets that write a batch.
 
         Args:
             fields: its blobs.
-            local_init_net, local_finish_net: nets that run before and after each thread of the task.
+            local_init_net, local_finish_net: nets that run before and after each thread of the
+                task.
             stop_blob: a boolean that becomes true where nothing more can be written.
         """
         net = core.Net("write_net")
@@ -117,7 +130,9 @@ class Writer:
     def write_record_ex(
         self, fields: Any, local_init_net: Any, local_finish_net: Any, stop_blob: Any = None
     ) -> tuple[list[Any], Any]:
-        """Return the nets that write a record, and the blob that is true where nothing more can be written."""
+        """Return the nets that write a record, and the blob that is true where nothing more can
+        be written.
+        """
         blobs = self._blobs(fields)
         if stop_blob is None:
             stop_blob = local_init_net.NextName("dequeue_status")

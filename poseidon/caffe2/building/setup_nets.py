@@ -24,11 +24,14 @@ class SetupNets:
         return self.exit_nets
 
 
-def get_setup_nets(key: str, steps_or_nets: Iterable[Any], target: Any) -> tuple[list[Any], list[Any]]:
+def get_setup_nets(
+    key: str, steps_or_nets: Iterable[Any], target: Any
+) -> tuple[list[Any], list[Any]]:
     """Return what the attributes of nets, under a key, want to run before and after them.
 
-    An attribute has methods `setup(net)` and `exit(net)`, or one of them: they add operators to the net, or return
-    a net, a step or a list of these. Each attribute is used once; one with a `_setup_target` for that target only.
+    An attribute has methods `setup(net)` and `exit(net)`, or one of them: they add operators to the
+    net, or return a net, a step or a list of these. Each attribute is used once; one with a
+    `_setup_target` for that target only.
 
     Raises:
         TypeError: a method returns something else.
@@ -62,10 +65,14 @@ def _listed(made: Any) -> list[Any]:
         return list(made)
     if made is None or isinstance(made, (core.Net, core.ExecutionStep)):
         return [] if made is None else [made]
-    raise TypeError(f"Unsupported type for setup: {type(made).__name__}; a net, a step or a list is expected")
+    raise TypeError(
+        f"Unsupported type for setup: {type(made).__name__}; a net, a step or a list is expected"
+    )
 
 
-def add_setup_steps(step: Any, init_nets: Sequence[Any], exit_nets: Sequence[Any], name: str) -> Any:
+def add_setup_steps(
+    step: Any, init_nets: Sequence[Any], exit_nets: Sequence[Any], name: str
+) -> Any:
     """Return a step with others before and after it."""
     if not init_nets and not exit_nets:
         return step

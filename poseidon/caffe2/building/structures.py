@@ -12,7 +12,10 @@ from poseidon.caffe2.building.fields import FIELD_SEPARATOR, Field, Scalar, norm
 
 
 class Struct(Field):
-    """Named parts; `record.a.b` and `record["a:b"]` are the same one. It does not change once it is made."""
+    """Named parts; `record.a.b` and `record["a:b"]` are the same one.
+
+    It does not change once it is made.
+    """
 
     fields: OrderedDict[str, Field]
 
@@ -59,7 +62,9 @@ class Struct(Field):
     def __getitem__(self, item: Any) -> Any:
         if isinstance(item, (list, tuple)):
             names = list(self.fields)
-            return Struct(*[(names[key] if isinstance(key, int) else key, self[key]) for key in item])
+            return Struct(
+                *[(names[key] if isinstance(key, int) else key, self[key]) for key in item]
+            )
         if isinstance(item, int):
             return list(self.fields.values())[item]
         head, _, rest = item.partition(FIELD_SEPARATOR)
@@ -100,7 +105,8 @@ class Struct(Field):
                 made[name] = known + part
             else:
                 raise TypeError(
-                    f"Both parts {name} must be a Struct to be merged, not {type(known)} and {type(part)}"
+                    f"Both parts {name} must be a Struct to be merged, not {type(known)} and "
+                    f"{type(part)}"
                 )
         return Struct(*made.items())
 
@@ -113,7 +119,9 @@ class Struct(Field):
             if known is None:
                 continue
             if type(known) is not type(part):
-                raise TypeError(f"The parts {name} must have one type, not {type(known)} and {type(part)}")
+                raise TypeError(
+                    f"The parts {name} must have one type, not {type(known)} and {type(part)}"
+                )
             if isinstance(known, Struct) and len(rest := known - part):
                 made[name] = rest
         return Struct(*[(name, made[name]) for name in self.fields if name in made])
@@ -152,7 +160,11 @@ class List(Field):
         if item.startswith("_"):
             raise AttributeError(item)
         if isinstance(self._items, Struct):
-            return self._items if item == "items" and item not in self._items else getattr(self._items, item)
+            return (
+                self._items
+                if item == "items" and item not in self._items
+                else getattr(self._items, item)
+            )
         if item in ("value", "items", "values"):
             return self._items
         raise AttributeError(f"Field not found in list: {item}.")
@@ -175,7 +187,9 @@ class ListWithEvicted(List):
     def __init__(self, values: Any, lengths_blob: Any = None, evicted_values: Any = None) -> None:
         """Describe lists; `evicted_values` is the column of dropped values, or its blob."""
         known = isinstance(evicted_values, Scalar)
-        self._evicted_values = normalized(evicted_values) if known else Scalar(np.int64, evicted_values)
+        self._evicted_values = (
+            normalized(evicted_values) if known else Scalar(np.int64, evicted_values)
+        )
         super().__init__(values, lengths_blob)
 
     def children(self) -> list[tuple[str, Field]]:

@@ -1,4 +1,6 @@
-"""Jobs with checkpoints: what runs before, in each epoch and after a training, and files of its blobs in between."""
+"""Jobs with checkpoints: what runs before, in each epoch and after a training, and files of its
+blobs in between.
+"""
 
 from poseidon.caffe2.checkpoint.job import Job
 from poseidon.caffe2.checkpoint.managers import (

@@ -45,7 +45,9 @@ class Job(context.Managed):
         return self._nodes_to_checkpoint or self.init_group.used_nodes()
 
     def compile(self, session_class: Any) -> None:
-        """Bring the groups into the form that sessions of a class run; nothing can be added from now on."""
+        """Bring the groups into the form that sessions of a class run; nothing can be added from
+        now on.
+        """
         self._nodes_to_checkpoint = self.nodes_to_checkpoint()
         self.init_group = session_class.compile(self.init_group)
         self.epoch_group = session_class.compile(self.epoch_group)
@@ -65,5 +67,7 @@ class Job(context.Managed):
         """End the job after an epoch in which a blob, or an output of a task, is true."""
         if isinstance(output, core.BlobReference):
             output = Task(outputs=[output], group=self.epoch_group).outputs()[0]
-        assert isinstance(output, TaskOutput), f"A stop condition is a blob or an output, not {output!r}"
+        assert isinstance(output, TaskOutput), (
+            f"A stop condition is a blob or an output, not {output!r}"
+        )
         self.stop_conditions.append(output)

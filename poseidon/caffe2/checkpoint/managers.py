@@ -38,8 +38,9 @@ def db_name(epoch: int, node_name: str, db_prefix: str, path_prefix: str | None 
 class _Manager:
     """What managers of one node and of several have in common: the metadata handler.
 
-    A handler has `write(epoch=)`, `report(action, stats)`, `last_epoch(user_epoch=)`, `cp_accessible(epoch)` and
-    `set_params(db_prefix=, db_type=, node_names=, path_prefix=, path_type=)`.
+    A handler has `write(epoch=)`, `report(action, stats)`, `last_epoch(user_epoch=)`,
+    `cp_accessible(epoch)` and `set_params(db_prefix=, db_type=, node_names=, path_prefix=,
+    path_type=)`.
     """
 
     def __init__(self, db_prefix: str, db_type: str, metadata_handler: Any = None) -> None:
@@ -74,7 +75,9 @@ class _Manager:
             self._metadata_handler.write(epoch=epoch)
 
     def get_resume_from_epoch_id(self, user_epoch: int | None = None) -> int | None:
-        """Return the epoch to go on behind: the handler's last, by default that of the user; None for none."""
+        """Return the epoch to go on behind: the handler's last, by default that of the user;
+        None for none.
+        """
         if self._metadata_handler is not None:
             return self._metadata_handler.last_epoch(user_epoch=user_epoch)  # type: ignore[no-any-return]
         return user_epoch
@@ -95,7 +98,9 @@ class _Manager:
             )
 
     def cp_accessible(self, epoch: int | None = None) -> bool:
-        """Return whether the files, of an epoch or at all, can be reached: what the handler finds, else True."""
+        """Return whether the files, of an epoch or at all, can be reached: what the handler
+        finds, else True.
+        """
         if self._metadata_handler is None:
             return True
         return bool(self._metadata_handler.cp_accessible(epoch))
@@ -104,7 +109,9 @@ class _Manager:
 class CheckpointManager(_Manager):
     """Makes the tasks that save and load the blobs of one node."""
 
-    def __init__(self, db_prefix: str, node_name: str, db_type: str, metadata_handler: Any = None) -> None:
+    def __init__(
+        self, db_prefix: str, node_name: str, db_type: str, metadata_handler: Any = None
+    ) -> None:
         """Describe the files.
 
         Args:
@@ -131,7 +138,8 @@ class CheckpointManager(_Manager):
         path_prefix: str | None = None,
         path_type: str | None = None,
     ) -> Task:
-        """Return the task that finds the blobs to save: those of the workspace, or of the file of an epoch.
+        """Return the task that finds the blobs to save: those of the workspace, or of the file
+        of an epoch.
 
         Args:
             nodes: at most one.
@@ -181,7 +189,9 @@ class CheckpointManager(_Manager):
         else:
             logger.info("Failed to collect checkpoint stats: %s", self._current_db_name)
 
-    def load(self, epoch: int, path_prefix: str | None = None, path_type: str | None = None) -> Task:
+    def load(
+        self, epoch: int, path_prefix: str | None = None, path_type: str | None = None
+    ) -> Task:
         """Return the task that loads all blobs of an epoch.
 
         Args:
@@ -219,7 +229,9 @@ class CheckpointManager(_Manager):
         )
 
     def check_db_exists(self, epoch: int) -> Task:
-        """Return the task that finds out whether there is a file of an epoch; its output is a boolean."""
+        """Return the task that finds out whether there is a file of an epoch; its output is a
+        boolean.
+        """
         path = db_name(epoch, self._node_name, self._db_prefix)
         logger.info("Check existence of %s", path)
         with Task() as task:
@@ -234,7 +246,9 @@ class CheckpointManager(_Manager):
         logger.info("Saving to %s", path)
         return self._timed_task(
             "checkpoint_save",
-            lambda: ops.Save(self.blob_list(), [], db=path, db_type=self._db_type, absolute_path=True),
+            lambda: ops.Save(
+                self.blob_list(), [], db=path, db_type=self._db_type, absolute_path=True
+            ),
         )
 
 
@@ -266,7 +280,9 @@ class MultiNodeCheckpointManager(_Manager):
         """
         if self._node_managers is not None:
             known = [node for node, _ in self._node_managers]
-            assert known == list(nodes), f"The checkpoint manager has the nodes {known}, not {nodes}"
+            assert known == list(nodes), (
+                f"The checkpoint manager has the nodes {known}, not {nodes}"
+            )
             return False
         self._node_managers = []
         for node in nodes:
@@ -298,20 +314,28 @@ class MultiNodeCheckpointManager(_Manager):
             path_type=path_type,
         )
 
-    def load(self, epoch: int, path_prefix: str | None = None, path_type: str | None = None) -> TaskGroup:
+    def load(
+        self, epoch: int, path_prefix: str | None = None, path_type: str | None = None
+    ) -> TaskGroup:
         """Return the tasks that load all blobs of an epoch; see `CheckpointManager.load`."""
-        return self._task_group(CheckpointManager.load, epoch, path_prefix=path_prefix, path_type=path_type)
+        return self._task_group(
+            CheckpointManager.load, epoch, path_prefix=path_prefix, path_type=path_type
+        )
 
     def load_blobs_locally(
         self, nodes: Sequence[str], blob_names: Sequence[str], epoch: int, session: Any
     ) -> bool:
-        """Load some blobs from the files of all nodes into a session; return False where a file is missing."""
+        """Load some blobs from the files of all nodes into a session; return False where a file
+        is missing.
+        """
         self._make_managers(nodes)
         for _, manager in self._managers():
             exists = manager.check_db_exists(epoch)
             session.run(exists)
             if not exists.outputs()[0].fetch():
-                logger.info("DB %s does not exist!", db_name(epoch, manager._node_name, manager._db_prefix))
+                logger.info(
+                    "DB %s does not exist!", db_name(epoch, manager._node_name, manager._db_prefix)
+                )
                 return False
             session.run(manager.load_blobs_from_checkpoint(blob_names, epoch))
         logger.info("Successfully loaded from checkpoints.")

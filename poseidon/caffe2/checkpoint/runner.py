@@ -41,7 +41,8 @@ class JobRunner:
 
         Args:
             job: the job.
-            checkpoint_manager: saves blobs before the first and behind each epoch; None for no checkpoints.
+            checkpoint_manager: saves blobs before the first and behind each epoch; None for no
+                checkpoints.
             resume_from_epoch: the epoch whose checkpoint is loaded; `init_group` then does not run.
             upload_task_group_builder: makes the tasks that copy the last checkpoint.
         """
@@ -101,8 +102,11 @@ class JobRunner:
                 logger.info("Checkpoint loaded")
         return epoch or 0
 
-    def load_blobs_from_checkpoints(self, blob_names: Sequence[str], epoch: int, session: Any) -> bool:
-        """Load some blobs from the checkpoints of all nodes into a session; return False where one is missing.
+    def load_blobs_from_checkpoints(
+        self, blob_names: Sequence[str], epoch: int, session: Any
+    ) -> bool:
+        """Load some blobs from the checkpoints of all nodes into a session; return False where
+        one is missing.
 
         Raises:
             ValueError: there is no checkpoint manager.

@@ -27,7 +27,12 @@ from poseidon.caffe2.core.device_copies import (
     copy_func_between_devices,
     device_equal,
 )
-from poseidon.caffe2.core.devices import DataType, DeviceOption, IsGPUDeviceType, device_option_equal
+from poseidon.caffe2.core.devices import (
+    DataType,
+    DeviceOption,
+    IsGPUDeviceType,
+    device_option_equal,
+)
 from poseidon.caffe2.core.gradients import IR, GetIndexFromGradientList, GradientRegistry, OpSSA
 from poseidon.caffe2.core.net import Net
 from poseidon.caffe2.core.operators import (

@@ -117,7 +117,8 @@ def ScopedBlobReference(name: str, *args: Any, **kwargs: Any) -> BlobReference:
 
 
 def _RectifyInputOutput(blobs: Any, net: Any = None) -> list[BlobReference]:
-    """Return references for one blob or several, given as names or references; names get the current scope.
+    """Return references for one blob or several, given as names or references; names get the
+    current scope.
 
     Raises:
         TypeError: a blob is given as something else.
@@ -134,7 +135,9 @@ def _RectifyInputOutput(blobs: Any, net: Any = None) -> list[BlobReference]:
             elif type(blob) is BlobReference:
                 rectified.append(blob)
             else:
-                raise TypeError(f"I/O blob #{index} of unsupported type: {blob!r} of type {type(blob)}")
+                raise TypeError(
+                    f"I/O blob #{index} of unsupported type: {blob!r} of type {type(blob)}"
+                )
         return rectified
     raise TypeError(f"Unknown input/output type: {blobs!r} of type {type(blobs)}.")
 
@@ -151,5 +154,7 @@ def output_to_list(op_output: Any) -> list[Any]:
 
 def _get_blob_ref(blob_name_or_ref: Any) -> BlobReference:
     return (
-        blob_name_or_ref if isinstance(blob_name_or_ref, BlobReference) else BlobReference(blob_name_or_ref)
+        blob_name_or_ref
+        if isinstance(blob_name_or_ref, BlobReference)
+        else BlobReference(blob_name_or_ref)
     )

@@ -86,7 +86,8 @@ class NetCopies:
         outputs: Iterable[Any],
         remap_funcs: dict[str, RemapFunction] | None = None,
     ) -> tuple[Any, list[BlobReference]]:
-        """Return a copy of the operators that make some outputs from some inputs, and references to these outputs.
+        """Return a copy of the operators that make some outputs from some inputs, and references
+        to these outputs.
 
         Args:
             name: of the copy; it is the prefix of the blobs inside.
@@ -95,7 +96,8 @@ class NetCopies:
             remap_funcs: see `Clone`.
 
         Raises:
-            AssertionError: an output is not of this net, or an operator that is needed would make an input.
+            AssertionError: an output is not of this net, or an operator that is needed would make
+                an input.
         """
         given = _named(inputs)
         wanted = [str(blob) for blob in outputs]
@@ -123,7 +125,9 @@ class NetCopies:
             field.extend(blobs)
         return made, [made.GetBlobRef(names[blob]) for blob in wanted]
 
-    def reroute_tensor(self, tensor: Any, new_producer: Any, can_modify: Iterable[Any] | None = None) -> int:
+    def reroute_tensor(
+        self, tensor: Any, new_producer: Any, can_modify: Iterable[Any] | None = None
+    ) -> int:
         """Let the readers of a blob read what another operator makes of it.
 
         Args:
@@ -151,7 +155,9 @@ class NetCopies:
 
 
 def find_external(proto: caffe2_pb2.NetDef) -> None:
-    """Set the external inputs to what no operator makes before it is read, the outputs to what none reads."""
+    """Set the external inputs to what no operator makes before it is read, the outputs to what
+    none reads.
+    """
     made: dict[str, None] = {}
     read: set[str] = set()
     inputs: dict[str, None] = {}
@@ -177,7 +183,9 @@ def _renamed(record: Any, names: dict[str, str]) -> Any:
 def _named(inputs: Any) -> dict[str, str]:
     if isinstance(inputs, dict):
         return {str(blob): str(name) for blob, name in inputs.items()}
-    pairs = [item if isinstance(item, tuple) and len(item) == 2 else (item, item) for item in inputs]
+    pairs = [
+        item if isinstance(item, tuple) and len(item) == 2 else (item, item) for item in inputs
+    ]
     return {str(blob): str(name) for blob, name in pairs}
 
 

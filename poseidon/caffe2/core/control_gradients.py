@@ -1,7 +1,7 @@
 """Gradients of operators that run nets: `Do`, `If`, `While`.
 
-Each inner net is differentiated on its own; the gradient operator runs what comes out. Where an operator does not
-touch a blob, or runs no iteration, the gradient that was given passes through.
+Each inner net is differentiated on its own; the gradient operator runs what comes out. Where an
+operator does not touch a blob, or runs no iteration, the gradient that was given passes through.
 """
 
 from __future__ import annotations
@@ -30,7 +30,9 @@ Given = Sequence[Any]
 Result = tuple[list[OperatorDef], list[str | None]]
 
 
-def _operator(kind: str, inputs: Iterable[str], outputs: Iterable[str], **arguments: Any) -> OperatorDef:
+def _operator(
+    kind: str, inputs: Iterable[str], outputs: Iterable[str], **arguments: Any
+) -> OperatorDef:
     return CreateOperator(
         kind, [BlobReference(n) for n in inputs], [BlobReference(n) for n in outputs], **arguments
     )
@@ -51,7 +53,8 @@ def _backward(net: NetDef, given: Mapping[str, str]) -> tuple[list[OperatorDef],
     for blob, gradient in found.items():
         if isinstance(gradient, GradientSlice):
             raise ValueError(
-                f"the gradient of {blob} in the net {net.name} is sparse; EnsureDense makes it dense"
+                f"the gradient of {blob} in the net {net.name} is sparse; EnsureDense makes it "
+                "dense"
             )
     return operators, {str(blob): str(gradient) for blob, gradient in found.items()}
 
@@ -81,14 +84,18 @@ def _gradient_of(
 
 
 def _distinct(op: OperatorDef, given: Given) -> tuple[list[OperatorDef], Gradients]:
-    """Return the gradient of each output by its name, each with a blob of its own, and the copies for that."""
+    """Return the gradient of each output by its name, each with a blob of its own, and the
+    copies for that.
+    """
     gradients: Gradients = {}
     copies = []
     for name, gradient in zip(op.output, given, strict=True):
         if gradient is None or name in gradients:
             continue
         if isinstance(gradient, GradientSlice):
-            raise ValueError(f"the gradient of the output {name} is sparse; EnsureDense makes it dense")
+            raise ValueError(
+                f"the gradient of the output {name} is sparse; EnsureDense makes it dense"
+            )
         gradient = str(gradient)
         if gradient in gradients.values():
             copy = f"{name}_{gradient}_DEDUP"
@@ -127,7 +134,8 @@ def _bindings(op: OperatorDef) -> dict[str, str]:
     outside = [*op.input[:-1], *op.output[:-1]]
     names = [name.decode() for name in arguments.get("inner_blobs", [])]
     made = {
-        name: outside[index] for name, index in zip(names, arguments.get("outer_blobs_idx", []), strict=True)
+        name: outside[index]
+        for name, index in zip(names, arguments.get("outer_blobs_idx", []), strict=True)
     }
     if sorted(made.values()) != sorted(set(outside)):
         raise ValueError("Do: each outside blob must have one name in the inner net")
@@ -149,7 +157,8 @@ def gen_do_gradient(op: OperatorDef, g_output: Given) -> Result:
     results: list[str] = []
     reads = set(_reads(net.op))
     for name in op.input[:-1]:
-        # A blob that is overwritten before it is read has no gradient here: what was found is that of its later value.
+        # A blob that is overwritten before it is read has no gradient here: what was found is that
+        # of its later value.
         gradient = found.get(inner_of[name]) if inner_of[name] in reads else None
         if gradient is None:
             gradients.append(None)
@@ -209,7 +218,8 @@ def gen_if_gradient(op: OperatorDef, g_output: Given) -> Result:
     wanted = set(op.input) & {blob for of_branch in made.values() for blob in of_branch}
     for name, (ops, _) in branches.items():
         for blob in sorted(wanted - set(made[name])):
-            # This branch does not use the blob: what was given passes where the blob stays, else it is zero.
+            # This branch does not use the blob: what was given passes where the blob stays, else it
+            # is zero.
             stays = name not in nets or blob not in _writes(nets[name].op)
             if blob not in given or not stays:
                 ops.append(_zeros(blob, gradients[blob]))
@@ -240,15 +250,18 @@ def gen_if_gradient(op: OperatorDef, g_output: Given) -> Result:
 def gen_while_gradient(op: OperatorDef, g_output: Given) -> Result:
     """Return the gradient operators of a `While`, and the gradients of its inputs.
 
-    The gradient loop runs as often as the loop did: while there are workspaces of its iterations. The gradient of a
-    blob that the loop changes goes from iteration to iteration; those of blobs that it reads only are summed.
+    The gradient loop runs as often as the loop did: while there are workspaces of its iterations.
+    The gradient of a blob that the loop changes goes from iteration to iteration; those of blobs
+    that it reads only are summed.
 
     Raises:
         ValueError: the loop is no single `Do` that keeps its workspaces.
     """
     copies, given = _distinct(op, g_output)
     net = GetArgumentDict(op)["loop_net"]
-    if [part.type for part in net.op] != ["Do"] or GetArgumentDict(net.op[0]).get("reuse_workspace"):
+    if [part.type for part in net.op] != ["Do"] or GetArgumentDict(net.op[0]).get(
+        "reuse_workspace"
+    ):
         raise ValueError("the loop of a While must be one Do that keeps its workspaces")
     body = net.op[0]
     workspaces = body.output[-1]
@@ -257,7 +270,9 @@ def gen_while_gradient(op: OperatorDef, g_output: Given) -> Result:
     begin, end = copies, []
     for name in changed:
         seed = name + CARRIED
-        begin.append(_operator("Copy", [given[name]], [seed]) if name in given else _zeros(name, seed))
+        begin.append(
+            _operator("Copy", [given[name]], [seed]) if name in given else _zeros(name, seed)
+        )
         end.append(
             _operator("Copy", [name + ITERATION], [seed])
             if found.get(name, seed) != seed
@@ -278,7 +293,9 @@ def gen_while_gradient(op: OperatorDef, g_output: Given) -> Result:
     outputs = dict.fromkeys([*_writes([*inner, *end]), condition])
     loop = _gradient_of(op, inputs, outputs, nets)
     gradients = {name: f"{name}_grad" for name in [*changed, *constant] if name in op.input}
-    after = [_operator("Copy", [name + CARRIED], [gradient]) for name, gradient in gradients.items()]
+    after = [
+        _operator("Copy", [name + CARRIED], [gradient]) for name, gradient in gradients.items()
+    ]
     for part in (*begin, *after):
         if op.HasField("device_option"):
             part.device_option.CopyFrom(op.device_option)
@@ -286,16 +303,20 @@ def gen_while_gradient(op: OperatorDef, g_output: Given) -> Result:
 
 
 def _iteration(net: NetDef, given: Gradients) -> tuple[list[OperatorDef], Gradients, list[str]]:
-    """Return the gradient operators of one iteration, the gradients, and the blobs whose gradients go on to the next.
+    """Return the gradient operators of one iteration, the gradients, and the blobs whose
+    gradients go on to the next.
 
-    These are the blobs with a given gradient, and those that an iteration changes and a later one uses.
+    These are the blobs with a given gradient, and those that an iteration changes and a later one
+    uses.
     """
     body = net.op[0]
     changed = list(given)
     while True:
         inner, found = _backward(net, {name: name + CARRIED for name in changed})
         more = [
-            name for name in body.input[:-1] if name in body.output and name in found and name not in changed
+            name
+            for name in body.input[:-1]
+            if name in body.output and name in found and name not in changed
         ]
         if not more:
             return inner, found, changed

@@ -40,7 +40,9 @@ def InferBlobDevices(net: Net) -> BlobDevices:
 
 
 def InferOpBlobDevices(op: OperatorDef) -> tuple[list[DeviceOption], list[DeviceOption]]:
-    """Return the devices where an operator wants its inputs, and those where it leaves its outputs."""
+    """Return the devices where an operator wants its inputs, and those where it leaves its
+    outputs.
+    """
     cpu = DeviceOption()
     of_inputs = cpu if op.type in INPUTS_ON_CPU else op.device_option
     of_outputs = cpu if op.type in OUTPUTS_ON_CPU else op.device_option
@@ -60,7 +62,9 @@ def InferOpDeviceAsBlobDevices(op: OperatorDef) -> tuple[list[DeviceOption], lis
 def InferOpBlobDevicesAsDict(op: OperatorDef) -> tuple[BlobDevices, BlobDevices]:
     """Return the devices where an operator wants its inputs and leaves its outputs, by blob."""
     of_inputs, of_outputs = InferOpBlobDevices(op)
-    return dict(zip(op.input, of_inputs, strict=True)), dict(zip(op.output, of_outputs, strict=True))
+    return dict(zip(op.input, of_inputs, strict=True)), dict(
+        zip(op.output, of_outputs, strict=True)
+    )
 
 
 def device_equal(src: DeviceOption, dst: DeviceOption) -> bool:
@@ -69,14 +73,17 @@ def device_equal(src: DeviceOption, dst: DeviceOption) -> bool:
 
 
 def copy_func_between_devices(src: DeviceOption, dst: DeviceOption) -> Callable[..., Any] | None:
-    """Return a function `(net, blob, name)` that adds a copy between devices; None where they are one.
+    """Return a function `(net, blob, name)` that adds a copy between devices; None where they
+    are one.
 
     Raises:
         ValueError: there is no copy between devices of these kinds.
     """
     kinds = [IsGPUDeviceType(option.device_type) for option in (src, dst)]
     cpu = DEVICE_NUMBERS["CPU"]
-    if src.device_type == dst.device_type and (src.device_type == cpu or src.device_id == dst.device_id):
+    if src.device_type == dst.device_type and (
+        src.device_type == cpu or src.device_id == dst.device_id
+    ):
         return None
     if all(kinds):
         return _copier("Copy", dst)
@@ -111,8 +118,10 @@ def InjectCrossDeviceCopies(
 
     Args:
         net: the net.
-        blob_to_device: devices of blobs that are there before; the others are taken to be on the CPU.
-        blob_remap: the copies that earlier nets have made, by blob and device; they are used, and new ones are added.
+        blob_to_device: devices of blobs that are there before; the others are taken to be on the
+            CPU.
+        blob_remap: the copies that earlier nets have made, by blob and device; they are used, and
+            new ones are added.
         placeHolderOps: types of operators that are copied as they are.
 
     Raises:
@@ -129,7 +138,10 @@ def InjectCrossDeviceCopies(
         if op.type not in (placeHolderOps or PLACE_HOLDER_OPS):
             for index, (name, wanted) in enumerate(zip(op.input, of_inputs, strict=True)):
                 if name not in devices:
-                    log.debug("The device of the blob %s is not known: it is taken to be on the CPU.", name)
+                    log.debug(
+                        "The device of the blob %s is not known: it is taken to be on the CPU.",
+                        name,
+                    )
                     devices[name] = DeviceOption()
                 if not device_equal(devices[name], wanted):
                     new_op.input[index] = _copied(new_net, name, devices[name], wanted, copies)
@@ -138,7 +150,8 @@ def InjectCrossDeviceCopies(
             name = new_op.output[index] = renamed.get(op.output[index], op.output[index])
             if name in devices and not device_equal(devices[name], made):
                 raise RuntimeError(
-                    f"In-place blob: {name} is not supported between operators with different device option "
+                    f"In-place blob: {name} is not supported between operators with different "
+                    "device option "
                     f"previous:{devices[name]} now: {made}. Failed op:\n {op}"
                 )
             devices[name] = DeviceOption()
@@ -168,7 +181,9 @@ def _copied(
 def InjectDeviceCopiesAmongNets(
     nets: Iterable[Net], blob_to_device_init: BlobDevices | None = None
 ) -> tuple[list[Net], BlobDevices]:
-    """Return nets with the copies that they need when they run one after the other, and the device of each blob."""
+    """Return nets with the copies that they need when they run one after the other, and the
+    device of each blob.
+    """
     nets = list(nets)
     assert all(isinstance(net, Net) for net in nets), f"nets should be a list of Net, not {nets}"
     devices = {} if blob_to_device_init is None else blob_to_device_init

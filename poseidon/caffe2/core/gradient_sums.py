@@ -15,7 +15,9 @@ SUM_TAG = "is_auto_gen_sum_ops"
 """Marks, in the device option, an operator that sums gradients."""
 
 KEEP_ONLY_SUM_TAG = "only_keep_is_auto_gen_sum_ops_tag"
-"""Asks, in the device option of an operator, that the sum of its gradients has nothing but `SUM_TAG` in its own."""
+"""Asks, in the device option of an operator, that the sum of its gradients has nothing but
+`SUM_TAG` in its own.
+"""
 
 
 @dataclass(slots=True)
@@ -24,10 +26,12 @@ class GradientSource:
 
     Attributes:
         gradient: a name, or a GradientSlice.
-        makers: the operators that make it (of indices and values where it is sparse), None where it passes through.
+        makers: the operators that make it (of indices and values where it is sparse), None where it
+            passes through.
         places: the index of it among the outputs of each maker.
         device: the device option of the operator that asks for it.
-        local: all gradient operators of the same forward operator; some may work on the gradient in place.
+        local: all gradient operators of the same forward operator; some may work on the gradient in
+            place.
     """
 
     gradient: Any
@@ -45,7 +49,8 @@ class GradientSource:
         if sum(name == old for name in maker.output) == 1:
             earlier = False
             for operator in self.local:
-                # The gradient of the output may have the same name, where the forward operator works in place.
+                # The gradient of the output may have the same name, where the forward operator
+                # works in place.
                 if earlier:
                     _replace(operator.input, old, new)
                 earlier = earlier or old in operator.output
@@ -132,7 +137,9 @@ def _add(sources: Sequence[GradientSource], base: str) -> list[OperatorDef]:
     return [CreateOperator("Sum", [BlobReference(n) for n in names], BlobReference(base))]
 
 
-def _concatenate(sources: Sequence[GradientSource], base: str) -> tuple[list[OperatorDef], GradientSlice]:
+def _concatenate(
+    sources: Sequence[GradientSource], base: str
+) -> tuple[list[OperatorDef], GradientSlice]:
     operators, outputs = [], []
     for part, suffix in enumerate(("indices", "values")):
         names: list[str] = []

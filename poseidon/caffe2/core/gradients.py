@@ -1,4 +1,6 @@
-"""The backward pass of a list of operators: who makes the gradient of which version of a blob, and their sums."""
+"""The backward pass of a list of operators: who makes the gradient of which version of a blob,
+and their sums.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,9 @@ class OpSSA(NamedTuple):
 
 
 def GetIndexFromGradientList(g_list: Sequence[Any], name: str) -> int | None:
-    """Return the index of the gradient that is, or has a part, of this name; None where there is none."""
+    """Return the index of the gradient that is, or has a part, of this name; None where there is
+    none.
+    """
     for index, gradient in enumerate(g_list):
         if isinstance(gradient, GradientSlice):
             if name in (str(gradient.indices), str(gradient.values)):
@@ -42,9 +46,10 @@ def GetIndexFromGradientList(g_list: Sequence[Any], name: str) -> int | None:
 class IR:
     """Operators in order, with versions of the blobs: what is needed to build the backward pass.
 
-    A blob that is written again gets a new version. `frontier` is the version that each blob has after the last
-    operator; `input_usages[name][version]` are the indices of the operators that read a version;
-    `gradient_generators[name][version]` are the sources of its gradient that were found so far.
+    A blob that is written again gets a new version. `frontier` is the version that each blob has
+    after the last operator; `input_usages[name][version]` are the indices of the operators that
+    read a version; `gradient_generators[name][version]` are the sources of its gradient that were
+    found so far.
     """
 
     IS_AUTO_GEN_SUM_OPS_TAG = SUM_TAG
@@ -62,10 +67,12 @@ class IR:
         )
         self.frontier: defaultdict[str, int] = defaultdict(int)
         self.gradient_frontier: dict[str, int] = {}
-        self.gradient_generators: defaultdict[str, defaultdict[int, list[GradientSource]]] = defaultdict(
-            lambda: defaultdict(list)
+        self.gradient_generators: defaultdict[str, defaultdict[int, list[GradientSource]]] = (
+            defaultdict(lambda: defaultdict(list))
         )
-        self.out_version_history: defaultdict[str, list[tuple[OperatorDef, int]]] = defaultdict(list)
+        self.out_version_history: defaultdict[str, list[tuple[OperatorDef, int]]] = defaultdict(
+            list
+        )
         self.in_version_history: defaultdict[str, list[tuple[OperatorDef, int]]] = defaultdict(list)
         for operator in operators:
             self.Play(operator)
@@ -98,11 +105,13 @@ class IR:
         """Return the gradient operators, and the gradient of each blob that has one.
 
         Args:
-            ys: the blobs to differentiate: a list, or a dict to their gradients (None: it is made, all ones).
+            ys: the blobs to differentiate: a list, or a dict to their gradients (None: it is made,
+                all ones).
 
         Raises:
             TypeError: `ys` is neither.
-            RuntimeError: a gradient needs a version of a blob that was overwritten, or cannot be summed.
+            RuntimeError: a gradient needs a version of a blob that was overwritten, or cannot be
+                summed.
             Exception: an operator is not differentiable.
         """
         if isinstance(ys, list):
@@ -154,7 +163,9 @@ class IR:
     def _differentiate(
         self, index: int, gradients: Mapping[str, Any]
     ) -> tuple[dict[str, Any], list[OperatorDef]]:
-        """Return what one operator adds to the gradients of its inputs, and the operators that make it."""
+        """Return what one operator adds to the gradients of its inputs, and the operators that
+        make it.
+        """
         forward = self.ssa[index].op
         given = [gradients.get(name) for name in forward.output]
         if all(gradient is None for gradient in given) and forward.type != "ZeroGradient":
@@ -163,7 +174,8 @@ class IR:
         self.BuildGradientGenerators(index, operators, given, of_inputs)
         found: dict[str, Any] = {}
         for name, gradient in zip(forward.input, of_inputs, strict=False):
-            # None replaces a gradient only where the blob is overwritten by this operator: its older version has none.
+            # None replaces a gradient only where the blob is overwritten by this operator: its
+            # older version has none.
             if gradient is not None or name not in gradients or name in forward.output:
                 found[name] = found.get(name) if gradient is None else gradient
         return found, operators
@@ -175,14 +187,17 @@ class IR:
         g_output: Sequence[Any],
         g_input: Sequence[Any],
     ) -> None:
-        """Note which gradient operator makes the gradient of which version of the forward operator's inputs."""
+        """Note which gradient operator makes the gradient of which version of the forward
+        operator's inputs.
+        """
         forward, in_versions, _ = self.ssa[fwd_op_idx]
         made: dict[str, list[tuple[OperatorDef, int]]] = {}
         for operator in gradient_ops:
             for name in operator.input:
                 self.CheckGradientOperatorInput(name, g_output, fwd_op_idx, made)
             for place, name in enumerate(operator.output):
-                # What an operator writes again replaces what an earlier one of the same gradient wrote.
+                # What an operator writes again replaces what an earlier one of the same gradient
+                # wrote.
                 earlier = [part for part in made.get(name, []) if part[0] is operator]
                 made[name] = [*earlier, (operator, place)]
         for index, gradient in enumerate(g_input):
@@ -197,7 +212,11 @@ class IR:
                     generators.append(source)
 
     def CheckGradientOperatorInput(
-        self, grad_op_input: str, g_output: Sequence[Any], fwd_op_idx: int, locally_generated_blobs: Any
+        self,
+        grad_op_input: str,
+        g_output: Sequence[Any],
+        fwd_op_idx: int,
+        locally_generated_blobs: Any,
     ) -> None:
         """Raise RuntimeError when a gradient operator reads a blob that has
         another version by now, or that nobody made.
@@ -208,8 +227,10 @@ class IR:
                 expected, now = versions[grad_op_input], self.frontier[grad_op_input]
                 if expected != now:
                     raise RuntimeError(
-                        f'Gradient name "{grad_op_input}" is expected to correspond to version {expected} of the blob '
-                        f"that {forward.type} used, but its version is {now} now: it is overwritten later on."
+                        f'Gradient name "{grad_op_input}" is expected to correspond to version '
+                        f"{expected} of the blob "
+                        f"that {forward.type} used, but its version is {now} now: it is "
+                        "overwritten later on."
                     )
                 return
         index = GetIndexFromGradientList(g_output, grad_op_input)
@@ -218,7 +239,8 @@ class IR:
             expected, current = out_versions[name], self.gradient_frontier.get(name)
             if expected != current:
                 raise RuntimeError(
-                    f'Gradient name "{grad_op_input}" is expected to correspond to version {expected} of "{name}", '
+                    f'Gradient name "{grad_op_input}" is expected to correspond to version '
+                    f'{expected} of "{name}", '
                     f"but currently the version is {current}."
                 )
         elif grad_op_input not in locally_generated_blobs:
@@ -228,10 +250,12 @@ class IR:
             )
 
     def DoGradientAccumulation(self, fwd_op_idx: int) -> tuple[list[OperatorDef], dict[str, Any]]:
-        """Return operators that sum the gradients of blobs of which this operator is the first user, and the sums.
+        """Return operators that sum the gradients of blobs of which this operator is the first
+        user, and the sums.
 
         Raises:
-            RuntimeError: dense and sparse gradients, or gradients on several devices, come together.
+            RuntimeError: dense and sparse gradients, or gradients on several devices, come
+                together.
         """
         forward, in_versions, _ = self.ssa[fwd_op_idx]
         operators: list[OperatorDef] = []
@@ -245,7 +269,9 @@ class IR:
                 if not must_sum(sources):
                     continue
             except RuntimeError as error:
-                raise RuntimeError(f"Gradients for param ''{name}'' failed to verify: {error}") from error
+                raise RuntimeError(
+                    f"Gradients for param ''{name}'' failed to verify: {error}"
+                ) from error
             made, sums[name] = make_sum(sources, name)
             operators.extend(made)
         return operators, sums
@@ -254,7 +280,9 @@ class IR:
 def _sources(
     gradient: Any, made: Mapping[str, list[tuple[OperatorDef, int]]], device: DeviceOption
 ) -> list[GradientSource]:
-    """Return the sources of a gradient of an input: the operators that make it, or none where it passes through."""
+    """Return the sources of a gradient of an input: the operators that make it, or none where it
+    passes through.
+    """
     if isinstance(gradient, GradientSlice):
         parts = [made.get(str(part), [(None, 0)])[-1] for part in gradient]
         device = next((maker.device_option for maker, _ in parts if maker is not None), device)
@@ -263,11 +291,16 @@ def _sources(
     found = made.get(str(gradient), [])
     if not found:
         return [GradientSource(str(gradient), (None,), (0,), device)]
-    return [GradientSource(str(gradient), (maker,), (place,), maker.device_option) for maker, place in found]
+    return [
+        GradientSource(str(gradient), (maker,), (place,), maker.device_option)
+        for maker, place in found
+    ]
 
 
 def _is_same(source: GradientSource, known: GradientSource) -> bool:
-    """Return whether two sources are the same output of the same operator; what passes through is never the same."""
+    """Return whether two sources are the same output of the same operator; what passes through
+    is never the same.
+    """
     return (
         source.makers[0] is not None
         and all(a is b for a, b in zip(source.makers, known.makers, strict=False))
@@ -282,13 +315,19 @@ def _referred(gradient: Any) -> Any:
 
 
 class GradientRegistry:
-    """The gradients of operators: those registered in Python, then those of the operators themselves."""
+    """The gradients of operators: those registered in Python, then those of the operators
+    themselves.
+    """
 
-    gradient_registry_: dict[str, Callable[[OperatorDef, Sequence[Any]], tuple[Any, Sequence[Any]]]] = {}  # noqa: RUF012
+    gradient_registry_: dict[
+        str, Callable[[OperatorDef, Sequence[Any]], tuple[Any, Sequence[Any]]]
+    ] = {}  # noqa: RUF012
 
     @classmethod
     def RegisterGradient(cls, op_type: str) -> Callable[[Any], Any]:
-        """Register a function `(op, g_output) -> (operators, g_input)` as the gradient of an operator."""
+        """Register a function `(op, g_output) -> (operators, g_input)` as the gradient of an
+        operator.
+        """
 
         def register(function: Any) -> Any:
             cls.gradient_registry_[op_type] = function
@@ -311,7 +350,9 @@ class GradientRegistry:
         maker = GradientMaker(op_def, [_plain(gradient) for gradient in g_output])
         known.gradient(maker)
         return maker.operators, [
-            GradientSlice(gradient.indices, gradient.values) if isinstance(gradient, Sparse) else gradient
+            GradientSlice(gradient.indices, gradient.values)
+            if isinstance(gradient, Sparse)
+            else gradient
             for gradient in maker.gradients
         ]
 
@@ -326,7 +367,9 @@ class GradientRegistry:
         """
         try:
             own = cls.gradient_registry_.get(op.type)
-            operators, of_inputs = own(op, g_output) if own else cls._GetGradientForOpCC(op, g_output)
+            operators, of_inputs = (
+                own(op, g_output) if own else cls._GetGradientForOpCC(op, g_output)
+            )
         except Exception as error:
             reason = error.args[0] if error.args else error
             raise Exception(
@@ -340,7 +383,9 @@ class GradientRegistry:
     def GetBackwardPass(
         cls, operators: Iterable[OperatorDef], ys: Any, ys_generate_gradient: bool = False
     ) -> tuple[list[OperatorDef], dict[Any, Any]]:
-        """Return the gradient operators for a list of operators, and the gradient of each blob; see `IR`."""
+        """Return the gradient operators for a list of operators, and the gradient of each blob;
+        see `IR`.
+        """
         return IR(operators).GetBackwardPass(ys)
 
 

@@ -46,7 +46,8 @@ _prefixes = _Prefixes()
 
 
 class Net(NetCopies, NetBlobs):
-    """A net that is built by calls: `net.Relu(x, y)` adds an operator and returns a reference to its output.
+    """A net that is built by calls: `net.Relu(x, y)` adds an operator and returns a reference to
+    its output.
 
     Each net has a name of its own in the process: a second `Net("train")` is `train_1`.
     """
@@ -138,7 +139,9 @@ class Net(NetCopies, NetBlobs):
     def __dir__(self) -> Iterable[str]:
         return sorted({*super().__dir__(), *registry.registered()})
 
-    def _CreateAndAddToSelf(self, op_type: str, inputs: Any, outputs: Any = None, **kwargs: Any) -> Any:
+    def _CreateAndAddToSelf(
+        self, op_type: str, inputs: Any, outputs: Any = None, **kwargs: Any
+    ) -> Any:
         """Add an operator; return a reference to its output, or a tuple of them."""
         inputs = _RectifyInputOutput(inputs)
         for blob in inputs:
@@ -182,10 +185,13 @@ class Net(NetCopies, NetBlobs):
             arguments["grad_output_indices"] = grad_output_indices
         if grad_input_indices:
             arguments["grad_input_indices"] = grad_input_indices
-        return lambda *args, **kwargs: self._CreateAndAddToSelf("Python", *args, **{**kwargs, **arguments})
+        return lambda *args, **kwargs: self._CreateAndAddToSelf(
+            "Python", *args, **{**kwargs, **arguments}
+        )
 
     def Const(self, array: Any, blob_out: Any = None, dtype: Any = None) -> Any:
-        """Add an operator that fills a blob with given values; a bool makes a boolean without dimensions.
+        """Add an operator that fills a blob with given values; a bool makes a boolean without
+        dimensions.
 
         Args:
             array: a number, a string, or an array of these.
@@ -196,9 +202,12 @@ class Net(NetCopies, NetBlobs):
             return self.ConstantFill([], blob_out or 1, dtype=DataType.BOOL, value=array)
         values = np.array(array) if dtype is None else np.array(array, dtype=dtype)
         kind = _FILLERS.get(
-            values.dtype.name, "GivenTensorStringFill" if values.dtype.kind in "SUO" else "GivenTensorFill"
+            values.dtype.name,
+            "GivenTensorStringFill" if values.dtype.kind in "SUO" else "GivenTensorFill",
         )
-        return getattr(self, kind)([], blob_out or 1, shape=values.shape, values=values.flatten().tolist())
+        return getattr(self, kind)(
+            [], blob_out or 1, shape=values.shape, values=values.flatten().tolist()
+        )
 
     def _ExtendOps(self, new_ops: Iterable[caffe2_pb2.OperatorDef]) -> None:
         ops = list(new_ops)
@@ -231,12 +240,16 @@ class Net(NetCopies, NetBlobs):
             net: a Net or its proto's owner.
             device_option: the device for the appended operators, in place of their own.
         """
-        assert isinstance(net, Net), f"AppendNet: expected a core.Net, found {type(net).__name__} {net!r}"
+        assert isinstance(net, Net), (
+            f"AppendNet: expected a core.Net, found {type(net).__name__} {net!r}"
+        )
         for blob in net.Proto().external_input:
             if blob not in self.external_inputs and blob not in self._outputs():
                 self.Proto().external_input.append(blob)
         known = set(self.Proto().external_output)
-        self.Proto().external_output.extend(name for name in net.Proto().external_output if name not in known)
+        self.Proto().external_output.extend(
+            name for name in net.Proto().external_output if name not in known
+        )
         ops = net.Proto().op
         if device_option is not None:
             ops = [copy.deepcopy(op) for op in ops]
@@ -310,7 +323,9 @@ class Net(NetCopies, NetBlobs):
         Raises:
             AssertionError: the net has another record, or does not make a blob of this one.
         """
-        assert self._output_record is None or record == self._output_record, "Output schema cannot be reset"
+        assert self._output_record is None or record == self._output_record, (
+            "Output schema cannot be reset"
+        )
         for blob in record.field_blobs():
             assert self.BlobIsDefined(blob), f"Output blob is not in net: {blob}"
         for blob in record.field_blobs():
@@ -328,7 +343,8 @@ class Net(NetCopies, NetBlobs):
             self.Print(item, [])
 
     def DeduplicateGradientSlices(self, g: Any, aggregator: str = "sum") -> Any:
-        """Return a sparse gradient with each index once; the values of one index are summed, or averaged.
+        """Return a sparse gradient with each index once; the values of one index are summed, or
+        averaged.
 
         Raises:
             ValueError: the aggregator is neither `sum` nor `mean`.

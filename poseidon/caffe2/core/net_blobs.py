@@ -66,7 +66,8 @@ class NetBlobs:
         return BlobReference(blob_name, self)
 
     def NextBlob(self, prefix: str = "unnamed") -> BlobReference:
-        """Return a reference that neither the net nor an earlier call used: the prefix, or `<prefix>_auto_<n>`.
+        """Return a reference that neither the net nor an earlier call used: the prefix, or
+        `<prefix>_auto_<n>`.
 
         The blob may be fed: the reference belongs to no net.
         """
@@ -102,7 +103,8 @@ class NetBlobs:
         """Declare blobs that the net reads and does not make.
 
         Args:
-            *inputs: names, references, or records: their blobs, or their fields where they have no blobs.
+            *inputs: names, references, or records: their blobs, or their fields where they have no
+                blobs.
 
         Raises:
             DuplicateInputError: one is declared already, or given twice.
@@ -165,7 +167,9 @@ class NetBlobs:
 
 
 def _blobs_of(given: Any) -> list[Any]:
-    """Return the blobs of a record, its field names where it has no blobs; anything else is one blob."""
+    """Return the blobs of a record, its field names where it has no blobs; anything else is one
+    blob.
+    """
     if not isinstance(given, schema.Field):
         return [given]
     return list(given.field_blobs() if given.has_blobs() else given.field_names())

@@ -16,13 +16,17 @@ _ENGINES = {"FC": ("PACKED",), "Unique": ("SparseHash",)}
 
 
 def IsOperator(op_type: str) -> bool:
-    """Return whether there is an operator of a name; `<name>_ENGINE_<engine>` names one for an engine of Caffe2."""
+    """Return whether there is an operator of a name; `<name>_ENGINE_<engine>` names one for an
+    engine of Caffe2.
+    """
     name, _, engine = op_type.partition("_ENGINE_")
     return registry.is_registered(name) and engine in ("", *_ENGINES.get(name, ()))
 
 
 def IsOperatorWithEngine(op_type: str, engine: str) -> bool:
-    """Return whether there is an operator of a name for an engine: `DEFAULT`, or `CUDNN`, which is the same one."""
+    """Return whether there is an operator of a name for an engine: `DEFAULT`, or `CUDNN`, which
+    is the same one.
+    """
     return registry.is_registered(op_type) and engine in ("", "DEFAULT", "CUDNN")
 
 
@@ -46,13 +50,15 @@ def CreateOperator(
 
     Args:
         operator_type: the type.
-        inputs, outputs: blobs as names (the current scope is put before them) or references, one or several.
+        inputs, outputs: blobs as names (the current scope is put before them) or references, one or
+            several.
         name: of the operator.
         control_input: blobs that must be made before it runs.
         device_option: where it runs; by default the current device scope.
         arg: ready arguments.
         engine, debug_info: fields of the definition.
-        kwargs: further arguments, those that are None left out; `random_seed` goes to the device option.
+        kwargs: further arguments, those that are None left out; `random_seed` goes to the device
+            option.
 
     Raises:
         TypeError: a blob is neither name nor reference.

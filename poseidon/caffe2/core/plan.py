@@ -1,4 +1,6 @@
-"""Plans: steps that run nets, in order or at the same time, once, several times or until a blob says stop."""
+"""Plans: steps that run nets, in order or at the same time, once, several times or until a blob
+says stop.
+"""
 
 from __future__ import annotations
 
@@ -81,7 +83,9 @@ class ExecutionStep:
         return self._nets
 
     def AllNets(self) -> list[Net]:
-        """Return the nets of the step and of the steps inside, each once, those that report included."""
+        """Return the nets of the step and of the steps inside, each once, those that report
+        included.
+        """
         nets: list[Net] = []
         add_nets_in_order(self, nets)
         return nets
@@ -159,13 +163,17 @@ class ExecutionStep:
     def get_all_attributes(self, name: str) -> list[Any]:
         """Return the values of an attribute of all nets of the step and of the steps inside."""
         values = [value for net in self._nets for value in net.get_attributes(name)]
-        return values + [value for step in self._substeps for value in step.get_all_attributes(name)]
+        return values + [
+            value for step in self._substeps for value in step.get_all_attributes(name)
+        ]
 
     @classmethod
     def create_from_proto(
         cls, step_proto: Any, net_obj_dict: dict[str, Net], net_proto_dict: dict[str, Any]
     ) -> Any:
-        """Return a step for a message, with nets by name; nets that are not there yet are made of their NetDefs."""
+        """Return a step for a message, with nets by name; nets that are not there yet are made
+        of their NetDefs.
+        """
         assert isinstance(step_proto, caffe2_pb2.ExecutionStep)
         if step_proto.network and step_proto.substep:
             raise ValueError("Found both network and substep in ExecutionStep")
@@ -224,7 +232,9 @@ class Plan:
         """
         for net in nets:
             if net.Name() in self._net_dict:
-                assert net is self._net_dict[net.Name()], f"Cannot add two nets with name {net.Name()}"
+                assert net is self._net_dict[net.Name()], (
+                    f"Cannot add two nets with name {net.Name()}"
+                )
             else:
                 self._net_dict[net.Name()] = net
                 self._plan.network.add().CopyFrom(net.Proto())
@@ -297,7 +307,9 @@ def execution_step(
     Raises:
         AssertionError: the blob that stops it stands beside a net and is no reference.
     """
-    assert should_stop_blob is None or num_iter is None, "Cannot set both should_stop_blob and num_iter."
+    assert should_stop_blob is None or num_iter is None, (
+        "Cannot set both should_stop_blob and num_iter."
+    )
     step = ExecutionStep(default_name or "step")
     if should_stop_blob is not None:
         step.SetShouldStopBlob(should_stop_blob)

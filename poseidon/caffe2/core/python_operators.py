@@ -16,8 +16,10 @@ def _RegisterPythonImpl(
 
     Args:
         f: `f(inputs, outputs)`, with the workspace as third argument where `pass_workspace` is set.
-        grad_f: `grad_f(inputs, outputs)`, whose inputs are those of f, its outputs and their gradients.
-        python_func_type: a class made with `f`; its methods `forward` and `backward` are the functions.
+        grad_f: `grad_f(inputs, outputs)`, whose inputs are those of f, its outputs and their
+            gradients.
+        python_func_type: a class made with `f`; its methods `forward` and `backward` are the
+            functions.
         pass_workspace: see above.
     """
     if python_func_type is not None:
@@ -36,6 +38,8 @@ def CreatePythonOperator(
     *args: Any,
     **kwargs: Any,
 ) -> caffe2_pb2.OperatorDef:
-    """Return the definition of an operator that calls a Python function; see `_RegisterPythonImpl`."""
+    """Return the definition of an operator that calls a Python function; see
+    `_RegisterPythonImpl`.
+    """
     kwargs["token"] = _RegisterPythonImpl(f, grad_f, python_func_type, pass_workspace)
     return CreateOperator("Python", inputs, outputs, *args, **kwargs)

@@ -10,7 +10,9 @@ from poseidon.caffe2.proto import caffe2_pb2
 Versions = list[tuple[list[tuple[str, int]], list[tuple[str, int]]]]
 
 
-def get_ssa(net: Any, blob_versions: dict[str, int] | None = None) -> tuple[Versions, dict[str, int]]:
+def get_ssa(
+    net: Any, blob_versions: dict[str, int] | None = None
+) -> tuple[Versions, dict[str, int]]:
     """Return the versions of the blobs that each operator reads and makes.
 
     Args:
@@ -18,7 +20,8 @@ def get_ssa(net: Any, blob_versions: dict[str, int] | None = None) -> tuple[Vers
         blob_versions: versions before the net, by name; they are brought up to date.
 
     Returns:
-        for each operator its inputs and its outputs as (name, version), and the versions after the net.
+        for each operator its inputs and its outputs as (name, version), and the versions after the
+        net.
     """
     proto = net if isinstance(net, caffe2_pb2.NetDef) else net.Proto()
     assert isinstance(proto, caffe2_pb2.NetDef)
@@ -94,7 +97,10 @@ def remap_proto(argument: Any, blob_remap: dict[str, str], prefix: str = "") -> 
     made = caffe2_pb2.Argument()
     made.CopyFrom(argument)
     net = made.n
-    for names in (*((op.input, op.output) for op in net.op), (net.external_input, net.external_output)):
+    for names in (
+        *((op.input, op.output) for op in net.op),
+        (net.external_input, net.external_output),
+    ):
         for blobs in names:
             new = [blob_remap.get(name, name) for name in blobs]
             del blobs[:]

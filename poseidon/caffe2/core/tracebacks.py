@@ -12,7 +12,9 @@ Frame = tuple[str, int, str]
 
 
 def caller_of_operator() -> list[Frame]:
-    """Return file, line and function of the calls that made an operator, the nearest outside this package first."""
+    """Return file, line and function of the calls that made an operator, the nearest outside
+    this package first.
+    """
     frames: list[Frame] = []
     frame = sys._getframe(1)
     while frame is not None and len(frames) < DEPTH:

@@ -32,8 +32,16 @@ from poseidon.caffe2.data_parallel_model.memory import OptimizeGradientMemory
 from poseidon.caffe2.data_parallel_model.parallelize import Parallelize
 from poseidon.caffe2.data_parallel_model.replicas import ConvertNetForDevice, stripBlobName
 from poseidon.caffe2.data_parallel_model.replicas import infer_devices as _InferBlobDevice
-from poseidon.caffe2.data_parallel_model.running import BARRIER_TIMEOUT_S as _DEFAULT_BARRIER_NET_TIMEOUT_SEC
-from poseidon.caffe2.data_parallel_model.running import CreateNet, RunInitNet, RunNet, RunWarmup, Synchronize
+from poseidon.caffe2.data_parallel_model.running import (
+    BARRIER_TIMEOUT_S as _DEFAULT_BARRIER_NET_TIMEOUT_SEC,
+)
+from poseidon.caffe2.data_parallel_model.running import (
+    CreateNet,
+    RunInitNet,
+    RunNet,
+    RunWarmup,
+    Synchronize,
+)
 from poseidon.caffe2.data_parallel_model.running import run_comparison as _RunComparison
 from poseidon.caffe2.data_parallel_model.unequal import BatchSizesBySpeed, ExchangeValue
 

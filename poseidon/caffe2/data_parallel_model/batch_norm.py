@@ -1,4 +1,6 @@
-"""Batch normalization over all devices of a host: statistics of the joined batch (`combine_spatial_bn`)."""
+"""Batch normalization over all devices of a host: statistics of the joined batch
+(`combine_spatial_bn`).
+"""
 
 from __future__ import annotations
 
@@ -95,7 +97,9 @@ def _on_gpu(model: Any, device: int) -> Any:
     return option_of(model, device) if core.IsGPUDeviceType(model._device_type) else None
 
 
-def _total(model: Any, names: list[str], total: str, back: bool = False) -> tuple[list[Any], list[str]]:
+def _total(
+    model: Any, names: list[str], total: str, back: bool = False
+) -> tuple[list[Any], list[str]]:
     """Return operators that sum a blob over all devices, and the name of the sum for each device.
 
     Args:

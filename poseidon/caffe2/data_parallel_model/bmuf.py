@@ -1,7 +1,8 @@
-"""Blockwise model-update filtering: replicas train alone for a block of iterations, then update a common model.
+"""Blockwise model-update filtering: replicas train alone for a block of iterations, then update
+a common model.
 
-Scalable Training of Deep Learning Machines by Incremental Block Training with Intra-block Parallel Optimization and
-Blockwise Model-Update Filtering, Chen and Huo, ICASSP 2016.
+Scalable Training of Deep Learning Machines by Incremental Block Training with Intra-block Parallel
+Optimization and Blockwise Model-Update Filtering, Chen and Huo, ICASSP 2016.
 """
 
 from __future__ import annotations
@@ -11,7 +12,12 @@ from typing import Any
 
 from poseidon.caffe2 import core
 from poseidon.caffe2.data_parallel_model import memory
-from poseidon.caffe2.data_parallel_model.collectives import AddBlobSync, Rendezvous, all_reduce, sync
+from poseidon.caffe2.data_parallel_model.collectives import (
+    AddBlobSync,
+    Rendezvous,
+    all_reduce,
+    sync,
+)
 from poseidon.caffe2.data_parallel_model.parallelize import (
     Builder,
     add_gradients,
@@ -53,10 +59,11 @@ def Parallelize_BMUF(
     cpu_device: bool = False,
     barrier_net_timeout_sec: float = BARRIER_TIMEOUT_S,
 ) -> None:
-    """Build a model once for each device, and the net that joins the replicas after each block of iterations.
+    """Build a model once for each device, and the net that joins the replicas after each block
+    of iterations.
 
-    `RunNet(model, n)` runs n iterations of each replica alone, then once, for each parameter with the mean a over all
-    replicas, the common model g and the momentum v:
+    `RunNet(model, n)` runs n iterations of each replica alone, then once, for each parameter with
+    the mean a over all replicas, the common model g and the momentum v:
 
         v = block_momentum * v + block_learning_rate * (a - g)
         g = g + v        (nesterov: less block_momentum * (v - the v before))
@@ -64,7 +71,8 @@ def Parallelize_BMUF(
     and gives g to all replicas.
 
     Args:
-        model_helper_obj, input_builder_fun, forward_pass_builder_fun, param_update_builder_fun: see `Parallelize`.
+        model_helper_obj, input_builder_fun, forward_pass_builder_fun, param_update_builder_fun: see
+            `Parallelize`.
         block_learning_rate: of the common model.
         block_momentum: of the common model; by default 1 - 1/N for N replicas on all shards.
         devices, rendezvous, net_type: see `Parallelize`.
@@ -75,7 +83,8 @@ def Parallelize_BMUF(
         reset_momentum_sgd: whether the momenta of MomentumSGDUpdate start at 0 in each block.
         warmup_iterations: of `RunWarmup`, after which all replicas get the parameters of the first.
         max_concurrent_distributed_ops: see `Parallelize`.
-        add_blobs_to_sync: names, without the scope of a device, of more blobs that all replicas get from the first.
+        add_blobs_to_sync: names, without the scope of a device, of more blobs that all replicas get
+            from the first.
         num_threads_per_device, cpu_device, barrier_net_timeout_sec: see `Parallelize`.
 
     Raises:
@@ -84,7 +93,9 @@ def Parallelize_BMUF(
     check_scope()
     choose_devices(model_helper_obj, devices, cpu=cpu_device)
     model = model_helper_obj
-    most = prepare(model, rendezvous, net_type, num_threads_per_device, max_concurrent_distributed_ops)
+    most = prepare(
+        model, rendezvous, net_type, num_threads_per_device, max_concurrent_distributed_ops
+    )
     scale = loss_scale(model, None)
     losses, _ = build_replicas(model, input_builder_fun, forward_pass_builder_fun, scale, True)
     names = list(model._device_grouped_blobs)
@@ -120,7 +131,9 @@ def Parallelize_BMUF(
         _reset_momenta(model, update)
     if optimize_gradient_memory:
         memory.share_gradient_blobs(model, losses)
-    set_nets(model, [model.param_init_net, start], [model.net, (update, 1)], barrier_net_timeout_sec)
+    set_nets(
+        model, [model.param_init_net, start], [model.net, (update, 1)], barrier_net_timeout_sec
+    )
 
 
 def _net_like(model: Any, name: str) -> Any:
@@ -131,8 +144,11 @@ def _net_like(model: Any, name: str) -> Any:
     return net
 
 
-def _add_update(net: Any, param: Any, mean: float, rate: float, momentum: float, nesterov: bool) -> None:
-    """Add the update of the common model `<param>_g`, given the sum of all replicas in the parameter.
+def _add_update(
+    net: Any, param: Any, mean: float, rate: float, momentum: float, nesterov: bool
+) -> None:
+    """Add the update of the common model `<param>_g`, given the sum of all replicas in the
+    parameter.
 
     Args:
         net: the net.

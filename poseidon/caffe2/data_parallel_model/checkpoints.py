@@ -30,7 +30,9 @@ def GetCheckpointParams(model: Any) -> set[Any]:
     return {blob for blob in blobs if str(blob).startswith(first)} | outside
 
 
-def FinalizeAfterCheckpoint(model: Any, blobs: Iterable[Any] | None = None, cpu_mode: bool = False) -> None:
+def FinalizeAfterCheckpoint(
+    model: Any, blobs: Iterable[Any] | None = None, cpu_mode: bool = False
+) -> None:
     """Copy what a checkpoint has loaded on the first device to all devices and shards.
 
     Args:
@@ -40,7 +42,9 @@ def FinalizeAfterCheckpoint(model: Any, blobs: Iterable[Any] | None = None, cpu_
     """
     check_parallelized(model)
     if not hasattr(model, "_checkpoint_net"):
-        names = blobs_to_sync(model)[1] if blobs is None else {stripBlobName(blob) for blob in blobs}
+        names = (
+            blobs_to_sync(model)[1] if blobs is None else {stripBlobName(blob) for blob in blobs}
+        )
         for name in names:
             group_of(model, name)
         model._checkpoint_net = core.Net("checkpoint_sync_net")
@@ -53,7 +57,9 @@ def FinalizeAfterCheckpoint(model: Any, blobs: Iterable[Any] | None = None, cpu_
 
 
 def GetLearningRateBlobNames(model: Any) -> list[str]:
-    """Return the names of the blobs of learning rates: of the optimizer, or of all LearningRate operators."""
+    """Return the names of the blobs of learning rates: of the optimizer, or of all LearningRate
+    operators.
+    """
     check_parallelized(model)
     optimizer = model._optimizer
     if optimizer is None:
@@ -66,7 +72,8 @@ def GetLearningRateBlobNames(model: Any) -> list[str]:
 def ExtractPredictorNet(
     model: Any, inputs: Sequence[str], outputs: Sequence[str], device: Any
 ) -> tuple[Any, list[Any]]:
-    """Return the net of the first device that computes outputs from inputs, and the parameters that it reads.
+    """Return the net of the first device that computes outputs from inputs, and the parameters
+    that it reads.
 
     Args:
         model: a parallelized model for tests.

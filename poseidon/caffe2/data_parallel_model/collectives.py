@@ -1,4 +1,6 @@
-"""The operators that sum gradients and copy parameters: between the replicas of a host, and between hosts."""
+"""The operators that sum gradients and copy parameters: between the replicas of a host, and
+between hosts.
+"""
 
 from __future__ import annotations
 
@@ -49,7 +51,9 @@ def copy_to_others(model: Any, net: Any, name: str, use_nccl: bool = False) -> N
 
 
 def sum_over_devices(model: Any, net: Any, names: Sequence[str], use_nccl: bool) -> None:
-    """Sum blobs over the devices of this host, in the order of `names`; all devices get the sums."""
+    """Sum blobs over the devices of this host, in the order of `names`; all devices get the
+    sums.
+    """
     if len(model._devices) == 1:
         return
     previous = None  # the NCCL operators of all devices run in one order
@@ -80,7 +84,9 @@ def sum_over_devices(model: Any, net: Any, names: Sequence[str], use_nccl: bool)
 
 
 def _tree(count: int) -> list[tuple[int, ...]]:
-    """Return which blobs are summed in turn, each time into the first: in pairs for 4, 8 and 16, else all at once."""
+    """Return which blobs are summed in turn, each time into the first: in pairs for 4, 8 and 16,
+    else all at once.
+    """
     if count not in (4, 8, 16):
         return [tuple(range(count))]
     steps = [1 << level for level in range(count.bit_length() - 1)]
@@ -132,7 +138,8 @@ def _join_slices(model: Any, net: Any, name: str, group: Group, joined: set[str]
 
 
 class CollectivesConcurrencyControl:
-    """Spreads collectives over a few common worlds; those of one world run one after the other, in one order.
+    """Spreads collectives over a few common worlds; those of one world run one after the other,
+    in one order.
 
     Attributes:
         common_worlds: their blobs.
@@ -146,12 +153,15 @@ class CollectivesConcurrencyControl:
 
         Args:
             name: what the names of the worlds begin with.
-            max_concurrent_context: the number of worlds, at most; NCCL has one, since its operations need one order.
+            max_concurrent_context: the number of worlds, at most; NCCL has one, since its
+                operations need one order.
             param_init_net: the net that makes them.
             rendezvous: see `Parallelize`.
         """
         self.name = name
-        self.max_concurrent_context = 1 if rendezvous["engine"] == "NCCL" else max_concurrent_context
+        self.max_concurrent_context = (
+            1 if rendezvous["engine"] == "NCCL" else max_concurrent_context
+        )
         self.param_init_net = param_init_net
         self.rendezvous = rendezvous
         self.counter = 0
@@ -159,7 +169,8 @@ class CollectivesConcurrencyControl:
         self.control_inputs: list[Any] = []
 
     def get_control_and_context(self, control_output_blob: Any) -> tuple[Any, Any]:
-        """Return the world of the next collective, and the blobs it waits for: those of the one before in its world.
+        """Return the world of the next collective, and the blobs it waits for: those of the one
+        before in its world.
 
         Args:
             control_output_blob: the blobs that the collective makes.
@@ -175,8 +186,11 @@ class CollectivesConcurrencyControl:
         return self.common_worlds[slot], before
 
 
-def common_world(net: Any, blob: str, rendezvous: Rendezvous, timeout_sec: float | None = None) -> Any:
-    """Add the operator that makes a common world: a clone, where the net makes one with the same time limit.
+def common_world(
+    net: Any, blob: str, rendezvous: Rendezvous, timeout_sec: float | None = None
+) -> Any:
+    """Add the operator that makes a common world: a clone, where the net makes one with the same
+    time limit.
 
     Args:
         net: an init net.
@@ -192,7 +206,9 @@ def common_world(net: Any, blob: str, rendezvous: Rendezvous, timeout_sec: float
         ):
             return net.CloneCommonWorld([op.output[0]], blob, name=name, engine=engine)
     extra = {
-        key: rendezvous[key] for key in ("transport", "interface", "mpi_rendezvous") if key in rendezvous
+        key: rendezvous[key]
+        for key in ("transport", "interface", "mpi_rendezvous")
+        if key in rendezvous
     }
     return net.CreateCommonWorld(
         rendezvous["kv_handler"] or [],
@@ -226,7 +242,8 @@ def all_reduce(
     for name in names:
         blobs = list(group_of(model, name).values())
         assert not isinstance(blobs[0], core.GradientSlice), (
-            f"{name} has a sparse gradient, which shards on several hosts cannot sum; use a dense one"
+            f"{name} has a sparse gradient, which shards on several hosts cannot sum; use a dense "
+            "one"
         )
         with core.DeviceScope(option_of(model, model._devices[0])):
             world, before = context.get_control_and_context(blobs[0])
@@ -241,7 +258,11 @@ def all_reduce(
 
 
 def sync(
-    model: Any, init_net: Any, net: Any, names: Iterable[str], max_concurrent_distributed_ops: int = 4
+    model: Any,
+    init_net: Any,
+    net: Any,
+    names: Iterable[str],
+    max_concurrent_distributed_ops: int = 4,
 ) -> None:
     """Give blobs of all devices of all shards the values of the first device of shard 0.
 
@@ -250,7 +271,8 @@ def sync(
         init_net: the net that makes the common worlds.
         net: the net that copies.
         names: of the groups.
-        max_concurrent_distributed_ops: the number of common worlds, where the model has none for broadcasts yet.
+        max_concurrent_distributed_ops: the number of common worlds, where the model has none for
+            broadcasts yet.
     """
     rendezvous = model._rendezvous
     if not between_hosts(rendezvous):
@@ -275,7 +297,9 @@ def sync(
 
 
 def share_computed_params(model: Any, use_nccl: bool) -> None:
-    """Copy what the net of the first device computes itself, such as running means, to the other devices."""
+    """Copy what the net of the first device computes itself, such as running means, to the other
+    devices.
+    """
     if len(model._devices) > 1:
         for name in model._computed_param_names:
             copy_to_others(model, model.net, name, use_nccl)

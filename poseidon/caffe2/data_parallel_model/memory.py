@@ -13,13 +13,17 @@ def keep_params_of_first(model: Any) -> None:
     """Leave in the model only the parameters of the first device: only these are updated."""
     model.params = model.GetParams(scope_of(model, model._devices[0]))
     kept = set(model.params)
-    model.param_to_grad = {param: grad for param, grad in model.param_to_grad.items() if param in kept}
+    model.param_to_grad = {
+        param: grad for param, grad in model.param_to_grad.items() if param in kept
+    }
     model.weights = [weight for weight in model.weights if weight in kept]
     model.biases = [bias for bias in model.biases if bias in kept]
 
 
 def read_params_of_first(model: Any, all_params: Iterable[Any]) -> None:
-    """Make all replicas read the parameters of the first device, and remove what makes the others."""
+    """Make all replicas read the parameters of the first device, and remove what makes the
+    others.
+    """
     others = {str(param) for param in all_params} - {str(param) for param in model.GetParams()}
     first = scope_of(model, model._devices[0])
     for net in (model.param_init_net, model.net):
@@ -27,7 +31,9 @@ def read_params_of_first(model: Any, all_params: Iterable[Any]) -> None:
         kept = []
         for op in proto.op:
             if others.isdisjoint(op.output):
-                inputs = [first + stripBlobName(name) if name in others else name for name in op.input]
+                inputs = [
+                    first + stripBlobName(name) if name in others else name for name in op.input
+                ]
                 del op.input[:]
                 op.input.extend(inputs)
                 kept.append(type(op).FromString(op.SerializeToString()))
@@ -37,7 +43,9 @@ def read_params_of_first(model: Any, all_params: Iterable[Any]) -> None:
 
 def share_gradient_blobs(model: Any, losses: Mapping[int, Sequence[Any]]) -> None:
     """Let the gradients of each device share blobs."""
-    log.warning("optimize_gradient_memory is deprecated, use data_parallel_model.OptimizeGradientMemory()")
+    log.warning(
+        "optimize_gradient_memory is deprecated, use data_parallel_model.OptimizeGradientMemory()"
+    )
     for device in model._devices:
         model.net._net = memonger.share_grad_blobs(
             model.net,
@@ -55,7 +63,9 @@ def release_blobs(model: Any, blobs_to_keep: Iterable[str] | None) -> None:
         model: the model.
         blobs_to_keep: names, without the scope of a device, of blobs that stay.
     """
-    kept = {scope_of(model, device) + name for device in model._devices for name in blobs_to_keep or ()}
+    kept = {
+        scope_of(model, device) + name for device in model._devices for name in blobs_to_keep or ()
+    }
     if model._rendezvous is not None:
         kept.update(str(grad) for grad in model.param_to_grad.values())
     model.net._net = memonger.release_blobs_when_used(model.net.Proto(), kept)
@@ -67,12 +77,14 @@ def OptimizeGradientMemory(
     excluded_blobs: Iterable[str],
     recycle_activations: bool,
 ) -> None:
-    """Let the gradients of each device share blobs, where one is not used any more when the other is made.
+    """Let the gradients of each device share blobs, where one is not used any more when the
+    other is made.
 
     Args:
         model: a parallelized model; call it before its net is created.
-        input_shapes: the shape of each input, by its name without the scope of a device; with it, blobs of like size
-            are shared. Empty where they are unknown, None to leave shapes out of account.
+        input_shapes: the shape of each input, by its name without the scope of a device; with it,
+            blobs of like size are shared. Empty where they are unknown, None to leave shapes out of
+            account.
         excluded_blobs: names of blobs that are not shared, since the script reads them.
         recycle_activations: whether activations of the forward pass share blobs too.
     """

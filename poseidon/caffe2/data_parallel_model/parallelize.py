@@ -1,4 +1,6 @@
-"""Synchronous data parallelism: each device computes gradients of its part of the batch, and all apply their sum."""
+"""Synchronous data parallelism: each device computes gradients of its part of the batch, and all
+apply their sum.
+"""
 
 from __future__ import annotations
 
@@ -65,26 +67,33 @@ def Parallelize(
     replicas equal. The model is changed in place.
 
     Args:
-        model_helper_obj: an empty ModelHelper. Parameters that it has already are not data-parallel.
+        model_helper_obj: an empty ModelHelper. Parameters that it has already are not
+            data-parallel.
         input_builder_fun: adds the inputs; called for each device in its scopes. A
             reader that the devices share is made outside.
-        forward_pass_builder_fun: adds the layers and returns the list of losses. It gets the model and `loss_scale`, by
-            which it multiplies each loss.
+        forward_pass_builder_fun: adds the layers and returns the list of losses. It gets the model
+            and `loss_scale`, by which it multiplies each loss.
         param_update_builder_fun: adds the updates; called for each device in its scopes.
-        optimizer_builder_fun: adds the updates of all devices; called once outside scopes. Without either the model is
-            for tests: forward only.
-        post_sync_builder_fun: adds what follows the first copies of parameters; called for each device in its scopes.
+        optimizer_builder_fun: adds the updates of all devices; called once outside scopes. Without
+            either the model is for tests: forward only.
+        post_sync_builder_fun: adds what follows the first copies of parameters; called for each
+            device in its scopes.
         pre_grad_net_transformer_fun: called once before the gradient operators are added.
-        net_transformer_fun: called once behind these with the model, the number of devices, the prefix of their scopes
-            and their type.
-        devices: the numbers of the devices; by default all GPUs, or as many as there are processors.
-        rendezvous: None for one host, else a dict with `kv_handler` (the blob of a store handler), `num_shards`,
-            `shard_id` (of this process), `engine` ("GLOO", or "NCCL" between GPUs) and, where wanted, `interface` (the
-            network interface or address that the other hosts reach).
-        net_type: how the net runs: `dag` overlaps the sums with the backward pass, `simple` does not.
-        broadcast_computed_params: whether all devices of a host get the running means of the first, each iteration.
+        net_transformer_fun: called once behind these with the model, the number of devices, the
+            prefix of their scopes and their type.
+        devices: the numbers of the devices; by default all GPUs, or as many as there are
+            processors.
+        rendezvous: None for one host, else a dict with `kv_handler` (the blob of a store handler),
+            `num_shards`, `shard_id` (of this process), `engine` ("GLOO", or "NCCL" between GPUs)
+            and, where wanted, `interface` (the network interface or address that the other hosts
+            reach).
+        net_type: how the net runs: `dag` overlaps the sums with the backward pass, `simple` does
+            not.
+        broadcast_computed_params: whether all devices of a host get the running means of the first,
+            each iteration.
         optimize_gradient_memory: see `OptimizeGradientMemory`, which is to be preferred.
-        dynamic_memory_management: whether blobs are freed after their last use, but `blobs_to_keep`.
+        dynamic_memory_management: whether blobs are freed after their last use, but
+            `blobs_to_keep`.
         blobs_to_keep: names without the scope of a device.
         use_nccl: whether NCCL sums over the GPUs of a host.
         max_concurrent_distributed_ops: collectives between hosts that run at the same time.
@@ -94,14 +103,18 @@ def Parallelize(
         shared_model: whether all replicas on the CPU read one set of parameters.
         combine_spatial_bn: whether SpatialBN normalizes the joined batch of all devices of a host.
         barrier_net_timeout_sec: how long `RunInitNet` and `RunNet` wait for the slowest shard.
-        shard_batch_sizes: the batch size of each shard, where these differ. Gradients are weighted by n_i / sum n_i, so
-            that the update is that of the whole batch. By default all shards count the same.
+        shard_batch_sizes: the batch size of each shard, where these differ. Gradients are weighted
+            by n_i / sum n_i, so that the update is that of the whole batch. By default all shards
+            count the same.
 
     Raises:
-        AssertionError: the call is in a device scope, both builders of updates are given, or one returns no losses.
+        AssertionError: the call is in a device scope, both builders of updates are given, or one
+            returns no losses.
     """
     check_scope()
-    choose_devices(model_helper_obj, devices, cpu=cpu_device, ideep=ideep, shared_model=shared_model)
+    choose_devices(
+        model_helper_obj, devices, cpu=cpu_device, ideep=ideep, shared_model=shared_model
+    )
     model = model_helper_obj
     updates = param_update_builder_fun is not None or optimizer_builder_fun is not None
     assert param_update_builder_fun is None or optimizer_builder_fun is None, (
@@ -110,15 +123,22 @@ def Parallelize(
     assert not (optimize_gradient_memory and dynamic_memory_management), (
         "optimize_gradient_memory and dynamic_memory_management exclude each other"
     )
-    most = prepare(model, rendezvous, net_type, num_threads_per_device, max_concurrent_distributed_ops)
+    most = prepare(
+        model, rendezvous, net_type, num_threads_per_device, max_concurrent_distributed_ops
+    )
     if not updates and model.init_params:
         log.warning(
-            "Model %s has no updates, so it is for tests, but it has init_params=True: its init net would replace the "
+            "Model %s has no updates, so it is for tests, but it has init_params=True: its init "
+            "net would replace the "
             "parameters of the training model. Make it with ModelHelper(init_params=False)",
             model.name,
         )
     losses, old = build_replicas(
-        model, input_builder_fun, forward_pass_builder_fun, loss_scale(model, shard_batch_sizes), updates
+        model,
+        input_builder_fun,
+        forward_pass_builder_fun,
+        loss_scale(model, shard_batch_sizes),
+        updates,
     )
     computed = group_by_device(model, model.GetComputedParams(""))
     model._device_grouped_blobs.update(computed)
@@ -159,7 +179,8 @@ def Parallelize(
 def prepare(
     model: Any, rendezvous: Rendezvous | None, net_type: str, threads_per_device: int, most: int
 ) -> int:
-    """Set the type and threads of the net, and what a parallelized model knows; return how many collectives overlap.
+    """Set the type and threads of the net, and what a parallelized model knows; return how many
+    collectives overlap.
 
     Raises:
         ValueError: the rendezvous lacks an entry.
@@ -168,10 +189,13 @@ def prepare(
         for key in ("kv_handler", "shard_id", "num_shards", "engine"):
             if key not in rendezvous:
                 raise ValueError(
-                    f"rendezvous={rendezvous} has no {key}: expected kv_handler, shard_id, num_shards and engine"
+                    f"rendezvous={rendezvous} has no {key}: expected kv_handler, shard_id, "
+                    "num_shards and engine"
                 )
     log.info("Parallelizing model for devices: %s", model._devices)
-    threads = len(model._devices) * threads_per_device + (EXTRA_THREADS if rendezvous is not None else 0)
+    threads = len(model._devices) * threads_per_device + (
+        EXTRA_THREADS if rendezvous is not None else 0
+    )
     model.net.Proto().num_workers = threads
     model.net.Proto().type = net_type
     model._rendezvous = rendezvous
@@ -183,7 +207,8 @@ def prepare(
 
 
 def loss_scale(model: Any, shard_batch_sizes: Sequence[int] | None) -> float:
-    """Return the factor of each loss of this shard: the sum over all devices of all shards is the mean of the batch.
+    """Return the factor of each loss of this shard: the sum over all devices of all shards is
+    the mean of the batch.
 
     Raises:
         ValueError: there is not one batch size above 0 for each shard.
@@ -214,7 +239,8 @@ def build_replicas(
         The losses of each device, and the parameters that the model had before.
 
     Raises:
-        AssertionError: losses are needed, and what is returned is no list of these; or a parameter is made twice.
+        AssertionError: losses are needed, and what is returned is no list of these; or a parameter
+            is made twice.
     """
     old = list(model.params)
 
@@ -222,9 +248,9 @@ def build_replicas(
         input_builder_fun(replicated)
         losses = forward_pass_builder_fun(replicated, scale)
         if updates:
-            assert isinstance(losses, list) and all(isinstance(x, core.BlobReference) for x in losses), (
-                "Model builder function must return list of loss blobs"
-            )
+            assert isinstance(losses, list) and all(
+                isinstance(x, core.BlobReference) for x in losses
+            ), "Model builder function must return list of loss blobs"
         return losses
 
     losses = for_each_replica(model, build)
@@ -244,10 +270,14 @@ def add_gradients(model: Any, losses: dict[int, Any]) -> None:
     model.AddGradientOperators(seeds)
 
 
-def _sum_gradients(model: Any, old: Sequence[Any], broadcast: bool, use_nccl: bool, most: int) -> None:
+def _sum_gradients(
+    model: Any, old: Sequence[Any], broadcast: bool, use_nccl: bool, most: int
+) -> None:
     """Add the sums of the gradients, the last layer first: its gradient is there first."""
     known = [param for param in model.params if param in model.param_to_grad]
-    grouped = group_by_device(model, [model.param_to_grad[param] for param in known if param not in set(old)])
+    grouped = group_by_device(
+        model, [model.param_to_grad[param] for param in known if param not in set(old)]
+    )
     model._device_grouped_blobs.update(grouped)
     model._grad_names = list(grouped)
     infer_devices(model)

@@ -1,7 +1,8 @@
-"""The replicas of a data-parallel model: their devices and scopes, and the blobs that all of them have.
+"""The replicas of a data-parallel model: their devices and scopes, and the blobs that all of
+them have.
 
-A replica is what one device runs. Its blobs have the scope `<prefix>_<device>/`: `gpu_0/fc_w`, `cpu_1/data`. The same
-blob of all replicas is a group, known by the name without that scope.
+A replica is what one device runs. Its blobs have the scope `<prefix>_<device>/`: `gpu_0/fc_w`,
+`cpu_1/data`. The same blob of all replicas is a group, known by the name without that scope.
 """
 
 from __future__ import annotations
@@ -46,12 +47,17 @@ def check_scope() -> None:
 
 
 def choose_devices(
-    model: Any, devices: Sequence[int] | None, *, cpu: bool, ideep: bool = False, shared_model: bool = False
+    model: Any,
+    devices: Sequence[int] | None,
+    *,
+    cpu: bool,
+    ideep: bool = False,
+    shared_model: bool = False,
 ) -> None:
     """Store the devices of a model in it, the prefix of their scopes and their type.
 
-    Without a GPU in this machine the replicas of `cpu=False` run on the CPU, under the names `gpu_<device>/`; one
-    warning says so.
+    Without a GPU in this machine the replicas of `cpu=False` run on the CPU, under the names
+    `gpu_<device>/`; one warning says so.
 
     Args:
         model: a ModelHelper.
@@ -61,7 +67,8 @@ def choose_devices(
         shared_model: whether all replicas read one set of parameters.
 
     Raises:
-        AssertionError: the devices are not different numbers from 0 on, or replicas on GPUs cannot share parameters.
+        AssertionError: the devices are not different numbers from 0 on, or replicas on GPUs cannot
+            share parameters.
     """
     known = isinstance(model, ModelHelper)
     assert known, f"Expected a ModelHelper, got {type(model).__name__}"
@@ -74,9 +81,9 @@ def choose_devices(
         devices = range(gpus or 1) if on_gpu else range(multiprocessing.cpu_count())
     model._devices = list(devices)
     valid = model._devices and len(set(model._devices)) == len(model._devices)
-    assert valid and all(isinstance(device, Integral) and int(device) >= 0 for device in model._devices), (
-        f"devices={devices}: expected at least one number, each once and from 0 on, such as [0, 1]"
-    )
+    assert valid and all(
+        isinstance(device, Integral) and int(device) >= 0 for device in model._devices
+    ), f"devices={devices}: expected at least one number, each once and from 0 on, such as [0, 1]"
     model._device_prefix = "gpu" if on_gpu else "ideep" if ideep else "cpu"
     model._device_type = workspace.GpuDeviceType if on_gpu else IDEEP if ideep else CPU
     model._shared_model = shared_model
@@ -84,9 +91,13 @@ def choose_devices(
         assert not shared_model, "Shared model only supported on CPU"
         if gpus == 0:
             model._device_type = CPU
-            _warn_once("This machine has no GPU: the replicas of data_parallel_model run on the CPU")
+            _warn_once(
+                "This machine has no GPU: the replicas of data_parallel_model run on the CPU"
+            )
         elif max(model._devices, default=0) >= gpus:
-            log.warning("Only %d GPUs are available, the GPUs %s are requested", gpus, model._devices)
+            log.warning(
+                "Only %d GPUs are available, the GPUs %s are requested", gpus, model._devices
+            )
 
 
 def _warn_once(text: str) -> None:
@@ -122,7 +133,9 @@ def for_each_replica(model: Any, build: Callable[[Any], Any]) -> dict[int, Any]:
 
 
 def stripBlobName(param: Any) -> str:
-    """Return a blob's name without its first scope: `a/b/c` is `b/c`; a slice has those of indices and values."""
+    """Return a blob's name without its first scope: `a/b/c` is `b/c`; a slice has those of
+    indices and values.
+    """
     if isinstance(param, core.GradientSlice):
         return stripBlobName(param.indices) + ":" + stripBlobName(param.values)
     name = str(param)
@@ -142,9 +155,9 @@ def group_by_device(model: Any, blobs: Iterable[Any]) -> dict[str, Group]:
         )
         parts = [blob.indices, blob.values] if isinstance(blob, core.GradientSlice) else [blob]
         devices = [d for d in model._devices if str(parts[0]).startswith(scope_of(model, d))]
-        assert devices and all(str(part).startswith(scope_of(model, devices[0])) for part in parts), (
-            f"{blob} is expected in a scope {model._device_prefix}_<device>/"
-        )
+        assert devices and all(
+            str(part).startswith(scope_of(model, devices[0])) for part in parts
+        ), f"{blob} is expected in a scope {model._device_prefix}_<device>/"
         grouped.setdefault(stripBlobName(blob), {})[devices[0]] = blob
     return grouped
 
@@ -164,7 +177,9 @@ def check_params(params: Sequence[Any]) -> None:
 
 
 def infer_devices(model: Any) -> None:
-    """Store in the model on which device each blob is: that of the first operator that reads or writes it."""
+    """Store in the model on which device each blob is: that of the first operator that reads or
+    writes it.
+    """
     found: dict[str, Any] = {}
 
     def look(net: Any) -> None:
@@ -195,7 +210,9 @@ def is_on_gpu(model: Any, name: str) -> bool:
 
 
 def check_operators(model: Any) -> None:
-    """Raise an exception when an operator of one GPU uses a blob of another; copies and sums of replicas may."""
+    """Raise an exception when an operator of one GPU uses a blob of another; copies and sums of
+    replicas may.
+    """
     for op in model.net.Proto().op:
         between = any(word in op.type for word in ("NCCL", "Copy", "Concat")) or op.name == "dpm"
         if between or ("Allreduce" in op.type and "GLOO" in op.engine):
@@ -205,11 +222,14 @@ def check_operators(model: Any) -> None:
         own = scope_of(model, op.device_option.device_id)
         for name in (*op.input, *op.output):
             if name.startswith(f"{model._device_prefix}_") and not name.startswith(own):
-                raise Exception(f"Blob {name} of op {op.type}, should have namescope {own}. Op: {op}")
+                raise Exception(
+                    f"Blob {name} of op {op.type}, should have namescope {own}. Op: {op}"
+                )
 
 
 def blobs_to_sync(model: Any) -> tuple[list[Any], set[str]]:
-    """Return the blobs of replicas that the init net makes, by device and name, and the names of their groups.
+    """Return the blobs of replicas that the init net makes, by device and name, and the names of
+    their groups.
 
     A model whose replicas share parameters has only those that the net itself computes.
 
@@ -226,9 +246,13 @@ def blobs_to_sync(model: Any) -> tuple[list[Any], set[str]]:
         assert not missing, f"Some params not instantiated in param init net: {sorted(missing)}"
 
     def place(name: str) -> tuple[int, str]:
-        return int(name[len(model._device_prefix) + 1 : name.index(scope._NAMESCOPE_SEPARATOR)]), name
+        return int(
+            name[len(model._device_prefix) + 1 : name.index(scope._NAMESCOPE_SEPARATOR)]
+        ), name
 
-    return [core.BlobReference(name) for name in sorted(made, key=place)], {stripBlobName(n) for n in made}
+    return [core.BlobReference(name) for name in sorted(made, key=place)], {
+        stripBlobName(n) for n in made
+    }
 
 
 def made_for_first(model: Any) -> set[str]:
@@ -239,7 +263,8 @@ def made_for_first(model: Any) -> set[str]:
 
 
 def ConvertNetForDevice(net: Any, device: Any = None) -> Any:
-    """Return a copy of a net whose blobs are in the scope of a device and whose operators run there.
+    """Return a copy of a net whose blobs are in the scope of a device and whose operators run
+    there.
 
     With it, the builder function of a forward pass can append another model:
 

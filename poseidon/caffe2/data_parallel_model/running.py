@@ -15,22 +15,29 @@ BARRIER_TIMEOUT_S = 300
 """Longest time that a shard waits for the others before an epoch, as in Caffe2."""
 
 
-def set_nets(model: Any, init_nets: list[Any], nets: list[Any], barrier_net_timeout_sec: float) -> None:
-    """Store in the model the nets that `RunInitNet` and `RunNet` run; those of several shards begin with a barrier.
+def set_nets(
+    model: Any, init_nets: list[Any], nets: list[Any], barrier_net_timeout_sec: float
+) -> None:
+    """Store in the model the nets that `RunInitNet` and `RunNet` run; those of several shards
+    begin with a barrier.
 
-    The barrier lets fast shards wait for slow ones before an epoch, longer than a collective operation may.
+    The barrier lets fast shards wait for slow ones before an epoch, longer than a collective
+    operation may.
 
     Args:
         model: the model.
         init_nets: run once, in order.
-        nets: run in order; a pair of a net and a number is run so often, whatever `RunNet` asks for.
+        nets: run in order; a pair of a net and a number is run so often, whatever `RunNet` asks
+            for.
         barrier_net_timeout_sec: longest time that the barrier waits.
     """
     model._data_parallel_model_init_nets = init_nets
     model._data_parallel_model_nets = nets
     if model._rendezvous is not None and model._rendezvous["engine"] in ("GLOO", "NCCL"):
         model._barrier_init_net = core.Net("barrier_init_net")
-        model._barrier_net = _barrier(model, model._barrier_init_net, "pre_training", barrier_net_timeout_sec)
+        model._barrier_net = _barrier(
+            model, model._barrier_init_net, "pre_training", barrier_net_timeout_sec
+        )
         init_nets.insert(0, model._barrier_init_net)
         nets.insert(0, (model._barrier_net, 1))
 
@@ -63,7 +70,9 @@ def RunInitNet(model: Any) -> None:
 
 
 def RunWarmup(model: Any) -> None:
-    """Run the warm-up iterations of a BMUF model, each device alone, and broadcast the parameters of the first."""
+    """Run the warm-up iterations of a BMUF model, each device alone, and broadcast the
+    parameters of the first.
+    """
     workspace.RunNet(model.net, model._warmup_iterations)
     workspace.RunNetOnce(model._warmup_broadcast)
 
@@ -91,7 +100,8 @@ def Synchronize(model: Any, timeout_sec: float = BARRIER_TIMEOUT_S) -> None:
         timeout_sec: longest time to wait; the same in all calls.
     """
     warnings.warn(
-        "Synchronize is deprecated: RunNet waits for all shards first, for barrier_net_timeout_sec at most",
+        "Synchronize is deprecated: RunNet waits for all shards first, for "
+        "barrier_net_timeout_sec at most",
         category=DeprecationWarning,
         stacklevel=2,
     )
@@ -144,6 +154,7 @@ def run_comparison(model: Any, blob_name: str, device: Any = None) -> bool:
         workspace.RunNetOnce(net)
     sums = workspace.FetchBlob(str(gathered))
     assert (sums == sums[0]).all(), (
-        f"allcompare failed on shard {shard}: the sums of squares of {blob_name} are {sums.tolist()}"
+        f"allcompare failed on shard {shard}: the sums of squares of {blob_name} are "
+        f"{sums.tolist()}"
     )
     return True

@@ -27,14 +27,16 @@ def BatchSizesBySpeed(total: int, speeds: Sequence[float], multiple: int = 1) ->
         multiple: what each batch size is a multiple of: the number of devices of a shard.
 
     Raises:
-        ValueError: a speed is not above 0, or the total is no multiple, or too small for one multiple for each shard.
+        ValueError: a speed is not above 0, or the total is no multiple, or too small for one
+            multiple for each shard.
     """
     if not speeds or not all(math.isfinite(speed) and speed > 0 for speed in speeds):
         raise ValueError(f"speeds {list(speeds)}: expected a number above 0 for each shard")
     units, rest = divmod(total, multiple)
     if rest or units < len(speeds):
         raise ValueError(
-            f"a batch of {total} for {len(speeds)} shards: expected a multiple of {multiple}, {len(speeds) * multiple} or more"
+            f"a batch of {total} for {len(speeds)} shards: expected a multiple of {multiple}, "
+            f"{len(speeds) * multiple} or more"
         )
     wanted = [units * speed / sum(speeds) for speed in speeds]
     given = [max(1, math.floor(share)) for share in wanted]

@@ -5,7 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 
-def transpose(model: Any, blob_in: Any, blob_out: Any, use_cudnn: bool = False, **kwargs: Any) -> Any:
+def transpose(
+    model: Any, blob_in: Any, blob_out: Any, use_cudnn: bool = False, **kwargs: Any
+) -> Any:
     """Add `Transpose`."""
     if use_cudnn:
         kwargs["engine"] = "CUDNN"

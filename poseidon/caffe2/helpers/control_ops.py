@@ -10,7 +10,11 @@ from poseidon.caffe2.control_ops_util import add_if_op, add_while_op
 
 
 def cond(
-    model: Any, cond_blob: Any, external_blobs: Iterable[Any], then_model: Any, else_model: Any = None
+    model: Any,
+    cond_blob: Any,
+    external_blobs: Iterable[Any],
+    then_model: Any,
+    else_model: Any = None,
 ) -> None:
     """Run one of two models.
 
@@ -21,11 +25,17 @@ def cond(
         then_model, else_model: what runs where it is true, and where it is false.
     """
     blob = _reference(cond_blob)
-    add_if_op(model.net, blob, external_blobs, then_model.net, else_model.net if else_model else None)
+    add_if_op(
+        model.net, blob, external_blobs, then_model.net, else_model.net if else_model else None
+    )
 
 
 def loop(
-    model: Any, cond_blob: Any, external_blobs: Iterable[Any], loop_model: Any, cond_model: Any = None
+    model: Any,
+    cond_blob: Any,
+    external_blobs: Iterable[Any],
+    loop_model: Any,
+    cond_model: Any = None,
 ) -> None:
     """Run a model again and again.
 
@@ -37,7 +47,9 @@ def loop(
         cond_model: what sets the boolean, before each iteration.
     """
     blob = _reference(cond_blob)
-    add_while_op(model.net, blob, external_blobs, loop_model.net, cond_model.net if cond_model else None)
+    add_while_op(
+        model.net, blob, external_blobs, loop_model.net, cond_model.net if cond_model else None
+    )
 
 
 def _reference(blob: Any) -> Any:

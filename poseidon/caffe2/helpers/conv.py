@@ -100,7 +100,14 @@ def _conv(
 
 
 def conv_nd(
-    model: Any, blob_in: Any, blob_out: Any, dim_in: int, dim_out: int, kernel: Any, *args: Any, **kwargs: Any
+    model: Any,
+    blob_in: Any,
+    blob_out: Any,
+    dim_in: int,
+    dim_out: int,
+    kernel: Any,
+    *args: Any,
+    **kwargs: Any,
 ) -> Any:
     """Add a convolution over any number of dimensions: one kernel size for each; see `conv`."""
     assert not (args and kwargs.get("order") == "NHWC" and len(_kernels(kernel, True)) != 2), (
@@ -110,7 +117,14 @@ def conv_nd(
 
 
 def conv(
-    model: Any, blob_in: Any, blob_out: Any, dim_in: int, dim_out: int, kernel: Any, *args: Any, **kwargs: Any
+    model: Any,
+    blob_in: Any,
+    blob_out: Any,
+    dim_in: int,
+    dim_out: int,
+    kernel: Any,
+    *args: Any,
+    **kwargs: Any,
 ) -> Any:
     """Add `Conv` over images.
 
@@ -119,7 +133,8 @@ def conv(
         blob_in, blob_out: input and output.
         dim_in, dim_out: channels.
         kernel: the size, or [height, width].
-        args: weight_init, bias_init: a filler and its arguments; WeightInitializer, BiasInitializer; group.
+        args: weight_init, bias_init: a filler and its arguments; WeightInitializer,
+            BiasInitializer; group.
         kwargs: these by name, `no_bias`, `use_cudnn`, `order`, and arguments of the operator.
     """
     return _conv(model, False, blob_in, blob_out, dim_in, dim_out, kernel, *args, **kwargs)
@@ -143,7 +158,9 @@ def conv_transpose(
     """Add `ConvTranspose`; the arguments are those of `conv`."""
     use_bias = not kwargs.pop("no_bias", False)
     blob_out = blob_out or model.net.NextName()
-    shape = [dim_in, dim_out, kernel, kernel] if order == "NCHW" else [dim_in, kernel, kernel, dim_out]
+    shape = (
+        [dim_in, dim_out, kernel, kernel] if order == "NCHW" else [dim_in, kernel, kernel, dim_out]
+    )
     inits = (weight_init, bias_init, None, None)
     inputs = [blob_in, *_parameters(model, blob_out, shape, dim_out, inits, use_bias)]
     _engine(kwargs, use_cudnn, cudnn_exhaustive_search, ws_nbytes_limit)
@@ -205,13 +222,19 @@ def group_conv_deprecated(
         dimensions=[part_in] * group,
         order=order,
     )
-    shape = [part_out, part_in, kernel, kernel] if order == "NCHW" else [part_out, kernel, kernel, part_in]
+    shape = (
+        [part_out, part_in, kernel, kernel]
+        if order == "NCHW"
+        else [part_out, kernel, kernel, part_in]
+    )
     outputs = []
     for index, part in enumerate(parts if group > 1 else [parts]):
         name = blob_out + f"_gconv_{index}"
         inputs = [
             part,
-            *_parameters(model, name, shape, part_out, (weight_init, bias_init, None, None), use_bias),
+            *_parameters(
+                model, name, shape, part_out, (weight_init, bias_init, None, None), use_bias
+            ),
         ]
         outputs.append(model.net.Conv(inputs, name, kernel=kernel, order=order, **kwargs))
     return model.net.Concat(outputs, [blob_out, "_" + blob_out + "_concat_dims"], order=order)[0]

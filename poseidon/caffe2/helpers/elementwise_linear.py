@@ -18,7 +18,9 @@ def elementwise_linear(
     **kwargs: Any,
 ) -> Any:
     """Add `ElementwiseLinear`: x w + b; the weights start at 1, the biases at 0."""
-    weight_init = initializers.update_initializer(None, weight_init, ("ConstantFill", {"value": 1.0}))
+    weight_init = initializers.update_initializer(
+        None, weight_init, ("ConstantFill", {"value": 1.0})
+    )
     bias_init = initializers.update_initializer(None, bias_init, ("ConstantFill", {"value": 0.0}))
     weight = model.create_param(blob_out + "_w", [dim], weight_init, ParameterTags.WEIGHT)
     bias = model.create_param(blob_out + "_b", [dim], bias_init, ParameterTags.BIAS)

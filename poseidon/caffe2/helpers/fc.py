@@ -24,13 +24,17 @@ def _fc(
     float16_compute: bool = False,
     **kwargs: Any,
 ) -> Any:
-    weight_init = initializers.update_initializer(WeightInitializer, weight_init, ("XavierFill", {}))
+    weight_init = initializers.update_initializer(
+        WeightInitializer, weight_init, ("XavierFill", {})
+    )
     bias_init = initializers.update_initializer(BiasInitializer, bias_init, ("ConstantFill", {}))
     blob_out = blob_out or model.net.NextName()
     bias_tags = [ParameterTags.BIAS]
     if "freeze_bias" in kwargs:
         bias_tags.append(ParameterTags.COMPUTED_PARAM)
-    weight = model.create_param(blob_out + "_w", [dim_out, dim_in], weight_init, ParameterTags.WEIGHT)
+    weight = model.create_param(
+        blob_out + "_w", [dim_out, dim_in], weight_init, ParameterTags.WEIGHT
+    )
     bias = model.create_param(blob_out + "_b", [dim_out], bias_init, bias_tags)
     if enable_tensor_core:
         kwargs["engine"] = "TENSORCORE"
@@ -45,7 +49,8 @@ def fc(model: Any, *args: Any, **kwargs: Any) -> Any:
     Args:
         model: the model.
         args: blob_in, blob_out, dim_in, dim_out, weight_init, bias_init.
-        kwargs: these by name, `WeightInitializer`, `BiasInitializer`, and arguments of the operator.
+        kwargs: these by name, `WeightInitializer`, `BiasInitializer`, and arguments of the
+            operator.
     """
     return _fc(model, model.net.FC, *args, **kwargs)
 

@@ -8,7 +8,12 @@ from poseidon.caffe2.modeling.initializers import Initializer
 
 
 def relu(
-    model: Any, blob_in: Any, blob_out: Any, use_cudnn: bool = False, order: str = "NCHW", **kwargs: Any
+    model: Any,
+    blob_in: Any,
+    blob_out: Any,
+    use_cudnn: bool = False,
+    order: str = "NCHW",
+    **kwargs: Any,
 ) -> Any:
     """Add `Relu`."""
     if use_cudnn:
@@ -17,7 +22,12 @@ def relu(
 
 
 def tanh(
-    model: Any, blob_in: Any, blob_out: Any, use_cudnn: bool = False, order: str = "NCHW", **kwargs: Any
+    model: Any,
+    blob_in: Any,
+    blob_out: Any,
+    use_cudnn: bool = False,
+    order: str = "NCHW",
+    **kwargs: Any,
 ) -> Any:
     """Add `Tanh`."""
     if use_cudnn:
@@ -26,7 +36,12 @@ def tanh(
 
 
 def prelu(
-    model: Any, blob_in: Any, blob_out: Any, num_channels: int = 1, slope_init: Any = None, **kwargs: Any
+    model: Any,
+    blob_in: Any,
+    blob_out: Any,
+    num_channels: int = 1,
+    slope_init: Any = None,
+    **kwargs: Any,
 ) -> Any:
     """Add `PRelu`; its slopes start at 0.25."""
     name, arguments = slope_init or ("ConstantFill", {"value": 0.25})

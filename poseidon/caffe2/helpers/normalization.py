@@ -29,7 +29,12 @@ def _scale_and_bias(
 
 
 def lrn(
-    model: Any, blob_in: Any, blob_out: Any, order: str = "NCHW", use_cudnn: bool = False, **kwargs: Any
+    model: Any,
+    blob_in: Any,
+    blob_out: Any,
+    order: str = "NCHW",
+    use_cudnn: bool = False,
+    **kwargs: Any,
 ) -> Any:
     """Add `LRN`; its scale is `_<blob_out>_scale`, which cuDNN does not have."""
     device = kwargs.get("device_option", scope.CurrentDeviceScope())
@@ -39,7 +44,9 @@ def lrn(
     return model.net.LRN(blob_in, [blob_out, "_" + blob_out + "_scale"], order=order, **kwargs)[0]
 
 
-def softmax(model: Any, blob_in: Any, blob_out: Any = None, use_cudnn: bool = False, **kwargs: Any) -> Any:
+def softmax(
+    model: Any, blob_in: Any, blob_out: Any = None, use_cudnn: bool = False, **kwargs: Any
+) -> Any:
     """Add `Softmax`."""
     if use_cudnn:
         kwargs["engine"] = "CUDNN"
@@ -63,7 +70,9 @@ def instance_norm(
     made = _scale_and_bias(
         model, blob_out, dim_in, (init_scale, init_bias), (ScaleInitializer, BiasInitializer)
     )
-    outputs = [blob_out] if kwargs.get("is_test") else [blob_out, blob_out + "_sm", blob_out + "_siv"]
+    outputs = (
+        [blob_out] if kwargs.get("is_test") else [blob_out, blob_out + "_sm", blob_out + "_siv"]
+    )
     result = model.net.InstanceNorm([blob_in, *made], outputs, order=order, **kwargs)
     return result if len(outputs) == 1 else result[0]
 
@@ -84,7 +93,8 @@ def spatial_bn(
 ) -> Any:
     """Add `SpatialBN`: batch normalization over all axes but the channels.
 
-    Parameters `_s`, `_b`; running statistics `_rm`, `_riv` (a variance, despite its name); saved `_sm`, `_siv`.
+    Parameters `_s`, `_b`; running statistics `_rm`, `_riv` (a variance, despite its name); saved
+    `_sm`, `_siv`.
     """
     blob_out = blob_out or model.net.NextName()
     made = _scale_and_bias(
@@ -92,7 +102,9 @@ def spatial_bn(
     )
     computed = ParameterTags.COMPUTED_PARAM
     mean = _constant(model, blob_out + "_rm", dim_in, 0.0, computed, RunningMeanInitializer)
-    variance = _constant(model, blob_out + "_riv", dim_in, 1.0, computed, RunningVarianceInitializer)
+    variance = _constant(
+        model, blob_out + "_riv", dim_in, 1.0, computed, RunningVarianceInitializer
+    )
     inputs = [blob_in, *made, mean, variance]
     if kwargs.get("is_test"):
         return model.net.SpatialBN(inputs, blob_out, order=order, **kwargs)
@@ -160,7 +172,9 @@ def moments_with_running_stats(
     blob_out = blob_out or model.net.NextName()
     computed = ParameterTags.COMPUTED_PARAM
     mean = _constant(model, blob_out + "_rm", dim_in, 0.0, computed, RunningMeanInitializer)
-    variance = _constant(model, blob_out + "_riv", dim_in, 1.0, computed, RunningVarianceInitializer)
+    variance = _constant(
+        model, blob_out + "_riv", dim_in, 1.0, computed, RunningVarianceInitializer
+    )
     outputs = [blob_out + "_sm", blob_out + "_sv"]
     if order == "NCHW":
         moments = model.net.Moments([blob_in], outputs, axes=[0, 2, 3], order=order, keepdims=False)

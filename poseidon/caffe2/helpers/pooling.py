@@ -6,7 +6,12 @@ from typing import Any
 
 
 def max_pool(
-    model: Any, blob_in: Any, blob_out: Any, use_cudnn: bool = False, order: str = "NCHW", **kwargs: Any
+    model: Any,
+    blob_in: Any,
+    blob_out: Any,
+    use_cudnn: bool = False,
+    order: str = "NCHW",
+    **kwargs: Any,
 ) -> Any:
     """Add `MaxPool`."""
     if use_cudnn:
@@ -15,7 +20,12 @@ def max_pool(
 
 
 def average_pool(
-    model: Any, blob_in: Any, blob_out: Any, use_cudnn: bool = False, order: str = "NCHW", **kwargs: Any
+    model: Any,
+    blob_in: Any,
+    blob_out: Any,
+    use_cudnn: bool = False,
+    order: str = "NCHW",
+    **kwargs: Any,
 ) -> Any:
     """Add `AveragePool`."""
     if use_cudnn:
@@ -23,6 +33,10 @@ def average_pool(
     return model.net.AveragePool(blob_in, blob_out, order=order, **kwargs)
 
 
-def max_pool_with_index(model: Any, blob_in: Any, blob_out: Any, order: str = "NCHW", **kwargs: Any) -> Any:
+def max_pool_with_index(
+    model: Any, blob_in: Any, blob_out: Any, order: str = "NCHW", **kwargs: Any
+) -> Any:
     """Add `MaxPoolWithIndex`; its second output is `<blob_out>_index`."""
-    return model.net.MaxPoolWithIndex(blob_in, [blob_out, blob_out + "_index"], order=order, **kwargs)[0]
+    return model.net.MaxPoolWithIndex(
+        blob_in, [blob_out, blob_out + "_index"], order=order, **kwargs
+    )[0]

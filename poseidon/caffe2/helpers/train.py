@@ -25,8 +25,9 @@ def accuracy(model: Any, blob_in: Any, blob_out: Any, **kwargs: Any) -> None:
 
     Args:
         blob_in: the two blobs.
-        kwargs: `top_k`: how many of the best classes count, 1 by default. Only a model on a GPU takes it, whose
-            `Accuracy` then runs on the CPU: Caffe2 leaves it out elsewhere, and a warning tells it.
+        kwargs: `top_k`: how many of the best classes count, 1 by default. Only a model on a GPU
+            takes it, whose `Accuracy` then runs on the CPU: Caffe2 leaves it out elsewhere, and a
+            warning tells it.
     """
     device = kwargs.pop("device_option", scope.CurrentDeviceScope())
     several = kwargs.get("top_k", 1) > 1
@@ -37,14 +38,16 @@ def accuracy(model: Any, blob_in: Any, blob_out: Any, **kwargs: Any) -> None:
         return
     if several:
         log.warning(
-            "brew.accuracy leaves top_k=%d out on the CPU, as Caffe2 does: call model.net.Accuracy with top_k",
+            "brew.accuracy leaves top_k=%d out on the CPU, as Caffe2 does: call "
+            "model.net.Accuracy with top_k",
             kwargs["top_k"],
         )
     model.net.Accuracy(blob_in, blob_out)
 
 
 def add_weight_decay(model: Any, weight_decay: float) -> None:
-    """Add the decay to the gradients of the weights of the current scope; none when it is not above 0.
+    """Add the decay to the gradients of the weights of the current scope; none when it is not
+    above 0.
 
     Raises:
         RuntimeError: a weight has no gradient.
@@ -56,5 +59,7 @@ def add_weight_decay(model: Any, weight_decay: float) -> None:
     for param in model.GetWeights():
         grad = model.param_to_grad.get(param)
         if grad is None:
-            raise RuntimeError(f"the weight {param} has no gradient: call AddGradientOperators before")
+            raise RuntimeError(
+                f"the weight {param} has no gradient: call AddGradientOperators before"
+            )
         model.net.WeightedSum([grad, one, param, decay], grad)

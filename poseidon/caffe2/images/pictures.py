@@ -1,7 +1,8 @@
 """Databases of labelled picture files, in Caffe2's or in Caffe's format: `poseidon make_db`.
 
-Law: the database appears when it is complete. A picture that cannot be read is an error that names it. The key of
-record i is `<i>_<path>`, i with eight digits, so that key order is the order of the records.
+Law: the database appears when it is complete. A picture that cannot be read is an error that names
+it. The key of record i is `<i>_<path>`, i with eight digits, so that key order is the order of the
+records.
 """
 
 from __future__ import annotations
@@ -67,8 +68,8 @@ def find_pictures(source: Path, root: str | None = None) -> Pictures:
     """Return the pictures of a folder or a list.
 
     Args:
-        source: a folder with one sub-folder for each class, whose labels follow the order of their names; or a
-            file with a line for each picture: path, space, label.
+        source: a folder with one sub-folder for each class, whose labels follow the order of their
+            names; or a file with a line for each picture: path, space, label.
         root: of a list, what stands before each path; None: its own folder.
 
     Raises:
@@ -76,19 +77,26 @@ def find_pictures(source: Path, root: str | None = None) -> Pictures:
     """
     if not source.exists():
         raise DataError(
-            f"{source} does not exist: expected a folder with a sub-folder for each class, or a list file"
+            f"{source} does not exist: expected a folder with a sub-folder for each class, or a "
+            "list file"
         )
     if not source.is_dir():
         prefix = f"{source.parent}/" if root is None else root
         return Pictures(
             [
-                Picture(f"{source}:{line.number}: ", line.path, Path(prefix + line.path), line.label)
+                Picture(
+                    f"{source}:{line.number}: ", line.path, Path(prefix + line.path), line.label
+                )
                 for line in read_list(source, "")
             ]
         )
-    folders = sorted(path for path in source.iterdir() if path.is_dir() and not path.name.startswith("."))
+    folders = sorted(
+        path for path in source.iterdir() if path.is_dir() and not path.name.startswith(".")
+    )
     if not folders:
-        raise DataError(f"{source} has no sub-folders: expected one for each class, with its pictures in it")
+        raise DataError(
+            f"{source} has no sub-folders: expected one for each class, with its pictures in it"
+        )
     files = []
     for label, folder in enumerate(folders):
         found = sorted(
@@ -128,14 +136,23 @@ def make_database(
     if conversion.shuffle:
         files = [files[index] for index in permutation(conversion.seed, 0, len(files))]
     with new_database(path, db_type) as writer:
-        for number, (picture, value) in enumerate(in_parallel(partial(_record, form, conversion), files)):
+        for number, (picture, value) in enumerate(
+            in_parallel(partial(_record, form, conversion), files)
+        ):
             writer.put(_key(number, picture.name), value)
             report("converting", number + 1, len(files))
     return len(files)
 
 
 def make_two_class(
-    path: Path, db_type: str, form: str, count: int, *, seed: int, first: int = 0, report: Report = silent
+    path: Path,
+    db_type: str,
+    form: str,
+    count: int,
+    *,
+    seed: int,
+    first: int = 0,
+    report: Report = silent,
 ) -> int:
     """Write drawn pictures of two classes to a new database; return the number of records.
 
@@ -152,7 +169,10 @@ def make_two_class(
     labels = draw_labels(count, seed=seed + first)
 
     def record(number: int) -> bytes:
-        content, label = draw_picture(first + number, int(labels[number]), seed=seed), int(labels[number])
+        content, label = (
+            draw_picture(first + number, int(labels[number]), seed=seed),
+            int(labels[number]),
+        )
         return encode(content, label) if form == "caffe2" else encode_file(content, label)
 
     with new_database(path, db_type) as writer:

@@ -1,6 +1,7 @@
 """Records of labelled images: Caffe2's TensorProtos and Caffe's Datum.
 
-Law: a record of another format is an error that says what it is and what was expected. (Caffe2 took zeros for it.)
+Law: a record of another format is an error that says what it is and what was expected. (Caffe2 took
+zeros for it.)
 """
 
 from __future__ import annotations
@@ -31,9 +32,7 @@ _VALUES = {
     TensorProto.INT64: ("int64_data", np.int64),
     TensorProto.UINT8: ("int32_data", np.uint8),
 }
-_IMAGES = (
-    "a TensorProtos with an encoded image (STRING) or pixels (BYTE, height x width x channels) and a label"
-)
+_IMAGES = "a TensorProtos with an encoded image (STRING) or pixels (BYTE, height x width x channels) and a label"
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,14 +73,17 @@ class Format:
     def __post_init__(self) -> None:
         if not SINGLE <= self.label_type <= EMBEDDING:
             raise ValueError(
-                f"ImageInput: label_type must be from {SINGLE} to {EMBEDDING}, not {self.label_type}"
+                f"ImageInput: label_type must be from {SINGLE} to {EMBEDDING}, not "
+                f"{self.label_type}"
             )
         if not self.single and self.num_labels < 1:
             raise ValueError(f"ImageInput: label_type={self.label_type} needs num_labels")
         if self.datum and not self.single:
             raise ValueError("ImageInput: a Caffe Datum has a single label: label_type must be 0")
         if self.datum and self.extra_sizes:
-            raise ValueError("ImageInput: a Caffe Datum has image and label only: 2 outputs are expected")
+            raise ValueError(
+                "ImageInput: a Caffe Datum has image and label only: 2 outputs are expected"
+            )
 
     @property
     def single(self) -> bool:
@@ -96,14 +98,16 @@ class Format:
             database: its database, for the message.
 
         Raises:
-            RuntimeError: the record has another format; the message names database, key and what was expected.
+            RuntimeError: the record has another format; the message names database, key and what
+                was expected.
         """
         try:
             return self._from_datum(record.value) if self.datum else self._from_protos(record.value)
         except DataError as error:
             expected = "a Caffe Datum with an image (use_caffe_datum=1)" if self.datum else _IMAGES
             raise EnforceNotMet(
-                f"the record {record.key.decode(errors='backslashreplace')!r} of the database {database}: {error}; "
+                f"the record {record.key.decode(errors='backslashreplace')!r} of the database "
+                f"{database}: {error}; "
                 f"expected {expected}"
             ) from error
 
@@ -112,7 +116,9 @@ class Format:
             pixels, label = decode(value, Decoding.COLOR if self.color else Decoding.GRAY)
         except DataError as error:
             if _parsed(value):
-                raise DataError("it is a TensorProtos of Caffe2: use_caffe_datum=0 reads it") from error
+                raise DataError(
+                    "it is a TensorProtos of Caffe2: use_caffe_datum=0 reads it"
+                ) from error
             raise
         if pixels.dtype != np.uint8:
             raise DataError("it has floating-point values, not 8-bit pixels")
@@ -153,13 +159,23 @@ class Format:
             return _pixels_last(decode_image(tensor.string_data[0], decoding))
         if tensor.data_type != TensorProto.BYTE:
             kind = TensorProto.DataType.Name(tensor.data_type)
-            hint = "; TensorProtosDBInput reads tensors" if tensor.data_type == TensorProto.FLOAT else ""
+            hint = (
+                "; TensorProtosDBInput reads tensors"
+                if tensor.data_type == TensorProto.FLOAT
+                else ""
+            )
             raise DataError(f"its first tensor is of type {kind}{hint}")
         shape = tuple(tensor.dims)
-        if len(shape) not in (2, 3) or (len(shape) == 3 and shape[2] not in (1, 3)) or min(shape) < 1:
+        if (
+            len(shape) not in (2, 3)
+            or (len(shape) == 3 and shape[2] not in (1, 3))
+            or min(shape) < 1
+        ):
             raise DataError(f"its image has the dimensions {list(shape)}")
         if len(tensor.byte_data) != int(np.prod(shape)):
-            raise DataError(f"its image has {len(tensor.byte_data)} bytes, not those of {list(shape)}")
+            raise DataError(
+                f"its image has {len(tensor.byte_data)} bytes, not those of {list(shape)}"
+            )
         return np.frombuffer(tensor.byte_data, np.uint8).reshape(shape)
 
     def _channels(self, image: Array) -> Array:
@@ -194,7 +210,8 @@ class Format:
 
 
 def holds_datums(path: str, db_type: str) -> bool:
-    """Return whether the first record of a database is a Caffe Datum: the value of `use_caffe_datum` for `ImageInput`.
+    """Return whether the first record of a database is a Caffe Datum: the value of
+    `use_caffe_datum` for `ImageInput`.
 
     Raises:
         RuntimeError: the database cannot be read.
@@ -205,7 +222,9 @@ def holds_datums(path: str, db_type: str) -> bool:
 
 
 def encode(image: bytes | Array, label: int) -> bytes:
-    """Return a TensorProtos with a label and an image: a file's bytes, or pixels uint8 (H, W, C) or (H, W)."""
+    """Return a TensorProtos with a label and an image: a file's bytes, or pixels uint8 (H, W, C)
+    or (H, W).
+    """
     message = TensorProtos()
     if isinstance(image, bytes):
         message.protos.add(data_type=TensorProto.STRING, string_data=[image])

@@ -22,10 +22,14 @@ Box = tuple[int, int, int, int]
 GRAY = np.array([0.114, 0.587, 0.299], np.float32)
 """The weights of blue, green and red in a gray value."""
 EIGENVALUES = np.array([0.2175, 0.0188, 0.0045])
-EIGENVECTORS = np.array([[-0.5675, 0.7192, 0.4009], [-0.5808, -0.0045, -0.8140], [-0.5836, -0.6948, 0.4203]])
+EIGENVECTORS = np.array(
+    [[-0.5675, 0.7192, 0.4009], [-0.5808, -0.0045, -0.8140], [-0.5836, -0.6948, 0.4203]]
+)
 """The principal components of ImageNet's pixels, rows in RGB order (Krizhevsky et al., 2012)."""
 TRIES = 10
-"""Draws of a part in the manner of Inception; then the image is resized and cropped as others are."""
+"""Draws of a part in the manner of Inception; then the image is resized and cropped as others
+are.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,30 +74,40 @@ class Transform:
             raise ValueError("ImageInput: exactly one of scale and minsize must be above 0")
         if max(self.scale, self.minsize) < self.crop:
             raise ValueError(
-                f"ImageInput: scale or minsize must be at least crop={self.crop}, not {max(self.scale, self.minsize)}"
+                f"ImageInput: scale or minsize must be at least crop={self.crop}, not "
+                f"{max(self.scale, self.minsize)}"
             )
         if len(self.mean) != len(self.std) or len(self.mean) not in (1, 3):
             raise ValueError(
-                f"ImageInput: mean and std must have 1 or 3 values each, not {len(self.mean)} and {len(self.std)}"
+                f"ImageInput: mean and std must have 1 or 3 values each, not {len(self.mean)} and "
+                f"{len(self.std)}"
             )
         if not np.all(self.std):
             raise ValueError("ImageInput: std must not be 0")
         least, most = self.random_scale
         if self.random_scale != (-1, -1) and not self.crop <= least <= most:
             raise ValueError(
-                f"ImageInput: random_scale must be two lengths from crop={self.crop} on, not {[least, most]}"
+                f"ImageInput: random_scale must be two lengths from crop={self.crop} on, not "
+                f"{[least, most]}"
             )
 
     def pixels(self, image: Array, box: Box | None, random: np.random.Generator) -> Array:
-        """Return the part of an image that goes into the batch, uint8 (crop, crop, C) or (crop, crop).
+        """Return the part of an image that goes into the batch, uint8 (crop, crop, C) or (crop,
+        crop).
 
         Args:
             image: uint8 (H, W, C) or (H, W).
-            box: the part that its record names, if any; one that does not fit is ignored, as in Caffe2.
+            box: the part that its record names, if any; one that does not fit is ignored, as in
+                Caffe2.
             random: the image's own random numbers.
         """
         top, left, height, width = box or self.box
-        inside = top >= 0 and left >= 0 and top + height <= image.shape[0] and left + width <= image.shape[1]
+        inside = (
+            top >= 0
+            and left >= 0
+            and top + height <= image.shape[0]
+            and left + width <= image.shape[1]
+        )
         if inside and height > 0 and width > 0:
             image = image[top : top + height, left : left + width]
         part = self._part(image, random) if self.inception and not self.is_test else None
@@ -101,7 +115,9 @@ class Transform:
         return self._cropped(image, random)
 
     def normalized(self, pixels: Array, random: np.random.Generator) -> Array:
-        """Return pixels with other colors, where these are asked for, less the mean and over the standard deviation."""
+        """Return pixels with other colors, where these are asked for, less the mean and over the
+        standard deviation.
+        """
         values = pixels.astype(np.float32)
         if values.ndim == 3 and not self.is_test:
             if self.color_jitter:
@@ -116,7 +132,9 @@ class Transform:
         return values
 
     def _part(self, image: Array, random: np.random.Generator) -> Array | None:
-        """Return a part of random area and aspect ratio, resized to the crop; None where no draw fits."""
+        """Return a part of random area and aspect ratio, resized to the crop; None where no draw
+        fits.
+        """
         height, width = image.shape[:2]
         for _ in range(TRIES):
             area = math.ceil(random.uniform(0.08, 1.0) * height * width)

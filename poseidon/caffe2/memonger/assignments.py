@@ -15,7 +15,9 @@ log = logging.getLogger("memonger")
 
 
 class LiveRange(NamedTuple):
-    """The first operator that makes a blob, the last that reads it, and its bytes; None is unknown."""
+    """The first operator that makes a blob, the last that reads it, and its bytes; None is
+    unknown.
+    """
 
     defined: int | None = None
     used: int | None = None
@@ -23,7 +25,9 @@ class LiveRange(NamedTuple):
 
 
 class AssignmentAlgorithm(enum.Enum):
-    """How assignments are found: one blob after the other, or with a search for the least memory."""
+    """How assignments are found: one blob after the other, or with a search for the least
+    memory.
+    """
 
     GREEDY = 0
     DYNAMIC_PROGRAMMING = 1
@@ -55,7 +59,9 @@ def compute_ranges(
         for name in op.output:
             found = ranges.get(name, LiveRange())
             defined = index if found.defined is None else found.defined
-            ranges[name] = found._replace(defined=defined, size=blob_sizes[name] if blob_sizes else None)
+            ranges[name] = found._replace(
+                defined=defined, size=blob_sizes[name] if blob_sizes else None
+            )
     return ranges
 
 
@@ -72,7 +78,10 @@ def is_compatible(
 def compute_blob_assignments(assignments: Iterable[Sequence[Named]]) -> dict[str, str]:
     """Return the new name of each blob that shares: that of the last one of its assignment."""
     return {
-        name: assignment[-1][0] for assignment in assignments if len(assignment) > 1 for name, _ in assignment
+        name: assignment[-1][0]
+        for assignment in assignments
+        if len(assignment) > 1
+        for name, _ in assignment
     }
 
 
@@ -102,7 +111,9 @@ def compute_assignments_greedy(
         size = range_.size or 0
         free = [assignment for assignment in assignments if is_compatible(range_, assignment, ())]
         if free:
-            min(free, key=lambda assignment: abs(_largest(assignment) - size)).append((name, range_))
+            min(free, key=lambda assignment: abs(_largest(assignment) - size)).append(
+                (name, range_)
+            )
         else:
             assignments.append([(name, range_)])
     return assignments
@@ -117,12 +128,14 @@ class _State(NamedTuple):
 
 
 def compute_assignments_dp(
-    ranges_sorted: Sequence[Named], init_assignment: Assignments | None, counter: list[int] | None = None
+    ranges_sorted: Sequence[Named],
+    init_assignment: Assignments | None,
+    counter: list[int] | None = None,
 ) -> Assignments:
     """Return the assignments of least memory.
 
-    The search goes over the blobs in order and keeps, of all ways to the same last uses and sizes, one. Where there are
-    too many it drops those that need most.
+    The search goes over the blobs in order and keeps, of all ways to the same last uses and sizes,
+    one. Where there are too many it drops those that need most.
 
     Args:
         ranges_sorted: blobs in the order of their last use.
@@ -139,7 +152,9 @@ def compute_assignments_dp(
                 key = tuple(sorted(made.ends, key=repr))
                 if key not in following:
                     following[key] = made
-        states = sorted(following.values(), key=lambda state: (state.bytes, len(state.ends)))[:_MOST_STATES]
+        states = sorted(following.values(), key=lambda state: (state.bytes, len(state.ends)))[
+            :_MOST_STATES
+        ]
     return [list(assignment) for assignment in states[0].members]
 
 
@@ -192,7 +207,9 @@ def compute_assignments(
     known = get_updated_ranges(by_last_use)
     sharable = [named for named in known if named[0] not in static_blobs]
     log.info("Total sharable blobs %d", len(sharable))
-    search = compute_assignments_greedy if algo is AssignmentAlgorithm.GREEDY else compute_assignments_dp
+    search = (
+        compute_assignments_greedy if algo is AssignmentAlgorithm.GREEDY else compute_assignments_dp
+    )
     return search(sharable, []) + [[named] for named in known if named[0] in static_blobs]
 
 
@@ -200,6 +217,8 @@ def verify_assignments(assignments: Iterable[Sequence[Named]]) -> None:
     """Raise AssertionError when two blobs of an assignment live at the same time."""
     for assignment in assignments:
         for (first, before), (second, behind) in itertools.pairwise(assignment):
-            assert before.used is not None and behind.defined is not None and before.used < behind.defined, (
-                f"{second} is made before {first} is used for the last time"
-            )
+            assert (
+                before.used is not None
+                and behind.defined is not None
+                and before.used < behind.defined
+            ), f"{second} is made before {first} is used for the last time"

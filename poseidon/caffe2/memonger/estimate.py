@@ -48,13 +48,16 @@ def estimate_memory_usage(
     types: Mapping[str, int],
     devicescope: Any,
 ) -> tuple[int, int, dict[str, int]]:
-    """Return bytes that nets allocate on a device: in all, at most at one time, and by the type of operator.
+    """Return bytes that nets allocate on a device: in all, at most at one time, and by the type
+    of operator.
 
-    Operators count in their order. A blob that `Free` or `Alias` names is free from then on; others stay.
+    Operators count in their order. A blob that `Free` or `Alias` names is free from then on; others
+    stay.
 
     Args:
         protos: NetDefs, in the order in which they run.
-        shapes, types: of the blobs, as `InferShapesAndTypes` gives them; others count as 0, with a warning.
+        shapes, types: of the blobs, as `InferShapesAndTypes` gives them; others count as 0, with a
+            warning.
         devicescope: the device; operators of others do not count.
     """
 
@@ -84,7 +87,9 @@ def estimate_memory_usage(
 
 
 def release_blobs_when_used(
-    netproto: Any, dont_free_blobs: Collection[str], selector_fun: Callable[[str], bool] | None = None
+    netproto: Any,
+    dont_free_blobs: Collection[str],
+    selector_fun: Callable[[str], bool] | None = None,
 ) -> Any:
     """Return a NetDef with a `Free` behind the last reader of each blob that it makes.
 
@@ -105,7 +110,9 @@ def release_blobs_when_used(
             continue
         read.update(op.input)
         candidates.update(
-            name for name in op.output if name not in read and (selector_fun is None or selector_fun(name))
+            name
+            for name in op.output
+            if name not in read and (selector_fun is None or selector_fun(name))
         )
     free = candidates.intersection(read) - kept
     behind: list[Any] = []

@@ -1,4 +1,6 @@
-"""Sharing by an order of the operators: the graph of who reads from whom, orders of it, and the renamed net."""
+"""Sharing by an order of the operators: the graph of who reads from whom, orders of it, and the
+renamed net.
+"""
 
 from __future__ import annotations
 
@@ -60,7 +62,9 @@ class Graph:
 
 
 def compute_interference_graph(ops: Sequence[Any]) -> Graph:
-    """Return the graph of operators in order: each has an edge to all later ones that read a blob of its outputs."""
+    """Return the graph of operators in order: each has an edge to all later ones that read a
+    blob of its outputs.
+    """
     graph = Graph()
     readers: dict[str, list[int]] = {}
     for index, op in enumerate(ops):
@@ -69,7 +73,9 @@ def compute_interference_graph(ops: Sequence[Any]) -> Graph:
             readers.setdefault(name, []).append(index)
     for index, op in enumerate(ops):
         made = set(op.output)
-        for reader in sorted({later for name in made for later in readers.get(name, []) if later > index}):
+        for reader in sorted(
+            {later for name in made for later in readers.get(name, []) if later > index}
+        ):
             graph.add_edge(index, reader, made.intersection(ops[reader].input))
     return graph
 
@@ -91,7 +97,9 @@ def topological_sort_traversal(g: Graph) -> list[int]:
 
 
 def topological_sort_traversal_longest_path(g: Graph) -> list[int]:
-    """Return an order of the operators in which the longest paths begin first, so that blobs live shorter."""
+    """Return an order of the operators in which the longest paths begin first, so that blobs
+    live shorter.
+    """
     length: dict[int, int] = {}
     sources = set(g)
     for index in reversed(list(g)):
@@ -129,12 +137,14 @@ def optimize_interference(
     blob_sizes: Mapping[str, float] | None = None,
     algo: AssignmentAlgorithm = AssignmentAlgorithm.GREEDY,
 ) -> Optimization:
-    """Put the operators of a net into an order, and let blobs share names that live one after the other in it.
+    """Put the operators of a net into an order, and let blobs share names that live one after
+    the other in it.
 
     Args:
         net: a NetDef; it stays as it is.
         static_blobs: blobs that keep their names: inputs, parameters and what is fetched.
-        ordering_function: gives the order, `topological_sort_traversal` or `topological_sort_traversal_longest_path`.
+        ordering_function: gives the order, `topological_sort_traversal` or
+            `topological_sort_traversal_longest_path`.
         blob_sizes: bytes by name, for all blobs; see `collect_blob_sizes`.
         algo: how the blobs that share are found.
     """

@@ -51,7 +51,9 @@ def apply_assignments(net: Any, blob_assignments: Mapping[str, str]) -> None:
 def apply_recurrent_blob_assignments(
     op: Any, blob_assignments: Mapping[str, str], canonical_name: Callable[[str], str]
 ) -> None:
-    """Rename blobs in the step nets of a recurrent operator, and note the new names of its own blobs as arguments."""
+    """Rename blobs in the step nets of a recurrent operator, and note the new names of its own
+    blobs as arguments.
+    """
     for argument in op.arg:
         if argument.name not in STEP_NETS:
             continue
@@ -80,8 +82,12 @@ def check_operators(net: Any) -> None:
         except ValueError as error:
             raise operator_error(str(error), op, net.name, index) from error
         for read, made in _IN_PLACE.get(op.type, ()):
-            if made < len(op.output) and (read >= len(op.input) or op.input[read] != op.output[made]):
-                reason = f"{op.type}: output {made}, {op.output[made]}, must be the blob of input {read}"
+            if made < len(op.output) and (
+                read >= len(op.input) or op.input[read] != op.output[made]
+            ):
+                reason = (
+                    f"{op.type}: output {made}, {op.output[made]}, must be the blob of input {read}"
+                )
                 raise operator_error(reason, op, net.name, index)
 
 
@@ -93,7 +99,8 @@ def verify_inplace_blobs(net_a: Any, net_b: Any) -> bool:
         return [(index, made.index(name)) for index, name in enumerate(op.input) if name in made]
 
     return all(
-        a.type == b.type and in_place(a) == in_place(b) for a, b in zip(net_a.op, net_b.op, strict=False)
+        a.type == b.type and in_place(a) == in_place(b)
+        for a, b in zip(net_a.op, net_b.op, strict=False)
     )
 
 
@@ -109,7 +116,9 @@ def verify_graph_equality(net_a: Any, net_b: Any) -> bool:
     parents_a, parents_b = _parents(net_a), _parents(net_b)
     for index, (a, b) in enumerate(zip(parents_a, parents_b, strict=True)):
         if a != b:
-            log.debug("Operator %d, %s, reads from %s and from %s", index, net_a.op[index].type, a, b)
+            log.debug(
+                "Operator %d, %s, reads from %s and from %s", index, net_a.op[index].type, a, b
+            )
             return False
     return True
 

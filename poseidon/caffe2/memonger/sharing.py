@@ -1,7 +1,7 @@
 """Shared blobs: a blob takes the name of one that nothing reads any more.
 
-A blob may take the place of another where all operators that touch the other must run before the one that makes it
-first. In a dag this is what the net's dependencies say, so that sharing never
+A blob may take the place of another where all operators that touch the other must run before the
+one that makes it first. In a dag this is what the net's dependencies say, so that sharing never
 makes parallel branches wait for each other.
 """
 
@@ -40,7 +40,8 @@ def share_grad_blobs(
     share_activations: bool = False,
     blob_shapes: Mapping[str, Sequence[int]] | None = None,
 ) -> Any:
-    """Return a NetDef whose gradients share blobs, `<namescope>__m<i>_shared`; results are the same.
+    """Return a NetDef whose gradients share blobs, `<namescope>__m<i>_shared`; results are the
+    same.
 
     Args:
         net: the net, with its gradient operators.
@@ -70,7 +71,9 @@ def share_grad_blobs(
     shareable = {name for op in proto.op for name in (*op.input, *op.output) if is_gradient(name)}
     if share_activations:
         shareable.update(_activations(proto)[:-2])
-    shared = _Sharing(proto, gradient_ops, shareable, _names(dont_share_blobs or ()), blob_shapes or {})
+    shared = _Sharing(
+        proto, gradient_ops, shareable, _names(dont_share_blobs or ()), blob_shapes or {}
+    )
     optimized = shared.net(_names(losses), namescope)
     log.info("Memonger memory optimization took %s secs", time.time() - begin)
     return optimized
@@ -79,8 +82,8 @@ def share_grad_blobs(
 def optimize_inference_for_dag(net: Any, input_blobs: Iterable[Any], namescope: str = "") -> Any:
     """Return a NetDef whose blobs share names, `<namescope>__m<i>_shared`; results are the same.
 
-    External inputs and outputs of the net keep their names. Any other blob may lose its name or its value: declare as
-    external outputs what is fetched.
+    External inputs and outputs of the net keep their names. Any other blob may lose its name or its
+    value: declare as external outputs what is fetched.
 
     Args:
         net: a net without gradient operators.
@@ -88,7 +91,8 @@ def optimize_inference_for_dag(net: Any, input_blobs: Iterable[Any], namescope: 
         namescope: prefix of the names.
 
     Raises:
-        AssertionError: the net has gradient operators, or reads a blob that is neither made nor an external input.
+        AssertionError: the net has gradient operators, or reads a blob that is neither made nor an
+            external input.
     """
     begin = time.time()
     proto = net.Proto()
@@ -98,7 +102,9 @@ def optimize_inference_for_dag(net: Any, input_blobs: Iterable[Any], namescope: 
         for name in op.input:
             assert name in made or name in external, f"{name} not in external input"
         made.update(op.output)
-        assert not op.is_gradient_op, "You can only pass inference-only nets to optimize_inference_for_dag"
+        assert not op.is_gradient_op, (
+            "You can only pass inference-only nets to optimize_inference_for_dag"
+        )
     shared = _Sharing(proto, range(len(proto.op)), made - external, set(), {})
     optimized = shared.net(_names(input_blobs), namescope)
     log.info("Memonger memory optimization took %s secs", time.time() - begin)
@@ -144,9 +150,16 @@ def _names(blobs: Iterable[Any]) -> set[str]:
 
 
 def _activations(proto: Any) -> list[str]:
-    """Return the outputs of layers with weights, in order: those made beside an input `<output>_w`."""
+    """Return the outputs of layers with weights, in order: those made beside an input
+    `<output>_w`.
+    """
     fetched = set(proto.external_output)
-    return [name for op in proto.op for name in op.output if f"{name}_w" in op.input and name not in fetched]
+    return [
+        name
+        for op in proto.op
+        for name in op.output
+        if f"{name}_w" in op.input and name not in fetched
+    ]
 
 
 @dataclass(slots=True)
@@ -193,7 +206,8 @@ class _Sharing:
             shareable: the blobs that may share.
             dont_share: blobs that may not.
             shapes: by name.
-            before: for each operator those that have run before it, as bits; by default what its dependencies say.
+            before: for each operator those that have run before it, as bits; by default what its
+                dependencies say.
 
         Raises:
             RuntimeError: an operator is used in a way that its schema forbids.
@@ -262,16 +276,26 @@ class _Sharing:
     def _device(self, index: int) -> tuple[int, int]:
         op = self.proto.op[index]
         return (
-            (0, 0) if op.type in _ON_THE_CPU else (op.device_option.device_type, op.device_option.device_id)
+            (0, 0)
+            if op.type in _ON_THE_CPU
+            else (op.device_option.device_type, op.device_option.device_id)
         )
 
     def _add_slot(self, name: str, index: int) -> None:
-        self.slots.append(_Slot(name, [name], self.users[name], self._device(index), self._size(name)))
+        self.slots.append(
+            _Slot(name, [name], self.users[name], self._device(index), self._size(name))
+        )
 
     def _take_slot(self, name: str, index: int, for_ever: bool = False) -> bool:
-        """Give a blob the place of one that is dead before an operator; return False where there is none."""
+        """Give a blob the place of one that is dead before an operator; return False where there
+        is none.
+        """
         device = self._device(index)
-        free = [slot for slot in self.slots if slot.device == device and not slot.users & ~self.before[index]]
+        free = [
+            slot
+            for slot in self.slots
+            if slot.device == device and not slot.users & ~self.before[index]
+        ]
         if not free:
             return False
         slot = min(free, key=_fit(self._size(name)))
@@ -296,13 +320,19 @@ class _Sharing:
         optimized = caffe2_pb2.NetDef()
         optimized.CopyFrom(self.proto)
         apply_assignments(optimized, mapping)
-        assert verify_graph_equality(self.proto, optimized), "Memonger graph is not equal to original."
-        assert verify_inplace_blobs(self.proto, optimized), "Inplace assignments differ in memonger net."
+        assert verify_graph_equality(self.proto, optimized), (
+            "Memonger graph is not equal to original."
+        )
+        assert verify_inplace_blobs(self.proto, optimized), (
+            "Inplace assignments differ in memonger net."
+        )
         return optimized
 
 
 def _fit(size: float | None) -> Callable[[_Slot], tuple[float, float]]:
-    """Return the order of preference: the least difference of sizes, then the one that was used last."""
+    """Return the order of preference: the least difference of sizes, then the one that was used
+    last.
+    """
 
     def key(slot: _Slot) -> tuple[float, float]:
         known = size is not None and slot.size is not None

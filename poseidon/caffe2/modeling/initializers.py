@@ -22,7 +22,9 @@ class Initializer:
         return ParameterInfo(param_id=None, param=param, shape=shape)
 
     def _fill(self, name: Any, init_net: Any, shape: Any) -> Any:
-        return getattr(init_net, str(self.operator_name))([], name, shape=shape, **self.operator_kwargs)
+        return getattr(init_net, str(self.operator_name))(
+            [], name, shape=shape, **self.operator_kwargs
+        )
 
 
 class ExternalInitializer:
@@ -50,7 +52,9 @@ class PseudoFP16Initializer(Initializer):
         """Add both operators; return the float16 parameter with its float32 copy."""
         copy = self._fill(param_name + "_fp32", init_net, shape)
         param = init_net.FloatToHalf(copy, param_name)
-        return ParameterInfo(param_id=None, param=param, shape=shape, blob_copy={core.DataType.FLOAT: copy})
+        return ParameterInfo(
+            param_id=None, param=param, shape=shape, blob_copy={core.DataType.FLOAT: copy}
+        )
 
 
 class ReversePseudoFP16Initializer(Initializer):
@@ -60,7 +64,9 @@ class ReversePseudoFP16Initializer(Initializer):
         """Add both operators; return the float32 parameter with its float16 copy."""
         param = self._fill(param_name, init_net, shape)
         copy = init_net.FloatToHalf(param, param_name + "_fp16")
-        return ParameterInfo(param_id=None, param=param, shape=shape, blob_copy={core.DataType.FLOAT16: copy})
+        return ParameterInfo(
+            param_id=None, param=param, shape=shape, blob_copy={core.DataType.FLOAT16: copy}
+        )
 
 
 def update_initializer(
@@ -72,8 +78,8 @@ def update_initializer(
 
     Args:
         initializer_class: its class; `Initializer` where it is None.
-        operator_name_and_kwargs: the filler and its arguments; the default where it is None. More elements are
-            ignored.
+        operator_name_and_kwargs: the filler and its arguments; the default where it is None. More
+            elements are ignored.
         default_operator_name_and_kwargs: the default filler.
     """
     name, arguments, *_ = operator_name_and_kwargs or default_operator_name_and_kwargs

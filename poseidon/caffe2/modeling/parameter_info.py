@@ -23,7 +23,9 @@ class ParameterType:
 
 
 class ParameterInfo:
-    """A parameter: its blob, shape, gradient, copies in other precisions, and the optimizer chosen for it."""
+    """A parameter: its blob, shape, gradient, copies in other precisions, and the optimizer
+    chosen for it.
+    """
 
     def __init__(
         self,

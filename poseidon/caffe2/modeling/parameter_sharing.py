@@ -19,7 +19,9 @@ class ParameterSharingContext:
         for one in self._tables:
             table.update(one)
         while True:
-            shared = max((prefix for prefix in table if name.startswith(prefix)), key=len, default=None)
+            shared = max(
+                (prefix for prefix in table if name.startswith(prefix)), key=len, default=None
+            )
             if shared is None:
                 return name
             name = table[shared] + name[len(shared) :]
@@ -45,8 +47,8 @@ def ParameterSharing(shared_scopes: dict[str, str]) -> Iterator[None]:
     """Share parameters inside this context.
 
     Args:
-        shared_scopes: from a scope to the scope whose parameters it uses, relative to the current scope;
-            "" is the current scope itself.
+        shared_scopes: from a scope to the scope whose parameters it uses, relative to the current
+            scope; "" is the current scope itself.
 
     Raises:
         AssertionError: a scope would be replaced by one inside it.

@@ -49,7 +49,13 @@ class ResNetBuilder:
         self.no_bias = 1 if no_bias else 0
 
     def add_conv(
-        self, in_filters: int, out_filters: int, kernel: int, stride: int = 1, group: int = 1, pad: int = 0
+        self,
+        in_filters: int,
+        out_filters: int,
+        kernel: int,
+        stride: int = 1,
+        group: int = 1,
+        pad: int = 0,
     ) -> Any:
         """Add a convolution; return its output."""
         self.comp_idx += 1
@@ -90,7 +96,9 @@ class ResNetBuilder:
         self.prev_blob = self._normalize(self.prev_blob, name, num_filters)
         return self.prev_blob
 
-    def _shortcut(self, blob: Any, in_filters: int, out_filters: int, stride: int, normalize: bool) -> Any:
+    def _shortcut(
+        self, blob: Any, in_filters: int, out_filters: int, stride: int, normalize: bool
+    ) -> Any:
         """Return the projection of a block's input to the shape of its output."""
         name = f"shortcut_projection_{self.comp_count}"
         blob = brew.conv(
@@ -123,7 +131,9 @@ class ResNetBuilder:
         group: int = 1,
         spatial_batch_norm: bool = True,
     ) -> None:
-        """Add a block of three convolutions: 1x1, 3x3 (which has the stride and the groups), 1x1."""
+        """Add a block of three convolutions: 1x1, 3x3 (which has the stride and the groups),
+        1x1.
+        """
         self.comp_idx = 0
         shortcut = self.prev_blob
         self.add_conv(input_filters, base_filters, 1, stride=1)
@@ -138,7 +148,9 @@ class ResNetBuilder:
         if spatial_batch_norm:
             last = self.add_spatial_bn(output_filters)
         if input_filters != output_filters:
-            shortcut = self._shortcut(shortcut, input_filters, output_filters, stride, spatial_batch_norm)
+            shortcut = self._shortcut(
+                shortcut, input_filters, output_filters, stride, spatial_batch_norm
+            )
         self.prev_blob = last
         self._finish(shortcut)
 
@@ -177,7 +189,12 @@ class ResNetBuilder:
 
 
 def create_resnet_32x32(
-    model: Any, data: Any, num_input_channels: int, num_groups: int, num_labels: int, is_test: bool = False
+    model: Any,
+    data: Any,
+    num_input_channels: int,
+    num_groups: int,
+    num_labels: int,
+    is_test: bool = False,
 ) -> Any:
     """Add a network for pictures of 32x32 pixels: three stages of 2 * `num_groups` simple blocks.
 
@@ -251,7 +268,8 @@ def create_resnext(
     bn_epsilon: float = 1e-5,
     bn_momentum: float = 0.9,
 ) -> Any:
-    """Add a ResNet or ResNeXt of bottleneck blocks; their output has four times the filters from 50 layers on.
+    """Add a ResNet or ResNeXt of bottleneck blocks; their output has four times the filters from
+    50 layers on.
 
     Args:
         model: the model.
@@ -270,12 +288,15 @@ def create_resnext(
         bn_epsilon, bn_momentum: of batch normalization.
 
     Returns:
-        the scores `last_out_L<num_labels>` with `no_loss`; softmax and loss with labels; else the softmax.
+        the scores `last_out_L<num_labels>` with `no_loss`; softmax and loss with labels; else the
+        softmax.
 
     Raises:
         AssertionError: there is no network of that many layers.
     """
-    assert num_layers in BLOCKS, f"{num_layers}-layer is invalid for resnet; use one of {sorted(BLOCKS)}"
+    assert num_layers in BLOCKS, (
+        f"{num_layers}-layer is invalid for resnet; use one of {sorted(BLOCKS)}"
+    )
     brew.conv(
         model,
         data,
@@ -300,7 +321,12 @@ def create_resnext(
     brew.relu(model, "conv1_spatbn_relu", "conv1_spatbn_relu")
     brew.max_pool(model, "conv1_spatbn_relu", "pool1", kernel=3, stride=2, pad=1)
     builder = ResNetBuilder(
-        model, "pool1", no_bias=no_bias, is_test=is_test, bn_epsilon=bn_epsilon, bn_momentum=bn_momentum
+        model,
+        "pool1",
+        no_bias=no_bias,
+        is_test=is_test,
+        bn_epsilon=bn_epsilon,
+        bn_momentum=bn_momentum,
     )
     inner = num_groups * num_width_per_group
     before, after = (
@@ -315,7 +341,12 @@ def create_resnext(
         inner *= 2
         after *= 2
     pooled = brew.average_pool(
-        model, builder.prev_blob, "final_avg", kernel=final_avg_kernel, stride=1, global_pooling=True
+        model,
+        builder.prev_blob,
+        "final_avg",
+        kernel=final_avg_kernel,
+        stride=1,
+        global_pooling=True,
     )
     scores = brew.fc(model, pooled, f"last_out_L{num_labels}", before, num_labels)
     if no_loss:

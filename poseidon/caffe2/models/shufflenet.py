@@ -33,7 +33,8 @@ class ShuffleNetV2Builder:
         output_channels: see `SCALE_CHANNELS`.
         stride_1_repeat_times, stride_2_repeat_times: blocks of each stage.
         is_test: whether batch normalization uses the running statistics.
-        detection: whether blocks begin with a further depthwise convolution, which sees more of the image.
+        detection: whether blocks begin with a further depthwise convolution, which sees more of the
+            image.
         use_bn: whether there is batch normalization.
     """
 
@@ -66,7 +67,9 @@ class ShuffleNetV2Builder:
     def create(self) -> tuple[Any, int]:
         """Add the network; return the scores and their number. The last pooling is global."""
         first, *stages, last = self.output_channels
-        blob = brew.conv(self.model, self.data, "conv_1", self.num_input_channels, first, kernel=3, stride=2)
+        blob = brew.conv(
+            self.model, self.data, "conv_1", self.num_input_channels, first, kernel=3, stride=2
+        )
         blob = brew.max_pool(self.model, blob, "pool_1", kernel=3, stride=2)
         channels = first
         repeats = zip(stages, self.stride_1_repeat_times, self.stride_2_repeat_times, strict=True)
@@ -84,20 +87,34 @@ class ShuffleNetV2Builder:
         scores = brew.fc(self.model, blob, f"last_out_L{self.num_labels}", last, self.num_labels)
         return scores, self.num_labels
 
-    def add_block_stride_2(self, prefix: str, blob_in: Any, dim_in: int, dim_out: int) -> tuple[Any, int]:
-        """Add a block that halves the sides of the images; return its output and the number of channels."""
+    def add_block_stride_2(
+        self, prefix: str, blob_in: Any, dim_in: int, dim_out: int
+    ) -> tuple[Any, int]:
+        """Add a block that halves the sides of the images; return its output and the number of
+        channels.
+        """
         half = dim_out // 2
-        right = self._depthwise(blob_in, f"{prefix}_right_conv_d", dim_in) if self.detection else blob_in
+        right = (
+            self._depthwise(blob_in, f"{prefix}_right_conv_d", dim_in)
+            if self.detection
+            else blob_in
+        )
         right = self._pointwise(right, f"{prefix}_right_conv_1", dim_in, dim_in)
         right = self._depthwise(right, f"{prefix}_right_dwconv", dim_in, stride=2, suffix="_nb")
         right = self._pointwise(right, f"{prefix}_right_conv_3", dim_in, half)
-        left = self._depthwise(blob_in, f"{prefix}_left_conv_d", dim_in) if self.detection else blob_in
+        left = (
+            self._depthwise(blob_in, f"{prefix}_left_conv_d", dim_in) if self.detection else blob_in
+        )
         left = self._depthwise(left, f"{prefix}_left_dwconv", dim_in, stride=2)
         left = self._pointwise(left, f"{prefix}_left_conv_1", dim_in, half)
         return self._joined(prefix, right, left), 2 * half
 
-    def add_block_stride_1(self, prefix: str, blob_in: Any, dim_in: int, dim_out: int) -> tuple[Any, int]:
-        """Add a block that changes half of the channels; return its output and the number of channels."""
+    def add_block_stride_1(
+        self, prefix: str, blob_in: Any, dim_in: int, dim_out: int
+    ) -> tuple[Any, int]:
+        """Add a block that changes half of the channels; return its output and the number of
+        channels.
+        """
         before, half = dim_in // 2, dim_out // 2
         left, right = self.model.net.Split(blob_in, [f"{prefix}_left", f"{prefix}_right"])
         if self.detection:
@@ -107,14 +124,26 @@ class ShuffleNetV2Builder:
         right = self._pointwise(right, f"{prefix}_right_conv_3", before, half)
         return self._joined(prefix, right, left), 2 * half
 
-    def _depthwise(self, blob: Any, name: str, channels: int, stride: int = 1, suffix: str = "_bn") -> Any:
+    def _depthwise(
+        self, blob: Any, name: str, channels: int, stride: int = 1, suffix: str = "_bn"
+    ) -> Any:
         blob = brew.conv(
-            self.model, blob, name, channels, channels, kernel=3, stride=stride, group=channels, pad=1
+            self.model,
+            blob,
+            name,
+            channels,
+            channels,
+            kernel=3,
+            stride=stride,
+            group=channels,
+            pad=1,
         )
         return self._normalized(blob, channels, suffix)
 
     def _pointwise(self, blob: Any, name: str, dim_in: int, dim_out: int) -> Any:
-        blob = self._normalized(brew.conv(self.model, blob, name, dim_in, dim_out, kernel=1), dim_out)
+        blob = self._normalized(
+            brew.conv(self.model, blob, name, dim_in, dim_out, kernel=1), dim_out
+        )
         return brew.relu(self.model, blob, blob)
 
     def _normalized(self, blob: Any, channels: int, suffix: str = "_bn") -> Any:
@@ -126,7 +155,9 @@ class ShuffleNetV2Builder:
 
     def _joined(self, prefix: str, right: Any, left: Any) -> Any:
         joined = brew.concat(self.model, [right, left], f"{prefix}_concated")
-        return self.model.net.ChannelShuffle(joined, f"{prefix}_shuffled", group=self.num_groups, kernel=1)
+        return self.model.net.ChannelShuffle(
+            joined, f"{prefix}_shuffled", group=self.num_groups, kernel=1
+        )
 
 
 def create_shufflenet(

@@ -1,4 +1,6 @@
-"""Rules that make gradient operators: a small language for the common ones, a maker for all of them."""
+"""Rules that make gradient operators: a small language for the common ones, a maker for all of
+them.
+"""
 
 from __future__ import annotations
 
@@ -104,7 +106,8 @@ class GradientMaker:
             kind: its type.
             inputs, outputs: names of blobs.
             arguments: arguments of its own.
-            copy: whether it has the arguments of the forward operator too: by default where it has none of its own.
+            copy: whether it has the arguments of the forward operator too: by default where it has
+                none of its own.
         """
         made = OperatorDef(type=kind, name="", input=inputs, output=outputs, is_gradient_op=True)
         for name, value in (arguments or {}).items():
@@ -155,7 +158,10 @@ def _step(text: str) -> GradientRule:
         kind, inputs, outputs, arguments = match.groups()
         ins, outs = _split(inputs), _split(outputs)
         parts = _split(arguments or "")
-        own = {key: _value(value) for key, value in (pair.split("=") for pair in parts if pair != "...")}
+        own = {
+            key: _value(value)
+            for key, value in (pair.split("=") for pair in parts if pair != "...")
+        }
         return lambda maker: _add(maker, kind, ins, outs, own, not own or "..." in parts)
     if match := _SPARSE.match(text):
         index, indices, values = int(match[1]), match[2].strip(), match[3].strip()

@@ -2,15 +2,17 @@
 
 Commas divide the inputs, spaces the dimensions of one:
 
-* a letter is a size, the same one wherever the letter stands; `4D` is four times D, a number is itself;
+* a letter is a size, the same one wherever the letter stands; `4D` is four times D, a number is
+  itself;
 * `_` is any size;
-* `*S` is any number of dimensions, the same ones wherever it stands; `*` is any number of dimensions;
+* `*S` is any number of dimensions, the same ones wherever it stands; `*` is any number of
+  dimensions;
 * `one` is a single value in a tensor of any shape;
 * `?` is any shape;
 * `...` at the end: further inputs are like the first ones, in their order.
 
-With `order="NHWC"` the second dimension of `N C *S` is the last. An input that is no tensor is not looked at; an empty
-blob does not fit.
+With `order="NHWC"` the second dimension of `N C *S` is the last. An input that is no tensor is not
+looked at; an empty blob does not fit.
 """
 
 from __future__ import annotations
@@ -54,8 +56,9 @@ class InputShapes:
     def guard(self, function: Callable[..., Any], names: Sequence[str]) -> Callable[..., Any]:
         """Return a function that checks its inputs, then calls another.
 
-        It looks again only when a shape has changed, since a check takes longer than a small operator. A single value
-        reaches the function with one dimension at most, so that a result has no more dimensions than the others.
+        It looks again only when a shape has changed, since a check takes longer than a small
+        operator. A single value reaches the function with one dimension at most, so that a result
+        has no more dimensions than the others.
 
         Args:
             function: what is called.
@@ -76,7 +79,9 @@ class InputShapes:
                 single = [index for index, shape in enumerate(given) if self._of(index) == ("one",)]
                 nested = [index for index in single if len(given[index] or ()) > 1]
             if nested:
-                inputs = tuple(x.reshape(1) if index in nested else x for index, x in enumerate(inputs))
+                inputs = tuple(
+                    x.reshape(1) if index in nested else x for index, x in enumerate(inputs)
+                )
             return function(*inputs)
 
         return call
@@ -87,7 +92,9 @@ class InputShapes:
         for index, (shape, name) in enumerate(zip(shapes, names, strict=True)):
             pattern = self._of(index)
             if shape is not None and not _fits(pattern, tuple(shape), sizes):
-                raise ValueError(f"{name} has the shape {tuple(shape)}, expected {_expected(pattern, sizes)}")
+                raise ValueError(
+                    f"{name} has the shape {tuple(shape)}, expected {_expected(pattern, sizes)}"
+                )
 
     def _of(self, index: int) -> tuple[str, ...]:
         if self.repeated:
@@ -103,7 +110,8 @@ def axis_of(axis: int, dimensions: int) -> int:
     """
     if not -dimensions <= axis < dimensions:
         raise ValueError(
-            f"the axis is {axis}, expected {-dimensions} to {dimensions - 1} for {dimensions} dimensions"
+            f"the axis is {axis}, expected {-dimensions} to {dimensions - 1} for {dimensions} "
+            "dimensions"
         )
     return axis % dimensions
 
@@ -144,16 +152,22 @@ def _fits(pattern: tuple[str, ...], shape: Shape, sizes: Sizes) -> bool:
         return math.prod(shape) == 1
     star = next((place for place, part in enumerate(pattern) if part.startswith("*")), None)
     if star is None:
-        return len(shape) == len(pattern) and all(map(_is_size, pattern, shape, [sizes] * len(shape)))
+        return len(shape) == len(pattern) and all(
+            map(_is_size, pattern, shape, [sizes] * len(shape))
+        )
     behind = len(pattern) - star - 1
     if len(shape) < star + behind:
         return False
     end = len(shape) - behind
     return (
         all(_is_size(part, size, sizes) for part, size in zip(pattern, shape[:star], strict=False))
-        and (pattern[star] == "*" or sizes.setdefault(pattern[star], shape[star:end]) == shape[star:end])
+        and (
+            pattern[star] == "*"
+            or sizes.setdefault(pattern[star], shape[star:end]) == shape[star:end]
+        )
         and all(
-            _is_size(part, size, sizes) for part, size in zip(pattern[star + 1 :], shape[end:], strict=True)
+            _is_size(part, size, sizes)
+            for part, size in zip(pattern[star + 1 :], shape[end:], strict=True)
         )
     )
 

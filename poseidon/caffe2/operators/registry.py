@@ -1,4 +1,5 @@
-"""The contract of an operator: one small function over tensors, with the gradient that Caffe2 gives it.
+"""The contract of an operator: one small function over tensors, with the gradient that Caffe2
+gives it.
 
     @operator("LeakyRelu", gradient="LeakyReluGradient(O0, GO0) -> GI0")
     def leaky_relu(x: Tensor, *, alpha: float = 0.01) -> Tensor:
@@ -12,47 +13,55 @@ To add one: write the function in a module of a sub-package of this one (all mod
 are imported) and a test beside the others.
 
 **The signature is the schema.**
-* Positional parameters are the inputs, in order. A default (`None`) makes an input optional; `*xs` takes any number.
-* Keyword-only parameters are the operator's arguments, converted to the annotated type: `int`, `float`, `bool`, `str`,
-  `bytes`, `list[int]`, `list[float]`, `list[str]`, `list[bytes]`, `NetDef`, `TensorProto`, `Argument` (the message
-  itself), each or `| None`. One without a default is required. A trailing underscore is dropped (`min_` is `min`).
-  Arguments that the function does not name are ignored, as Caffe2 ignores them (`order`, `use_cudnn`, ...): name what
-  matters.
-* A keyword-only parameter annotated `Context` gets the `Context`: device, number of outputs, random generator,
-  definition, workspace.
-* The return annotation gives the outputs: `Tensor` is one, `tuple[Tensor, Tensor]` up to two, `tuple[Tensor, ...]` or a
-  list any number, `None` none. An operator may be given fewer output names than it returns values. `outputs=(1, 3)`
-  declares the legal numbers where the annotation does not.
-* With `blobs=True` the function gets two sequences of `Blob`, inputs and outputs, reads and sets their `value` itself
-  and returns nothing: for operators that work on the blobs themselves (Python, readers, inner nets).
-* A class takes the place of the function where an operator keeps state between runs: `__init__` has the arguments (and
-  the `Context`), `__call__` the inputs and the return annotation.
+* Positional parameters are the inputs, in order. A default (`None`) makes an input optional; `*xs`
+  takes any number.
+* Keyword-only parameters are the operator's arguments, converted to the annotated type: `int`,
+  `float`, `bool`, `str`, `bytes`, `list[int]`, `list[float]`, `list[str]`, `list[bytes]`, `NetDef`,
+  `TensorProto`, `Argument` (the message itself), each or `| None`. One without a default is
+  required. A trailing underscore is dropped (`min_` is `min`). Arguments that the function does not
+  name are ignored, as Caffe2 ignores them (`order`, `use_cudnn`, ...): name what matters.
+* A keyword-only parameter annotated `Context` gets the `Context`: device, number of outputs, random
+  generator, definition, workspace.
+* The return annotation gives the outputs: `Tensor` is one, `tuple[Tensor, Tensor]` up to two,
+  `tuple[Tensor, ...]` or a list any number, `None` none. An operator may be given fewer output
+  names than it returns values. `outputs=(1, 3)` declares the legal numbers where the annotation
+  does not.
+* With `blobs=True` the function gets two sequences of `Blob`, inputs and outputs, reads and sets
+  their `value` itself and returns nothing: for operators that work on the blobs themselves (Python,
+  readers, inner nets).
+* A class takes the place of the function where an operator keeps state between runs: `__init__` has
+  the arguments (and the `Context`), `__call__` the inputs and the return annotation.
 
-**Values.** A blob holds a `torch.Tensor` (on its device), a numpy array of `bytes` objects (Caffe2's tensor of
-strings), `bytes` (a plain string) or any other object (readers, stores, mutexes). Use torch functions that work on each
-device and, where the shape of the result depends on shapes only, on meta tensors: shape inference runs the function on
-these.
+**Values.** A blob holds a `torch.Tensor` (on its device), a numpy array of `bytes` objects
+(Caffe2's tensor of strings), `bytes` (a plain string) or any other object (readers, stores,
+mutexes). Use torch functions that work on each device and, where the shape of the result depends on
+shapes only, on meta tensors: shape inference runs the function on these.
 
-`start=begin` is for operators that wait for other processes: `begin(buckets, owned, *inputs, **arguments)` starts the
-operator and returns a `Pending` (`poseidon.caffe2.shards.buckets`). A net runs other operators until it waits for the
-result. `owned` tells that nothing else refers to the memory of the first tensor, which is the first output too: the
-operator may overwrite it.
+`start=begin` is for operators that wait for other processes: `begin(buckets, owned, *inputs,
+**arguments)` starts the operator and returns a `Pending` (`poseidon.caffe2.shards.buckets`). A net
+runs other operators until it waits for the result. `owned` tells that nothing else refers to the
+memory of the first tensor, which is the first output too: the operator may overwrite it.
 
-`shapes="N C *S, C"` tells which shapes the inputs must have (`poseidon.caffe2.operators.input_shapes` has the form).
-Others are refused before the function is called: give it where torch would broadcast, or read over the end, and Caffe2
-refused. `expected="N C *S, C"` tells the same where torch refuses other shapes itself. It is looked at after a failure
-only, to name the input that does not fit, and takes no time otherwise. It must allow all that the function takes.
+`shapes="N C *S, C"` tells which shapes the inputs must have
+(`poseidon.caffe2.operators.input_shapes` has the form). Others are refused before the function is
+called: give it where torch would broadcast, or read over the end, and Caffe2 refused. `expected="N
+C *S, C"` tells the same where torch refuses other shapes itself. It is looked at after a failure
+only, to name the input that does not fit, and takes no time otherwise. It must allow all that the
+function takes.
 
-`plain=torch.relu` names torch's own function where that does the same as the operator without arguments: it is called
-directly, which saves a tenth of the time of a small operator. It must not return its input itself.
+`plain=torch.relu` names torch's own function where that does the same as the operator without
+arguments: it is called directly, which saves a tenth of the time of a small operator. It must not
+return its input itself.
 
-**In place.** The name of an output may be that of an input; the blob is then bound to the new tensor. A function must
-not write to its inputs, except where Caffe2 demands the same blob (updates of parameters, counters, Scatter...): there
-it writes to the input and returns it. An output may be a view of an input.
+**In place.** The name of an output may be that of an input; the blob is then bound to the new
+tensor. A function must not write to its inputs, except where Caffe2 demands the same blob (updates
+of parameters, counters, Scatter...): there it writes to the input and returns it. An output may be
+a view of an input.
 
-**Gradients** are rules that make the gradient operators. `I1` is the second input, `O0` the first output, `GO0` the
-gradient of that output, `GI1` the gradient of the input 1 (its name is `<input>_grad`); `I*`, `O*`, `GO*`, `GI*` are
-all of them, `I1?` is left out where the operator has no input 1, `_GI0_dims` is `_<gradient>_dims`:
+**Gradients** are rules that make the gradient operators. `I1` is the second input, `O0` the first
+output, `GO0` the gradient of that output, `GI1` the gradient of the input 1 (its name is
+`<input>_grad`); `I*`, `O*`, `GO*`, `GI*` are all of them, `I1?` is left out where the operator has
+no input 1, `_GI0_dims` is `_<gradient>_dims`:
 
     "FCGradient(I0, I1, GO0) -> GI1, GI2, GI0"          one operator; its arguments are those of the forward operator
     "Scale(GO0) -> GI0 {scale=2.0}; Mul(GI0, I0) -> GI0"    two operators; the first has an argument of its own only
@@ -61,9 +70,10 @@ all of them, `I1?` is left out where the operator has no input 1, `_GI0_dims` is
     "GI0 = (I1, GO0)"                                   a sparse gradient: indices and values
     NO_GRADIENT                                         differentiable, and no gradient goes to the inputs
 
-or a function `(GradientMaker) -> None` that calls `maker.op(...)`, `maker.dense(...)`, `maker.sparse(...)`. Without a
-rule the operator is not differentiable: asking for its gradient is an error. The rule must give exactly what Caffe2
-gave (types, order of inputs and outputs, arguments): recorded nets are compared.
+or a function `(GradientMaker) -> None` that calls `maker.op(...)`, `maker.dense(...)`,
+`maker.sparse(...)`. Without a rule the operator is not differentiable: asking for its gradient is
+an error. The rule must give exactly what Caffe2 gave (types, order of inputs and outputs,
+arguments): recorded nets are compared.
 """
 
 from __future__ import annotations
@@ -101,7 +111,8 @@ class Context:
         definition: the operator's definition.
         device: the device of its outputs; the meta device in shape inference.
         workspace: the workspace that it runs in, a `runtime.Workspace`.
-        generator: random numbers of its own where the device option gives a seed, else None (torch's).
+        generator: random numbers of its own where the device option gives a seed, else None
+            (torch's).
     """
 
     definition: OperatorDef
@@ -181,7 +192,9 @@ class Operator:
         return given
 
     def check(self, definition: OperatorDef) -> None:
-        """Raise ValueError when the number of inputs or outputs is not one that the operator has."""
+        """Raise ValueError when the number of inputs or outputs is not one that the operator
+        has.
+        """
         for what, limits, count in (
             ("inputs", self.inputs, len(definition.input)),
             ("outputs", self.outputs, len(definition.output)),
@@ -210,14 +223,17 @@ def operator(
     shapes: str | None = None,
     expected: str | None = None,
 ) -> Callable[[Callable[..., Any]], Any]:
-    """Register a function, or a class, as the operator of these names; see the docstring of the module.
+    """Register a function, or a class, as the operator of these names; see the docstring of the
+    module.
 
     Args:
         names: one name, or several of the same operator (`Conv`, `Conv2D`).
         gradient: a rule, or None where the operator is not differentiable.
         inputs, outputs: the least and the largest number, where the signature does not give them.
-        blobs: whether it is called with its blobs, not with their values; any number of these by default.
-        plain: torch's function that does the same where a definition gives none of the arguments: one call less.
+        blobs: whether it is called with its blobs, not with their values; any number of these by
+            default.
+        plain: torch's function that does the same where a definition gives none of the arguments:
+            one call less.
         start: the function that starts it without waiting for its result.
         shapes: those that its inputs must have.
         expected: those that name the wrong input after a failure; by default `shapes`.
@@ -299,7 +315,9 @@ def _describe(
     arguments = inspect.signature(make, eval_str=True).parameters.values()
     signature = inspect.signature(call, eval_str=True)
     positional = [
-        p for p in signature.parameters.values() if p.kind is not p.KEYWORD_ONLY and p.name != "self"
+        p
+        for p in signature.parameters.values()
+        if p.kind is not p.KEYWORD_ONLY and p.name != "self"
     ]
     several = any(p.kind is p.VAR_POSITIONAL for p in positional)
     required = sum(p.default is p.empty for p in positional if p.kind is not p.VAR_POSITIONAL)
@@ -359,7 +377,8 @@ def _convert(argument: Argument, kind: Any) -> Any:
         (part,) = typing.get_args(kind)
         if part in (str, bytes):
             return [
-                text.decode(errors="surrogateescape") if part is str else text for text in argument.strings
+                text.decode(errors="surrogateescape") if part is str else text
+                for text in argument.strings
             ]
         return [part(value) for value in (argument.floats or argument.ints or _single(argument))]
     single = _single(argument)

@@ -1,4 +1,6 @@
-"""Optimizers: classes that add the update of one parameter, and `build_*` functions for a whole model."""
+"""Optimizers: classes that add the update of one parameter, and `build_*` functions for a whole
+model.
+"""
 
 from __future__ import annotations
 
@@ -94,9 +96,13 @@ def _get_param_to_device(model: Any) -> dict[str, Any]:
 
 
 def get_param_device(
-    param_name: str, grad: Any, param_to_device: dict[str, Any] | None = None, default_device: Any = None
+    param_name: str,
+    grad: Any,
+    param_to_device: dict[str, Any] | None = None,
+    default_device: Any = None,
 ) -> Any:
-    """Return the device on which a parameter is updated: its own, or its gradient's, or the default one.
+    """Return the device on which a parameter is updated: its own, or its gradient's, or the
+    default one.
 
     Args:
         param_name: the parameter.
@@ -112,7 +118,11 @@ def get_param_device(
 
 
 def _blobs(grad: Any) -> list[str]:
-    return [str(grad.values), str(grad.indices)] if isinstance(grad, core.GradientSlice) else [str(grad)]
+    return (
+        [str(grad.values), str(grad.indices)]
+        if isinstance(grad, core.GradientSlice)
+        else [str(grad)]
+    )
 
 
 def _build(
@@ -127,16 +137,22 @@ def _build(
     devices = _get_param_to_device(model)
     model.Validate()
     infos = [
-        info for info in model.GetOptimizationParamInfo() if not weights_only or info.blob in model.weights
+        info
+        for info in model.GetOptimizationParamInfo()
+        if not weights_only or info.blob in model.weights
     ]
     multiplier = None
     if max_gradient_norm is not None:
-        multiplier = _norm_ratio(model, infos, "norm_clipped_grad_update", devices, max_gradient_norm)
+        multiplier = _norm_ratio(
+            model, infos, "norm_clipped_grad_update", devices, max_gradient_norm
+        )
     if allow_lr_injection:
         if model.net.BlobIsDefined(_LEARNING_RATE_INJECTION):
             injection = core.BlobReference(_LEARNING_RATE_INJECTION)
         else:
-            injection = model.param_init_net.ConstantFill([], _LEARNING_RATE_INJECTION, shape=[1], value=1.0)
+            injection = model.param_init_net.ConstantFill(
+                [], _LEARNING_RATE_INJECTION, shape=[1], value=1.0
+            )
         multiplier = (
             injection
             if multiplier is None
@@ -153,7 +169,9 @@ def _build(
 def _norm_ratio(
     model: Any, infos: list[Any], name_scope: str, devices: dict[str, Any], max_gradient_norm: float
 ) -> Any:
-    """Return the factor that brings the norm of all gradients down to a limit (Pascanu et al., 2013)."""
+    """Return the factor that brings the norm of all gradients down to a limit (Pascanu et al.,
+    2013).
+    """
     net = model.net
     with core.NameScope(name_scope):
         sums = []
@@ -174,7 +192,10 @@ def _norm_ratio(
 def add_weight_decay(model: Any, weight_decay: float) -> None:
     """Add the decay to the gradients of all weights; it has to come before the optimizer."""
     _build(
-        model, WeightDecayBuilder(weight_decay=weight_decay), weights_only=True, use_param_info_optim=False
+        model,
+        WeightDecayBuilder(weight_decay=weight_decay),
+        weights_only=True,
+        use_param_info_optim=False,
     )
 
 

@@ -24,7 +24,9 @@ class WngradOptimizer(AlphaOptimizer):
         output_effective_lr_and_update: bool = False,
         **kwargs: Any,
     ) -> None:
-        """Take the settings; `moment_init` is the first value of the moment, see `AdagradOptimizer` for the others."""
+        """Take the settings; `moment_init` is the first value of the moment, see
+        `AdagradOptimizer` for the others.
+        """
         super().__init__(alpha, policy, kwargs)
         self.epsilon = epsilon
         self.sparse_dedup_aggregator = sparse_dedup_aggregator
@@ -40,12 +42,16 @@ class WngradOptimizer(AlphaOptimizer):
             return
         self._add_lars(net, param_init_net, param_info, self.lars)
         rate, _ = self._rate(net, param_init_net)
-        moment = param_init_net.ConstantFill([], f"{param}_moment", shape=[1], value=self.moment_init)
+        moment = param_init_net.ConstantFill(
+            [], f"{param}_moment", shape=[1], value=self.moment_init
+        )
         self._aux_params.local.append(moment)
         settings = {"epsilon": self.epsilon, "engine": self.engine}
         if isinstance(grad, core.GradientSlice):
             grad = self.dedup(net, self.sparse_dedup_aggregator, grad)
-            net.SparseWngrad([param, moment, grad.indices, grad.values, rate], [param, moment], **settings)
+            net.SparseWngrad(
+                [param, moment, grad.indices, grad.values, rate], [param, moment], **settings
+            )
             return
         outputs = [param, moment]
         if self.output_effective_lr or self.output_effective_lr_and_update:
@@ -162,13 +168,15 @@ class AdamOptimizer(AlphaOptimizer):
             beta1, beta2: the decay of the two moments.
             epsilon: added to the root of the second moment.
             policy: see the operator `LearningRate`; its arguments are `kwargs`.
-            use_lr_adaption: whether the learning rate follows the gradients (Baydin et al., 2018), by `lr_alpha`,
-                normalized or not.
-            sparse_dedup_aggregator: `sum` or `mean` of the values of one index of a sparse gradient.
+            use_lr_adaption: whether the learning rate follows the gradients (Baydin et al., 2018),
+                by `lr_alpha`, normalized or not.
+            sparse_dedup_aggregator: `sum` or `mean` of the values of one index of a sparse
+                gradient.
             rowWise: whether a row of a sparse parameter has one second moment.
             engine: of the operators.
             enableRAdam: whether sparse updates are those of RAdam (Liu et al., 2020).
-            use_smart_decay: whether sparse updates decay the moments by the steps that a row was left out.
+            use_smart_decay: whether sparse updates decay the moments by the steps that a row was
+                left out.
         """
         super().__init__(alpha, policy, kwargs)
         for name, value in (
@@ -253,7 +261,9 @@ class DecayAdagradOptimizer(AlphaOptimizer):
         engine: str | None = "",
         **kwargs: Any,
     ) -> None:
-        """Take the settings; `bias_correction_first` says whether the first moment's bias is corrected."""
+        """Take the settings; `bias_correction_first` says whether the first moment's bias is
+        corrected.
+        """
         super().__init__(alpha, policy, kwargs)
         self.beta1 = beta1
         self.beta2 = beta2
@@ -266,7 +276,9 @@ class DecayAdagradOptimizer(AlphaOptimizer):
         param, grad = param_info.blob, param_info.grad
         if self.alpha <= 0:
             return
-        assert not isinstance(grad, core.GradientSlice), "DecayAdagrad does not support sparse gradients"
+        assert not isinstance(grad, core.GradientSlice), (
+            "DecayAdagrad does not support sparse gradients"
+        )
         rate, iteration = self._rate(net, param_init_net)
         self._aux_params.shared.append(iteration)
         state = [

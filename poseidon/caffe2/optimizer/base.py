@@ -1,4 +1,6 @@
-"""What optimizers have in common: names of their blobs, the learning rate, the iteration counter."""
+"""What optimizers have in common: names of their blobs, the learning rate, the iteration
+counter.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,9 @@ def iteration_of(net: Any, init_net: Any) -> Any:
     if init_net.BlobIsDefined(ITERATION):
         return init_net.GetBlobRef(ITERATION)
     with core.DeviceScope(core.DeviceOption(DEVICE_NUMBERS["CPU"])), core.EmptyNameScope():
-        counter = init_net.ConstantFill([], ITERATION, shape=[1], value=0, dtype=core.DataType.INT64)
+        counter = init_net.ConstantFill(
+            [], ITERATION, shape=[1], value=0, dtype=core.DataType.INT64
+        )
         mutex = init_net.CreateMutex([], [MUTEX])
         net.AtomicIter([mutex, counter], [counter])
     return counter
@@ -134,7 +138,9 @@ class Optimizer:
         if net.BlobIsDefined(name):
             rate = net.GetBlobRef(name)
         else:
-            rate = net.LearningRate([iteration], name, base_lr=base_learning_rate, policy=policy, **kwargs)
+            rate = net.LearningRate(
+                [iteration], name, base_lr=base_learning_rate, policy=policy, **kwargs
+            )
         if self._lr_multiplier is not None:
             multiplier = net.CopyFromCPUInput(
                 self._lr_multiplier, self.make_unique_blob_name("lr_multiplier")
@@ -145,8 +151,12 @@ class Optimizer:
             device = scope.CurrentDeviceScope()
             on_gpu = device is not None and core.IsGPUDeviceType(device.device_type)
             if on_gpu and not self._local_lr_multiplier_on_gpu:
-                local = net.CopyFromCPUInput(local, self.make_unique_blob_name("local_lr_multiplier"))
-            rate = net.Mul([rate, local], self.make_unique_blob_name("local_scaled_lr"), broadcast=1)
+                local = net.CopyFromCPUInput(
+                    local, self.make_unique_blob_name("local_lr_multiplier")
+                )
+            rate = net.Mul(
+                [rate, local], self.make_unique_blob_name("local_scaled_lr"), broadcast=1
+            )
         return rate, iteration
 
     def add_lr_multiplier(self, lr_multiplier: Any) -> None:
@@ -159,9 +169,16 @@ class Optimizer:
         self._local_lr_multiplier_on_gpu = is_gpu_blob
 
     def _add_lars(
-        self, net: Any, init_net: Any, param_info: Any, offset: float | None, weight_decay: float = 0.0
+        self,
+        net: Any,
+        init_net: Any,
+        param_info: Any,
+        offset: float | None,
+        weight_decay: float = 0.0,
     ) -> None:
-        """Multiply the learning rate by the ratio of the norms of parameter and gradient (You et al., 2017)."""
+        """Multiply the learning rate by the ratio of the norms of parameter and gradient (You et
+        al., 2017).
+        """
         grad = param_info.grad
         if offset is None or isinstance(grad, core.GradientSlice):
             return

@@ -9,7 +9,9 @@ from poseidon.caffe2.optimizer.base import Optimizer
 
 
 class SgdOptimizer(Optimizer):
-    """SGD with momentum (the learning rate is part of the momentum buffer), Nesterov's form and LARS."""
+    """SGD with momentum (the learning rate is part of the momentum buffer), Nesterov's form and
+    LARS.
+    """
 
     def __init__(
         self,
@@ -28,7 +30,8 @@ class SgdOptimizer(Optimizer):
             policy: see the operator `LearningRate`; its arguments are `kwargs`.
             momentum: 0 for none.
             nesterov: whether the momentum is Nesterov's.
-            sparse_dedup_aggregator: `sum` or `mean` of the values of one index of a sparse gradient.
+            sparse_dedup_aggregator: `sum` or `mean` of the values of one index of a sparse
+                gradient.
             lars: the offset of LARS, None for none.
         """
         super().__init__()
@@ -75,7 +78,9 @@ class SgdOptimizer(Optimizer):
                     **settings,
                 )
             else:
-                net.MomentumSGDUpdate([grad, buffer, rate, param], [grad, buffer, param], **settings)
+                net.MomentumSGDUpdate(
+                    [grad, buffer, rate, param], [grad, buffer, param], **settings
+                )
         elif sparse:
             net.ScatterWeightedSum([param, one, grad.indices, grad.values, rate], param)
         else:
@@ -87,7 +92,9 @@ class SgdOptimizer(Optimizer):
 
 
 class MultiPrecisionSgdOptimizer(SgdOptimizer):
-    """SGD that updates the float32 copy of a float16 parameter; float32 parameters as `SgdOptimizer`."""
+    """SGD that updates the float32 copy of a float16 parameter; float32 parameters as
+    `SgdOptimizer`.
+    """
 
     def __init__(
         self,
@@ -119,7 +126,9 @@ class MultiPrecisionSgdOptimizer(SgdOptimizer):
         rate = self._rate(net, param_init_net, 1)
         buffer = param_init_net.ConstantFill([copy], f"{param}_momentum", value=0.0)
         self._aux_params.local.append(buffer)
-        assert not isinstance(grad, core.GradientSlice), "MultiPrecisionSgd does not support sparse gradients"
+        assert not isinstance(grad, core.GradientSlice), (
+            "MultiPrecisionSgd does not support sparse gradients"
+        )
         grad = net.HalfToFloat(grad, grad + "_fp32")
         net.MomentumSGDUpdate(
             [grad, buffer, rate, copy],
@@ -131,7 +140,9 @@ class MultiPrecisionSgdOptimizer(SgdOptimizer):
 
 
 class FP16SgdOptimizer(SgdOptimizer):
-    """SGD in float16, with the decay of weights in the update; parameters of batch normalization stay float32."""
+    """SGD in float16, with the decay of weights in the update; parameters of batch normalization
+    stay float32.
+    """
 
     def __init__(
         self,
@@ -154,23 +165,33 @@ class FP16SgdOptimizer(SgdOptimizer):
         )
         self.weight_decay = weight_decay
 
-    def _run(self, net: Any, param_init_net: Any, param_info: Any, fp32_update: bool = False) -> None:
+    def _run(
+        self, net: Any, param_init_net: Any, param_info: Any, fp32_update: bool = False
+    ) -> None:
         param, grad = param_info.blob, param_info.grad
         fp32_update = fp32_update or "spatbn" in str(param)
         if self.base_learning_rate == 0:
             return
         rate = self._rate(net, param_init_net, 1)
         assert not isinstance(grad, core.GradientSlice), "FP16Sgd does not support sparse gradients"
-        settings = {"momentum": self.momentum, "nesterov": self.nesterov, "weight_decay": self.weight_decay}
+        settings = {
+            "momentum": self.momentum,
+            "nesterov": self.nesterov,
+            "weight_decay": self.weight_decay,
+        }
         if fp32_update:
             buffer = self._state(param_init_net, param, "momentum")
-            net.FP32MomentumSGDUpdate([grad, buffer, rate, param], [grad, buffer, param], **settings)
+            net.FP32MomentumSGDUpdate(
+                [grad, buffer, rate, param], [grad, buffer, param], **settings
+            )
         else:
             buffer = param_init_net.Float16ConstantFill(
                 [], f"{param}_momentum", shape=param_info.shape, value=0.0
             )
             self._aux_params.local.append(buffer)
-            net.FP16MomentumSGDUpdate([grad, buffer, rate, param], [grad, buffer, param], **settings)
+            net.FP16MomentumSGDUpdate(
+                [grad, buffer, rate, param], [grad, buffer, param], **settings
+            )
 
 
 class WeightDecayBuilder(Optimizer):

@@ -33,7 +33,9 @@ def add_tensor(net: Any, name: str, blob: np.ndarray) -> None:
     filler = _FILLERS.get(blob.dtype)
     if filler is None:
         known = ", ".join(str(dtype) for dtype in _FILLERS)
-        raise ValueError(f"The blob {name} of type {blob.dtype} cannot be exported; the types {known} can")
+        raise ValueError(
+            f"The blob {name} of type {blob.dtype} cannot be exported; the types {known} can"
+        )
     values: Any = [blob.tobytes()] if blob.dtype == np.uint8 else blob
     if blob.dtype == object and not all(isinstance(value, bytes) for value in blob.flat):
         raise ValueError(f"The blob {name} of objects cannot be exported; tensors of bytes can")
@@ -42,9 +44,11 @@ def add_tensor(net: Any, name: str, blob: np.ndarray) -> None:
 
 
 def Export(workspace: Any, net: Any, params: Iterable[Any]) -> tuple[Any, Any]:
-    """Return the NetDef that makes the parameters, and the NetDef that predicts, for files and for `Predictor`.
+    """Return the NetDef that makes the parameters, and the NetDef that predicts, for files and
+    for `Predictor`.
 
-    The inputs of the second are first in its external inputs. The first fills them with a zero, so that they exist.
+    The inputs of the second are first in its external inputs. The first fills them with a zero, so
+    that they exist.
 
     Args:
         workspace: the module `workspace`, or what has its `FetchBlob`.

@@ -1,4 +1,6 @@
-"""Predictors as databases: the nets that make and run them, and their parameters, under Caffe2's keys."""
+"""Predictors as databases: the nets that make and run them, and their parameters, under Caffe2's
+keys.
+"""
 
 from __future__ import annotations
 
@@ -50,7 +52,8 @@ class PredictorExportMeta(_Fields):
         Args:
             predict_net: a net, a plan, or the message of one.
             parameters, inputs, outputs: blobs or their names.
-            shapes: shapes of inputs and outputs; by default those that the blobs of the workspace have.
+            shapes: shapes of inputs and outputs; by default those that the blobs of the workspace
+                have.
             name: tells the predictors of one file apart.
             extra_init_net: a net that runs behind the one that fills inputs and outputs with zeros.
             global_init_net: a net that runs behind the one that loads the parameters.
@@ -63,10 +66,14 @@ class PredictorExportMeta(_Fields):
         parameters = [str(blob) for blob in parameters]
         inputs = [str(blob) for blob in inputs]
         outputs = [str(blob) for blob in outputs]
-        assert len(set(inputs)) == len(inputs), f"The inputs of a predictor must be unique: {inputs}"
+        assert len(set(inputs)) == len(inputs), (
+            f"The inputs of a predictor must be unique: {inputs}"
+        )
         for what, blobs in (("inputs", inputs), ("outputs", outputs)):
             both = sorted(set(parameters).intersection(blobs))
-            assert not both, f"Parameters and {what} of a predictor must be disjoint; both have {both}"
+            assert not both, (
+                f"Parameters and {what} of a predictor must be disjoint; both have {both}"
+            )
         if isinstance(predict_net, (core.Net, core.Plan)):
             predict_net = predict_net.Proto()
         assert isinstance(predict_net, (caffe2_pb2.NetDef, caffe2_pb2.PlanDef)), (
@@ -158,7 +165,9 @@ def _global_init_net(predictor_export_meta: PredictorExportMeta) -> Any:
 def get_meta_net_def(
     predictor_export_meta: PredictorExportMeta, ws: Any = None, db_type: str | None = None
 ) -> Any:
-    """Return the MetaNetDef of a predictor: three nets, and the names of its parameters, inputs and outputs."""
+    """Return the MetaNetDef of a predictor: three nets, and the names of its parameters, inputs
+    and outputs.
+    """
     meta = predictor_export_meta
     ws = ws or workspace.C.Workspace.current
     meta_net_def = metanet_pb2.MetaNetDef()
@@ -201,7 +210,9 @@ def save_to_db(
     """
     meta_net_def = get_meta_net_def(predictor_export_meta, *args)
     with core.DeviceScope(core.DeviceOption(DEVICE_NUMBERS["CPU"])):
-        workspace.FeedBlob(predictor_constants.META_NET_DEF, serde.serialize_protobuf_struct(meta_net_def))
+        workspace.FeedBlob(
+            predictor_constants.META_NET_DEF, serde.serialize_protobuf_struct(meta_net_def)
+        )
     blobs = [predictor_constants.META_NET_DEF, *predictor_export_meta.parameters]
     save = core.CreateOperator(
         "Save",
@@ -216,12 +227,16 @@ def save_to_db(
     workspace.RunOperatorOnce(save)
 
 
-def load_from_db(filename: str, db_type: str, device_option: Any = None, *args: Any, **kwargs: Any) -> Any:
-    """Return the MetaNetDef of a predictor; its parameters are loaded when its global init net runs.
+def load_from_db(
+    filename: str, db_type: str, device_option: Any = None, *args: Any, **kwargs: Any
+) -> Any:
+    """Return the MetaNetDef of a predictor; its parameters are loaded when its global init net
+    runs.
 
     Args:
         filename, db_type: the database.
-        device_option: the device of all operators, by default that of the device scope, else their own.
+        device_option: the device of all operators, by default that of the device scope, else their
+            own.
         args, kwargs: accepted; Caffe2's loaders pass them on.
 
     Raises:
@@ -229,7 +244,9 @@ def load_from_db(filename: str, db_type: str, device_option: Any = None, *args: 
     """
     reader, name = predictor_constants.PREDICTOR_DBREADER, predictor_constants.META_NET_DEF
     for operator in (
-        core.CreateOperator("CreateDB", [], [core.BlobReference(reader)], db=filename, db_type=db_type),
+        core.CreateOperator(
+            "CreateDB", [], [core.BlobReference(reader)], db=filename, db_type=db_type
+        ),
         core.CreateOperator("Load", [core.BlobReference(reader)], [core.BlobReference(name)]),
     ):
         assert workspace.RunOperatorOnce(operator), f"Cannot read the predictor {filename}"

@@ -9,7 +9,9 @@ from poseidon.caffe2 import core, scope
 
 
 def create_predict_net(predictor_export_meta: Any) -> Any:
-    """Return the NetDef that predicts: its inputs are those of the predictor and the parameters, in this order."""
+    """Return the NetDef that predicts: its inputs are those of the predictor and the parameters,
+    in this order.
+    """
     meta = predictor_export_meta
     proto = core.Net(meta.predict_net.name or "predict").Proto()
     proto.op.extend(meta.predict_net.op)
@@ -25,7 +27,8 @@ def create_predict_net(predictor_export_meta: Any) -> Any:
 
 
 def create_predict_init_net(ws: Any, predictor_export_meta: Any) -> Any:
-    """Return the NetDef that fills inputs and outputs with zeros, and then runs the meta's `extra_init_net`.
+    """Return the NetDef that fills inputs and outputs with zeros, and then runs the meta's
+    `extra_init_net`.
 
     Args:
         ws: the workspace whose blobs give the shapes that the meta does not.
@@ -41,7 +44,9 @@ def create_predict_init_net(ws: Any, predictor_export_meta: Any) -> Any:
         shape = meta.shapes.get(blob)
         if shape is None:
             if blob not in ws.blobs:
-                raise Exception(f"The blob {blob} is not in the workspace, and its shape is not given")
+                raise Exception(
+                    f"The blob {blob} is not in the workspace, and its shape is not given"
+                )
             shape = ws.blobs[blob].fetch().shape
         with scope.EmptyDeviceScope():
             net.ConstantFill([], blob, shape=shape, value=0.0)
@@ -53,7 +58,9 @@ def create_predict_init_net(ws: Any, predictor_export_meta: Any) -> Any:
 
 
 def get_comp_name(string: str, name: str | None) -> str:
-    """Return the key of a part of the predictor of a name: the predictor without a name has the plain key."""
+    """Return the key of a part of the predictor of a name: the predictor without a name has the
+    plain key.
+    """
     return f"{string}_{name}" if name else string
 
 

@@ -1,7 +1,8 @@
 """Caffe2's messages: nets, operators, tensors and plans, wire-compatible with Caffe2's files.
 
-The `.proto` files beside this one hold the fields; `make proto` generates the modules. In the descriptor pool the
-messages are in the package `poseidon.caffe2`, so that a real Caffe2 can be loaded in the same process.
+The `.proto` files beside this one hold the fields; `make proto` generates the modules. In the
+descriptor pool the messages are in the package `poseidon.caffe2`, so that a real Caffe2 can be
+loaded in the same process.
 """
 
 from typing import Any, cast

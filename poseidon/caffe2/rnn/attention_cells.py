@@ -98,7 +98,9 @@ class AttentionCell(RNNCell):
         if self.attention_type == AttentionType.Regular:
             return apply_regular_attention(**arguments)
         if self.attention_type == AttentionType.Recurrent:
-            return apply_recurrent_attention(attention_weighted_encoder_context_t_prev=own[0], **arguments)
+            return apply_recurrent_attention(
+                attention_weighted_encoder_context_t_prev=own[0], **arguments
+            )
         return apply_soft_coverage_attention(
             coverage_t_prev=own[1], coverage_weights=self.coverage_weights, **arguments
         )
@@ -120,7 +122,9 @@ class AttentionCell(RNNCell):
 
     def _weighted(self, model: Any, name: str) -> Any:
         size = self.encoder_output_dim
-        return brew.fc(model, self.encoder_outputs, self.scope(name), dim_in=size, dim_out=size, axis=2)
+        return brew.fc(
+            model, self.encoder_outputs, self.scope(name), dim_in=size, dim_out=size, axis=2
+        )
 
     def build_initial_coverage(self, model: Any) -> Any:
         """Return the first coverage: zeros, as many as the encoder has outputs."""
@@ -130,7 +134,9 @@ class AttentionCell(RNNCell):
         device = scope.CurrentDeviceScope()
         if device is not None and core.IsGPUDeviceType(device.device_type):
             length = model.net.CopyGPUToCPU(length, "encoder_length_cpu")
-        return model.net.ConstantFill(length, self.scope("initial_coverage"), value=0.0, input_as_shape=1)
+        return model.net.ConstantFill(
+            length, self.scope("initial_coverage"), value=0.0, input_as_shape=1
+        )
 
     def get_state_names(self) -> Sequence[str]:
         """See `RNNCell`."""

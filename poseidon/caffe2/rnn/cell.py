@@ -49,7 +49,9 @@ class RNNCell:
         initializer: makes the first states where none are given.
     """
 
-    def __init__(self, name: str | None = None, forward_only: bool = False, initializer: Any = None) -> None:
+    def __init__(
+        self, name: str | None = None, forward_only: bool = False, initializer: Any = None
+    ) -> None:
         self.name = name
         self.recompute_blobs: list[Any] = []
         self.forward_only = forward_only
@@ -74,13 +76,15 @@ class RNNCell:
             inputs: the sequence, of shape (T, N, D).
             seq_lengths: the length of each of the N sequences; by default all are T.
             initial_states: the first states; by default those of the initializer.
-            outputs_with_grads: outputs that get gradients, as indices of the states below; by default the cell's own.
+            outputs_with_grads: outputs that get gradients, as indices of the states below; by
+                default the cell's own.
 
         Returns:
             the output of all steps, and for each state its values of all steps and the last one.
 
         Raises:
-            Exception: there are neither first states nor an initializer, or not as many as the cell has.
+            Exception: there are neither first states nor an initializer, or not as many as the cell
+                has.
         """
         if initial_states is None:
             if self.initializer is None:
@@ -96,7 +100,9 @@ class RNNCell:
             len(names),
             "The number of first states is not that of the states of the cell",
         )
-        before = core.output_to_list(step.net.AddScopedExternalInputs(*[f"{name}_prev" for name in names]))
+        before = core.output_to_list(
+            step.net.AddScopedExternalInputs(*[f"{name}_prev" for name in names])
+        )
         states = self._apply(step, input_t, seq_lengths, before, timestep)
         for state in states:
             if state not in step.net.external_outputs:
@@ -173,7 +179,9 @@ class RNNCell:
         raise NotImplementedError(f"{type(self).__name__} has no apply_override")
 
     def prepare_input(self, model: Any, input_blob: Any) -> Any:
-        """Add what depends on the input only, for one step or for the whole sequence; return the result."""
+        """Add what depends on the input only, for one step or for the whole sequence; return the
+        result.
+        """
         return input_blob
 
     def get_output_state_index(self) -> int:
@@ -197,5 +205,7 @@ class RNNCell:
         return states[self.get_output_state_index()]
 
     def _prepare_output_sequence(self, model: Any, state_outputs: Sequence[Any]) -> Any:
-        """Return the output of all steps; the states come as pairs of all values and the last one."""
+        """Return the output of all steps; the states come as pairs of all values and the last
+        one.
+        """
         return state_outputs[2 * self.get_output_state_index()]

@@ -13,7 +13,9 @@ from poseidon.caffe2.rnn.cell import Extra, RNNCell, rectified
 
 
 class DropoutCell(RNNCell):
-    """Applies dropout to the output of a cell, and not to the state that goes on to the next step."""
+    """Applies dropout to the output of a cell, and not to the state that goes on to the next
+    step.
+    """
 
     def __init__(
         self,
@@ -56,7 +58,9 @@ class DropoutCell(RNNCell):
         return self._apply_dropout(model, self.internal_cell._prepare_output(model, states))
 
     def _prepare_output_sequence(self, model: Any, state_outputs: Sequence[Any]) -> Any:
-        return self._apply_dropout(model, self.internal_cell._prepare_output_sequence(model, state_outputs))
+        return self._apply_dropout(
+            model, self.internal_cell._prepare_output_sequence(model, state_outputs)
+        )
 
     def _apply_dropout(self, model: Any, output: Any) -> Any:
         if not self.dropout_ratio or self.forward_only:
@@ -99,13 +103,17 @@ class MultiRNNCell(RNNCell):
     """Layers: the output of each cell is the input of the next one."""
 
     def __init__(
-        self, cells: Sequence[RNNCell], residual_output_layers: Sequence[int] | None = None, **kwargs: Any
+        self,
+        cells: Sequence[RNNCell],
+        residual_output_layers: Sequence[int] | None = None,
+        **kwargs: Any,
     ) -> None:
         """Stack cells.
 
         Args:
             cells: from the input to the output.
-            residual_output_layers: layers whose input is added to their output; layer 0 cannot be one.
+            residual_output_layers: layers whose input is added to their output; layer 0 cannot be
+                one.
             kwargs: see `RNNCell`.
         """
         super().__init__(**kwargs)
@@ -120,7 +128,8 @@ class MultiRNNCell(RNNCell):
         self.output_connected_layers.append(len(cells) - 1)
         places = [0, *itertools.accumulate(len(cell.get_state_names()) for cell in cells)]
         self.output_indices = [
-            places[index] + cells[index].get_output_state_index() for index in self.output_connected_layers
+            places[index] + cells[index].get_output_state_index()
+            for index in self.output_connected_layers
         ]
         self.state_names = [
             f"{self.name}/layer_{index}/{name}"
@@ -161,7 +170,9 @@ class MultiRNNCell(RNNCell):
         for index, (cell, own) in enumerate(zip(self.cells, self._split(given), strict=True)):
             with core.NameScope(self.name or ""), core.NameScope(f"layer_{index}"):
                 prepared = cell.prepare_input(model, blob) if index else blob
-                made = cell._apply(model, prepared, lengths, own, step, extra_inputs=None if index else extra)
+                made = cell._apply(
+                    model, prepared, lengths, own, step, extra_inputs=None if index else extra
+                )
                 after.extend(made)
                 if index == len(self.cells) - 1:
                     break
@@ -197,13 +208,16 @@ class MultiRNNCell(RNNCell):
 
     def _prepare_output(self, model: Any, states: Sequence[Any]) -> Any:
         parts = self._split(states)
-        outputs = [self.cells[i]._prepare_output(model, parts[i]) for i in self.output_connected_layers]
+        outputs = [
+            self.cells[i]._prepare_output(model, parts[i]) for i in self.output_connected_layers
+        ]
         return self._sum(model, outputs, "residual_output")
 
     def _prepare_output_sequence(self, model: Any, state_outputs: Sequence[Any]) -> Any:
         parts = self._split(state_outputs, 2)
         outputs = [
-            self.cells[i]._prepare_output_sequence(model, parts[i]) for i in self.output_connected_layers
+            self.cells[i]._prepare_output_sequence(model, parts[i])
+            for i in self.output_connected_layers
         ]
         return self._sum(model, outputs, "residual_output_sequence")
 
@@ -261,10 +275,14 @@ class UnrolledCell(RNNCell):
         outputs: list[Any] = []
         for values in zip(*steps, strict=True):
             name = str(values[0]).replace("timestep_0/", "", 1)
-            every, _ = model.net.Concat(list(values), [f"{name}_concat", f"{name}_concat_info"], axis=0)
+            every, _ = model.net.Concat(
+                list(values), [f"{name}_concat", f"{name}_concat_info"], axis=0
+            )
             outputs += [every, values[-1]]
         wanted = (
-            [2 * self.cell.get_output_state_index()] if outputs_with_grads is None else outputs_with_grads
+            [2 * self.cell.get_output_state_index()]
+            if outputs_with_grads is None
+            else outputs_with_grads
         )
         for index, output in enumerate(outputs):
             if index not in wanted:

@@ -97,7 +97,9 @@ class BasicRNNCell(_Gated):
         brew.sum(model, [gates, input_t], gates)
         kind = "Tanh" if self.activation == "tanh" else "Relu"
         # The gradient of the masks reads this value: the state after them is another blob.
-        hidden = getattr(model.net, kind)(gates, "hidden_t" if seq_lengths is None else "hidden_t_active")
+        hidden = getattr(model.net, kind)(
+            gates, "hidden_t" if seq_lengths is None else "hidden_t_active"
+        )
         if seq_lengths is None:
             return (hidden,)
         step = model.net.CopyFromCPUInput(timestep, "timestep_gpu")
@@ -120,7 +122,12 @@ class LSTMCell(_Gated):
     norm = False
 
     def __init__(
-        self, input_size: int, hidden_size: int, forget_bias: float, memory_optimization: bool, **kwargs: Any
+        self,
+        input_size: int,
+        hidden_size: int,
+        forget_bias: float,
+        memory_optimization: bool,
+        **kwargs: Any,
     ) -> None:
         super().__init__(input_size, hidden_size, forget_bias, memory_optimization, **kwargs)
         self.initializer = self.initializer or LSTMInitializer(hidden_size)
@@ -142,7 +149,9 @@ class LSTMCell(_Gated):
         hidden, cell = states
         gates = self._gates(model, input_t, hidden, extra_inputs)
         if self.norm:
-            gates, _, _ = brew.layer_norm(model, gates, "gates_t_norm", dim_in=self.gates_size, axis=-1)
+            gates, _, _ = brew.layer_norm(
+                model, gates, "gates_t_norm", dim_in=self.gates_size, axis=-1
+            )
         lengths = [] if seq_lengths is None else [seq_lengths]
         made = model.net.LSTMUnit(
             [hidden, cell, gates, *lengths, timestep],
@@ -187,7 +196,9 @@ class MILSTMCell(LSTMCell):
             )
             for name, value in (("alpha", 1.0), ("beta1", 1.0), ("beta2", 1.0), ("b", 0.0))
         )
-        factor = model.net.ElementwiseLinear([input_t, alpha, beta_h], "alpha_by_input_t_plus_beta_h", axis=2)
+        factor = model.net.ElementwiseLinear(
+            [input_t, alpha, beta_h], "alpha_by_input_t_plus_beta_h", axis=2
+        )
         product = model.net.Mul([factor, part], "alpha_by_input_t_plus_beta_h_by_prev_t")
         rest = model.net.ElementwiseLinear([input_t, beta_i, b], "beta_i_by_input_t_plus_b", axis=2)
         return brew.sum(model, [product, rest], "gates_t")

@@ -37,7 +37,8 @@ def _prepare_rnn(
     num_states: int = 2,
     **kwargs: Any,
 ) -> tuple[Any, Any, list[Any]]:
-    """Return the outputs of a recurrent layer, its net, and its inputs: first states, then the sequence.
+    """Return the outputs of a recurrent layer, its net, and its inputs: first states, then the
+    sequence.
 
     Args:
         t, n, dim_in: the shape of the sequence.

@@ -1,1 +1,3 @@
-"""How nets run: blobs and workspaces, the compilation of a NetDef to bound calls, plans, shape inference."""
+"""How nets run: blobs and workspaces, the compilation of a NetDef to bound calls, plans, shape
+inference.
+"""

@@ -1,4 +1,6 @@
-"""Binds an operator's definition to the blobs of a workspace: the result is a call without arguments."""
+"""Binds an operator's definition to the blobs of a workspace: the result is a call without
+arguments.
+"""
 
 from __future__ import annotations
 
@@ -79,8 +81,12 @@ def function_of(
     return known.plain or known.make
 
 
-def bind(definition: OperatorDef, inputs: Sequence[Blob], outputs: Sequence[Blob], workspace: Any) -> Step:
-    """Return a call that reads the inputs, checks their shapes, runs the operator and sets the outputs."""
+def bind(
+    definition: OperatorDef, inputs: Sequence[Blob], outputs: Sequence[Blob], workspace: Any
+) -> Step:
+    """Return a call that reads the inputs, checks their shapes, runs the operator and sets the
+    outputs.
+    """
     known, function = find(definition.type), function_of(definition, workspace)
     if known.shapes is not None:
         function = _ordered(known.shapes, definition).guard(function, definition.input)
@@ -88,7 +94,8 @@ def bind(definition: OperatorDef, inputs: Sequence[Blob], outputs: Sequence[Blob
 
 
 def misfit(definition: OperatorDef, values: Sequence[Any]) -> str:
-    """Return a sentence on the first input of an operator that has not the expected shape, "" where none is known.
+    """Return a sentence on the first input of an operator that has not the expected shape, ""
+    where none is known.
 
     Args:
         definition: the operator.
@@ -112,7 +119,8 @@ def _ordered(shapes: InputShapes, definition: OperatorDef) -> InputShapes:
 
 
 def bind_start(definition: OperatorDef, inputs: Sequence[Blob]) -> Start | None:
-    """Return a call that reads the inputs and starts the operator; None where it does not wait for other processes.
+    """Return a call that reads the inputs and starts the operator; None where it does not wait
+    for other processes.
 
     An operator that reports its failure in a blob only runs as a whole.
     """
@@ -135,14 +143,20 @@ def is_owned(blob: Blob) -> bool:
     refers to the tensor or to its memory.
     """
     value = blob.value
-    if not isinstance(value, torch.Tensor) or value.device.type != "cpu" or not value.is_contiguous():
+    if (
+        not isinstance(value, torch.Tensor)
+        or value.device.type != "cpu"
+        or not value.is_contiguous()
+    ):
         return False
     del value
     return _holders(blob) == _ALONE
 
 
 def _holders(blob: Blob) -> tuple[int, int]:
-    """Return how many refer to the tensor of a blob and to its memory; the second is 0 where torch does not tell."""
+    """Return how many refer to the tensor of a blob and to its memory; the second is 0 where
+    torch does not tell.
+    """
     value = blob.value
     count = getattr(torch._C, "_storage_Use_Count", None)
     return sys.getrefcount(value), 0 if count is None else count(value.untyped_storage()._cdata)
@@ -162,7 +176,9 @@ def set_outputs(outputs: Sequence[Blob], values: Sequence[Any]) -> None:
 def step(
     known: Operator, function: Callable[..., Any], inputs: Sequence[Blob], outputs: Sequence[Blob]
 ) -> Step:
-    """Return the call for a function, by the number of inputs and outputs: the common ones have no loop."""
+    """Return the call for a function, by the number of inputs and outputs: the common ones have
+    no loop.
+    """
     if known.blobs:
         return functools.partial(function, inputs, outputs)
     if not outputs:

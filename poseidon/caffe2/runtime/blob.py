@@ -9,7 +9,10 @@ import torch
 
 
 class Blob:
-    """A slot. `value` is None while the blob is empty; see `operators.registry` for what it may hold."""
+    """A slot.
+
+    `value` is None while the blob is empty; see `operators.registry` for what it may hold.
+    """
 
     __slots__ = ("value",)
 

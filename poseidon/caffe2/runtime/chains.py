@@ -1,7 +1,9 @@
-"""The plan of a dag net: which operators wait for which, and the chains that run on one thread each.
+"""The plan of a dag net: which operators wait for which, and the chains that run on one thread
+each.
 
-Operators that wait for other machines are two parts: one starts, one waits for the result and sets the outputs. All
-shards start them in the order of the net, whatever their threads do: collectives of a common world need one order.
+Operators that wait for other machines are two parts: one starts, one waits for the result and sets
+the outputs. All shards start them in the order of the net, whatever their threads do: collectives
+of a common world need one order.
 """
 
 from __future__ import annotations
@@ -13,7 +15,9 @@ from enum import Enum
 
 from poseidon.caffe2.proto.caffe2_pb2 import OperatorDef
 
-COLLECTIVES = frozenset({"Allgather", "Allreduce", "Barrier", "Broadcast", "Reduce", "ReduceScatter"})
+COLLECTIVES = frozenset(
+    {"Allgather", "Allreduce", "Barrier", "Broadcast", "Reduce", "ReduceScatter"}
+)
 """Operators that need the same order on all shards; their first input is a common world."""
 
 
@@ -37,8 +41,8 @@ class Chain:
         operators: their indices in the net, in order.
         waits_for: the number of chains that must have ended before.
         releases: the chains that wait for this one, by their index.
-        part: START and END are chains of one operator. The chain END waits until its operator has been started;
-            nothing releases it.
+        part: START and END are chains of one operator. The chain END waits until its operator has
+            been started; nothing releases it.
     """
 
     operators: tuple[int, ...]
@@ -47,10 +51,14 @@ class Chain:
     part: Part = Part.WHOLE
 
 
-def dependencies(operators: Sequence[OperatorDef], starting: Collection[int] = ()) -> list[set[int]]:
-    """Return for each operator those that must run before: makers of what it reads, readers of what it writes.
+def dependencies(
+    operators: Sequence[OperatorDef], starting: Collection[int] = ()
+) -> list[set[int]]:
+    """Return for each operator those that must run before: makers of what it reads, readers of
+    what it writes.
 
-    Control inputs between operators that are started are left out: these are started in order anyway.
+    Control inputs between operators that are started are left out: these are started in order
+    anyway.
 
     Args:
         operators: of a net.
@@ -113,7 +121,8 @@ def _collide(earlier: OperatorDef, later: OperatorDef) -> bool:
 
 
 def chains(operators: Sequence[OperatorDef], starting: Collection[int] = ()) -> list[Chain]:
-    """Return the chains of a net: an operator joins the chain of the one that it waits for, where both have no other.
+    """Return the chains of a net: an operator joins the chain of the one that it waits for,
+    where both have no other.
 
     Operators that another chain releases start a chain. The order is that of the first operators:
     running the chains one after the other is right too.

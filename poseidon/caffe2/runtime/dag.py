@@ -27,7 +27,9 @@ _pool = _new_pool()
 
 
 def _after_fork() -> None:
-    """Let a forked process run nets: it has none of its parent's threads, neither of the pool nor of torch."""
+    """Let a forked process run nets: it has none of its parent's threads, neither of the pool
+    nor of torch.
+    """
     global _pool  # noqa: PLW0603
     _pool = _new_pool()
     torch.set_num_threads(1)
@@ -49,9 +51,10 @@ class Starts(Protocol):
 class ChainRun:
     """One run of the chains of a net.
 
-    The thread that starts it works too: it needs no other to come to the end, so that nets inside nets cannot block.
-    A thread computes where it can: first what starts other operators, then in the order of the net. Otherwise one
-    thread waits for operators that were started, the oldest first.
+    The thread that starts it works too: it needs no other to come to the end, so that nets inside
+    nets cannot block. A thread computes where it can: first what starts other operators, then in
+    the order of the net. Otherwise one thread waits for operators that were started, the oldest
+    first.
     """
 
     def __init__(
@@ -67,7 +70,8 @@ class ChainRun:
             chains: the plan.
             run: runs the operator of an index.
             starts: starts operators and waits for them, where the plan has such parts.
-            most_computing: how many threads compute at the same time; those that wait are not counted.
+            most_computing: how many threads compute at the same time; those that wait are not
+                counted.
         """
         self._chains = chains
         self._run = run
@@ -75,11 +79,15 @@ class ChainRun:
         self._most = most_computing
         self._changed = threading.Condition()
         self._waits = [chain.waits_for for chain in chains]
-        self._ready = [self._entry(number) for number, count in enumerate(self._waits) if count == 0]
+        self._ready = [
+            self._entry(number) for number, count in enumerate(self._waits) if count == 0
+        ]
         heapq.heapify(self._ready)
         self._started: deque[int] = deque()
         self._ends = {
-            chain.operators[0]: number for number, chain in enumerate(chains) if chain.part is Part.END
+            chain.operators[0]: number
+            for number, chain in enumerate(chains)
+            if chain.part is Part.END
         }
         self._waiting = False
         self._left = len(chains)
@@ -149,7 +157,10 @@ class ChainRun:
             return None
 
     def _end(self, number: int, started: Sequence[int], error: BaseException | None) -> None:
-        """Note the end of a chain. This thread goes on with another one, and wakes threads for the rest."""
+        """Note the end of a chain.
+
+        This thread goes on with another one, and wakes threads for the rest.
+        """
         with self._changed:
             self._running -= 1
             self._left -= 1
@@ -170,7 +181,9 @@ class ChainRun:
 
     def _wake(self, awake: int) -> None:
         """Wake as many threads as there is work for, less those that are awake."""
-        work = min(len(self._ready), self._most - self._computing) + bool(self._started and not self._waiting)
+        work = min(len(self._ready), self._most - self._computing) + bool(
+            self._started and not self._waiting
+        )
         self._changed.notify(max(work - awake, 0))
 
     @contextmanager

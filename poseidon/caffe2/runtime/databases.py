@@ -1,6 +1,7 @@
 """Databases of records: minidb here, LMDB and LevelDB through `poseidon.data`.
 
-A minidb is one file: for each record the length of its key and of its value (32-bit, little-endian), key, value.
+A minidb is one file: for each record the length of its key and of its value (32-bit,
+little-endian), key, value.
 """
 
 from __future__ import annotations
@@ -99,7 +100,9 @@ def backend_of(db_type: str) -> Backend | None:
         return None
     if name.upper() in Backend.__members__:
         return Backend[name.upper()]
-    raise EnforceNotMet(f"There are no databases of type {db_type}: minidb, lmdb and leveldb are known")
+    raise EnforceNotMet(
+        f"There are no databases of type {db_type}: minidb, lmdb and leveldb are known"
+    )
 
 
 def open_database(path: str, db_type: str) -> Cursor:
@@ -112,13 +115,15 @@ def open_database(path: str, db_type: str) -> Cursor:
     found = detect(Path(path))
     if found not in (None, backend):
         raise EnforceNotMet(
-            f"The database {path} is {found.title}: expected the type {found.suffix}, found {db_type}"
+            f"The database {path} is {found.title}: expected the type {found.suffix}, found "
+            f"{db_type}"
         )
     if backend is None:
         return MinidbCursor(Path(path))
     if not Path(path).exists():
         raise EnforceNotMet(
-            f"The database {path} does not exist: make it first with {own_command()} make_db (its --help has examples)"
+            f"The database {path} does not exist: make it first with {own_command()} make_db (its "
+            "--help has examples)"
         )
     try:
         return open_cursor(Path(path), backend)
@@ -176,7 +181,8 @@ class MinidbWriter:
 
 @contextmanager
 def new_database(path: Path, db_type: str) -> Iterator[DatabaseWriter]:
-    """Yield a writer of a new database of any kind, which appears at `path` when the block ends without an error.
+    """Yield a writer of a new database of any kind, which appears at `path` when the block ends
+    without an error.
 
     Raises:
         DataError: `path` exists, another process writes it, or a write fails.
@@ -194,10 +200,16 @@ def new_database(path: Path, db_type: str) -> Iterator[DatabaseWriter]:
 
 
 def _write_minidb(path: Path, pairs: Iterable[tuple[bytes, bytes]]) -> None:
-    """Write a minidb under another name, and rename it; what is no file, such as a device, is written directly."""
+    """Write a minidb under another name, and rename it; what is no file, such as a device, is
+    written directly.
+    """
     path = path.resolve()
     whole = path.is_file() or not path.exists()
-    partial = path.with_name(f".{path.name}.{os.getpid()}.{threading.get_ident()}.partial") if whole else path
+    partial = (
+        path.with_name(f".{path.name}.{os.getpid()}.{threading.get_ident()}.partial")
+        if whole
+        else path
+    )
     try:
         with partial.open("wb") as file:
             for key, value in pairs:

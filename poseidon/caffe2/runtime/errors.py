@@ -25,18 +25,21 @@ def operator_error(reason: str, definition: OperatorDef, net: str, index: int) -
         index: its place in the net.
     """
     error = RuntimeError(
-        f"[enforce fail at {definition.type or 'operator'}] {reason}\nError from operator:\n{definition}"
+        f"[enforce fail at {definition.type or 'operator'}] {reason}\nError from "
+        f"operator:\n{definition}"
     )
     error.operator = (net, index)  # type: ignore[attr-defined]
     return error
 
 
 _STRINGS = re.compile(
-    r"numpy\.ndarray|NumPy arrays|bytes|'str'|sequence by non-int|'(tuple|bool|int)' object|invalid literal"
+    r"numpy\.ndarray|NumPy arrays|bytes|'str'|sequence by non-int|'(tuple|bool|int)' "
+    r"object|invalid literal"
 )
 _OTHER = re.compile(r"^'(\w+)' object |must be Tensor, not (\w+)")
 _DIMENSIONS = re.compile(
-    r"tuple index out of range|dimension out of range|too many indices|0-d(im)?\b|not enough values to unpack"
+    r"tuple index out of range|dimension out of range|too many indices|0-d(im)?\b|not enough "
+    r"values to unpack"
     r"|at least 1D",
     re.I,
 )
@@ -45,14 +48,20 @@ _REASONS = {
     "": r"allocat|CUDA error",
     "an index lies outside of the input that it is for": r"out of (bounds|range)|larger than self",
     _TYPES: r"dtype|scalar type|bool tensor|not implemented for"
-    r"|not supported for|only integer|must be (\w+, )*\w+ or|same type|floating point|non-complex|integral"
+    r"|not supported for|only integer|must be (\w+, )*\w+ or|same type|floating "
+    r"point|non-complex|integral"
     r"|can't be cast|\btype|does not support|schema|itensor",
-    "an input has several values, or none, where one is expected": r"Boolean value of|truth value of",
+    "an input has several values, or none, where one is expected": r"Boolean value of|truth value "
+    r"of",
     "an input has a negative value where none is allowed": "negative",
-    "the shapes of the inputs do not fit together": r"shape|size|dim|expand|broadcast|multipl|elements|empty|primitive"
-    r"|number of|same length|0 or more|rank|scalar|vector|matri(x|ces)|repeats|groups|length|unpack|zip\(",
+    "the shapes of the inputs do not fit "
+    "together": r"shape|size|dim|expand|broadcast|multipl|elements|empty|primitive"
+    r"|number of|same length|0 or "
+    r"more|rank|scalar|vector|matri(x|ces)|repeats|groups|length|unpack|zip\(",
 }
-"""What a text of torch, NumPy or Python is about, the first that matches; "" where nothing clearer can be said."""
+"""What a text of torch, NumPy or Python is about, the first that matches; "" where nothing
+clearer can be said.
+"""
 _FOREIGN = (RuntimeError, IndexError, TypeError, ValueError, AttributeError, AssertionError)
 _RAISE = dis.opmap["RAISE_VARARGS"]
 
@@ -60,8 +69,8 @@ _RAISE = dis.opmap["RAISE_VARARGS"]
 def cause(error: Exception, inputs: Mapping[str, Any]) -> str:
     """Return why an operator has failed.
 
-    What torch, NumPy or Python report of inputs that they cannot compute with becomes a sentence on the inputs; their
-    text stays that of the exception's own cause.
+    What torch, NumPy or Python report of inputs that they cannot compute with becomes a sentence on
+    the inputs; their text stays that of the exception's own cause.
 
     Args:
         error: what it has raised.
@@ -93,14 +102,18 @@ def cause(error: Exception, inputs: Mapping[str, Any]) -> str:
     if _DIMENSIONS.search(text):
         return "an input has too few dimensions"
     otherwise = _TYPES if isinstance(error, TypeError) else ""
-    reason = next((reason for reason, about in _REASONS.items() if re.search(about, text, re.I)), otherwise)
+    reason = next(
+        (reason for reason, about in _REASONS.items() if re.search(about, text, re.I)), otherwise
+    )
     return reason or f"{type(error).__name__}: {text}"
 
 
 def is_own(error: BaseException) -> bool:
-    """Return whether a statement `raise` of this package has raised an error: its text is a sentence for the user.
+    """Return whether a statement `raise` of this package has raised an error: its text is a
+    sentence for the user.
 
-    Others come from an operation of torch, NumPy or Python that got values which it cannot compute with.
+    Others come from an operation of torch, NumPy or Python that got values which it cannot compute
+    with.
     """
     trace = error.__traceback__
     if trace is None:
@@ -112,11 +125,15 @@ def is_own(error: BaseException) -> bool:
 
 
 def place_of(error: BaseException) -> tuple[str, int] | None:
-    """Return the net and the index of the operator that an error is of; None for an error of another kind."""
+    """Return the net and the index of the operator that an error is of; None for an error of
+    another kind.
+    """
     return getattr(error, "operator", None)
 
 
 def sentence(error: BaseException) -> str:
-    """Return the first line of an error's message, without the operator and the classes of its causes."""
+    """Return the first line of an error's message, without the operator and the classes of its
+    causes.
+    """
     line = (str(error).splitlines() or [type(error).__name__])[0]
     return re.sub(r"^(\[enforce fail at \w+\] )?(\w*Error: )*", "", line)

@@ -1,4 +1,6 @@
-"""When the values of a net's blobs are dead: an operator of the net makes them, and a later one overwrites them."""
+"""When the values of a net's blobs are dead: an operator of the net makes them, and a later one
+overwrites them.
+"""
 
 from __future__ import annotations
 
@@ -16,8 +18,8 @@ STEP_NETS = ("step_net", "backward_step_net")
 def overwritten(operators: Sequence[OperatorDef]) -> Iterator[tuple[str, int, int]]:
     """Yield name, last user and overwriting operator of each value that is dead in between.
 
-    Values that come from outside the net, and blobs that operators may use unseen, are left out: those of operators on
-    blobs, which may read their outputs, and of nets in arguments.
+    Values that come from outside the net, and blobs that operators may use unseen, are left out:
+    those of operators on blobs, which may read their outputs, and of nets in arguments.
     """
     hidden = _hidden(operators)
     made: set[str] = set()
@@ -39,7 +41,9 @@ def _hidden(operators: Sequence[OperatorDef]) -> set[str]:
 
 
 def nested_blobs(operators: Iterable[OperatorDef]) -> set[str]:
-    """Return the blobs that nets in arguments name: their operators read some that no operator outside shows."""
+    """Return the blobs that nets in arguments name: their operators read some that no operator
+    outside shows.
+    """
     names: set[str] = set()
     for operator in operators:
         for argument in operator.arg:

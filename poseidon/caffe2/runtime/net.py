@@ -8,7 +8,15 @@ from typing import Any
 
 from poseidon.caffe2.operators.registry import find
 from poseidon.caffe2.proto.caffe2_pb2 import NetDef, OperatorDef
-from poseidon.caffe2.runtime.bind import Start, Step, bind, bind_start, device_of, misfit, set_outputs
+from poseidon.caffe2.runtime.bind import (
+    Start,
+    Step,
+    bind,
+    bind_start,
+    device_of,
+    misfit,
+    set_outputs,
+)
 from poseidon.caffe2.runtime.blob import Blob, is_tensor
 from poseidon.caffe2.runtime.chains import Part, chains, nodes
 from poseidon.caffe2.runtime.dag import MOST_THREADS, ChainRun
@@ -18,8 +26,12 @@ from poseidon.caffe2.runtime.waits import lending
 from poseidon.caffe2.shards.buckets import Buckets, Pending
 from poseidon.errors import JobError
 
-THREADED = frozenset({"dag", "async_dag", "async_scheduling", "async_polling", "prof_dag", "parallel"})
-"""The net types whose independent operators run on threads, where the net has more than one worker."""
+THREADED = frozenset(
+    {"dag", "async_dag", "async_scheduling", "async_polling", "prof_dag", "parallel"}
+)
+"""The net types whose independent operators run on threads, where the net has more than one
+worker.
+"""
 SEQUENTIAL = frozenset({"", "simple", "simple_refcount", "async_simple", "singlethread_async"})
 """The other net types: their operators run in order."""
 MOST_SHAPES = 8
@@ -34,7 +46,8 @@ class Net:
         steps: one call for each operator, which waits for its result.
         starts: what starts the operators that wait for other machines, by index.
         threads: how many run it.
-        computing: how many of them compute at the same time, at most; others wait for other machines.
+        computing: how many of them compute at the same time, at most; others wait for other
+            machines.
         chains: the plan of a net that runs on threads.
         nodes: the order of the parts of a net on one thread that has `starts`.
         last_starts: the operators at which a group that is started together ends.
@@ -45,16 +58,18 @@ class Net:
 
         Args:
             definition: the net.
-            workspace: a `runtime.Workspace`; it must have the blobs that the net reads and does not make.
+            workspace: a `runtime.Workspace`; it must have the blobs that the net reads and does not
+                make.
 
         Raises:
-            RuntimeError: the type of the net or an operator is unknown, or an operator is wrongly used or reads a blob
-                that does not exist.
+            RuntimeError: the type of the net or an operator is unknown, or an operator is wrongly
+                used or reads a blob that does not exist.
         """
         if definition.type not in THREADED | SEQUENTIAL:
             known = ", ".join(sorted(THREADED | SEQUENTIAL - {""}))
             raise EnforceNotMet(
-                f"net {definition.name} has the unknown type '{definition.type}'; expected one of {known}"
+                f"net {definition.name} has the unknown type '{definition.type}'; expected one of "
+                f"{known}"
             )
         self.definition = NetDef()
         self.definition.CopyFrom(definition)
@@ -75,7 +90,9 @@ class Net:
         self.nodes = nodes(self.definition.op, self.starts) if self.starts else []
         follow = zip(self.nodes, self.nodes[1:], strict=False)
         self.last_starts = {
-            index for (part, index), (then, _) in follow if part is Part.START and then is not Part.START
+            index
+            for (part, index), (then, _) in follow
+            if part is Part.START and then is not Part.START
         }
 
     def run(self) -> None:
@@ -120,15 +137,23 @@ class Net:
         threaded = self.threads > 1
         for name, last, writer in overwritten(self.definition.op):
             blob, index = workspace.get(name), writer if threaded else last
-            self.steps[index] = (_freeing_before if threaded else _freeing_after)(self.steps[index], blob)
+            self.steps[index] = (_freeing_before if threaded else _freeing_after)(
+                self.steps[index], blob
+            )
             found.update((last, writer))
         return found
 
-    def _bind_starts(self, workspace: Any, freeing: set[int]) -> dict[int, tuple[Start, list[Blob]]]:
-        """Return what starts an operator and its outputs, for those that wait for other machines and free no value."""
+    def _bind_starts(
+        self, workspace: Any, freeing: set[int]
+    ) -> dict[int, tuple[Start, list[Blob]]]:
+        """Return what starts an operator and its outputs, for those that wait for other machines
+        and free no value.
+        """
         found = {}
         for index, operator in enumerate(self.definition.op):
-            if operator.type.startswith("Python"):  # its function may wait for that of another operator
+            if operator.type.startswith(
+                "Python"
+            ):  # its function may wait for that of another operator
                 self.steps[index] = _lending(self.steps[index])
             if index not in freeing:
                 start = bind_start(operator, self._inputs[index])
@@ -181,10 +206,11 @@ class StartedOperators:
 
 
 def computing_threads(operators: Sequence[OperatorDef]) -> int:
-    """Return how many threads compute in a net that waits for other machines: on CPUs one for each replica.
+    """Return how many threads compute in a net that waits for other machines: on CPUs one for
+    each replica.
 
-    More would compete with torch's own threads inside operators, and with those that send. On GPUs threads wait for the
-    device, and their number is that of the net.
+    More would compete with torch's own threads inside operators, and with those that send. On GPUs
+    threads wait for the device, and their number is that of the net.
     """
     devices: defaultdict[int, set[int]] = defaultdict(set)
     for operator in operators:
@@ -218,7 +244,9 @@ def _freeing_before(step: Step, blob: Blob) -> Step:
     return run
 
 
-def compile_operator(definition: OperatorDef, workspace: Any, net: str = "", index: int = 0) -> Step:
+def compile_operator(
+    definition: OperatorDef, workspace: Any, net: str = "", index: int = 0
+) -> Step:
     """Return the call of one operator; its outputs come into being as empty blobs.
 
     Raises:
@@ -233,7 +261,10 @@ def compile_operator(definition: OperatorDef, workspace: Any, net: str = "", ind
         blob = workspace.find(name)
         if blob is None:
             raise operator_error(
-                f"op {definition.type}: Encountered a non-existing input blob: {name}", definition, net, index
+                f"op {definition.type}: Encountered a non-existing input blob: {name}",
+                definition,
+                net,
+                index,
             )
         inputs.append(blob)
     outputs = [workspace.create(name) for name in definition.output]
@@ -246,11 +277,17 @@ def compile_operator(definition: OperatorDef, workspace: Any, net: str = "", ind
 def failure(
     error: Exception, definition: OperatorDef, inputs: Sequence[Blob], net: str = "", index: int = 0
 ) -> Exception:
-    """Return what to raise for an operator that has failed: its message names the net, the blobs and their shapes.
+    """Return what to raise for an operator that has failed: its message names the net, the blobs
+    and their shapes.
 
-    Errors of Python functions, of inner nets and of jobs (one sentence for the user) stay as they are.
+    Errors of Python functions, of inner nets and of jobs (one sentence for the user) stay as they
+    are.
     """
-    if place_of(error) is not None or isinstance(error, JobError) or definition.type.startswith("Python"):
+    if (
+        place_of(error) is not None
+        or isinstance(error, JobError)
+        or definition.type.startswith("Python")
+    ):
         return error
     values = [(name, blob.value) for name, blob in zip(definition.input, inputs, strict=True)]
     shapes = [f"{name} {_shape(value)}" for name, value in values if is_tensor(value)]
@@ -269,7 +306,8 @@ def _shape(value: Any) -> str:
 
 
 def check_sources(definition: NetDef) -> None:
-    """Raise RuntimeError when a net that declares its inputs reads a blob that is neither an input nor made before.
+    """Raise RuntimeError when a net that declares its inputs reads a blob that is neither an
+    input nor made before.
 
     A declared output that no operator makes is an error too.
     """

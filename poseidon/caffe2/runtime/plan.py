@@ -30,7 +30,9 @@ def run_plan(plan: PlanDef, workspace: Workspace) -> None:
 
 
 class _Runner:
-    """Runs steps, and makes the nets where they run first: a step may have a workspace of its own."""
+    """Runs steps, and makes the nets where they run first: a step may have a workspace of its
+    own.
+    """
 
     def __init__(self, nets: dict[str, NetDef]) -> None:
         self.nets = nets
@@ -67,7 +69,9 @@ class _Runner:
             self._iterate(step, workspace, stopped)
 
     def _iterate(self, step: ExecutionStep, workspace: Workspace, stopped: Stop) -> None:
-        endless = bool(step.should_stop_blob) and not step.HasField("num_iter") and not step.only_once
+        endless = (
+            bool(step.should_stop_blob) and not step.HasField("num_iter") and not step.only_once
+        )
         total = step.num_iter if step.HasField("num_iter") else 1
         iteration = 0
         while (endless or iteration < total) and not stopped():
@@ -82,7 +86,9 @@ class _Runner:
         """
 
         def should_stop() -> bool:
-            return stopped() or (bool(step.should_stop_blob) and _is_true(workspace, step.should_stop_blob))
+            return stopped() or (
+                bool(step.should_stop_blob) and _is_true(workspace, step.should_stop_blob)
+            )
 
         for name in step.network:
             self._net(name, workspace).run()
@@ -94,7 +100,9 @@ class _Runner:
                 if part.run_every_ms:
                     often = partial(self.run, part, workspace, stopped)
                     beside.enter_context(_repeated(often, part.run_every_ms / 1000, part.name))
-            workers = [partial(self.run, part, workspace) for part in parts if not part.run_every_ms]
+            workers = [
+                partial(self.run, part, workspace) for part in parts if not part.run_every_ms
+            ]
             if step.concurrent_substeps and len(workers) > 1:
                 self._together(workers, stopped)
             else:
@@ -121,7 +129,9 @@ class _Runner:
 
         with ThreadPoolExecutor(len(parts)) as pool:
             futures = [pool.submit(guarded, part) for part in parts]
-            errors = [error for error in (future.exception() for future in futures) if error is not None]
+            errors = [
+                error for error in (future.exception() for future in futures) if error is not None
+            ]
         # A wait that was cancelled is not the cause.
         for error in sorted(errors, key=is_cancelled):
             raise error
@@ -144,7 +154,9 @@ def _repeated(call: Callable[[], None], interval_s: float, name: str) -> Iterato
         except BaseException as error:  # noqa: BLE001 (the thread of the block raises it)
             errors.append(error)
 
-    thread = threading.Thread(target=repeat, name=f"caffe2-every-{interval_s}-s-{name}", daemon=True)
+    thread = threading.Thread(
+        target=repeat, name=f"caffe2-every-{interval_s}-s-{name}", daemon=True
+    )
     thread.start()
     try:
         yield

@@ -1,7 +1,7 @@
 """Readers: cursors on a database that the operators of several devices share.
 
-Law: which operator gets which record depends on the order in which the operators were made, and not on the threads that
-run them. The operators take turns: each turn is one batch.
+Law: which operator gets which record depends on the order in which the operators were made, and not
+on the threads that run them. The operators take turns: each turn is one batch.
 """
 
 from __future__ import annotations
@@ -21,7 +21,9 @@ MAX_WAITING = 2
 
 
 class Record(NamedTuple):
-    """A record: its number among all that all shards read, from 0 and across epochs; its key and its value."""
+    """A record: its number among all that all shards read, from 0 and across epochs; its key and
+    its value.
+    """
 
     number: int
     key: bytes
@@ -44,7 +46,9 @@ class Turns:
 
 
 class Reader:
-    """A cursor that operators share. Each read is of one record of the shard; after the last one comes the first.
+    """A cursor that operators share.
+
+    Each read is of one record of the shard; after the last one comes the first.
 
     Attributes:
         path, db_type: the database.
@@ -62,14 +66,16 @@ class Reader:
         seed: int = 0,
         cursor: Cursor | None = None,
     ) -> None:
-        """Open a database at the first record of a shard: the one of that number, then each `num_shards`-th.
+        """Open a database at the first record of a shard: the one of that number, then each
+        `num_shards`-th.
 
         Args:
             path, db_type: the database.
             num_shards: the number of shards.
             shard_id: which of them this is.
-            shard_sizes: the records that each shard reads of a global batch, in order; empty: one each. The end of the
-                database is no end of a batch then: the next record is the first.
+            shard_sizes: the records that each shard reads of a global batch, in order; empty: one
+                each. The end of the database is no end of a batch then: the next record is the
+                first.
             seed: of the random numbers of the operators.
             cursor: what is read in place of the database `path`, which only messages name then.
 
@@ -80,7 +86,8 @@ class Reader:
             raise EnforceNotMet(f"shard_id must be from 0 to {num_shards - 1}, not {shard_id}")
         if shard_sizes and (len(shard_sizes) != num_shards or min(shard_sizes) < 1):
             raise EnforceNotMet(
-                f"shard_sizes must be {num_shards} numbers above 0, one for each shard, not {list(shard_sizes)}"
+                f"shard_sizes must be {num_shards} numbers above 0, one for each shard, not "
+                f"{list(shard_sizes)}"
             )
         self.path, self.db_type, self.seed = path, db_type, seed
         self._shards, self._shard = num_shards, shard_id
@@ -91,7 +98,9 @@ class Reader:
         self._turns: list[weakref.ref[Turns]] = []
         self._cursor.seek(shard_id)
         if self._cursor.position != shard_id:
-            raise EnforceNotMet(f"The database {path} has fewer records than the shard id {shard_id}")
+            raise EnforceNotMet(
+                f"The database {path} has fewer records than the shard id {shard_id}"
+            )
         self._go_to(0)
 
     @property
@@ -110,12 +119,16 @@ class Reader:
             self._go_to(0)
 
     def skip(self, count: int) -> None:
-        """Pass so many records of the shard by, as if they were read: a restart goes on where a run has ended."""
+        """Pass so many records of the shard by, as if they were read: a restart goes on where a
+        run has ended.
+        """
         with self._lock:
             self._go_to(self._count + count)
 
     def join(self, size: int) -> Turns:
-        """Return a place among the operators, behind those that have one. It ends when the operator drops it.
+        """Return a place among the operators, behind those that have one.
+
+        It ends when the operator drops it.
 
         Args:
             size: the records of a batch.
@@ -179,7 +192,8 @@ class Consumer:
 
     Args:
         size: the records of a batch.
-        reader: what the input holds when the operator is made; a place is taken at once where that is a reader.
+        reader: what the input holds when the operator is made; a place is taken at once where that
+            is a reader.
     """
 
     def __init__(self, size: int, reader: object) -> None:
@@ -200,7 +214,9 @@ class Consumer:
             RuntimeError: it is no reader, or the database cannot be read.
         """
         if not isinstance(reader, Reader):
-            raise EnforceNotMet(f"a reader of a database is expected (CreateDB), not {type(reader).__name__}")
+            raise EnforceNotMet(
+                f"a reader of a database is expected (CreateDB), not {type(reader).__name__}"
+            )
         turns = self._turns
         if turns is None or reader is not self._reader:
             turns = self._join(reader)

@@ -86,7 +86,8 @@ def deserialize(proto: BlobProto, into: Any = None) -> Any:
         into: the value of the blob's earlier messages: a chunk of a tensor is written into it.
 
     Raises:
-        RuntimeError: the message holds no tensor, no string, no mutex and no object that has a reader.
+        RuntimeError: the message holds no tensor, no string, no mutex and no object that has a
+            reader.
     """
     if proto.type in READERS:
         return READERS[proto.type](proto)
@@ -108,7 +109,9 @@ def _fill(tensor: TensorProto, part: Any) -> None:
     elif kind in _FLOATING:
         # The bytes of the packed field: a list of a million numbers takes far longer.
         data = part.numpy().tobytes()
-        tensor.MergeFromString(bytes([_FLOATING[kind] << 3 | 2]) + _varint(len(data)) + data if data else b"")
+        tensor.MergeFromString(
+            bytes([_FLOATING[kind] << 3 | 2]) + _varint(len(data)) + data if data else b""
+        )
     else:
         field = tensor.int64_data if kind == TensorProto.INT64 else tensor.int32_data
         field.extend((part.to(torch.uint8) if kind == TensorProto.BOOL else part).tolist())
@@ -124,7 +127,10 @@ def _varint(number: int) -> bytes:
 
 def _merged(tensor: TensorProto, into: Any) -> Any:
     total = int(np.prod(list(tensor.dims), dtype=np.int64))
-    whole = not tensor.HasField("segment") or (tensor.segment.begin, tensor.segment.end) == (0, total)
+    whole = not tensor.HasField("segment") or (tensor.segment.begin, tensor.segment.end) == (
+        0,
+        total,
+    )
     if whole:
         return from_proto(tensor)
     part = TensorProto()

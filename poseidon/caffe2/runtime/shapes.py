@@ -52,7 +52,9 @@ def _infer_operator(op: OperatorDef, values: dict[str, Any]) -> None:
 
 
 def _assume_gradients(op: OperatorDef, values: dict[str, Any]) -> None:
-    """Give the gradients that an operator makes the shapes of their blobs, which their names tell."""
+    """Give the gradients that an operator makes the shapes of their blobs, which their names
+    tell.
+    """
     for name in op.output if op.is_gradient_op else ():
         blob = name.removesuffix("_grad")
         if blob != name and blob in values:

@@ -14,7 +14,8 @@ from poseidon.caffe2.runtime.errors import EnforceNotMet
 
 
 def to_value(given: Any, device: torch.device) -> Any:
-    """Return what a blob holds for what was fed: arrays are copied, torch tensors on the device are shared.
+    """Return what a blob holds for what was fed: arrays are copied, torch tensors on the device
+    are shared.
 
     Raises:
         RuntimeError: a value of this type cannot be fed.
@@ -27,21 +28,30 @@ def to_value(given: Any, device: torch.device) -> Any:
         return given.detach().to(device) if given.requires_grad else given.to(device)
     if not isinstance(given, np.ndarray):
         raise EnforceNotMet(
-            f"No feeder is registered for a value of type {type(given).__name__}: expected a numpy array, such as "
+            f"No feeder is registered for a value of type {type(given).__name__}: expected a "
+            "numpy array, such as "
             "np.array(value), a torch tensor or a string"
         )
     if given.dtype.kind in "SUO":
         return _strings(given)
     try:
-        return torch.from_numpy(np.array(given, given.dtype.newbyteorder("="), order="C")).to(device)
+        return torch.from_numpy(np.array(given, given.dtype.newbyteorder("="), order="C")).to(
+            device
+        )
     except TypeError as error:
         raise EnforceNotMet(f"A numpy array of type {given.dtype} cannot be fed") from error
 
 
 def from_value(name: str, value: Any) -> Any:
-    """Return what is fetched for a blob's value: an array of its own, a string, or a sentence on an opaque object."""
+    """Return what is fetched for a blob's value: an array of its own, a string, or a sentence on
+    an opaque object.
+    """
     if isinstance(value, torch.Tensor):
-        return value.detach().cpu().numpy().copy() if value.device.type == "cpu" else value.cpu().numpy()
+        return (
+            value.detach().cpu().numpy().copy()
+            if value.device.type == "cpu"
+            else value.cpu().numpy()
+        )
     if isinstance(value, np.ndarray):
         return value.copy()
     if isinstance(value, bytes):
@@ -62,7 +72,11 @@ def from_proto(proto: TensorProto) -> Any:
     if dtype is None:
         raise EnforceNotMet(f"A tensor of type {TensorProto.DataType.Name(kind)} cannot be read")
     if proto.data_format == TensorProto.FMT_BFLOAT16:
-        return torch.frombuffer(bytearray(proto.raw_data), dtype=torch.bfloat16).to(dtype).reshape(shape)
+        return (
+            torch.frombuffer(bytearray(proto.raw_data), dtype=torch.bfloat16)
+            .to(dtype)
+            .reshape(shape)
+        )
     if proto.HasField("raw_data") and proto.raw_data:
         return torch.frombuffer(bytearray(proto.raw_data), dtype=dtype).reshape(shape)
     if kind == TensorProto.FLOAT16:
@@ -83,7 +97,9 @@ def from_proto(proto: TensorProto) -> Any:
         [],
     )
     return (
-        torch.from_numpy(np.array(values, dtype=np.float64 if dtype.is_floating_point else np.int64))
+        torch.from_numpy(
+            np.array(values, dtype=np.float64 if dtype.is_floating_point else np.int64)
+        )
         .to(dtype)
         .reshape(shape)
     )
@@ -96,7 +112,9 @@ def _strings(array: np.ndarray) -> np.ndarray:
     ]
     for item in flat:
         if not isinstance(item, bytes):
-            raise EnforceNotMet(f"A tensor of strings cannot hold a value of type {type(item).__name__}")
+            raise EnforceNotMet(
+                f"A tensor of strings cannot hold a value of type {type(item).__name__}"
+            )
     strings = np.empty(len(flat), dtype=object)
     strings[:] = flat
     return strings.reshape(array.shape)

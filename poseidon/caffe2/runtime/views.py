@@ -39,7 +39,9 @@ class TensorView:
     _shape = shape
 
     def reshape(self, dims: Sequence[int]) -> None:
-        """Give the tensor a shape; values stay where their number stays, new memory is of type float32 by default."""
+        """Give the tensor a shape; values stay where their number stays, new memory is of type
+        float32 by default.
+        """
         value = self._blob.value
         dims = [int(size) for size in dims]
         if isinstance(value, torch.Tensor) and value.numel() == int(np.prod(dims, dtype=np.int64)):
@@ -48,15 +50,21 @@ class TensorView:
             dtype = value.dtype if isinstance(value, torch.Tensor) else torch.float32
             self._blob.value = torch.empty(dims, dtype=dtype)
 
-    def init(self, dims: Sequence[int], data_type: int, device_option: DeviceOption | None = None) -> None:
+    def init(
+        self, dims: Sequence[int], data_type: int, device_option: DeviceOption | None = None
+    ) -> None:
         """Make a tensor of a shape and a data type.
 
         Raises:
             RuntimeError: the type is not one of numbers.
         """
         if data_type not in TORCH_OF:
-            raise EnforceNotMet(f"A tensor of the data type {data_type} cannot be initialized from Python")
-        self._blob.value = torch.empty(list(dims), dtype=TORCH_OF[data_type], device=_device(device_option))
+            raise EnforceNotMet(
+                f"A tensor of the data type {data_type} cannot be initialized from Python"
+            )
+        self._blob.value = torch.empty(
+            list(dims), dtype=TORCH_OF[data_type], device=_device(device_option)
+        )
 
     def feed(self, value: Any, device_option: DeviceOption | None = None) -> None:
         """Set the tensor to a copy of an array."""

@@ -1,7 +1,7 @@
 """Waits that end: of operators that wait for other threads.
 
-A wait ends where its condition holds, after its limit, and with an error where the plan around it ends, because another
-part of it has failed, or where the process ends.
+A wait ends where its condition holds, after its limit, and with an error where the plan around it
+ends, because another part of it has failed, or where the process ends.
 """
 
 from __future__ import annotations
@@ -44,7 +44,9 @@ _thread = _Thread()
 
 
 def current_stop() -> Stop | None:
-    """Return the function that tells whether the plan of this thread has ended; None outside plans."""
+    """Return the function that tells whether the plan of this thread has ended; None outside
+    plans.
+    """
     return _thread.stopped
 
 
@@ -92,7 +94,9 @@ def wait_for(
         return _wait(condition, ready, timeout_s)
 
 
-def _wait(condition: threading.Condition, ready: Callable[[], bool], timeout_s: float | None) -> bool:
+def _wait(
+    condition: threading.Condition, ready: Callable[[], bool], timeout_s: float | None
+) -> bool:
     deadline = None if timeout_s is None else time.monotonic() + timeout_s
     while not ready():
         left = SLICE_S if deadline is None else min(SLICE_S, deadline - time.monotonic())
@@ -103,5 +107,7 @@ def _wait(condition: threading.Condition, ready: Callable[[], bool], timeout_s: 
         if (stopped is not None and stopped()) or getattr(threading, "_SHUTTING_DOWN", False):
             if ready():
                 return True
-            raise Cancelled("The wait of an operator has ended: another part of its plan has failed or ended")
+            raise Cancelled(
+                "The wait of an operator has ended: another part of its plan has failed or ended"
+            )
     return True

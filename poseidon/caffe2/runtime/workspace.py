@@ -73,7 +73,9 @@ class Workspace:
         try:
             call()
         except Exception as error:
-            raise failure(error, definition, [self.get(name) for name in definition.input]) from error
+            raise failure(
+                error, definition, [self.get(name) for name in definition.input]
+            ) from error
 
     def reset(self, root_folder: str | None = None) -> None:
         """Drop all blobs and nets; the root folder stays unless one is given."""

@@ -1,1 +1,3 @@
-"""Tests of operators whose inputs, outputs and operators can be kept in files and compared later."""
+"""Tests of operators whose inputs, outputs and operators can be kept in files and compared
+later.
+"""

@@ -1,8 +1,9 @@
 """What Caffe2's tests of operators are built on: references, and records of operators in files.
 
-A record is a zip file `<test file>.<test>.zip`: `op.pb`, the gradient operators `grad_<i>.pb`, and `inout.npz` with
-`input_<i>`, `output_<i>` and `device_type`. Records are read and written where `testWithArgs` or `configure` asks for
-it. Needs hypothesis, which is installed for development only.
+A record is a zip file `<test file>.<test>.zip`: `op.pb`, the gradient operators `grad_<i>.pb`, and
+`inout.npz` with `input_<i>`, `output_<i>` and `device_type`. Records are read and written where
+`testWithArgs` or `configure` asks for it. Needs hypothesis, which is installed for development
+only.
 """
 
 from __future__ import annotations
@@ -53,8 +54,12 @@ def configure(output_dir: str = DATA_DIR, generate: bool = False, compare: bool 
     _options.output_dir, _options.generate, _options.compare = output_dir, generate, compare
 
 
-def given(*given_args: Any, **given_kwargs: Any) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Return a decorator like hypothesis' `given`; one fixed example, whose record is kept, comes before the others."""
+def given(
+    *given_args: Any, **given_kwargs: Any
+) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Return a decorator like hypothesis' `given`; one fixed example, whose record is kept,
+    comes before the others.
+    """
 
     def decorate(test: Callable[..., None]) -> Callable[..., None]:
         examples: Any = hypothesis.given(*given_args, **given_kwargs)
@@ -76,7 +81,9 @@ def given(*given_args: Any, **given_kwargs: Any) -> Callable[[Callable[..., None
 
 
 def _copy_of(test: Callable[..., None]) -> Callable[..., None]:
-    """Return another function of the same signature: hypothesis keeps settings on the function itself."""
+    """Return another function of the same signature: hypothesis keeps settings on the function
+    itself.
+    """
 
     @functools.wraps(test)
     def copy(*args: Any, **kwargs: Any) -> None:
@@ -121,7 +128,9 @@ class SerializedTestCase(hu.HypothesisTestCase):
     ) -> None:
         """Write the record of a test."""
         arrays = io.BytesIO()
-        named: dict[str, Any] = {f"input_{index}": np.asarray(value) for index, value in enumerate(inputs)}
+        named: dict[str, Any] = {
+            f"input_{index}": np.asarray(value) for index, value in enumerate(inputs)
+        }
         named.update({f"output_{index}": np.asarray(value) for index, value in enumerate(outputs)})
         np.savez_compressed(arrays, device_type=int(device_option.device_type), **named)
         self._record().parent.mkdir(parents=True, exist_ok=True)
@@ -167,7 +176,9 @@ class SerializedTestCase(hu.HypothesisTestCase):
         atol: float = 1e-7,
         rtol: float = 1e-7,
     ) -> None:
-        """Write the test's record or compare with it, in its fixed example and where that was asked for."""
+        """Write the test's record or compare with it, in its fixed example and where that was
+        asked for.
+        """
         if self.should_serialize and _options.generate:
             self.serialize_test(inputs, outputs, gradient_operator, op, device_option)
         elif self.should_serialize and _options.compare:
@@ -196,7 +207,9 @@ class SerializedTestCase(hu.HypothesisTestCase):
         outputs_to_check: Sequence[int] | None = None,
         ensure_outputs_are_inferred: bool = False,
     ) -> list[Any]:
-        """See `HypothesisTestCase.assertReferenceChecks`; the record of the test is compared or written too."""
+        """See `HypothesisTestCase.assertReferenceChecks`; the record of the test is compared or
+        written too.
+        """
         outputs = super().assertReferenceChecks(
             device_option,
             op,
@@ -227,12 +240,16 @@ def _equal(values: Sequence[Any], others: Sequence[Any]) -> bool:
 
 
 def testWithArgs() -> None:
-    """Run the tests of the main module; `-G` writes records, `-O` names their folder, `-D` compares with none."""
+    """Run the tests of the main module; `-G` writes records, `-O` names their folder, `-D`
+    compares with none.
+    """
     parser = argparse.ArgumentParser()
     parser.add_argument("-G", "--generate-serialized", action="store_true", help="write records")
     parser.add_argument("-O", "--output", default=DATA_DIR, help="the folder of records")
     parser.add_argument("-D", "--disable-serialized_check", action="store_true", dest="disable")
-    parser.add_argument("-C", "--disable-gen-coverage", action="store_true", help="accepted, without effect")
+    parser.add_argument(
+        "-C", "--disable-gen-coverage", action="store_true", help="accepted, without effect"
+    )
     parser.add_argument("unittest_args", nargs="*")
     args = parser.parse_args()
     sys.argv[1:] = args.unittest_args

@@ -1,12 +1,15 @@
-"""Collectives that are under way: started now, waited for later. Small sums share one message, a bucket.
+"""Collectives that are under way: started now, waited for later.
+
+Small sums share one message, a bucket.
 
     buckets = Buckets()
     first, second = buckets.all_reduce(world, [a]), buckets.all_reduce(world, [b])
     buckets.flush()
     (a,), (b,) = first.wait(), second.wait()
 
-Law: which sums share a bucket follows from the order of the calls and from the sizes of the tensors, so it is the same
-on all shards and in every run. All shards call the same methods in the same order.
+Law: which sums share a bucket follows from the order of the calls and from the sizes of the
+tensors, so it is the same on all shards and in every run. All shards call the same methods in the
+same order.
 """
 
 from __future__ import annotations
@@ -57,13 +60,16 @@ class Buckets:
         self._open: list[_Bucket] = []
         self._worlds: list[CommonWorld] = []
 
-    def all_reduce(self, world: CommonWorld, tensors: Sequence[Tensor], owned: bool = False) -> Pending:
+    def all_reduce(
+        self, world: CommonWorld, tensors: Sequence[Tensor], owned: bool = False
+    ) -> Pending:
         """Start the sum over all tensors of all shards, or put it into a bucket.
 
         Args:
             world: of the shards.
             tensors: of one shape and type, on any devices; they may change afterwards.
-            owned: whether the first tensor may be overwritten: a copy of a large one takes longer than to send it.
+            owned: whether the first tensor may be overwritten: a copy of a large one takes longer
+                than to send it.
         """
         world = self._first_like(world)
         size = tensors[0].numel() * tensors[0].element_size()
@@ -80,7 +86,9 @@ class Buckets:
         return bucket.add(tensors)
 
     def _first_like(self, world: CommonWorld) -> CommonWorld:
-        """Return the first world whose sums are those of a world: a few sums at a time take less time than many."""
+        """Return the first world whose sums are those of a world: a few sums at a time take less
+        time than many.
+        """
         for known in self._worlds:
             if known.joins(world):
                 return known

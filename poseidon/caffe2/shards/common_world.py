@@ -4,8 +4,9 @@
     world = CommonWorld(handler, "allreduce_0", rank=1, size=3)
     (total,) = world.all_reduce([gradient])
 
-All shards call the same operations of a world in the same order. Sums have a fixed order of ranks: they do not depend
-on which shard comes first. Every failure is a `CollectiveError` of one sentence within the time limit of the world.
+All shards call the same operations of a world in the same order. Sums have a fixed order of ranks:
+they do not depend on which shard comes first. Every failure is a `CollectiveError` of one sentence
+within the time limit of the world.
 """
 
 from __future__ import annotations
@@ -28,7 +29,8 @@ TIMEOUT_S = 30.0
 class CommonWorld:
     """A group of all shards of a run; see the docstring of the module.
 
-    Tensors may be on any device: those on GPUs pass through the memory of the host; sums go by NCCL with that engine.
+    Tensors may be on any device: those on GPUs pass through the memory of the host; sums go by NCCL
+    with that engine.
 
     Args:
         handler: of the store; None where there is one shard only.
@@ -36,7 +38,8 @@ class CommonWorld:
         rank: this shard's number.
         size: the number of shards.
         timeout_s: longest time that an operation waits.
-        interface: the network interface, or address, that the other hosts reach; empty: the default.
+        interface: the network interface, or address, that the other hosts reach; empty: the
+            default.
         engine: `GLOO` or `NCCL`.
 
     Raises:
@@ -55,16 +58,22 @@ class CommonWorld:
         engine: str = "GLOO",
     ) -> None:
         if not 0 <= rank < size:
-            raise CollectiveError(f"rank {rank} of a common world: expected 0 to {size - 1} for size {size}")
+            raise CollectiveError(
+                f"rank {rank} of a common world: expected 0 to {size - 1} for size {size}"
+            )
         if handler is None and size > 1:
-            raise CollectiveError(f"a common world of {size} shards needs a store handler, none is given")
+            raise CollectiveError(
+                f"a common world of {size} shards needs a store handler, none is given"
+            )
         self.rank, self.size, self.timeout_s, self.engine = rank, size, timeout_s, engine
         self._name, self._handler, self._interface = name, handler, interface
         self._shards: Shards | None = None
         self._groups: dict[Backend, ProcessGroup] = {}
         self._closed = False
         if handler is not None and size > 1:
-            self._shards = handler.meet(rank=rank, size=size, timeout_s=timeout_s, interface=interface)
+            self._shards = handler.meet(
+                rank=rank, size=size, timeout_s=timeout_s, interface=interface
+            )
             self._group(Backend.GLOO)
 
     def clone(self, name: str) -> CommonWorld:
@@ -94,7 +103,9 @@ class CommonWorld:
         with lending():
             return wait()
 
-    def start_all_reduce(self, tensors: Sequence[Tensor], owned: bool = False) -> Callable[[], list[Tensor]]:
+    def start_all_reduce(
+        self, tensors: Sequence[Tensor], owned: bool = False
+    ) -> Callable[[], list[Tensor]]:
         """Start `all_reduce`; return a function that waits for the sums and returns them.
 
         Args:
@@ -114,25 +125,35 @@ class CommonWorld:
         with lending():
             return wait()
 
-    def start_broadcast(self, tensors: Sequence[Tensor], root: int = 0) -> Callable[[], list[Tensor]]:
+    def start_broadcast(
+        self, tensors: Sequence[Tensor], root: int = 0
+    ) -> Callable[[], list[Tensor]]:
         """Start `broadcast`; return a function that waits for the copies and returns them."""
         self._check_rank(root)
-        return self._start(tensors[0].clone(), lambda group, moved: group.broadcast(moved, root), tensors[1:])
+        return self._start(
+            tensors[0].clone(), lambda group, moved: group.broadcast(moved, root), tensors[1:]
+        )
 
     def reduce(self, tensor: Tensor, root: int = 0) -> Tensor:
-        """Return the sum over all shards on the shard `root`, and a copy of the tensor on the others."""
+        """Return the sum over all shards on the shard `root`, and a copy of the tensor on the
+        others.
+        """
         self._check_rank(root)
         (total,) = self.all_reduce([tensor])
         return total if self.rank == root else tensor.clone()
 
     def all_gather(self, tensors: Sequence[Tensor]) -> Tensor:
-        """Return the tensors of all shards one after the other along the first dimension, by rank."""
+        """Return the tensors of all shards one after the other along the first dimension, by
+        rank.
+        """
         own = torch.cat([tensor.to(tensors[0].device) for tensor in tensors])
         if self.size == 1:
             return own
         whole = own.new_zeros((self.size, *own.shape))
         whole[self.rank] = own
-        return self._run(whole, lambda group, moved: group.all_gather(moved, self.rank)).flatten(0, 1)
+        return self._run(whole, lambda group, moved: group.all_gather(moved, self.rank)).flatten(
+            0, 1
+        )
 
     def reduce_scatter(self, tensors: Sequence[Tensor], counts: Sequence[int]) -> list[Tensor]:
         """Return, for each tensor, this shard's part of the sum over all tensors of all shards.
@@ -157,7 +178,9 @@ class CommonWorld:
         return self._start(torch.zeros(1), lambda group, moved: group.sum(moved))
 
     def joins(self, other: CommonWorld) -> bool:
-        """Return whether sums of both worlds can be one message: of the same shards, engine and time limit."""
+        """Return whether sums of both worlds can be one message: of the same shards, engine and
+        time limit.
+        """
         return (
             self._shards is other._shards
             and (self.engine, self.timeout_s) == (other.engine, other.timeout_s)
@@ -189,8 +212,12 @@ class CommonWorld:
                 )
         return self._groups[backend]
 
-    def _run(self, tensor: Tensor, start: Callable[[ProcessGroup, Tensor], Callable[[], None]]) -> Tensor:
-        """Start an operation on a tensor and wait for it; return its result on the tensor's device."""
+    def _run(
+        self, tensor: Tensor, start: Callable[[ProcessGroup, Tensor], Callable[[], None]]
+    ) -> Tensor:
+        """Start an operation on a tensor and wait for it; return its result on the tensor's
+        device.
+        """
         wait = self._start(tensor, start)
         with lending():
             return wait()[0]
@@ -204,8 +231,9 @@ class CommonWorld:
     ) -> Callable[[], list[Tensor]]:
         """Start an operation on a tensor; return a function that waits for it.
 
-        That function returns the result on the tensor's device, and a copy of it on the device of each of `others`.
-        Only sums may go by NCCL: operations of several NCCL groups at a time would need one order on all shards.
+        That function returns the result on the tensor's device, and a copy of it on the device of
+        each of `others`. Only sums may go by NCCL: operations of several NCCL groups at a time
+        would need one order on all shards.
         """
         if self._shards is None:
             return lambda: [tensor, *(tensor.to(other.device, copy=True) for other in others)]

@@ -1,11 +1,13 @@
-"""The rendezvous of a run's shards: each publishes where it is in a store, and learns where the others are.
+"""The rendezvous of a run's shards: each publishes where it is in a store, and learns where the
+others are.
 
     store = FolderStore("/mnt/shared", prefix="run_17")
     address = published_address(None)
     members = join(store, run="run_17", shard=1, shards=3, address=address)
 
-Every failure is one sentence within a time limit: a run id that was used before, two shards with one number, a shard
-that does not come, shards that expect different numbers of shards, and a host that publishes a loopback address.
+Every failure is one sentence within a time limit: a run id that was used before, two shards with
+one number, a shard that does not come, shards that expect different numbers of shards, and a host
+that publishes a loopback address.
 """
 
 from __future__ import annotations
@@ -82,7 +84,9 @@ class Member:
         except (ValueError, TypeError):
             well_formed = False
         if not well_formed:
-            raise JobError(f"key '{key}' of the rendezvous holds nothing that a shard of Poseidon publishes")
+            raise JobError(
+                f"key '{key}' of the rendezvous holds nothing that a shard of Poseidon publishes"
+            )
         return member
 
 
@@ -112,10 +116,13 @@ def join(
 
     Raises:
         UsageError: the number of this shard is out of range.
-        JobError: the run id was used before, two shards have one number, a shard does not come, or cannot be reached.
+        JobError: the run id was used before, two shards have one number, a shard does not come, or
+            cannot be reached.
     """
     if not 0 <= shard < shards:
-        raise UsageError(f"--shard_id={shard}: expected 0 to {shards - 1}, for --num_shards={shards}")
+        raise UsageError(
+            f"--shard_id={shard}: expected 0 to {shards - 1}, for --num_shards={shards}"
+        )
     own = Member(
         shard=shard,
         shards=shards,
@@ -145,11 +152,10 @@ def _key(shard: int) -> str:
 def _taken(store: Store, run: str, own: Member, taken: KeyTaken) -> str:
     first = f"{Member.from_bytes(taken.value, taken.key)}" if taken.value else "an unknown process"
     if store.find(COMPLETE) is not None:
-        return (
-            f"run id '{run}' was used before: shard {own.shard} was {first}; give each start a new --run_id"
-        )
+        return f"run id '{run}' was used before: shard {own.shard} was {first}; give each start a new --run_id"
     return (
-        f"shard {own.shard} of run '{run}' has come already ({first}): two shards have --shard_id={own.shard}, or an "
+        f"shard {own.shard} of run '{run}' has come already ({first}): two shards have "
+        f"--shard_id={own.shard}, or an "
         "earlier start failed; give each shard a number of its own, and each start a new --run_id"
     )
 
@@ -166,7 +172,8 @@ def _await_all(store: Store, run: str, own: Member, timeout_s: float) -> list[Me
             there, missing = _there_and_missing(store, own)
             if left <= NOTICE_S:
                 raise JobError(
-                    f"{missing} of run '{run}' did not come within {timeout_s:g} s (there: {there}); check that each was "
+                    f"{missing} of run '{run}' did not come within {timeout_s:g} s (there: "
+                    f"{there}); check that each was "
                     "started with this --run_id, and shares the folder or the Redis server"
                 ) from error
             log.warning("waiting for %s of run '%s' (there: %s)", missing, run, there)
@@ -174,7 +181,8 @@ def _await_all(store: Store, run: str, own: Member, timeout_s: float) -> list[Me
     for member in members:
         if member.shards != own.shards:
             raise JobError(
-                f"shard {member.shard} on {member.host} has --num_shards={member.shards}, and shard {own.shard} on "
+                f"shard {member.shard} on {member.host} has --num_shards={member.shards}, and "
+                f"shard {own.shard} on "
                 f"{own.host} has {own.shards}; expected the same on all shards"
             )
     return members
@@ -197,8 +205,10 @@ def _check_addresses(members: list[Member]) -> None:
     for member in members:
         if is_loopback(member.address):
             raise JobError(
-                f"shard {member.shard} on {member.host} publishes {member.address}, since the name {member.host} resolves to "
-                "a loopback address there, which other hosts cannot reach; start it with --distributed_interfaces set to one of its "
+                f"shard {member.shard} on {member.host} publishes {member.address}, since the "
+                f"name {member.host} resolves to "
+                "a loopback address there, which other hosts cannot reach; start it with "
+                "--distributed_interfaces set to one of its "
                 f"networks: {member.networks or 'it has none'}"
             )
 
@@ -210,7 +220,9 @@ def is_loopback(address: str) -> bool:
 
 @cache
 def network_id() -> str:
-    """Return what all processes have in common that share this one's loopback interface, and no other has."""
+    """Return what all processes have in common that share this one's loopback interface, and no
+    other has.
+    """
     try:
         with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as stream:
             return f"{stream.read().strip()}:{os.stat('/proc/self/ns/net').st_ino}"
@@ -219,14 +231,20 @@ def network_id() -> str:
 
 
 def interfaces() -> Mapping[str, str]:
-    """Return the address of each network interface that is up and has one: IPv4 where there is one, else IPv6."""
+    """Return the address of each network interface that is up and has one: IPv4 where there is
+    one, else IPv6.
+    """
     found: dict[str, str] = {}
     up = psutil.net_if_stats()
     for name, addresses in psutil.net_if_addrs().items():
         if name in up and not up[name].isup:
             continue
         for family in (socket.AF_INET, socket.AF_INET6):
-            own = [a.address for a in addresses if a.family == family and not a.address.startswith("fe80:")]
+            own = [
+                a.address
+                for a in addresses
+                if a.family == family and not a.address.startswith("fe80:")
+            ]
             if own and name not in found:
                 found[name] = own[0]
     return found
@@ -241,9 +259,10 @@ def published_address(choice: str | None) -> str:
     """Return the address under which the other shards reach this host.
 
     Args:
-        choice: a network interface, an address or a host name; None: what this host's own name resolves to, or, where
-            that is a loopback address, the address of the only other interface. With several, it is the loopback
-            address, which serves a run on one host; `join` refuses it in others.
+        choice: a network interface, an address or a host name; None: what this host's own name
+            resolves to, or, where that is a loopback address, the address of the only other
+            interface. With several, it is the loopback address, which serves a run on one host;
+            `join` refuses it in others.
 
     Raises:
         UsageError: the choice is none of these.
@@ -268,7 +287,8 @@ def check_own(address: str) -> None:
     except OSError as error:
         known = ", ".join(f"{name} ({own})" for name, own in interfaces().items())
         raise UsageError(
-            f"this host, {socket.gethostname()}, would publish {address}, which is none of its addresses; set "
+            f"this host, {socket.gethostname()}, would publish {address}, which is none of its "
+            "addresses; set "
             f"--distributed_interfaces to one of its networks: {known}"
         ) from error
 
@@ -282,5 +302,6 @@ def _chosen(choice: str) -> str:
     except OSError as error:
         known = ", ".join(f"{name} ({address})" for name, address in own.items())
         raise UsageError(
-            f"--distributed_interfaces={choice} is neither a network interface of this host ({known}) nor an address"
+            f"--distributed_interfaces={choice} is neither a network interface of this host "
+            f"({known}) nor an address"
         ) from error

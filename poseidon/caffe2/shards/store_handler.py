@@ -1,8 +1,8 @@
 """Store handlers: the store of a run, and the shards that have met through it.
 
-The first common world of a handler is the rendezvous (`poseidon.caffe2.shards.rendezvous`); the others need no store
-any more. A failure names the shards that have ended: a thread of each process answers through the store when another
-shard reports a failure.
+The first common world of a handler is the rendezvous (`poseidon.caffe2.shards.rendezvous`); the
+others need no store any more. A failure names the shards that have ended: a thread of each process
+answers through the store when another shard reports a failure.
 """
 
 from __future__ import annotations
@@ -16,7 +16,12 @@ from collections.abc import Iterator
 from poseidon.caffe2.shards.rendezvous import Member, check_own, join, published_address
 from poseidon.caffe2.shards.stores import KeyTaken, Store, StoreTimeout
 from poseidon.errors import JobError, UsageError
-from poseidon.exchange.allreduce.process_group import Backend, GroupSettings, ProcessGroup, Rendezvous
+from poseidon.exchange.allreduce.process_group import (
+    Backend,
+    GroupSettings,
+    ProcessGroup,
+    Rendezvous,
+)
 from ps_server import PeerLost
 
 ANSWER_S = 5.0
@@ -27,7 +32,9 @@ FAILED = "failed"
 
 
 class CollectiveError(JobError, RuntimeError):
-    """The shards do not find each other, or one of them was lost; also a RuntimeError, as Caffe2's scripts expect."""
+    """The shards do not find each other, or one of them was lost; also a RuntimeError, as
+    Caffe2's scripts expect.
+    """
 
 
 class StoreHandler:
@@ -62,7 +69,8 @@ class StoreHandler:
             known = self._shards
             if (known.rank, known.size) != (rank, size):
                 raise CollectiveError(
-                    f"a common world of run '{self.run}' has rank {rank} of {size}, and an earlier one of this process "
+                    f"a common world of run '{self.run}' has rank {rank} of {size}, and an "
+                    "earlier one of this process "
                     f"{known.rank} of {known.size}; expected the same"
                 )
             return known
@@ -70,7 +78,9 @@ class StoreHandler:
 
 @contextlib.contextmanager
 def sentences() -> Iterator[None]:
-    """Turn errors of stores and of the rendezvous into a `CollectiveError` with the same sentence."""
+    """Turn errors of stores and of the rendezvous into a `CollectiveError` with the same
+    sentence.
+    """
     try:
         yield
     except CollectiveError:
@@ -89,7 +99,9 @@ class Shards:
         rendezvous: where process groups are formed.
     """
 
-    def __init__(self, handler: StoreHandler, rank: int, size: int, timeout_s: float, interface: str) -> None:
+    def __init__(
+        self, handler: StoreHandler, rank: int, size: int, timeout_s: float, interface: str
+    ) -> None:
         self.rank, self.size = rank, size
         self.host = published_address(interface or None)
         check_own(self.host)
@@ -110,18 +122,25 @@ class Shards:
         self._failed = threading.Event()
         self._lost: str | None = None
         self._lock = threading.Lock()
-        threading.Thread(target=_answer, args=(weakref.ref(self),), name="caffe2-shards", daemon=True).start()
+        threading.Thread(
+            target=_answer, args=(weakref.ref(self),), name="caffe2-shards", daemon=True
+        ).start()
 
     def settings(self, timeout_s: float) -> GroupSettings:
         """Return the settings of a process group."""
         return GroupSettings(rank=self.rank, size=self.size, host=self.host, timeout_s=timeout_s)
 
     def group(self, name: str, timeout_s: float, backend: Backend = Backend.GLOO) -> ProcessGroup:
-        """Form a process group. A name that is used again in the same process means another group."""
+        """Form a process group.
+
+        A name that is used again in the same process means another group.
+        """
         with self._lock:
             self._names[name] += 1
             unique = f"{name}#{self._names[name]}"
-        return ProcessGroup(self.rendezvous, unique, self.settings(timeout_s), backend, watch=self.look)
+        return ProcessGroup(
+            self.rendezvous, unique, self.settings(timeout_s), backend, watch=self.look
+        )
 
     def look(self) -> None:
         """Raise PeerLost when another shard has reported a failure."""
@@ -129,7 +148,9 @@ class Shards:
             raise PeerLost("could not go on with the other shards: one of them reports a failure")
 
     def explain(self, error: PeerLost) -> CollectiveError:
-        """Report a failure to the other shards, and return the error that names those which do not answer."""
+        """Report a failure to the other shards, and return the error that names those which do
+        not answer.
+        """
         self._failed.set()
         with self._lock:
             if self._lost is None:
@@ -151,7 +172,8 @@ class Shards:
         lost = [member for member in others if _answer_key(member.shard) in missing]
         if not lost:
             return (
-                "all shards still run: check the network between them, and that each runs the same nets "
+                "all shards still run: check the network between them, and that each runs the "
+                "same nets "
                 "equally often"
             )
         return f"{' and '.join(map(_describe, lost))} ended, or cannot be reached"
@@ -184,7 +206,9 @@ def _set_once(store: Store, key: str) -> None:
 
 
 def _answer(reference: weakref.ref[Shards]) -> None:
-    """Look for reported failures, on a thread, until there is one or the shards are not used any more."""
+    """Look for reported failures, on a thread, until there is one or the shards are not used any
+    more.
+    """
     pause = threading.Event()
     while (shards := reference()) is not None and not shards.answer():
         del shards

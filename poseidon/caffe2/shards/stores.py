@@ -1,7 +1,9 @@
-"""Key-value stores that the shards of a run meet in: a shared folder, or a Redis server; `tcp_store` has a third.
+"""Key-value stores that the shards of a run meet in: a shared folder, or a Redis server;
+`tcp_store` has a third.
 
-Law: a key is set once. A second `set` of a key is an error that names it, so a run id that was used before is noticed,
-and no shard reads what an earlier run has left. (Caffe2's file store overwrote keys: stale addresses were read.)
+Law: a key is set once. A second `set` of a key is an error that names it, so a run id that was used
+before is noticed, and no shard reads what an earlier run has left. (Caffe2's file store overwrote
+keys: stale addresses were read.)
 """
 
 from __future__ import annotations
@@ -46,7 +48,9 @@ class KeyTaken(JobError):
     def __init__(self, key: str, value: bytes | None) -> None:
         self.key = key
         self.value = value
-        super().__init__(f"key '{key}' was set before; expected a run id that no earlier run has used")
+        super().__init__(
+            f"key '{key}' was set before; expected a run id that no earlier run has used"
+        )
 
 
 class Store(ABC):
@@ -71,7 +75,9 @@ class Store(ABC):
 
     @abstractmethod
     def add(self, key: str, value: int) -> int:
-        """Add to a counter, which starts at 0, and return what it is now. Counters are apart from other keys.
+        """Add to a counter, which starts at 0, and return what it is now.
+
+        Counters are apart from other keys.
 
         Raises:
             JobError: the store cannot be reached.
@@ -107,7 +113,9 @@ class Store(ABC):
         while missing := self.missing(missing):
             left = deadline - time.monotonic()
             if left <= 0:
-                raise StoreTimeout(f"Wait timeout for name(s): {' '.join(missing)} (after {timeout_s:g} s)")
+                raise StoreTimeout(
+                    f"Wait timeout for name(s): {' '.join(missing)} (after {timeout_s:g} s)"
+                )
             time.sleep(min(poll_s, left))
             poll_s = min(poll_s * 1.5, LAST_POLL_S)
 
@@ -128,7 +136,9 @@ class FolderStore(Store):
         top = Path(folder)
         if not top.is_dir():
             problem = "is no folder" if top.exists() else "does not exist"
-            raise UsageError(f"the folder of the rendezvous, {top}, {problem}; all shards must share it")
+            raise UsageError(
+                f"the folder of the rendezvous, {top}, {problem}; all shards must share it"
+            )
         self.folder = top / _file_name(prefix) if prefix else top
         try:
             self.folder.mkdir(exist_ok=True)
@@ -190,7 +200,8 @@ class FolderStore(Store):
             except FileExistsError as error:
                 if time.monotonic() > deadline:
                     raise JobError(
-                        f"another process holds {lock} since more than {LOCK_TIMEOUT_S:g} s; remove the file if none runs"
+                        f"another process holds {lock} since more than {LOCK_TIMEOUT_S:g} s; "
+                        "remove the file if none runs"
                     ) from error
                 time.sleep(FIRST_POLL_S)
         try:
@@ -238,7 +249,8 @@ class RedisStore(Store):
             from redis.retry import Retry
         except ImportError as error:
             raise UsageError(
-                "a rendezvous in Redis needs the Python package redis; pip install 'poseidon[redis]'"
+                "a rendezvous in Redis needs the Python package redis; pip install "
+                "'poseidon[redis]'"
             ) from error
         self._errors: Any = redis.exceptions
         self._name = f"Redis at {host}:{port}"
@@ -251,7 +263,9 @@ class RedisStore(Store):
             password=password,
             socket_connect_timeout=timeout_s,
             socket_timeout=timeout_s,
-            retry=Retry(NoBackoff(), 1),  # a connection that broke while nobody used it is made anew
+            retry=Retry(
+                NoBackoff(), 1
+            ),  # a connection that broke while nobody used it is made anew
         )
         with self._translated():
             self._redis.ping()
@@ -281,7 +295,9 @@ class RedisStore(Store):
             yield
         except errors.AuthenticationError as error:
             problem = "refuses the password" if self._has_password else "needs a password"
-            raise JobError(f"{self._name} {problem}: give its password in $REDISCLI_AUTH") from error
+            raise JobError(
+                f"{self._name} {problem}: give its password in $REDISCLI_AUTH"
+            ) from error
         except errors.ReadOnlyError as error:
             raise JobError(
                 f"{self._name} is a read-only replica; expected a server that takes writes"
@@ -289,7 +305,8 @@ class RedisStore(Store):
         except (errors.ConnectionError, errors.TimeoutError) as error:
             reason = str(error).rstrip(".")
             raise JobError(
-                f"{self._name} cannot be reached: {reason}; check the host, the port, and that it runs"
+                f"{self._name} cannot be reached: {reason}; check the host, the port, and that it "
+                "runs"
             ) from error
         except errors.RedisError as error:
             raise JobError(f"{self._name} reports an error: {error}") from error

@@ -81,7 +81,13 @@ class TcpStore(Store):
     """
 
     def __init__(
-        self, host: str, port: int, prefix: str = "", *, serve: bool = False, timeout_s: float = TIMEOUT_S
+        self,
+        host: str,
+        port: int,
+        prefix: str = "",
+        *,
+        serve: bool = False,
+        timeout_s: float = TIMEOUT_S,
     ) -> None:
         self._host, self._port, self._prefix = host, port, prefix
         if serve:
@@ -96,14 +102,19 @@ class TcpStore(Store):
 
     def _serve(self) -> None:
         try:
-            family, *_, address = socket.getaddrinfo(self._host, self._port, type=socket.SOCK_STREAM)[0]
+            family, *_, address = socket.getaddrinfo(
+                self._host, self._port, type=socket.SOCK_STREAM
+            )[0]
             server = _Server(address, family)
         except OSError as error:
             raise JobError(
-                f"cannot serve the rendezvous at {self._host}:{self._port}: {error.strerror or error}"
+                f"cannot serve the rendezvous at {self._host}:{self._port}: "
+                f"{error.strerror or error}"
             ) from error
         self._port = int(server.server_address[1])
-        threading.Thread(target=server.serve_forever, args=(0.1,), name="caffe2-store", daemon=True).start()
+        threading.Thread(
+            target=server.serve_forever, args=(0.1,), name="caffe2-store", daemon=True
+        ).start()
         weakref.finalize(self, _stop, server)
 
     def _await_server(self, timeout_s: float) -> None:
@@ -115,8 +126,10 @@ class TcpStore(Store):
             except OSError as error:
                 if time.monotonic() >= deadline:
                     raise JobError(
-                        f"the rendezvous at {self._host}:{self._port} cannot be reached within {timeout_s:g} s "
-                        f"({error.strerror or error}); check the host, the port, and that shard 0 runs there"
+                        f"the rendezvous at {self._host}:{self._port} cannot be reached within "
+                        f"{timeout_s:g} s "
+                        f"({error.strerror or error}); check the host, the port, and that shard 0 "
+                        "runs there"
                     ) from error
             time.sleep(LAST_POLL_S)
 
@@ -136,7 +149,10 @@ class TcpStore(Store):
         return int(self._request("add", key, value))
 
     def _request(self, kind: str, key: str, value: Any = None) -> Any:
-        line = json.dumps({"kind": kind, "key": f"{self._prefix}/{key}", "value": value}).encode() + b"\n"
+        line = (
+            json.dumps({"kind": kind, "key": f"{self._prefix}/{key}", "value": value}).encode()
+            + b"\n"
+        )
         try:
             with (
                 socket.create_connection((self._host, self._port), ANSWER_S) as connection,
@@ -145,7 +161,9 @@ class TcpStore(Store):
                 connection.sendall(line)
                 return json.loads(answers.readline(LONGEST))["value"]
         except (OSError, ValueError) as error:
-            raise JobError(f"the rendezvous at {self._host}:{self._port} has ended: {error}") from error
+            raise JobError(
+                f"the rendezvous at {self._host}:{self._port} has ended: {error}"
+            ) from error
 
 
 def _stop(server: _Server) -> None:

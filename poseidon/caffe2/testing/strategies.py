@@ -1,4 +1,6 @@
-"""Strategies of arrays, segments and lengths for hypothesis, under the names that Caffe2's tests use."""
+"""Strategies of arrays, segments and lengths for hypothesis, under the names that Caffe2's tests
+use.
+"""
 
 from __future__ import annotations
 
@@ -40,11 +42,15 @@ def elements_of_type(dtype: Any = np.float32, filter_: Callable[[Any], bool] | N
 def floats(
     min_value: float | None = None, max_value: float | None = None, width: Any = 32, **kwargs: Any
 ) -> Any:
-    """Return a strategy of floats of a width in bits; limits that the width cannot hold are rounded inwards."""
+    """Return a strategy of floats of a width in bits; limits that the width cannot hold are
+    rounded inwards.
+    """
     bound: Any = {16: np.float16, 32: np.float32, 64: np.float64}[width]
     if min_value is not None:
         least = bound(min_value)
-        min_value = float(least if float(least) >= min_value else np.nextafter(least, bound(np.inf)))
+        min_value = float(
+            least if float(least) >= min_value else np.nextafter(least, bound(np.inf))
+        )
     if max_value is not None:
         most = bound(max_value)
         max_value = float(most if float(most) <= max_value else np.nextafter(most, bound(-np.inf)))
@@ -54,7 +60,10 @@ def floats(
 def arrays(dims: Any, dtype: Any = np.float32, elements: Any = None, unique: bool = False) -> Any:
     """Return a strategy of arrays of a shape."""
     return hypothesis.extra.numpy.arrays(
-        dtype, dims, elements=elements_of_type(dtype) if elements is None else elements, unique=unique
+        dtype,
+        dims,
+        elements=elements_of_type(dtype) if elements is None else elements,
+        unique=unique,
     )
 
 
@@ -66,7 +75,9 @@ def tensor(
     return shapes.flatmap(lambda shape: arrays(tuple(shape), dtype, elements))
 
 
-def tensor1d(min_len: int = 1, max_len: int = 64, dtype: Any = np.float32, elements: Any = None) -> Any:
+def tensor1d(
+    min_len: int = 1, max_len: int = 64, dtype: Any = np.float32, elements: Any = None
+) -> Any:
     """Return a strategy of vectors."""
     return tensor(1, 1, dtype, elements, min_value=min_len, max_value=max_len)
 
@@ -156,12 +167,19 @@ def sparse_segmented_tensor(
 
 
 def sparse_lengths_tensor(**kwargs: Any) -> Any:
-    """Return a strategy of tensors, of indices into them, and of the lengths of the segments of the indices."""
+    """Return a strategy of tensors, of indices into them, and of the lengths of the segments of
+    the indices.
+    """
     return sparse_segmented_tensor(segment_generator=lengths, **kwargs)
 
 
 def tensors(
-    n: int, min_dim: int = 1, max_dim: int = 4, dtype: Any = np.float32, elements: Any = None, **kwargs: Any
+    n: int,
+    min_dim: int = 1,
+    max_dim: int = 4,
+    dtype: Any = np.float32,
+    elements: Any = None,
+    **kwargs: Any,
 ) -> Any:
     """Return a strategy of lists of n tensors of one shape."""
     shapes = st.lists(dims(**kwargs), min_size=min_dim, max_size=max_dim)
@@ -189,5 +207,7 @@ def ntensors(
     """Return a strategy of lists of `min_n` to `max_n` tensors of one shape."""
     shapes = st.lists(dims(**kwargs), min_size=min_dim, max_size=max_dim)
     return shapes.flatmap(
-        lambda shape: st.lists(arrays(tuple(shape), dtype, elements), min_size=min_n, max_size=max_n)
+        lambda shape: st.lists(
+            arrays(tuple(shape), dtype, elements), min_size=min_n, max_size=max_n
+        )
     )

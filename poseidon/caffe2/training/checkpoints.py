@@ -27,7 +27,9 @@ def checkpoint_path(args: argparse.Namespace, epoch: int) -> Path:
 
 
 def save(args: argparse.Namespace, model: ModelHelper, epoch: int) -> Path:
-    """Write a checkpoint after so many epochs, and remove that of the epoch before. Return its path.
+    """Write a checkpoint after so many epochs, and remove that of the epoch before.
+
+    Return its path.
 
     The first makes the folder.
     """
@@ -68,7 +70,10 @@ def load(path: str, model: ModelHelper) -> None:
     first = core.DeviceOption(model._device_type, model._devices[0])
     meta = predictor_exporter.load_from_db(path, "minidb", first)
     before = shapes_of_params(model)
-    for kind in (predictor_constants.PREDICT_INIT_NET_TYPE, predictor_constants.GLOBAL_INIT_NET_TYPE):
+    for kind in (
+        predictor_constants.PREDICT_INIT_NET_TYPE,
+        predictor_constants.GLOBAL_INIT_NET_TYPE,
+    ):
         workspace.RunNetOnce(core.Net(predictor_py_utils.GetNet(meta, kind)))
     check_loaded(path, meta, before, shapes_of_params(model))
     iteration = workspace.FetchBlob("optimizer_iteration")
@@ -85,7 +90,9 @@ def shapes_of_params(model: ModelHelper) -> dict[str, tuple[int, ...]]:
 
 
 def check_loaded(path: str, meta: Any, expected: dict[str, Any], found: dict[str, Any]) -> None:
-    """Raise UsageError when a checkpoint is that of another network: it lacks parameters, or has other shapes."""
+    """Raise UsageError when a checkpoint is that of another network: it lacks parameters, or has
+    other shapes.
+    """
     stored = set(predictor_py_utils.GetBlobs(meta, predictor_constants.PARAMETERS_BLOB_TYPE))
     for name, shape in expected.items():
         if name in stored and found[name] == shape:

@@ -75,8 +75,16 @@ def flags() -> argparse.ArgumentParser:
     """Return the parser of the flags: those of Caffe2's trainers, then what was added."""
     parser = argparse.ArgumentParser(description="Train ResNet-50 on a database of images")
     data = parser.add_argument_group("data")
-    add_flag(data, "train_data", "database to train on; null: random images", required=True, metavar="PATH")
-    add_flag(data, "test_data", "database to test on after each epoch", default=None, metavar="PATH")
+    add_flag(
+        data,
+        "train_data",
+        "database to train on; null: random images",
+        required=True,
+        metavar="PATH",
+    )
+    add_flag(
+        data, "test_data", "database to test on after each epoch", default=None, metavar="PATH"
+    )
     add_flag(data, "db_type", "lmdb, leveldb or minidb", default="lmdb")
     add_flag(data, "num_channels", "3: color, 1: gray", type=int, default=3)
     add_flag(data, "image_size", "side of the images", type=int, default=227)
@@ -85,12 +93,22 @@ def flags() -> argparse.ArgumentParser:
         text = f"what is {what} for each channel"
         add_flag(data, f"image_{name}_per_channel", text, type=float, nargs="*", default=None)
     model = parser.add_argument_group("model")
-    add_flag(model, "model", "resnext or shufflenet", choices=("resnext", "shufflenet"), default="resnext")
+    add_flag(
+        model,
+        "model",
+        "resnext or shufflenet",
+        choices=("resnext", "shufflenet"),
+        default="resnext",
+    )
     add_flag(model, "num_layers", "18, 34, 50, 101, 152 or 200", type=int, default=50)
     add_flag(model, "resnext_num_groups", "groups of the 3x3 convolutions", type=int, default=1)
     add_flag(model, "resnext_width_per_group", "their width", type=int, default=64)
     add_flag(
-        model, "dtype", "storage of activations and parameters", choices=("float", "float16"), default="float"
+        model,
+        "dtype",
+        "storage of activations and parameters",
+        choices=("float", "float16"),
+        default="float",
     )
     add_flag(model, "float16_compute", "compute in float16")
     add_flag(model, "enable_tensor_core", "let GPUs use tensor cores")
@@ -98,14 +116,24 @@ def flags() -> argparse.ArgumentParser:
     add_flag(model, "cudnn_workspace_limit_mb", "memory of cuDNN", type=int, default=64)
     training = parser.add_argument_group("training")
     add_flag(training, "batch_size", "images of this machine in an iteration", type=int, default=32)
-    add_flag(training, "epoch_size", "images of an epoch, all machines together", type=int, default=1500000)
+    add_flag(
+        training,
+        "epoch_size",
+        "images of an epoch, all machines together",
+        type=int,
+        default=1500000,
+    )
     add_flag(training, "num_epochs", "epochs", type=int, default=1000)
-    add_flag(training, "test_epoch_size", "images of a test (all of test_data)", type=int, default=None)
+    add_flag(
+        training, "test_epoch_size", "images of a test (all of test_data)", type=int, default=None
+    )
     add_flag(training, "base_learning_rate", "for a batch of 256", type=float, default=0.1)
     add_flag(training, "weight_decay", "L2 regularization", type=float, default=1e-4)
     add_flag(training, "save_model_name", "of checkpoints", default="resnet50_model")
     add_flag(training, "load_model_path", "checkpoint to go on from", default=None, metavar="PATH")
-    add_flag(training, "first_iter_timeout", "seconds of the first iteration", type=int, default=1200)
+    add_flag(
+        training, "first_iter_timeout", "seconds of the first iteration", type=int, default=1200
+    )
     add_flag(training, "timeout", "seconds of each other", type=int, default=60)
     devices = parser.add_argument_group("devices")
     add_flag(devices, "gpus", "their numbers, with commas", default=None)
@@ -148,12 +176,15 @@ def numbers(flag: str, text: str) -> list[int]:
     return [int(part) for part in text.split(",")]
 
 
-def plan_of(args: argparse.Namespace, *, workers: int = 1, rank: int = 0, gpu: int | None = None) -> Plan:
+def plan_of(
+    args: argparse.Namespace, *, workers: int = 1, rank: int = 0, gpu: int | None = None
+) -> Plan:
     """Check the flags and return what follows from them.
 
     Args:
         args: the flags.
-        workers, rank: of the job that has started this process; with more than one these are the shards.
+        workers, rank: of the job that has started this process; with more than one these are the
+            shards.
         gpu: the GPU that the job has given this process; None: none.
 
     Raises:
@@ -177,12 +208,16 @@ def plan_of(args: argparse.Namespace, *, workers: int = 1, rank: int = 0, gpu: i
     if workers > 1:
         shards, shard = workers, rank
     if not 0 <= shard < max(shards, 1):
-        raise UsageError(f"--shard_id={shard}: expected 0 to {shards - 1}, for --num_shards={shards}")
+        raise UsageError(
+            f"--shard_id={shard}: expected 0 to {shards - 1}, for --num_shards={shards}"
+        )
     sizes = [args.batch_size] * shards
     if args.shard_batch_sizes and args.shard_batch_sizes != AUTO:
         sizes = numbers("shard_batch_sizes", args.shard_batch_sizes)
     if len(sizes) != shards or min(sizes) < 1:
-        raise UsageError(f"--shard_batch_sizes={args.shard_batch_sizes}: expected {shards} numbers above 0")
+        raise UsageError(
+            f"--shard_batch_sizes={args.shard_batch_sizes}: expected {shards} numbers above 0"
+        )
     if any(size % len(gpus) for size in sizes[shard : shard + 1]):
         raise UsageError(
             f"Number of GPUs must divide batch size: {len(gpus)} GPUs, batch size {sizes[shard]}"
@@ -190,17 +225,24 @@ def plan_of(args: argparse.Namespace, *, workers: int = 1, rank: int = 0, gpu: i
     iters = args.epoch_size // sum(sizes)
     if iters < 1:
         raise UsageError(
-            f"--epoch_size={args.epoch_size} is less than one batch of all shards, {sum(sizes)} images"
+            f"--epoch_size={args.epoch_size} is less than one batch of all shards, {sum(sizes)} "
+            "images"
         )
     if args.image_size > args.image_scale:
-        raise UsageError(f"--image_size={args.image_size}: expected at most --image_scale={args.image_scale}")
+        raise UsageError(
+            f"--image_size={args.image_size}: expected at most --image_scale={args.image_scale}"
+        )
     if args.num_channels not in (1, 3):
         raise UsageError(f"--num_channels={args.num_channels}: expected 3 (color) or 1 (gray)")
     for name in ("image_mean_per_channel", "image_std_per_channel"):
         if getattr(args, name) and len(getattr(args, name)) != args.num_channels:
-            raise UsageError(f"--{name}: expected {args.num_channels} numbers, one for each channel")
+            raise UsageError(
+                f"--{name}: expected {args.num_channels} numbers, one for each channel"
+            )
     if args.model_parallel:
-        raise UsageError("--model_parallel: layers on several GPUs are not supported; expected replicas only")
+        raise UsageError(
+            "--model_parallel: layers on several GPUs are not supported; expected replicas only"
+        )
     if args.num_layers not in resnet.BLOCKS:
         raise UsageError(f"--num_layers={args.num_layers}: expected one of {sorted(resnet.BLOCKS)}")
     if not -(2**63) <= args.seed < 2**64:

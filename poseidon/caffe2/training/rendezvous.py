@@ -1,4 +1,6 @@
-"""The store in which the shards of the trainer meet: by the flags of each shard, or in a job of `poseidon run`."""
+"""The store in which the shards of the trainer meet: by the flags of each shard, or in a job of
+`poseidon run`.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,8 @@ class Group(Protocol):
 
 
 def from_flags(args: argparse.Namespace, plan: Plan) -> dict[str, Any] | None:
-    """Make the store that the flags name: Redis where there is a host of one, else a folder; None for one shard.
+    """Make the store that the flags name: Redis where there is a host of one, else a folder;
+    None for one shard.
 
     Raises:
         UsageError: there is no run id.
@@ -37,13 +40,17 @@ def from_flags(args: argparse.Namespace, plan: Plan) -> dict[str, Any] | None:
     if plan.shards == 1:
         return None
     if args.run_id is None:
-        raise UsageError("--run_id is missing: expected a name for this start, the same on all shards")
+        raise UsageError(
+            "--run_id is missing: expected a name for this start, the same on all shards"
+        )
     if args.redis_host:
         kind = "RedisStoreHandlerCreate"
         where: dict[str, Any] = {"host": args.redis_host, "port": args.redis_port}
     else:
         kind, where = "FileStoreHandlerCreate", {"path": args.file_store_path}
-    workspace.RunOperatorOnce(core.CreateOperator(kind, [], [STORE], prefix=str(args.run_id), **where))
+    workspace.RunOperatorOnce(
+        core.CreateOperator(kind, [], [STORE], prefix=str(args.run_id), **where)
+    )
     return _rendezvous(args, plan)
 
 
@@ -90,7 +97,13 @@ def _interface(args: argparse.Namespace) -> str:
 def _tcp_store(host: str, port: int, *, serve: bool) -> None:
     workspace.RunOperatorOnce(
         core.CreateOperator(
-            "TCPStoreHandlerCreate", [], [STORE], host=host, port=port, prefix="trainer", serve=int(serve)
+            "TCPStoreHandlerCreate",
+            [],
+            [STORE],
+            host=host,
+            port=port,
+            prefix="trainer",
+            serve=int(serve),
         )
     )
 

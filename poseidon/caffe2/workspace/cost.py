@@ -127,7 +127,8 @@ _COSTS: dict[str, Cost] = {
 
 
 def BenchmarkNet(name: Any, warmup_runs: int, main_runs: int, run_individual: bool) -> list[float]:
-    """Return milliseconds of one run of a created net, and of each of its operators where these are asked for.
+    """Return milliseconds of one run of a created net, and of each of its operators where these
+    are asked for.
 
     Raises:
         RuntimeError: there is no such net.
@@ -152,7 +153,8 @@ def _milliseconds(call: Any, runs: int) -> float:
 
 
 def ApplyTransform(transform_key: str, net: Any) -> caffe2_pb2.NetDef:
-    """Return a net after a transform; the only one that exists is `ConvToNNPack`, which sets an engine.
+    """Return a net after a transform; the only one that exists is `ConvToNNPack`, which sets an
+    engine.
 
     Raises:
         RuntimeError: there is no such transform.

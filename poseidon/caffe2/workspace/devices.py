@@ -40,7 +40,9 @@ def GetCudaPeerAccessPattern() -> np.ndarray:
     """Return which GPU can read the memory of which."""
     count = NumCudaDevices()
     can = torch.cuda.can_device_access_peer
-    return np.array([[i == j or can(i, j) for j in range(count)] for i in range(count)]).reshape(count, count)
+    return np.array([[i == j or can(i, j) for j in range(count)] for i in range(count)]).reshape(
+        count, count
+    )
 
 
 def GetGpuPeerAccessPattern() -> np.ndarray:

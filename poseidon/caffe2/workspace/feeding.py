@@ -53,7 +53,8 @@ def FeedBlob(name: Any, arr: Any, device_option: caffe2_pb2.DeviceOption | None 
 
     Args:
         name: the blob; it is made where there is none.
-        arr: a numpy array (it is copied), a torch tensor (it is shared on the same device), a TensorProto, a string.
+        arr: a numpy array (it is copied), a torch tensor (it is shared on the same device), a
+            TensorProto, a string.
         device_option: where the tensor lies; by default the current device scope.
 
     Raises:
@@ -65,14 +66,19 @@ def FeedBlob(name: Any, arr: Any, device_option: caffe2_pb2.DeviceOption | None 
         arr = from_proto(arr)
     if isinstance(arr, np.ndarray) and arr.dtype == np.float64 and device.type == "cuda":
         log.warning(
-            "CUDA operators do not support 64-bit doubles, please use arr.astype(np.float32) or np.int32 for ints. "
+            "CUDA operators do not support 64-bit doubles, please use arr.astype(np.float32) or "
+            "np.int32 for ints. "
             "Blob: %s type: %s",
             name,
             arr.dtype,
         )
     blob, value = current().create(StringifyBlobName(name)), to_value(arr, device)
     old = blob.value
-    if getattr(old, "is_shared_buffer", False) and old.shape == value.shape and old.dtype == value.dtype:
+    if (
+        getattr(old, "is_shared_buffer", False)
+        and old.shape == value.shape
+        and old.dtype == value.dtype
+    ):
         old.copy_(value)  # the result of UnsafeCoalesce: other blobs lie in it
     else:
         blob.value = value
@@ -80,7 +86,8 @@ def FeedBlob(name: Any, arr: Any, device_option: caffe2_pb2.DeviceOption | None 
 
 
 def FetchBlob(name: Any) -> Any:
-    """Return a blob: an array of its own, the bytes of a string, or a sentence about any other object.
+    """Return a blob: an array of its own, the bytes of a string, or a sentence about any other
+    object.
 
     Raises:
         RuntimeError: there is none of this name.

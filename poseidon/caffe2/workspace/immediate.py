@@ -27,7 +27,9 @@ def IsImmediate() -> bool:
 
 
 def StartImmediate(i_know: bool = False) -> None:
-    """Run operators as they are created; `i_know` keeps the warning away that this is for experiments only."""
+    """Run operators as they are created; `i_know` keeps the warning away that this is for
+    experiments only.
+    """
     if IsImmediate():
         return
     _Mode.active = True
@@ -36,7 +38,8 @@ def StartImmediate(i_know: bool = False) -> None:
         ResetWorkspace(_Mode.folder)
     if not i_know:
         log.warning(
-            "Immediate mode: operators run as they are created, until StopImmediate(). For experiments only."
+            "Immediate mode: operators run as they are created, until StopImmediate(). For "
+            "experiments only."
         )
 
 

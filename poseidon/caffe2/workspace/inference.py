@@ -37,7 +37,9 @@ def InferShapesAndTypes(
     else:
         types = {str(name): TORCH_OF[number] for name, number in (blob_types or {}).items()}
         for key, dims in blob_dimensions.items():
-            known[str(key)] = torch.empty(list(dims), dtype=types.get(str(key), torch.float32), device="meta")
+            known[str(key)] = torch.empty(
+                list(dims), dtype=types.get(str(key), torch.float32), device="meta"
+            )
     found = shapes.infer([_net_def(net) for net in nets], known)
     return (
         {name: list(value.shape) for name, value in found.items()},
@@ -46,7 +48,9 @@ def InferShapesAndTypes(
 
 
 def data_type_of(dtype: Any) -> int:
-    """Return the number of `TensorProto.DataType` for a numpy type; strings and objects are STRING."""
+    """Return the number of `TensorProto.DataType` for a numpy type; strings and objects are
+    STRING.
+    """
     kind = np.dtype(dtype)
     if kind.kind in "SUO":
         return int(TensorProto.STRING)

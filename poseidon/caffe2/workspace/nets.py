@@ -110,9 +110,14 @@ def CallWithExceptionIntercept(
         net, index = place_of(error) or (net_name, -1)
         frames = operator_tracebacks.get(net or net_name, {}).get(index)
         if frames:
-            lines = [f'  File "{path}", line {line}, in {function}' for path, line, function in frames]
+            lines = [
+                f'  File "{path}", line {line}, in {function}' for path, line, function in frames
+            ]
             log.warning(
-                "Original python traceback for operator %d in network %s:\n%s", index, net, "\n".join(lines)
+                "Original python traceback for operator %d in network %s:\n%s",
+                index,
+                net,
+                "\n".join(lines),
             )
         raise
 
@@ -126,7 +131,8 @@ def CreateNet(net: Any, overwrite: bool = False, input_blobs: Iterable[Any] | No
         input_blobs: blobs to create, empty, before.
 
     Raises:
-        RuntimeError: there is a net of this name, or an operator cannot be made; the message names the operator.
+        RuntimeError: there is a net of this name, or an operator cannot be made; the message names
+            the operator.
     """
     for name in input_blobs or ():
         current().create(StringifyBlobName(name))
@@ -151,7 +157,8 @@ def RunNet(name: Any, num_iter: int = 1, allow_fail: bool = False) -> bool:
         allow_fail: whether a failure gives False instead of an error.
 
     Raises:
-        RuntimeError: there is no such net, or an operator has failed; the message names the operator.
+        RuntimeError: there is no such net, or an operator has failed; the message names the
+            operator.
     """
     net = current().nets.get(StringifyNetName(name))
     if net is None:

@@ -7,7 +7,17 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
-from poseidon.cli.parsers.form import Command, Group, Parser, chosen, flag, help_flag, retired, switch, word
+from poseidon.cli.parsers.form import (
+    Command,
+    Group,
+    Parser,
+    chosen,
+    flag,
+    help_flag,
+    retired,
+    switch,
+    word,
+)
 from poseidon.cli.parsers.jobs import BACKENDS, progress_flag
 from poseidon.cli.parsers.values import count, one_of, whole
 
@@ -63,21 +73,40 @@ def _prepare_cifar10(parser: Parser) -> None:
 def _convert_cifar(parser: Parser) -> None:
     word(parser, "input", "archive, or folder that holds it", metavar="INPUT", type=Path)
     word(parser, "output_folder", "where the databases go", metavar="OUTPUT_FOLDER", type=Path)
-    word(parser, "db_type", "lmdb or leveldb", metavar="DB_TYPE", type=one_of(BACKENDS), choices=BACKENDS)
+    word(
+        parser,
+        "db_type",
+        "lmdb or leveldb",
+        metavar="DB_TYPE",
+        type=one_of(BACKENDS),
+        choices=BACKENDS,
+    )
     progress_flag(parser.section("Flags"))
     help_flag(parser)
 
 
 def _convert_imageset(parser: Parser) -> None:
     word(parser, "root_folder", "put before each path as it is", metavar="ROOTFOLDER")
-    word(parser, "list_file", "a line for each picture: path and label", metavar="LISTFILE", type=Path)
+    word(
+        parser,
+        "list_file",
+        "a line for each picture: path and label",
+        metavar="LISTFILE",
+        type=Path,
+    )
     word(parser, "db_name", "the database to make", metavar="DB_NAME", type=Path)
     group = parser.section("Flags")
     switch(group, "gray", "read pictures as grey ones")
     switch(group, "shuffle", "change the order of the pictures")
     switch(group, "check_size", "make sure that all pictures have as many values")
     switch(group, "encoded", "keep the pictures in their file format")
-    flag(group, "encode_type", "keep them in this format: png, jpg, ...", default="", metavar="FORMAT")
+    flag(
+        group,
+        "encode_type",
+        "keep them in this format: png, jpg, ...",
+        default="",
+        metavar="FORMAT",
+    )
     _backend(group, default="lmdb")
     for side in ("width", "height"):
         flag(
@@ -97,7 +126,13 @@ def _convert_imageset(parser: Parser) -> None:
 
 def _convert_annoset(parser: Parser) -> None:
     word(parser, "root_folder", "put before each path as it is", metavar="ROOTFOLDER")
-    word(parser, "list_file", "a line for each picture: path and annotation", metavar="LISTFILE", type=Path)
+    word(
+        parser,
+        "list_file",
+        "a line for each picture: path and annotation",
+        metavar="LISTFILE",
+        type=Path,
+    )
     word(parser, "db_name", "the database to make", metavar="DB_NAME", type=Path)
     group = parser.section("Flags")
     kinds = ("classification", "detection")
@@ -105,13 +140,26 @@ def _convert_annoset(parser: Parser) -> None:
     chosen(group, "anno_type", text, kinds, default="classification", metavar="KIND")
     text = "xml (PASCAL VOC), json (COCO) or txt"
     chosen(group, "label_type", text, ("xml", "json", "txt"), default="xml", metavar="FORMAT")
-    flag(group, "label_map_file", "names and labels, a LabelMap", type=Path, default=None, metavar="FILE")
+    flag(
+        group,
+        "label_map_file",
+        "names and labels, a LabelMap",
+        type=Path,
+        default=None,
+        metavar="FILE",
+    )
     switch(group, "check_label", "refuse names and labels that occur twice")
     switch(group, "gray", "read pictures as grey ones")
     switch(group, "shuffle", "change the order of the pictures")
     switch(group, "check_size", "make sure that all pictures have as many values")
     switch(group, "encoded", "keep the pictures in their file format")
-    flag(group, "encode_type", "keep them in this format: png, jpg, ...", default="", metavar="FORMAT")
+    flag(
+        group,
+        "encode_type",
+        "keep them in this format: png, jpg, ...",
+        default="",
+        metavar="FORMAT",
+    )
     _backend(group, default="lmdb")
     pixels = partial(flag, group, type=count, default=0, metavar="PIXELS")
     pixels("min_dim", "enlarge pictures whose shorter side is less")
@@ -126,7 +174,13 @@ def _convert_annoset(parser: Parser) -> None:
 
 
 def _convert_voc(parser: Parser) -> None:
-    word(parser, "voc_folder", "folder of VOC2007 and others, or one", metavar="VOC_FOLDER", type=Path)
+    word(
+        parser,
+        "voc_folder",
+        "folder of VOC2007 and others, or one",
+        metavar="VOC_FOLDER",
+        type=Path,
+    )
     word(parser, "output_folder", "where the files go", metavar="OUTPUT_FOLDER", type=Path)
     group = parser.section("Flags")
     text = "comma-separated (trainval,test, else train,val)"
@@ -138,11 +192,20 @@ def _convert_voc(parser: Parser) -> None:
 
 
 def _make_db(parser: Parser) -> None:
-    word(parser, "pictures", "folder of classes, or list file", metavar="PICTURES", type=Path, nargs="?")
+    word(
+        parser,
+        "pictures",
+        "folder of classes, or list file",
+        metavar="PICTURES",
+        type=Path,
+        nargs="?",
+    )
     word(parser, "db_name", "the database to make", metavar="DB_NAME", type=Path, nargs="?")
     group = parser.section("Flags")
     kinds = (*BACKENDS, "minidb")
-    chosen(group, "backend", "lmdb, leveldb or minidb (lmdb)", kinds, default="lmdb", metavar="KIND")
+    chosen(
+        group, "backend", "lmdb, leveldb or minidb (lmdb)", kinds, default="lmdb", metavar="KIND"
+    )
     text = "caffe2: TensorProtos; caffe: Datum (caffe2)"
     chosen(group, "format", text, ("caffe2", "caffe"), default="caffe2", metavar="FORMAT")
     switch(group, "gray", "one channel, not three")
@@ -192,7 +255,14 @@ def _convert_mnist(parser: Parser, folder: str) -> None:
 
 def _compute_image_mean(parser: Parser) -> None:
     word(parser, "input_db", "folder of the database", metavar="INPUT_DB", type=Path)
-    word(parser, "output_file", "mean file: mean.binaryproto", metavar="OUTPUT_FILE", type=Path, nargs="?")
+    word(
+        parser,
+        "output_file",
+        "mean file: mean.binaryproto",
+        metavar="OUTPUT_FILE",
+        type=Path,
+        nargs="?",
+    )
     group = parser.section("Flags")
     _backend(group, default=None)
     progress_flag(group)
@@ -203,9 +273,12 @@ COMMANDS: Sequence[Command] = (
     Command(
         name="partition_data",
         line="divide a database or a list among clients",
-        description="Record i of DB_PATH (of a database in key order, of a list of pictures its line i, of HDF5 files "
-        "row i of all) goes to <DB_PATH>_(i mod n). Client k of a job whose data layer says shared_file_system: false "
-        "reads <DB_PATH>_k. With --distribute each part is copied to its client, checksummed; the same command goes "
+        description="Record i of DB_PATH (of a database in key order, of a list of pictures its "
+        "line i, of HDF5 files "
+        "row i of all) goes to <DB_PATH>_(i mod n). Client k of a job whose data layer says "
+        "shared_file_system: false "
+        "reads <DB_PATH>_k. With --distribute each part is copied to its client, checksummed; the "
+        "same command goes "
         "on from where it broke off. Nothing is overwritten without --replace.",
         example="poseidon partition_data --num_partitions=2 cifar10_train_lmdb\n"
         "poseidon partition_data --hostfile=cluster --distribute cifar10_train_lmdb",
@@ -214,7 +287,8 @@ COMMANDS: Sequence[Command] = (
     Command(
         name="convert_imageset",
         line="convert picture files into a database",
-        description="Write the pictures that LISTFILE names, a line each with path and label, into the new database "
+        description="Write the pictures that LISTFILE names, a line each with path and label, "
+        "into the new database "
         "DB_NAME. ROOTFOLDER is put before each path as it is, so it ends with a slash.",
         example="poseidon convert_imageset -shuffle pictures/ list.txt train_lmdb",
         declare=_convert_imageset,
@@ -222,8 +296,10 @@ COMMANDS: Sequence[Command] = (
     Command(
         name="convert_annoset",
         line="convert pictures with objects into a database",
-        description="Write the pictures that LISTFILE names, a line each with a picture and its annotation file, into the "
-        "new database DB_NAME, for AnnotatedData layers. ROOTFOLDER is put before each path as it is, so it ends with a "
+        description="Write the pictures that LISTFILE names, a line each with a picture and its "
+        "annotation file, into the "
+        "new database DB_NAME, for AnnotatedData layers. ROOTFOLDER is put before each path as it "
+        "is, so it ends with a "
         "slash. As SSD's tool of that name.",
         example="poseidon convert_annoset -anno_type=detection -label_type=txt pics/ list db",
         declare=_convert_annoset,
@@ -231,35 +307,45 @@ COMMANDS: Sequence[Command] = (
     Command(
         name="convert_voc",
         line="convert a folder of PASCAL VOC into databases",
-        description="Make a list, a file of names and sizes, a window file and a database of each part of VOC_FOLDER, and the "
+        description="Make a list, a file of names and sizes, a window file and a database of each "
+        "part of VOC_FOLDER, and the "
         "label map. "
-        "VOC_FOLDER is a folder of years, such as VOCdevkit, or one with ImageSets, Annotations and JPEGImages. With VOC2007 "
-        "and VOC2012 the databases are VOC0712_trainval_lmdb and VOC0712_test_lmdb; they are not overwritten.",
+        "VOC_FOLDER is a folder of years, such as VOCdevkit, or one with ImageSets, Annotations "
+        "and JPEGImages. With VOC2007 "
+        "and VOC2012 the databases are VOC0712_trainval_lmdb and VOC0712_test_lmdb; they are not "
+        "overwritten.",
         example="poseidon convert_voc VOCdevkit examples/VOC0712",
         declare=_convert_voc,
     ),
     Command(
         name="make_db",
         line="make a database for Caffe2 of folders of pictures",
-        description="Write pictures and labels into the new database DB_NAME, for Caffe2's ImageInput or for Caffe. "
-        "PICTURES is a folder with a sub-folder for each class (labels follow the order of their names), or a file "
-        "with a line for each picture: path and label. With --generate=two_class it is the folder in which "
+        description="Write pictures and labels into the new database DB_NAME, for Caffe2's "
+        "ImageInput or for Caffe. "
+        "PICTURES is a folder with a sub-folder for each class (labels follow the order of their "
+        "names), or a file "
+        "with a line for each picture: path and label. With --generate=two_class it is the folder "
+        "in which "
         "two_class_train and two_class_val are made, of drawn cars and boats.",
-        example="poseidon make_db --shorter_side=256 pictures/ train_lmdb\nposeidon make_db --generate=two_class data/",
+        example="poseidon make_db --shorter_side=256 pictures/ train_lmdb\nposeidon make_db "
+        "--generate=two_class data/",
         declare=_make_db,
     ),
     Command(
         name="compute_image_mean",
         line="compute the mean picture of a database",
-        description="Print the mean of each channel, and write the mean picture where OUTPUT_FILE is given.",
+        description="Print the mean of each channel, and write the mean picture where OUTPUT_FILE "
+        "is given.",
         example="poseidon compute_image_mean train_lmdb mean.binaryproto",
         declare=_compute_image_mean,
     ),
     Command(
         name="prepare_cifar10",
         line="make the databases of the CIFAR-10 example",
-        description="Make databases and mean file. Uses, in this order: databases made earlier; CIFAR-10 under --data "
-        "or $POSEIDON_DATA; a download; and without a network a small built-in set of drawn pictures, with a warning "
+        description="Make databases and mean file. Uses, in this order: databases made earlier; "
+        "CIFAR-10 under --data "
+        "or $POSEIDON_DATA; a download; and without a network a small built-in set of drawn "
+        "pictures, with a warning "
         "that it is not CIFAR-10.",
         example="poseidon prepare_cifar10 --data=cifar-10-binary.tar.gz",
         declare=_prepare_cifar10,
@@ -267,7 +353,8 @@ COMMANDS: Sequence[Command] = (
     Command(
         name="convert_cifar",
         line="convert published CIFAR-10 into databases",
-        description="Make OUTPUT_FOLDER/cifar10_train_<kind>, cifar10_test_<kind> and mean.binaryproto.",
+        description="Make OUTPUT_FOLDER/cifar10_train_<kind>, cifar10_test_<kind> and "
+        "mean.binaryproto.",
         example="poseidon convert_cifar cifar-10-batches-bin . lmdb",
         declare=_convert_cifar,
     ),
@@ -281,7 +368,8 @@ COMMANDS: Sequence[Command] = (
     Command(
         name="convert_mnist_siamese",
         line="make databases of random pairs of MNIST's digits",
-        description="Make mnist_siamese_train_<kind> and mnist_siamese_test_<kind>; nothing is overwritten. A record "
+        description="Make mnist_siamese_train_<kind> and mnist_siamese_test_<kind>; nothing is "
+        "overwritten. A record "
         "is a pair of digits as two channels, its label 1 if they are of one class and 0 if not.",
         example="poseidon convert_mnist_siamese mnist/ --folder=examples/siamese",
         declare=partial(_convert_mnist, folder="siamese"),

@@ -1,7 +1,7 @@
 """How a command declares its flags, how they are spelled, and how its help looks.
 
-Flags follow gflags, as Caffe's tools do: -flag or --flag, -flag=value or -flag value, and for a switch -flag,
--flag=true or -noflag. Help has one line for each flag and fits 80 columns.
+Flags follow gflags, as Caffe's tools do: -flag or --flag, -flag=value or -flag value, and for a
+switch -flag, -flag=true or -noflag. Help has one line for each flag and fits 80 columns.
 """
 
 from __future__ import annotations
@@ -21,7 +21,9 @@ WIDTH = 80
 Group: TypeAlias = argparse._ArgumentGroup
 
 _OF_GLOG_SWITCHES = ("logtostderr", "alsologtostderr", "colorlogtostderr", "log_prefix")
-"""Flags of Caffe's logging library that ask for what happens in any case: the log is on standard error, in its form."""
+"""Flags of Caffe's logging library that ask for what happens in any case: the log is on standard
+error, in its form.
+"""
 _OF_GLOG = {
     "log_dir": "logs are in the job's folder, --output",
     "minloglevel": "--show_logs says whose log is shown",
@@ -39,7 +41,8 @@ _COUNTED: Mapping[int | str, str] = {"?": "[{}]", "*": "[{} ...]", "+": "{} ..."
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Command:
-    """A command of `poseidon`; its code is the module of that name in `poseidon.cli`, which has `run(arguments)`.
+    """A command of `poseidon`; its code is the module of that name in `poseidon.cli`, which has
+    `run(arguments)`.
 
     Attributes:
         name: as it is typed.
@@ -47,7 +50,8 @@ class Command:
         description: what it does, in sentences, with the terms that its flags use.
         example: command lines that work.
         declare: adds the flags.
-        verbatim: whether all words but a first --help are another program's. `words` of the namespace has them.
+        verbatim: whether all words but a first --help are another program's. `words` of the
+            namespace has them.
     """
 
     name: str
@@ -90,10 +94,14 @@ class Parser(argparse.ArgumentParser):
         return self.add_argument_group(title, terms)
 
     def parse(self, words: Sequence[str]) -> argparse.Namespace:
-        """Return the flags: `argv` has them as they were given, `notes` a sentence for each one without effect."""
+        """Return the flags: `argv` has them as they were given, `notes` a sentence for each one
+        without effect.
+        """
         if self._command.verbatim and list(words[:1]) not in (["--help"], ["-h"]):
             name = self._command.name
-            return argparse.Namespace(command=name, words=list(words), argv=[name, *words], notes=[])
+            return argparse.Namespace(
+                command=name, words=list(words), argv=[name, *words], notes=[]
+            )
         parsed, strange = self.parse_known_args(self._spelled_out(words))
         if strange:
             self._refuse(strange)
@@ -137,7 +145,9 @@ class Parser(argparse.ArgumentParser):
 
     def _usage(self) -> str:
         words = [f"usage: {self.prog}"]
-        words += [_left(action) for action in self.flags() if action.option_strings and action.required]
+        words += [
+            _left(action) for action in self.flags() if action.option_strings and action.required
+        ]
         if any(action.option_strings for action in self.flags()):
             words.append("[flags]")
         for action in self.flags():
@@ -146,7 +156,9 @@ class Parser(argparse.ArgumentParser):
         return " ".join(words)
 
     def _spelled_out(self, words: Sequence[str]) -> list[str]:
-        """Return the arguments with a value for each switch, so that none takes the next argument as its own."""
+        """Return the arguments with a value for each switch, so that none takes the next
+        argument as its own.
+        """
         rest, done = list(words), list[str]()
         while rest:
             word = rest.pop(0)
@@ -168,7 +180,9 @@ class Parser(argparse.ArgumentParser):
                 own = bool(rest) and rest[0].lower() in (*TRUTH, *(action.choices or ()))
                 done.append(f"--{name}={rest.pop(0) if own else 'true'}")
             else:
-                done.append(word if action is None else f"{action.option_strings[0]}{equals}{value}")
+                done.append(
+                    word if action is None else f"{action.option_strings[0]}{equals}{value}"
+                )
                 if action is not None and not equals and action.nargs is None and rest:
                     done.append(rest.pop(0))
         return done
@@ -185,10 +199,14 @@ class Parser(argparse.ArgumentParser):
         """End the process because of arguments that no flag of this command takes."""
         name = next((word.partition("=")[0] for word in words if word.startswith("-")), None)
         if name is None:
-            files = [action for action in self.flags() if action.required and action.metavar == "FILE"]
+            files = [
+                action for action in self.flags() if action.required and action.metavar == "FILE"
+            ]
             hint = f", did you mean {files[0].option_strings[0]}={words[0]}?" if files else ""
             self.error(f"did not expect '{' '.join(words)}'{hint}")
-        known = [action.option_strings[0].lstrip("-") for action in self.flags() if action.option_strings]
+        known = [
+            action.option_strings[0].lstrip("-") for action in self.flags() if action.option_strings
+        ]
         near = nearest(name.lstrip("-").replace("-", "_"), known)
         hint = f", did you mean --{near}?" if near else ""
         if any(isinstance(action, _SolverField) for action in self._actions):
@@ -241,7 +259,12 @@ class _Help(argparse.Action):
 def flag(group: Group | Parser, name: str, text: str, **settings: Any) -> None:
     """Add a flag with a value."""
     group.add_argument(
-        f"--{name}", f"-{name}", *_dashed(name), dest=settings.pop("dest", name), help=text, **settings
+        f"--{name}",
+        f"-{name}",
+        *_dashed(name),
+        dest=settings.pop("dest", name),
+        help=text,
+        **settings,
     )
 
 
@@ -255,7 +278,9 @@ def switch(
 ) -> None:
     """Add a flag that is on without a value, and on or off with one."""
     settings = {"dest": name, "type": truth, "default": default, **settings}
-    group.add_argument(f"--{name}", f"-{name}", *_dashed(name), help=text, action=_Switch, **settings)
+    group.add_argument(
+        f"--{name}", f"-{name}", *_dashed(name), help=text, action=_Switch, **settings
+    )
 
 
 def retired(group: Group | Parser, name: str, instead: str = "", *, alone: bool = False) -> None:
@@ -314,7 +339,9 @@ def overview(title: str, groups: Mapping[str, Sequence[Command]], example: str) 
 
 def _setting(name: str, value: str) -> str:
     """Return a hint for a flag that is named like a field of the solver; empty for another flag."""
-    from poseidon.proto.caffe_pb2 import SolverParameter  # an import of protobuf takes longer than the flags
+    from poseidon.proto.caffe_pb2 import (
+        SolverParameter,
+    )  # an import of protobuf takes longer than the flags
 
     field = {"lr": "base_lr", "learning_rate": "base_lr", "iterations": "max_iter"}.get(name, name)
     if field not in SolverParameter.DESCRIPTOR.fields_by_name:
@@ -343,6 +370,8 @@ def _left(action: argparse.Action) -> str:
 def _lines(actions: Sequence[argparse.Action]) -> Iterator[str]:
     column = 4 + max(len(_left(action)) for action in actions)
     for action in actions:
-        first, *others = textwrap.wrap(action.help or "", WIDTH - column, break_on_hyphens=False) or [""]
+        first, *others = textwrap.wrap(
+            action.help or "", WIDTH - column, break_on_hyphens=False
+        ) or [""]
         yield f"  {_left(action)}".ljust(column) + first
         yield from (" " * column + line for line in others)

@@ -1,6 +1,7 @@
 """The commands that start processes: train, run, worker, extract_features.
 
-Choices and defaults are written out: the modules that have them as enums take seconds to import. Tests keep both equal.
+Choices and defaults are written out: the modules that have them as enums take seconds to import.
+Tests keep both equal.
 """
 
 from __future__ import annotations
@@ -40,7 +41,8 @@ BACKENDS = ("leveldb", "lmdb")
 RETURN_TIMEOUT_S = 180.0
 
 RETIRED = {
-    "num_table_threads": "--num_app_threads is the number of workers of a client on CPU, --gpu names its GPUs",
+    "num_table_threads": "--num_app_threads is the number of workers of a client on CPU, --gpu "
+    "names its GPUs",
     "num_clients": "the machinefile, --hostfile, says how many clients there are",
     "stats_path": "statistics are in the job's folder; poseidon stats shows them",
     "svb_timeout_ms": "nothing is polled; --stall_timeout is for a process that hangs",
@@ -103,7 +105,13 @@ def _no_model(_: str) -> str:
 def _train(parser: Parser) -> None:
     group = parser.section("What to train")
     flag(group, "solver", "the solver definition (prototxt)", metavar="FILE", required=True)
-    flag(group, "snapshot", "resume from a .solverstate, or a job's newest", metavar="FILE|JOB", default="")
+    flag(
+        group,
+        "snapshot",
+        "resume from a .solverstate, or a job's newest",
+        metavar="FILE|JOB",
+        default="",
+    )
     flag(
         group,
         "weights",
@@ -116,7 +124,8 @@ def _train(parser: Parser) -> None:
     import_flag(group)
     group = parser.section(
         "Fields of the solver",
-        "They replace those of the solver's file, for this job and its restarts alone. A value is written as in the "
+        "They replace those of the solver's file, for this job and its restarts alone. A value is "
+        "written as in the "
         "file, the field of a block as --set train_state.level=1.",
     )
     flag(
@@ -187,7 +196,13 @@ def _worker(parser: Parser) -> None:
 
 
 def _extract_features(parser: Parser) -> None:
-    word(parser, "caffe_arguments", "as Caffe's tool takes them, see above", nargs="*", metavar="ARGUMENT")
+    word(
+        parser,
+        "caffe_arguments",
+        "as Caffe's tool takes them, see above",
+        nargs="*",
+        metavar="ARGUMENT",
+    )
     group = parser.section("What to extract")
     flag(group, "model", "the net; its TEST data is read", metavar="FILE")
     flag(group, "weights", "comma-separated models; later ones win", metavar="FILES", default="")
@@ -200,8 +215,17 @@ def _extract_features(parser: Parser) -> None:
         metavar="NAMES",
         help="a database for each blob",
     )
-    flag(group, "num_mini_batches", "at most N batches of a worker (all)", type=whole, default=0, metavar="N")
-    chosen(group, "backend", "lmdb or leveldb (leveldb)", BACKENDS, default="leveldb", metavar="KIND")
+    flag(
+        group,
+        "num_mini_batches",
+        "at most N batches of a worker (all)",
+        type=whole,
+        default=0,
+        metavar="N",
+    )
+    chosen(
+        group, "backend", "lmdb or leveldb (leveldb)", BACKENDS, default="leveldb", metavar="KIND"
+    )
     import_flag(group)
     group = parser.section("Where it runs")
     _clients(group)
@@ -218,7 +242,9 @@ def import_flag(group: Group) -> None:
     flag(group, "import", text, dest="imports", metavar="MODULES", default="")
 
 
-def progress_flag(group: Group, text: str = "auto (a bar on a terminal), bar, lines (one a minute)") -> None:
+def progress_flag(
+    group: Group, text: str = "auto (a bar on a terminal), bar, lines (one a minute)"
+) -> None:
     """Add --progress."""
     chosen(group, "progress", text, PROGRESS, default="auto", metavar="HOW")
 
@@ -227,19 +253,33 @@ def _clients(group: Group) -> None:
     flag(group, "hostfile", "the machinefile; default: this machine alone", metavar="FILE")
     text = "GPUs, a worker each: 0,1 or all (CPU)"
     flag(group, "gpu", text, type=devices, metavar="IDS", default="")
-    flag(group, "num_app_threads", "workers of each client on CPU (1)", type=whole, default=1, metavar="T")
+    flag(
+        group,
+        "num_app_threads",
+        "workers of each client on CPU (1)",
+        type=whole,
+        default=1,
+        metavar="T",
+    )
 
 
 def _machines(parser: Parser) -> None:
     group = parser.section(
         "Where it runs",
-        "A client is a line '<id> <host> <port>' of the machinefile: workers and shards on that host. A worker is a process "
-        "with a copy of the net, on one device. A shard is a server process that holds a part of the parameters.",
+        "A client is a line '<id> <host> <port>' of the machinefile: workers and shards on that "
+        "host. A worker is a process "
+        "with a copy of the net, on one device. A shard is a server process that holds a part of "
+        "the parameters.",
     )
     _clients(group)
     flag(group, "threads", "CPU threads of a worker (equal parts)", type=whole, metavar="N")
     flag(
-        group, "num_comm_channels_per_client", "shards of each client (1)", type=whole, default=1, metavar="C"
+        group,
+        "num_comm_channels_per_client",
+        "shards of each client (1)",
+        type=whole,
+        default=1,
+        metavar="C",
     )
     chosen(
         group,
@@ -253,7 +293,13 @@ def _machines(parser: Parser) -> None:
     flag(group, "ray_address", "head of the Ray cluster ($RAY_ADDRESS)", metavar="HOST:PORT")
     flag(group, "clients", "Ray nodes with workers (1)", type=whole, metavar="N")
     flag(group, "servers", "Ray nodes with shards alone (0)", type=count, default=0, metavar="N")
-    flag(group, "ray_resources", "of a client: CPU=4,big=1 (CPU=1 a thread)", default="", metavar="LIST")
+    flag(
+        group,
+        "ray_resources",
+        "of a client: CPU=4,big=1 (CPU=1 a thread)",
+        default="",
+        metavar="LIST",
+    )
     text = "of a client with shards alone (CPU=1)"
     flag(group, "ray_server_resources", text, default="", metavar="LIST")
     text = "seconds to wait for Ray's nodes (300)"
@@ -272,22 +318,48 @@ def _machines(parser: Parser) -> None:
 def _exchange(parser: Parser) -> None:
     group = parser.section(
         "How gradients are exchanged",
-        "ps: through the parameter server. svb: gradients of fully-connected layers as sufficient factors, two small "
-        "matrices, to each other worker. hybrid: per layer the one with fewer bytes. allreduce: torch.distributed. auto: "
-        "per layer the fastest of the three, by a measurement at the start. local: not at all, for one worker. With "
-        "staleness S a worker begins an iteration at most S ahead of the slowest; 0 gives the weights of one process with "
-        "all workers' batches. With --sync_every=H each worker trains alone for H iterations, a round, then an outer rule "
+        "ps: through the parameter server. svb: gradients of fully-connected layers as sufficient "
+        "factors, two small "
+        "matrices, to each other worker. hybrid: per layer the one with fewer bytes. allreduce: "
+        "torch.distributed. auto: "
+        "per layer the fastest of the three, by a measurement at the start. local: not at all, "
+        "for one worker. With "
+        "staleness S a worker begins an iteration at most S ahead of the slowest; 0 gives the "
+        "weights of one process with "
+        "all workers' batches. With --sync_every=H each worker trains alone for H iterations, a "
+        "round, then an outer rule "
         "applies the mean of their changes: docs/local_steps.md. S then counts rounds.",
     )
-    chosen(group, "exchange", "hybrid (default), auto, ps, svb, allreduce, local", EXCHANGES, metavar="KIND")
-    switch(group, "svb", "short for --exchange=svb; --nosvb: ps", type=one_of(SVB), choices=SVB, default=None)
+    chosen(
+        group,
+        "exchange",
+        "hybrid (default), auto, ps, svb, allreduce, local",
+        EXCHANGES,
+        metavar="KIND",
+    )
+    switch(
+        group,
+        "svb",
+        "short for --exchange=svb; --nosvb: ps",
+        type=one_of(SVB),
+        choices=SVB,
+        default=None,
+    )
     text = "bound of staleness, in iterations or rounds (0)"
     flag(group, "table_staleness", text, type=count, default=0, metavar="S")
     text = "pieces of a tensor; 0 (default): by size"
     flag(group, "num_rows_per_table", text, type=count, default=0, metavar="N")
     text = "SSP (pull), SSPPush (push), SSPAggr"
     bsp = {"bsp": "--consistency_model=SSPPush --table_staleness=0"}
-    chosen(group, "consistency_model", text, CONSISTENCIES, instead=bsp, default="SSPPush", metavar="NAME")
+    chosen(
+        group,
+        "consistency_model",
+        text,
+        CONSISTENCIES,
+        instead=bsp,
+        default="SSPPush",
+        metavar="NAME",
+    )
     text = "Mbit/s for changes sent early (SSPAggr)"
     flag(group, "client_bandwidth_mbps", text, type=positive, metavar="F")
     text = "float32 (default), float16, bfloat16"
@@ -322,9 +394,16 @@ def _results(parser: Parser, *more: tuple[str, str, Any, str, Any]) -> None:
         flag(group, name, text, type=kind, metavar=metavar, default=default)
     switch(group, "dashboard", "serve a live page of the job; see poseidon dashboard")
     flag(group, "tensorboard_dir", "write losses and scores for TensorBoard there", metavar="DIR")
-    flag(group, "metrics_port", "serve values to Prometheus on 127.0.0.1:N", type=count, metavar="N")
+    flag(
+        group, "metrics_port", "serve values to Prometheus on 127.0.0.1:N", type=count, metavar="N"
+    )
     chosen(
-        group, "show_logs", "first (worker 0 and all warnings), all", SHOWN, default="first", metavar="WHOSE"
+        group,
+        "show_logs",
+        "first (worker 0 and all warnings), all",
+        SHOWN,
+        default="first",
+        metavar="WHOSE",
     )
     progress_flag(group, ON_TERMINAL)
     text = "seconds between progress lines, without a bar (60)"
@@ -336,7 +415,8 @@ def _results(parser: Parser, *more: tuple[str, str, Any, str, Any]) -> None:
 def _failures(parser: Parser) -> Group:
     group = parser.section(
         "Signals and failures",
-        "A restart starts all processes again from the newest snapshot, when a process, a host or a link was lost.",
+        "A restart starts all processes again from the newest snapshot, when a process, a host or "
+        "a link was lost.",
     )
     for name, signal, default in (
         ("sigint", "Ctrl-C does", "stop"),
@@ -355,7 +435,9 @@ def _failures(parser: Parser) -> Group:
 
 
 def _python(parser: Parser) -> None:
-    text = "as Python takes them: its options, then a script, -m MODULE or -c CODE, then its arguments"
+    text = (
+        "as Python takes them: its options, then a script, -m MODULE or -c CODE, then its arguments"
+    )
     word(parser, "words", text, nargs="*", metavar="WORD")
     help_flag(parser)
 
@@ -372,7 +454,8 @@ COMMANDS: Sequence[Command] = (
     Command(
         name="run",
         line="run a script that trains any torch module",
-        description="Run a Python script on every worker; poseidon.distribute, called in it, trains a torch module on "
+        description="Run a Python script on every worker; poseidon.distribute, called in it, "
+        "trains a torch module on "
         "all of them together. Flags stand before the script; what follows it is the script's.",
         example="poseidon run --hostfile=machinefiles/localserver examples/torch_cnn/train.py",
         declare=_run,
@@ -380,7 +463,8 @@ COMMANDS: Sequence[Command] = (
     Command(
         name="python",
         line="run a script of Caffe or Caffe2 unchanged",
-        description="Run Python with `caffe`, `caffe2.python` and `caffe2.proto` bound to Poseidon's modules, in each "
+        description="Run Python with `caffe`, `caffe2.python` and `caffe2.proto` bound to "
+        "Poseidon's modules, in each "
         "Python that the script starts too. Everything after `python` is Python's.",
         example="poseidon python tools/test_net.py --gpu 0\nposeidon python -m my_package.evaluate",
         declare=_python,
@@ -389,7 +473,8 @@ COMMANDS: Sequence[Command] = (
     Command(
         name="worker",
         line="take part in a job of torchrun, srun, mpirun",
-        description="Started once for each task by torchrun, srun, mpirun or Kubernetes: reads rank and size from the "
+        description="Started once for each task by torchrun, srun, mpirun or Kubernetes: reads "
+        "rank and size from the "
         "environment, connects to rank 0 and runs the job on the tasks' hosts; see docs/schedulers.",
         example="poseidon worker --new_key=$HOME/.poseidon.key\n"
         "srun --ntasks-per-node=1 poseidon worker --key_file=$HOME/.poseidon.key \\\n"
@@ -399,7 +484,8 @@ COMMANDS: Sequence[Command] = (
     Command(
         name="extract_features",
         line="write features of a trained net into databases",
-        description="With the arguments of Caffe's tool, one process: WEIGHTS NET BLOBS DATABASES NUM_MINI_BATCHES DB_TYPE "
+        description="With the arguments of Caffe's tool, one process: WEIGHTS NET BLOBS DATABASES "
+        "NUM_MINI_BATCHES DB_TYPE "
         "[CPU/GPU] [DEVICE_ID]. With flags, a job of all clients and their workers, which writes "
         "<name>_<client>_<thread>. Each record is extracted once.",
         example="poseidon extract_features net.caffemodel net.prototxt fc7 features 100 lmdb\n"

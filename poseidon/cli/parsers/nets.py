@@ -21,7 +21,14 @@ CHARTS = tuple("01234567")
 
 def _init(parser: Parser) -> None:
     word(parser, "project", "cifar10, lenet (or mnist), resnet, ...", nargs="?", metavar="PROJECT")
-    word(parser, "folder", "a new or empty folder; default: PROJECT", nargs="?", type=Path, metavar="DIR")
+    word(
+        parser,
+        "folder",
+        "a new or empty folder; default: PROJECT",
+        nargs="?",
+        type=Path,
+        metavar="DIR",
+    )
     switch(parser.section("Flags"), "list", "list the projects")
     help_flag(parser)
 
@@ -29,19 +36,42 @@ def _init(parser: Parser) -> None:
 def _score(parser: Parser, phase: str) -> None:
     group = parser.section("What to run")
     flag(group, "model", "the net definition (prototxt)", metavar="FILE", required=True)
-    flag(group, "weights", "models, binary or HDF5, with commas; later ones win", metavar="FILES", default="")
+    flag(
+        group,
+        "weights",
+        "models, binary or HDF5, with commas; later ones win",
+        metavar="FILES",
+        default="",
+    )
     flag(group, "iterations", "batches (50)", type=whole, default=50, metavar="N")
     flag(group, "gpu", "the GPU; default: CPU", metavar="ID", default="")
-    chosen(group, "phase", f"of the net: TRAIN or TEST ({phase})", PHASES, default=phase, metavar="PHASE")
-    flag(group, "level", "level for include rules of the net (0)", type=whole, default=0, metavar="L")
-    flag(group, "stage", "stages for include rules of the net, with commas", default="", metavar="NAMES")
+    chosen(
+        group,
+        "phase",
+        f"of the net: TRAIN or TEST ({phase})",
+        PHASES,
+        default=phase,
+        metavar="PHASE",
+    )
+    flag(
+        group, "level", "level for include rules of the net (0)", type=whole, default=0, metavar="L"
+    )
+    flag(
+        group,
+        "stage",
+        "stages for include rules of the net, with commas",
+        default="",
+        metavar="NAMES",
+    )
     import_flag(group)
     progress_flag(group, ON_TERMINAL)
     help_flag(parser)
 
 
 def _device_query(parser: Parser) -> None:
-    flag(parser.section("Flags"), "gpu", "which: 0,1 or all (default)", metavar="IDS", default="all")
+    flag(
+        parser.section("Flags"), "gpu", "which: 0,1 or all (default)", metavar="IDS", default="all"
+    )
     help_flag(parser)
 
 
@@ -60,20 +90,28 @@ def _draw_net(parser: Parser) -> None:
 
 def _shapes_flag(group: Group) -> None:
     text = "shape of a blob that a data layer reads"
-    flag(group, "input", text, action="append", default=[], metavar="NAME:N,C,H,W", type=input_shape)
+    flag(
+        group, "input", text, action="append", default=[], metavar="NAME:N,C,H,W", type=input_shape
+    )
 
 
 def _export(parser: Parser) -> None:
-    text = (
-        "the net definition, whose phase TEST is exported, or Caffe2's predict_net.pb or predictor database"
-    )
+    text = "the net definition, whose phase TEST is exported, or Caffe2's predict_net.pb or predictor database"
     word(parser, "model", text, metavar="NET", type=Path)
     text = "the model, binary or HDF5, Caffe2's init_net.pb, or a checkpoint; none for a predictor or a checkpoint alone"
     word(parser, "weights", text, nargs="?", metavar="MODEL", type=Path)
-    word(parser, "output", "the file: .onnx, .safetensors, .pth or .pt2", metavar="OUTPUT", type=Path)
+    word(
+        parser, "output", "the file: .onnx, .safetensors, .pth or .pt2", metavar="OUTPUT", type=Path
+    )
     group = parser.section("Flags")
     _shapes_flag(group)
-    flag(group, "stage", "stages for include rules of the net, with commas", default="", metavar="NAMES")
+    flag(
+        group,
+        "stage",
+        "stages for include rules of the net, with commas",
+        default="",
+        metavar="NAMES",
+    )
     import_flag(group)
     help_flag(parser)
 
@@ -98,7 +136,14 @@ def _download_model_binary(parser: Parser) -> None:
 
 def _parse_log(parser: Parser) -> None:
     word(parser, "logfile_path", "a log, or a job's id or folder", metavar="LOG|JOB")
-    word(parser, "output_dir", "default: the log's folder", metavar="OUTPUT_DIR", type=Path, nargs="?")
+    word(
+        parser,
+        "output_dir",
+        "default: the log's folder",
+        metavar="OUTPUT_DIR",
+        type=Path,
+        nargs="?",
+    )
     group = parser.section("Flags")
     flag(group, "delimiter", "between columns (,)", default=",", metavar="CHAR")
     switch(group, "verbose", "name the files that are written")
@@ -110,12 +155,23 @@ def _plot(parser: Parser) -> None:
     word(parser, "logs", text, metavar="LOG|JOB", nargs="*")
     group = parser.section(
         "Flags",
-        "Charts, by Caffe's numbers: 0 accuracy over iterations, 1 over seconds; 2 test loss over iterations, 3 over "
-        "seconds; 4 learning rate over iterations, 5 over seconds; 6 train loss over iterations, 7 over seconds.",
+        "Charts, by Caffe's numbers: 0 accuracy over iterations, 1 over seconds; 2 test loss over "
+        "iterations, 3 over "
+        "seconds; 4 learning rate over iterations, 5 over seconds; 6 train loss over iterations, "
+        "7 over seconds.",
     )
     text = "PNG, SVG or PDF, by its ending"
-    group.add_argument("--output", "-output", "-o", metavar="FILE", type=Path, required=True, help=text)
-    chosen(group, "x", "axis: iterations (default) or seconds", AXES, default="iterations", metavar="AXIS")
+    group.add_argument(
+        "--output", "-output", "-o", metavar="FILE", type=Path, required=True, help=text
+    )
+    chosen(
+        group,
+        "x",
+        "axis: iterations (default) or seconds",
+        AXES,
+        default="iterations",
+        metavar="AXIS",
+    )
     text = "one chart; default: loss and accuracy"
     chosen(group, "chart", text, CHARTS, metavar="N")
     text = "points of the moving average; 1: none (1/40 of a train curve)"
@@ -145,7 +201,8 @@ def _upgrade_command(name: str, what: str, example: str) -> Command:
 INIT = Command(
     name="init",
     line="make a project folder to edit and train",
-    description="Copy a net of the zoo, or an example, into a new folder that trains from there: solver, net or script, "
+    description="Copy a net of the zoo, or an example, into a new folder that trains from there: "
+    "solver, net or script, "
     "machinefile, README. Without PROJECT list what there is.",
     example="poseidon init cifar10 mine",
     declare=_init,
@@ -154,14 +211,16 @@ COMMANDS: Sequence[Command] = (
     Command(
         name="test",
         line="score a trained net, as caffe test",
-        description="Run a net in phase TEST over its own data, and print each batch's outputs and their means.",
+        description="Run a net in phase TEST over its own data, and print each batch's outputs "
+        "and their means.",
         example="poseidon test -model net.prototxt -weights net.caffemodel -iterations 100",
         declare=partial(_score, phase="TEST"),
     ),
     Command(
         name="time",
         line="measure a net layer by layer, as caffe time",
-        description="Run a net forward and backward, and print the mean milliseconds of each layer.",
+        description="Run a net forward and backward, and print the mean milliseconds of each "
+        "layer.",
         example="poseidon time -model net.prototxt -iterations 10",
         declare=partial(_score, phase="TRAIN"),
     ),
@@ -175,7 +234,8 @@ COMMANDS: Sequence[Command] = (
     Command(
         name="draw_net",
         line="draw a net as PNG, SVG, HTML or PDF",
-        description="Draw the layers and blobs of a net definition. A browser zooms and moves an SVG or HTML file, by mouse, fingers "
+        description="Draw the layers and blobs of a net definition. A browser zooms and moves an "
+        "SVG or HTML file, by mouse, fingers "
         "or keys. Needs Graphviz's program dot.",
         example="poseidon draw_net net.prototxt net.png",
         declare=_draw_net,
@@ -183,7 +243,8 @@ COMMANDS: Sequence[Command] = (
     Command(
         name="export",
         line="write a trained net as ONNX, safetensors or torch",
-        description="Write what a net of Caffe, Caffe2 or torch computes (ONNX, .pt2), or its weights by "
+        description="Write what a net of Caffe, Caffe2 or torch computes (ONNX, .pt2), or its "
+        "weights by "
         "name (.safetensors, .pth). Layers that need labels are left out.",
         example="poseidon export deploy.prototxt net.caffemodel net.onnx",
         declare=_export,
@@ -191,32 +252,38 @@ COMMANDS: Sequence[Command] = (
     Command(
         name="import",
         line="make a .caffemodel of torch weights",
-        description="Write a model with the tensors <layer>.<blob> of a file of torch or safetensors.",
+        description="Write a model with the tensors <layer>.<blob> of a file of torch or "
+        "safetensors.",
         example="poseidon import deploy.prototxt weights.pth net.caffemodel",
         declare=_import,
     ),
     Command(
         name="parse_log",
         line="make tables (CSV) of a training log",
-        description="Write <OUTPUT_DIR>/<log>.train and <log>.test, tables of a log of Caffe or of poseidon train.",
+        description="Write <OUTPUT_DIR>/<log>.train and <log>.test, tables of a log of Caffe or "
+        "of poseidon train.",
         example="poseidon parse_log output/<job>/worker_0.log",
         declare=_parse_log,
     ),
     Command(
         name="plot",
         line="draw losses and scores of training logs",
-        description="Draw losses and scores of logs of Caffe or of poseidon train, all in one picture.",
+        description="Draw losses and scores of logs of Caffe or of poseidon train, all in one "
+        "picture.",
         example="poseidon plot output/<job>/worker_0.log -o curves.png",
         declare=_plot,
     ),
     Command(
         name="download_model_binary",
         line="fetch the weights of a model's folder",
-        description="Fetch the model that a folder's readme names (caffemodel, caffemodel_url, sha1).",
+        description="Fetch the model that a folder's readme names (caffemodel, caffemodel_url, "
+        "sha1).",
         example="poseidon download_model_binary models/bvlc_reference_caffenet",
         declare=_download_model_binary,
     ),
     _upgrade_command("upgrade_net_proto_text", "a net in text", "old.prototxt new.prototxt"),
-    _upgrade_command("upgrade_net_proto_binary", "a model in binary", "old.caffemodel new.caffemodel"),
+    _upgrade_command(
+        "upgrade_net_proto_binary", "a model in binary", "old.caffemodel new.caffemodel"
+    ),
     _upgrade_command("upgrade_solver_proto_text", "a solver in text", "old.prototxt new.prototxt"),
 )

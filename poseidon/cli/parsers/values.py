@@ -1,4 +1,6 @@
-"""The types of flags: each reads the text of a value, and raises argparse.ArgumentTypeError for another."""
+"""The types of flags: each reads the text of a value, and raises argparse.ArgumentTypeError for
+another.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,9 @@ from poseidon.errors import nearest
 TRUTH = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
 
 
-def one_of(choices: Sequence[str], instead: Mapping[str, str] | None = None) -> Callable[[str], str]:
+def one_of(
+    choices: Sequence[str], instead: Mapping[str, str] | None = None
+) -> Callable[[str], str]:
     """Return the type of a flag with these values, in upper or lower case.
 
     Args:
@@ -28,7 +32,9 @@ def one_of(choices: Sequence[str], instead: Mapping[str, str] | None = None) -> 
         if found is None:
             near = nearest(text, choices)
             hint = f"; did you mean {near}?" if near else ""
-            raise argparse.ArgumentTypeError(f"expected one of {', '.join(choices)}, found '{text}'{hint}")
+            raise argparse.ArgumentTypeError(
+                f"expected one of {', '.join(choices)}, found '{text}'{hint}"
+            )
         return found
 
     return read

@@ -1,4 +1,6 @@
-"""The commands that manage jobs: ps, logs, stats, kill, doctor, plan; and completion, of the shell."""
+"""The commands that manage jobs: ps, logs, stats, kill, doctor, plan; and completion, of the
+shell.
+"""
 
 from __future__ import annotations
 
@@ -39,8 +41,20 @@ def _stats(parser: Parser) -> None:
     word(parser, "job", _JOB, nargs="?", metavar="JOB")
     group = parser.section("Flags")
     switch(group, "json", "print statistics.json, for scripts")
-    flag(group, "trace", "merge the traces of a job (train --trace) into one file", type=Path, metavar="FILE")
-    flag(group, "picture", "draw one iteration of the trace: PNG, SVG, PDF", type=Path, metavar="FILE")
+    flag(
+        group,
+        "trace",
+        "merge the traces of a job (train --trace) into one file",
+        type=Path,
+        metavar="FILE",
+    )
+    flag(
+        group,
+        "picture",
+        "draw one iteration of the trace: PNG, SVG, PDF",
+        type=Path,
+        metavar="FILE",
+    )
     flag(group, "iteration", "iteration of the picture (the middle one)", type=whole, metavar="N")
     flag(group, "rank", "worker of the picture (0)", type=whole, default=0, metavar="R")
     help_flag(parser)
@@ -57,7 +71,9 @@ def _kill(parser: Parser) -> None:
     group = parser.section("Flags")
     switch(group, "all", "all jobs of this user that this machine has on record")
     flag(group, "hostfile", "look for the job on the hosts of this file, too", metavar="FILE")
-    flag(group, "grace", "seconds from SIGTERM to SIGKILL (3)", type=number, default=3.0, metavar="S")
+    flag(
+        group, "grace", "seconds from SIGTERM to SIGKILL (3)", type=number, default=3.0, metavar="S"
+    )
     _ssh_config(group)
     help_flag(parser)
 
@@ -66,7 +82,14 @@ def _doctor(parser: Parser) -> None:
     group = parser.section("Flags")
     flag(group, "hostfile", "examine the hosts of this machinefile (this machine)", metavar="FILE")
     _ssh_config(group)
-    flag(group, "seconds", "of each transfer between two hosts (0.5)", type=number, default=0.5, metavar="S")
+    flag(
+        group,
+        "seconds",
+        "of each transfer between two hosts (0.5)",
+        type=number,
+        default=0.5,
+        metavar="S",
+    )
     switch(group, "json", "print an object, for scripts")
     progress_flag(group)
     help_flag(parser)
@@ -113,7 +136,8 @@ COMMANDS: Sequence[Command] = (
     Command(
         name="ps",
         line="list running jobs",
-        description="List the running jobs of this user: id, start, launcher, processes, iteration, rate, ETA, output folder.",
+        description="List the running jobs of this user: id, start, launcher, processes, "
+        "iteration, rate, ETA, output folder.",
         example="poseidon ps\nposeidon ps --hostfile=cluster",
         declare=_ps,
     ),
@@ -127,22 +151,26 @@ COMMANDS: Sequence[Command] = (
     Command(
         name="stats",
         line="show what a job's tensors and shards cost",
-        description="Print the bytes and the transfer time of each tensor per iteration, and the load of each shard.",
+        description="Print the bytes and the transfer time of each tensor per iteration, and the "
+        "load of each shard.",
         example="poseidon stats\nposeidon stats output/<job> --trace=job.json",
         declare=_stats,
     ),
     Command(
         name="kill",
         line="stop the processes of a job",
-        description="Stop exactly the processes of a job, on all its hosts, by its id or by the machinefile that it "
+        description="Stop exactly the processes of a job, on all its hosts, by its id or by the "
+        "machinefile that it "
         "was started from.",
-        example="poseidon kill cifar10_quick-20260105-204016-3f9a1c\nposeidon kill machinefiles/localserver",
+        example="poseidon kill cifar10_quick-20260105-204016-3f9a1c\nposeidon kill "
+        "machinefiles/localserver",
         declare=_kill,
     ),
     Command(
         name="dashboard",
         line="show jobs on a live page",
-        description="Serve a page with the curves, processes, tensors and logs of jobs, running or ended, and with what "
+        description="Serve a page with the curves, processes, tensors and logs of jobs, running "
+        "or ended, and with what "
         "limits each.",
         example="poseidon dashboard\nposeidon dashboard output --port=8080",
         declare=_dashboard,
@@ -150,15 +178,18 @@ COMMANDS: Sequence[Command] = (
     Command(
         name="doctor",
         line="examine hosts and the links between them",
-        description="Examine this machine, or all hosts of a machinefile: versions, GPUs, limits, disk, clock, names, SSH; "
-        "and between each two hosts ports, latency, bandwidth both ways, MTU. Says what is wrong and what to do.",
+        description="Examine this machine, or all hosts of a machinefile: versions, GPUs, limits, "
+        "disk, clock, names, SSH; "
+        "and between each two hosts ports, latency, bandwidth both ways, MTU. Says what is wrong "
+        "and what to do.",
         example="poseidon doctor\nposeidon doctor --hostfile=cluster",
         declare=_doctor,
     ),
     Command(
         name="plan",
         line="predict iteration times, and recommend flags",
-        description="Measure the hosts of a machinefile, or take rates as given, and predict how long an iteration of a "
+        description="Measure the hosts of a machinefile, or take rates as given, and predict how "
+        "long an iteration of a "
         "net takes by each exchange; recommend flags, with reasons. Nothing is trained.",
         example="poseidon plan --solver=solver.prototxt --hostfile=cluster\n"
         "poseidon plan --net=deploy.prototxt --hosts=4 --rate=250 --compute=50",
@@ -169,7 +200,8 @@ SHELL: Sequence[Command] = (
     Command(
         name="completion",
         line="complete commands and flags in bash or zsh",
-        description="Print a script for bash or zsh that completes commands, flags and their values.",
+        description="Print a script for bash or zsh that completes commands, flags and their "
+        "values.",
         example="poseidon completion bash > poseidon.bash; source poseidon.bash\n"
         "poseidon completion zsh > poseidon.zsh; source poseidon.zsh",
         declare=_completion,

@@ -1,12 +1,13 @@
 """The agent of a job on one host: `python -m poseidon.cluster.agent --job ID`.
 
-It starts the job's processes for the launcher, forwards their events and output, and registers the job on its host,
-so that `poseidon ps` and `poseidon kill` work there, too. It takes requests from its standard input; `serve` does the
-same over any other channel (`poseidon.cluster.agent.messages` has the messages).
+It starts the job's processes for the launcher, forwards their events and output, and registers the
+job on its host, so that `poseidon ps` and `poseidon kill` work there, too. It takes requests from
+its standard input; `serve` does the same over any other channel (`poseidon.cluster.agent.messages`
+has the messages).
 
-Law: no process of the job outlives the channel. When the channel ends, breaks or falls silent, and on SIGTERM, all
-processes get SIGTERM, then SIGKILL, and the agent exits. No request reaches a shell or a path, save as
-the argument list of a process that this user asked for.
+Law: no process of the job outlives the channel. When the channel ends, breaks or falls silent, and
+on SIGTERM, all processes get SIGTERM, then SIGKILL, and the agent exits. No request reaches a shell
+or a path, save as the argument list of a process that this user asked for.
 """
 
 from __future__ import annotations
@@ -71,7 +72,9 @@ TICK_S = 0.2
 HELLO_S = 60.0
 """How long a launcher may take to send `Hello`."""
 LONGEST_PAUSE_S = 5.0
-"""A longer pause between two rounds of the loop means that this host was suspended, not the launcher."""
+"""A longer pause between two rounds of the loop means that this host was suspended, not the
+launcher.
+"""
 MAX_QUEUED = 10_000
 LOOPBACK = "127.0.0.1"
 
@@ -122,7 +125,9 @@ class Agent:
             threads[0].join(TICK_S)  # it may wait in a read that only the launcher's end can end
 
     def stop(self, *, killed_by_user: bool = False) -> None:
-        """End everything and return from `serve`. May be called from any thread and from a signal handler.
+        """End everything and return from `serve`.
+
+        May be called from any thread and from a signal handler.
 
         Args:
             killed_by_user: whether the user has killed the job, which is reported to the launcher.
@@ -174,7 +179,9 @@ class Agent:
 
     def _welcome(self, hello: Hello) -> None:
         if (hello.protocol, hello.version) != (PROTOCOL, __version__):
-            raise WireError(f"Poseidon {__version__} is installed here, and the launcher is {hello.version}")
+            raise WireError(
+                f"Poseidon {__version__} is installed here, and the launcher is {hello.version}"
+            )
         try:
             record = record_from_fields(hello.record)
         except (ValueError, KeyError, TypeError, PoseidonError) as error:
@@ -183,20 +190,33 @@ class Agent:
             raise WireError(f"this agent is for job {self._job}, not {record.job}")
         self._silence_s, self._grace_s = hello.silence_s, hello.grace_s
         me = psutil.Process()
-        launcher = RecordedProcess(name=AGENT, host=LOOPBACK, pid=me.pid, created_s=me.create_time())
+        launcher = RecordedProcess(
+            name=AGENT, host=LOOPBACK, pid=me.pid, created_s=me.create_time()
+        )
         self._record = replace(record, launcher=launcher, processes=())
         self._scratch = tempfile.mkdtemp(prefix="poseidon-")
         cores = len(me.cpu_affinity()) if hasattr(me, "cpu_affinity") else psutil.cpu_count() or 1
         self.report(
-            Welcome(protocol=PROTOCOL, version=__version__, pid=me.pid, cores=cores, scratch=self._scratch)
+            Welcome(
+                protocol=PROTOCOL,
+                version=__version__,
+                pid=me.pid,
+                cores=cores,
+                scratch=self._scratch,
+            )
         )
 
     def _handle(self, request: Request) -> None:
         if isinstance(request, Start):
             self._start(request)
-        elif isinstance(request, SendLine) and (process := self._running.get(request.id)) is not None:
+        elif (
+            isinstance(request, SendLine) and (process := self._running.get(request.id)) is not None
+        ):
             process.send_line(request.line.encode())
-        elif isinstance(request, SendSignal) and (process := self._running.get(request.id)) is not None:
+        elif (
+            isinstance(request, SendSignal)
+            and (process := self._running.get(request.id)) is not None
+        ):
             if request.signal is ProcessSignal.KILL:
                 process.kill()
             else:
@@ -227,7 +247,9 @@ class Agent:
         forwarder.started.set()
 
     def _register(self, name: ProcessName, process: LocalProcess) -> None:
-        """Add a process to the host's record of the job, unless the record is the launcher's own."""
+        """Add a process to the host's record of the job, unless the record is the launcher's
+        own.
+        """
         assert self._record is not None
         added = RecordedProcess(
             name=name.describe(), host=LOOPBACK, pid=process.pid, created_s=process.created_s
@@ -243,7 +265,9 @@ class Agent:
         for process in processes:
             process.terminate()
         deadline_s = time.monotonic() + self._grace_s
-        while any(process.poll() is None for process in processes) and time.monotonic() < deadline_s:
+        while (
+            any(process.poll() is None for process in processes) and time.monotonic() < deadline_s
+        ):
             time.sleep(TICK_S / 4)
         for process in self._running.values():
             process.close()
@@ -251,7 +275,11 @@ class Agent:
             shutil.rmtree(self._scratch, ignore_errors=True)
         with suppress(PoseidonError):
             there = self._registry.read(self._job)
-            if there is not None and self._record is not None and there.launcher == self._record.launcher:
+            if (
+                there is not None
+                and self._record is not None
+                and there.launcher == self._record.launcher
+            ):
                 self._registry.remove(self._job)
 
     def report(self, report: Report, *, timeout_s: float = math.inf) -> bool:
@@ -268,7 +296,9 @@ class Agent:
         return False
 
     def _answer(self, report: Report) -> None:
-        """Queue a report from the loop, which has to check for the launcher's silence and for signals."""
+        """Queue a report from the loop, which has to check for the launcher's silence and for
+        signals.
+        """
         while not self._stopping.is_set() and not self.report(report, timeout_s=TICK_S):
             if self._lost.is_set() or time.monotonic() - self._received_s > self._silence_s:
                 return
@@ -336,8 +366,8 @@ class _Forwarder:
 def serve(channel: LineChannel, job: str) -> int:
     """Serve as the agent of a job over a channel until it ends; return the exit code.
 
-    Call it from the main thread: SIGTERM, SIGINT and SIGHUP end the agent and all it started; so does
-    `USER_KILL`, which the agent reports to the launcher.
+    Call it from the main thread: SIGTERM, SIGINT and SIGHUP end the agent and all it started; so
+    does `USER_KILL`, which the agent reports to the launcher.
     """
     agent = Agent(channel, check_job_id(job), Registry(read_settings().state_folder))
 
@@ -353,7 +383,8 @@ def serve(channel: LineChannel, job: str) -> int:
 def main(arguments: list[str] | None = None) -> int:
     """Serve a launcher over standard input and output; return the exit code."""
     parser = argparse.ArgumentParser(
-        prog="python -m poseidon.cluster.agent", description="A job's agent on a host; started over SSH."
+        prog="python -m poseidon.cluster.agent",
+        description="A job's agent on a host; started over SSH.",
     )
     parser.add_argument("--job", required=True, help="the job's id")
     job = parser.parse_args(arguments).job

@@ -1,8 +1,8 @@
 """Launching the processes of a job through agents, one agent on each host.
 
-Law: every agent runs before the first process is started anywhere, and `close` leaves none behind. What goes to a
-host's shell is a fixed script with quoted arguments (`poseidon.cluster.ssh.quoting`); everything about the job travels
-over the agent's standard input.
+Law: every agent runs before the first process is started anywhere, and `close` leaves none behind.
+What goes to a host's shell is a fixed script with quoted arguments
+(`poseidon.cluster.ssh.quoting`); everything about the job travels over the agent's standard input.
 """
 
 from __future__ import annotations
@@ -37,7 +37,9 @@ class RemoteChannel(LineChannel, Protocol):
 
 
 class HostConnection(Protocol):
-    """A connection that starts programs on a host: over SSH, or through a task of the rendezvous."""
+    """A connection that starts programs on a host: over SSH, or through a task of the
+    rendezvous.
+    """
 
     @property
     def label(self) -> str:
@@ -64,8 +66,8 @@ class AgentLauncher:
     """A `Launcher` over agents, whatever connects to them.
 
     Args:
-        links: the agent of each host, by the host's id; lines of the machinefile for one host may share one. Owned from
-            here on.
+        links: the agent of each host, by the host's id; lines of the machinefile for one host may
+            share one. Owned from here on.
     """
 
     def __init__(self, links: Mapping[int, AgentLink]) -> None:
@@ -76,11 +78,15 @@ class AgentLauncher:
         return self._links[host.id].start(spec, listener)
 
     def scratch(self, host: Host) -> str:
-        """Return a folder on the host that only this user can enter; it lasts as long as the agent there."""
+        """Return a folder on the host that only this user can enter; it lasts as long as the
+        agent there.
+        """
         return self._links[host.id].scratch
 
     def cores(self, host: Host) -> int:
-        """Return how many CPUs the host's processes may use: a share where several lines name one host."""
+        """Return how many CPUs the host's processes may use: a share where several lines name
+        one host.
+        """
         link = self._links[host.id]
         return max(1, link.cores // sum(other is link for other in self._links.values()))
 
@@ -113,7 +119,9 @@ def open_agents(
         name="poseidon agents",
     )
     outcomes = dict(zip(distinct, opened, strict=True))
-    links = {environment: link for environment, link in outcomes.items() if isinstance(link, AgentLink)}
+    links = {
+        environment: link for environment, link in outcomes.items() if isinstance(link, AgentLink)
+    }
     problems = [str(outcome) for outcome in outcomes.values() if isinstance(outcome, JobError)]
     if problems:
         close_links(links.values())
@@ -122,7 +130,10 @@ def open_agents(
 
 
 def close_links(links: Iterable[AgentLink]) -> None:
-    """Close all in parallel: each may have processes to end. `AgentLink.close` has limits of its own."""
+    """Close all in parallel: each may have processes to end.
+
+    `AgentLink.close` has limits of its own.
+    """
     close_each(set(links), name="poseidon agent close")
 
 
@@ -151,7 +162,9 @@ class _StderrTail:
         self._channel = channel
         self._label = label
         self._kept: deque[str] = deque(maxlen=STDERR_LINES)
-        self._thread = threading.Thread(target=self._read, name="poseidon agent stderr", daemon=True)
+        self._thread = threading.Thread(
+            target=self._read, name="poseidon agent stderr", daemon=True
+        )
         self._thread.start()
 
     def last_line(self) -> str:

@@ -24,7 +24,10 @@ class LineChannel(Protocol):
         """
 
     def receive(self) -> bytes | None:
-        """Return the next line; None once the other side has closed, or the channel broke. Waits until `close`."""
+        """Return the next line; None once the other side has closed, or the channel broke.
+
+        Waits until `close`.
+        """
 
     def close(self) -> None:
         """Close the channel: a `receive` that waits returns. May be called twice; never raises."""

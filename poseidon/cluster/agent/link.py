@@ -1,7 +1,8 @@
 """The launcher's end of the channel to an agent, and the agent's processes.
 
-Law: no call blocks for long. When the channel ends, breaks or falls silent, each of the agent's processes is reported
-as failed, with a sentence that names the host, then as ended; the agent ends it on its host.
+Law: no call blocks for long. When the channel ends, breaks or falls silent, each of the agent's
+processes is reported as failed, with a sentence that names the host, then as ended; the agent ends
+it on its host.
 """
 
 from __future__ import annotations
@@ -47,9 +48,11 @@ class LinkSettings:
 
     Attributes:
         hello_s: until the agent answers `Hello`; Python starts slowly on a busy machine.
-        silence_s: without a report from the agent until it counts as lost; it sends heartbeats every two seconds.
-        launcher_silence_s: without a request from the launcher until its agents take it for lost. It is longer, since a
-            launcher may be stopped for a moment (Ctrl-Z), and when it has ended nothing waits for its agents.
+        silence_s: without a report from the agent until it counts as lost; it sends heartbeats
+            every two seconds.
+        launcher_silence_s: without a request from the launcher until its agents take it for lost.
+            It is longer, since a launcher may be stopped for a moment (Ctrl-Z), and when it has
+            ended nothing waits for its agents.
         grace_s: from SIGTERM to SIGKILL when an agent ends its processes.
     """
 
@@ -99,7 +102,9 @@ class AgentLink:
 
     @property
     def scratch(self) -> str:
-        """A folder there that only this user can enter, until the agent exits; known once connected."""
+        """A folder there that only this user can enter, until the agent exits; known once
+        connected.
+        """
         return self._scratch
 
     @property
@@ -140,7 +145,9 @@ class AgentLink:
             JobError: it cannot be started, or the agent is lost.
         """
         with self._lock:
-            process = RemoteProcess(spec.name, len(self._processes), self._label, listener, self._request)
+            process = RemoteProcess(
+                spec.name, len(self._processes), self._label, listener, self._request
+            )
             self._processes[process.id] = process
         program, *arguments = spec.argv
         self._request(
@@ -161,7 +168,10 @@ class AgentLink:
         return process
 
     def close(self) -> None:
-        """Have the agent end what still runs there and exit; return when the channel has ended. May be called twice."""
+        """Have the agent end what still runs there and exit; return when the channel has ended.
+
+        May be called twice.
+        """
         if not self._closed.is_set() and self._lost is None:
             self._request(Shutdown())
             self._threads[0].join(self._settings.grace_s + HEARTBEAT_S)
@@ -181,7 +191,8 @@ class AgentLink:
         return threading.Thread(target=run, name=f"poseidon {self._label} {role}", daemon=True)
 
     def _request(self, request: Request) -> None:
-        # A full queue belongs to a channel that carries nothing any more; its silence is about to be noticed.
+        # A full queue belongs to a channel that carries nothing any more; its silence is about to
+        # be noticed.
         with suppress(queue.Full):
             self._requests.put_nowait(request)
 
@@ -198,7 +209,11 @@ class AgentLink:
             if isinstance(request, Shutdown):
                 return
             silent_s = time.monotonic() - self._received_s
-            if self._welcomed.is_set() and not self._in_listener and silent_s > self._settings.silence_s:
+            if (
+                self._welcomed.is_set()
+                and not self._in_listener
+                and silent_s > self._settings.silence_s
+            ):
                 self._lose(f"it has sent nothing for {self._settings.silence_s:g} s")
 
     def _receive(self) -> None:

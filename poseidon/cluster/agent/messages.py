@@ -1,7 +1,7 @@
 """The messages between a launcher and the agent on a host. `wire.py` has their format.
 
-The launcher sends requests: `Hello` first, then `Start` for each process, with ids of its choice, and
-the others for a known id. The agent answers with reports. An empty program name stands for the
+The launcher sends requests: `Hello` first, then `Start` for each process, with ids of its choice,
+and the others for a known id. The agent answers with reports. An empty program name stands for the
 agent's own interpreter.
 """
 
@@ -155,4 +155,6 @@ class KilledByUser:
 
 
 Request = Hello | Start | SendLine | SendSignal | Heartbeat | Shutdown
-Report = Welcome | Started | Refused | EventReport | OutputReport | Exited | KilledByUser | Heartbeat
+Report = (
+    Welcome | Started | Refused | EventReport | OutputReport | Exited | KilledByUser | Heartbeat
+)

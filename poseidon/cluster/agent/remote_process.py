@@ -1,6 +1,7 @@
 """A process that an agent has started on its host, as the launcher sees it.
 
-Law: it takes the agent's reports in order; after its exit, or the loss of its agent, it calls its listener no more.
+Law: it takes the agent's reports in order; after its exit, or the loss of its agent, it calls its
+listener no more.
 """
 
 from __future__ import annotations
@@ -40,7 +41,12 @@ class RemoteProcess:
     """
 
     def __init__(
-        self, name: ProcessName, number: int, label: str, listener: Listener, send: Callable[[Request], None]
+        self,
+        name: ProcessName,
+        number: int,
+        label: str,
+        listener: Listener,
+        send: Callable[[Request], None],
     ) -> None:
         self.id = number
         self._name = name
@@ -77,7 +83,9 @@ class RemoteProcess:
             JobError: it was not started; `JobKilled` where the user has killed the job there.
         """
         if not self._answered.wait(timeout_s):
-            raise JobError(f"{self._label}: {self._name.short} was not started within {timeout_s:g} s")
+            raise JobError(
+                f"{self._label}: {self._name.short} was not started within {timeout_s:g} s"
+            )
         if self._refusal is not None:
             error = JobKilled if self._killed_by_user else JobError
             raise error(f"{self._label}: {self._refusal}")

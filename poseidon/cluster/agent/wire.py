@@ -22,7 +22,10 @@ from poseidon.cluster.agent.messages import Report, Request
 _M = TypeVar("_M")
 LONGEST_S = 1e12
 Check = Callable[[object], Any]
-"""Returns the value of a field from JSON's. Raises ValueError, TypeError or KeyError where it has another type."""
+"""Returns the value of a field from JSON's.
+
+Raises ValueError, TypeError or KeyError where it has another type.
+"""
 
 
 class WireError(ValueError):
@@ -78,7 +81,9 @@ def _build(kind: type[_M], checks: Mapping[str, Check], fields: object) -> _M:
         try:
             values[name] = check(fields[name])
         except (ValueError, TypeError, KeyError) as error:
-            raise WireError(f"{kind.__name__} has {fields.get(name)!r:.80} as its {name}") from error
+            raise WireError(
+                f"{kind.__name__} has {fields.get(name)!r:.80} as its {name}"
+            ) from error
     try:
         return kind(**values)
     except ValueError as error:

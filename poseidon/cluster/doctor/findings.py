@@ -1,6 +1,7 @@
 """What is wrong with the hosts of a survey and their links, and what to do about it.
 
-Law: pure. A finding names one cause at one place; the same cause at several links of a host is one finding.
+Law: pure. A finding names one cause at one place; the same cause at several links of a host is one
+finding.
 """
 
 from __future__ import annotations
@@ -19,11 +20,15 @@ FREE_BYTES = 1 << 30
 MEMORY_BYTES = 1 << 30
 CLOCK_S = 1.0
 SLOW = 0.5
-"""A link below this part of the usual rate, that of the third quartile, is slow; or of what its interfaces say."""
+"""A link below this part of the usual rate, that of the third quartile, is slow; or of what its
+interfaces say.
+"""
 SURE_BYTES = 2.5e9 / 8
 """Bytes a second that one connection surely carries where the network can: no more is expected."""
 LATE = 5.0
-"""A round trip above this many times the usual one, that of the first quartile, is late, if it also takes `LATE_S`."""
+"""A round trip above this many times the usual one, that of the first quartile, is late, if it
+also takes `LATE_S`.
+"""
 LATE_S = 1e-3
 
 
@@ -72,8 +77,13 @@ def judge(survey: Survey) -> tuple[Finding, ...]:
 
 
 def worst_link(survey: Survey) -> LinkReport | None:
-    """Return the link with the lowest rate; one that carries nothing is lower than any. None when none was measured."""
-    measured = [link for link in survey.links if link.bytes_per_s is not None or link.rtt_s is not None]
+    """Return the link with the lowest rate; one that carries nothing is lower than any.
+
+    None when none was measured.
+    """
+    measured = [
+        link for link in survey.links if link.bytes_per_s is not None or link.rtt_s is not None
+    ]
     return min(measured, key=lambda link: link.bytes_per_s or 0.0, default=None)
 
 
@@ -110,7 +120,8 @@ def _of_host(host: HostReport, *, several: bool) -> Iterator[Finding]:
         yield finding(
             Severity.WARNING,
             f"a process may open {soft} files; connections count as files",
-            f"raise the limit to {FEWEST_FILES} or more (now at most {hard}): ulimit -n, or /etc/security/limits.conf",
+            f"raise the limit to {FEWEST_FILES} or more (now at most {hard}): ulimit -n, or "
+            "/etc/security/limits.conf",
         )
     if known["free"] < FREE_BYTES:
         yield finding(
@@ -141,7 +152,8 @@ def _unlike(hosts: Sequence[HostReport]) -> Iterator[Finding]:
             yield Finding(
                 severity=Severity.WARNING,
                 where=host.label,
-                what=f"its processor has {_listed(own)}, and the others have {_listed(common_vectors)}",
+                what=f"its processor has {_listed(own)}, and the others have "
+                f"{_listed(common_vectors)}",
                 remedy="expect other last bits in its forward and backward passes",
             )
 
@@ -158,7 +170,8 @@ def _clocks(hosts: Sequence[HostReport]) -> Iterator[Finding]:
                 severity=Severity.WARNING,
                 where=host.label,
                 what=f"its clock is {abs(off):.0f} s {'ahead' if off > 0 else 'behind'}",
-                remedy="run a time service (chrony, systemd-timesyncd): logs and traces are merged by time",
+                remedy="run a time service (chrony, systemd-timesyncd): logs and traces are "
+                "merged by time",
             )
 
 
@@ -171,27 +184,45 @@ def _names(hosts: Sequence[HostReport]) -> Iterator[Finding]:
                 severity=Severity.WARNING,
                 where=host.label,
                 what=f"it cannot resolve {_listed(unknown)}",
-                remedy="add the names to its /etc/hosts or DNS, or write addresses in the machinefile",
+                remedy="add the names to its /etc/hosts or DNS, or write addresses in the "
+                "machinefile",
             )
         looped = [
             name
             for name, found in host.facts["names"].items()
             if found and all(address.startswith("127.") or address == "::1" for address in found)
         ]
-        if looped and host.address and not any(name in ("localhost", "127.0.0.1", "::1") for name in looped):
+        if (
+            looped
+            and host.address
+            and not any(name in ("localhost", "127.0.0.1", "::1") for name in looped)
+        ):
             yield Finding(
                 severity=Severity.WARNING,
                 where=host.label,
                 what=f"{_listed(looped)} is a loopback address there",
-                remedy="remove the line 127.0.1.1 of its /etc/hosts, or write addresses in the machinefile",
+                remedy="remove the line 127.0.1.1 of its /etc/hosts, or write addresses in the "
+                "machinefile",
             )
 
 
 _MEANING = {
-    "timeout": ("there is no answer: a firewall drops the packets", "let these ports pass its firewall"),
-    "refused": ("the connection is refused: a firewall rejects it", "let these ports pass its firewall"),
-    "unreachable": ("the network has no way there", "look at the routes (`ip route get`) and the firewall"),
-    "other": ("another program answers, or something between them ends the connection", "take another port"),
+    "timeout": (
+        "there is no answer: a firewall drops the packets",
+        "let these ports pass its firewall",
+    ),
+    "refused": (
+        "the connection is refused: a firewall rejects it",
+        "let these ports pass its firewall",
+    ),
+    "unreachable": (
+        "the network has no way there",
+        "look at the routes (`ip route get`) and the firewall",
+    ),
+    "other": (
+        "another program answers, or something between them ends the connection",
+        "take another port",
+    ),
 }
 
 
@@ -206,10 +237,15 @@ def _ports(survey: Survey) -> Iterator[Finding]:
         host = survey.hosts[target]
         sources = sorted(set().union(*ports.values()))
         all_others = len(sources) == len(survey.hosts) - 1
-        senders = "the other hosts" if all_others else _listed([survey.hosts[n].label for n in sources])
-        free = [port for link in survey.links if link.target == target for port in list(link.ports)[-1:]][:1]
+        senders = (
+            "the other hosts" if all_others else _listed([survey.hosts[n].label for n in sources])
+        )
+        free = [
+            port for link in survey.links if link.target == target for port in list(link.ports)[-1:]
+        ][:1]
         shown = [
-            f"{port} (a free port, as workers take)" if port in free else str(port) for port in sorted(ports)
+            f"{port} (a free port, as workers take)" if port in free else str(port)
+            for port in sorted(ports)
         ]
         meaning, remedy = _MEANING.get(state, (state, "look at the network between them"))
         yield Finding(
@@ -223,7 +259,9 @@ def _ports(survey: Survey) -> Iterator[Finding]:
 def _packets(survey: Survey) -> Iterator[Finding]:
     """Find hosts with another MTU than most, and links that lose packets of the interface's MTU."""
     mtus = {
-        number: _most_common([link.mtu for link in survey.links if link.source == number and link.mtu])
+        number: _most_common(
+            [link.mtu for link in survey.links if link.source == number and link.mtu]
+        )
         for number in range(len(survey.hosts))
     }
     common = _most_common([mtu for mtu in mtus.values() if mtu])
@@ -235,20 +273,24 @@ def _packets(survey: Survey) -> Iterator[Finding]:
             where=survey.hosts[number].label,
             what=f"its MTU is {mtus[number]}, and that of the other hosts {common}"
             + ("; larger packets are lost between them" if lost else ""),
-            remedy=f"set the same MTU on all hosts and switches: `ip link set dev INTERFACE mtu {common}`",
+            remedy="set the same MTU on all hosts and switches: `ip link set dev INTERFACE mtu "
+            f"{common}`",
         )
     for link in survey.links:
         if _loses(link) and not {link.source, link.target} & odd:
             yield Finding(
                 severity=Severity.WARNING,
                 where=link_name(survey, link),
-                what=f"packets of {link.mtu} bytes are lost; the largest that arrive have {link.largest_packet}",
+                what=f"packets of {link.mtu} bytes are lost; the largest that arrive have "
+                f"{link.largest_packet}",
                 remedy=f"set the MTU to {link.largest_packet}, or that of the switch to {link.mtu}",
             )
 
 
 def _loses(link: LinkReport) -> bool:
-    return link.mtu is not None and link.largest_packet is not None and link.largest_packet < link.mtu
+    return (
+        link.mtu is not None and link.largest_packet is not None and link.largest_packet < link.mtu
+    )
 
 
 def _rates(survey: Survey) -> Iterator[Finding]:
@@ -265,7 +307,9 @@ def _rates(survey: Survey) -> Iterator[Finding]:
     measured = [link for link in survey.links if link.bytes_per_s]
     usual = min(_quartile([link.bytes_per_s or 0.0 for link in measured], 3), SURE_BYTES)
     slow = [
-        link for link in measured if (link.bytes_per_s or 0.0) < SLOW * max(usual, _promised(survey, link))
+        link
+        for link in measured
+        if (link.bytes_per_s or 0.0) < SLOW * max(usual, _promised(survey, link))
     ]
     of_hosts: list[LinkReport] = []
     for number, host in enumerate(survey.hosts):
@@ -284,18 +328,23 @@ def _rates(survey: Survey) -> Iterator[Finding]:
             severity=Severity.WARNING,
             where=link_name(survey, link),
             what=f"it carries {format_rate(link.bytes_per_s or 0)}; expected about {expected}",
-            remedy="look at the cables, switch ports and traffic shaping between them (`ethtool`, `tc qdisc show`)",
+            remedy="look at the cables, switch ports and traffic shaping between them (`ethtool`, "
+            "`tc qdisc show`)",
         )
 
 
-def _slow_host(host: HostReport, ways: Mapping[str, Sequence[LinkReport]], expected: float) -> Finding:
+def _slow_host(
+    host: HostReport, ways: Mapping[str, Sequence[LinkReport]], expected: float
+) -> Finding:
     first = next(iter(host.facts["interfaces"]), "INTERFACE")
     rates = [link.bytes_per_s or 0.0 for links in ways.values() for link in links]
     return Finding(
         severity=Severity.WARNING,
         where=host.label,
-        what=f"it {' and '.join(ways)} {format_rate(statistics.median(rates))}; expected about {format_rate(expected)}",
-        remedy=f"look at its cable, its switch port (`ethtool {first}`) and traffic shaping (`tc qdisc show dev {first}`)",
+        what=f"it {' and '.join(ways)} {format_rate(statistics.median(rates))}; expected about "
+        f"{format_rate(expected)}",
+        remedy=f"look at its cable, its switch port (`ethtool {first}`) and traffic shaping (`tc "
+        f"qdisc show dev {first}`)",
     )
 
 
@@ -303,7 +352,9 @@ def _promised(survey: Survey, link: LinkReport) -> float:
     """Return the bytes a second that both ends' interfaces say they carry, or
     `SURE_BYTES`; 0 where one does not say.
     """
-    ends = [survey.hosts[number].facts["interfaces"].values() for number in (link.source, link.target)]
+    ends = [
+        survey.hosts[number].facts["interfaces"].values() for number in (link.source, link.target)
+    ]
     speeds = [max((found["speed"] or 0 for found in end), default=0) for end in ends]
     return min(*speeds, SURE_BYTES * 8 / 1e6) * 1e6 / 8
 

@@ -1,6 +1,8 @@
-"""The probe of links of `poseidon doctor`: it runs on a host, sent by `poseidon.cluster.doctor.survey`.
+"""The probe of links of `poseidon doctor`: it runs on a host, sent by
+`poseidon.cluster.doctor.survey`.
 
-It reads one request a line from standard input, as JSON, and answers each with one line on standard output:
+It reads one request a line from standard input, as JSON, and answers each with one line on standard
+output:
 
     {"do": "clock"}                                                        its time
     {"do": "mtu", "address": "10.0.0.2"}                                   bytes of a packet on its way there
@@ -9,7 +11,8 @@ It reads one request a line from standard input, as JSON, and answers each with 
     {"do": "measure", "address": "10.0.0.2", "port": 40123, "token": "...", "seconds": 0.5}
     {"do": "packets", "address": "10.0.0.2", "port": 40124, "token": "...", "bytes": [1500, 576]}
 
-It ends with its input, and at the latest after `LIFETIME_S`. A connection that does not begin with the token is closed.
+It ends with its input, and at the latest after `LIFETIME_S`. A connection that does not begin with
+the token is closed.
 
 Law: standard library only, any Python from 3.7 on; it leaves no file, no process and no open port.
 """
@@ -60,9 +63,13 @@ class Probe:
         do: dict[str, Callable[[], dict[str, Any]]] = {
             "clock": lambda: {"time": time.time()},
             "mtu": lambda: {"mtu": path_mtu(request["address"])},
-            "listen": lambda: self.listen(request["address"], request["ports"], request["token"].encode()),
+            "listen": lambda: self.listen(
+                request["address"], request["ports"], request["token"].encode()
+            ),
             "reach": lambda: {
-                str(port): reach(request["address"], port, request["token"].encode(), request["timeout_s"])
+                str(port): reach(
+                    request["address"], port, request["token"].encode(), request["timeout_s"]
+                )
                 for port in request["ports"]
             },
             "measure": lambda: measure(
@@ -88,7 +95,8 @@ class Probe:
             token: what every connection and datagram begins with, `_TOKEN_BYTES` long.
 
         Returns:
-            `tcp`, for each of `ports` the port that listens or, as text, why it cannot; `udp`, a port.
+            `tcp`, for each of `ports` the port that listens or, as text, why it cannot; `udp`, a
+            port.
         """
         self.close()
         self._token = token
@@ -125,7 +133,9 @@ class Probe:
             threading.Thread(target=self._serve, args=(connection,), daemon=True).start()
 
     def _serve(self, connection: socket.socket) -> None:
-        """Answer one connection: pings, a transfer to here, a transfer from here, as the other side asks."""
+        """Answer one connection: pings, a transfer to here, a transfer from here, as the other
+        side asks.
+        """
         with connection, contextlib.suppress(OSError, EOFError):
             connection.settimeout(CONNECT_S)
             if _exactly(connection, _TOKEN_BYTES) != self._token:
@@ -162,7 +172,8 @@ class Probe:
 def reach(address: str, port: int, token: bytes, timeout_s: float) -> str:
     """Return whether the probe at a port answers: "open", or a word for what happens instead.
 
-    The words are "refused", "timeout", "unreachable", "other" (something else listens there), or the system's sentence.
+    The words are "refused", "timeout", "unreachable", "other" (something else listens there), or
+    the system's sentence.
     """
     try:
         with _connected(address, port, token, timeout_s):
@@ -189,8 +200,8 @@ def measure(address: str, port: int, token: bytes, seconds: float) -> dict[str, 
         seconds: of a transfer, one in each direction.
 
     Returns:
-        `rtt_s`, the median round trip of one byte; `send` and `receive`, bytes a second, None where the
-        transfer stalls; `mss`, bytes of a TCP segment.
+        `rtt_s`, the median round trip of one byte; `send` and `receive`, bytes a second, None where
+        the transfer stalls; `mss`, bytes of a TCP segment.
     """
     result: dict[str, Any] = {}
     with _connected(address, port, token, CONNECT_S) as link:
@@ -214,7 +225,8 @@ def measure(address: str, port: int, token: bytes, seconds: float) -> dict[str, 
 
 
 def packets_arriving(address: str, port: int, token: bytes, sizes: list[int]) -> list[int]:
-    """Return the sizes of which an unfragmented packet arrives at another probe, and its answer here.
+    """Return the sizes of which an unfragmented packet arrives at another probe, and its answer
+    here.
 
     Args:
         sizes: bytes with the IP and UDP headers, each larger than those and the token.
@@ -240,7 +252,9 @@ def packets_arriving(address: str, port: int, token: bytes, sizes: list[int]) ->
 
 
 def path_mtu(address: str) -> int | None:
-    """Return the bytes of a packet on this host's way to an address; None where the system does not say."""
+    """Return the bytes of a packet on this host's way to an address; None where the system does
+    not say.
+    """
     try:
         family, where = _resolve(address, 9, socket.SOCK_DGRAM)
         with socket.socket(family, socket.SOCK_DGRAM) as there:

@@ -37,12 +37,16 @@ def survey_fields(survey: Survey, findings: Sequence[Finding]) -> dict[str, Any]
         "hosts": [asdict(host) for host in survey.hosts],
         "links": [asdict(link) for link in survey.links],
         "slowest_link": [worst.source, worst.target] if worst else None,
-        "findings": [{**asdict(finding), "severity": finding.severity.value} for finding in findings],
+        "findings": [
+            {**asdict(finding), "severity": finding.severity.value} for finding in findings
+        ],
     }
 
 
 def _host_table(hosts: Sequence[HostReport]) -> list[str]:
-    rows = [["host", "python", "torch", "cores", "load", "memory", "GPUs", "files", "disk", "clock"]]
+    rows = [
+        ["host", "python", "torch", "cores", "load", "memory", "GPUs", "files", "disk", "clock"]
+    ]
     for host in hosts:
         known = host.facts
         rows.append(
@@ -83,5 +87,6 @@ def _link_table(survey: Survey) -> list[str]:
 def _table(rows: Sequence[Sequence[str]]) -> list[str]:
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     return [
-        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+        for row in rows
     ]

@@ -1,6 +1,7 @@
 """A program of this package that runs on a host, and answers requests line by line.
 
-Law: each answer has a time limit; a host that gives none, or one that cannot be read, is one sentence.
+Law: each answer has a time limit; a host that gives none, or one that cannot be read, is one
+sentence.
 """
 
 from __future__ import annotations
@@ -32,7 +33,8 @@ class Subject:
 
     Attributes:
         label: the host in messages.
-        open: starts a Python program on it, given its arguments, and connects to its standard streams.
+        open: starts a Python program on it, given its arguments, and connects to its standard
+            streams.
         clients: its lines in the machinefile.
         address: at which the others reach it; empty for this machine alone.
         facts: its description, see `poseidon.cluster.host_probe`.
@@ -46,7 +48,9 @@ class Subject:
 
 
 class ProbeSession:
-    """A program of this package that runs on a host and answers requests. One thread uses it at a time.
+    """A program of this package that runs on a host and answers requests.
+
+    One thread uses it at a time.
 
     Args:
         subject: the host.
@@ -79,13 +83,16 @@ class ProbeSession:
             timer.cancel()
         if line is None:
             raise JobError(
-                f"{self.label}: its probe ended or did not answer within {timeout_s:g} s{self._last_error()}"
+                f"{self.label}: its probe ended or did not answer within {timeout_s:g} "
+                f"s{self._last_error()}"
             )
         try:
             answer: dict[str, Any] = json.loads(line)
             problem = answer.get("problem")
         except (ValueError, AttributeError) as error:
-            raise JobError(f"{self.label}: its probe's answer cannot be read: {line[:200]!r}") from error
+            raise JobError(
+                f"{self.label}: its probe's answer cannot be read: {line[:200]!r}"
+            ) from error
         if problem:
             raise JobError(f"{self.label}: {printable(str(problem))}")
         return answer

@@ -1,11 +1,12 @@
-"""The examination of the hosts of a machinefile: what each is, and what every link between two of them carries.
+"""The examination of the hosts of a machinefile: what each is, and what every link between two
+of them carries.
 
     with this_machine(facts) as subjects:
         survey = examine(subjects, seconds=0.5)
 
-Law: this module asks and measures, and judges nothing: `poseidon.cluster.doctor.findings` does. Each answer has a time
-limit; a host that gives none is a problem of the survey, not an error of the examination. At any
-time each host takes part in at most one measurement.
+Law: this module asks and measures, and judges nothing: `poseidon.cluster.doctor.findings` does.
+Each answer has a time limit; a host that gives none is a problem of the survey, not an error of the
+examination. At any time each host takes part in at most one measurement.
 """
 
 from __future__ import annotations
@@ -62,7 +63,8 @@ class LinkReport:
         bytes_per_s: what arrives; None where a transfer stalls or could not be made.
         mss: bytes of a TCP segment.
         mtu: bytes of a packet, by the source's interface and routes.
-        largest_packet: bytes of the largest packet that arrives whole; None where no datagram arrives at all.
+        largest_packet: bytes of the largest packet that arrives whole; None where no datagram
+            arrives at all.
         problem: why nothing was measured.
     """
 
@@ -124,9 +126,13 @@ def examine(
 
         ports: dict[int, list[int]] = {}
         hosts: dict[int, HostReport] = {}
-        for number, outcome in enumerate(for_each_host(begin, range(len(subjects)), name="poseidon doctor")):
+        for number, outcome in enumerate(
+            for_each_host(begin, range(len(subjects)), name="poseidon doctor")
+        ):
             if isinstance(outcome, JobError):
-                problems.append((subjects[number].label, _without_label(outcome, subjects[number].label)))
+                problems.append(
+                    (subjects[number].label, _without_label(outcome, subjects[number].label))
+                )
             else:
                 sessions[number], hosts[number], ports[number] = outcome
         report(ASKING, len(subjects), len(subjects))
@@ -140,7 +146,9 @@ def examine(
             seconds,
             report,
         )
-        return Survey(hosts=tuple(hosts[n] for n in order), links=tuple(links), problems=tuple(problems))
+        return Survey(
+            hosts=tuple(hosts[n] for n in order), links=tuple(links), problems=tuple(problems)
+        )
     finally:
         for session in sessions.values():
             session.close()
@@ -176,7 +184,12 @@ def _introduce(
     if subject.address:
         wanted = [client.port for client in subject.clients if client.port and client.serves]
         listening = session.ask(
-            {"do": "listen", "address": subject.address, "ports": [*dict.fromkeys(wanted), 0], "token": token}
+            {
+                "do": "listen",
+                "address": subject.address,
+                "ports": [*dict.fromkeys(wanted), 0],
+                "token": token,
+            }
         )
         ports = [port for port in listening["tcp"] if isinstance(port, int)] + [listening["udp"]]
     report = HostReport(
@@ -206,7 +219,9 @@ def _links(
 
     def reach(source: int) -> dict[int, dict[int, str]]:
         return {
-            target: _ports_reached(sessions[source], hosts[target].address, ports[target][:-1], token)
+            target: _ports_reached(
+                sessions[source], hosts[target].address, ports[target][:-1], token
+            )
             for target in range(count)
             if target != source
         }
@@ -235,8 +250,16 @@ def _links(
     return sorted(links, key=lambda link: (link.source, link.target))
 
 
-def _ports_reached(session: ProbeSession, address: str, ports: Sequence[int], token: str) -> dict[int, str]:
-    request = {"do": "reach", "address": address, "ports": list(ports), "token": token, "timeout_s": _REACH_S}
+def _ports_reached(
+    session: ProbeSession, address: str, ports: Sequence[int], token: str
+) -> dict[int, str]:
+    request = {
+        "do": "reach",
+        "address": address,
+        "ports": list(ports),
+        "token": token,
+        "timeout_s": _REACH_S,
+    }
     answer = session.ask(request, ANSWER_S + _REACH_S * len(ports))
     return {int(port): str(state) for port, state in answer.items()}
 
@@ -293,13 +316,25 @@ def _measure_pair(
     return found[0], found[1]
 
 
-def _packets(session: ProbeSession, address: str, port: int, token: str) -> tuple[int | None, int | None]:
-    """Return the MTU of a host's way to an address, and the size of the largest packet that arrives there."""
+def _packets(
+    session: ProbeSession, address: str, port: int, token: str
+) -> tuple[int | None, int | None]:
+    """Return the MTU of a host's way to an address, and the size of the largest packet that
+    arrives there.
+    """
 
     try:
         mtu = session.ask({"do": "mtu", "address": address})["mtu"]
-        sizes = [size for size in (mtu, *PACKET_BYTES) if size is not None and size <= (mtu or size)]
-        request = {"do": "packets", "address": address, "port": port, "token": token, "bytes": sizes}
+        sizes = [
+            size for size in (mtu, *PACKET_BYTES) if size is not None and size <= (mtu or size)
+        ]
+        request = {
+            "do": "packets",
+            "address": address,
+            "port": port,
+            "token": token,
+            "bytes": sizes,
+        }
         return mtu, max(session.ask(request)["arrive"], default=None)
     except JobError:
         return None, None

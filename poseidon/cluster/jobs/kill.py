@@ -1,8 +1,8 @@
 """Stopping the processes of one job, and no others, with or without its launcher.
 
-Law: a process is stopped only if it is on the job's record with both its pid and its time of creation, or
-has `--job <id>` as two neighbouring arguments, or descends from one that does; and only if
-this user owns it. A program's name alone never decides.
+Law: a process is stopped only if it is on the job's record with both its pid and its time of
+creation, or has `--job <id>` as two neighbouring arguments, or descends from one that does; and
+only if this user owns it. A program's name alone never decides.
 """
 
 from __future__ import annotations
@@ -21,8 +21,9 @@ from poseidon.cluster.jobs.registry import JobRecord, RecordedProcess, Registry
 from poseidon.cluster.machinefile import is_loopback
 from poseidon.errors import JobError, counted
 
-# Linux gives creation times as ticks since the boot, and the time of the boot in whole seconds, which moves by
-# one when the clock is adjusted. No system hands out the same pid twice within this time.
+# Linux gives creation times as ticks since the boot, and the time of the boot in whole seconds,
+# which moves by one when the clock is adjusted. No system hands out the same pid twice within this
+# time.
 CREATION_TOLERANCE_S = 1.5
 AGENT = "agent"
 """The launcher of a job's record on a host that an agent serves."""
@@ -41,8 +42,8 @@ class KillTimeouts:
     """The timeouts of a kill, in seconds.
 
     Attributes:
-        launcher_s: from SIGTERM to the launcher, which stops the job cleanly, to SIGTERM to all that is
-            left; longer than `--term_deadline` has by default.
+        launcher_s: from SIGTERM to the launcher, which stops the job cleanly, to SIGTERM to all
+            that is left; longer than `--term_deadline` has by default.
         grace_s: from SIGTERM to SIGKILL.
     """
 
@@ -58,7 +59,9 @@ def job_processes(job: str, record: JobRecord | None) -> list[psutil.Process]:
         record: its record, if there is one.
     """
     recorded = record.processes if record is not None else ()
-    found = {process.pid: process for entry in recorded if (process := live_process(entry)) is not None}
+    found = {
+        process.pid: process for entry in recorded if (process := live_process(entry)) is not None
+    }
     for process in psutil.process_iter():
         if process.pid != os.getpid() and _carries(process, job):
             found[process.pid] = process
@@ -71,7 +74,9 @@ def job_processes(job: str, record: JobRecord | None) -> list[psutil.Process]:
 
 
 def live_process(recorded: RecordedProcess) -> psutil.Process | None:
-    """Return the running process of a record; None if it has ended, or is another user's or another machine's."""
+    """Return the running process of a record; None if it has ended, or is another user's or
+    another machine's.
+    """
     if not is_loopback(recorded.host):
         return None
     try:
@@ -94,9 +99,10 @@ def owner_of(job: str) -> str | None:
 def kill_job(job: str, registry: Registry, *, timeouts: KillTimeouts) -> int:
     """Stop a job and remove its record.
 
-    The launcher gets SIGTERM first, since it can end the job after a complete iteration; where only the job's agent
-    runs here, the agent notifies the launcher, which does not restart the job. The processes that are left get SIGTERM,
-    and SIGKILL when they do not end; stopped (SIGSTOP) processes too.
+    The launcher gets SIGTERM first, since it can end the job after a complete iteration; where only
+    the job's agent runs here, the agent notifies the launcher, which does not restart the job. The
+    processes that are left get SIGTERM, and SIGKILL when they do not end; stopped (SIGSTOP)
+    processes too.
 
     Args:
         job: its id.
@@ -136,7 +142,9 @@ def _left(job: str, record: JobRecord | None) -> list[psutil.Process]:
 def _ask_launcher(
     record: JobRecord | None, before: Sequence[psutil.Process], launcher_s: float
 ) -> list[psutil.Process]:
-    """Ask the launcher to stop the job, and wait until it has ended; return it and the job's processes from before."""
+    """Ask the launcher to stop the job, and wait until it has ended; return it and the job's
+    processes from before.
+    """
     launcher = live_process(record.launcher) if record is not None else None
     if record is None or launcher is None:
         return []
@@ -161,7 +169,9 @@ def _send(process: psutil.Process, number: signal.Signals) -> None:
     try:
         process.send_signal(number)
         if number is not signal.SIGKILL:
-            process.send_signal(signal.SIGCONT)  # a stopped process handles others only when it continues
+            process.send_signal(
+                signal.SIGCONT
+            )  # a stopped process handles others only when it continues
     except psutil.NoSuchProcess:
         pass
     except psutil.AccessDenied as error:

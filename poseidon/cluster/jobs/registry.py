@@ -1,10 +1,11 @@
 """Job records: files by which the processes of a job are found without its launcher.
 
-One file a job, `<state folder>/jobs/<this host>/<job>.json`, readable by its user only. Where hosts share a home folder
-each has a folder of its own, since it cannot check whether the processes of another host run.
+One file a job, `<state folder>/jobs/<this host>/<job>.json`, readable by its user only. Where hosts
+share a home folder each has a folder of its own, since it cannot check whether the processes of
+another host run.
 
-Law: the file is complete at every moment (written under another name, then renamed), and names each process by pid and
-time of creation, since a pid alone may be used again.
+Law: the file is complete at every moment (written under another name, then renamed), and names each
+process by pid and time of creation, since a pid alone may be used again.
 """
 
 from __future__ import annotations
@@ -95,7 +96,8 @@ def check_job_id(job: str) -> str:
     """
     if not _JOB_ID.fullmatch(job):
         raise UsageError(
-            f"'{job}' cannot be a job id: expected up to 80 letters, digits, '.', '_' and '-', the first a letter or digit"
+            f"'{job}' cannot be a job id: expected up to 80 letters, digits, '.', '_' and '-', "
+            "the first a letter or digit"
         )
     return job
 
@@ -135,7 +137,8 @@ class Registry:
                 raise
         except OSError as error:
             raise JobError(
-                f"cannot write the job's record {path}: {error.strerror or error}; $POSEIDON_HOME can name another folder"
+                f"cannot write the job's record {path}: {error.strerror or error}; $POSEIDON_HOME "
+                "can name another folder"
             ) from error
 
     def read(self, job: str) -> JobRecord | None:
@@ -153,7 +156,9 @@ class Registry:
         except OSError as error:
             raise JobError(f"the job's record {path} cannot be read: {error.strerror}") from error
         except (*NO_RECORD, RecursionError) as error:
-            raise JobError(f"the job's record {path} cannot be read: {error}; remove it by hand") from error
+            raise JobError(
+                f"the job's record {path} cannot be read: {error}; remove it by hand"
+            ) from error
         if record.job != job:
             raise JobError(f"{path} is the record of another job, {record.job}; remove it by hand")
         return record
@@ -183,7 +188,8 @@ class Registry:
             return ()
         except OSError as error:
             raise JobError(
-                f"cannot read the records of jobs in {self._folder}: {error.strerror}; $POSEIDON_HOME can name another folder"
+                f"cannot read the records of jobs in {self._folder}: {error.strerror}; "
+                "$POSEIDON_HOME can name another folder"
             ) from error
         stems = [name.removesuffix(".json") for name in names if name.endswith(".json")]
         return tuple(stem for stem in stems if _JOB_ID.fullmatch(stem))
@@ -193,7 +199,8 @@ class Registry:
 
 
 class Registration:
-    """One job's record while its launcher runs; entered, it is removed at the end unless processes of the job are left.
+    """One job's record while its launcher runs; entered, it is removed at the end unless
+    processes of the job are left.
 
     Args:
         registry: that keeps the record.
@@ -212,7 +219,9 @@ class Registration:
 
     def add(self, name: ProcessName, pid: int, created_s: float) -> None:
         """Add a process to the record. Call it right after its start."""
-        process = RecordedProcess(name=name.describe(), host=name.host, pid=pid, created_s=created_s)
+        process = RecordedProcess(
+            name=name.describe(), host=name.host, pid=pid, created_s=created_s
+        )
         self._record = replace(self._record, processes=(*self._record.processes, process))
         self._registry.write(self._record)
 
@@ -225,7 +234,10 @@ class Registration:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        where: TracebackType | None,
     ) -> None:
         if not self._record.processes:
             with suppress(JobError):  # the next listing of jobs removes it
@@ -291,7 +303,9 @@ def _process(fields: Mapping[str, object]) -> RecordedProcess:
     if not isinstance(pid, int) or isinstance(pid, bool) or pid <= 0:
         raise ValueError(f"{pid!r} is not a process id")
     created_s = _seconds(fields["created_s"])
-    return RecordedProcess(name=str(fields["name"]), host=str(fields["host"]), pid=pid, created_s=created_s)
+    return RecordedProcess(
+        name=str(fields["name"]), host=str(fields["host"]), pid=pid, created_s=created_s
+    )
 
 
 def _objects(value: object) -> list[dict[str, object]]:

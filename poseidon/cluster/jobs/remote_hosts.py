@@ -3,8 +3,8 @@
     with SshAsk(SshSettings(), launcher_environment) as ask:
         jobs, problems = list_remote_jobs(remote_hosts(hosts), ask)
 
-Law: a host that cannot be asked does not keep the others from being asked; its problem is reported. What a host answers
-reaches a terminal as plain text only.
+Law: a host that cannot be asked does not keep the others from being asked; its problem is reported.
+What a host answers reaches a terminal as plain text only.
 """
 
 from __future__ import annotations
@@ -29,7 +29,9 @@ ANSWER_TIMEOUT_S = 120.0
 _MAX_STDERR = 300
 
 Ask = Callable[[Host, Mapping[str, object]], Sequence[Answer]]
-"""Sends a host a request of `poseidon.cluster.jobs.this_host`; returns the answers or raises JobError."""
+"""Sends a host a request of `poseidon.cluster.jobs.this_host`; returns the answers or raises
+JobError.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,15 +126,21 @@ def kill_remote_jobs(
 def _ask_all(
     hosts: Sequence[Host], ask: Ask, request: Mapping[str, object], problems: list[str]
 ) -> list[tuple[Host, Sequence[Answer]]]:
-    """Return the answers by host; add the problems of those that failed, and those in the answers, to `problems`."""
-    outcomes = for_each_host(lambda host: ask(host, request), hosts, name="poseidon ask", limit=MAX_PARALLEL)
+    """Return the answers by host; add the problems of those that failed, and those in the
+    answers, to `problems`.
+    """
+    outcomes = for_each_host(
+        lambda host: ask(host, request), hosts, name="poseidon ask", limit=MAX_PARALLEL
+    )
     answered = []
     for host, outcome in zip(hosts, outcomes, strict=True):
         if isinstance(outcome, JobError):
             problems.append(str(outcome))
             continue
         reported = (answer.get("problem") for answer in outcome)
-        problems += [f"{host.address}: {printable(text)}" for text in reported if isinstance(text, str)]
+        problems += [
+            f"{host.address}: {printable(text)}" for text in reported if isinstance(text, str)
+        ]
         if not any(answer.get("end") for answer in outcome):
             problems.append(f"{host.address}: its answer is incomplete")
         answered.append((host, outcome))
@@ -142,7 +150,8 @@ def _ask_all(
 class SshAsk:
     """Sends requests over SSH: runs `poseidon.cluster.jobs.this_host` on the host.
 
-    One connection a host for as long as the block lasts; thread-safe, since several hosts are asked in parallel.
+    One connection a host for as long as the block lasts; thread-safe, since several hosts are asked
+    in parallel.
 
     Args:
         settings: of the connections.
@@ -159,7 +168,10 @@ class SshAsk:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        where: TracebackType | None,
     ) -> None:
         close_all(self._connections.values())
         self._connections.clear()
@@ -171,14 +183,22 @@ class SshAsk:
             JobError: it cannot be reached, or has no Poseidon that answers.
         """
         connection = self._connection(host)
-        argv = RemotePython.of(host, self._launcher).module_command("poseidon.cluster.jobs.this_host")
-        done = connection.run(argv, stdin=json.dumps(request).encode() + b"\n", timeout_s=ANSWER_TIMEOUT_S)
+        argv = RemotePython.of(host, self._launcher).module_command(
+            "poseidon.cluster.jobs.this_host"
+        )
+        done = connection.run(
+            argv, stdin=json.dumps(request).encode() + b"\n", timeout_s=ANSWER_TIMEOUT_S
+        )
         if done.status != 0:
             last = done.stderr.decode(errors="backslashreplace").strip().splitlines()[-1:] or [
                 "it wrote no reason"
             ]
-            raise JobError(f"{connection.label}: it cannot list its jobs: {printable(last[0][:_MAX_STDERR])}")
-        return [answer for line in done.stdout.splitlines() if (answer := _decode(line)) is not None]
+            raise JobError(
+                f"{connection.label}: it cannot list its jobs: {printable(last[0][:_MAX_STDERR])}"
+            )
+        return [
+            answer for line in done.stdout.splitlines() if (answer := _decode(line)) is not None
+        ]
 
     def _connection(self, host: Host) -> SshConnection:
         with self._lock:

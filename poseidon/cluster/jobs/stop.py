@@ -59,11 +59,14 @@ def jobs_by_id(
     hosts = remote_hosts([*more_hosts, *(host for record in own for host in record.hosts)])
     remote_jobs, problems = list_remote_jobs(hosts, ask)
     seen = tuple(job for job in remote_jobs if job.reported.record.job in jobs)
-    return StopTargets(jobs=tuple(jobs), records=own, hosts=hosts, seen=seen, problems=tuple(problems))
+    return StopTargets(
+        jobs=tuple(jobs), records=own, hosts=hosts, seen=seen, problems=tuple(problems)
+    )
 
 
 def jobs_of_hostfile(hostfile: Path, records: Sequence[JobRecord], ask: Ask) -> StopTargets:
-    """Find the jobs that were started from a machinefile, by the records of this machine and its hosts.
+    """Find the jobs that were started from a machinefile, by the records of this machine and its
+    hosts.
 
     Args:
         hostfile: it need not exist any more.
@@ -82,11 +85,15 @@ def jobs_of_hostfile(hostfile: Path, records: Sequence[JobRecord], ask: Ask) -> 
     own = jobs_of_machinefile(records, hostfile.resolve(), hosts_of_file)
     if not own and mistake is not None:
         raise mistake
-    hosts = remote_hosts([*(hosts_of_file or ()), *(host for record in own for host in record.hosts)])
+    hosts = remote_hosts(
+        [*(hosts_of_file or ()), *(host for record in own for host in record.hosts)]
+    )
     remote_jobs, problems = list_remote_jobs(hosts, ask)
     remote_records = [job.reported.record for job in remote_jobs]
     remote = (
-        remote_jobs_of_machinefile(remote_records, hostfile.resolve(), hosts_of_file) if hosts_of_file else ()
+        remote_jobs_of_machinefile(remote_records, hostfile.resolve(), hosts_of_file)
+        if hosts_of_file
+        else ()
     )
     jobs = tuple(dict.fromkeys(record.job for record in (*own, *remote)))
     seen = tuple(job for job in remote_jobs if job.reported.record.job in jobs)
@@ -94,9 +101,14 @@ def jobs_of_hostfile(hostfile: Path, records: Sequence[JobRecord], ask: Ask) -> 
 
 
 def stop_jobs(
-    targets: StopTargets, registry: Registry, ask: Ask, timeouts: KillTimeouts, report: Callable[[str], None]
+    targets: StopTargets,
+    registry: Registry,
+    ask: Ask,
+    timeouts: KillTimeouts,
+    report: Callable[[str], None],
 ) -> list[str]:
-    """Stop jobs, where their launcher runs first: it ends its job on all hosts, after a complete iteration.
+    """Stop jobs, where their launcher runs first: it ends its job on all hosts, after a complete
+    iteration.
 
     Args:
         targets: the jobs.
@@ -121,7 +133,9 @@ def stop_jobs(
     rest = kill_remote_jobs(targets.jobs, others, ask, timeouts=timeouts)
     killed = Killed(counts={**first.counts, **rest.counts}, problems=first.problems + rest.problems)
     problems += killed.problems
-    counts = {job: {"this machine": here[job], **_elsewhere(job, killed, seen)} for job in targets.jobs}
+    counts = {
+        job: {"this machine": here[job], **_elsewhere(job, killed, seen)} for job in targets.jobs
+    }
     if not (problems or own or seen or any(any(count.values()) for count in counts.values())):
         raise JobError(
             f"nothing of {_named(targets.jobs)} is on this machine or on the hosts that were asked"
@@ -133,7 +147,9 @@ def stop_jobs(
         place = registry.folder / (f"{targets.jobs[0]}.json" if len(targets.jobs) == 1 else "")
         problems.append(f"to forget hosts that do not come back, remove {place}")
     for job, count in counts.items():
-        report(_sum(job, {host: number for host, number in count.items() if number}, bool(problems)))
+        report(
+            _sum(job, {host: number for host, number in count.items() if number}, bool(problems))
+        )
     return problems
 
 
@@ -143,7 +159,9 @@ def _leading_hosts(seen: Sequence[RemoteJob], records: Sequence[JobRecord]) -> l
     found = {
         job.host: None
         for job in seen
-        if job.reported.launcher and (own := job.reported.record.launcher).name != AGENT and own not in here
+        if job.reported.launcher
+        and (own := job.reported.record.launcher).name != AGENT
+        and own not in here
     }
     return list(found)
 
@@ -163,7 +181,8 @@ def _named(jobs: Sequence[str]) -> str:
 def _elsewhere(job: str, killed: Killed, seen: Sequence[RemoteJob]) -> dict[str, int]:
     """Return how many processes of a job ended on other machines, by address.
 
-    A process that ran before and was not stopped there has ended with its launcher, which was asked first.
+    A process that ran before and was not stopped there has ended with its launcher, which was asked
+    first.
     """
     before = {
         each.host: each.reported.living + each.reported.launcher
@@ -178,7 +197,9 @@ def _elsewhere(job: str, killed: Killed, seen: Sequence[RemoteJob]) -> dict[str,
 
 
 def _sum(job: str, counts: Mapping[str, int], unfinished: bool) -> str:
-    """Return the line on a job: how many processes were stopped, by host if that is not this machine alone."""
+    """Return the line on a job: how many processes were stopped, by host if that is not this
+    machine alone.
+    """
     if not (counts or unfinished):
         return f"job {job} had already ended; what was on record is removed"
     stopped = f"job {job}: {counted(sum(counts.values()), 'process')} stopped"

@@ -37,7 +37,9 @@ from poseidon.settings import read_settings
 Answer = Mapping[str, object]
 MAX_JOBS = 10_000
 LOOKS_FOR_LISTENER = 3
-"""The kernel's table of sockets is read in pieces: an entry can be missed while others come and go."""
+"""The kernel's table of sockets is read in pieces: an entry can be missed while others come and
+go.
+"""
 _ANY_ADDRESS = ("0.0.0.0", "::")
 
 
@@ -48,7 +50,8 @@ class HostJob:
     Attributes:
         record: that the host has.
         launcher: whether the process that started it on that host runs.
-        living: how many processes of the record run there; not those that they or an agent have started besides.
+        living: how many processes of the record run there; not those that they or an agent have
+            started besides.
     """
 
     record: JobRecord
@@ -67,7 +70,11 @@ class HostJob:
             JobError: the line is not a job.
         """
         record, launcher, living = (fields.get(name) for name in ("job", "launcher", "living"))
-        if not isinstance(record, dict) or not isinstance(launcher, bool) or not isinstance(living, int):
+        if (
+            not isinstance(record, dict)
+            or not isinstance(launcher, bool)
+            or not isinstance(living, int)
+        ):
             raise JobError("its answer is not a job")
         try:
             return cls(record=record_from_fields(record), launcher=launcher, living=living)
@@ -76,7 +83,8 @@ class HostJob:
 
 
 def jobs_here(registry: Registry, warn: Callable[[str], None]) -> list[HostJob]:
-    """Return the jobs of this user on this host; remove the records of those whose processes have all ended.
+    """Return the jobs of this user on this host; remove the records of those whose processes
+    have all ended.
 
     Args:
         registry: with their records.
@@ -114,7 +122,8 @@ def readable_records(registry: Registry, warn: Callable[[str], None]) -> list[Jo
 
 
 def job_at(address: str, port: int) -> str | None:
-    """Return the running job of this user that listens at an address of this host; None where no recorded one does.
+    """Return the running job of this user that listens at an address of this host; None where no
+    recorded one does.
 
     Raises:
         JobError: the folder of records cannot be read.
@@ -123,7 +132,10 @@ def job_at(address: str, port: int) -> str | None:
     records = readable_records(registry, lambda _: None)
     for record in records * LOOKS_FOR_LISTENER:
         launcher = live_process(record.launcher)
-        processes = [*([launcher] if launcher is not None else []), *job_processes(record.job, record)]
+        processes = [
+            *([launcher] if launcher is not None else []),
+            *job_processes(record.job, record),
+        ]
         if any(_listens(process, address.partition("%")[0], port) for process in processes):
             return record.job
     return None
@@ -161,7 +173,9 @@ def answers(request: Mapping[str, object], registry: Registry) -> Iterable[Answe
             for job in _job_ids(request):
                 yield from _kill(job, registry, timeouts)
         else:
-            problems.append("expected the request 'list' or 'kill'; is it another version of Poseidon?")
+            problems.append(
+                "expected the request 'list' or 'kill'; is it another version of Poseidon?"
+            )
     except PoseidonError as error:
         problems.append(str(error))
     yield from ({"problem": problem} for problem in problems)
@@ -177,7 +191,11 @@ def _kill(job: str, registry: Registry, timeouts: KillTimeouts) -> Iterable[Answ
 
 def _job_ids(request: Mapping[str, object]) -> list[str]:
     jobs = request.get("jobs")
-    if not isinstance(jobs, list) or len(jobs) > MAX_JOBS or not all(isinstance(job, str) for job in jobs):
+    if (
+        not isinstance(jobs, list)
+        or len(jobs) > MAX_JOBS
+        or not all(isinstance(job, str) for job in jobs)
+    ):
         raise UsageError("expected a list of job ids")
     return [check_job_id(job) for job in jobs]
 

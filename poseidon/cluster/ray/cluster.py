@@ -1,7 +1,8 @@
 """An existing Ray cluster: the nodes for a job's clients, and an actor on each.
 
-Law: each client has a node of its own (a placement group, STRICT_SPREAD). Ray places a lost client's bundle anew, on a
-node that an autoscaler or a user adds; the bundles of the others stay. Every wait has a limit.
+Law: each client has a node of its own (a placement group, STRICT_SPREAD). Ray places a lost
+client's bundle anew, on a node that an autoscaler or a user adds; the bundles of the others stay.
+Every wait has a limit.
 """
 
 from __future__ import annotations
@@ -77,13 +78,16 @@ class RayCluster:
         self._release()
         self._bundles = dict(bundles)
         self._position = {client: position for position, client in enumerate(bundles)}
-        self._group = placement_group([dict(bundle) for bundle in bundles.values()], strategy="STRICT_SPREAD")
+        self._group = placement_group(
+            [dict(bundle) for bundle in bundles.values()], strategy="STRICT_SPREAD"
+        )
 
     def placed(self, timeout_s: float) -> bool:
         """Wait until every client has a node; return False when the time is up.
 
         Raises:
-            JobError: Ray has ended this job, as after the loss of the node that the launcher runs on.
+            JobError: Ray has ended this job, as after the loss of the node that the launcher runs
+                on.
         """
         deadline_s = time.monotonic() + timeout_s
         try:
@@ -92,7 +96,8 @@ class RayCluster:
                     return False
         except Exception as error:
             raise JobError(
-                f"Ray has ended this job ({reason_of(error)}), as it does when the launcher's own node is lost; start the "
+                f"Ray has ended this job ({reason_of(error)}), as it does when the launcher's own "
+                "node is lost; start the "
                 "launcher on a node that stays, such as the head, and resume with --snapshot=JOB"
             ) from error
         return True
@@ -111,7 +116,9 @@ class RayCluster:
         """
         clients = list(labels)
         outcomes = for_each_host(
-            lambda client: self._connect(client, labels[client], timeout_s), clients, name="poseidon ray"
+            lambda client: self._connect(client, labels[client], timeout_s),
+            clients,
+            name="poseidon ray",
         )
         return dict(zip(clients, outcomes, strict=True))
 
@@ -171,7 +178,8 @@ class RayCluster:
         ready, _ = self._ray.wait([described], timeout=timeout_s)
         if not ready:
             raise JobError(
-                f"{label}: no node of the Ray cluster has started its actor within {timeout_s:g} s; {self.describe_lack()}"
+                f"{label}: no node of the Ray cluster has started its actor within {timeout_s:g} "
+                f"s; {self.describe_lack()}"
             )
         try:
             return dict(self._ray.get(described))
@@ -183,10 +191,12 @@ def connect_to_cluster(address: str | None) -> RayCluster:
     """Connect this process to a running cluster.
 
     Args:
-        address: `host:port` of its head; None: $RAY_ADDRESS, else the cluster that runs on this machine.
+        address: `host:port` of its head; None: $RAY_ADDRESS, else the cluster that runs on this
+            machine.
 
     Raises:
-        UsageError: Ray is not installed, there is no cluster, or it has another version of Ray or Python.
+        UsageError: Ray is not installed, there is no cluster, or it has another version of Ray or
+            Python.
     """
     disable_ray_statistics()
     try:
@@ -209,13 +219,17 @@ def connect_to_cluster(address: str | None) -> RayCluster:
                 namespace="poseidon",
             )
     except Exception as error:
-        raise UsageError(_not_connected(f"{address} ({source})" if address else None, error)) from error
+        raise UsageError(
+            _not_connected(f"{address} ({source})" if address else None, error)
+        ) from error
     return RayCluster(ray)
 
 
 @contextmanager
 def _in_root_folder() -> Iterator[None]:
-    """Leave the current folder: Ray puts the one of `init` first on the path of its tasks, before Python's library."""
+    """Leave the current folder: Ray puts the one of `init` first on the path of its tasks,
+    before Python's library.
+    """
     here = os.open(".", os.O_RDONLY)
     try:
         os.chdir("/")
@@ -233,13 +247,18 @@ def _check_listens(address: str, source: str) -> None:
         return
     if "://" in address:
         raise UsageError(
-            f"{source}={address}: expected host:port of the cluster's head; the launcher runs on one of the nodes"
+            f"{source}={address}: expected host:port of the cluster's head; the launcher runs on "
+            "one of the nodes"
         )
     host, _, port = address.rpartition(":")
     if not host or not port.isdecimal():
-        raise UsageError(f"{source}={address}: expected host:port of the cluster's head, as in node0:6379")
+        raise UsageError(
+            f"{source}={address}: expected host:port of the cluster's head, as in node0:6379"
+        )
     try:
-        with socket.create_connection((host.strip("[]"), int(port)), timeout=LISTEN_S) as connection:
+        with socket.create_connection(
+            (host.strip("[]"), int(port)), timeout=LISTEN_S
+        ) as connection:
             _check_speaks_http2(connection)
     except (OSError, OverflowError) as error:
         raise UsageError(_not_connected(f"{address} ({source})", error)) from error
@@ -252,20 +271,29 @@ def _check_speaks_http2(connection: socket.socket) -> None:
     connection.sendall(HTTP2_PREFACE)
     answer = b""
     with contextlib.suppress(TimeoutError):
-        while len(answer) < FRAME_HEADER and (received := connection.recv(FRAME_HEADER - len(answer))):
+        while len(answer) < FRAME_HEADER and (
+            received := connection.recv(FRAME_HEADER - len(answer))
+        ):
             answer += received
     if answer[3:4] != SETTINGS and answer[:1] != TLS_ALERT:
         raise OSError("what listens there is not the head of a Ray cluster")
 
 
 def _not_connected(address: str | None, error: Exception) -> str:
-    text = reason_of(error).split(". Please specify")[0].rstrip(".")  # what follows names flags of Ray's own
+    text = (
+        reason_of(error).split(". Please specify")[0].rstrip(".")
+    )  # what follows names flags of Ray's own
     if "ersion mismatch" in str(error):
         text = " ".join(str(error).split())
         return f"the Ray cluster and this launcher do not fit together: {printable(text)}"
-    where = f"at {address}" if address else "on this machine (--ray_address or $RAY_ADDRESS can name another)"
+    where = (
+        f"at {address}"
+        if address
+        else "on this machine (--ray_address or $RAY_ADDRESS can name another)"
+    )
     return (
-        f"no Ray cluster was reached {where}: {text}; start one with 'ray start --head', and 'ray start --address=HEAD:6379' "
+        f"no Ray cluster was reached {where}: {text}; start one with 'ray start --head', and 'ray "
+        "start --address=HEAD:6379' "
         "on the other nodes"
     )
 
@@ -276,7 +304,8 @@ def _explained(error: Exception) -> str:
     missing = re.search(r"No module named '([^']+)'", text)
     if missing:
         return (
-            f"Ray's Python on its node has no module '{printable(missing[1])}'; install the launcher's version of Poseidon, "
+            f"Ray's Python on its node has no module '{printable(missing[1])}'; install the "
+            "launcher's version of Poseidon, "
             "with the extra ray, in the environment that runs 'ray start'"
         )
     return f"its Ray actor could not start: {reason_of(error)}"

@@ -1,7 +1,7 @@
 """The launcher's connection to an actor of Ray on one node: the interface of `SshConnection`.
 
-Law: a lost node or actor ends every wait. One call of each kind is in progress at a time, so that messages
-keep their order and a slow node slows the launcher down.
+Law: a lost node or actor ends every wait. One call of each kind is in progress at a time, so that
+messages keep their order and a slow node slows the launcher down.
 """
 
 from __future__ import annotations
@@ -51,7 +51,8 @@ class RayConnection:
         version = printable(str(description["version"]))
         if version != __version__:
             raise JobError(
-                f"{label}: Poseidon {version} is installed for Ray's Python {self.python}, and {__version__} at the launcher; "
+                f"{label}: Poseidon {version} is installed for Ray's Python {self.python}, and "
+                f"{__version__} at the launcher; "
                 "expected the same"
             )
         keys = ChannelKeys()
@@ -114,7 +115,9 @@ class RayConnection:
         except Exception as error:
             raise OSError(reason_of(error)) from error
 
-    def _operate(self, header: Mapping[str, object], payload: bytes) -> tuple[dict[str, Any], bytes]:
+    def _operate(
+        self, header: Mapping[str, object], payload: bytes
+    ) -> tuple[dict[str, Any], bytes]:
         with self._file_lock:
             send, receive = self._file_seals
             try:
@@ -137,7 +140,11 @@ class RayConnection:
             self._call("put", [self._sealed(message) for message in batch])
 
     def _sealed(self, message: Message) -> bytes:
-        header = {"kind": message.kind.value, "program": message.program, "arguments": message.arguments}
+        header = {
+            "kind": message.kind.value,
+            "program": message.program,
+            "arguments": message.arguments,
+        }
         return self._send_seal.seal(header, message.payload)
 
     def _receive(self) -> None:
@@ -146,17 +153,22 @@ class RayConnection:
                 header, payload = self._receive_seal.open(sealed)
                 kind, number = Kind(header["kind"]), int(header["program"])
                 self._tasks.take(
-                    Message(kind=kind, program=number, status=int(header["status"]), payload=payload)
+                    Message(
+                        kind=kind, program=number, status=int(header["status"]), payload=payload
+                    )
                 )
 
     def _thread(self, role: str, work: Any) -> threading.Thread:
         def run() -> None:
-            # Whatever ends a thread, a lost node above all, ends the connection: its programs count as lost.
+            # Whatever ends a thread, a lost node above all, ends the connection: its programs count
+            # as lost.
             with contextlib.suppress(Exception):
                 work()
             self._tasks.lose()
 
-        thread = threading.Thread(target=run, name=f"poseidon ray {self._label} {role}", daemon=True)
+        thread = threading.Thread(
+            target=run, name=f"poseidon ray {self._label} {role}", daemon=True
+        )
         thread.start()
         return thread
 

@@ -1,4 +1,6 @@
-"""Files of a node, for the launcher: the part of an SFTP session that deliveries and snapshots use."""
+"""Files of a node, for the launcher: the part of an SFTP session that deliveries and snapshots
+use.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """The actor of Ray that runs a job's programs on one node, for the launcher.
 
-Law: it uses the standard library and light modules only: each node waits for its import. What it receives is sealed
-(`poseidon.cluster.ray.sealing`); Ray sees public keys, sizes and times.
+Law: it uses the standard library and light modules only: each node waits for its import. What it
+receives is sealed (`poseidon.cluster.ray.sealing`); Ray sees public keys, sizes and times.
 """
 
 from __future__ import annotations
@@ -42,7 +42,9 @@ class NodeActor:
         return self._keys.public
 
     def describe(self) -> dict[str, Any]:
-        """Return the node's id, the version, the interpreter, and the public key of this connection."""
+        """Return the node's id, the version, the interpreter, and the public key of this
+        connection.
+        """
         import ray  # it runs this actor
 
         return {
@@ -65,7 +67,9 @@ class NodeActor:
         """Take messages for programs, in order."""
         for sealed in batch:
             header, payload = self._receive.open(sealed)
-            self._take(Kind(header["kind"]), int(header["program"]), header.get("arguments", ()), payload)
+            self._take(
+                Kind(header["kind"]), int(header["program"]), header.get("arguments", ()), payload
+            )
 
     def get(self, timeout_s: float) -> list[bytes]:
         """Return messages of programs; none if there are none within the timeout."""
@@ -74,7 +78,11 @@ class NodeActor:
         try:
             message = self._output.get(timeout=timeout_s)
             while True:
-                header = {"kind": message.kind.value, "program": message.program, "status": message.status}
+                header = {
+                    "kind": message.kind.value,
+                    "program": message.program,
+                    "status": message.status,
+                }
                 batch.append(self._send.seal(header, message.payload))
                 size_bytes += len(message.payload)
                 if message.kind is Kind.ENDED:
@@ -91,13 +99,18 @@ class NodeActor:
         try:
             answer, content = file_operation(header, payload)
         except OSError as error:
-            answer, content = {"errno": error.errno or 0, "error": error.strerror or str(error)}, b""
+            answer, content = (
+                {"errno": error.errno or 0, "error": error.strerror or str(error)},
+                b"",
+            )
         return self._send_file.seal(answer, content)
 
     def _take(self, kind: Kind, number: int, arguments: list[str], payload: bytes) -> None:
         program = self._programs.get(number)
         if kind is Kind.START and program is None:
-            self._programs[number] = TaskProgram(number, arguments, program_environment(), self._output.put)
+            self._programs[number] = TaskProgram(
+                number, arguments, program_environment(), self._output.put
+            )
         elif program is not None and kind is Kind.INPUT and payload:
             program.feed(payload)
         elif program is not None and kind is Kind.END_INPUT:
@@ -107,10 +120,16 @@ class NodeActor:
 
 
 def program_environment() -> dict[str, str]:
-    """Return the environment of programs: the actor's own without Ray's variables, and where Poseidon is."""
+    """Return the environment of programs: the actor's own without Ray's variables, and where
+    Poseidon is.
+    """
     inherited = inherited_environment()
     own = {name: value for name, value in inherited.items() if not name.startswith("RAY_")}
-    return {**own, "PYTHONPATH": module_folders(inherited.get("PYTHONPATH", "")), "PYTHONUNBUFFERED": "1"}
+    return {
+        **own,
+        "PYTHONPATH": module_folders(inherited.get("PYTHONPATH", "")),
+        "PYTHONUNBUFFERED": "1",
+    }
 
 
 def file_operation(header: dict[str, Any], payload: bytes) -> tuple[dict[str, Any], bytes]:
@@ -129,7 +148,11 @@ def file_operation(header: dict[str, Any], payload: bytes) -> tuple[dict[str, An
     path, do = Path(header["path"]).expanduser(), header["do"]
     if do == "stat":
         status = path.stat()
-        return {"size": status.st_size, "mode": status.st_mode, "plain": stat.S_ISREG(status.st_mode)}, b""
+        return {
+            "size": status.st_size,
+            "mode": status.st_mode,
+            "plain": stat.S_ISREG(status.st_mode),
+        }, b""
     if do == "read":
         with path.open("rb") as stream:
             stream.seek(int(header["offset"]))

@@ -15,7 +15,9 @@ from poseidon.errors import UsageError, counted
 ANY = "any"
 """The address, in a machinefile, of a client that any node may have."""
 NODE_SHARE = 0.001
-"""Part of the resource `node:<address>`, which Ray gives each node, that a client takes of its node."""
+"""Part of the resource `node:<address>`, which Ray gives each node, that a client takes of its
+node.
+"""
 SMALLEST = 0.0001
 """The smallest amount of a resource that Ray counts."""
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.:-]{0,63}", re.ASCII)
@@ -49,7 +51,8 @@ def parse_resources(text: str, flag: str) -> dict[str, float]:
         flag: its name, for the error.
 
     Raises:
-        UsageError: not names with numbers of at least 0, amounts that Ray does not take, or a name twice.
+        UsageError: not names with numbers of at least 0, amounts that Ray does not take, or a name
+            twice.
     """
     found: dict[str, float] = {}
     for part in filter(None, text.split(",")):
@@ -66,7 +69,8 @@ def parse_resources(text: str, flag: str) -> dict[str, float]:
             raise UsageError(f"{flag}: '{name}' is given twice")
         if 0 < number < SMALLEST or (name == "GPU" and number > 1 and number != int(number)):
             raise UsageError(
-                f"{flag}: Ray has no such amount as '{part}'; expected at least {SMALLEST}, and whole GPUs above 1"
+                f"{flag}: Ray has no such amount as '{part}'; expected at least {SMALLEST}, and "
+                "whole GPUs above 1"
             )
         found[name] = number
     return found
@@ -74,7 +78,9 @@ def parse_resources(text: str, flag: str) -> dict[str, float]:
 
 def format_resources(resources: Resources) -> str:
     """Return `CPU=2, GPU=1`, as a user writes them."""
-    return ", ".join(f"{name}={amount:g}" for name, amount in sorted(resources.items())) or "nothing"
+    return (
+        ", ".join(f"{name}={amount:g}" for name, amount in sorted(resources.items())) or "nothing"
+    )
 
 
 def pinned(resources: Resources, address: str, nodes: Iterable[RayNode]) -> dict[str, float]:
@@ -113,8 +119,12 @@ def describe_lack(bundles: Sequence[Resources], nodes: Sequence[RayNode], free: 
         for number, bundle in enumerate(bundles)
         if bundle not in bundles[:number]
     )
-    need = "1 client needs a node" if len(bundles) == 1 else f"{len(bundles)} clients need a node each"
-    have = "; ".join(f"{node.address} has {format_resources(_plain(node.resources))}" for node in nodes)
+    need = (
+        "1 client needs a node" if len(bundles) == 1 else f"{len(bundles)} clients need a node each"
+    )
+    have = "; ".join(
+        f"{node.address} has {format_resources(_plain(node.resources))}" for node in nodes
+    )
     return (
         f"{need}: {wanted}; the Ray cluster has {counted(len(nodes), 'node')} "
         f"({have}), and free of all that is {format_resources(_plain(free))}"
@@ -122,5 +132,7 @@ def describe_lack(bundles: Sequence[Resources], nodes: Sequence[RayNode], free: 
 
 
 def _plain(resources: Resources) -> dict[str, float]:
-    """Return the resources that a user asks for: not memory, nor the marks of single nodes and of placement groups."""
+    """Return the resources that a user asks for: not memory, nor the marks of single nodes and
+    of placement groups.
+    """
     return {name: amount for name, amount in resources.items() if not _HIDDEN.match(name)}

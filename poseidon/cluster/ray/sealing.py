@@ -1,9 +1,11 @@
-"""Encryption of what a launcher and an actor of Ray send each other: X25519, then ChaCha20-Poly1305.
+"""Encryption of what a launcher and an actor of Ray send each other: X25519, then
+ChaCha20-Poly1305.
 
 Ray's own connections are in the clear unless the cluster has TLS. Each side makes a key pair for
 one connection, and Ray carries the public keys only.
 
-Law: messages of a direction are opened in the order in which they were sealed, each once; any other is refused.
+Law: messages of a direction are opened in the order in which they were sealed, each once; any other
+is refused.
 """
 
 from __future__ import annotations
@@ -46,7 +48,9 @@ class Seal:
             payload: any bytes.
         """
         text = json.dumps(header).encode()
-        return self._cipher.encrypt(self._nonce(), b"".join((_LENGTH.pack(len(text)), text, payload)), None)
+        return self._cipher.encrypt(
+            self._nonce(), b"".join((_LENGTH.pack(len(text)), text, payload)), None
+        )
 
     def open(self, sealed: bytes) -> tuple[dict[str, Any], bytes]:
         """Return header and payload of a sealed message.
@@ -93,7 +97,9 @@ class ChannelKeys:
             raise SealError("the other side's key is not a public key") from error
         first, second = sorted((self.public, other))
         info = b"poseidon ray 1, " + channel.encode() + first + second
-        material = HKDF(algorithm=hashes.SHA256(), length=2 * _KEY_BYTES, salt=None, info=info).derive(shared)
+        material = HKDF(
+            algorithm=hashes.SHA256(), length=2 * _KEY_BYTES, salt=None, info=info
+        ).derive(shared)
         keys = (material[:_KEY_BYTES], material[_KEY_BYTES:])
         send, receive = keys if self.public == first else keys[::-1]
         return Seal(send), Seal(receive)

@@ -1,7 +1,7 @@
 """The hosts that the tasks of a rendezvous run on.
 
-Law: pure. On each host the task with local rank 0, its leader, starts all processes, as many workers as the host has
-tasks; the hosts are numbered by the ranks of their leaders.
+Law: pure. On each host the task with local rank 0, its leader, starts all processes, as many
+workers as the host has tasks; the hosts are numbered by the ranks of their leaders.
 """
 
 from __future__ import annotations
@@ -35,7 +35,9 @@ class RendezvousHost:
     folder: str = ""
 
 
-def rejection_reason(task: TaskInfo, others: Sequence[TaskInfo], *, size: int, version: str) -> str | None:
+def rejection_reason(
+    task: TaskInfo, others: Sequence[TaskInfo], *, size: int, version: str
+) -> str | None:
     """Return why a task cannot join; None when it can.
 
     Args:
@@ -46,7 +48,9 @@ def rejection_reason(task: TaskInfo, others: Sequence[TaskInfo], *, size: int, v
     """
     who = f"rank {task.rank} on {task.host}"
     if task.version != version:
-        return f"{who} has Poseidon {task.version}, rank 0 has {version}; expected the same everywhere"
+        return (
+            f"{who} has Poseidon {task.version}, rank 0 has {version}; expected the same everywhere"
+        )
     if task.size != size:
         return f"{who} expects {task.size} tasks, rank 0 {size}; do they belong to one job?"
     if task.rank >= size:
@@ -68,14 +72,17 @@ def group_by_host(tasks: Sequence[TaskInfo]) -> tuple[RendezvousHost, ...]:
     """
     leaders = sorted((task for task in tasks if task.local_rank == 0), key=lambda task: task.rank)
     if not leaders or leaders[0].rank != 0:
-        raise JobError("rank 0 has a local rank other than 0; expected it to be the first task of its host")
+        raise JobError(
+            "rank 0 has a local rank other than 0; expected it to be the first task of its host"
+        )
     counts = Counter(task.local_rank for task in tasks)
     each = len(tasks) // len(leaders)
-    if any(counts[local_rank] != len(leaders) for local_rank in range(each)) or each * len(leaders) != len(
-        tasks
-    ):
+    if any(counts[local_rank] != len(leaders) for local_rank in range(each)) or each * len(
+        leaders
+    ) != len(tasks):
         raise JobError(
-            f"{len(tasks)} tasks on {len(leaders)} hosts are not the same number on each; expected so "
+            f"{len(tasks)} tasks on {len(leaders)} hosts are not the same number on each; "
+            "expected so "
             "(--nproc_per_node, --ntasks-per-node, slots)"
         )
     return tuple(

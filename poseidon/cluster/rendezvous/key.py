@@ -1,7 +1,9 @@
-"""The key file of a rendezvous, which only the tasks of a job can read, and the CURVE keys derived from it.
+"""The key file of a rendezvous, which only the tasks of a job can read, and the CURVE keys
+derived from it.
 
-Law: the key itself is never sent. Each side derives a key pair from it, accepts the other side's pair only, and all
-messages are encrypted with session keys that are gone when the rendezvous ends (CURVE).
+Law: the key itself is never sent. Each side derives a key pair from it, accepts the other side's
+pair only, and all messages are encrypted with session keys that are gone when the rendezvous ends
+(CURVE).
 """
 
 from __future__ import annotations
@@ -32,10 +34,12 @@ def read_key(path: Path) -> bytes:
     """
     try:
         mode = path.stat().st_mode
-        # To open a named pipe would wait for a writer; to read a folder is an error with a sentence of its own.
+        # To open a named pipe would wait for a writer; to read a folder is an error with a sentence
+        # of its own.
         if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
             raise UsageError(
-                f"--key_file: {path} is no regular file, expected one that every task can read again; "
+                f"--key_file: {path} is no regular file, expected one that every task can read "
+                "again; "
                 f"make one with: {own_command()} worker --new_key=FILE"
             )
         with path.open("rb") as stream:
@@ -44,15 +48,19 @@ def read_key(path: Path) -> bytes:
     except OSError as error:
         new = path if isinstance(error, FileNotFoundError) else "FILE"
         raise UsageError(
-            f"--key_file: cannot read {path}: {error.strerror}; make one with: {own_command()} worker --new_key={new}"
+            f"--key_file: cannot read {path}: {error.strerror}; make one with: {own_command()} "
+            f"worker --new_key={new}"
         ) from error
     # A Secret of Kubernetes belongs to root and to the pod's group, which is the user's own.
     forbidden = 0o007 if status.st_uid == 0 and os.geteuid() != 0 else 0o077
     if stat.S_IMODE(status.st_mode) & forbidden:
-        raise UsageError(f"--key_file: others can read {path}: 'chmod 600 {path}', and make a new key")
+        raise UsageError(
+            f"--key_file: others can read {path}: 'chmod 600 {path}', and make a new key"
+        )
     if not MIN_KEY_BYTES <= len(text) <= MAX_KEY_BYTES:
         raise UsageError(
-            f"--key_file: {path} holds {len(text)} bytes, expected {MIN_KEY_BYTES} to {MAX_KEY_BYTES} random ones; "
+            f"--key_file: {path} holds {len(text)} bytes, expected {MIN_KEY_BYTES} to "
+            f"{MAX_KEY_BYTES} random ones; "
             f"make one with: {own_command()} worker --new_key=FILE"
         )
     return text
@@ -70,7 +78,8 @@ def write_new_key(path: Path) -> None:
             stream.write(secrets.token_hex(32) + "\n")
     except FileExistsError as error:
         raise UsageError(
-            f"--new_key: {path} exists already: use it as it is (--key_file={path}), or remove it if no job needs it"
+            f"--new_key: {path} exists already: use it as it is (--key_file={path}), or remove it "
+            "if no job needs it"
         ) from error
     except OSError as error:
         raise UsageError(f"--new_key: cannot make {path}: {error.strerror}") from error

@@ -1,10 +1,12 @@
 """A program that a task runs for rank 0: forwards its input, its output and its exit.
 
-Law: it leads a session of its own. Its output is forwarded in order, its exit last. A slow receiver slows it down;
-nothing piles up in memory. `stop` first closes its input, upon which an agent ends all that it has started.
+Law: it leads a session of its own. Its output is forwarded in order, its exit last. A slow receiver
+slows it down; nothing piles up in memory. `stop` first closes its input, upon which an agent ends
+all that it has started.
 
-Slurm signals every process of a step, Kubernetes and others only some. So programs, and what they start, ignore the
-signals that ask to end; the task alone handles them and reports them to rank 0, which decides.
+Slurm signals every process of a step, Kubernetes and others only some. So programs, and what they
+start, ignore the signals that ask to end; the task alone handles them and reports them to rank 0,
+which decides.
 """
 
 from __future__ import annotations
@@ -62,7 +64,8 @@ class TaskProgram:
             self._child = None
             self._ended = True
             self._send_output(
-                Kind.ERRORS, f"cannot start '{argv[0]}': {error}\n".encode(errors="backslashreplace")
+                Kind.ERRORS,
+                f"cannot start '{argv[0]}': {error}\n".encode(errors="backslashreplace"),
             )
             self._send(Message(kind=Kind.ENDED, program=number, status=CANNOT_START))
             return
@@ -81,7 +84,10 @@ class TaskProgram:
             return self._ended
 
     def feed(self, chunk: bytes) -> None:
-        """Queue bytes for its standard input; none: close it. A program that does not read is killed."""
+        """Queue bytes for its standard input; none: close it.
+
+        A program that does not read is killed.
+        """
         try:
             self._input.put_nowait(chunk)
         except queue.Full:
@@ -116,7 +122,9 @@ class TaskProgram:
     def _fail(self, error: Exception) -> None:
         """End the program, and send the reason as its standard error."""
         self.kill()
-        self._send_output(Kind.ERRORS, f"{type(error).__name__}: {error}\n".encode(errors="backslashreplace"))
+        self._send_output(
+            Kind.ERRORS, f"{type(error).__name__}: {error}\n".encode(errors="backslashreplace")
+        )
 
     def _send_output(self, kind: Kind, payload: bytes) -> None:
         self._send(Message(kind=kind, program=self._number, payload=payload))
@@ -137,7 +145,8 @@ class TaskProgram:
     def _wait(self) -> None:
         assert self._child is not None
         try:
-            # WNOWAIT leaves a zombie that keeps the id, so the group that is killed here is the child's.
+            # WNOWAIT leaves a zombie that keeps the id, so the group that is killed here is the
+            # child's.
             os.waitid(os.P_PID, self._child.pid, os.WEXITED | os.WNOWAIT)
         except OSError as error:
             self._fail(error)

@@ -1,10 +1,12 @@
 """Rank and size of a task, from the environment of its scheduler: torchrun, Slurm, MPI, Kubernetes.
 
-Law: pure; variables in, a `Task` out. The innermost scheduler decides: torchrun inside of a Slurm step, and mpirun,
-whose daemons Slurm starts. A missing or illegal variable is one error that names it.
+Law: pure; variables in, a `Task` out. The innermost scheduler decides: torchrun inside of a Slurm
+step, and mpirun, whose daemons Slurm starts. A missing or illegal variable is one error that names
+it.
 
-Sources: torchrun's "Environment Variables", srun(1) "OUTPUT ENVIRONMENT VARIABLES", Open MPI's FAQ (OMPI_COMM_WORLD_*),
-MPICH's Hydra (PMI_*, MPI_LOCALRANKID), Kubernetes' Indexed Jobs (JOB_COMPLETION_INDEX).
+Sources: torchrun's "Environment Variables", srun(1) "OUTPUT ENVIRONMENT VARIABLES", Open MPI's FAQ
+(OMPI_COMM_WORLD_*), MPICH's Hydra (PMI_*, MPI_LOCALRANKID), Kubernetes' Indexed Jobs
+(JOB_COMPLETION_INDEX).
 """
 
 from __future__ import annotations
@@ -17,7 +19,8 @@ from enum import Enum
 from poseidon.errors import UsageError
 
 _NUMBER = re.compile(r"[0-9]{1,6}", re.ASCII)
-# The first entry of a Slurm list such as rack[1-2]n[03-07,9],login1: of each bracket the first number counts.
+# The first entry of a Slurm list such as rack[1-2]n[03-07,9],login1: of each bracket the first
+# number counts.
 _FIRST_OF_LIST = re.compile(r"[A-Za-z0-9_.-](?:[A-Za-z0-9_.-]|\[[0-9]+[^\]]*\])*", re.ASCII)
 _BRACKET = re.compile(r"\[([0-9]+)[^\]]*\]", re.ASCII)
 FIRST_SLURM_PORT, SLURM_PORTS = 15_000, 15_000
@@ -51,11 +54,15 @@ class _Names:
 _NAMES = {
     Scheduler.TORCHRUN: _Names(rank="RANK", size="WORLD_SIZE", local_rank="LOCAL_RANK"),
     Scheduler.OPEN_MPI: _Names(
-        rank="OMPI_COMM_WORLD_RANK", size="OMPI_COMM_WORLD_SIZE", local_rank="OMPI_COMM_WORLD_LOCAL_RANK"
+        rank="OMPI_COMM_WORLD_RANK",
+        size="OMPI_COMM_WORLD_SIZE",
+        local_rank="OMPI_COMM_WORLD_LOCAL_RANK",
     ),
     Scheduler.HYDRA: _Names(rank="PMI_RANK", size="PMI_SIZE", local_rank="MPI_LOCALRANKID"),
     Scheduler.SLURM: _Names(rank="SLURM_PROCID", size="SLURM_NTASKS", local_rank="SLURM_LOCALID"),
-    Scheduler.KUBERNETES: _Names(rank="JOB_COMPLETION_INDEX", size="WORLD_SIZE", local_rank="LOCAL_RANK"),
+    Scheduler.KUBERNETES: _Names(
+        rank="JOB_COMPLETION_INDEX", size="WORLD_SIZE", local_rank="LOCAL_RANK"
+    ),
 }
 # The variables by which a scheduler is recognized, innermost first.
 _MARKERS = {
@@ -108,8 +115,10 @@ def task_from(variables: Mapping[str, str], *, port: int | None = None) -> Task:
     )
     if scheduler is None:
         raise UsageError(
-            "no RANK and WORLD_SIZE (torchrun), SLURM_PROCID (srun), OMPI_COMM_WORLD_RANK or PMI_RANK (mpirun) and no "
-            "JOB_COMPLETION_INDEX (Kubernetes) in the environment: 'poseidon worker' is started by one of these; by "
+            "no RANK and WORLD_SIZE (torchrun), SLURM_PROCID (srun), OMPI_COMM_WORLD_RANK or "
+            "PMI_RANK (mpirun) and no "
+            "JOB_COMPLETION_INDEX (Kubernetes) in the environment: 'poseidon worker' is started "
+            "by one of these; by "
             "hand it is 'poseidon train'"
         )
     names = _NAMES[scheduler]
@@ -118,7 +127,9 @@ def task_from(variables: Mapping[str, str], *, port: int | None = None) -> Task:
         raise UsageError(f"{names.size} is 0, expected at least 1")
     rank = _number(variables, names.rank, scheduler, below=size)
     local_rank = (
-        _number(variables, names.local_rank, scheduler, below=size) if variables.get(names.local_rank) else 0
+        _number(variables, names.local_rank, scheduler, below=size)
+        if variables.get(names.local_rank)
+        else 0
     )
     return Task(
         scheduler=scheduler,
@@ -140,7 +151,9 @@ def first_host(hosts: str) -> str | None:
     return _BRACKET.sub(r"\1", match[0]) if match else None
 
 
-def _number(variables: Mapping[str, str], name: str, scheduler: Scheduler, below: int | None = None) -> int:
+def _number(
+    variables: Mapping[str, str], name: str, scheduler: Scheduler, below: int | None = None
+) -> int:
     value = variables.get(name, "")
     if not value:
         raise UsageError(f"{scheduler.value} has started this process, but {name} is not set")
@@ -154,7 +167,9 @@ def _master(variables: Mapping[str, str], scheduler: Scheduler, *, alone: bool) 
     if master := variables.get("MASTER_ADDR"):
         return master
     if scheduler is Scheduler.SLURM:
-        found = first_host(variables.get("SLURM_STEP_NODELIST") or variables.get("SLURM_JOB_NODELIST") or "")
+        found = first_host(
+            variables.get("SLURM_STEP_NODELIST") or variables.get("SLURM_JOB_NODELIST") or ""
+        )
         if found:
             return found
     if alone:
@@ -175,7 +190,8 @@ def _port(variables: Mapping[str, str], scheduler: Scheduler) -> int:
         port += variables.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
         if not 0 < port <= HIGHEST_PORT:
             raise UsageError(
-                f"MASTER_PORT is {port}, expected 1 to {HIGHEST_PORT}; --rendezvous_port names another"
+                f"MASTER_PORT is {port}, expected 1 to {HIGHEST_PORT}; --rendezvous_port names "
+                "another"
             )
         return port
     if scheduler is Scheduler.SLURM and (job := variables.get("SLURM_JOB_ID", "")).isdecimal():

@@ -6,8 +6,8 @@ here, and their hosts become those of a job.
         ...                                  # run programs on hosts[k], see `task_connection.py`
         rendezvous.dismiss(0)
 
-Law: only holders of the key can connect, and nobody once all tasks have joined. One thread, the server's own, uses the
-socket. However the block is left, every task that joined is dismissed.
+Law: only holders of the key can connect, and nobody once all tasks have joined. One thread, the
+server's own, uses the socket. However the block is left, every task that joined is dismissed.
 """
 
 from __future__ import annotations
@@ -100,7 +100,10 @@ class RendezvousServer:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         self.dismiss(1, "" if error is None else "the job failed before it had started")
         self._closing = True
@@ -120,7 +123,9 @@ class RendezvousServer:
             JobError: some did not join, or those that joined cannot be one job.
         """
         with self._changed:
-            self._changed.wait_for(lambda: self._failure or len(self._members) == self._size, timeout_s)
+            self._changed.wait_for(
+                lambda: self._failure or len(self._members) == self._size, timeout_s
+            )
             if self._failure:
                 raise JobError(self._failure)
             if len(self._members) < self._size:
@@ -132,7 +137,10 @@ class RendezvousServer:
         return found
 
     def abort(self, why: str) -> None:
-        """End a `gather` that waits with an error; only the first call counts. May be called from any thread."""
+        """End a `gather` that waits with an error; only the first call counts.
+
+        May be called from any thread.
+        """
         with self._changed:
             self._failure = self._failure or why
             self._changed.notify_all()
@@ -147,21 +155,31 @@ class RendezvousServer:
         with self._changed:
             if self._dismissal is not None:
                 return
-            self._dismissal = Message(kind=Kind.DISMISS, status=status, arguments=(why,) if why else ())
+            self._dismissal = Message(
+                kind=Kind.DISMISS, status=status, arguments=(why,) if why else ()
+            )
         self._send_all(self._dismissal)
 
     def _connect(self, plan: RendezvousHost) -> TaskConnection:
-        name, member = next(item for item in self._members.items() if item[1].task.rank == plan.rank)
-        member.received_s = time.monotonic()  # while it waited for the others it had nothing to send
+        name, member = next(
+            item for item in self._members.items() if item[1].task.rank == plan.rank
+        )
+        member.received_s = (
+            time.monotonic()
+        )  # while it waited for the others it had nothing to send
         member.connection = TaskConnection(
-            f"rank {plan.rank} ({plan.host})", plan.address, lambda message: self._send(name, message)
+            f"rank {plan.rank} ({plan.host})",
+            plan.address,
+            lambda message: self._send(name, message),
         )
         return member.connection
 
     def _describe_missing(self, timeout_s: float) -> str:
         joined = {member.task.rank for member in self._members.values()}
         missing = [str(rank) for rank in range(self._size) if rank not in joined]
-        named = ", ".join(missing[:8]) + (f" and {len(missing) - 8} more" if len(missing) > 8 else "")
+        named = ", ".join(missing[:8]) + (
+            f" and {len(missing) - 8} more" if len(missing) > 8 else ""
+        )
         others = (
             f"; {self._transport.refused} attempts with another key, or none, were refused"
             if self._transport.refused
@@ -210,7 +228,9 @@ class RendezvousServer:
             name, message = self._outgoing.popleft()
             member = self._members.get(name)
             lost = member is not None and member.lost
-            if lost and message.kind is not Kind.DISMISS:  # a task that is only slow is still dismissed
+            if (
+                lost and message.kind is not Kind.DISMISS
+            ):  # a task that is only slow is still dismissed
                 continue
             if name in blocked or not self._transport.send(name, encode(message)):
                 blocked.add(name)
@@ -230,7 +250,9 @@ class RendezvousServer:
         member.received_s = time.monotonic()
         if message.kind is Kind.SIGNALED:
             self._on_signal(message.arguments[0] if message.arguments else "a signal")
-        elif message.kind in (Kind.OUTPUT, Kind.ERRORS, Kind.ENDED) and member.connection is not None:
+        elif (
+            message.kind in (Kind.OUTPUT, Kind.ERRORS, Kind.ENDED) and member.connection is not None
+        ):
             member.connection.take(message)
 
     def _join(self, name: bytes, task: TaskInfo) -> None:
@@ -248,7 +270,11 @@ class RendezvousServer:
 
     def _watch(self, now: float) -> None:
         for member in self._members.values():
-            if not member.lost and member.connection is not None and now - member.received_s > SILENCE_S:
+            if (
+                not member.lost
+                and member.connection is not None
+                and now - member.received_s > SILENCE_S
+            ):
                 member.lost = True
                 member.connection.lose()
         if now - self._last_alive_s > HEARTBEAT_S:

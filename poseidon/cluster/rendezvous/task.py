@@ -1,7 +1,7 @@
 """A task of the rendezvous: joins, runs the programs that rank 0 requests, and ends with the job.
 
-Law: when rank 0 falls silent or the connection is lost, everything that was started here is ended, and the task with
-it. One thread, the caller's, uses the socket.
+Law: when rank 0 falls silent or the connection is lost, everything that was started here is ended,
+and the task with it. One thread, the caller's, uses the socket.
 """
 
 from __future__ import annotations
@@ -62,7 +62,8 @@ def run_task(
         keys: this side's; see `task_keys`.
         task: this one.
         settings: its settings.
-        pending_signal: returns the name of a signal by which the scheduler has asked this task to end, once; else None.
+        pending_signal: returns the name of a signal by which the scheduler has asked this task to
+            end, once; else None.
 
     Returns:
         The exit status of the job.
@@ -100,7 +101,9 @@ class _Task:
             signal_name = pending_signal()
             if signal_name is not None:
                 if not self._welcomed:
-                    error = JobError(f"the task was ended by {signal_name} before all others had joined")
+                    error = JobError(
+                        f"the task was ended by {signal_name} before all others had joined"
+                    )
                     error.exit_code = exit_code_of(signal.Signals[signal_name])
                     raise error
                 self._outgoing.append(Message(kind=Kind.SIGNALED, arguments=(signal_name,)))
@@ -127,7 +130,9 @@ class _Task:
         except ServerError as error:
             raise JobError(f"rank 0 is lost: {error}") from error
         except MessageError as error:
-            raise JobError(f"what listens at {self._address} is not rank 0 of this job: {error}") from error
+            raise JobError(
+                f"what listens at {self._address} is not rank 0 of this job: {error}"
+            ) from error
 
     def _take(self, message: Message) -> None:
         program = self._programs.get(message.program)
@@ -149,7 +154,10 @@ class _Task:
             program.kill()
 
     def _queue(self, message: Message) -> None:
-        """Queue a message. The programs' threads wait while the connection is slow; our own thread must not."""
+        """Queue a message.
+
+        The programs' threads wait while the connection is slow; our own thread must not.
+        """
         if threading.get_ident() == self._thread:
             self._outgoing.append(message)
             return
@@ -175,7 +183,8 @@ class _Task:
         if not self._welcomed:
             if now > join_by_s:
                 raise JobError(
-                    f"rank 0 at {self._address} did not answer within {self._settings.join_timeout_s:g} s: does it run "
+                    f"rank 0 at {self._address} did not answer within "
+                    f"{self._settings.join_timeout_s:g} s: does it run "
                     "there, have all tasks joined, and have all the same key file?"
                 )
             return

@@ -1,6 +1,8 @@
-"""Rank 0's connection to a host of the rendezvous: runs programs there, through the task that leads the host.
+"""Rank 0's connection to a host of the rendezvous: runs programs there, through the task that
+leads the host.
 
-Law: the interface of `SshConnection` without SSH: `run`, `open`, `alive`, `label`. Output that is kept is bounded.
+Law: the interface of `SshConnection` without SSH: `run`, `open`, `alive`, `label`. Output that is
+kept is bounded.
 """
 
 from __future__ import annotations
@@ -45,13 +47,18 @@ class _OutputBuffer:
             self._changed.notify_all()
 
     def line(self) -> bytes | None:
-        """Return the next line without its end, cut where it is too long; None at the end. Waits until `close`."""
+        """Return the next line without its end, cut where it is too long; None at the end.
+
+        Waits until `close`.
+        """
         with self._changed:
             while True:
                 head, found, rest = self._held.partition(b"\n")
                 if found or len(self._held) >= MAX_LINE_BYTES:
                     cut = head[:MAX_LINE_BYTES]
-                    self._held = rest if found and len(head) <= MAX_LINE_BYTES else self._held[len(cut) :]
+                    self._held = (
+                        rest if found and len(head) <= MAX_LINE_BYTES else self._held[len(cut) :]
+                    )
                     return cut.rstrip(b"\r")
                 if self._chunks:
                     self._held += b"".join(self._chunks)
@@ -66,7 +73,9 @@ class _OutputBuffer:
     def rest(self, until_s: float) -> bytes | None:
         """Return everything up to the end; None when it has not ended in time."""
         with self._changed:
-            if not self._changed.wait_for(lambda: self._closed, max(0.0, until_s - time.monotonic())):
+            if not self._changed.wait_for(
+                lambda: self._closed, max(0.0, until_s - time.monotonic())
+            ):
                 return None
             return b"".join(self._chunks)
 
@@ -101,7 +110,10 @@ class TaskChannel:
         self._connection.send(Message(kind=Kind.END_INPUT, program=self._number))
 
     def receive(self) -> bytes | None:
-        """Return the next line of standard output, None at the end. Waits until `end`. For one thread at a time."""
+        """Return the next line of standard output, None at the end.
+
+        Waits until `end`. For one thread at a time.
+        """
         return self.output.line()
 
     def receive_error(self) -> bytes | None:
@@ -178,7 +190,9 @@ class TaskConnection:
         """
         with self._lock:
             if self._lost:
-                raise JobError(f"{self._label}: its task is lost, so '{argv[0]}' cannot be started there")
+                raise JobError(
+                    f"{self._label}: its task is lost, so '{argv[0]}' cannot be started there"
+                )
             self._last = number = self._last + 1
             lines = self._programs[number] = TaskChannel(self, number)
         self.send(Message(kind=Kind.START, program=number, arguments=tuple(argv)))
@@ -209,7 +223,9 @@ class TaskConnection:
             lines.kill()
             raise JobError(f"{self._label}: '{argv[0]}' did not end within {timeout_s:g} s")
         if max(len(stdout), len(stderr)) > MAX_OUTPUT_BYTES:
-            raise JobError(f"{self._label}: '{argv[0]}' wrote more than {MAX_OUTPUT_BYTES >> 20} MiB")
+            raise JobError(
+                f"{self._label}: '{argv[0]}' wrote more than {MAX_OUTPUT_BYTES >> 20} MiB"
+            )
         if self._lost:
             raise JobError(f"{self._label}: the task was lost while '{argv[0]}' ran")
         return Finished(status=status, stdout=stdout, stderr=stderr)

@@ -1,7 +1,7 @@
 """Signals at rank 0 of a rendezvous: to this process, or only to another task of the job.
 
-A scheduler signals all tasks, or one. Rank 0's launcher stops in order at the first request and at once at the second,
-so a signal to another task counts only if rank 0 itself got none.
+A scheduler signals all tasks, or one. Rank 0's launcher stops in order at the first request and at
+once at the second, so a signal to another task counts only if rank 0 itself got none.
 
 Law: no handler is installed here; Python writes the number of each signal that has one into a pipe.
 """
@@ -43,7 +43,10 @@ class TaskSignals:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         self._noted.set()
         self._closed.set()

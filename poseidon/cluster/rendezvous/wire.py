@@ -1,8 +1,8 @@
 """The wire protocol between rank 0 and the other tasks of a rendezvous: a JSON header, and bytes.
 
-A task begins with JOIN; rank 0 answers WELCOME or DISMISS. From then on rank 0 has the leaders of the hosts run
-programs (START, INPUT, END_INPUT, KILL), which they report on (OUTPUT, ERRORS, ENDED). Both send HEARTBEAT when they
-have nothing else to send.
+A task begins with JOIN; rank 0 answers WELCOME or DISMISS. From then on rank 0 has the leaders of
+the hosts run programs (START, INPUT, END_INPUT, KILL), which they report on (OUTPUT, ERRORS,
+ENDED). Both send HEARTBEAT when they have nothing else to send.
 
 Law: pure; `decode` validates, and what it returns has the types below. The values of `Kind`
 and the keys of the header are the wire format.
@@ -42,7 +42,9 @@ class Kind(Enum):
     SIGNALED = "asked"
     """The scheduler has sent the task a signal to end: `arguments` has its name."""
     DISMISS = "leave"
-    """The job has ended, with `status` as the exit status of every task; `arguments` may have the reason."""
+    """The job has ended, with `status` as the exit status of every task; `arguments` may have
+    the reason.
+    """
     HEARTBEAT = "alive"
     """A sign of life."""
 
@@ -110,7 +112,9 @@ def decode_task_info(message: Message) -> TaskInfo:
     if message.kind is not Kind.JOIN or len(message.arguments) != 8:
         raise MessageError("expected JOIN with eight arguments")
     version, rank, size, local_rank, address, host, python, folder = message.arguments
-    if not all(text.isdecimal() and text.isascii() and len(text) < 7 for text in (rank, size, local_rank)):
+    if not all(
+        text.isdecimal() and text.isascii() and len(text) < 7 for text in (rank, size, local_rank)
+    ):
         raise MessageError("a rank is no number")
     return TaskInfo(
         version=version,

@@ -40,7 +40,12 @@ class Finished:
 
 
 def run_over(
-    transport: paramiko.Transport, label: str, argv: Sequence[str], *, stdin: bytes, timeout_s: float
+    transport: paramiko.Transport,
+    label: str,
+    argv: Sequence[str],
+    *,
+    stdin: bytes,
+    timeout_s: float,
 ) -> Finished:
     """Run a program to its end; see `SshConnection.run`."""
     deadline_s = time.monotonic() + timeout_s
@@ -118,7 +123,10 @@ class SshLineChannel:
             raise OSError(str(error) or "the connection broke") from error
 
     def receive(self) -> bytes | None:
-        """Return the next line of standard output, None at the end. Waits until `close`. For one thread at a time."""
+        """Return the next line of standard output, None at the end.
+
+        Waits until `close`. For one thread at a time.
+        """
         return _next_line(self._output)
 
     def receive_error(self) -> bytes | None:
@@ -126,13 +134,18 @@ class SshLineChannel:
         return _next_line(self._errors)
 
     def status(self, timeout_s: float) -> int | None:
-        """Return its exit status, -1 for a signal or a broken connection; None when it has not ended in time."""
+        """Return its exit status, -1 for a signal or a broken connection; None when it has not
+        ended in time.
+        """
         if not self._channel.status_event.wait(timeout_s):
             return None
         return self._channel.recv_exit_status()
 
     def close(self) -> None:
-        """Close the channel; the program reads an end of file. May be called twice; never raises."""
+        """Close the channel; the program reads an end of file.
+
+        May be called twice; never raises.
+        """
         _close(self._channel)
 
 

@@ -1,7 +1,8 @@
 """SSH settings of a host: the machinefile's options, then ~/.ssh/config, then OpenSSH's defaults.
 
-Read from ~/.ssh/config (and of /etc/ssh/ssh_config after it): Host, Match, Include, HostName, User, Port,
-IdentityFile, IdentitiesOnly, ProxyJump, ProxyCommand, HostKeyAlias, UserKnownHostsFile and GlobalKnownHostsFile.
+Read from ~/.ssh/config (and of /etc/ssh/ssh_config after it): Host, Match, Include, HostName, User,
+Port, IdentityFile, IdentitiesOnly, ProxyJump, ProxyCommand, HostKeyAlias, UserKnownHostsFile and
+GlobalKnownHostsFile.
 
 Law: no setting switches the check of host keys off; StrictHostKeyChecking is ignored.
 """
@@ -27,7 +28,9 @@ DEFAULT_KEYS = ("id_ed25519", "id_ecdsa", "id_rsa")
 MAX_DEPTH = 8
 
 _INCLUDE = re.compile(r"\s*include[\s=]+(.*\S)\s*", re.IGNORECASE)
-_JUMP = re.compile(r"(?:ssh://)?(?:(?P<user>[^@]+)@)?(?P<host>\[[^\]]+\]|[^:\[\]]+)(?::(?P<port>\d{1,5}))?")
+_JUMP = re.compile(
+    r"(?:ssh://)?(?:(?P<user>[^@]+)@)?(?P<host>\[[^\]]+\]|[^:\[\]]+)(?::(?P<port>\d{1,5}))?"
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,7 +47,9 @@ class SshSettings:
 
     @classmethod
     def from_flag(cls, config: str | None) -> SshSettings:
-        """Return the settings for the value of `--ssh_config`; None or empty: OpenSSH's own files."""
+        """Return the settings for the value of `--ssh_config`; None or empty: OpenSSH's own
+        files.
+        """
         return cls(config=Path(config) if config else None)
 
 
@@ -145,7 +150,9 @@ class SshConfig:
             identities=tuple(identities or [_folder() / key for key in DEFAULT_KEYS]),
             with_agent=found.get("identitiesonly", "no").lower() not in ("yes", "true"),
             alias=found.get("hostkeyalias") or found.get("hostname", name),
-            known_hosts=tuple((own or [_folder() / "known_hosts"]) + (system or list(SYSTEM_KNOWN_HOSTS))),
+            known_hosts=tuple(
+                (own or [_folder() / "known_hosts"]) + (system or list(SYSTEM_KNOWN_HOSTS))
+            ),
             jumps=() if jumps.lower() == "none" else tuple(jumps.split(",")),
             proxy_command="" if command.lower() == "none" else command,
         )

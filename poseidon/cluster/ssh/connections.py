@@ -3,9 +3,10 @@
     connections = connect_all(hosts, SshSettings())      one connection a host, in parallel
     done = connections[0].run(["uname", "-a"], timeout_s=10)
 
-Law: keys only, from files without a passphrase or from the SSH agent, never a password. A host whose key is not in
-known_hosts, or differs from it, gets nothing from us but the handshake. Each step has a time limit. Over SFTP each
-answer has one: a host that falls silent, though its connection stands, ends the session with an error.
+Law: keys only, from files without a passphrase or from the SSH agent, never a password. A host
+whose key is not in known_hosts, or differs from it, gets nothing from us but the handshake. Each
+step has a time limit. Over SFTP each answer has one: a host that falls silent, though its
+connection stands, ends the session with an error.
 """
 
 from __future__ import annotations
@@ -30,7 +31,9 @@ SFTP_SILENCE_S = 60.0
 
 
 class SftpSession(paramiko.SFTPClient):
-    """An SFTP session that ends when the host falls silent: later requests fail at once, without waiting again."""
+    """An SFTP session that ends when the host falls silent: later requests fail at once, without
+    waiting again.
+    """
 
     def __init__(self, channel: paramiko.Channel) -> None:
         self._channel = channel
@@ -67,7 +70,10 @@ class SshConnection:
     """
 
     def __init__(
-        self, endpoint: Endpoint, transport: paramiko.Transport, via: Sequence[paramiko.Transport] = ()
+        self,
+        endpoint: Endpoint,
+        transport: paramiko.Transport,
+        via: Sequence[paramiko.Transport] = (),
     ) -> None:
         self._endpoint = endpoint
         self._transport = transport
@@ -120,7 +126,9 @@ class SshConnection:
         return _open_sftp(self._transport, self.label, silence_s)
 
     def local_address(self) -> str:
-        """Return our own address on the route to this host; on the way to the first jump host if there is one."""
+        """Return our own address on the route to this host; on the way to the first jump host if
+        there is one.
+        """
         sock: object = (self._via[0] if self._via else self._transport).sock
         try:
             return str(sock.getsockname()[0]) if isinstance(sock, socket.socket) else ""
@@ -162,7 +170,9 @@ def connect_all(hosts: Sequence[Host], settings: SshSettings) -> Mapping[int, Ss
     return connections
 
 
-def connect_each(hosts: Sequence[Host], settings: SshSettings) -> Mapping[int, SshConnection | JobError]:
+def connect_each(
+    hosts: Sequence[Host], settings: SshSettings
+) -> Mapping[int, SshConnection | JobError]:
     """Connect to hosts in parallel; those that are reached in the same way share a connection.
 
     Returns:
@@ -183,7 +193,9 @@ def connect_each(hosts: Sequence[Host], settings: SshSettings) -> Mapping[int, S
 
 def reached(outcomes: Mapping[int, SshConnection | JobError]) -> dict[int, SshConnection]:
     """Return the connections that `connect_each` has made."""
-    return {host: outcome for host, outcome in outcomes.items() if isinstance(outcome, SshConnection)}
+    return {
+        host: outcome for host, outcome in outcomes.items() if isinstance(outcome, SshConnection)
+    }
 
 
 def check_reached(outcomes: Mapping[int, SshConnection | JobError]) -> None:
@@ -222,10 +234,13 @@ def _connect_jumps(
     via: list[paramiko.Transport],
     depth: int,
 ) -> None:
-    """Connect to each jump host through the one before; the nearest goes through its own jump hosts."""
+    """Connect to each jump host through the one before; the nearest goes through its own jump
+    hosts.
+    """
     if jumps and not depth:
         raise JobError(
-            f"ProxyJump {','.join(jumps)}: more than {MAX_DEPTH} jump hosts in a row; do they name each other?"
+            f"ProxyJump {','.join(jumps)}: more than {MAX_DEPTH} jump hosts in a row; do they "
+            "name each other?"
         )
     for text in jumps:
         jump = config.jump(text)

@@ -1,8 +1,9 @@
 """Copying files to a host over SFTP; an interrupted copy is resumed.
 
-Law: a file gets its name on the host only when its SHA-256 there equals ours (`receiving.py`). The partial file of an
-interrupted copy is compared and continued; a file that is there already is not sent again; one that differs is refused,
-unless it is to be replaced. Files get their names in the order in which they are given.
+Law: a file gets its name on the host only when its SHA-256 there equals ours (`receiving.py`). The
+partial file of an interrupted copy is compared and continued; a file that is there already is not
+sent again; one that differs is refused, unless it is to be replaced. Files get their names in the
+order in which they are given.
 """
 
 from __future__ import annotations
@@ -99,7 +100,9 @@ class Sftp(Protocol):
 
 
 class SftpConnection(Protocol):
-    """A connection that files can be delivered over: `poseidon.cluster.ssh.connections.SshConnection`."""
+    """A connection that files can be delivered over:
+    `poseidon.cluster.ssh.connections.SshConnection`.
+    """
 
     def run(self, argv: Sequence[str], *, stdin: bytes = b"", timeout_s: float) -> Finished:
         """Run a program on the host to its end."""
@@ -108,7 +111,9 @@ class SftpConnection(Protocol):
         """Open an SFTP session; see `Sftp`."""
 
 
-def sent_file(local: Path, remote: str, report: Callable[[int], object] = lambda _: None) -> SentFile:
+def sent_file(
+    local: Path, remote: str, report: Callable[[int], object] = lambda _: None
+) -> SentFile:
     """Compute the checksum of a file to be delivered.
 
     Args:
@@ -144,17 +149,19 @@ def deliver(
     """Copy files to a host.
 
     Args:
-        files: in the order in which they get their names; the file that makes the others usable comes last.
+        files: in the order in which they get their names; the file that makes the others usable
+            comes last.
         connection: to the host.
         name: the host in messages: `client 1 (node1)`.
-        python: the argv that starts its interpreter, 3.10 or newer; no package need be installed for it.
+        python: the argv that starts its interpreter, 3.10 or newer; no package need be installed
+            for it.
         folders: folders on the host that are to hold nothing but these files.
         replace: whether to replace files that are there and differ.
         report: called with the number of further bytes that are on the host, sent or found.
 
     Raises:
-        JobError: other files are there, the disk is too full, the connection broke, or a checksum was wrong twice. A
-            second call continues where the first ended.
+        JobError: other files are there, the disk is too full, the connection broke, or a checksum
+            was wrong twice. A second call continues where the first ended.
     """
     delivery = _Delivery(connection, name, python, report)
     try:
@@ -162,7 +169,8 @@ def deliver(
     except (OSError, EOFError, paramiko.SSHException) as error:
         why = getattr(error, "strerror", None) or str(error) or type(error).__name__
         raise JobError(
-            f"{name}: copying broke off after {delivery.sent_bytes} bytes ({why}); run the same command again to continue"
+            f"{name}: copying broke off after {delivery.sent_bytes} bytes ({why}); run the same "
+            "command again to continue"
         ) from error
 
 
@@ -170,7 +178,11 @@ class _Delivery:
     """One delivery to one host."""
 
     def __init__(
-        self, connection: SftpConnection, name: str, python: Sequence[str], report: Callable[[int], object]
+        self,
+        connection: SftpConnection,
+        name: str,
+        python: Sequence[str],
+        report: Callable[[int], object],
     ) -> None:
         self._connection = connection
         self._name = name
@@ -180,25 +192,41 @@ class _Delivery:
         self.sent_files = 0
 
     def run(self, files: Sequence[SentFile], folders: Sequence[str], *, replace: bool) -> Delivered:
-        """Inspect everything first, so that a full disk or another file there is found before a byte is sent."""
-        requests = [files[at : at + FILES_PER_REQUEST] for at in range(0, len(files), FILES_PER_REQUEST)]
-        # Only a single request can check that a folder holds nothing else; larger trees are not delivered.
+        """Inspect everything first, so that a full disk or another file there is found before a
+        byte is sent.
+        """
+        requests = [
+            files[at : at + FILES_PER_REQUEST] for at in range(0, len(files), FILES_PER_REQUEST)
+        ]
+        # Only a single request can check that a folder holds nothing else; larger trees are not
+        # delivered.
         folders = folders if len(requests) == 1 else ()
         found = [self._inspect(request, folders, replace=replace) for request in requests]
         self._check_space(found)
         for request, places in zip(requests, found, strict=True):
             missing = [pair for pair in zip(request, places.files, strict=True) if not pair[1].same]
             self._report(
-                sum(file.size for file, place in zip(request, places.files, strict=True) if place.same)
+                sum(
+                    file.size
+                    for file, place in zip(request, places.files, strict=True)
+                    if place.same
+                )
             )
             if missing:
                 self._send_and_seal(missing)
         return Delivered(files=len(files), sent_files=self.sent_files, sent_bytes=self.sent_bytes)
 
-    def _inspect(self, files: Sequence[SentFile], folders: Sequence[str], *, replace: bool) -> _Found:
+    def _inspect(
+        self, files: Sequence[SentFile], folders: Sequence[str], *, replace: bool
+    ) -> _Found:
         known = self._request(
             files,
-            {"do": "inspect", "folders": list(folders), "replace": replace, "files": _file_fields(files)},
+            {
+                "do": "inspect",
+                "folders": list(folders),
+                "replace": replace,
+                "files": _file_fields(files),
+            },
         )
         places = tuple(
             _FileState(
@@ -209,15 +237,21 @@ class _Delivery:
             for file, entry in zip(files, known["files"], strict=True)
         )
         needed = sum(
-            file.size - place.arrived for file, place in zip(files, places, strict=True) if not place.same
+            file.size - place.arrived
+            for file, place in zip(files, places, strict=True)
+            if not place.same
         )
         return _Found(files=places, needed_bytes=needed, free_bytes=int(known["free"]))
 
     def _check_space(self, found: Sequence[_Found]) -> None:
-        needed, free = sum(each.needed_bytes for each in found), min(each.free_bytes for each in found)
+        needed, free = (
+            sum(each.needed_bytes for each in found),
+            min(each.free_bytes for each in found),
+        )
         if needed > free:
             raise JobError(
-                f"{self._name}: {needed / 1e6:.0f} MB are still to be copied and its disk has room for {free / 1e6:.0f}"
+                f"{self._name}: {needed / 1e6:.0f} MB are still to be copied and its disk has "
+                f"room for {free / 1e6:.0f}"
             )
 
     def _send_and_seal(self, missing: Sequence[tuple[SentFile, _FileState]]) -> None:
@@ -228,7 +262,8 @@ class _Delivery:
                     self._send(session, file, place.path, place.arrived if attempt == 0 else 0)
                 files = [file for file, _ in missing]
                 fields = [
-                    {"path": place.path, "size": file.size, "sha256": file.sha256} for file, place in missing
+                    {"path": place.path, "size": file.size, "sha256": file.sha256}
+                    for file, place in missing
                 ]
                 bad = self._request(files, {"do": "seal", "files": fields})["bad"]
                 missing = [missing[number] for number in bad]
@@ -247,7 +282,9 @@ class _Delivery:
             target = session.open(arriving_path(path), "ab" if begin else "wb")
             with contextlib.closing(target):
                 if hasattr(target, "set_pipelined"):
-                    target.set_pipelined(True)  # without it each block waits for the answer to the one before
+                    target.set_pipelined(
+                        True
+                    )  # without it each block waits for the answer to the one before
                 for block in _blocks(source):
                     target.write(block)
                     self.sent_bytes += len(block)
@@ -263,11 +300,12 @@ class _Delivery:
         try:
             answer = json.loads(finished.stdout)
         except ValueError as error:
-            last = finished.stderr.decode("utf-8", "backslashreplace").strip().splitlines()[-1:] or [
-                "no output"
-            ]
+            last = finished.stderr.decode("utf-8", "backslashreplace").strip().splitlines()[
+                -1:
+            ] or ["no output"]
             raise JobError(
-                f"{self._name}: Python there cannot receive the files (status {finished.status}): {printable(last[0])}"
+                f"{self._name}: Python there cannot receive the files (status {finished.status}): "
+                f"{printable(last[0])}"
             ) from error
         if "problem" in answer:
             raise JobError(f"{self._name}: {printable(str(answer['problem']))}")

@@ -1,7 +1,7 @@
 """The SSH handshake with a host: connect, check its host key, authenticate with ours.
 
-Law: no key is offered to a host before its own key was found in known_hosts; each step has a time limit. A key of ours
-that needs a passphrase is never asked for one: it must be in the SSH agent.
+Law: no key is offered to a host before its own key was found in known_hosts; each step has a time
+limit. A key of ours that needs a passphrase is never asked for one: it must be in the SSH agent.
 """
 
 from __future__ import annotations
@@ -83,9 +83,9 @@ def handshake(
 class _Program(paramiko.ProxyCommand):
     """A ProxyCommand: a program whose standard streams are the connection.
 
-    It runs in `sh`, so that the command may have variables and redirections, and in a session of its own, so that
-    Ctrl-C in the terminal does not end the connection. Paramiko's own class reads on after the program's end, and lets
-    a program wait that writes many errors.
+    It runs in `sh`, so that the command may have variables and redirections, and in a session of
+    its own, so that Ctrl-C in the terminal does not end the connection. Paramiko's own class reads
+    on after the program's end, and lets a program wait that writes many errors.
     """
 
     def __init__(self, command: str) -> None:
@@ -145,7 +145,9 @@ class _Program(paramiko.ProxyCommand):
             return f"its ProxyCommand `{self.command}` reaches no SSH server that we can use: {why}"
         self._errors.seek(0)
         errors = self._errors.read().decode(errors="backslashreplace").split("\n")
-        last = next((line.strip() for line in reversed(errors) if line.strip()), "it wrote no error")
+        last = next(
+            (line.strip() for line in reversed(errors) if line.strip()), "it wrote no error"
+        )
         ended = f"exit status {status}" if status >= 0 else f"signal {-status}"
         return f"its ProxyCommand `{self.command}` ended with {ended}: {last}"
 
@@ -163,8 +165,8 @@ def close_transport(transport: paramiko.Transport) -> None:
     process = proxy.process
     with suppress(OSError):
         process.kill()
-    # Paramiko's thread signals the program once more at its end: it may be reaped, and its pipes closed, after that
-    # only.
+    # Paramiko's thread signals the program once more at its end: it may be reaped, and its pipes
+    # closed, after that only.
     transport.join(CLOSE_S)
     with suppress(subprocess.TimeoutExpired):  # the kernel holds it
         process.wait(CLOSE_S)
@@ -204,7 +206,9 @@ def _dial(
             f"{endpoint.label}: the name {endpoint.host} is not known: {error.strerror}{hint}"
         ) from error
     except (OSError, paramiko.SSHException, EOFError) as error:
-        why = getattr(error, "strerror", None) or str(error) or "the jump host closed the connection"
+        why = (
+            getattr(error, "strerror", None) or str(error) or "the jump host closed the connection"
+        )
         raise JobError(f"{endpoint.label}: cannot be reached: {why}{hint}") from error
     with suppress(OSError, AttributeError):  # Linux has it
         line.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, SILENCE_MS)
@@ -269,7 +273,8 @@ def _authenticate(endpoint: Endpoint, transport: paramiko.Transport, deadline_s:
             if transport.is_authenticated():
                 return
             raise JobError(
-                f"{endpoint.label}: it requires more than a key (two-factor login), which a job cannot provide"
+                f"{endpoint.label}: it requires more than a key (two-factor login), which a job "
+                "cannot provide"
             )
     port = f"-p {endpoint.port} " if endpoint.port != SSH_PORT else ""
     raise JobError(
@@ -281,7 +286,8 @@ def _authenticate(endpoint: Endpoint, transport: paramiko.Transport, deadline_s:
 def identities(
     endpoint: Endpoint, missed: list[str], timeout_s: float
 ) -> Iterator[tuple[str, paramiko.PKey]]:
-    """Yield each key that may be accepted, with its name in messages: files first, then the SSH agent's keys.
+    """Yield each key that may be accepted, with its name in messages: files first, then the SSH
+    agent's keys.
 
     Args:
         endpoint: names the files and says whether to ask the agent.

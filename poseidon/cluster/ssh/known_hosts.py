@@ -1,7 +1,7 @@
 """The host keys that the user trusts: OpenSSH's known_hosts files, with OpenSSH's rules.
 
-Law: pure. A key is accepted only when a line names the host and holds this key, and no line revokes it. Lines that
-cannot be read, and certificate authorities, are ignored.
+Law: pure. A key is accepted only when a line names the host and holds this key, and no line revokes
+it. Lines that cannot be read, and certificate authorities, are ignored.
 """
 
 from __future__ import annotations
@@ -53,13 +53,19 @@ class KnownHost:
 
     def names(self, host: str) -> bool:
         """Return whether the line names a host, given as `host_name` returns it."""
-        if any(fnmatchcase(host, pattern[1:].lower()) for pattern in self.patterns if pattern[:1] == "!"):
+        if any(
+            fnmatchcase(host, pattern[1:].lower())
+            for pattern in self.patterns
+            if pattern[:1] == "!"
+        ):
             return False
         return any(_matches(host, pattern) for pattern in self.patterns if pattern[:1] != "!")
 
 
 def host_name(host: str, port: int) -> str:
-    """Return a host as known_hosts names it: `node3`, or `[node3]:2222` where the port is not 22."""
+    """Return a host as known_hosts names it: `node3`, or `[node3]:2222` where the port is not
+    22.
+    """
     host = host.lower()
     return host if port == SSH_PORT else f"[{host}]:{port}"
 
@@ -71,7 +77,9 @@ def parse_known_hosts(lines: Iterable[str]) -> tuple[KnownHost, ...]:
 
 def kinds_known(known: Sequence[KnownHost], host: str) -> tuple[str, ...]:
     """Return the kinds of keys that are trusted for a host; they are requested first."""
-    return tuple(dict.fromkeys(line.key.kind for line in known if not line.revoked and line.names(host)))
+    return tuple(
+        dict.fromkeys(line.key.kind for line in known if not line.revoked and line.names(host))
+    )
 
 
 def rejection(known: Sequence[KnownHost], host: str, key: HostKey, file: Path) -> str | None:
@@ -96,7 +104,8 @@ def rejection(known: Sequence[KnownHost], host: str, key: HostKey, file: Path) -
         old = next(other for other in trusted if other.kind == key.kind)
         forget = f"ssh-keygen -R {shlex.quote(host)} -f {shlex.quote(str(file))}"
         return (
-            f"its host key has changed from {old.fingerprint} to {shown}: someone may be in between; "
+            f"its host key has changed from {old.fingerprint} to {shown}: someone may be in "
+            "between; "
             f"if the change is legitimate, run: {forget} && {add}"
         )
     return f"its host key {shown} is not known; if that is the host's own fingerprint, run: {add}"
@@ -112,7 +121,9 @@ def _parse(line: str) -> KnownHost | None:
     except (binascii.Error, ValueError):
         return None
     patterns = tuple(fields[0].split(","))
-    return KnownHost(patterns=patterns, key=HostKey(kind=fields[1], blob=blob), revoked=marker == "@revoked")
+    return KnownHost(
+        patterns=patterns, key=HostKey(kind=fields[1], blob=blob), revoked=marker == "@revoked"
+    )
 
 
 def _matches(host: str, pattern: str) -> bool:

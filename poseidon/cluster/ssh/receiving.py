@@ -1,11 +1,13 @@
-"""The receiving side of a delivery, which runs on the host: inspects files, and gives complete ones their names.
+"""The receiving side of a delivery, which runs on the host: inspects files, and gives complete
+ones their names.
 
-It is sent to the interpreter's standard input (`sent_program_arguments`), so it uses the standard library only: no
-package need be installed. The request follows as one JSON document, and the answer goes to standard output as one.
-Paths are in the request only, never in argv.
+It is sent to the interpreter's standard input (`sent_program_arguments`), so it uses the standard
+library only: no package need be installed. The request follows as one JSON document, and the answer
+goes to standard output as one. Paths are in the request only, never in argv.
 
 Law: a file gets its name when it is complete and its SHA-256 equals the request's; until then it is
-`.<name>.arriving` in the same folder. A file that is there and differs is reported, and removed only on request.
+`.<name>.arriving` in the same folder. A file that is there and differs is reported, and removed
+only on request.
 """
 
 from __future__ import annotations
@@ -26,23 +28,30 @@ def answer(request: dict[str, Any]) -> dict[str, Any]:
     """Carry out a request.
 
     Args:
-        request: `do` is `inspect` or `seal`; `files` lists `path`, `size` and `sha256` of each; `folders` those that
-            hold nothing but these files; `replace` whether to remove files that differ.
+        request: `do` is `inspect` or `seal`; `files` lists `path`, `size` and `sha256` of each;
+            `folders` those that hold nothing but these files; `replace` whether to remove files
+            that differ.
 
     Returns:
-        `problem`, a sentence; or, to `inspect`, `files` with `path`, `state` and `arrived` bytes with their
-        `sha256` of each, and `free` bytes; or, to `seal`, `bad`, the numbers of files with a wrong checksum.
+        `problem`, a sentence; or, to `inspect`, `files` with `path`, `state` and `arrived` bytes
+        with their `sha256` of each, and `free` bytes; or, to `seal`, `bad`, the numbers of files
+        with a wrong checksum.
     """
     try:
         if request["do"] == "seal":
-            return {"bad": [number for number, file in enumerate(request["files"]) if not _seal(file)]}
+            return {
+                "bad": [number for number, file in enumerate(request["files"]) if not _seal(file)]
+            }
         return _inspect(request)
     except OSError as error:
         return {"problem": f"{error.filename or 'a file'}: {error.strerror or error}"}
 
 
 def _inspect(request: dict[str, Any]) -> dict[str, Any]:
-    files = [dict(file, path=os.path.abspath(os.path.expanduser(file["path"]))) for file in request["files"]]
+    files = [
+        dict(file, path=os.path.abspath(os.path.expanduser(file["path"])))
+        for file in request["files"]
+    ]
     others = _other_files(request["folders"], {file["path"] for file in files})
     states = [_state(file) for file in files]
     others += [file["path"] for file, state in zip(files, states, strict=True) if state == "other"]
@@ -73,7 +82,11 @@ def _state(file: dict[str, Any]) -> str:
     path = file["path"]
     if not os.path.lexists(path):
         return "missing"
-    same = os.path.isfile(path) and os.path.getsize(path) == file["size"] and digest(path) == file["sha256"]
+    same = (
+        os.path.isfile(path)
+        and os.path.getsize(path) == file["size"]
+        and digest(path) == file["sha256"]
+    )
     return "same" if same else "other"
 
 
@@ -86,7 +99,9 @@ def _other_files(folders: list[str], expected: set[str]) -> list[str]:
             found.append(folder)
         for place, _, names in os.walk(folder):
             paths = [os.path.join(place, name) for name in names if name not in TRANSIENT]
-            found += [path for path in paths if path not in expected and not path.endswith(".arriving")]
+            found += [
+                path for path in paths if path not in expected and not path.endswith(".arriving")
+            ]
     return sorted(found)
 
 

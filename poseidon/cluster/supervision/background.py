@@ -3,7 +3,8 @@
 The launcher gets a session of its own, no terminal, and a pipe, to which it writes one JSON line:
 `{"event": "started"}` or `{"event": "failed", "message": ..., "exit_code": ...}`.
 
-Law: the caller returns only when the job runs, and otherwise raises the error that kept it from running.
+Law: the caller returns only when the job runs, and otherwise raises the error that kept it from
+running.
 """
 
 from __future__ import annotations
@@ -53,7 +54,13 @@ class StartReport:
 
     def failed(self, message: str, exit_code: int) -> None:
         """Report that the job did not start, and why."""
-        self._send({"event": "failed", "message": message[: _MAX_REPORT_BYTES // 8], "exit_code": exit_code})
+        self._send(
+            {
+                "event": "failed",
+                "message": message[: _MAX_REPORT_BYTES // 8],
+                "exit_code": exit_code,
+            }
+        )
 
     def _send(self, report: Mapping[str, object]) -> None:
         if self._fd is None:
@@ -76,7 +83,8 @@ def run_in_background(argv: Sequence[str], log: Path, *, timeout_s: float) -> in
         The launcher's pid.
 
     Raises:
-        JobError: the job did not start; with the launcher's own message and exit code if it sent one.
+        JobError: the job did not start; with the launcher's own message and exit code if it sent
+            one.
     """
     read_fd, write_fd = os.pipe()
     new = not log.exists()
@@ -96,7 +104,8 @@ def run_in_background(argv: Sequence[str], log: Path, *, timeout_s: float) -> in
         status = _wait_for_exit(pid)
         how = "does not report" if status is None else describe_exit(status)
         raise JobError(
-            f"the launcher {how} before the job had started; its last line in {log}: '{_last_line(log)}'"
+            f"the launcher {how} before the job had started; its last line in {log}: "
+            f"'{_last_line(log)}'"
         )
     if report.get("event") != "started":
         error = JobError(str(report.get("message")))

@@ -1,7 +1,8 @@
-"""The loop that runs a job: starts its processes, passes events to the `JobStateMachine`, carries out its actions.
+"""The loop that runs a job: starts its processes, passes events to the `JobStateMachine`,
+carries out its actions.
 
-Law: no process outlives `run_job`, however it is left. All decisions are in `state_machine.py`; the queue, the clock
-and the signals are here.
+Law: no process outlives `run_job`, however it is left. All decisions are in `state_machine.py`; the
+queue, the clock and the signals are here.
 """
 
 from __future__ import annotations
@@ -43,9 +44,12 @@ MAX_QUEUED = 10_000
 
 
 class JobListener:
-    """A listener of a job's events. A subclass overrides the methods that it needs; the others do nothing.
+    """A listener of a job's events.
 
-    `run_job` calls it from its own thread. An exception of a method ends the job and passes through `run_job`.
+    A subclass overrides the methods that it needs; the others do nothing.
+
+    `run_job` calls it from its own thread. An exception of a method ends the job and passes through
+    `run_job`.
     """
 
     def on_started(self) -> None:
@@ -99,13 +103,15 @@ def run_job(
         launcher: starts it.
         listener: notified of events and output.
         settings: timeouts and effects of signals.
-        registration: the job's record; each process is added right after its start, and all are removed at the end.
+        registration: the job's record; each process is added right after its start, and all are
+            removed at the end.
         requests: entered; None: signals are handled from here on.
 
     Raises:
         JobError: a process failed, ended early or fell silent, or the job was stopped before it had
-            started; one sentence with the process, its host and the cause, and the exit code to use.
-            Any other exception of the listener passes through. In each case all processes have ended.
+            started; one sentence with the process, its host and the cause, and the exit code to
+            use. Any other exception of the listener passes through. In each case all processes have
+            ended.
     """
     with nullcontext(requests) if requests is not None else SignalRequests(settings) as signals:
         run = _Run(plan, listener, settings, registration)
@@ -190,7 +196,9 @@ class _Run:
         registration: Registration | None,
     ) -> None:
         self._began_s = time.monotonic()
-        self._machine = JobStateMachine([role.process for role in plan.roles], settings, self._began_s)
+        self._machine = JobStateMachine(
+            [role.process for role in plan.roles], settings, self._began_s
+        )
         self._listener = listener
         self._registration = registration
         self._inbox = _Inbox()
@@ -206,7 +214,9 @@ class _Run:
         launcher: Launcher,
         requests: SignalRequests,
     ) -> None:
-        """Start shards and workers together: a worker takes seconds to load, a shard is up by then."""
+        """Start shards and workers together: a worker takes seconds to load, a shard is up by
+        then.
+        """
         for role in plan.roles:
             self._take_requests(requests)
             if self._machine.state is not JobState.STARTING:
@@ -215,7 +225,9 @@ class _Run:
                 process = launcher.start(make_spec(role), role.host, self._inbox)
             except JobError as error:
                 killed = isinstance(error, JobKilled)
-                self._handle(ProcessStartFailed(name=role.process, message=str(error), killed_by_user=killed))
+                self._handle(
+                    ProcessStartFailed(name=role.process, message=str(error), killed_by_user=killed)
+                )
                 return
             self._running[role.process] = process
             if self._registration is not None:

@@ -1,13 +1,15 @@
 """Restarts of a job that has lost a process or a host.
 
-Law: only a loss is a reason (`JobInterrupted`); a mistake, a full disk or a stop by the user ends the job. Every
-restart continues from the newest complete snapshot that this job itself has written, or else from where the job began;
-at staleness 0 it ends with the bits of a job that was never interrupted.
+Law: only a loss is a reason (`JobInterrupted`); a mistake, a full disk or a stop by the user ends
+the job. Every restart continues from the newest complete snapshot that this job itself has written,
+or else from where the job began; at staleness 0 it ends with the bits of a job that was never
+interrupted.
 
-A start that fails because a host is not back yet is tried again, less and less often, for `return_timeout_s` from its
-first failure on, attempts included; only a loss while the job ran counts as a restart. Where all hosts read the same
-data, the job then continues without those that are still missing; the records are divided among fewer workers, so the
-bits differ from those of the job as it began.
+A start that fails because a host is not back yet is tried again, less and less often, for
+`return_timeout_s` from its first failure on, attempts included; only a loss while the job ran
+counts as a restart. Where all hosts read the same data, the job then continues without those that
+are still missing; the records are divided among fewer workers, so the bits differ from those of the
+job as it began.
 """
 
 from __future__ import annotations
@@ -29,8 +31,8 @@ class RestartSettings:
 
     Attributes:
         max_restarts: after a loss while the job ran; 0: none.
-        return_timeout_s: how long to wait for hosts to come back, from the first start that fails to the beginning of
-            the last attempt.
+        return_timeout_s: how long to wait for hosts to come back, from the first start that fails
+            to the beginning of the last attempt.
     """
 
     max_restarts: int = 0
@@ -57,7 +59,8 @@ class RestartedJob:
     Attributes:
         result: of its last start.
         restarts: their number.
-        repeated: iterations that were lost and computed again, as far as they were reported to the launcher.
+        repeated: iterations that were lost and computed again, as far as they were reported to the
+            launcher.
     """
 
     result: JobResult
@@ -80,7 +83,9 @@ class RestartDriver(Protocol):
         """Return the newest complete snapshot of this job, or where it began."""
 
     def drop_missing_hosts(self) -> str:
-        """Drop the hosts that have not come back; return a sentence about it, empty where the job needs them."""
+        """Drop the hosts that have not come back; return a sentence about it, empty where the
+        job needs them.
+        """
 
     def report(self, text: str) -> None:
         """Report to the user."""
@@ -96,8 +101,8 @@ def run_with_restarts(driver: RestartDriver, settings: RestartSettings) -> Resta
     """Run a job to its end, with restarts.
 
     Raises:
-        JobError: it failed for a reason that no restart mends, or too often, or the user has stopped it between two
-            starts.
+        JobError: it failed for a reason that no restart mends, or too often, or the user has
+            stopped it between two starts.
     """
     return _Restarts(driver, settings).run()
 
@@ -128,7 +133,9 @@ class _Restarts:
                 point = self._prepare(loss)
             else:
                 return RestartedJob(
-                    result=result, restarts=self._restarts, repeated=self._repeated + self._repeated_since
+                    result=result,
+                    restarts=self._restarts,
+                    repeated=self._repeated + self._repeated_since,
                 )
 
     def _prepare(self, loss: JobInterrupted) -> StartingPoint:
@@ -161,7 +168,9 @@ class _Restarts:
             raise _ended(str(loss), loss)
         if self._restarts == self._settings.max_restarts:
             times = "once" if self._restarts == 1 else f"{self._restarts} times"
-            raise _ended(f"{loss}; it had been started again {times} already (--max_restarts)", loss)
+            raise _ended(
+                f"{loss}; it had been started again {times} already (--max_restarts)", loss
+            )
         self._restarts += 1
 
     def _wait_for_return(self, loss: JobInterrupted) -> None:
@@ -187,7 +196,8 @@ class _Restarts:
         self._paused_s, self._failed_at_s = 0.0, None
 
     def _report(self, loss: JobInterrupted, point: StartingPoint) -> None:
-        # A snapshot can be lost with its host: only the start that follows decides what is repeated.
+        # A snapshot can be lost with its host: only the start that follows decides what is
+        # repeated.
         self._repeated_since = max(0, self._lost_at - point.iteration)
         unchanged, self._point = point == self._point, point
         if loss.while_starting and unchanged:

@@ -1,6 +1,7 @@
 """Signals to the launcher, queued for its loop.
 
-Law: a handler only appends to a queue, which is safe at any moment. The previous handlers are restored at the end.
+Law: a handler only appends to a queue, which is safe at any moment. The previous handlers are
+restored at the end.
 """
 
 from __future__ import annotations
@@ -23,8 +24,9 @@ def exit_code_of(number: signal.Signals) -> int:
 class SignalRequests:
     """Handles SIGINT, SIGHUP and SIGTERM while it is entered.
 
-    SIGINT and SIGHUP have the effects of the settings; SIGTERM is a request to stop within a deadline, since its sender
-    will soon send SIGKILL. Only the main thread can handle signals: entered in another one, this stays empty.
+    SIGINT and SIGHUP have the effects of the settings; SIGTERM is a request to stop within a
+    deadline, since its sender will soon send SIGKILL. Only the main thread can handle signals:
+    entered in another one, this stays empty.
     """
 
     def __init__(self, settings: SupervisionSettings) -> None:
@@ -69,8 +71,12 @@ class SignalRequests:
         return taken
 
     def stop_wanted(self) -> bool:
-        """Return whether a request to stop has come since the last call; drop requests of other kinds."""
-        codes = [request.exit_code for request in self.take() if request.effect is SignalEffect.STOP]
+        """Return whether a request to stop has come since the last call; drop requests of other
+        kinds.
+        """
+        codes = [
+            request.exit_code for request in self.take() if request.effect is SignalEffect.STOP
+        ]
         self.stop_code = codes[0] if codes else self.stop_code
         return bool(codes)
 

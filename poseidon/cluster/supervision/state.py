@@ -14,7 +14,9 @@ from poseidon.errors import UsageError
 
 
 class SignalEffect(Enum):
-    """The effect of a signal to the launcher on training, as Caffe's --sigint_effect and --sighup_effect."""
+    """The effect of a signal to the launcher on training, as Caffe's --sigint_effect and
+    --sighup_effect.
+    """
 
     STOP = "stop"  # take a snapshot where the solver says so, and end
     SNAPSHOT = "snapshot"  # take a snapshot and go on
@@ -140,7 +142,9 @@ class Tick:
     """Event: time has passed."""
 
 
-JobEvent = ProcessStarted | ProcessStartFailed | ProcessReported | ProcessExited | SignalReceived | Tick
+JobEvent = (
+    ProcessStarted | ProcessStartFailed | ProcessReported | ProcessExited | SignalReceived | Tick
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

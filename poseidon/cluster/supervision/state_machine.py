@@ -4,12 +4,14 @@
         |                                             |                                     | all gone
         +---------------- a cause -------------------+--> FAILING --all gone--> ENDED <-----+
 
-Workers get the addresses of the shards as soon as all are known; without shards that of worker 0, where it listens.
+Workers get the addresses of the shards as soon as all are known; without shards that of worker 0,
+where it listens.
 
 Laws:
-* Nothing here starts, signals, waits or reads a clock; `now` (seconds, monotonic) comes with every event.
-* Any process that ends early, reports an error, or falls silent ends the whole job, and the job's error is the
-  sentence of the cause nearest to the root (`CauseRank`).
+* Nothing here starts, signals, waits or reads a clock; `now` (seconds, monotonic) comes with every
+  event.
+* Any process that ends early, reports an error, or falls silent ends the whole job, and the job's
+  error is the sentence of the cause nearest to the root (`CauseRank`).
 * From FAILING on, every process gets SIGTERM, then SIGKILL; the machine always reaches ENDED.
 """
 
@@ -55,8 +57,9 @@ from poseidon.cluster.supervision.state import (
 )
 from poseidon.errors import JobError, JobInterrupted
 
-# A longer pause between two events means that the launcher was suspended (Ctrl-Z, a frozen terminal, a
-# suspended machine), not the processes: all deadlines move on by the time that was lost.
+# A longer pause between two events means that the launcher was suspended (Ctrl-Z, a frozen
+# terminal, a suspended machine), not the processes: all deadlines move on by the time that was
+# lost.
 LONGEST_PAUSE_S = 5.0
 # After SIGKILL only the kernel can delay the end of a process (a dead disk or network file system).
 GIVE_UP_S = 10.0
@@ -75,7 +78,9 @@ class JobStateMachine:
         now: seconds, on the clock that all later calls use.
     """
 
-    def __init__(self, names: Sequence[ProcessName], settings: SupervisionSettings, now: float) -> None:
+    def __init__(
+        self, names: Sequence[ProcessName], settings: SupervisionSettings, now: float
+    ) -> None:
         self._settings = settings
         self._processes = {name: ProcessState(name=name, reported_s=now) for name in names}
         self._workers = [self._processes[name] for name in names if name.role is Role.WORKER]
@@ -109,7 +114,9 @@ class JobStateMachine:
 
     @property
     def exit_code(self) -> int:
-        """The exit code of a job that ended without an error: 0 where it has finished, else that of the signal."""
+        """The exit code of a job that ended without an error: 0 where it has finished, else that
+        of the signal.
+        """
         return self._stop_code if self._stop_requested else 0
 
     @property
@@ -173,7 +180,9 @@ class JobStateMachine:
                 process.position = event.position
                 self._compare_positions(now)
         elif isinstance(event, Progress | Saved):
-            process.iteration = max(event.iteration, process.iteration or 0)  # one may be saved late
+            process.iteration = max(
+                event.iteration, process.iteration or 0
+            )  # one may be saved late
             process.ready = True
             self._saved |= isinstance(event, Saved)
         elif isinstance(event, Done):
@@ -188,13 +197,16 @@ class JobStateMachine:
             remedy = Remedy.RESTART if event.peer_lost or event.host_lost else Remedy.NONE
             self._ended_by_user |= event.killed_by_user
             self._fail(
-                Cause(rank=rank, sentence=event.message, exit_code=event.exit_code, remedy=remedy), now
+                Cause(rank=rank, sentence=event.message, exit_code=event.exit_code, remedy=remedy),
+                now,
             )
 
     def _compare_positions(self, now: float) -> None:
         """Fail a job of a script whose workers wait for each other for ever."""
         positions = {
-            worker.name.index: worker.position for worker in self._workers if worker.position is not None
+            worker.name.index: worker.position
+            for worker in self._workers
+            if worker.position is not None
         }
         absent = [worker.name.index for worker in self._workers if not worker.joined]
         sentence = mismatched_collections(positions) or ended_before_joining(positions, absent)
@@ -212,7 +224,11 @@ class JobStateMachine:
             rank, how = CauseRank.UNEXPLAINED, describe_exit(exited.status) + process.when
         else:
             rank, how = CauseRank.UNEXPLAINED, f"ended before its work was done{process.when}"
-        last = f", its last line: '{exited.last_line}'" if exited.last_line and exited.status > 0 else ""
+        last = (
+            f", its last line: '{exited.last_line}'"
+            if exited.last_line and exited.status > 0
+            else ""
+        )
         # A process that ends by itself before it is ready would do so again.
         lost = exited.status < 0 or process.ready
         self._fail_of(process, rank, how + last, now, Remedy.RESTART if lost else Remedy.NONE)
@@ -228,7 +244,9 @@ class JobStateMachine:
             return self._kill_all(now)
         if self._state is JobState.STARTING:
             sentence = "the job was stopped before it had started"
-            self._fail(Cause(rank=CauseRank.ROOT, sentence=sentence, exit_code=signal.exit_code), now)
+            self._fail(
+                Cause(rank=CauseRank.ROOT, sentence=sentence, exit_code=signal.exit_code), now
+            )
             return []
         if signal.within_s is not None:
             self._stop_by_s = min(self._stop_by_s, now + signal.within_s)
@@ -275,10 +293,16 @@ class JobStateMachine:
         return f" (last seen at iteration {process.iteration})"
 
     def _fail_of(
-        self, process: ProcessState, rank: CauseRank, how: str, now: float, remedy: Remedy = Remedy.RESTART
+        self,
+        process: ProcessState,
+        rank: CauseRank,
+        how: str,
+        now: float,
+        remedy: Remedy = Remedy.RESTART,
     ) -> None:
         self._fail(
-            Cause(rank=rank, sentence=f"{process.label} {how}; the job was stopped", remedy=remedy), now
+            Cause(rank=rank, sentence=f"{process.label} {how}; the job was stopped", remedy=remedy),
+            now,
         )
 
     def _fail(self, cause: Cause, now: float) -> None:
@@ -308,7 +332,9 @@ class JobStateMachine:
         return actions
 
     def _connect(self) -> list[Action]:
-        """Send the addresses once they are known; the job runs when all are ready, or a worker trains."""
+        """Send the addresses once they are known; the job runs when all are ready, or a worker
+        trains.
+        """
         if not all(process.pid is not None for process in self._processes.values()):
             return []
         # Once a worker trains a stop takes a snapshot first.
@@ -371,9 +397,9 @@ def mismatched_collections(positions: Mapping[int, LoopPosition]) -> str | None:
     """Return a sentence about two workers of a script that made different numbers
     of steps before a collection; or None.
 
-    A finding is certain, whenever the positions were reported: a worker that waits in a collection makes no step before
-    all have begun it. So another that has not begun it, yet has made or ends more steps, waits for this one in an
-    earlier collection, or will be too late.
+    A finding is certain, whenever the positions were reported: a worker that waits in a collection
+    makes no step before all have begun it. So another that has not begun it, yet has made or ends
+    more steps, waits for this one in an earlier collection, or will be too late.
 
     Args:
         positions: by rank, the last one that each worker has reported.
@@ -388,14 +414,17 @@ def mismatched_collections(positions: Mapping[int, LoopPosition]) -> str | None:
                 if position.current == LEAVING:
                     waits, must = "at the end of its `with` block", "end it"
                 return (
-                    f"worker {rank} waits {waits} after step {position.steps}, and worker {other} has "
+                    f"worker {rank} waits {waits} after step {position.steps}, and worker {other} "
+                    "has "
                     f"gone on to step {reached} without it: all workers must {must}, after equally "
                     "many steps"
                 )
     return None
 
 
-def ended_before_joining(positions: Mapping[int, LoopPosition], absent: Sequence[int]) -> str | None:
+def ended_before_joining(
+    positions: Mapping[int, LoopPosition], absent: Sequence[int]
+) -> str | None:
     """Return a sentence about a worker of a script that waits in `distribute` for
     one that has ended without it; or None.
 
@@ -407,6 +436,7 @@ def ended_before_joining(positions: Mapping[int, LoopPosition], absent: Sequence
     if not absent or not waiting:
         return None
     return (
-        f"worker {waiting[0]} waits in distribute(), and worker {absent[0]} has ended without it: every worker must call "
+        f"worker {waiting[0]} waits in distribute(), and worker {absent[0]} has ended without it: "
+        "every worker must call "
         "poseidon.distribute()"
     )

@@ -1,8 +1,9 @@
 """Detection of stragglers, by the time per iteration in which a worker does not wait for others.
 
-Law: pure; `now` comes with every call. All workers of a synchronous job finish as many iterations, so they differ only
-in the time in which they do not wait: their own time. `excess_s` is the rule; the dashboard has the same. A worker is
-reported once it has been slower for `REPORT_AFTER_S` without a break, and once more when it no longer is.
+Law: pure; `now` comes with every call. All workers of a synchronous job finish as many iterations,
+so they differ only in the time in which they do not wait: their own time. `excess_s` is the rule;
+the dashboard has the same. A worker is reported once it has been slower for `REPORT_AFTER_S`
+without a break, and once more when it no longer is.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ MIN_DIFFERENCE_S = 0.01
 
 
 def excess_s(own_s: float, others_s: Sequence[float], iteration_s: float) -> float:
-    """Return by how many seconds an iteration a worker is slower than the others; 0 if it is no straggler.
+    """Return by how many seconds an iteration a worker is slower than the others; 0 if it is no
+    straggler.
 
     A worker that itself waits longer than that is none: another cause makes all of them wait.
 
@@ -91,9 +93,13 @@ class Stragglers:
     def _begin_window(self, worker: _Measured, waited_s: float, now: float) -> None:
         worker.from_s, worker.from_waited_s, worker.from_iteration = now, waited_s, worker.iteration
 
-    def _judge(self, name: ProcessName, worker: _Measured, iteration_s: float, now: float) -> str | None:
+    def _judge(
+        self, name: ProcessName, worker: _Measured, iteration_s: float, now: float
+    ) -> str | None:
         others = [
-            other.own_s for key, other in self._workers.items() if key != name and other.own_s is not None
+            other.own_s
+            for key, other in self._workers.items()
+            if key != name and other.own_s is not None
         ]
         assert worker.own_s is not None
         if not others:
@@ -110,6 +116,7 @@ class Stragglers:
         median_s = statistics.median(others)
         factor = worker.own_s / median_s if median_s else float("inf")
         return (
-            f"{name.describe()} holds the others up: for {slow_s:.0f} s it has needed {worker.own_s:.3g} s an iteration, "
+            f"{name.describe()} holds the others up: for {slow_s:.0f} s it has needed "
+            f"{worker.own_s:.3g} s an iteration, "
             f"{factor:.1f} times as long as the others ({median_s:.3g} s)"
         )

@@ -1,10 +1,11 @@
-"""SSD's augmentation of an image with its objects: the fields of TransformationParameter beyond BVLC Caffe's.
+"""SSD's augmentation of an image with its objects: the fields of TransformationParameter beyond
+BVLC Caffe's.
 
 Law: a step is a function of the image and of a generator that is seeded by the record, so that
 results depend neither on the worker nor on threads.
 
-Source: data_transformer.cpp of SSD's branch of Caffe (Liu et al., 2016). Pixels stay pixels between the steps: SSD
-writes a JPEG and reads it again after distortion, expansion and sampling.
+Source: data_transformer.cpp of SSD's branch of Caffe (Liu et al., 2016). Pixels stay pixels between
+the steps: SSD writes a JPEG and reads it again after distortion, expansion and sampling.
 """
 
 from __future__ import annotations
@@ -30,7 +31,8 @@ LEAST_EXPANSION = 1.01
 
 
 class Augmentation:
-    """The steps that resize_param, noise_param, distort_param, expand_param and emit_constraint ask for.
+    """The steps that resize_param, noise_param, distort_param, expand_param and emit_constraint
+    ask for.
 
     Args:
         param: the transform_param.
@@ -43,7 +45,9 @@ class Augmentation:
         self.resize = Resize(param.resize_param) if param.HasField("resize_param") else None
         self._noise = Noise(param.noise_param) if param.HasField("noise_param") else None
         self._distort = Distort(param.distort_param) if param.HasField("distort_param") else None
-        self.emission = Emission(param.emit_constraint) if param.HasField("emit_constraint") else None
+        self.emission = (
+            Emission(param.emit_constraint) if param.HasField("emit_constraint") else None
+        )
         self._ratio, self._prob = 1.0, 0.0
         self._means = list(param.mean_value)
         if param.HasField("expand_param"):
@@ -54,11 +58,13 @@ class Augmentation:
         self._ratio, self._prob = param.expand_param.max_expand_ratio, param.expand_param.prob
         if not 1 < self._ratio <= LARGEST_EXPANSION:
             raise DataError(
-                f"expand_param has max_expand_ratio {self._ratio:g}, expected more than 1 and at most {LARGEST_EXPANSION}"
+                f"expand_param has max_expand_ratio {self._ratio:g}, expected more than 1 and at "
+                f"most {LARGEST_EXPANSION}"
             )
         if param.HasField("mean_file"):
             raise DataError(
-                "transform_param has expand_param and mean_file: set mean_value, which fills the border"
+                "transform_param has expand_param and mean_file: set mean_value, which fills the "
+                "border"
             )
 
     @property
@@ -125,5 +131,7 @@ class Augmentation:
         if mirrored:
             found = [item._replace(box=item.box.mirrored()) for item in found]
         if resize is not None:
-            found = [item._replace(box=resize.extrapolated(item.box, *size, window)) for item in found]
+            found = [
+                item._replace(box=resize.extrapolated(item.box, *size, window)) for item in found
+            ]
         return found

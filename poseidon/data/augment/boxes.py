@@ -106,7 +106,9 @@ class Emission:
 
     def __init__(self, param: EmitConstraint) -> None:
         if not 0 <= param.emit_overlap <= 1:
-            raise DataError(f"emit_constraint has emit_overlap {param.emit_overlap:g}, expected 0 to 1")
+            raise DataError(
+                f"emit_constraint has emit_overlap {param.emit_overlap:g}, expected 0 to 1"
+            )
         self._by_center = param.emit_type == EmitConstraint.CENTER
         self._least = param.emit_overlap
 

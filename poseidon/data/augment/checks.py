@@ -28,5 +28,6 @@ def check_range(name: str, least: float, most: float, *, what: str, above: float
     """Raise DataError unless above <= least <= most."""
     if not above <= least <= most:
         raise DataError(
-            f"{name} has {what} from {least:g} to {most:g}, expected an increasing range from {above:g}"
+            f"{name} has {what} from {least:g} to {most:g}, expected an increasing range from "
+            f"{above:g}"
         )

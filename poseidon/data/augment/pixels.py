@@ -1,7 +1,7 @@
 """Changes of pixels: NoiseParameter and DistortionParameter.
 
-Law: images are uint8, (H, W) or (H, W, 3) in BGR order, and stay so. Values are rounded and limited to
-0 .. 255 after each step, as by OpenCV's convertTo.
+Law: images are uint8, (H, W) or (H, W, 3) in BGR order, and stay so. Values are rounded and limited
+to 0 .. 255 after each step, as by OpenCV's convertTo.
 
 Source: util/im_transforms.cpp of SSD's branch of Caffe (Liu et al., 2016).
 """
@@ -33,7 +33,9 @@ def linear(image: Pixels, factor: float, summand: float) -> Pixels:
     return cv2.LUT(image, table.clip(0, 255).astype(np.uint8))
 
 
-def in_space(image: Pixels, to: int, back: int, channel: int, change: Callable[[Pixels], Pixels]) -> Pixels:
+def in_space(
+    image: Pixels, to: int, back: int, channel: int, change: Callable[[Pixels], Pixels]
+) -> Pixels:
     """Return an image of which one channel is changed in another color space."""
     channels = list(cv2.split(cv2.cvtColor(image, to)))
     channels[channel] = change(channels[channel])
@@ -43,9 +45,9 @@ def in_space(image: Pixels, to: int, back: int, channel: int, change: Callable[[
 class Noise:
     """A validated NoiseParameter. `prob` has no effect, as in SSD.
 
-    The steps, in this order: decolorize, gauss_blur, hist_eq, clahe, jpeg, erode, posterize, inverse, saltpepper,
-    convert_to_hsv, convert_to_lab. Gray images skip decolorize. convert_to_lab gives OpenCV's
-    8-bit values (SSD reads bytes of floats there).
+    The steps, in this order: decolorize, gauss_blur, hist_eq, clahe, jpeg, erode, posterize,
+    inverse, saltpepper, convert_to_hsv, convert_to_lab. Gray images skip decolorize. convert_to_lab
+    gives OpenCV's 8-bit values (SSD reads bytes of floats there).
 
     Raises:
         DataError: saltpepper_param is incomplete, or a number is out of range.
@@ -60,7 +62,9 @@ class Noise:
         if not 0 <= salt.fraction <= 1:
             raise DataError(f"saltpepper_param has fraction {salt.fraction:g}, expected 0 to 1")
         if param.jpeg > 100:
-            raise DataError(f"noise_param has jpeg {param.jpeg:g}, expected a quality of at most 100")
+            raise DataError(
+                f"noise_param has jpeg {param.jpeg:g}, expected a quality of at most 100"
+            )
         self._param = param
 
     def check_channels(self, channels: int) -> None:
@@ -69,11 +73,13 @@ class Noise:
         values = len(param.saltpepper_param.value)
         if channels not in (1, COLORS):
             raise DataError(
-                f"noise_param applies to gray and color images, but the images have {channels} channels"
+                f"noise_param applies to gray and color images, but the images have {channels} "
+                "channels"
             )
         if param.saltpepper and values not in (1, channels):
             raise DataError(
-                f"saltpepper_param has {values} values, but the images have {channels} channels: expected 1 or {channels}"
+                f"saltpepper_param has {values} values, but the images have {channels} channels: "
+                f"expected 1 or {channels}"
             )
         if channels == 1 and (param.convert_to_hsv or param.convert_to_lab):
             raise DataError("noise_param converts colors, but the images are gray")
@@ -114,7 +120,9 @@ class Noise:
         places = draw(random.getrandbits(62), numbers, 2)
         values = np.array([int(value) % 256 for value in salt.value], np.uint8)
         image = image.copy()
-        image[places[:, 0] % height, places[:, 1] % width] = values if image.ndim == 3 else values[0]
+        image[places[:, 0] % height, places[:, 1] % width] = (
+            values if image.ndim == 3 else values[0]
+        )
         return image
 
 
@@ -133,7 +141,8 @@ def _compressed(image: Pixels, quality: int) -> Pixels:
 
 
 class Distort:
-    """A validated DistortionParameter: random brightness, contrast, saturation, hue and order of channels.
+    """A validated DistortionParameter: random brightness, contrast, saturation, hue and order of
+    channels.
 
     Contrast is changed second or fourth, each for half of the images.
 
@@ -145,14 +154,19 @@ class Distort:
         check_finite("distort_param", param)
         if param.brightness_prob > 0 and param.brightness_delta < 0:
             raise DataError(
-                f"distort_param has brightness_delta {param.brightness_delta:g}, expected at least 0"
+                f"distort_param has brightness_delta {param.brightness_delta:g}, expected at "
+                "least 0"
             )
         if param.hue_prob > 0 and param.hue_delta < 0:
             raise DataError(f"distort_param has hue_delta {param.hue_delta:g}, expected at least 0")
         if param.contrast_prob > 0:
-            check_range("distort_param", param.contrast_lower, param.contrast_upper, what="contrast")
+            check_range(
+                "distort_param", param.contrast_lower, param.contrast_upper, what="contrast"
+            )
         if param.saturation_prob > 0:
-            check_range("distort_param", param.saturation_lower, param.saturation_upper, what="saturation")
+            check_range(
+                "distort_param", param.saturation_lower, param.saturation_upper, what="saturation"
+            )
         self._param = param
 
     def check_channels(self, channels: int) -> None:
@@ -160,7 +174,9 @@ class Distort:
         param = self._param
         needs_color = max(param.saturation_prob, param.hue_prob, param.random_order_prob) > 0
         if channels != COLORS and (needs_color or channels != 1):
-            raise DataError(f"distort_param changes colors, but the images have {channels} channels")
+            raise DataError(
+                f"distort_param changes colors, but the images have {channels} channels"
+            )
 
     def __call__(self, image: Pixels, random: Random) -> Pixels:
         """Return the image with random changes."""
@@ -179,14 +195,20 @@ class Distort:
     def _contrast(self, image: Pixels, random: Random) -> Pixels:
         if random.random() >= self._param.contrast_prob:
             return image
-        return linear(image, random.uniform(self._param.contrast_lower, self._param.contrast_upper), 0.0)
+        return linear(
+            image, random.uniform(self._param.contrast_lower, self._param.contrast_upper), 0.0
+        )
 
     def _saturation(self, image: Pixels, random: Random) -> Pixels:
         if random.random() >= self._param.saturation_prob:
             return image
         factor = random.uniform(self._param.saturation_lower, self._param.saturation_upper)
         return in_space(
-            image, cv2.COLOR_BGR2HSV, cv2.COLOR_HSV2BGR, 1, lambda channel: linear(channel, factor, 0.0)
+            image,
+            cv2.COLOR_BGR2HSV,
+            cv2.COLOR_HSV2BGR,
+            1,
+            lambda channel: linear(channel, factor, 0.0),
         )
 
     def _hue(self, image: Pixels, random: Random) -> Pixels:
@@ -194,7 +216,11 @@ class Distort:
             return image
         delta = random.uniform(-self._param.hue_delta, self._param.hue_delta)
         return in_space(
-            image, cv2.COLOR_BGR2HSV, cv2.COLOR_HSV2BGR, 0, lambda channel: linear(channel, 1.0, delta)
+            image,
+            cv2.COLOR_BGR2HSV,
+            cv2.COLOR_HSV2BGR,
+            0,
+            lambda channel: linear(channel, 1.0, delta),
         )
 
     def _order(self, image: Pixels, random: Random) -> Pixels:

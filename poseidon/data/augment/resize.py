@@ -1,7 +1,7 @@
 """Resizing of images, and of the boxes in them, by a ResizeParameter.
 
-Law: sizes, paddings and interpolation are those of OpenCV's functions that SSD calls. Boxes move by exact arithmetic.
-The field `prob` has no effect, as in SSD.
+Law: sizes, paddings and interpolation are those of OpenCV's functions that SSD calls. Boxes move by
+exact arithmetic. The field `prob` has no effect, as in SSD.
 
 Source: util/im_transforms.cpp of SSD's branch of Caffe (Liu et al., 2016).
 """
@@ -40,8 +40,9 @@ PADDING = {
 class Resize:
     """A validated ResizeParameter.
 
-    Modes: WARP resizes to height x width. FIT_SMALL_SIZE keeps the aspect ratio; the image covers height x width.
-    FIT_LARGE_SIZE_AND_PAD keeps it; the image fits into height x width and is padded to it.
+    Modes: WARP resizes to height x width. FIT_SMALL_SIZE keeps the aspect ratio; the image covers
+    height x width. FIT_LARGE_SIZE_AND_PAD keeps it; the image fits into height x width and is
+    padded to it.
 
     Args:
         param: the resize_param. One of the interp_modes is drawn for each image.
@@ -54,7 +55,8 @@ class Resize:
         check_finite("resize_param", param)
         if not (1 <= param.height <= LARGEST_SIDE and 1 <= param.width <= LARGEST_SIDE):
             raise DataError(
-                f"resize_param has height {param.height} and width {param.width}, expected 1 to {LARGEST_SIDE} each"
+                f"resize_param has height {param.height} and width {param.width}, expected 1 to "
+                f"{LARGEST_SIDE} each"
             )
         self._param = param
         self._target = (param.height, param.width)
@@ -70,7 +72,8 @@ class Resize:
         """Raise DataError unless pad_value suits images of `channels` channels."""
         if len(self._values) not in (0, 1, channels):
             raise DataError(
-                f"resize_param has {len(self._values)} values of pad_value, but the images have {channels} channels: "
+                f"resize_param has {len(self._values)} values of pad_value, but the images have "
+                f"{channels} channels: "
                 f"expected 1 or {channels}"
             )
 
@@ -82,7 +85,9 @@ class Resize:
         """Return an image (H, W) or (H, W, C) resized."""
         # Without interp_mode nothing is drawn, as in SSD.
         chosen = (
-            self._modes[random.randrange(len(self._modes))] if self._param.interp_mode else self._modes[0]
+            self._modes[random.randrange(len(self._modes))]
+            if self._param.interp_mode
+            else self._modes[0]
         )
         if self._param.resize_mode != ResizeParameter.FIT_LARGE_SIZE_AND_PAD:
             high, wide = self.size(*image.shape[:2])
@@ -109,7 +114,8 @@ class Resize:
             sides = (self._target[0], int(aspect * np.float32(self._target[0])))
         if max(sides) > LARGEST_SIDE:
             raise DataError(
-                f"an image of height {height} and width {width} would be resized to {sides[0]} x {sides[1]}, expected at "
+                f"an image of height {height} and width {width} would be resized to {sides[0]} x "
+                f"{sides[1]}, expected at "
                 f"most {LARGEST_SIDE}"
             )
         return max(1, sides[0]), max(1, sides[1])
@@ -128,7 +134,9 @@ class Resize:
         return _limited(box).located(Box(margin, 0.0, 1.0 - margin, 1.0))
 
     def unmoved(self, box: Box, height: int, width: int) -> Box:
-        """Return a box of the resized image in the coordinates of the image of this height and width, clipped to it."""
+        """Return a box of the resized image in the coordinates of the image of this height and
+        width, clipped to it.
+        """
         if self._param.resize_mode == ResizeParameter.FIT_LARGE_SIZE_AND_PAD:
             inside = self.moved(Box(0.0, 0.0, 1.0, 1.0), height, width)
             return box.projected(inside) or box.clipped()
@@ -139,7 +147,8 @@ class Resize:
         return box.clipped()
 
     def extrapolated(self, box: Box, height: int, width: int, window: Box) -> Box:
-        """Return a box of the crop `window` in units of width_scale x height_scale, if FIT_SMALL_SIZE has them.
+        """Return a box of the crop `window` in units of width_scale x height_scale, if
+        FIT_SMALL_SIZE has them.
 
         Args:
             box: in the coordinates of the crop.
@@ -161,7 +170,8 @@ class Resize:
         high, wide = high * (window.ymax - window.ymin), wide * (window.xmax - window.xmin)
         if wide < param.width_scale or high < param.height_scale:
             raise DataError(
-                f"a crop is {high:g} x {wide:g}, smaller than height_scale {param.height_scale} x width_scale "
+                f"a crop is {high:g} x {wide:g}, smaller than height_scale {param.height_scale} x "
+                "width_scale "
                 f"{param.width_scale} of resize_param"
             )
         across, down = wide / param.width_scale, high / param.height_scale

@@ -31,8 +31,9 @@ class WindowSampler:
     """The batch samplers of a layer.
 
     Args:
-        params: the batch_samplers. Each tries up to max_trials windows and keeps up to max_sample of those that fulfil its
-            sample_constraint: at least one object within all the limits. One of all windows is chosen.
+        params: the batch_samplers. Each tries up to max_trials windows and keeps up to max_sample
+            of those that fulfil its sample_constraint: at least one object within all the limits.
+            One of all windows is chosen.
 
     Raises:
         DataError: a range is not increasing, or there are too many trials.
@@ -75,7 +76,11 @@ def _window(param: BatchSampler, random: Random) -> Box:
 
 def fulfils(window: Box, boxes: Sequence[Box], constraint: SampleConstraint) -> bool:
     """Return True if at least one object is within all limits that are set, or if none is set."""
-    limits = [limit for limit in (_Limit.of(constraint, *names) for names in MEASURES) if limit is not None]
+    limits = [
+        limit
+        for limit in (_Limit.of(constraint, *names) for names in MEASURES)
+        if limit is not None
+    ]
     return not limits or any(all(limit.holds(window, box) for limit in limits) for box in boxes)
 
 
@@ -99,7 +104,9 @@ class _Limit(NamedTuple):
         if self.name == "jaccard_overlap":
             measure = overlap(window, box)
         else:
-            measure = coverage(window, box) if self.name == "sample_coverage" else coverage(box, window)
+            measure = (
+                coverage(window, box) if self.name == "sample_coverage" else coverage(box, window)
+            )
         return self.least <= measure <= self.most
 
 
@@ -110,12 +117,16 @@ def _check(param: BatchSampler) -> None:
     check_finite("sample_constraint", param.sample_constraint)
     if not 0 < sampler.min_scale <= sampler.max_scale <= 1:
         raise DataError(
-            f"sampler has scales from {sampler.min_scale:g} to {sampler.max_scale:g}, expected an increasing range in 0 to 1"
+            f"sampler has scales from {sampler.min_scale:g} to {sampler.max_scale:g}, expected an "
+            "increasing range in 0 to 1"
         )
     if not 0 < sampler.min_aspect_ratio <= sampler.max_aspect_ratio:
         raise DataError(
-            f"sampler has aspect ratios from {sampler.min_aspect_ratio:g} to {sampler.max_aspect_ratio:g}, expected an "
+            f"sampler has aspect ratios from {sampler.min_aspect_ratio:g} to "
+            f"{sampler.max_aspect_ratio:g}, expected an "
             "increasing range of positive numbers"
         )
     if param.max_trials > MOST_TRIALS:
-        raise DataError(f"batch_sampler has max_trials {param.max_trials}, expected at most {MOST_TRIALS}")
+        raise DataError(
+            f"batch_sampler has max_trials {param.max_trials}, expected at most {MOST_TRIALS}"
+        )

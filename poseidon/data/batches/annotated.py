@@ -97,7 +97,9 @@ class AnnotatedMaker:
         self.shape = (plan.batch_size, *plan.transform.output_shape(first.image.shape))
 
     def tensors(self, number: int) -> tuple[Tensor, Tensor]:
-        """Return batch `number` >= 0: images (N, C, h, w) and objects (1, 1, G, 8), or labels (N)."""
+        """Return batch `number` >= 0: images (N, C, h, w) and objects (1, 1, G, 8), or labels
+        (N).
+        """
         plan = self._plan
         first = number * plan.batch_size
         numbers = (plan.share.records(first, plan.batch_size) + self._skipped).tolist()
@@ -134,7 +136,9 @@ class AnnotatedMaker:
     def _item(self, stored: _Stored, choice: Draws) -> _Item:
         found = self._decode(stored)
         if self.has_boxes and found.objects is None and not self._plan.boxes:
-            raise DataError(f"{stored.location} has no annotation type, but the first record has one")
+            raise DataError(
+                f"{stored.location} has no annotation type, but the first record has one"
+            )
         try:
             return self._transformed(found, choice)
         except DataError as error:
@@ -164,7 +168,8 @@ def _require_one_shape(stored: list[_Stored], items: list[_Item]) -> None:
         if item.data.shape != first:
             found, expected = (" x ".join(map(str, shape)) for shape in (item.data.shape, first))
             raise DataError(
-                f"{record.location} is {found} (channels x height x width), but the first record of "
+                f"{record.location} is {found} (channels x height x width), but the first record "
+                "of "
                 f"its batch is {expected}; set crop_size or resize_param in transform_param, or "
                 "batch_size: 1"
             )
@@ -197,7 +202,9 @@ class AnnotatedReader(NumberedReader):
         objects: the number of objects of the first record, at least 1.
     """
 
-    def __init__(self, source: Path, backend: int, plan: AnnotatedPlan, *, prefetch: int = 4) -> None:
+    def __init__(
+        self, source: Path, backend: int, plan: AnnotatedPlan, *, prefetch: int = 4
+    ) -> None:
         cursor = open_cursor(source, backend)
         try:
             maker = AnnotatedMaker(cursor, plan)

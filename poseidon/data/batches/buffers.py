@@ -1,7 +1,8 @@
 """A pool of reusable batch buffers.
 
-Law: a buffer returns to the pool only when the last array or tensor on it has been freed. Code that keeps a batch (as a
-saved activation, or a sufficient factor that is being sent) keeps its memory without knowing the pool.
+Law: a buffer returns to the pool only when the last array or tensor on it has been freed. Code that
+keeps a batch (as a saved activation, or a sufficient factor that is being sent) keeps its memory
+without knowing the pool.
 """
 
 from __future__ import annotations

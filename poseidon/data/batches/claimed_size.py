@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from poseidon.errors import DataError
 
-# PNG's best compression is 1032 bytes to one, each of eight 1-bit pixels. JPEG and BMP compress less.
+# PNG's best compression is 1032 bytes to one, each of eight 1-bit pixels. JPEG and BMP compress
+# less.
 PIXELS_A_BYTE = 8 * 1032
 # Any image may have this many pixels, so that small ones of one color pass in every format.
 ALWAYS = 1 << 16
@@ -19,7 +20,8 @@ FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
 
 
 def check_claim(encoded: bytes) -> None:
-    """Reject an image whose header claims more pixels than its bytes can hold, or a chunk longer than the file.
+    """Reject an image whose header claims more pixels than its bytes can hold, or a chunk longer
+    than the file.
 
     Raises:
         DataError: the header is wrong. The caller adds the name of the image.
@@ -29,7 +31,8 @@ def check_claim(encoded: bytes) -> None:
     width, height = claimed_size(encoded)
     if width * height > max(ALWAYS, PIXELS_A_BYTE * len(encoded)):
         raise DataError(
-            f"the encoded image claims a width of {width} and a height of {height}, more than its {len(encoded)} bytes can hold"
+            f"the encoded image claims a width of {width} and a height of {height}, more than its "
+            f"{len(encoded)} bytes can hold"
         )
 
 
@@ -39,7 +42,8 @@ def claimed_size(encoded: bytes) -> tuple[int, int]:
         return _number(encoded, 16, 4), _number(encoded, 20, 4)
     if encoded.startswith(b"BM"):
         width, height = (
-            int.from_bytes(encoded[offset : offset + 4], "little", signed=True) for offset in (18, 22)
+            int.from_bytes(encoded[offset : offset + 4], "little", signed=True)
+            for offset in (18, 22)
         )
         return abs(width), abs(height)
     if encoded.startswith(b"\xff\xd8"):
@@ -53,7 +57,8 @@ def _check_chunks(encoded: bytes) -> None:
         offset += 12 + _number(encoded, offset, 4)
     if offset > len(encoded):
         raise DataError(
-            "the encoded image is damaged or truncated: its last chunk is longer than the rest of the file"
+            "the encoded image is damaged or truncated: its last chunk is longer than the rest of "
+            "the file"
         )
 
 
@@ -66,11 +71,15 @@ def _jpeg(encoded: bytes) -> tuple[int, int]:
             continue
         marker = encoded[offset + 1]
         if marker in FRAMES:
-            found = max(found, (_number(encoded, offset + 7, 2), _number(encoded, offset + 5, 2)), key=_area)
+            found = max(
+                found, (_number(encoded, offset + 7, 2), _number(encoded, offset + 5, 2)), key=_area
+            )
         if marker == 0xDA:
             break
         alone = marker == 0xFF or marker in range(0xD0, 0xD9) or marker in (0x00, 0x01)
-        offset += 1 if marker == 0xFF else 2 if alone else 2 + max(2, _number(encoded, offset + 2, 2))
+        offset += (
+            1 if marker == 0xFF else 2 if alone else 2 + max(2, _number(encoded, offset + 2, 2))
+        )
     return found
 
 

@@ -1,11 +1,12 @@
 """Batches of images with a label for each pixel, from a list whose lines are the
 paths of an image and of its label image.
 
-Law: that of `poseidon.data.batches.images`. A label image has one channel, whose values are the labels. It is resized
-by the nearest neighbour, and scaled, cropped and mirrored like its image.
+Law: that of `poseidon.data.batches.images`. A label image has one channel, whose values are the
+labels. It is resized by the nearest neighbour, and scaled, cropped and mirrored like its image.
 
-Source: SegNet's DenseImageDataLayer, which refuses crop_size and mirror; DeepLab's ImageSegDataLayer,
-which resizes label images by bilinear interpolation, and TransformImgAndSeg for scale_factors.
+Source: SegNet's DenseImageDataLayer, which refuses crop_size and mirror; DeepLab's
+ImageSegDataLayer, which resizes label images by bilinear interpolation, and TransformImgAndSeg for
+scale_factors.
 """
 
 from __future__ import annotations
@@ -44,9 +45,11 @@ class Labels:
     """Where the labels of pixels come from.
 
     Attributes:
-        kind: a label image (PIXELS), one label for all pixels of an image (WHOLE), or none: all pixels are `ignored`.
+        kind: a label image (PIXELS), one label for all pixels of an image (WHOLE), or none: all
+            pixels are `ignored`.
         ignored: the label of pixels without one.
-        pads: extend images that are smaller than the crop, below and on the right, by the mean and by `ignored`.
+        pads: extend images that are smaller than the crop, below and on the right, by the mean and
+            by `ignored`.
     """
 
     kind: LabelKind = LabelKind.PIXELS
@@ -108,7 +111,8 @@ def read_pairs(
     """Read the lines of a list file.
 
     Args:
-        source: the file; a line is a path, and as `kind` says a second path or a label. Paths have no spaces.
+        source: the file; a line is a path, and as `kind` says a second path or a label. Paths have
+            no spaces.
         root: the prefix of each path (`root_folder`).
         kind: what a line has beside its image. With NONE, more words are ignored.
         most: the maximum number of lines to read; None: all.
@@ -130,9 +134,12 @@ def read_pairs(
         if len(words) != 2 or wrong:
             second = "of its label image" if kind is LabelKind.PIXELS else "its label"
             raise DataError(
-                f"{source}:{number}: '{line[:80].strip()}' is not the path of an image and {second}, such as: {kind.value}"
+                f"{source}:{number}: '{line[:80].strip()}' is not the path of an image and "
+                f"{second}, such as: {kind.value}"
             )
-        pairs.append(Pair(number, root + words[0], root + words[1] if kind is LabelKind.PIXELS else words[1]))
+        pairs.append(
+            Pair(number, root + words[0], root + words[1] if kind is LabelKind.PIXELS else words[1])
+        )
     if not pairs:
         raise DataError(f"the list {source} is empty")
     return pairs
@@ -146,7 +153,9 @@ def read_labels(path: Path, size: tuple[int, int] | None) -> Bytes:
     """
     labels = read_image(path, color=False)
     if size is not None and labels.shape[1:] != size:
-        labels = cv2.resize(labels[0], (size[1], size[0]), interpolation=cv2.INTER_NEAREST)[np.newaxis]
+        labels = cv2.resize(labels[0], (size[1], size[0]), interpolation=cv2.INTER_NEAREST)[
+            np.newaxis
+        ]
     return labels
 
 
@@ -154,7 +163,8 @@ class DenseImageMaker:
     """A maker of batches of a list's images and label images.
 
     Raises:
-        DataError: the first image or its label image cannot be read or transformed, or rand_skip exceeds the list.
+        DataError: the first image or its label image cannot be read or transformed, or rand_skip
+            exceeds the list.
     """
 
     def __init__(
@@ -170,7 +180,8 @@ class DenseImageMaker:
         self._skipped = skipped_records(plan.seed, plan.rand_skip)
         if self._skipped >= len(pairs):
             raise DataError(
-                f"rand_skip skips {self._skipped} lines, but the list {source} has only {len(pairs)}"
+                f"rand_skip skips {self._skipped} lines, but the list {source} has only "
+                f"{len(pairs)}"
             )
         self._order = Order([len(pairs)], shuffle=plan.shuffle, seed=plan.seed)
         self._decoders = DecoderPool()
@@ -180,11 +191,14 @@ class DenseImageMaker:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """The shape (N, C, h, w) of the first batch; of every batch unless images differ in size."""
+        """The shape (N, C, h, w) of the first batch; of every batch unless images differ in
+        size.
+        """
         return (self._plan.batch_size, *self._shape)
 
     def tensors(self, number: int) -> tuple[Tensor, Tensor, Tensor]:
-        """Return batch `number` >= 0: images (N, C, h, w), labels (N, 1, h, w), extents (N, 1, 1, 2).
+        """Return batch `number` >= 0: images (N, C, h, w), labels (N, 1, h, w), extents (N, 1,
+        1, 2).
 
         Extents are height and width of a scaled image before it is extended, at most h and w.
         """
@@ -199,7 +213,9 @@ class DenseImageMaker:
         data = np.empty((len(pairs), *shape), np.float32)
         labels = np.empty((len(pairs), 1, *shape[1:]), np.float32)
         extents = np.empty((len(pairs), 1, 1, 2), np.float32)
-        for index, (pair, (image, label), choice) in enumerate(zip(pairs, read, draws, strict=True)):
+        for index, (pair, (image, label), choice) in enumerate(
+            zip(pairs, read, draws, strict=True)
+        ):
             if self._output_shape(image, pair) != shape:
                 raise DataError(
                     f"{self._location(pair)}: an image of another size in a batch; "
@@ -236,14 +252,19 @@ class DenseImageMaker:
         try:
             image = read_image(Path(pair.image), color=self._plan.color, size=self._plan.size)
             if self._labels.kind is not LabelKind.PIXELS:
-                label = int(pair.label) if self._labels.kind is LabelKind.WHOLE else self._labels.ignored
+                label = (
+                    int(pair.label)
+                    if self._labels.kind is LabelKind.WHOLE
+                    else self._labels.ignored
+                )
                 return image, np.full((1, *image.shape[1:]), label, np.float32)
             labels = read_labels(Path(pair.label), self._plan.size)
         except DataError as error:
             raise DataError(f"{self._location(pair)}: {error}") from error
         if labels.shape[1:] != image.shape[1:]:
             raise DataError(
-                f"{self._location(pair)}: the image is {image.shape[1]}x{image.shape[2]} and its label image "
+                f"{self._location(pair)}: the image is {image.shape[1]}x{image.shape[2]} and its "
+                "label image "
                 f"{labels.shape[1]}x{labels.shape[2]}, expected one size"
             )
         return image, labels

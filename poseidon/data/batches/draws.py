@@ -1,10 +1,10 @@
 """Random numbers that depend only on a seed and a record's number in the job.
 
-Law: no state. The crop and the mirror of a record are a hash of (seed, record number), so they do not depend on the
-worker, the thread or a resume. A snapshot needs only the position.
+Law: no state. The crop and the mirror of a record are a hash of (seed, record number), so they do
+not depend on the worker, the thread or a resume. A snapshot needs only the position.
 
-Source: the finalizer of SplitMix64 (Steele, Lea and Flood, "Fast splittable pseudorandom number generators",
-OOPSLA 2014), used as a counter-based generator.
+Source: the finalizer of SplitMix64 (Steele, Lea and Flood, "Fast splittable pseudorandom number
+generators", OOPSLA 2014), used as a counter-based generator.
 """
 
 from __future__ import annotations
@@ -26,13 +26,17 @@ def draw(seed: int, numbers: npt.NDArray[np.int64], lanes: int) -> npt.NDArray[n
     Returns:
         (N, lanes) values, a pure function of seed, number and lane.
     """
-    streams = _mix(np.array([seed % 2**64], np.uint64) + GOLDEN * np.arange(1, lanes + 1, dtype=np.uint64))
+    streams = _mix(
+        np.array([seed % 2**64], np.uint64) + GOLDEN * np.arange(1, lanes + 1, dtype=np.uint64)
+    )
     counters = _mix(GOLDEN * numbers.astype(np.uint64))
     return (_mix(counters[:, None] ^ streams[None, :]) >> np.uint64(33)).astype(np.int64)
 
 
 def skipped_records(seed: int, rand_skip: int) -> int:
-    """Return the number of records to skip at the start, below `rand_skip` and the same on all workers."""
+    """Return the number of records to skip at the start, below `rand_skip` and the same on all
+    workers.
+    """
     return int(draw(seed, np.array([-1]), 1)[0, 0]) % rand_skip if rand_skip else 0
 
 

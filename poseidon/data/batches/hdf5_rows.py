@@ -1,7 +1,7 @@
 """Batches of rows from a list of HDF5 files.
 
-Law: the records are the rows of all files in the list's order. A batch is a pure function of its number (and of
-list, share and seed). One file is in memory at a time.
+Law: the records are the rows of all files in the list's order. A batch is a pure function of its
+number (and of list, share and seed). One file is in memory at a time.
 
 Source: caffe's HDF5DataLayer. `shuffle` permutes the files, and the rows in each file, as in Caffe.
 """
@@ -127,7 +127,8 @@ class RowMaker:
             for name, shape, expected in zip(self._plan.names, row_shapes, shapes, strict=True):
                 if shape != expected:
                     raise DataError(
-                        f"{path}: rows of '{name}' have shape {shape}, expected {expected} as in {self._files[0]}"
+                        f"{path}: rows of '{name}' have shape {shape}, expected {expected} as in "
+                        f"{self._files[0]}"
                     )
         return rows, shapes
 
@@ -149,10 +150,14 @@ def _datasets(
         with h5py.File(path, "r") as file:
             return [(name, *_dataset(path, file, name, load=load)) for name in names]
     except OSError as error:
-        raise DataError(f"{path} cannot be read as HDF5: it is damaged, or of another format") from error
+        raise DataError(
+            f"{path} cannot be read as HDF5: it is damaged, or of another format"
+        ) from error
 
 
-def _dataset(path: Path, file: h5py.File, name: str, *, load: bool) -> tuple[tuple[int, ...], Floats]:
+def _dataset(
+    path: Path, file: h5py.File, name: str, *, load: bool
+) -> tuple[tuple[int, ...], Floats]:
     found = file.get(name)
     if isinstance(found, h5py.Group):
         inside = [f"{name}/{each}" for each in _dataset_names(found)]
@@ -165,11 +170,14 @@ def _dataset(path: Path, file: h5py.File, name: str, *, load: bool) -> tuple[tup
         raise DataError(f"{path} has no dataset '{name}', the name of a top; it has: {names}")
     if found.dtype.kind not in NUMBERS or not found.shape or not found.shape[0]:
         raise DataError(
-            f"{path}: dataset '{name}' is {found.dtype} of shape {found.shape}, expected rows of numbers"
+            f"{path}: dataset '{name}' is {found.dtype} of shape {found.shape}, expected rows of "
+            "numbers"
         )
     # Rows that a file claims but does not store read as zeros and would exhaust the memory.
     if found.nbytes > max(ALWAYS_BYTES, MOST_PACKED * found.id.get_storage_size()):
-        raise DataError(f"{path}: dataset '{name}' claims shape {found.shape}, more than its file can hold")
+        raise DataError(
+            f"{path}: dataset '{name}' claims shape {found.shape}, more than its file can hold"
+        )
     values = np.asarray(found[()], np.float32) if load else np.empty(0, np.float32)
     return tuple(found.shape), values
 
@@ -177,7 +185,9 @@ def _dataset(path: Path, file: h5py.File, name: str, *, load: bool) -> tuple[tup
 def _dataset_names(group: h5py.Group) -> list[str]:
     """Return the names of the datasets in a group and in the groups in it."""
     names: list[str] = []
-    group.visititems(lambda name, item: names.append(name) if isinstance(item, h5py.Dataset) else None)
+    group.visititems(
+        lambda name, item: names.append(name) if isinstance(item, h5py.Dataset) else None
+    )
     return names
 
 
@@ -187,7 +197,8 @@ def _equal_rows(path: Path, found: Sequence[tuple[str, tuple[int, ...]]]) -> int
     for name, shape in found:
         if shape[0] != rows:
             raise DataError(
-                f"{path}: '{first}' has {rows} rows and '{name}' has {shape[0]}, expected the same number"
+                f"{path}: '{first}' has {rows} rows and '{name}' has {shape[0]}, expected the "
+                "same number"
             )
     return rows
 

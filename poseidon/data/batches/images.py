@@ -1,9 +1,10 @@
 """Batches of images from a list, whose lines are a path and an integer label.
 
-Law: a batch is a pure function of its number (and of list, share, transform and seed). The error for an
-image that cannot be read names the list and the line.
+Law: a batch is a pure function of its number (and of list, share, transform and seed). The error
+for an image that cannot be read names the list and the line.
 
-Source: caffe's ImageDataLayer and ReadImageToCVMat: channels in BGR order, resizing by bilinear interpolation.
+Source: caffe's ImageDataLayer and ReadImageToCVMat: channels in BGR order, resizing by bilinear
+interpolation.
 """
 
 from __future__ import annotations
@@ -72,7 +73,8 @@ def read_list(source: Path, root: str, *, most: int | None = None, hint: str = "
         source: the file; a line is a path, a space and the label.
         root: the prefix of each path (`root_folder`).
         most: the maximum number of lines to read; None: all.
-        hint: the end of the sentence about a line without a label, such as what else the list may be.
+        hint: the end of the sentence about a line without a label, such as what else the list may
+            be.
 
     Raises:
         DataError: the file cannot be read, is empty, or has a line without a label.
@@ -87,7 +89,8 @@ def read_list(source: Path, root: str, *, most: int | None = None, hint: str = "
         label = read_label(text, f"{source}:{number}")
         if not path or label is None:
             raise DataError(
-                f"{source}:{number}: '{line[:80]}' is not a path and a label, such as: cats/1.jpg 0{hint}"
+                f"{source}:{number}: '{line[:80]}' is not a path and a label, such as: cats/1.jpg "
+                f"0{hint}"
             )
         lines.append(Line(number, root + path.rstrip(), label))
     if not lines:
@@ -146,7 +149,9 @@ def decoded(content: bytes, path: Path, *, color: bool) -> Any:
     except cv2.error as error:
         raise DataError(f"the image {path} cannot be decoded: {error.err}") from error
     if pixels is None:
-        raise DataError(f"the image {path} cannot be decoded: it is damaged, or of an unknown format")
+        raise DataError(
+            f"the image {path} cannot be decoded: it is damaged, or of an unknown format"
+        )
     return pixels
 
 
@@ -177,7 +182,9 @@ class ImageMaker:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """The shape (N, C, h, w) of the first batch; of every batch unless images differ in size."""
+        """The shape (N, C, h, w) of the first batch; of every batch unless images differ in
+        size.
+        """
         return (self._plan.batch_size, *self._shape)
 
     def tensors(self, number: int) -> tuple[Tensor, Tensor]:
@@ -188,12 +195,17 @@ class ImageMaker:
         draws = plan.transform.draws(plan.seed, plan.share.job_records(first, plan.batch_size))
         images = self._images(lines)
         shape = self._output_shape(images[0], lines[0])
-        data = self._buffers.take() if shape == self._shape else np.empty((len(lines), *shape), np.float32)
+        data = (
+            self._buffers.take()
+            if shape == self._shape
+            else np.empty((len(lines), *shape), np.float32)
+        )
         for line, image, choice, target in zip(lines, images, draws, data, strict=True):
             outcome = self._output_shape(image, line)
             if outcome != shape:
                 raise DataError(
-                    f"{self._location(line)}: image of {_shape_text(outcome)} in a batch whose first is {_shape_text(shape)}; set "
+                    f"{self._location(line)}: image of {_shape_text(outcome)} in a batch whose "
+                    f"first is {_shape_text(shape)}; set "
                     "new_height and new_width, or batch_size: 1"
                 )
             plan.transform.one(image, choice, target)
@@ -221,7 +233,9 @@ class ImageMaker:
         try:
             return read_image(Path(line.path), color=self._plan.color, size=self._plan.size)
         except DataError as error:
-            raise DataError(f"{self._location(line)}: {error}{missing_hint('', line.path)}") from error
+            raise DataError(
+                f"{self._location(line)}: {error}{missing_hint('', line.path)}"
+            ) from error
 
     def _output_shape(self, image: Bytes, line: Line) -> tuple[int, int, int]:
         try:
@@ -234,7 +248,8 @@ class ImageMaker:
 
 
 class ImageReader(NumberedReader):
-    """An endless reader of one worker's share of a list of images: data (N, C, h, w) and labels (N).
+    """An endless reader of one worker's share of a list of images: data (N, C, h, w) and labels
+    (N).
 
     Args:
         source: the list file, already this client's part.
@@ -250,7 +265,9 @@ def _skipped(source: Path, lines: list[Line], plan: ImagePlan) -> int:
     """Return the number of lines to skip at the start."""
     skipped = skipped_records(plan.seed, plan.rand_skip)
     if skipped >= len(lines):
-        raise DataError(f"rand_skip skips {skipped} lines, but the list {source} has only {len(lines)}")
+        raise DataError(
+            f"rand_skip skips {skipped} lines, but the list {source} has only {len(lines)}"
+        )
     return skipped
 
 

@@ -1,7 +1,8 @@
 """Lists of records: their text files, and the order in which records are read.
 
-Law: stream record r is record r mod n of epoch r div n. With `shuffle` each epoch has its own permutation, drawn from
-the seed and the epoch, so that all workers of a job and a resumed job use the same one.
+Law: stream record r is record r mod n of epoch r div n. With `shuffle` each epoch has its own
+permutation, drawn from the seed and the epoch, so that all workers of a job and a resumed job use
+the same one.
 """
 
 from __future__ import annotations
@@ -91,7 +92,9 @@ class Order:
         return np.concatenate(
             [
                 self._starts[group]
-                + permutation(self._seed, 1 + number * len(self._sizes) + int(group), self._sizes[group])
+                + permutation(
+                    self._seed, 1 + number * len(self._sizes) + int(group), self._sizes[group]
+                )
                 for group in groups
             ]
         )

@@ -1,7 +1,7 @@
 """Readers that prepare numbered batches in the background, from any source.
 
-Law: `next` returns batches 0, 1, 2, ... of a `Maker`. `batches_done` and the seed are the whole state: after
-`skip_to(n)` a reader continues exactly like one that has returned n batches.
+Law: `next` returns batches 0, 1, 2, ... of a `Maker`. `batches_done` and the seed are the whole
+state: after `skip_to(n)` a reader continues exactly like one that has returned n batches.
 """
 
 from __future__ import annotations
@@ -33,7 +33,9 @@ class Maker(Protocol):
         """
 
     def fresh_records(self, number: int) -> int:
-        """Return how many leading records of batch `number` belong to the first epoch of the source."""
+        """Return how many leading records of batch `number` belong to the first epoch of the
+        source.
+        """
 
     def close(self) -> None:
         """Close the files. No other call may be running."""
@@ -42,7 +44,8 @@ class Maker(Protocol):
 class NumberedReader:
     """An endless reader of one worker's batches.
 
-    The thread starts with the first `next`, so a reader that is only asked for its shape costs nothing.
+    The thread starts with the first `next`, so a reader that is only asked for its shape costs
+    nothing.
 
     Args:
         source: the source of the records, for error messages.
@@ -65,13 +68,17 @@ class NumberedReader:
 
     @property
     def batches_done(self) -> int:
-        """The number of batches that `next` has returned or `skip_to` has skipped; not those prepared ahead."""
+        """The number of batches that `next` has returned or `skip_to` has skipped; not those
+        prepared ahead.
+        """
         return self._batches_done
 
     def fresh_records(self, number: int) -> int:
-        """Return how many leading records of batch `number` belong to the first epoch of the source.
+        """Return how many leading records of batch `number` belong to the first epoch of the
+        source.
 
-        Zero means that the epoch has ended. Call it before the first `next`, because LevelDB counts records by reading.
+        Zero means that the epoch has ended. Call it before the first `next`, because LevelDB counts
+        records by reading.
         """
         return self._maker.fresh_records(number)
 
@@ -86,7 +93,8 @@ class NumberedReader:
         The caller owns the tensors. Their memory is reused after they are freed.
 
         Raises:
-            DataError: a record of the batch is damaged or has another shape, or the reader is closed.
+            DataError: a record of the batch is damaged or has another shape, or the reader is
+                closed.
         """
         if self._closed:
             raise DataError(f"the reader of {self.source} is closed")
@@ -117,7 +125,10 @@ class NumberedReader:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         self.close()
 

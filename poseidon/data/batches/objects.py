@@ -1,8 +1,9 @@
 """Images with the boxes of their objects, one image a batch, from a window file.
 
-Law: a batch is a pure function of its number (and of file, share and seed). A box is x1, y1, x2, y2 in pixels of the
-resized image, both corners inside, and its class. Source: py-faster-rcnn's RoIDataLayer: the shorter side becomes
-`scale` unless the longer one would exceed `longest`; channels in BGR order, mean subtracted, mirrored at random.
+Law: a batch is a pure function of its number (and of file, share and seed). A box is x1, y1, x2, y2
+in pixels of the resized image, both corners inside, and its class. Source: py-faster-rcnn's
+RoIDataLayer: the shorter side becomes `scale` unless the longer one would exceed `longest`;
+channels in BGR order, mean subtracted, mirrored at random.
 """
 
 from __future__ import annotations
@@ -70,7 +71,9 @@ class ObjectMaker:
         self._images = sorted(boxes)
         self._boxes = boxes
         if not self._images:
-            raise DataError(f"the window file {file.source} has no objects: windows with an overlap of 1")
+            raise DataError(
+                f"the window file {file.source} has no objects: windows with an overlap of 1"
+            )
         self._order = Order([len(self._images)], shuffle=plan.shuffle, seed=plan.seed)
         first = self.tensors(0)
         self._shape = tuple(first[0].shape)
@@ -91,7 +94,9 @@ class ObjectMaker:
             resized = cv2.resize(pixels.transpose(1, 2, 0), None, fx=scale, fy=scale)
             pixels = np.ascontiguousarray(resized.transpose(2, 0, 1))
         data = pixels.astype(np.float32)
-        boxes = np.array([(*window.corners, window.label) for window in self._boxes[image]], np.float32)
+        boxes = np.array(
+            [(*window.corners, window.label) for window in self._boxes[image]], np.float32
+        )
         boxes[:, :4] *= np.float32(scale)
         job_record = plan.share.job_records(number, 1)
         if plan.mirror and draw(plan.seed, job_record, 1)[0, 0] % 2:
@@ -118,7 +123,8 @@ class ObjectMaker:
 
 
 class ObjectReader(NumberedReader):
-    """An endless reader of one worker's share of the images of a window file: data, im_info and boxes.
+    """An endless reader of one worker's share of the images of a window file: data, im_info and
+    boxes.
 
     Args:
         file: the window file, already this client's part.

@@ -1,8 +1,9 @@
 """Distribution of the records of a source among workers. Pure arithmetic, no files.
 
-Law: W workers with batch K read together exactly the records that one process with batch W*K reads, batch by batch,
-also across the end of the database and also if its length is not a multiple of W. The records form an endless stream
-(stream record r is database record r mod length); a share is a regular subset of it.
+Law: W workers with batch K read together exactly the records that one process with batch W*K reads,
+batch by batch, also across the end of the database and also if its length is not a multiple of W.
+The records form an endless stream (stream record r is database record r mod length); a share is a
+regular subset of it.
 """
 
 from __future__ import annotations
@@ -24,9 +25,9 @@ from poseidon.proto.caffe_pb2 import TEST
 class Share:
     """The subset of a database's endless stream of records that one worker reads.
 
-    The stream is distributed round robin, in blocks of `block` records, to `step` readers; this is reader `first`. The
-    block is one record in training. It is a batch in testing, so that the workers score exactly the batches that one
-    process scores.
+    The stream is distributed round robin, in blocks of `block` records, to `step` readers; this is
+    reader `first`. The block is one record in training. It is a batch in testing, so that the
+    workers score exactly the batches that one process scores.
 
     Args:
         first: the index of this reader, 0 <= first < step.
@@ -43,7 +44,9 @@ class Share:
     clients: int = 1
 
     def __post_init__(self) -> None:
-        if not (0 <= self.first < self.step and self.block >= 1 and 0 <= self.client < self.clients):
+        if not (
+            0 <= self.first < self.step and self.block >= 1 and 0 <= self.client < self.clients
+        ):
             raise ValueError(f"invalid share: {self!r}")
 
     def record(self, n: int) -> int:
@@ -58,8 +61,8 @@ class Share:
     def job_records(self, first: int, count: int) -> npt.NDArray[np.int64]:
         """Return numbers for the same records that are unique in the job.
 
-        With `block` 1 they are the numbers that one process gives the same records, so that random crops and mirrors do
-        not depend on the number of workers.
+        With `block` 1 they are the numbers that one process gives the same records, so that random
+        crops and mirrors do not depend on the number of workers.
         """
         return self.records(first, count) * self.clients + self.client
 
@@ -101,8 +104,9 @@ def share_for(
 def source_for(source: Path, *, shared_file_system: bool, client: int, clients: int) -> Path:
     """Return the database that client `client` of `clients` opens for a layer's `source`.
 
-    With a shared file system this is the source itself, otherwise `<source>_<client>`. A single client prefers the
-    undivided source, because a part `_0` beside it would have only some of the records.
+    With a shared file system this is the source itself, otherwise `<source>_<client>`. A single
+    client prefers the undivided source, because a part `_0` beside it would have only some of the
+    records.
 
     Raises:
         DataError: the part is missing, or the source was divided for more clients than the job has.
@@ -114,7 +118,8 @@ def source_for(source: Path, *, shared_file_system: bool, client: int, clients: 
         if clients == 1:
             return source
         raise DataError(
-            f"client {client} of {clients} reads {part} (shared_file_system is false), which does not exist"
+            f"client {client} of {clients} reads {part} (shared_file_system is false), which does "
+            "not exist"
             f"{_instead_of_parts(source, clients)}"
         )
     if part_path(source, clients).exists():
@@ -136,7 +141,8 @@ def _instead_of_parts(source: Path, clients: int) -> str:
             f"or divide it with: {_division(source, clients)}"
         )
     return (
-        f", nor does {source}: make it first; then write shared_file_system: true if all clients can read it, "
+        f", nor does {source}: make it first; then write shared_file_system: true if all clients "
+        "can read it, "
         f"or divide it with: {_division(source, clients)}"
     )
 

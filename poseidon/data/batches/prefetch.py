@@ -1,7 +1,9 @@
-"""A background thread that computes numbered results before they are needed, and a pool of threads for decoding.
+"""A background thread that computes numbered results before they are needed, and a pool of
+threads for decoding.
 
-Law: `get` returns the results of `make(first)`, `make(first + 1)`, ... in this order. The thread is at most `depth`
-results ahead. Its first error is raised by the `get` that would have returned the result.
+Law: `get` returns the results of `make(first)`, `make(first + 1)`, ... in this order. The thread is
+at most `depth` results ahead. Its first error is raised by the `get` that would have returned the
+result.
 """
 
 from __future__ import annotations
@@ -82,7 +84,9 @@ class Prefetcher(Generic[Made]):
                 if self._error is not None:
                     raise self._error
                 if self._closed or not self._thread.is_alive():
-                    raise DataError(f"the thread {self._thread.name} has ended because its reader was closed")
+                    raise DataError(
+                        f"the thread {self._thread.name} has ended because its reader was closed"
+                    )
                 self._changed.wait(WATCH_S)
             made = self._ready.popleft()
             self._changed.notify_all()
@@ -128,7 +132,10 @@ class DecoderPool:
         self._executor: ThreadPoolExecutor | None = None
 
     def map(self, function: Callable[..., Made], *arguments: Iterable[Any]) -> list[Made]:
-        """Call a function with the arguments of each item in parallel. Return the results in order."""
+        """Call a function with the arguments of each item in parallel.
+
+        Return the results in order.
+        """
         if self._executor is None:
             threads = min(MAX_DECODERS, os.cpu_count() or 1)
             self._executor = ThreadPoolExecutor(threads, thread_name_prefix="poseidon-decode")

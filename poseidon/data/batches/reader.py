@@ -1,9 +1,9 @@
 """Batches of a database's records: read, decoded and transformed.
 
-Law: a batch is a pure function of its number (and of database, share, transform and seed), so that a resumed job can
-recompute any batch. The error for a damaged record names its key and its database. All batches have
-one shape; a batch of one record that is not cropped has the record's, as in Caffe
-(DataLayer::load_batch).
+Law: a batch is a pure function of its number (and of database, share, transform and seed), so that
+a resumed job can recompute any batch. The error for a damaged record names its key and its
+database. All batches have one shape; a batch of one record that is not cropped has the record's, as
+in Caffe (DataLayer::load_batch).
 """
 
 from __future__ import annotations
@@ -106,7 +106,9 @@ class BatchMaker:
     def tensors(self, number: int) -> tuple[Tensor, Tensor]:
         """Return batch `number` >= 0 as tensors."""
         data, labels = self.make(number)
-        return torch.from_numpy(data), torch.from_numpy(labels) if self._plan.label else torch.empty(0)
+        return torch.from_numpy(data), torch.from_numpy(
+            labels
+        ) if self._plan.label else torch.empty(0)
 
     def fresh_records(self, number: int) -> int:
         """See `Maker`."""
@@ -117,8 +119,13 @@ class BatchMaker:
         self._decoders.close()
         self._cursor.close()
 
-    def _raw_batch(self, numbers: list[int], draws: npt.NDArray[np.int64], data: Floats) -> list[int] | None:
-        """Fill `data` from raw records in the first record's layout. Return the labels, or None if a layout differs."""
+    def _raw_batch(
+        self, numbers: list[int], draws: npt.NDArray[np.int64], data: Floats
+    ) -> list[int] | None:
+        """Fill `data` from raw records in the first record's layout.
+
+        Return the labels, or None if a layout differs.
+        """
         layout = self._layout
         assert layout is not None
         pixels: list[Record] = []
@@ -146,7 +153,9 @@ class BatchMaker:
             self._tails[tail] = label
         return label
 
-    def _any_batch(self, numbers: list[int], draws: npt.NDArray[np.int64], data: Floats) -> list[int]:
+    def _any_batch(
+        self, numbers: list[int], draws: npt.NDArray[np.int64], data: Floats
+    ) -> list[int]:
         """Fill `data` from records of any kind, decoded in parallel. Return the labels."""
         found = [self._found(number) for number in numbers]
         return self._decoders.map(self._fill, found, draws, data)
@@ -164,7 +173,9 @@ class BatchMaker:
         self._cursor.seek(number)
         return self._cursor.value(), self._cursor.position, self._cursor.key()
 
-    def _fill(self, found: tuple[Record, int, bytes], choice: npt.NDArray[np.int64], target: Floats) -> int:
+    def _fill(
+        self, found: tuple[Record, int, bytes], choice: npt.NDArray[np.int64], target: Floats
+    ) -> int:
         """Decode a record into `target` and return its label."""
         image, label = self._decode(*found)
         self._require_shape(image.shape, found)
@@ -184,13 +195,19 @@ class BatchMaker:
         channels, first = shape[0], self._shape[0]
         remedy = "set crop_size or resize_param in transform_param, or batch_size: 1"
         if channels != first:
-            remedy = "set force_color or force_gray in transform_param, which convert encoded images"
+            remedy = (
+                "set force_color or force_gray in transform_param, which convert encoded images"
+            )
         raise DataError(
-            f"{self._location(*found[1:])} is {channels} x {shape[1]} x {shape[2]} (channels x height "
-            f"x width), but the first record is {first} x {self._shape[1]} x {self._shape[2]}; {remedy}"
+            f"{self._location(*found[1:])} is {channels} x {shape[1]} x {shape[2]} (channels x "
+            "height "
+            f"x width), but the first record is {first} x {self._shape[1]} x {self._shape[2]}; "
+            f"{remedy}"
         )
 
-    def _output_shape(self, shape: Sequence[int], found: tuple[Record, int, bytes]) -> tuple[int, int, int]:
+    def _output_shape(
+        self, shape: Sequence[int], found: tuple[Record, int, bytes]
+    ) -> tuple[int, int, int]:
         try:
             return self._plan.transform.output_shape(shape)
         except DataError as error:
@@ -204,13 +221,14 @@ class BatchReader(NumberedReader):
     """An endless reader of one worker's share of a database: data (N, C, h, w) and labels (N).
 
     Args:
-        source: the folder of the database or of this client's part of it (see `partition.source_for`).
+        source: the folder of the database or of this client's part of it (see
+            `partition.source_for`).
         backend: a `Backend`, or its number in DataParameter.DB.
         batch_size: N, the number of records in a batch, >= 1.
         transform: crop, mirror, mean, scale.
         share: the records of this worker.
-        seed: the seed of the job, the same on all workers. Random crops and mirrors depend on it and on the record's
-            number in the job, so that W workers see what one process sees.
+        seed: the seed of the job, the same on all workers. Random crops and mirrors depend on it
+            and on the record's number in the job, so that W workers see what one process sees.
         prefetch: the number of batches to prepare ahead, >= 1.
         rand_skip: start at a random record below this, the same on all workers.
         label: False if labels are not needed; they are then an empty tensor.
@@ -238,7 +256,9 @@ class BatchReader(NumberedReader):
         force_color: bool = False,
     ) -> None:
         if batch_size < 1:
-            raise DataError(f"a data layer on {source} has batch_size {batch_size}: expected at least 1")
+            raise DataError(
+                f"a data layer on {source} has batch_size {batch_size}: expected at least 1"
+            )
         plan = BatchPlan(
             batch_size=batch_size,
             transform=transform,

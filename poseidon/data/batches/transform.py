@@ -1,12 +1,13 @@
-"""Caffe's TransformationParameter: crop, mirror, mean and scale; before them the steps of SSD's branch.
+"""Caffe's TransformationParameter: crop, mirror, mean and scale; before them the steps of SSD's
+branch.
 
-Law: out = (pixel - mean) * scale with the mean at the pixel's position in the uncropped image, then crop, then mirror,
-in float32 in this order, so that results are Caffe's to the bit. Random choices depend only on the draws passed in.
-Images are distorted, expanded, resized and given noise before all this, so a mean file has the size of the resized
-image.
+Law: out = (pixel - mean) * scale with the mean at the pixel's position in the uncropped image, then
+crop, then mirror, in float32 in this order, so that results are Caffe's to the bit. Random choices
+depend only on the draws passed in. Images are distorted, expanded, resized and given noise before
+all this, so a mean file has the size of the resized image.
 
-Source: caffe/src/caffe/data_transformer.cpp. As in Caffe, `mirror` is random in the TEST phase too; the crop is random
-in TRAIN and central in TEST, at offset (size - crop) // 2.
+Source: caffe/src/caffe/data_transformer.cpp. As in Caffe, `mirror` is random in the TEST phase too;
+the crop is random in TRAIN and central in TEST, at offset (size - crop) // 2.
 
 Shapes: N images, C channels, H x W before and h x w after the crop.
 """
@@ -39,14 +40,18 @@ STEPS = ("resize_param", "noise_param", "distort_param", "expand_param", "emit_c
 
 
 class Placement(NamedTuple):
-    """The part of an image that a crop takes, in fractions of the image, and whether it is mirrored."""
+    """The part of an image that a crop takes, in fractions of the image, and whether it is
+    mirrored.
+    """
 
     window: Box
     mirrored: bool
 
 
 def generator(choice: Draws) -> Random:
-    """Return the generator of a record's augmentation, from its random numbers (LANES + SEED_LANES)."""
+    """Return the generator of a record's augmentation, from its random numbers (LANES +
+    SEED_LANES).
+    """
     return Random(int(choice[LANES]) << 31 | int(choice[LANES + 1]))
 
 
@@ -59,8 +64,8 @@ class Transform:
         resolve: resolves the path in mean_file.
 
     Raises:
-        DataError: both mean_file and mean_value, or both force_color and force_gray are set, the mean
-            file is wrong, or a field of the augmentation is; there are scale_factors, which
+        DataError: both mean_file and mean_value, or both force_color and force_gray are set, the
+            mean file is wrong, or a field of the augmentation is; there are scale_factors, which
             layers of images with a label for each pixel read themselves.
 
     Attributes:
@@ -79,18 +84,25 @@ class Transform:
                 "transform_param has scale_factors, which only DenseImageData and ImageSegData read"
             )
         self.decoding = (
-            Decoding.COLOR if param.force_color else Decoding.GRAY if param.force_gray else Decoding.AS_STORED
+            Decoding.COLOR
+            if param.force_color
+            else Decoding.GRAY
+            if param.force_gray
+            else Decoding.AS_STORED
         )
         self._train = train
         self._mirror = param.mirror
         self._crop = _crop(param)
-        self.augmentation = Augmentation(param) if any(param.HasField(name) for name in STEPS) else None
+        self.augmentation = (
+            Augmentation(param) if any(param.HasField(name) for name in STEPS) else None
+        )
         self._scale = np.float32(param.scale)
         self._mean_file = resolve(param.mean_file) if param.HasField("mean_file") else None
         self._mean = self._load_mean(param)
         if self.augmentation is not None and self.augmentation.expands and not self.has_fixed_size:
             raise DataError(
-                "transform_param has expand_param, so that images differ in size: set resize_param with another mode than "
+                "transform_param has expand_param, so that images differ in size: set "
+                "resize_param with another mode than "
                 "FIT_SMALL_SIZE, or a crop"
             )
 
@@ -131,15 +143,19 @@ class Transform:
                 )
             if sizes[0] not in (1, channels):
                 raise DataError(
-                    f"transform_param has {sizes[0]} values of mean_value, but the images have {channels} "
+                    f"transform_param has {sizes[0]} values of mean_value, but the images have "
+                    f"{channels} "
                     f"channels: expected 1 or {channels}"
                 )
         if self._crop is None:
             return channels, height, width
         if self._crop[0] > height or self._crop[1] > width:
-            crop = self._crop[0] if self._crop[0] == self._crop[1] else "{} x {}".format(*self._crop)
+            crop = (
+                self._crop[0] if self._crop[0] == self._crop[1] else "{} x {}".format(*self._crop)
+            )
             raise DataError(
-                f"crop_size {crop} is larger than the images, which are {extents}; make larger ones (poseidon "
+                f"crop_size {crop} is larger than the images, which are {extents}; make larger "
+                "ones (poseidon "
                 "convert_imageset --resize_height=H --resize_width=W), or crop less"
             )
         return channels, *self._crop
@@ -150,10 +166,16 @@ class Transform:
         if self._crop is not None:
             return True
         augmentation = self.augmentation
-        return augmentation is not None and augmentation.resize is not None and augmentation.resize.is_fixed
+        return (
+            augmentation is not None
+            and augmentation.resize is not None
+            and augmentation.resize.is_fixed
+        )
 
     def draws(self, seed: int, numbers: Draws) -> Draws:
-        """Return random numbers for the records of these numbers: (N, LANES), or SEED_LANES more with augmentation."""
+        """Return random numbers for the records of these numbers: (N, LANES), or SEED_LANES more
+        with augmentation.
+        """
         return draw(seed, numbers, LANES if self.augmentation is None else LANES + SEED_LANES)
 
     def batch(self, images: Array, draws: Draws, out: Floats) -> None:
@@ -174,7 +196,9 @@ class Transform:
             out[flipped] = out[flipped][..., ::-1]
 
     def one(self, image: Array, choice: Draws, out: Floats) -> None:
-        """Transform one image (C, H, W) into `out` (C, h, w) with its random numbers, from `draws`."""
+        """Transform one image (C, H, W) into `out` (C, h, w) with its random numbers, from
+        `draws`.
+        """
         augmentation = self.augmentation
         if augmentation is not None:
             random = generator(choice)
@@ -183,13 +207,18 @@ class Transform:
         self.place(image, choice, out)
 
     def place(self, image: Array, choice: Draws, out: Floats) -> Placement:
-        """Transform one image (C, H, W) that is augmented already. Return the part of it that `out` shows."""
+        """Transform one image (C, H, W) that is augmented already.
+
+        Return the part of it that `out` shows.
+        """
         mean = self._mean
         window = Box(0.0, 0.0, 1.0, 1.0)
         if self._crop is not None:
             _, height, width = image.shape
             rows, columns = self._window(image.shape, choice)
-            window = Box(columns.start / width, rows.start / height, columns.stop / width, rows.stop / height)
+            window = Box(
+                columns.start / width, rows.start / height, columns.stop / width, rows.stop / height
+            )
             image = image[:, rows, columns]
             if self._mean_file is not None and mean is not None:
                 mean = mean[:, rows, columns]
@@ -207,7 +236,9 @@ class Transform:
         return image[..., ::-1] if self._mirror and bool(choice[2] % 2) else image
 
     def extended_shape(self, shape: Sequence[int]) -> tuple[int, int, int]:
-        """Return the shape of an image of `shape` (C, H, W) with at least the extents of the crop."""
+        """Return the shape of an image of `shape` (C, H, W) with at least the extents of the
+        crop.
+        """
         channels, height, width = shape
         high, wide = self._crop or (0, 0)
         return channels, max(height, high), max(width, wide)
@@ -249,7 +280,9 @@ class Transform:
 
 
 def _crop(param: TransformationParameter) -> tuple[int, int] | None:
-    """Return height and width of the crop; None if there is none. crop_size has priority, as in SSD."""
+    """Return height and width of the crop; None if there is none. crop_size has priority, as in
+    SSD.
+    """
     if param.crop_size:
         return param.crop_size, param.crop_size
     if bool(param.crop_h) != bool(param.crop_w):
@@ -264,7 +297,9 @@ def pixels_of(image: Array) -> Array:
         DataError: the values are not bytes.
     """
     if image.dtype != np.uint8:
-        raise DataError("the images are floats: resize_param and the other steps of SSD need bytes, 0 to 255")
+        raise DataError(
+            "the images are floats: resize_param and the other steps of SSD need bytes, 0 to 255"
+        )
     return image[0] if len(image) == 1 else np.ascontiguousarray(image.transpose(1, 2, 0))
 
 

@@ -52,7 +52,9 @@ class WindowFile:
     background: tuple[Window, ...]
 
 
-def read_windows(source: Path, root: str, *, fg_threshold: float, bg_threshold: float) -> WindowFile:
+def read_windows(
+    source: Path, root: str, *, fg_threshold: float, bg_threshold: float
+) -> WindowFile:
     """Read a window file.
 
     Args:
@@ -73,14 +75,18 @@ def read_windows(source: Path, root: str, *, fg_threshold: float, bg_threshold: 
             if overlap >= fg_threshold:
                 if label < 1:
                     raise DataError(
-                        f"{source}:{number}: a foreground window has class {label}, expected at least 1"
+                        f"{source}:{number}: a foreground window has class {label}, expected at "
+                        "least 1"
                     )
                 foreground.append(Window(image=len(images), label=label, corners=corners))
             elif overlap < bg_threshold:
                 background.append(Window(image=len(images), label=0, corners=corners))
         images.append(Path(root + path))
     return WindowFile(
-        source=source, images=tuple(images), foreground=tuple(foreground), background=tuple(background)
+        source=source,
+        images=tuple(images),
+        foreground=tuple(foreground),
+        background=tuple(background),
     )
 
 
@@ -116,12 +122,15 @@ def _blocks(source: Path, lines: Sequence[str]) -> Iterator[tuple[str, list[Row]
             continue
         if not lines[index].startswith("#") or index + HEADER_LINES > len(lines):
             raise DataError(
-                f"{source}:{index + 1}: expected '# <index>', a path, three sizes and a count, one a line"
+                f"{source}:{index + 1}: expected '# <index>', a path, three sizes and a count, "
+                "one a line"
             )
         try:
             count = int(lines[index + HEADER_LINES - 1])
         except ValueError:
-            raise DataError(f"{source}:{index + HEADER_LINES}: expected the number of windows") from None
+            raise DataError(
+                f"{source}:{index + HEADER_LINES}: expected the number of windows"
+            ) from None
         first = index + HEADER_LINES
         if count < 0 or first + count > len(lines):
             raise DataError(f"{source}:{first}: expected {count} windows after this line")

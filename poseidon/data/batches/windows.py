@@ -1,8 +1,8 @@
 """Batches of windows of images, for R-CNN (Girshick et al., 2014).
 
-Law: a batch is a pure function of its number (and of file, share, sampling and seed). Its first items are background
-windows, the rest foreground. Each is drawn with the seed and the item's number in
-the job, so that workers draw differently.
+Law: a batch is a pure function of its number (and of file, share, sampling and seed). Its first
+items are background windows, the rest foreground. Each is drawn with the seed and the item's number
+in the job, so that workers draw differently.
 
 Source: caffe's WindowDataLayer.
 """
@@ -132,7 +132,9 @@ class WindowMaker:
         try:
             content = path.read_bytes() if content is None else content
         except OSError as error:
-            raise DataError(f"{self._file.source}: cannot read the image {path}: {error.strerror}") from error
+            raise DataError(
+                f"{self._file.source}: cannot read the image {path}: {error.strerror}"
+            ) from error
         if self._sampling.cache:
             self._cached[index] = content
         try:
@@ -158,7 +160,11 @@ class Placement:
 
 
 def place_window(
-    corners: tuple[int, int, int, int], image: tuple[int, int], sampling: Sampling, *, mirrored: bool
+    corners: tuple[int, int, int, int],
+    image: tuple[int, int],
+    sampling: Sampling,
+    *,
+    mirrored: bool,
 ) -> Placement:
     """Compute the region of a window with its context, and its position in the item.
     Halves round away from zero, as in Caffe.
@@ -188,7 +194,9 @@ def place_window(
 
 
 def _expanded(corners: tuple[int, int, int, int], sampling: Sampling) -> tuple[int, int, int, int]:
-    """Return the region that has context_pad pixels of context on each side after warping to the item."""
+    """Return the region that has context_pad pixels of context on each side after warping to the
+    item.
+    """
     x1, y1, x2, y2 = corners
     scale = sampling.crop / (sampling.crop - 2 * sampling.context_pad)
     half_w, half_h = (x2 - x1 + 1) / 2, (y2 - y1 + 1) / 2
@@ -206,18 +214,30 @@ def _expanded(corners: tuple[int, int, int, int], sampling: Sampling) -> tuple[i
 def cut(
     image: npt.NDArray[np.uint8], window: Window, sampling: Sampling, mirrored: bool, out: Floats
 ) -> None:
-    """Write a window to its item: crop, warp, mirror, subtract the mean, scale. The rest of the item is zero.
+    """Write a window to its item: crop, warp, mirror, subtract the mean, scale.
+
+    The rest of the item is zero.
 
     Raises:
         DataError: the window is outside its image.
     """
     placement = place_window(window.corners, image.shape[:2], sampling, mirrored=mirrored)
-    (x1, y1, x2, y2), (wide, high), (left, top) = placement.corners, placement.size, placement.offset
-    if not (0 <= x1 <= x2 < image.shape[1] and 0 <= y1 <= y2 < image.shape[0]) or min(wide, high) < 1:
+    (x1, y1, x2, y2), (wide, high), (left, top) = (
+        placement.corners,
+        placement.size,
+        placement.offset,
+    )
+    if (
+        not (0 <= x1 <= x2 < image.shape[1] and 0 <= y1 <= y2 < image.shape[0])
+        or min(wide, high) < 1
+    ):
         raise DataError(
-            f"window {window.corners} is outside its image of {image.shape[1]} x {image.shape[0]} (width x height)"
+            f"window {window.corners} is outside its image of {image.shape[1]} x {image.shape[0]} "
+            "(width x height)"
         )
-    warped = cv2.resize(image[y1 : y2 + 1, x1 : x2 + 1], (wide, high), interpolation=cv2.INTER_LINEAR)
+    warped = cv2.resize(
+        image[y1 : y2 + 1, x1 : x2 + 1], (wide, high), interpolation=cv2.INTER_LINEAR
+    )
     pixels = warped[:, ::-1] if mirrored else warped
     out.fill(0)
     target = out[:, top : top + high, left : left + wide]

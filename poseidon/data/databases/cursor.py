@@ -1,7 +1,7 @@
 """The interface of database cursors, and the function that opens one.
 
-Law: all backends return the same records in the same (bytewise key) order with the same numbers, so that
-a definition can change its backend and nothing else.
+Law: all backends return the same records in the same (bytewise key) order with the same numbers, so
+that a definition can change its backend and nothing else.
 """
 
 from __future__ import annotations
@@ -16,12 +16,18 @@ from poseidon.data.databases.lmdb_cursor import LmdbCursor
 
 
 class Cursor(Protocol):
-    """A cursor on a database with at least one record. Not thread-safe, but not bound to a thread."""
+    """A cursor on a database with at least one record.
+
+    Not thread-safe, but not bound to a thread.
+    """
 
     path: Path
 
     def __len__(self) -> int:
-        """Return the number of records, at least 1. The first call on a LevelDB reads the whole database."""
+        """Return the number of records, at least 1.
+
+        The first call on a LevelDB reads the whole database.
+        """
 
     @property
     def position(self) -> int:
@@ -34,7 +40,9 @@ class Cursor(Protocol):
         """Return the value of the current record, which must not be used after `close`."""
 
     def skip(self, count: int) -> None:
-        """Move forward by `count` >= 0 records, from the last to the first, without reading values."""
+        """Move forward by `count` >= 0 records, from the last to the first, without reading
+        values.
+        """
 
     def seek(self, record: int) -> None:
         """Move to record number `record` >= 0, modulo len, without reading values."""
@@ -51,7 +59,8 @@ def open_cursor(path: Path, backend: int) -> Cursor:
         backend: a `Backend`, or its number in Caffe's `DataParameter.DB`.
 
     Raises:
-        DataError: the database is missing, of another kind, empty, damaged, or locked by another process.
+        DataError: the database is missing, of another kind, empty, damaged, or locked by another
+            process.
     """
     kind = Backend(backend)
     require_kind(path, kind)

@@ -1,7 +1,8 @@
 """The backends, and detection of the backend of a database folder.
 
-Law: a backend is recognized by the files in the folder, before any library opens it (LevelDB creates files even when it
-fails). A wrong `backend:` in a definition, a missing folder and a folder of another kind are different errors.
+Law: a backend is recognized by the files in the folder, before any library opens it (LevelDB
+creates files even when it fails). A wrong `backend:` in a definition, a missing folder and a folder
+of another kind are different errors.
 """
 
 from __future__ import annotations
@@ -36,7 +37,9 @@ class Backend(IntEnum):
 
     @staticmethod
     def parse(name: str) -> Backend:
-        """Return the backend called `lmdb` or `leveldb`, in any case; UsageError for another name."""
+        """Return the backend called `lmdb` or `leveldb`, in any case; UsageError for another
+        name.
+        """
         try:
             return Backend[name.upper()]
         except KeyError:
@@ -54,7 +57,11 @@ def detect(path: Path) -> Backend | None:
 
 def _maker(name: str) -> str:
     """Return the command that makes a database of this name in Caffe's examples."""
-    makers = {"siamese": "convert_mnist_siamese", "mnist": "convert_mnist", "cifar": "prepare_cifar10"}
+    makers = {
+        "siamese": "convert_mnist_siamese",
+        "mnist": "convert_mnist",
+        "cifar": "prepare_cifar10",
+    }
     return next((maker for part, maker in makers.items() if part in name), "convert_imageset")
 
 
@@ -66,13 +73,15 @@ def require(path: Path) -> Backend:
     """
     if not path.exists():
         raise DataError(
-            f"the database {path} does not exist: create it first with {own_command()} {_maker(path.name)} "
+            f"the database {path} does not exist: create it first with {own_command()} "
+            f"{_maker(path.name)} "
             f"({IN_README})"
         )
     found = detect(path)
     if found is None:
         raise DataError(
-            f"{path} is not a database: expected a folder with data.mdb (LMDB) or CURRENT (LevelDB) in it"
+            f"{path} is not a database: expected a folder with data.mdb (LMDB) or CURRENT "
+            "(LevelDB) in it"
         )
     return found
 

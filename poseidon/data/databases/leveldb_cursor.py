@@ -1,7 +1,8 @@
 """Cursors on LevelDB databases, and the library behind them: plyvel, or its successor plyvel-next.
 
 Law: a LevelDB can be open in one process only. A second process gets an error that says what to do
-instead; the cursors of a process share one handle. Without the library everything but LevelDB works.
+instead; the cursors of a process share one handle. Without the library everything but LevelDB
+works.
 """
 
 from __future__ import annotations
@@ -20,7 +21,9 @@ from poseidon.data.databases.stepping import SteppingCursor
 from poseidon.errors import DataError
 
 LIBRARIES = ("plyvel_next", "plyvel")
-"""Modules with one interface; the first that can be imported is used. setup.py names their packages."""
+"""Modules with one interface; the first that can be imported is used. setup.py names their
+packages.
+"""
 
 
 def _library() -> ModuleType | None:
@@ -43,7 +46,8 @@ def require_leveldb() -> ModuleType:
     """Return the library.
 
     Raises:
-        LevelDbMissingError: it is not installed. The text says how to install it and what works without it.
+        LevelDbMissingError: it is not installed. The text says how to install it and what works
+            without it.
     """
     if PLYVEL is None:
         package = "plyvel-next" if sys.version_info >= (3, 12) else "plyvel-ci"
@@ -59,7 +63,8 @@ def _close(database: Any) -> None:
 
 
 ONE_OWNER = (
-    "and a LevelDB can be open in one process only: give each client its own part (poseidon partition_data and "
+    "and a LevelDB can be open in one process only: give each client its own part (poseidon "
+    "partition_data and "
     "shared_file_system: false), or use LMDB"
 )
 """The end of the error for a second process."""
@@ -84,7 +89,8 @@ def _translated(path: Path) -> Iterator[None]:
 def _open(path: Path) -> Any:
     if not os.access(path, os.W_OK):
         raise DataError(
-            f"the LevelDB database {path} is in a folder that is not writable, and LevelDB writes to its "
+            f"the LevelDB database {path} is in a folder that is not writable, and LevelDB writes "
+            "to its "
             "folder even for reading: copy it to a writable folder, or use LMDB"
         )
     plyvel = require_leveldb()
@@ -93,7 +99,9 @@ def _open(path: Path) -> Any:
     except plyvel.IOError as error:
         if "lock" not in _reason(error).lower():
             raise
-        raise DataError(f"the LevelDB database {path} is in use by another process, {ONE_OWNER}") from error
+        raise DataError(
+            f"the LevelDB database {path} is in use by another process, {ONE_OWNER}"
+        ) from error
 
 
 class LevelDbCursor(SteppingCursor):
@@ -103,8 +111,8 @@ class LevelDbCursor(SteppingCursor):
         path: a folder with a file CURRENT.
 
     Raises:
-        DataError: the database is damaged, empty, in use by another process or in a read-only folder,
-            or the library is not installed.
+        DataError: the database is damaged, empty, in use by another process or in a read-only
+            folder, or the library is not installed.
     """
 
     def __init__(self, path: Path) -> None:

@@ -1,7 +1,7 @@
 """Cursors on LMDB databases.
 
-Law: the database is opened read-only, so its folder need not be writable, and any number of processes can read it at
-the same time, on all hosts and containers that mount its folder.
+Law: the database is opened read-only, so its folder need not be writable, and any number of
+processes can read it at the same time, on all hosts and containers that mount its folder.
 """
 
 from __future__ import annotations
@@ -50,8 +50,8 @@ def _open(path: Path) -> Any:
     try:
         return _environment(path, lock=_lockable(path))
     except lmdb.LockError:
-        # LMDB locks the byte of its process id in the lock file. On a shared file system a process of another host or
-        # container may have the same id. Readers do not need the lock.
+        # LMDB locks the byte of its process id in the lock file. On a shared file system a process
+        # of another host or container may have the same id. Readers do not need the lock.
         return _environment(path, lock=False)
 
 
@@ -59,12 +59,16 @@ def _check(path: Path) -> None:
     """Raise an error unless data.mdb has all pages that its header counts."""
     size = (path / "data.mdb").stat().st_size
     if not size:  # LMDB would call it a bad file descriptor
-        raise DataError(f"the LMDB database {path} is no database: its data.mdb has 0 bytes; make it again")
+        raise DataError(
+            f"the LMDB database {path} is no database: its data.mdb has 0 bytes; make it again"
+        )
     with closing(_environment(path, lock=False)) as environment:
         needed = (environment.info()["last_pgno"] + 1) * environment.stat()["psize"]
     if size < needed:
         # Access to a page beyond the end of the file would kill the process (SIGBUS).
-        raise DataError(f"the LMDB database {path} is truncated: data.mdb has {size} of {needed} bytes")
+        raise DataError(
+            f"the LMDB database {path} is truncated: data.mdb has {size} of {needed} bytes"
+        )
 
 
 def _environment(path: Path, *, lock: bool) -> Any:

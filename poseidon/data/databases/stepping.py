@@ -1,7 +1,7 @@
 """Access by record number for databases that can only be stepped in key order.
 
-Law: record numbers are unbounded. Record r of a database with n records is record r mod n, as Caffe's cursor returns to
-the first record after the last. Stepping reads keys only, never values.
+Law: record numbers are unbounded. Record r of a database with n records is record r mod n, as
+Caffe's cursor returns to the first record after the last. Stepping reads keys only, never values.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ class SteppingCursor(ABC):
 
     Args:
         path: the database, for error messages.
-        length: the number of records, or None if it is expensive to compute; then it is known after the first wrap.
+        length: the number of records, or None if it is expensive to compute; then it is known after
+            the first wrap.
     """
 
     def __init__(self, path: Path, length: int | None) -> None:
@@ -64,7 +65,8 @@ class SteppingCursor(ABC):
     def _advance(self, count: int) -> int:
         """Move forward by up to `count` records and return the number of steps made.
 
-        Fewer than `count` steps mean that the last record was reached; the cursor's position is then undefined.
+        Fewer than `count` steps mean that the last record was reached; the cursor's position is
+        then undefined.
         """
 
     @abstractmethod

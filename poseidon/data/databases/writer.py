@@ -84,7 +84,10 @@ class LevelDbWriter:
 
     def __init__(self, path: Path) -> None:
         self._database: Any = leveldb.require_leveldb().DB(
-            os.fsencode(path), create_if_missing=True, error_if_exists=True, write_buffer_size=64 << 20
+            os.fsencode(path),
+            create_if_missing=True,
+            error_if_exists=True,
+            write_buffer_size=64 << 20,
         )
         self._batch: Any = self._database.write_batch()
         self._pending = 0
@@ -114,7 +117,8 @@ def open_writer(path: Path, backend: Backend) -> DatabaseWriter:
 
 @contextmanager
 def write_database(path: Path, backend: Backend) -> Iterator[DatabaseWriter]:
-    """Yield a writer of a new database, which appears at `path` when the block ends without an error.
+    """Yield a writer of a new database, which appears at `path` when the block ends without an
+    error.
 
     Raises:
         DataError: `path` exists, another process writes it, or a write fails.
@@ -137,10 +141,14 @@ def refuse_existing(path: Path, advice: str = "move or remove it first") -> None
 
 @contextmanager
 def translated_writes(path: Path) -> Iterator[None]:
-    """Translate errors of the database libraries and the disk in this block to a DataError about writing `path`."""
+    """Translate errors of the database libraries and the disk in this block to a DataError about
+    writing `path`.
+    """
     try:
         yield
     except _WRITE_ERRORS as error:
         reason = error.args[0] if isinstance(error, leveldb.ERRORS) and error.args else error
-        text = reason.decode(errors="backslashreplace") if isinstance(reason, bytes) else str(reason)
+        text = (
+            reason.decode(errors="backslashreplace") if isinstance(reason, bytes) else str(reason)
+        )
         raise DataError(f"{path} cannot be written: {text}") from error

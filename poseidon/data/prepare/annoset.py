@@ -1,7 +1,9 @@
-"""Conversion of images with annotations to a database of AnnotatedDatum records, as by SSD's convert_annoset.
+"""Conversion of images with annotations to a database of AnnotatedDatum records, as by SSD's
+convert_annoset.
 
-Law: as for `imageset`: the record of line i (after the shuffle, if any) has the key `<i>_<path>`, i with eight digits;
-a file that cannot be read is an error that names the line; the database appears when it is complete.
+Law: as for `imageset`: the record of line i (after the shuffle, if any) has the key `<i>_<path>`, i
+with eight digits; a file that cannot be read is an error that names the line; the database appears
+when it is complete.
 
 Source: tools/convert_annoset.cpp of SSD's branch of Caffe (Liu et al., 2016).
 """
@@ -59,7 +61,9 @@ class _Line(NamedTuple):
 
 
 class _Made(NamedTuple):
-    """A record: its bytes, the number of values of a raw image, and height and width of the file."""
+    """A record: its bytes, the number of values of a raw image, and height and width of the
+    file.
+    """
 
     content: bytes
     values: int
@@ -131,13 +135,17 @@ def _write(path: Path, text: str) -> None:
 def _lines(source: Path, *, with_files: bool) -> list[_Line]:
     if not with_files:
         hint = "; a list of annotations needs --anno_type=detection"
-        return [_Line(line.number, line.path, "", line.label) for line in read_list(source, "", hint=hint)]
+        return [
+            _Line(line.number, line.path, "", line.label)
+            for line in read_list(source, "", hint=hint)
+        ]
     lines = []
     for number, line in enumerate(read_lines(source, "list"), 1):
         words = line.split()
         if words and len(words) != 2:
             raise DataError(
-                f"{source}:{number}: '{line[:80]}' is not an image and its annotation, such as: images/1.jpg annotations/1.xml"
+                f"{source}:{number}: '{line[:80]}' is not an image and its annotation, such as: "
+                "images/1.jpg annotations/1.xml"
             )
         if words:
             lines.append(_Line(number, words[0], words[1], 0))
@@ -164,7 +172,9 @@ def _record(
         objects: Sequence[Object] = read_objects(Path(root + line.annotation), form, size, labels)
         return _Made(encode_annotated(datum, objects), values, size)
     except DataError as error:
-        raise DataError(f"{source}:{line.number}: {error}{missing_hint(root, line.path)}") from error
+        raise DataError(
+            f"{source}:{line.number}: {error}{missing_hint(root, line.path)}"
+        ) from error
 
 
 def _size(path: Path) -> tuple[int, int]:

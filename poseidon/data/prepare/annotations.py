@@ -1,16 +1,18 @@
 """Annotation files of images: the objects in PASCAL VOC's XML, in JSON and in text.
 
-Law: boxes become fractions of the annotated image's width and height. Instances of a label are numbered in order.
+Law: boxes become fractions of the annotated image's width and height. Instances of a label are
+numbered in order.
 
 Formats:
     xml: PASCAL VOC and ILSVRC: <annotation> with <size> (height, width) and for each <object> name,
         difficult and <bndbox> (xmin, ymin, xmax, ymax) in pixels;
-    json: as SSD has it for COCO: {"image": {"height", "width"}, "annotation": [{"category_id", "bbox": [x, y, width,
+    json: as SSD has it for COCO: {"image": {"height", "width"}, "annotation": [{"category_id",
+    "bbox": [x, y, width,
         height], "iscrowd"}, ...]}; what is a crowd is difficult;
     txt: a line for each object: label xmin ymin xmax ymax, in pixels.
 
-Source: ReadXMLToAnnotatedDatum, ReadJSONToAnnotatedDatum and ReadTxtToAnnotatedDatum in util/io.cpp of SSD's branch of
-Caffe.
+Source: ReadXMLToAnnotatedDatum, ReadJSONToAnnotatedDatum and ReadTxtToAnnotatedDatum in util/io.cpp
+of SSD's branch of Caffe.
 """
 
 from __future__ import annotations
@@ -74,7 +76,8 @@ def read_objects(
         labels: the label of each name.
 
     Raises:
-        DataError: the file cannot be read or has another form, or a name has no label. The text names the file.
+        DataError: the file cannot be read or has another form, or a name has no label. The text
+            names the file.
     """
     content = _read(path)
     try:
@@ -131,7 +134,11 @@ def _label(name: str, labels: Mapping[str, int]) -> int:
 def _xml(content: bytes) -> MarkedImage:
     try:
         root = ElementTree.fromstring(content)
-    except (ElementTree.ParseError, LookupError, ValueError) as error:  # also for an encoding that is unknown
+    except (
+        ElementTree.ParseError,
+        LookupError,
+        ValueError,
+    ) as error:  # also for an encoding that is unknown
         raise DataError(f"it is not XML: {error}") from error
     height, width = root.findtext("size/height"), root.findtext("size/width")
     size = None
@@ -144,7 +151,8 @@ def _xml(content: bytes) -> MarkedImage:
             raise DataError("an object has no name")
         texts = [item.findtext(f"bndbox/{side}") for side in SIDES]
         corners = tuple(_number(value) if value is not None else _missing(name) for value in texts)
-        marked.append(Marked(name.strip(), corners, (item.findtext("difficult") or "").strip() == "1"))  # type: ignore[arg-type]
+        difficult = (item.findtext("difficult") or "").strip() == "1"
+        marked.append(Marked(name.strip(), corners, difficult))  # type: ignore[arg-type]
     return MarkedImage(size, marked)
 
 
@@ -161,9 +169,17 @@ def _json(content: bytes) -> MarkedImage:
             x, y, width, height = (_number(value) for value in item["bbox"])
             crowd = bool(int(item.get("iscrowd", 0)))
             marked.append(Marked(str(item["category_id"]), (x, y, x + width, y + height), crowd))
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError, OverflowError) as error:
+    except (
+        ValueError,
+        KeyError,
+        TypeError,
+        AttributeError,
+        RecursionError,
+        OverflowError,
+    ) as error:
         raise DataError(
-            'it is not JSON with "image": {"height", "width"} and "annotation": [{"category_id", "bbox"}, ...]'
+            'it is not JSON with "image": {"height", "width"} and "annotation": [{"category_id", '
+            '"bbox"}, ...]'
         ) from error
     return MarkedImage(size, marked)
 

@@ -1,8 +1,9 @@
 """Preparation of the CIFAR-10 example's databases.
 
-Law: real data takes precedence. The order is: existing databases; CIFAR-10 on this host; a download of CIFAR-10; the
-built-in pictures. A marker file beside the databases names their source, and databases of built-in pictures are
-replaced as soon as real data is found. Incomplete files are never left behind.
+Law: real data takes precedence. The order is: existing databases; CIFAR-10 on this host; a download
+of CIFAR-10; the built-in pictures. A marker file beside the databases names their source, and
+databases of built-in pictures are replaced as soon as real data is found. Incomplete files are
+never left behind.
 """
 
 from __future__ import annotations
@@ -68,7 +69,8 @@ class Prepared:
         usual = folder.absolute() == default_folder()
         where = "" if usual else f"--folder={shlex.quote(short_path(folder))} "
         return (
-            f"*** THIS IS NOT CIFAR-10 *** but pictures that Poseidon draws{because}; for the real data: "
+            f"*** THIS IS NOT CIFAR-10 *** but pictures that Poseidon draws{because}; for the "
+            "real data: "
             f"{own_command()} prepare_cifar10 {where}--data=DIR"
         )
 
@@ -81,7 +83,8 @@ class Request:
         folder: the folder for the databases, examples/cifar10 of the checkout by default.
         backend: the kind of the databases.
         clients: with LevelDB, which cannot be shared, the number of parts to create too; 1: none.
-        data: the user's path to CIFAR-10: an archive, or a folder that holds it, also in `cifar10/`.
+        data: the user's path to CIFAR-10: an archive, or a folder that holds it, also in
+            `cifar10/`.
         hint: another folder that may hold it ($POSEIDON_DATA).
         url: the URL to download it from; empty: no download.
         url_md5: the checksum of the download.
@@ -108,7 +111,9 @@ class Request:
 
 
 def default_folder() -> Path:
-    """Return the folder of the databases of a user who names none: the example's in the checkout."""
+    """Return the folder of the databases of a user who names none: the example's in the
+    checkout.
+    """
     return repository_root() / "examples" / "cifar10"
 
 
@@ -116,8 +121,8 @@ def prepare(request: Request, *, report: Report = silent) -> Prepared:
     """Create the databases, the mean file and the parts that are missing.
 
     Raises:
-        DataError: `data` does not hold CIFAR-10, the data is damaged, another process is preparing the same folder, a
-            write fails, or LevelDB is not installed.
+        DataError: `data` does not hold CIFAR-10, the data is damaged, another process is preparing
+            the same folder, a write fails, or LevelDB is not installed.
     """
     if request.backend is Backend.LEVELDB:
         require_leveldb()
@@ -168,7 +173,8 @@ def _find(request: Request) -> Path | None:
             return found
         if path is not None and path is request.data and not made_earlier:
             raise DataError(
-                f"no CIFAR-10 at {path}: expected an archive like cifar-10-binary.tar.gz or an unpacked folder like "
+                f"no CIFAR-10 at {path}: expected an archive like cifar-10-binary.tar.gz or an "
+                "unpacked folder like "
                 "cifar-10-batches-bin, there or in its folder cifar10/"
             )
     return None
@@ -206,7 +212,12 @@ def _make_databases(request: Request, found: Path | None, report: Report) -> str
         for part, labelled in (("train", data.train), ("test", data.test)):
             target = stage.folder / request.database(part).name
             write_labelled(
-                target, request.backend, labelled, key_digits=5, report=report, activity=f"writing {part}"
+                target,
+                request.backend,
+                labelled,
+                key_digits=5,
+                report=report,
+                activity=f"writing {part}",
             )
         (stage.folder / MARKER_NAME).write_text(data.origin + "\n", encoding="utf-8")
         # Everything made of other data is removed at the same time.

@@ -1,7 +1,8 @@
 """A reader of CIFAR-10 in its published formats.
 
-Law: every format (binary or python version, archive or unpacked) gives the same images in the published order, or an
-error that names the file. Pickles are read by an unpickler that allows arrays only.
+Law: every format (binary or python version, archive or unpacked) gives the same images in the
+published order, or an error that names the file. Pickles are read by an unpickler that allows
+arrays only.
 
 Source: https://www.cs.toronto.edu/~kriz/cifar.html for both layouts.
 """
@@ -58,13 +59,18 @@ _Contents = Mapping[str, bytes]
 
 
 def find_cifar10(path: Path) -> Path | None:
-    """Return the path of CIFAR-10 at or under `path`, or None. Formats that are read faster are preferred.
+    """Return the path of CIFAR-10 at or under `path`, or None.
 
-    `path` is an archive, an unpacked folder, or a folder that holds one of them, directly or in `cifar10/`.
+    Formats that are read faster are preferred.
+
+    `path` is an archive, an unpacked folder, or a folder that holds one of them, directly or in
+    `cifar10/`.
     """
     if path.is_file():
         return path if tarfile.is_tarfile(path) else None
-    return next((found for folder in (path, path / "cifar10") for found in _candidates(folder)), None)
+    return next(
+        (found for folder in (path, path / "cifar10") for found in _candidates(folder)), None
+    )
 
 
 def _candidates(folder: Path) -> Iterator[Path]:
@@ -103,7 +109,11 @@ def _origin(path: Path) -> str:
     if path.is_dir():
         return f"CIFAR-10 from {path}"
     known = PUBLISHED_MD5.get(file_md5(path))
-    status = f"the published {known}" if known else "not the published archive, but its records check out"
+    status = (
+        f"the published {known}"
+        if known
+        else "not the published archive, but its records check out"
+    )
     return f"CIFAR-10 from {path} ({status})"
 
 
@@ -123,7 +133,10 @@ def _read_folder(folder: Path) -> _Contents:
 
 
 def _read_archive(path: Path) -> _Contents:
-    """Read an archive in one pass, in memory. No file is unpacked, so the members' paths are harmless."""
+    """Read an archive in one pass, in memory.
+
+    No file is unpacked, so the members' paths are harmless.
+    """
     found: dict[str, bytes] = {}
     try:
         with tarfile.open(path, "r|*") as archive:
@@ -140,7 +153,11 @@ def _read_archive(path: Path) -> _Contents:
 def _parse(content: bytes, path: str) -> Labelled:
     """Parse a batch of either version."""
     # A pickle of the published protocol starts with 0x80, which is not a legal label.
-    return _parse_pickle(content, path) if content[:1] in (b"\x80", b"(") else _parse_binary(content, path)
+    return (
+        _parse_pickle(content, path)
+        if content[:1] in (b"\x80", b"(")
+        else _parse_binary(content, path)
+    )
 
 
 def _parse_binary(content: bytes, path: str) -> Labelled:
@@ -155,7 +172,9 @@ def _parse_pickle(content: bytes, path: str) -> Labelled:
     """Parse a pickled dictionary with `data`, (N, 3072) uint8, and `labels`, N integers."""
     try:
         batch = _ArrayUnpickler(io.BytesIO(content), encoding="bytes").load()
-        entries = {key.decode() if isinstance(key, bytes) else key: value for key, value in batch.items()}
+        entries = {
+            key.decode() if isinstance(key, bytes) else key: value for key, value in batch.items()
+        }
         images = np.asarray(entries["data"])
         labels = np.asarray(entries["labels"])
         if images.dtype != np.uint8 or images.ndim != 2 or images.shape[1] != PIXELS:
@@ -188,7 +207,9 @@ class _ArrayUnpickler(pickle.Unpickler):
         try:
             return self._ALLOWED[module, name]
         except KeyError:
-            raise pickle.UnpicklingError(f"it needs {module}.{name}, which is not allowed") from None
+            raise pickle.UnpicklingError(
+                f"it needs {module}.{name}, which is not allowed"
+            ) from None
 
 
 def _check(part: Labelled, count: int, path: str) -> None:
@@ -198,5 +219,6 @@ def _check(part: Labelled, count: int, path: str) -> None:
     histogram: npt.NDArray[np.intp] = np.bincount(part.labels, minlength=CLASSES)
     if histogram.tolist() != [count // CLASSES] * CLASSES:
         raise DataError(
-            f"{path} has {histogram.tolist()} images of each class: expected {count // CLASSES} each"
+            f"{path} has {histogram.tolist()} images of each class: expected {count // CLASSES} "
+            "each"
         )

@@ -1,6 +1,7 @@
 """Conversion of MNIST and of labelled images in memory to databases, as by Caffe's converters.
 
-Law: the key of record i is i in decimal with leading zeros, so that key order is the order of the data set.
+Law: the key of record i is i in decimal with leading zeros, so that key order is the order of the
+data set.
 """
 
 from __future__ import annotations
@@ -30,7 +31,8 @@ MNIST_FILES = {
     "train": ("train-images-idx3-ubyte", "train-labels-idx1-ubyte"),
     "test": ("t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte"),
 }
-# The first four bytes of an idx file: two zeros, the type (unsigned byte), the number of dimensions.
+# The first four bytes of an idx file: two zeros, the type (unsigned byte), the number of
+# dimensions.
 IDX_MAGIC = {3: 0x803, 1: 0x801}
 
 
@@ -63,7 +65,9 @@ def write_labelled(
     report: Report = silent,
     activity: str = "writing",
 ) -> None:
-    """Write a new database at `path`. The database is visible at once, so `path` should be in a staging folder.
+    """Write a new database at `path`.
+
+    The database is visible at once, so `path` should be in a staging folder.
 
     Args:
         key_digits: the number of digits of a key. Caffe uses 5 for CIFAR-10 and 8 for MNIST.
@@ -95,7 +99,8 @@ def convert_mnist(
 def convert_mnist_siamese(
     source: Path, folder: Path, backend: Backend, *, seed: int = 0, report: Report = silent
 ) -> tuple[Path, Path]:
-    """Create databases `mnist_siamese_train_<kind>` and `mnist_siamese_test_<kind>` of pairs in `folder`, both or none.
+    """Create databases `mnist_siamese_train_<kind>` and `mnist_siamese_test_<kind>` of pairs in
+    `folder`, both or none.
 
     Args:
         source: as for `convert_mnist`.
@@ -112,7 +117,8 @@ def convert_mnist_siamese(
 
 
 def random_pairs(labelled: Labelled, *, seed: int) -> Labelled:
-    """Draw as many pairs as there are images: two random images as channels, label 1 if their labels are equal, else 0.
+    """Draw as many pairs as there are images: two random images as channels, label 1 if their
+    labels are equal, else 0.
 
     Raises:
         DataError: there are no images.
@@ -135,7 +141,9 @@ def _convert_mnist(
     transform: Callable[[Labelled], Labelled],
     report: Report,
 ) -> tuple[Path, Path]:
-    """Create databases `<name>_<part>_<kind>` of the training and the test set after `transform`."""
+    """Create databases `<name>_<part>_<kind>` of the training and the test set after
+    `transform`.
+    """
     targets = [folder / f"{name}_{part}_{backend.suffix}" for part in MNIST_FILES]
     for target in targets:
         refuse_existing(target)
@@ -167,7 +175,11 @@ def _mnist_file(source: Path, name: str) -> Path:
     Raises:
         DataError: the folder does not hold it.
     """
-    paths = [folder / f"{name}{ending}" for folder in (source, source / "mnist") for ending in ("", ".gz")]
+    paths = [
+        folder / f"{name}{ending}"
+        for folder in (source, source / "mnist")
+        for ending in ("", ".gz")
+    ]
     found = next((path for path in paths if path.is_file()), None)
     if found is None:
         problem = f"has no {name} or {name}.gz" if source.is_dir() else "is no folder"
@@ -201,5 +213,7 @@ def _read_idx(path: Path, dimensions: int) -> npt.NDArray[np.uint8]:
         raise DataError(f"{path} is not an idx file of {dimensions} dimensions of bytes")
     shape = struct.unpack(f">{dimensions}I", content[4:start])
     if len(content) - start != int(np.prod(shape)):
-        raise DataError(f"{path} has shape {shape} in its header, but {len(content) - start} bytes of data")
+        raise DataError(
+            f"{path} has shape {shape} in its header, but {len(content) - start} bytes of data"
+        )
     return np.frombuffer(content, np.uint8, offset=start).reshape(shape)

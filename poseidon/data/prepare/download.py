@@ -1,7 +1,7 @@
 """Download of a published file.
 
-Law: the file appears under its name only after its checksum has been verified. A partial download is kept beside it and
-resumed by the next call.
+Law: the file appears under its name only after its checksum has been verified. A partial download
+is kept beside it and resumed by the next call.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ def download(
         timeout_s: the timeout of connecting and of each read.
 
     Raises:
-        ConnectionError: the network or the server cannot be reached, the connection broke, or the checksum is wrong. A
-            partial download is kept for the next call.
+        ConnectionError: the network or the server cannot be reached, the connection broke, or the
+            checksum is wrong. A partial download is kept for the next call.
     """
     target.parent.mkdir(parents=True, exist_ok=True)
     part = target.with_name(f".{target.name}.partial")
@@ -57,7 +57,9 @@ def download(
     found = file_digest(part, kind)
     if found != expected:
         part.unlink()
-        raise ConnectionError(f"{url} is not the published file: its {kind} is {found}, not {expected}")
+        raise ConnectionError(
+            f"{url} is not the published file: its {kind} is {found}, not {expected}"
+        )
     part.replace(target)
 
 
@@ -89,7 +91,9 @@ def _reason(error: Exception) -> str:
 
 
 def _fetch(url: str, part: Path, report: Report, timeout_s: float) -> None:
-    """Append the rest of `url` to `part`, or download it again if the server does not support ranges."""
+    """Append the rest of `url` to `part`, or download it again if the server does not support
+    ranges.
+    """
     done = _size(part)
     request = urllib.request.Request(url, headers={"Range": f"bytes={done}-"} if done else {})
     try:

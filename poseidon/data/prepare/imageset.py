@@ -1,7 +1,8 @@
 """Conversion of image files to a database, as by Caffe's convert_imageset.
 
-Law: the record of line i of the list (after the shuffle, if any) has the key `<i>_<path>`, i with eight digits. A image
-that cannot be read is an error that names the line (Caffe skips it silently). The database appears when it is complete.
+Law: the record of line i of the list (after the shuffle, if any) has the key `<i>_<path>`, i with
+eight digits. A image that cannot be read is an error that names the line (Caffe skips it silently).
+The database appears when it is complete.
 
 Source: caffe/tools/convert_imageset.cpp, ReadImageToDatum in util/io.cpp.
 """
@@ -43,8 +44,10 @@ class Conversion:
     Attributes:
         gray: True for one channel, False for three.
         size: height and width to resize images to; 0 keeps the image's own.
-        shorter_side: length to resize the shorter side to, the other in proportion, in place of `size`; 0: none.
-        least_side: enlarge images in proportion until their shorter side has this length; 0: do not.
+        shorter_side: length to resize the shorter side to, the other in proportion, in place of
+            `size`; 0: none.
+        least_side: enlarge images in proportion until their shorter side has this length; 0: do
+            not.
         most_side: shrink images in proportion until their longer side has this length; 0: do not.
         encoded: store images in a file format, not as pixels.
         encode_type: the format, such as `png`; empty: the format of each file.
@@ -86,12 +89,19 @@ class SizeCheck:
             self._expected = values
         if values != self._expected:
             raise DataError(
-                f"{self._source}:{line}: image of {values} values, expected {self._expected} as in the first"
+                f"{self._source}:{line}: image of {values} values, expected {self._expected} as "
+                "in the first"
             )
 
 
 def convert_imageset(
-    root: str, source: Path, path: Path, backend: Backend, conversion: Conversion, *, report: Report = silent
+    root: str,
+    source: Path,
+    path: Path,
+    backend: Backend,
+    conversion: Conversion,
+    *,
+    report: Report = silent,
 ) -> int:
     """Write the images of a list to a new database.
 
@@ -107,7 +117,8 @@ def convert_imageset(
         the number of records.
 
     Raises:
-        DataError: an image or the list cannot be read, sizes differ and `check_size` is set, or the database exists.
+        DataError: an image or the list cannot be read, sizes differ and `check_size` is set, or the
+            database exists.
     """
     lines = read_list(source, "")
     if conversion.shuffle:
@@ -141,7 +152,9 @@ def _record(root: str, source: Path, conversion: Conversion, line: Line) -> Datu
     try:
         return to_datum(Path(root + line.path), line.label, conversion)
     except DataError as error:
-        raise DataError(f"{source}:{line.number}: {error}{missing_hint(root, line.path)}") from error
+        raise DataError(
+            f"{source}:{line.number}: {error}{missing_hint(root, line.path)}"
+        ) from error
 
 
 def to_datum(path: Path, label: int, conversion: Conversion) -> Datum:
@@ -168,7 +181,12 @@ def to_datum(path: Path, label: int, conversion: Conversion) -> Datum:
     image = planes(pixels)
     channels, height, width = image.shape
     return Datum(
-        channels=channels, height=height, width=width, data=image.tobytes(), label=label, encoded=False
+        channels=channels,
+        height=height,
+        width=width,
+        data=image.tobytes(),
+        label=label,
+        encoded=False,
     )
 
 
@@ -190,7 +208,9 @@ def _same_format(own: str, kind: str) -> bool:
 
 
 def _same_channels(content: bytes, pixels: Any) -> bool:
-    """Return whether the file has the wanted number of channels, so that its bytes can be stored unchanged."""
+    """Return whether the file has the wanted number of channels, so that its bytes can be stored
+    unchanged.
+    """
     stored = cv2.imdecode(np.frombuffer(content, np.uint8), cv2.IMREAD_UNCHANGED)
     return stored is not None and stored.ndim == pixels.ndim
 
@@ -199,7 +219,9 @@ def _encoded(pixels: Any, kind: str, path: Path) -> bytes:
     try:
         done, buffer = cv2.imencode(f".{kind}", pixels)
     except cv2.error as error:
-        raise DataError(f"the image {path} cannot be encoded as '{kind}': unknown format") from error
+        raise DataError(
+            f"the image {path} cannot be encoded as '{kind}': unknown format"
+        ) from error
     if not done:
         raise DataError(f"the image {path} cannot be encoded as '{kind}'")
     return bytes(buffer)

@@ -49,11 +49,14 @@ def read_model_folder(folder: Path) -> PublishedModel:
     missing = [name for name in NEEDED if not fields.get(name)]
     if missing:
         raise DataError(
-            f"{readme} has no {missing[0]}: expected {', '.join(NEEDED)} between two lines of {MARK} at its start"
+            f"{readme} has no {missing[0]}: expected {', '.join(NEEDED)} between two lines of "
+            f"{MARK} at its start"
         )
     name, sha1 = fields["caffemodel"], fields["sha1"].lower()
     if Path(name).name != name:
-        raise DataError(f"{readme}: caffemodel is '{name}', expected the name of a file in this folder")
+        raise DataError(
+            f"{readme}: caffemodel is '{name}', expected the name of a file in this folder"
+        )
     if not re.fullmatch(r"[0-9a-f]{40}", sha1):
         raise DataError(f"{readme}: sha1 is '{sha1}', expected 40 hexadecimal digits")
     return PublishedModel(path=folder / name, url=fields["caffemodel_url"], sha1=sha1)

@@ -1,7 +1,7 @@
 """The files of one part of a divided database or list.
 
-Law: this module writes nothing. The file by which a part is recognized (`data.mdb`, `CURRENT`, the list) is the last,
-so that a part that is copied in order is recognized only when it is complete.
+Law: this module writes nothing. The file by which a part is recognized (`data.mdb`, `CURRENT`, the
+list) is the last, so that a part that is copied in order is recognized only when it is complete.
 """
 
 from __future__ import annotations
@@ -47,7 +47,9 @@ def part_files(source: Path, part: int, *, root: str = "") -> PartFiles:
     path = part_path(source, part)
     if source.is_dir():
         last = RECOGNIZED_BY[require(path)]
-        names = sorted(file.name for file in path.iterdir() if file.is_file() and file.name not in TRANSIENT)
+        names = sorted(
+            file.name for file in path.iterdir() if file.is_file() and file.name not in TRANSIENT
+        )
         names.sort(key=lambda name: name == last)
         return PartFiles(files=tuple(path / name for name in names), folders=(path,))
     if not path.is_file():
@@ -69,14 +71,19 @@ def is_divided(source: Path, parts: int) -> bool:
         return False
     if [path.name for path in found] != [part_path(source, part).name for part in range(parts)]:
         raise DataError(
-            f"{source} is divided into {len(found)} parts, not into {parts}: remove them, or add --replace to divide it again"
+            f"{source} is divided into {len(found)} parts, not into {parts}: remove them, or add "
+            "--replace to divide it again"
         )
     if any(_changed_s(path) < _changed_s(source) for path in found):
-        raise DataError(f"{source} has changed since it was divided: add --replace to divide it again")
+        raise DataError(
+            f"{source} has changed since it was divided: add --replace to divide it again"
+        )
     return True
 
 
 def _changed_s(path: Path) -> float:
     """Return the time of the last change to the records of a database or list, in seconds."""
-    files = [file for file in path.iterdir() if file.name not in TRANSIENT] if path.is_dir() else [path]
+    files = (
+        [file for file in path.iterdir() if file.name not in TRANSIENT] if path.is_dir() else [path]
+    )
     return max((file.stat().st_mtime for file in files), default=0.0)

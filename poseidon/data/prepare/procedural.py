@@ -1,10 +1,11 @@
 """A small synthetic data set, for a first run without CIFAR-10 and without a network.
 
-Law: the same seed gives the same images. The ten classes are ten shapes. Position, size, rotation, colors, shading and
-noise are independent of the class, so that a linear classifier of pixels fails and a small convolutional net succeeds.
+Law: the same seed gives the same images. The ten classes are ten shapes. Position, size, rotation,
+colors, shading and noise are independent of the class, so that a linear classifier of pixels fails
+and a small convolutional net succeeds.
 
-Legend: N images; maps are float32 (N, 32, 32); u and v are coordinates in the frame of the shape, which fills about
--1..1; a shape is a function f(u, v) that is negative inside.
+Legend: N images; maps are float32 (N, 32, 32); u and v are coordinates in the frame of the shape,
+which fills about -1..1; a shape is a function f(u, v) that is negative inside.
 """
 
 from __future__ import annotations
@@ -84,7 +85,18 @@ SHAPES: tuple[Shape, ...] = (
     _corners,
     _dots,
 )
-CLASS_NAMES = ("disc", "ring", "square", "triangle", "cross", "star", "crescent", "bars", "corners", "dots")
+CLASS_NAMES = (
+    "disc",
+    "ring",
+    "square",
+    "triangle",
+    "cross",
+    "star",
+    "crescent",
+    "bars",
+    "corners",
+    "dots",
+)
 
 
 def draw_images(count: int, *, seed: int, report: Report = silent) -> Labelled:
@@ -107,7 +119,8 @@ def _draw(labels: npt.NDArray[np.uint8], random: np.random.Generator) -> npt.NDA
     inside = _coverage(labels, random)[:, np.newaxis]  # N, 1, 32, 32
     background, foreground = _colors(count, random)
     image = (
-        background * _shading(count, random) * (1 - inside) + foreground * _shading(count, random) * inside
+        background * _shading(count, random) * (1 - inside)
+        + foreground * _shading(count, random) * inside
     )
     noise = random.uniform(0.02, 0.12, (count, 1, 1, 1)) * random.standard_normal(
         (count, 3, SIDE, SIDE), np.float32
@@ -153,5 +166,7 @@ def _shading(count: int, random: np.random.Generator) -> Map:
     wave = random.uniform(-7, 7, (2, count, 1, 1, 1)).astype(np.float32)
     phase = random.uniform(0, 2 * np.pi, (count, 1, 1, 1)).astype(np.float32)
     ripple = random.uniform(0, 0.1, (count, 1, 1, 1)).astype(np.float32)
-    light: Map = 1 + slope[0] * x + slope[1] * y + ripple * np.sin(wave[0] * x + wave[1] * y + phase)
+    light: Map = (
+        1 + slope[0] * x + slope[1] * y + ripple * np.sin(wave[0] * x + wave[1] * y + phase)
+    )
     return light

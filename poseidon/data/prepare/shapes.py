@@ -1,7 +1,9 @@
-"""A small synthetic set for detection and segmentation: shapes on backgrounds, with boxes and masks.
+"""A small synthetic set for detection and segmentation: shapes on backgrounds, with boxes and
+masks.
 
-Law: a scene is a function of its seed and its number. The classes are shapes; position, size, rotation and colors are
-independent of the class. Shapes may touch and hide each other in part, but less than half.
+Law: a scene is a function of its seed and its number. The classes are shapes; position, size,
+rotation and colors are independent of the class. Shapes may touch and hide each other in part, but
+less than half.
 
 Legend: H x W images; u and v are coordinates in the frame of a shape, which fills about -1 .. 1.
 """
@@ -32,7 +34,8 @@ class Scene:
     Attributes:
         image: (H, W, 3) uint8, in BGR order.
         labels: the class of each object, from 1; 0 is the background.
-        boxes: (objects, 4) integers: xmin, ymin, xmax, ymax in pixels. The last row and column are outside.
+        boxes: (objects, 4) integers: xmin, ymin, xmax, ymax in pixels. The last row and column are
+            outside.
         mask: (H, W) uint8: the class of each pixel.
     """
 
@@ -72,7 +75,8 @@ def draw_scene(
         inside = _inside(names[label - 1], (height, width), random)
         hidden = inside & (owner >= 0)
         if not inside.any() or any(
-            (hidden & (owner == other)).sum() > 0.2 * (owner == other).sum() for other in range(len(labels))
+            (hidden & (owner == other)).sum() > 0.2 * (owner == other).sum()
+            for other in range(len(labels))
         ):
             continue
         owner[inside] = len(labels)
@@ -83,7 +87,10 @@ def draw_scene(
     boxes = np.array([_bounds(owner == index) for index in range(len(labels))], np.int64)
     classes = np.array([*labels, 0], np.uint8)
     return Scene(
-        image=image.clip(0, 255).astype(np.uint8), labels=tuple(labels), boxes=boxes, mask=classes[owner]
+        image=image.clip(0, 255).astype(np.uint8),
+        labels=tuple(labels),
+        boxes=boxes,
+        mask=classes[owner],
     )
 
 
@@ -116,8 +123,9 @@ def _bounds(inside: npt.NDArray[np.bool_]) -> tuple[int, int, int, int]:
 def write_detection_set(folder: Path, count: int, *, first: int = 0, **options: Any) -> Path:
     """Write scenes as PNG images with annotations in the format of PASCAL VOC.
 
-    Creates `images/`, `annotations/`, `list.txt` (an image and its annotation in each line), `labelmap.prototxt` and
-    `sizes.txt` (name, height and width in each line), as `poseidon convert_annoset` and the layers of SSD read them.
+    Creates `images/`, `annotations/`, `list.txt` (an image and its annotation in each line),
+    `labelmap.prototxt` and `sizes.txt` (name, height and width in each line), as `poseidon
+    convert_annoset` and the layers of SSD read them.
 
     Args:
         folder: the folder, which is created.
@@ -135,7 +143,9 @@ def write_detection_set(folder: Path, count: int, *, first: int = 0, **options: 
     for number in range(first, first + count):
         scene, name = draw_scene(number, **options), f"{number:06d}"
         _write_image(folder / "images" / f"{name}.png", scene.image)
-        (folder / "annotations" / f"{name}.xml").write_text(voc_annotation(scene, names), encoding="utf-8")
+        (folder / "annotations" / f"{name}.xml").write_text(
+            voc_annotation(scene, names), encoding="utf-8"
+        )
         lines.append(f"images/{name}.png annotations/{name}.xml\n")
         sizes.append(f"{name} {scene.image.shape[0]} {scene.image.shape[1]}\n")
     (folder / "list.txt").write_text("".join(lines), encoding="utf-8")

@@ -1,7 +1,7 @@
 """Division of a database or a list (`split_list.py`) among clients that share no file system.
 
-Law: record i (in key order) goes to part i mod n unchanged. The parts appear beside the source as `<name>_0` to
-`<name>_<n-1>`, all of them or none. Nothing is overwritten.
+Law: record i (in key order) goes to part i mod n unchanged. The parts appear beside the source as
+`<name>_0` to `<name>_<n-1>`, all of them or none. Nothing is overwritten.
 """
 
 from __future__ import annotations
@@ -19,11 +19,14 @@ from poseidon.data.staging import staging
 from poseidon.errors import UsageError
 
 
-def partition_data(source: Path, parts: int, *, replace: bool = False, report: Report = silent) -> int:
+def partition_data(
+    source: Path, parts: int, *, replace: bool = False, report: Report = silent
+) -> int:
     """Divide the database `source` into `parts` >= 1 databases of the same kind.
 
     Args:
-        source: an LMDB or LevelDB folder, or a list file. It is only read; no other process may have a LevelDB open.
+        source: an LMDB or LevelDB folder, or a list file. It is only read; no other process may
+            have a LevelDB open.
         parts: the number of parts. Their sizes differ by at most one record.
         replace: remove earlier parts, whatever their number.
         report: called with the number of records written, for a progress bar.
@@ -45,7 +48,9 @@ def partition_data(source: Path, parts: int, *, replace: bool = False, report: R
         cursor = stack.enter_context(closing(open_cursor(source, backend)))
         length = len(cursor)
         if parts > length:
-            raise UsageError(f"cannot divide {source} into {parts} parts: it has only {length} records")
+            raise UsageError(
+                f"cannot divide {source} into {parts} parts: it has only {length} records"
+            )
         stack.enter_context(translated_writes(source))
         stage = stack.enter_context(staging(source.with_name(f"{source.name}-parts")))
         old = _replaceable(source, targets, replace=replace)

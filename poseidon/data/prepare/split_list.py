@@ -1,8 +1,9 @@
 """Division of a list of images, HDF5 files or windows among clients that share no file system.
 
-Law: record i goes to part i mod n unchanged. Record i is the i-th line of a list of images, the i-th row of all HDF5
-files in their order, or the i-th image of a window file with its windows. Part k appears beside the source as the list
-`<name>_k`, for HDF5 also the folder `<name>_k.rows` that the list names, so that both can move to another host.
+Law: record i goes to part i mod n unchanged. Record i is the i-th line of a list of images, the
+i-th row of all HDF5 files in their order, or the i-th image of a window file with its windows. Part
+k appears beside the source as the list `<name>_k`, for HDF5 also the folder `<name>_k.rows` that
+the list names, so that both can move to another host.
 """
 
 from __future__ import annotations
@@ -54,7 +55,9 @@ def list_kind(source: Path) -> ListKind:
 
 
 def listed_file(source: Path, line: str) -> Path:
-    """Resolve the path of an HDF5 file in a list: beside the list, else under the current folder."""
+    """Resolve the path of an HDF5 file in a list: beside the list, else under the current
+    folder.
+    """
     beside = source.parent / line
     return beside if beside.exists() else Path(line)
 
@@ -130,7 +133,10 @@ def _check_count(source: Path, parts: int, count: int, what: str) -> None:
 
 
 def _divide_rows(source: Path, parts: int, folder: Path, report: Report) -> int:
-    """Divide the rows of all files. Each file becomes one file in each part that gets rows of it."""
+    """Divide the rows of all files.
+
+    Each file becomes one file in each part that gets rows of it.
+    """
     files = [listed_file(source, line) for line in read_file_list(source)]
     counts = [_row_count(path) for path in files]
     total = sum(counts)
@@ -150,7 +156,9 @@ def _divide_rows(source: Path, parts: int, folder: Path, report: Report) -> int:
         report("dividing", done, total)
     for part, names in enumerate(lists):
         text = "".join(f"{name}\n" for name in names)
-        (folder / part_path(source, part).name).write_text(text, encoding="utf-8", errors="surrogateescape")
+        (folder / part_path(source, part).name).write_text(
+            text, encoding="utf-8", errors="surrogateescape"
+        )
     return total
 
 
@@ -160,7 +168,9 @@ def _copy_rows(path: Path, target: Path, first: int, step: int) -> None:
         for name, dataset in _row_datasets(path, file):
             length = len(range(first, dataset.shape[0], step))
             copy = new.create_dataset(name, (length, *dataset.shape[1:]), dataset.dtype)
-            row_bytes = max(1, int(np.prod(dataset.shape[1:], dtype=np.int64)) * dataset.dtype.itemsize)
+            row_bytes = max(
+                1, int(np.prod(dataset.shape[1:], dtype=np.int64)) * dataset.dtype.itemsize
+            )
             block = max(1, BLOCK_BYTES // (row_bytes * step))
             for start in range(0, length, block):
                 count = min(block, length - start)
@@ -175,14 +185,18 @@ def _read_rows(
     try:
         return np.asarray(dataset[begin:end])
     except OSError as error:
-        raise DataError(f"{path}: dataset '{dataset.name}' cannot be read: it is damaged") from error
+        raise DataError(
+            f"{path}: dataset '{dataset.name}' cannot be read: it is damaged"
+        ) from error
 
 
 def _row_count(path: Path) -> int:
     with _opened(path) as file:
         counts = {dataset.shape[0] for _, dataset in _row_datasets(path, file)}
     if len(counts) != 1:
-        raise DataError(f"{path}: its datasets have {sorted(counts)} rows, expected the same number in each")
+        raise DataError(
+            f"{path}: its datasets have {sorted(counts)} rows, expected the same number in each"
+        )
     return int(counts.pop())
 
 
@@ -208,4 +222,6 @@ def _opened(path: Path) -> h5py.File:
     try:
         return h5py.File(path, "r")
     except OSError as error:
-        raise DataError(f"{path} cannot be read as HDF5: it is damaged, or of another format") from error
+        raise DataError(
+            f"{path} cannot be read as HDF5: it is damaged, or of another format"
+        ) from error

@@ -1,7 +1,7 @@
 """A small drawn set of pictures of two classes, cars and boats, for a first run without a download.
 
-Law: a picture depends on seed, number and label only. Size, position, direction, colors, background and noise are
-independent of the class: only the shape differs between the classes.
+Law: a picture depends on seed, number and label only. Size, position, direction, colors, background
+and noise are independent of the class: only the shape differs between the classes.
 """
 
 from __future__ import annotations
@@ -23,7 +23,16 @@ JPEG_QUALITY = 90
 
 # Outlines in a frame of -1..1 in both directions, y downwards.
 CAR = (
-    ((-1, 0.35), (-1, -0.05), (-0.6, -0.1), (-0.35, -0.5), (0.35, -0.5), (0.62, -0.1), (1, 0), (1, 0.35)),
+    (
+        (-1, 0.35),
+        (-1, -0.05),
+        (-0.6, -0.1),
+        (-0.35, -0.5),
+        (0.35, -0.5),
+        (0.62, -0.1),
+        (1, 0),
+        (1, 0.35),
+    ),
     ((-0.45, -0.1), (-0.28, -0.4), (0.0, -0.4), (0.0, -0.1)),
     ((0.08, -0.1), (0.08, -0.4), (0.28, -0.4), (0.45, -0.1)),
 )
@@ -38,7 +47,9 @@ BOAT = (
 
 def draw_labels(count: int, *, seed: int) -> npt.NDArray[np.int64]:
     """Return `count` labels, 0 and 1 as equal in number as possible, in random order."""
-    labels: npt.NDArray[np.int64] = np.random.default_rng((seed, count)).permutation(np.arange(count) % 2)
+    labels: npt.NDArray[np.int64] = np.random.default_rng((seed, count)).permutation(
+        np.arange(count) % 2
+    )
     return labels
 
 
@@ -85,7 +96,13 @@ def _draw(image: Array, label: int, random: np.random.Generator) -> None:
         for share in (0.2, 0.09):
             radius = round(size * share * (1 << SUBPIXEL))
             cv2.circle(
-                image, (int(wheel[0]), int(wheel[1])), radius, _color(random), -1, cv2.LINE_AA, SUBPIXEL
+                image,
+                (int(wheel[0]), int(wheel[1])),
+                radius,
+                _color(random),
+                -1,
+                cv2.LINE_AA,
+                SUBPIXEL,
             )
 
 

@@ -1,8 +1,9 @@
 """Databases and window files of a folder in the form of PASCAL VOC, as SSD's
 create_list.sh and create_data.sh make them.
 
-Law: a year is a folder with `ImageSets/Main`, `Annotations` and `JPEGImages`. A part, such as trainval, has the images
-that `ImageSets/Main/<part>.txt` of all years names. Parts for training are shuffled.
+Law: a year is a folder with `ImageSets/Main`, `Annotations` and `JPEGImages`. A part, such as
+trainval, has the images that `ImageSets/Main/<part>.txt` of all years names. Parts for training are
+shuffled.
 """
 
 from __future__ import annotations
@@ -21,7 +22,19 @@ from poseidon.data.progress import Report, silent
 from poseidon.errors import DataError
 
 CLASSES = (
-    *("aeroplane", "bicycle", "bird", "boat", "bottle", "bus", "car", "cat", "chair", "cow", "diningtable"),
+    *(
+        "aeroplane",
+        "bicycle",
+        "bird",
+        "boat",
+        "bottle",
+        "bus",
+        "car",
+        "cat",
+        "chair",
+        "cow",
+        "diningtable",
+    ),
     *("dog", "horse", "motorbike", "person", "pottedplant", "sheep", "sofa", "train", "tvmonitor"),
 )
 SETS = Path("ImageSets", "Main")
@@ -63,8 +76,9 @@ class VocPart:
 def convert_voc(request: VocRequest, *, report: Report = silent) -> tuple[Path, list[VocPart]]:
     """Make a list, a name_size_file, a window file and a database of each part, and a label map.
 
-    The files are `<part>.txt`, `<part>_name_size.txt`, `<part>_windows.txt`, `<set>_<part>_<backend>` and
-    `labelmap_voc.prototxt`; <set> is VOC0712 for the years VOC2007 and VOC2012, as in SSD's definitions.
+    The files are `<part>.txt`, `<part>_name_size.txt`, `<part>_windows.txt`,
+    `<set>_<part>_<backend>` and `labelmap_voc.prototxt`; <set> is VOC0712 for the years VOC2007 and
+    VOC2012, as in SSD's definitions.
 
     Args:
         request: what to make.
@@ -101,7 +115,9 @@ def convert_voc(request: VocRequest, *, report: Report = silent) -> tuple[Path, 
             report=report,
         )
         windows = request.folder / f"{part}_windows.txt"
-        windows.write_text(_windows(base, lines, labels), encoding="utf-8", errors="surrogateescape")
+        windows.write_text(
+            _windows(base, lines, labels), encoding="utf-8", errors="surrogateescape"
+        )
         made.append(VocPart(database, images))
     return label_map, made
 
@@ -111,10 +127,15 @@ def _years(root: Path) -> tuple[Path, list[str]]:
     if (root / SETS).is_dir():
         whole = root.resolve()
         return whole.parent, [whole.name]
-    years = sorted(path.name for path in root.iterdir() if (path / SETS).is_dir()) if root.is_dir() else []
+    years = (
+        sorted(path.name for path in root.iterdir() if (path / SETS).is_dir())
+        if root.is_dir()
+        else []
+    )
     if not years:
         raise DataError(
-            f"{root} has no {SETS}, and no folder in it has: expected a folder of PASCAL VOC, such as VOCdevkit with VOC2007"
+            f"{root} has no {SETS}, and no folder in it has: expected a folder of PASCAL VOC, "
+            "such as VOCdevkit with VOC2007"
         )
     return root, years
 
@@ -122,7 +143,9 @@ def _years(root: Path) -> tuple[Path, list[str]]:
 def _parts(base: Path, years: Sequence[str], wanted: tuple[str, ...]) -> tuple[str, ...]:
     for group in (wanted,) if wanted else USUAL:
         found = tuple(
-            part for part in group if any((base / year / SETS / f"{part}.txt").is_file() for year in years)
+            part
+            for part in group
+            if any((base / year / SETS / f"{part}.txt").is_file() for year in years)
         )
         missing = [part for part in group if part not in found]
         if found and not (wanted and missing):
@@ -132,7 +155,9 @@ def _parts(base: Path, years: Sequence[str], wanted: tuple[str, ...]) -> tuple[s
 
 
 def _lines(base: Path, years: Sequence[str], part: str) -> list[str]:
-    """Return the list of a part: an image and its annotation in each line, as paths below `base`."""
+    """Return the list of a part: an image and its annotation in each line, as paths below
+    `base`.
+    """
     lines = []
     for year in years:
         source = base / year / SETS / f"{part}.txt"
@@ -144,7 +169,9 @@ def _lines(base: Path, years: Sequence[str], part: str) -> list[str]:
                 stem = Path(year, "JPEGImages", name)
                 image = next((s for s in SUFFIXES if Path(f"{base / stem}{s}").is_file()), None)
                 if image is None:
-                    raise DataError(f"{source}:{number}: there is no image {base / stem}.jpg or .png")
+                    raise DataError(
+                        f"{source}:{number}: there is no image {base / stem}.jpg or .png"
+                    )
                 lines.append(f"{stem}{image} {Path(year, 'Annotations', name)}.xml")
     if not lines:
         raise DataError(f"the part '{part}' of {base} has no images")
@@ -170,7 +197,9 @@ def _windows(base: Path, lines: Iterable[str], labels: Mapping[str, int]) -> str
 
 
 def _write_label_map(folder: Path, base: Path, lists: Iterable[list[str]]) -> Path:
-    """Write the label map of VOC's classes, or of the names in the annotations if these have others."""
+    """Write the label map of VOC's classes, or of the names in the annotations if these have
+    others.
+    """
     names: set[str] = set()
     for lines in lists:
         for line in lines:

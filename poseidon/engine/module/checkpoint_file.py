@@ -1,9 +1,10 @@
 """Checkpoints of a script's group: `<prefix>_iter_<N>.pt`, with its checksums beside it.
 
 Laws:
-* A checkpoint holds tensors, numbers, strings, lists, tuples and dicts, nothing else. It is read with
-  `torch.load(weights_only=True)`, so reading one runs no code.
-* A checkpoint with checksums is complete. An older one is removed only once a newer one is complete.
+* A checkpoint holds tensors, numbers, strings, lists, tuples and dicts, nothing else. It is read
+  with `torch.load(weights_only=True)`, so reading one runs no code.
+* A checkpoint with checksums is complete. An older one is removed only once a newer one is
+  complete.
 """
 
 from __future__ import annotations
@@ -56,7 +57,8 @@ def unpacked(content: bytes, source: str) -> Any:
     ) as error:
         # torch's own sentence advises to load the file without this protection
         raise SnapshotError(
-            f"{source} is no checkpoint of a group; expected a file of group.save(), which torch.load(weights_only=True) "
+            f"{source} is no checkpoint of a group; expected a file of group.save(), which "
+            "torch.load(weights_only=True) "
             "reads"
         ) from error
 
@@ -83,11 +85,13 @@ def checked(state: Any, source: str) -> dict[str, Any]:
     """
     if not isinstance(state, Mapping) or "poseidon" not in state:
         raise SnapshotError(
-            f"{source} is no checkpoint of a group; expected what group.state_dict() gives, or group.save() writes"
+            f"{source} is no checkpoint of a group; expected what group.state_dict() gives, or "
+            "group.save() writes"
         )
     if state["poseidon"] != FORMAT:
         raise SnapshotError(
-            f"{source} has format {state['poseidon']}; this version of Poseidon reads format {FORMAT}"
+            f"{source} has format {state['poseidon']}; this version of Poseidon reads format "
+            f"{FORMAT}"
         )
     return {"iterations": state.get("steps"), **state}
 
@@ -110,7 +114,9 @@ def write_checkpoint(path: Path, content: bytes, keep: int) -> None:
     """
     make_folder(path.parent)
     try:
-        sums_path(path).unlink(missing_ok=True)  # of one of the same step: they are not those of the new file
+        sums_path(path).unlink(
+            missing_ok=True
+        )  # of one of the same step: they are not those of the new file
     except OSError as error:
         raise SnapshotError(f"cannot write {path}: {error.strerror}") from error
     write_atomically(path, content)

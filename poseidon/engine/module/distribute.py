@@ -9,9 +9,9 @@
 
 `poseidon run` starts a script on every worker; under plain `python` the same script trains alone.
 
-Law: `_PROCESS` is the only process-wide state of this library. A process is one worker, and a user's script cannot
-receive its context as an argument. `poseidon.engine.module.script` sets it once. Under plain `python`, `distribute`
-also sets `sys.excepthook`, unless the script has one.
+Law: `_PROCESS` is the only process-wide state of this library. A process is one worker, and a
+user's script cannot receive its context as an argument. `poseidon.engine.module.script` sets it
+once. Under plain `python`, `distribute` also sets `sys.excepthook`, unless the script has one.
 """
 
 from __future__ import annotations
@@ -62,7 +62,10 @@ _PROCESS = _Process()
 
 @contextmanager
 def running_in(context: WorkerContext) -> Iterator[None]:
-    """Make this process one worker of a job inside the block. A group that is open at the end is closed."""
+    """Make this process one worker of a job inside the block.
+
+    A group that is open at the end is closed.
+    """
     _PROCESS.context = context
     try:
         yield
@@ -73,7 +76,10 @@ def running_in(context: WorkerContext) -> Iterator[None]:
 
 
 def this_worker() -> ThisWorker:
-    """Return rank, number of workers and device of this process. May be called before `distribute`."""
+    """Return rank, number of workers and device of this process.
+
+    May be called before `distribute`.
+    """
     return ThisWorker() if _PROCESS.context is None else _PROCESS.context.worker
 
 
@@ -124,24 +130,29 @@ def distribute(
 ) -> Group:
     """Train a module on all workers of this job. Return once all workers have rank 0's tensors.
 
-    Every worker calls it once, with the same arguments and a module of the same shape, on its device.
+    Every worker calls it once, with the same arguments and a module of the same shape, on its
+    device.
 
     Args:
-        module: a module, or `torch.compile(module)`. Its parameters are float32. Its `state_dict` keeps its form.
-        how: a rule that the shards apply, such as `poseidon.SGD`; or a torch.optim optimizer, which runs on every
-            worker on mean gradients.
-        clip: largest L2 norm of all mean gradients together, with local steps of this worker's own; None: no limit.
+        module: a module, or `torch.compile(module)`. Its parameters are float32. Its `state_dict`
+            keeps its form.
+        how: a rule that the shards apply, such as `poseidon.SGD`; or a torch.optim optimizer, which
+            runs on every worker on mean gradients.
+        clip: largest L2 norm of all mean gradients together, with local steps of this worker's own;
+            None: no limit.
         passes: backward passes of a step, whose gradients add up; they are sent in the last one.
-        buffers: `average`: after each step, running means and variances are the mean over the workers; `own`: each
-            worker keeps its own.
-        example: an input, positional arguments as a tuple, or arguments by name. The module runs on it once, without
-            gradients, to find the fully-connected weights that may travel as factors, and their rows.
-        batch_size: instead of an example, if every fully-connected layer runs once, on one row a record. With neither,
-            whole gradients travel.
-        compress: lossy codecs of parameters, as `--compress` of `poseidon run`: `int8`, or `head.*=topk:0.01,int8` with
-            patterns of parameter names. Empty: those of the flag. docs/compression.md has the codecs.
-        local_steps: steps that each worker makes by itself before all exchange what they have changed; 0: none, all
-            exchange in every step. None: as --sync_every of the job says.
+        buffers: `average`: after each step, running means and variances are the mean over the
+            workers; `own`: each worker keeps its own.
+        example: an input, positional arguments as a tuple, or arguments by name. The module runs on
+            it once, without gradients, to find the fully-connected weights that may travel as
+            factors, and their rows.
+        batch_size: instead of an example, if every fully-connected layer runs once, on one row a
+            record. With neither, whole gradients travel.
+        compress: lossy codecs of parameters, as `--compress` of `poseidon run`: `int8`, or
+            `head.*=topk:0.01,int8` with patterns of parameter names. Empty: those of the flag.
+            docs/compression.md has the codecs.
+        local_steps: steps that each worker makes by itself before all exchange what they have
+            changed; 0: none, all exchange in every step. None: as --sync_every of the job says.
         outer: the rule that applies the mean change of a round of local steps; None:
             as the flags --outer_* and --sync_* say.
 
@@ -163,7 +174,8 @@ def distribute(
     if _PROCESS.context is not None:
         _PROCESS.group = group
         gc.collect()
-        gc.freeze()  # the module and imported code stay to the end: the collector need not scan them
+        # the module and imported code stay to the end: the collector need not scan them
+        gc.freeze()
     return group
 
 
@@ -181,13 +193,16 @@ def join(
     """
     if not isinstance(module, nn.Module):
         raise UsageError(
-            f"distribute() was given a {type(module).__name__} as its module; expected a torch.nn.Module, such as "
+            f"distribute() was given a {type(module).__name__} as its module; expected a "
+            "torch.nn.Module, such as "
             "nn.ModuleList([...]) of several"
         )
     context = _with_local_steps(_compressed(context, options.compress), options)
     inner = uncompiled(module)
     tensors = module_tensors(inner, options.buffers)
-    if inner is module:  # the layers of a compiled module do not run, so there are no factors to take
+    if (
+        inner is module
+    ):  # the layers of a compiled module do not run, so there are no factors to take
         tensors = replace(tensors, rows=_rows(module, options))
     if isinstance(how, UpdateRule):
         return RuleGroup(module, how, tensors, options, context)
@@ -198,7 +213,8 @@ def join(
             context = _with_options(context, context.member.options.without_local_steps)
         return kind(module, how, tensors, options, context)
     raise UsageError(
-        f"distribute() was given a {type(how).__name__}; expected a rule such as poseidon.SGD(lr=0.1), or a "
+        f"distribute() was given a {type(how).__name__}; expected a rule such as "
+        "poseidon.SGD(lr=0.1), or a "
         "torch.optim optimizer"
     )
 
@@ -214,19 +230,24 @@ def _compressed(context: WorkerContext, compress: str) -> WorkerContext:
         return context
     if given:
         raise UsageError(
-            f"distribute() has compress={compress!r} and the job --compress={given}; expected one of them"
+            f"distribute() has compress={compress!r} and the job --compress={given}; expected one "
+            "of them"
         )
     return _with_options(context, replace(context.member.options, compress=compress))
 
 
 def _with_local_steps(context: WorkerContext, options: DistributeOptions) -> WorkerContext:
-    """Return the context with the local steps that the arguments ask for in place of those of the flags."""
+    """Return the context with the local steps that the arguments ask for in place of those of
+    the flags.
+    """
     exchange, steps, outer = context.member.options, options.local_steps, options.outer
     if steps is None:
         steps = exchange.sync_every
     if not steps:
         if outer is not None:
-            raise UsageError("outer is for local steps; expected local_steps=H too, with H of 1 or more")
+            raise UsageError(
+                "outer is for local steps; expected local_steps=H too, with H of 1 or more"
+            )
         return _with_options(context, exchange.without_local_steps)
     if outer is not None:
         exchange = replace(
@@ -261,7 +282,8 @@ def _context() -> WorkerContext:
         return WorkerContext(script=Path(script).stem if script else "checkpoint", say=_say)
     if _PROCESS.group is not None:
         raise UsageError(
-            "distribute() was called a second time; expected one call a job, with one module that holds all parts"
+            "distribute() was called a second time; expected one call a job, with one module that "
+            "holds all parts"
         )
     return _PROCESS.context
 
@@ -276,15 +298,19 @@ def _check_alone(tasks: str) -> None:
     if not tasks:
         return
     sentence = (
-        f"{tasks}: this process is one of several, but no worker of a job, so each would train alone; expected "
-        "`-m poseidon worker --key_file=FILE run SCRIPT` in place of the script (docs/schedulers), or `poseidon run`"
+        f"{tasks}: this process is one of several, but no worker of a job, so each would train "
+        "alone; expected "
+        "`-m poseidon worker --key_file=FILE run SCRIPT` in place of the script "
+        "(docs/schedulers), or `poseidon run`"
     )
     if tasks.startswith("WORLD_SIZE="):
         raise UsageError(sentence)
     warnings.warn(sentence, stacklevel=4)
 
 
-def print_uncaught(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+def print_uncaught(
+    kind: type[BaseException], error: BaseException, trace: TracebackType | None
+) -> None:
     """Print one sentence for an error of Poseidon that ends a script under plain
     `python`; Python's traceback for others.
     """
@@ -310,7 +336,11 @@ def line_of(error: BaseException, script: str) -> int | None:
     """Return the line of a script that raised an error; None if it was raised elsewhere."""
     if isinstance(error, SyntaxError) and error.filename == script:
         return error.lineno
-    lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == script]
+    lines = [
+        frame.lineno
+        for frame in traceback.extract_tb(error.__traceback__)
+        if frame.filename == script
+    ]
     return lines[-1] if lines else None
 
 

@@ -1,4 +1,7 @@
-"""`Group`: a module that all workers of a job train together. `RuleGroup` and `OptimizerGroup` are its two kinds."""
+"""`Group`: a module that all workers of a job train together.
+
+`RuleGroup` and `OptimizerGroup` are its two kinds.
+"""
 
 from __future__ import annotations
 
@@ -53,7 +56,9 @@ class Group(StepLoop):
         super().__init__(module, plan, context)
 
     def mean(self, value: Number) -> Number:
-        """Return the mean over all workers of a number or a small tensor. All workers call it together.
+        """Return the mean over all workers of a number or a small tensor.
+
+        All workers call it together.
 
         The mean of a tensor of whole numbers is of float64.
 
@@ -62,7 +67,9 @@ class Group(StepLoop):
         """
         self._check_open("mean")
         numbers = (
-            value if isinstance(value, Tensor) else torch.tensor(value, dtype=torch.float64, device="cpu")
+            value
+            if isinstance(value, Tensor)
+            else torch.tensor(value, dtype=torch.float64, device="cpu")
         )
         tensor = numbers.detach()
         mean = self._collections.mean(tensor)
@@ -71,10 +78,9 @@ class Group(StepLoop):
             return result.to(tensor.dtype) if tensor.dtype.is_floating_point else result
         return float(mean)
 
-    # -- data ----------------------------------------------------------------------------------------------
-
     def sampler(self, dataset: Sized, *, shuffle: bool = True, seed: int = 0) -> SharedSampler:
-        """Return a DataLoader's sampler of this worker's records of a dataset, in another order each epoch.
+        """Return a DataLoader's sampler of this worker's records of a dataset, in another order
+        each epoch.
 
         Args:
             dataset: anything with a length, the same on every worker.
@@ -101,7 +107,9 @@ class Group(StepLoop):
         seed: int = 0,
         **arguments: Any,
     ) -> SharedLoader:
-        """Return a DataLoader of this worker's records. Its position within an epoch is saved exactly.
+        """Return a DataLoader of this worker's records.
+
+        Its position within an epoch is saved exactly.
 
         Args:
             dataset: with records by number, the same on every worker.
@@ -114,12 +122,12 @@ class Group(StepLoop):
         sampler = self.sampler(records, shuffle=shuffle, seed=seed)
         return SharedLoader(dataset, sampler, batch_size, **arguments)
 
-    # -- checkpoints ---------------------------------------------------------------------------------------
-
     def keep(self, **objects: Kept) -> None:
-        """Save and load these as well: a scheduler, a GradScaler, anything with `state_dict` and `load_state_dict`.
+        """Save and load these as well: a scheduler, a GradScaler, anything with `state_dict` and
+        `load_state_dict`.
 
-        They are the same on all workers: rank 0's states are saved. Call it before `resume` or `load_state_dict`.
+        They are the same on all workers: rank 0's states are saved. Call it before `resume` or
+        `load_state_dict`.
 
         Raises:
             UsageError: one has no state, or its name is taken.
@@ -127,14 +135,17 @@ class Group(StepLoop):
         self._own.keep(objects)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state that training can resume from, after a step. All workers call it together.
+        """Return the state that training can resume from, after a step.
 
-        It holds parameters and buffers, the rule's histories or the optimizer's state, the number of steps, the objects
-        given to `keep`, and for each worker the positions of its samplers, its random states and its own buffers.
+        All workers call it together.
+
+        It holds parameters and buffers, the rule's histories or the optimizer's state, the number
+        of steps, the objects given to `keep`, and for each worker the positions of its samplers,
+        its random states and its own buffers.
 
         Returns:
-            On rank 0 the whole state, on the CPU, of types that `torch.load(weights_only=True)` reads; on others an
-            empty dict.
+            On rank 0 the whole state, on the CPU, of types that `torch.load(weights_only=True)`
+            reads; on others an empty dict.
 
         Raises:
             UsageError: a step is under way.
@@ -145,7 +156,9 @@ class Group(StepLoop):
         """Return `state_dict`. Other workers are waited for under the name of the call."""
         self._check_open(call)
         if self._passes or self._in_backward:
-            raise UsageError(f"{call}() stands between a backward pass and its step(); expected after step()")
+            raise UsageError(
+                f"{call}() stands between a backward pass and its step(); expected after step()"
+            )
         with self._collections.calling(call):
             self._settle(f"{call}()")
             first = self._collections.gather(self._own.digests())[0]
@@ -162,16 +175,21 @@ class Group(StepLoop):
             "how": self._how,
             **self._own.shared(),
             **self._save_how(),
-            "own": [unpacked(part, f"the state of worker {rank}") for rank, part in enumerate(parts)],
+            "own": [
+                unpacked(part, f"the state of worker {rank}") for rank, part in enumerate(parts)
+            ],
         }
 
     def load_state_dict(self, state: Mapping[str, Any] | None) -> None:
-        """Resume from a result of `state_dict`. All workers call it together, before the first step.
+        """Resume from a result of `state_dict`.
+
+        All workers call it together, before the first step.
 
         Rank 0's argument is loaded on all workers; the arguments of others are ignored.
 
         Raises:
-            SnapshotError: it is of another module, rule or optimizer, or of another number of workers.
+            SnapshotError: it is of another module, rule or optimizer, or of another number of
+                workers.
             UsageError: a step has begun.
         """
         content = packed(state) if self.rank == 0 and state is not None else None
@@ -181,7 +199,8 @@ class Group(StepLoop):
         """Write a checkpoint of `state_dict` to `<prefix>_iter_<steps>.pt`, on rank
         0's host. All workers call it together.
 
-        When it has returned on rank 0, the file and its checksums are on disk. A job that is restarted resumes from it.
+        When it has returned on rank 0, the file and its checksums are on disk. A job that is
+        restarted resumes from it.
 
         Args:
             prefix: of its name; None: `checkpoint` in the job's folder, and for a script that
@@ -196,7 +215,9 @@ class Group(StepLoop):
             UsageError: a step is under way, or `keep` is below 0.
         """
         if keep < 0:
-            raise UsageError(f"save() was given keep={keep}; expected a number of checkpoints, or 0 for all")
+            raise UsageError(
+                f"save() was given keep={keep}; expected a number of checkpoints, or 0 for all"
+            )
         if prefix is None:
             prefix = self._context.prefix
             if self._context.folder is None and not self._says_where:
@@ -209,14 +230,17 @@ class Group(StepLoop):
         if self.rank == 0:
             write_checkpoint(path, packed(state), keep)
             seconds = time.monotonic() - began_s
-            self._context.on_saved(WrittenSnapshot(state=path, iteration=self.steps, seconds=seconds))
+            self._context.on_saved(
+                WrittenSnapshot(state=path, iteration=self.steps, seconds=seconds)
+            )
         return path
 
     def resume(self, prefix: str | Path | None = None) -> bool:
         """Resume from the newest checkpoint. All workers call it together, before the first step.
 
-        The checkpoint is the job's own newest one if the job was restarted; otherwise that of `--snapshot=` of
-        `poseidon run`; otherwise the newest complete one with the prefix on rank 0's host.
+        The checkpoint is the job's own newest one if the job was restarted; otherwise that of
+        `--snapshot=` of `poseidon run`; otherwise the newest complete one with the prefix on rank
+        0's host.
 
         Args:
             prefix: the prefix given to `save`. None: a job without a checkpoint starts from the
@@ -246,7 +270,8 @@ class Group(StepLoop):
         self._check_open(call)
         if self.steps or self._begun:
             raise UsageError(
-                f"a state is loaded before the first step, and this group has begun step {self.steps + 1}; expected "
+                "a state is loaded before the first step, and this group has begun step "
+                f"{self.steps + 1}; expected "
                 "resume() or load_state_dict() right after distribute()"
             )
         with self._collections.calling(call):
@@ -263,7 +288,9 @@ class Group(StepLoop):
             state["own"][self.rank],
         ):  # all workers refuse what does not fit one of them
             held_back = own.get("held_back", {})
-            self._exchange.state.hold_back({name: tensor.numpy() for name, tensor in held_back.items()})
+            self._exchange.state.hold_back(
+                {name: tensor.numpy() for name, tensor in held_back.items()}
+            )
         self._load_how(state)
         self._collections.steps = state["steps"]
         self._collections.iterations = state["iterations"]
@@ -275,34 +302,44 @@ class Group(StepLoop):
     def _held_back(self) -> dict[str, Any]:
         """Return what lossy codecs have held back on this worker; nothing without codecs."""
         held_back = self._exchange.state.held_back()
-        return {"held_back": {n: torch.tensor(a) for n, a in held_back.items()}} if held_back else {}
+        return (
+            {"held_back": {n: torch.tensor(a) for n, a in held_back.items()}} if held_back else {}
+        )
 
     def _check_of_this_job(self, state: Mapping[str, Any], source: str) -> None:
         if state["how"] != self._how:
             raise SnapshotError(
-                f"{source} was trained with {state['how']}, and this script gives distribute() {self._how}"
+                f"{source} was trained with {state['how']}, and this script gives distribute() "
+                f"{self._how}"
             )
         if state["workers"] != self.size:
             raise SnapshotError(
-                f"{source} was saved by {state['workers']} worker(s), and this job has {self.size}: places in the data and random "
-                "states belong to each worker; expected as many, or its 'model' loaded into the module before distribute()"
+                f"{source} was saved by {state['workers']} worker(s), and this job has "
+                f"{self.size}: places in the data and random "
+                "states belong to each worker; expected as many, or its 'model' loaded into the "
+                "module before distribute()"
             )
 
     def _begin(self) -> None:
         if self._resume_from is not None:
             raise UsageError(
-                f"the job goes on from {self._resume_from}, and the script has begun a step without it; expected "
+                f"the job goes on from {self._resume_from}, and the script has begun a step "
+                "without it; expected "
                 "group.resume() before the first step"
             )
         super()._begin()
 
-    # -- histories -----------------------------------------------------------------------------------------
-
-    def _split_histories(self) -> tuple[dict[str, list[Tensor]], dict[str, dict[str, list[Tensor]]]]:
-        """Return the histories of the parameters by name, and those of the outer rule as an entry of a checkpoint."""
+    def _split_histories(
+        self,
+    ) -> tuple[dict[str, list[Tensor]], dict[str, dict[str, list[Tensor]]]]:
+        """Return the histories of the parameters by name, and those of the outer rule as an
+        entry of a checkpoint.
+        """
         own: dict[str, list[Tensor]] = {}
         outer: dict[str, list[Tensor]] = {}
-        for trained, history in zip(self._plan.tensors, self._exchange.state.histories(), strict=True):
+        for trained, history in zip(
+            self._plan.tensors, self._exchange.state.histories(), strict=True
+        ):
             count = history_count(trained.rule.kind)
             arrays = [torch.tensor(array) for array in history]
             if not trained.statistics:
@@ -324,13 +361,15 @@ class Group(StepLoop):
         found: list[History] = []
         for trained, own in zip(self._plan.tensors, histories, strict=True):
             shape = trained.tensor.shape
-            arrays = [torch.zeros(shape)] * count if trained.statistics else outer.get(trained.name, [])
+            arrays = (
+                [torch.zeros(shape)] * count if trained.statistics else outer.get(trained.name, [])
+            )
             if len(arrays) != count or any(array.shape != shape for array in arrays):
-                raise SnapshotError(f"the checkpoint has no outer history that fits '{trained.name}'")
+                raise SnapshotError(
+                    f"the checkpoint has no outer history that fits '{trained.name}'"
+                )
             found.append([*own, *(array.numpy() for array in arrays)])
         return found
-
-    # -- for the two kinds ---------------------------------------------------------------------------------
 
     @property
     @abstractmethod
@@ -347,4 +386,6 @@ class Group(StepLoop):
 
     @abstractmethod
     def _load_how(self, state: Mapping[str, Any]) -> None:
-        """Load these states, and open the exchange again with the module's tensors, which are loaded."""
+        """Load these states, and open the exchange again with the module's tensors, which are
+        loaded.
+        """

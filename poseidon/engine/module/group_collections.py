@@ -159,7 +159,9 @@ class GroupCollections:
                     f"worker 0 gives mean() {counts[0]} numbers, and worker {rank} {counts[1]}; "
                     "expected as many on each"
                 )
-        mean: NDArray[np.float64] = np.mean([np.frombuffer(part, np.float64) for part in parts], axis=0)
+        mean: NDArray[np.float64] = np.mean(
+            [np.frombuffer(part, np.float64) for part in parts], axis=0
+        )
         return mean.reshape(numbers.shape)
 
     def report(self, current: str = "") -> None:

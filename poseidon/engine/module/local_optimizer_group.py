@@ -1,8 +1,9 @@
 """Training by a torch.optim optimizer with local steps: it runs on this worker's own
 gradients, and workers exchange once a round.
 
-Law: between the ends of two rounds a worker trains as in a process of its own: `grad` is this worker's gradient, which
-a script may read and change. `step` returns at the end of a round with the values that all workers have.
+Law: between the ends of two rounds a worker trains as in a process of its own: `grad` is this
+worker's gradient, which a script may read and change. `step` returns at the end of a round with the
+values that all workers have.
 """
 
 from __future__ import annotations
@@ -45,7 +46,9 @@ class LocalOptimizerGroup(OptimizerGroup):
     def _make_plan(self, tensors: ModuleTensors, options: DistributeOptions) -> GroupPlan:
         wanted = exchanged_parameters(self._optimizer, tensors)
         exchanged = {
-            n: t for n, t in tensors.exchanged.items() if t in wanted or not isinstance(t, nn.Parameter)
+            n: t
+            for n, t in tensors.exchanged.items()
+            if t in wanted or not isinstance(t, nn.Parameter)
         }
         self._means = {p: p for p in exchanged.values() if isinstance(p, nn.Parameter)}
         return GroupPlan(
@@ -56,7 +59,10 @@ class LocalOptimizerGroup(OptimizerGroup):
                 for name, tensor in exchanged.items()
             ],
             sources=list(exchanged.values()),
-            rest={**tensors.rest, **{n: t for n, t in tensors.exchanged.items() if n not in exchanged}},
+            rest={
+                **tensors.rest,
+                **{n: t for n, t in tensors.exchanged.items() if n not in exchanged},
+            },
             clip=options.clip,
             passes=options.passes,
             sends_gradients=False,
@@ -94,7 +100,8 @@ class LocalOptimizerGroup(OptimizerGroup):
         self._check_step(optimizer, arguments, named)
         if getattr(optimizer, "found_inf", None) is not None:
             raise UsageError(
-                "a GradScaler may leave out a step on one worker, and with local steps all make equally many; expected "
+                "a GradScaler may leave out a step on one worker, and with local steps all make "
+                "equally many; expected "
                 "bfloat16 autocast, which needs none"
             )
         self._end_passes()
@@ -104,7 +111,9 @@ class LocalOptimizerGroup(OptimizerGroup):
             if factor != 1.0:
                 torch._foreach_mul_(gradients, factor)
 
-    def _after_step(self, optimizer: object, arguments: tuple[Any, ...], named: dict[str, Any]) -> None:
+    def _after_step(
+        self, optimizer: object, arguments: tuple[Any, ...], named: dict[str, Any]
+    ) -> None:
         with self._collections.calling(STEP):
             self._finish_iteration()
             self._collections.finish_step()

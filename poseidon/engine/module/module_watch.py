@@ -1,7 +1,8 @@
-"""The hooks of a group on its module: they report forward passes, backward passes and reads of its state.
+"""The hooks of a group on its module: they report forward passes, backward passes and reads of
+its state.
 
-Law: a backward pass is noticed on `backward()`, which brings gradients to the module's parameters, and not on
-`torch.autograd.grad`, which does not. The backward pass of a torch checkpoint
+Law: a backward pass is noticed on `backward()`, which brings gradients to the module's parameters,
+and not on `torch.autograd.grad`, which does not. The backward pass of a torch checkpoint
 (`use_reentrant=True`) lies within the one that was noticed before.
 """
 
@@ -26,7 +27,8 @@ class ModuleCallbacks:
     """The reports of a `ModuleWatch`.
 
     Attributes:
-        on_forward: called before a forward pass of the module, or of a part of it that has tensors of the group.
+        on_forward: called before a forward pass of the module, or of a part of it that has tensors
+            of the group.
         on_gradient: called when a backward pass has reached the module; several times within each.
         on_state_read: called before `state_dict` reads the module.
     """
@@ -39,7 +41,8 @@ class ModuleCallbacks:
 class ModuleWatch:
     """Hooks on one module, from its construction to `close`.
 
-    Hooks that begin an iteration come before those that use it. Those of a compiled module are on its entry alone.
+    Hooks that begin an iteration come before those that use it. Those of a compiled module are on
+    its entry alone.
 
     Args:
         entry: the module that the script calls: the module itself, or `torch.compile` of it.
@@ -88,8 +91,8 @@ class ModuleWatch:
                 removal.callback(child.register_state_dict_pre_hook(reads).remove)
                 own = {*child.parameters(recurse=False), *child.buffers(recurse=False)}
                 if child is module or own & sources:
-                    # Each has an object of its own: torch 2.11 looks up prepended hooks in the wrong
-                    # order, and its compiler fails where two modules have the same object.
+                    # Each has an object of its own: torch 2.11 looks up prepended hooks in the
+                    # wrong order, and its compiler fails where two modules have the same object.
                     begins = of_layers(callbacks.on_forward)
                     removal.callback(child.register_forward_pre_hook(begins, prepend=True).remove)
             if is_compiled:
@@ -136,5 +139,7 @@ class OutputWatch:
     def _continues_to_parameters(self) -> bool:
         try:
             return any(torch._C._will_engine_execute_node(leaf) for leaf in self._leaves)
-        except RuntimeError:  # torch has no answer for parameters that torch.autograd.grad is called with
+        except (
+            RuntimeError
+        ):  # torch has no answer for parameters that torch.autograd.grad is called with
             return False

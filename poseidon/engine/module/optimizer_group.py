@@ -1,10 +1,13 @@
-"""Training by a torch.optim optimizer: it runs on every worker, on gradients that are the mean over all workers.
+"""Training by a torch.optim optimizer: it runs on every worker, on gradients that are the mean
+over all workers.
 
-Law: the optimizer sees in `parameter.grad` what it would see in one process with the whole batch. All workers start
-with equal parameters and the optimizer is deterministic, so the parameters stay equal.
+Law: the optimizer sees in `parameter.grad` what it would see in one process with the whole batch.
+All workers start with equal parameters and the optimizer is deterministic, so the parameters stay
+equal.
 
-The exchange does not hold the parameter but a tensor of its shape, whose next value is the mean gradient
-(`RuleKind.MEAN`). Its first value is the parameter itself, so rank 0's parameters reach all workers.
+The exchange does not hold the parameter but a tensor of its shape, whose next value is the mean
+gradient (`RuleKind.MEAN`). Its first value is the parameter itself, so rank 0's parameters reach
+all workers.
 """
 
 from __future__ import annotations
@@ -57,7 +60,8 @@ class OptimizerGroup(Group):
         _check_closure(optimizer)
         if context.member.options.staleness and not context.member.options.sync_every:
             raise UsageError(
-                f"an optimizer runs on the workers and needs every gradient at once; expected --table_staleness=0, "
+                "an optimizer runs on the workers and needs every gradient at once; expected "
+                "--table_staleness=0, "
                 f"not {context.member.options.staleness}, or a rule such as poseidon.SGD"
             )
         self._optimizer = optimizer
@@ -85,7 +89,9 @@ class OptimizerGroup(Group):
                 mean = self._means[tensor] = nn.Parameter(_copy(tensor), requires_grad=False)
                 rule = Rule(kind=RuleKind.MEAN)
                 factor_rows = tensors.rows.get(tensor, 0) * options.passes
-                exchanged.append(Trained(name=name, tensor=mean, rule=rule, factor_rows=factor_rows))
+                exchanged.append(
+                    Trained(name=name, tensor=mean, rule=rule, factor_rows=factor_rows)
+                )
                 sources.append(tensor)
             else:
                 rest[name] = tensor
@@ -98,7 +104,9 @@ class OptimizerGroup(Group):
         with torch.no_grad():
             for parameter, mean in self._means.items():
                 parameter.copy_(mean)
-        self._versions = {p: p._version for p in self._plan.rest.values() if isinstance(p, nn.Parameter)}
+        self._versions = {
+            p: p._version for p in self._plan.rest.values() if isinstance(p, nn.Parameter)
+        }
 
     def _save_how(self) -> dict[str, Any]:
         return {"optimizer": on_host(self._optimizer.state_dict())}
@@ -109,7 +117,9 @@ class OptimizerGroup(Group):
         for parameter in self._means:
             found[names[parameter]] = parameter
             state = self._optimizer.state.get(parameter, {})
-            found |= {f"{names[parameter]}, {key}": v for key, v in state.items() if isinstance(v, Tensor)}
+            found |= {
+                f"{names[parameter]}, {key}": v for key, v in state.items() if isinstance(v, Tensor)
+            }
         return found
 
     def _load_how(self, state: Mapping[str, Any]) -> None:
@@ -119,7 +129,8 @@ class OptimizerGroup(Group):
             self._optimizer.load_state_dict(own["optimizer"] if of_all is None else of_all)
         except (ValueError, KeyError, TypeError) as error:
             raise SnapshotError(f"the checkpoint is of another optimizer: {error}") from error
-        # It has made steps: else a scheduler that comes first, at an epoch's end, warns of a wrong order.
+        # It has made steps: else a scheduler that comes first, at an epoch's end, warns of a wrong
+        # order.
         self._optimizer._opt_called = True  # type: ignore[attr-defined]
         self._open_again(state)
         self._take_first()
@@ -159,7 +170,8 @@ class OptimizerGroup(Group):
         self._sent.clear()
 
     def average_gradients(self) -> None:
-        """Set every `grad` to the mean over all workers now, for a loop that reads gradients before the optimizer does.
+        """Set every `grad` to the mean over all workers now, for a loop that reads gradients
+        before the optimizer does.
 
         Raises:
             UsageError: there was no backward pass.
@@ -181,7 +193,9 @@ class OptimizerGroup(Group):
         if member.local_workers > 1 and member.local_rank == 0:
             return  # this worker's gradients are overwritten with the mean of its host's workers
         gradients = (parameter.grad for parameter in reversed(self._means))
-        kept = islice((gradient.detach() for gradient in gradients if gradient is not None), SAMPLED)
+        kept = islice(
+            (gradient.detach() for gradient in gradients if gradient is not None), SAMPLED
+        )
         self._sent = [(gradient, _first(gradient).clone()) for gradient in kept]
 
     def _check_sent(self) -> None:
@@ -194,13 +208,17 @@ class OptimizerGroup(Group):
 
     def _check_unknown(self, optimizer: torch.optim.Optimizer) -> None:
         """Refuse to train parameters that are not exchanged: they would differ between workers."""
-        own = (p for group in optimizer.param_groups for p in group["params"] if p not in self._means)
+        own = (
+            p for group in optimizer.param_groups for p in group["params"] if p not in self._means
+        )
         moved = (p for p, version in self._versions.items() if p._version != version)
         for parameter in (*own, *moved):
             if parameter.requires_grad and parameter.grad is not None:
                 raise UsageError(
-                    f"{self._name(parameter)} is trained, but when distribute() was called it wanted no gradient, or the "
-                    "optimizer did not have it, so each worker would train its own; expected one optimizer with all "
+                    f"{self._name(parameter)} is trained, but when distribute() was called it "
+                    "wanted no gradient, or the "
+                    "optimizer did not have it, so each worker would train its own; expected one "
+                    "optimizer with all "
                     "parameters that are ever trained, which may be frozen after distribute()"
                 )
 
@@ -209,7 +227,9 @@ class OptimizerGroup(Group):
     ) -> None:
         self._check_step(optimizer, arguments, named)
         if self._passes or not self._averaged:
-            if getattr(optimizer, "found_inf", None) is not None:  # set by GradScaler, of this worker alone
+            if (
+                getattr(optimizer, "found_inf", None) is not None
+            ):  # set by GradScaler, of this worker alone
                 raise UsageError(UNSCALED)
             with self._collections.calling(STEP):
                 self.average_gradients()
@@ -218,10 +238,14 @@ class OptimizerGroup(Group):
         self, optimizer: torch.optim.Optimizer, arguments: tuple[Any, ...], named: dict[str, Any]
     ) -> None:
         if any(value is not None for value in (*arguments[1:], named.get("closure"))):
-            raise UsageError(CLOSURE.format("step() was given a closure, which runs the loss itself"))
+            raise UsageError(
+                CLOSURE.format("step() was given a closure, which runs the loss itself")
+            )
         self._check_unknown(optimizer)
 
-    def _after_step(self, optimizer: object, arguments: tuple[Any, ...], named: dict[str, Any]) -> None:
+    def _after_step(
+        self, optimizer: object, arguments: tuple[Any, ...], named: dict[str, Any]
+    ) -> None:
         with self._collections.calling(STEP):
             self._averaged = False
             self._collections.finish_step()
@@ -239,7 +263,9 @@ def _check_closure(optimizer: torch.optim.Optimizer) -> None:
     closure = inspect.signature(optimizer.step).parameters.get("closure")
     if closure is not None and closure.default is closure.empty:
         name = type(optimizer).__name__
-        raise UsageError(CLOSURE.format(f"{name} runs the loss itself, by the closure of its step()"))
+        raise UsageError(
+            CLOSURE.format(f"{name} runs the loss itself, by the closure of its step()")
+        )
 
 
 def exchanged_parameters(optimizer: torch.optim.Optimizer, tensors: ModuleTensors) -> set[Tensor]:
@@ -248,7 +274,8 @@ def exchanged_parameters(optimizer: torch.optim.Optimizer, tensors: ModuleTensor
     strange = found - set(tensors.exchanged.values()) - set(tensors.rest.values())
     if strange:
         raise UsageError(
-            f"{len(strange)} of the optimizer's {len(found)} parameters are not the module's; expected one module that "
+            f"{len(strange)} of the optimizer's {len(found)} parameters are not the module's; "
+            "expected one module that "
             "holds all of them"
         )
     if not found & set(tensors.exchanged.values()):

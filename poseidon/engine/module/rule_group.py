@@ -43,7 +43,8 @@ class RuleGroup(Group):
         for name, parameter in trained.items():
             if not parameter.is_contiguous():
                 raise UsageError(
-                    f"'{name}' is not contiguous in memory, so no rule can be applied to it in place; expected "
+                    f"'{name}' is not contiguous in memory, so no rule can be applied to it in "
+                    "place; expected "
                     "torch.contiguous_format, or a torch.optim optimizer"
                 )
         self._rule = rule
@@ -52,10 +53,13 @@ class RuleGroup(Group):
             tensors=[
                 Trained(
                     name=name,
-                    # Its data: a value from the shards is no change by the script (`_before_begin`).
+                    # Its data: a value from the shards is no change by the script
+                    # (`_before_begin`).
                     tensor=tensor.data if name in trained else tensor,
                     rule=rule.server_rule(name),
-                    factor_rows=tensors.rows.get(trained[name], 0) * options.passes if name in trained else 0,
+                    factor_rows=tensors.rows.get(trained[name], 0) * options.passes
+                    if name in trained
+                    else 0,
                     statistics=name not in trained,
                 )
                 for name, tensor in tensors.exchanged.items()
@@ -75,14 +79,17 @@ class RuleGroup(Group):
     def lr(self) -> float:
         """The learning rate of the current or the next step; the same on every worker.
 
-        It may be set between a step and the next forward pass. From then on it replaces the rule's own rate.
+        It may be set between a step and the next forward pass. From then on it replaces the rule's
+        own rate.
         """
         return self._rate()
 
     @lr.setter
     def lr(self, rate: float) -> None:
         if self._begun:
-            raise UsageError(f"lr was set to {rate} within a step; expected before its forward pass")
+            raise UsageError(
+                f"lr was set to {rate} within a step; expected before its forward pass"
+            )
         self._set_rate = float(rate)
 
     @property
@@ -127,7 +134,9 @@ class RuleGroup(Group):
             owners = [owners[self.rank]]
         arrays = [owner["history"].get(trained.name, []) for owner in owners]
         if any(len(a) != count or any(tuple(part.shape) != shape for part in a) for a in arrays):
-            raise SnapshotError(f"the checkpoint has no history of '{trained.name}' that fits {self._how}")
+            raise SnapshotError(
+                f"the checkpoint has no history of '{trained.name}' that fits {self._how}"
+            )
         return [torch.stack(column).mean(0).numpy() for column in zip(*arrays, strict=True)]
 
     def step(self, *, zero_grad: bool = True) -> None:
@@ -145,7 +154,9 @@ class RuleGroup(Group):
             if self._check.is_due(self.steps):
                 self._exchange.settle()
                 self._check.run(self.steps)
-        for parameter in self._trained.values():  # a graph of the step before is not to be used again
+        for (
+            parameter
+        ) in self._trained.values():  # a graph of the step before is not to be used again
             torch.autograd.graph.increment_version(parameter)
         self._note_values()
 
@@ -157,15 +168,19 @@ class RuleGroup(Group):
         for name, parameter in self._trained.items():
             if self._known[name] != _value_of(parameter):
                 raise UsageError(
-                    f"'{name}' was changed by the script after distribute(), and the shards' value would take its place; "
-                    "expected changes before distribute(), or a torch.optim optimizer as its second argument"
+                    f"'{name}' was changed by the script after distribute(), and the shards' "
+                    "value would take its place; "
+                    "expected changes before distribute(), or a torch.optim optimizer as its "
+                    "second argument"
                 )
 
     def _before_run(self) -> None:
         if self._passes >= self._plan.passes:
             raise UsageError(
-                f"the module was used after {self._passes} backward pass(es) and before step(), while its parameters "
-                "change; expected step() first, or passes= for the number of passes that a step adds up"
+                f"the module was used after {self._passes} backward pass(es) and before step(), "
+                "while its parameters "
+                "change; expected step() first, or passes= for the number of passes that a step "
+                "adds up"
             )
 
     def _check_unknown(self) -> None:
@@ -173,13 +188,16 @@ class RuleGroup(Group):
         for parameter in self._module.parameters():
             if parameter not in known and parameter.requires_grad and parameter.grad is not None:
                 raise UsageError(
-                    f"{self._name(parameter)} has a gradient, but wanted none, or was not there, when distribute() was called: "
-                    "no shard trains it; expected a module that is whole, with all that is ever trained"
+                    f"{self._name(parameter)} has a gradient, but wanted none, or was not there, "
+                    "when distribute() was called: "
+                    "no shard trains it; expected a module that is whole, with all that is ever "
+                    "trained"
                 )
         for name, parameter in self._trained.items():
             if not parameter.requires_grad:
                 raise UsageError(
-                    f"'{name}' was frozen after distribute(), but momentum and decay on the shards would move it on; expected "
+                    f"'{name}' was frozen after distribute(), but momentum and decay on the "
+                    "shards would move it on; expected "
                     "a torch.optim optimizer, or it frozen before"
                 )
 
@@ -191,16 +209,21 @@ class RuleGroup(Group):
 
 
 def _value_of(parameter: nn.Parameter) -> tuple[int, int]:
-    """Return a value that changes with the address of the memory, and whenever autograd sees a write to it."""
+    """Return a value that changes with the address of the memory, and whenever autograd sees a
+    write to it.
+    """
     return parameter.data_ptr(), parameter._version
 
 
 def _check_apart(trained: Mapping[str, nn.Parameter]) -> None:
     """Refuse parameters that share memory: each has a value of its own on the shards."""
-    placed = sorted((p.data_ptr(), p.data_ptr() + p.nbytes, name) for name, p in trained.items() if p.numel())
+    placed = sorted(
+        (p.data_ptr(), p.data_ptr() + p.nbytes, name) for name, p in trained.items() if p.numel()
+    )
     for (_, end, name), (start, _, other) in pairwise(placed):
         if start < end:
             raise UsageError(
-                f"'{name}' and '{other}' share memory, though they are two parameters; expected one parameter in both places, "
+                f"'{name}' and '{other}' share memory, though they are two parameters; expected "
+                "one parameter in both places, "
                 "or a torch.optim optimizer"
             )

@@ -1,7 +1,9 @@
-"""The records of a dataset that a worker reads: a torch Sampler, and a DataLoader that counts delivered batches.
+"""The records of a dataset that a worker reads: a torch Sampler, and a DataLoader that counts
+delivered batches.
 
-Law: worker g of W reads indices g, g + W, g + 2 W, ... of one order that all workers share. The batches of all workers
-together are the batch that one process would read. All workers read equally many records: the order wraps around.
+Law: worker g of W reads indices g, g + W, g + 2 W, ... of one order that all workers share. The
+batches of all workers together are the batch that one process would read. All workers read equally
+many records: the order wraps around.
 """
 
 from __future__ import annotations
@@ -32,8 +34,10 @@ def _number_of_records(dataset: Sized) -> int:
     if isinstance(dataset, IterableDataset):
         raise UsageError(
             f"sampler() and loader() divide records by their numbers, and {name} is an "
-            "IterableDataset, whose records have none; expected a DataLoader of yours, over a stream "
-            "from which each worker takes its own: itertools.islice(records, group.rank, None, group.size)"
+            "IterableDataset, whose records have none; expected a DataLoader of yours, over a "
+            "stream "
+            "from which each worker takes its own: itertools.islice(records, group.rank, None, "
+            "group.size)"
         )
     try:
         return len(dataset)
@@ -45,7 +49,9 @@ def _number_of_records(dataset: Sized) -> int:
 
 
 class SharedSampler(Sampler[int]):
-    """A sampler of one worker's records. Each iteration over it is one epoch; the next one has another order.
+    """A sampler of one worker's records.
+
+    Each iteration over it is one epoch; the next one has another order.
 
     Args:
         dataset: anything with a length.
@@ -56,7 +62,8 @@ class SharedSampler(Sampler[int]):
         on_return: called before the first record when an epoch is resumed in its middle.
 
     Attributes:
-        epoch: the next epoch to begin, from 0; after `load_state_dict` the epoch of the saved state.
+        epoch: the next epoch to begin, from 0; after `load_state_dict` the epoch of the saved
+            state.
     """
 
     def __init__(
@@ -78,13 +85,17 @@ class SharedSampler(Sampler[int]):
         self._seed = seed
         self._on_return = on_return
         self._within = False  # an epoch has begun, and its loop has not ended
-        self._first = self._position = 0  # of that epoch: records skipped at its begin, and delivered so far
+        self._first = self._position = (
+            0  # of that epoch: records skipped at its begin, and delivered so far
+        )
         self._counts = True  # False: its loader counts
         self._return_to: tuple[int, int] | None = None  # epoch and position of a saved state
         self.epoch = 0
 
     def __iter__(self) -> Iterator[int]:
-        """Yield the indices of this worker in the next epoch; in a resumed epoch, those not delivered before."""
+        """Yield the indices of this worker in the next epoch; in a resumed epoch, those not
+        delivered before.
+        """
         self._within = False
         self._first = self._position = self.position
         self._return_to, self._within = None, True
@@ -115,14 +126,19 @@ class SharedSampler(Sampler[int]):
         return self._return_to[1] if returns and self._return_to else 0
 
     def set_epoch(self, epoch: int) -> None:
-        """Set the epoch of the next iteration, from 0. An epoch that was saved in its middle is still resumed there."""
+        """Set the epoch of the next iteration, from 0.
+
+        An epoch that was saved in its middle is still resumed there.
+        """
         self.epoch = epoch
         self._within = False
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the epoch, the number of its records that were delivered, and what determines its order.
+        """Return the epoch, the number of its records that were delivered, and what determines
+        its order.
 
-        With a plain DataLoader this is right with `num_workers=0`: others read ahead (`Group.loader`).
+        With a plain DataLoader this is right with `num_workers=0`: others read ahead
+        (`Group.loader`).
         """
         epoch, position = (self.epoch - 1, self._position) if self._within else (self.epoch, 0)
         order = (self._records, self._shuffle, self._seed)
@@ -137,14 +153,13 @@ class SharedSampler(Sampler[int]):
         for name, own in zip(_ORDER, (self._records, self._shuffle, self._seed), strict=True):
             if state["position"] and state[name] != own:
                 raise UsageError(
-                    f"the checkpoint was made within an epoch of a sampler with {name} {state[name]}, and this one has {own}; "
+                    f"the checkpoint was made within an epoch of a sampler with {name} "
+                    f"{state[name]}, and this one has {own}; "
                     "expected the same dataset and order"
                 )
         self.epoch = state["epoch"]
         self._within = False
         self._return_to = (state["epoch"], state["position"]) if state["position"] else None
-
-    # -- for a loader --------------------------------------------------------------------------------------
 
     def leave_counting(self) -> None:
         """Let the loader report deliveries with `note` and `end` from now on."""
@@ -171,7 +186,9 @@ class SharedSampler(Sampler[int]):
 
 
 class SharedLoader(DataLoader[Any]):
-    """A DataLoader over a `SharedSampler`. It counts the batches that the loop has received, not those read ahead.
+    """A DataLoader over a `SharedSampler`.
+
+    It counts the batches that the loop has received, not those read ahead.
 
     Args:
         dataset: with records by number.

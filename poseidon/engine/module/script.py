@@ -1,7 +1,8 @@
 """`python -m poseidon.engine.module.script`: the process of one worker that runs a user's script.
 
-`poseidon run` starts it and writes its document to the first line of standard input. Commands and events follow as for
-`poseidon.engine.solver.worker`. The script joins the job with `poseidon.distribute`.
+`poseidon run` starts it and writes its document to the first line of standard input. Commands and
+events follow as for `poseidon.engine.solver.worker`. The script joins the job with
+`poseidon.distribute`.
 
 Law: the connection to the launcher is private. Before the script runs, its standard streams are
 replaced. It reads nothing; the one worker of a job on the launcher's host reads what the launcher
@@ -14,7 +15,8 @@ from __future__ import annotations
 import gc
 
 if __name__ == "__main__":
-    gc.disable()  # imports leave little garbage, and looking for it takes a sixth of the start; `main` enables it
+    # imports leave little garbage, and looking for it takes a sixth of the start; `main` enables it
+    gc.disable()
 
 import argparse
 import logging
@@ -61,8 +63,10 @@ class ScriptConnection(LauncherConnection):
     """See `LauncherConnection`."""
 
     notes = {  # noqa: RUF012 - never changed
-        "stop": "asked to stop: the job ends after a step that all workers reach; a second request ends it at once",
-        "snapshot": "asked for a snapshot: the script is notified after a step that all workers reach",
+        "stop": "asked to stop: the job ends after a step that all workers reach; a second "
+        "request ends it at once",
+        "snapshot": "asked for a snapshot: the script is notified after a step that all workers "
+        "reach",
     }
 
     def end_without_launcher(self) -> None:
@@ -84,7 +88,9 @@ class StepReporter:
         self._steps = self._reported = 0
 
     def __call__(self, position: LoopPosition) -> None:
-        """Note the position of the loop; report its steps when the last report is long enough ago."""
+        """Note the position of the loop; report its steps when the last report is long enough
+        ago.
+        """
         self._launcher.loop_position = position
         self._steps = position.steps
         now = time.monotonic()
@@ -165,7 +171,8 @@ def main(arguments: list[str] | None = None) -> int:
     gc.enable()
     parser = argparse.ArgumentParser(
         prog="python -m poseidon.engine.module.script",
-        description="One worker of a script; started by `poseidon run`, which writes its document to standard input.",
+        description="One worker of a script; started by `poseidon run`, which writes its document "
+        "to standard input.",
     )
     parser.add_argument("--job", help="marks the process as part of a job")
     parser.add_argument("--rank", help="marks the process for people")
@@ -191,7 +198,9 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def search_as_plain_python(script: str) -> None:
-    """Let a script find modules in its own folder first, and not in the current folder, as `python SCRIPT` does."""
+    """Let a script find modules in its own folder first, and not in the current folder, as
+    `python SCRIPT` does.
+    """
     sys.path[:] = [path for path in sys.path if path]
     if not getattr(sys.flags, "safe_path", False):  # Python 3.10 has none
         sys.path.insert(0, str(Path(script).resolve().parent))
@@ -234,7 +243,9 @@ def run_script(document: ScriptDocument, launcher: LauncherConnection) -> int:
         LOGGER.info("the script has ended: %s", stop or "interrupted")
     except SystemExit as end:
         if end.code not in (None, 0):
-            return _failed(document, launcher, end, f"the script ended itself with {end.code!r}", end.code)
+            return _failed(
+                document, launcher, end, f"the script ended itself with {end.code!r}", end.code
+            )
     except (PoseidonError, ServerError) as error:
         return _failed(document, launcher, error, str(error), getattr(error, "exit_code", 1))
     except BdbQuit as end:
@@ -256,7 +267,8 @@ def run_script(document: ScriptDocument, launcher: LauncherConnection) -> int:
         return 0
     if document.rank == 0:
         LOGGER.warning(
-            "the script has ended without poseidon.distribute(): each of the %d workers has run it by itself",
+            "the script has ended without poseidon.distribute(): each of the %d workers has run "
+            "it by itself",
             document.workers,
         )
     launcher.send("done", joined=False)
@@ -264,9 +276,16 @@ def run_script(document: ScriptDocument, launcher: LauncherConnection) -> int:
 
 
 def _failed(
-    document: ScriptDocument, launcher: LauncherConnection, error: BaseException, what: str, code: object
+    document: ScriptDocument,
+    launcher: LauncherConnection,
+    error: BaseException,
+    what: str,
+    code: object,
 ) -> int:
-    """Report one sentence to the launcher with the worker, the line of the script, and the error. Return 1."""
+    """Report one sentence to the launcher with the worker, the line of the script, and the error.
+
+    Return 1.
+    """
     line = line_of(error, document.script)
     location = f"{Path(document.script).name}, line {line}" if line else Path(document.script).name
     sentence = f"worker {document.rank}: {location}: {what}"

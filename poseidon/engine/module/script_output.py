@@ -1,7 +1,8 @@
-"""Standard output and standard error of a script: to its launcher as they are, to the worker's log line by line.
+"""Standard output and standard error of a script: to its launcher as they are, to the worker's
+log line by line.
 
-Law: a script is not ended by its output. A full disk costs lines of the log and one warning; after the
-launcher has gone, what the script writes is in the log alone.
+Law: a script is not ended by its output. A full disk costs lines of the log and one warning; after
+the launcher has gone, what the script writes is in the log alone.
 """
 
 from __future__ import annotations
@@ -49,7 +50,9 @@ class ScriptLog:
                 self._warned = True
                 why = error.strerror or error
                 LOGGER.warning(
-                    "the script's output cannot be written to its log: %s; the job goes on without it", why
+                    "the script's output cannot be written to its log: %s; the job goes on "
+                    "without it",
+                    why,
                 )
 
     def close(self) -> None:

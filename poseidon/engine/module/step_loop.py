@@ -7,8 +7,10 @@ One step of the user's loop, and what happens in it:
     step()               the iteration ends
 
 Laws:
-* All workers call `step`, `settle` and the collections of `Group` equally often and in the same order.
-* Between `step` and `settle` the exchange owns the module's tensors, except inside the module's forward pass.
+* All workers call `step`, `settle` and the collections of `Group` equally often and in the same
+  order.
+* Between `step` and `settle` the exchange owns the module's tensors, except inside the module's
+  forward pass.
 """
 
 from __future__ import annotations
@@ -116,11 +118,10 @@ class StepLoop(ABC):
             for theirs, mine in zip_longest(first, other, fillvalue=""):
                 if theirs != mine:
                     raise UsageError(
-                        f"worker 0's module has {theirs or 'no more tensors'}, where worker {rank}'s has "
+                        f"worker 0's module has {theirs or 'no more tensors'}, where worker "
+                        f"{rank}'s has "
                         f"{mine or 'no more'}; expected the same module on all workers"
                     )
-
-    # -- for the user's loop -------------------------------------------------------------------------------
 
     @property
     def rank(self) -> int:
@@ -144,7 +145,9 @@ class StepLoop(ABC):
 
     @property
     def pending(self) -> int:
-        """Backward passes since the last step: `step` would apply them, and `drop` would discard them."""
+        """Backward passes since the last step: `step` would apply them, and `drop` would discard
+        them.
+        """
         return self._passes
 
     @property
@@ -178,7 +181,9 @@ class StepLoop(ABC):
         """
 
     def drop(self) -> None:
-        """Discard the backward passes since the last step, and their gradients. A step applies those that follow.
+        """Discard the backward passes since the last step, and their gradients.
+
+        A step applies those that follow.
 
         All workers do it alike, after fewer passes than `passes=`. Running
         statistics keep what these passes have changed.
@@ -190,13 +195,15 @@ class StepLoop(ABC):
             return
         if self._in_backward or self._passes >= self._plan.passes:
             raise UsageError(
-                f"drop() after pass {self._passes} of {self._plan.passes}, whose gradients have left; expected step()"
+                f"drop() after pass {self._passes} of {self._plan.passes}, whose gradients have "
+                "left; expected step()"
             )
         self._hooks.drop()
         self._passes = 0
 
     def settle(self) -> None:
-        """Bring parameters and statistics to the state after all workers' steps; before evaluating or saving.
+        """Bring parameters and statistics to the state after all workers' steps; before
+        evaluating or saving.
 
         All workers call it together. The module may be read until its next step begins.
 
@@ -205,7 +212,9 @@ class StepLoop(ABC):
         """
         self._check_open("settle")
         if self._passes or self._in_backward:
-            raise UsageError("settle() stands between a backward pass and its step(); expected after step()")
+            raise UsageError(
+                "settle() stands between a backward pass and its step(); expected after step()"
+            )
         with self._collections.calling("settle"):
             self._settle("settle()")
 
@@ -239,7 +248,8 @@ class StepLoop(ABC):
 
     def __call__(self, *_: object, **__: object) -> NoReturn:
         raise UsageError(
-            "a group is no module; expected the one that distribute() was given, which stays as it was: group = "
+            "a group is no module; expected the one that distribute() was given, which stays as "
+            "it was: group = "
             "poseidon.distribute(model, ...), then model(x)"
         )
 
@@ -247,7 +257,10 @@ class StepLoop(ABC):
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         try:
             if kind is None and not self._closed:
@@ -261,12 +274,11 @@ class StepLoop(ABC):
             if self._passes or self._in_backward:
                 or_drop = "" if self._passes >= self._plan.passes else " or drop()"
                 raise UsageError(
-                    f"worker {self.rank} leaves the `with` block {self._place()}; expected step(){or_drop} "
+                    f"worker {self.rank} leaves the `with` block {self._place()}; expected "
+                    f"step(){or_drop} "
                     "before `break`, `return` or the end of the block"
                 )
             self._settle("the end of the `with` block")
-
-    # -- for subclasses ------------------------------------------------------------------------------------
 
     @abstractmethod
     def _replicated(self) -> dict[str, Tensor]:
@@ -347,8 +359,6 @@ class StepLoop(ABC):
         assert self._watch is not None
         return self._watch.hooks
 
-    # -- reports of the module's hooks ---------------------------------------------------------------------
-
     def _on_forward(self, module: nn.Module, arguments: object) -> None:
         self._before_run()
         if not self._begun and (torch.is_grad_enabled() or not self._settled):
@@ -369,7 +379,8 @@ class StepLoop(ABC):
             return
         if self._passes >= self._plan.passes:
             raise UsageError(
-                f"backward() has run more than {self._plan.passes} time(s) without step(); expected step() after "
+                f"backward() has run more than {self._plan.passes} time(s) without step(); "
+                "expected step() after "
                 "it, or passes= for the number of passes that a step adds up"
             )
         self._in_backward = True

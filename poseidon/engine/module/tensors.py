@@ -1,4 +1,5 @@
-"""The tensors of a torch module that workers exchange, and which weights may travel as sufficient factors.
+"""The tensors of a torch module that workers exchange, and which weights may travel as
+sufficient factors.
 
     trained     parameters that require a gradient: float32
     statistics  running mean and variance of normalization layers: averaged after every step
@@ -59,7 +60,8 @@ class DistributeOptions:
     def __post_init__(self) -> None:
         if self.local_steps is not None and self.local_steps < 0:
             raise UsageError(
-                f"local_steps is {self.local_steps}; expected 1 or more, 0 for none, or None for --sync_every"
+                f"local_steps is {self.local_steps}; expected 1 or more, 0 for none, or None for "
+                "--sync_every"
             )
         if self.passes < 1:
             raise UsageError(f"passes is {self.passes}; expected 1 or more")
@@ -99,7 +101,8 @@ class GroupPlan:
         rest: tensors that are broadcast once, by name.
         clip: largest L2 norm of all mean gradients together; None: no limit.
         passes: backward passes of a step.
-        sends_gradients: whether the exchange gets the gradients; otherwise an optimizer of this worker uses them.
+        sends_gradients: whether the exchange gets the gradients; otherwise an optimizer of this
+            worker uses them.
     """
 
     tensors: list[Trained]
@@ -123,25 +126,34 @@ def module_tensors(module: nn.Module, buffers: Buffers) -> ModuleTensors:
             continue
         seen.add(tensor)
         if is_lazy(tensor):
-            raise UsageError(f"'{name}' has no shape yet: run the module once before it is distributed")
+            raise UsageError(
+                f"'{name}' has no shape yet: run the module once before it is distributed"
+            )
         if tensor.is_meta:
             raise UsageError(
-                f"'{name}' has no values: it is on torch's meta device; expected module.to_empty(device=...), and its values "
+                f"'{name}' has no values: it is on torch's meta device; expected "
+                "module.to_empty(device=...), and its values "
                 "set, before distribute()"
             )
         if tensor.requires_grad:
             if tensor.dtype is not torch.float32:
-                raise UsageError(f"'{name}' is {tensor.dtype}; expected parameters of torch.float32")
+                raise UsageError(
+                    f"'{name}' is {tensor.dtype}; expected parameters of torch.float32"
+                )
             found.exchanged[name] = tensor
         elif statistics and buffers is Buffers.AVERAGE and tensor.dtype is torch.float32:
             found.exchanged[name] = tensor
         else:
             found.rest[name] = tensor
     if not found.trained:
-        raise UsageError(f"{type(module).__name__} has no parameter that wants a gradient: nothing to train")
+        raise UsageError(
+            f"{type(module).__name__} has no parameter that wants a gradient: nothing to train"
+        )
     devices = sorted({str(tensor.device) for tensor in found.exchanged.values()})
     if len(devices) > 1:
-        raise UsageError(f"the module lies on {' and '.join(devices)}; expected one device a worker")
+        raise UsageError(
+            f"the module lies on {' and '.join(devices)}; expected one device a worker"
+        )
     return found
 
 
@@ -159,18 +171,23 @@ def _joined(path: str, name: str) -> str:
 
 
 def rows_by_batch_size(module: nn.Module, batch_size: int) -> dict[nn.Parameter, int]:
-    """Return the rows of the factors of each fully-connected weight, if all layers see one row a record.
+    """Return the rows of the factors of each fully-connected weight, if all layers see one row a
+    record.
 
-    A layer whose own forward pass does not run (inside torch.nn.MultiheadAttention) is a subclass, and left out.
+    A layer whose own forward pass does not run (inside torch.nn.MultiheadAttention) is a subclass,
+    and left out.
     """
-    return {weight: batch_size for weight, layer in _layers(module).items() if type(layer) is nn.Linear}
+    return {
+        weight: batch_size for weight, layer in _layers(module).items() if type(layer) is nn.Linear
+    }
 
 
 def rows_by_example(module: nn.Module, example: Example) -> dict[nn.Parameter, int]:
-    """Return the rows of the factors of each fully-connected weight, found by one run without gradients.
+    """Return the rows of the factors of each fully-connected weight, found by one run without
+    gradients.
 
-    Weights whose layer runs never or more than once are left out, and those that are used outside their layer. Dropout,
-    statistics and random numbers stay as they were.
+    Weights whose layer runs never or more than once are left out, and those that are used outside
+    their layer. Dropout, statistics and random numbers stay as they were.
     """
     uses = [_Use(weight, layer) for weight, layer in _layers(module).items()]
     try:
@@ -183,7 +200,10 @@ def rows_by_example(module: nn.Module, example: Example) -> dict[nn.Parameter, i
 
 
 def _layers(module: nn.Module) -> dict[nn.Parameter, nn.Module]:
-    """Return the layers whose weights may travel as factors. A user's hook on a weight needs its whole gradient."""
+    """Return the layers whose weights may travel as factors.
+
+    A user's hook on a weight needs its whole gradient.
+    """
     found = layers_with_factors(module)
     return {weight: layer for weight, layer in found.items() if not hooks_on(weight)}
 

@@ -1,7 +1,8 @@
 """Update rules that the shards apply, as values with torch's arguments.
 
-Law: the formulas are Caffe's (`ps_server/rules.py`). A class names each difference from torch.optim; without one they
-are the same up to rounding. Weight decay is added to the gradient, as torch.optim does but for AdamW.
+Law: the formulas are Caffe's (`ps_server/rules.py`). A class names each difference from
+torch.optim; without one they are the same up to rounding. Weight decay is added to the gradient, as
+torch.optim does but for AdamW.
 
 Symbols: w value, g gradient, r rate, t number of the step from 1.
 """
@@ -77,7 +78,9 @@ class UpdateRule:
         Raises:
             UsageError: an argument is out of its range.
         """
-        group = next((g for g in self.groups if fnmatchcase(name, g.names)), ParameterGroup(names="*"))
+        group = next(
+            (g for g in self.groups if fnmatchcase(name, g.names)), ParameterGroup(names="*")
+        )
         decay = float(self.weight_decay * group.weight_decay_factor)
         try:
             return self._rule(decay=decay, rate_factor=float(group.lr_factor))
@@ -93,7 +96,8 @@ class UpdateRule:
         for group in self.groups:
             if not any(fnmatchcase(name, group.names) for name in names):
                 raise UsageError(
-                    f"no parameter of the module fits the group '{group.names}'; there are {', '.join(names)}"
+                    f"no parameter of the module fits the group '{group.names}'; there are "
+                    f"{', '.join(names)}"
                 )
 
     def _rule(self, *, decay: float, rate_factor: float) -> Rule:
@@ -102,7 +106,8 @@ class UpdateRule:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outer:
-    """The outer rule of local steps: m <- b m + g; w <- w - lr (g + b m), or w - lr m without Nesterov's momentum.
+    """The outer rule of local steps: m <- b m + g; w <- w - lr (g + b m), or w - lr m without
+    Nesterov's momentum.
 
     g is the mean over the workers of what a round has subtracted from w. The
     defaults are DiLoCo's (Douillard et al., 2023).
@@ -111,9 +116,12 @@ class Outer:
         lr: the rate; above 0.
         momentum: b; 0 <= b < 1.
         nesterov: Nesterov's momentum.
-        fragments: parts of the parameters that are exchanged at different steps of a round; 1 to its steps.
-        delay: local steps that are made while a part travels; 0 or more, less than the steps of a round.
-        mix: the weight of a worker's own value when the common one comes after a delay; 0 <= mix < 1.
+        fragments: parts of the parameters that are exchanged at different steps of a round; 1 to
+            its steps.
+        delay: local steps that are made while a part travels; 0 or more, less than the steps of a
+            round.
+        mix: the weight of a worker's own value when the common one comes after a delay; 0 <= mix <
+            1.
     """
 
     lr: float = 0.7
@@ -128,7 +136,8 @@ class Outer:
         _check("momentum of Outer", self.momentum)
         if not self.lr or self.momentum >= 1:
             raise UsageError(
-                f"Outer has lr {self.lr} and momentum {self.momentum}; expected lr above 0 and momentum below 1"
+                f"Outer has lr {self.lr} and momentum {self.momentum}; expected lr above 0 and "
+                "momentum below 1"
             )
 
 
@@ -136,8 +145,8 @@ class Outer:
 class SGD(UpdateRule):
     """h <- m h + r g; w <- w - h.
 
-    torch.optim.SGD multiplies by the rate after the sum. The same while the rate stays; after a change Caffe's history
-    still moves with the old rate.
+    torch.optim.SGD multiplies by the rate after the sum. The same while the rate stays; after a
+    change Caffe's history still moves with the old rate.
 
     Args:
         momentum: m; 0 <= m < 1.
@@ -146,7 +155,9 @@ class SGD(UpdateRule):
     momentum: float = 0.0
 
     def _rule(self, *, decay: float, rate_factor: float) -> Rule:
-        return Rule(kind=RuleKind.SGD, momentum=float(self.momentum), decay=decay, rate_factor=rate_factor)
+        return Rule(
+            kind=RuleKind.SGD, momentum=float(self.momentum), decay=decay, rate_factor=rate_factor
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -161,7 +172,10 @@ class Nesterov(UpdateRule):
 
     def _rule(self, *, decay: float, rate_factor: float) -> Rule:
         return Rule(
-            kind=RuleKind.NESTEROV, momentum=float(self.momentum), decay=decay, rate_factor=rate_factor
+            kind=RuleKind.NESTEROV,
+            momentum=float(self.momentum),
+            decay=decay,
+            rate_factor=rate_factor,
         )
 
 
@@ -176,7 +190,9 @@ class AdaGrad(UpdateRule):
     eps: float = 1e-10
 
     def _rule(self, *, decay: float, rate_factor: float) -> Rule:
-        return Rule(kind=RuleKind.ADAGRAD, delta=float(self.eps), decay=decay, rate_factor=rate_factor)
+        return Rule(
+            kind=RuleKind.ADAGRAD, delta=float(self.eps), decay=decay, rate_factor=rate_factor
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -228,9 +244,9 @@ class AdaDelta(UpdateRule):
 class Adam(UpdateRule):
     """w <- w - r sqrt(1 - b2^t) / (1 - b1^t) * m / (sqrt(v) + eps).
 
-    torch.optim.Adam adds eps to the corrected root, so there it weighs less in the first steps: by the factor
-    sqrt(1 - b2^t), 0.03 in the first step and 0.8 after a thousand with the usual b2. Where eps is small beside the
-    roots the two agree.
+    torch.optim.Adam adds eps to the corrected root, so there it weighs less in the first steps: by
+    the factor sqrt(1 - b2^t), 0.03 in the first step and 0.8 after a thousand with the usual b2.
+    Where eps is small beside the roots the two agree.
 
     Args:
         betas: b1 and b2; 0 <= b < 1.

@@ -1,4 +1,6 @@
-"""The place of a process in its job, as a training script sees it: rank, exchange membership and callbacks."""
+"""The place of a process in its job, as a training script sees it: rank, exchange membership and
+callbacks.
+"""
 
 from __future__ import annotations
 
@@ -129,7 +131,8 @@ class WorkerContext:
         checkpoint: the checkpoint to resume from, on rank 0's host; None: a fresh start.
         say: takes a sentence for the user; a job's is in its log.
         on_saved: called with each checkpoint once it is complete on disk.
-        on_open: called once the exchange is open, with what was built and the exchange to train with.
+        on_open: called once the exchange is open, with what was built and the exchange to train
+            with.
         on_progress: called at the beginning and end of each step, of each collection and of
             `distribute`; must be fast.
     """

@@ -66,7 +66,8 @@ class WorkerState:
                 raise UsageError(f"keep() already has something of the name '{name}'")
             if not (hasattr(kept, "state_dict") and hasattr(kept, "load_state_dict")):
                 raise UsageError(
-                    f"keep() was given a {type(kept).__name__} as '{name}'; expected something with state_dict() and "
+                    f"keep() was given a {type(kept).__name__} as '{name}'; expected something "
+                    "with state_dict() and "
                     "load_state_dict()"
                 )
         self._kept.update(objects)
@@ -78,11 +79,11 @@ class WorkerState:
             sampler.load_state_dict(self._unclaimed.pop(0))
 
     def return_random(self) -> None:
-        """Restore the random states once more: a DataLoader has drawn a number to resume within an epoch."""
+        """Restore the random states once more: a DataLoader has drawn a number to resume within
+        an epoch.
+        """
         if self._random is not None:
             set_random_state(self._random, self._device)
-
-    # -- saving --------------------------------------------------------------------------------------------
 
     def shared(self) -> dict[str, Any]:
         """Return the state that all workers share."""
@@ -115,8 +116,6 @@ class WorkerState:
             "buffers": differs,
         }
 
-    # -- loading -------------------------------------------------------------------------------------------
-
     def load_tensors(self, state: Mapping[str, Any], *, rank: int) -> None:
         """Load the module's tensors.
 
@@ -126,12 +125,16 @@ class WorkerState:
         try:
             self._module.load_state_dict(state["model"])
         except RuntimeError as error:
-            raise SnapshotError(f"the checkpoint is of another module: {_in_a_line(error)}") from error
+            raise SnapshotError(
+                f"the checkpoint is of another module: {_in_a_line(error)}"
+            ) from error
         with torch.no_grad():
             for owner in (0, rank):
                 for name, value in state["own"][owner]["buffers"].items():
                     if name not in self._rest or self._rest[name].shape != value.shape:
-                        raise SnapshotError(f"the checkpoint is of another module: it has a buffer '{name}'")
+                        raise SnapshotError(
+                            f"the checkpoint is of another module: it has a buffer '{name}'"
+                        )
                     self._rest[name].copy_(value)
 
     def load_rest(self, state: Mapping[str, Any], *, rank: int) -> None:

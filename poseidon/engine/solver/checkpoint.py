@@ -1,11 +1,11 @@
 """Snapshots of a running job, and resuming from one.
 
-Law: a snapshot is the state after one iteration that all workers have finished. At staleness 0 a resumed run ends with
-the same bits as one that never stopped: a snapshot has weights, histories, every reader's position, random states and
-the losses in the average.
+Law: a snapshot is the state after one iteration that all workers have finished. At staleness 0 a
+resumed run ends with the same bits as one that never stopped: a snapshot has weights, histories,
+every reader's position, random states and the losses in the average.
 
-Training waits while the contents of a snapshot are copied. `SnapshotWriter` writes the files in the background. A
-snapshot is valid once its checksums are written (`poseidon.snapshot.checksums`).
+Training waits while the contents of a snapshot are copied. `SnapshotWriter` writes the files in the
+background. A snapshot is valid once its checksums are written (`poseidon.snapshot.checksums`).
 """
 
 from __future__ import annotations
@@ -69,7 +69,8 @@ class Resumed:
         own_histories: one per trained tensor.
         outer: the histories of the outer rule of local steps, one per trained tensor; empty: none.
         held_back: `ExchangeState.held_back` of this worker.
-        schemes: of each trained tensor, if `--exchange=auto` chose them and the job has as many workers; else empty.
+        schemes: of each trained tensor, if `--exchange=auto` chose them and the job has as many
+            workers; else empty.
     """
 
     progress: Progress
@@ -132,8 +133,8 @@ class Checkpoint:
     ) -> None:
         """Start to write a snapshot. Every worker calls this after the same iteration.
 
-        It is complete once `finish` has returned. A failure to write it is a warning, and the error of `finish` if no
-        later snapshot was written. A snapshot with a number that is not finite is
+        It is complete once `finish` has returned. A failure to write it is a warning, and the error
+        of `finish` if no later snapshot was written. A snapshot with a number that is not finite is
         not written, and no older one is removed.
 
         Args:
@@ -141,7 +142,8 @@ class Checkpoint:
             progress: the position of the loop.
             exchange: the exchange of this worker.
             log: receives Caffe's lines about the snapshot.
-            before: the blobs before the last iteration, whose changes are the diffs of the model; None: no diffs.
+            before: the blobs before the last iteration, whose changes are the diffs of the model;
+                None: no diffs.
             last: the run writes no other, so the job fails if this one cannot be written.
 
         Raises:
@@ -149,7 +151,9 @@ class Checkpoint:
         """
         exchange.settle()
         own = self._worker_state(progress, exchange)
-        payloads = gather_bytes(own.SerializeToString(), exchange.control.all_gather, rank=self._rank)
+        payloads = gather_bytes(
+            own.SerializeToString(), exchange.control.all_gather, rank=self._rank
+        )
         if self._rank != 0:
             return
         states = [PoseidonWorkerState.FromString(payload) for payload in payloads]
@@ -164,9 +168,12 @@ class Checkpoint:
     def _is_finite(self, contents: _Contents) -> bool:
         infos = self._replica.train.parameters_info
         histories = [
-            (f"the history of {i.name}", h) for i, h in zip(infos, contents.run.histories, strict=True)
+            (f"the history of {i.name}", h)
+            for i, h in zip(infos, contents.run.histories, strict=True)
         ]
-        name = not_finite([*((f"layer '{layer}'", blobs) for layer, _, blobs in contents.blobs), *histories])
+        name = not_finite(
+            [*((f"layer '{layer}'", blobs) for layer, _, blobs in contents.blobs), *histories]
+        )
         if not name:
             return True
         text = f"after iteration {contents.run.iteration} {name} holds a number that is not finite: no snapshot is written"
@@ -185,7 +192,9 @@ class Checkpoint:
 
     def _worker_state(self, progress: Progress, exchange: Exchange) -> PoseidonWorkerState:
         state = PoseidonWorkerState(
-            rank=self._rank, torch_rng=self._replica.train.random_state(), **asdict(self._computation())
+            rank=self._rank,
+            torch_rng=self._replica.train.random_state(),
+            **asdict(self._computation()),
         )
         state.smoothed_loss.extend(progress.losses)
         for name, reader in self._replica.train.readers():
@@ -201,7 +210,9 @@ class Checkpoint:
 
     def _averaged(self, states: Sequence[PoseidonWorkerState]) -> list[History]:
         """Return the mean of the workers' histories, which Caffe can resume from."""
-        columns = zip(*([to_array(blob) for blob in state.history] for state in states), strict=True)
+        columns = zip(
+            *([to_array(blob) for blob in state.history] for state in states), strict=True
+        )
         means = [np.asarray(np.mean(column, axis=0), dtype=np.float32) for column in columns]
         n = self._arrays_per_blob
         return [means[i : i + n] for i in range(0, len(means), n)]
@@ -225,7 +236,9 @@ class Checkpoint:
         run = RunState(
             iteration=progress.iteration,
             model=str(model_path(prefix, progress.iteration, hdf5=in_hdf5)),
-            histories=tuple(tuple(map(np.array, arrays)) for arrays in self._for_all_blobs(histories)),
+            histories=tuple(
+                tuple(map(np.array, arrays)) for arrays in self._for_all_blobs(histories)
+            ),
             current_step=current_step(self._solver, progress.iteration),
             poseidon=extra,
         )
@@ -237,7 +250,9 @@ class Checkpoint:
         )
 
     def _write(self, contents: _Contents) -> None:
-        """Write a snapshot: the weights, the state that names them, their checksums; then remove an old one."""
+        """Write a snapshot: the weights, the state that names them, their checksums; then remove
+        an old one.
+        """
         began_s = time.monotonic()
         train, model, state = self._replica.train, Path(contents.run.model), contents.state_path
         make_folder(state.parent)
@@ -277,9 +292,13 @@ class Checkpoint:
         state = read_state(path, [(info.name, info.shape) for info in infos], self._arrays_per_blob)
         exchanged = {info.name for info in self._replica.exchanged}
         histories: list[History] = [
-            history for info, history in zip(infos, state.histories, strict=True) if info.name in exchanged
+            history
+            for info, history in zip(infos, state.histories, strict=True)
+            if info.name in exchanged
         ]
-        self.frozen.restore({info.name: found for info, found in zip(infos, state.histories, strict=True)})
+        self.frozen.restore(
+            {info.name: found for info, found in zip(infos, state.histories, strict=True)}
+        )
         own = self._own_state(path, state)
         if own is not None:
             self._restore_position(own, state)
@@ -311,16 +330,19 @@ class Checkpoint:
         if state.poseidon.workers == self._workers:
             if len(state.poseidon.worker) != self._workers:
                 raise SnapshotError(
-                    f"{path} is damaged: it has the places of {len(state.poseidon.worker)} of {self._workers} workers"
+                    f"{path} is damaged: it has the places of {len(state.poseidon.worker)} of "
+                    f"{self._workers} workers"
                 )
             own = state.poseidon.worker[self._rank]
             self._compare_computation(path, own)
             return own
-        # Written by Caffe, or by another number of workers: resume after as many records as were read then.
+        # Written by Caffe, or by another number of workers: resume after as many records as were
+        # read then.
         if self._rank == 0:
             writer = f"{state.poseidon.workers} workers" if state.poseidon.workers else "Caffe"
             LOGGER.warning(
-                "%s was written by %s and this job has %d workers: each goes on at iteration %d of its own "
+                "%s was written by %s and this job has %d workers: each goes on at iteration %d "
+"of its own "
                 "share of the data, so the records differ from those of an uninterrupted run",
                 path, writer, self._workers, state.iteration,
             )  # fmt: skip
@@ -334,10 +356,13 @@ class Checkpoint:
     def _compare_computation(self, path: Path, own: PoseidonWorkerState) -> None:
         """Warn if this run cannot have the bits of one that was never interrupted."""
         now = self._computation()
-        then = Computation(threads=own.threads, processor=own.processor, torch_version=own.torch_version)
+        then = Computation(
+            threads=own.threads, processor=own.processor, torch_version=own.torch_version
+        )
         if own.threads and then != now:
             LOGGER.warning(
-                "worker %d computed with %s when %s was written, and now with %s: the run goes on correctly, but not with the "
+                "worker %d computed with %s when %s was written, and now with %s: the run goes on "
+"correctly, but not with the "
                 "bits of an uninterrupted one", self._rank, then, path.name, now,
             )  # fmt: skip
 
@@ -355,14 +380,17 @@ class Checkpoint:
         return [arrays[i : i + n] for i in range(0, len(arrays), n)]
 
     def _outer_histories(self, path: Path, workers: Sequence[PoseidonWorkerState]) -> list[History]:
-        """Return the outer history of each tensor, which all workers share: worker 0 has written it."""
+        """Return the outer history of each tensor, which all workers share: worker 0 has written
+        it.
+        """
         if not workers or not workers[0].outer_history:
             return []
         arrays = self._arrays(path, workers[0].outer_history, rank=0)
         n, rest = divmod(len(arrays), len(self._replica.exchanged))
         if rest:
             raise SnapshotError(
-                f"{path} has {len(arrays)} outer history blobs; this net has {len(self._replica.exchanged)} that are trained"
+                f"{path} has {len(arrays)} outer history blobs; this net has "
+                f"{len(self._replica.exchanged)} that are trained"
             )
         return [arrays[i : i + n] for i in range(0, len(arrays), n)]
 
@@ -371,7 +399,9 @@ class Checkpoint:
         try:
             return [to_array(blob) for blob in blobs]
         except ValueError as error:
-            raise SnapshotError(f"{path}: the history of worker {rank} is damaged: {error}") from error
+            raise SnapshotError(
+                f"{path}: the history of worker {rank} is damaged: {error}"
+            ) from error
 
 
 def _schemes(path: Path, values: Sequence[str], tensors: int) -> tuple[Scheme, ...]:
@@ -385,5 +415,7 @@ def _schemes(path: Path, values: Sequence[str], tensors: int) -> tuple[Scheme, .
     except ValueError as error:
         raise SnapshotError(f"{path} is damaged: {error}") from error
     if len(found) not in (0, tensors):
-        raise SnapshotError(f"{path} is damaged: it has the schemes of {len(found)} of {tensors} tensors")
+        raise SnapshotError(
+            f"{path} is damaged: it has the schemes of {len(found)} of {tensors} tensors"
+        )
     return found

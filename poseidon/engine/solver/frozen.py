@@ -1,7 +1,8 @@
 """The histories of blobs that no rate moves: frozen ones (lr_mult 0) and statistics.
 
-Law: Caffe applies its rule to them too, with the gradient 0 and the rate 0. Their values do not change, but weight
-decay enters the histories of AdaGrad, RMSProp, AdaDelta and Adam. Nothing reads these histories except a snapshot.
+Law: Caffe applies its rule to them too, with the gradient 0 and the rate 0. Their values do not
+change, but weight decay enters the histories of AdaGrad, RMSProp, AdaDelta and Adam. Nothing reads
+these histories except a snapshot.
 """
 
 from __future__ import annotations
@@ -72,9 +73,13 @@ class FrozenHistories:
             )
 
     def arrays(self) -> dict[str, History]:
-        """Return copies of the histories by the name of the blob; blobs whose history is 0 are left out."""
+        """Return copies of the histories by the name of the blob; blobs whose history is 0 are
+        left out.
+        """
         return {
-            name: [tensor.cpu().numpy().reshape(entry.info.shape).copy() for tensor in entry.history]
+            name: [
+                tensor.cpu().numpy().reshape(entry.info.shape).copy() for tensor in entry.history
+            ]
             for name, entry in self._entries.items()
         }
 

@@ -1,4 +1,6 @@
-"""The model replica of one worker: the train net, the test nets that share its weights, and the tensors to exchange."""
+"""The model replica of one worker: the train net, the test nets that share its weights, and the
+tensors to exchange.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +39,9 @@ class Replica:
         trained: the same, as tensors of an exchange.
     """
 
-    def __init__(self, solver: SolverDefinition, settings: SolverSettings, context: LayerContext) -> None:
+    def __init__(
+        self, solver: SolverDefinition, settings: SolverSettings, context: LayerContext
+    ) -> None:
         self.solver = solver
         self.settings = settings
         self.context = context
@@ -49,7 +53,9 @@ class Replica:
                 net = compile_net(test.definition, context, state=test.state, share_with=self.train)
                 self.tests.append((test, net))
             self.exchanged = [
-                info for info in self.train.parameters_info if info.parameter.requires_grad or info.statistics
+                info
+                for info in self.train.parameters_info
+                if info.parameter.requires_grad or info.statistics
             ]
             require_loss(definition, self.train.plan, settings)
             rows = self.batch_records * settings.iter_size
@@ -98,7 +104,9 @@ class Replica:
 
     def values(self) -> Values:
         """Return copies of all blobs."""
-        return {info.parameter: info.parameter.detach().clone() for info in self.train.parameters_info}
+        return {
+            info.parameter: info.parameter.detach().clone() for info in self.train.parameters_info
+        }
 
     def changes_since(self, before: Values) -> list[tuple[str, str, list[NDArray[Any]]]]:
         """Return what was subtracted from each blob of each layer since then: Caffe's diff."""

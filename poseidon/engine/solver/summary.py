@@ -43,11 +43,14 @@ def net_table(net: Net, tables: Sequence[Sequence[str]], store: StoreSpec | None
     rows.append(("total", "", "", f"{total:,} values", f"{4 * total:,}", ""))
     widths = [max(len(row[i]) for row in rows) for i in range(len(HEAD))]
     return [
-        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+        for row in rows
     ]
 
 
-def _shards_by_name(tables: Sequence[Sequence[str]], store: StoreSpec | None) -> dict[str, set[int]]:
+def _shards_by_name(
+    tables: Sequence[Sequence[str]], store: StoreSpec | None
+) -> dict[str, set[int]]:
     if store is None:
         return {}
     placement = place(store.tables, store.shards, store.loads)

@@ -1,9 +1,10 @@
 """A test pass over all workers.
 
-Law: batch n of all test batches belongs to worker n mod W, so W workers score exactly the batches that one process
-would, each once. The next pass continues where this one ended, as in Caffe.
+Law: batch n of all test batches belongs to worker n mod W, so W workers score exactly the batches
+that one process would, each once. The next pass continues where this one ended, as in Caffe.
 
-When rank 0 is asked to stop, all workers interrupt the pass within a batch. It then counts as not begun.
+When rank 0 is asked to stop, all workers interrupt the pass within a batch. It then counts as not
+begun.
 """
 
 from __future__ import annotations
@@ -62,7 +63,10 @@ class _Interruption:
             self._decision = self._exchange.control.gather(_Verdict.WAIT.value)
 
     def stopped(self) -> bool:
-        """Return True if the pass is to be interrupted before the next batch. Does not wait for other workers."""
+        """Return True if the pass is to be interrupted before the next batch.
+
+        Does not wait for other workers.
+        """
         if self._decides:
             if self._stop_wanted():
                 self._decide(_Verdict.STOP)
@@ -78,7 +82,10 @@ class _Interruption:
         return False
 
     def over(self) -> bool:
-        """Wait, after this worker's last batch, for the end of the pass. Return True if it was interrupted."""
+        """Wait, after this worker's last batch, for the end of the pass.
+
+        Return True if it was interrupted.
+        """
         if self._decides:
             stopped = self._stop_wanted()
             self._decide(_Verdict.STOP if stopped else _Verdict.SCORE)
@@ -100,8 +107,8 @@ class Tester:
         index: number of the test net.
         exchange: the exchange of this worker.
         stop_wanted: returns True on rank 0 once the job was asked to stop.
-        on_batch: called before each batch with the number of batches that this worker has scored in this pass, and the
-            number that it will score; must be fast.
+        on_batch: called before each batch with the number of batches that this worker has scored in
+            this pass, and the number that it will score; must be fast.
     """
 
     def __init__(
@@ -164,20 +171,27 @@ class Tester:
                 loss += float(self._net.loss) if self._with_loss else 0.0
         if interruption.over():
             return None
-        save_results(self._net, self._exchange.control.all_gather, begin=begin, count=self._iterations)
+        save_results(
+            self._net, self._exchange.control.all_gather, begin=begin, count=self._iterations
+        )
         if self._ap_version is None:
             return self._means(iteration, elapsed_s, pack(loss, sums) if mine else b"")
         return self._precisions(iteration, elapsed_s, loss, tally, self._ap_version)
 
     def _means(self, iteration: int, elapsed_s: float, payload: bytes) -> TestRecord:
-        """Return the means over all workers. A worker without a batch of its own has nothing to add."""
+        """Return the means over all workers.
+
+        A worker without a batch of its own has nothing to add.
+        """
         payloads = self._exchange.control.all_gather(payload)
         numbers = total([part for part in payloads if part]) / self._iterations
         return TestRecord(
             iteration=iteration,
             net=self._index,
             elapsed_s=elapsed_s,
-            outputs=as_outputs(numbers[1:].tolist(), output_sizes(self._net), self._net.loss_weights),
+            outputs=as_outputs(
+                numbers[1:].tolist(), output_sizes(self._net), self._net.loss_weights
+            ),
             loss=float(numbers[0]) if self._with_loss else None,
         )
 

@@ -1,7 +1,8 @@
 """The training loop: Caffe's Solver::Solve and Step, on many workers at once.
 
-Law: all workers make the same decisions at the same iterations (test, display, snapshot, stop): every decision follows
-from the solver, the iteration and rank 0's requests, which name an iteration that all workers reach.
+Law: all workers make the same decisions at the same iterations (test, display, snapshot, stop):
+every decision follows from the solver, the iteration and rank 0's requests, which name an iteration
+that all workers reach.
 """
 
 from __future__ import annotations
@@ -34,7 +35,9 @@ from ps_server import Collection, SignalKind
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Displayed:
-    """An iteration to be shown once every worker's numbers are here; `sizes` is how many each output has."""
+    """An iteration to be shown once every worker's numbers are here; `sizes` is how many each
+    output has.
+    """
 
     iteration: int
     elapsed_s: float
@@ -50,7 +53,8 @@ class LoopSettings:
     Attributes:
         prefix: of the snapshots' names.
         title: the net's name, for the log.
-        on_progress: called after each iteration with its number and the smoothed loss; must be fast.
+        on_progress: called after each iteration with its number and the smoothed loss; must be
+            fast.
         exchange: the options of the exchange.
         stop_at_nan: a loss that is not finite ends training; otherwise it is a warning.
     """
@@ -71,7 +75,8 @@ class Trainer:
         settings: of the loop.
         checkpoint: writes snapshots.
         testers: one for each test net.
-        log: receives glog lines: on rank 0 the means over all workers, on others their own losses, without tests.
+        log: receives glog lines: on rank 0 the means over all workers, on others their own losses,
+            without tests.
         sinks: receive records too, on rank 0.
         start: the position to begin at.
     """
@@ -108,7 +113,9 @@ class Trainer:
         self._tests_done = start.tests_done
         self._smoothed = SmoothedLoss(solver.average_loss, start.losses)
         on_gpu = replica.context.device.type != "cpu"
-        self._losses = LossWatch(replica.train, rank=self._rank, stop=settings.stop_at_nan, deferred=on_gpu)
+        self._losses = LossWatch(
+            replica.train, rank=self._rank, stop=settings.stop_at_nan, deferred=on_gpu
+        )
         self._before: Values = {}
         self._displayed: deque[Displayed] = deque()
         self._began_s = time.monotonic()
@@ -169,7 +176,9 @@ class Trainer:
         exchange.start(self._iteration, rate)
         self._hooks.start()
         if solver.debug_info:
-            self._replica.train.set_debug_info(bool(solver.display) and self._iteration % solver.display == 0)
+            self._replica.train.set_debug_info(
+                bool(solver.display) and self._iteration % solver.display == 0
+            )
         loss, outputs = self._replica.forward_backward(
             self._hooks.next_pass, partial(self._losses.add, self._iteration)
         )
@@ -185,17 +194,21 @@ class Trainer:
         self._settings.on_progress(self._iteration, self._smoothed)
 
     def _requests_now(self) -> set[SignalKind]:
-        return {signal.kind for signal in self._exchange.control.requests if signal.clock == self._iteration}
+        return {
+            signal.kind
+            for signal in self._exchange.control.requests
+            if signal.clock == self._iteration
+        }
 
     def _test_is_due(self, *, first: bool) -> bool:
         interval = self._solver.test_interval
         due = bool(interval) and bool(self._testers) and self._iteration % interval == 0
         return due and (self._iteration > 0 or first)
 
-    # -- showing -------------------------------------------------------------------------------------------
-
     def _display(self, rate: float, outputs: dict[str, Tensor]) -> None:
-        """Collect this iteration's numbers from all workers; they are shown when the last has come."""
+        """Collect this iteration's numbers from all workers; they are shown when the last has
+        come.
+        """
         numbers = self._exchange.control.gather(pack(self._smoothed.value, outputs))
         self._displayed.append(
             Displayed(
@@ -220,14 +233,19 @@ class Trainer:
                 iteration=shown.iteration,
                 loss=float(numbers[0]),
                 elapsed_s=shown.elapsed_s,
-                outputs=as_outputs(numbers[1:].tolist(), shown.sizes, self._replica.train.loss_weights),
+                outputs=as_outputs(
+                    numbers[1:].tolist(), shown.sizes, self._replica.train.loss_weights
+                ),
                 rate=shown.rate,
             )
             for sink in self._sinks:
                 sink.on_train(record)
 
     def _test(self) -> bool:
-        """Score all test nets. Return False if all workers interrupt it because the job was asked to stop."""
+        """Score all test nets.
+
+        Return False if all workers interrupt it because the job was asked to stop.
+        """
         self._exchange.settle()
         self._show_displayed(wait=True)
         for index, tester in enumerate(self._testers):
@@ -248,8 +266,6 @@ class Trainer:
     def _elapsed_s(self) -> float:
         return time.monotonic() - self._began_s
 
-    # -- ending --------------------------------------------------------------------------------------------
-
     def _compare_replicas(self) -> None:
         self._exchange.settle()
         self._check.run(self._iteration)
@@ -263,7 +279,9 @@ class Trainer:
         self._compare_replicas()
         self._show_displayed(wait=True)
         progress = Progress(
-            iteration=self._iteration, tests_done=self._tests_done, losses=tuple(self._smoothed.losses)
+            iteration=self._iteration,
+            tests_done=self._tests_done,
+            losses=tuple(self._smoothed.losses),
         )
         before = self._before if self._solver.snapshot_diff else None
         self._checkpoint.save(
@@ -271,7 +289,9 @@ class Trainer:
         )
 
     def _one_more_at_the_end(self) -> bool:
-        """Return whether a run that ends after this iteration writes a snapshot of it then, as Caffe does."""
+        """Return whether a run that ends after this iteration writes a snapshot of it then, as
+        Caffe does.
+        """
         solver = self._solver
         return solver.snapshot_after_train and not (
             solver.snapshot and self._iteration % solver.snapshot == 0
@@ -284,24 +304,32 @@ class Trainer:
         if self._one_more_at_the_end():
             self._snapshot(last=True)
         if stopped:
-            self._log_line(GlogLine(text="Optimization stopped early.", file="solver.cpp", line=224))
+            self._log_line(
+                GlogLine(text="Optimization stopped early.", file="solver.cpp", line=224)
+            )
             return
         if solver.display and self._iteration % solver.display == 0:
             self._last_loss()
-        if solver.test_interval and self._testers:  # Caffe: only where the last iteration is one to be tested
+        if (
+            solver.test_interval and self._testers
+        ):  # Caffe: only where the last iteration is one to be tested
             self._test()
         self._log_line(done())
 
     def _last_loss(self) -> None:
         """Log the loss of one more forward pass with the final weights, as Caffe does.
 
-        The pass changes statistics once more, and the test that follows reads them: all workers take the mean.
+        The pass changes statistics once more, and the test that follows reads them: all workers
+        take the mean.
         """
         self._replica.train()
         self._losses.add(self._iteration, self._replica.train.loss)
         self._losses.check()
         statistics = [t.tensor.detach().view(-1) for t in self._replica.trained if t.statistics]
-        numbers = [self._replica.train.loss.detach().view(1).double(), *(s.double() for s in statistics)]
+        numbers = [
+            self._replica.train.loss.detach().view(1).double(),
+            *(s.double() for s in statistics),
+        ]
         payload = torch.cat(numbers).cpu().numpy().tobytes()
         means = total(self._exchange.control.all_gather(payload)) / self._workers
         sizes = [tensor.numel() for tensor in statistics]

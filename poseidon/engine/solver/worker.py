@@ -1,8 +1,9 @@
 """`python -m poseidon.engine.solver.worker`: the process of one worker of `poseidon train`.
 
-The launcher starts it and writes the job document to the first line of its standard input. It then receives commands there
-and sends events on standard output, both as JSON lines (`poseidon.cluster.events` lists them). The log goes to standard
-error and to `<output>/worker_<rank>.log`.
+The launcher starts it and writes the job document to the first line of its standard input. It then
+receives commands there and sends events on standard output, both as JSON lines
+(`poseidon.cluster.events` lists them). The log goes to standard error and to
+`<output>/worker_<rank>.log`.
 """
 
 from __future__ import annotations
@@ -10,7 +11,8 @@ from __future__ import annotations
 import gc
 
 if __name__ == "__main__":
-    gc.disable()  # imports leave little garbage, and looking for it takes a sixth of the start; `main` enables it
+    # imports leave little garbage, and looking for it takes a sixth of the start; `main` enables it
+    gc.disable()
 
 import argparse
 import contextlib
@@ -63,10 +65,16 @@ MOST_OUTPUTS = 100
 
 
 class ProgressReporter:
-    """Reports progress to the launcher, a few times a second; a run that makes no iteration reports its start at its end."""
+    """Reports progress to the launcher, a few times a second; a run that makes no iteration
+    reports its start at its end.
+    """
 
     def __init__(
-        self, launcher: LauncherConnection, max_iter: int, images_per_iteration: int, start: Progress
+        self,
+        launcher: LauncherConnection,
+        max_iter: int,
+        images_per_iteration: int,
+        start: Progress,
     ) -> None:
         self._launcher = launcher
         self._max_iter = max_iter
@@ -133,7 +141,11 @@ class ScoreReporter:
         self._next_s = now + TRAINED_S
         outputs = [[output.name, output.value] for output in record.outputs[:MOST_OUTPUTS]]
         self._launcher.send(
-            "trained", iteration=record.iteration, loss=record.loss, rate=record.rate, outputs=outputs
+            "trained",
+            iteration=record.iteration,
+            loss=record.loss,
+            rate=record.rate,
+            outputs=outputs,
         )
 
     def on_test(self, record: TestRecord) -> None:
@@ -214,16 +226,21 @@ class Worker:
         if built.measured:
             checkpoint.schemes = tuple(choice.scheme for choice in built.plan.choices)
         layers = replica.train.layer_modules
-        seen = Observation(built, layers, trace, self._launcher.send, observers=[WatchdogObserver(watchdog)])
+        seen = Observation(
+            built, layers, trace, self._launcher.send, observers=[WatchdogObserver(watchdog)]
+        )
         exchange = seen.exchange
         for net in (replica.train, *(test for _, test in replica.tests)):
             net.register_forward_pre_hook(lambda *_: watchdog.progress())
         try:
             if resumed is not None:
                 exchange.state.hold_back(resumed.held_back)
-            exchange.open(None if resumed is None else resumed.histories(local_steps=built.local_steps))
+            exchange.open(
+                None if resumed is None else resumed.histories(local_steps=built.local_steps)
+            )
             gc.collect()
-            gc.freeze()  # present objects stay to the end: the collector need not scan them in every pass
+            # present objects stay to the end: the collector need not scan them in every pass
+            gc.freeze()
             self._launcher.forward_requests(exchange, rank)
             if rank == 0:
                 self._log_start(replica, built)
@@ -244,7 +261,9 @@ class Worker:
         )
         self._log_notes(replica.load([resumed.model]))
         if self._document.rank == 0:
-            LOGGER.info("going on from %s at iteration %d", document.snapshot, resumed.progress.iteration)
+            LOGGER.info(
+                "going on from %s at iteration %d", document.snapshot, resumed.progress.iteration
+            )
         return resumed
 
     def _report_snapshot(self, written: WrittenSnapshot) -> None:
@@ -274,7 +293,8 @@ class Worker:
             f" x batch {replica.batch_records}" if replica.batch_records else "",
             "no server"
             if alone
-            else f"{document.exchange.kind.value}, {counted(document.shards, 'shard')}, {document.exchange.consistency.value}, "
+            else f"{document.exchange.kind.value}, {counted(document.shards, 'shard')}, "
+            f"{document.exchange.consistency.value}, "
             f"staleness {document.exchange.staleness}"
             + (f", {built.local_steps} local steps a round" if built.local_steps else ""),
             document.seed,
@@ -300,7 +320,10 @@ class Worker:
         sinks: list[Sink] = [ScoreReporter(self._launcher)]
         if document.net_outputs and document.rank == 0:
             sinks.append(
-                NetOutputs(Path(document.net_outputs), resumed_at=start.iteration if document.goes_on else 0)
+                NetOutputs(
+                    Path(document.net_outputs),
+                    resumed_at=start.iteration if document.goes_on else 0,
+                )
             )
         trainer = Trainer(
             replica,
@@ -321,7 +344,8 @@ class Worker:
         try:
             yield trainer
         finally:
-            progress.report()  # also after a failure: the launcher reports the iterations that will be repeated
+            # also after a failure: the launcher reports the iterations that will be repeated
+            progress.report()
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -329,7 +353,8 @@ def main(arguments: list[str] | None = None) -> int:
     gc.enable()
     parser = argparse.ArgumentParser(
         prog="python -m poseidon.engine.solver.worker",
-        description="One worker of a job; started by `poseidon train`, which writes its document to standard input.",
+        description="One worker of a job; started by `poseidon train`, which writes its document "
+        "to standard input.",
     )
     parser.add_argument("--job", help="marks the process as part of a job")
     parser.add_argument("--rank", help="marks the process for people")
@@ -340,7 +365,9 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         document = read_document(sys.stdin.readline())
         prepare_process(document.threads)
-        outputs = log.setup(stream=sys.stderr, file=Path(document.output) / f"worker_{document.rank}.log")
+        outputs = log.setup(
+            stream=sys.stderr, file=Path(document.output) / f"worker_{document.rank}.log"
+        )
     except (PoseidonError, OSError) as error:
         launcher.send("error", message=str(error), exit_code=getattr(error, "exit_code", 1))
         return 1
@@ -356,7 +383,9 @@ def run_worker(document: JobDocument, launcher: LauncherConnection) -> int:
     except (PoseidonError, ServerError) as error:
         LOGGER.critical("%s", error)
         lost = isinstance(error, PeerLost | StalenessTimeout)
-        launcher.send("error", message=str(error), exit_code=getattr(error, "exit_code", 1), peer_lost=lost)
+        launcher.send(
+            "error", message=str(error), exit_code=getattr(error, "exit_code", 1), peer_lost=lost
+        )
         return 1
     except Exception as error:  # noqa: BLE001 - the outermost frame: the log has all of it, the launcher one sentence
         where = Path(document.output) / f"worker_{document.rank}.log"

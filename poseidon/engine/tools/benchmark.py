@@ -1,7 +1,8 @@
 """Timing of a net layer by layer: the measurements and log lines of `caffe time`.
 
-Law: the net runs as it does in training, except that fused layers run one by one, so that each has its time.
-A layer's backward time is that of the autograd nodes which its forward pass made, wherever they run.
+Law: the net runs as it does in training, except that fused layers run one by one, so that each has
+its time. A layer's backward time is that of the autograd nodes which its forward pass made,
+wherever they run.
 """
 
 from __future__ import annotations
@@ -96,7 +97,10 @@ def time_net(
 
 
 def backward(net: Net, outputs: Mapping[str, Tensor]) -> None:
-    """Run one backward pass. A net without a loss gets zeros at its outputs, as Caffe's blobs start."""
+    """Run one backward pass.
+
+    A net without a loss gets zeros at its outputs, as Caffe's blobs start.
+    """
     net.zero_grad(set_to_none=True)
     if net.loss.requires_grad:
         net.loss.backward()
@@ -144,7 +148,9 @@ class Stopwatch:
     def _before(self, layer: torch.nn.Module, bottoms: object) -> None:
         self._began_s = self._now()
 
-    def _after(self, layer: torch.nn.Module, bottoms: object, tops: Tensor | tuple[Tensor, ...]) -> None:
+    def _after(
+        self, layer: torch.nn.Module, bottoms: object, tops: Tensor | tuple[Tensor, ...]
+    ) -> None:
         took_s = self._now() - self._began_s
         self.forward_s[layer] = self.forward_s.get(layer, 0.0) + took_s
         self._watch_nodes(layer, (tops,) if isinstance(tops, Tensor) else tops)

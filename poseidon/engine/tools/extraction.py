@@ -59,7 +59,8 @@ class Extraction:
     def __post_init__(self) -> None:
         if not self.blobs or len(self.blobs) != len(self.databases):
             raise UsageError(
-                f"{len(self.blobs)} blobs are to be extracted into {len(self.databases)} databases, expected as many "
+                f"{len(self.blobs)} blobs are to be extracted into {len(self.databases)} "
+                "databases, expected as many "
                 "names of the one as of the other, parted by commas"
             )
         for names, what in ((self.blobs, "blob"), (self.databases, "database")):
@@ -91,13 +92,20 @@ def read_extraction(line: str | bytes) -> Extraction:
     try:
         value: Any = json.loads(line)
     except ValueError as error:
-        raise UsageError("the job document is not JSON; workers are started by `poseidon`") from error
-    kinds = {field.name: {"int": int, "str": str}.get(str(field.type), list) for field in fields(Extraction)}
+        raise UsageError(
+            "the job document is not JSON; workers are started by `poseidon`"
+        ) from error
+    kinds = {
+        field.name: {"int": int, "str": str}.get(str(field.type), list)
+        for field in fields(Extraction)
+    }
     if not isinstance(value, dict) or value.keys() - kinds.keys():
         raise UsageError("the job document has fields that this version does not know")
     for name, content in value.items():
         if type(content) is not kinds[name]:
-            raise UsageError(f"the job document's {name} is {content!r:.60}; expected {kinds[name].__name__}")
+            raise UsageError(
+                f"the job document's {name} is {content!r:.60}; expected {kinds[name].__name__}"
+            )
     lists = {name: tuple(content) for name, content in value.items() if isinstance(content, list)}
     try:
         return Extraction(**{**value, **lists})

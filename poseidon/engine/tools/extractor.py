@@ -1,11 +1,13 @@
-"""Features of a trained net, written to databases: Caffe's extract_features, alone or as a worker of a job.
+"""Features of a trained net, written to databases: Caffe's extract_features, alone or as a
+worker of a job.
 
-Law: each record of the data is extracted once, by one worker, however many workers there are and whatever the length of
-the data; a database appears when it is complete. Records have Caffe's keys (%010d, counted in each database) and are
-Datums: the features as float_data, the label of the net's blob `label`, if it has one.
+Law: each record of the data is extracted once, by one worker, however many workers there are and
+whatever the length of the data; a database appears when it is complete. Records have Caffe's keys
+(%010d, counted in each database) and are Datums: the features as float_data, the label of the net's
+blob `label`, if it has one.
 
-`python -m poseidon.engine.tools.extractor` is one worker, started by `poseidon extract_features` with an `Extraction`
-on the first line of its standard input. It sends events on standard output.
+`python -m poseidon.engine.tools.extractor` is one worker, started by `poseidon extract_features`
+with an `Extraction` on the first line of its standard input. It sends events on standard output.
 """
 
 from __future__ import annotations
@@ -91,7 +93,9 @@ def _extract(net: Net, extraction: Extraction, on_batch: OnBatch) -> int:
     LOGGER.info("Extracting Features")
     done = logged = 0
     with ExitStack() as stack:
-        writers = [stack.enter_context(write_database(path, backend)) for path in extraction.paths()]
+        writers = [
+            stack.enter_context(write_database(path, backend)) for path in extraction.paths()
+        ]
         for batches, done in enumerate(_write(net, extraction, counts, writers), 1):
             logged = _log_progress(extraction, done, logged)
             on_batch(batches, total, done)
@@ -126,17 +130,20 @@ def _log_progress(extraction: Extraction, done: int, logged: int) -> int:
 
 
 def fresh_counts(net: Net, extraction: Extraction) -> tuple[int, Iterable[int]]:
-    """Return the number of batches of this worker, and the records to take from each: all, except where the data ends.
+    """Return the number of batches of this worker, and the records to take from each: all,
+    except where the data ends.
 
     Raises:
-        UsageError: the data has no end and no number of batches is given; or a blob does not have one row a record.
+        UsageError: the data has no end and no number of batches is given; or a blob does not have
+            one row a record.
     """
     limit = extraction.batches
     readers = [reader for _, reader in net.readers()]
     if not readers:
         if not limit:
             raise UsageError(
-                f"{extraction.model} reads no database, so its data has no end; expected a num_mini_batches"
+                f"{extraction.model} reads no database, so its data has no end; expected a "
+                "num_mini_batches"
             )
         return limit, repeat(net.blob_shapes[extraction.blobs[0]][0], limit)
     reader = readers[0]
@@ -144,7 +151,8 @@ def fresh_counts(net: Net, extraction: Extraction) -> tuple[int, Iterable[int]]:
         rows = net.blob_shapes[name][:1]
         if rows != (reader.shape[0],):
             raise UsageError(
-                f"blob '{name}' has {rows[0] if rows else 'no'} rows for a batch of {reader.shape[0]} records, expected one "
+                f"blob '{name}' has {rows[0] if rows else 'no'} rows for a batch of "
+                f"{reader.shape[0]} records, expected one "
                 "a record"
             )
     counts: list[int] = []
@@ -154,7 +162,9 @@ def fresh_counts(net: Net, extraction: Extraction) -> tuple[int, Iterable[int]]:
 
 
 def datums(features: NDArray[np.float32], labels: NDArray[np.int64]) -> Iterator[bytes]:
-    """Yield a Datum for each row: channels, height and width are the row's axes, 1 where it has fewer."""
+    """Yield a Datum for each row: channels, height and width are the row's axes, 1 where it has
+    fewer.
+    """
     shape = (*features.shape[1:], 1, 1, 1)[:3] if features.ndim <= 4 else (features[0].size, 1, 1)
     for row, label in zip(features.reshape(len(features), *shape), labels.tolist(), strict=True):
         yield encode_datum(row, label)
@@ -196,7 +206,9 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         extraction = read_extraction(sys.stdin.readline())
         prepare_process(extraction.threads or None)
-        outputs = log.setup(stream=sys.stderr, file=Path(extraction.output) / f"worker_{extraction.rank}.log")
+        outputs = log.setup(
+            stream=sys.stderr, file=Path(extraction.output) / f"worker_{extraction.rank}.log"
+        )
     except (PoseidonError, OSError) as error:
         launcher.send("error", message=str(error), exit_code=getattr(error, "exit_code", 1))
         return 1
@@ -209,7 +221,9 @@ def _run_worker(extraction: Extraction, launcher: LauncherConnection) -> int:
     launcher.send("ready")
 
     def on_batch(done: int, total: int, records: int) -> None:
-        launcher.send("progress", iteration=done, max_iter=total, images=records * extraction.workers)
+        launcher.send(
+            "progress", iteration=done, max_iter=total, images=records * extraction.workers
+        )
         _check_commands(launcher)
 
     try:
@@ -232,7 +246,9 @@ def _check_commands(launcher: LauncherConnection) -> None:
         except queue.Empty:
             return
         if do in ("stop", "gone"):
-            raise JobError("the extraction was stopped before its end; no database of this worker was left")
+            raise JobError(
+                "the extraction was stopped before its end; no database of this worker was left"
+            )
 
 
 if __name__ == "__main__":

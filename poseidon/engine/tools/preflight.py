@@ -1,13 +1,15 @@
 """Checks of a job before any of its processes starts. Nothing is written.
 
-Law: a check here calls the functions that the workers call later, so that a mistake is reported within a second, on the
-user's terminal, with the same message. Three things are left to the workers:
+Law: a check here calls the functions that the workers call later, so that a mistake is reported
+within a second, on the user's terminal, with the same message. Three things are left to the
+workers:
 
-* user code: a Python layer, or a layer type of an imported module, may open files, start threads or count its instances
-  when it is created. It runs once, in the worker. Neither such a layer nor one above it is set up here.
+* user code: a Python layer, or a layer type of an imported module, may open files, start threads or
+  count its instances when it is created. It runs once, in the worker. Neither such a layer nor one
+  above it is set up here.
 * files on other hosts: those hosts check them (`poseidon.cluster.host_checks`).
-* errors that only reading all the data finds: a damaged record, a label outside the classes; and the shapes in a model
-  or state.
+* errors that only reading all the data finds: a damaged record, a label outside the classes; and
+  the shapes in a model or state.
 """
 
 from __future__ import annotations
@@ -38,7 +40,8 @@ def check_nets(solver: SolverDefinition, settings: SolverSettings) -> NetDefinit
         The train net, all phases.
 
     Raises:
-        DefinitionError: a net is missing, a layer's type or a bottom is unknown, there is no loss to train on, ...
+        DefinitionError: a net is missing, a layer's type or a bottom is unknown, there is no loss
+            to train on, ...
     """
     definition = solver.net_definition()
     plan = plan_phase(definition, solver.train_state(definition))
@@ -51,7 +54,8 @@ def check_nets(solver: SolverDefinition, settings: SolverSettings) -> NetDefinit
 def check_layers(
     solver: SolverDefinition, contexts: Sequence[LayerContext], *, files_are_here: bool
 ) -> tuple[ParamInfo, ...] | None:
-    """Set up the layers of all nets on torch's meta device: shapes, fillers, databases, lists and mean files.
+    """Set up the layers of all nets on torch's meta device: shapes, fillers, databases, lists
+    and mean files.
 
     Args:
         solver: the definition.
@@ -74,7 +78,9 @@ def check_layers(
             nets += [(test.definition, test.state) for test in solver.test_nets()]
             train: Mapping[str, Layer] = {}
             for number, (net, state) in enumerate(nets):
-                checked = checked_layers(net, context, state=state, share_with=train, leave_out=left_out)
+                checked = checked_layers(
+                    net, context, state=state, share_with=train, leave_out=left_out
+                )
                 layers = opened.enter_context(checked)
                 train = train or layers.by_name
                 if number == 0:
@@ -141,22 +147,25 @@ def check_snapshot_prefix(solver: SolverDefinition) -> None:
     last iteration would cost the whole run.
 
     Raises:
-        DefinitionError: the folder cannot be created or written, or its parent is missing, as after a typing mistake.
+        DefinitionError: the folder cannot be created or written, or its parent is missing, as after
+            a typing mistake.
     """
     if not solver.param.snapshot_prefix:
         return
     folder = solver.snapshot_prefix().parent
     obstacle = obstacle_to(folder)
     if not obstacle and not folder.exists() and not folder.parent.exists():
-        obstacle = (
-            f"there is no folder {folder.parent} to make {folder.name} in; make it, or correct the prefix"
-        )
+        obstacle = f"there is no folder {folder.parent} to make {folder.name} in; make it, or correct the prefix"
     if obstacle:
-        raise solver.error("snapshot_prefix", f"snapshots cannot be written to {folder}: {obstacle}")
+        raise solver.error(
+            "snapshot_prefix", f"snapshots cannot be written to {folder}: {obstacle}"
+        )
 
 
 def obstacle_to(folder: Path) -> str | None:
-    """Return the reason why files cannot be written to a folder, which need not exist yet; None if they can."""
+    """Return the reason why files cannot be written to a folder, which need not exist yet; None
+    if they can.
+    """
     existing = next(path for path in (folder, *folder.parents) if os.path.lexists(path))
     if not existing.is_dir():
         return f"{existing} is not a folder"

@@ -1,6 +1,7 @@
 """Scores of a trained net: the results and log lines of `caffe test`.
 
-Law: a score is the mean over batches of each number of each output, in double precision as in a training job's tests.
+Law: a score is the mean over batches of each number of each output, in double precision as in a
+training job's tests.
 """
 
 from __future__ import annotations
@@ -34,8 +35,12 @@ class Scores:
     outputs: tuple[Output, ...]
 
 
-def score(net: Net, iterations: int, log: Callable[[GlogLine], None], *, report: Report = silent) -> Scores:
-    """Run batches through a net and average its outputs. Of detections, compute the mean average precision.
+def score(
+    net: Net, iterations: int, log: Callable[[GlogLine], None], *, report: Report = silent
+) -> Scores:
+    """Run batches through a net and average its outputs.
+
+    Of detections, compute the mean average precision.
 
     Args:
         net: one that reads its own data; inputs are filled with zeros.
@@ -49,7 +54,8 @@ def score(net: Net, iterations: int, log: Callable[[GlogLine], None], *, report:
         return _score_detections(net, iterations, log, report)
     if inputs:
         LOGGER.warning(
-            "the net has inputs that nothing fills (%s): they are zeros, as in Caffe", ", ".join(inputs)
+            "the net has inputs that nothing fills (%s): they are zeros, as in Caffe",
+            ", ".join(inputs),
         )
     sums: dict[str, Tensor] = {}
     loss = 0.0
@@ -68,7 +74,9 @@ def score(net: Net, iterations: int, log: Callable[[GlogLine], None], *, report:
     return Scores(loss=loss / iterations, outputs=means)
 
 
-def _score_detections(net: Net, iterations: int, log: Callable[[GlogLine], None], report: Report) -> Scores:
+def _score_detections(
+    net: Net, iterations: int, log: Callable[[GlogLine], None], report: Report
+) -> Scores:
     """Return the mean average precision of the detections of all batches, in place of means."""
     tally, loss = DetectionTally(), 0.0
     report(TESTING, 0, iterations)

@@ -1,4 +1,5 @@
-"""One net in one process, for commands that do not train: built from its definition, filled from models.
+"""One net in one process, for commands that do not train: built from its definition, filled from
+models.
 
 Law: as in `caffe test` and `caffe time`: Net(file, phase, level, stages) and CopyTrainedLayersFrom.
 """
@@ -50,7 +51,8 @@ def open_net(request: NetRequest, context: LayerContext | None = None) -> Net:
 
     Args:
         request: the net.
-        context: this worker of a job; None: a single process. Phase, seed and device are the request's.
+        context: this worker of a job; None: a single process. Phase, seed and device are the
+            request's.
 
     Raises:
         DefinitionError: a mistake in the definition.
@@ -70,8 +72,13 @@ def open_net(request: NetRequest, context: LayerContext | None = None) -> Net:
 
 
 def zero_inputs(net: Net) -> dict[str, Tensor]:
-    """Return zeros for the inputs of a net, as Caffe's memory starts; empty for a net without inputs."""
-    return {name: torch.zeros(shape, device=net.context.device) for name, shape in net.input_shapes.items()}
+    """Return zeros for the inputs of a net, as Caffe's memory starts; empty for a net without
+    inputs.
+    """
+    return {
+        name: torch.zeros(shape, device=net.context.device)
+        for name, shape in net.input_shapes.items()
+    }
 
 
 def load_models(net: Net, models: Sequence[Path]) -> list[tuple[Path, LoadReport]]:
@@ -81,12 +88,15 @@ def load_models(net: Net, models: Sequence[Path]) -> list[tuple[Path, LoadReport
         What was and was not copied from each.
 
     Raises:
-        SnapshotError: a model cannot be read, or a layer's blobs have other shapes; the text names the model.
+        SnapshotError: a model cannot be read, or a layer's blobs have other shapes; the text names
+            the model.
     """
     reports = []
     for path in models:
         try:
             reports.append((path, net.load_blobs(read_model(path))))
         except SnapshotError as error:
-            raise SnapshotError(str(error) if str(path) in str(error) else f"{path}: {error}") from error
+            raise SnapshotError(
+                str(error) if str(path) in str(error) else f"{path}: {error}"
+            ) from error
     return reports

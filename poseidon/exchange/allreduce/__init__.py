@@ -1,1 +1,3 @@
-"""The exchange by all-reduce: buckets, and the process groups of torch.distributed that sum them."""
+"""The exchange by all-reduce: buckets, and the process groups of torch.distributed that sum
+them.
+"""

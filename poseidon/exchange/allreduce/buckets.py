@@ -1,7 +1,9 @@
-"""Gradients packed into a few buffers, so that a collective operation carries many small tensors at once.
+"""Gradients packed into a few buffers, so that a collective operation carries many small tensors
+at once.
 
-Law: the layout of the buckets follows from the sizes of the tensors alone, so it is the same on every replica and in
-every run. Buckets leave in their order, whatever the order of the gradients. The buffers are allocated once.
+Law: the layout of the buckets follows from the sizes of the tensors alone, so it is the same on
+every replica and in every run. Buckets leave in their order, whatever the order of the gradients.
+The buffers are allocated once.
 """
 
 from __future__ import annotations
@@ -14,13 +16,19 @@ from torch import Tensor
 from poseidon.exchange.observe.statistics import Traffic, TransitTimes
 
 BUCKET_BYTES = 25 * 2**20
-"""Large enough that the latency of a bucket does not count; torch's DistributedDataParallel uses the same size."""
+"""Large enough that the latency of a bucket does not count; torch's DistributedDataParallel uses
+the same size.
+"""
 FIRST_BUCKET_BYTES = 2**20
-"""The first bucket is small, so that the network starts early in the backward pass (as in DistributedDataParallel)."""
+"""The first bucket is small, so that the network starts early in the backward pass (as in
+DistributedDataParallel).
+"""
 FLOAT_BYTES = 4
 
 Launch = Callable[[Tensor, Callable[[], None]], "Waiter"]
-"""Starts the sum of a buffer over all replicas, and calls back when it is complete; returns at once."""
+"""Starts the sum of a buffer over all replicas, and calls back when it is complete; returns at
+once.
+"""
 Waiter = Callable[[], None]
 """Waits until the sum is in the buffer."""
 
@@ -55,7 +63,9 @@ class _Bucket:
 
     def __init__(self, indices: Sequence[int], sizes: Sequence[int], device: torch.device) -> None:
         self.indices = tuple(indices)
-        self.buffer = torch.zeros(sum(sizes[i] for i in indices), device=device, dtype=torch.float32)
+        self.buffer = torch.zeros(
+            sum(sizes[i] for i in indices), device=device, dtype=torch.float32
+        )
         self.views: dict[int, Tensor] = dict(
             zip(indices, self.buffer.split([sizes[i] for i in indices]), strict=True)
         )
@@ -141,7 +151,9 @@ class Buckets:
         for index, bucket in self._of.items():
             size = bucket.views[index].numel() * FLOAT_BYTES * bucket.launches
             moved = 2 * size * (self._replicas - 1) // self._replicas
-            found[index] = Traffic(bytes_out=moved, bytes_in=moved, on_way_s=self._transit.total_s(index))
+            found[index] = Traffic(
+                bytes_out=moved, bytes_in=moved, on_way_s=self._transit.total_s(index)
+            )
         return found
 
     def _on_done(self, bucket: _Bucket) -> Callable[[], None]:

@@ -1,12 +1,13 @@
-"""The carrier of tensors that travel by all-reduce: replicas sum their gradients, and each applies the rule to the mean.
+"""The carrier of tensors that travel by all-reduce: replicas sum their gradients, and each
+applies the rule to the mean.
 
-Sums go through torch.distributed: gloo on the CPU, NCCL on GPUs. Staleness 0 only. Gradients travel in buckets
-(`buckets.py`); every replica keeps the whole history. With a limit on the gradients' norm no value changes before the
-sums of all buckets have come.
+Sums go through torch.distributed: gloo on the CPU, NCCL on GPUs. Staleness 0 only. Gradients travel
+in buckets (`buckets.py`); every replica keeps the whole history. With a limit on the gradients'
+norm no value changes before the sums of all buckets have come.
 
-Beside the server, the server brings first values, and the addresses of the process group. Without shards the replicas
-meet at a rendezvous in the process of rank 0, whose store carries their collections (`control.py`); rank 0 broadcasts
-its values.
+Beside the server, the server brings first values, and the addresses of the process group. Without
+shards the replicas meet at a rendezvous in the process of rank 0, whose store carries their
+collections (`control.py`); rank 0 broadcasts its values.
 """
 
 from __future__ import annotations
@@ -19,7 +20,12 @@ from torch import Tensor
 
 from poseidon.exchange.allreduce.buckets import BUCKET_BYTES, Buckets, Waiter
 from poseidon.exchange.allreduce.control import Meeting
-from poseidon.exchange.allreduce.process_group import Backend, GroupSettings, ProcessGroup, Rendezvous
+from poseidon.exchange.allreduce.process_group import (
+    Backend,
+    GroupSettings,
+    ProcessGroup,
+    Rendezvous,
+)
 from poseidon.exchange.base import ExchangeSettings, History, Trained
 from poseidon.exchange.carrier import GradientCarrier, Step
 from poseidon.exchange.control import JobControl
@@ -41,7 +47,8 @@ class AllReduceCarrier(GradientCarrier):
         control: of the exchange.
         meeting: where the replicas meet without shards; None: beside the server.
         norms: used with `settings.clip` where there are other gradients; None: there are none.
-        equal_bits: whether the job ends where the processors of the replicas compute different bits.
+        equal_bits: whether the job ends where the processors of the replicas compute different
+            bits.
         bucket_bytes: size of one sum.
     """
 
@@ -153,10 +160,15 @@ class AllReduceCarrier(GradientCarrier):
         if scale != 1.0:
             gradient.mul_(scale)
         rule, history = self._tensors[index].rule, self.state.of[index]
-        update(rule, gradient, history, flat, rate=self._due_step.rate, step=self._due_step.iteration)
+        update(
+            rule, gradient, history, flat, rate=self._due_step.rate, step=self._due_step.iteration
+        )
 
     def _gradient_factor(self) -> float:
-        """Return the factor of the mean gradients. With a limit on their norm it waits for all of them."""
+        """Return the factor of the mean gradients.
+
+        With a limit on their norm it waits for all of them.
+        """
         if self._scale is None:
             self._scale = self._settings.gradient_scale
             if self._settings.clip is not None:

@@ -34,15 +34,20 @@ FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.0005, 0.02
 would hold up the calls of other threads.
 """
 LINGER_S = 30.0
-"""How long rank 0, whose process has the store, waits at most for others to read what is complete before it leaves."""
+"""How long rank 0, whose process has the store, waits at most for others to read what is
+complete before it leaves.
+"""
 
 
 class StoreCollections:
-    """The collections that one worker takes part in. They are numbered in the order in which it contributes.
+    """The collections that one worker takes part in.
 
-    Each worker writes its payload to the store and then counts itself: a collection is complete when all have. Each
-    counts itself again when it has read all payloads, and the last one deletes them. A worker that leaves writes how
-    many collections it has contributed to, and how many iterations it has finished, so that no other waits for it.
+    They are numbered in the order in which it contributes.
+
+    Each worker writes its payload to the store and then counts itself: a collection is complete
+    when all have. Each counts itself again when it has read all payloads, and the last one deletes
+    them. A worker that leaves writes how many collections it has contributed to, and how many
+    iterations it has finished, so that no other waits for it.
 
     Args:
         rendezvous: has the store.
@@ -81,18 +86,28 @@ class StoreCollections:
         return Collection(poll, lambda: self._wait(poll))
 
     def leave(self, iterations: int) -> None:
-        """Leave the job after so many iterations: when this returns, all others can see it. Safe to call twice."""
+        """Leave the job after so many iterations: when this returns, all others can see it.
+
+        Safe to call twice.
+        """
         if self._closed.is_set():
             return
         self._closed.set()
-        with contextlib.suppress(PeerLost), self._lock, torch_errors("leave"):  # rank 0 may have gone
+        with (
+            contextlib.suppress(PeerLost),
+            self._lock,
+            torch_errors("leave"),
+        ):  # rank 0 may have gone
             self._store.set(f"left/{self._rank}", f"{self._next} {iterations}")
             for number in self._unread:
                 self._store.add(f"{number}/read", 1)
             self._store.add("left", 1)
 
     def close(self) -> None:
-        """Let the others read what is complete, on rank 0, whose process has the store. Call it after `leave`."""
+        """Let the others read what is complete, on rank 0, whose process has the store.
+
+        Call it after `leave`.
+        """
         deadline_s = time.monotonic() + LINGER_S
         with contextlib.suppress(PeerLost), torch_errors("leave"):
             while self._rank == 0 and self._has_readers() and time.monotonic() < deadline_s:
@@ -111,7 +126,8 @@ class StoreCollections:
         while (found := poll()) is None:
             if time.monotonic() >= deadline_s:
                 raise StalenessTimeout(
-                    f"not every worker has contributed to a collection within {self._timeout_s:g} s: a worker hangs"
+                    f"not every worker has contributed to a collection within {self._timeout_s:g} "
+                    "s: a worker hangs"
                 )
             self._closed.wait(pause_s)
             pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
@@ -119,21 +135,29 @@ class StoreCollections:
 
     def _write(self, key: str, payload: bytes) -> None:
         """Write a payload in pieces; the first value begins with the number of the others."""
-        pieces = [payload[at : at + PIECE_BYTES] for at in range(PIECE_BYTES, len(payload), PIECE_BYTES)]
+        pieces = [
+            payload[at : at + PIECE_BYTES] for at in range(PIECE_BYTES, len(payload), PIECE_BYTES)
+        ]
         for place, piece in enumerate(pieces):
             self._store.set(f"{key}/{place}", piece)
         self._store.set(key, len(pieces).to_bytes(COUNT_BYTES, "big") + payload[:PIECE_BYTES])
 
     def _take(self, number: int) -> tuple[bytes, ...] | None:
-        """Read a collection, and delete it if all others have read it; None while it is not complete."""
+        """Read a collection, and delete it if all others have read it; None while it is not
+        complete.
+        """
         if self._store.add(f"{number}/written", 0) < self._workers:
             self._check_left(lambda contributed, _: contributed <= number)
             return None
         keys = [f"{number}/{rank}" for rank in range(self._workers)]
         payloads = []
         for key, first in zip(tuple(keys), self._store.multi_get(keys), strict=True):
-            others = [f"{key}/{place}" for place in range(int.from_bytes(first[:COUNT_BYTES], "big"))]
-            payloads.append(b"".join((first[COUNT_BYTES:], *(self._store.get(other) for other in others))))
+            others = [
+                f"{key}/{place}" for place in range(int.from_bytes(first[:COUNT_BYTES], "big"))
+            ]
+            payloads.append(
+                b"".join((first[COUNT_BYTES:], *(self._store.get(other) for other in others)))
+            )
             keys += others
         self._unread.discard(number)
         if self._store.add(f"{number}/read", 1) == self._workers:
@@ -169,9 +193,10 @@ class StoreCollections:
 class AllReduceDelivery(Delivery):
     """Job control of replicas without shards. Requests travel with the training itself.
 
-    Each iteration sums how often rank 0 has requested each kind: all other workers contribute zeros. So all workers see
-    a request at the end of the same iteration, and the request names the next one: a worker that passes values on to
-    others of its host (`local/control.py`) has time to send them the request.
+    Each iteration sums how often rank 0 has requested each kind: all other workers contribute
+    zeros. So all workers see a request at the end of the same iteration, and the request names the
+    next one: a worker that passes values on to others of its host (`local/control.py`) has time to
+    send them the request.
 
     Args:
         collections: of this worker.
@@ -201,7 +226,8 @@ class AllReduceDelivery(Delivery):
         """Start the sum of an iteration.
 
         Args:
-            start_sum: starts the sum of a tensor over all workers, in place, and returns what waits for it.
+            start_sum: starts the sum of a tensor over all workers, in place, and returns what waits
+                for it.
         """
         with self._lock:
             for place, count in enumerate(self._requested):
@@ -209,7 +235,9 @@ class AllReduceDelivery(Delivery):
         self._finish_sum = start_sum(self._sum)
 
     def finish(self, clock: int) -> None:
-        """Wait for the sum of the iteration; what is new in it is to be done after `clock` iterations."""
+        """Wait for the sum of the iteration; what is new in it is to be done after `clock`
+        iterations.
+        """
         assert self._finish_sum is not None, "the iteration has not started"
         self._finish_sum()
         counts = [int(count) for count in self._sum.tolist()]

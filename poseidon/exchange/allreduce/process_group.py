@@ -1,7 +1,8 @@
-"""torch.distributed without its process-wide state: a rendezvous, groups of processes, and errors in our words.
+"""torch.distributed without its process-wide state: a rendezvous, groups of processes, and
+errors in our words.
 
-Law: nothing here touches the default process group, so several replicas may live in one process, and a training script
-may have a default group of its own.
+Law: nothing here touches the default process group, so several replicas may live in one process,
+and a training script may have a default group of its own.
 """
 
 from __future__ import annotations
@@ -70,7 +71,8 @@ class Rendezvous:
 
     Args:
         settings: of this process.
-        address: `address` of rank 0's rendezvous, `tcp://host:port`; empty on rank 0, which listens on a free port.
+        address: `address` of rank 0's rendezvous, `tcp://host:port`; empty on rank 0, which listens
+            on a free port.
 
     Attributes:
         address: where rank 0 listens.
@@ -82,7 +84,9 @@ class Rendezvous:
         if address:
             host, _, port = address.removeprefix("tcp://").rpartition(":")
             with torch_errors("reach the rendezvous"):
-                self.store = dist.TCPStore(host.strip("[]"), int(port), None, False, settings.timeout, False)
+                self.store = dist.TCPStore(
+                    host.strip("[]"), int(port), None, False, settings.timeout, False
+                )
         else:
             self._open(settings)
 
@@ -94,7 +98,13 @@ class Rendezvous:
             listener.listen(settings.size)
             port = int(listener.getsockname()[1])
             self.store = dist.TCPStore(
-                settings.host, port, None, True, settings.timeout, False, master_listen_fd=listener.detach()
+                settings.host,
+                port,
+                None,
+                True,
+                settings.timeout,
+                False,
+                master_listen_fd=listener.detach(),
             )
         host = f"[{settings.host}]" if family is socket.AF_INET6 else settings.host
         self.address = f"tcp://{host}:{port}"
@@ -105,7 +115,8 @@ def join_rendezvous(settings: GroupSettings, connect: Callable[[str], Sequence[s
 
     Args:
         settings: of this process.
-        connect: reports the address of rank 0 unless it is empty, waits for the addresses of the job, and returns them.
+        connect: reports the address of rank 0 unless it is empty, waits for the addresses of the
+            job, and returns them.
     """
     if settings.rank == 0:
         opened = Rendezvous(settings)
@@ -115,7 +126,9 @@ def join_rendezvous(settings: GroupSettings, connect: Callable[[str], Sequence[s
 
 
 class ProcessGroup:
-    """Processes that sum and broadcast together. All of them call the same operations in the same order.
+    """Processes that sum and broadcast together.
+
+    All of them call the same operations in the same order.
 
     Args:
         rendezvous: where its processes find each other.
@@ -140,7 +153,8 @@ class ProcessGroup:
         with torch_errors(f"form the group '{name}'"):
             self._group = _make(dist.PrefixStore(name, rendezvous.store), settings, backend)
             if backend is Backend.GLOO:
-                # Without it a process that leaves at once breaks connections that others are still making.
+                # Without it a process that leaves at once breaks connections that others are still
+                # making.
                 self._group.barrier().wait(settings.timeout)
 
     def sum(self, tensor: Tensor, on_done: Callable[[], None] | None = None) -> Callable[[], None]:
@@ -148,7 +162,8 @@ class ProcessGroup:
 
         Args:
             tensor: the tensor.
-            on_done: called once when the sum is complete, from any thread; with NCCL, when it is waited for.
+            on_done: called once when the sum is complete, from any thread; with NCCL, when it is
+                waited for.
 
         Returns:
             A function that waits for it.
@@ -163,14 +178,21 @@ class ProcessGroup:
         return self._waiter(work, "sum")
 
     def close(self) -> None:
-        """Wait some seconds for the sums that call back: gloo's thread must not call into an interpreter that ends."""
+        """Wait some seconds for the sums that call back: gloo's thread must not call into an
+        interpreter that ends.
+        """
         deadline_s = time.monotonic() + CLOSE_S
         for work in self._calling_back:
-            with contextlib.suppress(RuntimeError):  # its owner has waited for it, or does not want it
+            with contextlib.suppress(
+                RuntimeError
+            ):  # its owner has waited for it, or does not want it
                 work.wait(datetime.timedelta(seconds=max(deadline_s - time.monotonic(), 0.001)))
 
     def reduce(self, tensor: Tensor) -> Callable[[], None]:
-        """Start to sum into rank 0's `tensor`. The tensors of the others are undefined afterwards."""
+        """Start to sum into rank 0's `tensor`.
+
+        The tensors of the others are undefined afterwards.
+        """
         options = dist.ReduceOptions()
         options.rootRank = 0
         with torch_errors("reduce"):
@@ -184,7 +206,9 @@ class ProcessGroup:
             return self._waiter(self._group.broadcast([tensor], options), "broadcast")
 
     def all_gather(self, whole: Tensor, rank: int) -> Callable[[], None]:
-        """Start to fill `whole[i]` with that of rank i, in all processes; this one's is `whole[rank]`."""
+        """Start to fill `whole[i]` with that of rank i, in all processes; this one's is
+        `whole[rank]`.
+        """
         with torch_errors("gather"):
             work = self._group.allgather([list(whole.unbind())], [whole[rank].clone()])
             return self._waiter(work, "gather")
@@ -252,6 +276,8 @@ def torch_errors(what: str) -> Iterator[None]:
     try:
         yield
     except (RuntimeError, OSError) as error:
-        reason = str(error).splitlines()[0].rpartition("] ")[2] if str(error) else type(error).__name__
+        reason = (
+            str(error).splitlines()[0].rpartition("] ")[2] if str(error) else type(error).__name__
+        )
         reason = reason.partition(ADVICE)[0]
         raise PeerLost(f"could not {what} with the other workers: {reason}") from error

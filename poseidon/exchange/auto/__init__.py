@@ -1,1 +1,3 @@
-"""`--exchange=auto`: a measurement of the schemes before training, and the choice that follows from it."""
+"""`--exchange=auto`: a measurement of the schemes before training, and the choice that follows
+from it.
+"""

@@ -2,17 +2,19 @@
 
 Law: pure and deterministic. All workers have the same rates, so all make the same choice.
 
-The time of an exchange is modelled as a sum over its tensors, of E elements, and a constant of its dense scheme:
+The time of an exchange is modelled as a sum over its tensors, of E elements, and a constant of its
+dense scheme:
 
     server       4 E x server_s_per_byte
     all-reduce   4 E x allreduce_s_per_byte
     factors      bytes on the link (`cost.py`) x link_s_per_byte
                  + 2 K P N M x product_s_per_flop + 4 N M x update_s_per_byte
 
-The measurement runs on all workers at the same time, so the rates include links, processors and what shares them.
-Server and all-reduce are proportional to the elements, so the dense tensors of a plan have one of both. A tensor with
-factors takes them where they are faster. A tensor with a lossy codec goes to the server, or as factors where these are
-faster and no more bytes than its codec sends: the rates do not know codecs.
+The measurement runs on all workers at the same time, so the rates include links, processors and
+what shares them. Server and all-reduce are proportional to the elements, so the dense tensors of a
+plan have one of both. A tensor with factors takes them where they are faster. A tensor with a lossy
+codec goes to the server, or as factors where these are faster and no more bytes than its codec
+sends: the rates do not know codecs.
 """
 
 from __future__ import annotations
@@ -24,8 +26,10 @@ from dataclasses import asdict, dataclass, fields
 from poseidon.exchange.cost import ELEMENT_BYTES, Choice, Scheme
 
 LEAST_GAIN = 1.2
-"""All-reduce is chosen where it is faster than the server by this factor: the server's values travel during the next
-forward pass too, which no measurement before training shows, and on slow links the server's is up to 15 % too slow."""
+"""All-reduce is chosen where it is faster than the server by this factor: the server's values
+travel during the next forward pass too, which no measurement before training shows, and on slow
+links the server's is up to 15 % too slow.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,8 +43,8 @@ class Rates:
         allreduce_s_per_byte: as `server_s_per_byte`.
         link_s_per_byte: of a byte of factors on the busiest link, sent and received together.
         product_s_per_flop: of a floating-point operation of a product of factors.
-        update_s_per_byte: of a byte of a weight that is updated from factors, without the product. A
-            measurement has both in `product_s_per_flop`, for a job's rows.
+        update_s_per_byte: of a byte of a weight that is updated from factors, without the product.
+            A measurement has both in `product_s_per_flop`, for a job's rows.
     """
 
     server_s: float
@@ -54,7 +58,9 @@ class Rates:
     @classmethod
     def slowest(cls, rates: Sequence[Rates]) -> Rates:
         """Return for each cost the greatest of these."""
-        return cls(**{entry.name: max(getattr(one, entry.name) for one in rates) for entry in fields(cls)})
+        return cls(
+            **{entry.name: max(getattr(one, entry.name) for one in rates) for entry in fields(cls)}
+        )
 
     def to_json(self) -> dict[str, float]:
         """Return values for `json.dumps`, which writes each float exactly."""
@@ -110,7 +116,9 @@ def fastest_schemes(
         return tuple(found)
 
     def seconds(plan: Sequence[Scheme]) -> float:
-        each = (_seconds(c, s, k, workers, rates) for c, s, k in zip(choices, plan, rows, strict=True))
+        each = (
+            _seconds(c, s, k, workers, rates) for c, s, k in zip(choices, plan, rows, strict=True)
+        )
         return sum(each) + (rates.allreduce_s if Scheme.ALLREDUCE in plan else rates.server_s)
 
     by_server = schemes(Scheme.SERVER)
@@ -130,4 +138,6 @@ def _seconds(choice: Choice, scheme: Scheme, rows: int, workers: int, rates: Rat
             + operations * rates.product_s_per_flop
             + size * rates.update_s_per_byte
         )
-    return size * (rates.allreduce_s_per_byte if scheme is Scheme.ALLREDUCE else rates.server_s_per_byte)
+    return size * (
+        rates.allreduce_s_per_byte if scheme is Scheme.ALLREDUCE else rates.server_s_per_byte
+    )

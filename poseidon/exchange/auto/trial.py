@@ -6,9 +6,10 @@ Workers join the shards with a trial store (`StoreSpec.trial`), and measure
     all-reduce      the same tensors through a process group, where it may travel in clear
     factors         products of factors with as many rows as the job's, and the updates that follow
 
-The code is that of training, and all workers measure at the same time. Several tensors travel together, so that a shard
-sums one while the next one is on the link, as in training. All workers collect all figures and take the slowest of
-each, so every worker has the same. It takes some tenths of a second; on links below 250 Mbit/s some seconds.
+The code is that of training, and all workers measure at the same time. Several tensors travel
+together, so that a shard sums one while the next one is on the link, as in training. All workers
+collect all figures and take the slowest of each, so every worker has the same. It takes some tenths
+of a second; on links below 250 Mbit/s some seconds.
 """
 
 from __future__ import annotations
@@ -39,8 +40,11 @@ from ps_server import Client, RemoteProtocolError, Rule, RuleKind, StoreSpec, Ta
 ELEMENTS = (2**16, *(2**20,) * 5)
 """Of each tensor: one of 256 KiB, and five of 4 MiB, each of several chunks."""
 SMALL, LARGE, ALL_LARGE = range(1), range(1, 2), range(1, len(ELEMENTS))
-"""The tensors that are exchanged together. What a byte takes follows from the times of the last two: thus the time in
-which the first and the last chunk are alone on the link does not count. In training they are not alone."""
+"""The tensors that are exchanged together.
+
+What a byte takes follows from the times of the last two: thus the time in which the first and the
+last chunk are alone on the link does not count. In training they are not alone.
+"""
 TOGETHER = (SMALL, LARGE, ALL_LARGE)
 MOST_RUNS = 5
 RUNS_S = 0.3
@@ -53,13 +57,17 @@ PRODUCTS = 3
 
 
 def trial_store(tensors: Sequence[Trained], member: Membership) -> StoreSpec:
-    """Return the store of the measurement, the same on every worker. Its rule is that of the job's largest tensor."""
+    """Return the store of the measurement, the same on every worker.
+
+    Its rule is that of the job's largest tensor.
+    """
     rule = _rule_of(tensors)
     return StoreSpec(
         workers=member.workers,
         shards=member.shards,
         tables=tuple(
-            TableSpec(name=f"trial {number}", size=size, rule=rule) for number, size in enumerate(ELEMENTS)
+            TableSpec(name=f"trial {number}", size=size, rule=rule)
+            for number, size in enumerate(ELEMENTS)
         ),
         loads=member.loads,
         trial=True,
@@ -134,7 +142,10 @@ def _sums(
     rendezvous = rendezvous or Rendezvous(settings, offered_address(offers, "allreduce", 0))
     group = ProcessGroup(rendezvous, "trial", settings, Backend.of(device))
     rule = _rule_of(tensors)
-    trained = [Trained(name="trial", tensor=torch.zeros(size, device=device), rule=rule) for size in ELEMENTS]
+    trained = [
+        Trained(name="trial", tensor=torch.zeros(size, device=device), rule=rule)
+        for size in ELEMENTS
+    ]
     gradients = [torch.zeros(size, device=device) for size in ELEMENTS]
     control = JobControl(ShardDelivery(client), root=member.rank == 0)
     carriers = {}
@@ -162,7 +173,9 @@ def _sums(
         group.close()
 
 
-def _by_turns(client: Client, schemes: Sequence[Callable[[range], None]]) -> list[tuple[float, float]]:
+def _by_turns(
+    client: Client, schemes: Sequence[Callable[[range], None]]
+) -> list[tuple[float, float]]:
     """Return for each scheme its constant seconds, and those for each byte."""
     times = [{each: [_run_s(partial(scheme, each))] for each in TOGETHER} for scheme in schemes]
     own = {"s": max(one[ALL_LARGE][0] for one in times)}
@@ -177,7 +190,9 @@ def _by_turns(client: Client, schemes: Sequence[Callable[[range], None]]) -> lis
 
 
 def _line(small_s: float, large_s: float, all_s: float) -> tuple[float, float]:
-    """Return the constant, by the small tensor, and the slope, by the large ones; neither is below zero."""
+    """Return the constant, by the small tensor, and the slope, by the large ones; neither is
+    below zero.
+    """
     slope = max(all_s - large_s, all_s / 10) / (_bytes(ALL_LARGE) - _bytes(LARGE))
     return max(0.0, small_s - slope * _bytes(SMALL)), slope
 
@@ -187,7 +202,9 @@ def _bytes(tables: range) -> int:
 
 
 def _product_s_per_flop(client: Client, tensors: Sequence[Trained], member: Membership) -> float:
-    """Return the seconds of an operation of products, with the update of the weight; zero without factors."""
+    """Return the seconds of an operation of products, with the update of the weight; zero
+    without factors.
+    """
     rows = max((t.factor_rows for t in tensors), default=0) * member.workers
     if not rows:
         return 0.0
@@ -199,7 +216,9 @@ def _product_s_per_flop(client: Client, tensors: Sequence[Trained], member: Memb
 
     def update(times: int) -> None:
         for _ in range(times):
-            apply_factors(rule, u, v, value, [history], rate=0.0, step=0, scale=1.0, scratch=scratch)
+            apply_factors(
+                rule, u, v, value, [history], rate=0.0, step=0, scale=1.0, scratch=scratch
+            )
         _synchronize(device)
 
     update(1)

@@ -1,1 +1,3 @@
-"""The builders of exchanges: of the server with its planes, of rounds of local steps; and what they take and return."""
+"""The builders of exchanges: of the server with its planes, of rounds of local steps; and what
+they take and return.
+"""

@@ -15,8 +15,10 @@ from ps_server.keys import Keyring
 TIMEOUT_S = 600.0
 
 Connect = Callable[[str], Sequence[str]]
-"""Reports the address at which this worker listens for the others, unless it is empty; waits for the addresses of the
-job and returns them: of the shards in their order, or of rank 0 where there are none."""
+"""Reports the address at which this worker listens for the others, unless it is empty; waits for
+the addresses of the job and returns them: of the shards in their order, or of rank 0 where there
+are none.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,9 +31,10 @@ class Membership:
         shards: number of shards; 0 for a worker that is alone, and for all-reduce.
         host: the address at which the other hosts reach this one; an IPv6 address in brackets.
         token: the job's secret.
-        keys: own key pair, and the public keys of all hosts' workers and of the shards; None: no encryption.
-        homes: for each shard the client with workers on whose host it runs, or -1 - j for serving host j; empty: spread
-            evenly over the hosts with workers.
+        keys: own key pair, and the public keys of all hosts' workers and of the shards; None: no
+            encryption.
+        homes: for each shard the client with workers on whose host it runs, or -1 - j for serving
+            host j; empty: spread evenly over the hosts with workers.
         loads: relative load of each shard; empty: all equal.
         timeout_s: longest time that any call waits.
         local_rank: of this worker among those of its host; 0 is the leader.
@@ -66,14 +69,23 @@ class Membership:
 
     @property
     def measures(self) -> bool:
-        """Whether `--exchange=auto` chooses by a measurement. Otherwise it chooses by bytes, as hybrid does."""
+        """Whether `--exchange=auto` chooses by a measurement.
+
+        Otherwise it chooses by bytes, as hybrid does.
+        """
         options = self.options
-        plain = options.staleness == 0 and options.sync_every == 0 and options.precision is Precision.FLOAT32
+        plain = (
+            options.staleness == 0
+            and options.sync_every == 0
+            and options.precision is Precision.FLOAT32
+        )
         return options.kind is ExchangeKind.AUTO and plain and self.workers > 1 and self.shards > 0
 
     @property
     def private_histories(self) -> bool:
-        """`ExchangeState.private` of the exchange, before it is built; it is not where local steps are synchronous."""
+        """`ExchangeState.private` of the exchange, before it is built; it is not where local
+        steps are synchronous.
+        """
         return self.options.sync_every > 0 or (self.options.staleness > 0 and not self.alone)
 
     @property
@@ -94,7 +106,9 @@ class Membership:
         """
         if not self.shards:
             return Topology.colocated(self.workers)
-        homes = self.homes or tuple(shard * self.workers // self.shards for shard in range(self.shards))
+        homes = self.homes or tuple(
+            shard * self.workers // self.shards for shard in range(self.shards)
+        )
         return Topology.of_shards(self.workers, homes, self.loads)
 
 
@@ -109,7 +123,8 @@ class Built:
         tables: for each table of the store the indices of its tensors.
         client: this worker's connection to the shards; None without shards.
         local_steps: iterations of a round of local steps; 0: workers exchange in every iteration.
-        measured: whether `--exchange=auto` has chosen the plan by a measurement: a resumed run needs the same plan.
+        measured: whether `--exchange=auto` has chosen the plan by a measurement: a resumed run
+            needs the same plan.
     """
 
     exchange: Exchange

@@ -1,4 +1,6 @@
-"""The builder of an exchange with local steps: an exchange of one iteration for rounds, or of fragments."""
+"""The builder of an exchange with local steps: an exchange of one iteration for rounds, or of
+fragments.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,12 @@ from poseidon.exchange.building.membership import Built, Membership
 from poseidon.exchange.building.server import Request, codec_of, low_rank_of, through_server
 from poseidon.exchange.cost import ExchangePlan
 from poseidon.exchange.exchange import Exchange
-from poseidon.exchange.rounds.local_steps import RoundsCarrier, anchors_of, is_synchronous, outer_rule
+from poseidon.exchange.rounds.local_steps import (
+    RoundsCarrier,
+    anchors_of,
+    is_synchronous,
+    outer_rule,
+)
 from poseidon.exchange.server.carrier import Parts
 from poseidon.exchange.server.store import Layout
 
@@ -21,7 +28,9 @@ Plan = Callable[[Sequence[Trained], Membership], ExchangePlan]
 
 
 def build_local_steps(request: Request, build: Build, plan: Plan) -> Built:
-    """Build an exchange of one iteration for rounds. A wait is as long as a round of another worker may take longer.
+    """Build an exchange of one iteration for rounds.
+
+    A wait is as long as a round of another worker may take longer.
 
     Args:
         request: of one worker.
@@ -67,7 +76,8 @@ def _build_parts(request: Request, *, in_background: bool) -> Built:
         return Built(exchange=exchange_alone(tensors, settings, in_parts=True), plan=request.plan)
     if low_rank_of(request):
         raise UsageError(
-            "--compress=powersgd takes two rounds through the shards for each exchange; expected another codec, or no "
+            "--compress=powersgd takes two rounds through the shards for each exchange; expected "
+            "another codec, or no "
             "--sync_fragments and --sync_delay"
         )
     store = request.store(tensors, codecs=[codec_of(choice) for choice in request.plan.choices])

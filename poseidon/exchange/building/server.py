@@ -69,7 +69,10 @@ class Request:
     def client(
         self, store: StoreSpec, *, table_clocks: bool = False, memory_for: StoreSpec | None = None
     ) -> Client:
-        """Connect to the shards. A connection that has measured them takes the store in place of its trial."""
+        """Connect to the shards.
+
+        A connection that has measured them takes the store in place of its trial.
+        """
         if self.joined is not None:
             self.joined.replace_trial(store)
             return self.joined
@@ -94,8 +97,12 @@ def layout_of(request: Request) -> Layout:
     elsewhere = frozenset(plan.of(Scheme.FACTORS) + plan.of(Scheme.ALLREDUCE))
     copies = elsewhere | low_rank.keys()
     pools: Sequence[Sequence[int]] = [(index,) for index in range(len(tensors))]
-    if not request.member.options.rows:  # tables that are to be cut into so many pieces are not shared
-        pools = pools_of(tensors, apart=copies | {i for i, codec in enumerate(codecs) if codec is not None})
+    if (
+        not request.member.options.rows
+    ):  # tables that are to be cut into so many pieces are not shared
+        pools = pools_of(
+            tensors, apart=copies | {i for i, codec in enumerate(codecs) if codec is not None}
+        )
     pooled = pool_tensors(tensors, pools)
     factors = low_rank_tensors(tensors, low_rank)
     parts = [part for own in factors.values() for part in own]
@@ -121,7 +128,9 @@ def layout_of(request: Request) -> Layout:
 
 
 def build_server(request: Request) -> Built:
-    """Build the exchange through the shards, with factors and all-reduce where the plan has them."""
+    """Build the exchange through the shards, with factors and all-reduce where the plan has
+    them.
+    """
     layout = layout_of(request)
     client = request.client(layout.store)
     exchange = through_server(
@@ -147,10 +156,11 @@ def through_server(
 ) -> Exchange:
     """Return the exchange of a store, with carriers of the tensors that have other schemes.
 
-    At staleness 0 a worker's pushes wait until its factors have left. Both need the link of its host. A push causes an
-    addition on a shard; factors cause a product on every worker, which takes longer than the work for any other
-    message. So products are computed while pushes and values travel. At staleness s > 0 factors of later iterations
-    could delay pushes that other workers wait for, so both share the link.
+    At staleness 0 a worker's pushes wait until its factors have left. Both need the link of its
+    host. A push causes an addition on a shard; factors cause a product on every worker, which takes
+    longer than the work for any other message. So products are computed while pushes and values
+    travel. At staleness s > 0 factors of later iterations could delay pushes that other workers
+    wait for, so both share the link.
 
     Args:
         client: connected to every shard.
@@ -219,7 +229,8 @@ def low_rank_of(request: Request) -> dict[int, LowRank]:
     }
     if found and request.settings.clip is not None:
         raise UsageError(
-            "--compress=powersgd has no limit on the gradients' norm; expected no clip_gradients or clip=, another codec, "
+            "--compress=powersgd has no limit on the gradients' norm; expected no clip_gradients "
+            "or clip=, another codec, "
             "or with --compress=auto a smaller loss budget"
         )
     return found

@@ -1,1 +1,3 @@
-"""Sufficient factors: the gradient of a fully-connected weight as two thin matrices, broadcast to all workers."""
+"""Sufficient factors: the gradient of a fully-connected weight as two thin matrices, broadcast
+to all workers.
+"""

@@ -1,18 +1,19 @@
-"""The carrier of tensors that travel as sufficient factors: factors go to all workers, and each rebuilds
-the gradient and applies the rule itself.
+"""The carrier of tensors that travel as sufficient factors: factors go to all workers, and each
+rebuilds the gradient and applies the rule itself.
 
 Laws:
 
-* `base` is a weight with its history after all rounds taken: the same bits on every worker, since every worker takes
-  the same rounds in the same order (`session.py`).
-* Staleness 0: `base` is the tensor's own memory. A round is applied in the background as soon as it is complete and
-  this worker's backward pass has left the weight (`release`).
-* Staleness s > 0: `base` is memory of its own. At `wait` the tensor becomes what `base` would be if the rounds that
-  are not complete held this worker's own pairs alone: it sees its own updates at once, and the others' no later than
-  the bound says.
-* With a limit on the gradients' norm: at staleness 0 rank 0 sends all workers the norm over all tensors of every scheme
-  (`Client.total_norm`), and rounds are applied once it is known. At staleness > 0 every worker limits its own gradients
-  before it sends them, as it does for tables of the server.
+* `base` is a weight with its history after all rounds taken: the same bits on every worker, since
+  every worker takes the same rounds in the same order (`session.py`).
+* Staleness 0: `base` is the tensor's own memory. A round is applied in the background as soon as it
+  is complete and this worker's backward pass has left the weight (`release`).
+* Staleness s > 0: `base` is memory of its own. At `wait` the tensor becomes what `base` would be if
+  the rounds that are not complete held this worker's own pairs alone: it sees its own updates at
+  once, and the others' no later than the bound says.
+* With a limit on the gradients' norm: at staleness 0 rank 0 sends all workers the norm over all
+  tensors of every scheme (`Client.total_norm`), and rounds are applied once it is known. At
+  staleness > 0 every worker limits its own gradients before it sends them, as it does for tables of
+  the server.
 """
 
 from __future__ import annotations
@@ -56,7 +57,8 @@ class FactorCarrier(FactoredCarrier):
         control: of the exchange.
         norms: used with `settings.clip` at staleness 0.
         link: taken as long as pairs have to leave this host; None: no other sender waits for it.
-        equal_bits: whether the job ends where the processors of the replicas compute different bits.
+        equal_bits: whether the job ends where the processors of the replicas compute different
+            bits.
     """
 
     def __init__(
@@ -103,7 +105,12 @@ class FactorCarrier(FactoredCarrier):
         }
         self.state = FactorState(self._weights)
         tables = [
-            FactorTable(name=w.name, outputs=w.tensor.shape[0], inputs=w.tensor.shape[1], staleness=staleness)
+            FactorTable(
+                name=w.name,
+                outputs=w.tensor.shape[0],
+                inputs=w.tensor.shape[1],
+                staleness=staleness,
+            )
             for w in self._weights.values()
         ]
         session = FactorSession(rank, workers, tables, settings.start_clock)
@@ -178,7 +185,9 @@ class FactorCarrier(FactoredCarrier):
         with self.peers.monitor:
             held = [weight.progress.held for weight in self._weights.values()]
         pairs = [pair for pair in held if pair is not None]
-        return plain_sum(factors_sum_of_squares(torch.from_numpy(p.u), torch.from_numpy(p.v)) for p in pairs)
+        return plain_sum(
+            factors_sum_of_squares(torch.from_numpy(p.u), torch.from_numpy(p.v)) for p in pairs
+        )
 
     def finish(self, limit: float) -> None:
         for index, weight in self._weights.items():
@@ -255,13 +264,17 @@ class FactorCarrier(FactoredCarrier):
         if self._is_limited:
             self._apply_limited()
         else:
-            with self._rebuilding:  # `wait` must not run between taking a round and having applied it
+            with (
+                self._rebuilding
+            ):  # `wait` must not run between taking a round and having applied it
                 self._apply(self._take(ready[0]), 1.0)
         return True
 
     @property
     def _is_limited(self) -> bool:
-        """Whether the norm of all gradients of an iteration is agreed on before its rounds are applied."""
+        """Whether the norm of all gradients of an iteration is agreed on before its rounds are
+        applied.
+        """
         return self._staleness == 0 and self._settings.clip is not None
 
     def _ready(self) -> list[FactorWeight]:
@@ -302,7 +315,9 @@ class FactorCarrier(FactoredCarrier):
         began_ns = self._trace.now()
         with self._side.after(step.left):
             scale = limit * self._settings.gradient_scale / self._workers
-            weight.apply(clock, stacked.u_BN, stacked.v_BM, rate=step.rate, scale=scale, kernel=self._kernel)
+            weight.apply(
+                clock, stacked.u_BN, stacked.v_BM, rate=step.rate, scale=scale, kernel=self._kernel
+            )
             done = self._side.record_event()
         self._side.synchronize()  # the rounds' memory on the host may go
         self._trace.span(Track.REBUILD, "apply", weight.name, began_ns, clock=clock)
@@ -321,7 +336,9 @@ class FactorCarrier(FactoredCarrier):
                 if clock >= progress.applied
             ]
         with torch.no_grad():
-            weight.replay(own, scale=self._settings.gradient_scale / self._workers, kernel=self._kernel)
+            weight.replay(
+                own, scale=self._settings.gradient_scale / self._workers, kernel=self._kernel
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -356,7 +373,9 @@ class FactorState(CarrierState):
     def replicated(self) -> Mapping[str, Tensor]:
         state: dict[str, Tensor] = {}
         for weight in self._weights.values():
-            state |= {f"{weight.name}, history {number}": h for number, h in enumerate(weight.history)}
+            state |= {
+                f"{weight.name}, history {number}": h for number, h in enumerate(weight.history)
+            }
             if weight.base is not weight.tensor:
                 state[f"{weight.name}, base"] = weight.base
         return state

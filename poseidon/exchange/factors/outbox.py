@@ -1,7 +1,8 @@
 """The queue of a worker's messages to one peer. A pure priority queue.
 
-Laws: pairs that the next forward pass needs first leave first, and overtake others; a table's id is its place in the
-forward order. Pairs of one table keep their order. `Join` comes before all pairs, `Leave` after them.
+Laws: pairs that the next forward pass needs first leave first, and overtake others; a table's id is
+its place in the forward order. Pairs of one table keep their order. `Join` comes before all pairs,
+`Leave` after them.
 """
 
 from __future__ import annotations

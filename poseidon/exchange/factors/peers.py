@@ -1,8 +1,10 @@
-"""The connections of a worker to all others: one thread that moves factors between sockets and `FactorSession`.
+"""The connections of a worker to all others: one thread that moves factors between sockets and
+`FactorSession`.
 
-Each worker listens on an address of its own and is connected to every other's; pairs are sent to the others in the
-order rank + 1, rank + 2, ..., so that no worker is the first for all others. Law: a `Join` with the job's secret is the
-first message of a peer; a message that is not valid is dropped and counted, and changes nothing.
+Each worker listens on an address of its own and is connected to every other's; pairs are sent to
+the others in the order rank + 1, rank + 2, ..., so that no worker is the first for all others. Law:
+a `Join` with the job's secret is the first message of a peer; a message that is not valid is
+dropped and counted, and changes nothing.
 """
 
 from __future__ import annotations
@@ -27,14 +29,18 @@ from ps_server.transport.zmq_sockets import ZmqClientTransport, ZmqServerTranspo
 
 POLL_S = 0.5
 RETRY_S = 0.002
-"""Between two attempts to send to a peer whose queue was full, and between two looks whether all messages have left."""
+"""Between two attempts to send to a peer whose queue was full, and between two looks whether all
+messages have left.
+"""
 LEAVE_S = 1.0
 """How long after the end of a connection its `Leave` may be handled."""
 LINGER_S = 2.0
 """How long `close` tries to send what is queued; a peer that has gone takes nothing more."""
 SEND_BUFFER_BYTES = 512 * 1024
-"""What the kernel holds for each other worker, four times what it holds for a shard, so that factors get most of a link
-which the shards' values need as well; pushes wait until they have left (`LinkPriority`)."""
+"""What the kernel holds for each other worker, four times what it holds for a shard, so that
+factors get most of a link which the shards' values need as well; pushes wait until they have
+left (`LinkPriority`).
+"""
 
 T = TypeVar("T")
 
@@ -44,8 +50,8 @@ class PeerSettings:
     """How a worker and the others reach each other.
 
     Attributes:
-        host: the address at which the others reach this worker, which listens on a free port; an IPv6 address in
-            brackets.
+        host: the address at which the others reach this worker, which listens on a free port; an
+            IPv6 address in brackets.
         token: the job's secret.
         keys: own pair, and those of all workers by rank; None: all is in clear.
         timeout_s: longest time that any call waits.
@@ -65,8 +71,8 @@ class Peers:
     Args:
         session: what has come and gone.
         settings: how they reach each other.
-        link: taken as long as anything has to leave this host: is not all with its kernel. None: no other sender waits
-            for it.
+        link: taken as long as anything has to leave this host: is not all with its kernel. None: no
+            other sender waits for it.
     """
 
     def __init__(
@@ -91,7 +97,9 @@ class Peers:
         self._ranks: dict[bytes, int] = {}
         self._left: set[int] = set()
         self._lost_s: dict[int, float] = {}
-        self._thread = threading.Thread(target=self._pump, name=f"factors-{session.rank}", daemon=True)
+        self._thread = threading.Thread(
+            target=self._pump, name=f"factors-{session.rank}", daemon=True
+        )
 
     @property
     def address(self) -> str:
@@ -109,7 +117,9 @@ class Peers:
         Args:
             addresses: of all workers, by rank.
         """
-        keys = self._keys and replace(self._keys, expect=tuple(self._keys.admit[i] for i in self._others))
+        keys = self._keys and replace(
+            self._keys, expect=tuple(self._keys.admit[i] for i in self._others)
+        )
         self._sending = ZmqClientTransport(
             [addresses[rank] for rank in self._others],
             keys,
@@ -124,7 +134,8 @@ class Peers:
     def broadcast(self, table: int, pair: Pair) -> None:
         """Send this worker's next pair of a table to every other; returns at once.
 
-        The pair must not be written to until it is certain that every other worker has it: see `FactorSession`.
+        The pair must not be written to until it is certain that every other worker has it: see
+        `FactorSession`.
         """
         with self.monitor:
             self.monitor.check()
@@ -145,7 +156,8 @@ class Peers:
             table: whose factors are waited for.
 
         Raises:
-            StalenessTimeout: it did not in time; the text names the workers whose factors are missing.
+            StalenessTimeout: it did not in time; the text names the workers whose factors are
+                missing.
             PeerLost: the connection failed.
         """
 
@@ -195,7 +207,9 @@ class Peers:
                 self._receive(RETRY_S if blocked or not all_left else POLL_S)
         except Exception as error:  # noqa: BLE001 - the thread's outermost frame: its owner raises the error
             self.fail(
-                as_server_error(error, f"the connections of worker {self.session.rank} to the others failed")
+                as_server_error(
+                    error, f"the connections of worker {self.session.rank} to the others failed"
+                )
             )
 
     def _send(self, lost: Collection[int]) -> bool:
@@ -248,7 +262,8 @@ class Peers:
             rank = self._others[peer]
             if rank not in self._left and now - self._lost_s.setdefault(rank, now) >= LEAVE_S:
                 raise PeerLost(
-                    f"worker {self.session.rank} lost {self._sending.describe_loss(peer)} (worker {rank})"
+                    f"worker {self.session.rank} lost {self._sending.describe_loss(peer)} (worker "
+                    f"{rank})"
                 )
 
     def _receive(self, timeout_s: float) -> None:
@@ -274,7 +289,9 @@ class Peers:
             self.session.receive(self._ranks[peer], message)
             self.bytes_in[message.table] += message.pair.u.nbytes + message.pair.v.nbytes
             name, sender = self.session.tables[message.table].name, self._ranks[peer]
-            self._trace.span(Track.FACTORS, "receive", name, began_ns, worker=sender, clock=message.clock)
+            self._trace.span(
+                Track.FACTORS, "receive", name, began_ns, worker=sender, clock=message.clock
+            )
             return
         if isinstance(message, Leave):
             if peer not in self._ranks:

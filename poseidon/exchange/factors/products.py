@@ -1,16 +1,18 @@
 """Sufficient factors: the gradient of a fully-connected weight without the gradient.
 
-A layer y = x W^T with W of N x M has the weight gradient u^T v, u (K x N) the gradient at its output and v (K x M) its
-input, K rows a worker. The gradient of W workers together is one matrix product of their stacked factors (Xie et al.,
-"Lighter-communication distributed machine learning via sufficient factor broadcasting", UAI 2016).
+A layer y = x W^T with W of N x M has the weight gradient u^T v, u (K x N) the gradient at its
+output and v (K x M) its input, K rows a worker. The gradient of W workers together is one matrix
+product of their stacked factors (Xie et al., "Lighter-communication distributed machine learning
+via sufficient factor broadcasting", UAI 2016).
 
 Laws:
 
-* The product is never formed as a whole. It is made tile by tile, a tile being a part of the weight that stays in the
-  processor's cache, and the update rule is applied to each tile at once. Rules treat elements alike, so the
-  tiles change nothing. Factors are stacked in worker order.
-* Every worker computes the same bits, whatever its number of threads, the alignment of its memory and its vector width.
-  So the order of each sum is fixed here and not left to a library (`Kernel`), and the scale is applied after the sum.
+* The product is never formed as a whole. It is made tile by tile, a tile being a part of the weight
+  that stays in the processor's cache, and the update rule is applied to each tile at once. Rules
+  treat elements alike, so the tiles change nothing. Factors are stacked in worker order.
+* Every worker computes the same bits, whatever its number of threads, the alignment of its memory
+  and its vector width. So the order of each sum is fixed here and not left to a library (`Kernel`),
+  and the scale is applied after the sum.
 
 Shape letters: B rows of all workers together, K rows of one block, N outputs, M inputs.
 """
@@ -30,19 +32,25 @@ from ps_server import Rule
 from ps_server.rules import update
 
 TILE_ELEMENTS = 2**19
-"""2 MiB: a tile and what the rule needs beside it stay in a third-level cache that several workers share."""
+"""2 MiB: a tile and what the rule needs beside it stay in a third-level cache that several
+workers share.
+"""
 TILE_COLUMNS = 2048
-"""A product packs its factors anew for each tile, and 41 whole rows of a weight of 25088 columns pack all
-of v for little work: so they took a quarter longer."""
+"""A product packs its factors anew for each tile, and 41 whole rows of a weight of 25088 columns
+pack all of v for little work: so they took a quarter longer.
+"""
 BLOCK_ROWS = 256
-"""Rows of factors in one product of `Kernel.FUSED`. oneDNN adds up to some 300 rows in one chain, element by element;
-longer sums it splits, and where depends on the vector width and the number of threads."""
+"""Rows of factors in one product of `Kernel.FUSED`. oneDNN adds up to some 300 rows in one
+chain, element by element; longer sums it splits, and where depends on the vector width and the
+number of threads.
+"""
 DEVICE_TILE_ELEMENTS = 2**20
 """On an accelerator, of whole rows: each tile costs some launches."""
 
 
 class Scratch:
-    """Memory for one tile and for stacked factors, kept and reused; it grows to the largest that is needed.
+    """Memory for one tile and for stacked factors, kept and reused; it grows to the largest that
+    is needed.
 
     Args:
         device: where the weights are.
@@ -64,7 +72,9 @@ class Scratch:
         """
         if columns.stop - columns.start == matrix_BX.shape[1]:
             return matrix_BX
-        return self.take(name, len(matrix_BX), columns.stop - columns.start).copy_(matrix_BX[:, columns])
+        return self.take(name, len(matrix_BX), columns.stop - columns.start).copy_(
+            matrix_BX[:, columns]
+        )
 
     def stack(self, name: str, parts: Sequence[Array], columns: int) -> Tensor:
         """Return the parts below each other, on the device.
@@ -85,7 +95,9 @@ class Scratch:
         memory = self._memory.get(name)
         if memory is None or memory.numel() < rows * columns:
             pinned = device.type == "cpu" and self._device.type == "cuda"
-            memory = torch.empty(rows * columns, device=device, dtype=torch.float32, pin_memory=pinned)
+            memory = torch.empty(
+                rows * columns, device=device, dtype=torch.float32, pin_memory=pinned
+            )
             self._memory[name] = memory
         return memory[: rows * columns].view(rows, columns)
 
@@ -94,12 +106,16 @@ class Kernel(Enum):
     """How a tile of u^T v is computed. Members are in order of preference: the fastest first."""
 
     FUSED = "fused"
-    """Blocks of `BLOCK_ROWS` rows, one after another. On a CPU oneDNN computes a block, each element as one chain of
-    fused multiply-adds in the order of rows: the same bits on all x86 processors with AVX2 and FMA, AVX-512 included.
-    On a GPU cuBLAS computes it: the same bits on GPUs of one model."""
+    """Blocks of `BLOCK_ROWS` rows, one after another.
+
+    On a CPU oneDNN computes a block, each element as one chain of fused multiply-adds in the order
+    of rows: the same bits on all x86 processors with AVX2 and FMA, AVX-512 included. On a GPU
+    cuBLAS computes it: the same bits on GPUs of one model.
+    """
     PORTABLE = "portable"
-    """Row by row, a rounded multiplication and a rounded addition: the same bits on every processor that keeps to IEEE
-    754, 5 to 13 times slower."""
+    """Row by row, a rounded multiplication and a rounded addition: the same bits on every
+    processor that keeps to IEEE 754, 5 to 13 times slower.
+    """
 
 
 def apply_factors(
@@ -175,7 +191,8 @@ def _tiles(outputs: int, inputs: int, *, on_host: bool) -> Iterator[tuple[slice,
 
 
 def factors_sum_of_squares(u_BN: Tensor, v_BM: Tensor) -> float:
-    """Return the sum of squared elements of u^T v, from B x B products: |u^T v|^2 = sum((u u^T) * (v v^T)).
+    """Return the sum of squared elements of u^T v, from B x B products: |u^T v|^2 = sum((u u^T)
+    * (v v^T)).
 
     In float64, as `ps_server.rules.sum_of_squares` is for gradients that exist.
     """

@@ -6,11 +6,12 @@ Each clock counts iterations, from the one that the job begins at:
     released    this worker's backward passes below it have left the weight         loop: `release`
     applied     the rounds of all workers below it are in the weight's base         rebuild thread: `end_round`
 
-An iteration's transitions, in this order: `start`, `hand_in`, (`hold`, `take_held`), `release`, `begin_round`,
-`end_round`. At staleness s > 0 the rounds follow up to s iterations later, and need no `release`.
+An iteration's transitions, in this order: `start`, `hand_in`, (`hold`, `take_held`), `release`,
+`begin_round`, `end_round`. At staleness s > 0 the rounds follow up to s iterations later, and need
+no `release`.
 
-Law: all calls are made under one lock, the monitor of `Peers`. Each field is written by the methods named here and by
-`rewind`, which is called while no pair is on its way.
+Law: all calls are made under one lock, the monitor of `Peers`. Each field is written by the methods
+named here and by `rewind`, which is called while no pair is on its way.
 """
 
 from __future__ import annotations

@@ -2,12 +2,14 @@
 
 A round is the pairs of all workers for one table and one iteration. Laws:
 
-* A worker sends exactly one pair (u, v) a table and iteration, in the order of iterations; a pair may have no rows.
-* Rounds are taken in the order of iterations, and only when they have every worker's pair: each worker takes the same
-  sequence of rounds, in which everything is added in worker order.
-* A worker at clock c has sent the pairs of iterations < c, and reads a table of staleness s only when all rounds of
-  iterations < c - s are taken. So no worker's next pair is more than s iterations ahead of this worker's own next one;
-  a pair further ahead is an error, which also bounds the memory.
+* A worker sends exactly one pair (u, v) a table and iteration, in the order of iterations; a pair
+  may have no rows.
+* Rounds are taken in the order of iterations, and only when they have every worker's pair: each
+  worker takes the same sequence of rounds, in which everything is added in worker order.
+* A worker at clock c has sent the pairs of iterations < c, and reads a table of staleness s only
+  when all rounds of iterations < c - s are taken. So no worker's next pair is more than s
+  iterations ahead of this worker's own next one; a pair further ahead is an error, which also
+  bounds the memory.
 """
 
 from __future__ import annotations
@@ -83,7 +85,9 @@ class FactorSession:
         start_clock: the iteration to begin at.
     """
 
-    def __init__(self, rank: int, workers: int, tables: Sequence[FactorTable], start_clock: int = 0) -> None:
+    def __init__(
+        self, rank: int, workers: int, tables: Sequence[FactorTable], start_clock: int = 0
+    ) -> None:
         self.rank = rank
         self.workers = workers
         self.tables = tuple(tables)
@@ -93,7 +97,9 @@ class FactorSession:
         """Store this worker's own next pair; return the message for every other worker."""
         clock = self._rounds[table].sent[self.rank]
         if not self._fits(table, pair):
-            raise LocalProtocolError(f"factors of '{self.tables[table].name}' do not have its shape")
+            raise LocalProtocolError(
+                f"factors of '{self.tables[table].name}' do not have its shape"
+            )
         self._store(self.rank, table, pair)
         return Factors(table, clock, pair)
 
@@ -101,9 +107,12 @@ class FactorSession:
         """Store another worker's pair.
 
         Raises:
-            RemoteProtocolError: it is not that worker's next pair, or does not fit the table; nothing is changed.
+            RemoteProtocolError: it is not that worker's next pair, or does not fit the table;
+                nothing is changed.
         """
-        if not (0 <= sender < self.workers and sender != self.rank and factors.table < len(self.tables)):
+        if not (
+            0 <= sender < self.workers and sender != self.rank and factors.table < len(self.tables)
+        ):
             raise RemoteProtocolError(f"factors of table {factors.table} came from worker {sender}")
         rounds, spec = self._rounds[factors.table], self.tables[factors.table]
         if factors.clock != rounds.sent[sender]:
@@ -112,7 +121,9 @@ class FactorSession:
                 f"expected {rounds.sent[sender]}"
             )
         if factors.clock > rounds.sent[self.rank] + spec.staleness:
-            raise RemoteProtocolError(f"worker {sender} is too far ahead with factors of '{spec.name}'")
+            raise RemoteProtocolError(
+                f"worker {sender} is too far ahead with factors of '{spec.name}'"
+            )
         if not self._fits(factors.table, factors.pair):
             raise RemoteProtocolError(
                 f"worker {sender} sent factors of '{spec.name}' that do not have its shape"

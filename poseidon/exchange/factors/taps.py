@@ -1,15 +1,17 @@
-"""Takes the factors of a fully-connected layer out of autograd, so that its weight gradient is never formed.
+"""Takes the factors of a fully-connected layer out of autograd, so that its weight gradient is
+never formed.
 
-It works on any module whose forward is y = x W^T (+ b) over the last axes of x, with W its parameter `weight`:
-`torch.nn.Linear`, and Caffe's InnerProduct. While the module runs, the weight is out of autograd (`requires_grad` off);
-v is the module's input, u the gradient at its output.
+It works on any module whose forward is y = x W^T (+ b) over the last axes of x, with W its
+parameter `weight`: `torch.nn.Linear`, and Caffe's InnerProduct. While the module runs, the weight
+is out of autograd (`requires_grad` off); v is the module's input, u the gradient at its output.
 
-Law: one forward and one backward pass of the module in each pass of the net, and no other use of the weight. A module
-that is used twice has a gradient of more than one product, and so has a weight that is used beside its module
-(`functional.linear(h, layer.weight)`); both are refused. In the first iteration no weight is released before the end of
-the pass, so that such a use is refused before the weight changes under it. A weight whose `requires_grad` the user has
-switched off is left alone. `torch.autograd.grad` sends nothing; a gradient of a gradient is
-refused, as the weight is no part of the first one.
+Law: one forward and one backward pass of the module in each pass of the net, and no other use of
+the weight. A module that is used twice has a gradient of more than one product, and so has a weight
+that is used beside its module (`functional.linear(h, layer.weight)`); both are refused. In the
+first iteration no weight is released before the end of the pass, so that such a use is refused
+before the weight changes under it. A weight whose `requires_grad` the user has switched off is left
+alone. `torch.autograd.grad` sends nothing; a gradient of a gradient is refused, as the weight is no
+part of the first one.
 """
 
 from __future__ import annotations
@@ -72,7 +74,9 @@ class FactorTap:
         self._weight_hooks = hooks_on(self._weight)
 
     def start_pass(self, *, sends: bool) -> None:
-        """Begin a pass; `sends`: the factors of all passes so far leave as soon as this one has them."""
+        """Begin a pass; `sends`: the factors of all passes so far leave as soon as this one has
+        them.
+        """
         self._backwards = 0
         self._sends = sends
 
@@ -98,17 +102,21 @@ class FactorTap:
     def _used_beside(self, gradient: Tensor | None) -> None:
         if gradient is not None:  # the tap itself returns none
             raise UsageError(
-                f"'{self._name}' is used beside the forward pass of its own layer, so it cannot travel as factors; "
+                f"'{self._name}' is used beside the forward pass of its own layer, so it cannot "
+                "travel as factors; "
                 "expected a weight of that layer alone, or --exchange=ps"
             )
 
     def _before(self, module: nn.Module, arguments: tuple[Any, ...], named: dict[str, Any]) -> Any:
-        """Make sure that there will be a gradient at the output, though neither input nor weight may want one."""
+        """Make sure that there will be a gradient at the output, though neither input nor weight
+        may want one.
+        """
         if not self._weight.requires_grad:  # the user has frozen it
             return None
         if hooks_on(self._weight) > self._weight_hooks:
             raise UsageError(
-                f"'{self._name}' was given a hook after distribute(); it travels as factors, so no hook will see a "
+                f"'{self._name}' was given a hook after distribute(); it travels as factors, so "
+                "no hook will see a "
                 "gradient; expected the hook before distribute(), or --exchange=ps"
             )
         self._weight.requires_grad_(False)
@@ -116,10 +124,16 @@ class FactorTap:
         bias, x = getattr(module, "bias", None), _input(arguments, named)
         if not torch.is_grad_enabled() or x.requires_grad or getattr(bias, "requires_grad", False):
             return None
-        return (x.detach().requires_grad_(), *arguments[1:]), {k: v for k, v in named.items() if v is not x}
+        return (x.detach().requires_grad_(), *arguments[1:]), {
+            k: v for k, v in named.items() if v is not x
+        }
 
     def _after(
-        self, module: nn.Module, arguments: tuple[Any, ...], named: dict[str, Any], output: Tensor | None
+        self,
+        module: nn.Module,
+        arguments: tuple[Any, ...],
+        named: dict[str, Any],
+        output: Tensor | None,
     ) -> Tensor | None:
         """Put the weight back, also where the forward pass has failed: then there is no output."""
         if not self._taken_out:
@@ -150,33 +164,41 @@ class FactorTap:
         before = self._weight.grad
         if self._backwards > 1:
             raise UsageError(
-                f"'{self._name}' is used more than once in a pass, so it cannot travel as factors; expected "
+                f"'{self._name}' is used more than once in a pass, so it cannot travel as "
+                "factors; expected "
                 "a layer of its own, or --exchange=ps"
             )
         if torch.is_grad_enabled():
             raise UsageError(
-                f"'{self._name}' travels as factors, so there is no gradient of its gradient (create_graph); "
+                f"'{self._name}' travels as factors, so there is no gradient of its gradient "
+                "(create_graph); "
                 "expected --exchange=ps"
             )
         if x._version != version:
             raise UsageError(
-                f"the input of the layer of '{self._name}' was changed in place after the layer had used it"
+                f"the input of the layer of '{self._name}' was changed in place after the layer "
+                "had used it"
             )
         if before is not None and bool(before.any()):
             raise UsageError(
-                f"'{self._name}' still has the gradient of an earlier step; expected zero_grad() before backward()"
+                f"'{self._name}' still has the gradient of an earlier step; expected zero_grad() "
+                "before backward()"
             )
 
     def _left(self, _: Tensor) -> None:
-        """Release the weight: the gradient at the input exists, so this pass reads the weight no more."""
+        """Release the weight: the gradient at the input exists, so this pass reads the weight no
+        more.
+        """
         if self._releases and self._sends and not self._kept and self._backwards:
             self._exchange.release(self.index)
 
 
 class _Tap(torch.autograd.Function):
-    """Identity whose backward pass calls a function with the gradient, unless the weight's is not needed.
+    """Identity whose backward pass calls a function with the gradient, unless the weight's is
+    not needed.
 
-    A copy, not a hook on the output: the layer above may overwrite the output, and a hook on a view is lost then.
+    A copy, not a hook on the output: the layer above may overwrite the output, and a hook on a view
+    is lost then.
     """
 
     @staticmethod
@@ -192,7 +214,8 @@ class _Tap(torch.autograd.Function):
 
 
 def _is_for_leaves(weight: Node) -> bool:
-    """Return whether a backward pass reaches the weight: true of backward(), false of torch.autograd.grad(loss, x).
+    """Return whether a backward pass reaches the weight: true of backward(), false of
+    torch.autograd.grad(loss, x).
 
     Raises:
         UsageError: torch.autograd.grad is called for the weight's own gradient.
@@ -203,7 +226,8 @@ def _is_for_leaves(weight: Node) -> bool:
         RuntimeError
     ) as error:  # torch cannot decide this where autograd.grad is called for the weight itself
         raise UsageError(
-            "torch.autograd.grad was called for the gradient of a weight that travels as factors; expected backward(), or "
+            "torch.autograd.grad was called for the gradient of a weight that travels as factors; "
+            "expected backward(), or "
             "--exchange=ps"
         ) from error
 
@@ -238,7 +262,10 @@ def layers_with_factors(module: nn.Module) -> dict[nn.Parameter, nn.Module]:
 
 
 def _is_linear(module: nn.Module) -> bool:
-    # torch's MultiheadAttention reads the weight of its out_proj without running that module: no factors to be had.
+    # torch's MultiheadAttention reads the weight of its out_proj without running that module: no
+    # factors to be had.
     if isinstance(module, NonDynamicallyQuantizableLinear):
         return False
-    return type(module).forward is nn.Linear.forward or bool(getattr(module, "offers_factors", False))
+    return type(module).forward is nn.Linear.forward or bool(
+        getattr(module, "offers_factors", False)
+    )

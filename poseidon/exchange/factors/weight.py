@@ -30,22 +30,32 @@ class FactorWeight:
     """
 
     def __init__(
-        self, table: int, trained: Trained, *, clock: int, staleness: int, side: SideStream, scratch: Scratch
+        self,
+        table: int,
+        trained: Trained,
+        *,
+        clock: int,
+        staleness: int,
+        side: SideStream,
+        scratch: Scratch,
     ) -> None:
         self.table = table
         self.name = trained.name
         self.tensor = trained.tensor.detach()
         self.base = torch.empty_like(self.tensor) if staleness else self.tensor
         """The weight after all rounds that are applied."""
-        self.history = [torch.zeros_like(self.tensor) for _ in range(history_count(trained.rule.kind))]
+        self.history = [
+            torch.zeros_like(self.tensor) for _ in range(history_count(trained.rule.kind))
+        ]
         """What the rule keeps, after the same rounds."""
         self.progress = WeightProgress(clock, staleness)
         self._rule = trained.rule
         self._replayed = [torch.empty_like(h) for h in self.history] if staleness else []
         self._side = side
         self._scratch = scratch
-        # A pair's memory is free again once every other worker has it, which is certain 2 s + 2 iterations later: a
-        # worker at clock c has all pairs of iterations < c - s, each sent by a worker that had all of < c - 2s - 1.
+        # A pair's memory is free again once every other worker has it, which is certain 2 s + 2
+        # iterations later: a worker at clock c has all pairs of iterations < c - s, each sent by a
+        # worker that had all of < c - 2s - 1.
         self._buffers: list[tuple[Tensor, Tensor] | None] = [None] * (2 * staleness + 2)
 
     def open(self, history: History) -> None:
@@ -100,7 +110,9 @@ class FactorWeight:
             kernel=kernel,
         )
 
-    def replay(self, own: Sequence[tuple[int, float, Pair]], *, scale: float, kernel: Kernel) -> None:
+    def replay(
+        self, own: Sequence[tuple[int, float, Pair]], *, scale: float, kernel: Kernel
+    ) -> None:
         """Make the tensor what the base would be after rounds of these pairs alone.
 
         Args:

@@ -1,14 +1,15 @@
-"""The messages between workers as frames: a msgpack header, then u and v as raw float32, never copied here, and an end.
+"""The messages between workers as frames: a msgpack header, then u and v as raw float32, never
+copied here, and an end.
 
     header   [VERSION, "join", rank, token]                      the first message of a connection
              [VERSION, "leave"]                                  the last one: its connection may end now
              [VERSION, "factors", table, clock, rows] u v ""
 
-The last frame is empty: the sender's transport begins it only when the kernel has all of v, whereas an encrypted frame
-counts as sent from its beginning.
+The last frame is empty: the sender's transport begins it only when the kernel has all of v, whereas
+an encrypted frame counts as sent from its beginning.
 
-Law: `decode` accepts exactly what `encode` makes; everything else is a RemoteProtocolError. Sizes are checked against
-the tables here, legality at this moment by `FactorSession`.
+Law: `decode` accepts exactly what `encode` makes; everything else is a RemoteProtocolError. Sizes
+are checked against the tables here, legality at this moment by `FactorSession`.
 """
 
 from __future__ import annotations
@@ -57,16 +58,21 @@ def decode(frames: Sequence[Buffer], tables: Sequence[FactorTable]) -> Join | Le
     """Turn frames into a message; arrays are views of the frames.
 
     Raises:
-        RemoteProtocolError: the frames are not a message that `encode` could have made for these tables.
+        RemoteProtocolError: the frames are not a message that `encode` could have made for these
+            tables.
     """
     match _header(frames):
         case [int(), "join", int(rank), bytes(token)] if len(frames) == 1:
             return Join(rank, token)
         case [int(), "leave"] if len(frames) == 1:
             return Leave()
-        case [int(), "factors", int(table), int(clock), int(rows)] if len(frames) == 4 and not len(frames[3]):
+        case [int(), "factors", int(table), int(clock), int(rows)] if len(frames) == 4 and not len(
+            frames[3]
+        ):
             if not (0 <= table < len(tables) and clock >= 0 and 0 <= rows <= MAX_ROWS):
-                raise RemoteProtocolError("factors name a table, clock or number of rows that cannot be")
+                raise RemoteProtocolError(
+                    "factors name a table, clock or number of rows that cannot be"
+                )
             spec = tables[table]
             return Factors(
                 table,
@@ -74,7 +80,9 @@ def decode(frames: Sequence[Buffer], tables: Sequence[FactorTable]) -> Join | Le
                 Pair(_matrix(frames[1], rows, spec.outputs), _matrix(frames[2], rows, spec.inputs)),
             )
         case _:
-            raise RemoteProtocolError("a peer sent something that is neither join, leave nor factors")
+            raise RemoteProtocolError(
+                "a peer sent something that is neither join, leave nor factors"
+            )
 
 
 def _header(frames: Sequence[Buffer]) -> list[object]:
@@ -84,14 +92,23 @@ def _header(frames: Sequence[Buffer]) -> list[object]:
         header = msgpack.unpackb(frames[0], max_ext_len=0, max_map_len=0)
     except (ValueError, TypeError, RecursionError, msgpack.exceptions.UnpackException) as error:
         raise RemoteProtocolError("a peer's header is not msgpack") from error
-    if not isinstance(header, list) or not header or type(header[0]) is not int or header[0] != VERSION:
-        raise RemoteProtocolError(f"a peer uses another version of the factors' protocol than {VERSION}")
+    if (
+        not isinstance(header, list)
+        or not header
+        or type(header[0]) is not int
+        or header[0] != VERSION
+    ):
+        raise RemoteProtocolError(
+            f"a peer uses another version of the factors' protocol than {VERSION}"
+        )
     return header
 
 
 def _matrix(frame: Buffer, rows: int, columns: int) -> Array:
     if memoryview(frame).nbytes != 4 * rows * columns:
-        raise RemoteProtocolError(f"a factor of {rows} x {columns} has {memoryview(frame).nbytes} bytes")
+        raise RemoteProtocolError(
+            f"a factor of {rows} x {columns} has {memoryview(frame).nbytes} bytes"
+        )
     return np.frombuffer(frame, dtype="<f4").reshape(rows, columns)
 
 

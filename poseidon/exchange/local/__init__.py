@@ -1,1 +1,3 @@
-"""The workers of one host: they sum their gradients in shared memory, and one of them exchanges with other hosts."""
+"""The workers of one host: they sum their gradients in shared memory, and one of them exchanges
+with other hosts.
+"""

@@ -1,9 +1,12 @@
-"""Connections between the workers of one host: small messages over a Unix socket, and files passed over it.
+"""Connections between the workers of one host: small messages over a Unix socket, and files
+passed over it.
 
-The leader listens; each follower has one connection to it. A process that dies closes its connection, so the
-other side knows at once. The socket's name is removed as soon as all are connected.
+The leader listens; each follower has one connection to it. A process that dies closes its
+connection, so the other side knows at once. The socket's name is removed as soon as all are
+connected.
 
-A message: kind (1 byte), tensor (4), number (8), length of the payload (4), little-endian; then the payload.
+A message: kind (1 byte), tensor (4), number (8), length of the payload (4), little-endian; then the
+payload.
 """
 
 from __future__ import annotations
@@ -139,7 +142,8 @@ class Connection:
         """Wait for a message with files; for the first message of a connection only.
 
         Raises:
-            PeerLost: the other side has closed the connection, or the message was not complete within `timeout_s`.
+            PeerLost: the other side has closed the connection, or the message was not complete
+                within `timeout_s`.
             RemoteProtocolError: the message is of no `Kind`.
         """
         self._stream.settimeout(timeout_s)
@@ -190,7 +194,9 @@ class Connection:
 def send_all(
     connections: Sequence[Connection], kind: Kind, *payload: Buffer, index: int = 0, number: int = 0
 ) -> None:
-    """Send one message on every connection that is open; the thread that listens to a closed one reports it."""
+    """Send one message on every connection that is open; the thread that listens to a closed one
+    reports it.
+    """
     for connection in connections:
         with contextlib.suppress(PeerLost):
             connection.send(kind, *payload, index=index, number=number)
@@ -215,23 +221,30 @@ def connect(address: str, timeout_s: float) -> Connection:
             stream.close()
         except OSError as error:
             stream.close()
-            raise TransportError(f"cannot connect to {address}: {error.strerror or error}") from error
+            raise TransportError(
+                f"cannot connect to {address}: {error.strerror or error}"
+            ) from error
         else:
             if _user_of(stream) != os.getuid():
                 stream.close()
                 raise TransportError(f"another user of this machine listens at {address}")
             return Connection(stream, "the leading worker", timeout_s)
         if time.monotonic() > deadline:
-            raise StalenessTimeout(f"the leading worker did not listen at {address} within {timeout_s:g} s")
+            raise StalenessTimeout(
+                f"the leading worker did not listen at {address} within {timeout_s:g} s"
+            )
         time.sleep(RETRY_S)
 
 
-def accept(address: str, others: int, timeout_s: float, check: Callable[[Message], None]) -> list[Connection]:
+def accept(
+    address: str, others: int, timeout_s: float, check: Callable[[Message], None]
+) -> list[Connection]:
     """Listen until all followers of this host are connected.
 
     Args:
-        address: the path of the socket, in a folder that only this user can enter. The folder is made if it does not
-            exist (its parent does). The socket is removed on return, and so is the folder if it is empty.
+        address: the path of the socket, in a folder that only this user can enter. The folder is
+            made if it does not exist (its parent does). The socket is removed on return, and so is
+            the folder if it is empty.
         others: number of followers.
         timeout_s: longest time to wait.
         check: raises where a HELLO does not fit.
@@ -248,7 +261,9 @@ def accept(address: str, others: int, timeout_s: float, check: Callable[[Message
                 os.mkdir(os.path.dirname(address), 0o700)
             listener.bind(address)
         except OSError as error:
-            raise TransportError(f"cannot listen on {address}: {error.strerror or error}") from error
+            raise TransportError(
+                f"cannot listen on {address}: {error.strerror or error}"
+            ) from error
         try:
             listener.listen(others)
             while len(connections) < others:
@@ -256,7 +271,9 @@ def accept(address: str, others: int, timeout_s: float, check: Callable[[Message
                 accepted.append(Connection(stream, "a worker", timeout_s))
                 hello, _ = accepted[-1].receive_files(timeout_s)
                 if hello.number in connections or not 1 <= hello.number <= others:
-                    raise PeerLost(f"a worker of this machine came as number {hello.number} of {others + 1}")
+                    raise PeerLost(
+                        f"a worker of this machine came as number {hello.number} of {others + 1}"
+                    )
                 check(hello)
                 accepted[-1].peer = f"worker {hello.number}"
                 connections[hello.number] = accepted[-1]
@@ -283,7 +300,9 @@ def _accept_one(listener: socket.socket, deadline: float, timeout_s: float) -> s
         try:
             stream, _ = listener.accept()
         except TimeoutError as error:
-            raise StalenessTimeout(f"not every worker of this machine came within {timeout_s:g} s") from error
+            raise StalenessTimeout(
+                f"not every worker of this machine came within {timeout_s:g} s"
+            ) from error
         if _user_of(stream) == os.getuid():
             return stream
         stream.close()  # another user, where the folder is open to others

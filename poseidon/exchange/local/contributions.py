@@ -1,4 +1,7 @@
-"""What the workers of a host have contributed to an iteration, tensor by tensor. A state machine without I/O."""
+"""What the workers of a host have contributed to an iteration, tensor by tensor.
+
+A state machine without I/O.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +34,9 @@ class Contributions:
         self._left = len(self._by_factors) + sum(self._by_factors)
 
     def contribute(self, index: int, worker: int) -> bool:
-        """Note that a worker has contributed its part of a tensor; return whether it is the last."""
+        """Note that a worker has contributed its part of a tensor; return whether it is the
+        last.
+        """
         return self._note(self._contributed[index], worker)
 
     def release(self, index: int, worker: int) -> bool:
@@ -40,7 +45,9 @@ class Contributions:
 
     def owes(self, worker: int) -> bool:
         """Return whether a contribution or release of a worker is missing."""
-        released = (done for done, needed in zip(self._released, self._by_factors, strict=True) if needed)
+        released = (
+            done for done, needed in zip(self._released, self._by_factors, strict=True) if needed
+        )
         return any(worker not in done for done in (*self._contributed, *released))
 
     @property
@@ -58,7 +65,8 @@ class Contributions:
 
 
 class FactorStack:
-    """One tensor's factors of all workers of a host, in worker order, such that their product is the mean gradient.
+    """One tensor's factors of all workers of a host, in worker order, such that their product is
+    the mean gradient.
 
     Args:
         outputs: N, the rows of the tensor.
@@ -87,10 +95,15 @@ class FactorStack:
             return
         flat = torch.frombuffer(packed, dtype=torch.float32)
         width = self._u_RN.shape[1]
-        self._parts[worker] = (flat[: rows * width].view(rows, width), flat[rows * width :].view(rows, -1))
+        self._parts[worker] = (
+            flat[: rows * width].view(rows, width),
+            flat[rows * width :].view(rows, -1),
+        )
 
     def take(self) -> tuple[Tensor, Tensor]:
-        """Return all factors, u (rows x N) and v (rows x M), in memory that is used again in the next iteration."""
+        """Return all factors, u (rows x N) and v (rows x M), in memory that is used again in the
+        next iteration.
+        """
         place = self._own_rows
         rows = place + sum(u.shape[0] for u, _ in self._parts.values())
         self._grow(rows)

@@ -1,7 +1,8 @@
 """Job control between the workers of one host (`poseidon.exchange.control` has the contract).
 
-The leader joins its host to the others: the payloads of a host travel as one, and the payloads of all come back to each
-worker. Requests of rank 0 reach the leader through the exchange between hosts, and the followers through the leader.
+The leader joins its host to the others: the payloads of a host travel as one, and the payloads of
+all come back to each worker. Requests of rank 0 reach the leader through the exchange between
+hosts, and the followers through the leader.
 """
 
 from __future__ import annotations
@@ -48,9 +49,9 @@ class _Gathered:
 class LeaderDelivery(Delivery):
     """Collections are passed on in their order, whichever worker of the host contributes last.
 
-    A request names an iteration that all leaders reach. The leader sends it to its followers before it announces
-    the next value, on the same connection. A follower uses the value after it has read the request, so
-    it has the request before it can end that iteration.
+    A request names an iteration that all leaders reach. The leader sends it to its followers before
+    it announces the next value, on the same connection. A follower uses the value after it has read
+    the request, so it has the request before it can end that iteration.
 
     Args:
         inner: job control among the hosts.
@@ -100,11 +101,12 @@ class LeaderDelivery(Delivery):
         self._check_left()
 
     def wait_until_passed_on(self) -> None:
-        """Wait until every collection that a worker of this host has contributed to has gone to the other hosts.
+        """Wait until every collection that a worker of this host has contributed to has gone to
+        the other hosts.
 
-        The leader calls it before it settles: settling may need a collection of the hosts (a barrier at staleness > 0),
-        and all hosts must have the same order of collections. No worker contributes to a later one before the
-        settlement ends.
+        The leader calls it before it settles: settling may need a collection of the hosts (a
+        barrier at staleness > 0), and all hosts must have the same order of collections. No worker
+        contributes to a later one before the settlement ends.
         """
         self._monitor.wait_for(
             lambda: None if self._contributed else True,
@@ -145,7 +147,9 @@ class LeaderDelivery(Delivery):
             self._pending.append(kind)
 
     def submit(self) -> None:
-        """Pass pending requests on to the other hosts: at the start of an iteration, before its values."""
+        """Pass pending requests on to the other hosts: at the start of an iteration, before its
+        values.
+        """
         while self._pending:
             self._inner.request(self._pending.popleft())
 

@@ -57,7 +57,9 @@ class FollowerCarrier(GradientCarrier, FactoredCarrier):
         self._delivery = FollowerDelivery(self._send, self._monitor)
         self.control = JobControl(self._delivery, root=False)
         self.state = FollowerState(tensors, self._monitor, private=self._private)
-        self._thread = threading.Thread(target=self._listen, name=f"local-{group.rank}", daemon=True)
+        self._thread = threading.Thread(
+            target=self._listen, name=f"local-{group.rank}", daemon=True
+        )
         self._thread.start()
 
     def _join(self) -> Reduction:
@@ -145,7 +147,9 @@ class FollowerCarrier(GradientCarrier, FactoredCarrier):
         try:
             self._connection.send(kind, *payload, index=index, number=number)
         except PeerLost:
-            self._thread.join(self._group.timeout_s)  # the leader may have sent the reason before it left
+            self._thread.join(
+                self._group.timeout_s
+            )  # the leader may have sent the reason before it left
             self._monitor.check()
             raise
 

@@ -3,15 +3,17 @@ them, the leader, exchanges with other hosts.
 
 Laws:
 
-* The leader (local rank 0) holds the inner exchange, whose replicas are hosts. It contributes the mean over the workers
-  of its host. Each host has as many workers, so the mean over hosts is the mean over all workers.
+* The leader (local rank 0) holds the inner exchange, whose replicas are hosts. It contributes the
+  mean over the workers of its host. Each host has as many workers, so the mean over hosts is the
+  mean over all workers.
 * Parts are added in the order of local ranks: repeated runs have the same bits.
-* The workers of a host stay in step: whatever the staleness of the inner exchange, a value is published to all of them
-  once, and the next one only after each has contributed to the sum before.
+* The workers of a host stay in step: whatever the staleness of the inner exchange, a value is
+  published to all of them once, and the next one only after each has contributed to the sum before.
 * Rank of a worker = rank of its host * local workers + local rank, in collections too.
 
-`leader.py` and `follower.py` are the two sides. A `Reduction` (`reduction.py`) moves tensors: in memory that the
-processes share, or by a process group (NCCL on GPUs). Messages over the connections (`connection.py`) say when.
+`leader.py` and `follower.py` are the two sides. A `Reduction` (`reduction.py`) moves tensors: in
+memory that the processes share, or by a process group (NCCL on GPUs). Messages over the connections
+(`connection.py`) say when.
 """
 
 from __future__ import annotations
@@ -32,8 +34,8 @@ class LocalGroup:
     """The local group of one worker: the workers of its host.
 
     Args:
-        address: path of a socket in a folder that only this user can enter; the same for all workers of the host, and
-            of no other job.
+        address: path of a socket in a folder that only this user can enter; the same for all
+            workers of the host, and of no other job.
         rank: this worker's local rank; 0 leads.
         workers: number of workers on the host, the same on every host.
         timeout_s: longest time that any call waits for another worker of the host.
@@ -47,7 +49,9 @@ class LocalGroup:
     def new_monitor(self) -> Monitor:
         """Return a monitor for the state that the threads of one worker's exchange share."""
         return Monitor(
-            self.timeout_s, closed="the exchange is closed", hangs=": a worker of this machine hangs"
+            self.timeout_s,
+            closed="the exchange is closed",
+            hangs=": a worker of this machine hangs",
         )
 
 

@@ -1,10 +1,12 @@
-"""The carrier of a leader: of the worker that exchanges with other hosts for all workers of its own.
+"""The carrier of a leader: of the worker that exchanges with other hosts for all workers of its
+own.
 
 `group.py` has the laws.
 
-Threads: the training loop; one that receives from each follower; one for collections (`control.py`); and the leader's
-loop (`leader_loop.py`), which calls the inner exchange. Tensors belong to the exchange while the leader's loop waits
-for them, so the training loop needs no copy: it waits until the leader's loop has published.
+Threads: the training loop; one that receives from each follower; one for collections
+(`control.py`); and the leader's loop (`leader_loop.py`), which calls the inner exchange. Tensors
+belong to the exchange while the leader's loop waits for them, so the training loop needs no copy:
+it waits until the leader's loop has published.
 """
 
 from __future__ import annotations
@@ -99,7 +101,9 @@ class LeaderCarrier(GradientCarrier, FactoredCarrier):
             hello = Hello.unpack(message.payload)
             devices.append(hello.device)
             if hello.sizes != own.sizes:
-                raise PeerLost(f"worker {message.number} of this machine has other tensors than its leader")
+                raise PeerLost(
+                    f"worker {message.number} of this machine has other tensors than its leader"
+                )
 
         self._connections = accept(group.address, group.workers - 1, group.timeout_s, check)
         try:
@@ -135,14 +139,18 @@ class LeaderCarrier(GradientCarrier, FactoredCarrier):
         self._begun.add(index)
         self._loop.stacks[index].own(u_KN.detach(), v_KM.detach())
         self._contribute(
-            Contribution(kind=Kind.FACTORS, worker=0, index=index, ready=self._loop.side.record_event())
+            Contribution(
+                kind=Kind.FACTORS, worker=0, index=index, ready=self._loop.side.record_event()
+            )
         )
 
     def release(self, index: int) -> None:
         if index not in self._released:
             self._released.add(index)
             self._contribute(
-                Contribution(kind=Kind.RELEASED, worker=0, index=index, ready=self._loop.side.record_event())
+                Contribution(
+                    kind=Kind.RELEASED, worker=0, index=index, ready=self._loop.side.record_event()
+                )
             )
 
     def wait(self, index: int) -> None:
@@ -187,7 +195,11 @@ class LeaderCarrier(GradientCarrier, FactoredCarrier):
         self._begun.add(index)
         self._contribute(
             Contribution(
-                kind=Kind.PART, worker=0, index=index, part=part, ready=self._loop.side.record_event()
+                kind=Kind.PART,
+                worker=0,
+                index=index,
+                part=part,
+                ready=self._loop.side.record_event(),
             )
         )
 
@@ -221,15 +233,19 @@ class LeaderCarrier(GradientCarrier, FactoredCarrier):
                     return
         except Exception as error:  # noqa: BLE001 - the thread's outermost frame: its owner raises the error
             if not self._monitor.closed:
-                self._fail(as_server_error(error, f"listening to worker {worker} of this machine failed"))
+                self._fail(
+                    as_server_error(error, f"listening to worker {worker} of this machine failed")
+                )
 
     def _fail(self, error: ServerError) -> None:
-        # The followers get the first error before the training loop of this worker does: it closes the connections
-        # then.
+        # The followers get the first error before the training loop of this worker does: it closes
+        # the connections then.
         with self._failing:
             if not self._failed:
                 self._failed = True
-                send_all(self._connections, Kind.FAILED, str(error).encode(errors="backslashreplace"))
+                send_all(
+                    self._connections, Kind.FAILED, str(error).encode(errors="backslashreplace")
+                )
             self._monitor.fail(error)
 
 

@@ -1,7 +1,8 @@
-"""The thread on which a leader calls the exchange between hosts (`leader.py` says why it needs one).
+"""The thread on which a leader calls the exchange between hosts (`leader.py` says why it needs
+one).
 
-Law: it calls the inner exchange in the order in which the training loop of a single worker would: start, wait for each
-tensor and publish it, begin each as soon as all parts of it have come, finish.
+Law: it calls the inner exchange in the order in which the training loop of a single worker would:
+start, wait for each tensor and publish it, begin each as soon as all parts of it have come, finish.
 """
 
 from __future__ import annotations
@@ -28,7 +29,9 @@ from ps_server.errors import as_server_error
 from ps_server.monitor import Monitor
 
 LEAVE_S = 2.0
-"""Longest time, when the exchange closes, to finish an iteration that other workers are still in."""
+"""Longest time, when the exchange closes, to finish an iteration that other workers are still
+in.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,7 +58,8 @@ class Contribution:
 
 
 class LeaderLoop:
-    """The leader's loop: takes the contributions of all workers of the host, and calls the inner exchange.
+    """The leader's loop: takes the contributions of all workers of the host, and calls the inner
+    exchange.
 
     Args:
         inner: the exchange between hosts.
@@ -98,7 +102,10 @@ class LeaderLoop:
             for index, shape in enumerate(trained.tensor.shape for trained in tensors)
             if index in by_factors
         }
-        """The factors by tensor. The training loop puts the leader's own in before it contributes them."""
+        """The factors by tensor.
+
+        The training loop puts the leader's own in before it contributes them.
+        """
         self._own: dict[int, Tensor] = {}
         self._published = [0] * len(tensors)
         self._marks: list[Event] = [None] * len(tensors)
@@ -121,7 +128,9 @@ class LeaderLoop:
         self._command(lambda: self._iterate(step))
 
     def settle(self, step: Callable[[], None]) -> None:
-        """Run `step`, then publish every tensor. Return once all workers of the host have the values.
+        """Run `step`, then publish every tensor.
+
+        Return once all workers of the host have the values.
 
         Args:
             step: `open` or `settle` of the inner exchange.
@@ -129,11 +138,14 @@ class LeaderLoop:
         settled = self._settled + 1
         self._command(lambda: self._settle(step))
         self._monitor.wait_for(
-            lambda: True if self._settled == settled else None, "the workers of this machine did not settle"
+            lambda: True if self._settled == settled else None,
+            "the workers of this machine did not settle",
         )
 
     def wait(self, index: int, publication: int) -> None:
-        """Wait until a tensor has been published `publication` times, and the current stream may use it."""
+        """Wait until a tensor has been published `publication` times, and the current stream may
+        use it.
+        """
         self._monitor.wait_for(
             lambda: True if self._published[index] >= publication else None,
             f"tensor '{self._tensors[index].name}' did not come",
@@ -260,7 +272,9 @@ class LeaderLoop:
         if mean.is_cuda:
             mean.record_stream(torch.cuda.current_stream(mean.device))
         if self._tensors[index].statistics:
-            assert mean.data_ptr() == self._tensors[index].tensor.data_ptr(), "statistics are summed in place"
+            assert mean.data_ptr() == self._tensors[index].tensor.data_ptr(), (
+                "statistics are summed in place"
+            )
         else:
             self._inner.begin(index, mean.view(self._tensors[index].tensor.shape))
 

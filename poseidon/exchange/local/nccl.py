@@ -1,8 +1,9 @@
 """Reduction by collective operations: NCCL between the GPUs of a host, gloo where there is none.
 
-Law: all processes of a group call its operations in the same order. Parts are reduced in an order that is fixed at the
-start, whatever order the gradients come in; values are broadcast in the tensors' order. The two have a group each,
-as one does not wait for the other. On GPUs both run beside the compute stream, on NCCL's own streams.
+Law: all processes of a group call its operations in the same order. Parts are reduced in an order
+that is fixed at the start, whatever order the gradients come in; values are broadcast in the
+tensors' order. The two have a group each, as one does not wait for the other. On GPUs both run
+beside the compute stream, on NCCL's own streams.
 """
 
 from __future__ import annotations
@@ -13,7 +14,12 @@ import torch
 from torch import Tensor
 
 from poseidon.exchange.allreduce.buckets import Waiter
-from poseidon.exchange.allreduce.process_group import Backend, GroupSettings, ProcessGroup, Rendezvous
+from poseidon.exchange.allreduce.process_group import (
+    Backend,
+    GroupSettings,
+    ProcessGroup,
+    Rendezvous,
+)
 
 
 class GroupTensors:

@@ -28,7 +28,8 @@ LOOPBACK = "127.0.0.1"
 class Reduction(Protocol):
     """Moves flat tensors among the workers of one host.
 
-    The leader's calls come from its engine, save for `published`, which comes from the loop's thread.
+    The leader's calls come from its engine, save for `published`, which comes from the loop's
+    thread.
     """
 
     def contribute(self, index: int, part: Tensor | None) -> None:
@@ -51,13 +52,22 @@ class Reduction(Protocol):
         """
 
     def publish(self, index: int) -> None:
-        """Begin to send the tensor's value to the followers. Leader, for all tensors in their order."""
+        """Begin to send the tensor's value to the followers.
+
+        Leader, for all tensors in their order.
+        """
 
     def published(self, index: int) -> None:
-        """Return when the tensor may be written to. Leader, once the followers are notified, once a publication."""
+        """Return when the tensor may be written to.
+
+        Leader, once the followers are notified, once a publication.
+        """
 
     def receive(self, index: int) -> None:
-        """Copy the tensor's value. Followers, once notified, each tensor once a publication, in any order."""
+        """Copy the tensor's value.
+
+        Followers, once notified, each tensor once a publication, in any order.
+        """
 
     def close(self) -> None:
         """Free memory and groups."""
@@ -164,7 +174,8 @@ def _readable(sender: str, what: str) -> Iterator[None]:
         yield
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise RemoteProtocolError(
-            f"{sender} of this machine sent {what} that cannot be read; expected one of this version of Poseidon"
+            f"{sender} of this machine sent {what} that cannot be read; expected one of this "
+            "version of Poseidon"
         ) from error
 
 
@@ -189,7 +200,9 @@ class Offer:
 
 
 def default_kind(devices: Sequence[str]) -> ReductionKind:
-    """Return a process group where each worker has a GPU of its own; NCCL takes no two processes on one."""
+    """Return a process group where each worker has a GPU of its own; NCCL takes no two processes
+    on one.
+    """
     own = all(devices) and len(set(devices)) == len(devices)
     return ReductionKind.PROCESS_GROUP if own else ReductionKind.SHARED_MEMORY
 
@@ -224,14 +237,20 @@ def offer(
     if rendezvous is None:
         file = new_file()
         return Offer(
-            welcome=welcome, files=[file], accepted=lambda: _shared(tensors, group, by_factors, file)
+            welcome=welcome,
+            files=[file],
+            accepted=lambda: _shared(tensors, group, by_factors, file),
         )
     return Offer(
-        welcome=welcome, files=[], accepted=lambda: _collective(tensors, group, by_factors, rendezvous)
+        welcome=welcome,
+        files=[],
+        accepted=lambda: _collective(tensors, group, by_factors, rendezvous),
     )
 
 
-def join(tensors: Sequence[Trained], group: LocalGroup, welcome: Welcome, files: Sequence[int]) -> Reduction:
+def join(
+    tensors: Sequence[Trained], group: LocalGroup, welcome: Welcome, files: Sequence[int]
+) -> Reduction:
     """Return a follower's reduction, as the leader's welcome says."""
     if welcome.kind is ReductionKind.SHARED_MEMORY:
         if not files:
@@ -255,7 +274,10 @@ def _shared(
 
 
 def _collective(
-    tensors: Sequence[Trained], group: LocalGroup, by_factors: AbstractSet[int], rendezvous: Rendezvous
+    tensors: Sequence[Trained],
+    group: LocalGroup,
+    by_factors: AbstractSet[int],
+    rendezvous: Rendezvous,
 ) -> GroupTensors:
     gradients = [i for i, t in enumerate(tensors) if not t.statistics and i not in by_factors]
     statistics = [i for i, t in enumerate(tensors) if t.statistics]
@@ -270,7 +292,9 @@ def _collective(
 
 
 def _group_settings(group: LocalGroup) -> GroupSettings:
-    return GroupSettings(rank=group.rank, size=group.workers, host=LOOPBACK, timeout_s=group.timeout_s)
+    return GroupSettings(
+        rank=group.rank, size=group.workers, host=LOOPBACK, timeout_s=group.timeout_s
+    )
 
 
 def _flat(tensors: Sequence[Trained]) -> list[Tensor]:

@@ -1,10 +1,11 @@
 """Reduction in memory that the workers of one host share.
 
-The memory has no name: it is a file that exists only as an open descriptor, which the processes pass over their
-connections, so nothing of it is left when they have ended, however they ended.
+The memory has no name: it is a file that exists only as an open descriptor, which the processes
+pass over their connections, so nothing of it is left when they have ended, however they ended.
 
-Layout, in float32: every tensor's value, then for every worker but the leader a place for each part. Each tensor begins
-at a cache line. Law: a place has one writer at a time; the messages of the workers say which.
+Layout, in float32: every tensor's value, then for every worker but the leader a place for each
+part. Each tensor begins at a cache line. Law: a place has one writer at a time; the messages of the
+workers say which.
 """
 
 from __future__ import annotations

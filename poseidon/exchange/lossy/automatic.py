@@ -1,9 +1,9 @@
 """Codecs by a loss budget: for each tensor the one with the fewest bytes among
 those whose measured loss is within the budget.
 
-No formula knows the loss of a training that has not run. So the budget is compared with what was measured: the largest
-increase of the final loss over the nets in docs/compression.md, against the same training without a codec. Of several
-seeds the median counts. It is experience, not a bound.
+No formula knows the loss of a training that has not run. So the budget is compared with what was
+measured: the largest increase of the final loss over the nets in docs/compression.md, against the
+same training without a codec. Of several seeds the median counts. It is experience, not a bound.
 
 Law: the choice follows from the budget and the tensor's shape alone. So all
 workers choose the same, and a resumed job too.
@@ -30,7 +30,8 @@ def wire_bytes(codec: CodecPair | LowRank, tensor: Tensor) -> int:
         return 2 * codec.bytes(tensor)
     ways = (codec.gradients, codec.values)
     return sum(
-        ELEMENT_BYTES * tensor.numel() if way is None else codec_of(way).size(tensor.numel()) for way in ways
+        ELEMENT_BYTES * tensor.numel() if way is None else codec_of(way).size(tensor.numel())
+        for way in ways
     )
 
 
@@ -43,7 +44,9 @@ MEASURED: tuple[tuple[CodecPair | LowRank, float], ...] = (
     (_both(CodecKind.INT4), 0.01),
     (LowRank(4, codec=CodecSpec(CodecKind.INT8)), 0.1),
 )
-"""Codecs, and the largest share by which each has raised the final loss of a measured net, rounded up."""
+"""Codecs, and the largest share by which each has raised the final loss of a measured net,
+rounded up.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +54,8 @@ class Auto:
     """The choice of codecs by a loss budget.
 
     Attributes:
-        budget: the largest share by which the measured loss may be above that without a codec, such as 0.01.
+        budget: the largest share by which the measured loss may be above that without a codec, such
+            as 0.01.
 
     Raises:
         UsageError: there is no budget, or it is below that of every codec.
@@ -63,11 +67,13 @@ class Auto:
         least = min(loss for _, loss in MEASURED)
         if self.budget is None:
             raise UsageError(
-                f"--compress={AUTO} needs --loss_budget=F, or {AUTO}:F; expected F such as 0.01 for 1 % more loss"
+                f"--compress={AUTO} needs --loss_budget=F, or {AUTO}:F; expected F such as 0.01 "
+                "for 1 % more loss"
             )
         if not (math.isfinite(self.budget) and self.budget >= least):
             raise UsageError(
-                f"a loss budget of {self.budget:g} is below the measured loss of every codec; expected {least:g} or more, or "
+                f"a loss budget of {self.budget:g} is below the measured loss of every codec; "
+                f"expected {least:g} or more, or "
                 "no --compress"
             )
 
@@ -79,10 +85,14 @@ class Auto:
         return tensor.numel() > 0
 
     def choose(self, tensor: Tensor) -> CodecPair | LowRank:
-        """Return the codec of a tensor: that with the fewest bytes, of equal ones that with less loss."""
+        """Return the codec of a tensor: that with the fewest bytes, of equal ones that with less
+        loss.
+        """
         assert self.budget is not None
         allowed = [codec for codec, loss in MEASURED if loss <= self.budget]
-        fitting = [codec for codec in allowed if not isinstance(codec, LowRank) or codec.fits(tensor)]
+        fitting = [
+            codec for codec in allowed if not isinstance(codec, LowRank) or codec.fits(tensor)
+        ]
         return min(fitting, key=lambda codec: wire_bytes(codec, tensor))
 
     def bytes(self, tensor: Tensor) -> int:

@@ -1,18 +1,22 @@
-"""Which tensors travel with a lossy codec: the text of `--compress` and of `poseidon.distribute(compress=...)`.
+"""Which tensors travel with a lossy codec: the text of `--compress` and of
+`poseidon.distribute(compress=...)`.
 
     SCHEME[,SCHEME...]      SCHEME is CODEC or PATTERN=CODEC
     CODEC                   auto[:BUDGET], powersgd:RANK[:int8|:int4][:start=ITERATION], or GRADIENTS[/VALUES]: int8, int4, sign,
-                            topk:FRACTION, randomk:FRACTION or none for what workers send, and for what comes back
+                            topk:FRACTION, randomk:FRACTION or none for what workers send, and for
+                            what comes back
 
 Laws:
 
 * The first scheme that matches a tensor decides. `*`, `?` and `[...]` of a
   pattern are those of file names; case counts.
-* A pattern matches tensors of any size, and at least one of the job's. A codec without a pattern is for all
-  tensors of more than `SMALL_TENSOR_ELEMENTS` elements.
-* PowerSGD (`server/low_rank.py`) matches tensors of two axes or more, where it sends at most half of their bytes.
+* A pattern matches tensors of any size, and at least one of the job's. A codec without a pattern is
+  for all tensors of more than `SMALL_TENSOR_ELEMENTS` elements.
+* PowerSGD (`server/low_rank.py`) matches tensors of two axes or more, where it sends at most half
+  of their bytes.
 * Statistics have no gradient, and no codec.
-* `auto` chooses from shapes and the loss budget alone (`automatic.py`): all workers choose the same, in every run.
+* `auto` chooses from shapes and the loss budget alone (`automatic.py`): all workers choose the
+  same, in every run.
 """
 
 from __future__ import annotations
@@ -58,7 +62,9 @@ class CompressionScheme:
 
 
 def parse_compression(text: str, loss_budget: float | None = None) -> tuple[CompressionScheme, ...]:
-    """Return the schemes of a text; none of an empty one. `auto` has the loss budget, which no other scheme uses.
+    """Return the schemes of a text; none of an empty one.
+
+    `auto` has the loss budget, which no other scheme uses.
 
     Raises:
         UsageError: a part of it is no scheme.
@@ -67,7 +73,8 @@ def parse_compression(text: str, loss_budget: float | None = None) -> tuple[Comp
     schemes = tuple(_scheme(part.strip(), text, loss_budget) for part in parts)
     if loss_budget is not None and not any(isinstance(scheme.codec, Auto) for scheme in schemes):
         raise UsageError(
-            f"--loss_budget={loss_budget:g} is for --compress={AUTO}, not --compress={text or NONE:.80}"
+            f"--loss_budget={loss_budget:g} is for --compress={AUTO}, not "
+            f"--compress={text or NONE:.80}"
         )
     return schemes
 
@@ -78,7 +85,8 @@ def _scheme(part: str, text: str, loss_budget: float | None) -> CompressionSchem
     name += colon + start
     if not name or (equals and not pattern):
         raise UsageError(
-            f"--compress={text:.80}: '{part:.60}' is no scheme; expected a codec such as int8, or PATTERN=CODEC such as "
+            f"--compress={text:.80}: '{part:.60}' is no scheme; expected a codec such as int8, or "
+            "PATTERN=CODEC such as "
             "fc*=topk:0.01"
         )
     try:
@@ -88,7 +96,9 @@ def _scheme(part: str, text: str, loss_budget: float | None) -> CompressionSchem
 
 
 def _auto(name: str, loss_budget: float | None) -> Auto | None:
-    """Return the choice that `auto` with the flag's budget, or `auto:BUDGET`, asks for; None for another codec."""
+    """Return the choice that `auto` with the flag's budget, or `auto:BUDGET`, asks for; None for
+    another codec.
+    """
     kind, colon, own = name.partition(":")
     if kind != AUTO:
         return None
@@ -112,7 +122,8 @@ def _codec(name: str) -> Lossy | None:
     ):
         raise SpecError(
             f"'{name:.60}' is no codec; expected {POWERSGD}:RANK with a whole number from 1 on, or "
-            f"{POWERSGD}:RANK:CODEC with int8 or int4 for the factors, or either with {START}ITERATION"
+            f"{POWERSGD}:RANK:CODEC with int8 or int4 for the factors, or either with "
+            f"{START}ITERATION"
         )
     return LowRank(int(rank), int(start or 0), CodecSpec.parse(codec) if codec else None)
 
@@ -121,13 +132,17 @@ def _pair(name: str) -> CodecPair:
     for half in name.split("/", 1):
         kind = half.partition(":")[0]
         if kind in (POWERSGD, AUTO):
-            raise SpecError(f"'{name:.60}' is no codec; {kind} has both directions: leave out the '/'")
+            raise SpecError(
+                f"'{name:.60}' is no codec; {kind} has both directions: leave out the '/'"
+            )
         if half != NONE and kind not in _KINDS:
             raise SpecError(f"'{half:.60}' is no codec; expected {_NAMES}")
     return CodecPair.parse(name)
 
 
-_KINDS = {kind.value: f"{kind.value}:FRACTION" if kind.is_sparse else kind.value for kind in CodecKind}
+_KINDS = {
+    kind.value: f"{kind.value}:FRACTION" if kind.is_sparse else kind.value for kind in CodecKind
+}
 _NAMES = ", ".join([*_KINDS.values(), f"{POWERSGD}:RANK", AUTO, f"or {NONE}"])
 _DENSE = (CodecKind.INT8.value, CodecKind.INT4.value)
 """Codecs of PowerSGD's factors: those that lose little."""
@@ -137,7 +152,9 @@ def _is_count(text: str) -> bool:
     return text.isascii() and text.isdigit() and len(text) < 10
 
 
-def codecs_of(tensors: Sequence[Trained], text: str, loss_budget: float | None = None) -> list[Lossy | None]:
+def codecs_of(
+    tensors: Sequence[Trained], text: str, loss_budget: float | None = None
+) -> list[Lossy | None]:
     """Return the codec of each tensor; None where it has none. `loss_budget` is that of `auto`.
 
     Raises:
@@ -150,7 +167,8 @@ def codecs_of(tensors: Sequence[Trained], text: str, loss_budget: float | None =
             names = [trained.name for trained in gradients]
             shown = ", ".join(names[:NAMES_SHOWN]) + (", ..." if len(names) > NAMES_SHOWN else "")
             raise UsageError(
-                f"--compress={text:.80}: no tensor that {scheme.codec or NONE} can take has a name like '{scheme.pattern}'; "
+                f"--compress={text:.80}: no tensor that {scheme.codec or NONE} can take has a "
+                f"name like '{scheme.pattern}'; "
                 f"the tensors are {shown}"
             )
     return [_first(schemes, trained) for trained in tensors]

@@ -1,6 +1,9 @@
-"""One tensor that travels by PowerSGD: its factors, what it holds back, and the rule. `server/low_rank.py` has the two rounds.
+"""One tensor that travels by PowerSGD: its factors, what it holds back, and the rule.
 
-P and Q are kept with a row for each of their columns, so that the blocks of a codec have elements of one column.
+`server/low_rank.py` has the two rounds.
+
+P and Q are kept with a row for each of their columns, so that the blocks of a codec have elements
+of one column.
 
 Laws:
 
@@ -28,7 +31,9 @@ from ps_server.rules import history_count, update
 ELEMENT_BYTES = 4
 POWERSGD = "powersgd"
 LEAST_RATE = 2
-"""PowerSGD is for tensors of which it sends this many times fewer bytes, as in torch's hook (min_compression_rate)."""
+"""PowerSGD is for tensors of which it sends this many times fewer bytes, as in torch's hook
+(min_compression_rate).
+"""
 TILE_ELEMENTS = 128 * 1024
 """Elements of the product that are computed at a time."""
 DEPENDENT = 1e-6
@@ -62,11 +67,16 @@ class LowRank:
 
     def fits(self, tensor: Tensor) -> bool:
         """Return whether it makes a tensor enough smaller."""
-        return tensor.dim() > 1 and LEAST_RATE * self.bytes(tensor) <= ELEMENT_BYTES * tensor.numel()
+        return (
+            tensor.dim() > 1 and LEAST_RATE * self.bytes(tensor) <= ELEMENT_BYTES * tensor.numel()
+        )
 
 
-def low_rank_tensors(tensors: Sequence[Trained], chosen: Mapping[int, LowRank]) -> dict[int, list[Trained]]:
-    """Return P and Q of each tensor that travels so, with means as values; also G, the gradient, where it starts later.
+def low_rank_tensors(
+    tensors: Sequence[Trained], chosen: Mapping[int, LowRank]
+) -> dict[int, list[Trained]]:
+    """Return P and Q of each tensor that travels so, with means as values; also G, the gradient,
+    where it starts later.
 
     Args:
         tensors: all of them.
@@ -129,7 +139,9 @@ class LowRankMatrix:
 
     @property
     def unused(self) -> Sequence[int]:
-        """The parts that the iteration which has ended last skipped: P and Q before the start, G from then on."""
+        """The parts that the iteration which has ended last skipped: P and Q before the start, G
+        from then on.
+        """
         if self.is_exact:
             return (self.place, self.place + 1)
         return (self.place + 2,) if self.start else ()
@@ -141,7 +153,9 @@ class LowRankMatrix:
         self._q.copy_(self.first_q)
         for number, tensor in enumerate(self.history):
             if number < len(history):
-                tensor.copy_(torch.from_numpy(np.ascontiguousarray(history[number], np.float32)).view(-1))
+                tensor.copy_(
+                    torch.from_numpy(np.ascontiguousarray(history[number], np.float32)).view(-1)
+                )
             else:
                 tensor.zero_()
 
@@ -166,7 +180,10 @@ class LowRankMatrix:
         self._rate, self._iteration = rate, iteration
 
     def second(self, scale: float) -> Tensor:
-        """Return this worker's Q, once the mean of P has come. The shards multiply its mean by `scale`."""
+        """Return this worker's Q, once the mean of P has come.
+
+        The shards multiply its mean by `scale`.
+        """
         self._basis.copy_(torch.from_numpy(orthonormal(self._p.t().cpu().numpy())))
         own = self._basis.t() @ self.held_back
         return own if scale == 1.0 else own.div_(scale)
@@ -182,7 +199,9 @@ class LowRankMatrix:
             product = self._mean(rows)
             history = [part[rows].reshape(-1) for part in histories]
             value = self.value[rows].reshape(-1)
-            update(self._rule, product.view(-1), history, value, rate=self._rate, step=self._iteration)
+            update(
+                self._rule, product.view(-1), history, value, rate=self._rate, step=self._iteration
+            )
         empty = (self._q == 0).all(dim=1, keepdim=True)
         self._q.copy_(torch.where(empty, self.first_q, self._q))
 
@@ -224,5 +243,7 @@ def _norm(column: NDArray[np.float64]) -> float:
 def _sum(numbers: NDArray[np.float64]) -> float:
     while (size := numbers.size) > 1:
         half = size // 2
-        numbers = np.concatenate([numbers[:half] + numbers[size - half :], numbers[half : size - half]])
+        numbers = np.concatenate(
+            [numbers[:half] + numbers[size - half :], numbers[half : size - half]]
+        )
     return float(numbers[0])

@@ -25,7 +25,10 @@ class Call(Enum):
 
 
 class Observer:
-    """Is notified before and after each call. Both methods do nothing unless they are overridden."""
+    """Is notified before and after each call.
+
+    Both methods do nothing unless they are overridden.
+    """
 
     def before(self, call: Call, index: int) -> None:
         """Note that a call begins.

@@ -1,4 +1,7 @@
-"""Statistics of an exchange for each tensor: waits, bytes, and times in transit. They decide nothing."""
+"""Statistics of an exchange for each tensor: waits, bytes, and times in transit.
+
+They decide nothing.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,9 @@ from poseidon.exchange.observe.observer import Call, Observer
 
 
 class WaitTimes(Observer):
-    """The time of `Exchange.wait` by tensor. It is always measured: two reads of the clock for each wait.
+    """The time of `Exchange.wait` by tensor.
+
+    It is always measured: two reads of the clock for each wait.
 
     Args:
         tensors: number of tensors.
@@ -39,7 +44,8 @@ class Traffic:
     Attributes:
         bytes_out: bytes sent for it.
         bytes_in: bytes received for it.
-        on_way_s: total time from each gradient's `begin` to the arrival of the value that follows from it.
+        on_way_s: total time from each gradient's `begin` to the arrival of the value that follows
+            from it.
         held_back: L2 norm of what a lossy codec has held back; None: no codec.
     """
 
@@ -67,7 +73,9 @@ class TransitTimes:
         self._under_way[kind].append(self._now())
 
     def arrive(self, kind: int) -> None:
-        """Note the arrival of the earliest departure of this kind; without one this does nothing."""
+        """Note the arrival of the earliest departure of this kind; without one this does
+        nothing.
+        """
         if self._under_way[kind]:
             self._total_s[kind] += self._now() - self._under_way[kind].popleft()
 

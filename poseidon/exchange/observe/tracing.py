@@ -2,11 +2,14 @@
 
 Laws:
 
-* Tracing only observes: no tensor is wrapped, copied or kept, so numbers and in-place layers are as without it.
+* Tracing only observes: no tensor is wrapped, copied or kept, so numbers and in-place layers are as
+  without it.
 * Every span of an iteration lies inside the span of the iteration.
-* A layer's spans include the layer's other hooks (waits, gradients that leave): tracing hooks run first.
-* The backward span of a layer begins where autograd has the gradient of its top, and ends where it has that of the
-  next layer's, or with the backward pass: autograd computes a layer's backward in one piece, last layer first.
+* A layer's spans include the layer's other hooks (waits, gradients that leave): tracing hooks run
+  first.
+* The backward span of a layer begins where autograd has the gradient of its top, and ends where it
+  has that of the next layer's, or with the backward pass: autograd computes a layer's backward in
+  one piece, last layer first.
 
 On a GPU these are the times at which work is queued, not those at which it is done.
 """
@@ -81,7 +84,9 @@ class TracingHooks:
             self._handles.append(
                 layer.register_forward_pre_hook(OfOneModule(self._before(index)), prepend=True)
             )
-            self._handles.append(layer.register_forward_hook(OfOneModule(self._after(index)), prepend=True))
+            self._handles.append(
+                layer.register_forward_hook(OfOneModule(self._after(index)), prepend=True)
+            )
 
     def close(self) -> None:
         """Remove the hooks."""
@@ -91,7 +96,8 @@ class TracingHooks:
 
     def _before(self, index: int) -> Callable[[nn.Module, object], None]:
         def note(module: nn.Module, arguments: object) -> None:
-            # Not in the hook after the layer: one that works in place replaces the node of its bottom.
+            # Not in the hook after the layer: one that works in place replaces the node of its
+            # bottom.
             self._made_before[index] = [tensor.grad_fn for tensor in _tensors(arguments)]
             self._forward_began_ns[index] = self._trace.now()
 
@@ -99,7 +105,9 @@ class TracingHooks:
 
     def _after(self, index: int) -> Callable[[nn.Module, object, object], None]:
         def write(module: nn.Module, arguments: object, outputs: object) -> None:
-            self._trace.span(Track.COMPUTE, "forward", self._names[index], self._forward_began_ns[index])
+            self._trace.span(
+                Track.COMPUTE, "forward", self._names[index], self._forward_began_ns[index]
+            )
             made_before = self._made_before.pop(index, [])
             for tensor in _tensors(outputs):
                 node = tensor.grad_fn

@@ -1,7 +1,8 @@
 """The watchdog of a worker's loop: whether it makes progress, waits for other workers, or hangs.
 
-The loop reports progress at every tensor and every batch, which costs a look at a clock. The thread that sends
-heartbeats reads the watchdog. A loop that waits for other workers does not hang: the worker that it waits for may.
+The loop reports progress at every tensor and every batch, which costs a look at a clock. The thread
+that sends heartbeats reads the watchdog. A loop that waits for other workers does not hang: the
+worker that it waits for may.
 """
 
 from __future__ import annotations
@@ -93,7 +94,8 @@ class Watchdog:
 
 
 class WatchdogObserver(Observer):
-    """Notifies a watchdog of an exchange's calls: a gradient that begins is progress, every other call is a wait.
+    """Notifies a watchdog of an exchange's calls: a gradient that begins is progress, every
+    other call is a wait.
 
     Args:
         watchdog: of the loop that makes the calls.

@@ -1,14 +1,14 @@
 """Delayed momentum: the outer momentum of local steps at staleness > 0, where rounds
 of different workers end at different times.
 
-Each worker sends its outer gradient without momentum, and the shards add 1/N of the change as it comes. Rank 0 adds the
-momentum, once in each of its rounds, about every N-th change (delayed Nesterov: Liu et al., 2024, with c = 0). Over one
-of its rounds it sees how far all workers together have moved the anchors, and sends the momentum of that as a change of
-its own.
+Each worker sends its outer gradient without momentum, and the shards add 1/N of the change as it
+comes. Rank 0 adds the momentum, once in each of its rounds, about every N-th change (delayed
+Nesterov: Liu et al., 2024, with c = 0). Over one of its rounds it sees how far all workers together
+have moved the anchors, and sends the momentum of that as a change of its own.
 
-Symbols, for one tensor, in the sign of Caffe's history: t what all workers have subtracted from the anchor since rank
-0's last round, without momentum; h <- b h + t the history; e what rank 0 subtracts on top: b h (Nesterov), or b times
-the history before.
+Symbols, for one tensor, in the sign of Caffe's history: t what all workers have subtracted from the
+anchor since rank 0's last round, without momentum; h <- b h + t the history; e what rank 0
+subtracts on top: b h (Nesterov), or b times the history before.
 
 Law: each change counts in exactly one t, also across a snapshot.
 """
@@ -46,7 +46,10 @@ class DelayedMomentum:
         )
 
     def load(self, histories: Sequence[History] | None) -> None:
-        """Continue from the histories of a snapshot: h, and t so far where it is known. The anchors have come."""
+        """Continue from the histories of a snapshot: h, and t so far where it is known.
+
+        The anchors have come.
+        """
         for index in self._indices:
             own = self._history[index], self._moved[index]
             for tensor, array in zip_longest(own, histories[index] if histories else ()):
@@ -57,7 +60,9 @@ class DelayedMomentum:
             self._extra[index].zero_()
 
     def next_extra(self, index: int) -> Tensor:
-        """Return e at the end of a round of rank 0, whose anchor is as it was read for the round."""
+        """Return e at the end of a round of rank 0, whose anchor is as it was read for the
+        round.
+        """
         self._note(index)
         history, moved, extra = self._history[index], self._moved[index], self._extra[index]
         if not self._nesterov:
@@ -75,7 +80,9 @@ class DelayedMomentum:
             self._extra[index].zero_()
 
     def _note(self, index: int) -> None:
-        """Add to t what has been subtracted from the anchor since it was last seen, but for rank 0's own e."""
+        """Add to t what has been subtracted from the anchor since it was last seen, but for rank
+        0's own e.
+        """
         anchor, seen = self._anchors[index], self._seen[index]
         self._moved[index].add_(seen).sub_(anchor).sub_(self._extra[index])
         seen.copy_(anchor)

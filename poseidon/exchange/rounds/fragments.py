@@ -7,7 +7,8 @@ from itertools import accumulate
 
 
 def fragments_of(sizes: Sequence[int], count: int) -> list[range]:
-    """Return the indices of the tensors of each fragment: consecutive ones, at least one, about equally many elements.
+    """Return the indices of the tensors of each fragment: consecutive ones, at least one, about
+    equally many elements.
 
     Args:
         sizes: elements of each tensor.
@@ -20,7 +21,9 @@ def fragments_of(sizes: Sequence[int], count: int) -> list[range]:
         share = ends[-1] * fragment / count
         nearest = min(range(len(sizes)), key=lambda i: abs(ends[i] - share)) + 1
         starts.append(min(max(nearest, starts[-1] + 1), len(sizes) - (count - fragment)))
-    return [range(start, stop) for start, stop in zip(starts, [*starts[1:], len(sizes)], strict=True)]
+    return [
+        range(start, stop) for start, stop in zip(starts, [*starts[1:], len(sizes)], strict=True)
+    ]
 
 
 class Fragment:

@@ -1,34 +1,39 @@
-"""Local steps: workers train alone for a round of iterations, then an outer rule joins what they have learned.
+"""Local steps: workers train alone for a round of iterations, then an outer rule joins what they
+have learned.
 
-In a round of H iterations each worker changes its own tensors by its own rule, on its own gradients, and sends nothing.
-At the end of the round it sends an outer gradient for each tensor: anchor - value. The anchor is the value that all
-workers began the round with. The outer exchange averages the outer gradients over the workers and applies the outer
-rule to the anchors. All workers begin the next round with the new anchors. It is DiLoCo (Douillard et al., 2023); with
-the outer rate 1 and the outer momentum 1 - 1/W it is BMUF (Chen and Huo, ICASSP 2016); with the outer rate 1 and no
-momentum, averages of the workers.
+In a round of H iterations each worker changes its own tensors by its own rule, on its own
+gradients, and sends nothing. At the end of the round it sends an outer gradient for each tensor:
+anchor - value. The anchor is the value that all workers began the round with. The outer exchange
+averages the outer gradients over the workers and applies the outer rule to the anchors. All workers
+begin the next round with the new anchors. It is DiLoCo (Douillard et al., 2023); with the outer
+rate 1 and the outer momentum 1 - 1/W it is BMUF (Chen and Huo, ICASSP 2016); with the outer rate 1
+and no momentum, averages of the workers.
 
 Streaming (Streaming DiLoCo: Douillard et al., 2025) spreads the exchange over the round:
 
-* The tensors form P fragments (`fragments.py`), with rounds of their own. Fragment p sends its outer gradient after
-  the iterations that are (p + 1) H / P, rounded down, plus multiples of H. So the link carries a part of the bytes at a
-  time.
-* D local steps are made while a fragment travels. Then each worker mixes what has come with what it has: value <- a
-  value + (1 - a) anchor. With D = 0 the value is the anchor.
+* The tensors form P fragments (`fragments.py`), with rounds of their own. Fragment p sends its
+  outer gradient after the iterations that are (p + 1) H / P, rounded down, plus multiples of H. So
+  the link carries a part of the bytes at a time.
+* D local steps are made while a fragment travels. Then each worker mixes what has come with what it
+  has: value <- a value + (1 - a) anchor. With D = 0 the value is the anchor.
 
-Whole rounds are one fragment without a delay. The outer exchange is then any exchange of the anchors. One of its
-iterations is one round, so clocks and staleness count rounds. Otherwise each iteration of the outer exchange is the
-exchange of one fragment: other tensors take no part in it, and each table of the server has a clock of its own, the
-number of its exchanges. With a delay, outer gradients are encoded and sent by a thread while the worker trains.
+Whole rounds are one fragment without a delay. The outer exchange is then any exchange of the
+anchors. One of its iterations is one round, so clocks and staleness count rounds. Otherwise each
+iteration of the outer exchange is the exchange of one fragment: other tensors take no part in it,
+and each table of the server has a clock of its own, the number of its exchanges. With a delay,
+outer gradients are encoded and sent by a thread while the worker trains.
 
 Laws:
 
-* With whole rounds a round ends after each iteration whose number is a multiple of H, on all workers.
-* `settle` ends the round of every fragment early, after what travels has come, on all workers after the same iteration:
-  the anchors of snapshots and tests have every worker's steps. The next round then ends at its usual iteration.
-* Where all fragments have settled the values of all workers are equal, so a snapshot holds one set of values, the
-  outer history, and the inner history of each worker.
-* A request of rank 0 names a round. It takes effect at the end of the first round that is whole to its end and not
-  before the named one, on all workers after the same iteration (`RoundDelivery`).
+* With whole rounds a round ends after each iteration whose number is a multiple of H, on all
+  workers.
+* `settle` ends the round of every fragment early, after what travels has come, on all workers after
+  the same iteration: the anchors of snapshots and tests have every worker's steps. The next round
+  then ends at its usual iteration.
+* Where all fragments have settled the values of all workers are equal, so a snapshot holds one set
+  of values, the outer history, and the inner history of each worker.
+* A request of rank 0 names a round. It takes effect at the end of the first round that is whole to
+  its end and not before the named one, on all workers after the same iteration (`RoundDelivery`).
 """
 
 from __future__ import annotations
@@ -82,34 +87,42 @@ def anchors_of(tensors: Sequence[Trained], rule: Rule) -> list[Trained]:
     ]
 
 
-def is_synchronous(options: ExchangeOptions, tensors: Sequence[Trained], settings: ExchangeSettings) -> bool:
-    """Return whether local steps are synchronous training, and the synchronous exchange takes their place.
+def is_synchronous(
+    options: ExchangeOptions, tensors: Sequence[Trained], settings: ExchangeSettings
+) -> bool:
+    """Return whether local steps are synchronous training, and the synchronous exchange takes
+    their place.
 
-    With one step a round, the outer rate 1, no outer momentum and plain SGD inside, the new value is the mean of w - r
-    g over the workers: w - r mean(g). The two sides differ in float32 rounding. The synchronous exchange computes the
-    right one.
+    With one step a round, the outer rate 1, no outer momentum and plain SGD inside, the new value
+    is the mean of w - r g over the workers: w - r mean(g). The two sides differ in float32
+    rounding. The synchronous exchange computes the right one.
     """
     return (
         options.one_plain_step
         and settings.clip is None
-        and all(t.statistics or (t.rule.kind, t.rule.momentum) == (RuleKind.SGD, 0.0) for t in tensors)
+        and all(
+            t.statistics or (t.rule.kind, t.rule.momentum) == (RuleKind.SGD, 0.0) for t in tensors
+        )
     )
 
 
 class RoundsCarrier(GradientCarrier):
     """Trains alone for a round, then exchanges the anchors.
 
-    A tensor whose rule is `RuleKind.MEAN` is changed by an optimizer of the caller, between its `begin` and `finish`;
-    its gradient is not used. At staleness 0 `finish` then returns with the new values at the end of a round. Otherwise
-    they come while the next iteration runs, as in other exchanges.
+    A tensor whose rule is `RuleKind.MEAN` is changed by an optimizer of the caller, between its
+    `begin` and `finish`; its gradient is not used. At staleness 0 `finish` then returns with the
+    new values at the end of a round. Otherwise they come while the next iteration runs, as in other
+    exchanges.
 
-    Beyond the contract, `settle` may come after `start`, before the first `begin`. The iteration is then started again.
+    Beyond the contract, `settle` may come after `start`, before the first `begin`. The iteration is
+    then started again.
 
     Args:
         outer: the exchange of the anchors, which this carrier closes.
         tensors: the tensors of this worker.
         anchors: made by `anchors_of`.
-        settings: common to all tensors. The limit on the gradients' norm is for this worker's own gradients.
+        settings: common to all tensors. The limit on the gradients' norm is for this worker's own
+            gradients.
         options: steps of a round, fragments, delay and mix, and the outer rate.
         delayed: number of all workers, where rank 0 adds the outer momentum
             (`delayed_momentum.py`); 0: the outer rule has it.
@@ -158,10 +171,12 @@ class RoundsCarrier(GradientCarrier):
         if delayed and outer.control.root:
             statistics = [trained.statistics for trained in tensors]
             self._momentum = DelayedMomentum(self._anchors, statistics, options)
-        # A worker has read fragment k - m, and so has rank 0's push of it, before it ends exchange k. An exchange takes
-        # at least H // P iterations. `Session.signal` reckons with m = 1.
+        # A worker has read fragment k - m, and so has rank 0's push of it, before it ends exchange
+        # k. An exchange takes at least H // P iterations. `Session.signal` reckons with m = 1.
         spacing = steps // len(parts)
-        self._delivery = RoundDelivery(outer.control, lag=-(-(options.sync_delay + 1) // spacing) - 1)
+        self._delivery = RoundDelivery(
+            outer.control, lag=-(-(options.sync_delay + 1) // spacing) - 1
+        )
         self._delivery.next_end = self._next_end()
         self.control = JobControl(self._delivery, root=outer.control.root)
         outer_histories = outer.state.histories if outer.control.root else None
@@ -175,7 +190,10 @@ class RoundsCarrier(GradientCarrier):
         )
 
     def open(self, histories: Sequence[History] | None, clock: int | None) -> None:
-        """Open both exchanges. A tensor's history is that of its own rule, then that of the outer rule if known."""
+        """Open both exchanges.
+
+        A tensor's history is that of its own rule, then that of the outer rule if known.
+        """
         inner, outer = self.state.split(histories)
         if clock is not None:
             self._iteration = self._exchanges = clock
@@ -270,14 +288,18 @@ class RoundsCarrier(GradientCarrier):
 
     def _next_end(self) -> int:
         steps = self._options.sync_every
-        return min(self._iteration + (f.offset - self._iteration - 1) % steps + 1 for f in self._fragments)
+        return min(
+            self._iteration + (f.offset - self._iteration - 1) % steps + 1 for f in self._fragments
+        )
 
     def _wait_all(self) -> None:
         for index in sorted(self._due):
             self.wait(index)
 
     def _send(self, fragments: Sequence[Fragment]) -> None:
-        """Send what this worker has learned since the last exchange of these fragments, in one outer iteration."""
+        """Send what this worker has learned since the last exchange of these fragments, in one
+        outer iteration.
+        """
         ready: list[tuple[int, Tensor]] = []
         for fragment in fragments:
             fragment.sent_at, fragment.steps = self._iteration, 0
@@ -290,8 +312,14 @@ class RoundsCarrier(GradientCarrier):
         self._started = False
 
     def _outer_gradient(self, index: int) -> list[tuple[int, Tensor]]:
-        """Return the tensor's index with its outer gradient, or with the values of statistics; none for `finish`."""
-        gradient, anchor, value = self._outer_gradients[index], self._anchors[index], self._values[index]
+        """Return the tensor's index with its outer gradient, or with the values of statistics;
+        none for `finish`.
+        """
+        gradient, anchor, value = (
+            self._outer_gradients[index],
+            self._anchors[index],
+            self._values[index],
+        )
         if gradient is None:
             anchor.copy_(value)
             return [(index, anchor)] if self._in_parts else []

@@ -9,12 +9,14 @@ from ps_server import Collection, Signal, SignalKind
 class RoundDelivery(Delivery):
     """Requests of the outer exchange, whose clocks are rounds, with clocks that are iterations.
 
-    All workers see a request before they end the round that it names (`Delivery`'s law for the outer exchange). All end
-    the same rounds after the same iterations. So all give a request the same iteration, before they end it.
+    All workers see a request before they end the round that it names (`Delivery`'s law for the
+    outer exchange). All end the same rounds after the same iterations. So all give a request the
+    same iteration, before they end it.
 
     Args:
         outer: the job control of the outer exchange.
-        lag: rounds by which a worker may be further ahead of the others than the outer exchange knows.
+        lag: rounds by which a worker may be further ahead of the others than the outer exchange
+            knows.
 
     Attributes:
         next_end: the iteration at whose end the next whole round ends.
@@ -43,5 +45,6 @@ class RoundDelivery(Delivery):
     def requests(self) -> tuple[Signal, ...]:
         """A request whose round has not ended has the earliest iteration that it may get."""
         return tuple(
-            Signal(signal.kind, self._due.get(signal, self.next_end)) for signal in self._outer.requests
+            Signal(signal.kind, self._due.get(signal, self.next_end))
+            for signal in self._outer.requests
         )

@@ -16,12 +16,14 @@ class RoundsState(CarrierState):
     """Each worker has inner histories of its own; the outer history is that of the outer exchange.
 
     Args:
-        inner: the histories of this worker's rules; none where an optimizer of the caller keeps them.
+        inner: the histories of this worker's rules; none where an optimizer of the caller keeps
+            them.
         outer: the state of the outer exchange.
         anchors: the tensors of the outer exchange.
         counts: for each tensor the number of its inner history arrays.
         outer_arrays: the most arrays of a tensor's outer history.
-        outer_histories: returns the outer histories; None where this worker does not read them: rank 0 does.
+        outer_histories: returns the outer histories; None where this worker does not read them:
+            rank 0 does.
     """
 
     private = True
@@ -51,7 +53,9 @@ class RoundsState(CarrierState):
         outer = self._outer_histories()
         return {index: [*own, *outer[index]] for index, own in inner.items()}
 
-    def split(self, histories: Sequence[History] | None) -> tuple[list[History] | None, list[History] | None]:
+    def split(
+        self, histories: Sequence[History] | None
+    ) -> tuple[list[History] | None, list[History] | None]:
         """Return the inner and the outer histories; None for those that are not there."""
         if not histories:
             return None, None

@@ -28,7 +28,9 @@ class Parts(Enum):
     AT_ONCE = "at once"
     """Those that have begun, statistics with their values. It needs a client with table clocks."""
     IN_BACKGROUND = "in the background"
-    """The same; a thread encodes what is pushed, and a read waits for the pushes of its own table only."""
+    """The same; a thread encodes what is pushed, and a read waits for the pushes of its own
+    table only.
+    """
 
 
 class ServerCarrier(GradientCarrier):
@@ -40,7 +42,8 @@ class ServerCarrier(GradientCarrier):
         settings: common to all tensors.
         control: of the exchange.
         parts: which tensors take part in an iteration.
-        equal_bits: whether the job ends where the processors of the replicas compute different bits.
+        equal_bits: whether the job ends where the processors of the replicas compute different
+            bits.
     """
 
     def __init__(
@@ -58,7 +61,11 @@ class ServerCarrier(GradientCarrier):
         self._parts = parts
         self._equal_bits = equal_bits
         self._tables = ServerTables(
-            client, layout.pooled, layout.store, settings, in_background=parts is Parts.IN_BACKGROUND
+            client,
+            layout.pooled,
+            layout.store,
+            settings,
+            in_background=parts is Parts.IN_BACKGROUND,
         )
         self._low_rank = self._place_low_rank(layout)
         self._placed = [*self._low_rank, *self._place_others(layout)]
@@ -76,7 +83,9 @@ class ServerCarrier(GradientCarrier):
             own = [part.tensor for part in parts]
             matrix = LowRankMatrix(trained, place, own, layout.low_rank[index].start)
             place += len(parts)
-            found.append(LowRankTensor(index, table_of[index], trained, matrix, self._settings, self._tables))
+            found.append(
+                LowRankTensor(index, table_of[index], trained, matrix, self._settings, self._tables)
+            )
         return found
 
     def _place_others(self, layout: Layout) -> list[Placed]:
@@ -154,7 +163,9 @@ class ServerState(CarrierState):
         copies: tables of tensors that other carriers move.
     """
 
-    def __init__(self, tables: ServerTables, placed: Sequence[Placed], copies: Sequence[int]) -> None:
+    def __init__(
+        self, tables: ServerTables, placed: Sequence[Placed], copies: Sequence[int]
+    ) -> None:
         self._tables = tables
         self._placed = placed
         self._copies = copies

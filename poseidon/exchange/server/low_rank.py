@@ -9,14 +9,18 @@ For a tensor as an n x m matrix, its mean over the workers in two rounds through
     Q = M^T P            m x r                 pushed; the shards average
     mean gradient = P Q^T; held back = M - P Q^T; Q is where the next iteration starts
 
-The second round belongs to the same iteration: the mean of P is read before the clock moves. The P of all tensors are under way together. P and Q are tables of their own (`RuleKind.MEAN`). The tensor's own
-table is a copy, which brings the first value to all workers; its rule runs on each worker.
+The second round belongs to the same iteration: the mean of P is read before the clock moves. The P
+of all tensors are under way together. P and Q are tables of their own (`RuleKind.MEAN`). The
+tensor's own table is a copy, which brings the first value to all workers; its rule runs on each
+worker.
 
-Before the iteration `start` the mean gradient itself is a third table of means. In each iteration all workers skip the
-tables that they do not use (`ps_server.Client.skip`). A shard answers when all have skipped. A worker waits for that
-before it uses the table again: the workers' messages to different shards have no common order.
+Before the iteration `start` the mean gradient itself is a third table of means. In each iteration
+all workers skip the tables that they do not use (`ps_server.Client.skip`). A shard answers when all
+have skipped. A worker waits for that before it uses the table again: the workers' messages to
+different shards have no common order.
 
-P and Q may have a codec of their own. What it loses is a part of M - P Q^T, so it is held back with the rest.
+P and Q may have a codec of their own. What it loses is a part of M - P Q^T, so it is held back with
+the rest.
 """
 
 from __future__ import annotations
@@ -70,7 +74,9 @@ class LowRankTensor(Placed):
         self._held_back: Mapping[str, Array] = {}
 
     def open(self, histories: Sequence[History] | None) -> History:
-        """Continue from this history, and from what `hold_back` was given since the last call; else from zeros."""
+        """Continue from this history, and from what `hold_back` was given since the last call;
+        else from zeros.
+        """
         self.matrix.reset(histories[self.indices[0]] if histories else ())
         for name, tensor in self.matrix.kept():
             if name in self._held_back:
@@ -101,7 +107,9 @@ class LowRankTensor(Placed):
         return self.take(self.indices[0], torch.zeros_like(self.matrix.value))
 
     def finish(self) -> None:
-        """Push Q, once the mean of P has come, and skip the tables that this iteration does not use."""
+        """Push Q, once the mean of P has come, and skip the tables that this iteration does not
+        use.
+        """
         matrix = self.matrix
         matrix.end(self._step.rate, self._step.iteration)
         if not matrix.is_exact:
@@ -136,20 +144,24 @@ class LowRankTensor(Placed):
         return {f"{name}, history {number}": h for number, h in enumerate(self.matrix.history)}
 
     def held_back(self) -> Mapping[str, Array]:
-        return {name: tensor.reshape(-1).cpu().numpy().copy() for name, tensor in self.matrix.kept()}
+        return {
+            name: tensor.reshape(-1).cpu().numpy().copy() for name, tensor in self.matrix.kept()
+        }
 
     def hold_back(self, held_back: Mapping[str, Array]) -> None:
         for name, tensor in self.matrix.kept():
             if name in held_back and held_back[name].size != tensor.numel():
                 raise SnapshotError(
-                    f"the snapshot has {held_back[name].size} elements of {name}; expected {tensor.numel()}: "
+                    f"the snapshot has {held_back[name].size} elements of {name}; expected "
+                    f"{tensor.numel()}: "
                     "the rank of --compress=powersgd:RANK is another, or the module"
                 )
         self._held_back = held_back
 
 
 def compare_rules(own: Sequence[LowRankTensor], control: JobControl, *, required: bool) -> None:
-    """Compare the results of the rules over all workers, and the first Q: processors may draw different numbers.
+    """Compare the results of the rules over all workers, and the first Q: processors may draw
+    different numbers.
 
     Args:
         own: the tensors whose rules the workers apply.

@@ -1,4 +1,6 @@
-"""How tensors are placed in the tables of a store: the contract, and a tensor with a table of its own."""
+"""How tensors are placed in the tables of a store: the contract, and a tensor with a table of
+its own.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +45,10 @@ class Placed(CarrierState, ABC):
         """Return once a tensor may be used."""
 
     def complete(self) -> Push | None:
-        """Note that no gradient comes any more in this iteration. Return what to push now, if anything."""
+        """Note that no gradient comes any more in this iteration.
+
+        Return what to push now, if anything.
+        """
         return None
 
     def finish(self) -> None:

@@ -1,14 +1,15 @@
 """Small tensors share a table.
 
-A table costs a worker and a shard the same work for ten numbers as for ten thousand: a call for its gradient, a message
-to the shard and one back. A net with batch normalization has hundreds of small tensors, with less than a hundredth of
-its bytes. Those of one rule are concatenated into pools, which have a table each.
+A table costs a worker and a shard the same work for ten numbers as for ten thousand: a call for its
+gradient, a message to the shard and one back. A net with batch normalization has hundreds of small
+tensors, with less than a hundredth of its bytes. Those of one rule are concatenated into pools,
+which have a table each.
 
 Laws:
 
 * The weights are those of a table for each tensor, to the bit: a rule treats all elements alike.
-* A pool leaves when the gradient of its last tensor has come. Its priority is that of its first tensor.
-  Its bytes are so few that neither costs measurable time.
+* A pool leaves when the gradient of its last tensor has come. Its priority is that of its first
+  tensor. Its bytes are so few that neither costs measurable time.
 """
 
 from __future__ import annotations
@@ -32,10 +33,13 @@ POOL_ELEMENTS = 16 * 1024
 """Largest pool: 64 KiB, a quarter of a packet."""
 
 
-def pools_of(tensors: Sequence[Trained], apart: Collection[int] = ()) -> tuple[tuple[int, ...], ...]:
+def pools_of(
+    tensors: Sequence[Trained], apart: Collection[int] = ()
+) -> tuple[tuple[int, ...], ...]:
     """Return which tensors share a table: the indices of each pool.
 
-    Each index occurs once. Those of a pool are in order, and pools are in the order of their first tensors.
+    Each index occurs once. Those of a pool are in order, and pools are in the order of their first
+    tensors.
 
     Args:
         tensors: to be pooled.
@@ -44,7 +48,10 @@ def pools_of(tensors: Sequence[Trained], apart: Collection[int] = ()) -> tuple[t
     pools: list[list[int]] = []
     filling: dict[object, list[int]] = {}
     for index, trained in enumerate(tensors):
-        size, kind = trained.tensor.numel(), (trained.rule, trained.statistics, trained.tensor.device)
+        size, kind = (
+            trained.tensor.numel(),
+            (trained.rule, trained.statistics, trained.tensor.device),
+        )
         pool = filling.get(kind)
         if index in apart or size > SMALL_TENSOR_ELEMENTS:
             pools.append([index])
@@ -101,7 +108,8 @@ class Pool(Placed):
         self._own = [tensor.reshape(-1) for tensor in own]
         self._pooled = [pooled.tensor[start:stop] for start, stop in bounds]
         self._gradients = {
-            index: self._gradient[start:stop] for index, (start, stop) in zip(indices, bounds, strict=True)
+            index: self._gradient[start:stop]
+            for index, (start, stop) in zip(indices, bounds, strict=True)
         }
         self._missing = set(indices)
 

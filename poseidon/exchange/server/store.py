@@ -100,10 +100,15 @@ class Layout:
 
     @classmethod
     def plain(cls, tensors: Sequence[Trained], store: StoreSpec) -> Layout:
-        """Return the layout of a table for each tensor. Other carriers move those of which the store has a copy."""
+        """Return the layout of a table for each tensor.
+
+        Other carriers move those of which the store has a copy.
+        """
         copies = (i for i, table in enumerate(store.tables) if table.keeping is Keeping.COPY)
         pools = [(index,) for index in range(len(tensors))]
-        return cls(tensors=tensors, store=store, pools=pools, pooled=tensors, elsewhere=frozenset(copies))
+        return cls(
+            tensors=tensors, store=store, pools=pools, pooled=tensors, elsewhere=frozenset(copies)
+        )
 
     @property
     def owners(self) -> list[Sequence[int]]:

@@ -15,7 +15,8 @@ from ps_server.rules import history_count
 class ServerTable:
     """The state of one table on this worker.
 
-    `value` is the tensor's own memory on a CPU. A GPU tensor has a copy on the host, which `publish` copies to it.
+    `value` is the tensor's own memory on a CPU. A GPU tensor has a copy on the host, which
+    `publish` copies to it.
 
     Args:
         trained: what the table holds.
@@ -37,7 +38,9 @@ class ServerTable:
         flat = trained.tensor.detach().reshape(-1)
         self._side = side
         self._gradient: Tensor | None = None
-        self.value: Array = (flat if self._on_cpu else side.host_buffer(flat.numel()).copy_(flat)).numpy()
+        self.value: Array = (
+            flat if self._on_cpu else side.host_buffer(flat.numel()).copy_(flat)
+        ).numpy()
         if self._on_cpu:
             assert np.shares_memory(self.value, trained.tensor.detach().numpy())
         has_history = spec.adds_changes and spec.keeping is Keeping.GRADIENTS
@@ -47,7 +50,9 @@ class ServerTable:
         ]
         self.initial_history: list[Tensor] = []
         self.unsent: Array | None = None
-        """Of a resumed run with a codec, on rank 0: what the shards keep beside the history (`Client.history`)."""
+        """Of a resumed run with a codec, on rank 0: what the shards keep beside the history
+        (`Client.history`).
+        """
         self.begun = False
         self.pending: Tensor | None = None
         self.last_read: Array = self.value.copy() if self.statistics else self.value
@@ -63,7 +68,8 @@ class ServerTable:
         if self.is_copy or self.statistics:
             return
         arrays = [
-            torch.from_numpy(np.ascontiguousarray(array, dtype=np.float32).reshape(-1)) for array in history
+            torch.from_numpy(np.ascontiguousarray(array, dtype=np.float32).reshape(-1))
+            for array in history
         ]
         if self.staleness == 0:
             self.initial_history = arrays

@@ -1,18 +1,20 @@
-"""The tables of a store on this worker: gradients go to the shards chunk by chunk, values come back.
+"""The tables of a store on this worker: gradients go to the shards chunk by chunk, values come
+back.
 
-Staleness 0: a worker pushes its gradient as it is. The shards average, apply the rule and send the value.
-Staleness > 0: a worker applies the rule to its own gradient, moves the tensor by 1/W of the change at once (read my
-writes) and pushes that; the shards add. W workers that move 1/W each move as far together as one process with the
-average gradient.
+Staleness 0: a worker pushes its gradient as it is. The shards average, apply the rule and send the
+value. Staleness > 0: a worker applies the rule to its own gradient, moves the tensor by 1/W of the
+change at once (read my writes) and pushes that; the shards add. W workers that move 1/W each move
+as far together as one process with the average gradient.
 
-With a limit on the gradients' norm at staleness > 0, a change can be computed only once the whole gradient is known, so
-changes leave in `finish`.
+With a limit on the gradients' norm at staleness > 0, a change can be computed only once the whole
+gradient is known, so changes leave in `finish`.
 
-Tensors on a GPU have a copy in pinned memory on the host. Gradients are copied there on a side stream and pushed by a
-thread of their own. Values are copied back on the compute stream, which never waits for the host.
+Tensors on a GPU have a copy in pinned memory on the host. Gradients are copied there on a side
+stream and pushed by a thread of their own. Values are copied back on the compute stream, which
+never waits for the host.
 
-Statistics leave in `finish`: at staleness 0 the values themselves, which the shards average; at staleness > 0 1/W of
-the change that this worker has made since it last read them.
+Statistics leave in `finish`: at staleness 0 the values themselves, which the shards average; at
+staleness > 0 1/W of the change that this worker has made since it last read them.
 """
 
 from __future__ import annotations
@@ -70,7 +72,8 @@ class ServerTables:
         self._last_push = [0] * len(held)
         self._broken: Exception | None = None
         self._tables = [
-            ServerTable(trained, spec, self._side) for trained, spec in zip(held, store.tables, strict=True)
+            ServerTable(trained, spec, self._side)
+            for trained, spec in zip(held, store.tables, strict=True)
         ]
         self._held_back: Mapping[str, Array] = {}
         self.are_stale = any(table.staleness > 0 for table in self._tables)
@@ -140,17 +143,22 @@ class ServerTables:
         if table.staleness == 0:
             self._client.push(index, flat.numpy(), rate=step.rate)
         elif self._settings.clip is None:
-            self._client.push(index, self._changed(table, flat, self._settings.gradient_scale, step))
+            self._client.push(
+                index, self._changed(table, flat, self._settings.gradient_scale, step)
+            )
         else:
             table.pending = flat
 
     def _changed(self, table: ServerTable, gradient: Tensor, scale: float, step: Step) -> Array:
         """Apply the rule to this worker's own gradient. Return the change, in new memory."""
-        # A change is held until a value includes it, maybe for many iterations. The memory of a gradient may be reused
-        # in the next one (of a pool, of the pinned copy of a GPU's, of the mean over a host's workers).
+        # A change is held until a value includes it, maybe for many iterations. The memory of a
+        # gradient may be reused in the next one (of a pool, of the pinned copy of a GPU's, of the
+        # mean over a host's workers).
         gradient = gradient * scale if scale != 1.0 else gradient.clone()
         value = torch.from_numpy(table.value)
-        moved = change(table.rule, gradient, table.history, value, rate=step.rate, step=step.iteration)
+        moved = change(
+            table.rule, gradient, table.history, value, rate=step.rate, step=step.iteration
+        )
         moved.div_(self._store.workers)
         value.add_(moved)
         found: Array = moved.numpy()
@@ -164,7 +172,9 @@ class ServerTables:
         self._last_push[index] = self._pushes.call(partial(self._client.push, index, moved))
 
     def skip(self, index: int) -> None:
-        """Leave a table of means as it is in this iteration, in place of `push`; all replicas do."""
+        """Leave a table of means as it is in this iteration, in place of `push`; all replicas
+        do.
+        """
         self._tables[index].begun = True
         self._pushes.call(partial(self._client.skip, index))
 
@@ -218,10 +228,13 @@ class ServerTables:
             if not table.is_copy:
                 self.read(index, staleness=0)
         if self.are_stale:
-            self._client.barrier()  # no worker may add to the tables again before all have read them
+            # no worker may add to the tables again before all have read them
+            self._client.barrier()
 
     def history(self, index: int) -> Sequence[Array]:
-        """Return the history of a table, flat: that of the shards at staleness 0, else this worker's own."""
+        """Return the history of a table, flat: that of the shards at staleness 0, else this
+        worker's own.
+        """
         table = self._tables[index]
         if table.statistics:  # no rule moves them; Caffe's solverstate has zeros there
             return [np.zeros(table.value.size, np.float32)] * len(table.history)

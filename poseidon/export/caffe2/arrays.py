@@ -1,4 +1,6 @@
-"""Emitters of Caffe2's operators that give the same values another shape: joining, cutting, gathering, filling."""
+"""Emitters of Caffe2's operators that give the same values another shape: joining, cutting,
+gathering, filling.
+"""
 
 from __future__ import annotations
 
@@ -52,7 +54,9 @@ def _reshape(graph: Graph, op: Op, inputs: list[Blob], outputs: list[Blob]) -> N
     if len(inputs) > 1:
         wanted = cast(graph, inputs[1].name, "int64")
     else:
-        wanted = graph.integers(*op["shape"]) if op["shape"] else graph.constant(np.zeros(0, np.int64))
+        wanted = (
+            graph.integers(*op["shape"]) if op["shape"] else graph.constant(np.zeros(0, np.int64))
+        )
     return [graph.op("Reshape", x.name, wanted), graph.op("Shape", x.name)]
 
 
@@ -77,9 +81,9 @@ def _tile(graph: Graph, op: Op, inputs: list[Blob], outputs: list[Blob]) -> Name
     rank, known = len(inputs[0].shape), [graph.known(blob.name) for blob in inputs[1:]]
     if any(value is None for value in known):
         raise LayerError("computes how often it repeats")
-    tiles, axis = ([int(v.item()) for v in known if v is not None] + [op["tiles"], op["axis"]][len(known) :])[
-        :2
-    ]
+    tiles, axis = (
+        [int(v.item()) for v in known if v is not None] + [op["tiles"], op["axis"]][len(known) :]
+    )[:2]
     repeats = [1] * rank
     repeats[axis % rank] = tiles
     return [graph.op("Tile", inputs[0].name, graph.integers(*repeats))]
@@ -111,7 +115,9 @@ def _slice(graph: Graph, op: Op, inputs: list[Blob], outputs: list[Blob]) -> Nam
             continue
         if x.dynamic and axis == 0 and min(start, end) < 0:
             raise LayerError("cuts the batch from its end")
-        first, behind = (limit + size + 1 if limit < 0 else min(limit, size) for limit in (start, end))
+        first, behind = (
+            limit + size + 1 if limit < 0 else min(limit, size) for limit in (start, end)
+        )
         value = graph.slice(value, axis, first, behind)
     return [value]
 

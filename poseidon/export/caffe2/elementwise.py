@@ -1,4 +1,6 @@
-"""Emitters of Caffe2's operators that treat each element alike: activations, arithmetic, comparisons, types."""
+"""Emitters of Caffe2's operators that treat each element alike: activations, arithmetic,
+comparisons, types.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,10 @@ from poseidon.layers.base import LayerError
 Names = list[str]
 
 PLAIN = {
-    **{name: name for name in ("Relu", "Sigmoid", "Tanh", "Exp", "Log", "Sqrt", "Abs", "Ceil", "Floor")},
+    **{
+        name: name
+        for name in ("Relu", "Sigmoid", "Tanh", "Exp", "Log", "Sqrt", "Abs", "Ceil", "Floor")
+    },
     **{name: name for name in ("Cos", "Sin", "Tan", "Acos", "Asin", "Atan", "Cosh", "Sinh", "Erf")},
     **{name: name for name in ("Reciprocal", "Sign", "Softplus", "Softsign", "Not")},
     "Negative": "Neg",
@@ -119,7 +124,9 @@ def _selu(graph: Graph, op: Op, inputs: list[Blob], outputs: list[Blob]) -> Name
 
 @OPERATORS.emits("HardSigmoid")
 def _hard_sigmoid(graph: Graph, op: Op, inputs: list[Blob], outputs: list[Blob]) -> Names:
-    return [graph.op("HardSigmoid", inputs[0].name, alpha=float(op["alpha"]), beta=float(op["beta"]))]
+    return [
+        graph.op("HardSigmoid", inputs[0].name, alpha=float(op["alpha"]), beta=float(op["beta"]))
+    ]
 
 
 @OPERATORS.emits("PRelu")
@@ -187,7 +194,9 @@ def _mod(graph: Graph, op: Op, inputs: list[Blob], outputs: list[Blob]) -> Names
 
 
 def aligned(graph: Graph, op: Op, a: Blob, b: Blob) -> str:
-    """Return the second operand in a shape that broadcasts to the first: by Caffe2's older rule from an axis on."""
+    """Return the second operand in a shape that broadcasts to the first: by Caffe2's older rule
+    from an axis on.
+    """
     axis = op["axis"]
     if op["broadcast"] and op["axis_str"]:
         axis = op["order"].index(op["axis_str"])
@@ -237,7 +246,9 @@ def _where(graph: Graph, op: Op, inputs: list[Blob], outputs: list[Blob]) -> Nam
 def _lstm_unit(graph: Graph, op: Op, inputs: list[Blob], outputs: list[Blob]) -> Names:
     hidden, cell, gates = inputs[:3]
     i, f, o, g = graph.ops("Split", gates.name, outputs=4, axis=-1, num_outputs=4)
-    kept = graph.op("Mul", graph.op("Sigmoid", scaled(graph, f, 1.0, float(op["forget_bias"]))), cell.name)
+    kept = graph.op(
+        "Mul", graph.op("Sigmoid", scaled(graph, f, 1.0, float(op["forget_bias"]))), cell.name
+    )
     added = graph.op("Mul", graph.op("Sigmoid", i), graph.op("Tanh", g))
     new = graph.op("Add", kept, added)
     shown = graph.op("Mul", graph.op("Sigmoid", o), graph.op("Tanh", new))
@@ -260,7 +271,9 @@ def _of_running(graph: Graph, op: Op, rest: list[Blob], new: str, old: Blob) -> 
         return new
     lengths, step = rest
     running = graph.op(
-        "Less", cast(graph, graph.reshape(step.name, [1]), "int64"), cast(graph, lengths.name, "int64")
+        "Less",
+        cast(graph, graph.reshape(step.name, [1]), "int64"),
+        cast(graph, lengths.name, "int64"),
     )
     other = graph.floats(0.0) if op["drop_states"] else old.name
     return graph.op("Where", graph.reshape(running, [-1, 1]), new, other)

@@ -28,7 +28,9 @@ from poseidon.text_files import decoded
 NETS = (".pb", ".pbtxt")
 """The suffixes of files with a NetDef."""
 VALUE_INFO = "value_info.json"
-"""The file beside a net that has the types and shapes of its inputs: {"data": [1, [1, 3, 224, 224]]}."""
+"""The file beside a net that has the types and shapes of its inputs: {"data": [1, [1, 3, 224,
+224]]}.
+"""
 INTEGERS: Mapping[str, Sequence[int]] = {
     **dict.fromkeys(("Gather", "BatchGather", "SparseLengthsSum", "SparseLengthsMean"), (1, 2)),
     **dict.fromkeys(("LengthsSum", "LengthsMean"), (1,)),
@@ -69,8 +71,8 @@ def read_predictor(model: Path, weights: Path | None, shapes: Mapping[str, Shape
     Args:
         model: the net that predicts, or a database of a predictor.
         weights: the net that fills the parameters; None for a database.
-        shapes: of inputs by name, each with `:int64` where the type is not that of its use, in place
-            of those in `value_info.json` or in the database.
+        shapes: of inputs by name, each with `:int64` where the type is not that of its use, in
+            place of those in `value_info.json` or in the database.
 
     Raises:
         SnapshotError: a file cannot be read.
@@ -78,14 +80,18 @@ def read_predictor(model: Path, weights: Path | None, shapes: Mapping[str, Shape
     """
     typed = {typed_name(name)[0]: (shape, typed_name(name)[1]) for name, shape in shapes.items()}
     if weights is None and model.suffix.lower() in NETS:
-        raise UsageError(f"the parameters of {model} are missing: name the file of its init net behind it")
+        raise UsageError(
+            f"the parameters of {model} are missing: name the file of its init net behind it"
+        )
     if weights is None and model.suffix.lower() == ".prototxt":
         raise UsageError(f"the weights of {model} are missing: name a .caffemodel behind it")
     if weights is None:
         return _from_database(model, typed)
     net, init = read_net(model), read_net(weights)
     if net.op and not any(op.input for op in net.op) and any(op.input for op in init.op):
-        raise UsageError(f"{model} fills parameters: name the net that predicts first, then its init net")
+        raise UsageError(
+            f"{model} fills parameters: name the net that predicts first, then its init net"
+        )
     workspace = Workspace()
     _run(workspace, init, weights)
     return _predictor(net, workspace, _value_info(model.parent / VALUE_INFO) | typed, (), model)
@@ -122,7 +128,8 @@ def _value_info(path: Path) -> dict[str, tuple[Shape, str]]:
         }
     except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
         raise SnapshotError(
-            f'{path} is not readable as shapes of inputs, expected {{"data": [1, [1, 3, 224, 224]]}}'
+            f"{path} is not readable as shapes of inputs, expected "
+            f'{{"data": [1, [1, 3, 224, 224]]}}'
         ) from error
 
 
@@ -135,7 +142,9 @@ def _run(workspace: Workspace, net: NetDef, path: Path) -> None:
         workspace.run_once(net)
     except Exception as error:
         why = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        raise SnapshotError(f"the net that fills the parameters, {path}, does not run: {why}") from error
+        raise SnapshotError(
+            f"the net that fills the parameters, {path}, does not run: {why}"
+        ) from error
 
 
 def _from_database(path: Path, shapes: Mapping[str, tuple[Shape, str]]) -> Predictor:
@@ -150,11 +159,16 @@ def _from_database(path: Path, shapes: Mapping[str, tuple[Shape, str]]) -> Predi
                 workspace.create(name)
             workspace.run_operator(op)
         content = workspace.get(predictor_constants.META_NET_DEF).value
-        meta = MetaNetDef.FromString(content if isinstance(content, bytes) else str(content).encode())
+        meta = MetaNetDef.FromString(
+            content if isinstance(content, bytes) else str(content).encode()
+        )
     except Exception as error:
         why = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise SnapshotError(f"{path} holds no predictor of Caffe2: {why}") from error
-    for key in (predictor_constants.GLOBAL_INIT_NET_TYPE, predictor_constants.PREDICT_INIT_NET_TYPE):
+    for key in (
+        predictor_constants.GLOBAL_INIT_NET_TYPE,
+        predictor_constants.PREDICT_INIT_NET_TYPE,
+    ):
         init = parts.GetNet(meta, key)
         if init is not None:
             _run(workspace, init, path)
@@ -185,18 +199,25 @@ def _predictor(
     }
     unknown = [name for name in inputs if name not in read]
     fed = [
-        name for name in read if name not in parameters or name in inputs or _is_stand_in(parameters[name])
+        name
+        for name in read
+        if name not in parameters or name in inputs or _is_stand_in(parameters[name])
     ]
     if unknown:
-        raise UsageError(f"the net {path} has no input '{unknown[0]}'; it has {', '.join(fed or read[:4])}")
+        raise UsageError(
+            f"the net {path} has no input '{unknown[0]}'; it has {', '.join(fed or read[:4])}"
+        )
     if not inputs:
         name = (fed or read[:1] or ["data"])[0]
         raise UsageError(
-            f"the shapes of the inputs of {path} are not known: add --input={name}:N,C,H,W or a {VALUE_INFO} beside it"
+            f"the shapes of the inputs of {path} are not known: add --input={name}:N,C,H,W or a "
+            f"{VALUE_INFO} beside it"
         )
     return Predictor(
         net=net,
-        parameters={name: parameters[name] for name in read if name in parameters and name not in fed},
+        parameters={
+            name: parameters[name] for name in read if name in parameters and name not in fed
+        },
         inputs={
             name: (shape, dtype or ("int32" if _is_integer(net, name) else "float32"))
             for name, (shape, dtype) in inputs.items()
@@ -211,7 +232,9 @@ def _is_stand_in(value: Tensor) -> bool:
 
 
 def _ends(net: NetDef) -> tuple[list[str], tuple[str, ...]]:
-    """Return the blobs that a net reads before it makes them, and those that it makes and does not read."""
+    """Return the blobs that a net reads before it makes them, and those that it makes and does
+    not read.
+    """
     made: set[str] = set()
     read: dict[str, None] = {}
     leaves: dict[str, None] = {}
@@ -228,9 +251,15 @@ def _is_integer(net: NetDef, name: str) -> bool:
     """Return whether operators read a blob as indices or lengths."""
     ops: list[Any] = list(net.op)
     ops += [
-        step for op in net.op for argument in op.arg if argument.name == "step_net" for step in argument.n.op
+        step
+        for op in net.op
+        for argument in op.arg
+        if argument.name == "step_net"
+        for step in argument.n.op
     ]
-    return any(name in (op.input[i] for i in INTEGERS.get(op.type, ()) if i < len(op.input)) for op in ops)
+    return any(
+        name in (op.input[i] for i in INTEGERS.get(op.type, ()) if i < len(op.input)) for op in ops
+    )
 
 
 def arrays(predictor: Predictor) -> dict[str, np.ndarray]:

@@ -69,7 +69,9 @@ class PredictorModule(nn.Module):
 
 
 def _pt2(predictor: Predictor) -> tuple[bytes, str]:
-    """Return an exported program, with a dynamic batch where the operators allow it, and a line about it."""
+    """Return an exported program, with a dynamic batch where the operators allow it, and a line
+    about it.
+    """
     trace, dynamic, fixed = traced(predictor)
     given = dict(predictor.inputs)
     if dynamic:  # a batch of 1 would be fixed
@@ -82,7 +84,8 @@ def _pt2(predictor: Predictor) -> tuple[bytes, str]:
         why = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise DefinitionError(f"torch.export cannot trace this net ({why}); use .onnx") from error
     shown = [
-        f"{name} {shape_text(Blob(shape=shape, dynamic=bool(dynamic)))}" for name, (shape, _) in given.items()
+        f"{name} {shape_text(Blob(shape=shape, dynamic=bool(dynamic)))}"
+        for name, (shape, _) in given.items()
     ]
     line = f"inputs: {', '.join(shown)}; outputs: {', '.join(trace.outputs)}"
     line += f"; the batch is fixed: {fixed}" if fixed else ""

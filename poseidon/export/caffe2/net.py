@@ -1,7 +1,7 @@
 """A Caffe2 net as an ONNX model.
 
-Law: the model computes what the net computes. The first axis of inputs is the dynamic batch where every value allows
-it. Operators that ONNX has no form of are an error that names all of them.
+Law: the model computes what the net computes. The first axis of inputs is the dynamic batch where
+every value allows it. Operators that ONNX has no form of are an error that names all of them.
 """
 
 from __future__ import annotations
@@ -53,7 +53,8 @@ def export_predictor(predictor: Predictor) -> Exported:
                 names[number] = graph.rename(names[number], name)
     if faults:
         raise DefinitionError(
-            f"the net '{predictor.net.name}' has operators without a form in ONNX: {'; '.join(faults)}"
+            f"the net '{predictor.net.name}' has operators without a form in ONNX: "
+            f"{'; '.join(faults)}"
         )
     outputs = [
         _output(graph, trace, name, number, names, number in dynamic)
@@ -75,7 +76,9 @@ def _check_outputs(trace: Trace, op: Op, names: dict[int, str], needed: set[int]
             raise LayerError(f"has no form of its output {trace.values[number].name}")
 
 
-def _output(graph: Graph, trace: Trace, name: str, number: int, names: dict[int, str], dynamic: bool) -> Blob:
+def _output(
+    graph: Graph, trace: Trace, name: str, number: int, names: dict[int, str], dynamic: bool
+) -> Blob:
     graph.scope = name
     if number not in names:
         names[number] = graph.constant(array(trace.values[number].tensor))
@@ -86,10 +89,14 @@ def _output(graph: Graph, trace: Trace, name: str, number: int, names: dict[int,
 
 
 def traced(predictor: Predictor) -> tuple[Trace, frozenset[int], str]:
-    """Return the operators of a predictor, the values whose first extent is the batch, and why there are none."""
+    """Return the operators of a predictor, the values whose first extent is the batch, and why
+    there are none.
+    """
     trace = _trace(predictor, 0)
     firsts = {shape[0] for shape, _ in predictor.inputs.values() if shape}
-    if any(op.definition.type in ("LSTMUnit", "GRUUnit") for op in trace.ops) or _unrolled(predictor):
+    if any(op.definition.type in ("LSTMUnit", "GRUUnit") for op in trace.ops) or _unrolled(
+        predictor
+    ):
         return trace, frozenset(), "the steps of its recurrent networks are unrolled"
     if len(firsts) != 1 or not all(shape for shape, _ in predictor.inputs.values()):
         return trace, frozenset(), "its inputs have different first extents"
@@ -123,7 +130,9 @@ def _unrolled(predictor: Predictor) -> bool:
     return any(op.type == "RecurrentNetwork" for op in predictor.net.op)
 
 
-def _emit(graph: Graph, trace: Trace, op: Op, names: dict[int, str], dynamic: frozenset[int]) -> None:
+def _emit(
+    graph: Graph, trace: Trace, op: Op, names: dict[int, str], dynamic: frozenset[int]
+) -> None:
     graph.scope = op.definition.output[0]
     for number in op.inputs:
         if number not in names:
@@ -133,7 +142,11 @@ def _emit(graph: Graph, trace: Trace, op: Op, names: dict[int, str], dynamic: fr
         names.update((number, "") for number in op.outputs if number is not None)
         return  # an operator before it has no form
     inputs = [_blob(trace.values[number], number in dynamic, names[number]) for number in op.inputs]
-    outputs = [_blob(trace.values[number], number in dynamic) for number in op.outputs if number is not None]
+    outputs = [
+        _blob(trace.values[number], number in dynamic)
+        for number in op.outputs
+        if number is not None
+    ]
     made = OPERATORS[op.definition.type](graph, op, inputs, outputs)
     taken = {blob.name for blob in inputs}
     for number, name in zip((each for each in op.outputs if each is not None), made, strict=False):

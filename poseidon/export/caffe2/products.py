@@ -1,4 +1,6 @@
-"""Emitters of Caffe2's operators that multiply matrices, normalize rows and reduce: FC, MatMul, Softmax, ReduceSum."""
+"""Emitters of Caffe2's operators that multiply matrices, normalize rows and reduce: FC, MatMul,
+Softmax, ReduceSum.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +43,9 @@ def _fc(graph: Graph, op: Op, inputs: list[Blob], outputs: list[Blob]) -> Names:
 
 @OPERATORS.emits("MatMul")
 def _mat_mul(graph: Graph, op: Op, inputs: list[Blob], outputs: list[Blob]) -> Names:
-    a, b = (matrix(graph, blob, op[f"axis_{side}"]) for blob, side in zip(inputs, "ab", strict=False))
+    a, b = (
+        matrix(graph, blob, op[f"axis_{side}"]) for blob, side in zip(inputs, "ab", strict=False)
+    )
     product = graph.op("Gemm", a, b, transA=int(op["trans_a"]), transB=int(op["trans_b"]))
     return [product if len(inputs) == 2 else graph.reshape(product, outputs[0].extents)]
 
@@ -52,7 +56,9 @@ def _batch_mat_mul(graph: Graph, op: Op, inputs: list[Blob], outputs: list[Blob]
     for blob, side in zip(inputs, "ab", strict=True):
         rank, turned = len(blob.shape), op[f"trans_{side}"]
         order = [*range(rank - 2), rank - 1, rank - 2]
-        names.append(graph.op("Transpose", blob.name, perm=order) if turned and rank > 1 else blob.name)
+        names.append(
+            graph.op("Transpose", blob.name, perm=order) if turned and rank > 1 else blob.name
+        )
     return [graph.op("MatMul", *names)]
 
 
@@ -123,7 +129,9 @@ def _reduce(graph: Graph, op: Op, inputs: list[Blob], outputs: list[Blob]) -> Na
     return [reduced(graph, op.definition.type, x, axes, kept=op["keepdims"])]
 
 
-@OPERATORS.emits(*(f"Reduce{side}{kind}" for side in ("Front", "Back") for kind in ("Sum", "Mean", "Max")))
+@OPERATORS.emits(
+    *(f"Reduce{side}{kind}" for side in ("Front", "Back") for kind in ("Sum", "Mean", "Max"))
+)
 def _reduce_side(graph: Graph, op: Op, inputs: list[Blob], outputs: list[Blob]) -> Names:
     if len(inputs) > 1:
         raise LayerError("has lengths")
@@ -135,7 +143,9 @@ def _reduce_side(graph: Graph, op: Op, inputs: list[Blob], outputs: list[Blob]) 
 
 @OPERATORS.emits("ColwiseMax", "RowwiseMax")
 def _max_of_matrices(graph: Graph, op: Op, inputs: list[Blob], outputs: list[Blob]) -> Names:
-    return [reduced(graph, "ReduceMax", inputs[0], [1 if op.definition.type == "ColwiseMax" else 2])]
+    return [
+        reduced(graph, "ReduceMax", inputs[0], [1 if op.definition.type == "ColwiseMax" else 2])
+    ]
 
 
 @OPERATORS.emits("SumElements", "SumElementsInt", "SumSqrElements", "AveragedLoss")

@@ -1,4 +1,6 @@
-"""Emitters of Caffe2's operators on pairs of rows and on segments of rows: distances, sums by lengths, embeddings."""
+"""Emitters of Caffe2's operators on pairs of rows and on segments of rows: distances, sums by
+lengths, embeddings.
+"""
 
 from __future__ import annotations
 
@@ -48,7 +50,11 @@ def _cosine(graph: Graph, op: Op, inputs: list[Blob], outputs: list[Blob]) -> Na
 @OPERATORS.emits("LengthsSum", "LengthsMean")
 def _by_lengths(graph: Graph, op: Op, inputs: list[Blob], outputs: list[Blob]) -> Names:
     x, lengths = inputs
-    return [_segments(graph, x.name, len(x.shape), lengths.name, mean=op.definition.type == "LengthsMean")]
+    return [
+        _segments(
+            graph, x.name, len(x.shape), lengths.name, mean=op.definition.type == "LengthsMean"
+        )
+    ]
 
 
 @OPERATORS.emits("SparseLengthsSum", "SparseLengthsMean", "SparseLengthsWeightedSum")
@@ -58,11 +64,15 @@ def _sparse_by_lengths(graph: Graph, op: Op, inputs: list[Blob], outputs: list[B
     rows = graph.op("Gather", x.name, cast(graph, index.name, "int64"), axis=0)
     if weights:
         rows = graph.op("Mul", rows, graph.reshape(weights[0].name, [-1, *[1] * (rank - 1)]))
-    return [_segments(graph, rows, rank, lengths.name, mean=op.definition.type == "SparseLengthsMean")]
+    return [
+        _segments(graph, rows, rank, lengths.name, mean=op.definition.type == "SparseLengthsMean")
+    ]
 
 
 def _segments(graph: Graph, rows: str, rank: int, lengths: str, *, mean: bool) -> str:
-    """Return the sum or mean of the rows of each segment: a matrix of zeros and ones times the rows."""
+    """Return the sum or mean of the rows of each segment: a matrix of zeros and ones times the
+    rows.
+    """
     counts = cast(graph, lengths, "int64")
     ends = graph.op("CumSum", counts, graph.integers(0))
     starts = graph.op("Sub", ends, counts)
@@ -77,7 +87,9 @@ def _segments(graph: Graph, rows: str, rank: int, lengths: str, *, mean: bool) -
     flat = rows
     if rank != 2:
         width = graph.integers(-1) if rank > 2 else graph.integers(1)
-        flat = graph.op("Reshape", rows, graph.op("Concat", graph.slice(shape, 0, 0, 1), width, axis=0))
+        flat = graph.op(
+            "Reshape", rows, graph.op("Concat", graph.slice(shape, 0, 0, 1), width, axis=0)
+        )
     value = graph.op("MatMul", member, flat)
     if mean:
         count = cast(graph, graph.op("Max", counts, graph.integers(1)), "float32")

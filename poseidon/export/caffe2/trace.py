@@ -1,7 +1,8 @@
 """The operators that a net's outputs need, in order, with the shapes of all values.
 
-Law: a value is a number. The net runs once on zeros, so shapes and types are those of the runtime itself. What no input
-decides is a constant with the value that the runtime gives. Recurrent networks become the operators of their steps.
+Law: a value is a number. The net runs once on zeros, so shapes and types are those of the runtime
+itself. What no input decides is a constant with the value that the runtime gives. Recurrent
+networks become the operators of their steps.
 """
 
 from __future__ import annotations
@@ -70,7 +71,9 @@ class Op:
         """Return an argument, or its default."""
         known = find(self.definition.type)
         keyword, default = known.keywords[name], known.parameters[name].default
-        return known.arguments(self.definition).get(keyword, None if default is REQUIRED else default)
+        return known.arguments(self.definition).get(
+            keyword, None if default is REQUIRED else default
+        )
 
     @property
     def label(self) -> str:
@@ -102,7 +105,10 @@ class Trace:
 
 
 def trace_net(
-    net: NetDef, parameters: Mapping[str, Tensor], inputs: Mapping[str, Tensor], outputs: Sequence[str]
+    net: NetDef,
+    parameters: Mapping[str, Tensor],
+    inputs: Mapping[str, Tensor],
+    outputs: Sequence[str],
 ) -> Trace:
     """Return the operators that the outputs need.
 
@@ -134,8 +140,12 @@ def trace_net(
     return trace
 
 
-def _needed(net: NetDef, given: set[str], outputs: Sequence[str]) -> tuple[list[OperatorDef], set[str]]:
-    """Return the operators that outputs need, without those that need absent inputs; and the absent blobs."""
+def _needed(
+    net: NetDef, given: set[str], outputs: Sequence[str]
+) -> tuple[list[OperatorDef], set[str]]:
+    """Return the operators that outputs need, without those that need absent inputs; and the
+    absent blobs.
+    """
     kept: list[OperatorDef] = []
     present, absent = set(given), set()
     for op in net.op:
@@ -175,7 +185,9 @@ def _nothing_left(net: NetDef, given: set[str]) -> str:
 
 
 def _check_forms(ops: Sequence[OperatorDef], name: str, constants: Iterable[str]) -> None:
-    """Raise DefinitionError that names all operators without a form; what `constants` decide needs none."""
+    """Raise DefinitionError that names all operators without a form; what `constants` decide
+    needs none.
+    """
     without: dict[str, str] = {}
     known = set(constants)
     for op in ops:
@@ -183,13 +195,17 @@ def _check_forms(ops: Sequence[OperatorDef], name: str, constants: Iterable[str]
             known |= set(op.output)
             continue
         known -= set(op.output)
-        steps = [step for argument in op.arg if argument.name == "step_net" for step in argument.n.op]
+        steps = [
+            step for argument in op.arg if argument.name == "step_net" for step in argument.n.op
+        ]
         for each in (op, *steps):
             if each.type != RECURRENT and each.type not in OPERATORS:
                 without.setdefault(each.type, op.output[0] if op.output else "")
     if without:
         shown = ", ".join(f"{kind} ({output})" for kind, output in without.items())
-        raise DefinitionError(f"the net '{name}' has operators without a form in other formats: {shown}")
+        raise DefinitionError(
+            f"the net '{name}' has operators without a form in other formats: {shown}"
+        )
 
 
 def _repeats(kind: str) -> bool:
@@ -199,7 +215,15 @@ def _repeats(kind: str) -> bool:
 
 
 RANDOM = frozenset(
-    {"UniformFill", "UniformIntFill", "GaussianFill", "XavierFill", "MSRAFill", "Dropout", "WeightedSample"}
+    {
+        "UniformFill",
+        "UniformIntFill",
+        "GaussianFill",
+        "XavierFill",
+        "MSRAFill",
+        "Dropout",
+        "WeightedSample",
+    }
 )
 """Operators that draw."""
 
@@ -223,7 +247,11 @@ class _Tracer:
         made = self._results(definition, [value.tensor for value in values])
         outputs: list[int | None] = []
         for name, result in zip(op.output, made, strict=False):
-            number = self.trace.add(name, result, constant=constant) if isinstance(result, Tensor) else None
+            number = (
+                self.trace.add(name, result, constant=constant)
+                if isinstance(result, Tensor)
+                else None
+            )
             outputs.append(number)
             if number is not None:
                 names[name] = number
@@ -250,7 +278,8 @@ class _Tracer:
             shapes = ", ".join("x".join(map(str, tensor.shape)) for tensor in tensors)
             why = (str(error).strip().splitlines() or [type(error).__name__])[0]
             raise DefinitionError(
-                f"the operator {op.type} ({', '.join(op.output[:1])}) of the net '{self.net}' does not run on {shapes}: {why}"
+                f"the operator {op.type} ({', '.join(op.output[:1])}) of the net '{self.net}' "
+                f"does not run on {shapes}: {why}"
             ) from error
         return [made] if find(op.type).single else list(made or ())
 
@@ -267,7 +296,9 @@ class _Tracer:
         for step in range(len(sequence)):
             inner = dict(names)
             number = torch.tensor([step], dtype=torch.int32)
-            inner[network.timestep] = self.trace.add(f"{network.timestep}{step}", number, constant=True)
+            inner[network.timestep] = self.trace.add(
+                f"{network.timestep}{step}", number, constant=True
+            )
             for link in network.reads:
                 name = network.earlier.get(link.internal, link.internal)
                 self._read_link(link, name, step, states, inner)
@@ -284,7 +315,13 @@ class _Tracer:
         """Return the first elements of a state, each of shape (1, N, D)."""
         inner, shape = dict(names), self.trace.values[names[name]].shape
         if len(shape) < 3:
-            self._apply("ExpandDims", [name], f"{name}_first", inner, dims=[0] if len(shape) == 2 else [0, 1])
+            self._apply(
+                "ExpandDims",
+                [name],
+                f"{name}_first",
+                inner,
+                dims=[0] if len(shape) == 2 else [0, 1],
+            )
             name = f"{name}_first"
             if len(shape) == 1:
                 self._apply("Tile", [name], f"{name}_all", inner, tiles=sequence.shape[1], axis=1)
@@ -293,7 +330,12 @@ class _Tracer:
         return [self._element(name, index, index + 1, inner) for index in range(shape[0])]
 
     def _read_link(
-        self, link: Link, name: str, step: int, states: Mapping[str, list[int]], inner: dict[str, int]
+        self,
+        link: Link,
+        name: str,
+        step: int,
+        states: Mapping[str, list[int]],
+        inner: dict[str, int],
     ) -> None:
         part = link.part(step)
         if link.external in states:
@@ -305,7 +347,9 @@ class _Tracer:
         """Return the elements from `start` to before `stop` of a tensor of a sequence."""
         inner, rank = dict(names), len(self.trace.values[names[name]].shape)
         made, rest = f"{name}_{start}", [0] * (rank - 1)
-        self._apply("Slice", [name], made, inner, starts=[start, *rest], ends=[stop, *(-1 for _ in rest)])
+        self._apply(
+            "Slice", [name], made, inner, starts=[start, *rest], ends=[stop, *(-1 for _ in rest)]
+        )
         return inner[made]
 
     def _join(self, elements: Sequence[int], name: str, names: dict[str, int]) -> None:
@@ -323,7 +367,9 @@ class _Tracer:
 
 
 def _shapes_of(op: OperatorDef, tensors: Sequence[Tensor]) -> list[Any] | None:
-    """Return zeros in the shapes of the results where zeros are no legal inputs; None where shapes do not follow."""
+    """Return zeros in the shapes of the results where zeros are no legal inputs; None where
+    shapes do not follow.
+    """
     meta = torch.device("meta")
     try:
         made = function_of(op, None, meta)(*(tensor.to(meta) for tensor in tensors))
@@ -331,7 +377,8 @@ def _shapes_of(op: OperatorDef, tensors: Sequence[Tensor]) -> list[Any] | None:
         return None
     results = [made] if find(op.type).single else list(made or ())
     return [
-        torch.zeros(each.shape, dtype=each.dtype) if isinstance(each, Tensor) else each for each in results
+        torch.zeros(each.shape, dtype=each.dtype) if isinstance(each, Tensor) else each
+        for each in results
     ]
 
 

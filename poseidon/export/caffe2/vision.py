@@ -1,4 +1,6 @@
-"""Emitters of Caffe2's operators over images: convolution, pooling, normalization, resizing, padding, regions."""
+"""Emitters of Caffe2's operators over images: convolution, pooling, normalization, resizing,
+padding, regions.
+"""
 
 from __future__ import annotations
 
@@ -49,7 +51,11 @@ def _filter(graph: Graph, w: Blob, *, is_last: bool) -> tuple[str, tuple[int, ..
 
 
 def _window(fit: Fit) -> dict[str, list[int]]:
-    return {"kernel_shape": list(fit.kernel), "strides": list(fit.stride), "dilations": list(fit.dilation)}
+    return {
+        "kernel_shape": list(fit.kernel),
+        "strides": list(fit.stride),
+        "dilations": list(fit.dilation),
+    }
 
 
 @OPERATORS.emits(*(f"Conv{count}" for count in DIMENSIONS))
@@ -62,7 +68,9 @@ def _conv(graph: Graph, op: Op, inputs: list[Blob], outputs: list[Blob]) -> Name
         raise LayerError("has a negative padding")
     bias = [blob.name for blob in inputs[2:]]
     pads = [*fit.before, *fit.after]
-    return [x.ordered(graph.op("Conv", x.name, w, *bias, group=op["group"], pads=pads, **_window(fit)))]
+    return [
+        x.ordered(graph.op("Conv", x.name, w, *bias, group=op["group"], pads=pads, **_window(fit)))
+    ]
 
 
 @OPERATORS.emits("ConvTranspose")
@@ -190,7 +198,11 @@ def _affine_channel(graph: Graph, op: Op, inputs: list[Blob], outputs: list[Blob
 @OPERATORS.emits("NCHW2NHWC", "NHWC2NCHW")
 def _order(graph: Graph, op: Op, inputs: list[Blob], outputs: list[Blob]) -> Names:
     x = inputs[0]
-    return [second(graph, x)[0] if op.definition.type == "NHWC2NCHW" else last(graph, x.name, len(x.shape))]
+    return [
+        second(graph, x)[0]
+        if op.definition.type == "NHWC2NCHW"
+        else last(graph, x.name, len(x.shape))
+    ]
 
 
 @OPERATORS.emits("ResizeNearest", "UpsampleBilinear")
@@ -206,10 +218,16 @@ def _resize(graph: Graph, op: Op, inputs: list[Blob], outputs: list[Blob]) -> Na
     if nearest:
         value = x.name
         for axis, (size, scale) in enumerate(zip(x.shape[2:], scales, strict=True), 2):
-            places = (np.arange(int(size * scale), dtype=np.float32) / np.float32(scale)).astype(np.int64)
-            value = graph.op("Gather", value, graph.constant(np.minimum(places, size - 1)), axis=axis)
+            places = (np.arange(int(size * scale), dtype=np.float32) / np.float32(scale)).astype(
+                np.int64
+            )
+            value = graph.op(
+                "Gather", value, graph.constant(np.minimum(places, size - 1)), axis=axis
+            )
         return [x.ordered(value)]
-    sizes = graph.integers(*(int(size * scale) for size, scale in zip(x.shape[2:], scales, strict=True)))
+    sizes = graph.integers(
+        *(int(size * scale) for size, scale in zip(x.shape[2:], scales, strict=True))
+    )
     how = {"mode": "linear", "coordinate_transformation_mode": "align_corners"}
     return [graph.op("Resize", x.name, "", "", sizes, axes=[2, 3], **how)]
 
@@ -220,7 +238,9 @@ def _pad_image(graph: Graph, op: Op, inputs: list[Blob], outputs: list[Blob]) ->
     x = _Images(graph, inputs[0], is_last=windows.last)
     heads, tails = windows.paddings(2)
     sides = graph.integers(0, 0, *heads, 0, 0, *tails)
-    value = graph.op("Pad", x.name, sides, graph.floats(float(op["value"])), mode=op["mode"].decode())
+    value = graph.op(
+        "Pad", x.name, sides, graph.floats(float(op["value"])), mode=op["mode"].decode()
+    )
     return [x.ordered(value)]
 
 
@@ -268,7 +288,11 @@ def _im2col(graph: Graph, op: Op, inputs: list[Blob], outputs: list[Blob]) -> Na
     count = math.prod(fit.kernel)
     kernels = np.tile(np.eye(count, dtype=np.float32), (x.shape[1], 1)).reshape(-1, 1, *fit.kernel)
     pads = [*fit.before, *fit.after]
-    return [graph.op("Conv", x.name, graph.constant(kernels), group=x.shape[1], pads=pads, **_window(fit))]
+    return [
+        graph.op(
+            "Conv", x.name, graph.constant(kernels), group=x.shape[1], pads=pads, **_window(fit)
+        )
+    ]
 
 
 @OPERATORS.emits("RoIAlign")

@@ -16,7 +16,9 @@ from poseidon.proto.caffe_pb2 import EltwiseParameter
 
 @register("Split")
 class Split(Layer):
-    """Copies of the bottom. The gradients of the tops add up. A definition needs no Split to use a blob twice.
+    """Copies of the bottom.
+
+    The gradients of the tops add up. A definition needs no Split to use a blob twice.
 
     Bottom: any shape. Tops: one or more of the same shape. No fields.
     """
@@ -45,11 +47,14 @@ class Concat(Layer):
         param, first = self.param.concat_param, bottoms[0]
         if param.HasField("axis") and param.HasField("concat_dim"):
             raise LayerError("has both axis and concat_dim, expected one of them")
-        self.axis = canonical_axis(param.concat_dim if param.HasField("concat_dim") else param.axis, first)
+        self.axis = canonical_axis(
+            param.concat_dim if param.HasField("concat_dim") else param.axis, first
+        )
         for name, shape in zip(self.param.bottom, bottoms, strict=True):
             if len(shape) != len(first) or without(shape, self.axis) != without(first, self.axis):
                 raise LayerError(
-                    f"bottom '{name}' has shape {times(shape)}, expected {times(first)} on every axis but {self.axis}"
+                    f"bottom '{name}' has shape {times(shape)}, expected {times(first)} on every "
+                    f"axis but {self.axis}"
                 )
         joined = sum(shape[self.axis] for shape in bottoms)
         return [(*first[: self.axis], joined, *first[self.axis + 1 :])]
@@ -64,7 +69,8 @@ class Slice(Layer):
 
     Bottom: any shape. Tops: its parts in order.
 
-    Fields (slice_param): axis, or the old slice_dim; slice_point, one fewer than the tops, ascending.
+    Fields (slice_param): axis, or the old slice_dim; slice_point, one fewer than the tops,
+    ascending.
     """
 
     MAX_TOPS: ClassVar[int | None] = None
@@ -73,7 +79,9 @@ class Slice(Layer):
         param, shape, parts = self.param.slice_param, bottoms[0], len(self.param.top)
         if param.HasField("axis") and param.HasField("slice_dim"):
             raise LayerError("has both axis and slice_dim, expected one of them")
-        self.axis = canonical_axis(param.slice_dim if param.HasField("slice_dim") else param.axis, shape)
+        self.axis = canonical_axis(
+            param.slice_dim if param.HasField("slice_dim") else param.axis, shape
+        )
         extent, points = shape[self.axis], list(param.slice_point)
         if not points:
             if extent % parts:
@@ -82,12 +90,15 @@ class Slice(Layer):
                 )
             points = [extent // parts * part for part in range(1, parts)]
         if len(points) != parts - 1:
-            raise LayerError(f"has {len(points)} slice points for {parts} tops, expected {parts - 1}")
+            raise LayerError(
+                f"has {len(points)} slice points for {parts} tops, expected {parts - 1}"
+            )
         edges = [0, *points, extent]
         self.extents = [high - low for low, high in pairwise(edges)]
         if min(self.extents) < 1:
             raise LayerError(
-                f"slice points {points} must ascend and be inside axis {self.axis} of extent {extent}"
+                f"slice points {points} must ascend and be inside axis {self.axis} of extent "
+                f"{extent}"
             )
         return [(*shape[: self.axis], part, *shape[self.axis + 1 :]) for part in self.extents]
 
@@ -102,8 +113,8 @@ class Eltwise(Layer):
 
     Bottoms: two or more of one shape. Top: the same.
 
-    Fields (eltwise_param): operation; coeff, one a bottom, for SUM. `stable_prod_grad` selects one of two roundings
-    of the same gradient in Caffe; torch's product is the stable one.
+    Fields (eltwise_param): operation; coeff, one a bottom, for SUM. `stable_prod_grad` selects one
+    of two roundings of the same gradient in Caffe; torch's product is the stable one.
     """
 
     MIN_BOTTOMS: ClassVar[int] = 2
@@ -115,15 +126,20 @@ class Eltwise(Layer):
         for name, shape in zip(self.param.bottom, bottoms, strict=True):
             if shape != bottoms[0]:
                 raise LayerError(
-                    f"bottom '{name}' has shape {times(shape)}, expected {times(bottoms[0])} as the first"
+                    f"bottom '{name}' has shape {times(shape)}, expected {times(bottoms[0])} as "
+                    "the first"
                 )
         if param.coeff and param.operation != EltwiseParameter.SUM:
             raise LayerError("coeff is for operation: SUM only")
         if param.coeff and len(param.coeff) != len(bottoms):
-            raise LayerError(f"has {len(param.coeff)} coeff for {len(bottoms)} bottoms, expected one each")
+            raise LayerError(
+                f"has {len(param.coeff)} coeff for {len(bottoms)} bottoms, expected one each"
+            )
         self.operation = param.operation
         self.coefficients = tuple(param.coeff) or (1.0,) * len(bottoms)
-        self.is_plain_sum = self.operation == EltwiseParameter.SUM and set(self.coefficients) == {1.0}
+        self.is_plain_sum = self.operation == EltwiseParameter.SUM and set(self.coefficients) == {
+            1.0
+        }
         return [bottoms[0]]
 
     def forward(self, *bottoms: Tensor) -> Tensor:
@@ -134,15 +150,17 @@ class Eltwise(Layer):
             for bottom in bottoms[1:]:
                 top = top * bottom
             return top
-        # For equal values the gradient goes to the second bottom before the first, and to these two before a later one,
-        # as in Caffe. torch.maximum would halve it.
+        # For equal values the gradient goes to the second bottom before the first, and to these two
+        # before a later one, as in Caffe. torch.maximum would halve it.
         top = torch.where(bottoms[0] > bottoms[1], bottoms[0], bottoms[1])
         for bottom in bottoms[2:]:
             top = torch.where(bottom > top, bottom, top)
         return top
 
     def add_into(self, index: int, *bottoms: Tensor) -> Tensor:
-        """Compute the plain sum in place of bottom `index`, which no other layer reads, and return it."""
+        """Compute the plain sum in place of bottom `index`, which no other layer reads, and
+        return it.
+        """
         top = bottoms[index]
         for other in (*bottoms[:index], *bottoms[index + 1 :]):
             top = top.add_(other)

@@ -23,7 +23,8 @@ class InnerProduct(Layer):
 
     Bottom: B x M. Top: B x N.
 
-    Fields (inner_product_param): num_output, bias_term, axis, transpose, weight_filler, bias_filler.
+    Fields (inner_product_param): num_output, bias_term, axis, transpose, weight_filler,
+    bias_filler.
 
     Blobs: weight N x M (M x N with `transpose`); bias N unless bias_term is false.
     """
@@ -57,8 +58,8 @@ class InnerProduct(Layer):
 class Embed(Layer):
     """y = W_x + b: an InnerProduct of one-hot vectors, given as indices.
 
-    Bottom: integers in 0 .. input_dim - 1, of any shape; they have no gradient. Top: the same axes, then
-    num_output.
+    Bottom: integers in 0 .. input_dim - 1, of any shape; they have no gradient. Top: the same axes,
+    then num_output.
 
     Fields (embed_param): num_output, input_dim, bias_term, weight_filler, bias_filler.
 
@@ -76,7 +77,9 @@ class Embed(Layer):
                 raise LayerError(f"missing {name}, expected at least 1")
         self.allow_absent("bias")
         self.declare(
-            BlobSpec(name="weight", shape=(param.input_dim, param.num_output), filler=param.weight_filler),
+            BlobSpec(
+                name="weight", shape=(param.input_dim, param.num_output), filler=param.weight_filler
+            ),
             *optional_bias(param),
         )
         return [(*bottoms[0], param.num_output)]

@@ -1,4 +1,6 @@
-"""Layers that select, repeat or reorder parts of a blob: BatchReindex, Crop, Filter, Tile, ShuffleChannel."""
+"""Layers that select, repeat or reorder parts of a blob: BatchReindex, Crop, Filter, Tile,
+ShuffleChannel.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,8 @@ from poseidon.layers.registry import register
 class BatchReindex(Layer):
     """y_i = x_(p_i): items of the batch, selected by indices.
 
-    Bottoms: x, N x ...; p, M integers in 0 .. N - 1, which have no gradient. Top: M x ... . No fields.
+    Bottoms: x, N x ...; p, M integers in 0 .. N - 1, which have no gradient. Top: M x ... . No
+    fields.
     """
 
     MIN_BOTTOMS: ClassVar[int] = 2
@@ -38,8 +41,9 @@ class BatchReindex(Layer):
 class Filter(Layer):
     """The items of every other bottom whose selector is not 0.
 
-    Bottoms: one or more of N x ..., then the selector, N (N x 1 x ... ) of zeros and others; it has no gradient. Tops:
-    one a bottom but the selector, M x ..., with M >= 0 the selected items of this pass. No fields.
+    Bottoms: one or more of N x ..., then the selector, N (N x 1 x ... ) of zeros and others; it has
+    no gradient. Tops: one a bottom but the selector, M x ..., with M >= 0 the selected items of
+    this pass. No fields.
     """
 
     MIN_BOTTOMS: ClassVar[int] = 2
@@ -51,24 +55,28 @@ class Filter(Layer):
         super().check_counts()
         if len(self.param.top) != len(self.param.bottom) - 1:
             raise LayerError(
-                f"has {len(self.param.top)} tops, expected {len(self.param.bottom) - 1}: one a bottom but the selector"
+                f"has {len(self.param.top)} tops, expected {len(self.param.bottom) - 1}: one a "
+                "bottom but the selector"
             )
         for bottom, top in zip(self.param.bottom, self.param.top, strict=False):
             if bottom == top:
                 raise LayerError(
-                    f"runs in place on '{top}', whose shape it changes; give the top a name of its own"
+                    f"runs in place on '{top}', whose shape it changes; give the top a name of "
+                    "its own"
                 )
 
     def setup(self, bottoms: Sequence[Shape]) -> list[Shape]:
         *items, selector = bottoms
         if not selector or any(extent != 1 for extent in selector[1:]):
             raise LayerError(
-                f"selector has shape {times(selector)}, expected one value for each item of the batch"
+                f"selector has shape {times(selector)}, expected one value for each item of the "
+                "batch"
             )
         for name, shape in zip(self.param.bottom, items, strict=False):
             if not shape or shape[0] != selector[0]:
                 raise LayerError(
-                    f"bottom '{name}' has shape {times(shape)}, expected {selector[0]} items as in the selector"
+                    f"bottom '{name}' has shape {times(shape)}, expected {selector[0]} items as "
+                    "in the selector"
                 )
         return list(items)
 
@@ -96,11 +104,14 @@ class Crop(Layer):
         param, (shape, like) = self.param.crop_param, bottoms
         axis = canonical_axis(param.axis, shape)
         if len(like) != len(shape):
-            raise LayerError(f"bottoms have shapes {times(shape)} and {times(like)}, expected as many axes")
+            raise LayerError(
+                f"bottoms have shapes {times(shape)} and {times(like)}, expected as many axes"
+            )
         cropped = len(shape) - axis
         if len(param.offset) > 1 and len(param.offset) != cropped:
             raise LayerError(
-                f"offset occurs {len(param.offset)} times, expected once, or {cropped} times: once for each axis "
+                f"offset occurs {len(param.offset)} times, expected once, or {cropped} times: "
+                "once for each axis "
                 f"from {axis} on"
             )
         offsets = list(param.offset) or [0]
@@ -110,7 +121,8 @@ class Crop(Layer):
         for dim, (offset, extent) in enumerate(zip(self.offsets, self.extents, strict=True), axis):
             if offset + extent > shape[dim]:
                 raise LayerError(
-                    f"offset {offset} and extent {extent} exceed axis {dim} of a bottom of shape {times(shape)}"
+                    f"offset {offset} and extent {extent} exceed axis {dim} of a bottom of shape "
+                    f"{times(shape)}"
                 )
         return [(*shape[:axis], *self.extents)]
 
@@ -145,7 +157,8 @@ class Tile(Layer):
 class ShuffleChannel(Layer):
     """The channels of `group` groups, interleaved (ShuffleNet, Zhang et al., 2017).
 
-    Bottom: N x C x ... . Top: the same shape. Fields (shuffle_channel_param): group, which divides C.
+    Bottom: N x C x ... . Top: the same shape. Fields (shuffle_channel_param): group, which divides
+    C.
     """
 
     def setup(self, bottoms: Sequence[Shape]) -> list[Shape]:
@@ -153,7 +166,9 @@ class ShuffleChannel(Layer):
         if len(shape) < 2:
             raise LayerError(f"bottom has shape {times(shape)}, expected channels along axis 1")
         if self.group < 1 or shape[1] % self.group:
-            raise LayerError(f"group is {self.group}, expected a divisor of the {shape[1]} channels")
+            raise LayerError(
+                f"group is {self.group}, expected a divisor of the {shape[1]} channels"
+            )
         return [shape]
 
     def forward(self, bottom: Tensor) -> Tensor:

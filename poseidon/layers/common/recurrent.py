@@ -1,8 +1,9 @@
 """Recurrent layers: RNN, LSTM, and LSTMUnit, one step of an LSTM.
 
-Law: the state at the end of a forward pass is the initial state of the next one (Donahue et al., 2014). A stream whose
-cont is 0 at a step resets its state there. No gradient flows into an earlier pass, nor through the states that
-`expose_hidden` returns. A layer keeps nothing else between passes; snapshots do not contain it, as in Caffe.
+Law: the state at the end of a forward pass is the initial state of the next one (Donahue et al.,
+2014). A stream whose cont is 0 at a step resets its state there. No gradient flows into an earlier
+pass, nor through the states that `expose_hidden` returns. A layer keeps nothing else between
+passes; snapshots do not contain it, as in Caffe.
 
 Shape letters: T timesteps, N streams, D inputs, S static inputs, H num_output.
 """
@@ -25,7 +26,8 @@ from poseidon.layers.registry import register
 class LSTMStep(torch.autograd.Function):
     """c' = f c + i g, h' = o tanh(c'), from the gates' inputs; f is 0 where cont is 0.
 
-    The gradient is Caffe's: df = f (1 - f), with cont inside f, which is exact for a cont of 0 or 1.
+    The gradient is Caffe's: df = f (1 - f), with cont inside f, which is exact for a cont of 0 or
+    1.
     """
 
     @staticmethod
@@ -62,8 +64,9 @@ def lstm_step(c: Tensor, gates: Tensor, cont: Tensor) -> tuple[Tensor, Tensor]:
 class LSTMUnit(Layer):
     """One step of an LSTM: c' = f c + i g, h' = o tanh(c').
 
-    Bottoms: cell c, 1 x N x H; the inputs of the gates i, f, o (sigmoid) and g (tanh) side by side, 1 x N x 4H; cont,
-    1 x N, 0 where a sequence begins and c is reset. Tops: c' and h', 1 x N x H. No fields. cont has no gradient.
+    Bottoms: cell c, 1 x N x H; the inputs of the gates i, f, o (sigmoid) and g (tanh) side by side,
+    1 x N x 4H; cont, 1 x N, 0 where a sequence begins and c is reset. Tops: c' and h', 1 x N x H.
+    No fields. cont has no gradient.
     """
 
     MIN_BOTTOMS: ClassVar[int] = 3
@@ -74,7 +77,9 @@ class LSTMUnit(Layer):
     def setup(self, bottoms: Sequence[Shape]) -> list[Shape]:
         cell = bottoms[0]
         if len(cell) != 3 or cell[0] != 1:
-            raise LayerError(f"bottom 0 has shape {times(cell)}, expected 1xNxH: one step of N streams")
+            raise LayerError(
+                f"bottom 0 has shape {times(cell)}, expected 1xNxH: one step of N streams"
+            )
         _, streams, units = cell
         expect(bottoms[1], (1, streams, 4 * units), "bottom 1")
         expect(bottoms[2], (1, streams), "bottom 2")
@@ -107,7 +112,9 @@ class Recurrent(Layer):
             raise LayerError("missing num_output, expected at least 1")
         x, cont = bottoms[:2]
         if len(x) < 3:
-            raise LayerError(f"bottom 0 has shape {times(x)}, expected TxNx...: timesteps, streams, inputs")
+            raise LayerError(
+                f"bottom 0 has shape {times(x)}, expected TxNx...: timesteps, streams, inputs"
+            )
         expect(cont, x[:2], "bottom 1 (cont)")
         self.has_static = len(bottoms) > 2 + exposed
         static = bottoms[2] if self.has_static else None
@@ -118,7 +125,9 @@ class Recurrent(Layer):
         state = (1, x[1], self.units)
         for index in range(len(bottoms) - exposed, len(bottoms)):
             expect(bottoms[index], state, f"bottom {index} (a hidden state)")
-        self.declare(*self.specs(math.prod(x[2:]), None if static is None else math.prod(static[1:])))
+        self.declare(
+            *self.specs(math.prod(x[2:]), None if static is None else math.prod(static[1:]))
+        )
         return [(*x[:2], self.units), *[state] * exposed]
 
     def specs(self, inputs: int, static: int | None) -> list[BlobSpec]:
@@ -144,7 +153,9 @@ class Recurrent(Layer):
         if self.has_static:
             from_x = from_x + functional.linear(bottoms[2].flatten(1), self.weight_static)
         exposed = self._exposed()
-        initial = [state[0].detach() for state in bottoms[len(bottoms) - exposed :]] if exposed else []
+        initial = (
+            [state[0].detach() for state in bottoms[len(bottoms) - exposed :]] if exposed else []
+        )
         top, *state = self.run(from_x, cont.detach(), initial or self._kept_state(from_x))
         after = tuple(one.detach() for one in state)
         if exposed:
@@ -156,7 +167,9 @@ class Recurrent(Layer):
         return self.STATES if self.param.recurrent_param.expose_hidden else 0
 
     def _kept_state(self, from_x: Tensor) -> tuple[Tensor, ...]:
-        """Return the states of the previous pass; zeros if there is none or the number of streams has changed."""
+        """Return the states of the previous pass; zeros if there is none or the number of
+        streams has changed.
+        """
         shape = (from_x.shape[1], self.units)
         if self._state and self._state[0].shape == shape and self._state[0].dtype == from_x.dtype:
             return self._state
@@ -165,7 +178,9 @@ class Recurrent(Layer):
     def _spec(self, name: str, *shape: int) -> BlobSpec:
         param = self.param.recurrent_param
         return BlobSpec(
-            name=name, shape=shape, filler=param.bias_filler if len(shape) == 1 else param.weight_filler
+            name=name,
+            shape=shape,
+            filler=param.bias_filler if len(shape) == 1 else param.weight_filler,
         )
 
     weight_x: nn.Parameter
@@ -177,10 +192,11 @@ class Recurrent(Layer):
 class RNN(Recurrent):
     """h_t = tanh(W_hh cont_t h_(t-1) + W_xh x_t + W_xs s + b_h); y_t = tanh(W_ho h_t + b_o).
 
-    Bottoms: x, T x N x D...; cont, T x N; optionally s, N x S...; with expose_hidden h_0, 1 x N x H.
-    Tops: y, T x N x H; with expose_hidden h_T, 1 x N x H.
+    Bottoms: x, T x N x D...; cont, T x N; optionally s, N x S...; with expose_hidden h_0, 1 x N x
+    H. Tops: y, T x N x H; with expose_hidden h_T, 1 x N x H.
 
-    Fields (recurrent_param): num_output H, weight_filler, bias_filler, expose_hidden. `debug_info` has no effect.
+    Fields (recurrent_param): num_output H, weight_filler, bias_filler, expose_hidden. `debug_info`
+    has no effect.
 
     Blobs: W_xh H x D; b_h H; W_xs H x S, with a static input; W_hh H x H; W_ho H x H; b_o H.
     """
@@ -211,13 +227,15 @@ class RNN(Recurrent):
 
 @register("LSTM")
 class LSTM(Recurrent):
-    """(i, f, o, g)_t = W_hc cont_t h_(t-1) + W_xc x_t + W_xs s + b_c; c_t = cont_t sig(f) c_(t-1) + sig(i) tanh(g);
-    h_t = sig(o) tanh(c_t). Hochreiter and Schmidhuber, 1997; Zaremba and Sutskever, 2014.
+    """(i, f, o, g)_t = W_hc cont_t h_(t-1) + W_xc x_t + W_xs s + b_c; c_t = cont_t sig(f)
+    c_(t-1) + sig(i) tanh(g); h_t = sig(o) tanh(c_t). Hochreiter and Schmidhuber, 1997; Zaremba
+    and Sutskever, 2014.
 
-    Bottoms: x, T x N x D...; cont, T x N; optionally s, N x S...; with expose_hidden h_0 and c_0, 1 x N x H.
-    Tops: h, T x N x H; with expose_hidden h_T and c_T, 1 x N x H.
+    Bottoms: x, T x N x D...; cont, T x N; optionally s, N x S...; with expose_hidden h_0 and c_0, 1
+    x N x H. Tops: h, T x N x H; with expose_hidden h_T and c_T, 1 x N x H.
 
-    Fields (recurrent_param): num_output H, weight_filler, bias_filler, expose_hidden. `debug_info` has no effect.
+    Fields (recurrent_param): num_output H, weight_filler, bias_filler, expose_hidden. `debug_info`
+    has no effect.
 
     Blobs: W_xc 4H x D; b_c 4H; W_xs 4H x S, with a static input; W_hc 4H x H.
     """

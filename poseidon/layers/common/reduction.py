@@ -15,7 +15,8 @@ from poseidon.proto.caffe_pb2 import ReductionParameter
 
 @register("Reduction")
 class Reduction(Layer):
-    """y = coeff times the sum, the sum of absolute values or of squares, or the mean, of all axes from `axis` on.
+    """y = coeff times the sum, the sum of absolute values or of squares, or the mean, of all
+    axes from `axis` on.
 
     Bottom: any shape. Top: its axes before `axis`; a scalar for axis 0.
 
@@ -44,16 +45,20 @@ class ArgMax(Layer):
 
     Equal values are ordered by descending index, as in Caffe.
 
-    Bottom: N x ... . Top, by default: N x 1 x top_k, the indices from the largest value down; with `out_max_val`
-    N x 2 x top_k, indices above values. With `axis`: the bottom's shape with top_k on that axis, holding indices, or
-    values with `out_max_val`. It has no gradient.
+    Bottom: N x ... . Top, by default: N x 1 x top_k, the indices from the largest value down; with
+    `out_max_val` N x 2 x top_k, indices above values. With `axis`: the bottom's shape with top_k on
+    that axis, holding indices, or values with `out_max_val`. It has no gradient.
 
     Fields (argmax_param): out_max_val, top_k, axis.
     """
 
     def setup(self, bottoms: Sequence[Shape]) -> list[Shape]:
         param, shape = self.param.argmax_param, bottoms[0]
-        self.by_axis, self.top_k, self.with_values = param.HasField("axis"), param.top_k, param.out_max_val
+        self.by_axis, self.top_k, self.with_values = (
+            param.HasField("axis"),
+            param.top_k,
+            param.out_max_val,
+        )
         if self.by_axis:
             self.axis = canonical_axis(param.axis, shape)
             choices = shape[self.axis]

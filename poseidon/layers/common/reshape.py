@@ -33,9 +33,11 @@ class Flatten(Layer):
 
 @register("Reshape")
 class Reshape(Layer):
-    """The bottom with `num_axes` axes from `axis` on replaced by `shape`. 0 copies the bottom's extent; -1 is inferred.
+    """The bottom with `num_axes` axes from `axis` on replaced by `shape`. 0 copies the bottom's
+    extent; -1 is inferred.
 
-    Bottom: any shape. Top: the same values. Fields (reshape_param): shape, axis, num_axes (-1: to the last).
+    Bottom: any shape. Top: the same values. Fields (reshape_param): shape, axis, num_axes (-1: to
+    the last).
     """
 
     def setup(self, bottoms: Sequence[Shape]) -> list[Shape]:
@@ -44,12 +46,14 @@ class Reshape(Layer):
         start = param.axis if param.axis >= 0 else len(shape) + param.axis + 1
         if not 0 <= start <= len(shape):
             raise LayerError(
-                f"axis {param.axis} is outside the {len(shape)} axes of a bottom of shape {times(shape)}"
+                f"axis {param.axis} is outside the {len(shape)} axes of a bottom of shape "
+                f"{times(shape)}"
             )
         end = len(shape) if param.num_axes == -1 else start + param.num_axes
         if not start <= end <= len(shape):
             raise LayerError(
-                f"axis {param.axis} with num_axes {param.num_axes} is outside a bottom of shape {times(shape)}"
+                f"axis {param.axis} with num_axes {param.num_axes} is outside a bottom of shape "
+                f"{times(shape)}"
             )
         self.dims, self.start, self.end = tuple(param.shape.dim), start, end
         if self.dims.count(-1) > 1 or min(self.dims, default=0) < -1:
@@ -57,13 +61,16 @@ class Reshape(Layer):
         for index, dim in enumerate(self.dims):
             if dim == 0 and start + index >= len(shape):
                 raise LayerError(
-                    f"dim {index} is 0 but a bottom of shape {times(shape)} has no axis {start + index}"
+                    f"dim {index} is 0 but a bottom of shape {times(shape)} has no axis "
+                    f"{start + index}"
                 )
         return [self.reshaped(shape)]
 
     def reshaped(self, shape: Shape) -> Shape:
         """Return the top's shape for a bottom of this shape."""
-        middle = [shape[self.start + index] if dim == 0 else dim for index, dim in enumerate(self.dims)]
+        middle = [
+            shape[self.start + index] if dim == 0 else dim for index, dim in enumerate(self.dims)
+        ]
         count = math.prod(shape[self.start : self.end])
         if -1 in middle:
             known = math.prod(extent for extent in middle if extent != -1)
@@ -74,7 +81,8 @@ class Reshape(Layer):
             middle[middle.index(-1)] = count // known
         if math.prod(middle) != count:
             raise LayerError(
-                f"shape {times(middle)} has {math.prod(middle)} values, expected {count} of {times(shape)}"
+                f"shape {times(middle)} has {math.prod(middle)} values, expected {count} of "
+                f"{times(shape)}"
             )
         return (*shape[: self.start], *middle, *shape[self.end :])
 

@@ -42,7 +42,8 @@ class NegativeLogLikelihood(torch.autograd.Function):
     """The sum of -log softmax(x)[label] over the items that are not ignored,
     weighted by class, divided by `normalizer`.
 
-    The value is limited to Caffe's maximum, but the gradient, (softmax - one hot) / normalizer, is not, as in Caffe.
+    The value is limited to Caffe's maximum, but the gradient, (softmax - one hot) / normalizer, is
+    not, as in Caffe.
     """
 
     @staticmethod
@@ -96,12 +97,15 @@ def check_labels(scores: Shape, labels: Shape, axis: int, *, name: str) -> None:
         values = "value" if found == 1 else "values"
         raise LayerError(f"bottom '{name}' has {found} {values} per item, expected {wanted}")
     raise LayerError(
-        f"bottom '{name}' of shape {times(labels)} has {math.prod(labels)} values, expected {expected}: one for each "
+        f"bottom '{name}' of shape {times(labels)} has {math.prod(labels)} values, expected "
+        f"{expected}: one for each "
         f"item of the scores of shape {times(scores)}, whose class axis is {axis}"
     )
 
 
-def label_indices(label: Tensor, classes: int, ignore_label: int | None) -> tuple[Tensor, Tensor | None]:
+def label_indices(
+    label: Tensor, classes: int, ignore_label: int | None
+) -> tuple[Tensor, Tensor | None]:
     """Convert labels to indices. Also return a mask of the ignored ones, whose index is 0.
 
     Raises:
@@ -112,22 +116,26 @@ def label_indices(label: Tensor, classes: int, ignore_label: int | None) -> tupl
         ignored = label.trunc() == ignore_label
         label = label.masked_fill(ignored, 0)
     if wrong := outside(label, range(classes)):
-        raise DataError(f"label {wrong} is outside 0..{classes - 1}, the indices of the {classes} scores")
+        raise DataError(
+            f"label {wrong} is outside 0..{classes - 1}, the indices of the {classes} scores"
+        )
     return label.long(), ignored
 
 
 @register("SoftmaxWithLoss")
 class SoftmaxWithLoss(Layer):
-    """loss = -1/Z sum over items of log softmax(x)[label], at most 87.3365 an item (Caffe's smallest float).
+    """loss = -1/Z sum over items of log softmax(x)[label], at most 87.3365 an item (Caffe's
+    smallest float).
 
-    Bottoms: scores N x C x S; labels, N x S integers in 0 .. C - 1. Tops: the loss, a scalar; optionally
-    the softmax, shaped as the scores, which has no gradient. Labels have none either.
+    Bottoms: scores N x C x S; labels, N x S integers in 0 .. C - 1. Tops: the loss, a scalar;
+    optionally the softmax, shaped as the scores, which has no gradient. Labels have none either.
 
-    Fields: softmax_param.axis, the class axis; loss_param.ignore_label, the label of items that are ignored;
-    loss_param.normalization, Z: FULL = N S, VALID = items not ignored, BATCH_SIZE = N, NONE = 1; the old
-    loss_param.normalize (true = VALID, false = BATCH_SIZE) if normalization is not set; PRE_FIXED of R-FCN's Caffe =
-    pre_fixed_normalizer. Z is at least 1. Of SegNet's Caffe: weight_by_label_freqs, and class_weighting, once for each
-    class: the loss of an item is multiplied by the weight of its label; Z does not change.
+    Fields: softmax_param.axis, the class axis; loss_param.ignore_label, the label of items that are
+    ignored; loss_param.normalization, Z: FULL = N S, VALID = items not ignored, BATCH_SIZE = N,
+    NONE = 1; the old loss_param.normalize (true = VALID, false = BATCH_SIZE) if normalization is
+    not set; PRE_FIXED of R-FCN's Caffe = pre_fixed_normalizer. Z is at least 1. Of SegNet's Caffe:
+    weight_by_label_freqs, and class_weighting, once for each class: the loss of an item is
+    multiplied by the weight of its label; Z does not change.
     """
 
     MIN_BOTTOMS: ClassVar[int] = 2
@@ -153,7 +161,8 @@ class SoftmaxWithLoss(Layer):
             return None
         if len(param.class_weighting) != classes:
             raise LayerError(
-                f"class_weighting occurs {len(param.class_weighting)} times, expected {classes}: once for each class"
+                f"class_weighting occurs {len(param.class_weighting)} times, expected {classes}: "
+                "once for each class"
             )
         return torch.tensor(list(param.class_weighting), device=self.context.device)
 
@@ -169,7 +178,9 @@ class SoftmaxWithLoss(Layer):
         return (loss, log_probability.exp().reshape(shape)) if self.with_softmax else loss
 
 
-def normalizer(mode: int, items: int, label: Tensor, ignored: Tensor | None, *, fixed: float = 1.0) -> float:
+def normalizer(
+    mode: int, items: int, label: Tensor, ignored: Tensor | None, *, fixed: float = 1.0
+) -> float:
     """Return the divisor of a loss over labels.
 
     Args:

@@ -19,17 +19,20 @@ OBJECT_VALUES = 8
 
 @register("AnnotatedData")
 class AnnotatedData(ReadingSource):
-    """Images and their objects from a database of AnnotatedDatum records, prepared in the background.
+    """Images and their objects from a database of AnnotatedDatum records, prepared in the
+    background.
 
-    An image is distorted and expanded, a window of it is sampled, and it is resized, given noise, cropped and mirrored, as
-    far as the definition says so; its objects follow. Random choices depend on the seed and the record's number only.
+    An image is distorted and expanded, a window of it is sampled, and it is resized, given noise,
+    cropped and mirrored, as far as the definition says so; its objects follow. Random choices
+    depend on the seed and the record's number only.
 
-    Tops: data N x C x H x W; optionally label 1 x 1 x G x 8, a row for each of the G objects of the batch: image, label,
-    instance, xmin, ymin, xmax, ymax (fractions of the image), difficult; one row of -1 if there is none. Of records without
-    an annotation type: label N.
+    Tops: data N x C x H x W; optionally label 1 x 1 x G x 8, a row for each of the G objects of the
+    batch: image, label, instance, xmin, ymin, xmax, ymax (fractions of the image), difficult; one
+    row of -1 if there is none. Of records without an annotation type: label N.
 
-    Fields: data_param as in Data (source, batch_size, backend, rand_skip, prefetch, shared_file_system); transform_param;
-    annotated_data_param: batch_sampler, see `poseidon.data.augment.samplers`; anno_type. label_map_file has no effect.
+    Fields: data_param as in Data (source, batch_size, backend, rand_skip, prefetch,
+    shared_file_system); transform_param; annotated_data_param: batch_sampler, see
+    `poseidon.data.augment.samplers`; anno_type. label_map_file has no effect.
     """
 
     MAX_TOPS: ClassVar[int | None] = 2
@@ -40,7 +43,9 @@ class AnnotatedData(ReadingSource):
         if self.reader is None:
             self.reader = self._open()
         batch = self.param.data_param.batch_size
-        label: Shape = (1, 1, self.reader.objects, OBJECT_VALUES) if self.reader.has_boxes else (batch,)
+        label: Shape = (
+            (1, 1, self.reader.objects, OBJECT_VALUES) if self.reader.has_boxes else (batch,)
+        )
         return [self.reader.shape, label][: len(self.param.top)]
 
     def _open(self) -> AnnotatedReader:

@@ -39,8 +39,9 @@ class Data(ReadingSource):
     Tops: data N x C x H x W, cropped and transformed; optionally label N. With a batch_size of 1,
     and without a crop and a fixed size, data has the size of each record.
 
-    Fields (data_param): source, batch_size N of one worker, backend, rand_skip, prefetch, shared_file_system (true:
-    all clients share the records of one database; false: client k has `<source>_k`); transform_param.
+    Fields (data_param): source, batch_size N of one worker, backend, rand_skip, prefetch,
+    shared_file_system (true: all clients share the records of one database; false: client k has
+    `<source>_k`); transform_param.
     """
 
     MAX_TOPS: ClassVar[int | None] = 2

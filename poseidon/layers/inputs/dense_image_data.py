@@ -8,7 +8,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import ClassVar
 
-from poseidon.data.batches.dense_images import DenseImageReader, LabelKind, Labels, Scaling, read_pairs
+from poseidon.data.batches.dense_images import (
+    DenseImageReader,
+    LabelKind,
+    Labels,
+    Scaling,
+    read_pairs,
+)
 from poseidon.data.batches.images import ImagePlan
 from poseidon.data.batches.transform import STEPS, Transform
 from poseidon.layers.base import LayerError, Shape
@@ -26,15 +32,15 @@ from poseidon.proto.caffe_pb2 import (
 class DenseImageData(ReadingSource):
     """Images and label images from a list, whose lines are two paths; prepared in the background.
 
-    Tops: data N x C x H x W, cropped and transformed; labels N x 1 x H x W, the values of the label images, cropped and
-    mirrored like the data. Without new_height and new_width, and without a crop, the images of a batch must have one
-    size.
+    Tops: data N x C x H x W, cropped and transformed; labels N x 1 x H x W, the values of the label
+    images, cropped and mirrored like the data. Without new_height and new_width, and without a
+    crop, the images of a batch must have one size.
 
-    Fields (dense_image_data_param): source, the list; root_folder, the prefix of each path; batch_size N of one worker;
-    new_height and new_width (label images: the nearest neighbour); is_color; shuffle; rand_skip; mean_file, in place of
-    that of transform_param; shared_file_system (as for `ImageData`); transform_param, with
-    DeepLab's scale_factors: the size of each image and of its labels is multiplied by one of them,
-    drawn at random, before the crop.
+    Fields (dense_image_data_param): source, the list; root_folder, the prefix of each path;
+    batch_size N of one worker; new_height and new_width (label images: the nearest neighbour);
+    is_color; shuffle; rand_skip; mean_file, in place of that of transform_param; shared_file_system
+    (as for `ImageData`); transform_param, with DeepLab's scale_factors: the size of each image and
+    of its labels is multiplied by one of them, drawn at random, before the crop.
     """
 
     MIN_TOPS: ClassVar[int] = 2
@@ -71,7 +77,8 @@ class DenseImageData(ReadingSource):
         if param.HasField("mean_file"):
             if transform.HasField("mean_file"):
                 raise LayerError(
-                    "has mean_file in dense_image_data_param and in transform_param, expected one of them"
+                    "has mean_file in dense_image_data_param and in transform_param, expected one "
+                    "of them"
                 )
             transform.mean_file = param.mean_file
         return transform
@@ -115,17 +122,21 @@ KINDS = {
 
 @register("ImageSegData")
 class ImageSegData(DenseImageData):
-    """Images from a list with a label for each pixel; images that are smaller than the crop are extended.
+    """Images from a list with a label for each pixel; images that are smaller than the crop are
+    extended.
 
-    A line of the list is the path of an image and, as label_type says, of its label image (PIXEL), a label for all its
-    pixels (IMAGE), or nothing (NONE: all pixels have ignore_label). An image that is smaller than the crop gets rows
-    below and columns on the right, of the mean in the image and of ignore_label in the labels.
+    A line of the list is the path of an image and, as label_type says, of its label image (PIXEL),
+    a label for all its pixels (IMAGE), or nothing (NONE: all pixels have ignore_label). An image
+    that is smaller than the crop gets rows below and columns on the right, of the mean in the image
+    and of ignore_label in the labels.
 
-    Tops: data N x C x H x W and labels N x 1 x H x W, as for `DenseImageData`; extents N x 1 x 1 x 2, which may be left
-    out: height and width of each image, scaled, before it is extended, at most H and W.
+    Tops: data N x C x H x W and labels N x 1 x H x W, as for `DenseImageData`; extents N x 1 x 1 x
+    2, which may be left out: height and width of each image, scaled, before it is extended, at most
+    H and W.
 
-    Fields (image_data_param): those of `ImageData`; label_type (IMAGE); ignore_label (255); transform_param, without
-    mean_file. Label images are resized by the nearest neighbour; DeepLab interpolates them.
+    Fields (image_data_param): those of `ImageData`; label_type (IMAGE); ignore_label (255);
+    transform_param, without mean_file. Label images are resized by the nearest neighbour; DeepLab
+    interpolates them.
     """
 
     MAX_TOPS: ClassVar[int | None] = 3
@@ -148,7 +159,9 @@ class ImageSegData(DenseImageData):
             LayerError: there is a mean file.
         """
         if self.param.transform_param.HasField("mean_file"):
-            raise LayerError("transform_param has mean_file, expected mean_value: images differ in size")
+            raise LayerError(
+                "transform_param has mean_file, expected mean_value: images differ in size"
+            )
         return copied(self.param.transform_param)
 
 

@@ -18,13 +18,15 @@ from poseidon.layers.registry import register
 
 @register("HDF5Data")
 class HDF5Data(ReadingSource):
-    """Rows of datasets in the HDF5 files of a list, prepared in the background. Each top is the dataset of its name.
+    """Rows of datasets in the HDF5 files of a list, prepared in the background.
+
+    Each top is the dataset of its name.
 
     Tops: one or more, N x ... with the shape of the dataset's rows, converted to float.
 
-    Fields (hdf5_data_param): source, the list, a path a line; batch_size N of one worker; shuffle (permute the files,
-    and the rows of each file, in each epoch); shared_file_system (true: all clients share the rows; false: client k has
-    the list `<source>_k`).
+    Fields (hdf5_data_param): source, the list, a path a line; batch_size N of one worker; shuffle
+    (permute the files, and the rows of each file, in each epoch); shared_file_system (true: all
+    clients share the rows; false: client k has the list `<source>_k`).
     """
 
     MIN_TOPS: ClassVar[int] = 1
@@ -54,7 +56,9 @@ class HDF5Data(ReadingSource):
         )
 
     def _file(self, source: Path, path: str) -> Path:
-        """Resolve a path of the list: as a path of the definition, else relative to the list's folder."""
+        """Resolve a path of the list: as a path of the definition, else relative to the list's
+        folder.
+        """
         found = self.context.resolve(path)
         beside = source.parent / path
         return beside if not found.exists() and beside.exists() else found
@@ -64,7 +68,8 @@ class HDF5Data(ReadingSource):
 class HDF5Output(Layer):
     """A writer of its bottoms to the datasets `data` and `label` of a new HDF5 file.
 
-    Bottoms: data, N x ...; label, N x ... . No tops. Every pass appends its rows; Caffe can write one batch only.
+    Bottoms: data, N x ...; label, N x ... . No tops. Every pass appends its rows; Caffe can write
+    one batch only.
 
     Fields (hdf5_output_param): file_name; worker g of several writes `<file_name>_g`.
     """
@@ -84,10 +89,13 @@ class HDF5Output(Layer):
         data, label = bottoms
         if not data or not label or data[0] != label[0]:
             raise LayerError(
-                f"bottoms have shapes {times(data)} and {times(label)}, expected the same number of rows"
+                f"bottoms have shapes {times(data)} and {times(label)}, expected the same number "
+                "of rows"
             )
         path = self.context.resolve(name)
-        self.path = path.with_name(f"{path.name}_{self.context.rank}") if self.context.workers > 1 else path
+        self.path = (
+            path.with_name(f"{path.name}_{self.context.rank}") if self.context.workers > 1 else path
+        )
         if not self.path.parent.is_dir():
             raise LayerError(f"cannot write {self.path}: there is no folder {self.path.parent}")
         return []

@@ -15,15 +15,16 @@ from poseidon.proto.caffe_pb2 import TRAIN
 
 @register("ImageData")
 class ImageData(ReadingSource):
-    """Images and labels from a list, whose lines are a path and an integer; prepared in the background.
+    """Images and labels from a list, whose lines are a path and an integer; prepared in the
+    background.
 
-    Tops: data N x C x H x W, cropped and transformed; label N. Without new_height and new_width, and without a crop,
-    the images of a batch must have one size, which the tops get.
+    Tops: data N x C x H x W, cropped and transformed; label N. Without new_height and new_width,
+    and without a crop, the images of a batch must have one size, which the tops get.
 
-    Fields (image_data_param): source, the list; root_folder, the prefix of each path; batch_size N of one worker;
-    new_height and new_width; is_color; shuffle (another order in each epoch, the same on all workers); rand_skip;
-    shared_file_system (true: all clients share the lines of one list; false: client k has `<source>_k`);
-    transform_param.
+    Fields (image_data_param): source, the list; root_folder, the prefix of each path; batch_size N
+    of one worker; new_height and new_width; is_color; shuffle (another order in each epoch, the
+    same on all workers); rand_skip; shared_file_system (true: all clients share the lines of one
+    list; false: client k has `<source>_k`); transform_param.
     """
 
     MIN_TOPS: ClassVar[int] = 2
@@ -33,7 +34,9 @@ class ImageData(ReadingSource):
         param = self.param.image_data_param
         if self.reader is None:
             transform = Transform(
-                self.param.transform_param, train=self.context.phase == TRAIN, resolve=self.context.resolve
+                self.param.transform_param,
+                train=self.context.phase == TRAIN,
+                resolve=self.context.resolve,
             )
             self.reader = self._open(transform)
             self.tops_may_change_shape = not (param.new_height or transform.has_fixed_size)

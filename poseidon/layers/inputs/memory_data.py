@@ -24,8 +24,8 @@ class MemoryData(Source):
 
     Tops: data and label.
 
-    Fields (memory_data_param): batch_size, channels, height and width, all positive. As in Caffe, the records are not
-    transformed.
+    Fields (memory_data_param): batch_size, channels, height and width, all positive. As in Caffe,
+    the records are not transformed.
     """
 
     MIN_TOPS: ClassVar[int] = 2
@@ -36,7 +36,8 @@ class MemoryData(Source):
         shape = (param.batch_size, param.channels, param.height, param.width)
         if min(shape) < 1:
             raise LayerError(
-                f"memory_data_param has batch_size x channels x height x width = {times(shape)}, expected all four "
+                f"memory_data_param has batch_size x channels x height x width = {times(shape)}, "
+                "expected all four "
                 "to be positive"
             )
         self.shape = shape
@@ -53,11 +54,17 @@ class MemoryData(Source):
             LayerError: the shape or the number of records is wrong.
         """
         if data.ndim != 4 or data.shape[1:] != self.shape[1:]:
-            raise LayerError(f"records have shape {times(data.shape)}, expected Nx{times(self.shape[1:])}")
+            raise LayerError(
+                f"records have shape {times(data.shape)}, expected Nx{times(self.shape[1:])}"
+            )
         if not len(data) or len(data) % self.shape[0]:
-            raise LayerError(f"got {len(data)} records, expected a multiple of batch_size {self.shape[0]}")
+            raise LayerError(
+                f"got {len(data)} records, expected a multiple of batch_size {self.shape[0]}"
+            )
         if labels.size != len(data):
-            raise LayerError(f"got {len(data)} records and {labels.size} labels, expected the same number")
+            raise LayerError(
+                f"got {len(data)} records and {labels.size} labels, expected the same number"
+            )
         self._data = torch.from_numpy(np.ascontiguousarray(data, np.float32))
         self._labels = torch.from_numpy(np.ascontiguousarray(labels.reshape(-1), np.float32))
         self._position = 0

@@ -21,13 +21,15 @@ class ROIData(ReadingSource):
     """One image and the boxes of its objects, from a window file; in place of
     py-faster-rcnn's Python layer RoIDataLayer.
 
-    Tops: data 1 x 3 x H x W, whose size changes from image to image; im_info 1 x 3: H, W and the factor of the image's
-    sides; gt_boxes G x 5: x1, y1, x2, y2 in pixels of data, and the class, from 1.
+    Tops: data 1 x 3 x H x W, whose size changes from image to image; im_info 1 x 3: H, W and the
+    factor of the image's sides; gt_boxes G x 5: x1, y1, x2, y2 in pixels of data, and the class,
+    from 1.
 
-    Fields: roi_data_param: source, a window file as for `WindowData`, whose windows of overlap 1 are the objects;
-    root_folder, the prefix of each path; scale, the length of the shorter side (0: images stay as they are); max_size,
-    the limit of the longer one; shuffle (another order in each epoch, the same on all workers); shared_file_system (as
-    for `ImageData`). transform_param: mean_value, scale, mirror.
+    Fields: roi_data_param: source, a window file as for `WindowData`, whose windows of overlap 1
+    are the objects; root_folder, the prefix of each path; scale, the length of the shorter side (0:
+    images stay as they are); max_size, the limit of the longer one; shuffle (another order in each
+    epoch, the same on all workers); shared_file_system (as for `ImageData`). transform_param:
+    mean_value, scale, mirror.
     """
 
     MIN_TOPS: ClassVar[int] = 3

@@ -26,7 +26,10 @@ class Source(Layer):
 
 
 class ReadingSource(Source):
-    """The base class of layers that read records in the background. The first `setup` sets `reader`."""
+    """The base class of layers that read records in the background.
+
+    The first `setup` sets `reader`.
+    """
 
     OPENS_FILES: ClassVar[bool] = True
     reader: NumberedReader | None = None
@@ -88,7 +91,8 @@ class ReadingSource(Source):
             first: the list's first path, without the prefix.
 
         Returns:
-            `root`, made absolute if the first image is found elsewhere than below the current folder.
+            `root`, made absolute if the first image is found elsewhere than below the current
+            folder.
         """
         if Path(root + first).is_absolute():
             return root
@@ -121,8 +125,8 @@ class DummyData(Source):
 
     Tops: one or more.
 
-    Fields (dummy_data_param): data_filler, none (the constant 0), one for all tops or one for each; shape, or the old
-    num, channels, height and width, one for all tops or one for each.
+    Fields (dummy_data_param): data_filler, none (the constant 0), one for all tops or one for each;
+    shape, or the old num, channels, height and width, one for all tops or one for each.
     """
 
     IS_RANDOM: ClassVar[bool] = True
@@ -132,7 +136,9 @@ class DummyData(Source):
         shapes = dummy_shapes(param, tops)
         fillers = list(param.data_filler) or [FillerParameter(type="constant")]
         if len(fillers) not in (1, tops):
-            raise LayerError(f"data_filler occurs {len(fillers)} times, expected at most {once_or(tops)}")
+            raise LayerError(
+                f"data_filler occurs {len(fillers)} times, expected at most {once_or(tops)}"
+            )
         self.fillers = fillers * (tops if len(fillers) == 1 else 1)
         self.shapes = shapes
         self.constants: dict[int, Tensor] = {}
@@ -193,9 +199,13 @@ def dummy_shapes(param: DummyDataParameter, tops: int) -> list[Shape]:
     if param.shape:
         if any(old.values()):
             raise LayerError("has both shape and num/channels/height/width, expected one of them")
-        return shape_per_top("dummy_data_param shape", [top_shape(shape) for shape in param.shape], tops)
+        return shape_per_top(
+            "dummy_data_param shape", [top_shape(shape) for shape in param.shape], tops
+        )
     for name, values in old.items():
         if len(values) not in (1, tops):
-            raise LayerError(f"{name} occurs {len(values)} times, expected {once_or(tops)} (or use shape)")
+            raise LayerError(
+                f"{name} occurs {len(values)} times, expected {once_or(tops)} (or use shape)"
+            )
     columns = [values * (tops if len(values) == 1 else 1) for values in old.values()]
     return [top_shape(BlobShape(dim=dims)) for dims in zip(*columns, strict=True)]

@@ -19,13 +19,16 @@ MODES = {"warp": CropMode.WARP, "square": CropMode.SQUARE}
 
 @register("WindowData")
 class WindowData(ReadingSource):
-    """Windows drawn at random from a window file (R-CNN, Girshick et al., 2014); see `poseidon.data.batches.windows`.
+    """Windows drawn at random from a window file (R-CNN, Girshick et al., 2014); see
+    `poseidon.data.batches.windows`.
 
-    Tops: data N x 3 x crop x crop; label N, 0 for background. The first N - floor(N fg_fraction) items are background.
+    Tops: data N x 3 x crop x crop; label N, 0 for background. The first N - floor(N fg_fraction)
+    items are background.
 
-    Fields: window_data_param: source; root_folder, the prefix of each path; batch_size N of one worker; fg_threshold,
-    bg_threshold, fg_fraction; context_pad; crop_mode, warp or square; cache_images; shared_file_system.
-    transform_param: crop_size, mirror, scale, mean_file or mean_value.
+    Fields: window_data_param: source; root_folder, the prefix of each path; batch_size N of one
+    worker; fg_threshold, bg_threshold, fg_fraction; context_pad; crop_mode, warp or square;
+    cache_images; shared_file_system. transform_param: crop_size, mirror, scale, mean_file or
+    mean_value.
     """
 
     MIN_TOPS: ClassVar[int] = 2
@@ -44,7 +47,8 @@ class WindowData(ReadingSource):
             raise LayerError("missing crop_size in transform_param, expected at least 1")
         if 2 * param.context_pad >= transform.crop_size:
             raise LayerError(
-                f"context_pad is {param.context_pad}, expected less than half of crop_size {transform.crop_size}"
+                f"context_pad is {param.context_pad}, expected less than half of crop_size "
+                f"{transform.crop_size}"
             )
         if param.crop_mode not in MODES:
             raise LayerError(f"crop_mode is '{param.crop_mode}', expected {' or '.join(MODES)}")
@@ -76,16 +80,27 @@ class WindowData(ReadingSource):
     def _mean(self) -> Floats | None:
         param = self.param.transform_param
         if param.HasField("mean_file") and param.mean_value:
-            raise LayerError("transform_param has both mean_file and mean_value, expected one of them")
+            raise LayerError(
+                "transform_param has both mean_file and mean_value, expected one of them"
+            )
         if param.HasField("mean_file"):
             mean = read_mean(self.context.resolve(param.mean_file))
-            if mean.shape[0] != CHANNELS or mean.shape[1] != mean.shape[2] or mean.shape[1] < param.crop_size:
+            if (
+                mean.shape[0] != CHANNELS
+                or mean.shape[1] != mean.shape[2]
+                or mean.shape[1] < param.crop_size
+            ):
                 raise LayerError(
-                    f"mean_file is {times(mean.shape)}, expected a square image of {CHANNELS} channels and an extent of at least {param.crop_size}"
+                    f"mean_file is {times(mean.shape)}, expected a square image of {CHANNELS} "
+                    f"channels and an extent of at least {param.crop_size}"
                 )
             return mean
         if not param.mean_value:
             return None
         if len(param.mean_value) not in (1, CHANNELS):
-            raise LayerError(f"mean_value occurs {len(param.mean_value)} times, expected 1 or {CHANNELS}")
-        return np.broadcast_to(np.array(param.mean_value, np.float32).reshape(-1, 1, 1), (CHANNELS, 1, 1))
+            raise LayerError(
+                f"mean_value occurs {len(param.mean_value)} times, expected 1 or {CHANNELS}"
+            )
+        return np.broadcast_to(
+            np.array(param.mean_value, np.float32).reshape(-1, 1, 1), (CHANNELS, 1, 1)
+        )

@@ -21,11 +21,11 @@ from poseidon.layers.registry import register
 class Accuracy(Layer):
     """The fraction of items whose label is among the top_k scores.
 
-    An item is correct if fewer than top_k other classes score at least as high as its label, so ties count against it.
-    Ignored items do not count; without any items the accuracy is 0.
+    An item is correct if fewer than top_k other classes score at least as high as its label, so
+    ties count against it. Ignored items do not count; without any items the accuracy is 0.
 
-    Bottoms: scores N x C x S; labels, N x S integers in 0 .. C - 1. Tops: the accuracy, a scalar; optionally the
-    accuracy of each class, C (0 for a class without items). No gradient.
+    Bottoms: scores N x C x S; labels, N x S integers in 0 .. C - 1. Tops: the accuracy, a scalar;
+    optionally the accuracy of each class, C (0 for a class without items). No gradient.
 
     Fields (accuracy_param): top_k, axis, ignore_label.
     """
@@ -42,7 +42,9 @@ class Accuracy(Layer):
         classes = scores[self.axis]
         self.top_k = param.top_k
         if not 1 <= self.top_k <= classes:
-            raise LayerError(f"top_k is {self.top_k}, expected 1 to {classes}, the number of classes")
+            raise LayerError(
+                f"top_k is {self.top_k}, expected 1 to {classes}, the number of classes"
+            )
         self.ignore_label = param.ignore_label if param.HasField("ignore_label") else None
         self.per_class = len(self.param.top) > 1
         return [(), (classes,)][: len(self.param.top)]

@@ -35,8 +35,8 @@ class LabelLoss(Layer):
 
 @register("HingeLoss")
 class HingeLoss(LabelLoss):
-    """loss = 1/N sum over items and classes of max(0, 1 - t x) (L1) or of its square (L2), t = 1 for the item's class
-    and -1 for others.
+    """loss = 1/N sum over items and classes of max(0, 1 - t x) (L1) or of its square (L2), t = 1
+    for the item's class and -1 for others.
 
     Bottoms: scores N x C...; N labels, integers in 0 .. C - 1 without a gradient. Top: a scalar.
 
@@ -49,7 +49,8 @@ class HingeLoss(LabelLoss):
             raise LayerError(f"scores have shape {times(scores)}, expected items x classes")
         if math.prod(labels) != scores[0]:
             raise LayerError(
-                f"bottom '{self.param.bottom[1]}' has {math.prod(labels)} values, expected {scores[0]}: one an item"
+                f"bottom '{self.param.bottom[1]}' has {math.prod(labels)} values, expected "
+                f"{scores[0]}: one an item"
             )
         self.squares = self.param.hinge_loss_param.norm == HingeLossParameter.L2
         return [()]
@@ -66,14 +67,16 @@ class HingeLoss(LabelLoss):
 class MultinomialLogisticLoss(LabelLoss):
     """loss = -1/N sum of log max(p[label], 1e-20).
 
-    Bottoms: probabilities N x C...; N labels, integers in 0 .. C - 1 without a gradient. Top: a scalar. No fields.
+    Bottoms: probabilities N x C...; N labels, integers in 0 .. C - 1 without a gradient. Top: a
+    scalar. No fields.
     """
 
     def setup(self, bottoms: Sequence[Shape]) -> list[Shape]:
         probabilities, labels = bottoms
         if not probabilities or math.prod(labels) != probabilities[0]:
             raise LayerError(
-                f"bottoms have shapes {times(probabilities)} and {times(labels)}, expected one label an item"
+                f"bottoms have shapes {times(probabilities)} and {times(labels)}, expected one "
+                "label an item"
             )
         return [()]
 
@@ -84,19 +87,23 @@ class MultinomialLogisticLoss(LabelLoss):
 
 
 def log_of(probability: Tensor) -> Tensor:
-    """Return log max(p, 1e-20), with the gradient 1 / max(p, 1e-20) also below the threshold, as in Caffe."""
-    return (probability + (probability.detach().clamp(min=LOG_THRESHOLD) - probability.detach())).log()
+    """Return log max(p, 1e-20), with the gradient 1 / max(p, 1e-20) also below the threshold, as
+    in Caffe.
+    """
+    return (
+        probability + (probability.detach().clamp(min=LOG_THRESHOLD) - probability.detach())
+    ).log()
 
 
 @register("InfogainLoss")
 class InfogainLoss(Layer):
     """loss = -1/Z sum over items and classes of H[label, c] log max(softmax(x)_c, 1e-20).
 
-    Bottoms: scores N x C x S; labels, N x S integers without a gradient; H, C x C, unless `source` names it.
-    Tops: the loss, a scalar; optionally the softmax, shaped as the scores.
+    Bottoms: scores N x C x S; labels, N x S integers without a gradient; H, C x C, unless `source`
+    names it. Tops: the loss, a scalar; optionally the softmax, shaped as the scores.
 
-    Fields: infogain_loss_param.source, a binaryproto of H, and axis; loss_param.ignore_label, normalization, normalize
-    as for SoftmaxWithLoss.
+    Fields: infogain_loss_param.source, a binaryproto of H, and axis; loss_param.ignore_label,
+    normalization, normalize as for SoftmaxWithLoss.
     """
 
     MIN_BOTTOMS: ClassVar[int] = 2
@@ -115,7 +122,9 @@ class InfogainLoss(Layer):
         self.normalization, self.fixed = normalization(loss), loss.pre_fixed_normalizer
         self.infogain = self._read_infogain(classes) if len(bottoms) < 3 else None
         if len(bottoms) == 3 and math.prod(bottoms[2]) != classes * classes:
-            raise LayerError(f"bottom 2 has shape {times(bottoms[2])}, expected {classes}x{classes}")
+            raise LayerError(
+                f"bottom 2 has shape {times(bottoms[2])}, expected {classes}x{classes}"
+            )
         self.with_softmax = self.top_count() > 1
         return [(), scores][: self.top_count()]
 
@@ -128,7 +137,8 @@ class InfogainLoss(Layer):
         matrix = read_matrix(self.context.resolve(source))
         if matrix.numel() != classes * classes:
             raise LayerError(
-                f"infogain matrix '{source}' has {matrix.numel()} values, expected {classes} x {classes}"
+                f"infogain matrix '{source}' has {matrix.numel()} values, expected {classes} x "
+                f"{classes}"
             )
         return matrix.reshape(classes, classes).to(self.context.device)
 
@@ -175,9 +185,9 @@ class SigmoidCrossEntropyLoss(LabelLoss):
 
     Bottoms: scores x; targets t, as many values in 0 .. 1, without a gradient. Top: a scalar.
 
-    Fields (loss_param): ignore_label, a target that is ignored; normalization, Z: FULL = all values, VALID =
-    those not ignored, BATCH_SIZE = the first extent (the default of this layer), NONE = 1; the old normalize
-    (true = VALID, false = BATCH_SIZE). Z is at least 1.
+    Fields (loss_param): ignore_label, a target that is ignored; normalization, Z: FULL = all
+    values, VALID = those not ignored, BATCH_SIZE = the first extent (the default of this layer),
+    NONE = 1; the old normalize (true = VALID, false = BATCH_SIZE). Z is at least 1.
     """
 
     def setup(self, bottoms: Sequence[Shape]) -> list[Shape]:

@@ -33,7 +33,8 @@ class EuclideanLoss(Layer):
         a, b = bottoms
         if not a or not b or a[0] != b[0] or math.prod(a) != math.prod(b):
             raise LayerError(
-                f"bottoms have shapes {times(a)} and {times(b)}, expected the same number of values per item"
+                f"bottoms have shapes {times(a)} and {times(b)}, expected the same number of "
+                "values per item"
             )
         return [()]
 
@@ -43,13 +44,14 @@ class EuclideanLoss(Layer):
 
 @register("SmoothL1Loss")
 class SmoothL1Loss(Layer):
-    """loss = 1/N sum of v f(w (a - b)), f(d) = (sigma d)^2 / 2 where |d| < 1 / sigma^2, else |d| - 1 / (2 sigma^2).
+    """loss = 1/N sum of v f(w (a - b)), f(d) = (sigma d)^2 / 2 where |d| < 1 / sigma^2, else |d|
+    - 1 / (2 sigma^2).
 
-    From Fast R-CNN (Girshick, 2015). With three bottoms it is the form of that paper's Caffe and of SSD's: v is 1,
-    and the gradient is f'(d) / N, without a further factor w.
+    From Fast R-CNN (Girshick, 2015). With three bottoms it is the form of that paper's Caffe and of
+    SSD's: v is 1, and the gradient is f'(d) / N, without a further factor w.
 
-    Bottoms: a and b; inside weights w; outside weights v; of one shape but for extents of 1 at the end. Only a and b
-    have gradients. Top: a scalar. Fields (smooth_l1_loss_param): sigma.
+    Bottoms: a and b; inside weights w; outside weights v; of one shape but for extents of 1 at the
+    end. Only a and b have gradients. Top: a scalar. Fields (smooth_l1_loss_param): sigma.
     """
 
     MIN_BOTTOMS: ClassVar[int] = 2
@@ -59,7 +61,9 @@ class SmoothL1Loss(Layer):
     def setup(self, bottoms: Sequence[Shape]) -> list[Shape]:
         plain = without_trailing_ones(bottoms[0])
         if not bottoms[0] or any(without_trailing_ones(shape) != plain for shape in bottoms):
-            raise LayerError(f"bottoms have shapes {', '.join(map(times, bottoms))}, expected equal shapes")
+            raise LayerError(
+                f"bottoms have shapes {', '.join(map(times, bottoms))}, expected equal shapes"
+            )
         self.sigma = self.param.smooth_l1_loss_param.sigma
         if not self.sigma > 0:
             raise LayerError(f"sigma is {self.sigma:g}, expected a positive number")
@@ -83,12 +87,13 @@ class SmoothL1Loss(Layer):
 
 @register("ContrastiveLoss")
 class ContrastiveLoss(Layer):
-    """loss = 1/(2N) sum of y d^2 + (1 - y) max(margin - d, 0)^2, with d = |a - b| (Hadsell et al., 2006).
+    """loss = 1/(2N) sum of y d^2 + (1 - y) max(margin - d, 0)^2, with d = |a - b| (Hadsell et
+    al., 2006).
 
     With `legacy_version` the second term is max(margin - d^2, 0).
 
-    Bottoms: a and b, both N x C (x 1 x 1); y, N values, 1 for a similar pair and 0 for a dissimilar one, without a
-    gradient. Top: a scalar. Fields (contrastive_loss_param): margin, legacy_version.
+    Bottoms: a and b, both N x C (x 1 x 1); y, N values, 1 for a similar pair and 0 for a dissimilar
+    one, without a gradient. Top: a scalar. Fields (contrastive_loss_param): margin, legacy_version.
     """
 
     MIN_BOTTOMS: ClassVar[int] = 3
@@ -100,10 +105,13 @@ class ContrastiveLoss(Layer):
         for shape in (a, b):
             if len(shape) < 2 or shape[:2] != a[:2] or any(extent != 1 for extent in shape[2:]):
                 raise LayerError(
-                    f"bottoms have shapes {times(a)} and {times(b)}, expected NxC, or NxCx1x1, for both"
+                    f"bottoms have shapes {times(a)} and {times(b)}, expected NxC, or NxCx1x1, "
+                    "for both"
                 )
         if math.prod(similar) != a[0]:
-            raise LayerError(f"bottom 2 has shape {times(similar)}, expected {a[0]} values: one a pair")
+            raise LayerError(
+                f"bottom 2 has shape {times(similar)}, expected {a[0]} values: one a pair"
+            )
         param = self.param.contrastive_loss_param
         self.margin, self.legacy = param.margin, param.legacy_version
         return [()]

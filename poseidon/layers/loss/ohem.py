@@ -1,7 +1,8 @@
-"""Online hard example mining of R-FCN (Dai et al., 2016; Shrivastava et al., 2016): losses by region, and their choice.
+"""Online hard example mining of R-FCN (Dai et al., 2016; Shrivastava et al., 2016): losses by
+region, and their choice.
 
-A net computes the loss of every region with `SoftmaxWithLossOHEM` and `SmoothL1LossOHEM`, keeps the largest with
-`BoxAnnotatorOHEM`, and learns from the rest of the labels with the usual losses.
+A net computes the loss of every region with `SoftmaxWithLossOHEM` and `SmoothL1LossOHEM`, keeps the
+largest with `BoxAnnotatorOHEM`, and learns from the rest of the labels with the usual losses.
 """
 
 from __future__ import annotations
@@ -26,9 +27,9 @@ from poseidon.proto.caffe_pb2 import LossParameter
 class SoftmaxWithLossOHEM(SoftmaxWithLoss):
     """`SoftmaxWithLoss` with a third top: the loss of each item.
 
-    Bottoms: scores N x C x S; labels, N x S integers in 0 .. C - 1. Tops: the loss, a scalar; optionally the softmax,
-    shaped as the scores; optionally the loss of each item, shaped as the labels, 0 where ignored. Only the loss has a
-    gradient.
+    Bottoms: scores N x C x S; labels, N x S integers in 0 .. C - 1. Tops: the loss, a scalar;
+    optionally the softmax, shaped as the scores; optionally the loss of each item, shaped as the
+    labels, 0 where ignored. Only the loss has a gradient.
 
     Fields: those of `SoftmaxWithLoss`.
     """
@@ -46,7 +47,9 @@ class SoftmaxWithLossOHEM(SoftmaxWithLoss):
         with torch.no_grad():
             classes = scores.shape[self.axis]
             folded = scores.reshape(math.prod(scores.shape[: self.axis]), classes, -1)
-            index, ignored = label_indices(label.reshape(folded.shape[0], 1, -1), classes, self.ignore_label)
+            index, ignored = label_indices(
+                label.reshape(folded.shape[0], 1, -1), classes, self.ignore_label
+            )
             losses = torch.log_softmax(folded, 1).gather(1, index).clamp_(min=LOG_FLT_MIN).neg_()
             if ignored is not None:
                 losses.masked_fill_(ignored, 0)
@@ -55,15 +58,19 @@ class SoftmaxWithLossOHEM(SoftmaxWithLoss):
 
 @register("SmoothL1LossOHEM")
 class SmoothL1LossOHEM(Layer):
-    """loss = 1/Z sum of f(d), d = w (a - b), f(d) = d^2 / 2 where |d| < 1, else |d| - 1/2. Also the loss of each item.
+    """loss = 1/Z sum of f(d), d = w (a - b), f(d) = d^2 / 2 where |d| < 1, else |d| - 1/2.
+
+    Also the loss of each item.
 
     As in R-FCN's Caffe, the gradient is f'(d) / Z, without a further factor w.
 
-    Bottoms: a and b, N x C (x H x W); optionally weights w; of one shape but for extents of 1 at the end. Only a and b
-    have gradients. Tops: the loss, a scalar; optionally the loss of each item, N x 1 x H x W, without a gradient.
+    Bottoms: a and b, N x C (x H x W); optionally weights w; of one shape but for extents of 1 at
+    the end. Only a and b have gradients. Tops: the loss, a scalar; optionally the loss of each
+    item, N x 1 x H x W, without a gradient.
 
-    Fields (loss_param): normalization, Z: FULL and VALID (the default) = N H W, BATCH_SIZE = N, PRE_FIXED =
-    pre_fixed_normalizer, NONE = 1; the old normalize (false = BATCH_SIZE). Z is at least 1.
+    Fields (loss_param): normalization, Z: FULL and VALID (the default) = N H W, BATCH_SIZE = N,
+    PRE_FIXED = pre_fixed_normalizer, NONE = 1; the old normalize (false = BATCH_SIZE). Z is at
+    least 1.
     """
 
     MIN_BOTTOMS: ClassVar[int] = 2
@@ -74,9 +81,12 @@ class SmoothL1LossOHEM(Layer):
     def setup(self, bottoms: Sequence[Shape]) -> list[Shape]:
         shape, param = bottoms[0], self.param.loss_param
         plain = without_trailing_ones(shape)
-        if not 2 <= len(shape) <= 4 or any(without_trailing_ones(other) != plain for other in bottoms):
+        if not 2 <= len(shape) <= 4 or any(
+            without_trailing_ones(other) != plain for other in bottoms
+        ):
             raise LayerError(
-                f"bottoms have shapes {', '.join(map(times, bottoms))}, expected equal shapes of 2 to 4 axes (NxCxHxW)"
+                f"bottoms have shapes {', '.join(map(times, bottoms))}, expected equal shapes of "
+                "2 to 4 axes (NxCxHxW)"
             )
         self.mode = param.normalization
         if param.HasField("normalize") and not param.HasField("normalization"):
@@ -85,11 +95,15 @@ class SmoothL1LossOHEM(Layer):
         trail = (*shape[2:], 1, 1)[:2]
         return [(), (shape[0], 1, *trail)][: self.top_count()]
 
-    def forward(self, a: Tensor, b: Tensor, weights: Tensor | None = None) -> Tensor | tuple[Tensor, ...]:
+    def forward(
+        self, a: Tensor, b: Tensor, weights: Tensor | None = None
+    ) -> Tensor | tuple[Tensor, ...]:
         difference = a - b.reshape(a.shape)
         if weights is not None:
             difference = difference + (difference * weights.reshape(a.shape) - difference).detach()
-        losses = functional.smooth_l1_loss(difference, torch.zeros_like(difference), reduction="none")
+        losses = functional.smooth_l1_loss(
+            difference, torch.zeros_like(difference), reduction="none"
+        )
         loss = losses.sum() / self._normalizer(a)
         if self.top_count() < 2:
             return loss
@@ -108,11 +122,12 @@ class SmoothL1LossOHEM(Layer):
 
 @register("BoxAnnotatorOHEM")
 class BoxAnnotatorOHEM(Layer):
-    """The labels and weights of the roi_per_img regions with the largest losses of each image; the others are ignored.
+    """The labels and weights of the roi_per_img regions with the largest losses of each image;
+    the others are ignored.
 
-    Bottoms: regions R x 5; the loss of each region, R values; labels, R values; weights of the box regression, R x C.
-    None has a gradient. Tops: labels R x 1 x 1 x 1, ignore_label for the others; weights R x C x 1 x 1, 0 for the
-    others.
+    Bottoms: regions R x 5; the loss of each region, R values; labels, R values; weights of the box
+    regression, R x C. None has a gradient. Tops: labels R x 1 x 1 x 1, ignore_label for the others;
+    weights R x C x 1 x 1, 0 for the others.
 
     Fields (box_annotator_ohem_param): roi_per_img; ignore_label.
     """
@@ -127,15 +142,20 @@ class BoxAnnotatorOHEM(Layer):
         if param.roi_per_img < 1:
             raise LayerError("roi_per_img is 0, expected at least 1")
         if len(regions) < 2 or regions[1] != 5 or math.prod(regions[2:]) != 1:
-            raise LayerError(f"bottom 0 has shape {times(regions)}, expected 5 values for each region")
+            raise LayerError(
+                f"bottom 0 has shape {times(regions)}, expected 5 values for each region"
+            )
         count = regions[0]
         for place, shape in ((1, losses), (2, labels)):
             if math.prod(shape) != count:
                 raise LayerError(
-                    f"bottom {place} has shape {times(shape)}, expected {count} values: one a region"
+                    f"bottom {place} has shape {times(shape)}, expected {count} values: one a "
+                    "region"
                 )
         if len(weights) < 2 or weights[0] != count or math.prod(weights[2:]) != 1:
-            raise LayerError(f"bottom 3 has shape {times(weights)}, expected the weights of {count} regions")
+            raise LayerError(
+                f"bottom 3 has shape {times(weights)}, expected the weights of {count} regions"
+            )
         self.most, self.ignored = param.roi_per_img, param.ignore_label
         return [(count, 1, 1, 1), (count, weights[1], 1, 1)]
 

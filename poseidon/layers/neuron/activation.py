@@ -36,12 +36,17 @@ class ReLU(Activation):
         if self.slope == 0:
             return torch.relu_(bottom) if self.overwrites_bottom else torch.relu(bottom)
         # In place, the backward pass needs the sign of x, which only a positive slope keeps.
-        return functional.leaky_relu(bottom, self.slope, inplace=self.overwrites_bottom and self.slope > 0)
+        return functional.leaky_relu(
+            bottom, self.slope, inplace=self.overwrites_bottom and self.slope > 0
+        )
 
 
 @register("Sigmoid")
 class Sigmoid(Activation):
-    """y = 1 / (1 + exp(-x)). Bottom: any shape. Top: the same. No fields but `engine`, which has no effect."""
+    """y = 1 / (1 + exp(-x)).
+
+    Bottom: any shape. Top: the same. No fields but `engine`, which has no effect.
+    """
 
     def forward(self, bottom: Tensor) -> Tensor:
         return torch.sigmoid(bottom)
@@ -49,7 +54,10 @@ class Sigmoid(Activation):
 
 @register("TanH")
 class TanH(Activation):
-    """y = tanh(x). Bottom: any shape. Top: the same. No fields but `engine`, which has no effect."""
+    """y = tanh(x).
+
+    Bottom: any shape. Top: the same. No fields but `engine`, which has no effect.
+    """
 
     def forward(self, bottom: Tensor) -> Tensor:
         return torch.tanh(bottom)
@@ -93,9 +101,12 @@ class SeLu(Activation):
 
 @register("PReLU")
 class PReLU(Activation):
-    """y = max(0, x) + a min(0, x), with a learned slope a for each channel, or one for all. He et al., 2015.
+    """y = max(0, x) + a min(0, x), with a learned slope a for each channel, or one for all.
 
-    Bottom: N x C x ... . Top: the same. Fields (prelu_param): channel_shared; filler, 0.25 by default.
+    He et al., 2015.
+
+    Bottom: N x C x ... . Top: the same. Fields (prelu_param): channel_shared; filler, 0.25 by
+    default.
 
     Blobs: slope C, or a scalar with channel_shared.
     """
@@ -106,9 +117,13 @@ class PReLU(Activation):
     def setup(self, bottoms: Sequence[Shape]) -> list[Shape]:
         param, shape = self.param.prelu_param, bottoms[0]
         if len(shape) < 2:
-            raise LayerError(f"bottom of shape {times(shape)} has {len(shape)} axes, expected at least 2")
+            raise LayerError(
+                f"bottom of shape {times(shape)} has {len(shape)} axes, expected at least 2"
+            )
         filler = filler_or(param, "filler", 0.25)
-        self.declare(BlobSpec(name="slope", shape=() if param.channel_shared else (shape[1],), filler=filler))
+        self.declare(
+            BlobSpec(name="slope", shape=() if param.channel_shared else (shape[1],), filler=filler)
+        )
         return super().setup(bottoms)
 
     def forward(self, bottom: Tensor) -> Tensor:
@@ -129,12 +144,19 @@ class Swish(Activation):
         return super().setup(bottoms)
 
     def forward(self, bottom: Tensor) -> Tensor:
-        return functional.silu(bottom) if self.beta == 1 else bottom * torch.sigmoid(bottom * self.beta)
+        return (
+            functional.silu(bottom)
+            if self.beta == 1
+            else bottom * torch.sigmoid(bottom * self.beta)
+        )
 
 
 @register("BNLL")
 class BNLL(Activation):
-    """y = log(1 + exp(x)), binomial normal log likelihood. Bottom: any shape. Top: the same. No fields."""
+    """y = log(1 + exp(x)), binomial normal log likelihood.
+
+    Bottom: any shape. Top: the same. No fields.
+    """
 
     TOPS_MAY_BE_OVERWRITTEN: ClassVar[bool] = True
 
@@ -184,7 +206,10 @@ class Threshold(Activation):
 
 @register("ReLU6")
 class ReLU6(Activation):
-    """y = min(max(0, x), 6). Bottom: any shape. Top: the same. No fields. From MobileNet (Howard et al., 2017)."""
+    """y = min(max(0, x), 6).
+
+    Bottom: any shape. Top: the same. No fields. From MobileNet (Howard et al., 2017).
+    """
 
     def forward(self, bottom: Tensor) -> Tensor:
         return functional.relu6(bottom)

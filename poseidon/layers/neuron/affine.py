@@ -1,7 +1,8 @@
-"""Layers that multiply and add broadcast operands: Scale, Bias, Axpy; and Parameter, a learned blob as a top.
+"""Layers that multiply and add broadcast operands: Scale, Bias, Axpy; and Parameter, a learned
+blob as a top.
 
-Law: the smaller operand covers the axes `axis` .. `axis + its number of axes - 1` of the bottom and is
-broadcast over all others. A scalar is broadcast over all axes.
+Law: the smaller operand covers the axes `axis` .. `axis + its number of axes - 1` of the bottom and
+is broadcast over all others. A scalar is broadcast over all axes.
 """
 
 from __future__ import annotations
@@ -19,19 +20,23 @@ from poseidon.proto.caffe_pb2 import BiasParameter, FillerParameter, ScaleParame
 
 
 def operand_shape(param: ScaleParameter | BiasParameter, bottom: Shape) -> Shape:
-    """Return the shape of the learned operand: `num_axes` extents of the bottom from `axis` on, -1 for all.
+    """Return the shape of the learned operand: `num_axes` extents of the bottom from `axis` on,
+    -1 for all.
 
     Raises:
         LayerError: the bottom has fewer axes.
     """
     axis, count = canonical_axis(param.axis, bottom), param.num_axes
     if count < -1:
-        raise LayerError(f"num_axes is {count}, expected -1 (all axes from axis on), 0 (a scalar) or more")
+        raise LayerError(
+            f"num_axes is {count}, expected -1 (all axes from axis on), 0 (a scalar) or more"
+        )
     if count == -1:
         return bottom[axis:]
     if axis + count > len(bottom):
         raise LayerError(
-            f"axis {axis} and num_axes {count} exceed the {len(bottom)} axes of a bottom of shape {times(bottom)}"
+            f"axis {axis} and num_axes {count} exceed the {len(bottom)} axes of a bottom of shape "
+            f"{times(bottom)}"
         )
     return bottom[axis : axis + count]
 
@@ -47,14 +52,18 @@ def broadcast_shape(operand: Shape, param: ScaleParameter | BiasParameter, botto
     axis = canonical_axis(param.axis, bottom)
     if bottom[axis : axis + len(operand)] != operand:
         raise LayerError(
-            f"bottom 1 has shape {times(operand)}, expected {times(bottom[axis : axis + len(operand)])} "
+            f"bottom 1 has shape {times(operand)}, expected "
+            f"{times(bottom[axis : axis + len(operand)])} "
             f"as in bottom 0 from axis {axis} on"
         )
     return operand + (1,) * (len(bottom) - axis - len(operand))
 
 
 def broadcast_view(operand: Tensor, broadcast: Shape) -> Tensor:
-    """Return a view of the operand in its broadcast shape. The extent of a leading axis may change between calls."""
+    """Return a view of the operand in its broadcast shape.
+
+    The extent of a leading axis may change between calls.
+    """
     if operand.dim() == len(broadcast):
         return operand
     return operand.view(operand.shape + (1,) * (len(broadcast) - operand.dim()))
@@ -66,7 +75,8 @@ class Scale(Layer):
 
     Bottoms: x of any shape; s, unless it is learned. Top: the shape of x; may be in place.
 
-    Fields (scale_param): axis; num_axes, of a learned s; filler, 1 by default; bias_term; bias_filler.
+    Fields (scale_param): axis; num_axes, of a learned s; filler, 1 by default; bias_term;
+    bias_filler.
 
     Blobs: s, if there is one bottom; b, in the shape of s, with bias_term.
     """
@@ -114,7 +124,9 @@ class Bias(Layer):
         learned = len(bottoms) == 1
         operand = operand_shape(param, bottom) if learned else bottoms[1]
         self.broadcast = broadcast_shape(operand, param, bottom)
-        self.declare(*([BlobSpec(name="bias", shape=operand, filler=param.filler)] if learned else []))
+        self.declare(
+            *([BlobSpec(name="bias", shape=operand, filler=param.filler)] if learned else [])
+        )
         return [bottom]
 
     def forward(self, bottom: Tensor, operand: Tensor | None = None) -> Tensor:
@@ -126,7 +138,8 @@ class Bias(Layer):
 class Axpy(Layer):
     """y = a x + z, with one a for each channel of each image. From SENet, Hu et al., 2017.
 
-    Bottoms: a, N x C or N x C x 1 x 1; x, N x C x ... ; z, in the shape of x. Top: the shape of x. No fields.
+    Bottoms: a, N x C or N x C x 1 x 1; x, N x C x ... ; z, in the shape of x. Top: the shape of x.
+    No fields.
     """
 
     MIN_BOTTOMS: ClassVar[int] = 3
@@ -137,7 +150,8 @@ class Axpy(Layer):
         a, x, z = bottoms
         if len(x) < 2 or a[:2] != x[:2] or any(extent != 1 for extent in a[2:]):
             raise LayerError(
-                f"bottom 0 has shape {times(a)}, expected {times(x[:2])}, the first two extents of bottom 1"
+                f"bottom 0 has shape {times(a)}, expected {times(x[:2])}, the first two extents "
+                "of bottom 1"
             )
         if x != z:
             raise LayerError(f"bottom 2 has shape {times(z)}, expected {times(x)} as bottom 1")

@@ -1,7 +1,8 @@
 """Batch normalization (Ioffe and Szegedy, 2015), with Caffe's three blobs of statistics.
 
-Law: only forward updates the blobs, m <- f m + mean, v <- f v + n / (n - 1) variance, s <- f s + 1, with f the moving
-average fraction and n the number of values of a channel. The test phase uses the estimates m / s and v / s.
+Law: only forward updates the blobs, m <- f m + mean, v <- f v + n / (n - 1) variance, s <- f s + 1,
+with f the moving average fraction and n the number of values of a channel. The test phase uses the
+estimates m / s and v / s.
 """
 
 from __future__ import annotations
@@ -23,8 +24,8 @@ class BatchNorm(Layer):
 
     Bottom: N x C x ... ; a bottom of one axis is one channel. Top: the same; may be in place.
 
-    Fields (batch_norm_param): use_global_stats, by default that of the phase (true in TEST); moving_average_fraction;
-    eps.
+    Fields (batch_norm_param): use_global_stats, by default that of the phase (true in TEST);
+    moving_average_fraction; eps.
 
     Blobs: sum of means C, sum of variances C, scale factor 1. Solvers do not update them.
     """
@@ -41,7 +42,9 @@ class BatchNorm(Layer):
         if not shape:
             raise LayerError("bottom is a scalar, expected at least 1 axis")
         in_test = self.context.phase == TEST
-        self.reads_estimates = param.use_global_stats if param.HasField("use_global_stats") else in_test
+        self.reads_estimates = (
+            param.use_global_stats if param.HasField("use_global_stats") else in_test
+        )
         self.updates_statistics = not self.reads_estimates
         self.fraction, self.eps = param.moving_average_fraction, param.eps
         channels = 1 if len(shape) == 1 else shape[1]
@@ -64,7 +67,9 @@ class BatchNorm(Layer):
             return self.normalize(bottom.reshape(1, 1, -1), weight, bias).view(-1)
         if self.reads_estimates:
             mean, variance = self.estimates()
-            return torch.batch_norm(bottom, weight, bias, mean, variance, False, 0.0, self.eps, True)
+            return torch.batch_norm(
+                bottom, weight, bias, mean, variance, False, 0.0, self.eps, True
+            )
         # With a momentum of 1 torch's running statistics become those of this batch.
         mean = torch.zeros_like(self.mean, requires_grad=False)
         variance = torch.zeros_like(mean)

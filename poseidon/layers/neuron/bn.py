@@ -4,13 +4,13 @@ Law: the fields choose the form.
 
 * SegNet (Badrinarayanan et al., 2015): bn_mode, or scale_filler and
   shift_filler only. Two blobs; no running statistics.
-* moving_average (hszhao/PSPNet): moving_average, decay, var_eps or axis; or the fillers only, with more than two
-  `param` blocks or blobs in the layer. Four blobs; m <- (1 - decay) m + decay mean.
-* yjxiong (TSN; the definitions of PSPNet): momentum, eps, frozen, slope_filler or bias_filler, or no field. Four blobs;
-  m <- momentum m + (1 - momentum) mean.
+* moving_average (hszhao/PSPNet): moving_average, decay, var_eps or axis; or the fillers only, with
+  more than two `param` blocks or blobs in the layer. Four blobs; m <- (1 - decay) m + decay mean.
+* yjxiong (TSN; the definitions of PSPNet): momentum, eps, frozen, slope_filler or bias_filler, or
+  no field. Four blobs; m <- momentum m + (1 - momentum) mean.
 
-The variance of a batch is divided by n, in the running statistics too. Only `forward` updates these;
-solvers do not, whatever the layer's `param` blocks say.
+The variance of a batch is divided by n, in the running statistics too. Only `forward` updates
+these; solvers do not, whatever the layer's `param` blocks say.
 """
 
 from __future__ import annotations
@@ -69,7 +69,8 @@ def form_of(param: BNParameter, blobs: int = 0) -> Form:
         raise LayerError(f"bn_param has {forms}; expected the fields of one form")
     if fillers and names & {"slope_filler", "bias_filler"}:
         raise LayerError(
-            f"bn_param has {', '.join(sorted(fillers))} and a slope_filler or bias_filler, expected one kind"
+            f"bn_param has {', '.join(sorted(fillers))} and a slope_filler or bias_filler, "
+            "expected one kind"
         )
     if chosen:
         return chosen[0]
@@ -80,16 +81,18 @@ def form_of(param: BNParameter, blobs: int = 0) -> Form:
 
 @register("BN")
 class BN(Layer):
-    """y = slope (x - mean) / sqrt(variance + eps) + bias, with statistics over every axis but `axis`.
+    """y = slope (x - mean) / sqrt(variance + eps) + bias, with statistics over every axis but
+    `axis`.
 
-    Bottom: N x C (x H x W). Tops: the same; may be in place. In SegNet's form with bn_mode LEARN optionally the mean
-    and the variance of the batch, 1 x C x 1 x 1, without gradients.
+    Bottom: N x C (x H x W). Tops: the same; may be in place. In SegNet's form with bn_mode LEARN
+    optionally the mean and the variance of the batch, 1 x C x 1 x 1, without gradients.
 
-    Fields (bn_param), by form: SegNet's: bn_mode (LEARN: statistics of the batch in both phases; INFERENCE: slope x +
-    bias), scale_filler, shift_filler; eps is 1e-9. moving_average: scale_filler, shift_filler, moving_average (in TEST
-    running statistics, else those of the batch), decay, var_eps, axis (1 or 2). yjxiong's: slope_filler and
-    bias_filler, or the other fillers in their place, momentum, eps, frozen (running statistics in both phases, and
-    nothing learns). Without a filler slopes and biases are 0, as in the branches. `engine` has no effect.
+    Fields (bn_param), by form: SegNet's: bn_mode (LEARN: statistics of the batch in both phases;
+    INFERENCE: slope x + bias), scale_filler, shift_filler; eps is 1e-9. moving_average:
+    scale_filler, shift_filler, moving_average (in TEST running statistics, else those of the
+    batch), decay, var_eps, axis (1 or 2). yjxiong's: slope_filler and bias_filler, or the other
+    fillers in their place, momentum, eps, frozen (running statistics in both phases, and nothing
+    learns). Without a filler slopes and biases are 0, as in the branches. `engine` has no effect.
 
     Blobs: slope, bias, and but for SegNet's form mean and variance: C values each.
     """
@@ -110,7 +113,8 @@ class BN(Layer):
             raise LayerError(f"axis is {self.axis}, expected 1 or 2")
         if len(shape) <= self.axis or len(shape) > 4:
             raise LayerError(
-                f"bottom of shape {times(shape)} has {len(shape)} axes, expected {self.axis + 1} to 4"
+                f"bottom of shape {times(shape)} has {len(shape)} axes, expected {self.axis + 1} "
+                "to 4"
             )
         self._choose(param)
         extents = self._blob_shape(shape)
@@ -123,15 +127,22 @@ class BN(Layer):
         return [shape, (1, shape[1], 1, 1), (1, shape[1], 1, 1)][:tops]
 
     def _choose(self, param: BNParameter) -> None:
-        """Choose between the statistics of the batch and running ones, and how the latter are updated."""
+        """Choose between the statistics of the batch and running ones, and how the latter are
+        updated.
+        """
         in_test = self.context.phase == TEST
         self.infers = self.form is Form.SEGNET and param.bn_mode == BNParameter.INFERENCE
         self.is_frozen = self.form is Form.MOMENTUM and param.frozen
         self.reads_running = self.is_frozen or (
-            in_test and (self.form is Form.MOMENTUM or (self.form is Form.AVERAGE and param.moving_average))
+            in_test
+            and (self.form is Form.MOMENTUM or (self.form is Form.AVERAGE and param.moving_average))
         )
-        self.updates_statistics = self.form is not Form.SEGNET and not in_test and not self.is_frozen
-        self.eps = {Form.SEGNET: SEGNET_EPS, Form.AVERAGE: param.var_eps, Form.MOMENTUM: param.eps}[self.form]
+        self.updates_statistics = (
+            self.form is not Form.SEGNET and not in_test and not self.is_frozen
+        )
+        self.eps = {Form.SEGNET: SEGNET_EPS, Form.AVERAGE: param.var_eps, Form.MOMENTUM: param.eps}[
+            self.form
+        ]
         self.new_weight = param.decay if self.form is Form.AVERAGE else 1 - param.momentum
 
     def _blob_shape(self, shape: Shape) -> Shape:
@@ -142,7 +153,9 @@ class BN(Layer):
 
     def _declare(self, param: BNParameter, extents: Shape) -> None:
         of_others = param.HasField("scale_filler") or param.HasField("shift_filler")
-        slope, bias = ("scale_filler", "shift_filler") if of_others else ("slope_filler", "bias_filler")
+        slope, bias = (
+            ("scale_filler", "shift_filler") if of_others else ("slope_filler", "bias_filler")
+        )
         learns = not self.is_frozen
         specs = [
             BlobSpec(
@@ -152,7 +165,13 @@ class BN(Layer):
                 learns=learns,
                 fixes_rate=True,
             ),
-            BlobSpec(name="bias", shape=extents, filler=getattr(param, bias), learns=learns, fixes_rate=True),
+            BlobSpec(
+                name="bias",
+                shape=extents,
+                filler=getattr(param, bias),
+                learns=learns,
+                fixes_rate=True,
+            ),
         ]
         if self.form is not Form.SEGNET:
             first = (0.0, 1.0 if self.is_frozen else 0.0)
@@ -177,7 +196,9 @@ class BN(Layer):
             return bottom * slope + bias
         if self.reads_running:
             mean, variance = self.mean.detach(), self.variance.detach()
-            return (bottom - mean.view(wide)) * (slope / (variance.view(wide) + self.eps).sqrt()) + bias
+            return (bottom - mean.view(wide)) * (
+                slope / (variance.view(wide) + self.eps).sqrt()
+            ) + bias
         axes = [axis for axis in range(bottom.dim()) if axis != self.axis]
         variance, mean = torch.var_mean(bottom, axes, correction=0)
         if self.updates_statistics:
@@ -191,4 +212,6 @@ class BN(Layer):
     @torch.no_grad()
     def _accumulate(self, mean: Tensor, variance: Tensor) -> None:
         for running, new in ((self.mean, mean), (self.variance, variance)):
-            running.mul_(1 - self.new_weight).add_(new.detach().view(running.shape), alpha=self.new_weight)
+            running.mul_(1 - self.new_weight).add_(
+                new.detach().view(running.shape), alpha=self.new_weight
+            )

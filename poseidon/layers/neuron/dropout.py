@@ -17,12 +17,13 @@ from poseidon.proto.caffe_pb2 import TRAIN
 class Dropout(Layer):
     """TRAIN: y = m x / (1 - r), each m drawn 0 with probability r, else 1. TEST: y = x.
 
-    With `scale_train: false` (Fast R-CNN's branch of Caffe), TRAIN: y = m x, and TEST: y = (1 - r) x.
+    With `scale_train: false` (Fast R-CNN's branch of Caffe), TRAIN: y = m x, and TEST: y = (1 - r)
+    x.
 
     With `sample_weights_test` (Bayesian SegNet's Caffe) TEST draws as TRAIN does.
 
-    Bottom: any shape. Top: the same; may be in place. Fields (dropout_param): dropout_ratio r, 0 <= r < 1; scale_train;
-    sample_weights_test.
+    Bottom: any shape. Top: the same; may be in place. Fields (dropout_param): dropout_ratio r, 0 <=
+    r < 1; scale_train; sample_weights_test.
     """
 
     IS_RANDOM: ClassVar[bool] = True

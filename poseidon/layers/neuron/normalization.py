@@ -1,8 +1,9 @@
-"""Local response normalization (Krizhevsky et al., 2012), mean-variance normalization and L2 normalization.
+"""Local response normalization (Krizhevsky et al., 2012), mean-variance normalization and L2
+normalization.
 
-Law of LRN, with Caffe's constants: y = x / s^beta, with s = k + alpha/n sum of x^2 over n neighbouring channels, or
-s = 1 + alpha/n^2 sum of x^2 over an n x n window of the same channel (Caffe reads k across channels only). Values
-outside the blob count as zeros.
+Law of LRN, with Caffe's constants: y = x / s^beta, with s = k + alpha/n sum of x^2 over n
+neighbouring channels, or s = 1 + alpha/n^2 sum of x^2 over an n x n window of the same channel
+(Caffe reads k across channels only). Values outside the blob count as zeros.
 """
 
 from __future__ import annotations
@@ -22,7 +23,10 @@ from poseidon.proto.caffe_pb2 import LRNParameter
 
 
 def inverse_power(s: Tensor, beta: float) -> Tensor:
-    """Return s^-beta for s > 0. For 0.75 and 0.5 it uses roots, which are several times faster than a power."""
+    """Return s^-beta for s > 0.
+
+    For 0.75 and 0.5 it uses roots, which are several times faster than a power.
+    """
     if beta == 0.75:
         root = s.rsqrt()
         return root.sqrt().mul_(root)
@@ -30,7 +34,9 @@ def inverse_power(s: Tensor, beta: float) -> Tensor:
 
 
 def channel_window_sum(x_NCS: Tensor, reach: int) -> Tensor:
-    """Sum over the existing channels c - reach .. c + reach, by shifted additions: 2 reach passes over the memory."""
+    """Sum over the existing channels c - reach .. c + reach, by shifted additions: 2 reach
+    passes over the memory.
+    """
     total, channels = x_NCS.clone(), x_NCS.shape[1]
     for shift in range(1, min(reach, channels - 1) + 1):
         total[:, shift:] += x_NCS[:, :-shift]
@@ -39,8 +45,9 @@ def channel_window_sum(x_NCS: Tensor, reach: int) -> Tensor:
 
 
 class AcrossChannels(torch.autograd.Function):
-    """y = x s^-beta, s = k + a sum x^2, a = alpha / n. With W the sum over the window (self-adjoint):
-    dx = g s^-beta - 2 a beta x W(g y / s).
+    """y = x s^-beta, s = k + a sum x^2, a = alpha / n.
+
+    With W the sum over the window (self-adjoint): dx = g s^-beta - 2 a beta x W(g y / s).
     """
 
     @staticmethod
@@ -76,16 +83,24 @@ class LRN(Layer):
         if param.local_size % 2 == 0:
             raise LayerError(f"local_size is {param.local_size}, expected an odd number")
         check_image(shape)
-        self.size, self.alpha, self.beta, self.k = param.local_size, param.alpha, param.beta, param.k
+        self.size, self.alpha, self.beta, self.k = (
+            param.local_size,
+            param.alpha,
+            param.beta,
+            param.k,
+        )
         self.across = param.norm_region == LRNParameter.ACROSS_CHANNELS
         return [shape]
 
     def forward(self, bottom: Tensor) -> Tensor:
         reach = self.size // 2
         if self.across:
-            top: Tensor = AcrossChannels.apply(bottom, reach, self.alpha / self.size, self.beta, self.k)  # type: ignore[no-untyped-call]
+            top: Tensor = AcrossChannels.apply(
+                bottom, reach, self.alpha / self.size, self.beta, self.k
+            )  # type: ignore[no-untyped-call]
             return top
-        # avg_pool2d divides by the whole n x n window at the border too, as Caffe's pooling layer does here.
+        # avg_pool2d divides by the whole n x n window at the border too, as Caffe's pooling layer
+        # does here.
         mean = functional.avg_pool2d(bottom.square(), self.size, 1, reach)
         return bottom * (1 + self.alpha * mean).pow(-self.beta)
 
@@ -93,7 +108,8 @@ class LRN(Layer):
 class Standardize(torch.autograd.Function):
     """y = (x - m) / d of each row, d = sqrt(v) + eps, with m and v the row's mean and variance.
 
-    The gradient is Caffe's, dx = (g - mean(g) - y mean(g y)) / d, which assumes that eps is small relative to sqrt(v).
+    The gradient is Caffe's, dx = (g - mean(g) - y mean(g y)) / d, which assumes that eps is small
+    relative to sqrt(v).
     """
 
     @staticmethod
@@ -126,8 +142,14 @@ class MVN(Layer):
     def setup(self, bottoms: Sequence[Shape]) -> list[Shape]:
         param, shape = self.param.mvn_param, bottoms[0]
         if len(shape) > 4:
-            raise LayerError(f"bottom of shape {times(shape)} has {len(shape)} axes, expected at most 4")
-        self.divides, self.across, self.eps = param.normalize_variance, param.across_channels, param.eps
+            raise LayerError(
+                f"bottom of shape {times(shape)} has {len(shape)} axes, expected at most 4"
+            )
+        self.divides, self.across, self.eps = (
+            param.normalize_variance,
+            param.across_channels,
+            param.eps,
+        )
         self.trail = shape[1:] + (1,) * (4 - max(len(shape), 1))
         return [(shape[0] if shape else 1, *self.trail)]
 
@@ -142,13 +164,16 @@ class MVN(Layer):
 
 @register("Normalize")
 class Normalize(Layer):
-    """y = s x / sqrt(sum of x^2 + eps), with the sum over channels or over the whole image. From SSD, Liu et al., 2016.
+    """y = s x / sqrt(sum of x^2 + eps), with the sum over channels or over the whole image.
 
-    Bottom: N x C x ... . Top: the same. The gradient at the bottom is the derivative. That of SSD's Caffe leaves the
-    other channels' s out of the sum, so it differs from this one where the s of channel_shared: false are not equal.
+    From SSD, Liu et al., 2016.
 
-    Fields (norm_param): across_spatial (true: over the whole image); channel_shared (true: one s for all channels);
-    scale_filler of s, 1 by default; eps.
+    Bottom: N x C x ... . Top: the same. The gradient at the bottom is the derivative. That of SSD's
+    Caffe leaves the other channels' s out of the sum, so it differs from this one where the s of
+    channel_shared: false are not equal.
+
+    Fields (norm_param): across_spatial (true: over the whole image); channel_shared (true: one s
+    for all channels); scale_filler of s, 1 by default; eps.
 
     Blobs: scale s, C, or a scalar with channel_shared.
     """
@@ -159,12 +184,16 @@ class Normalize(Layer):
     def setup(self, bottoms: Sequence[Shape]) -> list[Shape]:
         param, shape = self.param.norm_param, bottoms[0]
         if len(shape) < 2:
-            raise LayerError(f"bottom of shape {times(shape)} has {len(shape)} axes, expected at least 2")
+            raise LayerError(
+                f"bottom of shape {times(shape)} has {len(shape)} axes, expected at least 2"
+            )
         self.axes = tuple(range(1, len(shape))) if param.across_spatial else (1,)
         self.eps = param.eps
         self.trailing = () if param.channel_shared else (1,) * (len(shape) - 2)
         blob = () if param.channel_shared else (shape[1],)
-        self.declare(BlobSpec(name="scale", shape=blob, filler=filler_or(param, "scale_filler", 1.0)))
+        self.declare(
+            BlobSpec(name="scale", shape=blob, filler=filler_or(param, "scale_filler", 1.0))
+        )
         return [shape]
 
     def forward(self, bottom: Tensor) -> Tensor:

@@ -19,7 +19,10 @@ NATURAL = -1.0
 
 @register("AbsVal")
 class AbsVal(Activation):
-    """y = |x|. The slope at 0 is 0. Bottom: any shape. Top: the same shape, with another name. No fields."""
+    """y = |x|.
+
+    The slope at 0 is 0. Bottom: any shape. Top: the same shape, with another name. No fields.
+    """
 
     TOPS_MAY_BE_OVERWRITTEN: ClassVar[bool] = True
 

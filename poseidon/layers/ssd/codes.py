@@ -2,8 +2,8 @@
 
 Law: pure functions. A box is xmin, ymin, xmax, ymax; a code has four numbers, too.
 
-Legend: P prior boxes, B boxes, G objects; ... other axes. w and h are the width and height of the prior box, c its
-center, v its variances, and the primed box is the coded one:
+Legend: P prior boxes, B boxes, G objects; ... other axes. w and h are the width and height of the
+prior box, c its center, v its variances, and the primed box is the coded one:
 
     CORNER       xmin' = xmin + v0 code0, ... for each corner
     CENTER_SIZE  c' = c + v01 code01 (w, h), (w', h') = exp(v23 code23) (w, h)
@@ -79,7 +79,10 @@ class BoxCode:
         if self._kind == PriorBoxParameter.CENTER_SIZE:
             sides = boxes_B4[:, 2:] - boxes_B4[:, :2]
             center = (boxes_B4[:, :2] + boxes_B4[:, 2:]) / 2
-            return torch.cat(((center - self._center_P2[index_B]) / size, (sides / size).log()), -1) / scale
+            return (
+                torch.cat(((center - self._center_P2[index_B]) / size, (sides / size).log()), -1)
+                / scale
+            )
         difference = boxes_B4 - self.priors_P4[index_B]
         if self._kind == PriorBoxParameter.CORNER_SIZE:
             difference = difference / size.repeat(1, 2)
@@ -112,10 +115,12 @@ def overlaps(boxes_B4: Floats, others_G4: Floats) -> Floats:
 
 
 def suppressed(boxes_B4: Floats, threshold: float, *, eta: float = 1.0) -> list[int]:
-    """Return the indices that are left after non-maximum suppression of boxes in the order of their scores.
+    """Return the indices that are left after non-maximum suppression of boxes in the order of
+    their scores.
 
-    A box is left if no box before it that is left overlaps with it by more than the threshold. With eta < 1 the
-    threshold is multiplied by eta after each box that is left, as long as it is above 0.5.
+    A box is left if no box before it that is left overlaps with it by more than the threshold. With
+    eta < 1 the threshold is multiplied by eta after each box that is left, as long as it is above
+    0.5.
     """
     kept: list[int] = []
     largest = np.zeros(len(boxes_B4), np.float32)
@@ -124,7 +129,11 @@ def suppressed(boxes_B4: Floats, threshold: float, *, eta: float = 1.0) -> list[
             continue
         kept.append(index)
         rest = slice(index + 1, None)
-        np.maximum(largest[rest], overlaps(boxes_B4[index : index + 1], boxes_B4[rest])[0], out=largest[rest])
+        np.maximum(
+            largest[rest],
+            overlaps(boxes_B4[index : index + 1], boxes_B4[rest])[0],
+            out=largest[rest],
+        )
         if eta < 1 and threshold > LEAST_ADAPTIVE:
             threshold *= eta
     return kept

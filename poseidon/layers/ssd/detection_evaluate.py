@@ -27,21 +27,23 @@ MOST_CLASSES = 1_000_000
 
 @register("DetectionEvaluate")
 class DetectionEvaluate(Layer):
-    """A row for each class with the number of its objects, and a row for each detection: true or false.
+    """A row for each class with the number of its objects, and a row for each detection: true or
+    false.
 
-    The detections of a class in an image are taken with falling scores. A detection belongs to the object of its class
-    with which it overlaps most, if by at least overlap_threshold. The first detection of an object is true, others are
-    false. With evaluate_difficult_gt false, difficult objects are not counted, and their detections are neither true
-    nor false.
+    The detections of a class in an image are taken with falling scores. A detection belongs to the
+    object of its class with which it overlaps most, if by at least overlap_threshold. The first
+    detection of an object is true, others are false. With evaluate_difficult_gt false, difficult
+    objects are not counted, and their detections are neither true nor false.
 
-    Bottoms: detections 1 x 1 x D x 7 of a DetectionOutput layer; objects 1 x 1 x G x 8 of an AnnotatedData layer. Top:
-    1 x 1 x rows x 5: -1, label, number of objects, -1, -1 for each class but the background; then image, label, score,
-    1 or 0 for true, 1 or 0 for false. No gradient. A solver with eval_type "detection" computes the mean average
-    precision of it.
+    Bottoms: detections 1 x 1 x D x 7 of a DetectionOutput layer; objects 1 x 1 x G x 8 of an
+    AnnotatedData layer. Top: 1 x 1 x rows x 5: -1, label, number of objects, -1, -1 for each class
+    but the background; then image, label, score, 1 or 0 for true, 1 or 0 for false. No gradient. A
+    solver with eval_type "detection" computes the mean average precision of it.
 
-    Fields (detection_evaluate_param): num_classes, background_label_id, overlap_threshold, evaluate_difficult_gt;
-    name_size_file with the size of each image, in whose pixels boxes are compared then (a box from 0 to 9 is 10 pixels
-    wide); resize_param, how the images were resized. In a job of several workers boxes are compared as fractions.
+    Fields (detection_evaluate_param): num_classes, background_label_id, overlap_threshold,
+    evaluate_difficult_gt; name_size_file with the size of each image, in whose pixels boxes are
+    compared then (a box from 0 to 9 is 10 pixels wide); resize_param, how the images were resized.
+    In a job of several workers boxes are compared as fractions.
     """
 
     MIN_BOTTOMS: ClassVar[int] = 2
@@ -55,14 +57,18 @@ class DetectionEvaluate(Layer):
         if not 1 <= param.num_classes <= MOST_CLASSES:
             raise LayerError(f"num_classes is {param.num_classes}, expected 1 to {MOST_CLASSES}")
         if not param.overlap_threshold > 0:
-            raise LayerError(f"overlap_threshold is {param.overlap_threshold:g}, expected a positive number")
+            raise LayerError(
+                f"overlap_threshold is {param.overlap_threshold:g}, expected a positive number"
+            )
         for index, (shape, extent) in enumerate(zip(bottoms, (DETECTION, OBJECT), strict=True)):
             if len(shape) != 4 or shape[:2] != (1, 1) or shape[3] != extent:
                 raise LayerError(
                     f"bottom {index} has shape {times(shape)}, expected 1x1x{'DG'[index]}x{extent}"
                 )
         self.settings = param
-        self.labels = [label for label in range(param.num_classes) if label != param.background_label_id]
+        self.labels = [
+            label for label in range(param.num_classes) if label != param.background_label_id
+        ]
         if self._sizes is None:
             self._sizes = self._read_sizes()
             self._images = 0
@@ -75,7 +81,8 @@ class DetectionEvaluate(Layer):
             return []
         if self.context.workers > 1:
             LOGGER.warning(
-                "layer '%s': name_size_file has no effect in a job of %d workers, each of which tests a part of the images",
+                "layer '%s': name_size_file has no effect in a job of %d workers, each of which "
+                "tests a part of the images",
                 self.param.name,
                 self.context.workers,
             )
@@ -97,7 +104,9 @@ class DetectionEvaluate(Layer):
             of_image, own = found[found[:, 0] == image], truth[truth[:, 0] == image]
             size = self._next_size()
             for label in np.unique(of_image[:, 1]):
-                rows += self._class_rows(of_image[of_image[:, 1] == label], own[own[:, 1] == label], size)
+                rows += self._class_rows(
+                    of_image[of_image[:, 1] == label], own[own[:, 1] == label], size
+                )
         top = np.array(rows, np.float32).reshape(-1, ROW)
         return torch.from_numpy(top).to(detections).view(1, 1, -1, ROW)
 
@@ -108,7 +117,9 @@ class DetectionEvaluate(Layer):
         self._images = (self._images + 1) % len(self._sizes)
         return size
 
-    def _class_rows(self, found: Floats, truth: Floats, size: ImageSize | None) -> list[list[float]]:
+    def _class_rows(
+        self, found: Floats, truth: Floats, size: ImageSize | None
+    ) -> list[list[float]]:
         """Return the rows of the detections of a class in an image."""
         found = found[np.argsort(-found[:, 2], kind="stable")] if len(truth) else found
         boxes, own = found[:, 3:7], truth[:, 3:7]
@@ -134,13 +145,18 @@ class DetectionEvaluate(Layer):
 
 
 def pairwise(box: Floats, others: Floats, *, in_pixels: bool) -> Floats:
-    """Return the Jaccard overlaps of a box with others. In pixels, the last row and column of a box belong to it."""
+    """Return the Jaccard overlaps of a box with others.
+
+    In pixels, the last row and column of a box belong to it.
+    """
     extra = np.float32(in_pixels)
     low, high = np.maximum(box[:2], others[:, :2]), np.minimum(box[2:], others[:, 2:])
     sides = (high - low + extra) * (high >= low).all(-1, keepdims=True)
     common = sides[:, 0] * sides[:, 1]
     if in_pixels:
-        box, others = (np.concatenate((side[..., :2], side[..., 2:] + extra), -1) for side in (box, others))
+        box, others = (
+            np.concatenate((side[..., :2], side[..., 2:] + extra), -1) for side in (box, others)
+        )
     union = areas(box) + areas(others) - common
     found: Floats = np.zeros_like(common)
     np.divide(common, union, out=found, where=(common > 0) & (union > 0))

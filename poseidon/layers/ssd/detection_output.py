@@ -36,17 +36,19 @@ class _Detection(NamedTuple):
 class DetectionOutput(Layer):
     """The boxes that are left of all classes after non-maximum suppression.
 
-    Of each class but the background: the boxes with a score above confidence_threshold, of which the top_k best are
-    suppressed among each other; see `poseidon.layers.ssd.codes.suppressed`. Of each image the keep_top_k best of all
-    classes are left. Equal scores are taken in the order of the prior boxes.
+    Of each class but the background: the boxes with a score above confidence_threshold, of which
+    the top_k best are suppressed among each other; see `poseidon.layers.ssd.codes.suppressed`. Of
+    each image the keep_top_k best of all classes are left. Equal scores are taken in the order of
+    the prior boxes.
 
-    Bottoms: locations N x 4LP; scores N x CP; prior boxes 1 x 2 x 4P. Top: 1 x 1 x detections x 7: image, label, score,
-    xmin, ymin, xmax, ymax, in the order of images, labels and falling scores. Without any detection there is a row for
-    each image, with -1 after its number. No gradient.
+    Bottoms: locations N x 4LP; scores N x CP; prior boxes 1 x 2 x 4P. Top: 1 x 1 x detections x 7:
+    image, label, score, xmin, ymin, xmax, ymax, in the order of images, labels and falling scores.
+    Without any detection there is a row for each image, with -1 after its number. No gradient.
 
-    Fields (detection_output_param): num_classes, share_location, background_label_id (-1: none), nms_param, code_type,
-    variance_encoded_in_target, keep_top_k (-1: all), confidence_threshold; save_output_param, see
-    `poseidon.layers.ssd.saved_results`. visualize, visualize_threshold and save_file have no effect: nothing is shown.
+    Fields (detection_output_param): num_classes, share_location, background_label_id (-1: none),
+    nms_param, code_type, variance_encoded_in_target, keep_top_k (-1: all), confidence_threshold;
+    save_output_param, see `poseidon.layers.ssd.saved_results`. visualize, visualize_threshold and
+    save_file have no effect: nothing is shown.
     """
 
     MIN_BOTTOMS: ClassVar[int] = 3
@@ -64,7 +66,10 @@ class DetectionOutput(Layer):
         param = self.param.detection_output_param
         _check(param)
         self.settings = param
-        self.classes, self.locations = param.num_classes, 1 if param.share_location else param.num_classes
+        self.classes, self.locations = (
+            param.num_classes,
+            1 if param.share_location else param.num_classes,
+        )
         self.priors = check_bottoms(bottoms, self.locations, self.classes)
         has_threshold = param.HasField("confidence_threshold")
         self.least_score = param.confidence_threshold if has_threshold else -math.inf
@@ -93,9 +98,13 @@ class DetectionOutput(Layer):
             variances_P4,
             variance_in_target=self.settings.variance_encoded_in_target,
         )
-        loc_NLP4 = locations.detach().reshape(images, self.priors, self.locations, SIDES).transpose(1, 2)
+        loc_NLP4 = (
+            locations.detach().reshape(images, self.priors, self.locations, SIDES).transpose(1, 2)
+        )
         boxes_NLP4 = code.decode(loc_NLP4).float().cpu().numpy()
-        conf_NCP = scores.detach().reshape(images, self.priors, self.classes).transpose(1, 2).float().cpu()
+        conf_NCP = (
+            scores.detach().reshape(images, self.priors, self.classes).transpose(1, 2).float().cpu()
+        )
         found = [
             self._rows(image, boxes, conf)
             for image, (boxes, conf) in enumerate(zip(boxes_NLP4, conf_NCP.numpy(), strict=True))

@@ -1,6 +1,7 @@
 """Which prior boxes are positive and negative examples of an image, from overlaps and losses.
 
-Law: pure functions of numpy arrays. An assignment has for each prior box the index of its object, UNMATCHED or IGNORED.
+Law: pure functions of numpy arrays. An assignment has for each prior box the index of its object,
+UNMATCHED or IGNORED.
 
 Legend: P prior boxes, G objects.
 
@@ -43,8 +44,9 @@ class Matches:
 def match(boxes_P4: Floats, objects_G4: Floats, param: MultiBoxLossParameter) -> Matches:
     """Assign objects to boxes.
 
-    First each object gets the box with which it overlaps most, the best pair of all first. Then, with PER_PREDICTION,
-    every other box gets the object with which it overlaps most, if by at least overlap_threshold.
+    First each object gets the box with which it overlaps most, the best pair of all first. Then,
+    with PER_PREDICTION, every other box gets the object with which it overlaps most, if by at least
+    overlap_threshold.
     """
     assigned = np.full(len(boxes_P4), UNMATCHED, np.int64)
     found_PG = overlaps(boxes_P4, objects_G4)
@@ -54,7 +56,9 @@ def match(boxes_P4: Floats, objects_G4: Floats, param: MultiBoxLossParameter) ->
         found_PG[outside] = 0
     found_PG[found_PG <= LEAST_OVERLAP] = 0
     if not len(objects_G4):
-        return Matches(np.full(len(boxes_P4), UNMATCHED, np.int64), np.zeros(len(boxes_P4), np.float32))
+        return Matches(
+            np.full(len(boxes_P4), UNMATCHED, np.int64), np.zeros(len(boxes_P4), np.float32)
+        )
     largest_P = found_PG.max(1)
     left_PG = found_PG.copy()
     for _ in range(len(objects_G4)):
@@ -68,7 +72,11 @@ def match(boxes_P4: Floats, objects_G4: Floats, param: MultiBoxLossParameter) ->
     if param.match_type == MultiBoxLossParameter.PER_PREDICTION:
         best_P = found_PG.argmax(1)
         value_P = found_PG[np.arange(len(best_P)), best_P]
-        joins = (assigned == UNMATCHED) & (value_P > 0) & (value_P >= np.float32(param.overlap_threshold))
+        joins = (
+            (assigned == UNMATCHED)
+            & (value_P > 0)
+            & (value_P >= np.float32(param.overlap_threshold))
+        )
         assigned[joins] = best_P[joins]
     return Matches(assigned, largest_P)
 
@@ -89,8 +97,8 @@ class Mined:
 def mine(matches: Matches, loss_P: Floats, boxes_P4: Floats, param: MultiBoxLossParameter) -> Mined:
     """Choose the examples with the largest loss.
 
-    MAX_NEGATIVE chooses neg_pos_ratio negatives for each positive, among boxes that overlap with no object by
-    neg_overlap. HARD_EXAMPLE chooses sample_size boxes among all.
+    MAX_NEGATIVE chooses neg_pos_ratio negatives for each positive, among boxes that overlap with no
+    object by neg_overlap. HARD_EXAMPLE chooses sample_size boxes among all.
 
     Args:
         matches: the assignment.
@@ -101,7 +109,9 @@ def mine(matches: Matches, loss_P: Floats, boxes_P4: Floats, param: MultiBoxLoss
     hard = param.mining_type == MultiBoxLossParameter.HARD_EXAMPLE
     positive = matches.object_P > UNMATCHED
     unmatched = matches.object_P == UNMATCHED
-    eligible = np.ones_like(positive) if hard else unmatched & (matches.overlap_P < param.neg_overlap)
+    eligible = (
+        np.ones_like(positive) if hard else unmatched & (matches.overlap_P < param.neg_overlap)
+    )
     candidates = np.flatnonzero(eligible)
     if hard:
         count = min(param.sample_size, len(candidates))
@@ -133,10 +143,12 @@ class Objects:
 
 
 def objects_of(rows: Floats, images: int, param: MultiBoxLossParameter) -> list[Objects]:
-    """Return the objects of each image of a batch, without the difficult ones if use_difficult_gt is false.
+    """Return the objects of each image of a batch, without the difficult ones if
+    use_difficult_gt is false.
 
     Args:
-        rows: (objects, 8): image, label, instance, xmin, ymin, xmax, ymax, difficult; image -1 is none.
+        rows: (objects, 8): image, label, instance, xmin, ymin, xmax, ymax, difficult; image -1 is
+            none.
         images: the number of images.
         param: the settings.
 
@@ -148,8 +160,12 @@ def objects_of(rows: Floats, images: int, param: MultiBoxLossParameter) -> list[
         raise DataError(f"the objects belong to image {wrong}, but the batch has {images}")
     agnostic = param.map_object_to_agnostic
     if (np.trunc(rows[:, 1]) == param.background_label_id).any():
-        raise DataError(f"an object has label {param.background_label_id}, which is background_label_id")
-    if wrong := outside(torch.from_numpy(rows[:, 1]), INTEGERS if agnostic else range(param.num_classes)):
+        raise DataError(
+            f"an object has label {param.background_label_id}, which is background_label_id"
+        )
+    if wrong := outside(
+        torch.from_numpy(rows[:, 1]), INTEGERS if agnostic else range(param.num_classes)
+    ):
         expected = "an integer" if agnostic else f"0 to {param.num_classes - 1} (num_classes - 1)"
         raise DataError(f"an object has label {wrong}, expected {expected}")
     numbers, labels = rows[:, 0].astype(np.int64), rows[:, 1].astype(np.int64)

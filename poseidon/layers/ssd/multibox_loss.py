@@ -1,6 +1,7 @@
 """MultiBoxLoss: the loss of SSD's detectors.
 
-Legend: N images, P prior boxes, C classes, L classes of locations (1 with share_location, else C), M positive examples.
+Legend: N images, P prior boxes, C classes, L classes of locations (1 with share_location, else C),
+M positive examples.
 """
 
 from __future__ import annotations
@@ -52,18 +53,21 @@ class Examples:
 class MultiBoxLoss(Layer):
     """loss = (loc_weight x the loss of positive locations + the loss of the examples' classes) / Z.
 
-    Positive examples are prior boxes (or, without use_prior_for_matching, decoded boxes) that overlap with an object;
-    see `poseidon.layers.ssd.matching`. Negative ones are mined. An image without objects has no examples if any are
-    mined. Location loss: SMOOTH_L1 or L2 / 2 of the difference to the object's code, summed. Class loss: softmax, or
-    the cross-entropy of sigmoids, summed. Z (loss_param.normalization): VALID = positive examples, FULL = N P,
-    BATCH_SIZE = N, NONE = 1; at least 1.
+    Positive examples are prior boxes (or, without use_prior_for_matching, decoded boxes) that
+    overlap with an object; see `poseidon.layers.ssd.matching`. Negative ones are mined. An image
+    without objects has no examples if any are mined. Location loss: SMOOTH_L1 or L2 / 2 of the
+    difference to the object's code, summed. Class loss: softmax, or the cross-entropy of sigmoids,
+    summed. Z (loss_param.normalization): VALID = positive examples, FULL = N P, BATCH_SIZE = N,
+    NONE = 1; at least 1.
 
-    Bottoms: locations N x 4LP; scores N x CP; prior boxes 1 x 2 x 4P of a PriorBox layer; objects 1 x 1 x G x 8 of an
-    AnnotatedData layer (image, label, instance, xmin, ymin, xmax, ymax, difficult). Only the first two have gradients;
-    with `propagate_down: false` one of them adds nothing to the loss. Top: a scalar.
+    Bottoms: locations N x 4LP; scores N x CP; prior boxes 1 x 2 x 4P of a PriorBox layer; objects 1
+    x 1 x G x 8 of an AnnotatedData layer (image, label, instance, xmin, ymin, xmax, ymax,
+    difficult). Only the first two have gradients; with `propagate_down: false` one of them adds
+    nothing to the loss. Top: a scalar.
 
-    Fields: all of multibox_loss_param; do_neg_mining must not contradict mining_type. bp_inside: a corner outside the
-    image adds no location loss. top_k of nms_param: all boxes if it is not set (SSD takes none then).
+    Fields: all of multibox_loss_param; do_neg_mining must not contradict mining_type. bp_inside: a
+    corner outside the image adds no location loss. top_k of nms_param: all boxes if it is not set
+    (SSD takes none then).
     """
 
     MIN_BOTTOMS: ClassVar[int] = 4
@@ -74,10 +78,15 @@ class MultiBoxLoss(Layer):
         param = self.param.multibox_loss_param
         _check(param)
         self.settings = param
-        self.classes, self.locations = param.num_classes, 1 if param.share_location else param.num_classes
+        self.classes, self.locations = (
+            param.num_classes,
+            1 if param.share_location else param.num_classes,
+        )
         self.priors = check_bottoms(bottoms[:3], self.locations, self.classes)
         if len(bottoms[3]) != 4 or bottoms[3][3] != OBJECT_VALUES or bottoms[3][:2] != (1, 1):
-            raise LayerError(f"bottom 3 has shape {times(bottoms[3])}, expected 1x1xGx{OBJECT_VALUES}")
+            raise LayerError(
+                f"bottom 3 has shape {times(bottoms[3])}, expected 1x1xGx{OBJECT_VALUES}"
+            )
         self.columns = [
             column
             for column in range(self.locations)
@@ -119,12 +128,16 @@ class MultiBoxLoss(Layer):
             return 1.0
         if self.normalization == LossParameter.BATCH_SIZE:
             return float(max(1, images))
-        return float(max(1, positives if self.normalization == LossParameter.VALID else images * self.priors))
+        return float(
+            max(1, positives if self.normalization == LossParameter.VALID else images * self.priors)
+        )
 
     def _examples(
         self, loc_NPL4: Tensor, conf_NPC: Tensor, code: BoxCode, found: Sequence[Objects]
     ) -> Examples:
-        matches = [self._matches(loc_P4L, code, own) for loc_P4L, own in zip(loc_NPL4, found, strict=True)]
+        matches = [
+            self._matches(loc_P4L, code, own) for loc_P4L, own in zip(loc_NPL4, found, strict=True)
+        ]
         examples = _positives(matches, found, self.columns, loc_NPL4)
         if self.settings.mining_type == MultiBoxLossParameter.NONE:
             return examples
@@ -147,7 +160,12 @@ class MultiBoxLoss(Layer):
             torch.tensor(negative_priors, dtype=torch.long, device=device),
         )
         return Examples(
-            chosen.image_M, chosen.prior_M, chosen.column_M, chosen.label_M, chosen.box_M4, negatives
+            chosen.image_M,
+            chosen.prior_M,
+            chosen.column_M,
+            chosen.label_M,
+            chosen.box_M4,
+            negatives,
         )
 
     def _matches(self, loc_PL4: Tensor, code: BoxCode, own: Objects) -> dict[int, Matches]:
@@ -170,7 +188,9 @@ class MultiBoxLoss(Layer):
         labels = np.append(own.labels_G, -1)[matched.object_P.clip(UNMATCHED)]
         # A box counts for the class of its object only.
         return {
-            column: Matches(np.where(labels == column, matched.object_P, UNMATCHED), matched.overlap_P)
+            column: Matches(
+                np.where(labels == column, matched.object_P, UNMATCHED), matched.overlap_P
+            )
             for column in self.columns
         }
 
@@ -181,14 +201,21 @@ class MultiBoxLoss(Layer):
         boxes = code.priors_P4 if as_they_are else code.decode(loc_P4)
         return boxes.float().cpu().numpy()
 
-    def _mining_losses(self, loc_NPL4: Tensor, conf_NPC: Tensor, code: BoxCode, examples: Examples) -> Tensor:
+    def _mining_losses(
+        self, loc_NPL4: Tensor, conf_NPC: Tensor, code: BoxCode, examples: Examples
+    ) -> Tensor:
         """Return the loss (N, P) of each prior box, with its matched class or as background."""
         labels_NP = torch.full(
-            conf_NPC.shape[:2], self.settings.background_label_id, dtype=torch.long, device=conf_NPC.device
+            conf_NPC.shape[:2],
+            self.settings.background_label_id,
+            dtype=torch.long,
+            device=conf_NPC.device,
         )
         labels_NP[examples.image_M, examples.prior_M] = examples.label_M
         losses_NP = self._each_class_loss(conf_NPC, labels_NP)
-        if self.settings.mining_type == MultiBoxLossParameter.HARD_EXAMPLE and len(examples.image_M):
+        if self.settings.mining_type == MultiBoxLossParameter.HARD_EXAMPLE and len(
+            examples.image_M
+        ):
             of_locations = self._location_losses(loc_NPL4, code, examples)
             losses_NP[examples.image_M, examples.prior_M] += of_locations.sum(1)
         return losses_NP
@@ -218,16 +245,22 @@ class MultiBoxLoss(Layer):
         background = self.settings.background_label_id
         if examples.negatives is None:
             scores = conf_NPC.flatten(0, 1)
-            labels_NP = torch.full(conf_NPC.shape[:2], background, dtype=torch.long, device=conf_NPC.device)
+            labels_NP = torch.full(
+                conf_NPC.shape[:2], background, dtype=torch.long, device=conf_NPC.device
+            )
             labels_NP[examples.image_M, examples.prior_M] = examples.label_M
             labels = labels_NP.flatten()
         else:
             images, priors = examples.negatives
-            scores = torch.cat((conf_NPC[examples.image_M, examples.prior_M], conf_NPC[images, priors]))
+            scores = torch.cat(
+                (conf_NPC[examples.image_M, examples.prior_M], conf_NPC[images, priors])
+            )
             labels = torch.cat((examples.label_M, torch.full_like(images, background)))
         if self.settings.conf_loss_type != MultiBoxLossParameter.SOFTMAX:
             # Without mining, SSD's logistic loss has no target for the background.
-            return self._logistic(scores, labels, targets_background=examples.negatives is not None).sum()
+            return self._logistic(
+                scores, labels, targets_background=examples.negatives is not None
+            ).sum()
         loss: Tensor
         loss, _ = NegativeLogLikelihood.apply(  # type: ignore[no-untyped-call]
             scores.unsqueeze(-1), labels.view(-1, 1, 1), None, None, 1.0
@@ -242,7 +275,9 @@ class MultiBoxLoss(Layer):
         return -log_probability.squeeze(-1).clamp(min=-LARGEST_LOSS)
 
     def _logistic(self, scores: Tensor, labels: Tensor, *, targets_background: bool) -> Tensor:
-        """Return the cross-entropies (...) of the sigmoids of scores (..., C), summed over the classes."""
+        """Return the cross-entropies (...) of the sigmoids of scores (..., C), summed over the
+        classes.
+        """
         exists = labels < self.classes
         if not targets_background:
             exists = exists & (labels != self.settings.background_label_id)
@@ -252,9 +287,14 @@ class MultiBoxLoss(Layer):
 
 
 def _positives(
-    matches: Sequence[dict[int, Matches]], found: Sequence[Objects], columns: Sequence[int], like: Tensor
+    matches: Sequence[dict[int, Matches]],
+    found: Sequence[Objects],
+    columns: Sequence[int],
+    like: Tensor,
 ) -> Examples:
-    """Return the positive examples of all images, in the order of images, classes and prior boxes."""
+    """Return the positive examples of all images, in the order of images, classes and prior
+    boxes.
+    """
     images, priors, places, labels = [], [], [], []
     boxes = [np.zeros((0, SIDES), np.float32)]
     for image, (by_column, own) in enumerate(zip(matches, found, strict=True)):
@@ -286,11 +326,14 @@ def check_bottoms(bottoms: Sequence[Shape], locations: int, classes: int) -> int
     """
     loc, conf, prior = bottoms
     if len(prior) < 3 or prior[:2] != (1, 2) or math.prod(prior[2:]) % SIDES:
-        raise LayerError(f"bottom 2 has shape {times(prior)}, expected 1x2x4P, the top of a PriorBox layer")
+        raise LayerError(
+            f"bottom 2 has shape {times(prior)}, expected 1x2x4P, the top of a PriorBox layer"
+        )
     priors = math.prod(prior[2:]) // SIDES
     if len(loc) < 2 or len(conf) < 2 or loc[0] != conf[0]:
         raise LayerError(
-            f"bottoms 0 and 1 have shapes {times(loc)} and {times(conf)}, expected the same number of images"
+            f"bottoms 0 and 1 have shapes {times(loc)} and {times(conf)}, expected the same "
+            "number of images"
         )
     for index, what, shape, values in (
         (0, "locations", loc, SIDES * locations * priors),
@@ -298,7 +341,8 @@ def check_bottoms(bottoms: Sequence[Shape], locations: int, classes: int) -> int
     ):
         if math.prod(shape[1:]) != values:
             raise LayerError(
-                f"bottom {index} has {math.prod(shape[1:])} {what} for each image, expected {values} for {priors} prior boxes"
+                f"bottom {index} has {math.prod(shape[1:])} {what} for each image, expected "
+                f"{values} for {priors} prior boxes"
             )
     return priors
 
@@ -309,7 +353,9 @@ def _check(param: MultiBoxLossParameter) -> None:
         raise LayerError("missing num_classes, expected at least 1")
     mines = param.mining_type != MultiBoxLossParameter.NONE
     if param.HasField("do_neg_mining") and param.do_neg_mining != mines:
-        raise LayerError("do_neg_mining contradicts mining_type: remove do_neg_mining, which is deprecated")
+        raise LayerError(
+            "do_neg_mining contradicts mining_type: remove do_neg_mining, which is deprecated"
+        )
     if mines and not param.share_location:
         raise LayerError("share_location is false, but examples are mined: set mining_type: NONE")
     if param.mining_type == MultiBoxLossParameter.MAX_NEGATIVE and not param.neg_pos_ratio > 0:
@@ -319,11 +365,13 @@ def _check(param: MultiBoxLossParameter) -> None:
     softmax = param.conf_loss_type == MultiBoxLossParameter.SOFTMAX
     if softmax and param.background_label_id >= param.num_classes:
         raise LayerError(
-            f"background_label_id is {param.background_label_id}, expected less than num_classes {param.num_classes}"
+            f"background_label_id is {param.background_label_id}, expected less than num_classes "
+            f"{param.num_classes}"
         )
     if param.map_object_to_agnostic and (param.num_classes != 2 or param.background_label_id > 0):
         raise LayerError(
-            f"num_classes is {param.num_classes} and background_label_id {param.background_label_id}, expected 2 and 0 with "
+            f"num_classes is {param.num_classes} and background_label_id "
+            f"{param.background_label_id}, expected 2 and 0 with "
             "map_object_to_agnostic"
         )
     if not math.isfinite(param.loc_weight):

@@ -1,13 +1,14 @@
 """Files with the detections of a test set: save_output_param of a DetectionOutput layer.
 
-Law: the files are written when the last of num_test_image images is done. The next pass writes them anew. In a job of
-several workers each keeps the detections of its batches, and worker 0 writes those of all at the end of a pass, in the
-order of batches: the files are those of one process.
+Law: the files are written when the last of num_test_image images is done. The next pass writes them
+anew. In a job of several workers each keeps the detections of its batches, and worker 0 writes
+those of all at the end of a pass, in the order of batches: the files are those of one process.
 
-Formats: VOC, a file <prefix><class>.txt for each class with lines `name score xmin ymin xmax ymax`; ILSVRC, one file
-<prefix>.txt with lines `name label score xmin ymin xmax ymax`; COCO, one file <prefix>.json, a list of image_id,
-category_id, bbox (x, y, width, height) and score. Coordinates are pixels of the original image, whose name and size are
-a line `name height width` of name_size_file.
+Formats: VOC, a file <prefix><class>.txt for each class with lines `name score xmin ymin xmax ymax`;
+ILSVRC, one file <prefix>.txt with lines `name label score xmin ymin xmax ymax`; COCO, one file
+<prefix>.json, a list of image_id, category_id, bbox (x, y, width, height) and score. Coordinates
+are pixels of the original image, whose name and size are a line `name height width` of
+name_size_file.
 
 Source: detection_output_layer.cpp of SSD's branch of Caffe. SSD empties
 output_directory first; here other files in it stay.
@@ -58,7 +59,12 @@ class Saved(NamedTuple):
     @property
     def corners(self) -> tuple[int, int, int, int]:
         """The corners in whole pixels, from the rounded position and size."""
-        return int(self.x), int(self.y), int(self.x) + int(self.width), int(self.y) + int(self.height)
+        return (
+            int(self.x),
+            int(self.y),
+            int(self.x) + int(self.width),
+            int(self.y) + int(self.height),
+        )
 
 
 def read_sizes(path: Path) -> list[ImageSize]:
@@ -83,7 +89,9 @@ def read_sizes(path: Path) -> list[ImageSize]:
 def original_box(box: Box, size: ImageSize, resize: Resize | None) -> Box:
     """Return a box of a net's input in pixels of the original image."""
     box = resize.unmoved(box, size.height, size.width) if resize is not None else box.clipped()
-    return Box(box.xmin * size.width, box.ymin * size.height, box.xmax * size.width, box.ymax * size.height)
+    return Box(
+        box.xmin * size.width, box.ymin * size.height, box.xmax * size.width, box.ymax * size.height
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,7 +140,9 @@ class SavedResults:
                 raise DataError(f"label {int(label)} is not in the label map")
             numbers = (box.xmin, box.ymin, box.xmax - box.xmin, box.ymax - box.ymin)
             self._found.append(
-                Saved(size.name, int(label), score, *(round(number * 100) / 100 for number in numbers))
+                Saved(
+                    size.name, int(label), score, *(round(number * 100) / 100 for number in numbers)
+                )
             )
         self._images += 1
         if self._images == len(self._sizes):
@@ -150,14 +160,20 @@ class SavedResults:
             try:
                 path.write_text(content, encoding="utf-8", errors="surrogateescape")
             except OSError as error:
-                raise DataError(f"the detections cannot be written to {path}: {error.strerror}") from error
+                raise DataError(
+                    f"the detections cannot be written to {path}: {error.strerror}"
+                ) from error
 
 
 def contents(target: Target, found: list[Saved]) -> dict[str, str]:
     """Return the content of each file."""
     names = target.names
     if target.form == "VOC":
-        labels = [label for label in range(target.classes) if label != target.background and label in names]
+        labels = [
+            label
+            for label in range(target.classes)
+            if label != target.background and label in names
+        ]
         return {
             f"{target.prefix}{names[label]}.txt": "".join(
                 "{} {:g} {} {} {} {}\n".format(item.image, item.score, *item.corners)
@@ -201,7 +217,9 @@ def unpack_batches(payload: bytes) -> list[list[Floats]]:
     number = int(np.frombuffer(payload, "<i8", 1)[0])
     counts = np.frombuffer(payload, "<i8", number, 8).tolist()
     lengths = np.frombuffer(payload, "<i8", sum(counts), 8 * (1 + number))
-    rows = np.frombuffer(payload, "<f4", offset=8 * (1 + number + len(lengths))).reshape(-1, COLUMNS)
+    rows = np.frombuffer(payload, "<f4", offset=8 * (1 + number + len(lengths))).reshape(
+        -1, COLUMNS
+    )
     images = iter(np.split(rows, np.cumsum(lengths)[:-1]) if len(lengths) else [])
     return [[next(images) for _ in range(count)] for count in counts]
 

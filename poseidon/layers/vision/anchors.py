@@ -1,4 +1,5 @@
-"""Boxes of region proposal networks (Ren et al., 2015): anchors, coordinates relative to them, overlaps, suppression.
+"""Boxes of region proposal networks (Ren et al., 2015): anchors, coordinates relative to them,
+overlaps, suppression.
 
 Law: pure functions. A box is x1, y1, x2, y2 with both corners inside, so its
 width is x2 - x1 + 1. All results are float32.
@@ -37,7 +38,9 @@ def base_anchors(size: int, ratios: Sequence[float], scales: Sequence[float]) ->
 
 
 def anchors_of_map(base: Tensor, high: int, wide: int, stride: int) -> Tensor:
-    """Return the anchors of every cell of a map, (high x wide x len(base)) x 4 in the order of rows, columns, boxes."""
+    """Return the anchors of every cell of a map, (high x wide x len(base)) x 4 in the order of
+    rows, columns, boxes.
+    """
     y, x = torch.meshgrid(
         torch.arange(high, device=base.device) * stride,
         torch.arange(wide, device=base.device) * stride,
@@ -87,7 +90,8 @@ def overlaps(a: Tensor, b: Tensor) -> Tensor:
 def suppress(boxes: Tensor, threshold: float, most: int) -> Tensor:
     """Return the indices of the boxes that stay of boxes in the order of falling scores.
 
-    A box stays unless its overlap with one that stays before it exceeds the threshold (non-maximum suppression).
+    A box stays unless its overlap with one that stays before it exceeds the threshold (non-maximum
+    suppression).
 
     Args:
         boxes: N x 4.

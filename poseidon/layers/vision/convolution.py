@@ -1,6 +1,7 @@
 """Convolution over one, two or three spatial axes (and over none, as in Caffe).
 
-Shape letters: N batch (every axis before `axis`), C channels, S the spatial axes, O num_output, G group, K kernel.
+Shape letters: N batch (every axis before `axis`), C channels, S the spatial axes, O num_output, G
+group, K kernel.
 """
 
 from __future__ import annotations
@@ -50,7 +51,8 @@ class Window:
     dilation: Shape
 
     def extents(self, spatial: Sequence[int]) -> Shape:
-        """Return the extents of the output: floor((S + 2 pad - (dilation (kernel - 1) + 1)) / stride) + 1.
+        """Return the extents of the output: floor((S + 2 pad - (dilation (kernel - 1) + 1)) /
+        stride) + 1.
 
         Raises:
             LayerError: the kernel is larger than the padded input.
@@ -59,9 +61,13 @@ class Window:
         padded = tuple(extent + 2 * p for extent, p in zip(spatial, self.pad, strict=True))
         if any(r > extent for r, extent in zip(reach, padded, strict=True)):
             dilated = (
-                f" ({times(reach)} with dilation {times(self.dilation)})" if reach != self.kernel else ""
+                f" ({times(reach)} with dilation {times(self.dilation)})"
+                if reach != self.kernel
+                else ""
             )
-            raise LayerError(f"kernel {times(self.kernel)}{dilated} larger than padded input {times(padded)}")
+            raise LayerError(
+                f"kernel {times(self.kernel)}{dilated} larger than padded input {times(padded)}"
+            )
         return tuple((e - r) // s + 1 for e, r, s in zip(padded, reach, self.stride, strict=True))
 
     def transposed_extents(self, spatial: Sequence[int]) -> Shape:
@@ -120,18 +126,26 @@ def _dilation(param: ConvolutionParameter, axes: int) -> Shape:
     if not sides:
         return _repeated("hole", [param.hole], axes, 1)
     if axes != 2:
-        raise LayerError(f"hole_h and hole_w are for 2 spatial axes, the bottom has {axes}; use dilation")
+        raise LayerError(
+            f"hole_h and hole_w are for 2 spatial axes, the bottom has {axes}; use dilation"
+        )
     return (param.hole_h, param.hole_w)
 
 
-def _per_axis(param: ConvolutionParameter, name: str, stem: str, axes: int, default: int | None) -> Shape:
-    """Return the values of field `name`, or of `<stem>_h` and `<stem>_w`, which are for two spatial axes only."""
+def _per_axis(
+    param: ConvolutionParameter, name: str, stem: str, axes: int, default: int | None
+) -> Shape:
+    """Return the values of field `name`, or of `<stem>_h` and `<stem>_w`, which are for two
+    spatial axes only.
+    """
     repeated = list(getattr(param, name))
     tall, wide = f"{stem}_h", f"{stem}_w"
     if not (param.HasField(tall) or param.HasField(wide)):
         return _repeated(name, repeated, axes, default)
     if axes != 2:
-        raise LayerError(f"{tall} and {wide} are for 2 spatial axes, the bottom has {axes}; use {name}")
+        raise LayerError(
+            f"{tall} and {wide} are for 2 spatial axes, the bottom has {axes}; use {name}"
+        )
     if repeated:
         raise LayerError(f"has both {name} and {tall}/{wide}, expected one of them")
     if default is None and not (param.HasField(tall) and param.HasField(wide)):
@@ -152,7 +166,8 @@ def _repeated(name: str, values: Sequence[int], axes: int, default: int | None) 
 
 
 class BaseConvolution(Layer):
-    """The base class of Convolution and Deconvolution: bottoms of one shape, a window, groups, and kernels.
+    """The base class of Convolution and Deconvolution: bottoms of one shape, a window, groups,
+    and kernels.
 
     A subclass defines torch's function, the kernels' shape and the tops' extents.
     """
@@ -167,12 +182,15 @@ class BaseConvolution(Layer):
     def setup(self, bottoms: Sequence[Shape]) -> list[Shape]:
         param, shape = self.param.convolution_param, bottoms[0]
         if any(other != shape for other in bottoms):
-            raise LayerError(f"bottoms have shapes {', '.join(map(times, bottoms))}, expected equal shapes")
+            raise LayerError(
+                f"bottoms have shapes {', '.join(map(times, bottoms))}, expected equal shapes"
+            )
         self.axis = canonical_axis(param.axis, shape)
         spatial = shape[self.axis + 1 :]
         if len(spatial) > MOST_SPATIAL_AXES:
             raise LayerError(
-                f"bottom of shape {times(shape)} has {len(spatial)} spatial axes, expected at most {MOST_SPATIAL_AXES}"
+                f"bottom of shape {times(shape)} has {len(spatial)} spatial axes, expected at "
+                f"most {MOST_SPATIAL_AXES}"
             )
         self.window = window(param, len(spatial))
         outputs, channels = param.num_output, shape[self.axis]
@@ -185,7 +203,11 @@ class BaseConvolution(Layer):
         self.call = self.torch_call(len(spatial))
         self.allow_absent("bias")
         self.declare(
-            BlobSpec(name="weight", shape=self.weight_shape(channels, outputs), filler=param.weight_filler),
+            BlobSpec(
+                name="weight",
+                shape=self.weight_shape(channels, outputs),
+                filler=param.weight_filler,
+            ),
             *optional_bias(param),
         )
         return [(*shape[: self.axis], outputs, *extents)] * len(bottoms)
@@ -226,14 +248,17 @@ class BaseConvolution(Layer):
 
 @register("Convolution")
 class Convolution(BaseConvolution):
-    """Cross-correlation with learned kernels. Top i is that of bottom i, with the same kernels for all.
+    """Cross-correlation with learned kernels.
 
-    Bottoms: N x C x S, one or more of equal shape. Tops: N x O x S', S' = floor((S + 2 pad - reach) / stride) + 1 with
-    reach = dilation (kernel - 1) + 1.
+    Top i is that of bottom i, with the same kernels for all.
 
-    Fields (convolution_param): num_output, bias_term, kernel_size | kernel_h/kernel_w, stride | stride_h/stride_w,
-    pad | pad_h/pad_w, dilation | hole | hole_h/hole_w, group, axis, weight_filler, bias_filler. `engine` and
-    `force_nd_im2col` choose between Caffe's implementations and have no effect.
+    Bottoms: N x C x S, one or more of equal shape. Tops: N x O x S', S' = floor((S + 2 pad - reach)
+    / stride) + 1 with reach = dilation (kernel - 1) + 1.
+
+    Fields (convolution_param): num_output, bias_term, kernel_size | kernel_h/kernel_w, stride |
+    stride_h/stride_w, pad | pad_h/pad_w, dilation | hole | hole_h/hole_w, group, axis,
+    weight_filler, bias_filler. `engine` and `force_nd_im2col` choose between Caffe's
+    implementations and have no effect.
 
     Blobs: weight O x C/G x K; bias O unless bias_term is false.
     """
@@ -257,17 +282,22 @@ class Convolution(BaseConvolution):
 
 @register("DepthwiseConvolution")
 class DepthwiseConvolution(Convolution):
-    """Convolution, under the name of a faster implementation for many groups in branches of Caffe."""
+    """Convolution, under the name of a faster implementation for many groups in branches of
+    Caffe.
+    """
 
 
 @register("HoleConvolution")
 class HoleConvolution(Convolution):
-    """Convolution, under the name of PSPNet's branch of Caffe, with its fields hole, hole_h and hole_w."""
+    """Convolution, under the name of PSPNet's branch of Caffe, with its fields hole, hole_h and
+    hole_w.
+    """
 
 
 @register("ConvolutionDepthwise")
 class ConvolutionDepthwise(Convolution):
-    """Convolution of each channel separately (MobileNet, Howard et al., 2017); `group` is the number of channels.
+    """Convolution of each channel separately (MobileNet, Howard et al., 2017); `group` is the
+    number of channels.
 
     Blobs: weight O x 1 x K; bias O unless bias_term is false.
     """
@@ -277,7 +307,9 @@ class ConvolutionDepthwise(Convolution):
 
 
 def check_groups(channels: int, outputs: int, group: int) -> None:
-    """Raise LayerError unless `group` divides the channels and the outputs, and there are outputs."""
+    """Raise LayerError unless `group` divides the channels and the outputs, and there are
+    outputs.
+    """
     if outputs < 1:
         raise LayerError("missing num_output, expected at least 1")
     if group < 1:

@@ -1,4 +1,6 @@
-"""Deconvolution, the transpose of Convolution; and Im2col, the windows of a convolution as a matrix."""
+"""Deconvolution, the transpose of Convolution; and Im2col, the windows of a convolution as a
+matrix.
+"""
 
 from __future__ import annotations
 
@@ -27,8 +29,8 @@ TRANSPOSED: dict[int, Convolve] = {
 class Deconvolution(BaseConvolution):
     """Transposed convolution with learned kernels, the backward pass of Convolution.
 
-    Bottoms: N x C x S, one or more of equal shape. Tops: N x O x S', S' = stride (S - 1) + reach - 2 pad with
-    reach = dilation (kernel - 1) + 1.
+    Bottoms: N x C x S, one or more of equal shape. Tops: N x O x S', S' = stride (S - 1) + reach -
+    2 pad with reach = dilation (kernel - 1) + 1.
 
     Fields (convolution_param): those of Convolution.
 
@@ -80,7 +82,9 @@ class Im2col(Layer):
         folded = bottom.reshape(math.prod(lead), *bottom.shape[self.axis :])
         padding = [side for pad in reversed(self.window.pad) for side in (pad, pad)]
         folded = functional.pad(folded, padding)
-        values = [self._shifted(folded, position) for position in product(*map(range, self.window.kernel))]
+        values = [
+            self._shifted(folded, position) for position in product(*map(range, self.window.kernel))
+        ]
         return torch.stack(values, 2).reshape(*lead, -1, *self.extents)
 
     def _shifted(self, padded: Tensor, position: Shape) -> Tensor:

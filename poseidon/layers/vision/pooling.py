@@ -1,8 +1,9 @@
 """Pooling, with Caffe's rules at the border.
 
-Law: the output has Caffe's extents: ceil((S + 2p - k) / s) + 1 windows (floor with round_mode FLOOR). With padding, a
-last window that would start at or beyond S + p is dropped. An average divides by the number of values of the window
-inside the padded image S + 2p, so the zeros of the padding count and an overhang beyond it does not.
+Law: the output has Caffe's extents: ceil((S + 2p - k) / s) + 1 windows (floor with round_mode
+FLOOR). With padding, a last window that would start at or beyond S + p is dropped. An average
+divides by the number of values of the window inside the padded image S + 2p, so the zeros of the
+padding count and an overhang beyond it does not.
 """
 
 from __future__ import annotations
@@ -32,10 +33,12 @@ def pooled_extents(
         stride: the distance between windows.
         pad: the padding on each side.
         ceil: count a window that exceeds the end.
-        empty: allow a last window entirely outside the image (not for an average, where Caffe returns 0 / 0).
+        empty: allow a last window entirely outside the image (not for an average, where Caffe
+            returns 0 / 0).
 
     Raises:
-        LayerError: no window fits, or the last one is entirely outside the image and `empty` is False.
+        LayerError: no window fits, or the last one is entirely outside the image and `empty` is
+            False.
     """
     extents = []
     for size, k, s, p in zip(image, kernel, stride, pad, strict=True):
@@ -49,7 +52,8 @@ def pooled_extents(
             raise LayerError(f"kernel {times(kernel)} larger than padded input {times(padded)}")
         if (count - 1) * s - p >= size and not empty:
             raise LayerError(
-                f"stride {times(stride)} with kernel {times(kernel)} puts the last window entirely outside the "
+                f"stride {times(stride)} with kernel {times(kernel)} puts the last window "
+                "entirely outside the "
                 f"{times(image)} input; use round_mode: FLOOR"
             )
         extents.append(count)
@@ -60,16 +64,17 @@ def pooled_extents(
 class Pooling(Layer):
     """The maximum, the mean or a random value of each window of each channel.
 
-    STOCHASTIC (Zeiler and Fergus, 2013), for non-negative values: in TRAIN a value is drawn with a probability
-    proportional to itself; in TEST the top is the mean under these probabilities, sum x^2 / sum x.
+    STOCHASTIC (Zeiler and Fergus, 2013), for non-negative values: in TRAIN a value is drawn with a
+    probability proportional to itself; in TEST the top is the mean under these probabilities, sum
+    x^2 / sum x.
 
-    Bottom: N x C x H x W. Top: N x C x H' x W'; for MAX an optional second top of the same shape holds the index
-    y W + x of each maximum (the first of equal ones) and has no gradient. A window entirely outside the image has the
-    maximum -FLT_MAX, and the index -1.
+    Bottom: N x C x H x W. Top: N x C x H' x W'; for MAX an optional second top of the same shape
+    holds the index y W + x of each maximum (the first of equal ones) and has no gradient. A window
+    entirely outside the image has the maximum -FLT_MAX, and the index -1.
 
-    Fields (pooling_param): pool, kernel_size | kernel_h and kernel_w, stride | stride_h and stride_w,
-    pad | pad_h and pad_w, global_pooling, round_mode (CEIL or FLOOR), or ceil_mode in its place (true or false).
-    `engine` has no effect.
+    Fields (pooling_param): pool, kernel_size | kernel_h and kernel_w, stride | stride_h and
+    stride_w, pad | pad_h and pad_w, global_pooling, round_mode (CEIL or FLOOR), or ceil_mode in its
+    place (true or false). `engine` has no effect.
     """
 
     MAX_TOPS: ClassVar[int | None] = 2
@@ -87,7 +92,9 @@ class Pooling(Layer):
         image = (shape[2], shape[3])
         self._read_window(param, image)
         ceil, empty = rounds_up(param), self.is_max
-        self.extents = pooled_extents(image, self.kernel, self.stride, self.pad, ceil=ceil, empty=empty)
+        self.extents = pooled_extents(
+            image, self.kernel, self.stride, self.pad, ceil=ceil, empty=empty
+        )
         self._choose_call(image)
         return [(*shape[:2], *self.extents)] * len(self.param.top)
 
@@ -104,7 +111,8 @@ class Pooling(Layer):
         self.kernel = pair(param, "kernel_size", "kernel", None)
         if max(*self.kernel, *self.stride) > LARGEST_BLOB:
             raise LayerError(
-                f"kernel {times(self.kernel)} and stride {times(self.stride)} must be at most {LARGEST_BLOB}"
+                f"kernel {times(self.kernel)} and stride {times(self.stride)} must be at most "
+                f"{LARGEST_BLOB}"
             )
         if min(self.kernel) < 1 or min(self.stride) < 1:
             raise LayerError(
@@ -113,7 +121,9 @@ class Pooling(Layer):
         if self.is_stochastic and any(self.pad):
             raise LayerError("pool: STOCHASTIC allows no pad")
         if any(p and p >= k for p, k in zip(self.pad, self.kernel, strict=True)):
-            raise LayerError(f"pad {times(self.pad)} must be smaller than the kernel {times(self.kernel)}")
+            raise LayerError(
+                f"pad {times(self.pad)} must be smaller than the kernel {times(self.kernel)}"
+            )
 
     def _choose_call(self, image: Pair) -> None:
         """Find a mode of torch whose windows are Caffe's, or fall back to explicit padding.
@@ -125,7 +135,10 @@ class Pooling(Layer):
         if self.by_hand:
             return
         for ceil_mode in (False, True):
-            if torch_extents(image, self.kernel, self.stride, self.pad, ceil=ceil_mode) == self.extents:
+            if (
+                torch_extents(image, self.kernel, self.stride, self.pad, ceil=ceil_mode)
+                == self.extents
+            ):
                 self.ceil_mode = ceil_mode
                 return
         self.by_hand = True
@@ -150,7 +163,9 @@ class Pooling(Layer):
         (pad_h, pad_w), (high, wide) = self.pad, self.extents
         if not self.is_max:
             padded = functional.pad(bottom, (pad_w, pad_w, pad_h, pad_h))
-            return functional.avg_pool2d(padded, self.kernel, self.stride, 0, True)[:, :, :high, :wide]
+            return functional.avg_pool2d(padded, self.kernel, self.stride, 0, True)[
+                :, :, :high, :wide
+            ]
         more_h, more_w = self._overhang(bottom)
         around = (pad_w, max(pad_w, more_w), pad_h, max(pad_h, more_h))
         padded = functional.pad(bottom, around, value=float("-inf"))
@@ -174,7 +189,9 @@ class Pooling(Layer):
         return max(high, 0), max(wide, 0)
 
     def _pool_at_random(self, bottom: Tensor) -> Tensor:
-        """Return a value of each window, drawn with a probability proportional to itself; in TEST, the mean."""
+        """Return a value of each window, drawn with a probability proportional to itself; in
+        TEST, the mean.
+        """
         more_h, more_w = self._overhang(bottom)
         padded = functional.pad(bottom, (0, more_w, 0, more_h))
         (high, wide), (step_h, step_w) = self.kernel, self.stride
@@ -200,7 +217,8 @@ def rounds_up(param: PoolingParameter) -> bool:
         return ceil
     if param.HasField("round_mode") and ceil != param.ceil_mode:
         raise LayerError(
-            f"has round_mode: {'CEIL' if ceil else 'FLOOR'} and ceil_mode: {str(param.ceil_mode).lower()}, expected one of them"
+            f"has round_mode: {'CEIL' if ceil else 'FLOOR'} and ceil_mode: "
+            f"{str(param.ceil_mode).lower()}, expected one of them"
         )
     return bool(param.ceil_mode)
 

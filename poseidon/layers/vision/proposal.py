@@ -1,7 +1,8 @@
-"""Layers of region proposal networks (Faster R-CNN, Ren et al., 2015), whose reference has them in Python.
+"""Layers of region proposal networks (Faster R-CNN, Ren et al., 2015), whose reference has them
+in Python.
 
-Law: none of the tops has a gradient. Regions are R x 5: index of the image, x1, y1, x2, y2 in pixels of the image that the net
-reads. `im_info` has height, width and scale of that image.
+Law: none of the tops has a gradient. Regions are R x 5: index of the image, x1, y1, x2, y2 in
+pixels of the image that the net reads. `im_info` has height, width and scale of that image.
 """
 
 from __future__ import annotations
@@ -33,9 +34,13 @@ def base_of(param: ProposalParameter | AnchorTargetParameter) -> Tensor:
     """
     if min(param.feat_stride, param.base_size) < 1:
         raise LayerError(
-            f"feat_stride is {param.feat_stride} and base_size is {param.base_size}, expected at least 1 each"
+            f"feat_stride is {param.feat_stride} and base_size is {param.base_size}, expected at "
+            "least 1 each"
         )
-    ratios, scales = list(param.ratio) or list(boxes_of.RATIOS), list(param.scale) or list(boxes_of.SCALES)
+    ratios, scales = (
+        list(param.ratio) or list(boxes_of.RATIOS),
+        list(param.scale) or list(boxes_of.SCALES),
+    )
     if not all(0 < value < math.inf for value in (*ratios, *scales)):
         raise LayerError(f"ratio is {ratios} and scale is {scales}, expected positive numbers")
     return boxes_of.base_anchors(param.base_size, ratios, scales)
@@ -45,7 +50,8 @@ def check_info(shape: Shape, images: int, place: int) -> None:
     """Raise LayerError unless a bottom has height, width and scale of one image or of each."""
     if len(shape) < 2 or shape[0] not in (1, images) or math.prod(shape[1:]) < 3:
         raise LayerError(
-            f"bottom {place} has shape {times(shape)}, expected height, width and scale for each image"
+            f"bottom {place} has shape {times(shape)}, expected height, width and scale for each "
+            "image"
         )
 
 
@@ -53,7 +59,8 @@ def check_objects(shape: Shape, place: int) -> None:
     """Raise LayerError unless a bottom has the boxes of objects."""
     if len(shape) < 2 or math.prod(shape[1:]) != REGION:
         raise LayerError(
-            f"bottom {place} has shape {times(shape)}, expected x1, y1, x2, y2 and class for each object"
+            f"bottom {place} has shape {times(shape)}, expected x1, y1, x2, y2 and class for each "
+            "object"
         )
 
 
@@ -61,15 +68,18 @@ def check_objects(shape: Shape, place: int) -> None:
 class Proposal(Layer):
     """The boxes of the highest scores after suppression of overlapping ones.
 
-    Each anchor is moved by its coordinates and clipped to the image. Boxes with a side below min_size scale are dropped. Of the
-    pre_nms_topn best, those stay that no better one overlaps by more than nms_thresh, at most post_nms_topn for each image.
+    Each anchor is moved by its coordinates and clipped to the image. Boxes with a side below
+    min_size scale are dropped. Of the pre_nms_topn best, those stay that no better one overlaps by
+    more than nms_thresh, at most post_nms_topn for each image.
 
-    Bottoms: scores N x 2A x H x W, A background ones first; coordinates N x 4A x H x W; im_info N x 3 (1 x 3: one size for all).
-    Tops: regions R x 5; optionally their scores, R. R changes from batch to batch.
+    Bottoms: scores N x 2A x H x W, A background ones first; coordinates N x 4A x H x W; im_info N x
+    3 (1 x 3: one size for all). Tops: regions R x 5; optionally their scores, R. R changes from
+    batch to batch.
 
-    Fields (proposal_param): feat_stride, the pixels of a cell; base_size, ratio and scale of the anchors (0.5, 1, 2 and 8, 16,
-    32 by default); min_size; pre_nms_topn and post_nms_topn (0: all); nms_thresh. Also the type of a Python layer with the
-    module rpn.proposal_layer, whose numbers in TRAIN are 12000 and 2000.
+    Fields (proposal_param): feat_stride, the pixels of a cell; base_size, ratio and scale of the
+    anchors (0.5, 1, 2 and 8, 16, 32 by default); min_size; pre_nms_topn and post_nms_topn (0: all);
+    nms_thresh. Also the type of a Python layer with the module rpn.proposal_layer, whose numbers in
+    TRAIN are 12000 and 2000.
     """
 
     MIN_BOTTOMS: ClassVar[int] = 3
@@ -82,9 +92,14 @@ class Proposal(Layer):
         self.base = base_of(param).to(self.context.device)
         count = len(self.base)
         for place, shape, channels in ((0, scores, 2 * count), (1, deltas, 4 * count)):
-            if len(shape) != 4 or shape[1] != channels or (shape[0], *shape[2:]) != (scores[0], *scores[2:]):
+            if (
+                len(shape) != 4
+                or shape[1] != channels
+                or (shape[0], *shape[2:]) != (scores[0], *scores[2:])
+            ):
                 raise LayerError(
-                    f"bottom {place} has shape {times(shape)}, expected {times((scores[0], channels, *scores[2:]))}: "
+                    f"bottom {place} has shape {times(shape)}, expected "
+                    f"{times((scores[0], channels, *scores[2:]))}: "
                     f"{channels // count} values for each of {count} anchors in each cell"
                 )
         check_info(info, scores[0], 2)
@@ -102,7 +117,10 @@ class Proposal(Layer):
         places = boxes_of.anchors_of_map(self.base, scores.shape[2], scores.shape[3], self.stride)
         found = [
             self._of_image(
-                places, scores[image], deltas[image], info.reshape(info.shape[0], -1)[image % info.shape[0]]
+                places,
+                scores[image],
+                deltas[image],
+                info.reshape(info.shape[0], -1)[image % info.shape[0]],
             )
             for image in range(scores.shape[0])
         ]
@@ -133,20 +151,24 @@ class Proposal(Layer):
 
 @register("AnchorTarget")
 class AnchorTarget(Layer):
-    """The labels and the wanted coordinates of anchors, for the training of a region proposal network.
+    """The labels and the wanted coordinates of anchors, for the training of a region proposal
+    network.
 
-    Anchors inside the image are 1 with an overlap of positive_overlap or more with an object, and if no other anchor overlaps an
-    object more; 0 with less than negative_overlap; else -1, as are all others. Of those, batch_size are drawn at random, at
-    most fg_fraction of them 1; the rest becomes -1.
+    Anchors inside the image are 1 with an overlap of positive_overlap or more with an object, and
+    if no other anchor overlaps an object more; 0 with less than negative_overlap; else -1, as are
+    all others. Of those, batch_size are drawn at random, at most fg_fraction of them 1; the rest
+    becomes -1.
 
-    Bottoms: a map 1 x C x H x W, of which only the extents are used; objects G x 5: x1, y1, x2, y2, class; im_info 1 x 3;
-    optionally the image, which is not used. Tops: labels 1 x 1 x A H x W; coordinates, inside weights and outside weights,
-    1 x 4A x H x W each. Inside weights are 1 for label 1; outside weights are 1 through the number of labels 0 and 1 (with
-    positive_weight p: p through the number of 1, 1 - p through that of 0).
+    Bottoms: a map 1 x C x H x W, of which only the extents are used; objects G x 5: x1, y1, x2, y2,
+    class; im_info 1 x 3; optionally the image, which is not used. Tops: labels 1 x 1 x A H x W;
+    coordinates, inside weights and outside weights, 1 x 4A x H x W each. Inside weights are 1 for
+    label 1; outside weights are 1 through the number of labels 0 and 1 (with positive_weight p: p
+    through the number of 1, 1 - p through that of 0).
 
-    Fields (anchor_target_param): feat_stride, base_size, ratio, scale as for `Proposal`; allowed_border, the pixels by which an
-    anchor may exceed the image; batch_size; fg_fraction; positive_overlap; negative_overlap; clobber_positives (0 takes
-    precedence over 1); positive_weight. Also the type of a Python layer with the module rpn.anchor_target_layer.
+    Fields (anchor_target_param): feat_stride, base_size, ratio, scale as for `Proposal`;
+    allowed_border, the pixels by which an anchor may exceed the image; batch_size; fg_fraction;
+    positive_overlap; negative_overlap; clobber_positives (0 takes precedence over 1);
+    positive_weight. Also the type of a Python layer with the module rpn.anchor_target_layer.
     """
 
     MIN_BOTTOMS: ClassVar[int] = 3
@@ -159,17 +181,21 @@ class AnchorTarget(Layer):
         self.options = param = self.param.anchor_target_param
         shape = bottoms[0]
         if len(shape) != 4 or shape[0] != 1:
-            raise LayerError(f"bottom 0 has shape {times(shape)}, expected the map of one image, 1xCxHxW")
+            raise LayerError(
+                f"bottom 0 has shape {times(shape)}, expected the map of one image, 1xCxHxW"
+            )
         check_objects(bottoms[1], 1)
         check_info(bottoms[2], 1, 2)
         self.base = base_of(param).to(self.context.device)
         if param.batch_size < 1 or not 0 <= param.fg_fraction <= 1:
             raise LayerError(
-                f"batch_size is {param.batch_size} and fg_fraction is {param.fg_fraction:g}, expected at least 1, and 0 to 1"
+                f"batch_size is {param.batch_size} and fg_fraction is {param.fg_fraction:g}, "
+                "expected at least 1, and 0 to 1"
             )
         if param.positive_weight >= 1 or param.positive_weight == 0:
             raise LayerError(
-                f"positive_weight is {param.positive_weight:g}, expected a number between 0 and 1, or one below 0 for equal weights"
+                f"positive_weight is {param.positive_weight:g}, expected a number between 0 and "
+                "1, or one below 0 for equal weights"
             )
         count = len(self.base)
         wide = (1, 4 * count, *shape[2:])
@@ -195,17 +221,24 @@ class AnchorTarget(Layer):
         inner = (label == 1).to(places.dtype).unsqueeze(1).expand(-1, 4)
         outer = self._outer(label).unsqueeze(1).expand(-1, 4)
         maps = [
-            value.reshape(1, high, wide, 4 * count).permute(0, 3, 1, 2).contiguous().to(feature.dtype)
+            value.reshape(1, high, wide, 4 * count)
+            .permute(0, 3, 1, 2)
+            .contiguous()
+            .to(feature.dtype)
             for value in (targets, inner, outer)
         ]
-        labels = label.view(1, high, wide, count).permute(0, 3, 1, 2).reshape(1, 1, count * high, wide)
+        labels = (
+            label.view(1, high, wide, count).permute(0, 3, 1, 2).reshape(1, 1, count * high, wide)
+        )
         return (labels.to(feature.dtype), *maps)
 
     def _inside(self, places: Tensor, info: list[float]) -> Tensor:
         border = self.options.allowed_border
         low = (places[:, :2] >= -border).all(1)
         return (
-            (low & (places[:, 2] < info[1] + border) & (places[:, 3] < info[0] + border)).nonzero().flatten()
+            (low & (places[:, 2] < info[1] + border) & (places[:, 3] < info[0] + border))
+            .nonzero()
+            .flatten()
         )
 
     def _labels(self, shared: Tensor) -> Tensor:
@@ -246,25 +279,29 @@ class AnchorTarget(Layer):
 
 def shuffled(count: int, generator: torch.Generator | None, device: torch.device) -> Tensor:
     """Return a random permutation of 0 .. count - 1."""
-    return torch.randperm(count, generator=generator, device=generator.device if generator else device).to(
-        device
-    )
+    return torch.randperm(
+        count, generator=generator, device=generator.device if generator else device
+    ).to(device)
 
 
 @register("ProposalTarget")
 class ProposalTarget(Layer):
-    """Regions drawn from proposals and objects, with their labels and wanted coordinates, for the training of a detector.
+    """Regions drawn from proposals and objects, with their labels and wanted coordinates, for
+    the training of a detector.
 
-    A region is foreground, with the class of the object that it overlaps most, from fg_thresh on; it is background, 0, from
-    bg_thresh_lo to below bg_thresh_hi. Of batch_size regions at most fg_fraction are foreground, the first ones.
+    A region is foreground, with the class of the object that it overlaps most, from fg_thresh on;
+    it is background, 0, from bg_thresh_lo to below bg_thresh_hi. Of batch_size regions at most
+    fg_fraction are foreground, the first ones.
 
-    Bottoms: proposals R x 5 of one image; objects G x 5: x1, y1, x2, y2, class. Tops: regions B x 5; labels B; coordinates, inside
-    weights (1 for the class of a foreground region) and outside weights, B x 4 num_classes each. B changes from batch to batch.
-    With agnostic all tops have 4 axes, B x C x 1 x 1, as in py-R-FCN.
+    Bottoms: proposals R x 5 of one image; objects G x 5: x1, y1, x2, y2, class. Tops: regions B x
+    5; labels B; coordinates, inside weights (1 for the class of a foreground region) and outside
+    weights, B x 4 num_classes each. B changes from batch to batch. With agnostic all tops have 4
+    axes, B x C x 1 x 1, as in py-R-FCN.
 
-    Fields (proposal_target_param): num_classes, with the background (2 with agnostic); batch_size (-1: all, in their order, for
-    hard example mining); fg_fraction; fg_thresh; bg_thresh_hi; bg_thresh_lo; agnostic (one set of coordinates for all classes);
-    bbox_mean and bbox_std, four each, which normalize the coordinates (0, 0, 0, 0 and 0.1, 0.1, 0.2, 0.2 by default). Also the
+    Fields (proposal_target_param): num_classes, with the background (2 with agnostic); batch_size
+    (-1: all, in their order, for hard example mining); fg_fraction; fg_thresh; bg_thresh_hi;
+    bg_thresh_lo; agnostic (one set of coordinates for all classes); bbox_mean and bbox_std, four
+    each, which normalize the coordinates (0, 0, 0, 0 and 0.1, 0.1, 0.2, 0.2 by default). Also the
     type of a Python layer with the module rpn.proposal_target_layer.
     """
 
@@ -280,19 +317,25 @@ class ProposalTarget(Layer):
         for place, shape in enumerate(bottoms):
             if len(shape) < 2 or math.prod(shape[1:]) != REGION:
                 raise LayerError(
-                    f"bottom {place} has shape {times(shape)}, expected {REGION} values for each region"
+                    f"bottom {place} has shape {times(shape)}, expected {REGION} values for each "
+                    "region"
                 )
         self.classes = 2 if param.agnostic else param.num_classes
         self.trail = (1, 1) if param.agnostic else ()
         if self.classes < 2:
-            raise LayerError(f"num_classes is {param.num_classes}, expected at least 2, with the background")
+            raise LayerError(
+                f"num_classes is {param.num_classes}, expected at least 2, with the background"
+            )
         if param.batch_size == 0 or param.batch_size < -1 or not 0 <= param.fg_fraction <= 1:
             raise LayerError(
-                f"batch_size is {param.batch_size} and fg_fraction is {param.fg_fraction:g}, expected -1 or at least 1, and 0 to 1"
+                f"batch_size is {param.batch_size} and fg_fraction is {param.fg_fraction:g}, "
+                "expected -1 or at least 1, and 0 to 1"
             )
         norms = (list(param.bbox_mean) or list(MEANS), list(param.bbox_std) or list(DEVIATIONS))
         if any(len(values) != 4 for values in norms) or min(norms[1]) <= 0:
-            raise LayerError("bbox_mean and bbox_std must occur four times each, with positive deviations")
+            raise LayerError(
+                "bbox_mean and bbox_std must occur four times each, with positive deviations"
+            )
         self.mean, self.deviation = (torch.tensor(v, device=self.context.device) for v in norms)
         count = param.batch_size if param.batch_size > 0 else bottoms[0][0] + bottoms[1][0]
         return [
@@ -309,7 +352,9 @@ class ProposalTarget(Layer):
         first = proposals.reshape(-1, REGION)
         if len(first) and bool((first[:, 0] != 0).any()):
             raise DataError("a proposal is of another image than the first, expected one image")
-        candidates = torch.cat((first, torch.cat((truth.new_zeros((len(truth), 1)), truth[:, :4]), 1)))
+        candidates = torch.cat(
+            (first, torch.cat((truth.new_zeros((len(truth), 1)), truth[:, :4]), 1))
+        )
         shared = boxes_of.overlaps(candidates[:, 1:].float(), truth[:, :4].float())
         most, assigned = shared.max(1)
         label = truth[assigned, 4].clone()
@@ -330,7 +375,9 @@ class ProposalTarget(Layer):
         if options.batch_size < 0:
             kept = (above | between).nonzero().flatten()
             return kept, above[kept]
-        front = self._draw(above.nonzero().flatten(), round(options.fg_fraction * options.batch_size))
+        front = self._draw(
+            above.nonzero().flatten(), round(options.fg_fraction * options.batch_size)
+        )
         back = self._draw((between & ~above).nonzero().flatten(), options.batch_size - len(front))
         kept = torch.cat((front, back))
         return kept, torch.arange(len(kept), device=kept.device) < len(front)
@@ -338,7 +385,9 @@ class ProposalTarget(Layer):
     def _draw(self, found: Tensor, most: int) -> Tensor:
         return found[shuffled(len(found), self.generator, found.device)[: max(most, 0)]]
 
-    def _spread(self, label: Tensor, wanted: Tensor, regions: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def _spread(
+        self, label: Tensor, wanted: Tensor, regions: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
         """Return the coordinates at the places of each region's class, and both weights."""
         agnostic = self.options.agnostic
         if wrong := outside(label, range(INTEGERS.stop if agnostic else self.classes)):

@@ -1,10 +1,11 @@
-"""Pooling of regions of a feature map: ROIPooling of Fast R-CNN (Girshick, 2015), PSROIPooling of R-FCN (Dai et
-al., 2016) and ROIAlign of Mask R-CNN (He et al., 2017).
+"""Pooling of regions of a feature map: ROIPooling of Fast R-CNN (Girshick, 2015), PSROIPooling
+of R-FCN (Dai et al., 2016) and ROIAlign of Mask R-CNN (He et al., 2017).
 
-Law: corners and parts are computed in float32, as in Caffe: 57 cells in 7 parts are 57 / 7 x 7 = 57.000004, so the last
-part has a cell more. Numbers are rounded half away from 0, as by C.
+Law: corners and parts are computed in float32, as in Caffe: 57 cells in 7 parts are 57 / 7 x 7 =
+57.000004, so the last part has a cell more. Numbers are rounded half away from 0, as by C.
 
-Shape letters: R regions, C channels, H and W the map, P and Q parts of a region in height and width.
+Shape letters: R regions, C channels, H and W the map, P and Q parts of a region in height and
+width.
 """
 
 from __future__ import annotations
@@ -31,7 +32,9 @@ def check_map_and_regions(feature: Shape, regions: Shape) -> None:
     if len(feature) != 4:
         raise LayerError(f"bottom 0 has shape {times(feature)}, expected 4 axes (NxCxHxW)")
     if len(regions) < 2 or math.prod(regions[1:]) != REGION:
-        raise LayerError(f"bottom 1 has shape {times(regions)}, expected {REGION} values for each region")
+        raise LayerError(
+            f"bottom 1 has shape {times(regions)}, expected {REGION} values for each region"
+        )
 
 
 def split_regions(regions: Tensor, images: int) -> tuple[Tensor, Tensor]:
@@ -65,12 +68,14 @@ def clipped(edges: Tensor, extent: int) -> Tensor:
 class ROIPooling(Layer):
     """The maxima of pooled_h x pooled_w parts of each region of a feature map.
 
-    A region from x1, y1 to x2, y2, both inclusive, is scaled by spatial_scale and rounded. Its part (i, j) covers rows
-    floor(i h / pooled_h) to ceil((i + 1) h / pooled_h) of its height h (columns likewise), clipped to the map. The
-    maximum of an empty part is 0. The gradient goes to the first of equal maxima.
+    A region from x1, y1 to x2, y2, both inclusive, is scaled by spatial_scale and rounded. Its part
+    (i, j) covers rows floor(i h / pooled_h) to ceil((i + 1) h / pooled_h) of its height h (columns
+    likewise), clipped to the map. The maximum of an empty part is 0. The gradient goes to the first
+    of equal maxima.
 
-    Bottoms: the feature map N x C x H x W; regions R x 5 (x 1 x 1): index of the image, x1, y1, x2, y2, without a
-    gradient. Top: R x C x pooled_h x pooled_w. Fields (roi_pooling_param): pooled_h, pooled_w, spatial_scale.
+    Bottoms: the feature map N x C x H x W; regions R x 5 (x 1 x 1): index of the image, x1, y1, x2,
+    y2, without a gradient. Top: R x C x pooled_h x pooled_w. Fields (roi_pooling_param): pooled_h,
+    pooled_w, spatial_scale.
     """
 
     MIN_BOTTOMS: ClassVar[int] = 2
@@ -94,7 +99,9 @@ class ROIPooling(Layer):
 
 
 def _parts(first_R: Tensor, last_R: Tensor, count: int, extent: int) -> Tensor:
-    """Return the first cell of each part of a side and the cell after its last: 2 x R x count, clipped to the map."""
+    """Return the first cell of each part of a side and the cell after its last: 2 x R x count,
+    clipped to the map.
+    """
     part = ((last_R - first_R + 1).clamp(min=1) / count).unsqueeze(1)
     index = torch.arange(count, device=part.device)
     begin, end = (index * part).floor(), ((index + 1) * part).ceil()
@@ -102,17 +109,23 @@ def _parts(first_R: Tensor, last_R: Tensor, count: int, extent: int) -> Tensor:
 
 
 class _PartMaxima(torch.autograd.Function):
-    """The maximum of each part; 0 for an empty part. The gradient goes to the first maximum in the order of rows."""
+    """The maximum of each part; 0 for an empty part.
+
+    The gradient goes to the first maximum in the order of rows.
+    """
 
     @staticmethod
-    def forward(ctx: Any, feature: Tensor, image_R: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
+    def forward(
+        ctx: Any, feature: Tensor, image_R: Tensor, rows: Tensor, columns: Tensor
+    ) -> Tensor:
         (top_RP, bottom_RP), (left_RQ, right_RQ) = rows, columns
         channels, wide = feature.shape[1], feature.shape[3]
         # The channels of a cell lie together, so that cells are copied as wholes.
         flat = feature.permute(0, 2, 3, 1).reshape(-1, channels)
         image = (image_R * (feature.shape[2] * wide)).view(-1, 1, 1)
         best = feature.new_full(
-            (len(image_R), top_RP.shape[1], left_RQ.shape[1], channels), torch.finfo(feature.dtype).min
+            (len(image_R), top_RP.shape[1], left_RQ.shape[1], channels),
+            torch.finfo(feature.dtype).min,
         )
         where = best.new_full(best.shape, -1, dtype=torch.long)
         for down in range(_longest(top_RP, bottom_RP)):
@@ -152,12 +165,13 @@ def _longest(begin: Tensor, end: Tensor) -> int:
 class PSROIPooling(Layer):
     """The means of K x K parts of each region, each part from channels of its own.
 
-    A region spans round(x1) scale to (round(x2) + 1) scale, at least 0.1 cells. Its part (i, j) covers rows floor(i h /
-    K + y1) to ceil((i + 1) h / K + y1) of its height h (columns likewise), clipped to the map. Channel c of the top
-    reads channel (c K + i) K + j of the map. The mean of an empty part is 0.
+    A region spans round(x1) scale to (round(x2) + 1) scale, at least 0.1 cells. Its part (i, j)
+    covers rows floor(i h / K + y1) to ceil((i + 1) h / K + y1) of its height h (columns likewise),
+    clipped to the map. Channel c of the top reads channel (c K + i) K + j of the map. The mean of
+    an empty part is 0.
 
-    Bottoms: the map N x (D K K) x H x W; regions R x 5 (x 1 x 1), without a gradient. Top: R x D x K x K.
-    Fields (psroi_pooling_param): spatial_scale, output_dim D, group_size K.
+    Bottoms: the map N x (D K K) x H x W; regions R x 5 (x 1 x 1), without a gradient. Top: R x D x
+    K x K. Fields (psroi_pooling_param): spatial_scale, output_dim D, group_size K.
     """
 
     MIN_BOTTOMS: ClassVar[int] = 2
@@ -169,7 +183,8 @@ class PSROIPooling(Layer):
         self.depth, self.group, self.scale = param.output_dim, param.group_size, param.spatial_scale
         if min(self.depth, self.group) < 1:
             raise LayerError(
-                f"output_dim is {self.depth} and group_size is {self.group}, expected at least 1 each"
+                f"output_dim is {self.depth} and group_size is {self.group}, expected at least 1 "
+                "each"
             )
         wanted = self.depth * self.group**2
         if shape[1] != wanted:
@@ -181,8 +196,12 @@ class PSROIPooling(Layer):
     def forward(self, feature: Tensor, regions: Tensor) -> Tensor:
         image_R, corners = split_regions(regions, feature.shape[0])
         x1, y1, x2, y2 = rounded(corners).unbind(1)
-        rows = self._means(y1 * self.scale, (y2 + 1) * self.scale, feature.shape[2]).to(feature.dtype)
-        columns = self._means(x1 * self.scale, (x2 + 1) * self.scale, feature.shape[3]).to(feature.dtype)
+        rows = self._means(y1 * self.scale, (y2 + 1) * self.scale, feature.shape[2]).to(
+            feature.dtype
+        )
+        columns = self._means(x1 * self.scale, (x2 + 1) * self.scale, feature.shape[3]).to(
+            feature.dtype
+        )
         shape = (self.depth, self.group, self.group, *feature.shape[2:])
         tops = feature.new_empty((len(image_R), self.depth, self.group, self.group))
         parts = []
@@ -209,12 +228,13 @@ class PSROIPooling(Layer):
 class ROIAlign(Layer):
     """The means of bilinear samples in pooled_h x pooled_w parts of each region, without rounding.
 
-    A region spans x1 scale to x2 scale, at least 1 cell. Each part has sampling_ratio x sampling_ratio samples at even
-    distances; with a ratio of 0 or less, as many as cells, rounded up. A sample outside the map by more than
-    a cell is 0; nearer ones have the value at the border.
+    A region spans x1 scale to x2 scale, at least 1 cell. Each part has sampling_ratio x
+    sampling_ratio samples at even distances; with a ratio of 0 or less, as many as cells, rounded
+    up. A sample outside the map by more than a cell is 0; nearer ones have the value at the border.
 
-    Bottoms: the map N x C x H x W; regions R x 5 (x 1 x 1), without a gradient. Top: R x C x pooled_h x pooled_w.
-    Fields (roi_align_param): pooled_h, pooled_w, spatial_scale, sampling_ratio.
+    Bottoms: the map N x C x H x W; regions R x 5 (x 1 x 1), without a gradient. Top: R x C x
+    pooled_h x pooled_w. Fields (roi_align_param): pooled_h, pooled_w, spatial_scale,
+    sampling_ratio.
     """
 
     MIN_BOTTOMS: ClassVar[int] = 2
@@ -234,8 +254,12 @@ class ROIAlign(Layer):
         x1, y1, x2, y2 = (corners * self.scale).unbind(1)
         tops = []
         for region, image in enumerate(image_R.tolist()):
-            rows = self._samples(float(y1[region]), float(y2[region]), self.parts[0], feature.shape[2])
-            columns = self._samples(float(x1[region]), float(x2[region]), self.parts[1], feature.shape[3])
+            rows = self._samples(
+                float(y1[region]), float(y2[region]), self.parts[0], feature.shape[2]
+            )
+            columns = self._samples(
+                float(x1[region]), float(x2[region]), self.parts[1], feature.shape[3]
+            )
             tops.append(rows.to(feature) @ feature[image] @ columns.to(feature).T)
         return torch.stack(tops) if tops else feature.new_zeros((0, feature.shape[1], *self.parts))
 

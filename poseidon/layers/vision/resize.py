@@ -1,5 +1,7 @@
-"""Layers that change the extents of a map: Interp of the DeepLab branch of Caffe (Chen et al., 2015), Upsample of
-SegNet (Badrinarayanan et al., 2015) and Reorg of Yolo (Redmon and Farhadi, 2016)."""
+"""Layers that change the extents of a map: Interp of the DeepLab branch of Caffe (Chen et al.,
+2015), Upsample of SegNet (Badrinarayanan et al., 2015) and Reorg of Yolo (Redmon and Farhadi,
+2016).
+"""
 
 from __future__ import annotations
 
@@ -39,18 +41,22 @@ class Interp(Layer):
         if len(bottoms) != 1 + param.use_blob_size:
             raise LayerError(
                 f"has {counted(len(bottoms), 'bottom')} and use_blob_size: "
-                f"{str(param.use_blob_size).lower()}, expected a second bottom with use_blob_size: true"
+                f"{str(param.use_blob_size).lower()}, expected a second bottom with "
+                "use_blob_size: true"
             )
         self.front, self.back = -param.pad_beg, -param.pad_end
         if min(self.front, self.back) < 0:
             raise LayerError(
-                f"pad_beg is {param.pad_beg} and pad_end is {param.pad_end}, expected 0 or less: they crop"
+                f"pad_beg is {param.pad_beg} and pad_end is {param.pad_end}, expected 0 or less: "
+                "they crop"
             )
         kept = tuple(extent - self.front - self.back for extent in shape[2:])
         if min(kept) < 1:
             raise LayerError(f"pad_beg and pad_end crop all of a {times(shape[2:])} image")
         self.extents = (
-            (bottoms[1][2], bottoms[1][3]) if param.use_blob_size else self._extents((kept[0], kept[1]))
+            (bottoms[1][2], bottoms[1][3])
+            if param.use_blob_size
+            else self._extents((kept[0], kept[1]))
         )
         return [(*shape[:2], *self.extents)]
 
@@ -59,12 +65,14 @@ class Interp(Layer):
         if param.HasField("height") or param.HasField("width"):
             if min(param.height, param.width) < 1:
                 raise LayerError(
-                    f"height is {param.height} and width is {param.width}, expected at least 1 for both"
+                    f"height is {param.height} and width is {param.width}, expected at least 1 "
+                    "for both"
                 )
             return param.height, param.width
         if not (param.HasField("zoom_factor") or param.HasField("shrink_factor")):
             raise LayerError(
-                "has no size, expected height and width, zoom_factor, shrink_factor or use_blob_size"
+                "has no size, expected height and width, zoom_factor, shrink_factor or "
+                "use_blob_size"
             )
         if min(param.zoom_factor, param.shrink_factor) < 1:
             raise LayerError("zoom_factor and shrink_factor must be at least 1")
@@ -82,16 +90,17 @@ class Interp(Layer):
 class Upsample(Layer):
     """The values of a map at the places where a pooling layer found its maxima; 0 elsewhere.
 
-    Bottoms: a map N x C x H x W; the second top of a Pooling layer of the same shape: the index y W' + x of each value
-    in the top, without a gradient. Top: N x C x H' x W'. If an index occurs twice, the later value stays, and both
-    values get the gradient, as in SegNet's Caffe. An index of -1, of a window entirely outside the image, is left out.
+    Bottoms: a map N x C x H x W; the second top of a Pooling layer of the same shape: the index y
+    W' + x of each value in the top, without a gradient. Top: N x C x H' x W'. If an index occurs
+    twice, the later value stays, and both values get the gradient, as in SegNet's Caffe. An index
+    of -1, of a window entirely outside the image, is left out.
 
     With one bottom it is the layer of Yolo's Caffe (Redmon and Farhadi, 2018):
     each value fills a square of scale x scale.
 
-    Fields (upsample_param): upsample_h and upsample_w, the extents H' and W'; or scale (2 by default), or scale_h and
-    scale_w, the factors of H and W, and with a factor of 2 pad_out_h and pad_out_w, which make H' and W' one less. With
-    one bottom only scale.
+    Fields (upsample_param): upsample_h and upsample_w, the extents H' and W'; or scale (2 by
+    default), or scale_h and scale_w, the factors of H and W, and with a factor of 2 pad_out_h and
+    pad_out_w, which make H' and W' one less. With one bottom only scale.
     """
 
     MAX_BOTTOMS: ClassVar[int | None] = 2
@@ -103,7 +112,8 @@ class Upsample(Layer):
             return [(*shape[:2], *self._squares(shape))]
         if mask != shape:
             raise LayerError(
-                f"bottoms have shapes {times(shape)} and {times(mask)}, expected equal shapes: an index for each value"
+                f"bottoms have shapes {times(shape)} and {times(mask)}, expected equal shapes: an "
+                "index for each value"
             )
         self.extents = self._extents((shape[2], shape[3]))
         return [(*shape[:2], *self.extents)]
@@ -114,7 +124,8 @@ class Upsample(Layer):
         self.scale = self.param.upsample_param.scale
         if fields != {"scale"} or self.scale < 1:
             raise LayerError(
-                "has 1 bottom, expected scale: <at least 1> alone; the other fields need the mask of a Pooling layer as bottom 2"
+                "has 1 bottom, expected scale: <at least 1> alone; the other fields need the mask "
+                "of a Pooling layer as bottom 2"
             )
         return tuple(extent * self.scale for extent in shape[2:])
 
@@ -123,7 +134,8 @@ class Upsample(Layer):
         if param.HasField("upsample_h") and param.HasField("upsample_w"):
             if min(param.upsample_h, param.upsample_w) < 2:
                 raise LayerError(
-                    f"upsample_h is {param.upsample_h} and upsample_w is {param.upsample_w}, expected at least 2"
+                    f"upsample_h is {param.upsample_h} and upsample_w is {param.upsample_w}, "
+                    "expected at least 2"
                 )
             return param.upsample_h, param.upsample_w
         if param.HasField("upsample_h") or param.HasField("upsample_w"):
@@ -137,8 +149,12 @@ class Upsample(Layer):
         if min(scales) < 2:
             raise LayerError(f"scale is {times(scales)}, expected at least 2")
         if any(pad and scale != 2 for pad, scale in zip(pads, scales, strict=True)):
-            raise LayerError("pad_out_h and pad_out_w need a scale of 2; use upsample_h and upsample_w")
-        high, wide = (extent * scale - pad for extent, scale, pad in zip(image, scales, pads, strict=True))
+            raise LayerError(
+                "pad_out_h and pad_out_w need a scale of 2; use upsample_h and upsample_w"
+            )
+        high, wide = (
+            extent * scale - pad for extent, scale, pad in zip(image, scales, pads, strict=True)
+        )
         return high, wide
 
     def forward(self, bottom: Tensor, mask: Tensor | None = None) -> Tensor:
@@ -147,17 +163,22 @@ class Upsample(Layer):
         count = self.extents[0] * self.extents[1]
         if wrong := outside(mask, range(-1, count)):
             raise DataError(
-                f"index {wrong} is outside the {times(self.extents)} top; its extents must be those of "
+                f"index {wrong} is outside the {times(self.extents)} top; its extents must be "
+                "those of "
                 "the pooled bottom: see upsample_h and upsample_w"
             )
         index = mask.detach().flatten(2).long()
         # One more cell takes the values without a place.
-        top: Tensor = _Scatter.apply(bottom.flatten(2), torch.where(index < 0, count, index), count + 1)  # type: ignore[no-untyped-call]
+        top: Tensor = _Scatter.apply(
+            bottom.flatten(2), torch.where(index < 0, count, index), count + 1
+        )  # type: ignore[no-untyped-call]
         return top[..., :count].reshape(*bottom.shape[:2], *self.extents)
 
 
 class _Scatter(torch.autograd.Function):
-    """Values at indices; each value's gradient is that at its index, whether or not it is the one that stayed."""
+    """Values at indices; each value's gradient is that at its index, whether or not it is the
+    one that stayed.
+    """
 
     @staticmethod
     def forward(ctx: Any, values: Tensor, index: Tensor, count: int) -> Tensor:
@@ -173,13 +194,15 @@ class _Scatter(torch.autograd.Function):
 
 @register("Reorg")
 class Reorg(Layer):
-    """Values in another shape: s x s neighbours become channels, or with `reverse` the other way round.
+    """Values in another shape: s x s neighbours become channels, or with `reverse` the other way
+    round.
 
-    Bottom: N x C x H x W. Top: N x C s^2 x H/s x W/s; with `reverse` N x C/s^2 x H s x W s. The order of the values is
-    that of Darknet. Let D = C/s^2. With `reverse` channel k D + d, k = i s + j, has the cells (i, j) of the s x s
-    squares of channel d of the top. Without it the memory of the bottom is read as D x H s x W s, and the cells (i, j)
-    of the squares of channel d become channel k D + d of a C x H x W result, whose memory is that of the top. So one
-    direction is not the inverse of the other.
+    Bottom: N x C x H x W. Top: N x C s^2 x H/s x W/s; with `reverse` N x C/s^2 x H s x W s. The
+    order of the values is that of Darknet. Let D = C/s^2. With `reverse` channel k D + d, k = i s +
+    j, has the cells (i, j) of the s x s squares of channel d of the top. Without it the memory of
+    the bottom is read as D x H s x W s, and the cells (i, j) of the squares of channel d become
+    channel k D + d of a C x H x W result, whose memory is that of the top. So one direction is not
+    the inverse of the other.
 
     Fields (reorg_param): stride s; reverse.
     """
@@ -192,7 +215,9 @@ class Reorg(Layer):
         self.stride, self.reverse = param.stride, param.reverse
         s, (_, channels, high, wide) = self.stride, shape
         if channels % s**2:
-            raise LayerError(f"bottom has {channels} channels, expected a multiple of stride^2 = {s**2}")
+            raise LayerError(
+                f"bottom has {channels} channels, expected a multiple of stride^2 = {s**2}"
+            )
         if not self.reverse and (high % s or wide % s):
             raise LayerError(f"bottom is {high}x{wide}, expected multiples of stride {s}")
         if self.reverse:

@@ -1,7 +1,8 @@
 """The Python layers of py-faster-rcnn and py-R-FCN as layer types.
 
-A definition that names `rpn.proposal_layer` and its like works without those modules: the layer types of this program
-take their place, with the numbers of the reference's configuration. If Python finds the module, the user's layer runs.
+A definition that names `rpn.proposal_layer` and its like works without those modules: the layer
+types of this program take their place, with the numbers of the reference's configuration. If Python
+finds the module, the user's layer runs.
 """
 
 from __future__ import annotations
@@ -15,7 +16,9 @@ from poseidon.proto.caffe_pb2 import TEST, LayerParameter
 # cfg.TRAIN and cfg.TEST of py-faster-rcnn: boxes before and after suppression.
 TRAIN_COUNTS, TEST_COUNTS = (12000, 2000), (6000, 300)
 AGNOSTIC = 2
-_SETTING = re.compile(r"""['"]?(\w+)['"]?\s*:\s*(?:!!python/tuple\s*)?(\[[^\]]*\]|\([^)]*\)|[^,\s}]+)""")
+_SETTING = re.compile(
+    r"""['"]?(\w+)['"]?\s*:\s*(?:!!python/tuple\s*)?(\[[^\]]*\]|\([^)]*\)|[^,\s}]+)"""
+)
 _NUMBER = re.compile(r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?")
 
 
@@ -29,7 +32,9 @@ def settings(param: LayerParameter) -> dict[str, list[float]]:
     for name, value in _SETTING.findall(param.python_param.param_str):
         numbers = _NUMBER.findall(value)
         if not numbers:
-            raise LayerError(f"param_str sets {name} to '{value}', expected a number or a list of numbers")
+            raise LayerError(
+                f"param_str sets {name} to '{value}', expected a number or a list of numbers"
+            )
         found[name] = [float(number) for number in numbers]
     return found
 
@@ -75,7 +80,10 @@ def anchor_target(param: LayerParameter, context: LayerContext) -> LayerParamete
 
 @replaces_python("rpn.proposal_target_layer", "ProposalTargetLayer")
 def proposal_target(param: LayerParameter, context: LayerContext) -> LayerParameter:
-    """Return a ProposalTarget layer. Two classes are those of py-R-FCN: one set of coordinates for all."""
+    """Return a ProposalTarget layer.
+
+    Two classes are those of py-R-FCN: one set of coordinates for all.
+    """
     given, result = settings(param), _same(param, "ProposalTarget")
     count = _number(given, "num_classes")
     result.proposal_target_param.num_classes = count
@@ -87,6 +95,7 @@ def proposal_target(param: LayerParameter, context: LayerContext) -> LayerParame
 def roi_data(param: LayerParameter, context: LayerContext) -> LayerParameter:
     """Raise LayerError: the images of this layer come from the program that runs the net."""
     raise LayerError(
-        'RoIDataLayer has no file to read: py-faster-rcnn passes its images to it. Write type: "ROIData" with roi_data_param { '
+        "RoIDataLayer has no file to read: py-faster-rcnn passes its images to it. Write type: "
+        '"ROIData" with roi_data_param { '
         "source: ... }, a window file, in its place"
     )

@@ -30,10 +30,12 @@ SOLVER_UPGRADES = ((has_solver_type, to_type),)
 
 
 def upgrade_net(net: NetParameter) -> NetParameter:
-    """Return the net, read from text or from a model file, in the current format. `net` itself is not changed.
+    """Return the net, read from text or from a model file, in the current format.
 
-    Each layer stays one layer in the same order, except that V0's padding layers are folded into their readers
-    (`v0.kept_layers`) and the net's inputs become a new first layer.
+    `net` itself is not changed.
+
+    Each layer stays one layer in the same order, except that V0's padding layers are folded into
+    their readers (`v0.kept_layers`) and the net's inputs become a new first layer.
 
     Raises:
         UpgradeError: the net contradicts itself, or has settings that no format knows.
@@ -55,7 +57,9 @@ def solver_needs_upgrade(solver: SolverParameter) -> bool:
 
 
 def upgrade_solver(solver: SolverParameter) -> SolverParameter:
-    """Return the solver in the current format, without upgrading the nets inside. `solver` is not changed.
+    """Return the solver in the current format, without upgrading the nets inside.
+
+    `solver` is not changed.
 
     Raises:
         UpgradeError: the solver contradicts itself.

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 
 class UpgradeError(ValueError):
-    """A definition cannot be upgraded. The caller, who knows the file, translates this into a DefinitionError.
+    """A definition cannot be upgraded.
+
+    The caller, who knows the file, translates this into a DefinitionError.
 
     Args:
         message: what is wrong and what was expected.
-        layer: index of the layer in `layer` or `layers`; None if the error is about the whole definition.
+        layer: index of the layer in `layer` or `layers`; None if the error is about the whole
+            definition.
     """
 
     def __init__(self, message: str, *, layer: int | None = None) -> None:

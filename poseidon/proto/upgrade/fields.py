@@ -1,12 +1,14 @@
 """Upgrades of fields that have changed within the current layer format.
 
-* Transformation settings, as Caffe's UpgradeNetDataTransformation: scale, mean_file, crop_size and mirror move from
-  data_param, image_data_param and window_data_param to transform_param. Caffe does so for V1 layers only and ignores
-  these settings in a `layer` block; here they count in both.
-* Inputs, as UpgradeNetInput: `input`, `input_dim` and `input_shape` of the net become one first layer named "input"
-  with a top and a shape for each input. Inputs without any shape, which old models have, are dropped.
-* BatchNorm, as UpgradeNetBatchNorm: layers with three `param` blocks, one for each blob of statistics, once kept the
-  solver from changing them that way. Now lr_mult and decay_mult are always 0.
+* Transformation settings, as Caffe's UpgradeNetDataTransformation: scale, mean_file, crop_size and
+  mirror move from data_param, image_data_param and window_data_param to transform_param. Caffe does
+  so for V1 layers only and ignores these settings in a `layer` block; here they count in both.
+* Inputs, as UpgradeNetInput: `input`, `input_dim` and `input_shape` of the net become one first
+  layer named "input" with a top and a shape for each input. Inputs without any shape, which old
+  models have, are dropped.
+* BatchNorm, as UpgradeNetBatchNorm: layers with three `param` blocks, one for each blob of
+  statistics, once kept the solver from changing them that way. Now lr_mult and decay_mult are
+  always 0.
 * The solver's type, from the enum `solver_type` to the string `type`.
 """
 
@@ -61,7 +63,9 @@ def move_transformation(net: NetParameter) -> NetParameter:
 
 
 def _old_settings(layer: LayerParameter) -> Iterator[tuple[str, Message, str, object]]:
-    """Yield each transformation setting in an old block: the block's name, the block, the setting, its value."""
+    """Yield each transformation setting in an old block: the block's name, the block, the
+    setting, its value.
+    """
     for block_setting, block in layer.ListFields():
         if block_setting.name in _DATA_BLOCKS:
             for setting, value in block.ListFields():
@@ -100,7 +104,8 @@ def _shapes(net: NetParameter) -> list[BlobShape]:
     if net.input_shape:
         if len(net.input_shape) != inputs:
             raise UpgradeError(
-                f"{len(net.input_shape)} input_shape given for {inputs} inputs; expected one for each"
+                f"{len(net.input_shape)} input_shape given for {inputs} inputs; expected one for "
+                "each"
             )
         return list(net.input_shape)
     if len(net.input_dim) not in (0, _DIMS * inputs):
@@ -112,7 +117,9 @@ def _shapes(net: NetParameter) -> list[BlobShape]:
 
 
 def has_batch_norm_params(net: NetParameter) -> bool:
-    """Return whether a BatchNorm layer has three `param` blocks, any of them with a multiplier other than 0."""
+    """Return whether a BatchNorm layer has three `param` blocks, any of them with a multiplier
+    other than 0.
+    """
     return any(_is_old_batch_norm(layer) for layer in net.layer)
 
 

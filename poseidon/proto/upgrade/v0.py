@@ -1,7 +1,9 @@
-"""Upgrade of V0, Caffe's first format, `layers { layer { type: "conv" kernelsize: 5 } bottom: "data" }`, to V1.
+"""Upgrade of V0, Caffe's first format, `layers { layer { type: "conv" kernelsize: 5 } bottom:
+"data" }`, to V1.
 
-As Caffe's UpgradeV0Net. V0 had the settings of all types in one message; `_FIELDS` has the V1 field of each setting, by
-layer type. Padding was a layer, and becomes the `pad` of the layer that reads it.
+As Caffe's UpgradeV0Net. V0 had the settings of all types in one message; `_FIELDS` has the V1 field
+of each setting, by layer type. Padding was a layer, and becomes the `pad` of the layer that reads
+it.
 """
 
 from __future__ import annotations
@@ -93,7 +95,8 @@ _FIELDS: dict[str, dict[str, str]] = {
     "cropsize": {_ANY: "transform_param.crop_size"},
     "mirror": {_ANY: "transform_param.mirror"},
     "batchsize": _each(
-        "batch_size", {"data": _DATA, "hdf5_data": _HDF5, "images": _IMAGES, "window_data": _WINDOWS}
+        "batch_size",
+        {"data": _DATA, "hdf5_data": _HDF5, "images": _IMAGES, "window_data": _WINDOWS},
     ),
     "rand_skip": _each("rand_skip", {"data": _DATA, "images": _IMAGES}),
     "shuffle_images": _each("shuffle", {"images": _IMAGES}),
@@ -122,10 +125,12 @@ def kept_layers(net: NetParameter) -> list[int]:
 def from_v0(net: NetParameter) -> NetParameter:
     """Return the net with every V0 layer in the V1 format and without padding layers.
 
-    A setting that V0 does not define for a layer type is dropped, as in Caffe; `dropped_settings` lists such settings.
+    A setting that V0 does not define for a layer type is dropped, as in Caffe; `dropped_settings`
+    lists such settings.
 
     Raises:
-        UpgradeError: a type that V0 does not have, or a padding layer that no convolution or pooling reads.
+        UpgradeError: a type that V0 does not have, or a padding layer that no convolution or
+            pooling reads.
     """
     upgraded = NetParameter()
     upgraded.CopyFrom(net)
@@ -152,7 +157,9 @@ def from_v0(net: NetParameter) -> NetParameter:
 
 
 def dropped_settings(net: NetParameter) -> list[tuple[int, str]]:
-    """Return the settings of a V0 net that its upgrade drops, each as the index of the layer and a message."""
+    """Return the settings of a V0 net that its upgrade drops, each as the index of the layer and
+    a message.
+    """
     found = []
     for index, layer in enumerate(net.layers):
         for field, _ in layer.layer.ListFields():
@@ -162,14 +169,18 @@ def dropped_settings(net: NetParameter) -> list[tuple[int, str]]:
                 found.append(
                     (
                         index,
-                        f"{field.name} is not a setting of a '{layer.layer.type}' layer of Caffe's first format (V0); ignored",
+                        f"{field.name} is not a setting of a '{layer.layer.type}' layer of "
+                        "Caffe's first format (V0); ignored",
                     )
                 )
     return found
 
 
 def _fold(
-    new: V1LayerParameter, old: V1LayerParameter, paddings: Mapping[str, V1LayerParameter], index: int
+    new: V1LayerParameter,
+    old: V1LayerParameter,
+    paddings: Mapping[str, V1LayerParameter],
+    index: int,
 ) -> None:
     """Set the pad of a layer that reads a padding layer's blob."""
     padded = [name for name in old.bottom if name in paddings]
@@ -177,7 +188,8 @@ def _fold(
         return
     if old.layer.type not in ("conv", "pool") or len(old.bottom) != 1:
         raise UpgradeError(
-            f"blob '{padded[0]}' comes from a padding layer; expected a conv or pool layer of one bottom to read it",
+            f"blob '{padded[0]}' comes from a padding layer; expected a conv or pool layer of one "
+            "bottom to read it",
             layer=index,
         )
     padding = paddings[padded[0]]
@@ -193,7 +205,8 @@ def _fill(new: V1LayerParameter, old: V0LayerParameter, index: int) -> None:
     if old.HasField("type"):
         if old.type not in _TYPES:
             raise UpgradeError(
-                f"unknown layer type '{old.type}' of Caffe's first format (V0); expected one of {', '.join(_TYPES)}",
+                f"unknown layer type '{old.type}' of Caffe's first format (V0); expected one of "
+                f"{', '.join(_TYPES)}",
                 layer=index,
             )
         new.type = _TYPES[old.type]
@@ -214,7 +227,10 @@ def _translated(name: str, value: Any) -> Any:
 
 
 def _set(message: Any, path: str, value: Any) -> None:
-    """Set the field at a dotted path. A single value becomes the only element of a repeated field."""
+    """Set the field at a dotted path.
+
+    A single value becomes the only element of a repeated field.
+    """
     *blocks, name = path.split(".")
     for block in blocks:
         message = getattr(message, block)

@@ -1,7 +1,8 @@
-"""Upgrade of V1 layers, `layers { type: CONVOLUTION blobs_lr: 1 }`, to `layer { type: "Convolution" }`.
+"""Upgrade of V1 layers, `layers { type: CONVOLUTION blobs_lr: 1 }`, to `layer { type:
+"Convolution" }`.
 
-As Caffe's UpgradeV1Net: the settings of each blob (its name in `param`, blob_share_mode, blobs_lr, weight_decay) become
-one `param` block for each blob. All other settings keep their names.
+As Caffe's UpgradeV1Net: the settings of each blob (its name in `param`, blob_share_mode, blobs_lr,
+weight_decay) become one `param` block for each blob. All other settings keep their names.
 """
 
 from __future__ import annotations
@@ -58,7 +59,9 @@ def type_name(type_: V1LayerParameter.LayerType) -> str:
 
 
 def current_name(name: str) -> str:
-    """Return the current name of a V1 layer type such as SOFTMAX_LOSS; the empty string for an unknown one."""
+    """Return the current name of a V1 layer type such as SOFTMAX_LOSS; the empty string for an
+    unknown one.
+    """
     if name not in V1LayerParameter.LayerType.DESCRIPTOR.values_by_name:
         return ""
     return _IRREGULAR_NAMES.get(name, "".join(word.capitalize() for word in name.split("_")))

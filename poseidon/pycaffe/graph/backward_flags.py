@@ -1,7 +1,9 @@
-"""The layers that run backward, and the bottoms that get a gradient, as in the second half of Caffe's Net::Init.
+"""The layers that run backward, and the bottoms that get a gradient, as in the second half of
+Caffe's Net::Init.
 
-Law: no I/O. A layer runs backward if it or a layer below it learns, and it or a layer above it contributes to a loss.
-`propagate_down` forces or stops single bottoms; `force_backward` runs all layers that can.
+Law: no I/O. A layer runs backward if it or a layer below it learns, and it or a layer above it
+contributes to a loss. `propagate_down` forces or stops single bottoms; `force_backward` runs all
+layers that can.
 """
 
 from __future__ import annotations
@@ -71,7 +73,9 @@ def backward_flags(layers: Sequence[LayerInfo], *, force: bool) -> list[Backward
 
 
 def _forward(layers: Sequence[LayerInfo]) -> list[BackwardFlags]:
-    """Set the flags of layers that learn, and of all layers above them, from the first layer to the last."""
+    """Set the flags of layers that learn, and of all layers above them, from the first layer to
+    the last.
+    """
     blobs: dict[str, bool] = {}
     found = []
     for layer in layers:
@@ -104,4 +108,6 @@ def _clear_outside_loss(layers: Sequence[LayerInfo], found: list[BackwardFlags])
         else:
             flags.backward = False
             flags.bottoms = [False] * len(flags.bottoms)
-        skipped.update(name for name, flag in zip(layer.bottoms, flags.bottoms, strict=True) if not flag)
+        skipped.update(
+            name for name, flag in zip(layer.bottoms, flags.bottoms, strict=True) if not flag
+        )

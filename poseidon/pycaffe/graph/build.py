@@ -67,7 +67,9 @@ def build(definition: NetDefinition, context: LayerContext, state: NetState) -> 
 def _connect(compiled: Compiled) -> NetGraph:
     params = compiled.definition.param.layer
     layers = [layer for _, layer in compiled.layer_modules]
-    tops = [_top_names(param, step) for param, step in zip(params, compiled.plan.steps, strict=True)]
+    tops = [
+        _top_names(param, step) for param, step in zip(params, compiled.plan.steps, strict=True)
+    ]
     weights = _weights(compiled.plan.steps, dict(compiled.plan.losses))
     infos = [
         LayerInfo(
@@ -104,13 +106,17 @@ def _connect(compiled: Compiled) -> NetGraph:
     ]
     losses = OrderedDict.fromkeys(blobs, 0.0)
     for names, weights_of_tops in zip(tops, weights, strict=True):
-        losses.update((name, weight) for name, weight in zip(names, weights_of_tops, strict=True) if weight)
+        losses.update(
+            (name, weight) for name, weight in zip(names, weights_of_tops, strict=True) if weight
+        )
     return NetGraph(
         compiled=compiled,
         nodes=nodes,
         blobs=blobs,
         bottoms=OrderedDict((param.name, list(param.bottom)) for param in params),
-        tops=OrderedDict((param.name, list(names)) for param, names in zip(params, tops, strict=True)),
+        tops=OrderedDict(
+            (param.name, list(names)) for param, names in zip(params, tops, strict=True)
+        ),
         loss_weights=losses,
     )
 
@@ -126,7 +132,10 @@ def _weights(steps: Sequence[Step], losses: dict[int, float]) -> list[tuple[floa
 def _blobs(
     compiled: Compiled, layers: Sequence[Layer], tops: Sequence[tuple[str, ...]]
 ) -> OrderedDict[str, Blob]:
-    """Return a blob for each name. For the top of a Python layer it is the layer's own, with what its setup wrote."""
+    """Return a blob for each name.
+
+    For the top of a Python layer it is the layer's own, with what its setup wrote.
+    """
     blobs: OrderedDict[str, Blob] = OrderedDict()
     for layer, names in zip(layers, tops, strict=True):
         for index, name in enumerate(names):
@@ -146,7 +155,9 @@ def _learned(layers: Sequence[Layer]) -> list[Blobs]:
     found = []
     for layer in layers:
         own = Blobs()
-        python_blobs = layer.instance.blobs if isinstance(layer, Python) and layer.instance else None
+        python_blobs = (
+            layer.instance.blobs if isinstance(layer, Python) and layer.instance else None
+        )
         for index, (parameter, view) in enumerate(zip(layer.sources(), layer.blobs(), strict=True)):
             blob = (
                 python_blobs[index]

@@ -1,11 +1,14 @@
-"""Nodes: the layers of a pycaffe net, each with forward and backward passes on the current values of its blobs.
+"""Nodes: the layers of a pycaffe net, each with forward and backward passes on the current
+values of its blobs.
 
-Law: the semantics are Caffe's. `forward` reads the data of its bottoms and overwrites those of its tops. `backward`
-reads the diffs of its tops, overwrites those of its bottoms and adds to those of its parameters. A top with a loss
-weight has that weight as its initial diff. A layer whose bottoms have changed shape is set up again first.
+Law: the semantics are Caffe's. `forward` reads the data of its bottoms and overwrites those of its
+tops. `backward` reads the diffs of its tops, overwrites those of its bottoms and adds to those of
+its parameters. A top with a loss weight has that weight as its initial diff. A layer whose bottoms
+have changed shape is set up again first.
 
-The autograd graph of a forward pass is kept until the next one and uses the memory of the blobs, so backward can run
-twice, or on data that were changed in between. Without a forward pass, backward creates the graph.
+The autograd graph of a forward pass is kept until the next one and uses the memory of the blobs, so
+backward can run twice, or on data that were changed in between. Without a forward pass, backward
+creates the graph.
 """
 
 from __future__ import annotations
@@ -73,7 +76,9 @@ class Node:
         """Run the layer. Return its contribution to the loss."""
         self.reshape()
         self._compute()
-        self.layer.check_in_place(self._setup_shapes, [tuple(value.shape) for value in self._results])
+        self.layer.check_in_place(
+            self._setup_shapes, [tuple(value.shape) for value in self._results]
+        )
         for blob, value in zip(self.tops, self._results, strict=True):
             blob.reshape(*value.shape)
             blob.write_data().copy_(value.detach())
@@ -106,14 +111,18 @@ class Node:
         self._leaves, self._results = [], []
 
     def set_loss_diffs(self) -> None:
-        """Set the diff of tops with a loss weight to that weight, if they are new or their size has changed."""
+        """Set the diff of tops with a loss weight to that weight, if they are new or their size
+        has changed.
+        """
         for index, (blob, weight) in enumerate(zip(self.tops, self.weights, strict=True)):
             if weight and self._sizes_with_weight[index] != blob.count:
                 blob.write_diff().fill_(weight)
                 self._sizes_with_weight[index] = blob.count
 
     def _compute(self) -> None:
-        """Compute results from the current bottoms, with the autograd graph if the layer runs backward."""
+        """Compute results from the current bottoms, with the autograd graph if the layer runs
+        backward.
+        """
         self._leaves = [self._leaf(index) for index in range(len(self.bottoms))]
         for blob in self.blobs:
             blob.write_data()  # the layer may update it (BatchNorm)
@@ -127,7 +136,8 @@ class Node:
     def _leaf(self, index: int) -> Tensor:
         """Return a bottom as a tensor on its own memory, or a copy if a top overwrites it."""
         blob = self.bottoms[index]
-        # `.data`: later writes of users or other layers are visible and do not invalidate the graph.
+        # `.data`: later writes of users or other layers are visible and do not invalidate the
+        # graph.
         leaf = blob.read_data().data
         if any(blob is top for top in self.tops):
             leaf = leaf.clone()
@@ -167,7 +177,9 @@ class InputNode(Node):
 
 
 class DummyDataNode(Node):
-    """DummyData, whose constant tops are filled only at creation, so that the user can change them."""
+    """DummyData, whose constant tops are filled only at creation, so that the user can change
+    them.
+    """
 
     def __init__(self, spec: NodeSpec) -> None:
         super().__init__(spec)

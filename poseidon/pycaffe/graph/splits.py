@@ -1,8 +1,8 @@
 """Insertion of Split layers, so that every blob has one reader, as Caffe's InsertSplits.
 
-Law: no I/O; a function from definition to definition. A top that n > 1 bottoms read gets a Split layer with n tops, one
-for each reader, which adds up the gradients. A loss weight of a top counts as a reader and moves to the first top of
-the Split. The names are Caffe's.
+Law: no I/O; a function from definition to definition. A top that n > 1 bottoms read gets a Split
+layer with n tops, one for each reader, which adds up the gradients. A loss weight of a top counts
+as a reader and moves to the first top of the Split. The names are Caffe's.
 """
 
 from __future__ import annotations
@@ -46,12 +46,17 @@ def insert_splits(definition: NetDefinition) -> NetDefinition:
                 if position < len(old.top) and old.top[position] == blob:
                     raise definition.error(
                         index,
-                        f"runs in place on '{blob}', which other layers read; expected a top with another name",
+                        f"runs in place on '{blob}', which other layers read; expected a top with "
+                        "another name",
                     )
                 writer = definition.param.layer[top[0]].name
                 layer.bottom[position] = f"{split_name(writer, blob, top[1])}_{used[top]}"
                 used[top] += 1
-        splits = [top for top in ((index, position) for position in range(len(old.top))) if readers[top] > 1]
+        splits = [
+            top
+            for top in ((index, position) for position in range(len(old.top)))
+            if readers[top] > 1
+        ]
         for top in splits:
             weight = weights.get(top, 0.0)
             param.layer.append(_split(old.name, old.top[top[1]], top[1], readers[top], weight))
@@ -63,7 +68,9 @@ def insert_splits(definition: NetDefinition) -> NetDefinition:
 
 
 def _readers(net: NetParameter) -> tuple[dict[Top, Top], Counter[Top], dict[Top, float]]:
-    """Return the top of each bottom, the number of readers of each top, and the loss weights in the definition."""
+    """Return the top of each bottom, the number of readers of each top, and the loss weights in
+    the definition.
+    """
     latest: dict[str, Top] = {}
     sources: dict[Top, Top] = {}
     readers: Counter[Top] = Counter()
@@ -82,7 +89,8 @@ def _readers(net: NetParameter) -> tuple[dict[Top, Top], Counter[Top], dict[Top,
 
 def _weights(index: int, layer: LayerParameter) -> Iterator[tuple[Top, float]]:
     return (
-        ((index, position), weight) for position, weight in enumerate(layer.loss_weight[: len(layer.top)])
+        ((index, position), weight)
+        for position, weight in enumerate(layer.loss_weight[: len(layer.top)])
     )
 
 

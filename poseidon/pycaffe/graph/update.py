@@ -1,8 +1,9 @@
 """The update of a net's blobs from their diffs, as Caffe's ApplyUpdate.
 
-Law: the formulas are those of `ps_server.rules`, the multipliers and rates those of `poseidon.solvers`. This module
-only applies them in order (clip, divide by iter_size, decay, rule). Values and diffs are read from the blobs in each
-step, so changes by the user count. Afterwards a diff holds the amount subtracted from the value, as in Caffe.
+Law: the formulas are those of `ps_server.rules`, the multipliers and rates those of
+`poseidon.solvers`. This module only applies them in order (clip, divide by iter_size, decay, rule).
+Values and diffs are read from the blobs in each step, so changes by the user count. Afterwards a
+diff holds the amount subtracted from the value, as in Caffe.
 """
 
 from __future__ import annotations
@@ -80,7 +81,9 @@ class Updater:
             if scale != 1.0:
                 gradient.mul_(scale)
             value = entry.blob.write_data().view(-1)
-            value.add_(change(entry.rule, gradient, entry.history, value, rate=rate, step=iteration))
+            value.add_(
+                change(entry.rule, gradient, entry.history, value, rate=rate, step=iteration)
+            )
             gradient.neg_()
         self._frozen.advance(iteration)
 
@@ -90,7 +93,10 @@ class Updater:
         return tuple(
             tuple(
                 frozen.get(entry.info.name)
-                or (tensor.cpu().numpy().reshape(entry.info.shape).copy() for tensor in entry.history)
+                or (
+                    tensor.cpu().numpy().reshape(entry.info.shape).copy()
+                    for tensor in entry.history
+                )
             )
             for entry in self._learned
         )
@@ -109,4 +115,6 @@ def _learned(info: ParamInfo, blobs: Sequence[Blob], settings: SolverSettings) -
     # The name is `<layer>.<index of the blob>`.
     blob = blobs[int(info.name.rpartition(".")[2])]
     flat = info.parameter.data.view(-1)
-    return Learned(info, blob, rule, [torch.zeros_like(flat) for _ in range(history_count(rule.kind))])
+    return Learned(
+        info, blob, rule, [torch.zeros_like(flat) for _ in range(history_count(rule.kind))]
+    )

@@ -23,7 +23,8 @@ def load_weights(net: NetGraph, path: Path) -> None:
     """Load saved weights by layer name.
 
     Raises:
-        SnapshotError: the file cannot be read, or the blobs of a layer have other shapes. The net is then unchanged.
+        SnapshotError: the file cannot be read, or the blobs of a layer have other shapes. The net
+            is then unchanged.
     """
     saved = read_model(path)
     for node in net.nodes:
@@ -75,7 +76,8 @@ def _check_shapes(layer: str, own: Sequence[Blob], donated: Sequence[Blob]) -> N
     found, expected = ([blob.shape for blob in blobs] for blobs in (own, donated))
     if found != expected:
         raise UsageError(
-            f"layer '{layer}' has blobs of shape {', '.join(map(times, found)) or 'none'}, expected "
+            f"layer '{layer}' has blobs of shape {', '.join(map(times, found)) or 'none'}, "
+            "expected "
             f"{', '.join(map(times, expected)) or 'none'} as in the net it shares them with"
         )
 
@@ -83,6 +85,10 @@ def _check_shapes(layer: str, own: Sequence[Blob], donated: Sequence[Blob]) -> N
 def _arrays(net: NetGraph, *, diffs: bool = False) -> list[tuple[str, str, list[Array]]]:
     """Return name, type and copies of the blobs, or of their gradients, of every layer."""
     return [
-        (name, layer.param.type, [(blob.diff if diffs else blob.data).copy() for blob in node.blobs])
+        (
+            name,
+            layer.param.type,
+            [(blob.diff if diffs else blob.data).copy() for blob in node.blobs],
+        )
         for node, (name, layer) in zip(net.nodes, net.compiled.layer_modules, strict=True)
     ]

@@ -1,4 +1,6 @@
-"""What `cluster.py --json` wrote, as scenarios: nets, hosts, links and ways are those of the measurement."""
+"""What `cluster.py --json` wrote, as scenarios: nets, hosts, links and ways are those of the
+measurement.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +41,11 @@ def test_speed() -> None:
     )
     assert hybrid.scenario.layers == layers_of("alexnet")
     assert (hybrid.scenario.batch, hybrid.scenario.workers, hybrid.scenario.servers) == (16, 4, 0)
-    assert (hybrid.scenario.bits_per_s, hybrid.scenario.compute_s, hybrid.measured_s) == (250e6, 0.05, 2.0)
+    assert (hybrid.scenario.bits_per_s, hybrid.scenario.compute_s, hybrid.measured_s) == (
+        250e6,
+        0.05,
+        2.0,
+    )
     assert (hybrid.scenario.exchange, hybrid.scenario.wait_free) == (Exchange.HYBRID, True)
     assert (ps.scenario.exchange, ps.scenario.wait_free) == (Exchange.PS, False)
     assert (ddp.scenario.exchange, ddp.scenario.bucket_bytes) == (Exchange.RING, 25 * MIB)
@@ -50,21 +56,35 @@ def test_communication_hooks_of_ddp() -> None:
     title = "gpt2, batch 64, 4 hosts, compute 50 ms, 250 Mbit/s"
     jobs = ("DDP", "DDP fp16", "DDP PowerSGD 2", "DDP fp16 5 MB", "DDP post-local 8")
     found = read(speed(title, *jobs))
-    assert [case.scenario.lossy for case in found] == [None, WireCodec.HALF, LowRank(rank=2), WireCodec.HALF]
+    assert [case.scenario.lossy for case in found] == [
+        None,
+        WireCodec.HALF,
+        LowRank(rank=2),
+        WireCodec.HALF,
+    ]
     assert {case.scenario.exchange for case in found} == {Exchange.RING}
 
 
 def test_our_lossy_jobs_are_predicted_where_the_model_knows_the_codec() -> None:
     title = "gpt2, batch 64, 4 hosts, compute 50 ms, 250 Mbit/s"
-    found = read(speed(title, "hybrid", "ps+int8", "ps+float16", "hybrid+powersgd:4", "ps+topk:0.1"))
-    assert [case.scenario.lossy for case in found] == [None, WireCodec.INT8, WireCodec.HALF, LowRank(rank=4)]
+    found = read(
+        speed(title, "hybrid", "ps+int8", "ps+float16", "hybrid+powersgd:4", "ps+topk:0.1")
+    )
+    assert [case.scenario.lossy for case in found] == [
+        None,
+        WireCodec.INT8,
+        WireCodec.HALF,
+        LowRank(rank=4),
+    ]
     assert [case.scenario.exchange for case in found] == [
         *(Exchange.HYBRID, Exchange.PS, Exchange.PS, Exchange.HYBRID)
     ]
 
 
 def test_auto_is_predicted_by_the_rule_of_the_job() -> None:
-    (case,) = read(speed("alexnet, batch 32, 4 hosts, compute 50 ms, 100 Mbit/s", "auto", rate=100.0))
+    (case,) = read(
+        speed("alexnet, batch 32, 4 hosts, compute 50 ms, 100 Mbit/s", "auto", rate=100.0)
+    )
     assert case.scenario.by_factors
     assert not case.lossy
 
@@ -72,13 +92,22 @@ def test_auto_is_predicted_by_the_rule_of_the_job() -> None:
 def test_hosts_that_only_serve_are_not_ddps() -> None:
     title = "alexnet, batch 32, 4 hosts and 4 that only serve, compute 50 ms, unshaped"
     ours, ddp = read(speed(title, "ps 4 servers", "DDP", rate=None))
-    assert (ours.scenario.workers, ours.scenario.servers, ours.scenario.machine.cores) == (4, 4, 1.0)
+    assert (ours.scenario.workers, ours.scenario.servers, ours.scenario.machine.cores) == (
+        4,
+        4,
+        1.0,
+    )
     assert (ddp.scenario.workers, ddp.scenario.servers, ddp.scenario.machine.cores) == (4, 0, 2.0)
     assert ours.scenario.bits_per_s == UNSHAPED_BITS_PER_S
 
 
 def test_overlap() -> None:
-    fact = {"ratio": 0.5, "compute_s": 0.2, "wait_free_s": [1.0, 5.0, 2.0], "not_wait_free_s": [3.0]}
+    fact = {
+        "ratio": 0.5,
+        "compute_s": 0.2,
+        "wait_free_s": [1.0, 5.0, 2.0],
+        "not_wait_free_s": [3.0],
+    }
     free, late = read({"title": "Overlap: ps on 4 hosts at 250 Mbit/s", "facts": [fact]})
     assert (free.measured_s, late.measured_s) == (2.0, 3.0)
     assert (free.scenario.wait_free, late.scenario.wait_free) == (True, False)
@@ -116,7 +145,14 @@ def test_local_steps_and_codecs() -> None:
 
 def test_the_recommended_scheme_is_compared_with_the_fastest() -> None:
     title = "alexnet, batch 32, 4 hosts, compute 50 ms, 250 Mbit/s"
-    seconds = {"ps": 12.0, "hybrid": 1.1, "allreduce": 1.0, "ps+int8": 3.0, "ps+H32": 6.0, "DDP": 0.1}
+    seconds = {
+        "ps": 12.0,
+        "hybrid": 1.1,
+        "allreduce": 1.0,
+        "ps+int8": 3.0,
+        "ps+H32": 6.0,
+        "DDP": 0.1,
+    }
     facts = [
         {"job": job, "rate_mbit": 250.0, "compute_s": 0.05, "median_s": median_s, "cpu_s": 0.5}
         for job, median_s in seconds.items()

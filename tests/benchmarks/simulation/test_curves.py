@@ -24,7 +24,13 @@ from poseidon.plan.shapes import elements
 
 @pytest.mark.parametrize(
     ("net", "millions"),
-    [("AlexNet", 61.0), ("GoogLeNet", 7.0), ("VGG-19", 143.7), ("ResNet-50", 25.6), ("ResNet-152", 60.2)],
+    [
+        ("AlexNet", 61.0),
+        ("GoogLeNet", 7.0),
+        ("VGG-19", 143.7),
+        ("ResNet-50", 25.6),
+        ("ResNet-152", 60.2),
+    ],
 )
 def test_the_nets_have_their_known_sizes(net: str, millions: float) -> None:
     assert elements(layers(net)) / 1e6 == pytest.approx(millions, abs=0.06)
@@ -42,7 +48,9 @@ def test_points_of_a_net() -> None:
     assert all(0 < point.efficiency <= 1 + 1e-9 for point in found)
 
     def seconds(label: str, rate: int, hosts: int) -> float:
-        return next(p.iteration_s for p in found if (p.label, p.gbit_per_s, p.hosts) == (label, rate, hosts))
+        return next(
+            p.iteration_s for p in found if (p.label, p.gbit_per_s, p.hosts) == (label, rate, hosts)
+        )
 
     assert seconds("hybrid", 10, 8) < seconds("ps", 10, 8) / 5
     assert seconds("hybrid", 10, 1024) == seconds("ps", 10, 1024) < seconds("svb", 10, 1024) / 5
@@ -68,7 +76,11 @@ def test_who_wins() -> None:
     ]
     found += [point("ps + servers", hosts, 0.1) for hosts in (8, 16, 32)]
     rows = winners(found)
-    assert rows == [(8, ("ps", "svb", "hybrid", "ring")), (16, ("hybrid", "ring")), (32, ("hybrid",))]
+    assert rows == [
+        (8, ("ps", "svb", "hybrid", "ring")),
+        (16, ("hybrid", "ring")),
+        (32, ("hybrid",)),
+    ]
     assert in_ranges(rows) == "8: all; 16: hybrid, ring; 32: hybrid"
     assert in_ranges([(8, ("ps",)), (16, ("ps",)), (32, ("svb",))]) == "8-16: ps; 32: svb"
 
@@ -83,7 +95,9 @@ def test_tables_and_the_picture(tmp_path: Path) -> None:
     ]
     assert "| VGG-19 | 40 | 50 / 50 / 50 | " in efficiency_table(found)
     assert "| ResNet-50 | 100 | 8-1024: all |" in winner_table(found)
-    assert "| GoogLeNet | 7.0 M | 15% | 30 ms | loss3/classifier 31 |" in fact_table([facts("GoogLeNet")])
+    assert "| GoogLeNet | 7.0 M | 15% | 30 ms | loss3/classifier 31 |" in fact_table(
+        [facts("GoogLeNet")]
+    )
     draw(found, tmp_path / "curves.svg")
     draw(found, tmp_path / "again.svg")
     drawn = (tmp_path / "curves.svg").read_bytes()

@@ -22,7 +22,12 @@ def nothing() -> None:
 
 @contextmanager
 def worker(
-    path: Path, rank: int, iterate: Callable[[], None], barrier: Callable[[], None], *, steady: bool = False
+    path: Path,
+    rank: int,
+    iterate: Callable[[], None],
+    barrier: Callable[[], None],
+    *,
+    steady: bool = False,
 ) -> Iterator[None]:
     thread = threading.Thread(
         target=serve_rounds, args=(path, rank, iterate, barrier), kwargs={"steady": steady}

@@ -22,7 +22,9 @@ BATCH = 2
 
 
 class ManualClock:
-    """Time that passes only in sleeps, each as much longer as `late_s` says, and where `now_s` is moved."""
+    """Time that passes only in sleeps, each as much longer as `late_s` says, and where `now_s`
+    is moved.
+    """
 
     def __init__(self, late_s: float = 0.0) -> None:
         self.now_s = 5.0
@@ -39,7 +41,9 @@ class ManualClock:
 
 
 def make_net(compute_s: float = 0.0, clock: ManualClock | None = None) -> EmulatedNet:
-    return EmulatedNet(LAYERS, batch=BATCH, compute_s=compute_s, pace=(clock or ManualClock()).pace())
+    return EmulatedNet(
+        LAYERS, batch=BATCH, compute_s=compute_s, pace=(clock or ManualClock()).pace()
+    )
 
 
 def test_parameters_have_the_real_shapes_in_forward_order() -> None:
@@ -51,7 +55,9 @@ def test_every_parameter_gets_its_constant_gradient_top_down() -> None:
     net = make_net()
     order: list[str] = []
     for name, parameter in net.named_parameters():
-        parameter.register_post_accumulate_grad_hook(partial(lambda name, _: order.append(name), name))
+        parameter.register_post_accumulate_grad_hook(
+            partial(lambda name, _: order.append(name), name)
+        )
     net().sum().backward()
     for parameter in net.parameters():
         assert parameter.grad is not None
@@ -67,7 +73,14 @@ def test_gradients_are_views_of_one_buffer() -> None:
         net.zero_grad()
         net().sum().backward()
     assert (
-        len({parameter.grad.data_ptr() for parameter in net.parameters() if parameter.grad is not None}) == 1
+        len(
+            {
+                parameter.grad.data_ptr()
+                for parameter in net.parameters()
+                if parameter.grad is not None
+            }
+        )
+        == 1
     )
 
 
@@ -87,7 +100,9 @@ def test_a_fully_connected_layer_sees_batches_of_real_shape() -> None:
     seen: list[tuple[tuple[int, ...], tuple[int, ...]]] = []
 
     def note(module: torch.nn.Module, arguments: tuple[Tensor, ...], output: Tensor) -> None:
-        output.register_hook(lambda gradient: seen.append((tuple(arguments[0].shape), tuple(gradient.shape))))
+        output.register_hook(
+            lambda gradient: seen.append((tuple(arguments[0].shape), tuple(gradient.shape)))
+        )
 
     for layer in net.layers:
         if isinstance(layer, EmulatedLinear):

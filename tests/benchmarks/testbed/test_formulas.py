@@ -37,7 +37,9 @@ def test_a_hook_sends_less_round_the_ring() -> None:
         ("powersgd:8", 4 * (8 * fc + 900 + vectors)),  # 8 x 100 elements are not half of 900
         ("post-local:8", MODEL / 8),
     ):
-        assert expected(TRAINING, DdpSettings(hook=hook), 4).worker == pytest.approx(2 * payload * 3 / 4)
+        assert expected(TRAINING, DdpSettings(hook=hook), 4).worker == pytest.approx(
+            2 * payload * 3 / 4
+        )
 
 
 @pytest.mark.parametrize("exchange", ["svb", "hybrid"])
@@ -71,6 +73,12 @@ def test_codecs_and_local_steps_divide_the_bytes() -> None:
     plain = expected(TRAINING, PoseidonSettings(exchange="ps"), 4).busiest
     rounds = expected(TRAINING, PoseidonSettings.parse("ps+H8"), 4).busiest
     assert rounds == pytest.approx(plain / 8)
-    assert expected(TRAINING, PoseidonSettings.parse("hybrid+H8"), 4).busiest == rounds  # no factors
-    assert plain / 4 < expected(TRAINING, PoseidonSettings.parse("ps+int8"), 4).busiest < plain / 3.8
-    assert expected(TRAINING, PoseidonSettings.parse("ps+float16"), 4).busiest == pytest.approx(plain / 2)
+    assert (
+        expected(TRAINING, PoseidonSettings.parse("hybrid+H8"), 4).busiest == rounds
+    )  # no factors
+    assert (
+        plain / 4 < expected(TRAINING, PoseidonSettings.parse("ps+int8"), 4).busiest < plain / 3.8
+    )
+    assert expected(TRAINING, PoseidonSettings.parse("ps+float16"), 4).busiest == pytest.approx(
+        plain / 2
+    )

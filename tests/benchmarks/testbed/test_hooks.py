@@ -27,7 +27,10 @@ TRAINING = TrainingSettings(
 
 
 LAST_GROUP: list[object] = []
-"""The last process group. A hook's callback may still hold it in gloo's thread, which cannot end itself: the process aborts."""
+"""The last process group.
+
+A hook's callback may still hold it in gloo's thread, which cannot end itself: the process aborts.
+"""
 
 
 @pytest.fixture
@@ -54,7 +57,9 @@ def test_other_texts_are_refused(text: str) -> None:
 
 @pytest.mark.parametrize("hook", ["", "fp16", "powersgd:1", "powersgd:4", "post-local:2"])
 def test_a_replica_trains_with_each_hook(hook: str, group: None) -> None:
-    """A single worker's average is its own gradient, which has rank 1: every hook takes the same steps, float16 nearly."""
+    """A single worker's average is its own gradient, which has rank 1: every hook takes the same
+    steps, float16 nearly.
+    """
     plain, hooked = DdpTraining(TRAINING, None), DdpTraining(TRAINING, DdpSettings(hook=hook))
     for _ in range(6):
         plain.iterate()

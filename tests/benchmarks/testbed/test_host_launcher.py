@@ -44,7 +44,9 @@ class RecordingListener:
 
 def spec(host: str, first_line: str) -> ProcessSpec:
     name = ProcessName(role=Role.WORKER, index=0, client=0, host=host)
-    return ProcessSpec(name=name, argv=(sys.executable, "-c", PROGRAM), first_line=first_line.encode())
+    return ProcessSpec(
+        name=name, argv=(sys.executable, "-c", PROGRAM), first_line=first_line.encode()
+    )
 
 
 @pytest.mark.needs("networks")
@@ -71,5 +73,7 @@ def test_a_client_elsewhere_is_refused() -> None:
         JobError, match=r"client 0 is on 10\.0\.0\.9, which is none of the hosts: 10\.0\.0\.1"
     ):
         launcher.start(
-            spec("10.0.0.9", ""), machinefile.Host(id=0, address="10.0.0.9", port=0), RecordingListener()
+            spec("10.0.0.9", ""),
+            machinefile.Host(id=0, address="10.0.0.9", port=0),
+            RecordingListener(),
         )

@@ -60,7 +60,9 @@ def test_bytes_between_hosts_are_counted_on_both_links() -> None:
             assert listener.stdout is not None
             port = listener.stdout.readline().strip()
             before = hosts.traffic()
-            subprocess.run([*second.enter, *command, first.address, port, str(size)], check=True, timeout=30)
+            subprocess.run(
+                [*second.enter, *command, first.address, port, str(size)], check=True, timeout=30
+            )
             listener.wait(30)
         after = hosts.quiet_traffic()
         moved = [new.since(old) for new, old in zip(after, before, strict=True)]

@@ -49,7 +49,9 @@ def test_ours_and_ddp_take_turns_and_keep_to_the_formulas() -> None:
 @pytest.mark.processes
 @pytest.mark.timeout(300)
 def test_ddp_with_hooks_keeps_to_the_formulas() -> None:
-    """Of rank 8: gloo's own messages, some 8 kB an iteration, are a fifth of what rank 2 sends of these layers."""
+    """Of rank 8: gloo's own messages, some 8 kB an iteration, are a fifth of what rank 2 sends
+    of these layers.
+    """
     hooks = [DdpSettings(hook=hook) for hook in ("powersgd:8", "post-local:2")]
     with Hosts(2) as hosts:
         jobs = [HostJob(hosts, TRAINING, how) for how in hooks]

@@ -33,7 +33,9 @@ class FakeJob:
 
     period, plain_iterations, overlaps = 1, 0, True
 
-    def __init__(self, name: str, hosts: FakeHosts, log: list[str], lengths: list[float], moved: int) -> None:
+    def __init__(
+        self, name: str, hosts: FakeHosts, log: list[str], lengths: list[float], moved: int
+    ) -> None:
         self.name = name
         self._hosts = hosts
         self._log = log
@@ -48,7 +50,9 @@ class FakeJob:
         self._log.append(f"{self.name} {iterations}")
         self._hosts.sent = [sent + self._moved * iterations for sent in self._hosts.sent]
         seconds = (
-            (WARM_S,) * 2 + (self._lengths.pop(0),) * (iterations - 2) if iterations > 2 else (WARM_S,) * 2
+            (WARM_S,) * 2 + (self._lengths.pop(0),) * (iterations - 2)
+            if iterations > 2
+            else (WARM_S,) * 2
         )
         self._done += iterations
         warm, counted = min(iterations, 2), max(iterations - 2, 0)

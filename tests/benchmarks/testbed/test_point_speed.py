@@ -78,7 +78,10 @@ def test_jobs_start_in_turn_so_that_those_that_fit_together_are_ours_and_ddps() 
 
 
 def test_after_the_limit_no_group_of_jobs_starts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A job that measures its links starts once for each rate; the others once for all. With one rate all are one group."""
+    """A job that measures its links starts once for each rate; the others once for all.
+
+    With one rate all are one group.
+    """
     started: list[tuple[list[How], tuple[float | None, ...]]] = []
 
     def measure_group(
@@ -93,7 +96,9 @@ def test_after_the_limit_no_group_of_jobs_starts(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(point_speed, "_measure_group", measure_group)
     monkeypatch.setattr(point_speed, "MEASURES_LINKS", ("ps",))
     auto = PoseidonSettings(exchange="ps")
-    both = replace(COMPARISON, ours=(PoseidonSettings(), auto), rates_mbit=(100.0, None), buckets_mb=())
+    both = replace(
+        COMPARISON, ours=(PoseidonSettings(), auto), rates_mbit=(100.0, None), buckets_mb=()
+    )
     tables = compare(both, lambda line: None)
     assert [one.title for one in tables] == ["net, 100 Mbit/s", "net, unshaped"]
     assert started == [
@@ -110,7 +115,9 @@ def test_after_the_limit_no_group_of_jobs_starts(monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.mark.parametrize("error", [SystemExit(143), TestbedError("a worker is gone")])
-def test_what_was_finished_survives_a_failure(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> None:
+def test_what_was_finished_survives_a_failure(
+    monkeypatch: pytest.MonkeyPatch, error: BaseException
+) -> None:
     done = row("DDP", DdpSettings(), 4.0)
 
     def measure_group(*arguments: Any) -> None:
@@ -122,7 +129,9 @@ def test_what_was_finished_survives_a_failure(monkeypatch: pytest.MonkeyPatch, e
     said: list[str] = []
     monkeypatch.setattr(point_speed, "_measure_group", measure_group)
     monkeypatch.setattr(
-        point_speed, "groups_that_fit", lambda training, jobs, *rest, **more: [[job] for job in jobs]
+        point_speed,
+        "groups_that_fit",
+        lambda training, jobs, *rest, **more: [[job] for job in jobs],
     )
     (found,) = compare(replace(COMPARISON, buckets_mb=()), said.append)
     assert column(found, "job") == ["DDP"]

@@ -20,7 +20,9 @@ def test_one_that_fails_is_named_with_its_last_words(tmp_path: Path) -> None:
     with Processes(tmp_path) as processes:
         processes.start("worker 3", python("print('the disk is full'); raise SystemExit(7)"))
         processes.await_end()
-        with pytest.raises(TestbedError, match=r"(?s)worker 3 failed with status 7.*the disk is full"):
+        with pytest.raises(
+            TestbedError, match=r"(?s)worker 3 failed with status 7.*the disk is full"
+        ):
             processes.check()
 
 
@@ -34,7 +36,9 @@ def test_one_that_ends_well_has_said_its_lines(tmp_path: Path) -> None:
 
 
 def test_all_are_ended_with_what_they_started(tmp_path: Path) -> None:
-    program = "import subprocess as s; c = s.Popen(['sleep', '1000']); print(c.pid, flush=True); c.wait()"
+    program = (
+        "import subprocess as s; c = s.Popen(['sleep', '1000']); print(c.pid, flush=True); c.wait()"
+    )
     with Processes(tmp_path) as processes:
         processes.start("parent", python(program))
         while not processes.output("parent"):

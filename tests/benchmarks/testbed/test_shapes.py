@@ -1,4 +1,6 @@
-"""The nets' shapes: as many parameters as the literature says, and none lost on the way to a worker."""
+"""The nets' shapes: as many parameters as the literature says, and none lost on the way to a
+worker.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,9 @@ def test_nets_have_their_parameters(net: str, parameters: int) -> None:
 
 
 def test_alexnet_ends_in_three_fully_connected_layers() -> None:
-    kinds = [(layer.name, layer.tensors[0]) for layer in layers_of("alexnet") if layer.fully_connected]
+    kinds = [
+        (layer.name, layer.tensors[0]) for layer in layers_of("alexnet") if layer.fully_connected
+    ]
     assert kinds == [("fc6", (4096, 9216)), ("fc7", (4096, 4096)), ("fc8", (1000, 4096))]
 
 
@@ -36,7 +40,10 @@ def test_resnet_has_convolutions_only() -> None:
     layers = layers_of("resnet50")
     assert not any(layer.fully_connected for layer in layers)
     assert layers[-1].tensors == ((1000, 2048, 1, 1), (1000,))
-    assert layers[1].tensors[1:] == ((256,), (256,))  # the scale and shift of its batch normalization
+    assert layers[1].tensors[1:] == (
+        (256,),
+        (256,),
+    )  # the scale and shift of its batch normalization
 
 
 def test_gpt2s_head_has_the_tensor_of_its_embedding() -> None:

@@ -28,7 +28,9 @@ LAYERS = (LayerShape(name="fc", tensors=((2, 3), (2,)), work=6, fully_connected=
         DdpSettings(hook="powersgd:2"),
         PoseidonSettings(),
         PoseidonSettings.parse("ps+topk:0.01+int8+H32+P4+D8"),
-        PoseidonSettings(exchange="ps", wait_free=False, servers=2, shards=3, trace=Path("/traces")),
+        PoseidonSettings(
+            exchange="ps", wait_free=False, servers=2, shards=3, trace=Path("/traces")
+        ),
     ],
 )
 def test_settings_survive_the_file(how: DdpSettings | PoseidonSettings, tmp_path: Path) -> None:
@@ -56,7 +58,9 @@ def test_the_text_of_a_job_gives_the_options_of_its_exchange() -> None:
     assert PoseidonSettings.parse("ps+float16").options.precision.value == "float16"
 
 
-@pytest.mark.parametrize("text", ["hybrid", "ps+bfloat16", "hybrid+powersgd:4+int8", "ps+int8+H32+P4+D8"])
+@pytest.mark.parametrize(
+    "text", ["hybrid", "ps+bfloat16", "hybrid+powersgd:4+int8", "ps+int8+H32+P4+D8"]
+)
 def test_a_job_is_named_by_its_text(text: str) -> None:
     assert PoseidonSettings.parse(text).name == text
     assert PoseidonSettings.parse(text).lossy == ("+" in text)

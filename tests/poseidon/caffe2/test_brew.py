@@ -40,7 +40,8 @@ def test_a_name_is_registered_once(helper: str) -> None:
     with pytest.raises(AttributeError, match="not registered"):
         brew.no_such  # noqa: B018
     with pytest.raises(
-        AssertionError, match=r"^arg_scope: expected helper functions, such as brew.conv, found 'fc'"
+        AssertionError,
+        match=r"^arg_scope: expected helper functions, such as brew.conv, found 'fc'",
     ):
         brew.arg_scope(["fc"])
     with pytest.raises(RuntimeError, match="should be model"):

@@ -19,7 +19,8 @@ class Nets:
         self.init = core.Net("init")
         self.counter = self.init.CreateCounter([], init_count=0)
         self.n, self.zero = (
-            self.init.ConstantFill([], shape=[], value=value, dtype=core.DataType.INT64) for value in (N, 0)
+            self.init.ConstantFill([], shape=[], value=value, dtype=core.DataType.INT64)
+            for value in (N, 0)
         )
         self.seen = self.init.ConstantFill([], "seen", shape=[], value=0, dtype=core.DataType.INT64)
         self.one, self.two = (self._count(times) for times in (1, 2))
@@ -60,7 +61,12 @@ def nets() -> Iterator[Nets]:
 @pytest.mark.parametrize("loop", ["For", "While", "Until", "DoWhile", "DoUntil"])
 def test_loops(nets: Nets, loop: str, form: str) -> None:
     step = control.Do("count", nets.one)
-    parts = {"net": nets.one, "nets": [nets.one, nets.idle], "step": step, "mixed": [step, nets.idle]}
+    parts = {
+        "net": nets.one,
+        "nets": [nets.one, nets.idle],
+        "step": step,
+        "mixed": [step, nets.idle],
+    }
     made = {
         "For": lambda: control.For("f", parts[form], N),
         "While": lambda: control.While("w", nets.less, parts[form]),

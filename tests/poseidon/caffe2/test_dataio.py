@@ -58,7 +58,9 @@ def total_of(reader: Reader, field: str) -> tuple[int, bool | None]:
     with TaskGroup(WorkspaceType.GLOBAL) as group:
         pipe(reader, processor=add)
     session.run(group)
-    finished = workspace.FetchBlob(reader.data_finished()) if hasattr(reader, "data_finished") else None
+    finished = (
+        workspace.FetchBlob(reader.data_finished()) if hasattr(reader, "data_finished") else None
+    )
     return int(workspace.FetchBlob(total).item()), None if finished is None else bool(finished)
 
 
@@ -99,7 +101,10 @@ def test_integers_are_counted() -> None:
 def test_several_readers_at_once() -> None:
     joined = CompositeReader(["a", "b"], [values(3, "x"), values(5, "y")])
     assert joined.schema().field_names() == ["a:x", "b:y"]
-    assert total_of(joined, "b:y")[0] in (3, 6)  # the batch at the end of the shorter one may count or not
+    assert total_of(joined, "b:y")[0] in (
+        3,
+        6,
+    )  # the batch at the end of the shorter one may count or not
 
     class Builder(ReaderBuilder):
         def schema(self) -> Any:

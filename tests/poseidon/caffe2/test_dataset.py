@@ -10,7 +10,15 @@ import pytest
 
 from poseidon.caffe2 import core, workspace
 from poseidon.caffe2.dataset import Dataset
-from poseidon.caffe2.schema import ConstRecord, FeedRecord, FetchRecord, List, NewRecord, Scalar, Struct
+from poseidon.caffe2.schema import (
+    ConstRecord,
+    FeedRecord,
+    FetchRecord,
+    List,
+    NewRecord,
+    Scalar,
+    Struct,
+)
 
 
 @pytest.fixture(autouse=True)
@@ -21,8 +29,12 @@ def fresh() -> Iterator[None]:
 
 
 def filled() -> tuple[Dataset, Any]:
-    """Four records in the workspace, each a number and a list of names with lists, and a net for the reader."""
-    schema = Struct(("id", np.int64), ("sets", List(Struct(("name", np.bytes_), ("x", List(np.int64))))))
+    """Four records in the workspace, each a number and a list of names with lists, and a net for
+    the reader.
+    """
+    schema = Struct(
+        ("id", np.int64), ("sets", List(Struct(("name", np.bytes_), ("x", List(np.int64)))))
+    )
     net = core.Net("make")
     record = NewRecord(net, schema)
     values = dict(
@@ -53,7 +65,9 @@ BATCHES = [
 def read(net: Any, record: Any) -> list[Any]:
     workspace.RunNet(net)
     columns = [workspace.FetchBlob(blob) for blob in record.field_blobs()]
-    return [[x.decode() if isinstance(x, bytes) else x for x in column.tolist()] for column in columns]
+    return [
+        [x.decode() if isinstance(x, bytes) else x for x in column.tolist()] for column in columns
+    ]
 
 
 def test_batches_have_the_nested_values_of_their_records() -> None:
@@ -96,8 +110,20 @@ def test_an_order_of_its_own(loop_over: bool) -> None:
     workspace.RunNetOnce(net)
     workspace.RunNetOnce(offsets)
     workspace.CreateNet(read_net)
-    assert workspace.FetchBlob("offsets").tolist() == [[0, 0, 0], [1, 2, 1], [2, 2, 1], [3, 3, 4], [4, 5, 6]]
-    assert read(read_net, record) == [[13, 10], [2, 2], ["d", "e", "a", "b"], [2, 0, 1, 0], [4, 5, 0]]
+    assert workspace.FetchBlob("offsets").tolist() == [
+        [0, 0, 0],
+        [1, 2, 1],
+        [2, 2, 1],
+        [3, 3, 4],
+        [4, 5, 6],
+    ]
+    assert read(read_net, record) == [
+        [13, 10],
+        [2, 2],
+        ["d", "e", "a", "b"],
+        [2, 0, 1, 0],
+        [4, 5, 0],
+    ]
     assert read(read_net, record)[0] == [12, 11]
     assert read(read_net, record)[0] == ([13, 10] if loop_over else [])
 
@@ -110,7 +136,9 @@ def test_sorted_and_shuffled() -> None:
     workspace.RunNetOnce(net)
     order = workspace.FetchBlob(reader.indices).tolist()
     assert sorted(order) == list(range(10))
-    assert {tuple(sorted(order[i : i + 2])) for i in range(0, 10, 2)} == {(i, i + 1) for i in range(0, 10, 2)}
+    assert {tuple(sorted(order[i : i + 2])) for i in range(0, 10, 2)} == {
+        (i, i + 1) for i in range(0, 10, 2)
+    }
     with pytest.raises(AssertionError, match="none of the fields"):
         reader.sort_and_shuffle(net, "other")
 
@@ -135,7 +163,9 @@ def test_records_are_appended_and_checked() -> None:
     wrong = core.Net("wrong")
     record = Struct(("a", np.int32([1, 2])), ("l", List(np.float32([5, 6]), np.int32([1, 2]))))
     writer.write_record(wrong, ConstRecord(wrong, record))
-    with pytest.raises(RuntimeError, match="lengths l:lengths sum up to 3, their columns have 2 rows"):
+    with pytest.raises(
+        RuntimeError, match="lengths l:lengths sum up to 3, their columns have 2 rows"
+    ):
         workspace.RunNetOnce(wrong)
 
 

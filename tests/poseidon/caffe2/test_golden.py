@@ -1,4 +1,6 @@
-"""Results, nets and texts agree with those of real Caffe2, for the cases whose operators and modules exist."""
+"""Results, nets and texts agree with those of real Caffe2, for the cases whose operators and
+modules exist.
+"""
 
 from __future__ import annotations
 
@@ -11,11 +13,20 @@ pytestmark = pytest.mark.filterwarnings(
     "ignore:unclosed file:ResourceWarning"
 )  # of the player beside the cases
 
-SLOW = ("train/resnet50", "train/resnet32", "memonger/resnet", "inference/resnet", "dist/", "dpm/fc_8")
+SLOW = (
+    "train/resnet50",
+    "train/resnet32",
+    "memonger/resnet",
+    "inference/resnet",
+    "dist/",
+    "dpm/fc_8",
+)
 
 
 @pytest.mark.needs("data")
-@pytest.mark.parametrize("name", sample([(name,) for name in cases() if not name.startswith(SLOW)], 7))
+@pytest.mark.parametrize(
+    "name", sample([(name,) for name in cases() if not name.startswith(SLOW)], 7)
+)
 def test_case_agrees(name: str) -> None:
     assert mistakes(name) == []
 

@@ -17,9 +17,13 @@ def checker() -> gradient_checker.GradientChecker:
     return gradient_checker.GradientChecker(0.01, 0.02)
 
 
-@pytest.mark.parametrize("kind", ["Relu", "Sigmoid", "Tanh", "Exp", "Sqr", "Scale", "Softmax", "Copy"])
+@pytest.mark.parametrize(
+    "kind", ["Relu", "Sigmoid", "Tanh", "Exp", "Sqr", "Scale", "Softmax", "Copy"]
+)
 def test_the_gradient_of_an_operator(kind: str) -> None:
-    right, gradient, estimate = checker().CheckSimple(core.CreateOperator(kind, "x", "y"), [X], 0, [0])
+    right, gradient, estimate = checker().CheckSimple(
+        core.CreateOperator(kind, "x", "y"), [X], 0, [0]
+    )
     assert right
     np.testing.assert_allclose(gradient, estimate, atol=0.05)
 
@@ -36,7 +40,9 @@ def test_gradients_of_broadcast_arithmetic(kind: str, shape: tuple[int, ...], wh
 @pytest.mark.parametrize("which", [0, 1, 2])
 def test_gradients_of_a_fully_connected_layer(which: int) -> None:
     values = [X, np.ones((3, 2), dtype=np.float32), np.zeros(3, dtype=np.float32)]
-    assert checker().CheckSimple(core.CreateOperator("FC", ["x", "w", "b"], "y"), values, which, [0])[0]
+    assert checker().CheckSimple(
+        core.CreateOperator("FC", ["x", "w", "b"], "y"), values, which, [0]
+    )[0]
 
 
 def test_a_wrong_gradient_is_found() -> None:
@@ -85,7 +91,9 @@ class TestOperators(hu.HypothesisTestCase):
             self.assertRunOpRaises(hu.cpu_do, op, inputs)
 
     @given(
-        parts=hu.lengths_tensor(max_segments=4), rows=hu.sparse_segmented_tensor(), count=st.integers(0, 3)
+        parts=hu.lengths_tensor(max_segments=4),
+        rows=hu.sparse_segmented_tensor(),
+        count=st.integers(0, 3),
     )
     def test_strategies(self, parts: tuple, rows: tuple, count: int) -> None:
         data, lengths = parts

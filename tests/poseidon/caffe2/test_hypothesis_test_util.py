@@ -23,9 +23,13 @@ def test_a_dense_gradient_is_compared(case: Any) -> None:
     op = core.CreateOperator("Sqr", ["x"], ["y"])
     x = np.array([1.0, -2.0], dtype=np.float32)
     arguments = {"output_to_grad": "y", "reference": lambda x: [x * x]}
-    case.assertReferenceChecks(hu.cpu_do, op, [x], grad_reference=lambda g, o, i: [2 * x * g], **arguments)
+    case.assertReferenceChecks(
+        hu.cpu_do, op, [x], grad_reference=lambda g, o, i: [2 * x * g], **arguments
+    )
     with pytest.raises(AssertionError, match="x_grad"):
-        case.assertReferenceChecks(hu.cpu_do, op, [x], grad_reference=lambda g, o, i: [x * g], **arguments)
+        case.assertReferenceChecks(
+            hu.cpu_do, op, [x], grad_reference=lambda g, o, i: [x * g], **arguments
+        )
 
 
 def test_a_sparse_gradient_is_values_and_indices(case: Any) -> None:
@@ -73,12 +77,18 @@ def test_a_reference_may_index_by_a_list_of_slices(case: Any) -> None:
 def test_shapes_must_be_inferred_where_that_is_asked(case: Any) -> None:
     x = np.zeros((2, 3), dtype=np.float32)
     relu = core.CreateOperator("Relu", ["x"], ["y"])
-    case.assertReferenceChecks(hu.cpu_do, relu, [x], lambda x: [x], ensure_outputs_are_inferred=True)
+    case.assertReferenceChecks(
+        hu.cpu_do, relu, [x], lambda x: [x], ensure_outputs_are_inferred=True
+    )
     unique = core.CreateOperator("NonZero", ["x"], ["y"])
     if core.IsOperator("NonZero"):
         with pytest.raises(AssertionError, match="not inferred"):
             case.assertReferenceChecks(
-                hu.cpu_do, unique, [x], lambda x: [np.zeros((0, 2))], ensure_outputs_are_inferred=True
+                hu.cpu_do,
+                unique,
+                [x],
+                lambda x: [np.zeros((0, 2))],
+                ensure_outputs_are_inferred=True,
             )
 
 

@@ -23,7 +23,9 @@ for name in sys.argv[1:]:
 
 @pytest.mark.timeout(300)
 def test_each_module_can_be_imported_first() -> None:
-    """One process, in which the others are forgotten before each: protobuf's messages can be defined only once."""
+    """One process, in which the others are forgotten before each: protobuf's messages can be
+    defined only once.
+    """
     names = [
         ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
         for path in sorted((ROOT / "poseidon" / "caffe2").rglob("*.py"))

@@ -15,7 +15,8 @@ def names(params: list[core.BlobReference]) -> list[str]:
 
 def test_an_initializer_is_no_name() -> None:
     with pytest.raises(
-        TypeError, match=r"^create_param: expected an Initializer\('ConstantFill'\) .* found 'XavierFill'"
+        TypeError,
+        match=r"^create_param: expected an Initializer\('ConstantFill'\) .* found 'XavierFill'",
     ):
         ModelHelper(name="m").create_param("p", [2], "XavierFill")
 
@@ -55,14 +56,19 @@ def test_gradients_are_added_once_and_known_by_parameter() -> None:
     brew.fc(model, "x", "y", 3, 2)
     loss = model.net.AveragedLoss("y", "loss")
     model.AddGradientOperators([loss])
-    assert {str(p): str(g) for p, g in model.param_to_grad.items()} == {"y_w": "y_w_grad", "y_b": "y_b_grad"}
+    assert {str(p): str(g) for p, g in model.param_to_grad.items()} == {
+        "y_w": "y_w_grad",
+        "y_b": "y_b_grad",
+    }
     assert [str(info) for info in model.GetOptimizationParamInfo()] == ["y_w", "y_b"]
     with pytest.raises(RuntimeError, match="twice"):
         model.AddGradientOperators([loss])
 
 
 def test_an_unknown_operator_is_named_with_its_neighbours() -> None:
-    with pytest.raises(AttributeError, match=r"ConstantFil is not a registered operator.*ConstantFill"):
+    with pytest.raises(
+        AttributeError, match=r"ConstantFil is not a registered operator.*ConstantFill"
+    ):
         ModelHelper(name="m").ConstantFil([], "x")
 
 

@@ -66,7 +66,11 @@ def test_loops_and_conditions() -> None:
                 ops.Add([total, value], [total])
     run(builder)
     values = [10 * i + j for i in range(10) for j in range(i)]
-    expected = [sum(values), sum(v for v in values if v >= 80), sum(v for v in values if 50 <= v < 80)]
+    expected = [
+        sum(values),
+        sum(v for v in values if v >= 80),
+        sum(v for v in values if 50 <= v < 80),
+    ]
     assert [fetch(blob) for blob in (total, large, small)] == expected
     assert fetch(rest) == sum(v for v in values if v < 50)
 

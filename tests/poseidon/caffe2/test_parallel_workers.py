@@ -35,7 +35,9 @@ class TestInitWorkers:
         assert given is coordinator
         assert numbers == {before, before + 1}
 
-    def test_init_comes_before_the_first_call_and_shutdown_at_the_end(self, coordinator: Any) -> None:
+    def test_init_comes_before_the_first_call_and_shutdown_at_the_end(
+        self, coordinator: Any
+    ) -> None:
         order: list[str] = []
         called = threading.Event()
 
@@ -58,7 +60,9 @@ class TestInitWorkers:
 
     def test_shutdown_is_not_called_where_nothing_started(self, coordinator: Any) -> None:
         calls: list[str] = []
-        parallel_workers.init_workers(lambda number: None, shutdown_fun=lambda: calls.append("shutdown"))
+        parallel_workers.init_workers(
+            lambda number: None, shutdown_fun=lambda: calls.append("shutdown")
+        )
         assert coordinator.stop()
         assert calls == []
 

@@ -24,7 +24,11 @@ def fresh() -> Iterator[None]:
 def test_all_records_come_through() -> None:
     """Eight threads copy the records of one data set into a queue, three take them into another."""
     schema = Struct(("pairs", Map(Scalar(np.int32), Scalar(np.float32))))
-    arrays = [np.int32([1, 2, 3]), np.int32([11, 21, 22, 31, 32, 33]), np.float32([1, 2, 2, 3, 3, 3])]
+    arrays = [
+        np.int32([1, 2, 3]),
+        np.int32([11, 21, 22, 31, 32, 33]),
+        np.float32([1, 2, 2, 3, 3, 3]),
+    ]
     net = core.Net("init")
     content = ConstRecord(net, from_blob_list(schema, arrays))
     reader = Dataset(content, name="source").reader(net)
@@ -44,7 +48,9 @@ def test_all_records_come_through() -> None:
         should_stop, record = queue_reader.read_record(take)
         writer.write(put, record.field_blobs())
         steps = [core.execution_step(str(part), part) for part in (take, put)]
-        consumers.append(core.execution_step(f"consumer_{number}", steps, should_stop_blob=should_stop))
+        consumers.append(
+            core.execution_step(f"consumer_{number}", steps, should_stop_blob=should_stop)
+        )
     plan = core.Plan("plan")
     parts = [
         core.execution_step("producer", [fill, close]),

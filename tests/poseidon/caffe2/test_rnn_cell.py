@@ -1,4 +1,6 @@
-"""Recurrent networks against torch's own, their gradients, and the same steps as operators of the net."""
+"""Recurrent networks against torch's own, their gradients, and the same steps as operators of
+the net.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +44,9 @@ def feed(lengths: list[int] | None, layers: int = 1) -> tuple[Any, list[str]]:
 def run(
     lengths: list[int] | None, dim_out: Any = H, **arguments: Any
 ) -> tuple[dict[str, np.ndarray], list[str]]:
-    """Build and run an LSTM with a loss over all its outputs; return blobs and gradients by name."""
+    """Build and run an LSTM with a loss over all its outputs; return blobs and gradients by
+    name.
+    """
     workspace.ResetWorkspace()
     layers = len(dim_out) if isinstance(dim_out, list) else 1
     seq_lengths, states = feed(lengths, layers)
@@ -59,15 +63,22 @@ def run(
     workspace.RunNetOnce(model.param_init_net)
     for number, param in enumerate(model.params):
         if str(param) != "weights":
-            workspace.FeedBlob(str(param), draw(20 + number, *workspace.FetchBlob(str(param)).shape) / 2)
+            workspace.FeedBlob(
+                str(param), draw(20 + number, *workspace.FetchBlob(str(param)).shape) / 2
+            )
     workspace.RunNetOnce(model.net)
-    names = [*map(str, results), *(str(model.param_to_grad[p]) for p in model.params if str(p) != "weights")]
+    names = [
+        *map(str, results),
+        *(str(model.param_to_grad[p]) for p in model.params if str(p) != "weights"),
+    ]
     names += ["x_grad", *(f"{state}_grad" for state in states)]
     return {name: workspace.FetchBlob(name) for name in names}, [str(result) for result in results]
 
 
 def by_torch(bias: float = 0.0) -> tuple[torch.Tensor, ...]:
-    """Return what torch's LSTM gives for the parameters in the workspace, and the gradients that it has."""
+    """Return what torch's LSTM gives for the parameters in the workspace, and the gradients that
+    it has.
+    """
     lstm = torch.nn.LSTM(D, H)
     order = [0, 1, 3, 2]  # Caffe2 has the new state behind the output gate
 
@@ -83,7 +94,8 @@ def by_torch(bias: float = 0.0) -> tuple[torch.Tensor, ...]:
         lstm.bias_ih_l0[H : 2 * H] += bias
     x = torch.from_numpy(workspace.FetchBlob("x")).requires_grad_()
     states = [
-        torch.from_numpy(workspace.FetchBlob(f"{k}_init_0")).requires_grad_() for k in ("hidden", "cell")
+        torch.from_numpy(workspace.FetchBlob(f"{k}_init_0")).requires_grad_()
+        for k in ("hidden", "cell")
     ]
     output, (hidden, cell) = lstm(x, tuple(states))
     weights = torch.from_numpy(workspace.FetchBlob("weights"))
@@ -94,7 +106,9 @@ def by_torch(bias: float = 0.0) -> tuple[torch.Tensor, ...]:
 
 @pytest.mark.parametrize("lengths", [None, [T, T, T]])
 @pytest.mark.parametrize("forget_bias", [0.0, 0.5])
-def test_an_lstm_and_its_gradients_are_those_of_torch(lengths: list[int] | None, forget_bias: float) -> None:
+def test_an_lstm_and_its_gradients_are_those_of_torch(
+    lengths: list[int] | None, forget_bias: float
+) -> None:
     found, results = run(lengths, forget_bias=forget_bias)
     output, hidden, cell, dx, dhidden, dcell, dweight = by_torch(forget_bias)
     for name, expected in (
@@ -129,7 +143,9 @@ def test_steps_of_an_inner_net_equal_operators_of_the_net(
 def test_a_plain_cell_is_that_of_torch(activation: str) -> None:
     feed(None)
     model = model_helper.ModelHelper(name="plain")
-    results = rnn_cell.BasicRNN(model, "x", None, ["hidden_init_0"], D, H, "rnn", activation=activation)
+    results = rnn_cell.BasicRNN(
+        model, "x", None, ["hidden_init_0"], D, H, "rnn", activation=activation
+    )
     workspace.RunNetOnce(model.param_init_net)
     workspace.RunNetOnce(model.net)
     plain = torch.nn.RNN(D, H, nonlinearity=activation)
@@ -138,9 +154,12 @@ def test_a_plain_cell_is_that_of_torch(activation: str) -> None:
             getattr(plain, f"weight_{theirs}_l0").copy_(
                 torch.from_numpy(workspace.FetchBlob(f"rnn/{ours}_w"))
             )
-            getattr(plain, f"bias_{theirs}_l0").copy_(torch.from_numpy(workspace.FetchBlob(f"rnn/{ours}_b")))
+            getattr(plain, f"bias_{theirs}_l0").copy_(
+                torch.from_numpy(workspace.FetchBlob(f"rnn/{ours}_b"))
+            )
         output, _ = plain(
-            torch.from_numpy(draw(1, T, N, D)), torch.from_numpy(workspace.FetchBlob("hidden_init_0"))
+            torch.from_numpy(draw(1, T, N, D)),
+            torch.from_numpy(workspace.FetchBlob("hidden_init_0")),
         )
     np.testing.assert_allclose(workspace.FetchBlob(str(results[0])), output.numpy(), atol=1e-5)
 

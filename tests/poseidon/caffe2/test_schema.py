@@ -13,7 +13,9 @@ from poseidon.caffe2.schema import List, Map, NewRecord, Scalar, Struct
 
 def record() -> Struct:
     return Struct(
-        ("a", np.float32), ("b", Struct(("c", np.int64), ("d", List(np.float32)))), ("b:e", (np.int32, (2,)))
+        ("a", np.float32),
+        ("b", Struct(("c", np.int64), ("d", List(np.float32)))),
+        ("b:e", (np.int32, (2,))),
     )
 
 
@@ -51,7 +53,9 @@ def test_blobs_of_a_record() -> None:
 
 
 def test_records_are_added() -> None:
-    both = Struct(("a", np.int32), ("s", Struct(("x", np.int32)))) + Struct(("s", Struct(("y", np.int32))))
+    both = Struct(("a", np.int32), ("s", Struct(("x", np.int32)))) + Struct(
+        ("s", Struct(("y", np.int32)))
+    )
     assert both.field_names() == ["a", "s:x", "s:y"]
 
 
@@ -109,7 +113,9 @@ def test_columns_are_not_merged(other: Struct) -> None:
 
 
 def test_parts_are_taken_away() -> None:
-    whole = Struct(("a", np.int32), ("s", Struct(("x", np.int32), ("y", np.int32))), ("b:c", np.int32))
+    whole = Struct(
+        ("a", np.int32), ("s", Struct(("x", np.int32), ("y", np.int32))), ("b:c", np.int32)
+    )
     assert (whole - Struct(("s:x", np.int32), ("b:c", np.int32))).field_names() == ["a", "s:y"]
     with pytest.raises(TypeError, match="must have one type"):
         _ = whole - Struct(("s", np.int32))

@@ -99,9 +99,12 @@ def test_a_task_without_outputs_gets_a_zero_after_its_nets() -> None:
 
 
 @pytest.mark.parametrize(
-    ("names", "values", "expected"), [("x", [3], 3), (["x"], [3], [3]), (["x", "y"], [3, 4], [3, 4])]
+    ("names", "values", "expected"),
+    [("x", [3], 3), (["x"], [3], [3]), (["x", "y"], [3, 4], [3, 4])],
 )
-def test_outputs_have_the_form_in_which_they_were_asked_for(names: Any, values: Any, expected: Any) -> None:
+def test_outputs_have_the_form_in_which_they_were_asked_for(
+    names: Any, values: Any, expected: Any
+) -> None:
     output = TaskOutput(names)
     with pytest.raises(AssertionError, match="not set yet"):
         output.get()

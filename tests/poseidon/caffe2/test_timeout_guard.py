@@ -31,7 +31,9 @@ IGNORES = HANGS.replace("signal.default_int_handler", "signal.SIG_IGN")
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize(("script", "codes"), [(HANGS, {-2, 130, 1}), (DEAF, {-6}), (IGNORES, {-6})])
+@pytest.mark.parametrize(
+    ("script", "codes"), [(HANGS, {-2, 130, 1}), (DEAF, {-6}), (IGNORES, {-6})]
+)
 def test_a_process_that_hangs_ends_with_its_stacks(script: str, codes: set[int]) -> None:
     done = subprocess.run(
         [sys.executable, "-c", script], capture_output=True, text=True, timeout=50, check=False

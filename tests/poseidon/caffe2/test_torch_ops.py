@@ -30,7 +30,12 @@ CASES: list[tuple[str, list[Array], int, dict[str, Any]]] = [
         "PiecewiseLinearTransform",
         [X[:, :1]],
         1,
-        {"bounds": [-1.0, 0.0, 1.0], "slopes": [2.0, 3.0], "intercepts": [0.5, 0.1], "binary": True},
+        {
+            "bounds": [-1.0, 0.0, 1.0],
+            "slopes": [2.0, 3.0],
+            "intercepts": [0.5, 0.1],
+            "binary": True,
+        },
     ),
     (
         "ResizeNearest",

@@ -46,7 +46,9 @@ def test_fed_arrays_are_copied_and_tensors_shared() -> None:
 
 
 def test_a_failing_operator_is_shown_with_its_definition(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.WARNING, logger="poseidon.caffe2.workspace")  # GlobalInit may have raised it
+    caplog.set_level(
+        logging.WARNING, logger="poseidon.caffe2.workspace"
+    )  # GlobalInit may have raised it
     net = core.Net("fails")
     net.Add(["a", "b"], "c")
     workspace.FeedBlob("a", np.zeros(2, dtype=np.float32))
@@ -74,7 +76,10 @@ def test_an_empty_blob_is_named_as_such() -> None:
     workspace.CreateBlob("empty")
     with pytest.raises(RuntimeError, match="empty is empty: no operator has given it a value"):
         workspace.RunOperatorOnce(core.CreateOperator("Relu", "empty", "y"))
-    assert workspace.FetchBlob("empty") == b"empty, a C++ native class of type nullptr (uninitialized)."
+    assert (
+        workspace.FetchBlob("empty")
+        == b"empty, a C++ native class of type nullptr (uninitialized)."
+    )
 
 
 def test_workspaces_are_apart() -> None:
@@ -135,7 +140,12 @@ def test_arrays_of_the_other_byte_order_are_fed() -> None:
     ("kind", "shapes", "arguments", "message"),
     [
         ("FC", [(2, 3), (4, 5), (4,)], {}, r"X \[2, 3\] has 3 values from axis 1 on, W takes 5"),
-        ("Conv", [(1, 1, 4, 4), (1, 1, 3, 3)], {"kernel": 3, "order": "CHW"}, "expected NCHW or NHWC"),
+        (
+            "Conv",
+            [(1, 1, 4, 4), (1, 1, 3, 3)],
+            {"kernel": 3, "order": "CHW"},
+            "expected NCHW or NHWC",
+        ),
     ],
 )
 def test_shapes_and_orders_that_do_not_fit_are_named(
@@ -159,8 +169,18 @@ def test_shapes_and_orders_that_do_not_fit_are_named(
             {"to": 99},
             "there are no tensors of the data type 99; the types are FLOAT=1, INT32=2,",
         ),
-        ("Cast", None, {"to": "flaot"}, "there is no data type flaot; expected a name such as FLOAT"),
-        ("FC", np.zeros((4, 3), "int64"), {}, r"has the inputs x \(2, 3\), second \(4, 3\) int64, b \(4,\)"),
+        (
+            "Cast",
+            None,
+            {"to": "flaot"},
+            "there is no data type flaot; expected a name such as FLOAT",
+        ),
+        (
+            "FC",
+            np.zeros((4, 3), "int64"),
+            {},
+            r"has the inputs x \(2, 3\), second \(4, 3\) int64, b \(4,\)",
+        ),
     ],
 )
 def test_types_and_counts_that_do_not_fit_are_named(
@@ -186,12 +206,22 @@ def test_types_and_counts_that_do_not_fit_are_named(
         ),
         ("Softmax", np.array(["a"]), r"\] x is a tensor of strings, expected numbers; "),
         ("NHWC2NCHW", np.ones(3, "float32"), r"\] x has the shape .3,., expected .*; .* x \(3,\)$"),
-        ("ResetCounter", np.ones(3, "float32"), r"\] x is of type Tensor, expected another type of blob; "),
+        (
+            "ResetCounter",
+            np.ones(3, "float32"),
+            r"\] x is of type Tensor, expected another type of blob; ",
+        ),
         ("Abs", None, r"\] x is of type Counter, expected another type of blob$"),
-        ("LRN", np.ones((1, 1, 2, 2), "float32"), r"\] the size of an input, or an argument, is 0; "),
+        (
+            "LRN",
+            np.ones((1, 1, 2, 2), "float32"),
+            r"\] the size of an input, or an argument, is 0; ",
+        ),
     ],
 )
-def test_inputs_of_another_kind_are_one_sentence(kind: str, given: np.ndarray | None, message: str) -> None:
+def test_inputs_of_another_kind_are_one_sentence(
+    kind: str, given: np.ndarray | None, message: str
+) -> None:
     if given is None:
         workspace.RunOperatorOnce(core.CreateOperator("CreateCounter", [], ["x"]))
     else:
@@ -202,9 +232,13 @@ def test_inputs_of_another_kind_are_one_sentence(kind: str, given: np.ndarray | 
 
 
 @pytest.mark.parametrize("arguments", [{"dtype": 77}, {"kind": "GivenTensorFill", "values": [1.0]}])
-def test_fillers_with_a_wrong_type_or_number_of_values_are_named(arguments: dict[str, object]) -> None:
+def test_fillers_with_a_wrong_type_or_number_of_values_are_named(
+    arguments: dict[str, object],
+) -> None:
     kind = arguments.pop("kind", "ConstantFill")
-    message = "data type 77" if kind == "ConstantFill" else r"1 values are given for the shape \[2, 3\]"
+    message = (
+        "data type 77" if kind == "ConstantFill" else r"1 values are given for the shape \[2, 3\]"
+    )
     with pytest.raises(RuntimeError, match=message):
         workspace.RunOperatorOnce(core.CreateOperator(kind, [], ["y"], shape=[2, 3], **arguments))
 

@@ -37,7 +37,11 @@ def test_a_workspace_of_its_own() -> None:
 
 @pytest.mark.parametrize(
     "make",
-    [lambda net: net, lambda net: net.Proto().op[0], lambda net: core.Plan(core.execution_step("s", net))],
+    [
+        lambda net: net,
+        lambda net: net.Proto().op[0],
+        lambda net: core.Plan(core.execution_step("s", net)),
+    ],
 )
 def test_nets_operators_and_plans_run(make: object) -> None:
     ws = workspace.C.Workspace()

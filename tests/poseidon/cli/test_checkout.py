@@ -34,7 +34,9 @@ def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def run(checkout: Path, *words: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-S", *words]
-    return subprocess.run(command, cwd=checkout, capture_output=True, text=True, timeout=30, check=False)
+    return subprocess.run(
+        command, cwd=checkout, capture_output=True, text=True, timeout=30, check=False
+    )
 
 
 def test_without_packages_a_script_says_what_to_run(checkout: Path) -> None:
@@ -133,20 +135,28 @@ def make(folder: Path, script: str) -> subprocess.CompletedProcess[str]:
     python.write_text(f"#!/bin/sh\n{script}")
     python.chmod(0o755)
     command = ["make", "setup", f"PYTHON={python}"]
-    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=30, check=False)
+    return subprocess.run(
+        command, cwd=folder, capture_output=True, text=True, timeout=30, check=False
+    )
 
 
 @pytest.mark.skipif(shutil.which("make") is None, reason="make is not installed")
 def test_make_refuses_an_old_python_before_it_makes_an_environment(makefile: Path) -> None:
-    done = make(makefile, f'exec {sys.executable} -c "import sys; sys.version_info = (3, 9, 2)\n$2"\n')
+    done = make(
+        makefile, f'exec {sys.executable} -c "import sys; sys.version_info = (3, 9, 2)\n$2"\n'
+    )
     assert done.returncode == 2
     said, _ = done.stderr.splitlines()
-    assert said.startswith("Poseidon needs Python 3.10 or newer, and ") and "is 3.9; expected" in said
+    assert (
+        said.startswith("Poseidon needs Python 3.10 or newer, and ") and "is 3.9; expected" in said
+    )
     assert not (makefile / ".venv").exists()
 
 
 @pytest.mark.skipif(shutil.which("make") is None, reason="make is not installed")
-def test_make_completes_an_environment_without_pip(makefile: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_make_completes_an_environment_without_pip(
+    makefile: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """As Debian leaves one where python3-venv is not installed."""
     monkeypatch.delenv("EXTRA", raising=False)  # CI sets it
     python = makefile / ".venv" / "bin" / "python"

@@ -25,7 +25,9 @@ from poseidon.cli.completion import bash_script, zsh_script
 )
 def test_bash(words: str, offered: str) -> None:
     program = f'{bash_script()}\nCOMP_WORDS=({words}); COMP_CWORD={words.count(" ")}; _poseidon; echo "${{COMPREPLY[*]}}"'
-    done = subprocess.run(["bash", "-c", program], capture_output=True, text=True, check=True, timeout=60)
+    done = subprocess.run(
+        ["bash", "-c", program], capture_output=True, text=True, check=True, timeout=60
+    )
     assert (done.stdout.strip(), done.stderr) == (offered, "")
 
 
@@ -37,7 +39,7 @@ def test_zsh_reads_its_script() -> None:
 def test_zsh_has_flags_with_their_help() -> None:
     script = zsh_script()
     assert (
-        "'--exchange=[hybrid (default), auto, ps, svb, allreduce, local]:KIND:(hybrid auto ps svb allreduce local)'"
-        in script
+        "'--exchange=[hybrid (default), auto, ps, svb, allreduce, local]:KIND:(hybrid auto ps svb "
+        "allreduce local)'" in script
     )
     assert "'--solver=[the solver definition (prototxt)]:FILE:_files'" in script

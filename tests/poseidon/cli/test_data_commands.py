@@ -43,7 +43,9 @@ def run(*words: str) -> int:
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_compute_image_mean(tmp_path: Path, capsys: pytest.CaptureFixture[str], backend: Backend) -> None:
+def test_compute_image_mean(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], backend: Backend
+) -> None:
     path = make_pictures(tmp_path / "db", 3, backend=backend)
     assert run("compute_image_mean", str(path), str(tmp_path / "mean")) == 0
     assert run("compute_image_mean", str(path), str(tmp_path / "new" / "folder" / "mean")) == 0
@@ -67,14 +69,19 @@ def test_compute_image_mean_of_the_wrong_kind(tmp_path: Path) -> None:
 def test_prepare_cifar10(
     tmp_path: Path, real: Path, capsys: pytest.CaptureFixture[str], flags: list[str]
 ) -> None:
-    assert run("prepare_cifar10", *flags, str(real), "--folder", str(tmp_path / "out"), "--url=") == 0
+    assert (
+        run("prepare_cifar10", *flags, str(real), "--folder", str(tmp_path / "out"), "--url=") == 0
+    )
     captured = capsys.readouterr()
     assert captured.out.startswith("CIFAR-10 is ready: ")
     assert captured.err == (
-        f"preparing CIFAR-10 in {tmp_path}/out: two databases and their mean; this may take minutes\n"
+        f"preparing CIFAR-10 in {tmp_path}/out: two databases and their mean; this may take "
+        "minutes\n"
     )
     assert detect(tmp_path / "out" / "cifar10_train_lmdb") is Backend.LMDB
-    assert run("prepare_cifar10", *flags, str(real), "--folder", str(tmp_path / "out"), "--url=") == 0
+    assert (
+        run("prepare_cifar10", *flags, str(real), "--folder", str(tmp_path / "out"), "--url=") == 0
+    )
     assert capsys.readouterr().err == "", "there is nothing to do"
 
 
@@ -107,7 +114,8 @@ def test_prepare_cifar10_says_loudly_that_it_is_not(
         assert len(before) == first
         because = " (CIFAR-10 was not found)" if first else ""
         assert warning == (
-            f"*** THIS IS NOT CIFAR-10 *** but pictures that Poseidon draws{because}; for the real data: "
+            f"*** THIS IS NOT CIFAR-10 *** but pictures that Poseidon draws{because}; for the "
+            "real data: "
             "poseidon prepare_cifar10 --folder=out --data=DIR"
         )
 
@@ -115,14 +123,23 @@ def test_prepare_cifar10_says_loudly_that_it_is_not(
 def test_download_only(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "archive.tar.gz").write_bytes(b"")
     url = (tmp_path / "archive.tar.gz").as_uri()
-    command = ("prepare_cifar10", "--download_only", "--folder", str(tmp_path / "out"), "--url", url)
+    command = (
+        "prepare_cifar10",
+        "--download_only",
+        "--folder",
+        str(tmp_path / "out"),
+        "--url",
+        url,
+    )
     assert run(*command, "--md5=d41d8cd98f00b204e9800998ecf8427e") == 0
     assert capsys.readouterr().out == f"CIFAR-10 is at {tmp_path}/out/data/archive.tar.gz\n"
     (tmp_path / "out" / "data" / "archive.tar.gz").unlink()
     with pytest.raises(DataError, match="is not the published file"):
         run(*command)
     (tmp_path / "archive.tar.gz").unlink()
-    with pytest.raises(DataError, match=r"cannot be downloaded: .*; if you have CIFAR-10: .* --data=DIR"):
+    with pytest.raises(
+        DataError, match=r"cannot be downloaded: .*; if you have CIFAR-10: .* --data=DIR"
+    ):
         run(*command)
 
 
@@ -135,12 +152,19 @@ def test_convert_cifar(tmp_path: Path, real: Path) -> None:
 
 def test_convert_mnist(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for images, labels in MNIST_FILES.values():
-        (tmp_path / f"{images}.gz").write_bytes(gzip.compress(struct.pack(">4I", 0x803, 2, 1, 1) + b"ab"))
-        (tmp_path / f"{labels}.gz").write_bytes(gzip.compress(struct.pack(">2I", 0x801, 2) + b"\1\2"))
+        (tmp_path / f"{images}.gz").write_bytes(
+            gzip.compress(struct.pack(">4I", 0x803, 2, 1, 1) + b"ab")
+        )
+        (tmp_path / f"{labels}.gz").write_bytes(
+            gzip.compress(struct.pack(">2I", 0x801, 2) + b"\1\2")
+        )
     assert run("convert_mnist", str(tmp_path), "--folder", str(tmp_path / "out")) == 0
     assert capsys.readouterr().err.startswith(f"preparing MNIST in {tmp_path}/out: two databases; ")
     assert detect(tmp_path / "out" / "mnist_train_lmdb") is Backend.LMDB
-    assert run("convert_mnist_siamese", str(tmp_path), "--folder", str(tmp_path / "out"), "--seed=2") == 0
+    assert (
+        run("convert_mnist_siamese", str(tmp_path), "--folder", str(tmp_path / "out"), "--seed=2")
+        == 0
+    )
     assert detect(tmp_path / "out" / "mnist_siamese_test_lmdb") is Backend.LMDB
 
 

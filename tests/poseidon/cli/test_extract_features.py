@@ -1,4 +1,6 @@
-"""`poseidon extract_features`: Caffe's words, the flags, and what is refused before any process starts."""
+"""`poseidon extract_features`: Caffe's words, the flags, and what is refused before any process
+starts.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +45,9 @@ def test_caffes_words(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
         cursor = open_cursor(folder / name, Backend.LMDB)
         assert len(cursor) == 10
         cursor.close()
-    lines = [line.partition("] ")[2] for line in capsys.readouterr().err.splitlines() if "] " in line]
+    lines = [
+        line.partition("] ")[2] for line in capsys.readouterr().err.splitlines() if "] " in line
+    ]
     assert lines == [
         "Extracting Features",
         "Extracted features of 10 query images for feature blob data",
@@ -66,7 +70,9 @@ def test_the_device_among_caffes_words(
     folder: Path, monkeypatch: pytest.MonkeyPatch, more: list[str], device: str
 ) -> None:
     monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
-    found = from_caffe_arguments(["m.caffemodel,m.caffemodel", "n", "fc7", "f", "10", "LEVELDB", *more])
+    found = from_caffe_arguments(
+        ["m.caffemodel,m.caffemodel", "n", "fc7", "f", "10", "LEVELDB", *more]
+    )
     assert (found.device, found.backend, found.batches) == (device, "leveldb", 10)
     assert found.weights == ("m.caffemodel", "m.caffemodel")
 
@@ -79,9 +85,15 @@ def test_the_device_among_caffes_words(
             ["n.prototxt", "m.caffemodel", "a", "b", "1", "lmdb"],
             "WEIGHTS is the definition n.prototxt; the order is WEIGHTS N",
         ),
-        (["m.caffemodel", "n", "a", "b", "0", "lmdb"], "NUM_MINI_BATCHES is '0', expected 1 or more"),
+        (
+            ["m.caffemodel", "n", "a", "b", "0", "lmdb"],
+            "NUM_MINI_BATCHES is '0', expected 1 or more",
+        ),
         (["m.caffemodel", "n", "a", "b", "1", "lmdb", "TPU"], "'TPU' is neither CPU nor GPU"),
-        (["m.caffemodel", "n", "a,b", "b", "1", "lmdb"], "2 blobs are to be extracted into 1 databases"),
+        (
+            ["m.caffemodel", "n", "a,b", "b", "1", "lmdb"],
+            "2 blobs are to be extracted into 1 databases",
+        ),
         (["m.caffemodel", "n", "a", "b", "1", "sqlite"], "unknown backend 'sqlite'"),
     ],
 )
@@ -90,7 +102,11 @@ def test_words_that_will_not_do(folder: Path, words: list[str], message: str) ->
         from_caffe_arguments(words)
 
 
-FLAGS = ("--weights=m.caffemodel", "--extract_feature_blob_names=ip", "--save_feature_leveldb_names=f")
+FLAGS = (
+    "--weights=m.caffemodel",
+    "--extract_feature_blob_names=ip",
+    "--save_feature_leveldb_names=f",
+)
 
 
 @pytest.mark.parametrize(
@@ -102,21 +118,37 @@ FLAGS = ("--weights=m.caffemodel", "--extract_feature_blob_names=ip", "--save_fe
             2,
             "--weights is missing: name a trained model, such as the .caffemodel in a job's folder",
         ),
-        (("--model=net.prototxt", *FLAGS[:1], *FLAGS[2:]), 2, "--extract_feature_blob_names is missing"),
+        (
+            ("--model=net.prototxt", *FLAGS[:1], *FLAGS[2:]),
+            2,
+            "--extract_feature_blob_names is missing",
+        ),
         (("--model=absent.prototxt", *FLAGS), 1, "absent.prototxt"),
         (("--model=net.prototxt", *FLAGS, "--num_app_threads=0"), 2, "--num_app_threads is 0"),
         (("--model=net.prototxt", *FLAGS, "--hostfile=absent"), 1, "absent"),
-        (("--model=net.prototxt", *FLAGS, "word"), 2, "either the arguments of Caffe's tool or flags"),
+        (
+            ("--model=net.prototxt", *FLAGS, "word"),
+            2,
+            "either the arguments of Caffe's tool or flags",
+        ),
         (
             ("--model=net.prototxt", *FLAGS, "--num_app_threads=2", "--backend=lmdb"),
             1,
             "f_0_1 exists already",
         ),
-        (("--model=net.prototxt", *FLAGS, "--weights=no.caffemodel"), 1, "there is no file no.caffemodel"),
+        (
+            ("--model=net.prototxt", *FLAGS, "--weights=no.caffemodel"),
+            1,
+            "there is no file no.caffemodel",
+        ),
     ],
 )
 def test_nothing_is_started(
-    folder: Path, words: tuple[str, ...], code: int, message: str, capsys: pytest.CaptureFixture[str]
+    folder: Path,
+    words: tuple[str, ...],
+    code: int,
+    message: str,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     (folder / "f_0_1").mkdir()
     before = sorted(folder.iterdir())

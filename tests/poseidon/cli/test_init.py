@@ -1,4 +1,6 @@
-"""A project of every net of the zoo has paths in its own folder; existing files are not overwritten."""
+"""A project of every net of the zoo has paths in its own folder; existing files are not
+overwritten.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +43,9 @@ def test_a_project_stands_alone(tmp_path: Path, name: str) -> None:
             assert solver.resolve(solver.param.net).parent == folder
 
 
-def test_the_readme_has_the_commands_in_order(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_readme_has_the_commands_in_order(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["init", "cifar10", str(tmp_path / "c")]) == 0
     commands = [line for line in capsys.readouterr().out.splitlines() if line.startswith("    ")]
     assert [line.split()[:2] for line in commands] == [
@@ -71,7 +75,9 @@ def test_the_commands_work_without_an_activated_environment(
     monkeypatch.setattr(sys, "executable", str(folder / "python"))
     monkeypatch.setenv("PATH", "/usr/bin:/bin")
     assert main(["init", name, "a project"]) == 0
-    first, *commands = [line for line in capsys.readouterr().out.splitlines() if line.startswith("    ")]
+    first, *commands = [
+        line for line in capsys.readouterr().out.splitlines() if line.startswith("    ")
+    ]
     assert first == "    cd 'a project'"
     assert commands and {line.split()[0] for line in commands} == {f"../.venv/bin/{program}"}
 
@@ -79,7 +85,9 @@ def test_the_commands_work_without_an_activated_environment(
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_the_commands_of_an_example_name_its_files(tmp_path: Path, name: str) -> None:
     assert main(["init", name, str(tmp_path / name)]) == 0
-    scripts = [word for command in EXAMPLES[name] for word in command.split() if word.endswith(".py")]
+    scripts = [
+        word for command in EXAMPLES[name] for word in command.split() if word.endswith(".py")
+    ]
     assert scripts and all((tmp_path / name / script).is_file() for script in scripts)
     for path in (tmp_path / name).glob("*.py"):
         text = path.read_text(encoding="utf-8")
@@ -100,7 +108,9 @@ def test_the_readme_names_only_what_the_project_has(tmp_path: Path) -> None:
         assert words in readmes[name] and "convert_imageset" not in readmes[name]
 
 
-def test_surgery_of_a_project_needs_no_checkout(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_surgery_of_a_project_needs_no_checkout(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["init", "net_surgery", str(tmp_path / "mine")]) == 0
     module = runpy.run_path(str(tmp_path / "mine" / "convolve.py"))
     assert module["DEFINITION"] == tmp_path / "mine" / "lenet.prototxt"
@@ -126,6 +136,9 @@ def test_the_projects_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["init", "--list"]) == 0
     assert capsys.readouterr().out == listed
     assert all(f"{name} " in listed for name in NAMES)
-    for wrong, hint in (("cifar", "did you mean cifar10?"), ("xyzzy", "expected one of alexnet, caffenet, ")):
+    for wrong, hint in (
+        ("cifar", "did you mean cifar10?"),
+        ("xyzzy", "expected one of alexnet, caffenet, "),
+    ):
         assert main(["init", wrong]) == 2
         assert f"there is no project '{wrong}'; {hint}" in capsys.readouterr().err

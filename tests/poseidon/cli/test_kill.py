@@ -134,12 +134,15 @@ def test_a_host_that_does_not_answer_is_not_one_without_jobs(
     assert warning.startswith("warning: ") and "the name node7.invalid is not known" in warning
     assert end == "no job was found; the warnings name what could not be asked"
     with pytest.raises(
-        JobError, match=r"^this machine has no job on record; .*the name node7\.invalid is not known"
+        JobError,
+        match=r"^this machine has no job on record; .*the name node7\.invalid is not known",
     ):
         poseidon("kill", "--all", f"--hostfile={far}")
 
 
-def test_ps_forgets_what_has_gone(state: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_ps_forgets_what_has_gone(
+    state: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     with running_job(state, "job-a", machinefile(tmp_path, "hosts")) as job:
         job.kill_launcher()
     assert none_left(job.pids)
@@ -161,8 +164,16 @@ def test_ps_forgets_what_has_gone(state: Path, tmp_path: Path, capsys: pytest.Ca
         (("no-such-job",), JobError, "neither a running job nor a machinefile"),
         (("hosts",), JobError, "no job that was started from hosts is running"),
         (("wrong",), MachinefileError, "wrong:1: "),
-        (("far",), JobError, "no job that was started from far .* this machine or its host; .*node7"),
-        (("ended", "--hostfile=hosts"), JobError, "nothing of job ended is on this machine or on the hosts"),
+        (
+            ("far",),
+            JobError,
+            "no job that was started from far .* this machine or its host; .*node7",
+        ),
+        (
+            ("ended", "--hostfile=hosts"),
+            JobError,
+            "nothing of job ended is on this machine or on the hosts",
+        ),
         (("../x", "--hostfile=hosts"), UsageError, "cannot be a job id"),
         (("../x",), JobError, "neither a running job nor a machinefile"),
     ],
@@ -199,7 +210,9 @@ def test_a_job_by_its_output_folder(state: Path, tmp_path: Path) -> None:
         assert none_left(job.pids)
 
 
-def test_the_job_of_another_user(state: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_job_of_another_user(
+    state: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with job_that_listens(tmp_path / "theirs", "quick-1"):
         monkeypatch.setattr(os, "getuid", lambda: 4711)
         owner = psutil.Process().username()
@@ -229,7 +242,8 @@ def test_a_host_of_the_record_that_is_gone(
     with pytest.raises(JobError) as caught:
         poseidon("kill", "quick-1")
     assert re.fullmatch(
-        r"processes may be left; try again when they are reached: \S*node7.invalid: the name node7.invalid is not known: .*; "
+        r"processes may be left; try again when they are reached: \S*node7.invalid: the name "
+        r"node7.invalid is not known: .*; "
         rf"to forget hosts that do not come back, remove {record}",
         str(caught.value),
     )

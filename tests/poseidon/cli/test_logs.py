@@ -54,7 +54,9 @@ def test_lines_in_the_order_of_time(
 ) -> None:
     assert poseidon_logs("job-a", *words) == 0
     said = capsys.readouterr().out.splitlines()
-    assert [text.replace(text[text.find("I1126") : text.find("] ") + 2], "") for text in said] == shown
+    assert [
+        text.replace(text[text.find("I1126") : text.find("] ") + 2], "") for text in said
+    ] == shown
 
 
 def test_following_a_job_ends_with_it(
@@ -91,7 +93,9 @@ def test_following_a_job_ends_with_it(
         (("job-a", "--lines=-1"), UsageError, "--lines=-1"),
     ],
 )
-def test_mistakes(folder: Path, words: tuple[str, ...], error: type[Exception], sentence: str) -> None:
+def test_mistakes(
+    folder: Path, words: tuple[str, ...], error: type[Exception], sentence: str
+) -> None:
     (folder.parent / "empty").mkdir()
     with pytest.raises(error, match=sentence):
         poseidon_logs(*words)

@@ -46,7 +46,9 @@ def test_a_package_that_is_not_installed_is_one_sentence(
     missing = "torch.nn"
     assert main(["train", "--solver=solver.prototxt"]) == 1
     message = capsys.readouterr().err
-    assert message.startswith("poseidon train: Python finds no package 'torch', which Poseidon requires, in ")
+    assert message.startswith(
+        "poseidon train: Python finds no package 'torch', which Poseidon requires, in "
+    )
     assert message.count("\n") == 1
     missing = "poseidon.cli.absent"
     with pytest.raises(ModuleNotFoundError):
@@ -66,7 +68,10 @@ def test_a_file_that_nobody_foresaw_is_named(
 
 @pytest.mark.parametrize("kind", [KeyError, OSError, FileNotFoundError])
 def test_what_fails_in_a_module_of_import_is_named_with_its_line(
-    kind: type[Exception], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    kind: type[Exception],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     module = tmp_path / "layer_that_fails.py"
     module.write_text(f"def run(parsed):\n    raise {kind.__name__}('gone')\n")
@@ -89,7 +94,10 @@ def test_memory_that_runs_out_is_one_sentence(
     monkeypatch.setattr(ps, "run", fail)
     assert main(["ps"]) == 1
     said = capsys.readouterr().err
-    assert said.startswith("poseidon ps: out of memory: 7.45 GiB more do not fit; ") and said.count("\n") == 1
+    assert (
+        said.startswith("poseidon ps: out of memory: 7.45 GiB more do not fit; ")
+        and said.count("\n") == 1
+    )
     error = RuntimeError("another")
     with pytest.raises(RuntimeError, match="another"):
         main(["ps"])
@@ -120,9 +128,13 @@ def test_standard_output_takes_names_that_are_not_utf_8(
     (tmp_path / "net.prototxt").write_text('name: "x"')
     content = io.BytesIO()
     monkeypatch.setattr("sys.stdout", io.TextIOWrapper(content, encoding="utf-8", errors="strict"))
-    assert main(["upgrade_net_proto_text", f"{tmp_path}/net.prototxt", f"{tmp_path}/caf\udce9"]) == 0
+    assert (
+        main(["upgrade_net_proto_text", f"{tmp_path}/net.prototxt", f"{tmp_path}/caf\udce9"]) == 0
+    )
     assert content.getvalue().decode().endswith(f"Wrote a net in text to {tmp_path}/caf\\udce9.\n")
-    assert [path.name for path in tmp_path.iterdir() if path.name != "net.prototxt"] == ["caf\udce9"]
+    assert [path.name for path in tmp_path.iterdir() if path.name != "net.prototxt"] == [
+        "caf\udce9"
+    ]
 
 
 @pytest.mark.parametrize(
@@ -135,24 +147,29 @@ def test_standard_output_takes_names_that_are_not_utf_8(
         ("ps --nosuch", "poseidon ps: unknown flag --nosuch; see poseidon ps --help"),
         (
             "run --epochs=3 train.py",
-            "poseidon run: unknown flag --epochs; the script's own flags come after the script; see poseidon run --help",
+            "poseidon run: unknown flag --epochs; the script's own flags come after the script; "
+            "see poseidon run --help",
         ),
         ("ps more words", "poseidon ps: did not expect 'more'; see poseidon ps --help"),
         (
             "train solver.prototxt",
-            "poseidon train: did not expect 'solver.prototxt', did you mean --solver=solver.prototxt?; see poseidon train --help",
+            "poseidon train: did not expect 'solver.prototxt', did you mean "
+            "--solver=solver.prototxt?; see poseidon train --help",
         ),
         (
             "train -model net",
-            "poseidon train: --model: the net is named by the solver; expected --solver=FILE; see poseidon train --help",
+            "poseidon train: --model: the net is named by the solver; expected --solver=FILE; see "
+            "poseidon train --help",
         ),
         (
             "train --table_stalenes=1",
-            "poseidon train: unknown flag --table_stalenes, did you mean --table_staleness?; see poseidon train --help",
+            "poseidon train: unknown flag --table_stalenes, did you mean --table_staleness?; see "
+            "poseidon train --help",
         ),
         (
             "plot a.log -o a.png -chart 9",
-            "poseidon plot: --chart: expected one of 0, 1, 2, 3, 4, 5, 6, 7, found '9'; see poseidon plot --help",
+            "poseidon plot: --chart: expected one of 0, 1, 2, 3, 4, 5, 6, 7, found '9'; see "
+            "poseidon plot --help",
         ),
         ("ps --hostfile", "poseidon ps: --hostfile: expected a value; see poseidon ps --help"),
         ("train", "poseidon train: --solver is missing; see poseidon train --help"),
@@ -162,66 +179,84 @@ def test_standard_output_takes_names_that_are_not_utf_8(
         ),
         (
             "train --solver=s --table_staleness=-1",
-            "poseidon train: --table_staleness: expected a whole number, 0 or more, found '-1'; see poseidon train --help",
+            "poseidon train: --table_staleness: expected a whole number, 0 or more, found '-1'; "
+            "see poseidon train --help",
         ),
         (
             "train --solver=s --consistency_model=BSP",
-            "poseidon train: --consistency_model: expected one of SSP, SSPPush, SSPAggr, found 'BSP', which is "
+            "poseidon train: --consistency_model: expected one of SSP, SSPPush, SSPAggr, found "
+            "'BSP', which is "
             "--consistency_model=SSPPush --table_staleness=0; see poseidon train --help",
         ),
         (
             "train --solver=s --exchange=hybird",
-            "poseidon train: --exchange: expected one of hybrid, auto, ps, svb, allreduce, local, found 'hybird'; did you mean "
+            "poseidon train: --exchange: expected one of hybrid, auto, ps, svb, allreduce, local, "
+            "found 'hybird'; did you mean "
             "hybrid?; see poseidon train --help",
         ),
         (
             "train --solver=s --background=maybe",
-            "poseidon train: --background: expected true or false, found 'maybe'; see poseidon train --help",
+            "poseidon train: --background: expected true or false, found 'maybe'; see poseidon "
+            "train --help",
         ),
         ("trian", "poseidon: unknown command 'trian', did you mean 'train'?; see poseidon --help"),
         (
             "extract",
-            "poseidon: unknown command 'extract', did you mean 'extract_features'?; see poseidon --help",
+            "poseidon: unknown command 'extract', did you mean 'extract_features'?; see poseidon "
+            "--help",
         ),
         ("xyz", "poseidon: unknown command 'xyz'; see poseidon --help"),
         (
             "prepare_mnist",
-            "poseidon: unknown command 'prepare_mnist', did you mean 'convert_mnist'?; see poseidon --help",
+            "poseidon: unknown command 'prepare_mnist', did you mean 'convert_mnist'?; see "
+            "poseidon --help",
         ),
         (
             "./examples/cifar10/create_cifar10.sh",
-            "poseidon: unknown command './examples/cifar10/create_cifar10.sh', did you mean 'prepare_cifar10'?; see poseidon --help",
+            "poseidon: unknown command './examples/cifar10/create_cifar10.sh', did you mean "
+            "'prepare_cifar10'?; see poseidon --help",
         ),
         (
             "plot_training_log.py 6 a.png a.log",
-            "poseidon: unknown command 'plot_training_log.py', did you mean 'plot'?; see poseidon --help",
+            "poseidon: unknown command 'plot_training_log.py', did you mean 'plot'?; see poseidon "
+            "--help",
         ),
         (
             "build/tools/caffe train --solver=s",
-            "poseidon: unknown command 'build/tools/caffe', leave it out: poseidon train --solver=s; see poseidon --help",
+            "poseidon: unknown command 'build/tools/caffe', leave it out: poseidon train "
+            "--solver=s; see poseidon --help",
         ),
         ("caffe", "poseidon: unknown command 'caffe', did you mean 'train'?; see poseidon --help"),
         (
             "python/classify.py a.jpg a.npy",
-            "poseidon: unknown command 'python/classify.py': poseidon python python/classify.py runs Caffe's script; "
+            "poseidon: unknown command 'python/classify.py': poseidon python python/classify.py "
+            "runs Caffe's script; "
             "see poseidon --help",
         ),
         (
             "train --solver=s --base_lr=0.1",
-            "poseidon train: unknown flag --base_lr, did you mean --set base_lr=0.1?; see poseidon train --help",
+            "poseidon train: unknown flag --base_lr, did you mean --set base_lr=0.1?; see "
+            "poseidon train --help",
         ),
         (
             "train --solver=s -lr 0.1",
-            "poseidon train: unknown flag -lr, did you mean --set base_lr=VALUE?; see poseidon train --help",
+            "poseidon train: unknown flag -lr, did you mean --set base_lr=VALUE?; see poseidon "
+            "train --help",
         ),
         (
             "train --solver=s --iterations=50",
-            "poseidon train: unknown flag --iterations, did you mean --set max_iter=50?; see poseidon train --help",
+            "poseidon train: unknown flag --iterations, did you mean --set max_iter=50?; see "
+            "poseidon train --help",
         ),
-        ("-x ps", "poseidon: unexpected -x; flags follow the command: poseidon ps -x; see poseidon --help"),
+        (
+            "-x ps",
+            "poseidon: unexpected -x; flags follow the command: poseidon ps -x; see poseidon --help",
+        ),
     ],
 )
-def test_wrong_words_are_one_sentence(words: str, says: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_wrong_words_are_one_sentence(
+    words: str, says: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     with pytest.raises(SystemExit, match="2"):
         main(words.split())
     assert capsys.readouterr().err == says + "\n"
@@ -243,7 +278,9 @@ def test_ctrl_c_while_a_command_is_imported_is_one_line(
 
 
 @pytest.mark.parametrize("words", [[], ["--help"], ["-help"], ["-h"], ["help"]])
-def test_help_without_a_command_lists_them_all(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_help_without_a_command_lists_them_all(
+    words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
     with pytest.raises(SystemExit, match="0"):
         main(words)
     output = capsys.readouterr().out
@@ -266,18 +303,25 @@ def test_help_has_a_line_for_each_flag(name: str, capsys: pytest.CaptureFixture[
     }
     flags = [action for action in COMMANDS[name].parser().flags() if action.option_strings]
     assert list(first) == [action.option_strings[0] for action in flags]
-    assert all(line.endswith(action.help or "?") for line, action in zip(first.values(), flags, strict=True))
+    assert all(
+        line.endswith(action.help or "?")
+        for line, action in zip(first.values(), flags, strict=True)
+    )
 
 
 def test_every_command_has_its_code() -> None:
     assert all(find_spec(f"poseidon.cli.{name}") for name in COMMANDS)
 
 
-@pytest.mark.parametrize("words", [["--version"], [], ["train", "--help"], ["completion", "bash"], ["trian"]])
+@pytest.mark.parametrize(
+    "words", [["--version"], [], ["train", "--help"], ["completion", "bash"], ["trian"]]
+)
 def test_what_is_answered_at_once_imports_no_torch(words: list[str]) -> None:
     program = (
-        "import sys\nfrom poseidon.cli.main import COMMANDS, main\ntry:\n    main(sys.argv[1:])\nexcept SystemExit:\n    pass\n"
-        "heavy = {'torch', 'numpy', 'google.protobuf', 'paramiko', 'matplotlib', 'psutil'} & set(sys.modules)\n"
+        "import sys\nfrom poseidon.cli.main import COMMANDS, main\ntry:\n    "
+        "main(sys.argv[1:])\nexcept SystemExit:\n    pass\n"
+        "heavy = {'torch', 'numpy', 'google.protobuf', 'paramiko', 'matplotlib', 'psutil'} & "
+        "set(sys.modules)\n"
         "sys.exit(f'imported {heavy}' if heavy else 0)"
     )
     done = subprocess.run(
@@ -286,12 +330,15 @@ def test_what_is_answered_at_once_imports_no_torch(words: list[str]) -> None:
     assert done.returncode == 0, done.stderr
 
 
-def test_commands_that_start_nothing_import_no_torch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_commands_that_start_nothing_import_no_torch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """It takes two seconds, and `poseidon ps` a fifth of one."""
     monkeypatch.setenv("POSEIDON_HOME", str(tmp_path))
     program = (
         "import sys\nfrom poseidon.cli.main import main\n"
-        "print([main([name, 'absent'][:count]) for name, count in (('ps', 1), ('kill', 2), ('logs', 2), ('stats', 2))])\n"
+        "print([main([name, 'absent'][:count]) for name, count in (('ps', 1), ('kill', 2), "
+        "('logs', 2), ('stats', 2))])\n"
         "sys.exit('imported torch' if 'torch' in sys.modules else 0)"
     )
     done = subprocess.run(

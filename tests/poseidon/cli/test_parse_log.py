@@ -13,11 +13,15 @@ from poseidon.cli.main import main
 @pytest.fixture
 def log(tmp_path: Path, repository: Path) -> Path:
     path = tmp_path / "train.log"
-    shutil.copy(repository / "benchmarks" / "results" / "logs" / "cifar10_quick_lr1_4000-5000.log", path)
+    shutil.copy(
+        repository / "benchmarks" / "results" / "logs" / "cifar10_quick_lr1_4000-5000.log", path
+    )
     return path
 
 
-def test_tables_lie_beside_the_log_or_where_asked(log: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_tables_lie_beside_the_log_or_where_asked(
+    log: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["parse_log", str(log)]) == 0
     assert main(["parse_log", str(log), str(log.parent / "out"), "--delimiter=;", "--verbose"]) == 0
     assert f"Wrote {log.parent}/out/train.log.test" in capsys.readouterr().out
@@ -76,7 +80,11 @@ def test_a_job_stands_for_the_log_of_its_first_worker(
     [
         (["parse_log", "absent.log"], 1, "cannot read the log absent.log: No such file"),
         (["parse_log", "empty.log"], 1, "empty.log has no line of a net's output"),
-        (["parse_log", "train.log", "--delimiter=ab"], 2, "--delimiter is 'ab', expected one character"),
+        (
+            ["parse_log", "train.log", "--delimiter=ab"],
+            2,
+            "--delimiter is 'ab', expected one character",
+        ),
         (["plot", "train.log", "-o", "c.jpg"], 2, "ends in '.jpg', expected .png, .svg, .pdf"),
         (["plot", "empty.log", "-o", "c.png"], 1, "empty.log has no line"),
         (["plot", "silent.log", "-o", "c.png", "-chart=0"], 2, "the logs have no accuracy to draw"),
@@ -92,7 +100,9 @@ def test_mistakes(
 ) -> None:
     monkeypatch.chdir(log.parent)
     Path("empty.log").write_text("hello\n", encoding="utf-8")
-    lines = [line for line in log.read_text(encoding="utf-8").splitlines() if "Test net" not in line]
+    lines = [
+        line for line in log.read_text(encoding="utf-8").splitlines() if "Test net" not in line
+    ]
     Path("silent.log").write_text("\n".join(lines), encoding="utf-8")
     before = sorted(Path().iterdir())
     assert main(words) == code

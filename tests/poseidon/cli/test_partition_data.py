@@ -18,7 +18,12 @@ def run(*words: str) -> int:
 
 @pytest.mark.parametrize(
     "flags",
-    [[], ["--backend=leveldb"], ["-backend", "leveldb", "-num_partitions", "2"], ["--backend", "LEVELDB"]],
+    [
+        [],
+        ["--backend=leveldb"],
+        ["-backend", "leveldb", "-num_partitions", "2"],
+        ["--backend", "LEVELDB"],
+    ],
 )
 def test_dividing(tmp_path: Path, capsys: pytest.CaptureFixture[str], flags: list[str]) -> None:
     path = make_pictures(tmp_path / "db", 5, backend=Backend.LEVELDB)
@@ -59,7 +64,9 @@ def test_flags_that_contradict_each_other(
         run(*flags, str(make_pictures(tmp_path / "db", 5)))
 
 
-def test_a_hostfile_of_this_machine_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_hostfile_of_this_machine_alone(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (tmp_path / "machines").write_text("0 127.0.0.1 0\n1 localhost 0\n2 127.0.0.1 0\n")
     path = make_pictures(tmp_path / "db", 5)
     words = [f"--hostfile={tmp_path}/machines", "--distribute", str(path)]

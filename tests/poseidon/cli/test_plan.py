@@ -27,7 +27,11 @@ def test_a_table_and_a_recommendation_are_printed(capsys: pytest.CaptureFixture[
     assert "4 hosts, links of 100 Mbit/s (given)" in lines[1]
     assert any(line.startswith("Recommended: --exchange=") for line in lines)
     assert (
-        sum(line.startswith(("hybrid ", "ps ", "svb ", "allreduce ", "auto ", "DDP ")) for line in lines) == 6
+        sum(
+            line.startswith(("hybrid ", "ps ", "svb ", "allreduce ", "auto ", "DDP "))
+            for line in lines
+        )
+        == 6
     )
 
 
@@ -36,7 +40,9 @@ def test_scripts_get_the_same_as_json(capsys: pytest.CaptureFixture[str]) -> Non
     found = json.loads(capsys.readouterr().out)
     assert (found["workers"], found["compute_s"]) == (4, 0.02)
     assert found["network"] == {"bits_per_s": 1e8, "latency_s": 5e-5, "measured": False}
-    assert found["recommended"] in {scheme["flags"] for scheme in found["schemes"] if scheme["exact"]}
+    assert found["recommended"] in {
+        scheme["flags"] for scheme in found["schemes"] if scheme["exact"]
+    }
     assert all(scheme["iteration_s"] >= 0.02 for scheme in found["schemes"])
 
 
@@ -54,7 +60,10 @@ def test_hosts_of_a_machinefile_on_this_machine_share_it(
 @pytest.mark.parametrize(
     ("words", "problem"),
     [
-        ("--hosts=4 --rate=100", "expected one of --solver, --net and --module, found none of them"),
+        (
+            "--hosts=4 --rate=100",
+            "expected one of --solver, --net and --module, found none of them",
+        ),
         ("NET --solver=x --hosts=4 --rate=100", "found --solver and --net"),
         ("NET --hosts=4", "expected --hostfile=FILE, or --hosts=N and --rate=MBIT"),
         ("NET --hostfile=x --hosts=4", "expected it without --hosts and --servers"),
@@ -62,7 +71,9 @@ def test_hosts_of_a_machinefile_on_this_machine_share_it(
         ("--net=missing.prototxt --hosts=4 --rate=100", "missing.prototxt"),
     ],
 )
-def test_mistakes_are_one_sentence(words: str, problem: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_mistakes_are_one_sentence(
+    words: str, problem: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["plan", *words.replace("NET", NET).split()]) in (1, 2)
     (line,) = capsys.readouterr().err.splitlines()
     assert problem in line

@@ -1,4 +1,6 @@
-"""The progress of commands: a bar on a terminal, lines where they are asked for, nothing elsewhere."""
+"""The progress of commands: a bar on a terminal, lines where they are asked for, nothing
+elsewhere.
+"""
 
 from __future__ import annotations
 
@@ -42,12 +44,14 @@ COMMANDS = {
     "convert_imageset": ("convert_imageset ./ list out", "converting", "3/3"),
     "convert_annoset": ("convert_annoset ./ list out", "converting", "3/3"),
     "make_db": ("make_db list out", "converting", "3/3"),
-    "make_db --generate": ("make_db --generate=two_class drawn --count=4 --test_count=4", "drawing two_class_val", "4/4"),
+    "make_db --generate": ("make_db --generate=two_class drawn --count=4 "
+"--test_count=4", "drawing two_class_val", "4/4"),
     "convert_mnist": ("convert_mnist . --folder=out", "", "2/2"),
     "convert_mnist_siamese": ("convert_mnist_siamese . --folder=out", "", "2/2"),
     "test": ("test -model net.prototxt -weights m.caffemodel -iterations 3", "testing", "3/3"),
     "time": ("time -model net.prototxt -iterations 3", "timing", "3/3"),
-    "extract_features": ("extract_features m.caffemodel net.prototxt ip out 2 lmdb", "extracting", "2/2"),
+    "extract_features": ("extract_features m.caffemodel net.prototxt ip out 2 "
+"lmdb", "extracting", "2/2"),
     "doctor": ("doctor", "asking hosts", "1/1"),
 }  # fmt: skip
 """Command lines, each with what its last bar shows."""
@@ -58,7 +62,9 @@ class Tty:
 
     def __init__(self, columns: int = 100) -> None:
         self._leader, follower = os.openpty()
-        fcntl.ioctl(follower, termios.TIOCSWINSZ, struct.pack("HHHH", 24 if columns else 0, columns, 0, 0))
+        fcntl.ioctl(
+            follower, termios.TIOCSWINSZ, struct.pack("HHHH", 24 if columns else 0, columns, 0, 0)
+        )
         self.stream: TextIO = os.fdopen(follower, "w")
         self._drawn: list[bytes] = []
         self._reader = threading.Thread(target=self._read)
@@ -106,14 +112,20 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         cv2.imwrite(f"{number}.png", picture(number).transpose(1, 2, 0))
     (tmp_path / "list").write_text("".join(f"{number}.png {number}\n" for number in range(3)))
     for images, labels in MNIST_FILES.values():
-        (tmp_path / f"{images}.gz").write_bytes(gzip.compress(struct.pack(">4I", 0x803, 2, 1, 1) + b"ab"))
-        (tmp_path / f"{labels}.gz").write_bytes(gzip.compress(struct.pack(">2I", 0x801, 2) + b"\1\2"))
+        (tmp_path / f"{images}.gz").write_bytes(
+            gzip.compress(struct.pack(">4I", 0x803, 2, 1, 1) + b"ab")
+        )
+        (tmp_path / f"{labels}.gz").write_bytes(
+            gzip.compress(struct.pack(">2I", 0x801, 2) + b"\1\2")
+        )
     yield tmp_path
     os.chdir(before)
 
 
 def screen(drawn: str) -> list[str]:
-    """Return the lines that are left on a terminal: a carriage return goes back to the start of the line."""
+    """Return the lines that are left on a terminal: a carriage return goes back to the start of
+    the line.
+    """
     lines = []
     for line in drawn.replace("\r\n", "\n").split("\n"):
         shown = ""
@@ -134,18 +146,24 @@ def test_long_commands_have_bars_on_a_terminal(
     bars = [line for line in lines if line.startswith(activity) and f"| {count} [" in line]
     assert bars, drawn[0]
     assert "100%|" in bars[-1]
-    assert all(line.count("%|") <= 1 for line in lines), "two bars, or a bar and other text, are in one line"
+    assert all(line.count("%|") <= 1 for line in lines), (
+        "two bars, or a bar and other text, are in one line"
+    )
 
 
 @pytest.mark.parametrize("name", COMMANDS)
-def test_elsewhere_no_bar_is_drawn(folder: Path, capfd: pytest.CaptureFixture[str], name: str) -> None:
+def test_elsewhere_no_bar_is_drawn(
+    folder: Path, capfd: pytest.CaptureFixture[str], name: str
+) -> None:
     assert main(COMMANDS[name][0].split()) == 0
     written = "".join(capfd.readouterr())
     assert "\r" not in written
     assert "%|" not in written
 
 
-@pytest.mark.parametrize(("shown", "bar", "batches"), [("auto", 1, 3), ("bar", 1, 0), ("lines", 0, 3)])
+@pytest.mark.parametrize(
+    ("shown", "bar", "batches"), [("auto", 1, 3), ("bar", 1, 0), ("lines", 0, 3)]
+)
 def test_what_is_shown_of_a_test(
     folder: Path, monkeypatch: pytest.MonkeyPatch, shown: str, bar: int, batches: int
 ) -> None:

@@ -12,7 +12,10 @@ from poseidon.metrics.progress import JobProgress
 
 
 def test_columns_are_as_wide_as_their_widest_cell() -> None:
-    assert table([("JOB", "OUT"), ("a-long-one", "/x"), ("b", "")]) == "JOB         OUT\na-long-one  /x\nb"
+    assert (
+        table([("JOB", "OUT"), ("a-long-one", "/x"), ("b", "")])
+        == "JOB         OUT\na-long-one  /x\nb"
+    )
 
 
 def test_how_far_a_job_has_come(tmp_path: Path) -> None:

@@ -52,7 +52,9 @@ if __name__ == "__main__":
         ["-V"],
     ],
 )
-def test_all_words_are_pythons(words: list[str], unbound: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_words_are_pythons(
+    words: list[str], unbound: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     started = []
 
     def execv(program: str, argv: list[str]) -> None:
@@ -98,13 +100,16 @@ def test_options_that_keep_the_names_from_being_bound(
     if option:
         assert main(["python", *words]) == 2
         assert capsys.readouterr().err == (
-            f"poseidon python: Python's option {option} also keeps `caffe` and `caffe2` from being bound; "
+            f"poseidon python: Python's option {option} also keeps `caffe` and `caffe2` from "
+            "being bound; "
             "leave it out\n"
         )
 
 
 def test_a_script_and_what_it_starts(tmp_path: Path) -> None:
-    """With a Caffe of its own in the folder that it inserts into its path, as py-faster-rcnn has."""
+    """With a Caffe of its own in the folder that it inserts into its path, as py-faster-rcnn
+    has.
+    """
     own = tmp_path / "caffe-fast-rcnn" / "python" / "caffe"
     own.mkdir(parents=True)
     (own / "__init__.py").write_text("raise SystemExit('the wrong one')")

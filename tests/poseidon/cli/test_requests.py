@@ -12,7 +12,14 @@ from poseidon.cli.requests import exchange_kind, job_request
 from poseidon.cluster.supervision.state import SignalEffect
 from poseidon.errors import UsageError
 from poseidon.exchange.cost import ExchangeKind
-from poseidon.launch.request import Encrypt, LauncherKind, OnNan, ScriptRequest, ShownLogs, TrainRequest
+from poseidon.launch.request import (
+    Encrypt,
+    LauncherKind,
+    OnNan,
+    ScriptRequest,
+    ShownLogs,
+    TrainRequest,
+)
 
 
 def parsed(*words: str, staleness: int = 0) -> argparse.Namespace:
@@ -40,7 +47,9 @@ def test_kinds(words: tuple[str, ...], kind: ExchangeKind) -> None:
     assert exchange_kind(parsed(*words)) is kind
 
 
-@pytest.mark.parametrize("words", [("--exchange=ps", "--svb=true"), ("--exchange=allreduce", "--svb=auto")])
+@pytest.mark.parametrize(
+    "words", [("--exchange=ps", "--svb=true"), ("--exchange=allreduce", "--svb=auto")]
+)
 def test_the_two_flags_may_not_contradict_each_other(words: tuple[str, ...]) -> None:
     with pytest.raises(
         UsageError, match=r"--svb=\w+ means --exchange=\w+, and --exchange=\w+ is asked for too"
@@ -67,16 +76,25 @@ def test_contradictions(words: tuple[str, ...], staleness: int, message: str) ->
         job_request(ScriptRequest, parsed(*words, staleness=staleness))
 
 
-@pytest.mark.parametrize("words", [(), ("--exchange=local",), ("--exchange=ps", "--consistency_model=SSP")])
+@pytest.mark.parametrize(
+    "words", [(), ("--exchange=local",), ("--exchange=ps", "--consistency_model=SSP")]
+)
 def test_what_may_be_together(words: tuple[str, ...]) -> None:
     assert job_request(ScriptRequest, parsed(*words, staleness=1)).exchange.staleness == 1
 
 
 @pytest.mark.parametrize(
     ("words", "requested"),
-    [((), False), (("--exchange=local",), False), (("--svb=false",), False), (("--exchange=ps",), True)],
+    [
+        ((), False),
+        (("--exchange=local",), False),
+        (("--svb=false",), False),
+        (("--exchange=ps",), True),
+    ],
 )
-def test_a_server_is_requested_by_the_name_of_an_exchange(words: tuple[str, ...], requested: bool) -> None:
+def test_a_server_is_requested_by_the_name_of_an_exchange(
+    words: tuple[str, ...], requested: bool
+) -> None:
     assert job_request(ScriptRequest, parsed(*words)).server_requested is requested
 
 
@@ -97,7 +115,13 @@ def test_values_have_the_types_of_the_request() -> None:
             "--max_iter=3",
             "--on_nan=warn",
         ),
-        *("--show_logs=all", "--launcher=ssh", "--ssh_config=config", "--encrypt=on", "--output=out"),
+        *(
+            "--show_logs=all",
+            "--launcher=ssh",
+            "--ssh_config=config",
+            "--encrypt=on",
+            "--output=out",
+        ),
         *("--sigint_effect=none", "--max_restarts=2"),
     ]
     assert job_request(TrainRequest, parse_arguments(argv)) == TrainRequest(
@@ -134,7 +158,10 @@ def test_switches(words: tuple[str, ...], wait_free: bool, trace: bool) -> None:
 @pytest.mark.parametrize(
     ("word", "message"),
     [
-        ("--exchange=ring", "expected one of hybrid, auto, ps, svb, allreduce, local, found 'ring'"),
+        (
+            "--exchange=ring",
+            "expected one of hybrid, auto, ps, svb, allreduce, local, found 'ring'",
+        ),
         ("--svb=maybe", "found 'maybe'"),
         ("--wire_precision=int8", "found 'int8'"),
         ("--consistency_model=BSP", "found 'BSP'"),

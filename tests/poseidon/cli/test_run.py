@@ -34,7 +34,9 @@ def documents(folder: Path, monkeypatch: pytest.MonkeyPatch) -> list[ScriptDocum
     """Filled by a job of which nothing is started."""
     found: list[ScriptDocument] = []
 
-    def run_job(plan: JobPlan, spec: Callable[..., ProcessSpec], *_: object, **__: object) -> JobResult:
+    def run_job(
+        plan: JobPlan, spec: Callable[..., ProcessSpec], *_: object, **__: object
+    ) -> JobResult:
         specs = [spec(worker) for worker in plan.workers]
         expected = module_arguments("poseidon.engine.module.script")
         assert all(spec.argv[1:4] == expected for spec in specs)
@@ -45,7 +47,9 @@ def documents(folder: Path, monkeypatch: pytest.MonkeyPatch) -> list[ScriptDocum
     return found
 
 
-def test_what_follows_the_script_is_the_scripts(folder: Path, documents: list[ScriptDocument]) -> None:
+def test_what_follows_the_script_is_the_scripts(
+    folder: Path, documents: list[ScriptDocument]
+) -> None:
     flags = ("-hostfile", "hosts", "--exchange=ps", "--table_staleness=2", "--output=logs")
     assert main(["run", *flags, "train.py", "--epochs=2", "--trace", "-x", "train.py"]) == 0
     first, second = documents
@@ -62,7 +66,9 @@ def test_a_checkpoint_is_checked_and_handed_to_every_worker(
     path = folder / "net_iter_7.pt"
     write_checkpoint(path, packed({"poseidon": 1, "steps": 7}), 0)
     assert main(["run", "--hostfile=hosts", "--snapshot=net_iter_7.pt", "train.py"]) == 0
-    assert main(["run", "--hostfile=hosts", f"--snapshot={folder}", "train.py"]) == 0  # the newest in it
+    assert (
+        main(["run", "--hostfile=hosts", f"--snapshot={folder}", "train.py"]) == 0
+    )  # the newest in it
     assert [document.snapshot for document in documents] == [str(path)] * 4
     path.write_bytes(path.read_bytes()[:-1])
     (folder / "model.pt").write_bytes(packed({"weight": 1}))
@@ -78,7 +84,9 @@ def test_a_checkpoint_is_checked_and_handed_to_every_worker(
 
 def test_one_worker_needs_no_server(documents: list[ScriptDocument]) -> None:
     assert main(["run", "train.py"]) == 0
-    assert [(document.workers, document.shards, document.device) for document in documents] == [(1, 0, "cpu")]
+    assert [(document.workers, document.shards, document.device) for document in documents] == [
+        (1, 0, "cpu")
+    ]
 
 
 def test_the_background_gets_the_words_of_job_and_script(
@@ -91,7 +99,10 @@ def test_the_background_gets_the_words_of_job_and_script(
         return 123
 
     monkeypatch.setattr("poseidon.launch.runner.run_in_background", start)
-    assert main(["run", "-background", "--job=j", "--output=logs", "train.py", "--background", "1"]) == 0
+    assert (
+        main(["run", "-background", "--job=j", "--output=logs", "train.py", "--background", "1"])
+        == 0
+    )
     (argv,) = started
     words = ("run", "--job=j", "--output=logs", "--job=j", f"--output={folder}/logs")
     words += ("train.py", "--background", "1")
@@ -103,7 +114,10 @@ def test_the_background_gets_the_words_of_job_and_script(
     ("words", "sentence"),
     [
         (("none.py",), "there is no script none.py"),
-        (("--exchange=local", "--hostfile=hosts", "train.py"), "--exchange=local is for one client"),
+        (
+            ("--exchange=local", "--hostfile=hosts", "train.py"),
+            "--exchange=local is for one client",
+        ),
         (("--threads=0", "train.py"), "--threads=0: expected 1 or more"),
         (("--num_app_threads=0", "train.py"), "--num_app_threads is 0"),
     ],

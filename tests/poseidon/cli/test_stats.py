@@ -30,7 +30,9 @@ def folder(name: str, *, ended_s: int = 1000) -> Path:
     """An output folder with statistics."""
     made = Path("output") / name
     made.mkdir(parents=True)
-    worker = WorkerStatistics(iterations=2, tensors=(TensorStatistics(name="fc.0", bytes_out=4, bytes_in=6),))
+    worker = WorkerStatistics(
+        iterations=2, tensors=(TensorStatistics(name="fc.0", bytes_out=4, bytes_in=6),)
+    )
     (made / FILE_NAME).write_text(encode_statistics(JobStatistics(job=name, workers={0: worker})))
     os.utime(made / FILE_NAME, (ended_s, ended_s))
     return made
@@ -153,7 +155,9 @@ def write_nonsense() -> None:
         (["home", "--picture=a.svg"], "home has no traces"),
     ],
 )
-def test_what_it_cannot_show(words: list[str], sentence: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_it_cannot_show(
+    words: list[str], sentence: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     write_nonsense()
     Path("home").mkdir()
     assert main(["stats", *words]) == 1

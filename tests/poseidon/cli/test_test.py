@@ -47,11 +47,18 @@ def texts(capsys: pytest.CaptureFixture[str]) -> list[str]:
     return [line.partition("] ")[2] for line in capsys.readouterr().err.splitlines()]
 
 
-def test_both_forms_of_a_model_score_alike(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_both_forms_of_a_model_score_alike(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     scores = []
     for weights in ("m.caffemodel", "m.caffemodel.h5", "m.caffemodel.h5,{0}/m.caffemodel"):
         model = f"{folder}/{weights.format(folder)}"
-        assert main(["test", "-model", f"{folder}/net.prototxt", "-weights", model, "-iterations", "2"]) == 0
+        assert (
+            main(
+                ["test", "-model", f"{folder}/net.prototxt", "-weights", model, "-iterations", "2"]
+            )
+            == 0
+        )
         scores.append(texts(capsys))
     assert scores[0] == scores[1] == scores[2]
     assert scores[0][:2] == ["Use CPU.", "Running for 2 iterations."]
@@ -61,7 +68,12 @@ def test_both_forms_of_a_model_score_alike(folder: Path, capsys: pytest.CaptureF
 
 
 def test_stages_choose_layers(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    command = ["test", f"--model={folder}/net.prototxt", f"--weights={folder}/m.caffemodel", "-iterations=1"]
+    command = [
+        "test",
+        f"--model={folder}/net.prototxt",
+        f"--weights={folder}/m.caffemodel",
+        "-iterations=1",
+    ]
     outputs = []
     for extra in ([], ["-stage=small,other"]):
         assert main([*command, *extra]) == 0
@@ -85,11 +97,23 @@ def test_time_prints_every_layer(folder: Path, capsys: pytest.CaptureFixture[str
             2,
             "or a published one: poseidon download_model_binary FOLDER fetches it",
         ),
-        (["test", "-model=net.prototxt", "-weights=no.caffemodel"], 1, "there is no file no.caffemodel"),
-        (["time", "-model=net.prototxt", "-iterations=0"], 2, "-iterations is 0, expected 1 or more"),
+        (
+            ["test", "-model=net.prototxt", "-weights=no.caffemodel"],
+            1,
+            "there is no file no.caffemodel",
+        ),
+        (
+            ["time", "-model=net.prototxt", "-iterations=0"],
+            2,
+            "-iterations is 0, expected 1 or more",
+        ),
         (["time", "-model=absent.prototxt"], 1, "absent.prototxt"),
         (["time", "-model=net.prototxt", "-gpu=x"], 2, "--gpu must be 'all' or device numbers"),
-        (["test", "-model=net.prototxt", "-weights=net.prototxt"], 1, "net.prototxt is not a model"),
+        (
+            ["test", "-model=net.prototxt", "-weights=net.prototxt"],
+            1,
+            "net.prototxt is not a model",
+        ),
     ],
 )
 def test_mistakes_are_one_sentence(

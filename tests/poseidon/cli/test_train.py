@@ -61,7 +61,9 @@ def test_the_background_gets_the_words_that_main_was_given(
 
 
 def test_a_flag_may_not_be_cut_short(solver: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Or the background launcher, which is told all words but --background, would go there again and again."""
+    """Or the background launcher, which is told all words but --background, would go there again
+    and again.
+    """
     with pytest.raises(SystemExit) as ended:
         main(["train", f"--solver={solver}", "--backgr"])
     assert ended.value.code == 2
@@ -84,10 +86,14 @@ def train(solver: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Call
     def planned(*flags: str, lines: Sequence[str] = ("0 127.0.0.1 0", "1 ::1 0")) -> Planned:
         found: list[Planned] = []
 
-        def run_job(plan: JobPlan, spec: Callable[..., ProcessSpec], *_: object, **__: object) -> JobResult:
+        def run_job(
+            plan: JobPlan, spec: Callable[..., ProcessSpec], *_: object, **__: object
+        ) -> JobResult:
             documents = [read_document(spec(worker).first_line) for worker in plan.workers]
             found.append(
-                Planned(plan, documents, [json.loads(spec(shard).first_line) for shard in plan.shards])
+                Planned(
+                    plan, documents, [json.loads(spec(shard).first_line) for shard in plan.shards]
+                )
             )
             return JobResult(outcome=Outcome.FINISHED, iteration=0, elapsed_s=0.0)
 
@@ -116,7 +122,9 @@ def test_every_worker_sees_the_settings_of_the_command_line(
         ("max_iter=7", "base_lr=0.5", "max_iter=8")
     }
     assert (
-        capsys.readouterr().err.count("the command line sets max_iter: 8 (file: 3), base_lr: 0.5 (file: 0.1)")
+        capsys.readouterr().err.count(
+            "the command line sets max_iter: 8 (file: 3), base_lr: 0.5 (file: 0.1)"
+        )
         == 1
     )
 
@@ -181,7 +189,9 @@ def test_one_worker_has_a_server_only_when_it_is_asked_for(
 
 @pytest.mark.parametrize("role", ["", "role=worker"])
 def test_all_reduce_has_no_shards(train: Callable[..., Planned], role: str) -> None:
-    planned = train("--exchange=allreduce", lines=[f"{client} 127.0.0.1 0 {role}" for client in range(2)])
+    planned = train(
+        "--exchange=allreduce", lines=[f"{client} 127.0.0.1 0 {role}" for client in range(2)]
+    )
     assert planned.plan.shard_count == 0
     assert [(document.shards, document.workers) for document in planned.documents] == [(0, 2)] * 2
 
@@ -198,7 +208,10 @@ def test_shards_write_traces_too(train: Callable[..., Planned], tmp_path: Path) 
 
 def test_a_contradiction_is_one_sentence(solver: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["train", f"--solver={solver}", "--exchange=ps", "--svb=true"]) == 2
-    assert "--svb=true means --exchange=svb, and --exchange=ps is asked for too" in capsys.readouterr().err
+    assert (
+        "--svb=true means --exchange=svb, and --exchange=ps is asked for too"
+        in capsys.readouterr().err
+    )
 
 
 @pytest.mark.parametrize("word", ["output/quick-1", "quick-1"])

@@ -11,9 +11,7 @@ from poseidon.proto.caffe_pb2 import NetParameter, SolverParameter
 from poseidon.proto.definition import read_net, read_solver
 from poseidon.proto.text import parse
 
-OLD_NET = (
-    'layers { name: "ip" type: INNER_PRODUCT bottom: "x" top: "y" blobs_lr: 2 blobs { num: 1 data: 3 } }'
-)
+OLD_NET = 'layers { name: "ip" type: INNER_PRODUCT bottom: "x" top: "y" blobs_lr: 2 blobs { num: 1 data: 3 } }'
 NEW_NET = 'layer { name: "ip" type: "InnerProduct" bottom: "x" top: "y" param { lr_mult: 2 } blobs { num: 1 data: 3 } }'
 OLD_SOLVER, NEW_SOLVER = "solver_type: ADAGRAD base_lr: 0.1", 'type: "AdaGrad" base_lr: 0.1'
 
@@ -29,7 +27,9 @@ def test_net_text(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert f"Wrote a net in text to {tmp_path / 'new'}" in capsys.readouterr().out
 
 
-def test_what_is_up_to_date_is_written_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_is_up_to_date_is_written_too(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (tmp_path / "old").write_text(NEW_NET)
     assert main(["upgrade_net_proto_text", str(tmp_path / "old"), str(tmp_path / "new")]) == 0
     assert net((tmp_path / "new").read_text()) == net(NEW_NET)
@@ -86,5 +86,6 @@ def test_what_is_left_out_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert main(["upgrade_net_proto_text", str(tmp_path / "old"), str(tmp_path / "new")]) == 1
     assert net((tmp_path / "new").read_text()) == net('layer { type: "ReLU" }')
     assert (
-        "old: layer 1 of the file: kernelsize is not a setting of a 'relu' layer" in capsys.readouterr().err
+        "old: layer 1 of the file: kernelsize is not a setting of a 'relu' layer"
+        in capsys.readouterr().err
     )

@@ -70,7 +70,8 @@ def test_ports_that_are_none(key: str, port: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("script", "program"), [("slurm.sbatch", "srun"), ("mpirun.sh", "mpirun"), ("torchrun.sh", "torchrun")]
+    ("script", "program"),
+    [("slurm.sbatch", "srun"), ("mpirun.sh", "mpirun"), ("torchrun.sh", "torchrun")],
 )
 @pytest.mark.parametrize("nodes", ["1", "2"])
 def test_sample_scripts_start_tasks_with_the_users_words(
@@ -80,10 +81,20 @@ def test_sample_scripts_start_tasks_with_the_users_words(
     engine.write_text("#!/bin/sh\nprintf '%s\\0' \"$@\"\n")
     engine.chmod(0o755)
     shell = (
-        (repository / "scripts" / "schedulers" / script).read_text().split(maxsplit=1)[0].removeprefix("#!")
+        (repository / "scripts" / "schedulers" / script)
+        .read_text()
+        .split(maxsplit=1)[0]
+        .removeprefix("#!")
     )
     done = subprocess.run(
-        [shell, repository / "scripts" / "schedulers" / script, "run", "--gpu=all", "a script.py", "--own=1"],
+        [
+            shell,
+            repository / "scripts" / "schedulers" / script,
+            "run",
+            "--gpu=all",
+            "a script.py",
+            "--own=1",
+        ],
         env={"PATH": f"{tmp_path}:/usr/bin:/bin", "HOME": "/home/me", "NNODES": nodes},
         capture_output=True,
         timeout=60,
@@ -93,7 +104,11 @@ def test_sample_scripts_start_tasks_with_the_users_words(
     worker_words = parse_arguments(words[words.index("worker") :])
     assert worker_words.key_file == "/home/me/.poseidon.key"
     job_words = parse_arguments(worker_words.job_arguments)
-    assert (job_words.gpu, job_words.script, job_words.arguments) == ("all", "a script.py", ["--own=1"])
+    assert (job_words.gpu, job_words.script, job_words.arguments) == (
+        "all",
+        "a script.py",
+        ["--own=1"],
+    )
 
 
 def test_the_manifest_for_kubernetes_agrees_with_itself_and_with_us(repository: Path) -> None:
@@ -111,7 +126,9 @@ def test_the_manifest_for_kubernetes_agrees_with_itself_and_with_us(repository: 
     assert str(task.size) == said(r"completions: (\d+)") == said(r"parallelism: (\d+)")
     assert read_settings(variables).state_folder == Path("/tmp/poseidon")
     words = [
-        word for line in (said(r"command: \[(.*)\]"), said(r"args: \[(.*)\]")) for word in line.split(", ")
+        word
+        for line in (said(r"command: \[(.*)\]"), said(r"args: \[(.*)\]"))
+        for word in line.split(", ")
     ]
     worker_words = parse_arguments(words[1:])
     assert Path(worker_words.key_file).parent == Path(said(r"name: key, mountPath: (.*?),"))

@@ -25,7 +25,8 @@ from poseidon.cluster.events import (
 @pytest.mark.parametrize(
     ("line", "event"),
     [
-        ('{"event": "listening", "address": "tcp://127.0.0.1:40123"}', Listening(address="tcp://127.0.0.1:40123")),
+        ('{"event": "listening", "address": '
+'"tcp://127.0.0.1:40123"}', Listening(address="tcp://127.0.0.1:40123")),
         ('{"event": "listening"}', Alive()),
         ('{"event": "ready"}', Ready()),
         ('{"event": "alive"}', Alive()),
@@ -39,9 +40,13 @@ from poseidon.cluster.events import (
         ('{"event": "snapshot", "state": "/s"}', Alive()),
         ('{"event": "done"}', Done()),
         ('{"event": "done", "joined": false}', Done(joined=False)),
-        ('{"event": "error", "message": "m", "exit_code": 2}', Failed(message="m", exit_code=2, peer_lost=False)),
-        ('{"event": "error", "message": "m", "peer_lost": true}', Failed(message="m", exit_code=1, peer_lost=True)),
-        ('{"event": "error", "exit_code": 0}', Failed(message="failed without a message", exit_code=1, peer_lost=False)),
+        ('{"event": "error", "message": "m", "exit_code": '
+'2}', Failed(message="m", exit_code=2, peer_lost=False)),
+        ('{"event": "error", "message": "m", "peer_lost": '
+'true}', Failed(message="m", exit_code=1, peer_lost=True)),
+        ('{"event": "error", "exit_code": '
+'0}', Failed(message="failed without a "
+"message", exit_code=1, peer_lost=False)),
         ('{"event": "new in a later version"}', Alive()),
     ],
 )  # fmt: skip

@@ -1,4 +1,6 @@
-"""What hosts are asked before a job starts: every obstacle has its sentence, and all hosts' come at once."""
+"""What hosts are asked before a job starts: every obstacle has its sentence, and all hosts' come
+at once.
+"""
 
 from __future__ import annotations
 
@@ -52,12 +54,15 @@ def test_nothing_is_in_the_way(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("needs", "words"),
     [
-        (replace(HERE, addresses=("192.0.2.1", "no.such.host.invalid")), "none of 192.0.2.1, no.such.host.invalid is an"),
+        (replace(HERE, addresses=("192.0.2.1", "no.such.host.invalid")), "none of 192.0.2.1, "
+"no.such.host.invalid is an"),
         (replace(HERE, folders=("/proc/version/out",)), "/proc/version is not a folder"),
-        (replace(HERE, prefixes=(("/proc/version/snap", "."),)), "nothing can be written to /proc/version"),
+        (replace(HERE, prefixes=(("/proc/version/snap", "."),)), "nothing can be written to "
+"/proc/version"),
         (replace(HERE, files=(NeededFile(name="/no/db", folder="."),)), "there is no /no/db"),
         (replace(HERE, files=(NeededFile(name="/no/db", folder=".", instead=("db", "db_0")),)), "no /no/db or /no/db_0"),
-        (replace(HERE, modules=("no_such_module", "no.such.module")), "no Python module no_such_module"),
+        (replace(HERE, modules=("no_such_module", "no.such.module")), "no Python module "
+"no_such_module"),
         (replace(HERE, devices=(4711,)), "there is no GPU 4711"),
     ],
 )  # fmt: skip
@@ -71,7 +76,8 @@ def test_a_missing_part_of_data_that_are_there_undivided(tmp_path: Path) -> None
         replace(HERE, files=(NeededFile(name="db", folder=str(tmp_path), instead=("db_1",)),))
     )
     assert problem == (
-        f"there is no {tmp_path}/db_1; write shared_file_system: true if all clients can read {tmp_path}/db"
+        f"there is no {tmp_path}/db_1; write shared_file_system: true if all clients can read "
+        f"{tmp_path}/db"
     )
 
 
@@ -89,7 +95,9 @@ def test_a_port_that_another_job_has(tmp_path: Path, monkeypatch: pytest.MonkeyP
     with job_that_listens(tmp_path, "quick-1") as port:
         taken = f"port {port} of 127.0.0.1 cannot be used: {os.strerror(98)} by the running job quick-1; {PORT_REMEDY}"
         assert _problems(replace(HERE, ports=(port,))) == [taken]
-        assert port_problem("localhost", port, with_job=True) == taken.replace("127.0.0.1", "localhost")
+        assert port_problem("localhost", port, with_job=True) == taken.replace(
+            "127.0.0.1", "localhost"
+        )
         (Registry(tmp_path).folder / "quick-1.json").write_text("{")
         (problem,) = _problems(replace(HERE, ports=(port,)))
     assert problem.endswith(f"{os.strerror(98)}; {PORT_REMEDY}")
@@ -129,7 +137,9 @@ class FakeHost:
         self.asked.append(stdin)
         if self.say is not None:
             return self.say(stdin)
-        done = subprocess.run(argv, input=stdin, capture_output=True, timeout=timeout_s, check=False)
+        done = subprocess.run(
+            argv, input=stdin, capture_output=True, timeout=timeout_s, check=False
+        )
         return Finished(status=done.returncode, stdout=done.stdout, stderr=done.stderr)
 
 
@@ -138,8 +148,15 @@ def _question(host: FakeHost, *clients: HostNeeds) -> HostCheck:
 
 
 def _says(torch: str, *problems: str) -> Callable[[bytes], Finished]:
-    facts = {"python": "p", "torch": torch, "addresses": {"1": "10.0.0.2"}, "problems": list(problems)}
-    return lambda _: Finished(status=0, stdout=b"a banner\n" + json.dumps(facts).encode(), stderr=b"")
+    facts = {
+        "python": "p",
+        "torch": torch,
+        "addresses": {"1": "10.0.0.2"},
+        "problems": list(problems),
+    }
+    return lambda _: Finished(
+        status=0, stdout=b"a banner\n" + json.dumps(facts).encode(), stderr=b""
+    )
 
 
 def test_a_real_probe_is_sent_and_answers() -> None:
@@ -157,7 +174,9 @@ def test_all_hosts_problems_come_at_once() -> None:
 
     hosts = [
         FakeHost("ml@node0", _says("2.6.0+cpu")),
-        FakeHost("ml@node1", _says("2.7.0\x1b[2J", "there is no /db_1", "port 5\n is \x1b[2Jtaken")),
+        FakeHost(
+            "ml@node1", _says("2.7.0\x1b[2J", "there is no /db_1", "port 5\n is \x1b[2Jtaken")
+        ),
         FakeHost("ml@node2", fails),
         FakeHost("ml@node3", breaks),
         FakeHost("ml@node4", lambda _: Finished(status=0, stdout=b"hello", stderr=b"")),
@@ -173,7 +192,8 @@ def test_all_hosts_problems_come_at_once() -> None:
         r"  ml@node2: its Python cannot be run (status 127): sh: 1: \x1b[2Jpython9: not found",
         "  ml@node3: the connection broke",
         lines[4],
-        r"  ml@node1: torch 2.7.0\x1b[2J is installed there, and 2.6.0 on ml@node0; expected the same",
+        r"  ml@node1: torch 2.7.0\x1b[2J is installed there, and 2.6.0 on ml@node0; expected the "
+        r"same",
     ]
     assert lines[4].startswith("  ml@node4: its answer cannot be read: b'hello'")
 
@@ -182,6 +202,11 @@ def test_the_probe_needs_nothing_but_the_standard_library() -> None:
     program = Path(host_checks.host_probe.__file__).read_text(encoding="utf-8")
     asked = json.dumps({"poseidon": "1", "space_bytes": 0, "clients": []})
     words = [sys.executable, "-I", "-S", "-c", program]
-    done = subprocess.run(words, input=asked, capture_output=True, text=True, timeout=60, check=True, cwd="/")
+    done = subprocess.run(
+        words, input=asked, capture_output=True, text=True, timeout=60, check=True, cwd="/"
+    )
     problems = json.loads(done.stdout)["problems"]
-    assert "has no torch" in problems[1] and "has no Poseidon (No module named 'poseidon')" in problems[0]
+    assert (
+        "has no torch" in problems[1]
+        and "has no Poseidon (No module named 'poseidon')" in problems[0]
+    )

@@ -1,4 +1,6 @@
-"""Child processes: what they say is heard in order, what they are told never blocks, nothing outlives them."""
+"""Child processes: what they say is heard in order, what they are told never blocks, nothing
+outlives them.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,9 @@ def started(
     script: str, *, first_line: bytes = b"{}", **environment: str
 ) -> Iterator[tuple[LocalProcess, RecordingListener]]:
     listener = RecordingListener()
-    spec = ProcessSpec(name=NAME, argv=child(script), environment=environment, first_line=first_line)
+    spec = ProcessSpec(
+        name=NAME, argv=child(script), environment=environment, first_line=first_line
+    )
     process = LocalLauncher().start(spec, HERE, listener)
     try:
         yield process, listener
@@ -67,7 +71,10 @@ PIECES = {
 
 @pytest.mark.parametrize("own_stdout", [True, False])
 def test_output_comes_as_it_is_written(own_stdout: bool) -> None:
-    """Each piece is heard before the next one is written. Standard output that has events comes by lines."""
+    """Each piece is heard before the next one is written.
+
+    Standard output that has events comes by lines.
+    """
     script = """
 events = int(os.environ.get("POSEIDON_EVENTS_FD", 1))
 os.write(events, b'{"event": "ready"}\\n')
@@ -108,7 +115,9 @@ say("heard", text=os.read(int(fd), 9).decode() if fd else None)
 
 
 def test_commands_and_environment_arrive() -> None:
-    script = "say('env', value=os.environ['POSEIDON_TEST'])\nfor c in commands(): say('got', do=c['do'])"
+    script = (
+        "say('env', value=os.environ['POSEIDON_TEST'])\nfor c in commands(): say('got', do=c['do'])"
+    )
     with started(script, POSEIDON_TEST="x") as (process, listener):
         process.send_line(b'{"do": "snapshot"}')
         assert [kind for kind, _ in listener.until("got")] == ["env", "got"]
@@ -142,7 +151,9 @@ def test_terminate_reaches_a_stopped_child() -> None:
 
 @pytest.fixture
 def ignoring_sigterm() -> Iterator[None]:
-    """This process as `poseidon worker` starts agents: it ignores SIGTERM, and so do its children."""
+    """This process as `poseidon worker` starts agents: it ignores SIGTERM, and so do its
+    children.
+    """
     before = signal.signal(signal.SIGTERM, signal.SIG_IGN)
     yield
     signal.signal(signal.SIGTERM, before)
@@ -247,7 +258,11 @@ def test_a_listener_that_fails_ends_the_process_with_an_error(stream: str) -> No
         ProcessSpec(name=NAME, argv=child(script), first_line=b"{}"), HERE, listener
     )
     *_, (kind, event), (_, status) = listener.until("exited", 10.0)
-    assert kind == "error" and isinstance(event, dict) and "no room for a line" in str(event["message"])
+    assert (
+        kind == "error"
+        and isinstance(event, dict)
+        and "no room for a line" in str(event["message"])
+    )
     assert status == -9
     process.close()
 
@@ -262,7 +277,11 @@ def test_a_child_that_cannot_be_waited_for_is_reported(monkeypatch: pytest.Monke
         ProcessSpec(name=NAME, argv=child("forever()"), first_line=b"{}"), HERE, listener
     )
     *_, (kind, event), _ = listener.until("exited", 10.0)
-    assert kind == "error" and isinstance(event, dict) and "No child processes" in str(event["message"])
+    assert (
+        kind == "error"
+        and isinstance(event, dict)
+        and "No child processes" in str(event["message"])
+    )
     assert process.poll() is not None
     process.close()
     assert none_left([process.pid])

@@ -30,7 +30,9 @@ _getaddrinfo = socket.getaddrinfo
 
 @pytest.fixture
 def hanging(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """A resolver that does not answer for names that begin with `hanging`, until the test is over."""
+    """A resolver that does not answer for names that begin with `hanging`, until the test is
+    over.
+    """
     over = threading.Event()
 
     def ask(host: str, *rest: object, **more: object) -> object:
@@ -51,7 +53,9 @@ def test_a_resolver_that_hangs_is_left_behind() -> None:
     assert addresses_of(["hanging", "127.0.0.1", "hanging2", "no.such.host.invalid"], 0.5) == {
         "127.0.0.1": ("127.0.0.1",)
     }
-    with pytest.raises(JobError, match="MASTER_ADDR=hanging, is not known: the name server does not answer"):
+    with pytest.raises(
+        JobError, match="MASTER_ADDR=hanging, is not known: the name server does not answer"
+    ):
         address_of("hanging", 0.0)
 
 
@@ -76,7 +80,10 @@ def test_what_is_no_name() -> None:
 
 
 def test_the_second_address_is_tried_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as server, socket.create_server(("127.0.0.1", 0)) as gone:
+    with (
+        socket.create_server(("127.0.0.1", 0)) as server,
+        socket.create_server(("127.0.0.1", 0)) as gone,
+    ):
         there, nowhere = server.getsockname(), gone.getsockname()
         gone.close()
         found = [(socket.AF_INET, socket.SOCK_STREAM, 6, "", place) for place in (nowhere, there)]
@@ -108,7 +115,9 @@ def test_a_name_is_asked_for_until_it_is_there(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(socket, "getaddrinfo", ask)
     assert address_of("poseidon-0.poseidon", 60.0) == "10.0.0.9"
     answers.append(socket.gaierror(-2, "Name or service not known"))
-    with pytest.raises(JobError, match="MASTER_ADDR=nowhere, is not known: Name or service not known"):
+    with pytest.raises(
+        JobError, match="MASTER_ADDR=nowhere, is not known: Name or service not known"
+    ):
         address_of("nowhere", 0.0)
 
 

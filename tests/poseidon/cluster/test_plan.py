@@ -27,7 +27,12 @@ def test_one_worker_per_device_and_channels_shards_per_client() -> None:
         (2, 1, 0, "tcp://[fd00::8]:0"),
         (3, 1, 1, "tcp://[fd00::8]:0"),
     ]
-    assert (plan.worker_count, plan.shard_count, plan.workers_per_host, plan.channels) == (4, 4, 2, 2)
+    assert (plan.worker_count, plan.shard_count, plan.workers_per_host, plan.channels) == (
+        4,
+        4,
+        2,
+        2,
+    )
     assert plan.roles == (*plan.shards, *plan.workers)
     assert len({role.process for role in plan.roles}) == 8
 
@@ -41,8 +46,12 @@ def test_names() -> None:
 def test_on_one_machine_ports_are_free_ones() -> None:
     clients = (Host(id=0, address="127.0.0.1", port=9999), Host(id=1, address="::1", port=10999))
     plan = plan_job(clients, devices_per_host=("cpu",), channels=2)
-    assert [shard.address for shard in plan.shards] == ["tcp://127.0.0.1:0"] * 2 + ["tcp://[::1]:0"] * 2
-    assert [shard.port for shard in plan_job(TWO, devices_per_host=("cpu",), channels=1).shards] == [
+    assert [shard.address for shard in plan.shards] == ["tcp://127.0.0.1:0"] * 2 + [
+        "tcp://[::1]:0"
+    ] * 2
+    assert [
+        shard.port for shard in plan_job(TWO, devices_per_host=("cpu",), channels=1).shards
+    ] == [
         9999,
         0,
     ]
@@ -50,7 +59,8 @@ def test_on_one_machine_ports_are_free_ones() -> None:
 
 def _with_gpus(*gpus: str | None) -> tuple[Host, ...]:
     return tuple(
-        Host(id=number, address="127.0.0.1", port=0, gpus=words) for number, words in enumerate(gpus)
+        Host(id=number, address="127.0.0.1", port=0, gpus=words)
+        for number, words in enumerate(gpus)
     )
 
 
@@ -92,7 +102,8 @@ def machines(roles: str) -> tuple[Host, ...]:
     """One client a letter: both, worker, server."""
     role = {"b": HostRole.BOTH, "w": HostRole.WORKER, "s": HostRole.SERVER}
     return tuple(
-        Host(id=number, address="127.0.0.1", port=0, role=role[letter]) for number, letter in enumerate(roles)
+        Host(id=number, address="127.0.0.1", port=0, role=role[letter])
+        for number, letter in enumerate(roles)
     )
 
 
@@ -157,7 +168,9 @@ def test_several_cpu_workers_are_legal() -> None:
         (TWO, ("cpu",), 1025, "1025"),
     ],
 )
-def test_refused(clients: tuple[Host, ...], devices: tuple[str, ...], channels: int, words: str) -> None:
+def test_refused(
+    clients: tuple[Host, ...], devices: tuple[str, ...], channels: int, words: str
+) -> None:
     with pytest.raises(UsageError, match=words):
         plan_job(clients, devices_per_host=devices, channels=channels)
 
@@ -197,8 +210,12 @@ def test_device_mistakes(gpu: str, available: int | None, words: str) -> None:
 MIXED = [(n, k) for n in range(2, 12) for k in range(1, n)]
 
 
-def links(n: int, k: int, b: int, worker: Fraction, server: Fraction) -> tuple[Fraction, Fraction, Fraction]:
-    """Models that cross the link of a machine that does both, that works, and that serves; counted flow by flow."""
+def links(
+    n: int, k: int, b: int, worker: Fraction, server: Fraction
+) -> tuple[Fraction, Fraction, Fraction]:
+    """Models that cross the link of a machine that does both, that works, and that serves;
+    counted flow by flow.
+    """
     total = b * worker + k * server
     w, s = worker / total, server / total
     both = 2 * (1 - w) + 2 * w * (

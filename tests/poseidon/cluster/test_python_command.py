@@ -55,7 +55,9 @@ def run(folder: Path, *arguments: str, text: str = "") -> str:
 
 def test_a_module_finds_python_and_poseidon_before_the_current_folder(folder: Path) -> None:
     answer = run(folder, *module_arguments("program", "a b", "--job", ""))
-    expected = f'["__main__", ["a b", "--job", ""], "{poseidon.__file__}", "{folder}/own_module.py"]'
+    expected = (
+        f'["__main__", ["a b", "--job", ""], "{poseidon.__file__}", "{folder}/own_module.py"]'
+    )
     assert answer.strip() == expected
 
 
@@ -83,7 +85,11 @@ def test_a_package_of_the_current_folder_is_the_one_that_is_typed(tmp_path: Path
 @pytest.mark.parametrize(
     ("packages", "inherited", "expected"),
     [
-        ("/checkout", f"/mine{os.pathsep}{os.pathsep}/checkout", "/checkout:/added/site-packages:/mine"),
+        (
+            "/checkout",
+            f"/mine{os.pathsep}{os.pathsep}/checkout",
+            "/checkout:/added/site-packages:/mine",
+        ),
         (site.getsitepackages()[0], os.pathsep, "/added/site-packages"),
     ],
     ids=["checkout", "installed"],
@@ -93,7 +99,9 @@ def test_folders_of_modules(
 ) -> None:
     """The interpreter finds its own packages by itself, after Python's library."""
     monkeypatch.setattr(python_command, "_PACKAGES", Path(packages))
-    monkeypatch.setattr(sys, "path", ["", "/lib", site.getsitepackages()[0], "/added/site-packages"])
+    monkeypatch.setattr(
+        sys, "path", ["", "/lib", site.getsitepackages()[0], "/added/site-packages"]
+    )
     assert module_folders(inherited) == expected
     assert checkout() == ("/checkout" if packages == "/checkout" else "")
 
@@ -106,4 +114,6 @@ def test_no_other_module_makes_the_arguments_of_python() -> None:
                     words = [*getattr(call, "elts", ()), *getattr(call, "args", ())]
                     values = [word.value for word in words if isinstance(word, ast.Constant)]
                     assert "-m" not in values or path.name == "__init__.py", f"{path}:{call.lineno}"
-                    assert "-c" not in values or "sh" in values or path.stem == "python_command", path
+                    assert "-c" not in values or "sh" in values or path.stem == "python_command", (
+                        path
+                    )

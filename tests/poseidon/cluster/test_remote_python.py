@@ -58,14 +58,20 @@ def test_the_launchers_own_where_the_host_has_them(home: Path, tmp_path: Path) -
 
 
 def test_python3_and_home_where_it_has_not(home: Path) -> None:
-    argv = RemotePython.of(client(), own(home / "absent", python="/absent/python")).module_command("show")
+    argv = RemotePython.of(client(), own(home / "absent", python="/absent/python")).module_command(
+        "show"
+    )
     assert run(home, argv) == [None, str(home), []]
 
 
 def test_the_machinefile_comes_first(home: Path, tmp_path: Path) -> None:
-    argv = RemotePython.of(client("~/bin/marked", "~/work dir"), own(tmp_path)).module_command("show")
+    argv = RemotePython.of(client("~/bin/marked", "~/work dir"), own(tmp_path)).module_command(
+        "show"
+    )
     assert run(home, argv) == ["marked", str(home / "work dir"), []]
-    argv = RemotePython.of(client(str(home / "bin" / "marked")), own(tmp_path)).module_command("show")
+    argv = RemotePython.of(client(str(home / "bin" / "marked")), own(tmp_path)).module_command(
+        "show"
+    )
     assert run(home, argv) == ["marked", str(tmp_path), []]
 
 
@@ -74,13 +80,23 @@ def test_the_checkout_is_found_with_our_own_interpreter_alone(home: Path, tmp_pa
     (checkout / "poseidon").mkdir(parents=True)
     (checkout / "other.py").write_text(SHOW)
     launcher = own(tmp_path, checkout=str(checkout))
-    assert run(home, RemotePython.of(client(), launcher).module_command("other"))[1:] == [str(tmp_path), []]
-    assert run(home, RemotePython.of(client("~/bin/marked"), launcher).module_command("other")) == [1]
-    assert run(home, RemotePython.of(client(), launcher).module_command("show"))[1:] == [str(tmp_path), []]
+    assert run(home, RemotePython.of(client(), launcher).module_command("other"))[1:] == [
+        str(tmp_path),
+        [],
+    ]
+    assert run(home, RemotePython.of(client("~/bin/marked"), launcher).module_command("other")) == [
+        1
+    ]
+    assert run(home, RemotePython.of(client(), launcher).module_command("show"))[1:] == [
+        str(tmp_path),
+        [],
+    ]
 
 
 def test_a_folder_that_is_not_there_is_a_failure(home: Path, tmp_path: Path) -> None:
-    assert run(home, RemotePython.of(client(workdir="/absent/x"), own(tmp_path)).module_command("show")) == [
-        125
-    ]
-    assert run(home, RemotePython.of(client("~/bin/absent"), own(tmp_path)).module_command("show")) == [127]
+    assert run(
+        home, RemotePython.of(client(workdir="/absent/x"), own(tmp_path)).module_command("show")
+    ) == [125]
+    assert run(
+        home, RemotePython.of(client("~/bin/absent"), own(tmp_path)).module_command("show")
+    ) == [127]

@@ -22,7 +22,14 @@ app = pytest.importorskip("poseidon.dashboard.app")
 
 RECORDS = (
     {"time": 100.0, "kind": "start", "job": "lenet-1", "workers": 1, "shards": 0},
-    {"time": 101.0, "kind": "train", "iteration": 20, "loss": 2.0, "rate": 0.1, "outputs": {"loss": 2.0}},
+    {
+        "time": 101.0,
+        "kind": "train",
+        "iteration": 20,
+        "loss": 2.0,
+        "rate": 0.1,
+        "outputs": {"loss": 2.0},
+    },
     {"time": 102.0, "kind": "end", "outcome": "finished", "iteration": 20},
 )
 
@@ -105,7 +112,9 @@ def test_on_loopback_another_host_is_refused(folder: Path, host: str, status: in
         except urllib.error.HTTPError as error:
             with error:
                 assert error.code == status
-                assert f"not for host '{host}': open it by one of these names" in error.read().decode()
+                assert (
+                    f"not for host '{host}': open it by one of these names" in error.read().decode()
+                )
 
 
 def test_with_a_token_any_host_is_answered(folder: Path) -> None:
@@ -129,7 +138,9 @@ def read(address: str) -> str:
 
 
 def test_the_page_itself_shows_a_job(folder: Path, tmp_path: Path) -> None:
-    """For a browser without scripts, or before the stream begins: the newest job, or another by its name."""
+    """For a browser without scripts, or before the stream begins: the newest job, or another by
+    its name.
+    """
     other = folder / "a&b"
     other.mkdir()
     (other / "metrics.jsonl").write_text(json.dumps({**RECORDS[0], "job": "a&b"}) + "\n")
@@ -166,7 +177,9 @@ def test_the_stream_sends_new_points_only(folder: Path) -> None:
             '<span class="state finished">finished</span>',
         )
         with (folder / "lenet-1" / "metrics.jsonl").open("a") as file:
-            file.write(json.dumps({**RECORDS[1], "time": 103.0, "iteration": 40, "loss": 1.5}) + "\n")
+            file.write(
+                json.dumps({**RECORDS[1], "time": 103.0, "iteration": 40, "loss": 1.5}) + "\n"
+            )
         assert _next_event(stream)["series"]["loss"] == {"from": 1, "points": [[40, 1.5]]}
 
 
@@ -200,7 +213,8 @@ def test_logs_are_searched(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "path", ["/api/jobs/other", "/api/jobs/lenet-1/timeline", "/static/../app.py", "/api/jobs/..%2f.."]
+    "path",
+    ["/api/jobs/other", "/api/jobs/lenet-1/timeline", "/static/../app.py", "/api/jobs/..%2f.."],
 )
 def test_what_does_not_exist_is_not_found(folder: Path, path: str) -> None:
     with served(folder) as address:

@@ -22,7 +22,9 @@ def worker(rank: int, **more: Any) -> WorkerLoad:
 def job(**more: Any) -> tuple[list[WorkerLoad], list[ShardLoad]]:
     """Return a job of four hosts whose workers all have a load."""
     shards = [
-        ShardLoad(index=n, host=host, busy=0.2, sending={other: 0.1 for other in HOSTS if other != host})
+        ShardLoad(
+            index=n, host=host, busy=0.2, sending={other: 0.1 for other in HOSTS if other != host}
+        )
         for n, host in enumerate(HOSTS)
     ]
     return [worker(rank, **more) for rank in range(4)], shards
@@ -32,7 +34,9 @@ def busy_link(workers: list[WorkerLoad], shards: list[ShardLoad], host: str, bus
     """Let all connections from and to a host be busy."""
 
     def sending(load: WorkerLoad | ShardLoad) -> dict[str, float]:
-        return {peer: busy if host in (peer, load.host) else part for peer, part in load.sending.items()}
+        return {
+            peer: busy if host in (peer, load.host) else part for peer, part in load.sending.items()
+        }
 
     workers[:] = [replace(load, sending=sending(load)) for load in workers]
     shards[:] = [replace(load, sending=sending(load)) for load in shards]
@@ -52,7 +56,10 @@ def test_workers_that_hardly_wait_are_limited_by_compute() -> None:
 @pytest.mark.parametrize(
     ("busy", "advice"),
     [
-        ((1.0, 1.0, 0.9, 1.0), "All processors are busy: more workers on these machines do not help"),
+        (
+            (1.0, 1.0, 0.9, 1.0),
+            "All processors are busy: more workers on these machines do not help",
+        ),
         ((1.0, 1.0, 0.5, 1.0), "More workers make the job faster"),
         ((0.1, 0.1, 0.1, 0.1), "More workers make the job faster"),
     ],
@@ -118,7 +125,9 @@ def test_a_link_explains_waits_that_are_short() -> None:
 
 
 def served(busy: dict[str, float]) -> tuple[list[WorkerLoad], list[ShardLoad]]:
-    """Return a job of three hosts that work and one that serves, by how busy the connections of each with that one are."""
+    """Return a job of three hosts that work and one that serves, by how busy the connections of
+    each with that one are.
+    """
     workers = [worker(rank, waited=0.8, sending={"node3": busy[HOSTS[rank]]}) for rank in range(3)]
     return workers, [ShardLoad(index=0, host="node3", busy=0.1, sending=dict(busy))]
 
@@ -141,7 +150,10 @@ def test_a_ring_over_a_slow_link() -> None:
 
 
 def test_a_link_between_two_hosts_is_that_of_both() -> None:
-    workers = [worker(0, waited=0.8, sending={"node1": 0.5}), worker(1, waited=0.8, sending={"node0": 0.4})]
+    workers = [
+        worker(0, waited=0.8, sending={"node1": 0.5}),
+        worker(1, waited=0.8, sending={"node0": 0.4}),
+    ]
     found = find_bottleneck(workers, [])
     assert (found.cause, found.where) == (Cause.LINK, "")
     assert "they carry data 90 % of the time" in found.sentence
@@ -149,7 +161,9 @@ def test_a_link_between_two_hosts_is_that_of_both() -> None:
 
 def test_a_shard_that_works_all_the_time() -> None:
     workers, shards = job(waited=0.7)
-    busy_link(workers, shards, "node2", 0.9)  # who sends to an overloaded shard has always something to send
+    busy_link(
+        workers, shards, "node2", 0.9
+    )  # who sends to an overloaded shard has always something to send
     shards[2] = replace(shards[2], busy=0.95)
     found = find_bottleneck(workers, shards)
     assert (found.cause, found.where) == (Cause.SHARD, "shard 2")
@@ -160,7 +174,9 @@ def test_a_link_that_is_slower_than_the_others() -> None:
     busy_link(workers, shards, "node3", 0.95)
     found = find_bottleneck(workers, shards)
     assert (found.cause, found.where) == (Cause.LINK, "node3")
-    assert found.sentence.startswith("The link of node3 is the limit: it carries data 100 % of the time")
+    assert found.sentence.startswith(
+        "The link of node3 is the limit: it carries data 100 % of the time"
+    )
 
 
 def test_links_that_are_all_slow() -> None:
@@ -181,7 +197,10 @@ def test_processors_that_are_all_busy() -> None:
 def test_a_wait_without_a_busy_part_is_said_so() -> None:
     found = find_bottleneck(*job(waited=0.7))
     assert found.cause is Cause.UNKNOWN
-    assert found.sentence == "Workers wait for each other 70 % of the time, and no link and no shard is busy."
+    assert (
+        found.sentence
+        == "Workers wait for each other 70 % of the time, and no link and no shard is busy."
+    )
 
 
 @pytest.mark.parametrize("waited", [0.0, 0.05, 0.15])

@@ -25,12 +25,21 @@ from poseidon.dashboard.view import JobView
         (None, 4, "–"),
     ],
 )
-def test_numbers_have_some_significant_digits(value: float | None, digits: int, expected: str) -> None:
+def test_numbers_have_some_significant_digits(
+    value: float | None, digits: int, expected: str
+) -> None:
     assert number(value, digits) == expected
 
 
 def process(kind: str, time: float, index: int, **more: Any) -> dict[str, Any]:
-    return {"kind": kind, "time": time, "index": index, "host": f"node{index}", "client": index, **more}
+    return {
+        "kind": kind,
+        "time": time,
+        "index": index,
+        "host": f"node{index}",
+        "client": index,
+        **more,
+    }
 
 
 def parts(*records: dict[str, Any], **more: Any) -> dict[str, str]:
@@ -50,7 +59,10 @@ def test_a_job_that_has_reported_nothing_has_rows_that_say_so() -> None:
     assert found["state"] == '<span class="state running">running</span>'
     assert found["bottleneck"] == "Not enough has been measured yet."
     assert "<dt>Loss</dt><dd>–</dd>" in found["facts"]
-    assert found["worker-rows"] == '<tr><td colspan="8" class="empty">Nothing was reported yet.</td></tr>'
+    assert (
+        found["worker-rows"]
+        == '<tr><td colspan="8" class="empty">Nothing was reported yet.</td></tr>'
+    )
     assert "This job has no shards." in found["shard-rows"]
     assert found["timeline"] == ""
     assert "</time> the job was started</li>" in found["events"]
@@ -63,13 +75,28 @@ def test_a_job_that_trains_is_shown_with_its_slowest_worker() -> None:
     for time, iteration in ((104.0, 20), (108.0, 40)):
         for rank, waited_s in enumerate((3.0, 3.0, 0.0)):
             waited = waited_s * (time - 100.0) / 4.0
-            records.append(process("worker", time, rank, iteration=iteration, waited_s=waited, **busy))
+            records.append(
+                process("worker", time, rank, iteration=iteration, waited_s=waited, **busy)
+            )
         records.append(
             process(
-                "shard", time, 0, busy_s=time / 8, queue=1, bytes_in=2e6 * time, bytes_out=0, sending_s={}
+                "shard",
+                time,
+                0,
+                busy_s=time / 8,
+                queue=1,
+                bytes_in=2e6 * time,
+                bytes_out=0,
+                sending_s={},
             )
         )
-    tensor = {"name": "fc.0", "scheme": "ps", "bytes_out": 658.0, "bytes_in": 1.5e6, "waited_s": 0.00426}
+    tensor = {
+        "name": "fc.0",
+        "scheme": "ps",
+        "bytes_out": 658.0,
+        "bytes_in": 1.5e6,
+        "waited_s": 0.00426,
+    }
     found = parts(*records, tensors=[{**tensor, "hidden_s": None}], has_trace=True)
     assert "<dt>Iteration</dt><dd>40 of 80</dd>" in found["facts"]
     assert "<dt>Loss</dt><dd>1.25</dd>" in found["facts"]
@@ -77,7 +104,9 @@ def test_a_job_that_trains_is_shown_with_its_slowest_worker() -> None:
     assert 'value="0.5000"' in found["bar"]
     assert found["bottleneck"].startswith("Worker 2 on node2 is the limit")
     rows = found["worker-rows"].split("</tr>")
-    assert rows[2].startswith("<tr class=marked><td>worker 2 (slowest)</td><td>node2</td><td>40</td>")
+    assert rows[2].startswith(
+        "<tr class=marked><td>worker 2 (slowest)</td><td>node2</td><td>40</td>"
+    )
     bar = '<span class="part" style="--part: 75%" aria-hidden="true"></span>75 %'
     assert f"<td>{bar}</td>" in rows[0]
     assert found["shard-rows"].startswith("<tr><td>shard 0</td><td>node0</td>")
@@ -91,14 +120,23 @@ def test_what_is_foreign_is_text() -> None:
     evil = "<script>alert('&')</script>"
     records = [
         START,
-        process("worker", 104.0, 0, iteration=1, waited_s=0.0, read_s=0.0, sending_s={}, host_busy=0.1),
+        process(
+            "worker", 104.0, 0, iteration=1, waited_s=0.0, read_s=0.0, sending_s={}, host_busy=0.1
+        ),
         process("shard", 104.0, 0, busy_s=0, queue=0, bytes_in=0, bytes_out=0, sending_s={}),
         {"kind": "snapshot", "time": 105.0, "iteration": 1, "path": evil},
         {"kind": "end", "time": 106.0, "iteration": 1, "outcome": evil},
     ]
     for record in records[1:3]:
         record["host"] = evil
-    tensor = {"name": evil, "scheme": evil, "bytes_out": 1, "bytes_in": 1, "waited_s": 0, "hidden_s": 0}
+    tensor = {
+        "name": evil,
+        "scheme": evil,
+        "bytes_out": 1,
+        "bytes_in": 1,
+        "waited_s": 0,
+        "hidden_s": 0,
+    }
     found = parts(*records, name=evil, tensors=[tensor], has_trace=True)
     pieces = [
         *found.values(),
@@ -115,7 +153,10 @@ def test_what_is_foreign_is_text() -> None:
 
 def test_the_template_is_filled_once() -> None:
     """What a part contains is not taken for a place of another one."""
-    assert fill("<b>{{state}}</b>{{log}}{{unknown}}", {"state": "{{log}}", "log": "x"}) == "<b>{{log}}</b>x"
+    assert (
+        fill("<b>{{state}}</b>{{log}}{{unknown}}", {"state": "{{log}}", "log": "x"})
+        == "<b>{{log}}</b>x"
+    )
 
 
 def test_curves_are_their_last_values() -> None:

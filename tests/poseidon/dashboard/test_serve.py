@@ -39,7 +39,9 @@ def test_a_signal_stops_the_page_without_an_error(number: signal.Signals) -> Non
         address = page.stdout.readline().split()[-1]
         with urlopen(address, timeout=30) as answer:  # its handlers are in place
             assert answer.status == 200
-        with socket.create_connection(("127.0.0.1", urlsplit(address).port), timeout=30) as stranger:
+        with socket.create_connection(
+            ("127.0.0.1", urlsplit(address).port), timeout=30
+        ) as stranger:
             stranger.sendall(b"no HTTP\r\n\r\n")
             assert stranger.recv(99).startswith(b"HTTP/1.1 400")
         page.send_signal(number)
@@ -53,7 +55,8 @@ def test_a_port_in_use_is_one_sentence() -> None:
         with pytest.raises(JobError) as caught:
             serve([], host="127.0.0.1", port=port, token="")
     assert str(caught.value) == (
-        f"cannot listen at 127.0.0.1:{port}: Address already in use; take another --port, or 0 for a free one"
+        f"cannot listen at 127.0.0.1:{port}: Address already in use; take another --port, or 0 "
+        "for a free one"
     )
 
 

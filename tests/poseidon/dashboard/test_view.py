@@ -35,7 +35,14 @@ def view(*records: dict[str, Any]) -> JobView:
 def test_curves_of_training_and_tests() -> None:
     made = view(
         START,
-        {"time": 101.0, "kind": "train", "iteration": 20, "loss": 2.0, "rate": 0.1, "outputs": {"loss": 2.1}},
+        {
+            "time": 101.0,
+            "kind": "train",
+            "iteration": 20,
+            "loss": 2.0,
+            "rate": 0.1,
+            "outputs": {"loss": 2.1},
+        },
         {
             "time": 102.0,
             "kind": "train",
@@ -93,13 +100,19 @@ def test_a_lead_is_no_matter_of_when_a_worker_reports() -> None:
         worker(124.0, 1, 143, 0.0),
     )
     rows = made.summary(125.0, running=True)["workers"]
-    assert [(row["rank"], row["iteration"], row["lead"]) for row in rows] == [(0, 100, 0), (1, 143, 2)]
+    assert [(row["rank"], row["iteration"], row["lead"]) for row in rows] == [
+        (0, 100, 0),
+        (1, 143, 2),
+    ]
 
 
 @pytest.mark.parametrize(
-    ("busy_s", "stalled_s", "busy"), [(4.0, 1.0, 0.4), (1.0, 9.0, 0.9), (0.0, 0.0, 0.0), (20.0, 0.0, 1.0)]
+    ("busy_s", "stalled_s", "busy"),
+    [(4.0, 1.0, 0.4), (1.0, 9.0, 0.9), (0.0, 0.0, 0.0), (20.0, 0.0, 1.0)],
 )
-def test_a_shard_that_has_no_processor_is_busy(busy_s: float, stalled_s: float, busy: float) -> None:
+def test_a_shard_that_has_no_processor_is_busy(
+    busy_s: float, stalled_s: float, busy: float
+) -> None:
     record = {
         "time": 110.0, "kind": "shard", "index": 0, "host": "node0", "busy_s": 1.0, "stalled_s": 2.0, "sending_s": {},
     }  # fmt: skip
@@ -110,7 +123,8 @@ def test_a_shard_that_has_no_processor_is_busy(busy_s: float, stalled_s: float, 
 
 def test_only_the_last_seconds_count() -> None:
     made = view(
-        START, *(worker(100.0 + 5 * n, 0, 10 * n, 0.0 if n < 10 else 5.0 * (n - 9)) for n in range(21))
+        START,
+        *(worker(100.0 + 5 * n, 0, 10 * n, 0.0 if n < 10 else 5.0 * (n - 9)) for n in range(21)),
     )
     ((load,), _) = made.loads()
     assert load.waited == pytest.approx(1.0), "it waited all the time in the last twenty seconds"
@@ -139,7 +153,10 @@ def test_states() -> None:
 def test_a_script_without_steps_ends_without_an_iteration() -> None:
     end = {"time": 200.0, "kind": "end", "outcome": "finished", "iteration": None}
     summary = view(START, end).summary(0.0, running=False)
-    assert [event["text"] for event in summary["events"]] == ["the job was started", "the job finished"]
+    assert [event["text"] for event in summary["events"]] == [
+        "the job was started",
+        "the job finished",
+    ]
 
 
 def test_a_job_that_has_ended_shows_its_last_iteration() -> None:

@@ -50,7 +50,9 @@ def test_rows_of_a_batch() -> None:
         (b"\xff\xff", "not an AnnotatedDatum"),
         (encode_datum(picture(1), 1), "not an AnnotatedDatum: it has no image"),
         (
-            AnnotatedDatum(datum=Datum(channels=3, height=2, width=2, data=b"1")).SerializeToString(),
+            AnnotatedDatum(
+                datum=Datum(channels=3, height=2, width=2, data=b"1")
+            ).SerializeToString(),
             "holds 1 bytes",
         ),
     ],

@@ -15,7 +15,9 @@ from poseidon.errors import DataError
 from poseidon.proto.caffe_pb2 import Datum
 from tests.support.databases import picture
 
-RED_BLUE = np.array([[[255, 0, 0], [0, 0, 255]]], np.uint8)  # one row: a red and a blue pixel, as R, G, B
+RED_BLUE = np.array(
+    [[[255, 0, 0], [0, 0, 255]]], np.uint8
+)  # one row: a red and a blue pixel, as R, G, B
 
 
 def encoded(image: Image.Image, form: str = "PNG", label: int = 3) -> bytes:
@@ -56,8 +58,16 @@ GREY = Image.fromarray(np.array([[10, 200]], np.uint8))
             Decoding.AS_STORED,
             [[[0, 255]], [[0, 0]], [[255, 0]], [[255, 255]]],
         ),
-        (Image.fromarray(RED_BLUE).convert("RGBA"), Decoding.COLOR, [[[0, 255]], [[0, 0]], [[255, 0]]]),
-        (Image.fromarray(RED_BLUE).convert("P"), Decoding.AS_STORED, [[[0, 255]], [[0, 0]], [[255, 0]]]),
+        (
+            Image.fromarray(RED_BLUE).convert("RGBA"),
+            Decoding.COLOR,
+            [[[0, 255]], [[0, 0]], [[255, 0]]],
+        ),
+        (
+            Image.fromarray(RED_BLUE).convert("P"),
+            Decoding.AS_STORED,
+            [[[0, 255]], [[0, 0]], [[255, 0]]],
+        ),
         (Image.new("1", (2, 1), 1), Decoding.AS_STORED, [[[255, 255]]]),
     ],
     ids=[
@@ -71,7 +81,9 @@ GREY = Image.fromarray(np.array([[10, 200]], np.uint8))
         "bits",
     ],
 )
-def test_channels_of_encoded_pictures(image: Image.Image, decoding: Decoding, expected: list[object]) -> None:
+def test_channels_of_encoded_pictures(
+    image: Image.Image, decoding: Decoding, expected: list[object]
+) -> None:
     assert decode(encoded(image), decoding)[0].tolist() == expected
 
 
@@ -96,7 +108,10 @@ SHAPE = {"channels": 3, "height": 2, "width": 2}
             Datum(**SHAPE, data=bytes(11)).SerializeToString(),
             "holds 11 bytes, but channels 3 x height 2 x width 2 = 12",
         ),
-        (Datum(**SHAPE, float_data=[1.0] * 13).SerializeToString(), "holds 13 floats, but channels 3"),
+        (
+            Datum(**SHAPE, float_data=[1.0] * 13).SerializeToString(),
+            "holds 13 floats, but channels 3",
+        ),
         (Datum(**SHAPE).SerializeToString(), "holds 0 floats"),
         (Datum(channels=-1, height=2, width=2, data=b"12").SerializeToString(), "channels -1"),
         (Datum(data=b"no images", encoded=True).SerializeToString(), "image cannot be decoded"),
@@ -110,7 +125,9 @@ def test_records_that_are_wrong(record: bytes, message: str) -> None:
 
 
 def test_a_picture_that_is_cut_short() -> None:
-    datum = Datum.FromString(encoded(Image.fromarray(picture(0, (3, 64, 64)).transpose(1, 2, 0)), "JPEG"))
+    datum = Datum.FromString(
+        encoded(Image.fromarray(picture(0, (3, 64, 64)).transpose(1, 2, 0)), "JPEG")
+    )
     datum.data = datum.data[: len(datum.data) // 2]
     with pytest.raises(DataError, match="image cannot be decoded"):
         decode(datum.SerializeToString())

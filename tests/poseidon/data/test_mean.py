@@ -36,8 +36,14 @@ def test_the_new_form_of_a_blob(tmp_path: Path, shape: list[int]) -> None:
     [
         (b"\xff\xff", "not a binary BlobProto"),
         (b"", "0 values"),
-        (BlobProto(num=1, channels=2, height=2, width=2, data=[1] * 7).SerializeToString(), "7 values"),
-        (BlobProto(num=2, channels=1, height=1, width=1, data=[1] * 2).SerializeToString(), "1 x C x H x W"),
+        (
+            BlobProto(num=1, channels=2, height=2, width=2, data=[1] * 7).SerializeToString(),
+            "7 values",
+        ),
+        (
+            BlobProto(num=2, channels=1, height=1, width=1, data=[1] * 2).SerializeToString(),
+            "1 x C x H x W",
+        ),
     ],
 )
 def test_files_that_are_no_mean(tmp_path: Path, content: bytes, message: str) -> None:
@@ -52,11 +58,16 @@ def test_the_mean_of_a_database(tmp_path: Path, backend: Backend) -> None:
     with closing(open_cursor(path, backend)) as cursor:
         mean = compute_mean(cursor)
     assert mean.dtype == np.float32
-    np.testing.assert_array_equal(mean, np.mean([picture(i) for i in range(11)], axis=0).astype(np.float32))
+    np.testing.assert_array_equal(
+        mean, np.mean([picture(i) for i in range(11)], axis=0).astype(np.float32)
+    )
 
 
 def test_records_of_two_shapes_have_no_mean(tmp_path: Path) -> None:
-    records = [(b"a", encode_datum(picture(0, (1, 2, 2)), 0)), (b"b", encode_datum(picture(0, (1, 2, 3)), 0))]
+    records = [
+        (b"a", encode_datum(picture(0, (1, 2, 2)), 0)),
+        (b"b", encode_datum(picture(0, (1, 2, 3)), 0)),
+    ]
     path = make_database(tmp_path / "db", Backend.LMDB, records)
     with (
         closing(open_cursor(path, Backend.LMDB)) as cursor,

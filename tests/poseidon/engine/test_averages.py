@@ -23,11 +23,18 @@ def test_the_window_is_caffes() -> None:
 
 
 def test_packed_numbers_are_summed_in_worker_order_and_named() -> None:
-    payloads = [pack(1.0 * rank, {"a": torch.tensor([1.0, 2.0]), "l": torch.tensor(rank)}) for rank in (1, 2)]
+    payloads = [
+        pack(1.0 * rank, {"a": torch.tensor([1.0, 2.0]), "l": torch.tensor(rank)})
+        for rank in (1, 2)
+    ]
     numbers = total(payloads)
     assert numbers.tolist() == [3.0, 2.0, 4.0, 3.0]
     outputs = as_outputs(numbers[1:].tolist(), {"a": 2, "l": 1}, {"l": 0.5})
-    assert [(o.name, o.value, o.loss_weight) for o in outputs] == [("a", 2, 0), ("a", 4, 0), ("l", 3, 0.5)]
+    assert [(o.name, o.value, o.loss_weight) for o in outputs] == [
+        ("a", 2, 0),
+        ("a", 4, 0),
+        ("l", 3, 0.5),
+    ]
 
 
 def test_sums_are_kept_in_double() -> None:
@@ -39,7 +46,9 @@ def test_sums_are_kept_in_double() -> None:
 
 def test_outputs_that_change_their_shape_have_no_mean() -> None:
     payloads = [pack(1.0, {"a": torch.zeros(size)}) for size in (3, 4)]
-    with pytest.raises(DataError, match="have 3, 4 numbers on the workers, expected as many on each"):
+    with pytest.raises(
+        DataError, match="have 3, 4 numbers on the workers, expected as many on each"
+    ):
         total(payloads)
     sums = {"a": torch.zeros(2, 3, dtype=torch.float64)}
     with pytest.raises(DataError, match="output 'a' has shape 2x1 after 2x3, expected one shape"):

@@ -9,7 +9,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from poseidon.engine.broadcast import PIECE_BYTES, broadcast_bytes, broadcast_parameters, gather_bytes
+from poseidon.engine.broadcast import (
+    PIECE_BYTES,
+    broadcast_bytes,
+    broadcast_parameters,
+    gather_bytes,
+)
 
 TENSORS = {
     "integers": (torch.arange(5), torch.zeros(5, dtype=torch.int64)),

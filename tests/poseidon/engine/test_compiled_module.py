@@ -102,7 +102,8 @@ def test_compiled_later_its_hooks_end_graphs_and_are_not_traced() -> None:
         assert torch.equal(module.state_dict()[name], value), name
     assert counters["graph_break"]
     assert all(
-        "call torch.compile(module) before distribute()" in reason for reason in counters["graph_break"]
+        "call torch.compile(module) before distribute()" in reason
+        for reason in counters["graph_break"]
     )
 
 

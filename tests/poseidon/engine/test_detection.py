@@ -1,4 +1,6 @@
-"""Mean average precision: by hand, against SSD's loops, over workers, in a solver; detections of several workers in files."""
+"""Mean average precision: by hand, against SSD's loops, over workers, in a solver; detections of
+several workers in files.
+"""
 
 from __future__ import annotations
 
@@ -101,7 +103,8 @@ def test_a_set_of_batches() -> None:
     for number, batch in enumerate(BATCHES):
         tally.add(number, {"eval": batch})
     (score,) = tally.scores(["eval"], "Integral")
-    # Of four objects of class 1 one was found, first among equals; of two of class 2 one. Class 3 has no object.
+    # Of four objects of class 1 one was found, first among equals; of two of class 2 one. Class 3
+    # has no object.
     assert score.classes == ((1, pytest.approx(0.25)), (2, pytest.approx(0.5)))
     assert score.mean == pytest.approx((0.25 + 0.5 + 0) / 3)
 
@@ -119,7 +122,9 @@ def test_workers_have_the_scores_of_one_process() -> None:
 
 
 def test_other_outputs_are_refused() -> None:
-    with pytest.raises(DataError, match=r"output 'loss' has shape scalar, but eval_type is 'detection'"):
+    with pytest.raises(
+        DataError, match=r"output 'loss' has shape scalar, but eval_type is 'detection'"
+    ):
         DetectionTally().add(0, {"loss": torch.zeros(())})
 
 
@@ -170,14 +175,17 @@ def test_the_lines_of_pycaffe(solver_file: Path, caplog: pytest.LogCaptureFixtur
 def test_the_lines_of_poseidon_test(solver_file: Path) -> None:
     said: list[str] = []
     net = open_net(NetRequest(model=solver_file.with_name("test.prototxt"), phase=TEST))
-    assert [output.value for output in score(net, 2, lambda line: said.append(line.text)).outputs] == [0]
+    assert [
+        output.value for output in score(net, 2, lambda line: said.append(line.text)).outputs
+    ] == [0]
     assert said == ["Loss: 0", "detection_eval = 0"]
 
 
 def test_a_test_net_of_other_outputs_is_refused(solver_file: Path) -> None:
     solver_file.with_name("test.prototxt").write_text(TRAIN_NET)
     with pytest.raises(
-        UsageError, match="test net #0: output 'loss' has shape scalar, but eval_type is 'detection'"
+        UsageError,
+        match="test net #0: output 'loss' has shape scalar, but eval_type is 'detection'",
     ):
         run(solver_file, Job())
 
@@ -216,10 +224,17 @@ def test_workers_save_the_detections_of_one_process(tmp_path: Path, workers: int
     ):
         (tmp_path / name).write_text(text)
     assert (
-        len(run(tmp_path / "solver.prototxt", Job(workers=workers, shards=int(workers > 1))).sink.tests) == 3
+        len(
+            run(
+                tmp_path / "solver.prototxt", Job(workers=workers, shards=int(workers > 1))
+            ).sink.tests
+        )
+        == 3
     )
     lines = [line.split() for line in (tmp_path / "out" / "found.txt").read_text().splitlines()]
     kept = [n for n in range(10) if scores[n, 0] > 0.3]
     assert [line[0] for line in lines] == [f"image{n}" for n in kept]
     assert [float(line[2]) for line in lines] == pytest.approx([scores[n, 0] for n in kept])
-    assert [int(line[3]) for line in lines] == [int(round(100 + 100 * corners[n, 0], 2)) for n in kept]
+    assert [int(line[3]) for line in lines] == [
+        int(round(100 + 100 * corners[n, 0], 2)) for n in kept
+    ]

@@ -6,7 +6,13 @@ import json
 
 import pytest
 
-from poseidon.engine.document import JobDocument, Prints, ScriptDocument, read_document, read_document_of
+from poseidon.engine.document import (
+    JobDocument,
+    Prints,
+    ScriptDocument,
+    read_document,
+    read_document_of,
+)
 from poseidon.errors import UsageError
 from poseidon.exchange.options import ExchangeOptions
 

@@ -1,4 +1,6 @@
-"""Every solver against the weights that Caffe itself computed, step by step: alone, and through the server."""
+"""Every solver against the weights that Caffe itself computed, step by step: alone, and through
+the server.
+"""
 
 from __future__ import annotations
 
@@ -60,9 +62,12 @@ def replay(shared: Path, case: str, make: Make, part: slice) -> None:
     net = net_of(shared, found)
     infos = net.parameters_info
     trained = [
-        Trained(name=i.name, tensor=i.parameter, rule=solver.rule(i.lr_mult, i.decay_mult)) for i in infos
+        Trained(name=i.name, tensor=i.parameter, rule=solver.rule(i.lr_mult, i.decay_mult))
+        for i in infos
     ]
-    exchange = make(trained, ExchangeSettings(clip=solver.clip, gradient_scale=1 / solver.iter_size))
+    exchange = make(
+        trained, ExchangeSettings(clip=solver.clip, gradient_scale=1 / solver.iter_size)
+    )
     hooks = Hooks(net, trained, exchange, passes=solver.iter_size)
     try:
         exchange.open(None)
@@ -77,7 +82,9 @@ def replay(shared: Path, case: str, make: Make, part: slice) -> None:
             hooks.finish()
             exchange.finish()
             if part == slice(None):
-                assert float(net.loss.detach()) == pytest.approx(float(found["loss"][step]), rel=1e-4)
+                assert float(net.loss.detach()) == pytest.approx(
+                    float(found["loss"][step]), rel=1e-4
+                )
             exchange.settle()
             for info in infos:
                 layer, index = info.name.rsplit(".", 1)
@@ -105,7 +112,9 @@ def test_two_workers_on_two_shards_take_caffes_steps(shared: Path, case: str) ->
 
         def run(rank: int) -> None:
             def make(trained: Sequence[Trained], settings: ExchangeSettings) -> Exchange:
-                store = store_spec(trained, settings, workers=2, shards=2, options=ExchangeOptions(rows=2))
+                store = store_spec(
+                    trained, settings, workers=2, shards=2, options=ExchangeOptions(rows=2)
+                )
                 return plain_exchange(connect(rank, store), trained, store, settings)
 
             try:

@@ -47,8 +47,12 @@ def data() -> TensorDataset:
 
 
 def build(_: int) -> nn.Module:
-    """A wide layer that may travel as factors, small tensors that share a table, running statistics, a frozen one."""
-    net = nn.Sequential(nn.Linear(6, 30), nn.BatchNorm1d(30), nn.Tanh(), nn.Linear(30, 2), nn.Linear(2, 2))
+    """A wide layer that may travel as factors, small tensors that share a table, running
+    statistics, a frozen one.
+    """
+    net = nn.Sequential(
+        nn.Linear(6, 30), nn.BatchNorm1d(30), nn.Tanh(), nn.Linear(30, 2), nn.Linear(2, 2)
+    )
     numbers = torch.Generator().manual_seed(1)
     with torch.no_grad():
         for parameter in net.parameters():
@@ -63,7 +67,9 @@ Save = Callable[[Group, int], object]
 def loop(
     *, epochs: int = 3, passes: int = 1, after: Save | None = None
 ) -> Callable[[nn.Module, Group], None]:
-    """Trains to the end; `after(group, steps)` is called after each step, and may raise StopIteration to end it there."""
+    """Trains to the end; `after(group, steps)` is called after each step, and may raise
+    StopIteration to end it there.
+    """
 
     def body(module: nn.Module, group: Group) -> None:
         loader = group.loader(data(), BATCH)
@@ -190,7 +196,10 @@ def test_within_an_epoch(how: How, kind: ExchangeKind) -> None:
 @pytest.mark.parametrize("how", [MOMENTUM, torch_adam], ids=["rule", "optimizer"])
 @pytest.mark.parametrize("at", [1, 4])
 def test_with_passes_that_add_up(how: How, workers: int, at: int) -> None:
-    settings: dict[str, Any] = {"options": DistributeOptions(batch_size=BATCH, passes=2), "passes": 2}
+    settings: dict[str, Any] = {
+        "options": DistributeOptions(batch_size=BATCH, passes=2),
+        "passes": 2,
+    }
     expected = together(workers, build, how, loop(passes=2), options=settings["options"])
     assert_same_bits(interrupted(workers, how, at, **settings), expected)
 
@@ -271,10 +280,17 @@ def test_what_another_module_held_back_is_refused() -> None:
     together(2, build, MOMENTUM, loop(after=after), **settings)
     held_back = kept["state"]["own"][0]["held_back"]
     assert sorted(held_back)[:2] == ["0.bias, pushes", "0.bias, values"]
-    assert sorted(kept["state"]["own"][1]["held_back"])[:2] == ["0.bias, pushes", "0.weight, pushes"]
+    assert sorted(kept["state"]["own"][1]["held_back"])[:2] == [
+        "0.bias, pushes",
+        "0.weight, pushes",
+    ]
     held_back["0.bias, pushes"] = held_back["0.bias, pushes"][:-1]
-    with pytest.raises(SnapshotError, match=r"holds back 29 elements of 0\.bias, pushes; expected 30"):
-        together(2, build, MOMENTUM, lambda _, group: group.load_state_dict(kept["state"]), **settings)
+    with pytest.raises(
+        SnapshotError, match=r"holds back 29 elements of 0\.bias, pushes; expected 30"
+    ):
+        together(
+            2, build, MOMENTUM, lambda _, group: group.load_state_dict(kept["state"]), **settings
+        )
 
 
 def test_each_worker_has_its_own_buffers_again() -> None:
@@ -285,9 +301,6 @@ def test_each_worker_has_its_own_buffers_again() -> None:
     expected = together(2, build, MOMENTUM, loop(), **settings)
     assert not torch.equal(expected[0]["1.running_mean"], expected[1]["1.running_mean"])
     assert_same_bits(interrupted(2, MOMENTUM, 5, **settings), expected)
-
-
-# -- random numbers and places in the data ---------------------------------------------------------------------
 
 
 def shaken(x: Tensor) -> Tensor:
@@ -303,7 +316,9 @@ class Shaken(TensorDataset):
         return shaken(x), y
 
 
-@pytest.mark.parametrize("at", [2, 5, 7], ids=["within", "at the end of an epoch", "within the second"])
+@pytest.mark.parametrize(
+    "at", [2, 5, 7], ids=["within", "at the end of an epoch", "within the second"]
+)
 @pytest.mark.parametrize("plain", [False, True], ids=["loader", "sampler"])
 def test_random_numbers_go_on(at: int, plain: bool) -> None:
     def run(saved: dict[str, Any], after: Save | None = None) -> dict[str, Tensor]:
@@ -350,9 +365,6 @@ def test_what_processes_of_a_loader_have_drawn_ahead_was_not_had() -> None:
         assert torch.equal(mine[0], theirs)
 
 
-# -- files -------------------------------------------------------------------------------------------------------
-
-
 def steps(module: nn.Module, group: Group, count: int) -> None:
     for _ in range(count):
         module(torch.ones(2, 6)).square().mean().backward()
@@ -385,7 +397,9 @@ def test_a_group_saves_and_resumes_by_prefix(tmp_path: Path) -> None:
 def test_a_job_tells_what_it_goes_on_from_and_hears_of_what_is_saved(tmp_path: Path) -> None:
     saved = []
     module = build(0)
-    group = join(module, MOMENTUM, DistributeOptions(), WorkerContext(folder=tmp_path, on_saved=saved.append))
+    group = join(
+        module, MOMENTUM, DistributeOptions(), WorkerContext(folder=tmp_path, on_saved=saved.append)
+    )
     steps(module, group, 2)
     path = group.save()
     assert path == tmp_path / "checkpoint_iter_2.pt"
@@ -400,10 +414,9 @@ def test_a_job_tells_what_it_goes_on_from_and_hears_of_what_is_saved(tmp_path: P
     assert group.steps == 2
 
 
-# -- what is refused -----------------------------------------------------------------------------------------------
-
-
-def resumed(state: dict[str, Any], how: How = MOMENTUM, make: Callable[[int], nn.Module] = build) -> None:
+def resumed(
+    state: dict[str, Any], how: How = MOMENTUM, make: Callable[[int], nn.Module] = build
+) -> None:
     together(1, make, how, lambda module, group: group.load_state_dict(state))
 
 
@@ -425,7 +438,9 @@ def test_what_does_not_fit_is_one_sentence() -> None:
         resumed(state, make=lambda _: nn.Sequential(nn.Linear(6, 2)))
     with pytest.raises(SnapshotError, match="keeps scheduler; this script has handed nothing"):
         resumed({**state, "kept": {"scheduler": {}}})
-    with pytest.raises(SnapshotError, match=r"is no checkpoint of a group; expected what group\.state_dict"):
+    with pytest.raises(
+        SnapshotError, match=r"is no checkpoint of a group; expected what group\.state_dict"
+    ):
         resumed(dict(module.state_dict()))
     with pytest.raises(SnapshotError, match="has format 99"):
         resumed({**state, "poseidon": 99})
@@ -441,11 +456,12 @@ def test_what_does_not_fit_is_one_sentence() -> None:
 def test_a_file_that_would_run_code_is_refused(tmp_path: Path) -> None:
     torch.save({"poseidon": 1, "steps": Path("x")}, tmp_path / "net_iter_1.pt")
     group = join(
-        build(0), MOMENTUM, DistributeOptions(), WorkerContext(checkpoint=tmp_path / "net_iter_1.pt")
+        build(0),
+        MOMENTUM,
+        DistributeOptions(),
+        WorkerContext(checkpoint=tmp_path / "net_iter_1.pt"),
     )
-    sentence = (
-        r"net_iter_1\.pt is no checkpoint of a group; expected a file of group\.save\(\), which .* reads$"
-    )
+    sentence = r"net_iter_1\.pt is no checkpoint of a group; expected a file of group\.save\(\), which .* reads$"
     with pytest.raises(SnapshotError, match=sentence):
         group.resume()
 

@@ -79,7 +79,9 @@ def observe(
     return events, layer
 
 
-def test_a_failure_while_statistics_are_sent_is_raised_at_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failure_while_statistics_are_sent_is_raised_at_the_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr("poseidon.engine.observation.STATISTICS_S", 0.0)
     failed = threading.Event()
 
@@ -102,7 +104,12 @@ def test_the_last_statistics_are_sent_at_the_end_and_the_launcher_reads_them() -
     assert statistics is not None
     assert statistics.iterations == 1
     weight, bias = statistics.tensors
-    assert (weight.name, weight.scheme, weight.bytes_out, weight.bytes_in) == ("weight", "ps", 100, 200)
+    assert (weight.name, weight.scheme, weight.bytes_out, weight.bytes_in) == (
+        "weight",
+        "ps",
+        100,
+        200,
+    )
     assert weight.hidden_s == pytest.approx(5 - weight.waited_s)
     assert bias == TensorStatistics(name="bias", scheme="local", waited_s=bias.waited_s)
 
@@ -140,5 +147,8 @@ def test_a_plan_that_cannot_be_kept_is_told_and_logged(
     (tmp_path / "exchange_plan.txt").symlink_to("/dev/full")
     with caplog.at_level(logging.INFO):
         log_plan(ExchangePlan(choices=()), tmp_path)
-    assert "exchange_plan.txt: No space left on device; the job goes on without it" in caplog.messages[1]
+    assert (
+        "exchange_plan.txt: No space left on device; the job goes on without it"
+        in caplog.messages[1]
+    )
     assert caplog.messages[0].startswith("no tensor is exchanged: 0 B an iteration")

@@ -37,7 +37,9 @@ def test_writes_keep_their_order() -> None:
     assert written == list(range(20))
 
 
-def test_the_last_failure_is_raised_once_and_each_is_a_warning(caplog: pytest.LogCaptureFixture) -> None:
+def test_the_last_failure_is_raised_once_and_each_is_a_warning(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     writer = SnapshotWriter()
     with caplog.at_level(logging.WARNING):
         writer.submit(fail)
@@ -47,7 +49,9 @@ def test_the_last_failure_is_raised_once_and_each_is_a_warning(caplog: pytest.Lo
     writer.wait()
 
 
-def test_the_warning_of_a_runs_last_write_says_that_the_job_fails(caplog: pytest.LogCaptureFixture) -> None:
+def test_the_warning_of_a_runs_last_write_says_that_the_job_fails(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     writer = SnapshotWriter()
     writer.submit(fail, last=True)
     with pytest.raises(SnapshotError, match="the disk is full"):
@@ -66,5 +70,7 @@ def test_a_later_success_clears_an_earlier_failure() -> None:
 def test_an_unexpected_exception_is_an_error() -> None:
     writer = SnapshotWriter()
     writer.submit(lambda: print(1 / 0))
-    with pytest.raises(SnapshotError, match=r"could not be written: ZeroDivisionError: division by zero"):
+    with pytest.raises(
+        SnapshotError, match=r"could not be written: ZeroDivisionError: division by zero"
+    ):
         writer.wait()

@@ -29,7 +29,11 @@ from tests.support.cluster import TIMEOUT_S, TOKEN, job_addresses, shards_on_soc
 def tensors(*, bias: bool = True, rows: int = 8) -> list[Trained]:
     weight = Trained(name="fc.0", tensor=nn.Parameter(torch.zeros(64, 100)), factor_rows=rows)
     small = Trained(name="fc2.0", tensor=nn.Parameter(torch.zeros(2, 64)), factor_rows=rows)
-    return [weight, small, Trained(name="fc2.1", tensor=nn.Parameter(torch.zeros(2)))] if bias else [weight]
+    return (
+        [weight, small, Trained(name="fc2.1", tensor=nn.Parameter(torch.zeros(2)))]
+        if bias
+        else [weight]
+    )
 
 
 def test_each_kind_has_a_builder() -> None:
@@ -105,7 +109,8 @@ def test_a_workers_budget_makes_it_send_less_and_loses_nothing() -> None:
         with shards_on_sockets(2, 1) as addresses, ThreadPoolExecutor(2) as pool:
             trained = [Trained(name="w", tensor=torch.zeros(300)) for _ in range(2)]
             futures = [
-                pool.submit(_add_up, trained[rank], _budgeted(rank, budget), addresses) for rank in range(2)
+                pool.submit(_add_up, trained[rank], _budgeted(rank, budget), addresses)
+                for rank in range(2)
             ]
             sent[budget] = [future.result() for future in futures]
         assert all(one.tensor.tolist() == [-12.0] * 300 for one in trained)
@@ -120,7 +125,10 @@ def _budgeted(rank: int, budget: float | None) -> Membership:
         token=TOKEN,
         timeout_s=TIMEOUT_S,
         options=ExchangeOptions(
-            kind=ExchangeKind.SERVER, staleness=4, consistency=Consistency.SSP_AGGR, bandwidth_mbps=budget
+            kind=ExchangeKind.SERVER,
+            staleness=4,
+            consistency=Consistency.SSP_AGGR,
+            bandwidth_mbps=budget,
         ),
     )
 
@@ -151,13 +159,21 @@ def test_a_worker_that_is_alone_has_no_server() -> None:
 
 @pytest.mark.parametrize(
     ("kind", "staleness"),
-    [(kind, s) for kind in ExchangeKind for s in (0, 2) if not (s and kind is ExchangeKind.ALLREDUCE)],
+    [
+        (kind, s)
+        for kind in ExchangeKind
+        for s in (0, 2)
+        if not (s and kind is ExchangeKind.ALLREDUCE)
+    ],
 )
 def test_who_owns_the_histories_is_known_before_the_exchange_is_built(
     kind: ExchangeKind, staleness: int
 ) -> None:
     member = Membership(
-        shards=1, token=TOKEN, timeout_s=TIMEOUT_S, options=ExchangeOptions(kind=kind, staleness=staleness)
+        shards=1,
+        token=TOKEN,
+        timeout_s=TIMEOUT_S,
+        options=ExchangeOptions(kind=kind, staleness=staleness),
     )
     with job_addresses(kind, 1, 1) as connect:
         built = build_exchange(tensors(), ExchangeSettings(), member, connect)
@@ -174,14 +190,20 @@ def test_one_tensor_always_reads_from_the_server_so_that_signals_are_in_step() -
 
 
 def test_the_last_small_tensor_reads_from_the_server_where_all_others_travel_by_allreduce() -> None:
-    """Its gradient comes first in a backward pass and its value is needed last, so no layer waits for it."""
+    """Its gradient comes first in a backward pass and its value is needed last, so no layer
+    waits for it.
+    """
     own = [
         Trained(name=name, tensor=torch.zeros(size), rule=Rule())
         for name, size in (("low.bias", 64), ("mid.bias", 512), ("high", 100_000))
     ]
     member = Membership(workers=2, shards=1, options=ExchangeOptions(kind=ExchangeKind.AUTO))
     plan = plan_exchange(own, member, [Scheme.ALLREDUCE] * 3)
-    assert [choice.scheme for choice in plan.choices] == [Scheme.ALLREDUCE, Scheme.SERVER, Scheme.ALLREDUCE]
+    assert [choice.scheme for choice in plan.choices] == [
+        Scheme.ALLREDUCE,
+        Scheme.SERVER,
+        Scheme.ALLREDUCE,
+    ]
 
 
 def test_dedicated_servers_change_the_plan() -> None:
@@ -196,13 +218,17 @@ def test_dedicated_servers_change_the_plan() -> None:
 def test_few_frames_lie_between_the_hook_of_a_gradient_and_its_push(
     staleness: int, compress: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each has its work: the exchange, the carrier, the tables of the store, and what is sent to one of them."""
+    """Each has its work: the exchange, the carrier, the tables of the store, and what is sent to
+    one of them.
+    """
     kind = ExchangeKind.SERVER
     frames: set[tuple[str, ...]] = set()
     push = Client.push
 
     def noted(client: Client, table: int, array: Array, *, rate: float = 0.0) -> None:
-        names = [f.name for f in traceback.extract_stack()[:-1] if "/poseidon/exchange/" in f.filename]
+        names = [
+            f.name for f in traceback.extract_stack()[:-1] if "/poseidon/exchange/" in f.filename
+        ]
         if "_on_gradient" in names:
             frames.add(tuple(names[names.index("_on_gradient") + 1 :]))
         push(client, table, array, rate=rate)

@@ -66,7 +66,9 @@ EXCHANGES: dict[str, tuple[Callable[[], AbstractContextManager[Make]], int, Scen
 }
 
 
-@pytest.mark.parametrize(("opened", "workers", "scenario"), EXCHANGES.values(), ids=EXCHANGES.keys())
+@pytest.mark.parametrize(
+    ("opened", "workers", "scenario"), EXCHANGES.values(), ids=EXCHANGES.keys()
+)
 class TestContract:
     """The scenarios of the contract."""
 

@@ -1,4 +1,6 @@
-"""Every exchange gives one process's weights: all rules, clipping, iter_size, any number of shards."""
+"""Every exchange gives one process's weights: all rules, clipping, iter_size, any number of
+shards.
+"""
 
 from __future__ import annotations
 
@@ -16,11 +18,19 @@ from poseidon.exchange.server.store import store_spec
 from ps_server import Consistency, Regularization, Rule, RuleKind
 from ps_server.transport.memory import Faults
 from tests.support.cluster import memory_store, socket_store
-from tests.support.exchange_contract import Make, Saved, Scenario, check_exact, check_reopen, reference, train
+from tests.support.exchange_contract import (
+    Make,
+    Saved,
+    Scenario,
+    check_exact,
+    check_reopen,
+    reference,
+    train,
+)
 from tests.support.exchanges import plain_exchange
 
-# RMSProp divides by the root of its last few gradients: with a small delta it would magnify the rounding of a
-# coordinate whose gradient passes through zero.
+# RMSProp divides by the root of its last few gradients: with a small delta it would magnify the
+# rounding of a coordinate whose gradient passes through zero.
 SCENARIOS = {
     "momentum and decay": Scenario(),
     "Nesterov": Scenario(rule=Rule(kind=RuleKind.NESTEROV, momentum=0.9)),
@@ -46,7 +56,9 @@ def server(
     rows: int = 0,
 ) -> Iterator[Make]:
     """Makes server exchanges on shards that live as long as the block."""
-    store = socket_store(workers, shards) if sockets else memory_store(workers, shards, Faults(delay=3))
+    store = (
+        socket_store(workers, shards) if sockets else memory_store(workers, shards, Faults(delay=3))
+    )
     with store as connect:
 
         def make(rank: int, tensors: Sequence[Trained], settings: ExchangeSettings) -> Exchange:
@@ -116,7 +128,9 @@ def test_two_runs_have_the_same_bits() -> None:
         assert np.array_equal(a, b)
 
 
-@pytest.mark.parametrize("scenario", [Scenario(iterations=40), Scenario(iterations=40, clip=0.5, passes=2)])
+@pytest.mark.parametrize(
+    "scenario", [Scenario(iterations=40), Scenario(iterations=40, clip=0.5, passes=2)]
+)
 @pytest.mark.parametrize("staleness", [1, 3])
 def test_at_staleness_s_all_replicas_settle_on_one_value_near_the_exact_one(
     staleness: int, scenario: Scenario

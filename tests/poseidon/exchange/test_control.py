@@ -1,4 +1,7 @@
-"""Job control: who may request, and what a request names. Its deliveries run in the tests of their exchanges, too."""
+"""Job control: who may request, and what a request names.
+
+Its deliveries run in the tests of their exchanges, too.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,9 @@ from ps_server import LocalProtocolError, Signal, SignalKind
 
 def test_only_the_root_requests() -> None:
     delivery = AloneDelivery()
-    with pytest.raises(LocalProtocolError, match=r"^only worker 0 may request 'stop' of all workers$"):
+    with pytest.raises(
+        LocalProtocolError, match=r"^only worker 0 may request 'stop' of all workers$"
+    ):
         JobControl(delivery, root=False).request(SignalKind.STOP)
     assert delivery.requests == ()
 
@@ -30,8 +35,12 @@ def test_a_request_of_a_worker_that_is_alone_names_the_iteration_under_way() -> 
 
 
 @pytest.mark.parametrize(("ended", "named"), [(False, 8), (True, 9)])
-def test_a_request_after_the_end_of_an_iteration_names_the_next_one(ended: bool, named: int) -> None:
-    """The loop looks for requests at the end of each iteration; a test or a snapshot may follow, and take long."""
+def test_a_request_after_the_end_of_an_iteration_names_the_next_one(
+    ended: bool, named: int
+) -> None:
+    """The loop looks for requests at the end of each iteration; a test or a snapshot may follow,
+    and take long.
+    """
     trained = Trained(name="w", tensor=torch.zeros(2))
     exchange = exchange_alone([trained], ExchangeSettings(start_clock=7))
     exchange.open(None)

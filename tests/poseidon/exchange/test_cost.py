@@ -1,4 +1,6 @@
-"""The cost rule against the published tables, against flows counted one by one, and the plan made of it."""
+"""The cost rule against the published tables, against flows counted one by one, and the plan
+made of it.
+"""
 
 from __future__ import annotations
 
@@ -55,7 +57,9 @@ VGG = [
 def test_poseidons_own_examples(
     n: int, m: int, rows: int, workers: int, server: float, factors: float
 ) -> None:
-    assert server_bytes(n * m, Topology.colocated(workers)) / MEGA_FLOATS == pytest.approx(server, abs=0.06)
+    assert server_bytes(n * m, Topology.colocated(workers)) / MEGA_FLOATS == pytest.approx(
+        server, abs=0.06
+    )
     assert factor_bytes(rows, n, m, workers) / MEGA_FLOATS == pytest.approx(factors, abs=0.06)
 
 
@@ -76,7 +80,10 @@ def busiest_link(elements: int, topology: Topology) -> Fraction:
     "topology",
     [
         *(Topology.colocated(workers) for workers in (1, 2, 3, 8)),
-        *(Topology.dedicated(workers, servers) for workers, servers in ((1, 1), (4, 4), (4, 8), (5, 2))),
+        *(
+            Topology.dedicated(workers, servers)
+            for workers, servers in ((1, 1), (4, 4), (4, 8), (5, 2))
+        ),
         Topology(workers=4, worker_loads=(1, 1, 1, 1), server_loads=(3, 3)),
         Topology(workers=4, worker_loads=(2, 0, 1, 0), server_loads=(1,)),
         Topology(workers=3, worker_loads=(1, 0, 0)),
@@ -100,7 +107,9 @@ def test_dedicated_servers_leave_a_worker_one_model_each_way() -> None:
         (Precision.FLOAT32, Precision.FLOAT32, 1.0),
     ],
 )
-def test_half_precision_halves_the_servers_bytes(there: Precision, back: Precision, part: float) -> None:
+def test_half_precision_halves_the_servers_bytes(
+    there: Precision, back: Precision, part: float
+) -> None:
     fc7 = [tensor("fc7", 4096, 4096)]
     full = choose(fc7, ExchangeKind.SERVER, Topology.colocated(4)).choices[0].bytes
     plan = choose(fc7, ExchangeKind.SERVER, Topology.colocated(4), gradients=there, values=back)
@@ -124,7 +133,9 @@ def test_hybrid_takes_the_cheaper_way() -> None:
 
 @pytest.mark.parametrize(("rows", "scheme"), [(512, Scheme.FACTORS), (513, Scheme.SERVER)])
 def test_the_break_even_of_fc7_is_a_total_batch_of_4096(rows: int, scheme: Scheme) -> None:
-    plan = choose([tensor("fc7", 4096, 4096, rows=rows)], ExchangeKind.HYBRID, Topology.colocated(8))
+    plan = choose(
+        [tensor("fc7", 4096, 4096, rows=rows)], ExchangeKind.HYBRID, Topology.colocated(8)
+    )
     assert plan.choices[0].scheme is scheme
 
 
@@ -133,7 +144,9 @@ def test_dedicated_servers_and_half_precision_move_the_break_even() -> None:
     hybrid = ExchangeKind.HYBRID
     assert choose(fc7, hybrid, Topology.colocated(8)).choices[0].scheme is Scheme.FACTORS
     assert choose(fc7, hybrid, Topology.dedicated(8, 8)).choices[0].scheme is Scheme.SERVER
-    half = choose(fc7, hybrid, Topology.colocated(8), gradients=Precision.FLOAT16, values=Precision.FLOAT16)
+    half = choose(
+        fc7, hybrid, Topology.colocated(8), gradients=Precision.FLOAT16, values=Precision.FLOAT16
+    )
     assert half.choices[0].scheme is Scheme.SERVER
 
 
@@ -146,7 +159,9 @@ def test_dedicated_servers_and_half_precision_move_the_break_even() -> None:
         (ExchangeKind.LOCAL, (), Scheme.LOCAL),
     ],
 )
-def test_a_job_may_ask_for_one_way(kind: ExchangeKind, factors: tuple[int, ...], rest: Scheme) -> None:
+def test_a_job_may_ask_for_one_way(
+    kind: ExchangeKind, factors: tuple[int, ...], rest: Scheme
+) -> None:
     plan = choose(VGG, kind, Topology.colocated(64))
     assert plan.of(Scheme.FACTORS) == factors
     assert plan.of(rest) == tuple(i for i in range(len(VGG)) if i not in factors)
@@ -215,7 +230,10 @@ def test_the_plan_has_codecs_and_their_bytes() -> None:
     assert bias.bytes == 8 * 64
     assert "3 by ps, 2 of them compressed by sign, topk:0.125/none:" in plan.summary()
     fewer = choose(
-        [tensor("fc", 4096, 4096, rows=4)], ExchangeKind.HYBRID, Topology.colocated(2), codecs=codecs[1:2]
+        [tensor("fc", 4096, 4096, rows=4)],
+        ExchangeKind.HYBRID,
+        Topology.colocated(2),
+        codecs=codecs[1:2],
     )
     assert (fewer.choices[0].scheme, fewer.choices[0].is_compressed) == (Scheme.FACTORS, False)
     assert "compressed" not in fewer.summary()
@@ -223,7 +241,13 @@ def test_the_plan_has_codecs_and_their_bytes() -> None:
 
 @pytest.mark.parametrize(
     ("count", "text"),
-    [(0, "0 B"), (999, "999 B"), (1000, "1.00 kB"), (999_600, "1.00 MB"), (205_520_896, "205.52 MB")],
+    [
+        (0, "0 B"),
+        (999, "999 B"),
+        (1000, "1.00 kB"),
+        (999_600, "1.00 MB"),
+        (205_520_896, "205.52 MB"),
+    ],
 )
 def test_bytes_for_people(count: int, text: str) -> None:
     assert human_bytes(count) == text
@@ -246,7 +270,9 @@ def test_the_plan_counts_what_crosses_the_wire_in_half_precision(
     member = Membership(
         workers=2,
         shards=1,
-        options=ExchangeOptions(precision=Precision.FLOAT16, consistency=consistency, staleness=staleness),
+        options=ExchangeOptions(
+            precision=Precision.FLOAT16, consistency=consistency, staleness=staleness
+        ),
     )
     expected = choose(tensors, member.options.kind, member.topology, gradients=there, values=back)
     assert plan_exchange(tensors, member).bytes == expected.bytes

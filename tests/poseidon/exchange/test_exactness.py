@@ -1,10 +1,13 @@
-"""The promise of exactness, whole: every rule by every exchange, on one to three workers, with several passes and limits.
+"""The promise of exactness, whole: every rule by every exchange, on one to three workers, with
+several passes and limits.
 
-`scripts/test --thorough tests/poseidon/exchange` runs all 288; in every run are those in which each two values meet.
+`scripts/test --thorough tests/poseidon/exchange` runs all 288; in every run are those in which each
+two values meet.
 
-After twenty iterations the weights are those of one process with the whole batch, to 1e-5, and a second run has the same
-bits. The net has what makes the ways differ: convolutions and fully-connected layers, each large enough for a table of its
-own and small enough to share one, and biases. Two workers cut every tensor into pieces, which no tensors share.
+After twenty iterations the weights are those of one process with the whole batch, to 1e-5, and a
+second run has the same bits. The net has what makes the ways differ: convolutions and
+fully-connected layers, each large enough for a table of its own and small enough to share one, and
+biases. Two workers cut every tensor into pieces, which no tensors share.
 """
 
 from __future__ import annotations
@@ -36,7 +39,8 @@ ITERATIONS = 20
 SHARDS = 2
 PIECES = {1: 0, 2: 2, 3: 0}
 """Of each table, by the number of workers; 0: as large as it is, and small tensors share one."""
-# Where a rule divides by a root of small gradients its delta keeps rounding from being magnified without bound.
+# Where a rule divides by a root of small gradients its delta keeps rounding from being magnified
+# without bound.
 RULES = {
     RuleKind.SGD: Rule(momentum=0.9, decay=0.005),
     RuleKind.NESTEROV: Rule(kind=RuleKind.NESTEROV, momentum=0.9, decay=0.005),
@@ -78,7 +82,9 @@ class Net(nn.Module):
         return result
 
 
-def train(rank: int, workers: int, case: Case, build: Callable[..., Built]) -> tuple[list[np.ndarray], Built]:
+def train(
+    rank: int, workers: int, case: Case, build: Callable[..., Built]
+) -> tuple[list[np.ndarray], Built]:
     net = Net()
     rows = BATCH // workers * case.passes
     factors = layers_with_factors(net)
@@ -114,13 +120,18 @@ def train(rank: int, workers: int, case: Case, build: Callable[..., Built]) -> t
 def reference(case: Case) -> list[np.ndarray]:
     """One process with the whole batch."""
     alone = Membership(options=ExchangeOptions(kind=ExchangeKind.LOCAL))
-    return train(0, 1, case, lambda tensors, settings: build_exchange(tensors, settings, alone, list))[0]
+    return train(
+        0, 1, case, lambda tensors, settings: build_exchange(tensors, settings, alone, list)
+    )[0]
 
 
 def run(
     kind: ExchangeKind, workers: int, case: Case, schemes: Sequence[Scheme] = ()
 ) -> tuple[list[list[np.ndarray]], Built]:
-    """A job with its workers as threads; their final weights, by rank. `auto` takes these schemes, or measures."""
+    """A job with its workers as threads; their final weights, by rank.
+
+    `auto` takes these schemes, or measures.
+    """
     ends: dict[int, tuple[list[np.ndarray], Built]] = {}
     failures: list[BaseException] = []
 
@@ -135,7 +146,10 @@ def run(
         )
         try:
             ends[rank] = train(
-                rank, workers, case, lambda t, s: build_exchange(t, s, member, connect, schemes=schemes)
+                rank,
+                workers,
+                case,
+                lambda t, s: build_exchange(t, s, member, connect, schemes=schemes),
             )
         except BaseException as error:  # noqa: BLE001 - handed to the test
             failures.append(error)
@@ -152,7 +166,8 @@ def run(
 
 
 @pytest.mark.parametrize(
-    ("kind", "workers", "rule", "passes", "clip"), sample_of_pairs(KINDS, (1, 2, 3), [*RULES], PASSES, CLIPS)
+    ("kind", "workers", "rule", "passes", "clip"),
+    sample_of_pairs(KINDS, (1, 2, 3), [*RULES], PASSES, CLIPS),
 )
 def test_the_weights_are_those_of_one_process_and_of_a_second_run(
     kind: ExchangeKind, workers: int, rule: RuleKind, passes: int, clip: float | None
@@ -207,4 +222,6 @@ def test_the_ways_are_what_the_kind_says() -> None:
     assert not ways[ExchangeKind.SERVER].of(Scheme.FACTORS)
     assert len(ways[ExchangeKind.ALLREDUCE].of(Scheme.ALLREDUCE)) == 8
     pieces = chunks_of(built[ExchangeKind.SERVER])
-    assert [len({c.shard for c in pieces if c.table == table}) for table in range(8)] == [SHARDS] * 8
+    assert [len({c.shard for c in pieces if c.table == table}) for table in range(8)] == [
+        SHARDS
+    ] * 8

@@ -1,4 +1,6 @@
-"""An exchange calls the carrier of each tensor, merges their states, and notifies observers before and after each call."""
+"""An exchange calls the carrier of each tensor, merges their states, and notifies observers
+before and after each call.
+"""
 
 from __future__ import annotations
 
@@ -144,7 +146,9 @@ def test_each_call_goes_to_the_carrier_of_the_tensor_or_to_all() -> None:
 
 
 @pytest.mark.parametrize(("held", "limit"), [((9.0, 16.0), 0.4), ((0.0, 1.0), 1.0)])
-def test_the_limit_is_for_the_norm_over_all_carriers(held: tuple[float, float], limit: float) -> None:
+def test_the_limit_is_for_the_norm_over_all_carriers(
+    held: tuple[float, float], limit: float
+) -> None:
     log: list[tuple[object, ...]] = []
     carriers = [Noted((index,), log, held=squares) for index, squares in enumerate(held)]
     Exchange(carriers, control(), ExchangeSettings(clip=2.0)).finish()
@@ -161,7 +165,11 @@ def test_states_and_traffic_are_merged_by_tensor() -> None:
     given = {"h1": np.ones(1, np.float32)}
     exchange.state.hold_back(given)
     assert all(carrier.state.given is given for carrier in carriers)
-    assert {index: traffic.bytes_out for index, traffic in exchange.traffic().items()} == {0: 0, 1: 1, 2: 2}
+    assert {index: traffic.bytes_out for index, traffic in exchange.traffic().items()} == {
+        0: 0,
+        1: 1,
+        2: 2,
+    }
 
 
 def test_every_call_is_seen() -> None:

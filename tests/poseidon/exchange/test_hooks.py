@@ -79,7 +79,9 @@ def test_with_iter_size_gradients_leave_once_in_the_last_pass() -> None:
     net, hooks, _, log = build(passes=3)
     run(net, hooks, passes=3)
     assert log.count("begin low") == 1
-    assert log.index("begin high") > [i for i, entry in enumerate(log) if entry == "forward high"][-1]
+    assert (
+        log.index("begin high") > [i for i, entry in enumerate(log) if entry == "forward high"][-1]
+    )
     assert log.count("wait low") == 1
     hooks.close()
 
@@ -115,7 +117,9 @@ def replaced(net: nn.Module) -> None:
 
 
 @pytest.mark.parametrize("change", [clipped, dropped, replaced])
-def test_a_gradient_that_is_changed_on_its_way_is_refused(change: Callable[[nn.Module], None]) -> None:
+def test_a_gradient_that_is_changed_on_its_way_is_refused(
+    change: Callable[[nn.Module], None],
+) -> None:
     net, hooks, _, _ = build()
     hooks.start()
     net(torch.ones(1, 2)).sum().backward()
@@ -140,7 +144,9 @@ def in_double(net: nn.Module) -> None:
     ("backward", "words"),
     [(twice, "'high' came twice in a pass"), (in_double, r"'high' is torch\.float64; expected")],
 )
-def test_a_gradient_that_cannot_travel_is_refused(backward: Callable[[nn.Module], None], words: str) -> None:
+def test_a_gradient_that_cannot_travel_is_refused(
+    backward: Callable[[nn.Module], None], words: str
+) -> None:
     net, hooks, _, _ = build()
     hooks.start()
     with pytest.raises(UsageError, match=words):

@@ -1,4 +1,6 @@
-"""Two machines of two workers by every exchange: one process's weights, and the same bits in every run."""
+"""Two machines of two workers by every exchange: one process's weights, and the same bits in
+every run.
+"""
 
 from __future__ import annotations
 
@@ -75,7 +77,10 @@ def run(
             failures.append(error)
 
     with job_addresses(kind, MACHINES, SHARDS) as connect:
-        threads = [threading.Thread(target=worker, args=(rank, connect)) for rank in range(MACHINES * LOCAL)]
+        threads = [
+            threading.Thread(target=worker, args=(rank, connect))
+            for rank in range(MACHINES * LOCAL)
+        ]
         for thread in threads:
             thread.start()
         for thread in threads:
@@ -87,7 +92,8 @@ def run(
 
 
 @pytest.mark.parametrize(
-    ("kind", "rule", "passes", "clip"), sample([*itertools.product(KINDS, RULES, PASSES, CLIPS)], every=7)
+    ("kind", "rule", "passes", "clip"),
+    sample([*itertools.product(KINDS, RULES, PASSES, CLIPS)], every=7),
 )
 def test_the_weights_are_those_of_one_process_and_of_a_second_run(
     kind: ExchangeKind, rule: RuleKind, passes: int, clip: float | None

@@ -1,4 +1,6 @@
-"""Options travel whole from their flags to the store of each worker; an added one needs a field and a flag."""
+"""Options travel whole from their flags to the store of each worker; an added one needs a field
+and a flag.
+"""
 
 from __future__ import annotations
 
@@ -49,12 +51,16 @@ ALL = ExchangeOptions(
 STREAMING = ExchangeOptions(
     sync_every=16, sync_fragments=2, sync_delay=3, sync_mix=0.25, compress="auto", loss_budget=0.02
 )
-"""In one of both every field has another value than its default; these exclude some of the others."""
+"""In one of both every field has another value than its default; these exclude some of the
+others.
+"""
 
 
 def arguments_of(options: ExchangeOptions) -> list[str]:
     values = options.to_json()
-    return [f"--{entry.metadata['flag']}={str(values[entry.name]).lower()}" for entry in fields(options)]
+    return [
+        f"--{entry.metadata['flag']}={str(values[entry.name]).lower()}" for entry in fields(options)
+    ]
 
 
 def test_the_flags_of_all_fields_give_all_fields() -> None:
@@ -67,9 +73,13 @@ def test_the_flags_of_all_fields_give_all_fields() -> None:
             if argument not in ("--client_bandwidth_mbps=none", "--loss_budget=none")
         ]
         assert (
-            job_request(ScriptRequest, parse_arguments(["run", *arguments, "script.py"])).exchange == options
+            job_request(ScriptRequest, parse_arguments(["run", *arguments, "script.py"])).exchange
+            == options
         )
-    assert job_request(ScriptRequest, parse_arguments(["run", "script.py"])).exchange == DEFAULT_OPTIONS
+    assert (
+        job_request(ScriptRequest, parse_arguments(["run", "script.py"])).exchange
+        == DEFAULT_OPTIONS
+    )
 
 
 def test_a_document_carries_them() -> None:
@@ -90,7 +100,14 @@ def add_flag(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def add(parser: Parser) -> None:
         add_others(parser)
-        flag(parser.section("Compression", ""), "compression", "level", type=int, default=0, metavar="N")
+        flag(
+            parser.section("Compression", ""),
+            "compression",
+            "level",
+            type=int,
+            default=0,
+            metavar="N",
+        )
 
     monkeypatch.setattr(jobs, "_exchange", add)
 
@@ -129,7 +146,9 @@ def test_an_added_option_needs_a_field_and_a_flag_and_reaches_the_store(
     for line in lines:
         member = read_document_of(ScriptDocument, line).membership()
         with pytest.raises(Received) as received:
-            build_exchange([Trained(name="w", tensor=torch.zeros(3))], ExchangeSettings(), member, tuple)
+            build_exchange(
+                [Trained(name="w", tensor=torch.zeros(3))], ExchangeSettings(), member, tuple
+            )
         assert received.value.args == (Extended(compression=4),)
 
 
@@ -151,25 +170,43 @@ def test_an_added_option_is_checked_as_all_others() -> None:
         ({"kind": "allreduce", "staleness": 1}, "--exchange=allreduce has no staleness"),
         ({"compress": 8}, "--compress is 8; expected str"),
         ({"compress": "int2"}, "--compress=int2: 'int2' is no codec; expected int8, .*, or none"),
-        ({"compress": "auto"}, "--compress=auto needs --loss_budget=F, or auto:F; expected F such as 0.01"),
+        (
+            {"compress": "auto"},
+            "--compress=auto needs --loss_budget=F, or auto:F; expected F such as 0.01",
+        ),
         (
             {"loss_budget": 0.1, "compress": "int8"},
             "--loss_budget=0.1 is for --compress=auto, not --compress=int8",
         ),
         ({"loss_budget": 0.1}, "--loss_budget=0.1 is for --compress=auto, not --compress=none"),
-        ({"compress": "int8", "kind": "allreduce"}, "expected --exchange=hybrid, ps or svb, not allreduce"),
+        (
+            {"compress": "int8", "kind": "allreduce"},
+            "expected --exchange=hybrid, ps or svb, not allreduce",
+        ),
         ({"compress": "int8", "staleness": 1}, "--compress needs --table_staleness=0, not 1"),
-        ({"compress": "int8", "consistency": "SSP"}, "--compress needs --consistency_model=SSPPush, not SSP"),
+        (
+            {"compress": "int8", "consistency": "SSP"},
+            "--compress needs --consistency_model=SSPPush, not SSP",
+        ),
         (
             {"compress": "int8", "precision": "float16"},
             "--compress needs --wire_precision=float32, not float16",
         ),
         ({"sync_every": -1}, "--sync_every=-1: expected 0 or more"),
-        ({"sync_every": 8, "kind": "svb"}, "--sync_every=8 sends what many iterations have changed"),
+        (
+            {"sync_every": 8, "kind": "svb"},
+            "--sync_every=8 sends what many iterations have changed",
+        ),
         ({"sync_every": 8, "outer_lr": 0.0}, "--outer_lr=0: expected a number above 0"),
         ({"sync_every": 8, "outer_lr": float("nan")}, "--outer_lr=nan: expected a number above 0"),
-        ({"sync_every": 8, "outer_momentum": 1.0}, "--outer_momentum=1: expected 0 or more, and less than 1"),
-        ({"outer_momentum": 0.5}, "--outer_momentum is for local steps, which --sync_every=H asks for"),
+        (
+            {"sync_every": 8, "outer_momentum": 1.0},
+            "--outer_momentum=1: expected 0 or more, and less than 1",
+        ),
+        (
+            {"outer_momentum": 0.5},
+            "--outer_momentum is for local steps, which --sync_every=H asks for",
+        ),
         ({"outer_nesterov": False}, "--outer_nesterov is for local steps"),
         ({"sync_delay": 2}, "--sync_delay is for local steps"),
         (

@@ -38,7 +38,9 @@ print(json.dumps(arithmetic_sample(tensors).to_json()))
 
 
 def sample_with(threads: int, variables: Mapping[str, str]) -> Arithmetic:
-    """The sample of a fresh process, with another number of threads or other vector instructions."""
+    """The sample of a fresh process, with another number of threads or other vector
+    instructions.
+    """
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM, str(threads)],
         cwd=ROOT,
@@ -57,7 +59,9 @@ def plain() -> Arithmetic:
     return sample_with(1, {})
 
 
-@pytest.mark.skipif(torch.backends.cpu.get_cpu_capability() not in ("AVX2", "AVX512"), reason="no AVX2 here")
+@pytest.mark.skipif(
+    torch.backends.cpu.get_cpu_capability() not in ("AVX2", "AVX512"), reason="no AVX2 here"
+)
 @pytest.mark.parametrize(
     ("threads", "variables"),
     [
@@ -74,8 +78,12 @@ def test_threads_and_vector_width_change_no_bit(
     assert common_kernel([plain, found], required=True) is Kernel.FUSED
 
 
-@pytest.mark.skipif(torch.backends.cpu.get_cpu_capability() not in ("AVX2", "AVX512"), reason="no AVX2 here")
-def test_a_processor_without_fused_multiply_add_makes_all_use_the_portable_kernel(plain: Arithmetic) -> None:
+@pytest.mark.skipif(
+    torch.backends.cpu.get_cpu_capability() not in ("AVX2", "AVX512"), reason="no AVX2 here"
+)
+def test_a_processor_without_fused_multiply_add_makes_all_use_the_portable_kernel(
+    plain: Arithmetic,
+) -> None:
     old = sample_with(1, {"ONEDNN_MAX_CPU_ISA": "SSE41"})
     assert old.products[Kernel.FUSED.value] != plain.products[Kernel.FUSED.value]
     assert common_kernel([plain, old, plain], required=True) is Kernel.PORTABLE
@@ -99,7 +107,9 @@ def test_where_one_has_no_onednn_all_use_the_portable_kernel() -> None:
 
 
 @pytest.mark.parametrize(
-    "odd", [arithmetic("Old", "3", "4"), arithmetic("Old", "1", "2", rules="s")], ids=["products", "rules"]
+    "odd",
+    [arithmetic("Old", "3", "4"), arithmetic("Old", "1", "2", rules="s")],
+    ids=["products", "rules"],
 )
 def test_processors_with_nothing_in_common_are_named(
     odd: Arithmetic, caplog: pytest.LogCaptureFixture
@@ -135,7 +145,9 @@ def compare(states: Sequence[Mapping[str, torch.Tensor]], *, mends: bool) -> lis
 
     def work(rank: int) -> None:
         check = ReplicaCheck(
-            ExchangeOptions(check_every=10, on_divergence=OnDivergence.MEND if mends else OnDivergence.STOP),
+            ExchangeOptions(
+                check_every=10, on_divergence=OnDivergence.MEND if mends else OnDivergence.STOP
+            ),
             state=lambda: states[rank],
             collect=lambda payload: collection.collect(rank, payload),
             rank=rank,
@@ -155,7 +167,9 @@ def compare(states: Sequence[Mapping[str, torch.Tensor]], *, mends: bool) -> lis
 
 
 def three(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, torch.Tensor]]:
-    """Three replicas, of which 1 has another weight and 2 another history; worker 2 does not keep all that the others do."""
+    """Three replicas, of which 1 has another weight and 2 another history; worker 2 does not
+    keep all that the others do.
+    """
     monkeypatch.setattr("poseidon.exchange.replicas.PIECE_BYTES", 20)
     states = [
         {
@@ -179,8 +193,10 @@ def test_a_difference_is_named_on_all_workers(monkeypatch: pytest.MonkeyPatch) -
     said = compare(three(monkeypatch), mends=False)
     assert len(set(said)) == 1
     assert said[0] == (
-        "the replicas differ: 'fc.weight', 'fc.weight, history 0' on workers 1 and 2 are not as on worker 0 after "
-        "iteration 30 (equal after iteration 20). Resume from an earlier snapshot, or use --on_divergence=mend."
+        "the replicas differ: 'fc.weight', 'fc.weight, history 0' on workers 1 and 2 are not as "
+        "on worker 0 after "
+        "iteration 30 (equal after iteration 20). Resume from an earlier snapshot, or use "
+        "--on_divergence=mend."
     )
 
 
@@ -197,7 +213,11 @@ def test_a_difference_is_mended_from_worker_0(
 
 def test_when_it_is_due() -> None:
     check = ReplicaCheck(
-        ExchangeOptions(check_every=10), state=dict, collect=lambda payload: [payload], rank=0, start=20
+        ExchangeOptions(check_every=10),
+        state=dict,
+        collect=lambda payload: [payload],
+        rank=0,
+        start=20,
     )
     assert [iteration for iteration in range(20, 45) if check.is_due(iteration)] == [30, 40]
     assert [n for n in range(20, 45) if check.is_due(n, also_first=True)] == list(range(21, 45))

@@ -1,4 +1,6 @@
-"""On a CPU there is no stream beside the one that computes: calls run at once, events are nothing."""
+"""On a CPU there is no stream beside the one that computes: calls run at once, events are
+nothing.
+"""
 
 from __future__ import annotations
 
@@ -77,7 +79,9 @@ def test_on_a_gpu_calls_run_in_order_on_a_thread_and_failures_reach_the_owner() 
 
 
 def test_after_close_nothing_is_waited_for_and_nothing_runs() -> None:
-    calls = SerialExecutor(torch.device("cuda"), "calls", lambda error: None)  # its thread needs no GPU
+    calls = SerialExecutor(
+        torch.device("cuda"), "calls", lambda error: None
+    )  # its thread needs no GPU
     calls.call(lambda: None)
     calls.close()
     with pytest.raises(LocalProtocolError, match=r"^the exchange is closed$"):
@@ -94,7 +98,8 @@ def test_waiting_for_a_device_that_hangs_has_a_limit(caplog: pytest.LogCaptureFi
     calls = SerialExecutor(torch.device("cuda"), "calls", lambda error: None, timeout_s=0.05)
     calls.call(lambda: goes_on.wait(30))
     with pytest.raises(
-        StalenessTimeout, match=r"^the calls of 'calls' did not end within 0\.05 s: the device hangs$"
+        StalenessTimeout,
+        match=r"^the calls of 'calls' did not end within 0\.05 s: the device hangs$",
     ):
         calls.drain()
     calls.close()

@@ -1,4 +1,6 @@
-"""Tensors that the module's own forward moves: every replica ends each iteration with the mean of all."""
+"""Tensors that the module's own forward moves: every replica ends each iteration with the mean
+of all.
+"""
 
 from __future__ import annotations
 
@@ -41,10 +43,14 @@ class Counting(nn.Module):
 
 
 def sight(rank: int, iteration: int, part: int) -> Tensor:
-    return torch.randn(2, 3, generator=torch.Generator().manual_seed(100 * rank + 10 * iteration + part))
+    return torch.randn(
+        2, 3, generator=torch.Generator().manual_seed(100 * rank + 10 * iteration + part)
+    )
 
 
-def body(exchange: Exchange, net: Counting, tensors: Sequence[Trained], rank: int, passes: int) -> None:
+def body(
+    exchange: Exchange, net: Counting, tensors: Sequence[Trained], rank: int, passes: int
+) -> None:
     hooks = Hooks(net, tensors, exchange, passes=passes)
     exchange.open(None)
     for iteration in range(ITERATIONS):
@@ -138,5 +144,6 @@ def test_stale_replicas_settle_on_one_value_near_the_mean(workers: int, stalenes
     ends = trained(workers, staleness=staleness)
     for end in ends:
         np.testing.assert_allclose(end, ends[0], rtol=1e-6)
-        # Seven tenths of a way of about 7 are certain; what was seen too late is a tenth of a sight each.
+        # Seven tenths of a way of about 7 are certain; what was seen too late is a tenth of a sight
+        # each.
         np.testing.assert_allclose(end, expected(workers), atol=0.6 if workers > 1 else 1e-5)

@@ -1,4 +1,6 @@
-"""Once warm, an exchange between whole nets takes no memory of a weight's size; only autograd makes new gradients."""
+"""Once warm, an exchange between whole nets takes no memory of a weight's size; only autograd
+makes new gradients.
+"""
 
 from __future__ import annotations
 
@@ -33,14 +35,20 @@ def train(kind: str, passes: int) -> dict[str, Any]:
         pytest.param("svb", 2, 0, marks=pytest.mark.thorough),
     ],
 )
-def test_an_iteration_takes_no_memory_of_a_weights_size(kind: str, passes: int, gradients: int) -> None:
-    """Save autograd's: a gradient for each large weight and pass on the server's way, none as factors.
+def test_an_iteration_takes_no_memory_of_a_weights_size(
+    kind: str, passes: int, gradients: int
+) -> None:
+    """Save autograd's: a gradient for each large weight and pass on the server's way, none as
+    factors.
 
-    What is small may be given back and taken again, now more, now less; what is large is taken in each iteration. Nothing is kept:
-    of each half of the iterations the least that is in use counts, since a thread may be late to give back a message.
+    What is small may be given back and taken again, now more, now less; what is large is taken in
+    each iteration. Nothing is kept: of each half of the iterations the least that is in use counts,
+    since a thread may be late to give back a message.
     """
     found = train(kind, passes)
     weights = WORKERS * LARGE_LAYERS * WEIGHT_PAGES
     assert min(found["pages"]) < (gradients + 0.75) * weights, found
     half = len(found["in_use"]) // 2
-    assert min(found["in_use"][half:]) - min(found["in_use"][:half]) < WEIGHT_PAGES * 4096 // 4, found
+    assert min(found["in_use"][half:]) - min(found["in_use"][:half]) < WEIGHT_PAGES * 4096 // 4, (
+        found
+    )

@@ -74,7 +74,15 @@ def test_pt2(files: tuple[Path, Path], tmp_path: Path) -> None:
 def test_weights_go_and_come_back(files: tuple[Path, Path], tmp_path: Path, suffix: str) -> None:
     out, back = tmp_path / f"net{suffix}", tmp_path / "back.caffemodel"
     assert main(["export", *map(str, files), str(out)]) == 0
-    names = {"conv.weight", "conv.bias", "norm.mean", "norm.variance", "norm.factor", "ip.weight", "ip.bias"}
+    names = {
+        "conv.weight",
+        "conv.bias",
+        "norm.mean",
+        "norm.variance",
+        "norm.factor",
+        "ip.weight",
+        "ip.bias",
+    }
     if suffix == ".pth":
         assert set(torch.load(out, weights_only=True)) == names
     else:
@@ -89,7 +97,8 @@ def test_a_state_dict_with_other_names(
     files: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     tensors = {
-        name: torch.from_numpy(a) for name, a in named_tensors(open_for_inference(files[0], (), {})).items()
+        name: torch.from_numpy(a)
+        for name, a in named_tensors(open_for_inference(files[0], (), {})).items()
     }
     tensors["fc.weight"] = tensors.pop("ip.weight").half()
     tensors["extra"] = torch.zeros(3)
@@ -137,9 +146,13 @@ def test_a_pickle_of_other_objects_is_refused_without_advice_to_trust_it(tmp_pat
     assert "weights_only" not in str(caught.value)
 
 
-def test_refusals(files: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_refusals(
+    files: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["export", *map(str, files), str(tmp_path / "net.tflite")]) == 2
-    assert "expected a name that ends with .onnx, .safetensors, .pth, .pt2" in capsys.readouterr().err
+    assert (
+        "expected a name that ends with .onnx, .safetensors, .pth, .pt2" in capsys.readouterr().err
+    )
     for flag in ("--input=data", "--input=data:1,x", "--input=:1,2", "--input=data:0,3"):
         with pytest.raises(SystemExit):
             main(["export", *map(str, files), str(tmp_path / "net.onnx"), flag])
@@ -152,7 +165,8 @@ def test_refusals(files: tuple[Path, Path], tmp_path: Path, capsys: pytest.Captu
 def test_pt2_of_shapes_that_depend_on_data(tmp_path: Path) -> None:
     path = tmp_path / "net.prototxt"
     path.write_text(
-        'layer { name: "x" type: "Input" top: "x" top: "s" input_param { shape { dim: 4 dim: 2 } shape { dim: 4 } } }'
+        'layer { name: "x" type: "Input" top: "x" top: "s" input_param { shape { dim: 4 dim: 2 } '
+        "shape { dim: 4 } } }"
         'layer { name: "f" type: "Filter" bottom: "x" bottom: "s" top: "y" }'
     )
     with pytest.raises(DefinitionError, match="shapes depend on its data"):

@@ -102,10 +102,13 @@ def test_weights_of_a_checkpoint(trained: tuple[Path, Path, Any]) -> None:
     net = script.with_suffix(".prototxt")
     net.write_text(
         'layer { name: "x" type: "Input" top: "x" input_param { shape { dim: 1 dim: 4 } } }'
-        'layer { name: "ip" type: "InnerProduct" bottom: "x" top: "y" inner_product_param { num_output: 3 } }'
+        'layer { name: "ip" type: "InnerProduct" bottom: "x" top: "y" inner_product_param { '
+        "num_output: 3 } }"
     )
     assert main(["import", str(net), str(checkpoint), str(caffe)]) == 0
-    np.testing.assert_array_equal(dict(read_model(caffe))["ip"][0], model.ip.weight.detach().numpy())
+    np.testing.assert_array_equal(
+        dict(read_model(caffe))["ip"][0], model.ip.weight.detach().numpy()
+    )
 
 
 @pytest.mark.parametrize(
@@ -119,14 +122,20 @@ def test_weights_of_a_checkpoint(trained: tuple[Path, Path, Any]) -> None:
             (":build", "net_iter_3.pt", "a.onnx"),
             "name each input of forward(words, scale): --input=words:N,C,H,W",
         ),
-        ((":build", "net_iter_3.pt", "a.onnx", "--input=x:1,2"), "name each input of forward(words, scale)"),
+        (
+            (":build", "net_iter_3.pt", "a.onnx", "--input=x:1,2"),
+            "name each input of forward(words, scale)",
+        ),
         ((":build", "a.onnx"), "name a checkpoint behind it"),
         ((":build", "other.pth", "a.pth"), "has no tensor embed.weight (8 such names)"),
         (("net_iter_3.pt", "a.onnx"), "needs the module: poseidon export train.py:build_model"),
     ],
 )
 def test_refusals(
-    trained: tuple[Path, Path, Any], words: tuple[str, ...], said: str, capsys: pytest.CaptureFixture[str]
+    trained: tuple[Path, Path, Any],
+    words: tuple[str, ...],
+    said: str,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     script, _, _ = trained
     torch.save({"other": torch.zeros(1)}, script.parent / "other.pth")
@@ -153,7 +162,11 @@ def test_the_commands_of_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         "    def __init__(self):",
         "        super().__init__()",
     )
-    lines += (f"        self.net = {net}", "    def forward(self, x):", "        return self.net(x)")
+    lines += (
+        f"        self.net = {net}",
+        "    def forward(self, x):",
+        "        return self.net(x)",
+    )
     Path("train.py").write_text("\n".join((*lines, "def build_model():", "    return Net()")))
     model = torch.nn.Sequential(torch.nn.Conv2d(3, 2, 3), torch.nn.Flatten())
     state = {f"net.{name}": value for name, value in model.state_dict().items()}

@@ -1,4 +1,6 @@
-"""ONNX models of nets: each layer type in odd settings, whole definitions, refusals; ONNX Runtime gives the numbers."""
+"""ONNX models of nets: each layer type in odd settings, whole definitions, refusals; ONNX
+Runtime gives the numbers.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,9 @@ def conv(fields: str, kind: str = "Convolution", **shapes: tuple[int, ...]) -> s
 def pool(fields: str, *, mask: bool = False, **shapes: tuple[int, ...]) -> str:
     given = shapes or IMAGE
     tops = "y mask" if mask else "y"
-    return inputs(**given) + layer("Pooling", "x", tops, f"pooling_param {{ {fields} }}", name="layer")
+    return inputs(**given) + layer(
+        "Pooling", "x", tops, f"pooling_param {{ {fields} }}", name="layer"
+    )
 
 
 SEQUENCE = {"x": (3, 2, 5), "cont": (3, 2)}
@@ -63,7 +67,9 @@ CASES = {
     "global pool": pool("pool: AVE global_pooling: true"),
     "stochastic pool": inputs(**IMAGE)
     + layer("AbsVal", "x", "a", name="a")
-    + layer("Pooling", "a", "y", "pooling_param { pool: STOCHASTIC kernel_size: 3 stride: 2 }", name="p"),
+    + layer(
+        "Pooling", "a", "y", "pooling_param { pool: STOCHASTIC kernel_size: 3 stride: 2 }", name="p"
+    ),
     "spp": one("SPP", "spp_param { pyramid_height: 2 pool: MAX }"),
     "spp of one level": one("SPP", "spp_param { pyramid_height: 1 pool: AVE }"),
     "unpooling": inputs(**IMAGE)
@@ -76,7 +82,9 @@ CASES = {
     "reorg": one("Reorg", "reorg_param { stride: 2 }", x=(2, 4, 6, 4)),
     "reorg reversed": one("Reorg", "reorg_param { stride: 2 reverse: true }"),
     "roi pooling": one(
-        "ROIPooling", "roi_pooling_param { pooled_h: 3 pooled_w: 2 spatial_scale: 0.5 }", **MAP_AND_REGIONS
+        "ROIPooling",
+        "roi_pooling_param { pooled_h: 3 pooled_w: 2 spatial_scale: 0.5 }",
+        **MAP_AND_REGIONS,
     ),
     "psroi pooling": one(
         "PSROIPooling",
@@ -90,7 +98,8 @@ CASES = {
     ),
     "inner product": one("InnerProduct", f"inner_product_param {{ num_output: 3 {FILLED} }}"),
     "inner product transposed": one(
-        "InnerProduct", f"inner_product_param {{ num_output: 3 transpose: true bias_term: false {FILLED} }}"
+        "InnerProduct",
+        f"inner_product_param {{ num_output: 3 transpose: true bias_term: false {FILLED} }}",
     ),
     "inner product of axis 2": one(
         "InnerProduct", f"inner_product_param {{ num_output: 3 axis: 2 {FILLED} }}"
@@ -108,7 +117,9 @@ CASES = {
     "abs": one("AbsVal"),
     "bnll": one("BNLL"),
     "dropout": one("Dropout"),
-    "dropout of fast r-cnn": one("Dropout", "dropout_param { dropout_ratio: 0.25 scale_train: false }"),
+    "dropout of fast r-cnn": one(
+        "Dropout", "dropout_param { dropout_ratio: 0.25 scale_train: false }"
+    ),
     "swish": one("Swish", "swish_param { beta: 1.5 }"),
     "clip": one("Clip", "clip_param { min: -0.5 max: 0.25 }"),
     "clip upside down": one("Clip", "clip_param { min: 0.5 max: 0.25 }"),
@@ -122,8 +133,12 @@ CASES = {
     + layer("AbsVal", "x", "a", name="a")
     + layer("Log", "a", "y", "log_param { base: 2 shift: 0.25 }", name="l"),
     "scale": one("Scale", "scale_param { filler { type: 'gaussian' std: 1 } bias_term: true }"),
-    "scale of axes": one("Scale", "scale_param { axis: 2 num_axes: -1 filler { type: 'gaussian' std: 1 } }"),
-    "scale by a bottom": one("Scale", "scale_param { axis: 0 bias_term: true }", x=(2, 4, 3), s=(2, 4)),
+    "scale of axes": one(
+        "Scale", "scale_param { axis: 2 num_axes: -1 filler { type: 'gaussian' std: 1 } }"
+    ),
+    "scale by a bottom": one(
+        "Scale", "scale_param { axis: 0 bias_term: true }", x=(2, 4, 3), s=(2, 4)
+    ),
     "bias": one("Bias", "bias_param { filler { type: 'gaussian' std: 1 } }"),
     "bias of a bottom": one("Bias", "bias_param { axis: 0 }", x=(2, 4, 3), b=(2, 4)),
     "axpy": one("Axpy", a=(2, 4), x=(2, 4, 3, 3), z=(2, 4, 3, 3)),
@@ -134,26 +149,35 @@ CASES = {
     "bn of a batch": one("BN", f"bn_param {{ {SEGNET_BN} bn_mode: LEARN }}"),
     "bn of segnet": one("BN", f"bn_param {{ {SEGNET_BN} bn_mode: INFERENCE }}"),
     "bn with statistics": inputs(**IMAGE)
-    + layer("BN", "x", "y mean variance", f"bn_param {{ {SEGNET_BN} bn_mode: LEARN }}", name="layer"),
+    + layer(
+        "BN", "x", "y mean variance", f"bn_param {{ {SEGNET_BN} bn_mode: LEARN }}", name="layer"
+    ),
     "lrn": one("LRN", "lrn_param { local_size: 3 alpha: 0.5 beta: 0.75 k: 2 }"),
     "lrn within": one("LRN", "lrn_param { local_size: 3 alpha: 0.5 norm_region: WITHIN_CHANNEL }"),
     "mvn": one("MVN"),
-    "mvn across": one("MVN", "mvn_param { across_channels: true normalize_variance: false }", x=(2, 4, 3)),
+    "mvn across": one(
+        "MVN", "mvn_param { across_channels: true normalize_variance: false }", x=(2, 4, 3)
+    ),
     "normalize": one(
         "Normalize", "norm_param { across_spatial: false scale_filler { type: 'gaussian' std: 1 } }"
     ),
     "normalize all": one("Normalize", "norm_param { channel_shared: true }"),
     "split": inputs(**IMAGE) + layer("Split", "x", "y z", name="s"),
     "concat": one("Concat", x=(2, 3, 4), z=(2, 2, 4)),
-    "slice": inputs(**IMAGE) + layer("Slice", "x", "y z", "slice_param { slice_point: 1 }", name="s"),
-    "sum": one("Eltwise", "eltwise_param { coeff: 1 coeff: -0.5 coeff: 2 }", x=(2, 3), y_=(2, 3), z=(2, 3)),
+    "slice": inputs(**IMAGE)
+    + layer("Slice", "x", "y z", "slice_param { slice_point: 1 }", name="s"),
+    "sum": one(
+        "Eltwise", "eltwise_param { coeff: 1 coeff: -0.5 coeff: 2 }", x=(2, 3), y_=(2, 3), z=(2, 3)
+    ),
     "product": one("Eltwise", "eltwise_param { operation: PROD }", x=(2, 3), y_=(2, 3), z=(2, 3)),
     "maximum": one("Eltwise", "eltwise_param { operation: MAX }", x=(2, 3), z=(2, 3)),
     "flatten": one("Flatten", "flatten_param { axis: 1 end_axis: 2 }"),
     "reshape": one("Reshape", "reshape_param { shape { dim: 0 dim: -1 dim: 3 } }"),
     "reshape of the batch": one("Reshape", "reshape_param { shape { dim: -1 dim: 3 } }"),
     "permute": one("Permute", "permute_param { order: 0 order: 2 }"),
-    "crop": one("Crop", "crop_param { axis: 2 offset: 1 offset: 2 }", x=(2, 3, 7, 6), like=(2, 3, 4, 3)),
+    "crop": one(
+        "Crop", "crop_param { axis: 2 offset: 1 offset: 2 }", x=(2, 3, 7, 6), like=(2, 3, 4, 3)
+    ),
     "tile": one("Tile", "tile_param { axis: 1 tiles: 3 }"),
     "tile of the batch": one("Tile", "tile_param { axis: 0 tiles: 3 }"),
     "reindex": one("BatchReindex", x=(4, 3), index=(3,)),
@@ -216,14 +240,17 @@ def largest_difference(net: Net, exported: Exported, batch: int | None = None) -
     """The largest difference of an output, relative to the larger of 1 and its values."""
     generator = torch.Generator().manual_seed(3)
     shapes = {
-        name: shape if batch is None else (batch, *shape[1:]) for name, shape in net.input_shapes.items()
+        name: shape if batch is None else (batch, *shape[1:])
+        for name, shape in net.input_shapes.items()
     }
     given = {name: values(name, shape, generator) for name, shape in shapes.items()}
     with torch.no_grad():
         wanted = net(given)
     session = onnxruntime.InferenceSession(exported.model.SerializeToString())
     read = {each.name for each in session.get_inputs()}
-    found = session.run(list(wanted), {name: x.numpy() for name, x in given.items() if name in read})
+    found = session.run(
+        list(wanted), {name: x.numpy() for name, x in given.items() if name in read}
+    )
     worst = 0.0
     for (name, ours), theirs in zip(wanted.items(), found, strict=True):
         assert tuple(ours.shape) == theirs.shape, name
@@ -274,15 +301,22 @@ def test_detections_are_the_same(keep: int, top: int, code: str, least: float) -
 def test_proposals_are_the_same() -> None:
     fields = "proposal_param { feat_stride: 4 base_size: 4 scale: 2 scale: 4 min_size: 3 pre_nms_topn: 40 post_nms_topn: 9 nms_thresh: 0.5 }"
     text = inputs(scores=(1, 12, 5, 6), deltas=(1, 24, 5, 6), im_info=(1, 3))
-    net = build(text + layer("Proposal", "scores deltas im_info", "rois kept", fields, name="p"), phase=TEST)
+    net = build(
+        text + layer("Proposal", "scores deltas im_info", "rois kept", fields, name="p"), phase=TEST
+    )
     exported = export_net(net)
     generator = torch.Generator().manual_seed(2)
-    given = {name: torch.randn(shape, generator=generator) * 0.5 for name, shape in net.input_shapes.items()}
+    given = {
+        name: torch.randn(shape, generator=generator) * 0.5
+        for name, shape in net.input_shapes.items()
+    }
     given["im_info"] = torch.tensor([[20.0, 24.0, 1.0]])
     session = onnxruntime.InferenceSession(exported.model.SerializeToString())
     wanted = net(given)
     for ours, theirs in zip(
-        wanted.values(), session.run(list(wanted), {n: x.numpy() for n, x in given.items()}), strict=True
+        wanted.values(),
+        session.run(list(wanted), {n: x.numpy() for n, x in given.items()}),
+        strict=True,
     ):
         np.testing.assert_allclose(theirs, ours.numpy(), atol=1e-4)
 
@@ -296,7 +330,9 @@ def test_a_batch_that_cannot_change_is_explained() -> None:
 
 
 def test_a_layer_without_a_form_is_named() -> None:
-    net = build(inputs(x=(2, 3), label=(2,)) + layer("Accuracy", "x label", "y", name="score"), phase=TEST)
+    net = build(
+        inputs(x=(2, 3), label=(2,)) + layer("Accuracy", "x label", "y", name="score"), phase=TEST
+    )
     with pytest.raises(DefinitionError, match="layer 'score' of type Accuracy has no form in ONNX"):
         export_net(net)
 
@@ -339,7 +375,9 @@ def test_data_becomes_an_input_and_losses_go() -> None:
     kept = inference_definition(definition(TRAINED), {"data": (1, 3, 4, 4)})
     assert [each.type for each in kept.param.layer] == ["Input", "InnerProduct"]
     labelled = (
-        inputs(x=(2, 3), label=(2,)) + layer("ReLU", "x", "y") + layer("Accuracy", "y label", "a", name="a")
+        inputs(x=(2, 3), label=(2,))
+        + layer("ReLU", "x", "y")
+        + layer("Accuracy", "y label", "a", name="a")
     )
     kept = inference_definition(definition(labelled), {})
     assert [list(each.top) for each in kept.param.layer] == [["x"], ["y"]]

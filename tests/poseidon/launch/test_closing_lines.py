@@ -7,7 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from poseidon.launch.closing_lines import aligned, model_of, resume_command, test_commands, without_flags
+from poseidon.launch.closing_lines import (
+    aligned,
+    model_of,
+    resume_command,
+    test_commands,
+    without_flags,
+)
 from poseidon.proto.definition import read_solver
 from tests.support.training import write_definitions
 
@@ -30,12 +36,27 @@ def test_flags_are_left_out_in_every_form(words: list[str], kept: list[str]) -> 
     ("words", "changes", "expected"),
     [
         (
-            ["train", "--solver=my solver", "--snapshot=old", "--weights", "w", "--output=o", "--gpu=0"],
+            [
+                "train",
+                "--solver=my solver",
+                "--snapshot=old",
+                "--weights",
+                "w",
+                "--output=o",
+                "--gpu=0",
+            ],
             {"snapshot": "snaps/x_iter_5.solverstate"},
             ["train", "--solver=my solver", "--gpu=0", "--snapshot=snaps/x_iter_5.solverstate"],
         ),
         (
-            ["train", "--max_iter=5", "--net_outputs=o/x", "--set", "max_iter=7", "--set=base_lr=1"],
+            [
+                "train",
+                "--max_iter=5",
+                "--net_outputs=o/x",
+                "--set",
+                "max_iter=7",
+                "--set=base_lr=1",
+            ],
             {"snapshot": "job-1", "max_iter": "10"},
             ["train", "--set=base_lr=1", "--snapshot=job-1", "--max_iter=10"],
         ),
@@ -73,7 +94,9 @@ def test_the_command_that_goes_on(
     changes: dict[str, str],
     expected: list[str],
 ) -> None:
-    """Values of the job that has run give way; absolute paths become short where they name something."""
+    """Values of the job that has run give way; absolute paths become short where they name
+    something.
+    """
     here = tmp_path / "here"
     here.mkdir()
     (here / "s").write_text("")
@@ -89,7 +112,8 @@ def test_the_command_that_scores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     solver = read_solver(write_definitions(tmp_path, batch=4, extra=extra))
     model = model_of(tmp_path / "snap_iter_3.solverstate.h5")
     assert test_commands(solver, model) == [
-        "poseidon test -model net.prototxt -weights snap_iter_3.caffemodel.h5 -iterations 7 -level 2 -stage a,b"
+        "poseidon test -model net.prototxt -weights snap_iter_3.caffemodel.h5 -iterations 7 "
+        "-level 2 -stage a,b"
     ]
     del solver.param.test_iter[:]
     del solver.param.test_state[:]

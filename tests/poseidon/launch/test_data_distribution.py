@@ -32,14 +32,18 @@ LARGE_BYTES = 16_000_000
 
 
 class Folders:
-    """Takes the place of `connect_all`: each host is a folder of this machine, `workdir` its place."""
+    """Takes the place of `connect_all`: each host is a folder of this machine, `workdir` its
+    place.
+    """
 
     def __init__(self) -> None:
         self.hosts: dict[int, FolderHost] = {}
         self.closed = 0
         self.settings = SshSettings()
 
-    def connect_all(self, clients: Sequence[Host], settings: SshSettings) -> Mapping[int, FolderHost]:
+    def connect_all(
+        self, clients: Sequence[Host], settings: SshSettings
+    ) -> Mapping[int, FolderHost]:
         self.settings = settings
         for client in clients:
             self.hosts.setdefault(client.id, FolderHost())
@@ -61,24 +65,32 @@ def folders(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Folders:
 def clients_in(folder: Path, count: int = 3) -> tuple[Host, ...]:
     """Host 0 is this machine, client 1 serves only, the others work in folders of their own."""
     lines = ["0 127.0.0.1 0", "1 serving 0 role=server"]
-    lines += [f"{k} host{k} 0 python={sys.executable} workdir={folder}/there{k}" for k in range(2, count)]
+    lines += [
+        f"{k} host{k} 0 python={sys.executable} workdir={folder}/there{k}" for k in range(2, count)
+    ]
     return parse_machinefile("\n".join(lines), source="machines")
 
 
-def test_each_working_client_gets_its_part_and_the_pictures_of_it(folders: Folders, tmp_path: Path) -> None:
+def test_each_working_client_gets_its_part_and_the_pictures_of_it(
+    folders: Folders, tmp_path: Path
+) -> None:
     (tmp_path / "pictures").mkdir()
     for name in "abcd":
         (tmp_path / "pictures" / f"{name}.jpg").write_text(name)
     (tmp_path / "list").write_text("".join(f"{name}.jpg 0\n" for name in "abcd"))
     partition_data(Path("list"), 3)
-    said = distribute(Path("list"), clients_in(tmp_path, 4), root="pictures/", replace=False, report=silent)
+    said = distribute(
+        Path("list"), clients_in(tmp_path, 4), root="pictures/", replace=False, report=silent
+    )
     assert said == [
         "client 0 (127.0.0.1): this machine, where its part is",
         "client 2 (host2): 2 files, 2 of them sent, 0.0 MB",
         "client 3 (host3): 2 files, 2 of them sent, 0.0 MB",
     ]
     assert set(folders.hosts) == {2, 3}
-    there = sorted(str(path.relative_to(tmp_path / "there2")) for path in (tmp_path / "there2").rglob("*"))
+    there = sorted(
+        str(path.relative_to(tmp_path / "there2")) for path in (tmp_path / "there2").rglob("*")
+    )
     assert there == ["list_1", "pictures", "pictures/b.jpg"]
     assert (tmp_path / "there3" / "list_2").read_text() == "c.jpg 0\n"
     assert folders.closed == 1
@@ -89,7 +101,9 @@ def test_a_second_call_sends_what_is_missing(folders: Folders, tmp_path: Path, k
     if kind == "rows":
         source = make_rows(tmp_path, [40, 7]).relative_to(tmp_path)
     else:
-        source = make_pictures(tmp_path / "db", 30, backend=Backend.parse(kind)).relative_to(tmp_path)
+        source = make_pictures(tmp_path / "db", 30, backend=Backend.parse(kind)).relative_to(
+            tmp_path
+        )
     partition_data(source, 3)
     clients = clients_in(tmp_path, 4)
     folders.hosts = {2: FolderHost(), 3: FolderHost(bytes_left=100)}
@@ -98,15 +112,25 @@ def test_a_second_call_sends_what_is_missing(folders: Folders, tmp_path: Path, k
     assert not (tmp_path / "there3" / part_path(source, 2) / "CURRENT").exists()
     folders.hosts[3].bytes_left = 1 << 60
     told: list[tuple[str, int, int]] = []
-    said = distribute(source, clients, root="", replace=False, report=lambda *words: told.append(words))
+    said = distribute(
+        source, clients, root="", replace=False, report=lambda *words: told.append(words)
+    )
     assert " 0 of them sent" in said[1] and " 0 of them sent" not in said[2]
     assert told[-1][0] == "copying" and told[-1][1] == told[-1][2]
     for number in (1, 2):
-        mine, theirs = part_path(source, number), tmp_path / f"there{number + 1}" / part_path(source, number)
+        mine, theirs = (
+            part_path(source, number),
+            tmp_path / f"there{number + 1}" / part_path(source, number),
+        )
         if kind != "rows":
             backend = Backend.parse(kind)
-            with closing(open_cursor(mine, backend)) as here, closing(open_cursor(theirs, backend)) as there:
-                assert [(k, bytes(v)) for k, v in records(here)] == [(k, bytes(v)) for k, v in records(there)]
+            with (
+                closing(open_cursor(mine, backend)) as here,
+                closing(open_cursor(theirs, backend)) as there,
+            ):
+                assert [(k, bytes(v)) for k, v in records(here)] == [
+                    (k, bytes(v)) for k, v in records(there)
+                ]
         else:
             assert mine.read_bytes() == theirs.read_bytes()
 
@@ -118,11 +142,16 @@ def test_problems_of_all_hosts_are_listed(folders: Folders, tmp_path: Path) -> N
         (tmp_path / f"there{number}").write_text("in the way")
     with pytest.raises(JobError) as caught:
         ssh = SshSettings(config=tmp_path / "config")
-        distribute(Path("db"), clients_in(tmp_path, 4), root="", replace=False, report=silent, ssh=ssh)
+        distribute(
+            Path("db"), clients_in(tmp_path, 4), root="", replace=False, report=silent, ssh=ssh
+        )
     assert folders.settings == ssh
     lines = str(caught.value).splitlines()
     assert lines[0] == "2 problems on the 2 hosts:"
-    assert [line.split(":")[0] for line in lines[1:]] == ["  client 2 (host2)", "  client 3 (host3)"]
+    assert [line.split(":")[0] for line in lines[1:]] == [
+        "  client 2 (host2)",
+        "  client 3 (host3)",
+    ]
 
 
 def test_an_interrupt_hangs_up(folders: Folders, tmp_path: Path) -> None:
@@ -142,7 +171,8 @@ def test_a_part_of_one_file_is_counted_in_the_singular(folders: Folders, tmp_pat
     source = make_pictures(tmp_path / "db", 4, backend=Backend.LMDB).relative_to(tmp_path)
     partition_data(source, 2)
     first, again = (
-        distribute(source, clients_in(tmp_path), root="", replace=False, report=silent)[1] for _ in range(2)
+        distribute(source, clients_in(tmp_path), root="", replace=False, report=silent)[1]
+        for _ in range(2)
     )
     assert first.startswith("client 2 (host2): 1 file, 1 of them sent, ")
     assert again == "client 2 (host2): 1 file, 0 of them sent, 0.0 MB"
@@ -159,10 +189,14 @@ def test_where_files_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def bring_lists(hosts: SshHosts, clients: Sequence[Host]) -> None:
-    """Pictures and rows to real hosts; the second host dies while its picture comes, and is there again for a second call."""
+    """Pictures and rows to real hosts; the second host dies while its picture comes, and is
+    there again for a second call.
+    """
     keys = hosts.home / ".ssh"
     config = Path("ssh_config")
-    config.write_text(f"IdentityFile {keys}/id_ed25519\nUserKnownHostsFile {keys}/known_hosts\nUser root\n")
+    config.write_text(
+        f"IdentityFile {keys}/id_ed25519\nUserKnownHostsFile {keys}/known_hosts\nUser root\n"
+    )
     Path("pictures").mkdir()
     Path("pictures/a.jpg").write_bytes(b"small")
     Path("pictures/b.jpg").write_bytes(os.urandom(LARGE_BYTES))
@@ -170,7 +204,9 @@ def bring_lists(hosts: SshHosts, clients: Sequence[Host]) -> None:
 
     def bring(source: str, report: Report = silent) -> list[str]:
         settings = SshSettings(config=config)
-        return distribute(Path(source), clients, root="pictures/", replace=False, report=report, ssh=settings)
+        return distribute(
+            Path(source), clients, root="pictures/", replace=False, report=report, ssh=settings
+        )
 
     def die_before_the_end(activity: str, done: int, total: int) -> None:
         if activity == COPYING and done > total * 3 // 4 and not died:
@@ -216,13 +252,21 @@ def test_real_hosts_get_their_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         environment = {**hosts.environment(), "PYTHONPATH": str(ROOT)}
         for sent in (True, False):
             done = subprocess.run(
-                argv, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120, check=False
+                argv,
+                cwd=tmp_path,
+                env=environment,
+                capture_output=True,
+                text=True,
+                timeout=120,
+                check=False,
             )
             assert done.returncode == 0, done.stderr
             assert done.stdout.count("1 file, 1 of them sent") == (2 if sent else 0)
         for number, host in enumerate(hosts):
             there = host.outside(f"/root/data/db_{number}/data.mdb")
             assert there.read_bytes() == (tmp_path / f"db_{number}" / "data.mdb").read_bytes()
-            assert sorted(path.name for path in host.outside("/root/data").iterdir()) == [f"db_{number}"]
+            assert sorted(path.name for path in host.outside("/root/data").iterdir()) == [
+                f"db_{number}"
+            ]
         bring_lists(hosts, parse_machinefile("\n".join(lines), source="machines"))
     assert source.exists()

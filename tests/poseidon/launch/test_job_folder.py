@@ -73,7 +73,10 @@ def test_a_training_log_is_named_by_itself_or_by_its_job(
         find_training_log("j-1")
     log = folder / REMOTE_LOGS / "worker_0.log"
     log.write_text("")
-    assert find_training_log("j-1") == ("j-1", Path("output") / "j-1" / REMOTE_LOGS / "worker_0.log")
+    assert find_training_log("j-1") == (
+        "j-1",
+        Path("output") / "j-1" / REMOTE_LOGS / "worker_0.log",
+    )
     assert find_training_log(str(log)) == ("worker_0.log", log)
     assert find_training_log("none.log") == ("none.log", Path("none.log"))
     with pytest.raises(JobError, match="no job is running"):

@@ -10,7 +10,13 @@ import pytest
 from poseidon.cluster.plan import ProcessName, Role
 from poseidon.cluster.process import OutputStream
 from poseidon.cluster.supervision.loop import JobListener
-from poseidon.launch.listeners import REMOTE_LOGS, Listeners, RemoteLogs, StatisticsFile, StragglerReports
+from poseidon.launch.listeners import (
+    REMOTE_LOGS,
+    Listeners,
+    RemoteLogs,
+    StatisticsFile,
+    StragglerReports,
+)
 from poseidon.metrics.job_statistics import FILE_NAME, JobStatistics, read_statistics
 from poseidon.metrics.progress import JobProgress
 from poseidon.output_lines import OutputLine
@@ -93,7 +99,11 @@ def test_a_worker_that_never_waits_while_the_other_does_is_reported() -> None:
 def test_a_worker_that_does_not_say_how_long_it_waited_is_no_straggler() -> None:
     reported = list[str]()
     stragglers = StragglerReports(reported.append, now=lambda: 0.0)
-    for event in ({"event": "alive"}, {"event": "alive", "waited_s": "long"}, {"event": "progress"}):
+    for event in (
+        {"event": "alive"},
+        {"event": "alive", "waited_s": "long"},
+        {"event": "progress"},
+    ):
         stragglers.on_event(REMOTE, event)
     assert reported == []
 
@@ -150,7 +160,9 @@ def test_many_at_once_are_written_once_and_the_last_at_the_end(
     assert written(tmp_path).workers[0].iterations == 3
 
 
-def test_a_job_without_statistics_leaves_no_file(statistics: StatisticsFile, tmp_path: Path) -> None:
+def test_a_job_without_statistics_leaves_no_file(
+    statistics: StatisticsFile, tmp_path: Path
+) -> None:
     statistics.on_event(LOCAL, {"event": "statistics", "iterations": "many"})
     statistics.close()
     assert not list(tmp_path.iterdir())

@@ -15,7 +15,13 @@ from poseidon.cluster.supervision.restarts import StartingPoint
 from poseidon.errors import UsageError
 from poseidon.exchange.cost import ExchangeKind
 from poseidon.exchange.options import ExchangeOptions
-from poseidon.launch.processes import Start, check_encryption, child_environment, is_encrypted, shard_spec
+from poseidon.launch.processes import (
+    Start,
+    check_encryption,
+    child_environment,
+    is_encrypted,
+    shard_spec,
+)
 from poseidon.launch.request import Encrypt, JobRequest
 from poseidon.launch.site import LocalSite
 from ps_server.keys import Keyring
@@ -132,7 +138,9 @@ def test_a_thread_of_a_child_that_works_on_small_tensors_alone_does_not_grow() -
     assert grown < 512 * 1024  # without the settings: some 500 bytes an iteration, 3 MB
 
 
-def test_what_the_user_tells_glibc_is_kept_and_has_the_last_word(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_the_user_tells_glibc_is_kept_and_has_the_last_word(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     ours = "glibc.malloc.mxfast=0:glibc.cpu.x86_non_temporal_threshold=0x100000"
     monkeypatch.setenv("GLIBC_TUNABLES", "glibc.malloc.tcache_count=0")
     for _ in range(2):  # a child's child has the same

@@ -1,4 +1,6 @@
-"""The clients of a job on Ray's nodes: which there are, what they ask for, and where they are after a loss."""
+"""The clients of a job on Ray's nodes: which there are, what they ask for, and where they are
+after a loss.
+"""
 
 from __future__ import annotations
 
@@ -88,7 +90,9 @@ def _prepared(
         lambda checks: {need.id: need.addresses[0] for check in checks for need in check.needs},
     )
     site = RaySite(request)
-    site.prepare(lambda host: HostNeeds(id=host.id, addresses=(), devices=devices if host.works else ()))
+    site.prepare(
+        lambda host: HostNeeds(id=host.id, addresses=(), devices=devices if host.works else ())
+    )
     return site, cluster
 
 
@@ -122,7 +126,9 @@ def test_what_a_client_asks_of_its_node(
     serves: Resources,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    site, cluster = _prepared(_request(clients=2, servers=1, **fields), monkeypatch, devices=devices)
+    site, cluster = _prepared(
+        _request(clients=2, servers=1, **fields), monkeypatch, devices=devices
+    )
     assert cluster.requested == [{0: works, 1: works, 2: serves}]
     assert [host.socket_address for host in site.hosts] == ["10.0.0.1", "10.0.0.2", "10.0.0.3"]
     assert site.recorded_hosts == (), "poseidon kill asks no node over SSH"
@@ -137,15 +143,21 @@ def test_ray_numbers_the_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("flag", ["ray_resources", "ray_server_resources"])
-def test_a_client_that_asks_for_nothing_is_refused(flag: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_client_that_asks_for_nothing_is_refused(
+    flag: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with pytest.raises(UsageError, match=f"--{flag}: a client asks for nothing of its node"):
         _prepared(_request(servers=1, **{flag: "CPU=0"}), monkeypatch)
 
 
-def test_a_machinefile_names_roles_and_nodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_machinefile_names_roles_and_nodes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "hosts").write_text("0 any 0\n1 node3 0\n2 any 0 role=server\n")
     _, cluster = _prepared(_request(hostfile=str(tmp_path / "hosts")), monkeypatch)
-    assert cluster.requested == [{0: {"CPU": 1.0}, 1: {"CPU": 1.0, "node:10.0.0.3": 0.001}, 2: {"CPU": 1.0}}]
+    assert cluster.requested == [
+        {0: {"CPU": 1.0}, 1: {"CPU": 1.0, "node:10.0.0.3": 0.001}, 2: {"CPU": 1.0}}
+    ]
 
 
 def test_options_of_ssh_are_refused(tmp_path: Path) -> None:
@@ -163,7 +175,9 @@ def test_too_few_nodes(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFi
     assert capsys.readouterr().err == "waiting up to 7 s for nodes: 3 clients need a node each\n"
 
 
-def test_a_lost_client_gets_another_node_and_all_are_checked(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_lost_client_gets_another_node_and_all_are_checked(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     site, cluster = _prepared(_request(clients=2), monkeypatch)
     site._connections[1].close()
     checked: list[int] = []
@@ -175,7 +189,8 @@ def test_a_lost_client_gets_another_node_and_all_are_checked(monkeypatch: pytest
     assert checked == []
     cluster.lost, cluster.places = set(), False
     with pytest.raises(
-        JobError, match="client 1: no node of the Ray cluster within 15 s; 3 clients need a node each"
+        JobError,
+        match="client 1: no node of the Ray cluster within 15 s; 3 clients need a node each",
     ):
         site._reconnect()
     cluster.places = True
@@ -189,7 +204,9 @@ def test_a_lost_client_gets_another_node_and_all_are_checked(monkeypatch: pytest
     assert checked == [1], "nothing has changed"
 
 
-def test_a_job_that_goes_on_with_fewer_clients_requests_fewer_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_job_that_goes_on_with_fewer_clients_requests_fewer_nodes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     site, cluster = _prepared(_request(clients=3), monkeypatch)
     site._connections[2].close()
     assert [host.id for host in site.drop_missing()] == [2]

@@ -24,9 +24,12 @@ from poseidon.launch.rendezvous_site import RendezvousSite, devices_of_tasks, ta
 
 def test_one_client_for_each_host() -> None:
     plans = [
-        RendezvousHost(rank=rank, address=f"10.0.0.{rank}", host=f"node{rank}", tasks=2) for rank in (0, 2)
+        RendezvousHost(rank=rank, address=f"10.0.0.{rank}", host=f"node{rank}", tasks=2)
+        for rank in (0, 2)
     ]
-    site = RendezvousSite([(plan, TaskConnection(plan.host, plan.address, lambda _: None)) for plan in plans])
+    site = RendezvousSite(
+        [(plan, TaskConnection(plan.host, plan.address, lambda _: None)) for plan in plans]
+    )
     assert [(client.id, client.address, client.port) for client in site.hosts] == [
         (0, "10.0.0.0", 0),
         (1, "10.0.0.2", 0),
@@ -37,13 +40,20 @@ class HostHere(TaskConnection):
     """A met host whose programs run on this machine."""
 
     def run(self, argv: Sequence[str], *, stdin: bytes = b"", timeout_s: float) -> Finished:
-        done = subprocess.run(argv, check=False, input=stdin, capture_output=True, timeout=timeout_s)
+        done = subprocess.run(
+            argv, check=False, input=stdin, capture_output=True, timeout=timeout_s
+        )
         return Finished(status=done.returncode, stdout=done.stdout, stderr=done.stderr)
 
 
 def test_what_a_host_lacks_is_told_before_anything_starts() -> None:
     plan = RendezvousHost(
-        rank=0, address="127.0.0.1", host="node0", tasks=1, python=sys.executable, folder=os.getcwd()
+        rank=0,
+        address="127.0.0.1",
+        host="node0",
+        tasks=1,
+        python=sys.executable,
+        folder=os.getcwd(),
     )
     site = RendezvousSite([(plan, HostHere("rank 0 (node0)", plan.address, lambda _: None))])
     needs = HostNeeds(id=0, addresses=())
@@ -83,7 +93,9 @@ def test_flags_that_say_another_number(tasks: int, gpu: str, threads: int, messa
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
-def test_rank_0_that_is_ended_while_it_waits(monkeypatch: pytest.MonkeyPatch, number: signal.Signals) -> None:
+def test_rank_0_that_is_ended_while_it_waits(
+    monkeypatch: pytest.MonkeyPatch, number: signal.Signals
+) -> None:
     gather = RendezvousServer.gather
 
     def gather_and_be_signalled(server: RendezvousServer, timeout_s: float) -> object:
@@ -101,8 +113,12 @@ def test_rank_0_that_is_ended_while_it_waits(monkeypatch: pytest.MonkeyPatch, nu
     assert signal.getsignal(number) is before
 
 
-def test_rank_0_that_waits_in_vain_names_who_is_missing_once(capfd: pytest.CaptureFixture[str]) -> None:
+def test_rank_0_that_waits_in_vain_names_who_is_missing_once(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
     task = task_from({"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1"}, port=0)
-    with pytest.raises(JobError, match=r"^of 2 tasks these did not join at \S+ within 2 s: rank 1$"):
+    with pytest.raises(
+        JobError, match=r"^of 2 tasks these did not join at \S+ within 2 s: rank 1$"
+    ):
         take_part(task, b"k" * 64, 2.0, lambda site: 0)
     assert capfd.readouterr().err == ""

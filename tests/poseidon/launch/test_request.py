@@ -17,7 +17,10 @@ from poseidon.launch.request import ExtractionRequest, JobRequest, LauncherKind,
     [
         ({"num_app_threads": 0}, "--num_app_threads is 0, expected 1 or more"),
         ({"threads": 0}, "--threads=0: expected 1 or more"),
-        ({"progress_interval": -1.0}, r"--progress_interval=-1: expected 0 \(no lines\) or more seconds"),
+        (
+            {"progress_interval": -1.0},
+            r"--progress_interval=-1: expected 0 \(no lines\) or more seconds",
+        ),
         ({"progress_interval": float("nan")}, "--progress_interval=nan"),
         ({"return_timeout": -1.0}, "--return_timeout=-1: expected 0 seconds or more"),
         ({"ray_timeout": -1.0}, "--ray_timeout=-1: expected 0 seconds or more"),

@@ -1,4 +1,6 @@
-"""Running a job: what it waits for at its end, what stops a pause, and which hosts it goes on with."""
+"""Running a job: what it waits for at its end, what stops a pause, and which hosts it goes on
+with.
+"""
 
 from __future__ import annotations
 
@@ -173,7 +175,9 @@ def test_a_job_without_snapshots_starts_where_it_began(capsys: pytest.CaptureFix
 @pytest.mark.parametrize(
     ("machinefile", "shared", "says"),
     [
-        ("0 a 0\n1 b 0\n2 c 0", True, "going on without client 0 (a): 2 clients, 2 workers, 2 shards from here on"),
+        ("0 a 0\n1 b 0\n2 c "
+"0", True, "going on without client 0 (a): 2 clients, 2 workers, 2 "
+"shards from here on"),
         ("0 a 0\n1 b 0\n2 c 0", False, ""),
         ("0 a 0 role=server\n1 b 0 role=worker\n2 c 0 role=worker", True, ""),
     ],

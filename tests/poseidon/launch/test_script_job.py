@@ -27,7 +27,11 @@ from poseidon.launch.site import LocalSite
     ],
 )
 def test_where_a_script_prints(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shown: ShownLogs, terminal: bool, expected: list[Prints]
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    shown: ShownLogs,
+    terminal: bool,
+    expected: list[Prints],
 ) -> None:
     monkeypatch.setattr("poseidon.launch.script_job.on_one_terminal", lambda: terminal)
     script = tmp_path / "train.py"
@@ -62,7 +66,12 @@ def test_where_a_script_prints(
             ),
         ),
         (Outcome.FINISHED, "saved/a_iter_7.pt", 7, ("checkpoint", "saved/a_iter_7.pt")),
-        (Outcome.FINISHED, "saved/a_iter_5.pt", 5, ("checkpoint", "saved/a_iter_5.pt (of iteration 5)")),
+        (
+            Outcome.FINISHED,
+            "saved/a_iter_5.pt",
+            5,
+            ("checkpoint", "saved/a_iter_5.pt (of iteration 5)"),
+        ),
     ],
 )
 def test_a_script_that_has_finished_has_nothing_to_resume(

@@ -1,4 +1,6 @@
-"""The sinks of a job's records: files, TensorBoard and Prometheus, read back with their own libraries."""
+"""The sinks of a job's records: files, TensorBoard and Prometheus, read back with their own
+libraries.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,13 @@ from tests.support.polling import until
 WORKER = ProcessName(role=Role.WORKER, index=0, client=0, host="node0")
 OTHER = ProcessName(role=Role.WORKER, index=1, client=1, host="node1")
 SHARD = ProcessName(role=Role.SHARD, index=0, client=0, host="node0")
-TRAINED = {"event": "trained", "iteration": 100, "loss": 1.5, "rate": 0.01, "outputs": [["loss", 1.25]]}
+TRAINED = {
+    "event": "trained",
+    "iteration": 100,
+    "loss": 1.5,
+    "rate": 0.01,
+    "outputs": [["loss", 1.25]],
+}
 TESTED = {"event": "tested", "iteration": 100, "net": 0, "scores": [["accuracy", "0.75"]]}
 PROGRESS = {"event": "progress", "iteration": 100, "max_iter": 400, "images": 1000, "loss": 1.5}
 ALIVE = {
@@ -62,7 +70,11 @@ def records(
     found = [] if warnings is None else warnings
     time = clock or Clock()
     return JobRecords(
-        {"job": "lenet-1", "workers": 2, "shards": 1}, list(outputs), found.append, now=time, monotonic=time
+        {"job": "lenet-1", "workers": 2, "shards": 1},
+        list(outputs),
+        found.append,
+        now=time,
+        monotonic=time,
     )
 
 
@@ -94,7 +106,13 @@ def test_a_job_leaves_one_line_of_json_for_each_record(tmp_path: Path) -> None:
         "start", "progress", "train", "test", "worker", "shard", "snapshot", "end",
     ]  # fmt: skip
     assert {record["time"] for record in found} == {1000.0}
-    assert found[0] == {"time": 1000.0, "kind": "start", "job": "lenet-1", "workers": 2, "shards": 1}
+    assert found[0] == {
+        "time": 1000.0,
+        "kind": "start",
+        "job": "lenet-1",
+        "workers": 2,
+        "shards": 1,
+    }
     assert found[4] == {
         "time": 1000.0, "kind": "worker", "index": 1, "client": 1, "host": "node1", "iteration": 99, "waited_s": 3.5,
         "still_s": 0.1, "read_s": 0.5, "host_busy": 0.25, "sending_s": {"10.0.0.2": 1.5},
@@ -182,7 +200,9 @@ def test_tensorboard_reads_what_was_written(tmp_path: Path) -> None:
     play(records(TensorBoard(tmp_path)))
     events = accumulator.EventAccumulator(str(tmp_path))
     events.Reload()
-    found = {tag: [(e.step, e.value) for e in events.Scalars(tag)] for tag in events.Tags()["scalars"]}
+    found = {
+        tag: [(e.step, e.value) for e in events.Scalars(tag)] for tag in events.Tags()["scalars"]
+    }
     assert found["train/total_loss"] == [(100, 1.5)]
     assert found["train/loss"] == [(100, 1.25)]
     assert found["train/learning_rate"] == [(100, pytest.approx(0.01))]
@@ -203,7 +223,9 @@ def test_prometheus_fetches_the_latest_values() -> None:
         def write(self, record: Record) -> None:
             nonlocal page
             if record["kind"] == "end":
-                with urllib.request.urlopen(f"http://127.0.0.1:{served.port}/metrics", timeout=20) as answer:
+                with urllib.request.urlopen(
+                    f"http://127.0.0.1:{served.port}/metrics", timeout=20
+                ) as answer:
                     page = answer.read().decode()
 
         def close(self) -> None:
@@ -229,10 +251,14 @@ def test_a_connection_that_is_reset_prints_nothing(capsys: pytest.CaptureFixture
     served = Prometheus(0, "lenet-1")
     with socket.create_connection(("127.0.0.1", served.port)) as stranger:
         stranger.sendall(b"GET /metr")
-        stranger.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # close() resets
+        stranger.setsockopt(
+            socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0)
+        )  # close() resets
     with urllib.request.urlopen(f"http://127.0.0.1:{served.port}/metrics", timeout=20) as answer:
         assert b"poseidon_iteration" in answer.read()
-    until(lambda: not any("process_request" in t.name for t in threading.enumerate()), "no end", 60.0)
+    until(
+        lambda: not any("process_request" in t.name for t in threading.enumerate()), "no end", 60.0
+    )
     served.close()
     assert capsys.readouterr() == ("", "")
 
@@ -250,7 +276,9 @@ def test_a_port_that_is_taken_is_one_sentence() -> None:
 def test_a_folder_that_cannot_be_written_is_one_sentence(tmp_path: Path) -> None:
     pytest.importorskip("tensorboard")
     (tmp_path / "file").write_text("")
-    with pytest.raises(JobError, match=r"--tensorboard_dir: cannot write to .*file/logs: Not a directory"):
+    with pytest.raises(
+        JobError, match=r"--tensorboard_dir: cannot write to .*file/logs: Not a directory"
+    ):
         TensorBoard(tmp_path / "file" / "logs")
 
 

@@ -31,7 +31,9 @@ def launcher_of(site: LocalSite) -> SiteLauncher:
     return site.launcher(None, lambda: ())  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize(("cpus", "working", "cores"), [(8, 2, 4), (7, 2, 3), (1, 2, 1), (None, 1, 1)])
+@pytest.mark.parametrize(
+    ("cpus", "working", "cores"), [(8, 2, 4), (7, 2, 3), (1, 2, 1), (None, 1, 1)]
+)
 def test_the_hosts_of_one_machine_share_its_cpus(
     monkeypatch: pytest.MonkeyPatch, cpus: int | None, working: int, cores: int
 ) -> None:
@@ -68,7 +70,9 @@ class Agents:
         return f"/tmp/scratch{host.id}"
 
 
-def test_a_remote_host_has_a_file_where_it_was_sent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_remote_host_has_a_file_where_it_was_sent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     launcher = AgentSiteLauncher(Agents())  # type: ignore[arg-type]
     launcher.sent = {1: {tmp_path / "model": "/tmp/scratch1/model"}}

@@ -1,4 +1,6 @@
-"""A job restarts from its newest whole snapshot; those of another host come here whole, or not at all."""
+"""A job restarts from its newest whole snapshot; those of another host come here whole, or not
+at all.
+"""
 
 from __future__ import annotations
 
@@ -122,7 +124,9 @@ def test_one_that_does_not_come_whole_is_passed_over(site: Site) -> None:
 
 @pytest.fixture
 def twin(site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A snapshot of this machine; there is another one, or the same, under its path on the far machine."""
+    """A snapshot of this machine; there is another one, or the same, under its path on the far
+    machine.
+    """
     (tmp_path / "shared").mkdir()
     monkeypatch.setattr(f"{__name__}.FAR", tmp_path / "shared")
     return write(tmp_path / "shared", 10)
@@ -137,7 +141,9 @@ def test_one_that_is_here_is_not_copied(site: Site, twin: Path) -> None:
 
 
 @pytest.mark.parametrize("damaged", [False, True])
-def test_another_one_under_the_same_path_is_not_taken_for_it(site: Site, twin: Path, damaged: bool) -> None:
+def test_another_one_under_the_same_path_is_not_taken_for_it(
+    site: Site, twin: Path, damaged: bool
+) -> None:
     far = write(site.far, 10)
     if not damaged:
         far.write_bytes(b"of the job")
@@ -215,7 +221,9 @@ def test_what_is_under_way_has_no_name_yet(site: Site, slow: SlowSession) -> Non
     assert len(list(site.here.iterdir())) == 3
 
 
-def test_copies_are_on_disk_before_they_have_their_names(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_copies_are_on_disk_before_they_have_their_names(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
     state = write(site.far, 10)
     seen = watch_flushes(monkeypatch)
     site.bring(state)
@@ -238,11 +246,15 @@ def test_a_job_that_ends_leaves_nothing_half_done(site: Site, slow: SlowSession)
     slow.let_go.set()
     site.copies._thread.join(10)
     assert (site.arrived, list(site.here.iterdir())) == ([], [])
-    assert site.warnings == [f"not copied here, but left where worker 0 wrote it: {FAR / state.name}"]
+    assert site.warnings == [
+        f"not copied here, but left where worker 0 wrote it: {FAR / state.name}"
+    ]
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_wish_to_stop_ends_the_waiting(site: Site, slow: SlowSession, number: signal.Signals) -> None:
+def test_a_wish_to_stop_ends_the_waiting(
+    site: Site, slow: SlowSession, number: signal.Signals
+) -> None:
     under_way(site, slow)
     site.copies.finish(Outcome.FINISHED, requests(number))
     assert (len(site.warnings), site.arrived) == (1, [])
@@ -260,7 +272,9 @@ def test_a_stopped_job_waits_a_moment_only(
 def snapshots_of(states: list[Path], warnings: list[str]) -> SnapshotList:
     listed = SnapshotList(ORIGIN, warnings.append)
     for index, state in enumerate(states, start=1):
-        listed.on_event(WORKER_0, {"event": "snapshot", "state": str(state), "iteration": 10 * index})
+        listed.on_event(
+            WORKER_0, {"event": "snapshot", "state": str(state), "iteration": 10 * index}
+        )
     return listed
 
 
@@ -274,15 +288,19 @@ def test_the_newest(tmp_path: Path) -> None:
 @pytest.mark.parametrize("spoil", ["state", "model", "sums"])
 def test_a_damaged_one_is_passed_over_for_the_one_before(tmp_path: Path, spoil: str) -> None:
     states = [write(tmp_path, iteration) for iteration in (10, 20)]
-    path = {"state": states[1], "model": model_path(tmp_path / "snap", 20), "sums": sums_path(states[1])}[
-        spoil
-    ]
+    path = {
+        "state": states[1],
+        "model": model_path(tmp_path / "snap", 20),
+        "sums": sums_path(states[1]),
+    }[spoil]
     path.write_bytes(path.read_bytes()[:-3])
     warnings: list[str] = []
     listed = snapshots_of(states, warnings)
     assert listed.newest_intact() == StartingPoint(state=str(states[0]), iteration=10)
     assert (
-        len(warnings) == 1 and path.name in warnings[0] and warnings[0].startswith("passed over a snapshot: ")
+        len(warnings) == 1
+        and path.name in warnings[0]
+        and warnings[0].startswith("passed over a snapshot: ")
     )
     sums_path(states[0]).unlink()
     assert listed.newest_intact() == ORIGIN
@@ -298,7 +316,9 @@ def test_one_that_was_removed_is_passed_over_in_silence(tmp_path: Path) -> None:
     assert warnings == []
 
 
-@pytest.mark.parametrize("event", [{}, {"state": 7, "iteration": 10}, {"state": "x", "iteration": "ten"}])
+@pytest.mark.parametrize(
+    "event", [{}, {"state": 7, "iteration": 10}, {"state": "x", "iteration": "ten"}]
+)
 def test_what_is_no_snapshot_is_not_listed(event: dict[str, object]) -> None:
     listed = SnapshotList(ORIGIN, print)
     listed.on_event(WORKER_0, {"event": "snapshot", **event})

@@ -58,9 +58,14 @@ def test_which_hosts_are_started_over_ssh(
 @pytest.mark.parametrize(
     ("text", "launcher", "words"),
     [
-        ("0 node0 0", "local", "--launcher=local starts processes on this machine only, and client 0 is on node0"),
-        ("0 node0 0\n1 127.0.0.1 0", "auto", "hosts: client 1 is on 127.0.0.1, which the other machines cannot reach"),
-        ("0 localhost 0\n1 fd00::1 0", "ssh", "hosts: client 0 is on localhost, which the other machines cannot reach"),
+        ("0 node0 0", "local", "--launcher=local starts processes on this machine only, and "
+"client 0 is on node0"),
+        ("0 node0 0\n1 127.0.0.1 "
+"0", "auto", "hosts: client 1 is on 127.0.0.1, which the other "
+"machines cannot reach"),
+        ("0 localhost 0\n1 fd00::1 "
+"0", "ssh", "hosts: client 0 is on localhost, which the other "
+"machines cannot reach"),
     ],
 )  # fmt: skip
 def test_machines_that_cannot_work_together(
@@ -100,7 +105,8 @@ class Answering:
 
 
 @pytest.mark.parametrize(
-    ("there", "missing"), [([True, True, True], []), ([True, False, True], [1]), ([False, False, False], [])]
+    ("there", "missing"),
+    [([True, True, True], []), ([True, False, True], [1]), ([False, False, False], [])],
 )
 def test_hosts_that_do_not_answer_are_left_out_while_others_work(
     site: Callable[[str, str], Site], there: list[bool], missing: list[int]
@@ -135,7 +141,9 @@ def test_the_hosts_that_come_back_go_on_without_one_that_does_not(
 ) -> None:
     opened: list[list[int]] = []
 
-    def open_agents(places: Mapping[int, HostEnvironment], record: Mapping[str, object], job: str) -> None:
+    def open_agents(
+        places: Mapping[int, HostEnvironment], record: Mapping[str, object], job: str
+    ) -> None:
         for place in places.values():
             assert place.connection.label
         opened.append(list(places))
@@ -149,12 +157,16 @@ def test_the_hosts_that_come_back_go_on_without_one_that_does_not(
     site = SshSite(clients, settings)
     site._connections = dict(connect_all(clients, settings))
     launcher = RecordedProcess(name="launcher", host="127.0.0.1", pid=1, created_s=0.0)
-    record = JobRecord(job="j", launcher=launcher, hostfile=None, hosts=clients, output="/tmp", started_s=0.0)
+    record = JobRecord(
+        job="j", launcher=launcher, hostfile=None, hosts=clients, output="/tmp", started_s=0.0
+    )
     try:
         for server in servers:
             server.break_lines()
         until(
-            lambda: not any(host.alive for host in site._connections.values()), "the lines still stand", 10.0
+            lambda: not any(host.alive for host in site._connections.values()),
+            "the lines still stand",
+            10.0,
         )
         servers[1].close()
         with pytest.raises(JobInterrupted, match=f":{clients[1].ssh_port}"):

@@ -39,13 +39,17 @@ def stdout() -> Stdout:
 
 
 class Job:
-    """Calls a terminal as `run_job` does: with the pieces that processes write, and with their lines."""
+    """Calls a terminal as `run_job` does: with the pieces that processes write, and with their
+    lines.
+    """
 
     def __init__(self, terminal: Terminal) -> None:
         self.terminal = terminal
         self._lines: dict[tuple[ProcessName, OutputStream], LineAssembler] = {}
 
-    def write(self, name: ProcessName, text: str, stream: OutputStream = OutputStream.STDERR) -> None:
+    def write(
+        self, name: ProcessName, text: str, stream: OutputStream = OutputStream.STDERR
+    ) -> None:
         self.terminal.on_output(name, stream, text)
         for line in self._lines.setdefault((name, stream), LineAssembler()).feed(text):
             self.terminal.on_log(name, stream, line)
@@ -76,7 +80,11 @@ def test_events_that_make_no_sense_are_passed_over() -> None:
     started = []
     terminal = Terminal("net", stream, on_started=lambda: started.append(1))
     terminal.on_started()
-    for event in ({"event": "progress"}, {"event": "progress", "iteration": "x"}, {"event": "alive"}):
+    for event in (
+        {"event": "progress"},
+        {"event": "progress", "iteration": "x"},
+        {"event": "alive"},
+    ):
         terminal.on_event(FIRST, event)
     terminal.close()
     assert stream.getvalue() == ""
@@ -119,15 +127,21 @@ def test_a_warning_is_shown_once_whoever_gives_it() -> None:
 def test_what_was_reached() -> None:
     terminal = Terminal("net", io.StringIO(), on_started=lambda: None)
     assert terminal.scores() == []
-    terminal.on_event(FIRST, {"event": "progress", "iteration": 9, "max_iter": 9, "images": 9, "loss": 0.25})
+    terminal.on_event(
+        FIRST, {"event": "progress", "iteration": 9, "max_iter": 9, "images": 9, "loss": 0.25}
+    )
     assert terminal.scores() == ["training loss 0.25"]
     scores = [["accuracy", "0.7"], ["loss", "0.9"]]
-    terminal.on_event(FIRST, {"event": "tested", "iteration": 4, "net": 0, "scores": [["accuracy", "0.1"]]})
+    terminal.on_event(
+        FIRST, {"event": "tested", "iteration": 4, "net": 0, "scores": [["accuracy", "0.1"]]}
+    )
     terminal.on_event(FIRST, {"event": "tested", "iteration": 9, "net": 0, "scores": scores})
     for wrong in ({"net": "x"}, {"net": 1, "scores": [["a", 1]]}, {"net": 1, "scores": "a"}):
         terminal.on_event(FIRST, {"event": "tested", "iteration": 9, **wrong})
     assert terminal.scores() == ["accuracy = 0.7, loss = 0.9 (test at iteration 9)"]
-    terminal.on_event(FIRST, {"event": "tested", "iteration": 9, "net": 1, "scores": [["x", "1"]] * 20})
+    terminal.on_event(
+        FIRST, {"event": "tested", "iteration": 9, "net": 1, "scores": [["x", "1"]] * 20}
+    )
     first, second = terminal.scores()
     assert first.startswith("test net #0: accuracy")
     assert second.endswith("x = 1 and 12 more (test at iteration 9)")
@@ -135,10 +149,14 @@ def test_what_was_reached() -> None:
 
 def test_off_a_terminal_a_line_comes_now_and_then() -> None:
     stream, now = io.StringIO(), [0.0]
-    terminal = Terminal("net", stream, on_started=lambda: None, interval_s=60.0, clock=lambda: now[0])
+    terminal = Terminal(
+        "net", stream, on_started=lambda: None, interval_s=60.0, clock=lambda: now[0]
+    )
     for second in range(0, 150, 10):
         now[0] = float(second)
-        terminal.on_event(FIRST, {"event": "progress", "iteration": second, "max_iter": 3600, "images": 0})
+        terminal.on_event(
+            FIRST, {"event": "progress", "iteration": second, "max_iter": 3600, "images": 0}
+        )
         terminal.on_event(SECOND, {"event": "progress", "iteration": 1, "max_iter": 2, "images": 0})
     assert stream.getvalue().splitlines() == [
         "progress: iteration 60 of 3600, 1/s, 0:59:00 left",
@@ -267,7 +285,9 @@ def test_lines_of_the_log_are_still_filtered_where_the_rest_comes_as_it_is() -> 
         job.write(FIRST, piece)
     job.write(FIRST, f"\nF{HEAD}no such blob\n{warning}I1126 is a code\nI1126 no end")
     job.terminal.close()
-    assert tty.getvalue() == f"Epoch 1 of 2\nEnd\n{warning}x{warning}\nI1126 is a code\nI1126 no end"
+    assert (
+        tty.getvalue() == f"Epoch 1 of 2\nEnd\n{warning}x{warning}\nI1126 is a code\nI1126 no end"
+    )
 
 
 @pytest.mark.parametrize(
@@ -275,7 +295,8 @@ def test_lines_of_the_log_are_still_filtered_where_the_rest_comes_as_it_is() -> 
     [
         (
             OSError(28, "No space left on device"),
-            "warning: standard output cannot be written: No space left on device; what the script prints is in its log\n",
+            "warning: standard output cannot be written: No space left on device; what the script "
+            "prints is in its log\n",
         ),
         (BrokenPipeError(), ""),
     ],
@@ -286,7 +307,9 @@ def test_a_standard_output_that_fails_ends_no_job(error: OSError, says: str) -> 
             raise error
 
     stream = io.StringIO()
-    job = Job(Terminal("net", stream, on_started=lambda: None, stdout=Stdout(Failing(), encoding="ascii")))
+    job = Job(
+        Terminal("net", stream, on_started=lambda: None, stdout=Stdout(Failing(), encoding="ascii"))
+    )
     job.print(FIRST, "a\n")
     job.print(FIRST, "b\n")
     job.terminal.close()

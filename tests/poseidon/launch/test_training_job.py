@@ -58,7 +58,8 @@ def solver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SolverDefinition:
     (tmp_path / "nets").mkdir()
     (tmp_path / "nets" / "net.prototxt").write_text(NET)
     (tmp_path / "solver.prototxt").write_text(
-        'net: "nets/net.prototxt" test_iter: 1 test_interval: 5 weights: "a.caffemodel, b.caffemodel" snapshot_prefix: "s/x"\n'
+        'net: "nets/net.prototxt" test_iter: 1 test_interval: 5 weights: "a.caffemodel, '
+        'b.caffemodel" snapshot_prefix: "s/x"\n'
     )
     return read_solver("solver.prototxt")
 
@@ -70,7 +71,10 @@ def test_files(solver: SolverDefinition) -> None:
         NeededFile(name="matrix", folder="nets"),
         NeededFile(name="/lists/test.txt", folder="nets"),
     ]
-    weights = [NeededFile(name="a.caffemodel", folder="."), NeededFile(name="b.caffemodel", folder=".")]
+    weights = [
+        NeededFile(name="a.caffemodel", folder="."),
+        NeededFile(name="b.caffemodel", folder="."),
+    ]
     assert set(needed_files(solver, client=1, clients=3)) == {*nets, *weights}
     assert len(needed_files(solver, client=1, clients=3)) == 6
 
@@ -142,7 +146,9 @@ def test_one_worker_has_a_limit_of_the_norm_with_powersgd(tmp_path: Path) -> Non
 def test_a_budget_that_allows_powersgd_is_refused_with_a_limit_of_the_norm(
     tmp_path: Path, exchange: ExchangeKind
 ) -> None:
-    """Of a convolution; a fully-connected weight that may travel as factors is refused where it does not."""
+    """Of a convolution; a fully-connected weight that may travel as factors is refused where it
+    does not.
+    """
     make_databases(tmp_path)
     site = LocalSite(tuple(Host(id=i, address="127.0.0.1", port=0) for i in range(2)))
 
@@ -180,7 +186,9 @@ def test_the_statistics_of_an_ended_job_are_named_by_its_folder_where_its_id_is_
     commands = []
     for output in (None, Path("my runs/first")):
         job = TrainingJob(TrainRequest(solver=path, output=output), site)
-        commands.append(dict(job.final_report(result, StartingPoint(), ()))["network"].replace(job.id, "ID"))
+        commands.append(
+            dict(job.final_report(result, StartingPoint(), ()))["network"].replace(job.id, "ID")
+        )
     assert commands == ["poseidon stats ID", "poseidon stats 'my runs/first'"]
 
 
@@ -195,8 +203,15 @@ def test_the_resume_line_goes_on_also_where_the_snapshot_has_reached_max_iter(
     job = TrainingJob(TrainRequest(solver=path, argv=argv), site)
     result = JobResult(outcome=Outcome.FINISHED, iteration=3, elapsed_s=1.0)
     lines = []
-    for folder, iteration in ((tmp_path, 2), (tmp_path, 3), (job.output, 3), (job.output / "snapshots", 3)):
-        newest = StartingPoint(state=str(folder / f"snap_iter_{iteration}.solverstate"), iteration=iteration)
+    for folder, iteration in (
+        (tmp_path, 2),
+        (tmp_path, 3),
+        (job.output, 3),
+        (job.output / "snapshots", 3),
+    ):
+        newest = StartingPoint(
+            state=str(folder / f"snap_iter_{iteration}.solverstate"), iteration=iteration
+        )
         lines.append(dict(job.final_report(result, newest, ()))["resume"].replace(job.id, "JOB"))
     command = "poseidon train --solver=solver.prototxt"
     assert lines == [
@@ -209,5 +224,7 @@ def test_the_resume_line_goes_on_also_where_the_snapshot_has_reached_max_iter(
 
 def test_a_host_without_gpu_names_the_flag_for_the_processor(tmp_path: Path) -> None:
     (tmp_path / "solver.prototxt").write_text('net: "net.prototxt"\nsolver_mode: GPU\n')
-    with pytest.raises(DefinitionError, match=r"solver.prototxt:2: .* expected CPU \(--solver_mode=CPU\)"):
+    with pytest.raises(
+        DefinitionError, match=r"solver.prototxt:2: .* expected CPU \(--solver_mode=CPU\)"
+    ):
         _devices("", read_solver(tmp_path / "solver.prototxt"), 0)

@@ -26,7 +26,9 @@ def test_axes_count_from_either_end(axis: int, expected: int) -> None:
 
 @pytest.mark.parametrize("axis", [3, -4])
 def test_an_axis_outside(axis: int) -> None:
-    with pytest.raises(LayerError, match=f"axis {axis} is outside the 3 axes of a bottom of shape 4x5x6"):
+    with pytest.raises(
+        LayerError, match=f"axis {axis} is outside the 3 axes of a bottom of shape 4x5x6"
+    ):
         canonical_axis(axis, (4, 5, 6))
 
 
@@ -53,8 +55,14 @@ class Sized(Layer):
     """One blob as large as the second axis."""
 
     def setup(self, bottoms: Sequence[Shape]) -> list[Shape]:
-        extra = [BlobSpec(name="more", shape=(1,), filler=FillerParameter())] if len(bottoms[0]) > 2 else []
-        self.declare(BlobSpec(name="weight", shape=bottoms[0][1:2], filler=FillerParameter()), *extra)
+        extra = (
+            [BlobSpec(name="more", shape=(1,), filler=FillerParameter())]
+            if len(bottoms[0]) > 2
+            else []
+        )
+        self.declare(
+            BlobSpec(name="weight", shape=bottoms[0][1:2], filler=FillerParameter()), *extra
+        )
         return list(bottoms)
 
 
@@ -63,9 +71,13 @@ class Sized(Layer):
     [
         (
             (2, 4),
-            "weight would have shape 4 for bottoms of this shape, expected 3: the shape of a blob cannot change",
+            "weight would have shape 4 for bottoms of this shape, expected 3: the shape of a blob "
+            "cannot change",
         ),
-        ((2, 3, 1), "would have 2 blobs for bottoms of this shape, expected 1 as in the first setup"),
+        (
+            (2, 3, 1),
+            "would have 2 blobs for bottoms of this shape, expected 1 as in the first setup",
+        ),
     ],
 )
 def test_blobs_keep_their_shapes(shape: Shape, message: str) -> None:

@@ -1,4 +1,6 @@
-"""Blobs: live arrays, reshaping, sharing, and the two copies of a memory that lies apart from the host."""
+"""Blobs: live arrays, reshaping, sharing, and the two copies of a memory that lies apart from
+the host.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,12 @@ from poseidon.layers.blob import Blob, Blobs, Memory
 
 @pytest.mark.parametrize(
     ("shape", "four"),
-    [((), (1, 1, 1, 1)), ((7,), (7, 1, 1, 1)), ((2, 3), (2, 3, 1, 1)), ((2, 3, 4, 5), (2, 3, 4, 5))],
+    [
+        ((), (1, 1, 1, 1)),
+        ((7,), (7, 1, 1, 1)),
+        ((2, 3), (2, 3, 1, 1)),
+        ((2, 3, 4, 5), (2, 3, 4, 5)),
+    ],
 )
 def test_shapes(shape: tuple[int, ...], four: tuple[int, ...]) -> None:
     blob = Blob(*shape)

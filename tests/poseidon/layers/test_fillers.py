@@ -30,7 +30,12 @@ MOMENTS = {
     "type: 'uniform' min: -2 max: 4": (1, 6 / math.sqrt(12), -2, 4),
     "type: 'gaussian' mean: 1 std: 0.5": (1, 0.5, None, None),
     "type: 'xavier'": (0, math.sqrt(1 / FAN_IN), -math.sqrt(3 / FAN_IN), math.sqrt(3 / FAN_IN)),
-    "type: 'xavier' variance_norm: FAN_OUT": (0, math.sqrt(1 / FAN_OUT), None, math.sqrt(3 / FAN_OUT)),
+    "type: 'xavier' variance_norm: FAN_OUT": (
+        0,
+        math.sqrt(1 / FAN_OUT),
+        None,
+        math.sqrt(3 / FAN_OUT),
+    ),
     "type: 'xavier' variance_norm: AVERAGE": (0, math.sqrt(2 / (FAN_IN + FAN_OUT)), None, None),
     "type: 'msra'": (0, math.sqrt(2 / FAN_IN), None, None),
     "type: 'msra' variance_norm: FAN_OUT": (0, math.sqrt(2 / FAN_OUT), None, None),
@@ -68,7 +73,9 @@ def test_bilinear_is_the_upsampling_kernel() -> None:
 def test_vector_fan() -> None:
     """A vector has fan_in 1 and fan_out its length."""
     assert float(filled("type: 'xavier'", 1000).abs().max()) <= math.sqrt(3)
-    assert float(filled("type: 'xavier' variance_norm: FAN_OUT", 1000).abs().max()) <= math.sqrt(3 / 1000)
+    assert float(filled("type: 'xavier' variance_norm: FAN_OUT", 1000).abs().max()) <= math.sqrt(
+        3 / 1000
+    )
 
 
 @pytest.mark.parametrize("kind", FILLERS)

@@ -1,4 +1,6 @@
-"""Every recorded case of real Caffe: outputs and gradients to 1e-4 relative, to 1e-5 where nothing is added up."""
+"""Every recorded case of real Caffe: outputs and gradients to 1e-4 relative, to 1e-5 where
+nothing is added up.
+"""
 
 from __future__ import annotations
 

@@ -73,8 +73,22 @@ CASES = {
         0,
     ),
     "pool_max": (IMAGE, "Pooling", "x", "y", "pooling_param { kernel_size: 3 stride: 2 }", 0),
-    "pool_max_wide_pad": (IMAGE, "Pooling", "x", "y", "pooling_param { kernel_size: 3 stride: 2 pad: 2 }", 0),
-    "pool_max_mask": (IMAGE, "Pooling", "x", "y m", "pooling_param { kernel_size: 3 stride: 2 pad: 1 }", 0),
+    "pool_max_wide_pad": (
+        IMAGE,
+        "Pooling",
+        "x",
+        "y",
+        "pooling_param { kernel_size: 3 stride: 2 pad: 2 }",
+        0,
+    ),
+    "pool_max_mask": (
+        IMAGE,
+        "Pooling",
+        "x",
+        "y m",
+        "pooling_param { kernel_size: 3 stride: 2 pad: 1 }",
+        0,
+    ),
     "pool_ave": (
         IMAGE,
         "Pooling",
@@ -91,15 +105,43 @@ CASES = {
         "pooling_param { pool: AVE kernel_size: 3 stride: 2 pad: 2 }",
         0,
     ),
-    "pool_global": (IMAGE, "Pooling", "x", "y", "pooling_param { pool: AVE global_pooling: true }", 0),
+    "pool_global": (
+        IMAGE,
+        "Pooling",
+        "x",
+        "y",
+        "pooling_param { pool: AVE global_pooling: true }",
+        0,
+    ),
     "relu": (FLAT, "ReLU", "x", "y", "", 1e-3),
     "relu_leaky": (FLAT, "ReLU", "x", "y", "relu_param { negative_slope: 0.3 }", 1e-3),
     "relu_falling": (FLAT, "ReLU", "x", "y", "relu_param { negative_slope: -0.3 }", 1e-3),
     "sigmoid": (FLAT, "Sigmoid", "x", "y", "", 0),
     "tanh": (FLAT, "TanH", "x", "y", "", 0),
-    "lrn_across": (IMAGE, "LRN", "x", "y", "lrn_param { local_size: 3 alpha: 2 beta: 0.75 k: 1.5 }", 0),
-    "lrn_across_power": (IMAGE, "LRN", "x", "y", "lrn_param { local_size: 5 alpha: 3 beta: 0.6 }", 0),
-    "lrn_across_half": (IMAGE, "LRN", "x", "y", "lrn_param { local_size: 7 alpha: 3 beta: 0.5 }", 0),
+    "lrn_across": (
+        IMAGE,
+        "LRN",
+        "x",
+        "y",
+        "lrn_param { local_size: 3 alpha: 2 beta: 0.75 k: 1.5 }",
+        0,
+    ),
+    "lrn_across_power": (
+        IMAGE,
+        "LRN",
+        "x",
+        "y",
+        "lrn_param { local_size: 5 alpha: 3 beta: 0.6 }",
+        0,
+    ),
+    "lrn_across_half": (
+        IMAGE,
+        "LRN",
+        "x",
+        "y",
+        "lrn_param { local_size: 7 alpha: 3 beta: 0.5 }",
+        0,
+    ),
     "lrn_within": (
         IMAGE,
         "LRN",
@@ -182,12 +224,40 @@ CASES |= {
     "clip": (FLAT, "Clip", "x", "y", "clip_param { min: 0 max: 9 }", 1e-3),
     "clip_crossed": (FLAT, "Clip", "x", "y", "clip_param { min: 1 max: -1 }", 0),
     "scale": (IMAGE, "Scale", "x", "y", f"scale_param {{ bias_term: true {FILLERS} }}", 0),
-    "scale_scalar": (IMAGE, "Scale", "x", "y", f"scale_param {{ num_axes: 0 bias_term: true {FILLERS} }}", 0),
-    "scale_tail": (IMAGE, "Scale", "x", "y", f"scale_param {{ axis: -2 num_axes: -1 {FILLERS} }}", 0),
-    "scale_two": (MATES, "Scale", "x s", "y", f"scale_param {{ axis: 1 bias_term: true {FILLERS} }}", 0),
+    "scale_scalar": (
+        IMAGE,
+        "Scale",
+        "x",
+        "y",
+        f"scale_param {{ num_axes: 0 bias_term: true {FILLERS} }}",
+        0,
+    ),
+    "scale_tail": (
+        IMAGE,
+        "Scale",
+        "x",
+        "y",
+        f"scale_param {{ axis: -2 num_axes: -1 {FILLERS} }}",
+        0,
+    ),
+    "scale_two": (
+        MATES,
+        "Scale",
+        "x s",
+        "y",
+        f"scale_param {{ axis: 1 bias_term: true {FILLERS} }}",
+        0,
+    ),
     "bias": (IMAGE, "Bias", "x", "y", "bias_param { axis: 1 num_axes: 2 }", 0),
     "bias_two": (MATES, "Bias", "x s", "y", "bias_param { axis: 1 }", 0),
-    "axpy": ({"a": (2, 3, 1, 1), "x": (2, 3, 2, 2), "y": (2, 3, 2, 2)}, "Axpy", "a x y", "z", "", 0),
+    "axpy": (
+        {"a": (2, 3, 1, 1), "x": (2, 3, 2, 2), "y": (2, 3, 2, 2)},
+        "Axpy",
+        "a x y",
+        "z",
+        "",
+        0,
+    ),
     "parameter": (FLAT, "Parameter", "", "y", "parameter_param { shape { dim: 2 dim: 3 } }", 0),
     "batch_norm": (IMAGE, "BatchNorm", "x", "y", "", 0),
     "batch_norm_flat": (FLAT, "BatchNorm", "x", "y", "batch_norm_param { eps: 0.1 }", 0),
@@ -212,7 +282,14 @@ CASES |= {
         f"norm_param {{ across_spatial: false channel_shared: false eps: 0.1 scale_{FILLER} }}",
         0,
     ),
-    "lstm_unit": ({"x": (1, 2, 3), "g": (1, 2, 12), "k": (1, 2)}, "LSTMUnit", "x g k", "c h", "", 0),
+    "lstm_unit": (
+        {"x": (1, 2, 3), "g": (1, 2, 12), "k": (1, 2)},
+        "LSTMUnit",
+        "x g k",
+        "c h",
+        "",
+        0,
+    ),
     "rnn": (
         {"x": (3, 2, 4), "k": (3, 2)},
         "RNN",
@@ -281,7 +358,14 @@ CASES |= {
     ),
     "hinge": (SCORES, "HingeLoss", "x l", "y", "", 0),
     "hinge_squares": (SCORES, "HingeLoss", "x l", "y", "hinge_loss_param { norm: L2 }", 0),
-    "sigmoid_cross_entropy": ({"x": (4, 5), "k": (4, 5)}, "SigmoidCrossEntropyLoss", "x k", "y", "", 0),
+    "sigmoid_cross_entropy": (
+        {"x": (4, 5), "k": (4, 5)},
+        "SigmoidCrossEntropyLoss",
+        "x k",
+        "y",
+        "",
+        0,
+    ),
     "sigmoid_cross_entropy_valid": (
         {"x": (4, 5), "k": (4, 5)},
         "SigmoidCrossEntropyLoss",
@@ -323,7 +407,14 @@ CASES |= {
         f"convolution_param {{ num_output: 4 kernel_size: 3 {GAUSS} }}",
         0,
     ),
-    "im2col": (IMAGE, "Im2col", "x", "y", "convolution_param { kernel_size: 3 stride: 2 pad: 1 }", 0),
+    "im2col": (
+        IMAGE,
+        "Im2col",
+        "x",
+        "y",
+        "convolution_param { kernel_size: 3 stride: 2 pad: 1 }",
+        0,
+    ),
     "im2col_dilated": (
         {"x": (2, 3, 8)},
         "Im2col",
@@ -335,9 +426,30 @@ CASES |= {
     "spp": (PYRAMID, "SPP", "x", "y", "spp_param { pyramid_height: 2 }", 0),
     "spp_ave": (PYRAMID, "SPP", "x", "y", "spp_param { pyramid_height: 2 pool: AVE }", 0),
     "reduce_sum": (IMAGE, "Reduction", "x", "y", "reduction_param { axis: 2 coeff: 3 }", 0),
-    "reduce_absolute": (FLAT, "Reduction", "x", "y", "reduction_param { operation: ASUM axis: 1 }", 1e-3),
-    "reduce_squares": (FLAT, "Reduction", "x", "y", "reduction_param { operation: SUMSQ coeff: -1 }", 0),
-    "reduce_mean": (IMAGE, "Reduction", "x", "y", "reduction_param { operation: MEAN axis: -1 }", 0),
+    "reduce_absolute": (
+        FLAT,
+        "Reduction",
+        "x",
+        "y",
+        "reduction_param { operation: ASUM axis: 1 }",
+        1e-3,
+    ),
+    "reduce_squares": (
+        FLAT,
+        "Reduction",
+        "x",
+        "y",
+        "reduction_param { operation: SUMSQ coeff: -1 }",
+        0,
+    ),
+    "reduce_mean": (
+        IMAGE,
+        "Reduction",
+        "x",
+        "y",
+        "reduction_param { operation: MEAN axis: -1 }",
+        0,
+    ),
 }
 
 GROUPS = {"x": (2, 8, 5, 6), "h": (3, 5)}
@@ -352,7 +464,14 @@ CASES |= {
         0,
     ),
     "bn_axis": (IMAGE, "BN", "x", "y", f"bn_param {{ axis: 2 var_eps: 0.1 scale_{FILLER} }}", 0),
-    "bn_momentum": (FLAT, "BN", "x", "y", f"bn_param {{ momentum: 0.5 slope_{FILLER} bias_{FILLER} }}", 0),
+    "bn_momentum": (
+        FLAT,
+        "BN",
+        "x",
+        "y",
+        f"bn_param {{ momentum: 0.5 slope_{FILLER} bias_{FILLER} }}",
+        0,
+    ),
     "bn_frozen": (IMAGE, "BN", "x", "y", f"bn_param {{ frozen: true slope_{FILLER} }}", 0),
     "pool_max_ceil_mode": (
         IMAGE,
@@ -363,7 +482,14 @@ CASES |= {
         0,
     ),
     "reorg": ({"x": (2, 8, 4, 6)}, "Reorg", "x", "y", "reorg_param { stride: 2 }", 0),
-    "reorg_reverse": ({"x": (2, 8, 4, 6)}, "Reorg", "x", "y", "reorg_param { stride: 2 reverse: true }", 0),
+    "reorg_reverse": (
+        {"x": (2, 8, 4, 6)},
+        "Reorg",
+        "x",
+        "y",
+        "reorg_param { stride: 2 reverse: true }",
+        0,
+    ),
     "upsample_squares": (IMAGE, "Upsample", "x", "y", "upsample_param { scale: 2 }", 0),
     "psroi_pooling": (
         GROUPS,
@@ -374,7 +500,14 @@ CASES |= {
         0,
     ),
     "roi_align": (GROUPS, "ROIAlign", "x h", "y", "roi_align_param { pooled_h: 2 pooled_w: 1 }", 0),
-    "smooth_l1_ohem": (PAIR, "SmoothL1LossOHEM", "x y", "z", "loss_param { normalization: NONE }", 0),
+    "smooth_l1_ohem": (
+        PAIR,
+        "SmoothL1LossOHEM",
+        "x y",
+        "z",
+        "loss_param { normalization: NONE }",
+        0,
+    ),
     "softmax_loss_ohem": (
         MAPS,
         "SoftmaxWithLossOHEM",
@@ -393,14 +526,16 @@ CASES |= {
     ),
 }
 
-# Types whose gradient is not what finite differences say, or that have none, each with the test that holds it.
+# Types whose gradient is not what finite differences say, or that have none, each with the test
+# that holds it.
 HELD_ELSEWHERE = {
     "Accuracy": "has no gradient",
     "AnchorTarget": "has no gradient",
     "AnnotatedData": "a source",
     "ArgMax": "has no gradient",
     "BoxAnnotatorOHEM": "has no gradient",
-    "ContrastiveLoss": "Caffe adds 1e-4 to the distance: test_distance_loss.py; its legacy form is above",
+    "ContrastiveLoss": "Caffe adds 1e-4 to the distance: test_distance_loss.py; its legacy form "
+    "is above",
     "Data": "a source",
     "DenseImageData": "a source",
     "DepthwiseConvolution": "is Convolution",
@@ -436,8 +571,9 @@ def test_every_differentiable_type_is_here() -> None:
 
 
 def values(net: Net) -> dict[str, torch.Tensor]:
-    """Noise for each input; whole labels below three for one named l; 0 or 1 for one named k, 0 at first and last; a
-    constant for one named h."""
+    """Noise for each input; whole labels below three for one named l; 0 or 1 for one named k, 0
+    at first and last; a constant for one named h.
+    """
     generator = torch.Generator().manual_seed(7)
     found = {}
     for name, shape in net.input_shapes.items():
@@ -450,7 +586,9 @@ def values(net: Net) -> dict[str, torch.Tensor]:
         elif name == "h":
             found[name] = torch.rand(shape, generator=generator, dtype=torch.float64)
         else:
-            found[name] = torch.randn(shape, generator=generator, dtype=torch.float64).requires_grad_()
+            found[name] = torch.randn(
+                shape, generator=generator, dtype=torch.float64
+            ).requires_grad_()
     return found
 
 
@@ -489,14 +627,18 @@ def test_tops_that_may_be_overwritten(name: str) -> None:
         assert all(torch.equal(before[key], tensor) for key, tensor in given.items())
         leaves = [tensor for tensor in [*given.values(), *net.parameters()] if tensor.requires_grad]
         weights = [torch.ones_like(top) for top in found]
-        results.append(torch.autograd.grad(found, leaves, weights, allow_unused=True) if found else ())
+        results.append(
+            torch.autograd.grad(found, leaves, weights, allow_unused=True) if found else ()
+        )
     for plain, overwritten in zip(*results, strict=True):
         assert (plain is None and overwritten is None) or torch.equal(plain, overwritten)
 
 
 def test_dropout_scales_its_gradient_by_its_mask() -> None:
     """The mask is drawn anew each pass, so finite differences do not apply: y = m x, dy/dx = m."""
-    net = build(inputs(x=(50, 40)) + layer("Dropout", "x", "y", "dropout_param { dropout_ratio: 0.3 }"))
+    net = build(
+        inputs(x=(50, 40)) + layer("Dropout", "x", "y", "dropout_param { dropout_ratio: 0.3 }")
+    )
     x = torch.full((50, 40), 2.0, requires_grad=True)
     y = net({"x": x})["y"]
     y.sum().backward()
@@ -532,8 +674,13 @@ def test_selu_dropout_passes_everything(phase: int, ratio: float) -> None:
 
 
 def test_selu_dropout_needs_a_ratio_below_one() -> None:
-    with pytest.raises(DefinitionError, match="dropout_ratio is 1, expected at least 0 and below 1"):
-        build(inputs(x=(3,)) + layer("SeLuDropout", "x", "y", "selu_dropout_param { dropout_ratio: 1 }"))
+    with pytest.raises(
+        DefinitionError, match="dropout_ratio is 1, expected at least 0 and below 1"
+    ):
+        build(
+            inputs(x=(3,))
+            + layer("SeLuDropout", "x", "y", "selu_dropout_param { dropout_ratio: 1 }")
+        )
 
 
 def test_dropout_in_test_passes_everything() -> None:
@@ -555,7 +702,8 @@ def test_dropout_may_scale_in_test_instead() -> None:
 def test_dropout_may_draw_in_test() -> None:
     """Bayesian SegNet's form."""
     net = build(
-        inputs(x=(50, 40)) + layer("Dropout", "x", "y", "dropout_param { sample_weights_test: true }"),
+        inputs(x=(50, 40))
+        + layer("Dropout", "x", "y", "dropout_param { sample_weights_test: true }"),
         phase=TEST,
     )
     y = net({"x": torch.ones(50, 40)})["y"]

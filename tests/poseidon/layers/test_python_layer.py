@@ -15,7 +15,9 @@ from tests.support.nets import build, inputs, layer, noise
 MODULE = "tests.support.python_layers"
 
 
-def python(kind: str, bottoms: str, tops: str, text: str = "", more: str = "", *, name: str = "py") -> str:
+def python(
+    kind: str, bottoms: str, tops: str, text: str = "", more: str = "", *, name: str = "py"
+) -> str:
     fields = f'module: "{MODULE}" layer: "{kind}"' + (f" param_str: '{text}'" if text else "")
     return layer("Python", bottoms, tops, f"python_param {{ {fields} }} {more}", name=name)
 
@@ -35,7 +37,10 @@ def test_blobs_start_as_setup_filled_them_and_learn() -> None:
         + python("Affine", "x", "y", '{"outputs": 2}')
         + layer("EuclideanLoss", "y t", "loss", name="loss")
     )
-    assert [(info.name, info.shape) for info in net.parameters_info] == [("py.0", (2, 3)), ("py.1", (2,))]
+    assert [(info.name, info.shape) for info in net.parameters_info] == [
+        ("py.0", (2, 3)),
+        ("py.1", (2,)),
+    ]
     w, b = (info.parameter for info in net.parameters_info)
     torch.testing.assert_close(w.detach(), torch.full((2, 3), 0.5))
     torch.testing.assert_close(b.detach(), torch.tensor([0.0, 1.0]))
@@ -92,7 +97,9 @@ def test_reshape_is_called_in_each_pass() -> None:
 
 
 def test_tops_of_other_shapes_reach_the_layers_above() -> None:
-    pool = layer("Pooling", "x", "y", "pooling_param { pool: AVE global_pooling: true }", name="pool")
+    pool = layer(
+        "Pooling", "x", "y", "pooling_param { pool: AVE global_pooling: true }", name="pool"
+    )
     net = build(python("Growing", "", "x") + pool + layer("Flatten", "x", "z", name="flat"))
     for side in (4, 5, 6):
         tops = net()
@@ -115,9 +122,13 @@ def test_what_forward_and_backward_raise_names_the_layer() -> None:
         DataError, match=r"layer 'py' \(Python\).*Raising, forward: RuntimeError: no forward today"
     ):
         net({"x": noise(2, 3)})
-    net = build("force_backward: true " + inputs(x=(2, 3)) + python("Raising", "x", "y", "backward"))
+    net = build(
+        "force_backward: true " + inputs(x=(2, 3)) + python("Raising", "x", "y", "backward")
+    )
     y = net({"x": noise(2, 3).requires_grad_()})["y"]
-    with pytest.raises(PythonLayerError, match=r"layer 'py' \(Python\).*Raising, backward: RuntimeError"):
+    with pytest.raises(
+        PythonLayerError, match=r"layer 'py' \(Python\).*Raising, backward: RuntimeError"
+    ):
         y.sum().backward()
 
 
@@ -139,8 +150,12 @@ def test_a_class_that_is_not_there(kind: str, module: str, words: str) -> None:
         build(inputs(x=(2, 3)) + layer("Python", "x", "y", body))
 
 
-def test_modules_of_the_working_directory_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "lying_here.py").write_text("from tests.support.python_layers import Scaled as Here\n")
+def test_modules_of_the_working_directory_are_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "lying_here.py").write_text(
+        "from tests.support.python_layers import Scaled as Here\n"
+    )
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [*sys.path])
     body = 'python_param { module: "lying_here" layer: "Here" }'

@@ -21,7 +21,10 @@ def test_a_taken_name_is_refused() -> None:
         ("Convolutoin", r"unknown layer type 'Convolutoin'; did you mean 'Convolution'\?"),
         ("relu", r"did you mean 'ReLU'\?"),
         ("Qqqqqq", r"unknown layer type 'Qqqqqq'; known: .*Softmax"),
-        ("RegionLoss", "unknown layer type 'RegionLoss'; it is 'RegionLoss' of Yolo's branch of Caffe"),
+        (
+            "RegionLoss",
+            "unknown layer type 'RegionLoss'; it is 'RegionLoss' of Yolo's branch of Caffe",
+        ),
         ("", "has no type"),
     ],
 )
@@ -45,6 +48,8 @@ def test_every_type_documents_itself_and_checks_its_counts(name: str) -> None:
 
 def test_the_public_list_is_true() -> None:
     public = poseidon.layers.__all__
-    assert sorted(public, key=lambda name: (not name.isupper(), name[0].islower(), name)) == list(public)
+    assert sorted(public, key=lambda name: (not name.isupper(), name[0].islower(), name)) == list(
+        public
+    )
     assert all(hasattr(poseidon.layers, name) for name in public)
     assert known_types() <= set(public)

@@ -1,4 +1,6 @@
-"""A sentence about what fails in a module of `--import`; `tests/distributed/test_own_layers.py` has the jobs."""
+"""A sentence about what fails in a module of `--import`; `tests/distributed/test_own_layers.py`
+has the jobs.
+"""
 
 from __future__ import annotations
 
@@ -37,9 +39,12 @@ def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 @pytest.mark.parametrize(
     ("call", "kind", "expected"),
     [
-        (lambda module: module.forward(torch.ones(2)), RuntimeError, ":5: RuntimeError: shape '[7]' is invalid for input of size 2"),
-        (lambda module: module.forward(2), TypeError, ":5: TypeError: relu(): argument 'input' (position 1) must be Tensor, not int"),
-        (lambda module: module.read("/none"), FileNotFoundError, ":8: FileNotFoundError: [Errno 2] No such file or directory: '/none'"),
+        (lambda module: module.forward(torch.ones(2)), RuntimeError, ":5: RuntimeError: shape "
+"'[7]' is invalid for input of size 2"),
+        (lambda module: module.forward(2), TypeError, ":5: TypeError: relu(): argument 'input' "
+"(position 1) must be Tensor, not int"),
+        (lambda module: module.read("/none"), FileNotFoundError, ":8: FileNotFoundError: [Errno "
+"2] No such file or directory: '/none'"),
     ],
 )  # fmt: skip
 def test_the_last_line_of_the_module_is_named(

@@ -30,7 +30,9 @@ def test_devices() -> None:
 def test_times() -> None:
     conv = lines.LayerTime(name="conv1", forward_ms=24.5, backward_ms=0.0123456789)
     inner = lines.LayerTime(name="inception_3a/1x1", forward_ms=1, backward_ms=0)
-    times = lines.NetTime(layers=(conv, inner), forward_ms=30, backward_ms=12.5, total_ms=85, iterations=2)
+    times = lines.NetTime(
+        layers=(conv, inner), forward_ms=30, backward_ms=12.5, total_ms=85, iterations=2
+    )
     assert [line.text for line in lines.benchmark_ends(times)] == [
         "Average time per layer: ",
         "     conv1\tforward: 24.5 ms.",

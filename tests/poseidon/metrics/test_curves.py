@@ -9,7 +9,16 @@ from typing import Any
 
 import pytest
 
-from poseidon.metrics.curves import FORMATS, Panel, XAxis, YScale, _extent, curves, draw, moving_average
+from poseidon.metrics.curves import (
+    FORMATS,
+    Panel,
+    XAxis,
+    YScale,
+    _extent,
+    curves,
+    draw,
+    moving_average,
+)
 from poseidon.metrics.training_log import LogRow, TrainingLog
 
 LOG = TrainingLog(
@@ -58,7 +67,9 @@ def test_axes() -> None:
         ((), 0.0, (-0.04, 1.04)),
     ],
 )
-def test_limits_of_an_axis(values: tuple[float, ...], usual: float, expected: tuple[float, float]) -> None:
+def test_limits_of_an_axis(
+    values: tuple[float, ...], usual: float, expected: tuple[float, float]
+) -> None:
     """One value alone is shown from zero on."""
     assert _extent(values, typical_max=usual) == pytest.approx(expected)
 
@@ -86,7 +97,8 @@ def test_a_moving_average_leaves_out_what_is_not_finite() -> None:
 
 def log_of(losses: Sequence[float]) -> TrainingLog:
     rows = tuple(
-        LogRow(iteration=i, seconds=i, rate=0.1, outputs={"loss": loss}) for i, loss in enumerate(losses)
+        LogRow(iteration=i, seconds=i, rate=0.1, outputs={"loss": loss})
+        for i, loss in enumerate(losses)
     )
     return TrainingLog(train=rows, test=(), losses=frozenset({"loss"}))
 
@@ -107,21 +119,27 @@ def svg_of(losses: Sequence[float], **how: Any) -> str:
         ([math.nan, 0.0], YScale.LOG, False),
     ],
 )
-def test_the_axis_is_logarithmic_where_it_helps(losses: list[float], scale: YScale, expected: bool) -> None:
+def test_the_axis_is_logarithmic_where_it_helps(
+    losses: list[float], scale: YScale, expected: bool
+) -> None:
     assert ("loss (logarithmic)" in svg_of(losses, scale=scale)) is expected
 
 
 @pytest.mark.parametrize(
     ("points", "smooth", "window"), [(400, None, 10), (79, None, 0), (79, 5, 5), (400, 1, 0)]
 )
-def test_long_curves_of_the_train_net_are_smoothed(points: int, smooth: int | None, window: int) -> None:
+def test_long_curves_of_the_train_net_are_smoothed(
+    points: int, smooth: int | None, window: int
+) -> None:
     text = svg_of([1 + i % 2 for i in range(points)], smooth=smooth)
     assert (f"mean of {window} points" in text) is bool(window)
     assert ("points" in text) is bool(window)
 
 
 @pytest.mark.parametrize(
-    ("kind", "start"), [("png", b"\x89PNG"), ("svg", b"<?xml"), ("pdf", b"%PDF")], ids=FORMATS.keys()
+    ("kind", "start"),
+    [("png", b"\x89PNG"), ("svg", b"<?xml"), ("pdf", b"%PDF")],
+    ids=FORMATS.keys(),
 )
 def test_drawings(kind: str, start: bytes) -> None:
     content = draw([("one", LOG), ("two", LOG)], [Panel.LOSS, Panel.ACCURACY], XAxis.SECONDS, kind)

@@ -27,7 +27,10 @@ TEST = TestRecord(
     iteration=200,
     net=0,
     elapsed_s=272.4,
-    outputs=(Output(name="accuracy", value=0.4592), Output(name="loss", value=1.495163, loss_weight=1.0)),
+    outputs=(
+        Output(name="accuracy", value=0.4592),
+        Output(name="loss", value=1.495163, loss_weight=1.0),
+    ),
 )
 
 
@@ -137,7 +140,9 @@ def test_everything_is_recovered_from_the_log() -> None:
             sink.on_test(TestRecord(iteration=iteration, net=0, elapsed_s=1.0, outputs=outputs))
             loss = Output(name="loss", value=1234567.0, loss_weight=1.0)
             sink.on_train(
-                TrainRecord(iteration=iteration, loss=2.5, elapsed_s=1.0, outputs=(loss,), rate=rate)
+                TrainRecord(
+                    iteration=iteration, loss=2.5, elapsed_s=1.0, outputs=(loss,), rate=rate
+                )
             )
         sink.write(glog_lines.done())
         sink.close()
@@ -161,13 +166,20 @@ def test_the_reader_reads_a_log_of_caffe_itself(shared: Path) -> None:
     # And our lines are Caffe's own, letter by letter, where the two have the same ones.
     ours = [
         line.text
-        for line in (glog_lines.testing(500, 0), glog_lines.solving("CIFAR10_quick"), glog_lines.done())
+        for line in (
+            glog_lines.testing(500, 0),
+            glog_lines.solving("CIFAR10_quick"),
+            glog_lines.done(),
+        )
     ]
     test = TestRecord(
         iteration=500,
         net=0,
         elapsed_s=0.0,
-        outputs=(Output(name="accuracy", value=0.5551), Output(name="loss", value=1.26168, loss_weight=1.0)),
+        outputs=(
+            Output(name="accuracy", value=0.5551),
+            Output(name="loss", value=1.26168, loss_weight=1.0),
+        ),
     )
     ours += [line.text for line in glog_lines.tested(test)]
     texts = {line.partition("] ")[2] for line in lines}

@@ -1,4 +1,6 @@
-"""The records of a job: from events to JSON, with names of their own and without numbers that JSON does not have."""
+"""The records of a job: from events to JSON, with names of their own and without numbers that
+JSON does not have.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,12 @@ def test_a_displayed_iteration() -> None:
 
 
 def test_the_scores_of_a_test_come_as_text() -> None:
-    event = {"event": "tested", "iteration": 500, "net": 1, "scores": [["accuracy", "0.7"], ["loss", "nan"]]}
+    event = {
+        "event": "tested",
+        "iteration": 500,
+        "net": 1,
+        "scores": [["accuracy", "0.7"], ["loss", "nan"]],
+    }
     assert test_record(event) == {
         "kind": "test", "iteration": 500, "net": 1, "outputs": {"accuracy": 0.7, "loss": None},
     }  # fmt: skip
@@ -44,7 +51,8 @@ def test_what_is_no_number_is_null(value: object) -> None:
 
 
 @pytest.mark.parametrize(
-    "changes", [{"iteration": "7"}, {"outputs": None}, {"outputs": [["loss"]]}, {"outputs": ["loss"]}]
+    "changes",
+    [{"iteration": "7"}, {"outputs": None}, {"outputs": [["loss"]]}, {"outputs": ["loss"]}],
 )
 def test_an_event_that_is_not_valid_gives_no_record(changes: dict[str, object]) -> None:
     assert train_record({**TRAINED, **changes}) is None
@@ -52,7 +60,9 @@ def test_an_event_that_is_not_valid_gives_no_record(changes: dict[str, object]) 
 
 
 def test_progress() -> None:
-    progress = JobProgress(iteration=10, max_iter=100, images=1000, loss=0.5, rate=2.0, images_rate=200.0)
+    progress = JobProgress(
+        iteration=10, max_iter=100, images=1000, loss=0.5, rate=2.0, images_rate=200.0
+    )
     assert progress_record(progress) == {
         "kind": "progress", "iteration": 10, "max_iter": 100, "loss": 0.5, "rate": 2.0, "images_rate": 200.0,
     }  # fmt: skip

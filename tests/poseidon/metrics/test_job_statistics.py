@@ -24,20 +24,32 @@ WORKER = WorkerStatistics(
     iterations=4,
     tensors=(
         TensorStatistics(
-            name="fc.0", scheme="ps", bytes_out=40, bytes_in=44, waited_s=0.25, hidden_s=1, held_back=0.5
+            name="fc.0",
+            scheme="ps",
+            bytes_out=40,
+            bytes_in=44,
+            waited_s=0.25,
+            hidden_s=1,
+            held_back=0.5,
         ),
         TensorStatistics(name="fc.1", scheme="svb"),
     ),
     other_bytes_out=7,
 )
-SHARD = ShardStatistics(bytes_in=1, bytes_out=2, messages_in=3, updates=5, busy_s=0.5, memory_bytes=4096)
+SHARD = ShardStatistics(
+    bytes_in=1, bytes_out=2, messages_in=3, updates=5, busy_s=0.5, memory_bytes=4096
+)
 JOB = JobStatistics(job="lenet-1", workers={0: WORKER, 10: WORKER, 2: WORKER}, shards={0: SHARD})
 
 
 def test_a_shard_has_the_fields_that_it_reports() -> None:
-    """They are listed twice: this package imports nothing of ps_server, which takes torch's time."""
+    """They are listed twice: this package imports nothing of ps_server, which takes torch's
+    time.
+    """
     own, reported = (fields(kind) for kind in (ShardStatistics, statistics.ShardStatistics))
-    assert [(entry.name, entry.type) for entry in own] == [(entry.name, entry.type) for entry in reported]
+    assert [(entry.name, entry.type) for entry in own] == [
+        (entry.name, entry.type) for entry in reported
+    ]
 
 
 def test_the_file_gives_back_what_was_written(tmp_path: Path) -> None:
@@ -49,7 +61,11 @@ def test_the_file_gives_back_what_was_written(tmp_path: Path) -> None:
 
 
 def test_unknown_fields_of_an_event_are_left_out() -> None:
-    event = {"event": "statistics", "colour": "red", **json.loads(encode_statistics(JOB))["shards"]["0"]}
+    event = {
+        "event": "statistics",
+        "colour": "red",
+        **json.loads(encode_statistics(JOB))["shards"]["0"],
+    }
     assert parse_shard(event) == SHARD
 
 

@@ -19,7 +19,10 @@ def test_lines_come_in_the_order_of_their_times() -> None:
 
 
 def test_a_line_without_a_time_stays_behind_the_one_before_it() -> None:
-    logs = {"0": ["no head", line(3, "a"), "Traceback", "  in b", line(4, "c")], "1": [line(3, "d")]}
+    logs = {
+        "0": ["no head", line(3, "a"), "Traceback", "  in b", line(4, "c")],
+        "1": [line(3, "d")],
+    }
     assert [text[-4:] for _, text in merge_logs(logs)] == [
         "head",
         "94] a"[-4:],

@@ -33,8 +33,13 @@ def train(iteration: int, loss: float, weight: float = 1.0) -> TrainRecord:
 
 
 def a_test(iteration: int, accuracy: float, net: int = 0, loss: float | None = None) -> TestRecord:
-    outputs = (Output(name="accuracy", value=accuracy), Output(name="loss", value=1.5, loss_weight=2.0))
-    return TestRecord(iteration=iteration, net=net, elapsed_s=iteration / 4, outputs=outputs, loss=loss)
+    outputs = (
+        Output(name="accuracy", value=accuracy),
+        Output(name="loss", value=1.5, loss_weight=2.0),
+    )
+    return TestRecord(
+        iteration=iteration, net=net, elapsed_s=iteration / 4, outputs=outputs, loss=loss
+    )
 
 
 def test_layout(tmp_path: Path) -> None:
@@ -88,7 +93,8 @@ def test_writing_takes_a_fiftieth_of_the_time_at_most(tmp_path: Path) -> None:
     while sink.path.read_text().count("\n") == 2:
         iteration += 1
         sink.on_train(train(iteration, 1.0))
-    # The write takes one reading of this clock; the next begins 49 later, with all that came meanwhile.
+    # The write takes one reading of this clock; the next begins 49 later, with all that came
+    # meanwhile.
     assert 49 <= clock.now - written_at <= 52
     assert sink.path.read_text().count("\n") == iteration + 2
     sink.on_train(train(iteration + 1, 1.0))
@@ -121,7 +127,9 @@ def test_a_full_disk_is_reported_once_and_loses_no_row(
     assert sink.path.read_text().count("\n") == 3
 
 
-def test_a_failed_write_leaves_the_last_whole_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_write_leaves_the_last_whole_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     sink = NetOutputs(tmp_path / "a", clock=Clock())
     sink.on_train(train(0, 1.0))
     before = sink.path.read_text()
@@ -153,7 +161,9 @@ def test_a_job_that_goes_on_keeps_what_it_does_not_repeat(tmp_path: Path, trains
     write_rows(NetOutputs(tmp_path / "whole"), trains=trains, begin=0, end=60)
     write_rows(NetOutputs(tmp_path / "parted"), trains=trains, begin=0, end=40)
     write_rows(NetOutputs(tmp_path / "parted", resumed_at=30), trains=trains, begin=30, end=60)
-    assert (tmp_path / "parted.netoutputs").read_bytes() == (tmp_path / "whole.netoutputs").read_bytes()
+    assert (tmp_path / "parted.netoutputs").read_bytes() == (
+        tmp_path / "whole.netoutputs"
+    ).read_bytes()
 
 
 @pytest.mark.parametrize("content", [None, b"", b"\xff", b"\n\n\n", b"nonsense\n1,2\n"])

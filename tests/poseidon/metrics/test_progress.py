@@ -55,7 +55,8 @@ def test_on_a_terminal() -> None:
     assert "2400/4000" in shown
     assert "testing 3/50" in shown
     assert "2000 images/s, loss 1.035" in shown
-    # The log line stands alone: before it the progress line was wiped, and it is drawn anew after it.
+    # The log line stands alone: before it the progress line was wiped, and it is drawn anew after
+    # it.
     before, _, after = shown.partition("a line of log\n")
     assert before.endswith("\r")
     assert before.rstrip("\r").endswith(" ")
@@ -91,7 +92,13 @@ def test_a_job_whose_end_is_not_known_has_a_line_too() -> None:
 
 
 def said(iteration: int, **more: object) -> dict[str, object]:
-    return {"event": "progress", "iteration": iteration, "max_iter": 100, "images": 10 * iteration, **more}
+    return {
+        "event": "progress",
+        "iteration": iteration,
+        "max_iter": 100,
+        "images": 10 * iteration,
+        **more,
+    }
 
 
 def test_rates_leave_out_tests_and_begin_anew_after_a_restart() -> None:
@@ -107,7 +114,12 @@ def test_rates_leave_out_tests_and_begin_anew_after_a_restart() -> None:
     found = meter.update(said(20, tested=3, to_test=50))
     assert found is not None
     assert found.position() == "20 of 100, testing 3 of 50"
-    for clock.now, iteration, rate in ((60.0, 20, 10.0), (62.0, 30, 5.0), (63.0, 10, 5.0), (64.0, 12, 2.0)):
+    for clock.now, iteration, rate in (
+        (60.0, 20, 10.0),
+        (62.0, 30, 5.0),
+        (63.0, 10, 5.0),
+        (64.0, 12, 2.0),
+    ):
         found = meter.update(said(iteration))
         assert found is not None
         assert (found.iteration, found.rate, found.to_test) == (iteration, rate, 0)
@@ -130,7 +142,9 @@ def test_what_makes_no_sense_is_passed_over(event: dict[str, object]) -> None:
 
 
 @pytest.mark.parametrize("on_stderr", [False, True])
-def test_a_terminal_without_a_width_has_a_line_too(monkeypatch: pytest.MonkeyPatch, on_stderr: bool) -> None:
+def test_a_terminal_without_a_width_has_a_line_too(
+    monkeypatch: pytest.MonkeyPatch, on_stderr: bool
+) -> None:
     """As in a container whose terminal was never given a size."""
     leader, follower = os.openpty()
     with os.fdopen(follower, "w") as stream:

@@ -28,8 +28,12 @@ def tensor(name: str, scale: int, **numbers: float | None) -> TensorStatistics:
 
 
 TWO = [
-    WorkerStatistics(iterations=10, tensors=(tensor("conv.0", 10), tensor("fc.0", 400)), other_bytes_out=5),
-    WorkerStatistics(iterations=20, tensors=(tensor("conv.0", 40), tensor("fc.0", 800)), other_bytes_in=6),
+    WorkerStatistics(
+        iterations=10, tensors=(tensor("conv.0", 10), tensor("fc.0", 400)), other_bytes_out=5
+    ),
+    WorkerStatistics(
+        iterations=20, tensors=(tensor("conv.0", 40), tensor("fc.0", 800)), other_bytes_in=6
+    ),
 ]
 
 
@@ -45,7 +49,9 @@ def test_workers_that_do_not_send_for_themselves_count_for_times_alone() -> None
     follower = WorkerStatistics(
         iterations=10, tensors=(TensorStatistics(name="conv.0", scheme="ps", waited_s=0.3),)
     )
-    (row,) = tensor_rows([WorkerStatistics(iterations=10, tensors=(tensor("conv.0", 10),)), follower])
+    (row,) = tensor_rows(
+        [WorkerStatistics(iterations=10, tensors=(tensor("conv.0", 10),)), follower]
+    )
     assert row.bytes_out == 1000
     assert row.waited_s == pytest.approx(0.02)
     assert row.hidden_s == pytest.approx(0.03)
@@ -53,14 +59,17 @@ def test_workers_that_do_not_send_for_themselves_count_for_times_alone() -> None
 
 def test_what_codecs_hold_back_is_a_mean_over_clients() -> None:
     lossy = [
-        WorkerStatistics(iterations=10, tensors=(tensor("conv.0", 1), tensor("fc.0", 4, held_back=number)))
+        WorkerStatistics(
+            iterations=10, tensors=(tensor("conv.0", 1), tensor("fc.0", 4, held_back=number))
+        )
         for number in (1.0, 2.0, None)
     ]
     lines = job_tables(JobStatistics(job="j", workers=dict(enumerate(lossy))))
     at = lines.index("held back by codecs, L2 norm, the mean over clients:")
     assert lines[at + 1 : at + 3] == ["tensor  held back", "fc.0          1.5"]
     assert not any(
-        "held back" in line for line in job_tables(JobStatistics(job="j", workers=dict(enumerate(TWO))))
+        "held back" in line
+        for line in job_tables(JobStatistics(job="j", workers=dict(enumerate(TWO))))
     )
 
 
@@ -74,7 +83,9 @@ def test_the_table() -> None:
 
 
 def test_the_largest_alone_keep_the_order_of_the_net_and_the_sum_of_all() -> None:
-    worker = WorkerStatistics(iterations=1, tensors=(tensor("a", 5), tensor("b", 1), tensor("c", 9)))
+    worker = WorkerStatistics(
+        iterations=1, tensors=(tensor("a", 5), tensor("b", 1), tensor("c", 9))
+    )
     lines = tensor_table(tensor_rows([worker]), largest=2)
     assert [line.split()[0] for line in lines[1:]] == ["a", "c", "all"]
     assert lines[-1].split()[:3] == ["all", "3", "15,000"]
@@ -82,17 +93,32 @@ def test_the_largest_alone_keep_the_order_of_the_net_and_the_sum_of_all() -> Non
 
 def test_what_is_not_known_is_a_dash() -> None:
     worker = WorkerStatistics(iterations=1, tensors=(TensorStatistics(name="a", scheme="local"),))
-    assert tensor_table(tensor_rows([worker]))[1].split() == ["a", "local", "-", "-", "0.00", "-", "-"]
+    assert tensor_table(tensor_rows([worker]))[1].split() == [
+        "a",
+        "local",
+        "-",
+        "-",
+        "0.00",
+        "-",
+        "-",
+    ]
 
 
-@pytest.mark.parametrize("workers", [[], [WorkerStatistics(iterations=0, tensors=(tensor("a", 1),))]])
+@pytest.mark.parametrize(
+    "workers", [[], [WorkerStatistics(iterations=0, tensors=(tensor("a", 1),))]]
+)
 def test_before_the_first_iteration(workers: list[WorkerStatistics]) -> None:
     assert tensor_table(tensor_rows(workers)) == ["no iteration has ended yet"]
 
 
 def test_shards_are_compared_with_their_mean() -> None:
     shards = [
-        (0, ShardStatistics(bytes_in=300, bytes_out=300, updates=4, busy_s=1.25, queue=2, longest_queue=9)),
+        (
+            0,
+            ShardStatistics(
+                bytes_in=300, bytes_out=300, updates=4, busy_s=1.25, queue=2, longest_queue=9
+            ),
+        ),
         (1, ShardStatistics(bytes_in=100, bytes_out=100, memory_bytes=123456, peak_bytes=10**8)),
     ]
     assert shard_table(shards) == [
@@ -111,7 +137,9 @@ def test_rejections_are_listed() -> None:
 
 
 def test_a_whole_job() -> None:
-    job = JobStatistics(job="lenet-1", workers=dict(enumerate(TWO)), shards={0: ShardStatistics(bytes_in=1)})
+    job = JobStatistics(
+        job="lenet-1", workers=dict(enumerate(TWO)), shards={0: ShardStatistics(bytes_in=1)}
+    )
     lines = job_tables(job)
     assert lines[0] == "job lenet-1: 2 workers, 20 iterations, 1 shard"
     assert "other traffic: 11 bytes in all, for joining, clocks, collections and snapshots" in lines

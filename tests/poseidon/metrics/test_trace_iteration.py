@@ -22,7 +22,9 @@ def span(row: int, kind: str, name: str, begin_ms: float, end_ms: float) -> Even
 
 
 def events(iterations: int = 4) -> list[Event]:
-    """Iterations of 100 ms: `a.0` is waited for, `b.0` is there in time, its last chunk comes later than its first."""
+    """Iterations of 100 ms: `a.0` is waited for, `b.0` is there in time, its last chunk comes
+    later than its first.
+    """
     found: list[Event] = [
         {"ph": "M", "name": "thread_name", "pid": 9, "tid": COMPUTE, "args": {"name": "compute"}},
         {"ph": "C", "name": "queue", "pid": 9, "ts": 5e9, "args": {"messages": 1}},
@@ -61,7 +63,9 @@ def test_bars_are_clipped_and_in_order() -> None:
     assert all(0 <= bar.begin_ms <= bar.end_ms <= 199 for bar in bars)
     assert not [bar for bar in bars if bar.kind == "iteration"]
     # What began in the iteration before and ends in this one is there from its beginning on.
-    assert ("a.0", 8.0, 10.0) in {(bar.name, bar.begin_ms, bar.end_ms) for bar in bars if bar.row == RECEIVE}
+    assert ("a.0", 8.0, 10.0) in {
+        (bar.name, bar.begin_ms, bar.end_ms) for bar in bars if bar.row == RECEIVE
+    }
 
 
 def test_without_a_number_the_one_in_the_middle() -> None:

@@ -29,7 +29,13 @@ def merged(paths: list[Path]) -> list[dict[str, Any]]:
 
 
 def test_files_come_workers_first_and_by_number(tmp_path: Path) -> None:
-    names = ["trace_worker_0", "trace_worker_2", "trace_worker_10", "trace_shard_0", "trace_shard_11"]
+    names = [
+        "trace_worker_0",
+        "trace_worker_2",
+        "trace_worker_10",
+        "trace_shard_0",
+        "trace_shard_11",
+    ]
     for name in (*reversed(names), "trace_worker_x", "trace", "trace_shard_0.old"):
         (tmp_path / f"{name}.json").touch()
     assert [path.stem for path in trace_files(tmp_path)] == names
@@ -41,11 +47,16 @@ def test_a_folder_without_traces(tmp_path: Path) -> None:
 
 
 def test_processes_get_numbers_and_times_begin_at_nothing(tmp_path: Path) -> None:
-    paths = [write(tmp_path, "trace_worker_0.json", "a"), write(tmp_path, "trace_shard_0.json", "b")]
+    paths = [
+        write(tmp_path, "trace_worker_0.json", "a"),
+        write(tmp_path, "trace_shard_0.json", "b"),
+    ]
     events = merged(paths)
     named = {e["pid"]: e["args"]["name"] for e in events if e["name"] == "process_name"}
     assert named == {0: "trace_worker_0.json", 1: "trace_shard_0.json"}
-    sorting = {e["pid"]: e["args"]["sort_index"] for e in events if e["name"] == "process_sort_index"}
+    sorting = {
+        e["pid"]: e["args"]["sort_index"] for e in events if e["name"] == "process_sort_index"
+    }
     assert sorting == {0: 0, 1: 1}
     times = [event["ts"] for event in events if "ts" in event]
     assert min(times) == 0
@@ -75,7 +86,9 @@ def test_what_is_no_trace(text: str, tmp_path: Path) -> None:
 
 def test_lines_that_are_no_events_are_left_out(tmp_path: Path) -> None:
     path = tmp_path / "trace_worker_0.json"
-    path.write_text('[\n3,\n{"ph": 4},\n{"ph": "X", "name": "a", "ts": 1, "dur": 1}\n', encoding="utf-8")
+    path.write_text(
+        '[\n3,\n{"ph": 4},\n{"ph": "X", "name": "a", "ts": 1, "dur": 1}\n', encoding="utf-8"
+    )
     assert [event["name"] for event in merged([path])] == ["a"]
 
 

@@ -11,7 +11,8 @@ def view(tensors: int) -> IterationView:
         Bar(row=2, kind="send", name="t0", begin_ms=4, end_ms=6),
     )
     ways = tuple(
-        Transfer(name=f"t{i}", begin_ms=5, arrival_ms=6 + i, waited_ms=1, used_ms=20) for i in range(tensors)
+        Transfer(name=f"t{i}", begin_ms=5, arrival_ms=6 + i, waited_ms=1, used_ms=20)
+        for i in range(tensors)
     )
     return IterationView(
         iteration=3,
@@ -26,7 +27,9 @@ def view(tensors: int) -> IterationView:
 def test_rows_tensors_and_title_are_written_and_two_pictures_are_alike() -> None:
     picture = draw_iteration(view(3), title="worker 0, iteration 3")
     text = picture.decode()
-    assert all(word in text for word in ("compute", "send", ">t0<", ">t2<", "worker 0, iteration 3"))
+    assert all(
+        word in text for word in ("compute", "send", ">t0<", ">t2<", "worker 0, iteration 3")
+    )
     assert picture == draw_iteration(view(3), title="worker 0, iteration 3")
 
 

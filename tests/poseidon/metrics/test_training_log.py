@@ -34,7 +34,11 @@ I0101 00:00:03.000000  7 solver.cpp:298]     Test net output #0: accuracy = 0.5
 def test_rows() -> None:
     log = parse_log(LOG.splitlines(), 2014)
     assert [(row.iteration, row.seconds, row.rate) for row in log.train] == [
-        (0, 2, 0.001),  # as in Caffe's tool, the rate of the second row, before which the first was heard
+        (
+            0,
+            2,
+            0.001,
+        ),  # as in Caffe's tool, the rate of the second row, before which the first was heard
         (10, 12, 0.001),
     ]
     assert log.train[0].outputs == {"loss": 2.4}
@@ -85,7 +89,11 @@ def test_a_number_of_any_system_is_read(text: str, value: float) -> None:
 
 @pytest.mark.parametrize("text", ["1.2.3", "1.#QNAN(", "0x1", "1,5", "nano", "1e", "-", "many"])
 def test_what_is_no_number_is_not_half_read(text: str) -> None:
-    texts = ("Iteration 5", "    Train net output #0: a = 1", f"    Train net output #1: b = {text}")
+    texts = (
+        "Iteration 5",
+        "    Train net output #0: a = 1",
+        f"    Train net output #1: b = {text}",
+    )
     (row,) = parse_log([HEAD + text for text in texts], 2014).train
     assert row.outputs == {"a": 1.0}
 

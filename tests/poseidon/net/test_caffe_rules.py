@@ -1,4 +1,6 @@
-"""Loss weights, propagate_down, force_backward and shared blobs, each against the same arithmetic by hand."""
+"""Loss weights, propagate_down, force_backward and shared blobs, each against the same
+arithmetic by hand.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,9 @@ def run(text: str, feed: dict[str, Tensor] | None = None) -> Net:
 
 
 def blobs(net: Net, name: str) -> list[Tensor]:
-    return [blob.detach().clone().requires_grad_() for blob in dict(net.layer_modules)[name].blobs()]
+    return [
+        blob.detach().clone().requires_grad_() for blob in dict(net.layer_modules)[name].blobs()
+    ]
 
 
 def gradient(net: Net, name: str, index: int = 0) -> Tensor:
@@ -77,7 +81,8 @@ def test_propagate_down_false_stops_one_of_two_ways() -> None:
 def test_nothing_below_a_shut_way_learns() -> None:
     text = INPUT + layer("InnerProduct", "x", "y", IP, name="low")
     net = run(
-        text + layer("InnerProduct", "y", "z", f"propagate_down: false loss_weight: 1 {IP}", name="high")
+        text
+        + layer("InnerProduct", "y", "z", f"propagate_down: false loss_weight: 1 {IP}", name="high")
     )
     low = dict(net.layer_modules)["low"].sources()
     assert [parameter.grad for parameter in low] == [None, None]
@@ -93,10 +98,14 @@ def test_nothing_below_a_shut_way_learns() -> None:
         ("lr_mult: 0", "decay_mult: 0", (0.0, 0.0)),
     ],
 )
-def test_the_multipliers_of_a_shared_blob(first: str, second: str, expected: tuple[float, float]) -> None:
+def test_the_multipliers_of_a_shared_blob(
+    first: str, second: str, expected: tuple[float, float]
+) -> None:
     """Whoever sets one sets it for all; the sharer that says nothing agrees."""
     text = INPUT + layer("InnerProduct", "x", "y", f"param {{ name: 'w' {first} }} {IP}", name="a")
-    net = build(text + layer("InnerProduct", "y", "z", f"param {{ name: 'w' {second} }} {IP}", name="b"))
+    net = build(
+        text + layer("InnerProduct", "y", "z", f"param {{ name: 'w' {second} }} {IP}", name="b")
+    )
     found = {info.name: (info.lr_mult, info.decay_mult) for info in net.parameters_info}
     assert found == {"a.0": expected, "a.1": (1.0, 1.0), "b.1": (1.0, 1.0)}
 
@@ -115,7 +124,9 @@ def test_a_shared_blob_gets_the_sum_of_both_gradients(mode: str) -> None:
 def test_force_backward_gives_frozen_blobs_a_gradient_but_statistics_none() -> None:
     text = "force_backward: true " + INPUT
     text += layer("InnerProduct", "x", "y", f"param {{ lr_mult: 0 }} {IP}", name="ip")
-    text += layer("BatchNorm", "y", "n", name="norm") + layer("Power", "n", "p", "loss_weight: 1", name="p")
+    text += layer("BatchNorm", "y", "n", name="norm") + layer(
+        "Power", "n", "p", "loss_weight: 1", name="p"
+    )
     net = run(text)
     assert gradient(net, "ip").shape == (5, 5)
     assert [info.statistics for info in net.parameters_info] == [False, False, True, True, True]

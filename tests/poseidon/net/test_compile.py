@@ -1,4 +1,6 @@
-"""Every mistake in a definition is one sentence that names file, line, layer and what was expected."""
+"""Every mistake in a definition is one sentence that names file, line, layer and what was
+expected.
+"""
 
 from __future__ import annotations
 
@@ -56,15 +58,20 @@ WRONG = {
         FLAT + layer("ReLU", "x", "y", name="r") + layer("ReLU", "x", "y"),
         "top 'y' is already produced by layer 'r', expected a new name",
     ),
-    "too few bottoms": (FLAT + layer("SoftmaxWithLoss", "x", "y"), "has 1 bottom, expected exactly 2"),
+    "too few bottoms": (
+        FLAT + layer("SoftmaxWithLoss", "x", "y"),
+        "has 1 bottom, expected exactly 2",
+    ),
     "too many tops": (FLAT + layer("ReLU", "x", "y z"), "has 2 tops, expected exactly 1"),
     "a blob too large": (
         FLAT + layer("InnerProduct", "x", "y", "inner_product_param { num_output: 2000000000 }"),
-        "weight would be 2000000000x6 = 12000000000 values, more than the 2147483647 that a blob can have",
+        "weight would be 2000000000x6 = 12000000000 values, more than the 2147483647 that a blob "
+        "can have",
     ),
     "a top too large": (
         layer("Input", "", "y", f"input_param {{ shape {{ dim: {10**18} dim: {10**18} }} }}"),
-        f"top 1 would be {10**18}x{10**18} = {10**36} values, more than the 2147483647 that a blob can have",
+        f"top 1 would be {10**18}x{10**18} = {10**36} values, more than the 2147483647 that a "
+        "blob can have",
     ),
     "a number too large": (
         FLAT + layer("Exp", "x", "y", "exp_param { shift: 1e30 }"),
@@ -80,7 +87,9 @@ WRONG = {
     "no kernel": (conv("num_output: 3"), "missing kernel_size"),
     "kernel too large": (
         inputs(x=(1, 1, 1, 1))
-        + layer("Convolution", "x", "y", "convolution_param { num_output: 1 kernel_size: 5 pad: 1 }"),
+        + layer(
+            "Convolution", "x", "y", "convolution_param { num_output: 1 kernel_size: 5 pad: 1 }"
+        ),
         "kernel 5x5 larger than padded input 3x3",
     ),
     "spread too far": (
@@ -123,9 +132,15 @@ WRONG = {
         "weight: unknown filler type 'xaver'; did you mean 'xavier'?",
     ),
     "pool kernel": (pool("stride: 2"), "missing kernel_size"),
-    "pool kernel too large": (pool("kernel_size: 20"), "kernel 20x20 larger than padded input 9x11"),
+    "pool kernel too large": (
+        pool("kernel_size: 20"),
+        "kernel 20x20 larger than padded input 9x11",
+    ),
     "pool pad": (pool("kernel_size: 2 pad: 2"), "pad 2x2 must be smaller than the kernel 2x2"),
-    "pool global": (pool("kernel_size: 2 global_pooling: true"), "has global_pooling and a kernel size"),
+    "pool global": (
+        pool("kernel_size: 2 global_pooling: true"),
+        "has global_pooling and a kernel size",
+    ),
     "pool half": (pool("kernel_h: 2"), "has only kernel_h, expected both kernel_h and kernel_w"),
     "pool both": (
         pool("kernel_size: 2 stride: 1 stride_h: 1 stride_w: 1"),
@@ -148,7 +163,10 @@ WRONG = {
         "local_size is 4, expected an odd number",
     ),
     "lrn axes": (FLAT + layer("LRN", "x", "y"), "has 2 axes, expected 4"),
-    "ip outputs": (FLAT + layer("InnerProduct", "x", "y"), "missing num_output, expected at least 1"),
+    "ip outputs": (
+        FLAT + layer("InnerProduct", "x", "y"),
+        "missing num_output, expected at least 1",
+    ),
     "dropout": (
         FLAT + layer("Dropout", "x", "y", "dropout_param { dropout_ratio: 1 }"),
         "dropout_ratio is 1, expected",
@@ -185,7 +203,10 @@ WRONG = {
         FLAT + layer("Slice", "x", "a b", "slice_param { slice_point: 1 slice_point: 2 }"),
         "has 2 slice points for 2 tops, expected 1",
     ),
-    "slice parts": (FLAT + layer("Slice", "x", "a b c d"), "has extent 6, expected a multiple of the 4 tops"),
+    "slice parts": (
+        FLAT + layer("Slice", "x", "a b c d"),
+        "has extent 6, expected a multiple of the 4 tops",
+    ),
     "eltwise shapes": (
         inputs(x=(4, 6), y=(4, 5)) + layer("Eltwise", "x y", "z"),
         "bottom 'y' has shape 4x5, expected 4x6 as the first",
@@ -248,7 +269,10 @@ WRONG = {
         shared("decay_mult: 1", "decay_mult: 0"),
         "has decay_mult 0, expected 1 as in that layer",
     ),
-    "shared shape": (shared("", "", 4), "param 'w', shared with layer 'i1', has shape 4x6, expected 3x6"),
+    "shared shape": (
+        shared("", "", 4),
+        "param 'w', shared with layer 'i1', has shape 4x6, expected 3x6",
+    ),
     "shared count": (shared("", "share_mode: PERMISSIVE", 4), "has 24 values, expected 18"),
     "same name": (
         FLAT + layer("InnerProduct", "x", "a", IP) + layer("InnerProduct", "x", "b", IP),
@@ -260,7 +284,8 @@ WRONG = {
     ),
 }
 
-# Layers in place on x, of 2 x 6 x 9 x 11, whose top has another shape: the other bottom, the block and the shape.
+# Layers in place on x, of 2 x 6 x 9 x 11, whose top has another shape: the other bottom, the block
+# and the shape.
 OTHER_SHAPE = {
     "Reshape": ("", "reshape_param { shape { dim: 0 dim: -1 } }", "2x594"),
     "Flatten": ("", "", "2x594"),
@@ -321,12 +346,16 @@ def test_the_same_shape_in_place(kind: str, body: str) -> None:
 
 def test_the_line_is_that_of_the_layer() -> None:
     text = FLAT + "\n\n" + layer("ReLU", "q", "y")
-    with pytest.raises(DefinitionError, match=r"net\.prototxt:4: layer 'layer' \(ReLU\): unknown bottom 'q'"):
+    with pytest.raises(
+        DefinitionError, match=r"net\.prototxt:4: layer 'layer' \(ReLU\): unknown bottom 'q'"
+    ):
         build(text)
 
 
 def test_a_phase_without_layers() -> None:
-    with pytest.raises(DefinitionError, match=r"net\.prototxt: the net has no layer for phase TEST"):
+    with pytest.raises(
+        DefinitionError, match=r"net\.prototxt: the net has no layer for phase TEST"
+    ):
         build(layer("DummyData", "", "a", "include { phase: TRAIN }"), phase=TEST)
 
 
@@ -335,4 +364,7 @@ def test_phases_and_stages_choose_layers() -> None:
     text += layer("Sigmoid", "x", "a", "include { phase: TEST stage: 'deep' }", name="s")
     assert [name for name, _ in build(text, phase=TRAIN).layer_modules] == ["in_x", "r"]
     assert [name for name, _ in build(text, phase=TEST).layer_modules] == ["in_x"]
-    assert [name for name, _ in build(text, phase=TEST, stages=("deep",)).layer_modules] == ["in_x", "s"]
+    assert [name for name, _ in build(text, phase=TEST, stages=("deep",)).layer_modules] == [
+        "in_x",
+        "s",
+    ]

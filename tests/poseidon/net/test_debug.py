@@ -84,7 +84,9 @@ def test_the_lines_and_their_values(caplog: pytest.LogCaptureFixture) -> None:
     ]
     z, y = seen["z"].grad, seen["y"].grad
     assert z is not None and y is not None and weight.grad is not None
-    assert backward["loss, bottom blob z diff"] == magnitude(z) == backward["sum, bottom blob h diff"]
+    assert (
+        backward["loss, bottom blob z diff"] == magnitude(z) == backward["sum, bottom blob h diff"]
+    )
     assert backward["ip2, bottom blob h diff"] == magnitude(y @ weight.detach())
     assert backward["ip1, param blob 0 diff"] == magnitude(weight.grad)
 
@@ -92,7 +94,8 @@ def test_the_lines_and_their_values(caplog: pytest.LogCaptureFixture) -> None:
     data_l1 = sum(float(p.detach().abs().sum()) for p in every)
     diff_l2 = sum(float(p.grad.double().square().sum()) for p in every if p.grad is not None) ** 0.5
     last = re.fullmatch(
-        r"    \[Backward\] All net params \(data, diff\): L1 norm = \((\S+), \S+\); L2 norm = \(\S+, (\S+)\)",
+        r"    \[Backward\] All net params \(data, diff\): L1 norm = \((\S+), \S+\); L2 norm = "
+        r"\(\S+, (\S+)\)",
         lines[-1],
     )
     assert last and last.groups() == (f"{data_l1:g}", f"{diff_l2:g}")

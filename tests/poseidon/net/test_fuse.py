@@ -1,4 +1,6 @@
-"""Fused steps: which pairs are chosen, and that the numbers are those of the definition step by step."""
+"""Fused steps: which pairs are chosen, and that the numbers are those of the definition step by
+step.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,9 @@ from poseidon.net.net import Net
 from poseidon.proto.caffe_pb2 import TEST, TRAIN
 from tests.support.nets import build, inputs, layer, noise
 
-CONVOLUTION = "convolution_param { num_output: 4 kernel_size: 3 pad: 1 weight_filler { type: 'msra' } }"
+CONVOLUTION = (
+    "convolution_param { num_output: 4 kernel_size: 3 pad: 1 weight_filler { type: 'msra' } }"
+)
 PICTURES = {"x": (3, 4, 5, 6)}
 CONV = layer("Convolution", "x", "a", CONVOLUTION, name="conv")
 NORM = layer("BatchNorm", "a", "a", name="norm")
@@ -56,7 +60,9 @@ PAIRS = [
 ]
 
 
-@pytest.mark.parametrize(("text", "pairs"), [case[1:] for case in PAIRS], ids=[case[0] for case in PAIRS])
+@pytest.mark.parametrize(
+    ("text", "pairs"), [case[1:] for case in PAIRS], ids=[case[0] for case in PAIRS]
+)
 def test_which_scales_are_joined(text: str, pairs: dict[int, int]) -> None:
     net = build(text)
     assert norm_scale_pairs(net.plan, layers(net)) == pairs  # type: ignore[arg-type]
@@ -68,15 +74,28 @@ TWO = inputs(x=(3, 5)) + layer("InnerProduct", "x", "a", IP, name="first")
 SUMS = [
     ("second_bottom", TWO + layer("Eltwise", "x a", "y", name="sum"), {2: 1}),
     ("first_bottom", TWO + layer("Eltwise", "a x", "y", name="sum"), {2: 0}),
-    ("product", TWO + layer("Eltwise", "a x", "y", "eltwise_param { operation: PROD }", name="sum"), {}),
-    ("weighted", TWO + layer("Eltwise", "a x", "y", "eltwise_param { coeff: 1 coeff: 2 }", name="sum"), {}),
+    (
+        "product",
+        TWO + layer("Eltwise", "a x", "y", "eltwise_param { operation: PROD }", name="sum"),
+        {},
+    ),
+    (
+        "weighted",
+        TWO + layer("Eltwise", "a x", "y", "eltwise_param { coeff: 1 coeff: 2 }", name="sum"),
+        {},
+    ),
     ("twice", TWO + layer("Eltwise", "a a", "y", name="sum"), {}),
     (
         "other_reader",
         TWO + layer("Eltwise", "a x", "y", name="sum") + layer("Sigmoid", "a", "s", name="s"),
         {},
     ),
-    ("cut", TWO + layer("Eltwise", "a x", "y", "propagate_down: false propagate_down: true", name="sum"), {}),
+    (
+        "cut",
+        TWO
+        + layer("Eltwise", "a x", "y", "propagate_down: false propagate_down: true", name="sum"),
+        {},
+    ),
     ("inputs_only", inputs(x=(2,), z=(2,)) + layer("Eltwise", "x z", "y", name="sum"), {}),
     (
         "backward_reads_the_top",
@@ -86,7 +105,9 @@ SUMS = [
 ]
 
 
-@pytest.mark.parametrize(("text", "places"), [case[1:] for case in SUMS], ids=[case[0] for case in SUMS])
+@pytest.mark.parametrize(
+    ("text", "places"), [case[1:] for case in SUMS], ids=[case[0] for case in SUMS]
+)
 def test_which_sums_run_in_place(text: str, places: dict[int, int]) -> None:
     net = build(text)
     assert sums_in_place(net.plan, layers(net)) == places  # type: ignore[arg-type]
@@ -101,13 +122,18 @@ def trained(text: str, *, keep: bool, phase: int = TRAIN) -> list[torch.Tensor]:
         x = noise(*net.input_shapes["x"], seed=seed).requires_grad_()
         tops = net({"x": x})
         sum(top.square().sum() for top in tops.values()).backward()  # type: ignore[union-attr]
-        found += [*(top.detach() for top in tops.values()), torch.zeros(1) if x.grad is None else x.grad]
+        found += [
+            *(top.detach() for top in tops.values()),
+            torch.zeros(1) if x.grad is None else x.grad,
+        ]
     found += [blob.grad for blob in net.parameters() if blob.grad is not None]
     return found + [blob.detach() for blob in net.parameters()]
 
 
 @pytest.mark.parametrize("phase", [TRAIN, TEST])
-@pytest.mark.parametrize("text", [case[1] for case in PAIRS[:8]], ids=[case[0] for case in PAIRS[:8]])
+@pytest.mark.parametrize(
+    "text", [case[1] for case in PAIRS[:8]], ids=[case[0] for case in PAIRS[:8]]
+)
 def test_fused_equals_step_by_step(text: str, phase: int) -> None:
     fused, plain = (trained(text, keep=keep, phase=phase) for keep in (False, True))
     torch.testing.assert_close(fused, plain, rtol=1e-4, atol=1e-4)
@@ -134,7 +160,11 @@ def test_a_scale_shared_under_another_shape_is_joined_too() -> None:
     """PERMISSIVE sharing: the blob of 2 x 2 is that of 4 channels."""
     shared = "param {{ name: 's' share_mode: PERMISSIVE }}"
     text = inputs(**PICTURES) + layer(
-        "Parameter", "", "p", "parameter_param { shape { dim: 2 dim: 2 } } param { name: 's' }", name="own"
+        "Parameter",
+        "",
+        "p",
+        "parameter_param { shape { dim: 2 dim: 2 } } param { name: 's' }",
+        name="own",
     )
     text += CONV + NORM + layer("Scale", "a", "a", shared.format(), name="scale")
     text += layer("Silence", "p", "", name="quiet")

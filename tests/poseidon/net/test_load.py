@@ -10,7 +10,9 @@ from poseidon.net.load import same_shape
 from poseidon.net.net import Net
 from tests.support.nets import build, inputs, layer
 
-TEXT = inputs(x=(2, 3)) + layer("InnerProduct", "x", "y", "inner_product_param { num_output: 4 }", name="ip")
+TEXT = inputs(x=(2, 3)) + layer(
+    "InnerProduct", "x", "y", "inner_product_param { num_output: 4 }", name="ip"
+)
 WEIGHT, BIAS = np.arange(12.0).reshape(4, 3), np.arange(4.0)
 
 
@@ -19,10 +21,14 @@ def blobs(net: Net) -> list[np.ndarray]:
 
 
 def test_copied_ignored_kept() -> None:
-    net = build(TEXT + layer("InnerProduct", "y", "z", "inner_product_param { num_output: 1 }", name="new"))
+    net = build(
+        TEXT + layer("InnerProduct", "y", "z", "inner_product_param { num_output: 1 }", name="new")
+    )
     report = net.load_blobs([("ip", [WEIGHT, BIAS]), ("gone", [BIAS]), ("in_x", [])])
     assert (report.copied, report.ignored, report.kept) == (("ip",), ("gone",), ("new",))
-    assert report.summary() == "weights of 1 layer loaded (ip); unchanged: new; not in this net: gone"
+    assert (
+        report.summary() == "weights of 1 layer loaded (ip); unchanged: new; not in this net: gone"
+    )
     assert (blobs(net)[0] == WEIGHT).all() and (blobs(net)[1] == BIAS).all()
 
 
@@ -66,14 +72,20 @@ def test_a_misfit_changes_nothing(saved: list[np.ndarray], message: str) -> None
         ((4, 3), (4, 3), True),
     ],
 )
-def test_old_files_put_ones_in_front(saved: tuple[int, ...], wanted: tuple[int, ...], fits: bool) -> None:
+def test_old_files_put_ones_in_front(
+    saved: tuple[int, ...], wanted: tuple[int, ...], fits: bool
+) -> None:
     assert same_shape(saved, wanted) == fits
 
 
 def test_a_blob_that_another_layer_owns_may_be_left_out() -> None:
     text = inputs(x=(1, 3)) + "".join(
         layer(
-            "InnerProduct", "x", name, 'inner_product_param { num_output: 4 } param { name: "w" }', name=name
+            "InnerProduct",
+            "x",
+            name,
+            'inner_product_param { num_output: 4 } param { name: "w" }',
+            name=name,
         )
         for name in ("a", "b")
     )

@@ -43,11 +43,16 @@ def test_outputs_and_loss() -> None:
     train, test = build(CLASSIFIER), build(CLASSIFIER, phase=TEST)
     assert list(train(BATCH)) == ["loss"] and list(test(BATCH)) == ["accuracy", "loss"]
     assert torch.equal(train(BATCH)["loss"], train.loss) is True
-    assert train.loss_weights == {"loss": 1.0} and test.loss_weights == {"accuracy": 0.0, "loss": 1.0}
+    assert train.loss_weights == {"loss": 1.0} and test.loss_weights == {
+        "accuracy": 0.0,
+        "loss": 1.0,
+    }
 
 
 def test_the_loss_is_the_weighted_sum_over_all_tops() -> None:
-    text = inputs(x=(4, 6), t=(4, 6)) + layer("EuclideanLoss", "x t", "e", "loss_weight: 0.5", name="e")
+    text = inputs(x=(4, 6), t=(4, 6)) + layer(
+        "EuclideanLoss", "x t", "e", "loss_weight: 0.5", name="e"
+    )
     text += layer("ReLU", "x", "r", "loss_weight: 2", name="r")
     net = build(text)
     tops = net({"x": noise(4, 6), "t": noise(4, 6, seed=1)})
@@ -63,7 +68,9 @@ def test_the_loss_is_the_weighted_sum_over_all_tops() -> None:
 )
 def test_the_time_of_a_users_data_layer_counts_as_waiting_for_data(data: str, reads: bool) -> None:
     module = "python_param { module: 'tests.support.python_layers' layer: 'Counting' }"
-    net = build(layer(data, "", "x l", module if reads else "dummy_data_param { shape { dim: 2 } }"))
+    net = build(
+        layer(data, "", "x l", module if reads else "dummy_data_param { shape { dim: 2 } }")
+    )
     before_s = WAITED.waited_s
     net()
     assert (WAITED.waited_s > before_s) is reads
@@ -113,7 +120,9 @@ def test_a_test_net_uses_the_train_nets_blobs() -> None:
     train = build(CLASSIFIER)
     test = build(CLASSIFIER, phase=TEST, seed=5, share_with=train)
     assert all(a is b for a, b in zip(train.parameters(), test.parameters(), strict=True))
-    extra = build(CLASSIFIER + layer("InnerProduct", "y", "z", IP, name="more"), phase=TEST, share_with=train)
+    extra = build(
+        CLASSIFIER + layer("InnerProduct", "y", "z", IP, name="more"), phase=TEST, share_with=train
+    )
     assert len(list(extra.parameters())) == 6
     with pytest.raises(
         DefinitionError, match=r"layer 'ip' .*has blobs of shape 7x6, 7, expected 5x6, 5 as in"
@@ -145,7 +154,8 @@ def test_a_blob_used_twice_needs_no_split() -> None:
 def test_propagate_down_stops_the_gradient() -> None:
     net = build(
         CLASSIFIER.replace(
-            'name: "out" type: "InnerProduct"', 'name: "out" type: "InnerProduct" propagate_down: false'
+            'name: "out" type: "InnerProduct"',
+            'name: "out" type: "InnerProduct" propagate_down: false',
         )
     )
     gradients(net)

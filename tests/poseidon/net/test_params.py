@@ -19,7 +19,9 @@ def two(first: str, second: str, body: str = IP) -> str:
 
 
 def test_order_and_multipliers() -> None:
-    net = build(two("param { lr_mult: 2 decay_mult: 0.5 } param { lr_mult: 0 }", "param { decay_mult: 0 }"))
+    net = build(
+        two("param { lr_mult: 2 decay_mult: 0.5 } param { lr_mult: 0 }", "param { decay_mult: 0 }")
+    )
     found = [(info.name, info.shape, info.lr_mult, info.decay_mult) for info in net.parameters_info]
     assert found == [
         ("i1.0", (3, 3), 2, 0.5),
@@ -27,7 +29,12 @@ def test_order_and_multipliers() -> None:
         ("i2.0", (3, 3), 1, 0),
         ("i2.1", (3,), 1, 1),
     ]
-    assert [info.parameter.requires_grad for info in net.parameters_info] == [True, False, True, True]
+    assert [info.parameter.requires_grad for info in net.parameters_info] == [
+        True,
+        False,
+        True,
+        True,
+    ]
     assert [tuple(p.shape) for p in net.parameters()] == [(3, 3), (3,), (3, 3), (3,)]
 
 
@@ -50,17 +57,24 @@ def test_sharers_are_one_tensor_and_offer_no_factors() -> None:
 
 
 def test_permissive_sharing_under_another_shape() -> None:
-    """Same values in the same order, whatever the shape; the gradients of both uses meet in the owner."""
+    """Same values in the same order, whatever the shape; the gradients of both uses meet in the
+    owner.
+    """
     turned = "inner_product_param { num_output: 3 transpose: true bias_term: false }"
     text = inputs(x=(2, 4)) + layer(
         "InnerProduct",
         "x",
         "a",
-        "param { name: 'w' } inner_product_param { num_output: 3 bias_term: false weight_filler { type: 'xavier' } }",
+        "param { name: 'w' } inner_product_param { num_output: 3 bias_term: false weight_filler { "
+        "type: 'xavier' } }",
         name="i1",
     )
     text += layer(
-        "InnerProduct", "x", "b", f"param {{ name: 'w' share_mode: PERMISSIVE }} {turned}", name="i2"
+        "InnerProduct",
+        "x",
+        "b",
+        f"param {{ name: 'w' share_mode: PERMISSIVE }} {turned}",
+        name="i2",
     )
     net = build(text)
     (info,) = net.parameters_info

@@ -28,7 +28,9 @@ def test_a_blob_dies_with_its_last_reader() -> None:
 
 def test_what_weighs_in_the_loss_lives_on() -> None:
     found = plan(
-        inputs(x=(2, 3)) + layer("InnerProduct", "x", "a", "loss_weight: 2") + layer("ReLU", "a", "b")
+        inputs(x=(2, 3))
+        + layer("InnerProduct", "x", "a", "loss_weight: 2")
+        + layer("ReLU", "a", "b")
     )
     a = found.names["a"]
     assert found.losses == ((a, 2.0),)
@@ -47,18 +49,30 @@ def test_in_place_makes_a_new_slot_under_the_old_name() -> None:
     [
         (layer("InnerProduct", "x", "a", IP) + layer("ReLU", "a", "a"), True),
         # The ReLU's own backward reads its top.
-        (layer("InnerProduct", "x", "a", IP) + layer("ReLU", "a", "a") + layer("Dropout", "a", "a"), False),
+        (
+            layer("InnerProduct", "x", "a", IP)
+            + layer("ReLU", "a", "a")
+            + layer("Dropout", "a", "a"),
+            False,
+        ),
         # The caller's tensor is the caller's.
         (layer("ReLU", "x", "x"), False),
         # Somebody else reads the older value.
-        (layer("InnerProduct", "x", "a", IP) + layer("Sigmoid", "a", "b") + layer("ReLU", "a", "a"), False),
+        (
+            layer("InnerProduct", "x", "a", IP)
+            + layer("Sigmoid", "a", "b")
+            + layer("ReLU", "a", "a"),
+            False,
+        ),
         # Its older value weighs in the loss.
         (layer("InnerProduct", "x", "a", IP + " loss_weight: 1") + layer("ReLU", "a", "a"), False),
         # Not in place in the definition, so both blobs are to be seen.
         (layer("InnerProduct", "x", "a", IP) + layer("ReLU", "a", "b"), False),
     ],
 )
-def test_a_bottom_is_overwritten_only_if_no_other_layer_reads_it(text: str, overwrites: bool) -> None:
+def test_a_bottom_is_overwritten_only_if_no_other_layer_reads_it(
+    text: str, overwrites: bool
+) -> None:
     assert plan(inputs(x=(2, 3)) + text).steps[-1].overwrites == overwrites
 
 
@@ -81,7 +95,9 @@ def test_outputs_come_by_name() -> None:
 def test_loss_weights(body: str, tops: str, weights: dict[str, float]) -> None:
     found = plan(inputs(x=(2, 3), l=(2,)) + layer("SoftmaxWithLoss", "x l", tops, body))
     assert found.loss_weights == weights
-    assert [weight for _, weight in found.losses] == [weight for weight in weights.values() if weight]
+    assert [weight for _, weight in found.losses] == [
+        weight for weight in weights.values() if weight
+    ]
 
 
 def test_a_loss_may_leave_its_top_unnamed() -> None:

@@ -49,7 +49,9 @@ def counted_setups(net: Net) -> dict[str, int]:
     counts = dict.fromkeys((name for name, _ in net.layer_modules), 0)
     for name, module in net.layer_modules:
 
-        def setup(bottoms: Sequence[Shape], name: str = name, inner: object = module.setup) -> list[Shape]:
+        def setup(
+            bottoms: Sequence[Shape], name: str = name, inner: object = module.setup
+        ) -> list[Shape]:
             counts[name] += 1
             return inner(bottoms)  # type: ignore[operator, no-any-return]
 
@@ -78,18 +80,22 @@ def test_a_shape_that_would_change_a_blob_is_refused_and_nothing_changes() -> No
     before = net.blob_shapes
     x = noise(2, 2, 6, 6)
     expected = net({"x": x})["y"]
-    with pytest.raises(DefinitionError, match=r"'ip'.*weight would have shape 2x27 .* expected 2x12"):
+    with pytest.raises(
+        DefinitionError, match=r"'ip'.*weight would have shape 2x27 .* expected 2x12"
+    ):
         net.reshape({"x": (2, 2, 8, 8)})
     assert net.blob_shapes == before and torch.equal(net({"x": x})["y"], expected)
 
 
 def test_a_top_in_place_keeps_the_shape_of_its_bottom() -> None:
     net = build(
-        inputs(x=(2, 2, 1, 1)) + layer("Pooling", "x", "x", "pooling_param { kernel_size: 1 stride: 2 }")
+        inputs(x=(2, 2, 1, 1))
+        + layer("Pooling", "x", "x", "pooling_param { kernel_size: 1 stride: 2 }")
     )
     net({"x": noise(2, 2, 1, 1)})
     with pytest.raises(
-        DefinitionError, match="in place on 'x', but its top has shape 2x2x2x2 and its bottom 2x2x3x3"
+        DefinitionError,
+        match="in place on 'x', but its top has shape 2x2x2x2 and its bottom 2x2x3x3",
     ):
         net.reshape({"x": (2, 2, 3, 3)})
     assert net.blob_shapes == {"x": (2, 2, 1, 1)}
@@ -110,7 +116,10 @@ def test_a_top_in_place_keeps_the_shape_of_a_bottom_that_changes() -> None:
 
 @pytest.mark.parametrize(
     ("shapes", "message"),
-    [({"q": (1,)}, "unknown input 'q'"), ({"x": (2, 0, 6, 6)}, "2x0x6x6, expected extents of at least 1")],
+    [
+        ({"q": (1,)}, "unknown input 'q'"),
+        ({"x": (2, 0, 6, 6)}, "2x0x6x6, expected extents of at least 1"),
+    ],
 )
 def test_shapes_that_no_input_can_have(shapes: dict[str, Shape], message: str) -> None:
     with pytest.raises(UsageError, match=message):
@@ -131,7 +140,11 @@ def test_layers_above_a_changing_top_follow_it() -> None:
 
 @pytest.mark.usefixtures("growing")
 def test_only_layers_above_a_changing_top_are_watched() -> None:
-    text = layer("Growing", "", "x", name="source") + inputs(z=(2, 3)) + layer("ReLU", "z", "r", name="other")
+    text = (
+        layer("Growing", "", "x", name="source")
+        + inputs(z=(2, 3))
+        + layer("ReLU", "z", "r", name="other")
+    )
     net = build(text + MAPS)
     counts = counted_setups(net)
     for _ in range(3):

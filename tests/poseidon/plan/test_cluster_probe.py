@@ -15,7 +15,9 @@ from poseidon.plan.costs import HostCosts, worst
 from poseidon.plan.machine import CoreCosts
 from tests.support.shadowing_files import write_shadowing_files
 
-HOSTS = tuple(HostReport(clients=(n,), label=f"node{n}", address=f"10.0.0.{n}", facts={}) for n in range(2))
+HOSTS = tuple(
+    HostReport(clients=(n,), label=f"node{n}", address=f"10.0.0.{n}", facts={}) for n in range(2)
+)
 
 
 def link(source: int, target: int, rate: float | None, rtt_s: float = 2e-4) -> LinkReport:
@@ -33,7 +35,9 @@ def test_the_slowest_link_counts_and_half_of_the_median_round_trip() -> None:
     ("links", "where"),
     [((link(0, 1, 1e6), link(1, 0, None)), "from node1 to node0 "), ((), "the link cannot")],
 )
-def test_a_link_that_carries_nothing_is_one_sentence(links: tuple[LinkReport, ...], where: str) -> None:
+def test_a_link_that_carries_nothing_is_one_sentence(
+    links: tuple[LinkReport, ...], where: str
+) -> None:
     with pytest.raises(JobError, match=rf"{where}.*poseidon doctor"):
         network_of(Survey(hosts=HOSTS, links=links))
 
@@ -60,7 +64,8 @@ def test_a_hosts_processors_are_measured_by_a_program_that_is_sent(
     for entry in fields(CoreCosts):
         assert 0 <= getattr(costs, entry.name) < (0.1 if entry.name == "message_s" else 1e-5)
     assert all(
-        getattr(costs, name) > 0 for name in ("memory_s_per_byte", "sum_s_per_byte", "rule_s_per_byte")
+        getattr(costs, name) > 0
+        for name in ("memory_s_per_byte", "sum_s_per_byte", "rule_s_per_byte")
     )
 
 

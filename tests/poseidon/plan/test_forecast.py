@@ -24,7 +24,9 @@ DENSE = Training(
     compute_s=0.1,
 )
 CONVOLUTIONS = replace(
-    DENSE, name="conv", layers=tuple(replace(layer, fully_connected=False) for layer in DENSE.layers)
+    DENSE,
+    name="conv",
+    layers=tuple(replace(layer, fully_connected=False) for layer in DENSE.layers),
 )
 FOUR = PlannedCluster(workers=4, servers=0, network=SLOW, costs=FREE)
 MODEL = 4 * 4 * 2000 * 2000
@@ -43,7 +45,8 @@ def test_dense_layers_on_slow_links_travel_as_factors() -> None:
     chosen = recommend(DENSE, FOUR, found)
     assert chosen.flags == "--exchange=hybrid"
     assert any(
-        "weights of fc0, fc1, fc2 and 1 other layers travel as factors" in reason for reason in chosen.reasons
+        "weights of fc0, fc1, fc2 and 1 other layers travel as factors" in reason
+        for reason in chosen.reasons
     )
 
 
@@ -61,7 +64,8 @@ def test_factors_that_are_more_bytes_and_faster_are_recommended_with_the_reason(
     longer = named["ps"].iteration_s / named["svb"].iteration_s
     assert reason.endswith(
         "5.4 MB an iteration over a host's link. ps sends only 5.2 MB, and takes "
-        f"{longer:.2f} times as long: gradients travel to the shards and values back, factors travel once."
+        f"{longer:.2f} times as long: gradients travel to the shards and values back, factors "
+        "travel once."
     )
 
 
@@ -102,7 +106,9 @@ def test_one_worker_exchanges_nothing() -> None:
     alone = replace(FOUR, workers=1)
     found = forecast(DENSE, alone)
     assert by_name(found)["ps"].link_bytes == 0
-    assert recommend(DENSE, alone, found).reasons == ("One worker exchanges nothing between hosts.",)
+    assert recommend(DENSE, alone, found).reasons == (
+        "One worker exchanges nothing between hosts.",
+    )
 
 
 def test_serving_hosts_halve_the_bytes_of_ps_and_leave_ddp_as_it_is() -> None:
@@ -121,7 +127,11 @@ def test_hosts_that_share_a_machine_share_its_cores() -> None:
 def test_cores_that_other_work_has_are_not_planned_with() -> None:
     costs = replace(FREE, cores=2, free_cores=2.0, wire_s_per_byte=1e-7)
     idle, busy = (
-        by_name(forecast(CONVOLUTIONS, replace(FOUR, costs=replace(costs, free_cores=free)), shared_by=4))
+        by_name(
+            forecast(
+                CONVOLUTIONS, replace(FOUR, costs=replace(costs, free_cores=free)), shared_by=4
+            )
+        )
         for free in (2.0, 1.0)
     )
     assert busy["ps"].iteration_s > 1.5 * idle["ps"].iteration_s
@@ -140,7 +150,12 @@ def test_auto_takes_what_is_fastest_by_time_not_by_bytes() -> None:
 def test_auto_takes_all_reduce_where_messages_in_clear_are_allowed() -> None:
     costs = replace(FREE, cores=2, free_cores=2.0, wire_s_per_byte=1e-7)
     allowed, refused = (
-        by_name(forecast(CONVOLUTIONS, replace(FOUR, costs=costs, in_clear=clear))) for clear in (True, False)
+        by_name(forecast(CONVOLUTIONS, replace(FOUR, costs=costs, in_clear=clear)))
+        for clear in (True, False)
     )
-    assert allowed["auto"].iteration_s == allowed["allreduce"].iteration_s < refused["auto"].iteration_s
+    assert (
+        allowed["auto"].iteration_s
+        == allowed["allreduce"].iteration_s
+        < refused["auto"].iteration_s
+    )
     assert refused["auto"].iteration_s == refused["ps"].iteration_s

@@ -29,7 +29,9 @@ def test_workers_push_to_the_shards_of_a_store_and_read(int8: bool) -> None:
 def test_each_hook_of_ddp_takes_time(tmp_path: Path) -> None:
     with Processes(1) as processes:
         everyone = (*processes.workers, *processes.shards)
-        for found in processes.ask(everyone, "hooks", str(tmp_path / "ranks"), 2, (None, 0, 1, 4), 1):
+        for found in processes.ask(
+            everyone, "hooks", str(tmp_path / "ranks"), 2, (None, 0, 1, 4), 1
+        ):
             assert len(found) == 4
             assert min(found) > 0
 
@@ -47,7 +49,9 @@ processes.ask([0], "hooks", FILE, 2, (None,), 1)  # waits for a second rank, whi
 
 def test_processes_that_wait_within_torch_end_with_their_parent(tmp_path: Path) -> None:
     program = OWNER.replace("FILE", repr(str(tmp_path / "ranks")))
-    with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True) as owner:
+    with subprocess.Popen(
+        [sys.executable, "-c", program], stdout=subprocess.PIPE, text=True
+    ) as owner:
         assert owner.stdout is not None
         members = [int(pid) for pid in owner.stdout.readline().split()]
         owner.kill()

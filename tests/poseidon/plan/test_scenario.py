@@ -98,9 +98,13 @@ def test_every_chunk_is_a_message_and_small_tensors_share_one() -> None:
 )
 def test_chunks_are_as_the_store_cuts_them(workers: int, servers: int, largest: int) -> None:
     layers = (replace(FC, fully_connected=False),)
-    (load,) = loads(replace(TWO, exchange=Exchange.PS, layers=layers, workers=workers, servers=servers))
+    (load,) = loads(
+        replace(TWO, exchange=Exchange.PS, layers=layers, workers=workers, servers=servers)
+    )
     assert load.chunk_bytes == largest
-    assert load.messages == pytest.approx(-(-8_000_000 // largest) + 4000 / min(largest, 4 * POOL_ELEMENTS))
+    assert load.messages == pytest.approx(
+        -(-8_000_000 // largest) + 4000 / min(largest, 4 * POOL_ELEMENTS)
+    )
 
 
 @pytest.mark.parametrize(
@@ -113,7 +117,9 @@ def test_chunks_are_as_the_store_cuts_them(workers: int, servers: int, largest: 
         ((30,), 1, 30),
     ],
 )
-def test_low_rank_is_for_tensors_that_it_halves(shape: tuple[int, ...], rank: int, count: int) -> None:
+def test_low_rank_is_for_tensors_that_it_halves(
+    shape: tuple[int, ...], rank: int, count: int
+) -> None:
     assert low_rank_elements(shape, rank) == count
 
 

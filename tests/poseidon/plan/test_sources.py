@@ -45,7 +45,9 @@ def script(tmp_path: Path) -> Path:
 def test_a_solvers_net_is_planned_without_its_data(tmp_path: Path) -> None:
     (tmp_path / "net.prototxt").write_text(NET.replace("CROP", "crop_size: 5"))
     solver = tmp_path / "solver.prototxt"
-    solver.write_text(f'net: "{tmp_path / "net.prototxt"}"\nbase_lr: 0.1\nlr_policy: "fixed"\nmax_iter: 1\n')
+    solver.write_text(
+        f'net: "{tmp_path / "net.prototxt"}"\nbase_lr: 0.1\nlr_policy: "fixed"\nmax_iter: 1\n'
+    )
     training = training_of_net(solver, compute_s=None, device=CPU, is_solver=True)
     assert [(layer.name, layer.tensors[0]) for layer in training.layers] == [("fc", (4, 75))]
     assert training.batch == 6

@@ -1,4 +1,6 @@
-"""Real definitions of every grammar, from many projects: all are read, save those with foreign layers."""
+"""Real definitions of every grammar, from many projects: all are read, save those with foreign
+layers.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,9 @@ def test_every_file_is_read_or_fails_for_a_stated_reason(shared: Path) -> None:
     solvers = nets = foreign = 0
     for path in sorted(corpus.rglob("*.prototxt")):
         name = str(path.relative_to(corpus))
-        reason = next((words for pattern, words in FOREIGN.items() if re.fullmatch(pattern, name)), None)
+        reason = next(
+            (words for pattern, words in FOREIGN.items() if re.fullmatch(pattern, name)), None
+        )
         if reason is not None:
             with pytest.raises(DefinitionError, match=re.escape(reason)):
                 read_net(path)

@@ -35,7 +35,10 @@ def test_a_solver_with_another_train_state(folder: Path) -> None:
     solver = read_solver(folder / "s.prototxt")
     assert solver.with_train_state(level=None, stages=()) is solver
     changed = solver.with_train_state(level=5, stages=("b", "c"))
-    assert (changed.param.train_state.level, list(changed.param.train_state.stage)) == (5, ["a", "b", "c"])
+    assert (changed.param.train_state.level, list(changed.param.train_state.stage)) == (
+        5,
+        ["a", "b", "c"],
+    )
     assert list(solver.param.train_state.stage) == ["a"] and changed.source == solver.source
 
 
@@ -53,20 +56,30 @@ def test_net_error_names_file_line_and_layer(folder: Path, layer: int | str, exp
 
 
 def test_a_path_that_is_not_legal_has_file_and_line(folder: Path) -> None:
-    (folder / "net.prototxt").write_text(NET + 'layer { name: "c" data_param {\n source: "x\\000y" } }')
-    with pytest.raises(DefinitionError, match=r"net\.prototxt:6: layer 'c': 'x\\x00y' is not a legal path"):
+    (folder / "net.prototxt").write_text(
+        NET + 'layer { name: "c" data_param {\n source: "x\\000y" } }'
+    )
+    with pytest.raises(
+        DefinitionError, match=r"net\.prototxt:6: layer 'c': 'x\\x00y' is not a legal path"
+    ):
         net(folder).resolve("x\0y")
-    with pytest.raises(DefinitionError, match=r"my_solver\.prototxt:2: net: 'x\\x00y' is not a legal path"):
+    with pytest.raises(
+        DefinitionError, match=r"my_solver\.prototxt:2: net: 'x\\x00y' is not a legal path"
+    ):
         solver(folder, 'base_lr: 1\nnet: "x\\000y"').net_definition()
     with pytest.raises(
         DefinitionError, match=r"my_solver\.prototxt:1: test_net: 'x\\x00y' is not a legal path"
     ):
         solver(folder, 'test_net: ["a", "x\\000y"]').resolve("x\0y")
-    with pytest.raises(DefinitionError, match=r"my_solver\.prototxt:2: snapshot_prefix: 'x\\x00y' is not"):
+    with pytest.raises(
+        DefinitionError, match=r"my_solver\.prototxt:2: snapshot_prefix: 'x\\x00y' is not"
+    ):
         solver(folder, '\nsnapshot_prefix: "x\\000y"').snapshot_prefix()
 
 
-@pytest.mark.parametrize("text", ["layer { }\n\nlayers { }", "layers { }\nlayers { }\nlayer { }\nlayers { }"])
+@pytest.mark.parametrize(
+    "text", ["layer { }\n\nlayers { }", "layers { }\nlayers { }\nlayer { }\nlayers { }"]
+)
 def test_a_net_that_mixes_both_formats_is_refused_with_a_line(tmp_path: Path, text: str) -> None:
     path = tmp_path / "net.prototxt"
     path.write_text(text)
@@ -79,7 +92,11 @@ def test_a_net_that_mixes_both_formats_is_refused_with_a_line(tmp_path: Path, te
 def test_net_knows_its_folder_and_lines(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(folder)
     definition = read_net("net.prototxt")
-    assert (definition.folder, definition.layer_lines, definition.source) == (folder, (2, 5), "net.prototxt")
+    assert (definition.folder, definition.layer_lines, definition.source) == (
+        folder,
+        (2, 5),
+        "net.prototxt",
+    )
     assert definition.resolve("other.prototxt") == folder / "other.prototxt"
 
 
@@ -106,9 +123,15 @@ def test_train_net(folder: Path, text: str, name: str) -> None:
 @pytest.mark.parametrize(
     "text, expected",
     [
-        ("max_iter: 1", ": no train net is named; expected one of net, net_param, train_net, train_net_param"),
-        ('net: "net.prototxt"\ntrain_net: "x"', ":2: train_net: the train net is named twice, by net and train_net; expected"),
-        ('max_iter: 1\nnet: "nett.prototxt"', ":2: net: there is no net definition 'nett.prototxt' (searched: "),
+        ("max_iter: "
+"1", ": no train net is named; expected one of net, net_param, train_net, "
+"train_net_param"),
+        ('net: "net.prototxt"\ntrain_net: '
+'"x"', ":2: train_net: the train net is named twice, by "
+"net and train_net; expected"),
+        ('max_iter: 1\nnet: '
+'"nett.prototxt"', ":2: net: there is no net definition "
+"'nett.prototxt' (searched: "),
         ('net: ""', ":1: net: expected the path of a net definition, found an empty string"),
         ('net: "."', "this is a folder; a prototxt file is expected"),
     ],
@@ -169,7 +192,10 @@ def test_test_nets_in_caffes_order(folder: Path, text: str, nets: list[tuple[str
             "test_iter: 0 values for 1 test net; expected one",
         ),
         ('net: "net.prototxt" test_iter: 1', "test_interval: expected a positive number, found 0"),
-        ('net: "net.prototxt" test_iter: 0 test_interval: 1', "test_iter: expected 1 batch or more, found 0"),
+        (
+            'net: "net.prototxt" test_iter: 0 test_interval: 1',
+            "test_iter: expected 1 batch or more, found 0",
+        ),
         (
             'net: "net.prototxt" test_iter: 1 test_interval: 1 test_state { } test_state { }',
             "test_state: 2 values for 1 test net; expected none or one for each",
@@ -186,7 +212,8 @@ def test_test_net_mistakes(folder: Path, text: str, expected: str) -> None:
     "text",
     [
         'net: "net.prototxt" test_iter: [7, 8] test_state { } test_state { } test_interval: 1',
-        'train_net: "net.prototxt" test_net: ["net.prototxt", "other.prototxt"] test_iter: [7, 8] test_interval: 1',
+        'train_net: "net.prototxt" test_net: ["net.prototxt", "other.prototxt"] test_iter: [7, 8] '
+        "test_interval: 1",
     ],
 )
 def test_a_flag_for_two_test_nets_is_given_twice(folder: Path, text: str) -> None:
@@ -252,6 +279,10 @@ def test_without_a_prefix_snapshots_go_to_the_job(tmp_path: Path, name: str, exp
 def test_solver_error_names_the_line_of_the_setting(folder: Path) -> None:
     definition = solver(folder, "base_lr: 1\nnet_param { layer { } }\nmax_iter: -1")
     assert (
-        str(definition.error("max_iter", "is wrong")) == f"{folder}/my_solver.prototxt:3: max_iter: is wrong"
+        str(definition.error("max_iter", "is wrong"))
+        == f"{folder}/my_solver.prototxt:3: max_iter: is wrong"
     )
-    assert str(definition.error("layer", "is wrong")) == f"{folder}/my_solver.prototxt: layer: is wrong"
+    assert (
+        str(definition.error("layer", "is wrong"))
+        == f"{folder}/my_solver.prototxt: layer: is wrong"
+    )

@@ -14,7 +14,9 @@ from poseidon.proto.tokens import scan
 
 NET = DESCRIPTOR.message_types_by_name["NetParameter"]
 SOLVER = DESCRIPTOR.message_types_by_name["SolverParameter"]
-FIRST_TWELVE = ", ".join(sorted(DESCRIPTOR.message_types_by_name["LayerParameter"].fields_by_name)[:12])
+FIRST_TWELVE = ", ".join(
+    sorted(DESCRIPTOR.message_types_by_name["LayerParameter"].fields_by_name)[:12]
+)
 
 LEGAL = """name: "legal" force_backward: false
 layer {
@@ -29,21 +31,42 @@ layers { type: POOLING pooling_param { pool: MAX } }
 """
 
 SOLVER_CASES = {
-    'base_lr: 0.1\ndevice_id: "0"': (2, 12, 'device_id in SolverParameter: expected an integer, found "0"; write device_id: 0 without quotes'),
-    "max_iter: 10\nmax_iter: 20": (2, 1, "'max_iter' is set twice in SolverParameter, first in line 1; it takes one value"),
-    "layer { }": (1, 1, "this is a net definition; a solver is expected, the file with net: ... and base_lr: ..."),
-    'name: "n" input: "x" layer { }': (1, 1, "this is a net definition; a solver is expected, the file with net: ... and base_lr: ..."),
+    'base_lr: 0.1\ndevice_id: '
+'"0"': (2, 12, 'device_id in SolverParameter: expected an integer, '
+'found "0"; write device_id: 0 without quotes'),
+    "max_iter: 10\nmax_iter: "
+"20": (2, 1, "'max_iter' is set twice in SolverParameter, first in "
+"line 1; it takes one value"),
+    "layer { }": (1, 1, "this is a net definition; a solver is expected, the file with net: ... "
+"and base_lr: ..."),
+    'name: "n" input: "x" layer { '
+'}': (1, 1, "this is a net definition; a solver is expected, the "
+"file with net: ... and base_lr: ..."),
     "base_lr: 0,01": (1, 12, "a decimal comma in 0,01; write 0.01"),
-    "learning_rate: 1": (1, 1, "unknown field 'learning_rate' in SolverParameter; did you mean 'base_lr'?"),
-    "max_iter: 4e3": (1, 11, "max_iter in SolverParameter: expected an integer, found '4e3'; write max_iter: 4000"),
-    "debug_info: yes": (1, 13, "debug_info in SolverParameter: expected true or false, found 'yes'; write debug_info: true"),
-    "net: nets/le-net.prototxt": (1, 6, "net in SolverParameter: expected a string in quotes, found 'nets/le-net.prototxt'; "
+    "learning_rate: "
+"1": (1, 1, "unknown field 'learning_rate' in SolverParameter; did you mean "
+"'base_lr'?"),
+    "max_iter: "
+"4e3": (1, 11, "max_iter in SolverParameter: expected an integer, found '4e3'; "
+"write max_iter: 4000"),
+    "debug_info: "
+"yes": (1, 13, "debug_info in SolverParameter: expected true or false, found "
+"'yes'; write debug_info: true"),
+    "net: nets/le-net.prototxt": (1, 6, "net in SolverParameter: expected a string in quotes, "
+"found 'nets/le-net.prototxt'; "
      'write net: "nets/le-net.prototxt"'),
-    "// by me\nbase_lr: 1": (1, 1, "expected the name of a setting in the file, found '/'; a comment begins with #"),
-    '{"base_lr": 1}': (1, 1, "expected the name of a setting in the file, found '{'; prototxt has no braces around the file "
+    "// by me\nbase_lr: "
+"1": (1, 1, "expected the name of a setting in the file, found '/'; a "
+"comment begins with #"),
+    '{"base_lr": '
+'1}': (1, 1, "expected the name of a setting in the file, found '{'; prototxt has "
+"no braces around the file "
      "and no quotes around names"),
-    "solver_mode: GPUS": (1, 14, "solver_mode in SolverParameter: unknown value 'GPUS'; did you mean 'GPU'? (one of CPU, GPU)"),
-    "net: lenet": (1, 6, "net in SolverParameter: expected a string in quotes, found 'lenet'; write net: \"lenet\""),
+    "solver_mode: "
+"GPUS": (1, 14, "solver_mode in SolverParameter: unknown value 'GPUS'; did you "
+"mean 'GPU'? (one of CPU, GPU)"),
+    "net: lenet": (1, 6, "net in SolverParameter: expected a string in quotes, found 'lenet'; "
+"write net: \"lenet\""),
 }  # fmt: skip
 
 NET_CASES = {
@@ -52,7 +75,8 @@ NET_CASES = {
     "layer { elu_param { qqq: 3 } }":
         (1, 21, "unknown field 'qqq' in ELUParameter; it takes alpha"),
     "layer { bottom_diff_data_zzz: 3 }":
-        (1, 9, f"unknown field 'bottom_diff_data_zzz' in LayerParameter; it takes {FIRST_TWELVE}, ..."),
+        (1, 9, f"unknown field 'bottom_diff_data_zzz' in LayerParameter; it takes {FIRST_TWELVE}, "
+"..."),
     "base_lr: 1":
         (1, 1, "this is a solver definition; a net definition is expected, the file with the layers"),
     'layer { name: "conv1 type: "Convolution" bottom: "data" }':
@@ -66,15 +90,20 @@ NET_CASES = {
     'layer { convolution_param { kernel: 3 } }':
         (1, 29, "unknown field 'kernel' in ConvolutionParameter; did you mean 'kernel_size'?"),
     "layer { blobs_lr: 1 }":
-        (1, 9, "unknown field 'blobs_lr' in LayerParameter; in a `layer` block write param { lr_mult: ... }"),
+        (1, 9, "unknown field 'blobs_lr' in LayerParameter; in a `layer` block write param { "
+"lr_mult: ... }"),
     "layer { type: CONVOLUTION }":
-        (1, 15, "type in LayerParameter: expected a string in quotes, found 'CONVOLUTION'; write type: \"Convolution\""),
+        (1, 15, "type in LayerParameter: expected a string in quotes, found 'CONVOLUTION'; write "
+"type: \"Convolution\""),
     'layers { type: "Data" }':
-        (1, 16, 'type in V1LayerParameter: found "Data"; a type in quotes needs a block named layer, not layers; for layers it would be DATA without quotes'),
+        (1, 16, 'type in V1LayerParameter: found "Data"; a type in quotes needs a block named '
+'layer, not layers; for layers it would be DATA without quotes'),
     'layers { type: "BatchNorm" }':
-        (1, 16, 'type in V1LayerParameter: found "BatchNorm"; a type in quotes needs a block named layer, not layers'),
+        (1, 16, 'type in V1LayerParameter: found "BatchNorm"; a type in quotes needs a block '
+'named layer, not layers'),
     "layer { pooling_param { pool: MEDIAN } }":
-        (1, 31, "pool in PoolingParameter: unknown value 'MEDIAN'; expected one of MAX, AVE, STOCHASTIC"),
+        (1, 31, "pool in PoolingParameter: unknown value 'MEDIAN'; expected one of MAX, AVE, "
+"STOCHASTIC"),
     "layer { pooling_param { pool { } } }":
         (1, 30, "pool takes a value, not a block: write pool: <value>"),
     "layer { pooling_param { pool MAX } }":
@@ -82,7 +111,8 @@ NET_CASES = {
     "layer { pooling_param: 3 }":
         (1, 24, "pooling_param is a block: expected '{' after it, found '3'"),
     "layer { pooling_param { } pooling_param { } }":
-        (1, 27, "'pooling_param' is set twice in LayerParameter, first in line 1; it takes one value"),
+        (1, 27, "'pooling_param' is set twice in LayerParameter, first in line 1; it takes one "
+"value"),
     "layer { convolution_param { pad: [1 2] } }":
         (1, 37, "the list of pad expects ',' or ']', found '2'"),
     "layer { bottom: }":
@@ -94,17 +124,21 @@ NET_CASES = {
     'layer { "name": 1 }':
         (1, 9, "expected the name of a setting in LayerParameter, found \"name\""),
     "= 3":
-        (1, 1, "expected the name of a setting in the file, found '='; a setting is written name: value"),
+        (1, 1, "expected the name of a setting in the file, found '='; a setting is written name: "
+"value"),
     'layer {\n  name: "a"\n':
         (1, 1, "the '{' of 'layer' in line 1 is not closed before the end of the file"),
     'layer {\n  name: "a"\nlayer {\n  name: "b"\n}\n':
         (1, 1, "the '{' of 'layer' in line 1 is not closed before 'layer' in line 3"),
-    'layer {\n  convolution_param {\n    weight_filler {\n      type: "xavier"\n  }\n}\nlayer {\n}\n':
+    'layer {\n  convolution_param {\n    weight_filler {\n      type: "xavier"\n  }\n}\nlayer '
+'{\n}\n':
         (3, 5, "the '{' of 'weight_filler' in line 3 is not closed before 'layer' in line 7"),
     'layer {\n  convolution_param {\n    pad: 1\n  top: "x"\n}':
-        (4, 3, "unknown field 'top' in ConvolutionParameter; is the '}' of 'convolution_param' (line 2) missing before it?"),
+        (4, 3, "unknown field 'top' in ConvolutionParameter; is the '}' of 'convolution_param' "
+"(line 2) missing before it?"),
     'layer { region_loss_param { } }':
-        (1, 9, "unknown field 'region_loss_param' in LayerParameter; it is a block of layer type 'RegionLoss' of Yolo's branch of Caffe, which this program does not have"),
+        (1, 9, "unknown field 'region_loss_param' in LayerParameter; it is a block of layer type "
+"'RegionLoss' of Yolo's branch of Caffe, which this program does not have"),
 }  # fmt: skip
 
 

@@ -40,12 +40,18 @@ def solver() -> SolverParameter:
         ),
         (["train_state={level: 3}"], "train_state {\n  level: 3\n}"),
         (["train_state=level: 3"], "train_state {\n  level: 3\n}"),
-        (["test_state=[{level: 1}, {level: 2}]"], "test_state {\n  level: 1\n}\ntest_state {\n  level: 2\n}"),
+        (
+            ["test_state=[{level: 1}, {level: 2}]"],
+            "test_state {\n  level: 1\n}\ntest_state {\n  level: 2\n}",
+        ),
         (["net_param.name=n"], 'net_param {\n  name: "n"\n}'),
     ],
 )
 def test_a_field_is_replaced(settings: list[str], holds: str) -> None:
-    before, names = solver(), {setting.partition("=")[0].partition(".")[0].strip() for setting in settings}
+    before, names = (
+        solver(),
+        {setting.partition("=")[0].partition(".")[0].strip() for setting in settings},
+    )
     after = override(before, settings)
     set_alone = SolverParameter()
     set_alone.CopyFrom(after)
@@ -58,7 +64,11 @@ def test_a_field_is_replaced(settings: list[str], holds: str) -> None:
 
 def test_one_train_net_and_one_type_take_the_place_of_the_others() -> None:
     after = override(solver(), ["train_net=b.prototxt", "solver_type=ADAM"])
-    assert (after.train_net, after.HasField("net"), after.HasField("type")) == ("b.prototxt", False, False)
+    assert (after.train_net, after.HasField("net"), after.HasField("type")) == (
+        "b.prototxt",
+        False,
+        False,
+    )
 
 
 @pytest.mark.parametrize(
@@ -66,7 +76,8 @@ def test_one_train_net_and_one_type_take_the_place_of_the_others() -> None:
     [
         (
             "max_iters=5",
-            r"--set max_iters=5: unknown field 'max_iters' in SolverParameter; did you mean 'max_iter'\?",
+            r"--set max_iters=5: unknown field 'max_iters' in SolverParameter; did you mean "
+            r"'max_iter'\?",
         ),
         ("learning_rate=5", r"did you mean 'base_lr'\?"),
         (
@@ -116,7 +127,8 @@ def test_a_definition_names_the_flag_where_its_value_is_wrong(tmp_path: Path) ->
     path.write_text(FILE)
     solver = read_solver(path).with_settings(["max_iter=-1"])
     assert (
-        str(solver.error("max_iter", "expected 0 or more")) == "--max_iter=-1: max_iter: expected 0 or more"
+        str(solver.error("max_iter", "expected 0 or more"))
+        == "--max_iter=-1: max_iter: expected 0 or more"
     )
     assert str(solver.error("base_lr", "wrong")) == f"{path}:1: base_lr: wrong"
 
@@ -124,7 +136,8 @@ def test_a_definition_names_the_flag_where_its_value_is_wrong(tmp_path: Path) ->
 def test_an_inline_net_of_the_command_line_has_no_lines_of_the_file(tmp_path: Path) -> None:
     path = tmp_path / "solver.prototxt"
     path.write_text(
-        'net_param { input: "x" input_shape { dim: 1 }\nlayer { name: "a" type: "ReLU" bottom: "x" top: "x" } }'
+        'net_param { input: "x" input_shape { dim: 1 }\nlayer { name: "a" type: "ReLU" bottom: '
+        '"x" top: "x" } }'
     )
     solver = read_solver(path).with_settings(
         ["net_param=input: 'y' input_shape { dim: 2 } layer { name: 'b' type: 'ReLU' }"]

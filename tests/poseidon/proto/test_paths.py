@@ -36,7 +36,9 @@ def test_the_first_that_exists(places: Path, existing: tuple[str, ...], expected
     for place in existing:
         (places / place / "data").mkdir()
     assert resolve("data", folder=places / "folder") == places / expected / "data"
-    assert resolve_prefix("data/snap", folder=places / "folder") == places / expected / "data" / "snap"
+    assert (
+        resolve_prefix("data/snap", folder=places / "folder") == places / expected / "data" / "snap"
+    )
 
 
 def test_what_exists_nowhere_is_meant_in_the_repository_by_its_own_files(places: Path) -> None:
@@ -49,7 +51,10 @@ def test_what_exists_nowhere_is_meant_in_the_repository_by_its_own_files(places:
 def test_each_place_that_is_looked_at_is_named_once(places: Path) -> None:
     expected = [places / place / "data" for place in PLACES]
     assert candidates("data", folder=places / "folder") == expected
-    assert candidates("data", folder=places / "root") == [places / "root" / "data", places / "cwd" / "data"]
+    assert candidates("data", folder=places / "root") == [
+        places / "root" / "data",
+        places / "cwd" / "data",
+    ]
 
 
 def test_an_absolute_path_is_itself(places: Path) -> None:

@@ -7,7 +7,13 @@ from pathlib import Path
 import pytest
 
 from poseidon.errors import DataError, UsageError
-from poseidon.proto.projects import project_files, project_title, projects, training_commands, write_project
+from poseidon.proto.projects import (
+    project_files,
+    project_title,
+    projects,
+    training_commands,
+    write_project,
+)
 
 
 def test_each_project_has_a_title_and_the_files_of_its_commands() -> None:
@@ -18,7 +24,9 @@ def test_each_project_has_a_title_and_the_files_of_its_commands() -> None:
         assert project_title(folder) in files["README.md"]
         *_, command = training_commands(name, folder)
         assert command in files["README.md"]
-        named = {word.partition("=")[2] if word.startswith("--") else word for word in command.split()}
+        named = {
+            word.partition("=")[2] if word.startswith("--") else word for word in command.split()
+        }
         assert files.keys() & (named - {"machinefile"})
 
 
@@ -28,16 +36,20 @@ def test_each_project_has_a_title_and_the_files_of_its_commands() -> None:
         (
             "inception_v3",
             [
-                "    poseidon convert_imageset --resize_height=342 --resize_width=342 --shuffle PICTURES/ train.txt ilsvrc12_train_lmdb\n",
-                "    poseidon convert_imageset --resize_height=342 --resize_width=342 PICTURES/ val.txt ilsvrc12_val_lmdb\n",
+                "    poseidon convert_imageset --resize_height=342 --resize_width=342 --shuffle "
+                "PICTURES/ train.txt ilsvrc12_train_lmdb\n",
+                "    poseidon convert_imageset --resize_height=342 --resize_width=342 PICTURES/ "
+                "val.txt ilsvrc12_val_lmdb\n",
                 "not be smaller than `crop_size`, 299",
             ],
         ),
         (
             "alexnet",
             [
-                "--resize_height=256 --resize_width=256 --shuffle PICTURES/ train.txt ilsvrc12_train_lmdb\n",
-                "    poseidon compute_image_mean ilsvrc12_train_lmdb data/ilsvrc12/imagenet_mean.binaryproto\n",
+                "--resize_height=256 --resize_width=256 --shuffle PICTURES/ train.txt "
+                "ilsvrc12_train_lmdb\n",
+                "    poseidon compute_image_mean ilsvrc12_train_lmdb "
+                "data/ilsvrc12/imagenet_mean.binaryproto\n",
             ],
         ),
     ],

@@ -35,14 +35,26 @@ OF_BRANCHES = {
         "PermuteParameter",
         "permute_param",
     ),
-    *("PriorBoxParameter", "prior_box_param", "ROIPoolingParameter", "roi_pooling_param", "scale_train"),
-    *("ShuffleChannelParameter", "shuffle_channel_param", "SmoothL1LossParameter", "smooth_l1_loss_param"),
+    *(
+        "PriorBoxParameter",
+        "prior_box_param",
+        "ROIPoolingParameter",
+        "roi_pooling_param",
+        "scale_train",
+    ),
+    *(
+        "ShuffleChannelParameter",
+        "shuffle_channel_param",
+        "SmoothL1LossParameter",
+        "smooth_l1_loss_param",
+    ),
     *("BNParameter", "bn_param", "BoxAnnotatorOHEMParameter", "box_annotator_ohem_param"),
     *("PSROIPoolingParameter", "psroi_pooling_param", "pre_fixed_normalizer"),
     *(("ImageDataParameter", "ignore_label"), "label_type"),
     *("SeLuParameter", "selu_param", "SeLuDropoutParameter", "selu_dropout_param"),
 }
-# Settings of branches whose numbers there are those of other settings: in text form only, numbered from 1001.
+# Settings of branches whose numbers there are those of other settings: in text form only, numbered
+# from 1001.
 IN_TEXT_ONLY = {
     *("AnchorTargetParameter", "ProposalParameter", "ProposalTargetParameter", "ROIDataParameter"),
     *("DenseImageDataParameter", "ReorgParameter", "ROIAlignParameter", "UpsampleParameter"),
@@ -63,18 +75,42 @@ IN_TEXT_ONLY = {
 # SSD (Liu et al., 2016).
 OF_SSD = {
     *("AnnotatedDataParameter", "AnnotatedDatum", "Annotation", "AnnotationGroup", "BatchSampler"),
-    *("DetectionEvaluateParameter", "DetectionOutputParameter", "DistortionParameter", "EmitConstraint"),
+    *(
+        "DetectionEvaluateParameter",
+        "DetectionOutputParameter",
+        "DistortionParameter",
+        "EmitConstraint",
+    ),
     *("ExpansionParameter", "LabelMap", "LabelMapItem", "MultiBoxLossParameter", "NoiseParameter"),
     *("NonMaximumSuppressionParameter", "NormalizedBBox", "ResizeParameter", "SaltPepperParameter"),
     *("SampleConstraint", "Sampler", "SaveOutputParameter"),
-    *("annotated_data_param", "detection_evaluate_param", "detection_output_param", "multibox_loss_param"),
+    *(
+        "annotated_data_param",
+        "detection_evaluate_param",
+        "detection_output_param",
+        "multibox_loss_param",
+    ),
     *("ap_version", "eval_type", "show_per_class_result"),
-    *("crop_h", "crop_w", "distort_param", "emit_constraint", "expand_param", "noise_param", "resize_param"),
+    *(
+        "crop_h",
+        "crop_w",
+        "distort_param",
+        "emit_constraint",
+        "expand_param",
+        "noise_param",
+        "resize_param",
+    ),
 }
 # Enums of other branches, by their message.
 ENUMS_OF_BRANCHES = {
     *("BNParameter", "ImageDataParameter"),
-    *("AnnotatedDatum", "EmitConstraint", "MultiBoxLossParameter", "PriorBoxParameter", "ResizeParameter"),
+    *(
+        "AnnotatedDatum",
+        "EmitConstraint",
+        "MultiBoxLossParameter",
+        "PriorBoxParameter",
+        "ResizeParameter",
+    ),
 }
 SCALARS = {
     number: name.removeprefix("TYPE_").lower()
@@ -88,14 +124,23 @@ def test_generated_module_is_in_step_with_the_schema(repository: Path, tmp_path:
     fresh_path = tmp_path / "descriptors"
     # protoc runs in a process of its own: what its package warns of is not ours.
     subprocess.run(
-        [sys.executable, "-m", "grpc_tools.protoc", "-I.", f"--descriptor_set_out={fresh_path}", SCHEMA],
+        [
+            sys.executable,
+            "-m",
+            "grpc_tools.protoc",
+            "-I.",
+            f"--descriptor_set_out={fresh_path}",
+            SCHEMA,
+        ],
         cwd=repository,
         check=True,
         timeout=60,
     )
     (fresh,) = FileDescriptorSet.FromString(fresh_path.read_bytes()).file
     committed = FileDescriptorProto.FromString(caffe_pb2.DESCRIPTOR.serialized_pb)
-    assert _plain(committed) == _plain(fresh), "caffe_pb2.py is not in step with caffe.proto: run make proto"
+    assert _plain(committed) == _plain(fresh), (
+        "caffe_pb2.py is not in step with caffe.proto: run make proto"
+    )
 
 
 def test_stubs_are_in_step_with_the_module(repository: Path) -> None:
@@ -131,7 +176,9 @@ def test_fields_are_caffes(shared: Path) -> None:
         for field in message.fields
     }
     ours = {key for key in found if key in ADDITIONS or key[0].startswith("Poseidon")}
-    ours |= {key for key in found if (OF_BRANCHES | OF_SSD | IN_TEXT_ONLY).intersection((*key, key))}
+    ours |= {
+        key for key in found if (OF_BRANCHES | OF_SSD | IN_TEXT_ONLY).intersection((*key, key))
+    }
     assert {key: found[key] for key in found.keys() - ours} == expected
     in_text_only = {key for key in found if key[1] in IN_TEXT_ONLY}
     assert all(found[key][0] > 1000 for key in ADDITIONS | in_text_only)
@@ -151,7 +198,9 @@ def test_enums_are_caffes(shared: Path) -> None:
 
 
 def _plain(file: FileDescriptorProto) -> FileDescriptorProto:
-    """The schema without what protoc and the runtime write differently: derived names, digits of floats."""
+    """The schema without what protoc and the runtime write differently: derived names, digits of
+    floats.
+    """
     for message in file.message_type:
         for field in message.field:
             field.ClearField("json_name")

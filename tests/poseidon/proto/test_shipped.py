@@ -25,7 +25,9 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "work"
 
 
-def test_it_is_read_where_no_file_is(here: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_is_read_where_no_file_is(
+    here: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     expected = read_solver("solver.prototxt")
     text = pack_solver(Path("solver.prototxt"))
     shutil.rmtree(here / "nets")
@@ -35,7 +37,11 @@ def test_it_is_read_where_no_file_is(here: Path, tmp_path: Path, monkeypatch: py
     (tmp_path / "there" / "nets" / "db").touch()
     monkeypatch.chdir(tmp_path / "there")
     solver = unpack_solver(text)
-    assert (solver.param, solver.source, solver.lines) == (expected.param, "solver.prototxt", expected.lines)
+    assert (solver.param, solver.source, solver.lines) == (
+        expected.param,
+        "solver.prototxt",
+        expected.lines,
+    )
     assert solver.net_definition().param.name == "n"
     (test, common) = solver.test_nets()
     assert (test.definition.param.name, common.definition.param.name) == ("t", "n")

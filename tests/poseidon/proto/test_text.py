@@ -15,7 +15,9 @@ FILES = {
     b"": "the file is empty: it holds no settings",
     b"# only words\n": "the file is empty: it holds no settings",
     b"name: \"a\0b\"": "this is a binary file; prototxt text is expected",
-    b"# caf\xe9\nname: 'caf\xe9 # a'\n": "the file is not UTF-8 text (byte 0xe9); prototxt text is expected",
+    b"# caf\xe9\nname: 'caf\xe9 # "
+b"a'\n": "the file is not UTF-8 text (byte 0xe9); prototxt text "
+"is expected",
     b"layr {}": "unknown field 'layr' in NetParameter; did you mean 'layer'?",
     b"layer { clip_param { max: 1 } }": "required field 'min' is missing in clip_param",
 }  # fmt: skip
@@ -50,7 +52,9 @@ def test_reads_what_windows_wrote(tmp_path: Path) -> None:
 
 
 def test_lines_that_end_in_a_carriage_return_alone(tmp_path: Path) -> None:
-    (tmp_path / "mac.prototxt").write_bytes(b'# comment\rname: "x"  # another\rlayer { nme: "y" }\r')
+    (tmp_path / "mac.prototxt").write_bytes(
+        b'# comment\rname: "x"  # another\rlayer { nme: "y" }\r'
+    )
     with pytest.raises(DefinitionError, match=r"mac\.prototxt:3:9: unknown field 'nme'"):
         read(tmp_path / "mac.prototxt", NetParameter())
 
@@ -59,7 +63,9 @@ def test_lines_that_end_in_a_carriage_return_alone(tmp_path: Path) -> None:
 @pytest.mark.parametrize("encoding", ["latin-1", "gbk", "utf-8"])
 def test_comments_may_be_in_any_encoding(tmp_path: Path, comment: str, encoding: str) -> None:
     path = tmp_path / "net.prototxt"
-    lines = b'# %b\nname: "# \xc3\xa9"# %b\r\nlayer {# %b'.replace(b"%b", comment.encode(encoding, "replace"))
+    lines = b'# %b\nname: "# \xc3\xa9"# %b\r\nlayer {# %b'.replace(
+        b"%b", comment.encode(encoding, "replace")
+    )
     path.write_bytes(lines + b"\n}")
     net = read(path, NetParameter())
     assert (net.name, len(net.layer)) == ("# é", 1)
@@ -69,7 +75,9 @@ def test_comments_may_be_in_any_encoding(tmp_path: Path, comment: str, encoding:
 def test_the_line_of_a_byte_that_is_no_text(tmp_path: Path) -> None:
     path = tmp_path / "net.prototxt"
     path.write_bytes(b"# caf\xe9\nname: 'caf\xe8'\n")
-    with pytest.raises(DefinitionError, match=r"net.prototxt:2: the file is not UTF-8 text \(byte 0xe8\)"):
+    with pytest.raises(
+        DefinitionError, match=r"net.prototxt:2: the file is not UTF-8 text \(byte 0xe8\)"
+    ):
         read(path, NetParameter())
 
 
@@ -93,7 +101,9 @@ def test_an_error_names_source_line_and_column() -> None:
     ],
 )
 def test_a_missing_required_setting_names_the_line_of_its_block(text: str, line: int) -> None:
-    with pytest.raises(DefinitionError, match=r"required field 'm\w\w' is missing in clip_param") as caught:
+    with pytest.raises(
+        DefinitionError, match=r"required field 'm\w\w' is missing in clip_param"
+    ) as caught:
         parse(text, NetParameter(), source="net")
     assert caught.value.line == line
 

@@ -24,7 +24,15 @@ from poseidon.proto.tokens import scan, settings
         ("-1.5e-3f .5 +2", [("-1.5e-3f", 1, 1), (".5", 1, 10), ("+2", 1, 13), ("", 1, 15)]),
         (
             "a{b:1}",
-            [("a", 1, 1), ("{", 1, 2), ("b", 1, 3), (":", 1, 4), ("1", 1, 5), ("}", 1, 6), ("", 1, 7)],
+            [
+                ("a", 1, 1),
+                ("{", 1, 2),
+                ("b", 1, 3),
+                (":", 1, 4),
+                ("1", 1, 5),
+                ("}", 1, 6),
+                ("", 1, 7),
+            ],
         ),
     ],
 )
@@ -35,12 +43,14 @@ def test_tokens_and_their_places(text: str, expected: list[tuple[str, int, int]]
 @pytest.mark.parametrize(
     "text, expected",
     [
-        ("name: 'n'\nlayer {\n type: 'T' }", [(("name",), 1), (("layer",), 2), (("layer", "type"), 3)]),
+        ("name: 'n'\nlayer {\n type: 'T' "
+"}", [(("name",), 1), (("layer",), 2), (("layer", "type"), 3)]),
         ("pool: MAX stride: 2", [(("pool",), 1), (("stride",), 1)]),
         ("a: [X, Y], b: 1", [(("a",), 1), (("b",), 1)]),
         ("layer: [{\n n: 1 },\n { n: 2 }]\nx: 1",
          [(("layer",), 1), (("layer", "n"), 2), (("layer",), 3), (("layer", "n"), 3), (("x",), 4)]),
-        ("layer <\n a { b: 1 } >\nlayer\n{ }", [(("layer",), 1), (("layer", "a"), 2), (("layer", "a", "b"), 2), (("layer",), 3)]),
+        ("layer <\n a { b: 1 } >\nlayer\n{ "
+"}", [(("layer",), 1), (("layer", "a"), 2), (("layer", "a", "b"), 2), (("layer",), 3)]),
         ('# layer {\na: "layer {"', [(("a",), 2)]),
         ("} } a: 1", [(("a",), 1)]),
     ],

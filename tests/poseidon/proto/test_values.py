@@ -20,7 +20,20 @@ SETTINGS = {
     "enum": "SolverParameter.solver_mode",
 }
 TOKENS = (
-    *("0", "1", "-1", "+1", "007", "0x1F", "1.5", "-.5", "1e3", "1e-8f", "4294967295", "4294967296"),
+    *(
+        "0",
+        "1",
+        "-1",
+        "+1",
+        "007",
+        "0x1F",
+        "1.5",
+        "-.5",
+        "1e3",
+        "1e-8f",
+        "4294967295",
+        "4294967296",
+    ),
     *(
         "9223372036854775808",
         "inf",
@@ -75,7 +88,11 @@ def test_legal_exactly_when_protobuf_takes_it(kind: str, token: str) -> None:
         ("string", '"a', 'the string "a has no closing quote on its line'),
         ("enum", "GPUU", "unknown value 'GPUU'; did you mean 'GPU'? (one of CPU, GPU)"),
         ("enum", "TPPXX", "unknown value 'TPPXX'; expected one of CPU, GPU"),
-        ("enum", '"CPU"', "expected one of CPU, GPU, found a string; write solver_mode: CPU without quotes"),
+        (
+            "enum",
+            '"CPU"',
+            "expected one of CPU, GPU, found a string; write solver_mode: CPU without quotes",
+        ),
         ("enum", "gpu", "unknown value 'gpu'; did you mean 'GPU'? (one of CPU, GPU)"),
     ],
 )

@@ -46,7 +46,9 @@ def test_predict_averages_ten_crops(files: tuple[str, str], picture: str) -> Non
 
 
 def test_predict_by_the_centre(files: tuple[str, str], picture: str) -> None:
-    net = caffe.Classifier(*files, image_dims=(12, 16), mean=np.array([0.0, 0.0, 0.25]), input_scale=2)
+    net = caffe.Classifier(
+        *files, image_dims=(12, 16), mean=np.array([0.0, 0.0, 0.25]), input_scale=2
+    )
     scores = net.predict([caffe.io.load_image(picture)], oversample=False).reshape(-1)
     np.testing.assert_allclose(scores, [RED[0], 0, -0.5], rtol=1e-5)
     small = caffe.Classifier(*files)
@@ -56,7 +58,9 @@ def test_predict_by_the_centre(files: tuple[str, str], picture: str) -> None:
 
 def test_detect_windows(files: tuple[str, str], picture: str) -> None:
     net = caffe.Detector(*files)
-    found = net.detect_windows([(picture, [(0, 0, 12, 8), np.array([0, 8, 12, 16]), (2, 4, 10, 12)])])
+    found = net.detect_windows(
+        [(picture, [(0, 0, 12, 8), np.array([0, 8, 12, 16]), (2, 4, 10, 12)])]
+    )
     assert [d["filename"] for d in found] == [picture] * 3
     reds = [float(d["prediction"].ravel()[0]) for d in found]
     np.testing.assert_allclose(reds, [0, RED[0], RED[0] / 2], atol=1e-6)

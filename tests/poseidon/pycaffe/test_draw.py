@@ -36,7 +36,10 @@ def test_every_definition_of_the_repository_has_a_graph(repository: Path) -> Non
 
 def test_boxes_say_what_the_layers_are(alexnet: NetParameter) -> None:
     conv2 = next(layer for layer in alexnet.layer if layer.name == "conv2")
-    assert get_layer_label(conv2, "LR") == "conv2 | (Convolution) | kernel size: 5 | stride: 1 | pad: 2"
+    assert (
+        get_layer_label(conv2, "LR")
+        == "conv2 | (Convolution) | kernel size: 5 | stride: 1 | pad: 2"
+    )
     assert get_layer_label(conv2, "TB").startswith("conv2\\n(Convolution)\\n")
     assert get_layer_label(conv2, "LR", True).endswith("lr mult: 1, 2")
     assert get_edge_label(conv2) == "256"
@@ -62,7 +65,18 @@ def test_signs_of_the_dot_language_are_only_letters() -> None:
 def test_the_command(extension: str, magic: bytes, tmp_path: Path, repository: Path) -> None:
     target = tmp_path / f"net.{extension}"
     assert (
-        main(["draw_net", str(repository / ALEXNET), str(target), "--rankdir", "TB", "--phase", "TEST"]) == 0
+        main(
+            [
+                "draw_net",
+                str(repository / ALEXNET),
+                str(target),
+                "--rankdir",
+                "TB",
+                "--phase",
+                "TEST",
+            ]
+        )
+        == 0
     )
     assert target.read_bytes().startswith(magic)
 
@@ -72,14 +86,28 @@ def test_the_command(extension: str, magic: bytes, tmp_path: Path, repository: P
 @pytest.mark.parametrize(
     "net", ["googlenet/train_val", "resnet/resnet50_train_val", "lenet/lenet_train_test"]
 )
-def test_the_drawing_is_legible_on_a4(repository: Path, tmp_path: Path, net: str, phase: str) -> None:
-    """Fitted to a page with margins of 1 cm, a line is 5 points high or more; a drawing fills its view."""
+def test_the_drawing_is_legible_on_a4(
+    repository: Path, tmp_path: Path, net: str, phase: str
+) -> None:
+    """Fitted to a page with margins of 1 cm, a line is 5 points high or more; a drawing fills
+    its view.
+    """
     target = tmp_path / "net.svg"
     assert (
-        main(["draw_net", str(repository / f"prototxt/{net}.prototxt"), str(target), f"--phase={phase}"]) == 0
+        main(
+            [
+                "draw_net",
+                str(repository / f"prototxt/{net}.prototxt"),
+                str(target),
+                f"--phase={phase}",
+            ]
+        )
+        == 0
     )
     root = ElementTree.fromstring(target.read_bytes())
-    width, height = (float((root.get(side) or "").removesuffix("pt")) for side in ("width", "height"))
+    width, height = (
+        float((root.get(side) or "").removesuffix("pt")) for side in ("width", "height")
+    )
     shown = [float(number) for number in (root.get("viewBox") or "").split()]
     assert [shown[0] + shown[2], shown[1] + shown[3]] == pytest.approx([width, height], abs=1), (
         "it is not cut off"
@@ -89,7 +117,9 @@ def test_the_drawing_is_legible_on_a4(repository: Path, tmp_path: Path, net: str
 
 
 @pytest.mark.needs("dot")
-def test_an_unknown_format(alexnet: NetParameter, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_unknown_format(
+    alexnet: NetParameter, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     with pytest.raises(UsageError, match="format 'nosuch', expected png, svg or pdf"):
         draw_net_to_file(alexnet, tmp_path / "net.nosuch")
     assert not list(tmp_path.iterdir())
@@ -107,7 +137,10 @@ def test_mistakes(alexnet: NetParameter, tmp_path: Path, monkeypatch: pytest.Mon
 
 
 def test_the_command_reads_no_data_and_draws_one_phase(
-    repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    repository: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     graphs: list[str] = []
 

@@ -1,4 +1,6 @@
-"""Every recorded case of real Caffe, run as its recorder ran it: blob by blob through pycaffe's own execution."""
+"""Every recorded case of real Caffe, run as its recorder ran it: blob by blob through pycaffe's
+own execution.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,9 @@ def worst(found: np.ndarray, expected: np.ndarray) -> float:
     largest = float(np.abs(expected).max(initial=0))
     if largest < NOISE:
         return 0.0 if float(np.abs(found).max(initial=0)) < 10 * NOISE else 1.0
-    return float((np.abs(found - expected) / np.maximum(np.abs(expected), largest / 100)).max(initial=0))
+    return float(
+        (np.abs(found - expected) / np.maximum(np.abs(expected), largest / 100)).max(initial=0)
+    )
 
 
 def of(case: Any, kind: str) -> Iterator[tuple[list[str], np.ndarray]]:
@@ -44,7 +48,9 @@ def test_as_caffe(name: str) -> None:
 @pytest.mark.parametrize(
     "name", ["bn_train", "conv_1d_axis2", "eltwise_prod", "lstm", "residual", "shared_params"]
 )
-def test_as_caffe_with_memory_apart_from_the_host(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_as_caffe_with_memory_apart_from_the_host(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """As on a GPU: layers and users each have a copy of every blob."""
     monkeypatch.setattr(blob_module, "needs_host_copy", lambda _: True)
     run(name)

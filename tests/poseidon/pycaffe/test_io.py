@@ -40,7 +40,9 @@ def test_load_image_is_red_first_from_0_to_1(tmp_path: Path) -> None:
         (np.full((2, 3, 4), 51, np.uint8), 0.2),
     ],
 )
-def test_grey_deep_and_transparent_files(tmp_path: Path, stored: np.ndarray, expected: float) -> None:
+def test_grey_deep_and_transparent_files(
+    tmp_path: Path, stored: np.ndarray, expected: float
+) -> None:
     path = str(tmp_path / "a.png")
     cv2.imwrite(path, stored)
     image = io.load_image(path)
@@ -75,7 +77,10 @@ def test_resize_by_nearest_and_wrong_orders() -> None:
 
 
 def test_oversample_takes_corners_centre_and_mirrors() -> None:
-    images = [np.arange(6 * 8 * 2, dtype=np.float32).reshape(6, 8, 2), np.zeros((6, 8, 2), np.float32)]
+    images = [
+        np.arange(6 * 8 * 2, dtype=np.float32).reshape(6, 8, 2),
+        np.zeros((6, 8, 2), np.float32),
+    ]
     crops = io.oversample(images, (4, 4))
     assert crops.shape == (20, 4, 4, 2)
     first = images[0]
@@ -101,7 +106,9 @@ def test_preprocess_in_caffes_order(transformer: io.Transformer) -> None:
     image = gradient(4, 5)
     before = image.copy()
     found = transformer.preprocess("data", image)
-    expected = (image[:, :, ::-1].transpose(2, 0, 1) * 255 - np.array([10, 20, 30])[:, None, None]) * 0.5
+    expected = (
+        image[:, :, ::-1].transpose(2, 0, 1) * 255 - np.array([10, 20, 30])[:, None, None]
+    ) * 0.5
     np.testing.assert_allclose(found, expected, rtol=1e-4)
     np.testing.assert_array_equal(image, before)
     assert transformer.preprocess("data", gradient(9, 7)).shape == (3, 4, 5)

@@ -1,4 +1,6 @@
-"""Models that Caffe trained, through pycaffe, against OpenCV's reading of the same files; and nets that read databases."""
+"""Models that Caffe trained, through pycaffe, against OpenCV's reading of the same files; and
+nets that read databases.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,10 @@ def test_outputs_are_opencvs(shared: Path, folder: str) -> None:
     theirs.setInput(x, name)
     for output, expected in zip(net.outputs, theirs.forward(net.outputs), strict=True):
         np.testing.assert_allclose(
-            found[output].reshape(expected.shape), expected, rtol=1e-4, atol=1e-4 * np.abs(expected).max()
+            found[output].reshape(expected.shape),
+            expected,
+            rtol=1e-4,
+            atol=1e-4 * np.abs(expected).max(),
         )
 
 

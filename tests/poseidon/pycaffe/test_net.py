@@ -43,7 +43,9 @@ def test_both_constructors_and_keywords(simple: Path, tmp_path: Path) -> None:
     for net in (
         caffe.Net(str(simple), weights, caffe.TEST),
         caffe.Net(simple, caffe.TEST, weights=weights),
-        caffe.Net(network_file=str(simple), phase=caffe.TEST, level=0, stages=None, weights=weights),
+        caffe.Net(
+            network_file=str(simple), phase=caffe.TEST, level=0, stages=None, weights=weights
+        ),
     ):
         assert net.phase == caffe.TEST
         for name, blobs in first.params.items():
@@ -225,7 +227,8 @@ def test_a_mistake_in_the_data_names_the_layer(simple: Path) -> None:
     net = labelled(simple)
     net.blobs["label"].data[1] = np.nan
     with pytest.raises(
-        DataError, match=r"net.prototxt:\d+: layer 'loss' \(SoftmaxWithLoss\): label nan is outside 0"
+        DataError,
+        match=r"net.prototxt:\d+: layer 'loss' \(SoftmaxWithLoss\): label nan is outside 0",
     ):
         net.forward()
 
@@ -392,11 +395,19 @@ def test_errors_are_sentences(write: Write, simple: Path, tmp_path: Path) -> Non
         (UsageError, lambda: net.forward(x=np.zeros((3, 3, 4, 4))), "expected a batch: 2x3x4x4"),
         (UsageError, lambda: net.forward(x=np.zeros((2, 3, 4, 5))), "expected 2x3x4x4"),
         (UsageError, lambda: net.backward(x=np.zeros(3)), "every output of the net: pool"),
-        (UsageError, lambda: net.set_input_arrays(np.zeros(1), np.zeros(1)), "expected a MemoryData layer"),
+        (
+            UsageError,
+            lambda: net.set_input_arrays(np.zeros(1), np.zeros(1)),
+            "expected a MemoryData layer",
+        ),
         (UsageError, net.forward_all, "expected arrays with the same number of records"),
         (UsageError, lambda: caffe.Net(str(simple)), "phase is None: expected"),
         (UsageError, lambda: caffe.Net(str(simple), 7), "phase is 7: expected"),
-        (DefinitionError, lambda: caffe.Net(str(tmp_path / "none"), caffe.TEST), "no such net definition"),
+        (
+            DefinitionError,
+            lambda: caffe.Net(str(tmp_path / "none"), caffe.TEST),
+            "no such net definition",
+        ),
         (SnapshotError, lambda: net.copy_from(tmp_path / "none"), "cannot read the model"),
     ]
     for kind, call, words in cases:
@@ -425,7 +436,9 @@ def test_labels_out_of_range_are_an_error(simple: Path) -> None:
 
 
 def test_share_with_refuses_other_shapes(write: Write, simple: Path) -> None:
-    other = caffe.Net(str(write(SIMPLE.replace("num_output: 13", "num_output: 14"), "b")), caffe.TRAIN)
+    other = caffe.Net(
+        str(write(SIMPLE.replace("num_output: 13", "num_output: 14"), "b")), caffe.TRAIN
+    )
     net = caffe.Net(str(simple), caffe.TRAIN)
     kept = net.params["conv"][0].data
     with pytest.raises(UsageError, match="layer 'ip' has blobs of shape"):

@@ -18,7 +18,10 @@ def layer(name: str, bottoms: str, tops: str, kind: str = "Power") -> LayerParam
 
 def chain(length: int) -> list[LayerParameter]:
     """Layer k reads blob k and makes blob k + 1."""
-    return [layer("data", "", "0", "Input"), *(layer(f"l{k}", f"{k}", f"{k + 1}") for k in range(length))]
+    return [
+        layer("data", "", "0", "Input"),
+        *(layer(f"l{k}", f"{k}", f"{k + 1}") for k in range(length)),
+    ]
 
 
 def test_layers_in_place_share_a_box_unless_somebody_read_the_blob_before() -> None:
@@ -74,7 +77,9 @@ def test_short_nets_are_not_cut() -> None:
     assert picture_graph([]).to_string()
 
 
-@pytest.mark.parametrize("net", ["googlenet/train_val", "resnet/resnet152_train_val", "fcn/fcn8s_train_val"])
+@pytest.mark.parametrize(
+    "net", ["googlenet/train_val", "resnet/resnet152_train_val", "fcn/fcn8s_train_val"]
+)
 def test_every_layer_and_blob_of_a_large_net_is_drawn(repository: Path, net: str) -> None:
     definition = read_net(repository / "prototxt" / f"{net}.prototxt")
     layers = filter_net(definition, NetState(phase=TRAIN)).param.layer

@@ -63,7 +63,12 @@ def test_unnamed_layers_are_numbered_by_type() -> None:
     one = L.Convolution(data, num_output=1, kernel_size=1)
     two = L.Convolution(one, num_output=1, kernel_size=1)
     net = to_proto(L.Eltwise(one, two))
-    assert [layer.name for layer in net.layer] == ["DummyData1", "Convolution1", "Convolution2", "Eltwise1"]
+    assert [layer.name for layer in net.layer] == [
+        "DummyData1",
+        "Convolution1",
+        "Convolution2",
+        "Eltwise1",
+    ]
     assert list(net.layer[3].bottom) == ["Convolution1", "Convolution2"]
 
 
@@ -80,7 +85,11 @@ def test_no_tops_and_several() -> None:
     n.a, n.b = numbers(ntop=2)
     n.silence = L.Silence(n.a, n.b, ntop=0)
     layers = n.to_proto().layer
-    assert (list(layers[0].top), list(layers[1].bottom), list(layers[1].top)) == (["a", "b"], ["a", "b"], [])
+    assert (list(layers[0].top), list(layers[1].bottom), list(layers[1].top)) == (
+        ["a", "b"],
+        ["a", "b"],
+        [],
+    )
     assert layers[1].name == "silence"
 
 
@@ -92,12 +101,16 @@ def test_a_deep_net_needs_no_deep_stack() -> None:
 
 
 def test_settings_of_other_messages() -> None:
-    layer = to_proto(L.Deconvolution(numbers(), convolution_param={"num_output": 2}, name="up")).layer[1]
+    layer = to_proto(
+        L.Deconvolution(numbers(), convolution_param={"num_output": 2}, name="up")
+    ).layer[1]
     assert (layer.name, layer.convolution_param.num_output) == ("up", 2)
 
 
 def test_a_tuple_is_no_top() -> None:
-    with pytest.raises(TypeError, match=r"^Silence input 0 is not a Top \(type is <class 'tuple'>\)$"):
+    with pytest.raises(
+        TypeError, match=r"^Silence input 0 is not a Top \(type is <class 'tuple'>\)$"
+    ):
         L.Silence(numbers(ntop=2), ntop=0)
 
 

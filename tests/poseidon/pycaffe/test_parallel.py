@@ -20,9 +20,7 @@ layer {{ name: "ip" type: "InnerProduct" bottom: "x" top: "y"
   inner_product_param {{ num_output: 4 weight_filler {{ type: "xavier" }} }} }}
 layer {{ name: "loss" type: "SoftmaxWithLoss" bottom: "y" bottom: "l" top: "loss" }}
 """
-SOLVER = (
-    'net: "{net}" base_lr: 0.1 momentum: 0.9 weight_decay: 0.01 lr_policy: "fixed" max_iter: 4 type: "SGD"'
-)
+SOLVER = 'net: "{net}" base_lr: 0.1 momentum: 0.9 weight_decay: 0.01 lr_policy: "fixed" max_iter: 4 type: "SGD"'
 
 
 def solver_in(folder: Path, count: int) -> Path:

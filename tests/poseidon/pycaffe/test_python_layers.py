@@ -127,7 +127,11 @@ def test_in_place_with_another_shape(write: Write) -> None:
 def test_a_loss_of_ones_own_and_numerical_gradients(write: Write) -> None:
     text = 'force_backward: true input: "x" input_shape { dim: 3 dim: 2 } input: "t" input_shape { dim: 3 dim: 2 }\n'
     text += python(
-        "loss", "x t", "loss", "HalfSquare", more="loss_weight: 1 propagate_down: true propagate_down: false"
+        "loss",
+        "x t",
+        "loss",
+        "HalfSquare",
+        more="loss_weight: 1 propagate_down: true propagate_down: false",
     )
     net = caffe.Net(str(write(text)), caffe.TEST)
     rng = np.random.default_rng(0)
@@ -176,7 +180,10 @@ def test_python_layers_learn_in_a_solver(write: Write) -> None:
         + 'layer { name: "loss" type: "SoftmaxWithLoss" bottom: "y" bottom: "l" top: "loss" }'
     )
     solver = caffe.get_solver(
-        write(f'net: "{net}" base_lr: 0.1 lr_policy: "fixed" max_iter: 3 snapshot_after_train: false', "s")
+        write(
+            f'net: "{net}" base_lr: 0.1 lr_policy: "fixed" max_iter: 3 snapshot_after_train: false',
+            "s",
+        )
     )
     before = solver.net.params["affine"][1].data.copy()
     solver.step(2)

@@ -33,7 +33,9 @@ Make = Callable[..., Any]
 
 @pytest.fixture
 def make(write: Write, simple: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Make:
-    """Makes a solver of the little net, its labels filled in; snapshots go to the current folder."""
+    """Makes a solver of the little net, its labels filled in; snapshots go to the current
+    folder.
+    """
     monkeypatch.chdir(tmp_path)
 
     def make(settings: str = SETTINGS, kind: Callable[..., Any] = caffe.get_solver) -> Any:
@@ -55,9 +57,7 @@ def test_records_of_many_sizes(write: Write, tmp_path: Path) -> None:
     loss = 'layer { name: "e" type: "EuclideanLoss" bottom: "p" bottom: "l" top: "e" }'
     write(data + scale + pool + loss, "train.prototxt")
     write(data + scale, "test.prototxt")
-    settings = (
-        'train_net: "train.prototxt" test_net: "test.prototxt" base_lr: 0 lr_policy: "fixed" test_iter: 2'
-    )
+    settings = 'train_net: "train.prototxt" test_net: "test.prototxt" base_lr: 0 lr_policy: "fixed" test_iter: 2'
     solver = caffe.get_solver(
         str(write(settings + " test_interval: 9 test_initialization: false", "solver.prototxt"))
     )
@@ -65,7 +65,9 @@ def test_records_of_many_sizes(write: Write, tmp_path: Path) -> None:
         solver.step(1)
         expected = picture(number, shapes[number]).mean(dtype=np.float64)
         assert solver.net.blobs["p"].data.item() == pytest.approx(expected, rel=1e-5)
-        assert solver.net.blobs["e"].data.item() == pytest.approx((expected - number) ** 2 / 2, rel=1e-5)
+        assert solver.net.blobs["e"].data.item() == pytest.approx(
+            (expected - number) ** 2 / 2, rel=1e-5
+        )
     with pytest.raises(DataError, match=r"'y' has shape 1x1x9x7 after 1x1x4x5.* Silence layer"):
         solver.test_all()
 
@@ -83,7 +85,9 @@ def test_weights_are_those_of_caffe(shared: Path, write: Write, case: str) -> No
         solver.net.blobs["x"].data[...] = x
         solver.net.blobs["l"].data[...] = labels
         solver.step(1)
-        assert float(solver.net.blobs["loss"].data) == pytest.approx(recorded["loss"][step], rel=1e-4)
+        assert float(solver.net.blobs["loss"].data) == pytest.approx(
+            recorded["loss"][step], rel=1e-4
+        )
         for key in recorded.files:
             kind, *place = key.split(":")
             if kind == f"step{step}":
@@ -123,7 +127,9 @@ def test_classes_and_types(make: Make) -> None:
         assert type(make(f'{settings} type: "{name}"')) is kind
 
 
-def test_solve_ends_at_max_iter_and_tests_on_the_way(make: Make, caplog: pytest.LogCaptureFixture) -> None:
+def test_solve_ends_at_max_iter_and_tests_on_the_way(
+    make: Make, caplog: pytest.LogCaptureFixture
+) -> None:
     solver = make()
     with caplog.at_level(logging.INFO, logger="poseidon.solver"):
         solver.solve()
@@ -187,7 +193,10 @@ def test_snapshot_and_restore(make: Make, form: str, ending: str) -> None:
     solver = make(f"{SETTINGS} snapshot_format: {form}")
     solver.step(3)
     solver.snapshot()
-    model, state = Path(f"model_iter_3.caffemodel{ending}"), Path(f"model_iter_3.solverstate{ending}")
+    model, state = (
+        Path(f"model_iter_3.caffemodel{ending}"),
+        Path(f"model_iter_3.solverstate{ending}"),
+    )
     assert model.is_file() and state.is_file()
     # Data are drawn anew in each pass: two solvers go on alike only with data of their own.
     other = make()
@@ -254,8 +263,12 @@ def test_the_same_seed_gives_the_same_weights(make: Make) -> None:
     assert np.abs(found[0] - found[2]).max() > 0
 
 
-@pytest.mark.parametrize("extra", ["", "iter_size: 2\nclip_gradients: 0.5", 'type: "Adam"\nmomentum: 0.8'])
-def test_weights_are_those_of_the_engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, extra: str) -> None:
+@pytest.mark.parametrize(
+    "extra", ["", "iter_size: 2\nclip_gradients: 0.5", 'type: "Adam"\nmomentum: 0.8']
+)
+def test_weights_are_those_of_the_engine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, extra: str
+) -> None:
     """Random seed, first weights, records, crops, mirrors, statistics, two losses and all."""
     make_data(tmp_path)
     path = training.write_definitions(tmp_path, batch=10, norm=True, extra=f"max_iter: 9\n{extra}")
@@ -282,7 +295,9 @@ def test_errors(make: Make, tmp_path: Path) -> None:
 
 
 def test_the_history_of_a_frozen_blob_has_decay_terms(write: Write, tmp_path: Path) -> None:
-    """Caffe's AdaGrad adds (decay value)^2 to the history of a blob whose rate and gradient are 0."""
+    """Caffe's AdaGrad adds (decay value)^2 to the history of a blob whose rate and gradient are
+    0.
+    """
     net = write(
         """layer { name: "x" type: "DummyData" top: "x" dummy_data_param { shape { dim: 4 dim: 2 } data_filler { type: "gaussian" } } }
         layer { name: "ip" type: "InnerProduct" bottom: "x" top: "y" param { lr_mult: 0 } param { lr_mult: 1 }
@@ -294,7 +309,8 @@ def test_the_history_of_a_frozen_blob_has_decay_terms(write: Write, tmp_path: Pa
     solver = caffe.get_solver(
         str(
             write(
-                f'net: "{net}" base_lr: 1 lr_policy: "fixed" type: "AdaGrad" weight_decay: 0.5 snapshot_prefix: "{prefix}"',
+                f'net: "{net}" base_lr: 1 lr_policy: "fixed" type: "AdaGrad" weight_decay: 0.5 '
+                f'snapshot_prefix: "{prefix}"',
                 "solver.prototxt",
             )
         )

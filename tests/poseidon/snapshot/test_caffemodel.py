@@ -24,7 +24,11 @@ def net() -> NetParameter:
 
 BLOBS = [
     ("data", "Input", []),
-    ("ip", "InnerProduct", [np.arange(6, dtype=np.float32).reshape(2, 3), np.ones(2, dtype=np.float32)]),
+    (
+        "ip",
+        "InnerProduct",
+        [np.arange(6, dtype=np.float32).reshape(2, 3), np.ones(2, dtype=np.float32)],
+    ),
 ]
 
 
@@ -137,7 +141,11 @@ def test_what_is_no_model(tmp_path: Path, content: bytes) -> None:
             b"\xff" * 20,
             "is not a model: it is a solver state, from which --snapshot resumes",
         ),
-        ("m.caffemodel", b"\xff" * 20, "is not a model, or it is truncated: its 20 bytes cannot be parsed"),
+        (
+            "m.caffemodel",
+            b"\xff" * 20,
+            "is not a model, or it is truncated: its 20 bytes cannot be parsed",
+        ),
     ],
 )
 def test_what_was_given_for_a_model_is_named(
@@ -159,7 +167,9 @@ def test_hdf5_is_checked_too(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("read", [read_model, check_model])
-def test_a_model_of_0_bytes_names_what_caffe_does(tmp_path: Path, read: Callable[[Path], object]) -> None:
+def test_a_model_of_0_bytes_names_what_caffe_does(
+    tmp_path: Path, read: Callable[[Path], object]
+) -> None:
     path = tmp_path / "empty.caffemodel"
     path.touch()
     with pytest.raises(

@@ -52,7 +52,8 @@ def test_a_snapshot_without_sums_is_taken_as_it_is(state: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["", "\xff", "nonsense\n", f"{'0' * 64}  ../snap_iter_5.solverstate\n", f"{'0' * 64}  other\n"]
+    "text",
+    ["", "\xff", "nonsense\n", f"{'0' * 64}  ../snap_iter_5.solverstate\n", f"{'0' * 64}  other\n"],
 )
 def test_damaged_checksums_are_reported(state: Path, text: str) -> None:
     sums_path(state).write_bytes(text.encode("latin-1"))

@@ -9,7 +9,13 @@ import pytest
 
 from poseidon.errors import SnapshotError
 from poseidon.proto.caffe_pb2 import SolverState
-from poseidon.snapshot.files import make_folder, model_path, read_message, state_path, write_atomically
+from poseidon.snapshot.files import (
+    make_folder,
+    model_path,
+    read_message,
+    state_path,
+    write_atomically,
+)
 
 
 def test_names_are_caffes() -> None:
@@ -17,7 +23,9 @@ def test_names_are_caffes() -> None:
     assert state_path(Path("a/v1.0"), 7) == Path("a/v1.0_iter_7.solverstate")
 
 
-def test_a_write_that_fails_leaves_the_earlier_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_write_that_fails_leaves_the_earlier_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = tmp_path / "model"
     write_atomically(path, b"first")
 
@@ -31,7 +39,9 @@ def test_a_write_that_fails_leaves_the_earlier_file(tmp_path: Path, monkeypatch:
     assert [p.name for p in tmp_path.iterdir()] == ["model"]
 
 
-def test_a_read_only_file_system_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_read_only_file_system_is_reported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Even removing what is not there is refused."""
 
     def refuse(path: Path, *_: object, **__: object) -> None:
@@ -43,7 +53,9 @@ def test_a_read_only_file_system_is_reported(tmp_path: Path, monkeypatch: pytest
         write_atomically(tmp_path / "model", b"x")
 
 
-def test_the_new_name_is_brought_to_disk_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_new_name_is_brought_to_disk_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Or a crash of the machine could undo the renaming after older snapshots were removed."""
     path, named = tmp_path / "model", list[bool]()
 
@@ -73,7 +85,8 @@ def test_tensors_of_torch_are_no_model_and_the_command_is_named(tmp_path: Path) 
     path = tmp_path / "w.pth"
     path.write_bytes(b"\xff\xff\xff")
     with pytest.raises(
-        SnapshotError, match=r"w\.pth is not a model: .* `poseidon import` makes a \.caffemodel of it"
+        SnapshotError,
+        match=r"w\.pth is not a model: .* `poseidon import` makes a \.caffemodel of it",
     ):
         read_message(path, SolverState(), "model")
 

@@ -79,7 +79,9 @@ def test_models_round_trip(model: Path) -> None:
 def test_a_layer_named_with_slashes_round_trips(tmp_path: Path) -> None:
     path = tmp_path / "m.caffemodel.h5"
     names = ["inception_3a/1x1", "inception_3a/relu", "inception_3a", "a/b/c"]
-    hdf5.write_model(path, [(name, "", [BIAS]) for name in names], owned={f"{name}.0" for name in names})
+    hdf5.write_model(
+        path, [(name, "", [BIAS]) for name in names], owned={f"{name}.0" for name in names}
+    )
     saved = dict(hdf5.read_model(path))
     assert sorted(saved) == sorted(names)
     assert all(np.array_equal(arrays[0], BIAS) for arrays in saved.values())
@@ -117,7 +119,9 @@ def test_caffes_own_files(shared: Path) -> None:
     assert [array.shape for array in saved["ip1"]] == [(500, 1024), (500,)]
     assert saved["pool1"] == []
     path = folder / "cifar10_full_iter_70000.solverstate.h5"
-    shapes = [array.shape for name in ("conv1", "conv2", "conv3", "ip1", "ip2") for array in saved[name]]
+    shapes = [
+        array.shape for name in ("conv1", "conv2", "conv3", "ip1", "ip2") for array in saved[name]
+    ]
     found = solverstate.read_state(path, [(str(shape), shape) for shape in shapes], 1)
     assert (found.iteration, found.current_step) == (70000, 0)
     assert found.model == "examples/cifar10/cifar10_full_iter_70000.caffemodel.h5"
@@ -130,7 +134,9 @@ def test_hdf5_is_known_by_content_or_ending(model: Path, tmp_path: Path) -> None
     assert dict(caffemodel.read_model(renamed))["ip"]
     other = tmp_path / "text.caffemodel.h5"
     other.write_text("layer { }")
-    with pytest.raises(SnapshotError, match=r"text\.caffemodel\.h5 is not a model in HDF5, or it is damaged"):
+    with pytest.raises(
+        SnapshotError, match=r"text\.caffemodel\.h5 is not a model in HDF5, or it is damaged"
+    ):
         caffemodel.read_model(other)
     with pytest.raises(SnapshotError, match=r"cannot read the model .*absent\.h5: No such file"):
         caffemodel.read_model(tmp_path / "absent.h5")
@@ -147,7 +153,9 @@ def test_a_dataset_that_claims_more_than_the_file_holds_is_refused(tmp_path: Pat
     path = tmp_path / "m.caffemodel.h5"
     with h5py.File(path, "w") as file:
         file.create_dataset("data/ip/0", shape=(1 << 20, 1 << 20), dtype="f4", chunks=(64, 64))
-    with pytest.raises(SnapshotError, match="claims 4398046511104 bytes, more than the file can hold"):
+    with pytest.raises(
+        SnapshotError, match="claims 4398046511104 bytes, more than the file can hold"
+    ):
         hdf5.read_model(path)
 
 
@@ -167,7 +175,9 @@ def test_damage_is_an_error_or_harmless(model: Path, state: Path) -> None:
             damaged = bytearray(content)
             for _ in range(chance.randint(1, 4)):
                 damaged[chance.randrange(len(damaged))] = chance.randrange(256)
-            path.write_bytes(damaged[: chance.randint(1, len(damaged))] if chance.random() < 0.3 else damaged)
+            path.write_bytes(
+                damaged[: chance.randint(1, len(damaged))] if chance.random() < 0.3 else damaged
+            )
             try:
                 read(path)
             except SnapshotError as error:

@@ -13,7 +13,10 @@ from poseidon.snapshot.rotation import COPIES, newest_state, remove_older
 
 
 def write(prefix: Path, iteration: int, *, hdf5: bool = False, sealed: bool = True) -> Path:
-    model, state = model_path(prefix, iteration, hdf5=hdf5), state_path(prefix, iteration, hdf5=hdf5)
+    model, state = (
+        model_path(prefix, iteration, hdf5=hdf5),
+        state_path(prefix, iteration, hdf5=hdf5),
+    )
     model.write_bytes(b"model")
     state.write_bytes(b"state")
     if sealed:
@@ -29,7 +32,11 @@ def test_the_newest_stay(tmp_path: Path, keep: int, left: list[int]) -> None:
     newest = [write(prefix, iteration) for iteration in (5, 10, 15, 20)][-1]
     removed = remove_older(newest, keep)
     kept = [state_path(prefix, iteration) for iteration in left]
-    files = {model_path(prefix, iteration) for iteration in left} | set(kept) | set(map(sums_path, kept))
+    files = (
+        {model_path(prefix, iteration) for iteration in left}
+        | set(kept)
+        | set(map(sums_path, kept))
+    )
     assert set(tmp_path.iterdir()) == files
     assert removed == [
         state_path(prefix, iteration) for iteration in (5, 10, 15, 20) if iteration not in left
@@ -51,7 +58,9 @@ def test_what_is_not_of_this_run_stays(tmp_path: Path) -> None:
     assert all(path.exists() for path in (*others, newest))
 
 
-def test_a_file_that_cannot_be_removed_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_that_cannot_be_removed_is_reported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     write(tmp_path / "snap", 5)
     newest = write(tmp_path / "snap", 10)
 
@@ -66,7 +75,9 @@ def test_a_file_that_cannot_be_removed_is_reported(tmp_path: Path, monkeypatch: 
 
 
 def test_the_newest_of_a_folder(tmp_path: Path) -> None:
-    """Of the highest iteration, wherever it lies and in either form; one without checksums only where no other is."""
+    """Of the highest iteration, wherever it lies and in either form; one without checksums only
+    where no other is.
+    """
     with pytest.raises(SnapshotError, match=f"{tmp_path} has no snapshot"):
         newest_state(tmp_path)
     (tmp_path / "snap.solverstate").write_bytes(b"not of this form")

@@ -77,7 +77,9 @@ def test_another_solver_type_is_named(tmp_path: Path) -> None:
 def test_another_net_is_named(tmp_path: Path) -> None:
     path = tmp_path / "s.solverstate"
     write_state(path, state(1))
-    with pytest.raises(SnapshotError, match=r"history of 'ip1\.0' has shape \(6, 5\); the net has \(5, 6\)"):
+    with pytest.raises(
+        SnapshotError, match=r"history of 'ip1\.0' has shape \(6, 5\); the net has \(5, 6\)"
+    ):
         read_state(path, [("ip1.0", (5, 6)), *BLOBS[1:]], 1)
 
 
@@ -87,7 +89,9 @@ def test_missing_weights_are_named(tmp_path: Path) -> None:
     with pytest.raises(SnapshotError, match="there is no m_iter_12"):
         learned_net(state(1), path)
     beside = tmp_path / "s.caffemodel"
-    with pytest.raises(SnapshotError, match=rf"there is no {re.escape(str(beside))}$"):  # each path once
+    with pytest.raises(
+        SnapshotError, match=rf"there is no {re.escape(str(beside))}$"
+    ):  # each path once
         learned_net(replace(state(1), model=str(beside)), path)
 
 

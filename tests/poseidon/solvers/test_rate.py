@@ -23,9 +23,18 @@ CASES = {
     "fixed": ("lr_policy: 'fixed'", [0.1, 0.1, 0.1, 0.1]),
     "step": ("lr_policy: 'step' gamma: 0.5 stepsize: 3", [0.1, 0.1, 0.05, 0.1 * 0.5**3]),
     "exp": ("lr_policy: 'exp' gamma: 0.9", [0.1 * 0.9**t for t in (0, 2, 3, 10)]),
-    "inv": ("lr_policy: 'inv' gamma: 0.1 power: 0.75", [0.1 * (1 + 0.1 * t) ** -0.75 for t in (0, 2, 3, 10)]),
-    "multistep": ("lr_policy: 'multistep' gamma: 0.1 stepvalue: 3 stepvalue: 9", [0.1, 0.1, 0.01, 0.001]),
-    "poly": ("lr_policy: 'poly' power: 2 max_iter: 20", [0.1 * (1 - t / 20) ** 2 for t in (0, 2, 3, 10)]),
+    "inv": (
+        "lr_policy: 'inv' gamma: 0.1 power: 0.75",
+        [0.1 * (1 + 0.1 * t) ** -0.75 for t in (0, 2, 3, 10)],
+    ),
+    "multistep": (
+        "lr_policy: 'multistep' gamma: 0.1 stepvalue: 3 stepvalue: 9",
+        [0.1, 0.1, 0.01, 0.001],
+    ),
+    "poly": (
+        "lr_policy: 'poly' power: 2 max_iter: 20",
+        [0.1 * (1 - t / 20) ** 2 for t in (0, 2, 3, 10)],
+    ),
     "sigmoid": (
         "lr_policy: 'sigmoid' gamma: 0.5 stepsize: 4",
         [0.1 / (1 + math.exp(-0.5 * (t - 4))) for t in (0, 2, 3, 10)],
@@ -56,7 +65,9 @@ def test_policy_follows_its_formula(text: str, expected: list[float]) -> None:
     ),
 )
 def test_what_no_number_holds_is_as_in_c(text: str, iteration: int, expected: float) -> None:
-    assert rate_policy(solver("base_lr: 0.1 " + text))(iteration) == pytest.approx(expected, nan_ok=True)
+    assert rate_policy(solver("base_lr: 0.1 " + text))(iteration) == pytest.approx(
+        expected, nan_ok=True
+    )
 
 
 def test_sigmoid_does_not_overflow_late_or_early() -> None:

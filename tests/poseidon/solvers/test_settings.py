@@ -33,12 +33,16 @@ def test_defaults_are_caffes() -> None:
 
 
 def test_multipliers_go_into_the_rule() -> None:
-    rule = solver_settings(solver(BASE + "weight_decay: 0.5 momentum: 0.9 type: 'Nesterov'")).rule(2.0, 0.25)
+    rule = solver_settings(solver(BASE + "weight_decay: 0.5 momentum: 0.9 type: 'Nesterov'")).rule(
+        2.0, 0.25
+    )
     assert (rule.kind, rule.decay, rule.rate_factor) == (RuleKind.NESTEROV, 0.125, 2.0)
     assert rule.momentum == pytest.approx(0.9)
 
 
-@pytest.mark.parametrize(("old", "kind"), [("NESTEROV", RuleKind.NESTEROV), ("ADAGRAD", RuleKind.ADAGRAD)])
+@pytest.mark.parametrize(
+    ("old", "kind"), [("NESTEROV", RuleKind.NESTEROV), ("ADAGRAD", RuleKind.ADAGRAD)]
+)
 def test_the_old_enum_is_understood(old: str, kind: RuleKind) -> None:
     assert solver_settings(solver(BASE + f"solver_type: {old}")).base_rule.kind is kind
 
@@ -61,7 +65,10 @@ MISTAKES = {
     "AdaGrad with momentum": (BASE + "type: 'AdaGrad' momentum: 0.9", "AdaGrad has no momentum"),
     "RMSProp with momentum": (BASE + "type: 'RMSProp' momentum: 0.9", "RMSProp has no momentum"),
     "regularization": (BASE + "regularization_type: 'L3'", "expected 'L1' or 'L2', found 'L3'"),
-    "eval_type": (BASE + "eval_type: 'detect'", "eval_type: is 'detect', expected classification, detection"),
+    "eval_type": (
+        BASE + "eval_type: 'detect'",
+        "eval_type: is 'detect', expected classification, detection",
+    ),
     "ap_version": (
         BASE + "ap_version: '12point'",
         "ap_version: is '12point', expected 11point, MaxIntegral, Integral",
@@ -79,6 +86,8 @@ def test_mistakes_are_named(text: str, message: str) -> None:
 @pytest.mark.parametrize("name", ["base_lr", "momentum", "weight_decay", "clip_gradients"])
 @pytest.mark.parametrize("value", ["nan", "inf", "-inf"])
 def test_numbers_are_finite(name: str, value: str) -> None:
-    text = f"lr_policy: 'fixed' max_iter: 10 {name}: {value} " + ("" if name == "base_lr" else "base_lr: 1")
+    text = f"lr_policy: 'fixed' max_iter: 10 {name}: {value} " + (
+        "" if name == "base_lr" else "base_lr: 1"
+    )
     with pytest.raises(DefinitionError, match=f"{name}: expected a finite number, found {value}"):
         solver_settings(solver(text))

@@ -52,7 +52,9 @@ def found(*folders: Path, words: tuple[str, ...] = ("-c", PROGRAM)) -> dict[str,
 def mine(tmp_path: Path) -> Path:
     """A folder with the user's own sitecustomize."""
     (tmp_path / "mine").mkdir()
-    (tmp_path / "mine" / "sitecustomize.py").write_text("import sys\nprint('mine', file=sys.stderr)\n")
+    (tmp_path / "mine" / "sitecustomize.py").write_text(
+        "import sys\nprint('mine', file=sys.stderr)\n"
+    )
     return tmp_path / "mine"
 
 

@@ -1,4 +1,6 @@
-"""What is kept back: within the budget, in the right order, never longer than the bound allows, and never lost."""
+"""What is kept back: within the budget, in the right order, never longer than the bound allows,
+and never lost.
+"""
 
 from __future__ import annotations
 
@@ -105,10 +107,16 @@ class Job:
         self, workers: int, staleness: int, *, megabits_per_s: float | None, size: int = 1_000
     ) -> None:
         table = TableSpec(name="w", size=size, staleness=staleness, rows=4)
-        self.store = StoreSpec(workers=workers, shards=1, tables=(table,), consistency=Consistency.SSP_AGGR)
+        self.store = StoreSpec(
+            workers=workers, shards=1, tables=(table,), consistency=Consistency.SSP_AGGR
+        )
         self.shard = Shard(0, workers)
         self.sessions = [
-            Session(rank, self.store, log=None if megabits_per_s is None else ChangeLog(megabits_per_s, 0.0))
+            Session(
+                rank,
+                self.store,
+                log=None if megabits_per_s is None else ChangeLog(megabits_per_s, 0.0),
+            )
             for rank in range(workers)
         ]
         self.values = [ones(size, 0.0) for _ in self.sessions]
@@ -124,7 +132,9 @@ class Job:
                 self.pushes.append(message)
             for out in self.shard.handle(b"%d" % sender, message):
                 to = int(out.peer)
-                waiting.extend((to, answer) for _, answer in self.sessions[to].receive(0, out.message))
+                waiting.extend(
+                    (to, answer) for _, answer in self.sessions[to].receive(0, out.message)
+                )
         assert self.shard.counts.faults == 0
 
     def may_read(self, rank: int, staleness: int | None = None) -> bool:
@@ -167,7 +177,9 @@ def test_in_step_nobody_waits_and_every_read_keeps_the_bound(staleness: int) -> 
 
 
 @pytest.mark.parametrize("staleness", [1, 3])
-def test_a_fast_worker_never_reads_beyond_the_bound_and_the_slow_one_never_waits(staleness: int) -> None:
+def test_a_fast_worker_never_reads_beyond_the_bound_and_the_slow_one_never_waits(
+    staleness: int,
+) -> None:
     job = Job(2, staleness, megabits_per_s=1e-6)
     finished = [0, 0]
     for _ in range(10):
@@ -207,7 +219,9 @@ def test_a_small_budget_sends_less_and_all_sums_end_equal() -> None:
 
 
 def test_early_sending_makes_values_fresher_as_far_as_the_budget_goes() -> None:
-    """At 2 of 4 chunks an iteration, a read sees some of the other's latest changes, and not all."""
+    """At 2 of 4 chunks an iteration, a read sees some of the other's latest changes, and not
+    all.
+    """
     job = Job(2, 4, megabits_per_s=2_000 / MEGABIT_BYTES)
     fresh = []
     for clock in range(20):

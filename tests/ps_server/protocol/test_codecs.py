@@ -15,7 +15,17 @@ from ps_server.protocol.precision import Compressor
 from ps_server.protocol.settings import SEGMENT_ELEMENTS
 
 CODECS = ["int8", "int4", "sign", "topk:0.25", "topk:0.001", "randomk:0.25", "randomk:0.001"]
-SIZES = [1, 3, 255, 256, 257, 1_000, SEGMENT_ELEMENTS, SEGMENT_ELEMENTS + 1, 5 * SEGMENT_ELEMENTS + 777]
+SIZES = [
+    1,
+    3,
+    255,
+    256,
+    257,
+    1_000,
+    SEGMENT_ELEMENTS,
+    SEGMENT_ELEMENTS + 1,
+    5 * SEGMENT_ELEMENTS + 777,
+]
 KEY = Key(3, 0, 7)
 
 
@@ -36,9 +46,6 @@ def decoded(name: str, data: Encoded, elements: int, key: Key = KEY) -> Array:
 
 def numbers(size: int, seed: int = 0) -> Array:
     return np.random.default_rng(seed).standard_normal(size).astype(np.float32)
-
-
-# -- by hand -----------------------------------------------------------------------------------------------
 
 
 def test_int8_has_a_scale_and_rounds_to_even() -> None:
@@ -95,7 +102,8 @@ def test_each_segment_has_its_own_largest() -> None:
     places = [5, SEGMENT_ELEMENTS + 6, 2 * SEGMENT_ELEMENTS + 7]
     exact[places] = [1e-3, 1, -1e3]
     assert (
-        np.flatnonzero(decoded("topk:0.0001", encoded("topk:0.0001", exact), exact.size)).tolist() == places
+        np.flatnonzero(decoded("topk:0.0001", encoded("topk:0.0001", exact), exact.size)).tolist()
+        == places
     )
 
 
@@ -135,9 +143,6 @@ def test_every_element_is_drawn_in_time() -> None:
     for clock in range(100):
         seen[drawn((1, 1_000), 100, Key(0, 0, clock))[0]] = True
     assert seen.all()
-
-
-# -- for all numbers ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("size", SIZES)
@@ -192,7 +197,9 @@ def test_what_was_sent_and_what_is_held_back_is_what_was_given(
     received, total = np.zeros(size), np.zeros(size)
     largest = 0.0
     for clock in range(5):
-        exact = (rng.standard_normal(size) * 2.0 ** rng.integers(-exponents, 1, size)).astype(np.float32)
+        exact = (rng.standard_normal(size) * 2.0 ** rng.integers(-exponents, 1, size)).astype(
+            np.float32
+        )
         part = np.zeros(size, np.float32)
         codec.add(part, compressor.encode(exact, clock), Key(3, 0, clock))
         received += part
@@ -233,9 +240,6 @@ def test_zeros_and_tiny_numbers_do_no_harm(name: str) -> None:
     ):
         got = decoded(name, encoded(name, exact), 600)
         assert np.abs(got - exact).max() <= np.abs(exact).max()
-
-
-# -- what a peer may send ----------------------------------------------------------------------------------
 
 
 @given(name=st.sampled_from(CODECS), size=st.sampled_from(SIZES[:8]), seed=st.integers(0, 2**16))

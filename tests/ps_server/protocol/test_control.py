@@ -4,7 +4,12 @@ import pytest
 
 from ps_server.errors import LocalProtocolError, RemoteProtocolError
 from ps_server.protocol import messages as m
-from ps_server.protocol.control import MAX_OPEN_GATHERS, ShardCollections, WorkerCollections, WorkerSignals
+from ps_server.protocol.control import (
+    MAX_OPEN_GATHERS,
+    ShardCollections,
+    WorkerCollections,
+    WorkerSignals,
+)
 
 
 def test_a_collection_has_the_payloads_by_rank_whoever_comes_first() -> None:

@@ -21,7 +21,9 @@ def tables(sizes: list[int], rows: int = 0) -> list[TableSpec]:
 
 @settings(max_examples=60, deadline=None)
 @given(SIZES, st.integers(1, 9), st.integers(0, 50))
-def test_every_element_is_in_one_chunk_and_the_load_is_even(sizes: list[int], shards: int, rows: int) -> None:
+def test_every_element_is_in_one_chunk_and_the_load_is_even(
+    sizes: list[int], shards: int, rows: int
+) -> None:
     placement = place(tables(sizes, rows), shards)
     for size, row in zip(sizes, placement.chunks, strict=True):
         assert row[0].start == 0
@@ -85,7 +87,9 @@ def test_shards_carry_their_loads(loads: tuple[int, ...]) -> None:
         (10**9, 1, 2**19),
     ],
 )
-def test_a_chunk_is_a_small_part_of_what_a_shard_carries(elements: int, shards: int, expected: int) -> None:
+def test_a_chunk_is_a_small_part_of_what_a_shard_carries(
+    elements: int, shards: int, expected: int
+) -> None:
     assert chunk_elements(elements, shards) == expected
     (row,) = place(tables([elements]), shards).chunks
     assert max(chunk.size for chunk in row) <= expected

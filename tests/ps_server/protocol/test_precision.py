@@ -1,4 +1,6 @@
-"""Sixteen bits on the wire: half the bytes, the same bits for all, and sums that rounding does not stop."""
+"""Sixteen bits on the wire: half the bytes, the same bits for all, and sums that rounding does
+not stop.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,15 @@ from ps_server import (
 from ps_server.protocol import messages as m
 from ps_server.protocol.codecs import Key, codec_of
 from ps_server.protocol.placement import Chunk, place
-from ps_server.protocol.precision import EncodedReplica, Feedback, Replica, add, as_array, as_tensor, empty
+from ps_server.protocol.precision import (
+    EncodedReplica,
+    Feedback,
+    Replica,
+    add,
+    as_array,
+    as_tensor,
+    empty,
+)
 from ps_server.protocol.session import Session
 from ps_server.protocol.settings import SEGMENT_ELEMENTS
 from ps_server.protocol.shard import Shard
@@ -99,7 +109,9 @@ def store(precision: Precision, staleness: int = 0, **settings: object) -> Store
 
 
 def train(spec: StoreSpec, *, bind: bool) -> tuple[list[list[np.ndarray]], list[tuple[int, int]]]:
-    """Two workers take small steps on "w"; the values each read at every iteration, and its bytes (out, in) of "w"."""
+    """Two workers take small steps on "w"; the values each read at every iteration, and its
+    bytes (out, in) of "w".
+    """
     read: list[list[np.ndarray]] = [[], []]
     sizes = [(0, 0), (0, 0)]
     stale = spec.tables[0].staleness
@@ -169,7 +181,9 @@ def test_stale_changes_are_halved_and_end_in_the_right_sum() -> None:
 
 
 def test_a_push_of_the_wrong_precision_is_refused() -> None:
-    spec = StoreSpec(workers=1, shards=1, tables=(TableSpec(name="w", size=2),), precision=Precision.FLOAT16)
+    spec = StoreSpec(
+        workers=1, shards=1, tables=(TableSpec(name="w", size=2),), precision=Precision.FLOAT16
+    )
     shard = Shard(0, 1)
     shard.handle(b"a", m.Hello(0, b""))
     shard.handle(b"a", m.Create(spec))
@@ -181,7 +195,9 @@ def test_a_push_of_the_wrong_precision_is_refused() -> None:
 
 @pytest.mark.parametrize("clock", [0, 2], ids=["before the first value", "that skips one"])
 def test_a_change_out_of_turn_is_refused(clock: int) -> None:
-    spec = StoreSpec(workers=1, shards=1, tables=(TableSpec(name="w", size=2),), precision=Precision.FLOAT16)
+    spec = StoreSpec(
+        workers=1, shards=1, tables=(TableSpec(name="w", size=2),), precision=Precision.FLOAT16
+    )
     session = Session(0, spec)
     if clock:
         first = m.Value(0, 0, 0, 0, np.zeros(2, dtype=np.float32))
@@ -191,15 +207,18 @@ def test_a_change_out_of_turn_is_refused(clock: int) -> None:
         session.values.land(0, m.Value(0, 0, clock, 0, np.zeros(2, dtype=np.float16)))
 
 
-# -- codecs ------------------------------------------------------------------------------------------------
-
 CODECS = ["int8", "int4", "sign", "topk:0.1", "randomk:0.1"]
 PAIRS = ["topk:0.1/int8", "sign/none", "none/int8"]
 SIZE = 2 * SEGMENT_ELEMENTS + 300
 
 
 def lossy(
-    name: str, *, workers: int = 3, shards: int = 2, kind: RuleKind = RuleKind.SGD, **settings: object
+    name: str,
+    *,
+    workers: int = 3,
+    shards: int = 2,
+    kind: RuleKind = RuleKind.SGD,
+    **settings: object,
 ) -> StoreSpec:
     rule = Rule(kind=kind) if kind is RuleKind.MEAN else Rule(kind=kind, momentum=0.5)
     tables = (
@@ -216,7 +235,9 @@ def gradient(iteration: int, rank: int) -> np.ndarray:
 def train_lossy(
     spec: StoreSpec, iterations: int = 6
 ) -> tuple[list[list[bytes]], list[np.ndarray], list[int]]:
-    """Return the bits that each worker reads of "w" in each iteration, rank 0's values, and the bytes it pushes."""
+    """Return the bits that each worker reads of "w" in each iteration, rank 0's values, and the
+    bytes it pushes.
+    """
     read: list[list[bytes]] = [[] for _ in range(spec.workers)]
     values: list[np.ndarray] = []
     sizes = [0] * spec.workers
@@ -262,7 +283,8 @@ def test_all_workers_have_the_same_bits_in_every_run_with_any_number_of_shards(
 
 
 @pytest.mark.parametrize(
-    ("name", "least"), [("int8", 3.8), ("int4", 6.9), ("sign", 27), ("topk:0.1", 6.5), ("randomk:0.1", 9.7)]
+    ("name", "least"),
+    [("int8", 3.8), ("int4", 6.9), ("sign", 27), ("topk:0.1", 6.5), ("randomk:0.1", 9.7)],
 )
 def test_fewer_bytes(name: str, least: float) -> None:
     _, _, sizes = train_lossy(lossy(name))
@@ -275,14 +297,18 @@ def test_int8_is_near_the_exact_values(name: str) -> None:
     _, values, _ = train_lossy(lossy(name))
     exact, history = np.zeros(SIZE), np.zeros(SIZE)
     for iteration in range(6):
-        history = 0.5 * history + 0.5 * np.mean([gradient(iteration, rank) for rank in range(3)], axis=0)
+        history = 0.5 * history + 0.5 * np.mean(
+            [gradient(iteration, rank) for rank in range(3)], axis=0
+        )
         exact = exact - history
     np.testing.assert_allclose(values[-1], exact, atol=0.06)
 
 
 @pytest.mark.parametrize("name", CODECS)
 def test_means_are_encoded_with_what_was_held_back(name: str) -> None:
-    """A mean is no sum of changes: it is what the last encoding holds, and nothing of the gradients is lost."""
+    """A mean is no sum of changes: it is what the last encoding holds, and nothing of the
+    gradients is lost.
+    """
     codec = codec_of(CodecSpec.parse(name))
     chunk = Chunk(table=0, index=0, start=0, stop=SIZE, shard=0)
     replica = EncodedReplica(torch.ones(SIZE), chunk, codec, replaces=True)
@@ -321,7 +347,9 @@ def test_tables_with_a_codec_are_cut_between_segments() -> None:
 
 
 def joined_shard(name: str) -> tuple[Shard, StoreSpec]:
-    spec = StoreSpec(workers=1, shards=1, tables=(TableSpec(name="w", size=8, codec=CodecPair.parse(name)),))
+    spec = StoreSpec(
+        workers=1, shards=1, tables=(TableSpec(name="w", size=8, codec=CodecPair.parse(name)),)
+    )
     shard = Shard(0, 1)
     shard.handle(b"a", m.Hello(0, b""))
     shard.handle(b"a", m.Create(spec))
@@ -375,7 +403,9 @@ def test_a_change_that_no_encoder_makes_is_refused(array: np.ndarray) -> None:
     [{"staleness": 1}, {"keeping": Keeping.AVERAGE}, {"keeping": Keeping.COPY}],
     ids=["stale", "average", "copy"],
 )
-def test_only_tables_whose_rule_runs_on_the_shards_have_a_codec(settings: dict[str, object]) -> None:
+def test_only_tables_whose_rule_runs_on_the_shards_have_a_codec(
+    settings: dict[str, object],
+) -> None:
     with pytest.raises(SpecError, match="expected none at staleness > 0"):
         TableSpec(name="w", size=8, codec=CodecPair.parse("int8"), **settings)  # type: ignore[arg-type]
 

@@ -63,7 +63,9 @@ def test_own_changes_that_the_shard_had_not_yet_are_added_again() -> None:
     for change in (1.0, 10.0, 100.0):
         s.push(0, array(change, change), 0.0)
         s.tick()
-    s.receive(0, m.Value(0, 0, 1, 2, array(5011, 5011)))  # holds 1 and 10 of ours, and 5000 of the other
+    s.receive(
+        0, m.Value(0, 0, 1, 2, array(5011, 5011))
+    )  # holds 1 and 10 of ours, and 5000 of the other
     assert read(s) == [5111, 5111]
     s.receive(0, m.Value(0, 0, 3, 3, array(6111, 6111)))
     assert read(s) == [6111, 6111]
@@ -96,7 +98,9 @@ def test_a_signal_is_heard_once_though_every_shard_passes_it_on() -> None:
 
 @pytest.mark.parametrize("staleness", [0, 3])
 def test_a_signal_names_an_iteration_that_nobody_has_passed(staleness: int) -> None:
-    """Nor will, before it hears: rank 0 may have pushed, and not yet ended, the iteration in which it signals."""
+    """Nor will, before it hears: rank 0 may have pushed, and not yet ended, the iteration in
+    which it signals.
+    """
     s, other = session(staleness), session(staleness, rank=1)
     s.push(0, array(1, 1), 0.0)
     signal, outgoing = s.signal(m.SignalKind.SNAPSHOT)
@@ -206,7 +210,9 @@ def test_tables_with_clocks_of_their_own_are_pushed_one_by_one() -> None:
         s.tick()
         assert s.missing(0) is None
         assert s.missing(1) is not None
-        with pytest.raises(LocalProtocolError, match=f"'w' was already pushed in iteration {clock + 1}"):
+        with pytest.raises(
+            LocalProtocolError, match=f"'w' was already pushed in iteration {clock + 1}"
+        ):
             s.push(1, array(1, 1), 0.1)
         s.receive(0, m.Value(1, 0, clock + 1, clock + 1, array(3, 4)))
         assert s.missing(1) is None
@@ -214,7 +220,9 @@ def test_tables_with_clocks_of_their_own_are_pushed_one_by_one() -> None:
 
 
 @pytest.mark.parametrize(("staleness", "settings"), [(1, {}), (0, {"clip": 1.0})])
-def test_clocks_of_tables_exclude_what_needs_one_clock(staleness: int, settings: dict[str, float]) -> None:
+def test_clocks_of_tables_exclude_what_needs_one_clock(
+    staleness: int, settings: dict[str, float]
+) -> None:
     tables = (TableSpec(name="w", size=2, staleness=staleness),)
     with pytest.raises(SpecError, match="have staleness 0 and no limit"):
         Session(0, StoreSpec(workers=2, shards=1, tables=tables, **settings), table_clocks=True)  # type: ignore[arg-type]

@@ -11,7 +11,14 @@ import pytest
 from ps_server.protocol import cell as cell_module
 from ps_server.protocol import messages as m
 from ps_server.protocol.members import Outgoing
-from ps_server.protocol.settings import Consistency, Regularization, Rule, RuleKind, StoreSpec, TableSpec
+from ps_server.protocol.settings import (
+    Consistency,
+    Regularization,
+    Rule,
+    RuleKind,
+    StoreSpec,
+    TableSpec,
+)
 from ps_server.protocol.shard import Shard
 
 PLAIN = Rule()
@@ -144,11 +151,19 @@ def test_changes_of_others_come_once_ahead_and_again_when_the_slowest_clock_move
     assert ahead.keys() == {peer(1), peer(2)}
     assert (ahead[peer(1)].clock, ahead[peer(1)].own) == (0, 0)
     assert shard.handle(peer(0), m.Clock(1)) == []
-    # Worker 1's own push lets it have one more ahead, and worker 0 its first; worker 2 has had its one.
-    assert values(shard.handle(peer(1), m.Push(0, 0, 0, 0.0, array(2, 2, 2, 2)))).keys() == {peer(0)}
+    # Worker 1's own push lets it have one more ahead, and worker 0 its first; worker 2 has had its
+    # one.
+    assert values(shard.handle(peer(1), m.Push(0, 0, 0, 0.0, array(2, 2, 2, 2)))).keys() == {
+        peer(0)
+    }
     assert shard.handle(peer(1), m.Clock(1)) == []
-    assert values(shard.handle(peer(0), m.Push(0, 0, 1, 0.0, array(4, 4, 4, 4)))).keys() == {peer(1)}
-    assert values(shard.handle(peer(2), m.Push(0, 0, 0, 0.0, array(8, 8, 8, 8)))).keys() == {peer(0), peer(2)}
+    assert values(shard.handle(peer(0), m.Push(0, 0, 1, 0.0, array(4, 4, 4, 4)))).keys() == {
+        peer(1)
+    }
+    assert values(shard.handle(peer(2), m.Push(0, 0, 0, 0.0, array(8, 8, 8, 8)))).keys() == {
+        peer(0),
+        peer(2),
+    }
     outgoing = shard.handle(peer(2), m.Clock(1))
     sent = values(outgoing)
     assert sent.keys() == {peer(1)}  # only it lacks a change of another worker
@@ -166,7 +181,9 @@ def test_a_value_that_was_sent_does_not_change_afterwards() -> None:
 
 def test_history_travels_with_a_resumed_store() -> None:
     rule = Rule(momentum=0.5)
-    spec = StoreSpec(workers=1, shards=1, tables=(TableSpec(name="w", size=1, rule=rule),), start_clock=7)
+    spec = StoreSpec(
+        workers=1, shards=1, tables=(TableSpec(name="w", size=1, rule=rule),), start_clock=7
+    )
     shard = Shard(0, 1)
     shard.handle(peer(0), m.Hello(0, b""))
     shard.handle(peer(0), m.Create(spec))
@@ -197,13 +214,17 @@ def test_a_shard_is_finished_when_all_have_left() -> None:
     assert shard.finished
 
 
-@pytest.mark.parametrize("late", [m.Push(0, 0, 0, 0.5, array(1, 1, 1, 1)), m.Gather(0, b"")], ids=str)
+@pytest.mark.parametrize(
+    "late", [m.Push(0, 0, 0, 0.5, array(1, 1, 1, 1)), m.Gather(0, b"")], ids=str
+)
 @pytest.mark.parametrize("first", [False, True], ids=["before", "after"])
 def test_who_goes_on_hears_of_a_worker_that_has_left(first: bool, late: m.Message) -> None:
     shard = joined(store(workers=3))
     steps = [(1, m.Leave()), (0, late)]
     sent = [
-        out for rank, message in steps[:: -1 if first else 1] for out in shard.handle(peer(rank), message)
+        out
+        for rank, message in steps[:: -1 if first else 1]
+        for out in shard.handle(peer(rank), message)
     ]
     assert [out for out in sent if out.message != m.Leave()] == [Outgoing(peer(0), m.Gone(1, 0))]
 
@@ -225,14 +246,26 @@ ILLEGAL: dict[str, tuple[StoreSpec, int, list[m.Message]]] = {
     "push of a later iteration": (store(), 0, [m.Push(0, 0, 1, 1.0, G)]),
     "push of an earlier iteration": (store(start_clock=3), 0, [m.Push(0, 0, 2, 1.0, G)]),
     "the same push again": (store(), 1, [m.Push(0, 0, 0, 1.0, G), m.Push(0, 0, 0, 1.0, G)]),
-    "the next push before the value": (store(), 1, [m.Push(0, 0, 0, 1.0, G), m.Push(0, 0, 1, 1.0, G)]),
+    "the next push before the value": (
+        store(),
+        1,
+        [m.Push(0, 0, 0, 1.0, G), m.Push(0, 0, 1, 1.0, G)],
+    ),
     "another rate": (store(), 1, [m.Push(0, 0, 0, 1.0, G), ANOTHER_RATE]),
     "clock without pushes": (store(staleness=1), 0, [m.Clock(1)]),
     "clock that skips": (store(), 0, [m.Clock(2)]),
-    "change sent twice": (store(staleness=1), 1, [m.Push(0, 0, 0, 0.0, G), m.Push(0, 0, 0, 0.0, G)]),
+    "change sent twice": (
+        store(staleness=1),
+        1,
+        [m.Push(0, 0, 0, 0.0, G), m.Push(0, 0, 0, 0.0, G)],
+    ),
     "second hello": (store(), 0, [m.Hello(0, b"secret")]),
     "second create after a push": (store(), 0, [m.Push(0, 0, 0, 1.0, G), m.Create(store())]),
-    "second create after a change": (store(staleness=1), 0, [m.Push(0, 0, 0, 0.0, G), m.Create(store())]),
+    "second create after a change": (
+        store(staleness=1),
+        0,
+        [m.Push(0, 0, 0, 0.0, G), m.Create(store())],
+    ),
     "second initial": (store(), 0, [m.Initial(0, 0, [G])]),
     "initial of worker 1": (store(), 1, [m.Initial(0, 0, [G])]),
     "unasked norm": (store(), 0, [m.TotalNorm(0, 1.0)]),
@@ -262,7 +295,8 @@ def test_what_is_illegal_is_answered_counted_and_changes_nothing(
     assert isinstance(answer.message, m.Fault)
     assert shard.counts.faults == before + 1
     if not isinstance(messages[0], m.Leave):
-        # The iteration still ends as if nothing had been said. (A push that was legal before is refused now.)
+        # The iteration still ends as if nothing had been said. (A push that was legal before is
+        # refused now.)
         for worker in range(2):
             shard.handle(peer(worker), m.Push(0, 0, spec.start_clock, 1.0, G))
             shard.handle(peer(worker), m.Clock(spec.start_clock + 1))
@@ -271,7 +305,13 @@ def test_what_is_illegal_is_answered_counted_and_changes_nothing(
 
 @pytest.mark.parametrize(
     "message",
-    [m.Create(store()), m.Push(0, 0, 0, 1.0, G), m.Leave(), m.Hello(0, b"wrong"), m.Hello(7, b"secret")],
+    [
+        m.Create(store()),
+        m.Push(0, 0, 0, 1.0, G),
+        m.Leave(),
+        m.Hello(0, b"wrong"),
+        m.Hello(7, b"secret"),
+    ],
 )
 def test_strangers_get_no_answer(message: m.Message) -> None:
     shard = Shard(0, 2, b"secret")
@@ -306,7 +346,9 @@ def test_workers_must_bring_the_same_store(other: StoreSpec, text: str) -> None:
 
 
 def test_a_signal_of_the_previous_store_is_not_passed_on() -> None:
-    """The barrier before a second `Create` goes through shard 0: a signal to another shard may still be on its way."""
+    """The barrier before a second `Create` goes through shard 0: a signal to another shard may
+    still be on its way.
+    """
     shard = joined(store())
     shard.handle(peer(1), m.Create(store(start_clock=7)))
     assert shard.handle(peer(0), m.Signal(m.SignalKind.STOP, 3)) == []
@@ -344,8 +386,6 @@ def test_a_shard_without_chunks_may_hear_late_of_the_store_before() -> None:
     assert shard.handle(peer(1), m.Create(anew)) == [Outgoing(peer(1), m.Welcome(1))]
     assert shard.counts.faults == 0
 
-
-# -- iterations that all workers skip --------------------------------------------------------------------------
 
 MEAN = Rule(kind=RuleKind.MEAN)
 NOTHING = array()

@@ -24,7 +24,9 @@ def test_values_land_where_a_table_is_bound() -> None:
     assert s.values.take(0) == []
     s.push(0, array(1, 1), 0.1)
     s.tick()
-    s.values.land(0, m.Value(0, 0, 0, 0, array(9, 9)))  # a repetition of what the reader has: may be in use
+    s.values.land(
+        0, m.Value(0, 0, 0, 0, array(9, 9))
+    )  # a repetition of what the reader has: may be in use
     assert out.tolist() == [1, 2]
     with pytest.raises(RemoteProtocolError, match="does not fit"):
         s.values.land(0, m.Value(0, 0, 2, 2, array(9, 9)))
@@ -54,7 +56,9 @@ def test_history_is_put_together_from_its_chunks() -> None:
         assert s.values.take_history(0) is None
         message = addressed.message
         assert isinstance(message, m.GetHistory)
-        s.receive(addressed.shard, m.History(0, message.chunk, 0, [array(message.chunk, message.chunk)]))
+        s.receive(
+            addressed.shard, m.History(0, message.chunk, 0, [array(message.chunk, message.chunk)])
+        )
     history = s.values.take_history(0)
     assert history is not None
     assert history[0].tolist() == [0, 0, 1, 1]

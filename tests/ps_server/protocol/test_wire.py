@@ -35,7 +35,9 @@ STORE = StoreSpec(
     shards=3,
     tables=(
         TableSpec(name="conv1.0", size=12, rule=Rule(kind=RuleKind.ADAM, momentum=0.9, decay=0.1)),
-        TableSpec(name="ip", size=5, staleness=2, rows=4, rule=Rule(regularization=Regularization.L1)),
+        TableSpec(
+            name="ip", size=5, staleness=2, rows=4, rule=Rule(regularization=Regularization.L1)
+        ),
         TableSpec(name="seen", size=7, keeping=Keeping.AVERAGE),
     ),
     consistency=Consistency.SSP,
@@ -203,7 +205,9 @@ def test_noise_never_gets_past(frames: list[bytes]) -> None:
 def create(
     *, size: int = 1, rule: str = "SGD", regularization: str = "L2", keeping: str = "gradients"
 ) -> bytes:
-    """Return the header of `Create` for a store of one table, by the field list of docs/wire_protocol.md."""
+    """Return the header of `Create` for a store of one table, by the field list of
+    docs/wire_protocol.md.
+    """
     table = ["t", size, 0, 0, rule, 0.0, 0.9, 1.0, 0.9, 0.0, regularization, 1.0, keeping, ""]
     return header(3, 1, 1, [table], "SSPPush", None, 1.0, 0, [], False, "float32", False)
 
@@ -219,7 +223,8 @@ def create(
         ),
         (
             create(rule="sgd"),
-            "'sgd' is no RuleKind; expected one of SGD, Nesterov, AdaGrad, RMSProp, AdaDelta, Adam, Mean",
+            "'sgd' is no RuleKind; expected one of SGD, Nesterov, AdaGrad, RMSProp, AdaDelta, "
+            "Adam, Mean",
         ),
     ],
 )

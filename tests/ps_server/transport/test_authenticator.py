@@ -67,7 +67,9 @@ def _dealer(address: str, options: dict[int, bytes] | None = None) -> zmq.Socket
 
 
 def _receive_past(shard: ZmqServerTransport) -> list[bytes]:
-    """What the shard receives until somebody was refused and a worker, who comes last, was heard."""
+    """What the shard receives until somebody was refused and a worker, who comes last, was
+    heard.
+    """
     came: list[bytes] = []
     deadline = time.monotonic() + WAIT_S
 
@@ -107,7 +109,9 @@ def test_a_stranger_is_refused_and_counted(
         dealer.context.term()
 
 
-@pytest.mark.parametrize("said", [b"GET / HTTP/1.1\r\n\r\n", b"\xff" + bytes(8) + b"\x7f\x09" + bytes(53)])
+@pytest.mark.parametrize(
+    "said", [b"GET / HTTP/1.1\r\n\r\n", b"\xff" + bytes(8) + b"\x7f\x09" + bytes(53)]
+)
 def test_what_is_not_zeromq_is_refused_and_counted(said: bytes, shard: ZmqServerTransport) -> None:
     host, _, port = shard.address.removeprefix("tcp://").partition(":")
     with socket.create_connection((host, int(port))) as connection:
@@ -122,7 +126,9 @@ def test_a_worker_says_nothing_to_who_only_pretends_to_be_the_shard() -> None:
     try:
         worker.send(0, [b"a gradient"])
         deadline = time.monotonic() + WAIT_S
-        while pretender.refused < 2 and time.monotonic() < deadline:  # it has failed once, and tries again
+        while (
+            pretender.refused < 2 and time.monotonic() < deadline
+        ):  # it has failed once, and tries again
             assert pretender.receive(0.05) == []
         assert pretender.refused >= 2
     finally:

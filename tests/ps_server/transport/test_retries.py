@@ -1,4 +1,6 @@
-"""A peer that blocks is tried again as often as it takes messages: seldom on a slow link, at once on a fast one."""
+"""A peer that blocks is tried again as often as it takes messages: seldom on a slow link, at
+once on a fast one.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,9 @@ from ps_server.transport.retries import LEAST_S, MOST_S, Retries
 
 
 def attempts(link_s: float, seconds: float) -> tuple[int, int]:
-    """Attempts and messages taken, where a link takes a message every `link_s`, starting with one waiting."""
+    """Attempts and messages taken, where a link takes a message every `link_s`, starting with
+    one waiting.
+    """
     retries, now, free_s, tried, taken = Retries(), 0.0, 0.0, 0, 0
     while now < seconds:
         tried += 1
@@ -25,7 +29,9 @@ def attempts(link_s: float, seconds: float) -> tuple[int, int]:
 @pytest.mark.parametrize("link_s", [0.002, 0.01, 0.03, 0.2])
 def test_a_few_attempts_a_message(link_s: float) -> None:
     tried, taken = attempts(link_s, 100 * link_s)
-    assert taken >= 60  # each attempt may come late by one pause, while others wait beyond this process
+    assert (
+        taken >= 60
+    )  # each attempt may come late by one pause, while others wait beyond this process
     assert tried / taken <= max(4, 2 + link_s / MOST_S)
 
 

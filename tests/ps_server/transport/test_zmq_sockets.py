@@ -22,22 +22,28 @@ KEYS = JobKeys.new(workers=1, shards=1)
 def test_contract(address: str, encrypted: bool) -> None:
     def pair() -> Pair:
         server = ZmqServerTransport(address, KEYS.of_shard(0) if encrypted else None)
-        return server, ZmqClientTransport([server.address], KEYS.of_worker(0) if encrypted else None)
+        return server, ZmqClientTransport(
+            [server.address], KEYS.of_worker(0) if encrypted else None
+        )
 
     check_transport(pair)
 
 
 def test_too_many_open_files() -> None:
     program = (
-        "import os, resource; from ps_server.transport.zmq_sockets import ZmqClientTransport, TransportError\n"
+        "import os, resource; from ps_server.transport.zmq_sockets import ZmqClientTransport, "
+        "TransportError\n"
         "resource.setrlimit(resource.RLIMIT_NOFILE, (20, 20))\n"
         "try: ZmqClientTransport(['tcp://127.0.0.1:1'] * 60)\n"
         "except TransportError as error: print(error, flush=True)\n"
         "os._exit(0)"
     )
-    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    ended = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
     assert ended.stdout == (
-        "cannot open a socket for tcp://127.0.0.1:1: Too many open files; ulimit -n allows 20, set a higher limit\n"
+        "cannot open a socket for tcp://127.0.0.1:1: Too many open files; ulimit -n allows 20, "
+        "set a higher limit\n"
     )
 
 
@@ -124,7 +130,9 @@ def test_what_was_taken_has_left(encrypted: bool) -> None:
 def test_an_address_in_use_is_named() -> None:
     first = ZmqServerTransport("tcp://127.0.0.1:0")
     try:
-        with pytest.raises(TransportError, match=f"cannot listen on {first.address}: Address already in use"):
+        with pytest.raises(
+            TransportError, match=f"cannot listen on {first.address}: Address already in use"
+        ):
             ZmqServerTransport(first.address)
     finally:
         first.close()

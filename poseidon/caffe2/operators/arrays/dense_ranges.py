@@ -17,12 +17,14 @@ class GatherRangesToDense:
     """One matrix for each of the ranges of an example: rows of its length, 0
     where a range is empty or of another length.
 
-    It counts the empty ranges and those of another length over all runs, and stops where they are too many.
+    It counts the empty ranges and those of another length over all runs, and stops where they are
+    too many.
 
     Args:
         lengths: the width of each output.
         min_observation: the ranges of an output below which a share is taken of this number.
-        max_mismatched_ratio, max_empty_ratio: the largest legal shares of such ranges; from 1 on nothing is checked.
+        max_mismatched_ratio, max_empty_ratio: the largest legal shares of such ranges; from 1 on
+            nothing is checked.
     """
 
     def __init__(
@@ -44,11 +46,13 @@ class GatherRangesToDense:
 
         Args:
             x: a vector.
-            ranges: (start, length) of shape (examples, ranges, 2); a length is that of the argument, or 0.
+            ranges: (start, length) of shape (examples, ranges, 2); a length is that of the
+                argument, or 0.
             key: numbers by which the entries of a range are sorted.
 
         Raises:
-            ValueError: `ranges` has not one range for each output, or too many are empty or of another length.
+            ValueError: `ranges` has not one range for each output, or too many are empty or of
+                another length.
         """
         if ranges.shape[1] != len(self.lengths):
             raise ValueError(f"{ranges.shape[1]} ranges are given for {len(self.lengths)} outputs")
@@ -66,7 +70,8 @@ class GatherRangesToDense:
             allowed = max(self.seen, self.min_observation) * limit
             for place in np.flatnonzero(self.found[kind] > allowed) if limit < 1 else ():
                 raise ValueError(
-                    f"{self.found[kind][place]} of {self.seen} ranges of the output {place} are {kind}; "
+                    f"{self.found[kind][place]} of {self.seen} ranges of the output {place} are "
+                    f"{kind}; "
                     f"at most {allowed:g} are allowed"
                 )
 
@@ -80,7 +85,9 @@ def _dense(x: Any, ranges: Tensor, key: Tensor | None, width: int) -> Any:
             if isinstance(x, Tensor)
             else np.full((len(ranges), width), b"", object)
         )
-    rows = torch.where(whole, ranges[:, 0].long(), 0)[:, None] + torch.arange(width, device=ranges.device)
+    rows = torch.where(whole, ranges[:, 0].long(), 0)[:, None] + torch.arange(
+        width, device=ranges.device
+    )
     rows = rows.clamp(max=len(x) - 1)
     if key is not None:
         rows = rows.gather(1, key[rows].argsort(dim=1, stable=True))

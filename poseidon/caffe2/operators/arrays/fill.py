@@ -57,7 +57,10 @@ def constant_fill(
     dtype: int = FLOAT,
     value: Argument | None = None,
 ) -> Any:
-    """Return a tensor of one value; a string where `dtype` is STRING. A second input has the value, one element."""
+    """Return a tensor of one value; a string where `dtype` is STRING.
+
+    A second input has the value, one element.
+    """
     inputs, given = inputs[:1], inputs[1:]
     size = filled_shape(inputs, shape, extra_shape, input_as_shape, context)
     if dtype == STRING:
@@ -117,7 +120,9 @@ def given_tensor_byte_string_fill(
 ) -> Tensor:
     """Return the bytes of the first string of `values`, one a value of type uint8."""
     size = filled_shape(inputs, shape, extra_shape, input_as_shape, context)
-    given = torch.frombuffer(bytearray(values[0]), dtype=torch.uint8) if values[0] else torch.empty(0)
+    given = (
+        torch.frombuffer(bytearray(values[0]), dtype=torch.uint8) if values[0] else torch.empty(0)
+    )
     return given.to(context.device, torch.uint8).reshape(size)
 
 
@@ -149,7 +154,9 @@ def uniform_int_fill(
     min_: int = 0,
     max_: int = 1,
 ) -> Tensor:
-    """Return integers uniform between `min` and `max`, both included; further inputs replace these."""
+    """Return integers uniform between `min` and `max`, both included; further inputs replace
+    these.
+    """
     size = filled_shape(inputs[:1], shape, extra_shape, input_as_shape, context)
     if len(inputs) == 3:
         min_, max_ = int(inputs[1].item()), int(inputs[2].item())
@@ -181,7 +188,9 @@ def xavier_fill(
     extra_shape: list[int] = [],  # noqa: B006
     input_as_shape: bool = False,
 ) -> Tensor:
-    """Return values uniform within sqrt(3 / fan_in), fan_in the size divided by the first dimension."""
+    """Return values uniform within sqrt(3 / fan_in), fan_in the size divided by the first
+    dimension.
+    """
     made = _empty(filled_shape(inputs, shape, extra_shape, input_as_shape, context), context)
     limit = math.sqrt(3 / (made.numel() / made.shape[0]))
     return made.uniform_(-limit, limit, generator=context.generator)
@@ -195,9 +204,13 @@ def msra_fill(
     extra_shape: list[int] = [],  # noqa: B006
     input_as_shape: bool = False,
 ) -> Tensor:
-    """Return normal values of spread sqrt(2 / fan_out), fan_out the size divided by the second dimension."""
+    """Return normal values of spread sqrt(2 / fan_out), fan_out the size divided by the second
+    dimension.
+    """
     made = _empty(filled_shape(inputs, shape, extra_shape, input_as_shape, context), context)
-    return made.normal_(0, math.sqrt(2 / (made.numel() / made.shape[1])), generator=context.generator)
+    return made.normal_(
+        0, math.sqrt(2 / (made.numel() / made.shape[1])), generator=context.generator
+    )
 
 
 def _empty(size: Sequence[int], context: Context) -> Tensor:

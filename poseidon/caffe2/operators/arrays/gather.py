@@ -16,14 +16,17 @@ from poseidon.caffe2.operators.registry import NO_GRADIENT, operator
 
 
 def taken(x: Any, indices: Tensor, axis: int = 0) -> Any:
-    """Return entries of x along an axis, in the shape of the indices; x itself where the axis is empty.
+    """Return entries of x along an axis, in the shape of the indices; x itself where the axis is
+    empty.
 
     Raises:
         TypeError: the indices are not whole numbers.
         IndexError: an index is not one of the axis.
     """
     if indices.is_floating_point():
-        raise TypeError(f"indices must be int32 or int64, not {str(indices.dtype).removeprefix('torch.')}")
+        raise TypeError(
+            f"indices must be int32 or int64, not {str(indices.dtype).removeprefix('torch.')}"
+        )
     if x.shape[axis] == 0:
         return x
     if isinstance(x, np.ndarray):
@@ -47,10 +50,14 @@ def _wrapped(indices: Tensor, size: int, wrap: bool) -> Tensor:
 
 
 def _matched(x: Tensor, indices: Tensor, axis: int) -> Tensor:
-    """Return the indices as `torch.gather` and `scatter_add` want them, where outer dimensions match."""
+    """Return the indices as `torch.gather` and `scatter_add` want them, where outer dimensions
+    match.
+    """
     if indices.shape[:axis] != x.shape[:axis]:
         wanted = ", ".join([*map(str, x.shape[:axis]), "..."])
-        raise ValueError(f"the indices have the shape {tuple(indices.shape)}, expected ({wanted}) as x")
+        raise ValueError(
+            f"the indices have the shape {tuple(indices.shape)}, expected ({wanted}) as x"
+        )
     inner = x.shape[axis + 1 :]
     spread = indices.long().reshape(*x.shape[:axis], -1, *([1] * len(inner)))
     return spread.expand(*spread.shape[: axis + 1], *inner)
@@ -146,7 +153,9 @@ def places(starts: Tensor, lengths: Tensor) -> Tensor:
 
 @operator("ScatterAssign", shapes="N *")
 def scatter_assign(x: Tensor, indices: Tensor, slices: Tensor) -> Tensor:
-    """Write the slices, one for each index, to the rows of x that the indices name, and return x."""
+    """Write the slices, one for each index, to the rows of x that the indices name, and return
+    x.
+    """
     places, row = indices.reshape(-1).long(), x.shape[1:]
     check_count("the input slices", slices, len(places) * row.numel())
     x[places] = slices.reshape(len(places), *row).to(x.dtype)
@@ -170,15 +179,21 @@ def one_hot(indices: Tensor, size: Tensor) -> Tensor:
 def segment_one_hot(lengths: Tensor, indices: Tensor, size: Tensor) -> Tensor:
     """Return a row of `size` for each segment, 1 at the indices of the segment."""
     rows = torch.zeros(len(lengths), int(size.item()), device=indices.device)
-    segments = torch.repeat_interleave(torch.arange(len(lengths), device=indices.device), lengths.long())
+    segments = torch.repeat_interleave(
+        torch.arange(len(lengths), device=indices.device), lengths.long()
+    )
     rows[segments, indices.long()] = 1
     return rows
 
 
 @operator("BatchOneHot", gradient=NO_GRADIENT, shapes="N D, D, M")
 def batch_one_hot(x: Any, lengths: Tensor, values: Any) -> Any:
-    """Return for each column of x as many columns as its length: whether x is each of the values."""
-    columns = torch.repeat_interleave(torch.arange(len(lengths), device=lengths.device), lengths.long())
+    """Return for each column of x as many columns as its length: whether x is each of the
+    values.
+    """
+    columns = torch.repeat_interleave(
+        torch.arange(len(lengths), device=lengths.device), lengths.long()
+    )
     wide = taken(x, columns, 1)
     if isinstance(wide, np.ndarray):
         return torch.from_numpy((wide == values[None, :]).astype(np.uint8))
@@ -187,7 +202,8 @@ def batch_one_hot(x: Any, lengths: Tensor, values: Any) -> Any:
 
 @operator("BatchBucketOneHot", shapes="N D, D, M")
 def batch_bucket_one_hot(x: Tensor, lengths: Tensor, boundaries: Tensor) -> Tensor:
-    """Return for each column of x one column more than it has boundaries: whether x is in each interval, x's type.
+    """Return for each column of x one column more than it has boundaries: whether x is in each
+    interval, x's type.
 
     A value that equals several boundaries is in the middle one of the intervals between them.
     """
@@ -228,7 +244,8 @@ def sparse_to_dense(indices: Tensor, values: Tensor, like: Tensor | None = None)
     Args:
         indices: the row of each value, in any shape.
         values: one for each index: their shapes begin with the shape of the indices.
-        like: a tensor whose first dimension is that of the result; by default the largest index decides.
+        like: a tensor whose first dimension is that of the result; by default the largest index
+            decides.
     """
     if values.shape[: indices.dim()] != indices.shape:
         wanted = ", ".join([*map(str, indices.shape), "..."])
@@ -254,7 +271,9 @@ def _mask_places(
     if lengths is None:
         rows = torch.zeros_like(indices, dtype=torch.int64)
     else:
-        rows = torch.repeat_interleave(torch.arange(len(lengths), device=indices.device), lengths.long())
+        rows = torch.repeat_interleave(
+            torch.arange(len(lengths), device=indices.device), lengths.long()
+        )
     found = same.any(1)
     return found, rows[found], same.long().argmax(1)[found]
 
@@ -269,13 +288,15 @@ def sparse_to_dense_mask(
     mask: list[int],
     return_presence_mask: bool = False,
 ) -> tuple[Any, Tensor]:
-    """Return for each example the values of the indices of the mask, in its order, and which of them are there.
+    """Return for each example the values of the indices of the mask, in its order, and which of
+    them are there.
 
     Args:
         indices: the indices of all examples, one example behind the other.
         values: one for each index.
         default: the value of indices that an example does not have.
-        lengths: how many indices each example has; without it there is one example, and no first dimension.
+        lengths: how many indices each example has; without it there is one example, and no first
+            dimension.
         mask: the indices that are wanted.
         return_presence_mask: whether there is a second output.
     """
@@ -288,7 +309,9 @@ def sparse_to_dense_mask(
         dense[rows.numpy(), columns.numpy()] = values[found.numpy()]
     else:
         check_count("the default", default, values.shape[1:].numel())
-        dense = default.reshape(values.shape[1:]).repeat(count, len(mask), *[1] * (values.dim() - 1))
+        dense = default.reshape(values.shape[1:]).repeat(
+            count, len(mask), *[1] * (values.dim() - 1)
+        )
         dense[rows, columns] = values[found]
     return (dense, present) if lengths is not None else (dense[0], present[0])
 
@@ -346,13 +369,17 @@ def boolean_mask_gradient(mask: Tensor, dy: Tensor) -> Tensor:
 @operator("BooleanMaskLengths", gradient=NO_GRADIENT, expected="N, M")
 def boolean_mask_lengths(lengths: Tensor, mask: Tensor) -> Tensor:
     """Return how many elements of each segment the mask keeps."""
-    segments = torch.repeat_interleave(torch.arange(len(lengths), device=lengths.device), lengths.long())
+    segments = torch.repeat_interleave(
+        torch.arange(len(lengths), device=lengths.device), lengths.long()
+    )
     return torch.zeros_like(lengths).index_add(0, segments, mask.to(lengths.dtype))
 
 
 @operator("BooleanUnmask", gradient=NO_GRADIENT, expected="N, _, ...")
 def boolean_unmask(mask: Tensor, x: Tensor, *others: Tensor) -> Tensor:
-    """Return one vector from pairs of masks and values: each value where its mask holds, the first that does."""
+    """Return one vector from pairs of masks and values: each value where its mask holds, the
+    first that does.
+    """
     pairs = [mask, x, *others]
     made = x.new_zeros(mask.shape)
     for place in range(len(pairs) - 2, -1, -2):

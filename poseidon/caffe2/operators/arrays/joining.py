@@ -27,9 +27,14 @@ def _joined(xs: Sequence[Any], place: int, add_axis: bool) -> Any:
             return np.stack(xs, place) if add_axis else np.concatenate(xs, place)
         return torch.stack(list(xs), place) if add_axis else torch.cat(list(xs), place)
     except (IndexError, RuntimeError, ValueError) as error:
-        if len({x.ndim for x in xs}) > 1 or len({_others(x.shape, place, add_axis) for x in xs}) > 1:
+        if (
+            len({x.ndim for x in xs}) > 1
+            or len({_others(x.shape, place, add_axis) for x in xs}) > 1
+        ):
             where = "" if add_axis else f" but for the axis {place}"
-            raise ValueError(f"the inputs have different shapes, expected the same{where}") from error
+            raise ValueError(
+                f"the inputs have different shapes, expected the same{where}"
+            ) from error
         raise
 
 
@@ -49,7 +54,9 @@ def _concat_rule(maker: GradientMaker) -> None:
 def concat(
     x: Any, *others: Any, axis: int | None = None, order: str = "NCHW", add_axis: bool = False
 ) -> tuple[Any, Tensor]:
-    """Return the inputs joined along an axis, by default the channels, and the size of each there."""
+    """Return the inputs joined along an axis, by default the channels, and the size of each
+    there.
+    """
     xs = [x, *others]
     place = _place(axis, order, x.ndim, add_axis)
     device = x.device if isinstance(x, Tensor) and x.device.type == "meta" else None
@@ -91,10 +98,16 @@ def split(
         split = [total // count] * count
     if len(split) != count or sum(split) != total:
         raise ValueError(f"{total} values cannot be split into {count} parts of sizes {split}")
-    parts = np.split(x, np.cumsum(split)[:-1], place) if isinstance(x, np.ndarray) else x.split(split, place)
+    parts = (
+        np.split(x, np.cumsum(split)[:-1], place)
+        if isinstance(x, np.ndarray)
+        else x.split(split, place)
+    )
     if add_axis:
         return tuple(part.squeeze(place) for part in parts)
-    return tuple(part.copy() if isinstance(part, np.ndarray) else part.contiguous() for part in parts)
+    return tuple(
+        part.copy() if isinstance(part, np.ndarray) else part.contiguous() for part in parts
+    )
 
 
 @operator("SplitByLengths", gradient=_split_rule, expected="?, M")
@@ -107,9 +120,11 @@ def split_by_lengths(
     order: str = "NCHW",
     use_scaling_lengths: bool = False,
 ) -> tuple[Any, ...]:
-    """Return x cut along an axis, by default the channels, so that each output has equally many of the lengths.
+    """Return x cut along an axis, by default the channels, so that each output has equally many
+    of the lengths.
 
-    With `use_scaling_lengths` the lengths are shares: they are multiplied so that they fill the axis.
+    With `use_scaling_lengths` the lengths are shares: they are multiplied so that they fill the
+    axis.
 
     Raises:
         ValueError: the lengths do not fit the outputs or the axis.
@@ -131,7 +146,8 @@ def split_by_lengths(
 
 @operator("UnsafeCoalesce", inputs=(1, 1 << 30))
 def unsafe_coalesce(*xs: Tensor) -> tuple[Tensor, ...]:
-    """Return all inputs as views of one buffer, and the buffer: feeding a buffer of this size changes them all.
+    """Return all inputs as views of one buffer, and the buffer: feeding a buffer of this size
+    changes them all.
 
     Raises:
         ValueError: the inputs have different types.

@@ -33,7 +33,9 @@ def _masked(mode: str, row: Tensor, column: Tensor, given: Tensor | None, radius
     }
     if mode not in compare:
         wanted = "sequence and window (with a second input), upper, lower, upperdiag, lowerdiag"
-        raise ValueError(f"SequenceMask has no mode {mode!r} for these inputs; the modes are {wanted}")
+        raise ValueError(
+            f"SequenceMask has no mode {mode!r} for these inputs; the modes are {wanted}"
+        )
     result: Tensor = compare[mode](column, row)
     return result
 
@@ -58,8 +60,9 @@ def sequence_mask(
     Args:
         x: numbers.
         given: lengths of the rows (mode sequence) or the middle of their windows (mode window).
-        mode: `sequence` masks the columns from the row's length on; `window` those more than `radius` from the middle;
-            `upper`, `lower` those on one side of the diagonal; `upperdiag`, `lowerdiag` the diagonal too.
+        mode: `sequence` masks the columns from the row's length on; `window` those more than
+            `radius` from the middle; `upper`, `lower` those on one side of the diagonal;
+            `upperdiag`, `lowerdiag` the diagonal too.
         axis: the first dimension of the columns.
         radius: see mode.
         grad: whether this is the gradient.

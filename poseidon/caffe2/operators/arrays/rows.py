@@ -12,7 +12,9 @@ from poseidon.caffe2.operators.registry import Context, operator
 from poseidon.caffe2.operators.system.indexes import Map
 
 
-@operator("CopyRowsToTensor", gradient="CopyRowsToTensorGradient(GO0) -> GI0", expected="N *S, ?, *S")
+@operator(
+    "CopyRowsToTensor", gradient="CopyRowsToTensorGradient(GO0) -> GI0", expected="N *S, ?, *S"
+)
 def copy_rows_to_tensor(x: Tensor, indices: Tensor, row: Tensor) -> Tensor:
     """Return x, whose rows that the indices name become a copy of one row, in place."""
     x[indices.reshape(-1).long()] = row
@@ -25,7 +27,9 @@ def copy_rows_to_tensor_gradient(dy: Tensor) -> Tensor:
     return dy.clone()
 
 
-@operator("BatchPermutation", gradient="BatchPermutationGradient(I1, GO0) -> GI0", expected="N *, N")
+@operator(
+    "BatchPermutation", gradient="BatchPermutationGradient(I1, GO0) -> GI0", expected="N *, N"
+)
 def batch_permutation(x: Tensor, indices: Tensor) -> Tensor:
     """Return the rows of x in the order of the indices."""
     return x.index_select(0, indices.long())
@@ -38,8 +42,12 @@ def batch_permutation_gradient(indices: Tensor, dy: Tensor) -> Tensor:
 
 
 @operator("WeightedSample", expected="N D, N D")
-def weighted_sample(weights: Tensor, values: Tensor | None = None, *, context: Context) -> tuple[Tensor, ...]:
-    """Return for each row of weights one column, drawn by weight, int32, and its value, shape (rows, 1)."""
+def weighted_sample(
+    weights: Tensor, values: Tensor | None = None, *, context: Context
+) -> tuple[Tensor, ...]:
+    """Return for each row of weights one column, drawn by weight, int32, and its value, shape
+    (rows, 1).
+    """
     if not weights.numel():
         empty = torch.zeros(0, dtype=torch.int32, device=weights.device)
         return (empty,) if values is None else (empty, values.new_zeros(0))
@@ -83,7 +91,8 @@ def last_n_window_collector(
     *,
     num_to_collect: int,
 ) -> tuple[Any, ...]:
-    """Return the last rows of all that were given, the place of the next one, and the number of rows so far.
+    """Return the last rows of all that were given, the place of the next one, and the number of
+    rows so far.
 
     The rows lie in a ring: a new one takes the place of the oldest.
 
@@ -123,10 +132,12 @@ def reservoir_sampling(
     num_to_collect: int,
     context: Context,
 ) -> tuple[Any, ...]:
-    """Return a sample of all rows that were given, in which each is with the same probability, and the number of rows.
+    """Return a sample of all rows that were given, in which each is with the same probability,
+    and the number of rows.
 
-    With ids each object is in the sample once: rows of objects that are there, or came before in x, do not count. Then
-    the places by id and the ids by place are returned too. Outputs are the blobs of their inputs.
+    With ids each object is in the sample once: rows of objects that are there, or came before in x,
+    do not count. Then the places by id and the ids by place are returned too. Outputs are the blobs
+    of their inputs.
 
     Args:
         kept: the sample so far; an empty blob or tensor begins a new one.
@@ -142,10 +153,13 @@ def reservoir_sampling(
     wanted = [definition.input[place] for place in ((0, 1) if ids is None else (0, 1, 5, 6))]
     if len(definition.input) not in (4, 7) or list(definition.output) != wanted:
         raise ValueError(
-            f"ReservoirSampling: the outputs must be the inputs {', '.join(wanted)}, of 4 or 7 inputs"
+            f"ReservoirSampling: the outputs must be the inputs {', '.join(wanted)}, of 4 or 7 "
+            "inputs"
         )
     if num_to_collect < 1:
-        raise ValueError(f"ReservoirSampling: num_to_collect is {num_to_collect}, expected 1 or more")
+        raise ValueError(
+            f"ReservoirSampling: num_to_collect is {num_to_collect}, expected 1 or more"
+        )
     if ids is not None and tuple(ids.shape) != (len(x),):
         raise ValueError(
             f"ReservoirSampling: the ids have the shape {tuple(ids.shape)}, expected ({len(x)},)"
@@ -158,7 +172,8 @@ def reservoir_sampling(
         objects = [] if begins or owners is None else owners.tolist()
         if rows and rows[0].shape != x.shape[1:]:
             raise ValueError(
-                f"the rows have the shape {tuple(x.shape[1:])}, expected {tuple(rows[0].shape)} as before"
+                f"the rows have the shape {tuple(x.shape[1:])}, expected {tuple(rows[0].shape)} "
+                "as before"
             )
         known = set(pairs)
         for row, name in zip(x, [None] * len(x) if ids is None else ids.tolist(), strict=True):
@@ -167,7 +182,9 @@ def reservoir_sampling(
             known.add(name)
             place = count
             if count >= num_to_collect:
-                place = int(torch.randint(count + 1, (1,), generator=context.generator, device=x.device))
+                place = int(
+                    torch.randint(count + 1, (1,), generator=context.generator, device=x.device)
+                )
             count += 1
             if place >= num_to_collect:
                 continue
@@ -185,12 +202,21 @@ def reservoir_sampling(
         number = torch.full_like(visited, count)
         if places is None or ids is None:
             return made, number
-        return made, number, Map(places.types, pairs), torch.tensor(objects, dtype=ids.dtype, device=x.device)
+        return (
+            made,
+            number,
+            Map(places.types, pairs),
+            torch.tensor(objects, dtype=ids.dtype, device=x.device),
+        )
 
 
-@operator("FlexibleTopK", gradient="FlexibleTopKGradient(I0, I1, GO0, O1) -> GI0", expected="*S D, *S")
+@operator(
+    "FlexibleTopK", gradient="FlexibleTopKGradient(I0, I1, GO0, O1) -> GI0", expected="*S D, *S"
+)
 def flexible_top_k(x: Tensor, counts: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the largest values of each row and their columns, each row with a number of its own; both are vectors."""
+    """Return the largest values of each row and their columns, each row with a number of its
+    own; both are vectors.
+    """
     rows = x.reshape(-1, x.shape[-1])
     values, indices = torch.sort(rows, dim=1, descending=True, stable=True)
     taken = torch.arange(rows.shape[1], device=x.device) < counts.reshape(-1, 1)
@@ -200,7 +226,9 @@ def flexible_top_k(x: Tensor, counts: Tensor) -> tuple[Tensor, Tensor]:
 @operator("FlexibleTopKGradient", expected="*S D, *S, M, M")
 def flexible_top_k_gradient(x: Tensor, counts: Tensor, dy: Tensor, indices: Tensor) -> Tensor:
     """Return the gradient of `FlexibleTopK`."""
-    rows = torch.repeat_interleave(torch.arange(counts.numel(), device=x.device), counts.reshape(-1).long())
+    rows = torch.repeat_interleave(
+        torch.arange(counts.numel(), device=x.device), counts.reshape(-1).long()
+    )
     dx = torch.zeros_like(x).reshape(-1, x.shape[-1])
     dx[rows, indices] = dy
     return dx.reshape(x.shape)

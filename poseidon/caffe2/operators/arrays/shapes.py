@@ -1,4 +1,6 @@
-"""Other shapes for the same values: reshape, flatten, squeeze, transpose, tile, expand, slice, and sizes."""
+"""Other shapes for the same values: reshape, flatten, squeeze, transpose, tile, expand, slice,
+and sizes.
+"""
 
 from __future__ import annotations
 
@@ -67,7 +69,11 @@ def reshape(
     old = torch.tensor(list(x.shape), dtype=torch.int64, device=device)
     made = x.reshape(new_shape(x.shape, shape))
     definition = context.definition
-    if isinstance(x, Tensor) and x.device.type != "meta" and definition.input[0] == definition.output[0]:
+    if (
+        isinstance(x, Tensor)
+        and x.device.type != "meta"
+        and definition.input[0] == definition.output[0]
+    ):
         made = x.set_(made)
     return made, old
 
@@ -129,7 +135,9 @@ def transpose(x: Any, *, axes: list[int] = []) -> Any:  # noqa: B006 (it is not 
     """Return x with its dimensions in the order of `axes`, by default reversed."""
     order = axes or list(range(x.ndim))[::-1]
     if sorted(order) != list(range(x.ndim)):
-        raise ValueError(f"the axes {order} are no order of the {counted(x.ndim, 'dimension')} of the input")
+        raise ValueError(
+            f"the axes {order} are no order of the {counted(x.ndim, 'dimension')} of the input"
+        )
     return x.transpose(order) if isinstance(x, np.ndarray) else x.permute(order).contiguous()
 
 
@@ -147,7 +155,9 @@ def _prepend_rule(maker: GradientMaker) -> None:
 def prepend_dim(x: Tensor, *, dim_size: int) -> Tensor:
     """Return x with its first dimension split in two, the first of `dim_size`."""
     if x.shape[0] % dim_size:
-        raise ValueError(f"the first dimension, {x.shape[0]}, is not a multiple of dim_size, {dim_size}")
+        raise ValueError(
+            f"the first dimension, {x.shape[0]}, is not a multiple of dim_size, {dim_size}"
+        )
     return x.reshape(dim_size, x.shape[0] // dim_size, *x.shape[1:])
 
 
@@ -185,7 +195,8 @@ def tile_gradient(
     axis = axis_of(axis if axis_tensor is None else int(axis_tensor.item()), dy.dim())
     if dy.shape[axis] % tiles:
         raise ValueError(
-            f"the gradient has {dy.shape[axis]} values along the axis {axis}, no multiple of {tiles}"
+            f"the gradient has {dy.shape[axis]} values along the axis {axis}, no multiple of "
+            f"{tiles}"
         )
     return dy.reshape(*dy.shape[:axis], tiles, -1, *dy.shape[axis + 1 :]).sum(axis)
 
@@ -198,7 +209,9 @@ def numpy_tile(x: Any, repeats: Tensor) -> Any:
         ValueError: there is not one number for each axis.
     """
     if len(repeats) != x.ndim:
-        raise ValueError(f"a tensor of {x.ndim} dimensions needs {x.ndim} repeats, not {len(repeats)}")
+        raise ValueError(
+            f"a tensor of {x.ndim} dimensions needs {x.ndim} repeats, not {len(repeats)}"
+        )
     return np.tile(x, repeats.tolist()) if isinstance(x, np.ndarray) else x.repeat(repeats.tolist())
 
 
@@ -259,12 +272,16 @@ def slice_gradient(
     starts: list[int] = [],  # noqa: B006
     ends: list[int] = [],  # noqa: B006
 ) -> Tensor:
-    """Return the gradient of `Slice`; the inputs after x are starts and ends where there are any, and dy."""
+    """Return the gradient of `Slice`; the inputs after x are starts and ends where there are
+    any, and dy.
+    """
     *limits, dy = others
     if limits:
         for name, value in zip(("starts", "ends"), limits, strict=False):
             if value.dim() != 1:
-                raise ValueError(f"the input {name} has the shape {tuple(value.shape)}, expected a vector")
+                raise ValueError(
+                    f"the input {name} has the shape {tuple(value.shape)}, expected a vector"
+                )
         starts, ends = limits[0].tolist(), limits[1].tolist()
     dx = torch.zeros(x.shape, dtype=dy.dtype, device=dy.device)
     part = dx[_slices(x, starts, ends)]

@@ -22,13 +22,15 @@ from poseidon.caffe2.runtime.workspace import Workspace
 
 @dataclass(eq=False)
 class InnerWorkspace:
-    """The workspace of one run of a `Do`, and the nets that were compiled in it, by the operator that runs them.
+    """The workspace of one run of a `Do`, and the nets that were compiled in it, by the operator
+    that runs them.
 
     Attributes:
         owner: the operator that made it.
         workspace: its blobs; outside ones are there under their inner names.
         nets: the forward net, and those of gradients.
-        copies: for each outside blob that is kept, a blob with the value that it had at the end of the run.
+        copies: for each outside blob that is kept, a blob with the value that it had at the end of
+            the run.
     """
 
     owner: Do
@@ -101,14 +103,14 @@ def has_scope(stack: Any) -> Tensor:
 
 @operator("Do", blobs=True, inputs=(1, 1 << 30), outputs=(1, 1 << 30))
 class Do:
-    """Runs a net in a workspace of its own; the last input, and output, is the stack of these workspaces.
+    """Runs a net in a workspace of its own; the last input, and output, is the stack of these
+    workspaces.
 
     Args of the operator:
-        net: the net.
-        inner_blobs, outer_blobs_idx: names of the net, and for each the index of its blob among inputs and outputs.
-        saved_fwd_blobs: the blobs of the forward run that a gradient needs.
-        reuse_workspace: whether all runs have one workspace.
-        copy_external_blobs: whether the values that outside blobs have at the end of a run are kept for its gradient.
+        net: the net. inner_blobs, outer_blobs_idx: names of the net, and for each the index of its
+        blob among inputs and outputs. saved_fwd_blobs: the blobs of the forward run that a gradient
+        needs. reuse_workspace: whether all runs have one workspace. copy_external_blobs: whether
+        the values that outside blobs have at the end of a run are kept for its gradient.
     """
 
     def __init__(
@@ -124,10 +126,14 @@ class Do:
     ) -> None:
         definition = context.definition
         if definition.input[-1] != definition.output[-1]:
-            raise ValueError("Do: the last input and the last output must be the same blob, the workspaces")
+            raise ValueError(
+                "Do: the last input and the last output must be the same blob, the workspaces"
+            )
         outside = [*definition.input[:-1], *definition.output[:-1]]
         if len(inner_blobs) != len(outer_blobs_idx) or len(set(inner_blobs)) != len(inner_blobs):
-            raise ValueError("Do: each of inner_blobs must be given once, and have one of outer_blobs_idx")
+            raise ValueError(
+                "Do: each of inner_blobs must be given once, and have one of outer_blobs_idx"
+            )
         if any(not 0 <= index < len(outside) for index in outer_blobs_idx):
             raise ValueError(f"Do: outer_blobs_idx must be from 0 to {len(outside) - 1}")
         self.net = net
@@ -139,7 +145,9 @@ class Do:
     def __call__(self, inputs: Sequence[Blob], outputs: Sequence[Blob]) -> None:
         stack = outputs[-1].value
         if not isinstance(stack, WorkspaceStack):
-            raise EnforceNotMet("Do: the last input is not a stack of workspaces; CreateScope makes one")
+            raise EnforceNotMet(
+                "Do: the last input is not a stack of workspaces; CreateScope makes one"
+            )
         outside = [*inputs[:-1], *outputs[:-1]]
         blobs = {name: outside[place] for name, place in self.places.items()}
         if self.is_gradient:
@@ -157,7 +165,8 @@ class Do:
         net = inner.nets.get(self)
         if net is None:
             if self.is_gradient:
-                # What the forward run has, its copies first, is not replaced by an outside blob of the name.
+                # What the forward run has, its copies first, is not replaced by an outside blob of
+                # the name.
                 inner.workspace.blobs = {**blobs, **inner.workspace.blobs, **inner.copies}
                 missing = [name for name in self.saved if inner.workspace.find(name) is None]
                 if missing:
@@ -184,7 +193,9 @@ def _holds(condition: Blob) -> bool:
 class If(_Branches):
     """Runs `then_net` where the first input is true, else `else_net`, if there is one."""
 
-    def __init__(self, *, context: Context, then_net: NetDef, else_net: NetDef | None = None) -> None:
+    def __init__(
+        self, *, context: Context, then_net: NetDef, else_net: NetDef | None = None
+    ) -> None:
         super().__init__(context, then_net, else_net)
 
     def __call__(self, inputs: Sequence[Blob], outputs: Sequence[Blob]) -> None:
@@ -197,7 +208,9 @@ class If(_Branches):
 class While(_Branches):
     """Runs `loop_net` while the first input is true; `cond_net` sets it before each iteration."""
 
-    def __init__(self, *, context: Context, loop_net: NetDef, cond_net: NetDef | None = None) -> None:
+    def __init__(
+        self, *, context: Context, loop_net: NetDef, cond_net: NetDef | None = None
+    ) -> None:
         super().__init__(context, loop_net, cond_net)
 
     def __call__(self, inputs: Sequence[Blob], outputs: Sequence[Blob]) -> None:

@@ -1,7 +1,8 @@
 """Recurrent networks: a step net that runs once for each element of a sequence, and its gradient.
 
-Links say which blob of the step net is which part of a tensor outside: of a sequence (element t), or of a state, which
-has one element more than the sequence: the initial one, then one for each step.
+Links say which blob of the step net is which part of a tensor outside: of a sequence (element t),
+or of a state, which has one element more than the sequence: the initial one, then one for each
+step.
 """
 
 from __future__ import annotations
@@ -25,7 +26,9 @@ from poseidon.caffe2.runtime.workspace import Workspace
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """A blob of the step net, and the place of its value at step t: elements t + offset, `window` of them."""
+    """A blob of the step net, and the place of its value at step t: elements t + offset,
+    `window` of them.
+    """
 
     internal: str
     external: str
@@ -37,9 +40,12 @@ class Link:
         return slice(step + self.offset, step + self.offset + self.window)
 
 
-def _links(internal: list[str], external: list[str], offset: list[int], window: list[int]) -> list[Link]:
+def _links(
+    internal: list[str], external: list[str], offset: list[int], window: list[int]
+) -> list[Link]:
     return [
-        Link(*parts) for parts in zip(internal, external, offset, window or [1] * len(internal), strict=True)
+        Link(*parts)
+        for parts in zip(internal, external, offset, window or [1] * len(internal), strict=True)
     ]
 
 
@@ -82,8 +88,9 @@ class StepWorkspaces:
             runner: the operator that runs it.
             definition: the net.
             step: the number of the workspace.
-            shared: returns the blob of a name that all steps share, None for a blob of the step; an operator must have
-                what it reads, while an external input that no operator reads may be absent.
+            shared: returns the blob of a name that all steps share, None for a blob of the step; an
+                operator must have what it reads, while an external input that no operator reads may
+                be absent.
         """
         if step == len(self.workspaces):
             self.workspaces.append(Workspace())
@@ -101,7 +108,8 @@ class StepWorkspaces:
 def _sharing(net: NetDef, links: Sequence[Link]) -> tuple[NetDef, dict[str, str]]:
     """Return a step net in which windows of a state have the element that the step itself writes.
 
-    In Caffe2 such a window and the element share memory. Here an operator joins them, behind the one that writes.
+    In Caffe2 such a window and the element share memory. Here an operator joins them, behind the
+    one that writes.
 
     Args:
         net: the step net.
@@ -113,15 +121,20 @@ def _sharing(net: NetDef, links: Sequence[Link]) -> tuple[NetDef, dict[str, str]
     written, earlier, made = _written(net), {}, NetDef()
     made.CopyFrom(net)
     for window in (link for link in links if link.internal not in written):
-        for new in (link for link in links if link.internal in written and link.external == window.external):
+        for new in (
+            link for link in links if link.internal in written and link.external == window.external
+        ):
             if not window.offset <= new.offset < window.offset + window.window:
                 continue
             if new.offset + new.window != window.offset + window.window:
                 raise ValueError(
-                    f"RecurrentNetwork: {new.internal} must be the end of the window {window.internal}"
+                    f"RecurrentNetwork: {new.internal} must be the end of the window "
+                    f"{window.internal}"
                 )
             before = earlier[window.internal] = f"{window.internal}_before"
-            joined = OperatorDef(type="Concat", input=[before, new.internal], output=[window.internal])
+            joined = OperatorDef(
+                type="Concat", input=[before, new.internal], output=[window.internal]
+            )
             joined.arg.add(name="axis", i=0)
             place = max(index for index, op in enumerate(made.op) if new.internal in op.output) + 1
             operators = [*made.op[:place], joined, *made.op[place:]]
@@ -132,7 +145,9 @@ def _sharing(net: NetDef, links: Sequence[Link]) -> tuple[NetDef, dict[str, str]
 
 
 def _recurrent_rule(maker: GradientMaker) -> None:
-    """Give the gradient all inputs and outputs; it makes those of the sequence, the parameters and the first states."""
+    """Give the gradient all inputs and outputs; it makes those of the sequence, the parameters
+    and the first states.
+    """
     forward = maker.forward
     given = [maker.GO(index) for index in maker.argument("outputs_with_grads") or [0]]
     wanted = [0, *(maker.argument("param") or []), *maker.argument("initial_recurrent_state_ids")]
@@ -140,18 +155,24 @@ def _recurrent_rule(maker: GradientMaker) -> None:
     maker.op("RecurrentNetworkGradient", inputs, [maker.GI(index) for index in wanted])
 
 
-@operator("RecurrentNetwork", gradient=_recurrent_rule, blobs=True, inputs=(1, 1 << 30), outputs=(2, 1 << 30))
+@operator(
+    "RecurrentNetwork",
+    gradient=_recurrent_rule,
+    blobs=True,
+    inputs=(1, 1 << 30),
+    outputs=(2, 1 << 30),
+)
 class RecurrentNetwork:
     """Runs a step net along the first dimension of its first input.
 
-    The inputs are the sequence, the first states and what the steps read beside these (parameters). The outputs are
-    parts of the states, and last the workspaces of the steps.
+    The inputs are the sequence, the first states and what the steps read beside these (parameters).
+    The outputs are parts of the states, and last the workspaces of the steps.
 
     Args of the operator:
-        step_net: the net.
-        recurrent_states, initial_recurrent_state_ids: names of the states, and the inputs that they begin with.
-        link_internal, link_external, link_offset, link_window: see `Link`.
-        alias_src, alias_dst, alias_offset: for an output (dst) the state, and where its part begins; -1 is the last
+        step_net: the net. recurrent_states, initial_recurrent_state_ids: names of the states, and
+        the inputs that they begin with. link_internal, link_external, link_offset, link_window: see
+        `Link`. alias_src, alias_dst, alias_offset: for an output (dst) the state, and where its
+        part begins; -1 is the last
             element. An output with the name of a state is all of that.
         timestep: the blob of the step's number.
         backward_step_net: the gradient of a step; without it no values are kept for one.
@@ -186,7 +207,9 @@ class RecurrentNetwork:
         self.dropped = recompute_blobs_on_backward
         written = _written(step_net)
         self.reads = [link for link in links if link.internal not in written or link.offset == 0]
-        self.writes = [link for link in links if link.internal in written and link.external in self.initial]
+        self.writes = [
+            link for link in links if link.internal in written and link.external in self.initial
+        ]
         self.own = {timestep, *link_internal, *written, *self.earlier.values()}
 
     def _shared(self, name: str, required: bool) -> Blob | None:
@@ -201,7 +224,10 @@ class RecurrentNetwork:
         sequence = inputs[0].value
         length = len(sequence)
         places = {name: index for index, name in enumerate(self.context.definition.input)}
-        first = {name: _first_states(inputs[index].value, sequence) for name, index in self.initial.items()}
+        first = {
+            name: _first_states(inputs[index].value, sequence)
+            for name, index in self.initial.items()
+        }
         states = {name: list(values.unsqueeze(1).unbind(0)) for name, values in first.items()}
         begins = {name: len(values) for name, values in first.items()}
         steps = outputs[-1].value
@@ -227,7 +253,8 @@ class RecurrentNetwork:
             for name in self.dropped:
                 blobs[name].value = None
         steps.states = {
-            name: torch.cat([values, *states[name][begins[name] :]]) for name, values in first.items()
+            name: torch.cat([values, *states[name][begins[name] :]])
+            for name, values in first.items()
         }
         for name, blob in zip(self.context.definition.output[:-1], outputs, strict=False):
             state, offset = self.parts[name]
@@ -236,7 +263,9 @@ class RecurrentNetwork:
 
 
 def _first_states(value: Tensor, sequence: Tensor) -> Tensor:
-    """Return the first elements of a state, shape (elements, N, D); a vector is that of each sequence of the batch."""
+    """Return the first elements of a state, shape (elements, N, D); a vector is that of each
+    sequence of the batch.
+    """
     if value.dim() == 1:
         return value.expand(1, sequence.shape[1], value.shape[-1])
     return value if value.dim() == 3 else value.reshape(1, -1, value.shape[-1])
@@ -267,10 +296,15 @@ class RecurrentNetworkGradient:
         names = context.definition.input[len(outputs_with_grads) :]
         self.param_grads = param_grads or [f"{names[index]}_grad" for index in param]
         links = _links(
-            backward_link_internal, backward_link_external, backward_link_offset, backward_link_window
+            backward_link_internal,
+            backward_link_external,
+            backward_link_offset,
+            backward_link_window,
         )
         read, written = _read_first(backward_step_net), _written(backward_step_net)
-        self.reads = [link for link in links if link.internal in read or link.internal not in written]
+        self.reads = [
+            link for link in links if link.internal in read or link.internal not in written
+        ]
         self.writes = [link for link in links if link.internal in written - read]
         self.own = {*backward_link_internal, *written}
 
@@ -303,7 +337,13 @@ class RecurrentNetworkGradient:
             for name in self.param_grads:
                 value = blobs[name].value
                 totals[name] = totals[name] + value if name in totals else value
-        self._give(inputs, outputs, of_sequence, totals, {name: outer[name] + inner[name] for name in outer})
+        self._give(
+            inputs,
+            outputs,
+            of_sequence,
+            totals,
+            {name: outer[name] + inner[name] for name in outer},
+        )
 
     def _give(
         self,
@@ -313,7 +353,9 @@ class RecurrentNetworkGradient:
         totals: dict[str, Tensor],
         of_states: dict[str, Tensor],
     ) -> None:
-        """Set the outputs: the gradients of the sequence, of the parameters and of the first states."""
+        """Set the outputs: the gradients of the sequence, of the parameters and of the first
+        states.
+        """
         outputs[0].value = of_sequence
         count = len(self.param_grads)
         for name, blob in zip(self.param_grads, outputs[1:], strict=False):
@@ -326,7 +368,9 @@ class RecurrentNetworkGradient:
 
 @operator("RecurrentNetworkBlobFetcher", blobs=True, inputs=(1, 1), outputs=(1, 1))
 class RecurrentNetworkBlobFetcher:
-    """Copies blobs of all steps into the workspace, as `<prefix>_<name><step>`, and gives these names."""
+    """Copies blobs of all steps into the workspace, as `<prefix>_<name><step>`, and gives these
+    names.
+    """
 
     def __init__(
         self,

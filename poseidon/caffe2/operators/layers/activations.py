@@ -13,7 +13,9 @@ from poseidon.caffe2.operators.registry import operator
 
 @operator("PRelu", gradient="PReluGradient(O0, GO0, I0, I1) -> GI0, GI1")
 def prelu(x: Tensor, slope: Tensor, *, order: str = "NCHW") -> Tensor:
-    """Return x, or slope * x where it is negative; the slope is one number, or one for each channel."""
+    """Return x, or slope * x where it is negative; the slope is one number, or one for each
+    channel.
+    """
     return torch.where(x > 0, x, x * _slopes(slope, x, order))
 
 
@@ -35,7 +37,9 @@ def prelu_gradient(
     slopes = _slopes(slope, x, order)
     check_tensor("the gradient", dy, tuple(x.shape))
     negative = torch.where(x > 0, 0, dy * x)
-    return torch.where(x > 0, dy, dy * slopes), negative.sum_to_size(slopes.shape).reshape(slope.shape)
+    return torch.where(x > 0, dy, dy * slopes), negative.sum_to_size(slopes.shape).reshape(
+        slope.shape
+    )
 
 
 @operator("Elu", gradient="EluGradient(O0, GO0) -> GI0")
@@ -51,7 +55,9 @@ def elu_gradient(y: Tensor, dy: Tensor, *, alpha: float = 1.0) -> Tensor:
 
 
 @operator("Selu", gradient="SeluGradient(O0, GO0) -> GI0")
-def selu(x: Tensor, *, alpha: float = 1.6732632423543772, scale: float = 1.0507009873554805) -> Tensor:
+def selu(
+    x: Tensor, *, alpha: float = 1.6732632423543772, scale: float = 1.0507009873554805
+) -> Tensor:
     """Return scale * x, or scale * alpha * (e^x - 1) where it is negative."""
     return scale * functional.elu(x, alpha)
 
@@ -73,7 +79,9 @@ def gelu(x: Tensor, *, fast_gelu: bool = False) -> Tensor:
 @operator("GeluGradient", expected="*S, *S")
 def gelu_gradient(dy: Tensor, x: Tensor, *, fast_gelu: bool = False) -> Tensor:
     """Return the gradient of `Gelu`."""
-    result: Tensor = torch.ops.aten.gelu_backward(dy, x, approximate="tanh" if fast_gelu else "none")
+    result: Tensor = torch.ops.aten.gelu_backward(
+        dy, x, approximate="tanh" if fast_gelu else "none"
+    )
     return result
 
 

@@ -9,14 +9,22 @@ from torch import Tensor
 from torch.nn import functional
 
 from poseidon.caffe2.operators.gradients import GradientMaker
-from poseidon.caffe2.operators.layers.windows import Fit, Windows, channels_last, channels_second, spread
+from poseidon.caffe2.operators.layers.windows import (
+    Fit,
+    Windows,
+    channels_last,
+    channels_second,
+    spread,
+)
 from poseidon.caffe2.operators.registry import Context, operator
 
 DIMENSIONS = ("", "1D", "2D", "3D")
 
 
 def filter_rule(maker: GradientMaker) -> None:
-    """Make the gradients of the filter, of the bias where there is one, and of the input unless it is not wanted."""
+    """Make the gradients of the filter, of the bias where there is one, and of the input unless
+    it is not wanted.
+    """
     bias = len(maker.forward.input) == 3 and not maker.argument("no_bias", 0)
     outputs = [maker.GI(1)]
     if bias:
@@ -24,7 +32,13 @@ def filter_rule(maker: GradientMaker) -> None:
     if not maker.argument("no_gradient_to_input", 0):
         outputs.append(maker.GI(0))
     own: dict[str, Any] = {} if bias else {"no_bias": 1}
-    maker.op(f"{maker.forward.type}Gradient", [maker.I(0), maker.I(1), maker.GO(0)], outputs, own, copy=True)
+    maker.op(
+        f"{maker.forward.type}Gradient",
+        [maker.I(0), maker.I(1), maker.GO(0)],
+        outputs,
+        own,
+        copy=True,
+    )
 
 
 @operator(
@@ -33,7 +47,9 @@ def filter_rule(maker: GradientMaker) -> None:
     expected="N _ _ *, M _ _ *, M",
 )
 class Conv:
-    """Cross-correlation of images with a filter: `group` parts of the channels each have filters of their own."""
+    """Cross-correlation of images with a filter: `group` parts of the channels each have filters
+    of their own.
+    """
 
     def __init__(self, *, context: Context, group: int = 1) -> None:
         self.windows = Windows(context.definition)
@@ -64,15 +80,20 @@ def _check_channels(x: Tensor, w: Tensor, b: Tensor | None, group: int) -> None:
         raise ValueError(f"the input has {x.dim()} dimensions, the filter {w.dim()}")
     if x.shape[1] != w.shape[1] * group or w.shape[0] % group:
         raise ValueError(
-            f"{x.shape[1]} channels in {group} groups do not fit a filter of {w.shape[0]} x {w.shape[1]} channels"
+            f"{x.shape[1]} channels in {group} groups do not fit a filter of {w.shape[0]} x "
+            f"{w.shape[1]} channels"
         )
     if b is not None and b.shape != w.shape[:1]:
         raise ValueError(f"the bias has the shape {list(b.shape)}, the filter {w.shape[0]} outputs")
 
 
-@operator(*(f"Conv{count}Gradient" for count in DIMENSIONS), outputs=(1, 3), shapes="N C *X, M *, N M *Y")
+@operator(
+    *(f"Conv{count}Gradient" for count in DIMENSIONS), outputs=(1, 3), shapes="N C *X, M *, N M *Y"
+)
 class ConvGradient:
-    """The gradients of `Conv`: of the filter, of the bias (without `no_bias`), of the input where it is named."""
+    """The gradients of `Conv`: of the filter, of the bias (without `no_bias`), of the input
+    where it is named.
+    """
 
     def __init__(self, *, context: Context, group: int = 1, no_bias: bool = False) -> None:
         self.windows = Windows(context.definition)
@@ -121,7 +142,10 @@ class _Transposed:
         count = x.dim() - 2
         heads, tails = self.windows.paddings(count)
         kernel = self.windows.kernel_of(count, tuple(w.shape[2:]))
-        stride, adjustment = spread(self.windows.stride, count), spread(self.windows.adjustment, count)
+        stride, adjustment = (
+            spread(self.windows.stride, count),
+            spread(self.windows.adjustment, count),
+        )
         dilation = spread(self.windows.dilation, count)
         if any(extra >= step for extra, step in zip(adjustment, stride, strict=True) if extra):
             raise ValueError(f"adj {list(adjustment)} is not below the stride {list(stride)}")
@@ -144,7 +168,9 @@ class ConvTranspose(_Transposed):
             raise ValueError(f"the input has {x.shape[1]} channels, the filter {w.shape[0]}")
         fit = self.fit(x, w)
         zeros = [0] * len(fit.before)
-        full = torch.convolution(x, w, b, fit.stride, zeros, fit.dilation, True, fit.output, self.group)
+        full = torch.convolution(
+            x, w, b, fit.stride, zeros, fit.dilation, True, fit.output, self.group
+        )
         y = fit.crop(full)
         return channels_last(y) if last else y
 
@@ -186,7 +212,9 @@ class ConvTransposeGradient(_Transposed):
 
 @operator("Im2Col", gradient="Col2Im(GO0, I0) -> GI0", expected="N C H W")
 class Im2Col:
-    """The windows of images as columns: N x (C kh kw) x oh x ow, or N x oh x ow x (kh kw C) in the order NHWC."""
+    """The windows of images as columns: N x (C kh kw) x oh x ow, or N x oh x ow x (kh kw C) in
+    the order NHWC.
+    """
 
     def __init__(self, *, context: Context) -> None:
         self.windows = Windows(context.definition)

@@ -1,4 +1,6 @@
-"""From scores of each step to labels: decoders of CTC, whose label 0 is the blank, and the best path (Viterbi)."""
+"""From scores of each step to labels: decoders of CTC, whose label 0 is the blank, and the best
+path (Viterbi).
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,8 @@ def ctc_greedy_decoder(
 ) -> tuple[Tensor, Tensor]:
     """Return the number of labels of each example, and the labels of all, int32.
 
-    The best label of each step counts, but for blanks and, with `merge_repeated`, for one that the step before has too.
+    The best label of each step counts, but for blanks and, with `merge_repeated`, for one that the
+    step before has too.
 
     Args:
         scores: (steps, examples, labels).
@@ -48,7 +51,8 @@ def ctc_greedy_decoder(
 def ctc_beam_search_decoder(
     scores: Tensor, lengths: Tensor | None = None, *, beam_width: int = 10, num_candidates: int = 1
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return for each example its most probable labelings: their lengths, their labels and their probabilities.
+    """Return for each example its most probable labelings: their lengths, their labels and their
+    probabilities.
 
     Args:
         scores: (steps, examples, labels): probabilities.
@@ -80,7 +84,9 @@ def ctc_beam_search_decoder(
 
 
 def _best(steps: list[list[float]], width: int) -> list[tuple[Prefix, float]]:
-    """Return the most probable labelings and their probabilities: prefix search (Hannun et al., 2014)."""
+    """Return the most probable labelings and their probabilities: prefix search (Hannun et al.,
+    2014).
+    """
     with_blank: dict[Prefix, float] = {(): 1.0}
     without: dict[Prefix, float] = {}
     beam: list[Prefix] = [()]
@@ -113,7 +119,8 @@ def _best(steps: list[list[float]], width: int) -> list[tuple[Prefix, float]]:
 
 @operator("ViterbiPath", gradient=NO_GRADIENT, shapes="N D, D D")
 def viterbi_path(scores: Tensor, transitions: Tensor) -> Tensor:
-    """Return the label of each step on the path with the largest sum of scores and transitions, int32.
+    """Return the label of each step on the path with the largest sum of scores and transitions,
+    int32.
 
     Args:
         scores: (steps, labels).
@@ -132,7 +139,9 @@ def viterbi_path(scores: Tensor, transitions: Tensor) -> Tensor:
 
 @operator("SwapBestPath", gradient=NO_GRADIENT, shapes="N D, N")
 def swap_best_path(scores: Tensor, path: Tensor) -> Tensor:
-    """Return scores in which the label of the path has the largest score of each step: the two change places."""
+    """Return scores in which the label of the path has the largest score of each step: the two
+    change places.
+    """
     steps, chosen = torch.arange(len(scores), device=scores.device), path.long()
     most, place = scores.max(1)
     made = scores.clone()

@@ -24,7 +24,11 @@ def _spread(dz: Tensor, x: Tensor) -> Tensor:
     return dz.reshape(-1, *[1] * (x.dim() - 1))
 
 
-@operator("SquaredL2Distance", gradient="SquaredL2DistanceGradient(I0, I1, GO0) -> GI0, GI1", shapes="*S, *S")
+@operator(
+    "SquaredL2Distance",
+    gradient="SquaredL2DistanceGradient(I0, I1, GO0) -> GI0, GI1",
+    shapes="*S, *S",
+)
 def squared_l2_distance(x: Tensor, y: Tensor) -> Tensor:
     """Return half the sum of squared differences of each row."""
     return 0.5 * _rows((x - y) ** 2).sum(1)
@@ -75,12 +79,18 @@ def _same_width(x: Tensor, y: Tensor, pad_value: float, replicate: bool) -> list
     """Return two matrices as wide as the wider of them."""
     pair = _rows(x), _rows(y)
     width = max(rows.shape[1] for rows in pair)
-    return [_widened(rows, width, pad_value, replicate) if rows.shape[1] < width else rows for rows in pair]
+    return [
+        _widened(rows, width, pad_value, replicate) if rows.shape[1] < width else rows
+        for rows in pair
+    ]
 
 
 def _padded_rule(maker: GradientMaker) -> None:
     inputs, outputs = [maker.I(0), maker.I(1), maker.GO(0)], [maker.GI(0), maker.GI(1)]
-    own = {"pad_value": float(maker.argument("pad_value", 0)), "replicate": maker.argument("replicate", 0)}
+    own = {
+        "pad_value": float(maker.argument("pad_value", 0)),
+        "replicate": maker.argument("replicate", 0),
+    }
     maker.op("DotProductWithPaddingGradient", inputs, outputs, own, copy=True)
 
 
@@ -116,7 +126,11 @@ def _norms(rows: Tensor) -> Tensor:
     return result
 
 
-@operator("CosineSimilarity", gradient="CosineSimilarityGradient(I0, I1, GO0) -> GI0, GI1", shapes="*S, *S")
+@operator(
+    "CosineSimilarity",
+    gradient="CosineSimilarityGradient(I0, I1, GO0) -> GI0, GI1",
+    shapes="*S, *S",
+)
 def cosine_similarity(x: Tensor, y: Tensor) -> Tensor:
     """Return the cosine of the angle of each pair of rows."""
     a, b = _rows(x), _rows(y)
@@ -136,7 +150,9 @@ def cosine_similarity_gradient(x: Tensor, y: Tensor, dz: Tensor) -> tuple[Tensor
 
 
 def _in_shape_of(x: Tensor, **others: Tensor) -> list[Tensor]:
-    """Return other inputs in the shape of x, which have as many values: Caffe2 goes through all in order."""
+    """Return other inputs in the shape of x, which have as many values: Caffe2 goes through all
+    in order.
+    """
     for name, value in others.items():
         check_count(f"the input {name}", value, x.numel())
     return [value.reshape(x.shape) for value in others.values()]
@@ -167,13 +183,17 @@ def margin_ranking_criterion_gradient(
     gradient="CosineEmbeddingCriterionGradient(I0, I1, GO0) -> GI0",
 )
 def cosine_embedding_criterion(s: Tensor, y: Tensor, *, margin: float = 0.0) -> Tensor:
-    """Return 1 - s for a pair that belongs together (y is 1), else max(0, s - margin), in the shape of s."""
+    """Return 1 - s for a pair that belongs together (y is 1), else max(0, s - margin), in the
+    shape of s.
+    """
     (y,) = _in_shape_of(s, y=y)
     return torch.where(y == 1, 1 - s, (s - margin).clamp(min=0))
 
 
 @operator("CosineEmbeddingCriterionGradient")
-def cosine_embedding_criterion_gradient(s: Tensor, y: Tensor, dz: Tensor, *, margin: float = 0.0) -> Tensor:
+def cosine_embedding_criterion_gradient(
+    s: Tensor, y: Tensor, dz: Tensor, *, margin: float = 0.0
+) -> Tensor:
     """Return the gradient of `CosineEmbeddingCriterion`."""
     y, dz = _in_shape_of(s, y=y, gradient=dz)
     return torch.where(y == 1, -dz, torch.where(s >= margin, dz, 0))
@@ -195,20 +215,30 @@ def _differences(x: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
 
 @operator("PairWiseLoss", gradient=_pair_rule, expected="N *, N *, M")
 def pair_wise_loss(x: Tensor, labels: Tensor, lengths: Tensor | None = None) -> Tensor:
-    """Return for each session the mean of log(1 + exp(x_j - x_i)) over the pairs where label i is the larger."""
+    """Return for each session the mean of log(1 + exp(x_j - x_i)) over the pairs where label i
+    is the larger.
+    """
     sizes = _sessions(x, lengths)
     losses = []
-    for values, wanted in zip(x.reshape(-1).split(sizes), labels.reshape(-1).split(sizes), strict=True):
+    for values, wanted in zip(
+        x.reshape(-1).split(sizes), labels.reshape(-1).split(sizes), strict=True
+    ):
         differences, ordered = _differences(values, wanted)
-        losses.append((functional.softplus(differences) * ordered).sum() / ordered.sum().clamp(min=1))
+        losses.append(
+            (functional.softplus(differences) * ordered).sum() / ordered.sum().clamp(min=1)
+        )
     return torch.stack(losses) if losses else x.new_zeros(0)
 
 
 @operator("PairWiseLossGradient", expected="N *, N *, M, M")
-def pair_wise_loss_gradient(x: Tensor, labels: Tensor, dy: Tensor, lengths: Tensor | None = None) -> Tensor:
+def pair_wise_loss_gradient(
+    x: Tensor, labels: Tensor, dy: Tensor, lengths: Tensor | None = None
+) -> Tensor:
     """Return the gradient of `PairWiseLoss`."""
     sizes, parts = _sessions(x, lengths), []
-    pieces = zip(x.reshape(-1).split(sizes), labels.reshape(-1).split(sizes), dy.reshape(-1), strict=True)
+    pieces = zip(
+        x.reshape(-1).split(sizes), labels.reshape(-1).split(sizes), dy.reshape(-1), strict=True
+    )
     for values, wanted, given in pieces:
         differences, ordered = _differences(values, wanted)
         slopes = torch.sigmoid(differences) * ordered * given / ordered.sum().clamp(min=1)
@@ -218,7 +248,9 @@ def pair_wise_loss_gradient(x: Tensor, labels: Tensor, dy: Tensor, lengths: Tens
 
 @operator("Accuracy", shapes="N D, N")
 def accuracy(predictions: Tensor, labels: Tensor, *, top_k: int = 1) -> Tensor:
-    """Return the part of the rows whose label is among the `top_k` largest; of equal ones the first is the largest."""
+    """Return the part of the rows whose label is among the `top_k` largest; of equal ones the
+    first is the largest.
+    """
     picked = labels.reshape(-1, 1).long()
     own = predictions.gather(1, picked)
     earlier = torch.arange(predictions.shape[1], device=predictions.device) < picked
@@ -267,7 +299,9 @@ def _lambda_session(
 
 def _lambda_rule(maker: GradientMaker) -> None:
     sessions = [maker.I(2)] if len(maker.forward.input) > 2 else []
-    maker.op("LambdaRankNdcgGradient", [maker.I(0), *sessions, maker.O(1), maker.GO(0)], [maker.GI(0)])
+    maker.op(
+        "LambdaRankNdcgGradient", [maker.I(0), *sessions, maker.O(1), maker.GO(0)], [maker.GI(0)]
+    )
 
 
 @operator("LambdaRankNdcg", gradient=_lambda_rule, expected="N, N, M")
@@ -280,20 +314,23 @@ def lambda_rank_ndcg(
     use_idcg_normalization: bool = True,
     use_exp_gain: bool = True,
 ) -> tuple[Tensor, Tensor]:
-    """Return the LambdaRank loss of each session, and its gradient by y (Wu et al., Information Retrieval 13.3, 2010).
+    """Return the LambdaRank loss of each session, and its gradient by y (Wu et al., Information
+    Retrieval 13.3, 2010).
 
     Args:
         y: scores, a vector.
         r: relevances.
         lengths: the number of scores of each session; by default there is one session.
-        use_ndcg_as_loss: whether the loss is the ideal DCG less the DCG; else that of the pairs, weighted by their
-            change of the DCG.
+        use_ndcg_as_loss: whether the loss is the ideal DCG less the DCG; else that of the pairs,
+            weighted by their change of the DCG.
         use_idcg_normalization: whether both outputs are divided by the ideal DCG.
         use_exp_gain: whether the gain is 2^r where the DCG is the loss; else r.
     """
     sizes = [len(y)] if lengths is None else lengths.tolist()
     if y.dim() != 1 or y.shape != r.shape or sum(sizes) != len(y):
-        raise ValueError("LambdaRankNdcg: scores and relevances must be vectors, as long as all sessions")
+        raise ValueError(
+            "LambdaRankNdcg: scores and relevances must be vectors, as long as all sessions"
+        )
     found = [
         _lambda_session(*session, use_ndcg_as_loss, use_idcg_normalization, use_exp_gain)
         for session in zip(y.split(sizes), r.split(sizes), strict=True)
@@ -306,7 +343,9 @@ def lambda_rank_ndcg(
 
 @operator("LambdaRankNdcgGradient", inputs=(3, 4))
 def lambda_rank_ndcg_gradient(y: Tensor, *inputs: Tensor) -> Tensor:
-    """Return the gradient of `LambdaRankNdcg`; inputs behind y are the lengths, where there are some, dy and dloss."""
+    """Return the gradient of `LambdaRankNdcg`; inputs behind y are the lengths, where there are
+    some, dy and dloss.
+    """
     *sessions, dy, dloss = inputs
     check_tensor("the gradient of the scores", dy, tuple(y.shape))
     if not sessions:

@@ -1,7 +1,8 @@
-"""Hierarchical softmax: a tree whose leaves are words; the probability of a word is that of its path.
+"""Hierarchical softmax: a tree whose leaves are words; the probability of a word is that of its
+path.
 
-Each inner node has a fully connected layer of its own, all stacked in one matrix: the rows of a node begin at
-its offset, one row for each of its children and words.
+Each inner node has a fully connected layer of its own, all stacked in one matrix: the rows of a
+node begin at its offset, one row for each of its children and words.
 """
 
 from __future__ import annotations
@@ -37,7 +38,8 @@ def _parsed(message: Any, text: bytes, argument: str) -> Any:
 class _Paths:
     """The paths of the labels of a batch, and where their intermediate values lie.
 
-    The intermediate values of an example are, for each node of its path, the outputs of the layer and their softmax.
+    The intermediate values of an example are, for each node of its path, the outputs of the layer
+    and their softmax.
     """
 
     def __init__(self, hierarchy: bytes, labels: Tensor) -> None:
@@ -56,7 +58,9 @@ class _Paths:
         self._nodes = paths
 
     def __iter__(self) -> Iterator[tuple[Tensor, PathNodeProto, Tensor]]:
-        """Yield for each word and node of its path the examples, the node, and the places of its layer's outputs."""
+        """Yield for each word and node of its path the examples, the node, and the places of its
+        layer's outputs.
+        """
         for word, examples in self._examples.items():
             rows = torch.tensor(examples)
             begin = self._starts[rows]
@@ -79,7 +83,9 @@ def _rule(maker: GradientMaker) -> None:
 
 
 @operator("HSoftmax", gradient=_rule, expected="N *, R D, R")
-def h_softmax(x: Tensor, w: Tensor, b: Tensor, labels: Tensor, *, hierarchy: bytes) -> tuple[Tensor, Tensor]:
+def h_softmax(
+    x: Tensor, w: Tensor, b: Tensor, labels: Tensor, *, hierarchy: bytes
+) -> tuple[Tensor, Tensor]:
     """Return the negative logarithm of the probability of each label, and the intermediate values.
 
     Args:
@@ -126,7 +132,9 @@ def h_softmax_gradient(
 def _search(
     node: NodeProto, score: float, costs: Callable[[NodeProto], list[float]], beam: float
 ) -> list[tuple[str, float]]:
-    """Return names and costs of what lies below a node and costs less than its parent and the beam together."""
+    """Return names and costs of what lies below a node and costs less than its parent and the
+    beam together.
+    """
     found: list[tuple[str, float]] = []
     deeper: list[tuple[str, float]] = []
     names = [*node.children, *node.word_ids]
@@ -153,7 +161,8 @@ def h_softmax_search(
     top_n: int = 5,
     topN: int | None = None,
 ) -> tuple[np.ndarray, Tensor]:
-    """Return the likeliest nodes and words of each example, best first: names, and negative log probabilities.
+    """Return the likeliest nodes and words of each example, best first: names, and negative log
+    probabilities.
 
     Args:
         x, w, b: see `HSoftmax`.
@@ -190,7 +199,9 @@ def huffman_tree_hierarchy(labels: Tensor, *, num_classes: int) -> np.ndarray:
         num_classes: the number of classes; labels are less than it.
     """
     if labels.dim() != 1 or (labels.numel() and int(labels.max()) >= num_classes):
-        raise ValueError(f"HuffmanTreeHierarchy: labels must be a vector of numbers below {num_classes}")
+        raise ValueError(
+            f"HuffmanTreeHierarchy: labels must be a vector of numbers below {num_classes}"
+        )
     counts = torch.bincount(labels.long(), minlength=num_classes).tolist()
     order = itertools.count()
     waiting: list[tuple[int, int, NodeProto | int]] = [

@@ -47,7 +47,9 @@ def _scales(given: Tensor | None, height: float, width: float) -> tuple[float, f
 
 
 def _nearest(images: Tensor, height: float, width: float) -> Tensor:
-    """Return resized images in the order NCHW: each pixel is that at its place divided by the scale, rounded down."""
+    """Return resized images in the order NCHW: each pixel is that at its place divided by the
+    scale, rounded down.
+    """
     for axis, scale in ((2, height), (3, width)):
         size = images.shape[axis]
         places = torch.arange(int(size * scale), device=images.device)
@@ -69,7 +71,9 @@ def resize_nearest(
     height_scale: float = 1.0,
     order: str = "NCHW",
 ) -> Tensor:
-    """Return images resized by the nearest pixel; a second input gives the scales of height and width."""
+    """Return images resized by the nearest pixel; a second input gives the scales of height and
+    width.
+    """
     height, width = _scales(scales, height_scale, width_scale)
     if order == "NHWC":
         return channels_last(_nearest(channels_second(x), height, width))
@@ -89,7 +93,9 @@ def resize_nearest_gradient(
     """Return the gradient of `ResizeNearest`."""
     height, width = _scales(scales, height_scale, width_scale)
     if order == "NHWC":
-        dx = pulled_back(lambda z: _nearest(z, height, width), channels_second(x).shape, channels_second(dy))
+        dx = pulled_back(
+            lambda z: _nearest(z, height, width), channels_second(x).shape, channels_second(dy)
+        )
         return channels_last(dx)
     return pulled_back(lambda z: _nearest(z, height, width), x.shape, dy)
 
@@ -144,7 +150,9 @@ class _Padding:
 
 @operator("PadImage", gradient="PadImageGradient(GO0) -> GI0", expected="N C H W")
 class PadImage(_Padding):
-    """Images with a border of a value, of their reflection, or of their edge; a negative border cuts them."""
+    """Images with a border of a value, of their reflection, or of their edge; a negative border
+    cuts them.
+    """
 
     def __call__(self, x: Tensor) -> Tensor:
         """Return the images."""
@@ -210,7 +218,9 @@ class _Blocks:
 
 @operator("SpaceToBatch", gradient="BatchToSpace(GO0) -> GI0", expected="N C H W")
 class SpaceToBatch(_Blocks):
-    """The pixels of one place in all blocks are an image; these images follow each other in the batch."""
+    """The pixels of one place in all blocks are an image; these images follow each other in the
+    batch.
+    """
 
     def __call__(self, x: Tensor) -> Tensor:
         """Return the images."""
@@ -242,5 +252,7 @@ def integral_image(x: Tensor) -> Tensor:
 
 @operator("IntegralImageGradient", expected="N C _ _, N C _ _")
 def integral_image_gradient(x: Tensor, dy: Tensor) -> Tensor:
-    """Return the gradient of `IntegralImage`, as Caffe2 has it: sums over what is above and to the left."""
+    """Return the gradient of `IntegralImage`, as Caffe2 has it: sums over what is above and to
+    the left.
+    """
     return dy[:, :, : x.shape[2], : x.shape[3]].cumsum(2).cumsum(3)

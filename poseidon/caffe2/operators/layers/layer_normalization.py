@@ -20,7 +20,9 @@ def _statistics(rows: Tensor, epsilon: float) -> tuple[Tensor, Tensor]:
 
 
 def _centred(rows: Tensor, drows: Tensor, mean: Tensor, inverse: Tensor) -> Tensor:
-    """Return the gradient of rows through (rows - mean) * inverse, where both are their statistics."""
+    """Return the gradient of rows through (rows - mean) * inverse, where both are their
+    statistics.
+    """
     normal = (rows - mean) * inverse
     inner = (drows * normal).mean(-1, keepdim=True)
     return inverse * (drows - drows.mean(-1, keepdim=True) - normal * inner)
@@ -32,8 +34,12 @@ def _by_group(x: Tensor, groups: int) -> Tensor:
     return result
 
 
-def _grouped(x: Tensor, s: Tensor, b: Tensor, groups: int, epsilon: float) -> tuple[Tensor, Tensor, Tensor]:
-    """Normalize groups of channels of images in the order NCHW; return y, means and 1 / deviations, N x groups."""
+def _grouped(
+    x: Tensor, s: Tensor, b: Tensor, groups: int, epsilon: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Normalize groups of channels of images in the order NCHW; return y, means and 1 /
+    deviations, N x groups.
+    """
     mean, deviation = _statistics(_by_group(x, groups), epsilon)
     normal = ((_by_group(x, groups) - mean) / deviation).reshape(x.shape)
     shape = (1, -1, *[1] * (x.dim() - 2))
@@ -91,7 +97,9 @@ def instance_norm_gradient(
 
 
 @operator(
-    "GroupNorm", gradient="GroupNormGradient(GO0, I0, I1, I2, O1, O2) -> GI0, GI1, GI2", shapes="N C *S, C, C"
+    "GroupNorm",
+    gradient="GroupNormGradient(GO0, I0, I1, I2, O1, O2) -> GI0, GI1, GI2",
+    shapes="N C *S, C, C",
 )
 def group_norm(
     x: Tensor, s: Tensor, b: Tensor, *, group: int = 32, epsilon: float = 1e-5, order: str = "NCHW"
@@ -106,7 +114,14 @@ def group_norm(
 
 @operator("GroupNormGradient", expected="N *S, N *S, C, C, N G, N G")
 def group_norm_gradient(
-    dy: Tensor, x: Tensor, s: Tensor, b: Tensor, mean: Tensor, inverse: Tensor, *, order: str = "NCHW"
+    dy: Tensor,
+    x: Tensor,
+    s: Tensor,
+    b: Tensor,
+    mean: Tensor,
+    inverse: Tensor,
+    *,
+    order: str = "NCHW",
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return the gradients of `GroupNorm`."""
     if order == "NHWC":
@@ -133,9 +148,16 @@ def _check_elements(s: Tensor, b: Tensor, rows: Tensor) -> None:
 @operator("C10LayerNorm_DontUseThisOpYet")  # Caffe2 gives it no gradient
 @operator("LayerNorm", gradient=_layer_rule)
 def layer_norm(
-    x: Tensor, s: Tensor | None = None, b: Tensor | None = None, *, axis: int = 1, epsilon: float = 1e-5
+    x: Tensor,
+    s: Tensor | None = None,
+    b: Tensor | None = None,
+    *,
+    axis: int = 1,
+    epsilon: float = 1e-5,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return y, mean and deviation over the dimensions from `axis` on; scale and bias are by element of these."""
+    """Return y, mean and deviation over the dimensions from `axis` on; scale and bias are by
+    element of these.
+    """
     rows = x.flatten(axis_of(axis, x.dim()))
     mean, deviation = _statistics(rows, epsilon)
     y = (rows - mean) / deviation
@@ -169,8 +191,12 @@ def layer_norm_gradient(
 
 
 @operator("RMSNorm", gradient="RMSNormGradient(GO0, I0, I1, O1) -> GI0, GI1, GI2")
-def rms_norm(x: Tensor, s: Tensor, b: Tensor, *, axis: int = 1, eps: float = 0.0) -> tuple[Tensor, Tensor]:
-    """Return y, and 1 / root of the mean square over the dimensions from `axis` on (arXiv 1910.07467)."""
+def rms_norm(
+    x: Tensor, s: Tensor, b: Tensor, *, axis: int = 1, eps: float = 0.0
+) -> tuple[Tensor, Tensor]:
+    """Return y, and 1 / root of the mean square over the dimensions from `axis` on (arXiv
+    1910.07467).
+    """
     rows = x.flatten(axis_of(axis, x.dim()))
     _check_elements(s, b, rows)
     inverse = torch.rsqrt((rows * rows).mean(-1) + eps)
@@ -189,7 +215,9 @@ def rms_norm_gradient(
     scaled = given * s.reshape(-1)
     dx = inverse[..., None] * (scaled - unit * (scaled * unit).mean(-1, keepdim=True))
     over = list(range(rows.dim() - 1))
-    ds, db = ((value.sum(over) if over else value).reshape(s.shape) for value in (given * unit, given))
+    ds, db = (
+        (value.sum(over) if over else value).reshape(s.shape) for value in (given * unit, given)
+    )
     return dx.reshape(x.shape), ds, db
 
 

@@ -23,7 +23,8 @@ class _Local:
 
         Args:
             x: images.
-            w: (output sizes, outputs, inputs of a group, kernel sizes); the inputs are last in the order NHWC.
+            w: (output sizes, outputs, inputs of a group, kernel sizes); the inputs are last in the
+                order NHWC.
             b: (output sizes, outputs).
         """
         count = x.dim() - 2
@@ -38,7 +39,9 @@ class _Local:
         fit = self.windows.fit(x.shape[2:], w.shape[count + 2 :])
         expected = (*fit.output, w.shape[count], x.shape[1] // self.group, *fit.kernel)
         if w.shape != expected:
-            raise ValueError(f"the filters have the shape {list(w.shape)}, {list(expected)} expected")
+            raise ValueError(
+                f"the filters have the shape {list(w.shape)}, {list(expected)} expected"
+            )
         parts = fit.pad(x)
         for axis in range(count):
             reach = fit.dilation[axis] * (fit.kernel[axis] - 1) + 1
@@ -65,9 +68,13 @@ class LC(_Local):
         return self.apply(x, w, b)
 
 
-@operator(*(f"LC{count}Gradient" for count in DIMENSIONS), outputs=(1, 3), expected="N _ _ *, ?, N _ _ *")
+@operator(
+    *(f"LC{count}Gradient" for count in DIMENSIONS), outputs=(1, 3), expected="N _ _ *, ?, N _ _ *"
+)
 class LCGradient(_Local):
-    """The gradients of `LC`: of the filters, of the bias (without `no_bias`), of the input where it is named."""
+    """The gradients of `LC`: of the filters, of the bias (without `no_bias`), of the input where
+    it is named.
+    """
 
     def __init__(self, *, context: Context, group: int = 1, no_bias: bool = False) -> None:
         super().__init__(context=context, group=group)

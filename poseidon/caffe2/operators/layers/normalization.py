@@ -26,13 +26,20 @@ def _batch_rule(maker: GradientMaker) -> None:
     maker.op("SpatialBNGradient", inputs, outputs)
 
 
-@operator("SpatialBN", gradient=_batch_rule, inputs=(5, 7), outputs=(1, 5), shapes="N C *S, C, C, C, C, C, C")
+@operator(
+    "SpatialBN",
+    gradient=_batch_rule,
+    inputs=(5, 7),
+    outputs=(1, 5),
+    shapes="N C *S, C, C, C, C, C, C",
+)
 class SpatialBN:
     """Batch normalization by channel.
 
-    In training the running mean and variance keep `momentum` of their values; the rest is that of the batch, whose
-    variance is unbiased there. The saved statistics are the batch's mean and 1 / sqrt(variance + epsilon). With
-    `num_batches` the sums and sums of squares over several batches are inputs.
+    In training the running mean and variance keep `momentum` of their values; the rest is that of
+    the batch, whose variance is unbiased there. The saved statistics are the batch's mean and 1 /
+    sqrt(variance + epsilon). With `num_batches` the sums and sums of squares over several batches
+    are inputs.
     """
 
     def __init__(
@@ -97,7 +104,9 @@ class SpatialBN:
         spread = squares / count - saved * saved
         inverse = (spread + self.epsilon).rsqrt()
         mean.mul_(self.momentum).add_((1 - self.momentum) * saved)
-        variance.mul_(self.momentum).add_((1 - self.momentum) * spread * (count / max(count - 1, 1)))
+        variance.mul_(self.momentum).add_(
+            (1 - self.momentum) * spread * (count / max(count - 1, 1))
+        )
         factor = scale * inverse
         return by_channel(factor, x) * x + by_channel(bias - factor * saved, x), saved, inverse
 
@@ -129,7 +138,9 @@ class SpatialBNGradient:
         ds: Tensor | None = None,
         db: Tensor | None = None,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the gradients; in a test `inverse` is the variance, with several batches ds and db are their sums."""
+        """Return the gradients; in a test `inverse` is the variance, with several batches ds and
+        db are their sums.
+        """
         if self.last:
             x, dy = channels_second(x), channels_second(dy)
         if x.numel() == 0:
@@ -178,7 +189,9 @@ def channel_backprop_stats(
 
 
 def _adjacent_channels(x: Tensor, size: int) -> Tensor:
-    """Return for each channel (the second dimension) the sum over it and its (size - 1) / 2 neighbours on each side."""
+    """Return for each channel (the second dimension) the sum over it and its (size - 1) / 2
+    neighbours on each side.
+    """
     reach = (size - 1) // 2
     padded = x.new_zeros((x.shape[0], x.shape[1] + 2 * reach, *x.shape[2:]))
     padded[:, reach : reach + x.shape[1]] = x
@@ -195,7 +208,9 @@ def lrn(
     bias: float = 1.0,
     order: str = "NCHW",
 ) -> tuple[Tensor, Tensor]:
-    """Return x / scale^beta, and scale = bias + alpha / size * sum of the squares of near channels."""
+    """Return x / scale^beta, and scale = bias + alpha / size * sum of the squares of near
+    channels.
+    """
     images = channels_second(x) if order == "NHWC" else x
     scale = bias + alpha / size * _adjacent_channels(images * images, size)
     y = images * scale**-beta

@@ -31,7 +31,9 @@ def _sums(x: Tensor, fit: Fit) -> Tensor:
         return functional.avg_pool3d(x, fit.kernel, fit.stride, divisor_override=1)
     if x.dim() == 4:
         return functional.avg_pool2d(x, fit.kernel, fit.stride, divisor_override=1)
-    flat = functional.avg_pool2d(x.unsqueeze(2), (1, *fit.kernel), (1, *fit.stride), divisor_override=1)
+    flat = functional.avg_pool2d(
+        x.unsqueeze(2), (1, *fit.kernel), (1, *fit.stride), divisor_override=1
+    )
     return flat.squeeze(2)
 
 
@@ -39,20 +41,33 @@ def _spread_sums(dy: Tensor, like: Tensor, fit: Fit) -> Tensor:
     """Return for each element of a padded input the sum of dy over the windows that it is in."""
     if like.dim() == 3:
         wide = Fit(
-            (1, *fit.kernel), (1, *fit.stride), (1, 1), (0, *fit.before), (0, *fit.after), (1, *fit.output)
+            (1, *fit.kernel),
+            (1, *fit.stride),
+            (1, 1),
+            (0, *fit.before),
+            (0, *fit.after),
+            (1, *fit.output),
         )
         return _spread_sums(dy.unsqueeze(2), like.unsqueeze(2), wide).squeeze(2)
-    backward = torch.ops.aten.avg_pool3d_backward if like.dim() == 5 else torch.ops.aten.avg_pool2d_backward
+    backward = (
+        torch.ops.aten.avg_pool3d_backward
+        if like.dim() == 5
+        else torch.ops.aten.avg_pool2d_backward
+    )
     zeros = [0] * len(fit.kernel)
     result: Tensor = backward(dy.contiguous(), like, fit.kernel, fit.stride, zeros, False, True, 1)
     return result
 
 
 def _counts(images: Sequence[int], fit: Fit, like: Tensor) -> Tensor:
-    """Return the number of elements of each window that lie in the image, as a tensor that broadcasts."""
+    """Return the number of elements of each window that lie in the image, as a tensor that
+    broadcasts.
+    """
     total = torch.ones((), dtype=like.dtype, device=like.device)
     for axis, size in enumerate(images):
-        starts = torch.arange(fit.output[axis], device=like.device) * fit.stride[axis] - fit.before[axis]
+        starts = (
+            torch.arange(fit.output[axis], device=like.device) * fit.stride[axis] - fit.before[axis]
+        )
         inside = (starts + fit.kernel[axis]).clamp(max=size) - starts.clamp(min=0)
         shape = [1] * len(images)
         shape[axis] = -1
@@ -74,7 +89,8 @@ class _Pool:
         """
         if not 3 <= tensors[0].dim() <= MOST_DIMENSIONS:
             raise ValueError(
-                f"the input has {counted(tensors[0].dim(), 'dimension')}, expected 3 to {MOST_DIMENSIONS}"
+                f"the input has {counted(tensors[0].dim(), 'dimension')}, expected 3 to "
+                f"{MOST_DIMENSIONS}"
             )
         return [channels_second(x) if self.windows.last else x for x in tensors]
 
@@ -96,7 +112,9 @@ class MaxPool(_Pool):
         if self.windows.whole:
             return self.ordered(x.amax(tuple(range(2, x.dim())), keepdim=True))
         fit = self.windows.fit(x.shape[2:])
-        simple = fit.symmetric and all(2 * p <= k for p, k in zip(fit.before, fit.kernel, strict=True))
+        simple = fit.symmetric and all(
+            2 * p <= k for p, k in zip(fit.before, fit.kernel, strict=True)
+        )
         padding: tuple[int, ...] = fit.before
         if not simple:
             x, padding = fit.pad(x, float("-inf")), (0,) * len(fit.before)
@@ -105,7 +123,9 @@ class MaxPool(_Pool):
 
 @operator(*(f"MaxPool{count}Gradient" for count in DIMENSIONS), shapes="N C *X, N C *Y, N C *Y")
 class MaxPoolGradient(_Pool):
-    """The gradient of `MaxPool`: all elements that equal the maximum of a window get its gradient."""
+    """The gradient of `MaxPool`: all elements that equal the maximum of a window get its
+    gradient.
+    """
 
     def __init__(self, *, context: Context) -> None:
         super().__init__(context)
@@ -132,7 +152,9 @@ class MaxPoolGradient(_Pool):
 
 @operator(*(f"AveragePool{count}" for count in DIMENSIONS), gradient=_rule, expected="N _ _ *")
 class AveragePool(_Pool):
-    """The mean of each window: of its part in the image, or with zeros around it (`count_include_pad`)."""
+    """The mean of each window: of its part in the image, or with zeros around it
+    (`count_include_pad`).
+    """
 
     def __init__(self, *, context: Context, count_include_pad: bool = False) -> None:
         super().__init__(context)

@@ -1,4 +1,6 @@
-"""Detection: boxes proposed from anchors, the best of boxes that overlap, proposals by level of a pyramid."""
+"""Detection: boxes proposed from anchors, the best of boxes that overlap, proposals by level of
+a pyramid.
+"""
 
 from __future__ import annotations
 
@@ -18,10 +20,15 @@ def overlaps(box: Tensor, others: Tensor, one: float) -> Tensor:
     Args:
         box: x1, y1, x2, y2.
         others: rows of the same.
-        one: what is added to differences of corners: 1 where a box from x1 to x2 has x2 - x1 + 1 pixels.
+        one: what is added to differences of corners: 1 where a box from x1 to x2 has x2 - x1 + 1
+            pixels.
     """
-    wide = (torch.minimum(box[2], others[:, 2]) - torch.maximum(box[0], others[:, 0]) + one).clamp(min=0)
-    high = (torch.minimum(box[3], others[:, 3]) - torch.maximum(box[1], others[:, 1]) + one).clamp(min=0)
+    wide = (torch.minimum(box[2], others[:, 2]) - torch.maximum(box[0], others[:, 0]) + one).clamp(
+        min=0
+    )
+    high = (torch.minimum(box[3], others[:, 3]) - torch.maximum(box[1], others[:, 1]) + one).clamp(
+        min=0
+    )
     area = (others[:, 2] - others[:, 0] + one) * (others[:, 3] - others[:, 1] + one)
     own = (box[2] - box[0] + one) * (box[3] - box[1] + one)
     return wide * high / (own + area - wide * high)
@@ -64,7 +71,9 @@ class _Softening:
 
 
 def _softened(boxes: Tensor, scores: Tensor, soft: _Softening, one: float) -> tuple[Tensor, Tensor]:
-    """Return the places of the boxes that soft suppression keeps, best first, and their new scores."""
+    """Return the places of the boxes that soft suppression keeps, best first, and their new
+    scores.
+    """
     scores, left = scores.clone(), torch.ones_like(scores, dtype=torch.bool)
     kept: list[int] = []
     while bool(left.any()):
@@ -79,16 +88,19 @@ def _softened(boxes: Tensor, scores: Tensor, soft: _Softening, one: float) -> tu
 
 @operator("BoxWithNMSLimit", inputs=(2, 3), outputs=(3, 6), expected="R _, R _, N")
 class BoxWithNMSLimit:
-    """The best boxes of each class: those above a score, after non-maximum suppression, at most so many in an image.
+    """The best boxes of each class: those above a score, after non-maximum suppression, at most
+    so many in an image.
 
     Args of the operator:
         score_thresh, nms: the least score; the largest overlap of boxes of a class.
-        detections_per_im: the largest number of boxes of an image; 0 for all.
-        soft_nms_enabled, soft_nms_method (linear, gaussian, hard), soft_nms_sigma, soft_nms_min_score_thres: lower the
+        detections_per_im: the largest number of boxes of an image; 0 for all. soft_nms_enabled,
+        soft_nms_method (linear, gaussian, hard), soft_nms_sigma, soft_nms_min_score_thres: lower
+        the
             scores of overlapping boxes in place of dropping them.
-        cls_agnostic_bbox_reg: whether all classes share one box.
-        input_boxes_include_bg_cls, output_classes_include_bg_cls: whether class 0 is the background there. Where the
-            boxes have none, the scores have a column for each class of the boxes, then the background.
+        cls_agnostic_bbox_reg: whether all classes share one box. input_boxes_include_bg_cls,
+        output_classes_include_bg_cls: whether class 0 is the background there. Where the
+            boxes have none, the scores have a column for each class of the boxes, then the
+            background.
         legacy_plus_one: see `overlaps`.
     """
 
@@ -109,7 +121,9 @@ class BoxWithNMSLimit:
         legacy_plus_one: bool = True,
     ) -> None:
         if soft_nms_method not in ("linear", "gaussian", "hard"):
-            raise ValueError(f"soft_nms_method must be linear, gaussian or hard, not {soft_nms_method!r}")
+            raise ValueError(
+                f"soft_nms_method must be linear, gaussian or hard, not {soft_nms_method!r}"
+            )
         self.least, self.overlap, self.most = score_thresh, nms, detections_per_im
         self.soft = _Softening(soft_nms_method, soft_nms_sigma, nms, soft_nms_min_score_thres)
         self.softened = soft_nms_enabled
@@ -119,7 +133,9 @@ class BoxWithNMSLimit:
         self.one = float(legacy_plus_one)
         self.outputs = context.outputs
 
-    def __call__(self, scores: Tensor, boxes: Tensor, splits: Tensor | None = None) -> tuple[Tensor, ...]:
+    def __call__(
+        self, scores: Tensor, boxes: Tensor, splits: Tensor | None = None
+    ) -> tuple[Tensor, ...]:
         """Return scores, boxes, classes, boxes by image, their places among the inputs
         of the image, and their number by image and class.
 
@@ -187,11 +203,13 @@ def generate_proposals(
 
     Args:
         scores: (images, anchors, height, width).
-        deltas: (images, 4 x anchors, height, width): differences of centre and size; see `BBoxTransform`.
+        deltas: (images, 4 x anchors, height, width): differences of centre and size; see
+            `BBoxTransform`.
         info: (images, 3): height, width and scale.
         anchors: (anchors, 4): boxes of the first place.
         spatial_scale: places by pixel.
-        pre_nms_topN, post_nms_topN: how many boxes of an image are kept before and after suppression.
+        pre_nms_topN, post_nms_topN: how many boxes of an image are kept before and after
+            suppression.
         nms_thresh: the largest overlap of two boxes.
         min_size: the least width and height, in pixels of the original image.
         legacy_plus_one: see `overlaps`.
@@ -215,7 +233,9 @@ def generate_proposals(
         large = (sides >= max(min_size * scale, 1.0)).all(1)
         inside = (centres[:, 0] < wide) & (centres[:, 1] < high)
         boxes, chosen = boxes[large & inside], flat[best][large & inside]
-        kept = kept_boxes(boxes, chosen, nms_thresh, one, post_nms_topN if post_nms_topN > 0 else -1)
+        kept = kept_boxes(
+            boxes, chosen, nms_thresh, one, post_nms_topN if post_nms_topN > 0 else -1
+        )
         rows.append(torch.cat([boxes.new_full((len(kept), 1), image), boxes[kept]], 1))
         values.append(chosen[kept])
     return torch.cat(rows), torch.cat(values)
@@ -233,14 +253,15 @@ def collect_and_distribute(
     rpn_post_nms_topN: int = 2000,
     legacy_plus_one: bool = True,
 ) -> tuple[Tensor, ...]:
-    """Return the best boxes of all levels of a pyramid, then those of each level by their size, and the way back.
+    """Return the best boxes of all levels of a pyramid, then those of each level by their size,
+    and the way back.
 
     The last output has for each of the best boxes its place among those of all levels, int32.
 
     Args:
         parts: boxes (image, x1, y1, x2, y2) of each level, then their scores.
-        roi_canonical_scale, roi_canonical_level: a box of this side belongs to this level, one of twice the side to the
-            next.
+        roi_canonical_scale, roi_canonical_level: a box of this side belongs to this level, one of
+            twice the side to the next.
         roi_max_level, roi_min_level: the levels of the outputs.
         rpn_max_level, rpn_min_level: the levels of the inputs.
         rpn_post_nms_topN: how many boxes are the best.
@@ -249,7 +270,8 @@ def collect_and_distribute(
     count, one = rpn_max_level - rpn_min_level + 1, float(legacy_plus_one)
     if len(parts) != 2 * count:
         raise ValueError(
-            f"{len(parts)} inputs are given, {2 * count} expected: boxes and scores of {count} levels"
+            f"{len(parts)} inputs are given, {2 * count} expected: boxes and scores of {count} "
+            "levels"
         )
     for box in parts[:count]:
         check_tensor("an input of boxes", box, (len(box) if box.dim() else 0, 5))
@@ -262,7 +284,8 @@ def collect_and_distribute(
     level = torch.log2((sides[:, 0] * sides[:, 1]).clamp(min=0).sqrt() / roi_canonical_scale + 1e-6)
     level = (level + roi_canonical_level).floor().clamp(roi_min_level, roi_max_level)
     places = [
-        torch.nonzero(level == number).reshape(-1) for number in range(roi_min_level, roi_max_level + 1)
+        torch.nonzero(level == number).reshape(-1)
+        for number in range(roi_min_level, roi_max_level + 1)
     ]
     restore = torch.cat(places).argsort().to(torch.int32)
     return (boxes, *[boxes[place] for place in places], restore)

@@ -20,7 +20,9 @@ def _valid(rest: tuple[Tensor, ...], sequence_lengths: bool) -> Tensor | bool:
 
 
 def _chosen(valid: Tensor | bool, new: Tensor, old: Tensor, drop: bool) -> Tensor:
-    """Return `new` for the sequences that are not over, for others `old`, or 0 where states are dropped."""
+    """Return `new` for the sequences that are not over, for others `old`, or 0 where states are
+    dropped.
+    """
     if isinstance(valid, bool):
         return new
     return torch.where(valid, new, 0) if drop else torch.where(valid, new, old)
@@ -77,7 +79,12 @@ def lstm_unit_gradient(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return the gradients of hidden state, cell and gates of `LSTMUnit`."""
     *steps, old, new, dhidden, dnew = rest
-    for name, value in (("hidden state", old), ("cell", new), ("gradient", dhidden), ("gradient", dnew)):
+    for name, value in (
+        ("hidden state", old),
+        ("cell", new),
+        ("gradient", dhidden),
+        ("gradient", dnew),
+    ):
         check_tensor(f"the {name} after the step", value, tuple(hidden.shape))
     i, f, o, g = _lstm_gates(gates, forget_bias)
     valid = _valid(tuple(steps), sequence_lengths)

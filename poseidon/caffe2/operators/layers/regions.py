@@ -1,4 +1,6 @@
-"""Regions of images: maxima and bilinear means of their parts, boxes moved by predicted differences."""
+"""Regions of images: maxima and bilinear means of their parts, boxes moved by predicted
+differences.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,9 @@ LARGEST_CHANGE = math.log(1000 / 16)
 
 
 def _boxes(regions: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the image of each region and its corners (x1, y1, x2, y2); without an image it is the first."""
+    """Return the image of each region and its corners (x1, y1, x2, y2); without an image it is
+    the first.
+    """
     if regions.shape[1] == 4:
         return torch.zeros(len(regions), dtype=torch.int64, device=regions.device), regions
     return regions[:, 0].long(), regions[:, 1:]
@@ -45,7 +49,8 @@ def _pool_rule(maker: GradientMaker) -> None:
 def roi_pool(
     x: Tensor, regions: Tensor, *, pooled_h: int = 1, pooled_w: int = 1, spatial_scale: float = 1.0
 ) -> tuple[Tensor, Tensor]:
-    """Return the maximum of each part of each region, 0 for an empty part, and its place in the image, -1 for none.
+    """Return the maximum of each part of each region, 0 for an empty part, and its place in the
+    image, -1 for none.
 
     Args:
         x: images, NCHW.
@@ -78,7 +83,9 @@ def roi_pool_gradient(x: Tensor, regions: Tensor, places: Tensor, dy: Tensor) ->
     """Return the gradient of `RoIPool`: the place of each maximum has it."""
     image, _ = _boxes(regions)
     flat, given = places.flatten(2).long(), dy.flatten(2)
-    found = torch.zeros(len(regions), x.shape[1], x.shape[2:].numel(), dtype=dy.dtype, device=dy.device)
+    found = torch.zeros(
+        len(regions), x.shape[1], x.shape[2:].numel(), dtype=dy.dtype, device=dy.device
+    )
     found.scatter_add_(2, flat.clamp(min=0), torch.where(flat >= 0, given, 0))
     return torch.zeros_like(x).flatten(2).index_add(0, image, found).reshape(x.shape)
 
@@ -86,8 +93,8 @@ def roi_pool_gradient(x: Tensor, regions: Tensor, places: Tensor, dy: Tensor) ->
 def _weights(first: Tensor, length: Tensor, parts: int, size: int, ratio: int) -> Tensor:
     """Return how much each cell of one axis counts for each part: (regions, parts, size).
 
-    Each part has `ratio` points, or ceil(length / parts), at equal distances; a point lies between two cells and has
-    its share of both. A point more than a cell outside counts 0.
+    Each part has `ratio` points, or ceil(length / parts), at equal distances; a point lies between
+    two cells and has its share of both. A point more than a cell outside counts 0.
     """
     count = torch.full_like(length, ratio) if ratio > 0 else (length / parts).ceil()
     most = max(int(count.max()), 1) if len(count) else 1
@@ -130,17 +137,22 @@ class _Align:
             lengths = [length.clamp(min=1) for length in lengths]
         found = [
             _weights(first, length, parts, size, self.ratio)
-            for first, length, parts, size in zip((y1, x1), lengths, self.parts, x.shape[2:], strict=True)
+            for first, length, parts, size in zip(
+                (y1, x1), lengths, self.parts, x.shape[2:], strict=True
+            )
         ]
         return image, found[0], found[1]
 
 
 @operator("RoIAlign", gradient="RoIAlignGradient(I0, I1, GO0) -> GI0", expected="N _ _ _, R _")
 class RoIAlign(_Align):
-    """The mean of points of each part of each region, interpolated between four pixels (Mask R-CNN)."""
+    """The mean of points of each part of each region, interpolated between four pixels (Mask
+    R-CNN).
+    """
 
     def __call__(self, x: Tensor, regions: Tensor) -> Tensor:
-        """Return (regions, channels, pooled_h, pooled_w), or with the channels last where `order` is NHWC.
+        """Return (regions, channels, pooled_h, pooled_w), or with the channels last where
+        `order` is NHWC.
 
         Args:
             x: images.
@@ -197,7 +209,8 @@ def bbox_transform(
     apply_scale: bool = True,
     legacy_plus_one: bool = True,
 ) -> tuple[Tensor, Tensor]:
-    """Return boxes moved by predicted differences and cut at their image, and the number of boxes of each image.
+    """Return boxes moved by predicted differences and cut at their image, and the number of
+    boxes of each image.
 
     Args:
         regions: rows of x1, y1, x2, y2, or of image and these.
@@ -221,7 +234,8 @@ def bbox_transform(
 
 @operator("RMACRegions", expected="N C H W")
 def rmac_regions(x: Tensor, *, scales: int = 3, overlap: float = 0.4) -> Tensor:
-    """Return squares of several sizes that cover images, as rows of image, x1, y1, x2, y2 (arXiv 1511.05879).
+    """Return squares of several sizes that cover images, as rows of image, x1, y1, x2, y2 (arXiv
+    1511.05879).
 
     Args:
         x: images, NCHW.
@@ -252,4 +266,6 @@ def rmac_regions(x: Tensor, *, scales: int = 3, overlap: float = 0.4) -> Tensor:
 def _starts(size: int, side: int, parts: int, x: Tensor) -> Tensor:
     """Return where `parts` intervals of a length begin that lie evenly in an axis."""
     gap = (size - side) / (parts - 1) if parts > 1 else 0.0
-    return (torch.arange(parts, dtype=x.dtype, device=x.device) * gap).floor().clamp(max=size - side)
+    return (
+        (torch.arange(parts, dtype=x.dtype, device=x.device) * gap).floor().clamp(max=size - side)
+    )

@@ -49,7 +49,9 @@ def _rule(maker: GradientMaker) -> None:
 
 
 def _divisor(weights: Tensor, by_batch_size: bool) -> Tensor:
-    """Return what the sum of losses is divided by: the number of examples, or the sum of their weights."""
+    """Return what the sum of losses is divided by: the number of examples, or the sum of their
+    weights.
+    """
     total = weights.sum()
     if by_batch_size:
         return torch.full_like(total, weights.numel())
@@ -150,7 +152,8 @@ def softmax_with_loss_gradient(
 def spatial_softmax_with_loss(
     x: Tensor, labels: Tensor, weights: Tensor | None = None, *, order: str = "NCHW"
 ) -> tuple[Tensor, Tensor]:
-    """Return the softmax over the channels, and the mean cross entropy of the pixels whose label is not -1.
+    """Return the softmax over the channels, and the mean cross entropy of the pixels whose label
+    is not -1.
 
     The argument `scale` multiplies the gradient only, as in Caffe2 on the CPU.
     """
@@ -260,7 +263,12 @@ def sigmoid_cross_entropy_with_logits(
 
 @operator("SigmoidCrossEntropyWithLogitsGradient", expected="*S, *S D, *S D")
 def sigmoid_cross_entropy_with_logits_gradient(
-    dy: Tensor, x: Tensor, targets: Tensor, *, log_D_trick: bool = False, unjoined_lr_loss: bool = False
+    dy: Tensor,
+    x: Tensor,
+    targets: Tensor,
+    *,
+    log_D_trick: bool = False,
+    unjoined_lr_loss: bool = False,
 ) -> Tensor:
     """Return the gradient of the logits."""
     return -_by_row(dy, x) * _log_likelihood_gradient(x, targets, log_D_trick, unjoined_lr_loss)
@@ -271,7 +279,9 @@ def sigmoid_cross_entropy_with_logits_gradient(
     gradient="WeightedSigmoidCrossEntropyWithLogitsGradient(GO0, I0, I1, I2) -> GI0",
     shapes="*S, *S, *S",
 )
-def weighted_sigmoid_cross_entropy_with_logits(x: Tensor, targets: Tensor, weights: Tensor) -> Tensor:
+def weighted_sigmoid_cross_entropy_with_logits(
+    x: Tensor, targets: Tensor, weights: Tensor
+) -> Tensor:
     """Return the mean of the weighted cross entropies of the last dimension."""
     return -(weights * _log_likelihood(x, targets, False, False)).mean(-1)
 

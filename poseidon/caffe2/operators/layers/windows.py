@@ -1,4 +1,6 @@
-"""The geometry of sliding windows: kernels, strides, dilations and paddings of convolution and pooling."""
+"""The geometry of sliding windows: kernels, strides, dilations and paddings of convolution and
+pooling.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,9 @@ from torch.nn import functional
 from poseidon.caffe2.proto.caffe2_pb2 import OperatorDef
 
 VALID, SAME, CAFFE = 1, 2, 3
-"""Values of `legacy_pad`: no padding; padding to ceil(input / stride) outputs; Caffe's pooling, which rounds up."""
+"""Values of `legacy_pad`: no padding; padding to ceil(input / stride) outputs; Caffe's pooling,
+which rounds up.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,14 +56,18 @@ class Fit:
         return functional.pad(x, [-size for pair in reversed(pairs) for size in pair])
 
     def check_gradient(self, dy: Tensor) -> None:
-        """Raise ValueError for a gradient, channels second, that has not one value for each window."""
+        """Raise ValueError for a gradient, channels second, that has not one value for each
+        window.
+        """
         if tuple(dy.shape[2:]) != self.output:
             raise ValueError(
-                f"the gradient has windows {tuple(dy.shape[2:])}, expected {self.output} for this image and kernel"
+                f"the gradient has windows {tuple(dy.shape[2:])}, expected {self.output} for this "
+                "image and kernel"
             )
 
     def check_transposed(self, x: Tensor, dy: Tensor) -> None:
-        """Raise ValueError for a gradient of a transposed convolution of x that has not the size of its output.
+        """Raise ValueError for a gradient of a transposed convolution of x that has not the size
+        of its output.
 
         `output` is the adjustment here.
         """
@@ -78,15 +86,18 @@ class Fit:
             for size, kernel, stride, dilation, head, tail, more in sides
         )
         if tuple(dy.shape[2:]) != expected:
-            raise ValueError(f"the gradient has the size {tuple(dy.shape[2:])}, expected {expected}")
+            raise ValueError(
+                f"the gradient has the size {tuple(dy.shape[2:])}, expected {expected}"
+            )
 
 
 class Windows:
     """The windows that the arguments of an operator describe.
 
-    The arguments are `kernel`, `kernel_h` and `kernel_w`, or the list `kernels`; `stride`, `dilation` and `adj`
-    likewise; `pad`, `pad_t`, `pad_l`, `pad_b` and `pad_r`, or the list `pads` (all starts, then all ends);
-    `legacy_pad`, `global_pooling` and `order`. Sizes for single sides count only where those of all sides are given.
+    The arguments are `kernel`, `kernel_h` and `kernel_w`, or the list `kernels`; `stride`,
+    `dilation` and `adj` likewise; `pad`, `pad_t`, `pad_l`, `pad_b` and `pad_r`, or the list `pads`
+    (all starts, then all ends); `legacy_pad`, `global_pooling` and `order`. Sizes for single sides
+    count only where those of all sides are given.
     """
 
     def __init__(self, definition: OperatorDef) -> None:
@@ -148,7 +159,8 @@ class Windows:
         stride, dilation = spread(self.stride, count), spread(self.dilation, count)
         heads, tails = self.paddings(count)
         found = [
-            self._along(*sizes) for sizes in zip(images, kernel, stride, dilation, heads, tails, strict=True)
+            self._along(*sizes)
+            for sizes in zip(images, kernel, stride, dilation, heads, tails, strict=True)
         ]
         before, after, output = (tuple(one[part] for one in found) for part in range(3))
         return Fit(kernel, stride, dilation, before, after, output)
@@ -194,7 +206,8 @@ class Windows:
             tail = (output - 1) * stride + reach - size - head
         if output < 1:
             raise ValueError(
-                f"the kernel {kernel} is larger than the image with its padding, {size + head + tail}"
+                f"the kernel {kernel} is larger than the image with its padding, "
+                f"{size + head + tail}"
             )
         return head, tail, output
 

@@ -16,8 +16,8 @@ def aligned(a: Tensor, b: Tensor, broadcast: bool, axis: int, axis_str: str, ord
 
     Args:
         a, b: the operands.
-        broadcast: whether Caffe2's older rule holds: the shape of `b` is a part of that of `a`. It begins at `axis`, or
-            is its end. Without it NumPy's rule holds.
+        broadcast: whether Caffe2's older rule holds: the shape of `b` is a part of that of `a`. It
+            begins at `axis`, or is its end. Without it NumPy's rule holds.
         axis: where the part begins; -1 where it is the end.
         axis_str: the axis as a letter of `order` (`C` of `NCHW`), "" where `axis` says it.
     """
@@ -35,7 +35,13 @@ def summed_to(gradient: Tensor, like: Tensor) -> Tensor:
 
 @operator("Add", gradient="AddGradient(GO0, I0, I1) -> GI0, GI1", plain=torch.add)
 def add(
-    a: Tensor, b: Tensor, *, broadcast: bool = False, axis: int = -1, axis_str: str = "", order: str = "NCHW"
+    a: Tensor,
+    b: Tensor,
+    *,
+    broadcast: bool = False,
+    axis: int = -1,
+    axis_str: str = "",
+    order: str = "NCHW",
 ) -> Tensor:
     """Return a + b."""
     return a + aligned(a, b, broadcast, axis, axis_str, order)
@@ -59,7 +65,13 @@ def add_gradient(
 
 @operator("Sub", gradient="SubGradient(GO0, I0, I1) -> GI0, GI1", plain=torch.sub)
 def sub(
-    a: Tensor, b: Tensor, *, broadcast: bool = False, axis: int = -1, axis_str: str = "", order: str = "NCHW"
+    a: Tensor,
+    b: Tensor,
+    *,
+    broadcast: bool = False,
+    axis: int = -1,
+    axis_str: str = "",
+    order: str = "NCHW",
 ) -> Tensor:
     """Return a - b."""
     return a - aligned(a, b, broadcast, axis, axis_str, order)
@@ -83,7 +95,13 @@ def sub_gradient(
 
 @operator("Mul", gradient="MulGradient(GO0, I0, I1) -> GI0, GI1", plain=torch.mul)
 def mul(
-    a: Tensor, b: Tensor, *, broadcast: bool = False, axis: int = -1, axis_str: str = "", order: str = "NCHW"
+    a: Tensor,
+    b: Tensor,
+    *,
+    broadcast: bool = False,
+    axis: int = -1,
+    axis_str: str = "",
+    order: str = "NCHW",
 ) -> Tensor:
     """Return a * b."""
     return a * aligned(a, b, broadcast, axis, axis_str, order)
@@ -107,7 +125,13 @@ def mul_gradient(
 
 @operator("Div", gradient="DivGradient(GO0, I0, I1, O0) -> GI0, GI1")
 def div(
-    a: Tensor, b: Tensor, *, broadcast: bool = False, axis: int = -1, axis_str: str = "", order: str = "NCHW"
+    a: Tensor,
+    b: Tensor,
+    *,
+    broadcast: bool = False,
+    axis: int = -1,
+    axis_str: str = "",
+    order: str = "NCHW",
 ) -> Tensor:
     """Return a / b; integers are divided as C does."""
     fitted = aligned(a, b, broadcast, axis, axis_str, order)

@@ -18,7 +18,9 @@ def relu(x: Tensor) -> Tensor:
 @operator("ReluGradient", expected="*S, *S")
 def relu_gradient(y: Tensor, dy: Tensor) -> Tensor:
     """Return the gradient of `Relu`."""
-    gradient: Tensor = torch.ops.aten.threshold_backward(dy, y, 0)  # on a CPU many times as fast as `where`
+    gradient: Tensor = torch.ops.aten.threshold_backward(
+        dy, y, 0
+    )  # on a CPU many times as fast as `where`
     return gradient
 
 
@@ -70,13 +72,17 @@ def log(x: Tensor) -> Tensor:
     return torch.log(x)
 
 
-@operator("Sqr", gradient="Scale(GO0) -> GO0 {scale=2.0, ...}; Mul(GO0, I0) -> GI0", plain=torch.square)
+@operator(
+    "Sqr", gradient="Scale(GO0) -> GO0 {scale=2.0, ...}; Mul(GO0, I0) -> GI0", plain=torch.square
+)
 def sqr(x: Tensor) -> Tensor:
     """Return x * x."""
     return x * x
 
 
-@operator("Sqrt", gradient="Scale(GO0) -> GI0 {scale=0.5, ...}; Div(GI0, O0) -> GI0", plain=torch.sqrt)
+@operator(
+    "Sqrt", gradient="Scale(GO0) -> GI0 {scale=0.5, ...}; Div(GI0, O0) -> GI0", plain=torch.sqrt
+)
 def sqrt(x: Tensor) -> Tensor:
     """Return the square root."""
     return torch.sqrt(x)

@@ -1,4 +1,6 @@
-"""Functions of single elements that are no activations: powers, angles, rounding, casts and checks."""
+"""Functions of single elements that are no activations: powers, angles, rounding, casts and
+checks.
+"""
 
 from __future__ import annotations
 
@@ -227,7 +229,9 @@ def clip(x: Tensor, *, min_: float | None = None, max_: float | None = None) -> 
 
 
 @operator("ClipGradient", expected="*S, *S")
-def clip_gradient(y: Tensor, dy: Tensor, *, min_: float | None = None, max_: float | None = None) -> Tensor:
+def clip_gradient(
+    y: Tensor, dy: Tensor, *, min_: float | None = None, max_: float | None = None
+) -> Tensor:
     """Return the gradient of `Clip`: 0 where a limit is reached."""
     if min_ is not None:
         dy = torch.where(y > min_, dy, 0)

@@ -57,7 +57,13 @@ def not_(x: Tensor) -> Tensor:
 
 @operator("SumReduceLike")
 def sum_reduce_like(
-    a: Tensor, b: Tensor, *, broadcast: bool = True, axis: int = -1, axis_str: str = "", order: str = "NCHW"
+    a: Tensor,
+    b: Tensor,
+    *,
+    broadcast: bool = True,
+    axis: int = -1,
+    axis_str: str = "",
+    order: str = "NCHW",
 ) -> Tensor:
     """Return a summed to the shape of b, which would be broadcast to it."""
     fitted = aligned(a, b, True, axis, axis_str, order)
@@ -66,10 +72,14 @@ def sum_reduce_like(
 
 @operator("Where", shapes="?, *S, *S")
 def where(condition: Tensor, x: Any, y: Any, *, broadcast_on_rows: bool = False) -> Any:
-    """Return x where the condition holds, else y; with `broadcast_on_rows` it has one value for each row."""
+    """Return x where the condition holds, else y; with `broadcast_on_rows` it has one value for
+    each row.
+    """
     expected = tuple(x.shape[:1] if broadcast_on_rows else x.shape)
     if tuple(condition.shape) != expected:
-        raise ValueError(f"the condition has the shape {tuple(condition.shape)}, expected {expected}")
+        raise ValueError(
+            f"the condition has the shape {tuple(condition.shape)}, expected {expected}"
+        )
     if isinstance(x, np.ndarray):
         chosen = condition.cpu().numpy()
         shape = chosen.shape + (1,) * (x.ndim - chosen.ndim) if broadcast_on_rows else chosen.shape

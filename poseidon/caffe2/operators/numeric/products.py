@@ -1,4 +1,6 @@
-"""Fully connected layers, products of matrices, affine functions by channel or element, and Dropout."""
+"""Fully connected layers, products of matrices, affine functions by channel or element, and
+Dropout.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,8 @@ def _check_columns(x: Tensor, axis: int, columns: int) -> None:
     found = x.shape[axis:].numel()
     if x.numel() and found != columns:
         raise ValueError(
-            f"Dimension mismatch: X {list(x.shape)} has {counted(found, 'value')} from axis {axis} on, "
+            f"Dimension mismatch: X {list(x.shape)} has {counted(found, 'value')} from axis "
+            f"{axis} on, "
             f"W takes {columns}"
         )
 
@@ -36,17 +39,23 @@ def _check_bias(b: Tensor, outputs: int) -> None:
     """Raise ValueError for a bias that is not one value for each output."""
     if tuple(b.shape) != (outputs,):
         raise ValueError(
-            f"Dimension mismatch: the bias has the shape {tuple(b.shape)}, expected ({outputs},) as W"
+            f"Dimension mismatch: the bias has the shape {tuple(b.shape)}, expected ({outputs},) "
+            "as W"
         )
 
 
 @operator("FC", gradient="FCGradient(I0, I1, GO0) -> GI1, GI2, GI0")
 def fc(x: Tensor, w: Tensor, b: Tensor, *, axis: int = 1, axis_w: int = 1) -> Tensor:
     """Return x w^T + b: x is flattened from `axis` on, w from `axis_w` on (outputs first)."""
-    rows, weights = x.flatten(axis) if axis < x.dim() else x, w.reshape(w.shape[:axis_w].numel(), -1)
+    rows, weights = (
+        x.flatten(axis) if axis < x.dim() else x,
+        w.reshape(w.shape[:axis_w].numel(), -1),
+    )
     _check_columns(x, axis, weights.shape[1])
     _check_bias(b, weights.shape[0])
-    return (rows.reshape(-1, weights.shape[1]) @ weights.t() + b).reshape(*x.shape[:axis], weights.shape[0])
+    return (rows.reshape(-1, weights.shape[1]) @ weights.t() + b).reshape(
+        *x.shape[:axis], weights.shape[0]
+    )
 
 
 @operator("FCGradient", outputs=(2, 3))
@@ -85,7 +94,9 @@ def fc_transposed_gradient(
 
 
 def _product_rule(maker: GradientMaker) -> None:
-    """Make the gradients of a product as products, with the transposed factors that each case needs."""
+    """Make the gradients of a product as products, with the transposed factors that each case
+    needs.
+    """
     a, b, given = maker.I(0), maker.I(1), maker.GO(0)
     first, second = bool(maker.argument("trans_a", 0)), bool(maker.argument("trans_b", 0))
     kind = maker.forward.type
@@ -98,11 +109,15 @@ def _product_rule(maker: GradientMaker) -> None:
     arguments = {"trans_a": int(first and second), "trans_b": int(first or not second)}
     arguments = {name: value for name, value in arguments.items() if value}
     own = {("axis_a" if first else "axis_b"): axis_b} if matrices else {}
-    maker.op(kind, [*left, a] if matrices else left, [maker.GI(0)], {**arguments, **own}, copy=False)
+    maker.op(
+        kind, [*left, a] if matrices else left, [maker.GI(0)], {**arguments, **own}, copy=False
+    )
     arguments = {"trans_a": int(second or not first), "trans_b": int(first and second)}
     arguments = {name: value for name, value in arguments.items() if value}
     own = {("axis_b" if second else "axis_a"): axis_a} if matrices else {}
-    maker.op(kind, [*right, b] if matrices else right, [maker.GI(1)], {**arguments, **own}, copy=False)
+    maker.op(
+        kind, [*right, b] if matrices else right, [maker.GI(1)], {**arguments, **own}, copy=False
+    )
 
 
 @operator("MatMul", gradient=_product_rule)
@@ -116,7 +131,9 @@ def mat_mul(
     trans_a: bool = False,
     trans_b: bool = False,
 ) -> Tensor:
-    """Return the product of two matrices: a and b flattened before and from an axis; a third input gives the shape."""
+    """Return the product of two matrices: a and b flattened before and from an axis; a third
+    input gives the shape.
+    """
     left = matrix(a, axis_a)
     right = matrix(b, axis_b)
     left, right = left.t() if trans_a else left, right.t() if trans_b else right
@@ -136,7 +153,8 @@ def mat_mul(
 def batch_mat_mul(
     a: Tensor, b: Tensor, *, trans_a: bool = False, trans_b: bool = False, broadcast: bool = False
 ) -> Tensor:
-    """Return the products of the last two dimensions; the dimensions before broadcast as NumPy's do.
+    """Return the products of the last two dimensions; the dimensions before broadcast as NumPy's
+    do.
 
     The product of two vectors has the shape (1).
 
@@ -145,7 +163,8 @@ def batch_mat_mul(
     """
     if not broadcast and a.shape[:-2] != b.shape[:-2]:
         raise ValueError(
-            f"the batches {list(a.shape[:-2])} and {list(b.shape[:-2])} differ; broadcast is not set"
+            f"the batches {list(a.shape[:-2])} and {list(b.shape[:-2])} differ; broadcast is not "
+            "set"
         )
     left = a.transpose(-1, -2) if trans_a and a.dim() > 1 else a
     product = left @ (b.transpose(-1, -2) if trans_b and b.dim() > 1 else b)
@@ -154,7 +173,10 @@ def batch_mat_mul(
 
 def _affine_rule(maker: GradientMaker) -> None:
     if maker.argument("is_learnable", 0):
-        inputs, outputs = [maker.GO(0), maker.I(0), maker.I(1)], [maker.GI(0), maker.GI(1), maker.GI(2)]
+        inputs, outputs = (
+            [maker.GO(0), maker.I(0), maker.I(1)],
+            [maker.GI(0), maker.GI(1), maker.GI(2)],
+        )
     else:
         inputs, outputs = [maker.GO(0), maker.I(1)], [maker.GI(0)]
     maker.op("AffineChannelGradient", inputs, outputs)
@@ -168,9 +190,16 @@ def affine_channel(x: Tensor, s: Tensor, b: Tensor, *, order: str = "NCHW") -> T
 
 @operator("AffineChannelGradient", inputs=(2, 3), outputs=(1, 3), expected="N C *S")
 def affine_channel_gradient(
-    dy: Tensor, x: Tensor, s: Tensor | None = None, *, order: str = "NCHW", is_learnable: bool = False
+    dy: Tensor,
+    x: Tensor,
+    s: Tensor | None = None,
+    *,
+    order: str = "NCHW",
+    is_learnable: bool = False,
 ) -> tuple[Tensor, ...]:
-    """Return the gradient of x, and where these are learned of s and b; without learning the second input is s."""
+    """Return the gradient of x, and where these are learned of s and b; without learning the
+    second input is s.
+    """
     images = channels_second(dy) if order == "NHWC" else dy
     factor = x if s is None else s
     check_count("the scale", factor, images.shape[1])
@@ -236,7 +265,9 @@ def _dropout_rule(maker: GradientMaker) -> None:
 def dropout(
     x: Tensor, *, context: Context, ratio: float = 0.5, is_test: bool = False
 ) -> tuple[Tensor, Tensor | None]:
-    """Return x with a part of its elements zero and the others divided by 1 - ratio, and the mask of the others."""
+    """Return x with a part of its elements zero and the others divided by 1 - ratio, and the
+    mask of the others.
+    """
     if is_test:
         # The mask is not made, but its shape is inferred, as in Caffe2.
         return x.clone(), torch.empty_like(x, dtype=torch.bool) if x.is_meta else None
@@ -256,9 +287,16 @@ def dropout_grad(
 
 @operator("TT")
 def tensor_train(
-    x: Tensor, b: Tensor, cores: Tensor, *, inp_sizes: list[int], out_sizes: list[int], tt_ranks: list[int]
+    x: Tensor,
+    b: Tensor,
+    cores: Tensor,
+    *,
+    inp_sizes: list[int],
+    out_sizes: list[int],
+    tt_ranks: list[int],
 ) -> Tensor:
-    """Return the fully connected layer whose weights are a tensor train (arXiv 1509.06569), shape (batch, outputs).
+    """Return the fully connected layer whose weights are a tensor train (arXiv 1509.06569),
+    shape (batch, outputs).
 
     Args:
         x: a batch, shape (batch, product of inp_sizes).

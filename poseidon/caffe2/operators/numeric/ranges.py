@@ -14,13 +14,16 @@ from poseidon.caffe2.runtime.data_types import torch_type
 
 @operator("Range", gradient=NO_GRADIENT, inputs=(1, 3))
 def range_(*limits: Tensor) -> Tensor:
-    """Return start, start + step, ... before stop; the inputs are stop, or start and stop, or all three.
+    """Return start, start + step, ... before stop; the inputs are stop, or start and stop, or
+    all three.
 
     Raises:
         ValueError: the step is 0.
     """
     values = [limit.item() for limit in limits]
-    start, stop, step = [*values, 1] if len(values) == 2 else values if len(values) == 3 else [0, *values, 1]
+    start, stop, step = (
+        [*values, 1] if len(values) == 2 else values if len(values) == 3 else [0, *values, 1]
+    )
     if step == 0:
         raise ValueError("Step size cannot be 0: a range would never end")
     count = max(int(np.ceil((stop - start) / step)), 0)
@@ -52,7 +55,8 @@ def diagonal_fill(
     dtype: int = TensorProto.FLOAT,
     value: Argument | None = None,
 ) -> Tensor:
-    """Return zeros with a value on the diagonal of the first two dimensions, or of all where these are equal.
+    """Return zeros with a value on the diagonal of the first two dimensions, or of all where
+    these are equal.
 
     Raises:
         ValueError: the shape has fewer than two dimensions, or more and not all equal.
@@ -78,7 +82,8 @@ def unique_uniform_fill(
     min_: int = 0,
     max_: int = 1,
 ) -> Tensor:
-    """Return different integers between `min` and `max`, both included; none that the second input has.
+    """Return different integers between `min` and `max`, both included; none that the second
+    input has.
 
     Raises:
         ValueError: there are not enough.

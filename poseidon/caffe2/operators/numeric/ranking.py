@@ -30,7 +30,9 @@ def row_wise_arg_max(x: Tensor) -> Tensor:
 
 
 def _top(x: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """Return the k largest values of the last dimension and their indices; 0 and -1 where there are fewer."""
+    """Return the k largest values of the last dimension and their indices; 0 and -1 where there
+    are fewer.
+    """
     values, indices = torch.sort(x, dim=-1, descending=True, stable=True)
     missing = max(k - x.shape[-1], 0)
     return (
@@ -43,7 +45,8 @@ def _top(x: Tensor, k: int) -> tuple[Tensor, Tensor]:
 def top_k(
     x: Tensor, count: Tensor | None = None, *, k: int | None = None, axis: int = -1
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the k largest values along an axis, their indices, and their indices in the flattened tensor.
+    """Return the k largest values along an axis, their indices, and their indices in the
+    flattened tensor.
 
     The second input gives k, one int64, where the argument does not.
 
@@ -71,14 +74,18 @@ def top_k(
 def top_k_gradient(dy: Tensor, indices: Tensor, x: Tensor, *, axis: int = -1) -> Tensor:
     """Return the gradient of `TopK`."""
     if x.dim() != dy.dim():
-        raise ValueError(f"x has {counted(x.dim(), 'dimension')}, expected {dy.dim()} as the gradient")
+        raise ValueError(
+            f"x has {counted(x.dim(), 'dimension')}, expected {dy.dim()} as the gradient"
+        )
     axis, found = axis_of(axis, x.dim()), indices >= 0
     return torch.zeros_like(x).scatter_add(axis, indices.clamp(min=0), torch.where(found, dy, 0))
 
 
 @operator("LengthsTopK", gradient="LengthsTopKGradient(I1, O1, GO0) -> GI0", expected="N, M")
 def lengths_top_k(x: Tensor, lengths: Tensor, *, k: int) -> tuple[Tensor, Tensor]:
-    """Return the k largest values of each segment and their indices in it; 0 and -1 where there are fewer."""
+    """Return the k largest values of each segment and their indices in it; 0 and -1 where there
+    are fewer.
+    """
     longest = max(int(lengths.max()) if len(lengths) else 0, 1)
     places = torch.arange(longest, device=x.device)
     used = places < lengths[:, None]

@@ -11,7 +11,8 @@ from poseidon.caffe2.operators.registry import NO_GRADIENT, operator
 
 @operator("Histogram")
 def histogram(x: Tensor, *others: Tensor, bin_edges: list[float]) -> Tensor:
-    """Return how many values of all inputs lie between each pair of edges, int64; the last edge belongs to no bin.
+    """Return how many values of all inputs lie between each pair of edges, int64; the last edge
+    belongs to no bin.
 
     Raises:
         ValueError: there are fewer than two edges, or they do not increase.
@@ -31,9 +32,13 @@ class AccumulateHistogram:
     above all others, and its sum over runs.
     """
 
-    def __init__(self, *, lower_bound: float = 0.0, upper_bound: float = 1.0, num_buckets: int = 1) -> None:
+    def __init__(
+        self, *, lower_bound: float = 0.0, upper_bound: float = 1.0, num_buckets: int = 1
+    ) -> None:
         if lower_bound >= upper_bound:
-            raise ValueError(f"the lower bound {lower_bound} is not below the upper bound {upper_bound}")
+            raise ValueError(
+                f"the lower bound {lower_bound} is not below the upper bound {upper_bound}"
+            )
         self.low = lower_bound
         self.step = (upper_bound - lower_bound) / num_buckets
         self.buckets = num_buckets
@@ -88,19 +93,24 @@ def quantile(
 
 @operator("Percentile", gradient=NO_GRADIENT, expected="N D, _ 2, D")
 def percentile(x: Tensor, table: Tensor, lengths: Tensor) -> Tensor:
-    """Return the percentile of each value by the table of its column, interpolated; 0 below the table, 1 above it.
+    """Return the percentile of each value by the table of its column, interpolated; 0 below the
+    table, 1 above it.
 
     Args:
         x: (examples, columns).
-        table: rows of value and percentile, ordered by value; those of all columns, one column behind the other.
+        table: rows of value and percentile, ordered by value; those of all columns, one column
+            behind the other.
         lengths: the number of rows of each column.
 
     Raises:
-        ValueError: there is not one length for each column, or they do not add up to the rows of the table.
+        ValueError: there is not one length for each column, or they do not add up to the rows of
+            the table.
     """
     sizes = lengths.tolist()
     if len(sizes) != x.shape[1] or sum(sizes) != len(table) or min(sizes, default=1) < 1:
-        raise ValueError(f"the lengths {sizes} do not fit {x.shape[1]} columns and {len(table)} rows")
+        raise ValueError(
+            f"the lengths {sizes} do not fit {x.shape[1]} columns and {len(table)} rows"
+        )
     parts = [(part[:, 0], part[:, 1], part[:, 1], part[:, 1]) for part in table.split(sizes)]
     return torch.stack([_share(value, *part) for value, part in zip(x.t(), parts, strict=True)], 1)
 
@@ -134,23 +144,37 @@ def bisect_percentile(
     percentile_upper: list[float],
     lengths: list[int],
 ) -> Tensor:
-    """Return the percentile of each value by the table of its column, interpolated; 0 below the table, 1 above it.
+    """Return the percentile of each value by the table of its column, interpolated; 0 below the
+    table, 1 above it.
 
     Args:
         x: (examples, columns).
-        percentile_raw: the known values of each column in order, those of all columns, one column behind the other.
+        percentile_raw: the known values of each column in order, those of all columns, one column
+            behind the other.
         percentile_mapping: the percentile of each known value.
-        percentile_lower, percentile_upper: the percentiles in which each known value begins and ends.
+        percentile_lower, percentile_upper: the percentiles in which each known value begins and
+            ends.
         lengths: the number of known values of each column.
 
     Raises:
-        ValueError: there is not one length for each column, or they do not add up to the known values.
+        ValueError: there is not one length for each column, or they do not add up to the known
+            values.
     """
     given = (percentile_raw, percentile_mapping, percentile_lower, percentile_upper)
-    if len(lengths) != x.shape[1] or {sum(lengths)} != set(map(len, given)) or min(lengths, default=1) < 1:
-        raise ValueError(f"the lengths {lengths} do not fit {x.shape[1]} columns and the known values")
-    parts = [torch.tensor(values, dtype=x.dtype, device=x.device).split(lengths) for values in given]
-    return torch.stack([_share(value, *part) for value, *part in zip(x.t(), *parts, strict=True)], 1)
+    if (
+        len(lengths) != x.shape[1]
+        or {sum(lengths)} != set(map(len, given))
+        or min(lengths, default=1) < 1
+    ):
+        raise ValueError(
+            f"the lengths {lengths} do not fit {x.shape[1]} columns and the known values"
+        )
+    parts = [
+        torch.tensor(values, dtype=x.dtype, device=x.device).split(lengths) for values in given
+    ]
+    return torch.stack(
+        [_share(value, *part) for value, *part in zip(x.t(), *parts, strict=True)], 1
+    )
 
 
 @operator("APMeter", shapes="N D, N D")
@@ -166,7 +190,8 @@ class APMeter:
         self.kept: tuple[Tensor, Tensor] | None = None
 
     def __call__(self, scores: Tensor, labels: Tensor) -> Tensor:
-        """Return one number for each class: the mean of the precisions at the examples of the class.
+        """Return one number for each class: the mean of the precisions at the examples of the
+        class.
 
         Args:
             scores: (examples, classes).
@@ -208,7 +233,9 @@ def batch_moments(x: Tensor, *, order: str = "NCHW") -> tuple[Tensor, Tensor]:
 
 
 @operator("BatchMomentsGradient", expected="C, C, N C *S")
-def batch_moments_gradient(dmean: Tensor, dsquares: Tensor, x: Tensor, *, order: str = "NCHW") -> Tensor:
+def batch_moments_gradient(
+    dmean: Tensor, dsquares: Tensor, x: Tensor, *, order: str = "NCHW"
+) -> Tensor:
     """Return the gradient of `BatchMoments`."""
     axes = _other_axes(x, order)
     shape = [1 if axis in axes else size for axis, size in enumerate(x.shape)]
@@ -230,7 +257,9 @@ def _log_odds(p: Tensor) -> Tensor:
 
 @operator("BernoulliJSD", gradient="BernoulliJSDGradient(GO0, I0, I1) -> GI0")
 def bernoulli_jsd(x: Tensor, t: Tensor) -> Tensor:
-    """Return the Jensen-Shannon divergence of each pair of probabilities of a coin, in the shape of x."""
+    """Return the Jensen-Shannon divergence of each pair of probabilities of a coin, in the shape
+    of x.
+    """
     check_count("the input t", t, x.numel())
     t = t.reshape(x.shape)
     return _entropy((x + t) / 2) - (_entropy(x) + _entropy(t)) / 2
@@ -277,7 +306,8 @@ def self_binning_histogram(
     logspace_start: float = 1e-24,
     abs: bool = False,  # noqa: A002 (Caffe2's name)
 ) -> tuple[Tensor, Tensor]:
-    """Return the edges of bins that hold all values, and the number of values in each; the last bin is empty.
+    """Return the edges of bins that hold all values, and the number of values in each; the last
+    bin is empty.
 
     The edges go a little beyond the largest value, by 1 / 10,000 of the range, as Caffe2's do.
 
@@ -285,7 +315,8 @@ def self_binning_histogram(
         inputs: the values.
         num_bins: the number of bins.
         bin_spacing: "linear", or "logarithmic" for edges that grow by a factor.
-        logspace_start: the least first edge of logarithmic bins; smaller values are in the first bin.
+        logspace_start: the least first edge of logarithmic bins; smaller values are in the first
+            bin.
         abs: whether magnitudes are counted.
 
     Raises:
@@ -305,7 +336,9 @@ def self_binning_histogram(
     if bin_spacing == "logarithmic":
         low, high = (edge.clamp(min=logspace_start) for edge in (low, high))
     least, most = low.double(), low.double() + (high.double() - low.double()) * WIDER
-    edges = least + step * (most - least) if bin_spacing == "linear" else least * (most / least) ** step
+    edges = (
+        least + step * (most - least) if bin_spacing == "linear" else least * (most / least) ** step
+    )
     edges = edges.to(values.dtype)
     if edges[-1] <= high:  # all values are equal, or nearly
         counts[0] = values.numel()

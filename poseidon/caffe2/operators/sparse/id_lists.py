@@ -24,7 +24,8 @@ def batch_sparse_to_dense(
     dense_last_dim: int = -1,
     default_value: float = 0.0,
 ) -> Tensor:
-    """Return a row for each example with its values at their indices, and a default value elsewhere.
+    """Return a row for each example with its values at their indices, and a default value
+    elsewhere.
 
     Args:
         lengths: the number of values of each example.
@@ -38,14 +39,22 @@ def batch_sparse_to_dense(
     """
     width = dense_last_dim if like is None else like.shape[1]
     if width < 1:
-        raise ValueError("BatchSparseToDense needs dense_last_dim, or a fourth input as wide as the result")
-    dense = torch.full((len(lengths), width), default_value, dtype=values.dtype, device=values.device)
+        raise ValueError(
+            "BatchSparseToDense needs dense_last_dim, or a fourth input as wide as the result"
+        )
+    dense = torch.full(
+        (len(lengths), width), default_value, dtype=values.dtype, device=values.device
+    )
     if not values.is_meta:
         dense[ids_of(lengths), indices.long()] = values
     return dense
 
 
-@operator("BatchDenseToSparse", gradient="BatchSparseToDense(I0, I1, GO0, I2) -> GI2", expected="M, N, M D")
+@operator(
+    "BatchDenseToSparse",
+    gradient="BatchSparseToDense(I0, I1, GO0, I2) -> GI2",
+    expected="M, N, M D",
+)
 def batch_dense_to_sparse(lengths: Tensor, indices: Tensor, dense: Tensor) -> Tensor:
     """Return the values of rows at the columns that the indices of each row name."""
     if dense.is_meta:
@@ -62,7 +71,8 @@ def dense_vector_to_id_list(x: Tensor) -> tuple[Tensor, Tensor]:
 
 @operator("MergeIdLists", gradient=NO_GRADIENT, expected="M, _, ...")
 def merge_id_lists(*pairs: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the lengths and values of lists in which each example has the values of all its lists, each once.
+    """Return the lengths and values of lists in which each example has the values of all its
+    lists, each once.
 
     The inputs are pairs of lengths and values.
     """
@@ -83,7 +93,9 @@ def key_split(keys: Tensor, *, context: Context, categorical_limit: int) -> tupl
     flat = keys.reshape(-1)
     if flat.numel() and not 0 <= int(flat.min()) <= int(flat.max()) < categorical_limit:
         raise ValueError(f"the keys must be from 0 to {categorical_limit - 1}")
-    found = (torch.nonzero(flat == key).reshape(-1).to(torch.int32) for key in range(categorical_limit))
+    found = (
+        torch.nonzero(flat == key).reshape(-1).to(torch.int32) for key in range(categorical_limit)
+    )
     return tuple(found)[: context.outputs]
 
 

@@ -40,7 +40,9 @@ def lengths_to_ranges(lengths: Tensor) -> Tensor:
 
 @operator("LengthsToOffsets", expected="N")
 def lengths_to_offsets(lengths: Tensor, *, include_last_offset: bool = False) -> Tensor:
-    """Return the start of each segment, int32; with `include_last_offset` the end of the last too."""
+    """Return the start of each segment, int32; with `include_last_offset` the end of the last
+    too.
+    """
     ends = torch.cat([lengths.new_zeros(1), lengths.cumsum(0)])
     return (ends if include_last_offset else ends[:-1]).to(torch.int32)
 
@@ -95,7 +97,8 @@ def pack_segments(
         lengths: the number of rows of x of each segment.
         x: numbers or strings; the rows of all segments, one behind the other.
         pad_minf: whether the rest is filled with -inf in the place of 0.
-        max_length: the length of the rows; by default that of the longest segment. Longer segments are cut.
+        max_length: the length of the rows; by default that of the longest segment. Longer segments
+            are cut.
         return_presence_mask: whether there is a second output.
     """
     width = max_length if max_length >= 0 else int(lengths.max()) if lengths.numel() else 0
@@ -114,7 +117,9 @@ def pack_segments(
 
 @operator("UnpackSegments", gradient="PackSegments(I0, GO0) -> GI1", expected="M, M T *")
 def unpack_segments(lengths: Tensor, x: Any, *, max_length: int = -1) -> Any:
-    """Return the rows of packed segments, one segment behind the other; those that were cut off are 0."""
+    """Return the rows of packed segments, one segment behind the other; those that were cut off
+    are 0.
+    """
     width = x.shape[1] if x.ndim > 1 else 0
     ids = ids_of(lengths)
     place = torch.arange(len(ids), device=lengths.device) - (lengths.cumsum(0) - lengths)[ids]
@@ -128,7 +133,9 @@ def unpack_segments(lengths: Tensor, x: Any, *, max_length: int = -1) -> Any:
 
 @operator("ReversePackedSegs", gradient="ReversePackedSegs(GO0, I1) -> GI0", expected="T N D, N")
 def reverse_packed_segs(x: Tensor, lengths: Tensor) -> Tensor:
-    """Return packed segments of shape (longest, segments, values), each backwards; what is behind it stays."""
+    """Return packed segments of shape (longest, segments, values), each backwards; what is
+    behind it stays.
+    """
     place = torch.arange(len(x), device=x.device)[:, None]
     source = torch.where(place < lengths, lengths - 1 - place, place)
     return x.gather(0, source.unsqueeze(-1).expand(x.shape).long())
@@ -139,7 +146,9 @@ def _check_like_keys(keys: Tensor, others: Sequence[Tensor]) -> None:
     for value in others:
         if value.shape[: keys.dim()] != keys.shape:
             wanted = ", ".join([*map(str, keys.shape), "..."])
-            raise ValueError(f"an input has the shape {tuple(value.shape)}, expected ({wanted}) as the keys")
+            raise ValueError(
+                f"an input has the shape {tuple(value.shape)}, expected ({wanted}) as the keys"
+            )
 
 
 def _parts(keys: Tensor, count: int) -> Tensor:
@@ -150,7 +159,8 @@ def _parts(keys: Tensor, count: int) -> Tensor:
 def partition(
     keys: Tensor, *others: Tensor, context: Context, pack_first_input: bool = False
 ) -> tuple[Any, ...]:
-    """Return all inputs split by the remainder of their key: all inputs of part 0, then those of part 1, ...
+    """Return all inputs split by the remainder of their key: all inputs of part 0, then those of
+    part 1, ...
 
     Args:
         keys: integers of any shape.
@@ -164,7 +174,11 @@ def partition(
     made: list[Tensor] = []
     for number in range(count):
         chosen = part == number
-        first = torch.div(keys[chosen], count, rounding_mode="floor") if pack_first_input else keys[chosen]
+        first = (
+            torch.div(keys[chosen], count, rounding_mode="floor")
+            if pack_first_input
+            else keys[chosen]
+        )
         made += [first, *[other[chosen] for other in others]]
     return tuple(made)
 
@@ -173,14 +187,20 @@ def partition(
 def lengths_partition(
     lengths: Tensor, keys: Tensor, *others: Tensor, context: Context, pack_first_input: bool = False
 ) -> tuple[Any, ...]:
-    """Return all inputs split by the remainder of their key, with the lengths of the segments in each part."""
+    """Return all inputs split by the remainder of their key, with the lengths of the segments in
+    each part.
+    """
     count = context.outputs // (2 + len(others))
     part, ids = _parts(keys, count), ids_of(lengths, len(keys))
     _check_like_keys(keys, others)
     made: list[Tensor] = []
     for number in range(count):
         chosen = part == number
-        first = torch.div(keys[chosen], count, rounding_mode="floor") if pack_first_input else keys[chosen]
+        first = (
+            torch.div(keys[chosen], count, rounding_mode="floor")
+            if pack_first_input
+            else keys[chosen]
+        )
         kept = torch.bincount(ids[chosen], minlength=len(lengths)).to(lengths.dtype)
         made += [kept, first, *[other[chosen] for other in others]]
     return tuple(made)
@@ -204,7 +224,8 @@ def gather_by_key(keys: Tensor, *parts: Tensor) -> Tensor:
         chosen = number == index
         if part.shape != (int(chosen.sum()), *made.shape[1:]):
             raise ValueError(
-                f"the part {index} has the shape {tuple(part.shape)}, expected a row for each of its "
+                f"the part {index} has the shape {tuple(part.shape)}, expected a row for each of "
+                "its "
                 f"{counted(int(chosen.sum()), 'key')}"
             )
         made[chosen] = part

@@ -1,7 +1,9 @@
-"""Rows of 2-bit and 4-bit numbers with a scale and a bias for each row, and sums over rows of which some are pruned.
+"""Rows of 2-bit and 4-bit numbers with a scale and a bias for each row, and sums over rows of
+which some are pruned.
 
-A fused row has several numbers in a byte, the first in the lowest bits, and behind them its scale and bias as 16-bit
-floats. The largest and the least value of a row give both; the engine GREEDY of Caffe2 makes no difference here.
+A fused row has several numbers in a byte, the first in the lowest bits, and behind them its scale
+and bias as 16-bit floats. The largest and the least value of a row give both; the engine GREEDY of
+Caffe2 makes no difference here.
 """
 
 from __future__ import annotations
@@ -44,7 +46,9 @@ def _restored(fused: Tensor, bits: int) -> Tensor:
 
 
 def _looked_up(indices: Tensor, table: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the row of each index that is not pruned, and which indices these are; a table of one 0 prunes nothing."""
+    """Return the row of each index that is not pruned, and which indices these are; a table of
+    one 0 prunes nothing.
+    """
     if table.numel() == 1 and not table.any():
         return indices, torch.ones_like(indices, dtype=torch.bool)
     found = table[indices.long()]
@@ -57,12 +61,17 @@ def _left(kept: Tensor, lengths: Tensor) -> Tensor:
 
 
 @operator(
-    "SparseLengthsSumSparseLookup", gradient=NO_GRADIENT, inputs=(3, 4), outputs=(2, 3), expected="I, M, T, I"
+    "SparseLengthsSumSparseLookup",
+    gradient=NO_GRADIENT,
+    inputs=(3, 4),
+    outputs=(2, 3),
+    expected="I, M, T, I",
 )
 def sparse_lengths_sum_sparse_lookup(
     indices: Tensor, lengths: Tensor, table: Tensor, weights: Tensor | None = None
 ) -> tuple[Tensor, ...]:
-    """Return the rows that a table gives for indices, -1 left out, the lengths of the segments, and the weights.
+    """Return the rows that a table gives for indices, -1 left out, the lengths of the segments,
+    and the weights.
 
     Args:
         indices: the indices of all segments.
@@ -100,19 +109,27 @@ def _register(bits: int) -> None:
 
     if bits < 8:
         for source in ("Float", "Half"):
-            operator(f"{source}ToFused{bits}BitRowwiseQuantized", gradient=NO_GRADIENT, expected="N D")(
-                quantize
-            )
-            operator(f"{source}ToFused{bits}BitFakeRowwiseQuantized", gradient=NO_GRADIENT, expected="N D")(
-                fake
-            )
-        operator(f"Fused{bits}BitRowwiseQuantizedToFloat", gradient=NO_GRADIENT, expected="N D")(restore)
-        operator(f"Fused{bits}BitRowwiseQuantizedToHalf", gradient=NO_GRADIENT, expected="N D")(restore_half)
+            operator(
+                f"{source}ToFused{bits}BitRowwiseQuantized", gradient=NO_GRADIENT, expected="N D"
+            )(quantize)
+            operator(
+                f"{source}ToFused{bits}BitFakeRowwiseQuantized",
+                gradient=NO_GRADIENT,
+                expected="N D",
+            )(fake)
+        operator(f"Fused{bits}BitRowwiseQuantizedToFloat", gradient=NO_GRADIENT, expected="N D")(
+            restore
+        )
+        operator(f"Fused{bits}BitRowwiseQuantizedToHalf", gradient=NO_GRADIENT, expected="N D")(
+            restore_half
+        )
     for kind in ("Sum", "Mean"):
         _register_reductions(bits, kind, gathered)
 
 
-def _register_reductions(bits: int, kind: str, gathered: Callable[[Tensor, Tensor], Tensor]) -> None:
+def _register_reductions(
+    bits: int, kind: str, gathered: Callable[[Tensor, Tensor], Tensor]
+) -> None:
     mean = kind == "Mean"
 
     def plain(x: Tensor, indices: Tensor, lengths: Tensor) -> Tensor:
@@ -120,17 +137,25 @@ def _register_reductions(bits: int, kind: str, gathered: Callable[[Tensor, Tenso
         return reduced_rows(gathered(x, indices), None, lengths, mean)
 
     def weighted(x: Tensor, weights: Tensor, indices: Tensor, lengths: Tensor) -> Tensor:
-        """Return the weighted sum or mean of the fused rows that the indices of each segment name."""
+        """Return the weighted sum or mean of the fused rows that the indices of each segment
+        name.
+        """
         return reduced_rows(gathered(x, indices), weights, lengths, mean)
 
     def pruned(x: Tensor, indices: Tensor, lengths: Tensor, table: Tensor) -> Tensor:
-        """Return the sum or mean of the fused rows that a table gives for the indices; pruned ones are 0."""
-        return pruned_weighted(x, torch.ones_like(indices, dtype=torch.float32), indices, lengths, table)
+        """Return the sum or mean of the fused rows that a table gives for the indices; pruned
+        ones are 0.
+        """
+        return pruned_weighted(
+            x, torch.ones_like(indices, dtype=torch.float32), indices, lengths, table
+        )
 
     def pruned_weighted(
         x: Tensor, weights: Tensor, indices: Tensor, lengths: Tensor, table: Tensor
     ) -> Tensor:
-        """Return the weighted sum or mean of the fused rows that a table gives for the indices; pruned ones are 0."""
+        """Return the weighted sum or mean of the fused rows that a table gives for the indices;
+        pruned ones are 0.
+        """
         found, kept = _looked_up(indices, table)
         rows = gathered(x, found)
         made = rows.new_zeros(len(lengths), rows.shape[1])
@@ -138,17 +163,21 @@ def _register_reductions(bits: int, kind: str, gathered: Callable[[Tensor, Tenso
         return total / lengths.clamp(min=1)[:, None] if mean else total
 
     if bits < 8:
-        operator(f"SparseLengths{kind}Fused{bits}BitRowwise", gradient=NO_GRADIENT, expected="N D, I, M")(
-            plain
-        )
         operator(
-            f"SparseLengthsWeighted{kind}Fused{bits}BitRowwise", gradient=NO_GRADIENT, expected="N D, I, I, M"
+            f"SparseLengths{kind}Fused{bits}BitRowwise", gradient=NO_GRADIENT, expected="N D, I, M"
+        )(plain)
+        operator(
+            f"SparseLengthsWeighted{kind}Fused{bits}BitRowwise",
+            gradient=NO_GRADIENT,
+            expected="N D, I, I, M",
         )(weighted)
-    operator(f"SparseLengths{kind}{bits}BitRowwiseSparse", gradient=NO_GRADIENT, expected="N D, I, M, T")(
-        pruned
-    )
     operator(
-        f"SparseLengthsWeighted{kind}{bits}BitRowwiseSparse", gradient=NO_GRADIENT, expected="N D, I, I, M, T"
+        f"SparseLengths{kind}{bits}BitRowwiseSparse", gradient=NO_GRADIENT, expected="N D, I, M, T"
+    )(pruned)
+    operator(
+        f"SparseLengthsWeighted{kind}{bits}BitRowwiseSparse",
+        gradient=NO_GRADIENT,
+        expected="N D, I, I, M, T",
     )(pruned_weighted)
 
 

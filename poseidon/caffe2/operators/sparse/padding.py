@@ -33,7 +33,11 @@ def _add_padding_rule(maker: GradientMaker) -> None:
     inputs = _inputs_of_gradient(maker)
     maker.op("RemovePadding", inputs, [maker.GI(0)])
     if len(maker.forward.input) > 2:
-        maker.op("GatherPadding", inputs, [maker.GI(index) for index in range(2, len(maker.forward.input))])
+        maker.op(
+            "GatherPadding",
+            inputs,
+            [maker.GI(index) for index in range(2, len(maker.forward.input))],
+        )
 
 
 @operator("AddPadding", gradient=_add_padding_rule, expected="N *S, M, *S, *S")
@@ -52,7 +56,8 @@ def add_padding(
         x: the rows of all segments.
         lengths: the number of rows of each segment; without it there is one segment.
         start, end: the rows that are added, zeros by default; `end` is `start` by default.
-        padding_width, end_padding_width: how many are added; at the end as many as at the start by default.
+        padding_width, end_padding_width: how many are added; at the end as many as at the start by
+            default.
     """
     before, behind = _widths(padding_width, end_padding_width)
     sizes = _lengths(x, lengths)
@@ -106,7 +111,9 @@ def gather_padding(
     padding_width: int = 1,
     end_padding_width: int = -1,
 ) -> tuple[Tensor, ...]:
-    """Return the sums of the padding at the starts and at the ends; a single output has the sum of both."""
+    """Return the sums of the padding at the starts and at the ends; a single output has the sum
+    of both.
+    """
     before, behind = _widths(padding_width, end_padding_width)
     sizes = _lengths(x, lengths)
     ends = sizes.cumsum(0)
@@ -125,7 +132,9 @@ def pad_empty_samples(lengths: Tensor, *features: Any) -> tuple[Any, ...]:
     made: list[Any] = [padded]
     for feature in features:
         if feature.ndim < 1 or len(feature) != count:
-            raise ValueError(f"a feature has the shape {tuple(feature.shape)}, expected ({count}, ...)")
+            raise ValueError(
+                f"a feature has the shape {tuple(feature.shape)}, expected ({count}, ...)"
+            )
         if isinstance(feature, np.ndarray):
             wide: Any = np.full((len(rows), *feature.shape[1:]), b"", dtype=object)
             wide[rows.numpy()] = feature
@@ -137,7 +146,9 @@ def pad_empty_samples(lengths: Tensor, *features: Any) -> tuple[Any, ...]:
 
 
 @operator("LengthsPad", gradient=NO_GRADIENT, expected="N *, M")
-def lengths_pad(x: Tensor, lengths: Tensor, *, padding_value: float = -1.0, target_length: int) -> Tensor:
+def lengths_pad(
+    x: Tensor, lengths: Tensor, *, padding_value: float = -1.0, target_length: int
+) -> Tensor:
     """Return the segments of x, each filled with a value to one length.
 
     Raises:
@@ -180,7 +191,9 @@ def remove_data_blocks(x: Tensor, indices: Tensor) -> Tensor:
 
 @operator("PackRNNSequence", gradient="UnpackRNNSequence(GO0, I1) -> GI0", expected="N *, M")
 def pack_rnn_sequence(x: Tensor, lengths: Tensor) -> Tensor:
-    """Return sequences, one behind the other, as a tensor (longest, sequences, ...) with zeros behind each."""
+    """Return sequences, one behind the other, as a tensor (longest, sequences, ...) with zeros
+    behind each.
+    """
     longest = int(lengths.max()) if lengths.numel() else 0
     made = x.new_zeros(longest, len(lengths), *x.shape[1:])
     ids = ids_of(lengths, x.shape[0])

@@ -1,6 +1,7 @@
 """Rows of 8-bit numbers with a scale and a bias for each row, and sums over them.
 
-A fused row has its scale and bias, as bytes, behind its numbers; otherwise they are a tensor of shape (rows, 2).
+A fused row has its scale and bias, as bytes, behind its numbers; otherwise they are a tensor of
+shape (rows, 2).
 """
 
 from __future__ import annotations
@@ -53,14 +54,18 @@ def _register_fused(suffix: str, pairs_type: torch.dtype) -> None:
         return _restored(*_split(fused, pairs_type))
 
     def restore_half(fused: Tensor) -> Tensor:
-        """Return the values of fused rows: as 16-bit numbers, but for those whose pairs are 16-bit, as in Caffe2."""
+        """Return the values of fused rows: as 16-bit numbers, but for those whose pairs are
+        16-bit, as in Caffe2.
+        """
         return restore(fused) if pairs_type == torch.float16 else restore(fused).half()
 
     for source in ("Float", "HalfFloat"):
-        operator(f"{source}ToFused8BitRowwiseQuantized{suffix}", gradient=NO_GRADIENT, expected="N D")(
-            quantize
-        )
-    operator(f"Fused8BitRowwiseQuantized{suffix}ToFloat", gradient=NO_GRADIENT, expected="N D")(restore)
+        operator(
+            f"{source}ToFused8BitRowwiseQuantized{suffix}", gradient=NO_GRADIENT, expected="N D"
+        )(quantize)
+    operator(f"Fused8BitRowwiseQuantized{suffix}ToFloat", gradient=NO_GRADIENT, expected="N D")(
+        restore
+    )
     operator(f"Fused8BitRowwiseQuantized{suffix}ToHalfFloat", gradient=NO_GRADIENT, expected="N D")(
         restore_half
     )
@@ -103,9 +108,15 @@ def _register_reductions(kind: str, mean: bool) -> None:
         """Return the sum or mean of the fused rows that the indices of each segment name."""
         return reduced_rows(gather_fused_8_bit_rowwise(x, indices), None, lengths, mean)
 
-    @operator(f"SparseLengthsWeighted{kind}Fused8BitRowwise", gradient=NO_GRADIENT, expected="N D, I, I, M")
+    @operator(
+        f"SparseLengthsWeighted{kind}Fused8BitRowwise",
+        gradient=NO_GRADIENT,
+        expected="N D, I, I, M",
+    )
     def fused_weighted(x: Tensor, weights: Tensor, indices: Tensor, lengths: Tensor) -> Tensor:
-        """Return the weighted sum or mean of the fused rows that the indices of each segment name."""
+        """Return the weighted sum or mean of the fused rows that the indices of each segment
+        name.
+        """
         return reduced_rows(gather_fused_8_bit_rowwise(x, indices), weights, lengths, mean)
 
     @operator(f"SparseLengths{kind}8BitsRowwise", gradient=NO_GRADIENT, expected="N D, I, M, N 2")
@@ -114,7 +125,11 @@ def _register_reductions(kind: str, mean: bool) -> None:
         rows = indices.long()
         return reduced_rows(_restored(x[rows], pairs[rows]), None, lengths, mean)
 
-    @operator(f"SparseLengthsWeighted{kind}8BitsRowwise", gradient=NO_GRADIENT, expected="N D, I, I, M, N 2")
+    @operator(
+        f"SparseLengthsWeighted{kind}8BitsRowwise",
+        gradient=NO_GRADIENT,
+        expected="N D, I, I, M, N 2",
+    )
     def by_pairs_weighted(
         x: Tensor, weights: Tensor, indices: Tensor, lengths: Tensor, pairs: Tensor
     ) -> Tensor:

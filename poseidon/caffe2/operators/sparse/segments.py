@@ -1,8 +1,9 @@
 """Sums, means and extremes of segments, in all of Caffe2's forms.
 
-A segment is a run of rows: by sorted ids of the rows (`SortedSegment...`), by ids in any order (`UnsortedSegment...`)
-or by lengths (`Lengths...`). The `Sparse...` forms first gather rows by index; their gradients are sparse.
-`...WeightedSum` has a weight for each row, and with the argument `grad_on_weights` a gradient for it.
+A segment is a run of rows: by sorted ids of the rows (`SortedSegment...`), by ids in any order
+(`UnsortedSegment...`) or by lengths (`Lengths...`). The `Sparse...` forms first gather rows by
+index; their gradients are sparse. `...WeightedSum` has a weight for each row, and with the argument
+`grad_on_weights` a gradient for it.
 """
 
 from __future__ import annotations
@@ -101,7 +102,9 @@ def _register_ids(family: str, kind: str, dense: str, sparse: str) -> None:
         """Return the sum or mean of the rows that the indices of each id name."""
         return _reduced(kind, _rows(x, indices), ids, _count(ids, num_segments))
 
-    @operator(f"{family}Segment{kind}Gradient", f"Sparse{family}Segment{kind}Gradient", expected="M *, N")
+    @operator(
+        f"{family}Segment{kind}Gradient", f"Sparse{family}Segment{kind}Gradient", expected="M *, N"
+    )
     def by_ids_gradient(dy: Tensor, ids: Tensor) -> Tensor:
         """Return the gradient of each row."""
         return _spread(kind, dy, ids)
@@ -143,7 +146,9 @@ def _register_weighted_ids(family: str) -> None:
         return _weighted(weights, dy, ids)
 
     @operator(f"{name}WithMainInputGradient", expected="N, M *S, N, N *S")
-    def weighted_gradients(weights: Tensor, dy: Tensor, ids: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+    def weighted_gradients(
+        weights: Tensor, dy: Tensor, ids: Tensor, x: Tensor
+    ) -> tuple[Tensor, Tensor]:
         """Return the gradients of rows and weights."""
         return _weighted(weights, dy, ids), _weights_gradient(dy, x, ids)
 
@@ -191,9 +196,7 @@ def _register_lengths(kind: str) -> None:
         """Return the sum or mean of each segment; 0 for an empty one."""
         return _by_lengths(kind, x, lengths)
 
-    sparse = (
-        f"SparseLengthsIndicesInGradient{kind}Gradient(GO0, I2, I1) -> GI0_values; GI0 = (I1, GI0_values)"
-    )
+    sparse = f"SparseLengthsIndicesInGradient{kind}Gradient(GO0, I2, I1) -> GI0_values; GI0 = (I1, GI0_values)"
 
     @operator(f"SparseLengths{kind}", gradient=sparse, expected="N *, I, M")
     def sparse_by_lengths(x: Tensor, indices: Tensor, lengths: Tensor) -> Tensor:
@@ -286,7 +289,9 @@ def _sparse_lengths_weighted_rule(maker: GradientMaker) -> None:
 
 
 @operator("SparseLengthsWeightedSum", gradient=_sparse_lengths_weighted_rule, shapes="N *, I, I, M")
-def sparse_lengths_weighted_sum(x: Tensor, weights: Tensor, indices: Tensor, lengths: Tensor) -> Tensor:
+def sparse_lengths_weighted_sum(
+    x: Tensor, weights: Tensor, indices: Tensor, lengths: Tensor
+) -> Tensor:
     """Return the weighted sum of the rows that the indices of each segment name."""
     rows = _rows(x, indices)
     return _by_lengths("Sum", rows * _column(weights, rows), lengths)
@@ -296,7 +301,9 @@ def sparse_lengths_weighted_sum(x: Tensor, weights: Tensor, indices: Tensor, len
 def sparse_lengths_positional_weighted_sum(
     x: Tensor, weights: Tensor, indices: Tensor, lengths: Tensor
 ) -> Tensor:
-    """Return the sum of the rows that the indices of each segment name, weighted by their place in it."""
+    """Return the sum of the rows that the indices of each segment name, weighted by their place
+    in it.
+    """
     starts = lengths.cumsum(0) - lengths
     place = torch.arange(len(indices), device=indices.device) - starts[ids_of(lengths)]
     rows = _rows(x, indices)
@@ -311,10 +318,14 @@ def sparse_lengths_weighted_sum_gradient(
     return _weighted(weights, dy, ids_of(lengths, weights.shape[0]))
 
 
-@operator("SparseLengthsIndicesInGradientWeightedSumWithMainInputGradient", expected="I, M *, M, N *, I")
+@operator(
+    "SparseLengthsIndicesInGradientWeightedSumWithMainInputGradient", expected="I, M *, M, N *, I"
+)
 def sparse_lengths_weighted_sum_gradients(
     weights: Tensor, dy: Tensor, lengths: Tensor, x: Tensor, indices: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Return the gradients of the gathered rows and of the weights of `SparseLengthsWeightedSum`."""
+    """Return the gradients of the gathered rows and of the weights of
+    `SparseLengthsWeightedSum`.
+    """
     ids = ids_of(lengths, indices.shape[0])
     return _weighted(weights, dy, ids), _weights_gradient(dy, _rows(x, indices), ids)

@@ -1,4 +1,6 @@
-"""Rows of tables by their indices: updates in the order of the indices, also where one occurs more than once."""
+"""Rows of tables by their indices: updates in the order of the indices, also where one occurs
+more than once.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,8 @@ from torch import Tensor
 def rounds(indices: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
     """Return pairs (rows, positions) such that the rows of a pair are distinct.
 
-    The k-th pair has the k-th occurrence of each index. Updates round by round give what a loop over the indices gives.
+    The k-th pair has the k-th occurrence of each index. Updates round by round give what a loop
+    over the indices gives.
 
     Args:
         indices: the rows, of any shape; they are flattened.
@@ -42,12 +45,14 @@ def gradient_rows(gradient: Tensor, indices: Tensor, table: Tensor) -> Tensor:
     """Return the gradient with one row for each index, in the shape of the table's rows.
 
     Raises:
-        ValueError: its first dimensions are not those of the indices, or a row has not as many values as the table's.
+        ValueError: its first dimensions are not those of the indices, or a row has not as many
+            values as the table's.
     """
     row, places = table.shape[1:], indices.dim()
     if gradient.shape[:places] != indices.shape or gradient.shape[places:].numel() != row.numel():
         raise ValueError(
-            f"the gradient has the shape {tuple(gradient.shape)}, expected {(*indices.shape, *row)}: "
+            f"the gradient has the shape {tuple(gradient.shape)}, expected "
+            f"{(*indices.shape, *row)}: "
             "a row for each index"
         )
     return gradient.reshape(indices.numel(), *row)

@@ -1,4 +1,6 @@
-"""Collective operators between shards (common worlds), and between the devices of one process (NCCL)."""
+"""Collective operators between shards (common worlds), and between the devices of one process
+(NCCL).
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,9 @@ def _name_of(context: Context) -> str:
     return context.definition.name or context.definition.output[0]
 
 
-def _or_status(context: Context, status_blob: str, call: Callable[[], Result], failed: Result) -> Result:
+def _or_status(
+    context: Context, status_blob: str, call: Callable[[], Result], failed: Result
+) -> Result:
     """Return what a call returns. Where it fails and there is a status blob, this
     gets the sentence in place of the error.
     """
@@ -56,8 +60,8 @@ def create_common_world(
         size: the number of shards.
         rank: the number of this one.
         timeout_ms: longest time that the rendezvous and each operation of the world wait.
-        interface: the network interface, or address, that the other hosts reach; several names, divided by commas, mean
-            the first.
+        interface: the network interface, or address, that the other hosts reach; several names,
+            divided by commas, mean the first.
         status_blob: gets the sentence of a failure, in place of an error.
 
     Raises:
@@ -93,7 +97,9 @@ def destroy_common_world(world: CommonWorld) -> Any:
     return world
 
 
-def _start_all_reduce(buckets: Buckets, owned: bool, world: CommonWorld, *tensors: Tensor) -> Pending:
+def _start_all_reduce(
+    buckets: Buckets, owned: bool, world: CommonWorld, *tensors: Tensor
+) -> Pending:
     return buckets.all_reduce(world, tensors, owned)
 
 
@@ -120,7 +126,9 @@ def broadcast(
     """Return the first tensor of the shard `root`, once for each tensor."""
     if context.device.type == "meta":
         return tensors
-    return tuple(_or_status(context, status_blob, lambda: world.broadcast(tensors, root), list(tensors)))
+    return tuple(
+        _or_status(context, status_blob, lambda: world.broadcast(tensors, root), list(tensors))
+    )
 
 
 @operator("Reduce")
@@ -167,7 +175,9 @@ def send_tensor(
     dst: int = 0,
     tag: int = 0,
 ) -> None:
-    """Send a tensor to a shard, which calls `ReceiveTensor`; the inputs `dst` and `tag` go before the arguments."""
+    """Send a tensor to a shard, which calls `ReceiveTensor`; the inputs `dst` and `tag` go
+    before the arguments.
+    """
     world.send(x, dst if to is None else int(to), tag if tag_ is None else int(tag_))
 
 
@@ -181,11 +191,17 @@ def receive_tensor(
     src: int = 0,
     tag: int = 0,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return what a shard has sent, a tensor of the shape and type of `like`, its sender and its tag."""
+    """Return what a shard has sent, a tensor of the shape and type of `like`, its sender and its
+    tag.
+    """
     rank = src if sender is None else int(sender)
     number = tag if tag_ is None else int(tag_)
     received = world.receive(like, rank, number)
-    return received, torch.tensor([rank], dtype=torch.int32), torch.tensor([number], dtype=torch.int32)
+    return (
+        received,
+        torch.tensor([rank], dtype=torch.int32),
+        torch.tensor([number], dtype=torch.int32),
+    )
 
 
 def _sum_of_devices(tensors: Sequence[Tensor], target: int = 0) -> Tensor:
@@ -232,4 +248,6 @@ def nccl_reduce_scatter(*tensors: Tensor) -> list[Tensor]:
     """
     parts = _sum_of_devices(tensors).chunk(len(tensors))
     pieces = [part.squeeze(0) if len(part) == 1 else part for part in parts]
-    return [piece.to(tensor.device, copy=True) for piece, tensor in zip(pieces, tensors, strict=True)]
+    return [
+        piece.to(tensor.device, copy=True) for piece, tensor in zip(pieces, tensors, strict=True)
+    ]

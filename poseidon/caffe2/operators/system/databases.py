@@ -34,7 +34,9 @@ OVERHEAD = 50
 
 
 def chunk_size(options: SerializationOptions, name: str, default: int) -> int:
-    """Return the chunk size that options give a blob: that of the first pattern that its whole name matches."""
+    """Return the chunk size that options give a blob: that of the first pattern that its whole
+    name matches.
+    """
     for option in options.options:
         if re.fullmatch(option.blob_name_regex, name):
             return option.chunk_size if option.HasField("chunk_size") else default
@@ -45,7 +47,8 @@ def chunk_size(options: SerializationOptions, name: str, default: int) -> int:
 def estimate_all_blob_sizes(
     *, context: Context, include_shared: bool = True, options: bytes = b""
 ) -> tuple[np.ndarray, torch.Tensor]:
-    """Return the names of all blobs of the workspace, and about how many bytes each takes when it is saved, int64.
+    """Return the names of all blobs of the workspace, and about how many bytes each takes when
+    it is saved, int64.
 
     The outputs are blobs too.
     """
@@ -122,11 +125,10 @@ class Save(_Saving):
     """Writes its inputs to a database.
 
     Args of the operator:
-        db, db_type: the database; its path begins at the workspace's root folder, unless `absolute_path` is set.
-        strip_prefix: what is cut off from the names.
-        blob_name_overrides: other names.
-        chunk_size: values in a record; -1 for Caffe2's own number, 0 for all.
-        options: a SerializationOptions message: other chunk sizes for some blobs.
+        db, db_type: the database; its path begins at the workspace's root folder, unless
+        `absolute_path` is set. strip_prefix: what is cut off from the names. blob_name_overrides:
+        other names. chunk_size: values in a record; -1 for Caffe2's own number, 0 for all. options:
+        a SerializationOptions message: other chunk sizes for some blobs.
     """
 
     def __call__(self, inputs: Sequence[Blob], outputs: Sequence[Blob]) -> None:
@@ -141,7 +143,13 @@ class Checkpoint:
     """
 
     def __init__(
-        self, *, context: Context, db: str, db_type: str, every: int = 1, absolute_path: bool = False
+        self,
+        *,
+        context: Context,
+        db: str,
+        db_type: str,
+        every: int = 1,
+        absolute_path: bool = False,
     ) -> None:
         self.saving = _Saving(context=context, db=db, db_type=db_type, absolute_path=absolute_path)
         self.every = every
@@ -164,12 +172,12 @@ class Load:
     """Reads blobs from databases, or from the reader that is its input.
 
     Args of the operator:
-        db or dbs, db_type, absolute_path: where to read; see `Save`.
-        add_prefix, strip_prefix: what is added to, and cut off from, the names of the database.
-        source_blob_names: the names in the database of the outputs.
-        load_all: whether all blobs are read, under their names; the operator then may have no outputs.
-        allow_incomplete: whether outputs may be missing in the database.
-        keep_device: whether a tensor of a GPU is put there again; else all go to the operator's device.
+        db or dbs, db_type, absolute_path: where to read; see `Save`. add_prefix, strip_prefix: what
+        is added to, and cut off from, the names of the database. source_blob_names: the names in
+        the database of the outputs. load_all: whether all blobs are read, under their names; the
+        operator then may have no outputs. allow_incomplete: whether outputs may be missing in the
+        database. keep_device: whether a tensor of a GPU is put there again; else all go to the
+        operator's device.
     """
 
     def __init__(
@@ -201,10 +209,16 @@ class Load:
         self.paths = [_path(context, name, absolute_path) for name in dbs or ([db] if db else [])]
         self.add_prefix, self.strip_prefix = add_prefix, strip_prefix
         self.wanted = dict(zip(source_blob_names or outputs, outputs, strict=True))
-        self.load_all, self.allow_incomplete, self.keep_device = load_all, allow_incomplete, keep_device
+        self.load_all, self.allow_incomplete, self.keep_device = (
+            load_all,
+            allow_incomplete,
+            keep_device,
+        )
 
     def _target(self, key: str) -> str | None:
-        """Return the blob that a key of the database is loaded into, None for one that is not wanted."""
+        """Return the blob that a key of the database is loaded into, None for one that is not
+        wanted.
+        """
         name = self.add_prefix + _stripped(key.partition(CHUNK)[0], self.strip_prefix)
         if self.load_all:
             return name
@@ -242,7 +256,9 @@ class Load:
         if self.keep_device:
             detail = message.tensor.device_detail
             device = (
-                torch.device("cuda", detail.device_id) if detail.device_type == 1 else torch.device("cpu")
+                torch.device("cuda", detail.device_id)
+                if detail.device_type == 1
+                else torch.device("cpu")
             )
         return value.to(device)
 
@@ -255,7 +271,9 @@ def _message(kind: Any, content: bytes, key: bytes) -> Any:
 
 
 @operator("DBExists")
-def db_exists(*, context: Context, db_name: str, db_type: str, absolute_path: bool = False) -> torch.Tensor:
+def db_exists(
+    *, context: Context, db_name: str, db_type: str, absolute_path: bool = False
+) -> torch.Tensor:
     """Return whether there is a database, a scalar."""
     return torch.tensor(databases.exists(_path(context, db_name, absolute_path), db_type))
 
@@ -274,10 +292,12 @@ def create_db(
     """Return a reader of a database, or of one shard of it.
 
     Args:
-        context: the random numbers of the operators that read there come from its seed, else from torch's generator.
+        context: the random numbers of the operators that read there come from its seed, else from
+            torch's generator.
         db, db_type: the database.
         num_shards, shard_id: the shard.
-        shard_sizes: the records of each shard in a global batch, where shards are of unequal size (not in Caffe2).
+        shard_sizes: the records of each shard in a global batch, where shards are of unequal size
+            (not in Caffe2).
         skip: the records of the shard that an earlier run has read (not in Caffe2).
     """
     if context.device.type == "meta":
@@ -293,7 +313,8 @@ def create_db(
 class TensorProtosDBInput:
     """The next records of a reader, each a TensorProtos: one output for each of its tensors.
 
-    `batch_size` is the number of records, the first dimension of the outputs; 0 is one record without that dimension.
+    `batch_size` is the number of records, the first dimension of the outputs; 0 is one record
+    without that dimension.
     """
 
     def __init__(self, *, context: Context, batch_size: int = 0) -> None:
@@ -305,7 +326,8 @@ class TensorProtosDBInput:
         """Return the outputs.
 
         Raises:
-            RuntimeError: a record has another format, another number of tensors, or other shapes than the rest.
+            RuntimeError: a record has another format, another number of tensors, or other shapes
+                than the rest.
         """
         rows = [self._row(reader, record) for record in self._consumer.take(reader)]
         if self.batch_size == 0:
@@ -314,21 +336,24 @@ class TensorProtosDBInput:
             shapes = sorted({tuple(value.shape) for value in column})
             if len(shapes) > 1:
                 raise EnforceNotMet(
-                    f"the records of a batch of {reader.path} ({reader.db_type}) have tensors of the shapes {shapes[0]} and "
+                    f"the records of a batch of {reader.path} ({reader.db_type}) have tensors of "
+                    f"the shapes {shapes[0]} and "
                     f"{shapes[1]}: expected one shape, or batch_size=0"
                 )
-        return tuple(_on(_stacked(list(column)), self.context) for column in zip(*rows, strict=True))
+        return tuple(
+            _on(_stacked(list(column)), self.context) for column in zip(*rows, strict=True)
+        )
 
     def _row(self, reader: Reader, record: Record) -> list[Any]:
-        name = (
-            f"the record {record.key.decode(errors='backslashreplace')!r} of {reader.path} ({reader.db_type})"
-        )
+        name = f"the record {record.key.decode(errors='backslashreplace')!r} of {reader.path} ({reader.db_type})"
         expected = f"expected a TensorProtos of {self.context.outputs}"
         try:
             tensors = TensorProtos.FromString(record.value).protos
             values = [from_proto(tensor) for tensor in tensors]
         except (DecodeError, ValueError, RuntimeError) as error:
-            raise EnforceNotMet(f"{name} is no TensorProtos ({error}); {expected} tensors") from error
+            raise EnforceNotMet(
+                f"{name} is no TensorProtos ({error}); {expected} tensors"
+            ) from error
         if len(tensors) != self.context.outputs:
             hint = (
                 "; it is a Caffe Datum, which ImageInput reads"

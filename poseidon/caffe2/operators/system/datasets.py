@@ -1,7 +1,8 @@
 """Data sets in memory: columns of records, read by a cursor.
 
-Columns are named as in `schema`: `a:lengths` has the number of values that each record has in the columns `a:...`,
-which may again have lengths. Columns with the same lengths are a domain; the records themselves are the first domain.
+Columns are named as in `schema`: `a:lengths` has the number of values that each record has in the
+columns `a:...`, which may again have lengths. Columns with the same lengths are a domain; the
+records themselves are the first domain.
 """
 
 from __future__ import annotations
@@ -66,21 +67,26 @@ class TreeCursor:
         """Return the number of rows of each domain.
 
         Raises:
-            RuntimeError: the columns of a domain have different numbers of rows, or not those of the lengths.
+            RuntimeError: the columns of a domain have different numbers of rows, or not those of
+                the lengths.
         """
         if len(columns) != len(self.fields):
-            raise EnforceNotMet(f"{len(columns)} columns are given, the data set has {len(self.fields)}")
+            raise EnforceNotMet(
+                f"{len(columns)} columns are given, the data set has {len(self.fields)}"
+            )
         sizes: dict[int, int] = {}
         for name, domain, column in zip(self.fields, self.domains, columns, strict=True):
             if sizes.setdefault(domain, len(column)) != len(column):
                 raise EnforceNotMet(
-                    f"The column {name} has {len(column)} rows, others of its domain have {sizes[domain]}"
+                    f"The column {name} has {len(column)} rows, others of its domain have "
+                    f"{sizes[domain]}"
                 )
         for domain, column in enumerate(self.lengths, 1):
             total = int(columns[column].sum())
             if sizes.setdefault(domain, total) != total:
                 raise EnforceNotMet(
-                    f"The lengths {self.fields[column]} sum up to {total}, their columns have {sizes[domain]} rows"
+                    f"The lengths {self.fields[column]} sum up to {total}, their columns have "
+                    f"{sizes[domain]} rows"
                 )
         return [sizes.get(domain, 0) for domain in range(len(self.offsets))]
 
@@ -94,7 +100,9 @@ class TreeCursor:
         return rows
 
     def read(self, columns: Sequence[Any], records: int, whole: bool) -> list[Any]:
-        """Return the next records, and move behind them; with `whole` none where there are fewer."""
+        """Return the next records, and move behind them; with `whole` none where there are
+        fewer.
+        """
         sizes = self.sizes(columns)
         with self.lock:
             left = max(sizes[0] - self.offsets[0], 0)
@@ -155,23 +163,31 @@ def read_next_batch(
 
 @operator("ComputeOffset")
 def compute_offset(cursor: Any, *columns: Any) -> Tensor:
-    """Return the row in which each record begins, for each domain, and a last line with the ends."""
+    """Return the row in which each record begins, for each domain, and a last line with the
+    ends.
+    """
     sizes = cursor.sizes(columns)
     begins = [torch.arange(sizes[0] + 1)]
     for column in cursor.lengths:
-        ends = torch.cat([torch.zeros(1, dtype=torch.int64), columns[column].to(torch.int64).cumsum(0)])
+        ends = torch.cat(
+            [torch.zeros(1, dtype=torch.int64), columns[column].to(torch.int64).cumsum(0)]
+        )
         begins.append(ends[begins[cursor.domains[column]]])
     return torch.stack(begins, 1)
 
 
 @operator("SortAndShuffle")
 def sort_and_shuffle(
-    cursor: Any, *columns: Any, sort_by_field_idx: int = 1, batch_size: int = 1, shuffle_size: int = 1
+    cursor: Any,
+    *columns: Any,
+    sort_by_field_idx: int = 1,
+    batch_size: int = 1,
+    shuffle_size: int = 1,
 ) -> Tensor:
     """Return an order of the records.
 
-    They are sorted by a column (not where its index is -1), shuffled among `shuffle_size` batches each, and then whole
-    batches are shuffled; the rest that is no whole batch stays last.
+    They are sorted by a column (not where its index is -1), shuffled among `shuffle_size` batches
+    each, and then whole batches are shuffled; the rest that is no whole batch stays last.
     """
     count = cursor.sizes(columns)[0]
     order = torch.arange(count)
@@ -195,7 +211,8 @@ def read_random_batch(
     enforce_batch_size: bool = False,
     loop_over: bool = False,
 ) -> list[Any]:
-    """Return the next records in an order from `SortAndShuffle`, with the rows from `ComputeOffset`.
+    """Return the next records in an order from `SortAndShuffle`, with the rows from
+    `ComputeOffset`.
 
     With `loop_over` the order begins again where it ends.
     """
@@ -232,9 +249,13 @@ def append(dataset: Any, new: Any) -> Any:
 
 @operator("AtomicAppend", blobs=True, inputs=(3, 1 << 30), outputs=(1, 1 << 30))
 def atomic_append(inputs: Sequence[Blob], outputs: Sequence[Blob]) -> None:
-    """Append rows to several columns in one step: inputs are a mutex, the columns, and the new rows of each."""
+    """Append rows to several columns in one step: inputs are a mutex, the columns, and the new
+    rows of each.
+    """
     if len(inputs) != 2 * len(outputs) + 1:
-        raise EnforceNotMet(f"AtomicAppend: {len(outputs)} columns need {2 * len(outputs) + 1} inputs")
+        raise EnforceNotMet(
+            f"AtomicAppend: {len(outputs)} columns need {2 * len(outputs) + 1} inputs"
+        )
     with inputs[0].value:
         for blob, new in zip(outputs, inputs[1 + len(outputs) :], strict=True):
             blob.value = append(blob.value, new.value)

@@ -38,21 +38,22 @@ class _Batch:
 
 @operator("ImageInput", gradient=NO_GRADIENT, inputs=(0, 1), outputs=(2, 1 << 30))
 class ImageInput:
-    """Reads the next `batch_size` records: images float32 (N, crop, crop, C), labels int32 or float32 (N), further outputs.
+    """Reads the next `batch_size` records: images float32 (N, crop, crop, C), labels int32 or
+    float32 (N), further outputs.
 
     With `use_gpu_transform` images are (N, C, crop, crop), and of `output_type` float or float16.
 
-    The random numbers of an image depend on its number in the sequence of all shards, and on the operator's
-    `random_seed` or else the reader's: they are the same for any number of devices, shards and threads.
+    The random numbers of an image depend on its number in the sequence of all shards, and on the
+    operator's `random_seed` or else the reader's: they are the same for any number of devices,
+    shards and threads.
 
     Args of the operator:
-        batch_size, color, scale, minsize, warp, crop, mirror, mean, std, mean_per_channel, std_per_channel, random_scale,
-        color_jitter, img_saturation, img_brightness, img_contrast, color_lighting, color_lighting_std,
-        scale_jitter_type, is_test: see `Transform`.
+        batch_size, color, scale, minsize, warp, crop, mirror, mean, std, mean_per_channel,
+        std_per_channel, random_scale, color_jitter, img_saturation, img_brightness, img_contrast,
+        color_lighting, color_lighting_std, scale_jitter_type, is_test: see `Transform`.
         bounding_ymin, bounding_xmin, bounding_height, bounding_width: see `Transform.box`.
-        use_caffe_datum, label_type, num_labels, output_sizes: see `Format`.
-        decode_threads: how many threads decode.
-        db, db_type: the database of an operator without a reader.
+        use_caffe_datum, label_type, num_labels, output_sizes: see `Format`. decode_threads: how
+        many threads decode. db, db_type: the database of an operator without a reader.
     """
 
     def __init__(
@@ -96,7 +97,9 @@ class ImageInput:
         _check(batch_size, decode_threads, scale_jitter_type, random_scale)
         extras = max(context.outputs - 2, 0)
         if output_sizes and len(output_sizes) != extras:
-            raise ValueError(f"ImageInput: {extras} further outputs have {len(output_sizes)} output_sizes")
+            raise ValueError(
+                f"ImageInput: {extras} further outputs have {len(output_sizes)} output_sizes"
+            )
         self.context, self.batch, self.color = context, batch_size, bool(color)
         self.on_gpu, self.dtype = use_gpu_transform, _output_type(output_type)
         self.format = Format(
@@ -124,7 +127,9 @@ class ImageInput:
         )
         if not context.definition.input and not db:
             raise ValueError("ImageInput: a reader (CreateDB) or the argument db is expected")
-        self._own = Reader(db, db_type) if not context.definition.input and context.workspace else None
+        self._own = (
+            Reader(db, db_type) if not context.definition.input and context.workspace else None
+        )
         self._consumer = Consumer(batch_size, self._own or _present(context))
         self._threads = ThreadPoolExecutor(decode_threads, thread_name_prefix="caffe2-decode")
         self._ahead: tuple[object, _Batch] | None = None
@@ -138,7 +143,8 @@ class ImageInput:
         """Return the next batch, and have the one behind it decoded.
 
         Raises:
-            RuntimeError: a record has another format; the message names database, key and what was expected.
+            RuntimeError: a record has another format; the message names database, key and what was
+                expected.
         """
         if self.context.device.type == "meta":
             return self._shapes()
@@ -169,13 +175,18 @@ class ImageInput:
     def _finished(self, batch: _Batch) -> tuple[Tensor, ...]:
         parts = [part.result() for part in batch.parts]
         labels = [part.label for part in parts]
-        columns = [labels, *([part.extras[i] for part in parts] for i in range(len(self.format.extra_sizes)))]
+        columns = [
+            labels,
+            *([part.extras[i] for part in parts] for i in range(len(self.format.extra_sizes))),
+        ]
         for column in columns:
             for key, value in zip(batch.keys, column, strict=True):
                 if value.dtype != column[0].dtype:
                     raise EnforceNotMet(
-                        f"the record {key.decode(errors='backslashreplace')!r} of the database {batch.database} has "
-                        f"values of type {value.dtype}, not {column[0].dtype} as the first of its batch"
+                        f"the record {key.decode(errors='backslashreplace')!r} of the database "
+                        f"{batch.database} has "
+                        f"values of type {value.dtype}, not {column[0].dtype} as the first of its "
+                        "batch"
                     )
         vectors = [torch.from_numpy(np.stack(column)).to(self.context.device) for column in columns]
         return (self._images(batch.images), *vectors)
@@ -196,7 +207,9 @@ class ImageInput:
         """Return the outputs without data: labels are taken to be int32."""
         count, crop, _, channels = self.shape
         size = (count, channels, crop, crop) if self.on_gpu else self.shape
-        images = torch.empty(size, dtype=self.dtype if self.on_gpu else torch.float32, device="meta")
+        images = torch.empty(
+            size, dtype=self.dtype if self.on_gpu else torch.float32, device="meta"
+        )
         labels = (count,) if self.format.single else (count, self.format.num_labels)
         return images, torch.empty(labels, dtype=torch.int32, device="meta")
 
@@ -211,7 +224,8 @@ def _decode(
         pixels = transform.pixels(labelled.image, labelled.box, random)
     except EnforceNotMet as error:
         raise EnforceNotMet(
-            f"the record {record.key.decode(errors='backslashreplace')!r} of the database {database}: {error}"
+            f"the record {record.key.decode(errors='backslashreplace')!r} of the database "
+            f"{database}: {error}"
         ) from error
     values = pixels if target.dtype == np.uint8 else transform.normalized(pixels, random)
     target[...] = values if values.ndim == 3 else values[..., np.newaxis]
@@ -219,21 +233,27 @@ def _decode(
 
 
 def _present(context: Context) -> object:
-    """Return what the operator's input holds already; None where it holds nothing, or there is no workspace."""
+    """Return what the operator's input holds already; None where it holds nothing, or there is
+    no workspace.
+    """
     if context.workspace is None:
         return None
     blob = context.workspace.find(context.definition.input[0])
     return None if blob is None else blob.value
 
 
-def _check(batch_size: int, decode_threads: int, scale_jitter_type: int, random_scale: list[int]) -> None:
+def _check(
+    batch_size: int, decode_threads: int, scale_jitter_type: int, random_scale: list[int]
+) -> None:
     """Raise ValueError where an argument of `ImageInput` is out of its range."""
     if batch_size < 1:
         raise ValueError(f"ImageInput: batch_size must be above 0, not {batch_size}")
     if decode_threads < 1:
         raise ValueError(f"ImageInput: decode_threads must be above 0, not {decode_threads}")
     if scale_jitter_type not in (0, 1):
-        raise ValueError(f"ImageInput: scale_jitter_type must be 0 or 1 (Inception), not {scale_jitter_type}")
+        raise ValueError(
+            f"ImageInput: scale_jitter_type must be 0 or 1 (Inception), not {scale_jitter_type}"
+        )
     if len(random_scale) != 2:
         raise ValueError(f"ImageInput: random_scale must be two lengths, not {random_scale}")
 

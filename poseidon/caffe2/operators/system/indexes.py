@@ -1,4 +1,6 @@
-"""Dictionaries: indexes, which number keys from 1 in the order in which they come, and maps of integers."""
+"""Dictionaries: indexes, which number keys from 1 in the order in which they come, and maps of
+integers.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,8 @@ MOST = 2**31 - 1
 
 
 class Index:
-    """The numbers of keys: 1 for the first that came, 0 for one that is not there and cannot be added.
+    """The numbers of keys: 1 for the first that came, 0 for one that is not there and cannot be
+    added.
 
     Attributes:
         dtype: torch's type of the keys, None for strings.
@@ -44,10 +47,13 @@ class Index:
         with self._lock:
             if self.frozen:
                 return [self.numbers.get(key, 0) for key in keys]
-            return [self.numbers.setdefault(self._admitted(key), len(self.numbers) + 1) for key in keys]
+            return [
+                self.numbers.setdefault(self._admitted(key), len(self.numbers) + 1) for key in keys
+            ]
 
     def load(self, keys: list[Any]) -> bool:
-        """Make these the first keys; return whether the index was empty and none of them comes twice.
+        """Make these the first keys; return whether the index was empty and none of them comes
+        twice.
 
         Raises:
             ValueError: they are too many.
@@ -86,7 +92,9 @@ def string_index_create(*, max_elements: int = MOST) -> Index:
 def _keys(index: Index, keys: Any) -> list[Any]:
     found = keys.dtype if isinstance(keys, Tensor) else None
     if found != index.dtype:
-        raise ValueError(f"the index has keys of type {index.dtype or 'string'}, not {found or 'string'}")
+        raise ValueError(
+            f"the index has keys of type {index.dtype or 'string'}, not {found or 'string'}"
+        )
     values: list[Any] = keys.reshape(-1).tolist()
     return values
 
@@ -151,7 +159,9 @@ class Map:
 
     def fill_message(self, message: BlobProto) -> None:
         """Put keys and values into a message, as saved maps have them: two tensors."""
-        tensors = [saved.tensor for part in map_to_key_value(self) for saved in serialize("", part, -1)]
+        tensors = [
+            saved.tensor for part in map_to_key_value(self) for saved in serialize("", part, -1)
+        ]
         message.content = TensorProtos(protos=tensors).SerializeToString()
 
 
@@ -161,7 +171,9 @@ def _map_type(types: tuple[torch.dtype, torch.dtype]) -> str:
 
 
 def _read_map(message: BlobProto) -> Map:
-    keys, values = (from_proto(tensor) for tensor in TensorProtos.FromString(message.content).protos)
+    keys, values = (
+        from_proto(tensor) for tensor in TensorProtos.FromString(message.content).protos
+    )
     made: Map = key_value_to_map(keys, values)
     return made
 

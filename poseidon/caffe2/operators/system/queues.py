@@ -1,6 +1,7 @@
 """Queues of blobs between threads: each entry is a value for each of the queue's blobs.
 
-A rebatching queue takes batches apart: its entries are single examples, and a dequeue joins as many as it asks for.
+A rebatching queue takes batches apart: its entries are single examples, and a dequeue joins as many
+as it asks for.
 """
 
 from __future__ import annotations
@@ -83,9 +84,13 @@ def _check_width(queue: BlobsQueue, count: int) -> None:
 
 
 def _entry_of(queue: BlobsQueue, blobs: Sequence[Blob]) -> Entry:
-    """Return the values of blobs; tensors are copied, since updates of parameters change them in place."""
+    """Return the values of blobs; tensors are copied, since updates of parameters change them in
+    place.
+    """
     _check_width(queue, len(blobs))
-    return [blob.value.clone() if isinstance(blob.value, torch.Tensor) else blob.value for blob in blobs]
+    return [
+        blob.value.clone() if isinstance(blob.value, torch.Tensor) else blob.value for blob in blobs
+    ]
 
 
 def _give(inputs: Sequence[Blob], outputs: Sequence[Blob], entry: Entry | None = None) -> None:
@@ -118,9 +123,14 @@ def create_blobs_queue(
     return BlobsQueue(capacity, num_blobs)
 
 
-@operator("EnqueueBlobs", gradient=NO_GRADIENT, blobs=True, inputs=(2, 1 << 30), outputs=(1, 1 << 30))
+@operator(
+    "EnqueueBlobs", gradient=NO_GRADIENT, blobs=True, inputs=(2, 1 << 30), outputs=(1, 1 << 30)
+)
 class EnqueueBlobs:
-    """Appends the values of blobs to a queue (first input); waits for a place. A closed queue is an error."""
+    """Appends the values of blobs to a queue (first input); waits for a place.
+
+    A closed queue is an error.
+    """
 
     def __call__(self, inputs: Sequence[Blob], outputs: Sequence[Blob]) -> None:
         queue = _queue(inputs[0])
@@ -129,7 +139,9 @@ class EnqueueBlobs:
         _give(inputs[1:], outputs)
 
 
-@operator("SafeEnqueueBlobs", gradient=NO_GRADIENT, blobs=True, inputs=(2, 1 << 30), outputs=(2, 1 << 30))
+@operator(
+    "SafeEnqueueBlobs", gradient=NO_GRADIENT, blobs=True, inputs=(2, 1 << 30), outputs=(2, 1 << 30)
+)
 class SafeEnqueueBlobs:
     """Appends as `EnqueueBlobs` does; the last output tells whether the queue
     is closed, so that nothing was appended.
@@ -182,7 +194,11 @@ class SafeDequeueBlobs:
         outputs[-1].value = torch.tensor(not entries)
         if entries:
             columns = zip(*entries, strict=True)
-            _give([], outputs[:-1], [column[0] if self.count == 1 else _joined(column) for column in columns])
+            _give(
+                [],
+                outputs[:-1],
+                [column[0] if self.count == 1 else _joined(column) for column in columns],
+            )
 
 
 def _joined(values: Sequence[Any]) -> Any:
@@ -198,16 +214,21 @@ class CloseBlobsQueue:
 
 
 @operator(
-    "WeightedSampleDequeueBlobs", gradient=NO_GRADIENT, blobs=True, inputs=(1, 1 << 30), outputs=(2, 1 << 30)
+    "WeightedSampleDequeueBlobs",
+    gradient=NO_GRADIENT,
+    blobs=True,
+    inputs=(1, 1 << 30),
+    outputs=(2, 1 << 30),
 )
 class WeightedSampleDequeueBlobs:
     """Takes an entry of one of several queues, drawn by weight.
 
     Args of the operator:
-        weights: of the queues.
-        table_idx_blob: the index of the output that gets the number of the queue in place of its value; -1 for none.
+        weights: of the queues. table_idx_blob: the index of the output that gets the number of the
+        queue in place of its value; -1 for none.
 
-    The last output tells whether the queue that was drawn is closed and empty, so that nothing was taken.
+    The last output tells whether the queue that was drawn is closed and empty, so that nothing was
+    taken.
     """
 
     def __init__(self, *, context: Context, weights: list[float], table_idx_blob: int = -1) -> None:
@@ -242,7 +263,8 @@ class QueueCursor:
 
         Args:
             queue: the queue.
-            key, value: the index of the blob with the key of a record, -1 for none, and of the one with its value.
+            key, value: the index of the blob with the key of a record, -1 for none, and of the one
+                with its value.
             timeout_s: seconds that a read waits for an entry, None for no limit.
         """
         self.position = 0
@@ -257,7 +279,9 @@ class QueueCursor:
         if self._entry is None:
             self._entry = self._queue.get(self._timeout_s)
             if self._entry is None:
-                raise EnforceNotMet(f"The queue is closed; its last record was number {self.position - 1}")
+                raise EnforceNotMet(
+                    f"The queue is closed; its last record was number {self.position - 1}"
+                )
         return self._entry
 
     def key(self) -> bytes:
@@ -276,9 +300,13 @@ class QueueCursor:
             self.position += 1
 
     def seek(self, record: int) -> None:
-        """Raise RuntimeError where the record is not the current one: a queue gives its entries once."""
+        """Raise RuntimeError where the record is not the current one: a queue gives its entries
+        once.
+        """
         if record != self.position:
-            raise EnforceNotMet("A queue gives its records once and in order: it has no shards and no rewind")
+            raise EnforceNotMet(
+                "A queue gives its records once and in order: it has no shards and no rewind"
+            )
 
     def close(self) -> None:
         """Do nothing: the queue belongs to others too."""
@@ -325,9 +353,14 @@ def create_rebatching_queue(*, capacity: int = 1, num_blobs: int = 1) -> Any:
     return create_blobs_queue(capacity=capacity, num_blobs=num_blobs)
 
 
-@operator("EnqueueRebatchingQueue", gradient=NO_GRADIENT, blobs=True, inputs=(2, 1 << 30), outputs=(0, 0))
+@operator(
+    "EnqueueRebatchingQueue", gradient=NO_GRADIENT, blobs=True, inputs=(2, 1 << 30), outputs=(0, 0)
+)
 class EnqueueRebatchingQueue:
-    """Appends an example, or with `enqueue_batch` each row of a batch, to a queue. A closed queue is an error."""
+    """Appends an example, or with `enqueue_batch` each row of a batch, to a queue.
+
+    A closed queue is an error.
+    """
 
     def __init__(self, *, enqueue_batch: bool = False) -> None:
         self.batch = enqueue_batch
@@ -337,15 +370,21 @@ class EnqueueRebatchingQueue:
         entry = _entry_of(queue, inputs[1:])
         rows = {len(value) for value in entry} if self.batch else {1}
         if len(rows) != 1:
-            raise EnforceNotMet(f"The blobs of a batch have different numbers of rows: {sorted(rows)}")
+            raise EnforceNotMet(
+                f"The blobs of a batch have different numbers of rows: {sorted(rows)}"
+            )
         for row in range(rows.pop()):
             if not queue.put([value[row] for value in entry] if self.batch else entry):
                 raise EnforceNotMet("The queue is closed")
 
 
-@operator("DequeueRebatchingQueue", gradient=NO_GRADIENT, blobs=True, inputs=(1, 1), outputs=(1, 1 << 30))
+@operator(
+    "DequeueRebatchingQueue", gradient=NO_GRADIENT, blobs=True, inputs=(1, 1), outputs=(1, 1 << 30)
+)
 class DequeueRebatchingQueue:
-    """Takes `num_elements` examples, stacked; fewer from a queue that is closed, and an error where it is empty too."""
+    """Takes `num_elements` examples, stacked; fewer from a queue that is closed, and an error
+    where it is empty too.
+    """
 
     def __init__(self, *, num_elements: int = 1) -> None:
         if num_elements < 1:

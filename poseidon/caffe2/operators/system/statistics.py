@@ -189,7 +189,9 @@ def timer_get_and_end(timer: Timer) -> Tensor:
 
 @operator("Summarize", outputs=(0, 1))
 def summarize(x: Tensor, *, to_file: bool = False) -> tuple[Tensor, ...]:
-    """Return least, largest, mean and standard deviation of a tensor; the last divides by one less than the number."""
+    """Return least, largest, mean and standard deviation of a tensor; the last divides by one
+    less than the number.
+    """
     flat = x.reshape(-1).float()
     if not flat.numel():
         raise ValueError("an empty tensor has no statistics")

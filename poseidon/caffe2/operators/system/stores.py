@@ -50,7 +50,9 @@ def tcp_store_handler_create(*, host: str, port: int, prefix: str = "", serve: b
         serve: whether it is this one.
     """
     with sentences():
-        return StoreHandler(TcpStore(host, port, prefix, serve=serve), run=prefix or f"{host}:{port}")
+        return StoreHandler(
+            TcpStore(host, port, prefix, serve=serve), run=prefix or f"{host}:{port}"
+        )
 
 
 def _key(name: str) -> str:

@@ -68,11 +68,15 @@ def string_equals(x: Any, *, text: bytes = b"") -> Tensor:
 
 @operator("StringJoin", expected="N *")
 def string_join(x: Any, *, delimiter: str = ",", axis: int = 0) -> Any:
-    """Return for each row (axis 0) or column (axis 1) one string: its values, each followed by a delimiter."""
+    """Return for each row (axis 0) or column (axis 1) one string: its values, each followed by a
+    delimiter.
+    """
     values = x if isinstance(x, np.ndarray) else x.cpu().numpy()
     rows = values.reshape(len(values), -1)
     made = [
-        "".join((item.decode() if isinstance(item, bytes) else f"{item:g}") + delimiter for item in row)
+        "".join(
+            (item.decode() if isinstance(item, bytes) else f"{item:g}") + delimiter for item in row
+        )
         for row in (rows if axis == 0 else rows.T).tolist()
     ]
     strings = np.empty(len(made), dtype=object)
@@ -82,7 +86,9 @@ def string_join(x: Any, *, delimiter: str = ",", axis: int = 0) -> Any:
 
 @operator("Print")
 def print_(x: Any, *, context: Context, to_file: bool = False, limit: int = 1000) -> None:
-    """Print the first values of a tensor; with `to_file` add them to `<name>.log` in the root folder."""
+    """Print the first values of a tensor; with `to_file` add them to `<name>.log` in the root
+    folder.
+    """
     values = ",".join(_text(value) for value in x.reshape(-1)[:limit].tolist())
     if to_file:
         name = context.definition.input[0].replace("/", "_")

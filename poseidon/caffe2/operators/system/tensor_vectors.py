@@ -1,4 +1,6 @@
-"""Vectors of tensors: collected over runs, counted, joined; records packed into one tensor of vectors."""
+"""Vectors of tensors: collected over runs, counted, joined; records packed into one tensor of
+vectors.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +44,8 @@ def concat_tensor_vector(vector: list[Tensor]) -> Tensor:
 
 @operator("CollectTensor", inputs=(2, 1 << 30))
 class CollectTensor:
-    """Collects a tensor for each vector, by reservoir sampling: each run so far is kept with the same probability.
+    """Collects a tensor for each vector, by reservoir sampling: each run so far is kept with the
+    same probability.
 
     Args of the operator:
         num_to_collect: how many runs are kept; -1 for all.
@@ -61,7 +64,9 @@ class CollectTensor:
         """
         count = len(inputs) // 2
         if len(inputs) != 2 * count:
-            raise ValueError(f"{len(inputs)} inputs are given: as many tensors as vectors are expected")
+            raise ValueError(
+                f"{len(inputs)} inputs are given: as many tensors as vectors are expected"
+            )
         vectors = [[] if vector is None else vector for vector in inputs[:count]]
         place = self._place()
         for vector, tensor in zip(vectors, inputs[count:], strict=True):
@@ -104,15 +109,19 @@ def unpack_records(packed: Any, *prototypes: Any, fields: list[str]) -> list[Any
 
     Args:
         packed: the records.
-        prototypes: tensors with the types and shapes of the columns, needed where there are no records.
+        prototypes: tensors with the types and shapes of the columns, needed where there are no
+            records.
         fields: the names of the columns.
 
     Raises:
-        RuntimeError: there are neither records nor prototypes, or they have another number of columns.
+        RuntimeError: there are neither records nor prototypes, or they have another number of
+            columns.
     """
     for number, value in enumerate(prototypes):
         if not value.ndim:
-            raise EnforceNotMet(f"UnPackRecords: the prototype {number} has no dimensions, expected rows")
+            raise EnforceNotMet(
+                f"UnPackRecords: the prototype {number} has no dimensions, expected rows"
+            )
     parts = [*([[value[:0] for value in prototypes]] if prototypes else []), *packed]
     if not parts:
         raise EnforceNotMet(

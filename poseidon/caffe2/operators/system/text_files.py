@@ -35,7 +35,9 @@ class TextFileReader:
         self.types, self.path = types, path
         self.lock = threading.Lock()
         try:
-            self._file: TextIO = open(path, encoding="utf-8", errors="surrogateescape", newline="\n")  # noqa: SIM115
+            self._file: TextIO = open(  # noqa: SIM115
+                path, encoding="utf-8", errors="surrogateescape", newline="\n"
+            )
         except OSError as error:
             raise EnforceNotMet(f"Cannot open the text file {path}: {error.strerror}") from error
         self._rows = self._all(passes)
@@ -48,7 +50,8 @@ class TextFileReader:
                     row = line.removesuffix("\n").split("\t")
                     if len(row) != len(self.types):
                         raise EnforceNotMet(
-                            f"The line {number} of {self.path} has {len(row)} fields, {len(self.types)} are expected"
+                            f"The line {number} of {self.path} has {len(row)} fields, "
+                            f"{len(self.types)} are expected"
                         )
                     yield row
 
@@ -56,7 +59,10 @@ class TextFileReader:
         """Return the next rows, a tensor for each field; empty ones at the end of the last pass."""
         with self.lock:
             rows = list(islice(self._rows, count))
-        return [self._column(kind, [row[place] for row in rows]) for place, kind in enumerate(self.types)]
+        return [
+            self._column(kind, [row[place] for row in rows])
+            for place, kind in enumerate(self.types)
+        ]
 
     def _column(self, kind: int, texts: list[str]) -> Any:
         if kind == TensorProto.STRING:
@@ -66,7 +72,9 @@ class TextFileReader:
         try:
             return torch.tensor([float(text) for text in texts], dtype=torch.float32)
         except ValueError as error:
-            raise EnforceNotMet(f"The file {self.path} has a field that is no number: {error}") from error
+            raise EnforceNotMet(
+                f"The file {self.path} has a field that is no number: {error}"
+            ) from error
 
 
 @operator("CreateTextFileReader", gradient=NO_GRADIENT)
@@ -74,7 +82,9 @@ def create_text_file_reader(
     *, context: Context, filename: str, num_passes: int = 1, field_types: list[int]
 ) -> Any:
     """Return a reader of a text file; see `TextFileReader`."""
-    return None if context.device.type == "meta" else TextFileReader(filename, num_passes, field_types)
+    return (
+        None if context.device.type == "meta" else TextFileReader(filename, num_passes, field_types)
+    )
 
 
 @operator("TextFileReaderRead", gradient=NO_GRADIENT)
@@ -82,7 +92,8 @@ def text_file_reader_read(reader: Any, *, context: Context, batch_size: int = 1)
     """Return the next rows of a reader, a tensor for each field; empty ones at the end.
 
     Raises:
-        RuntimeError: the input is no reader, or has another number of fields than the operator has outputs.
+        RuntimeError: the input is no reader, or has another number of fields than the operator has
+            outputs.
     """
     if not isinstance(reader, TextFileReader):
         raise EnforceNotMet("The input is no reader of a text file; CreateTextFileReader makes one")

@@ -1,4 +1,6 @@
-"""Updates that look at norms or means of gradients: STORM, WNGrad, AdaGrad with decay, FTRL with groups."""
+"""Updates that look at norms or means of gradients: STORM, WNGrad, AdaGrad with decay, FTRL with
+groups.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,14 @@ def _storm_momentum(m: Tensor, g: Tensor, rate: Tensor, momentum: float) -> Tens
 
 @operator("Storm", shapes="*S, *S, one, *S, one")
 def storm(
-    w: Tensor, m: Tensor, total: Tensor, g: Tensor, lr: Tensor, *, momentum: float = 10.0, beta: float = 0.1
+    w: Tensor,
+    m: Tensor,
+    total: Tensor,
+    g: Tensor,
+    lr: Tensor,
+    *,
+    momentum: float = 10.0,
+    beta: float = 0.1,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return parameter, momentum and the sum of all squared gradients (arXiv 1905.10018)."""
     summed, rate = _storm_rate(total, g, lr, beta)
@@ -93,10 +102,11 @@ def gftrl(
     lambda1: float = 0.001,
     lambda2: float = 0.001,
 ) -> tuple[Tensor, Tensor]:
-    """Return parameter and sums of FTRL with a penalty for groups: a column of weights is kept or zero as a whole.
+    """Return parameter and sums of FTRL with a penalty for groups: a column of weights is kept
+    or zero as a whole.
 
-    `nz` holds the sums of squared and of adjusted gradients in its last dimension; a fourth input takes the place of
-    `alpha`.
+    `nz` holds the sums of squared and of adjusted gradients in its last dimension; a fourth input
+    takes the place of `alpha`.
     """
     speed: Any = alpha if rate is None else rate.reshape(())
     n, z = nz.unbind(-1)

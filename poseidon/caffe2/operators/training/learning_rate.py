@@ -80,7 +80,11 @@ def _poly(a: Arguments) -> Policy:
 
 
 def _gate(a: Arguments) -> Policy:
-    first, second, count = a.real("multiplier_1", 1.0), a.real("multiplier_2", 1.0), a.whole("num_iter")
+    first, second, count = (
+        a.real("multiplier_1", 1.0),
+        a.real("multiplier_2", 1.0),
+        a.whole("num_iter"),
+    )
     return lambda iteration: first if iteration < count else second
 
 
@@ -103,7 +107,9 @@ def _piece_warmup(a: Arguments) -> Policy:
 def _hill(a: Arguments) -> Policy:
     count, end = a.whole("num_iter"), a.real("end_multiplier")
     rise, fall = _linear_warmup(a), _inv(a)
-    return lambda iteration: rise(iteration) if iteration < count else max(end, fall(iteration - count))
+    return lambda iteration: (
+        rise(iteration) if iteration < count else max(end, fall(iteration - count))
+    )
 
 
 def _slope(a: Arguments) -> Policy:
@@ -123,7 +129,8 @@ def _cyclical(a: Arguments) -> Policy:
 
 
 def _triangle(base: float, top: float, size: int, decay: float) -> Policy:
-    """Return a factor that rises to top / base in `size` iterations and falls in as many, again and again.
+    """Return a factor that rises to top / base in `size` iterations and falls in as many, again
+    and again.
 
     Each wave is `decay` times as high as the last.
     """
@@ -167,7 +174,10 @@ def _waves(low: float, high: float, period: int, stretch: float, shrink: float) 
 
 def _constant_then_linear(a: Arguments) -> Policy:
     start = a.real("start_warmup_multiplier", 0.1)
-    flat, rising = a.whole("constant_warmup_num_iter", NEVER), a.whole("linear_warmup_num_iter", NEVER)
+    flat, rising = (
+        a.whole("constant_warmup_num_iter", NEVER),
+        a.whole("linear_warmup_num_iter", NEVER),
+    )
 
     def factor(iteration: int) -> float:
         part = (iteration - flat) / max(rising, 1)
@@ -185,7 +195,9 @@ def _after_warmup(a: Arguments, then: Policy) -> Policy:
 
 def _composite_cyclical(a: Arguments) -> Policy:
     base, top = a.real("base_lr"), a.real("cyclical_max_lr", 0.05)
-    cycles = _triangle(base, top, a.whole("cyclical_step_size", 1_000_000), a.real("cyclical_decay", 1.0))
+    cycles = _triangle(
+        base, top, a.whole("cyclical_step_size", 1_000_000), a.real("cyclical_decay", 1.0)
+    )
     return _after_warmup(a, cycles)
 
 
@@ -201,7 +213,9 @@ def _composite_cosine(a: Arguments) -> Policy:
 
 
 def _composite(a: Arguments) -> Policy:
-    """Return a policy of parts, one after the other from iteration 1; each sees the common iteration."""
+    """Return a policy of parts, one after the other from iteration 1; each sees the common
+    iteration.
+    """
     parts: list[tuple[int, float, Policy]] = []
     begin = 1
     for index, count in enumerate(a.given["sub_policy_num_iters"].ints):
@@ -210,7 +224,9 @@ def _composite(a: Arguments) -> Policy:
         begin += count
 
     def factor(iteration: int) -> float:
-        _, scale, policy = next((part for part in reversed(parts) if part[0] <= iteration), parts[0])
+        _, scale, policy = next(
+            (part for part in reversed(parts) if part[0] <= iteration), parts[0]
+        )
         return scale * policy(iteration)
 
     return factor
@@ -245,7 +261,9 @@ def policy_of(name: str, arguments: Arguments) -> Policy:
         ValueError: there is no policy of this name.
     """
     if name not in POLICIES:
-        raise ValueError(f"there is no learning rate policy {name!r}; the policies are {', '.join(POLICIES)}")
+        raise ValueError(
+            f"there is no learning rate policy {name!r}; the policies are {', '.join(POLICIES)}"
+        )
     return POLICIES[name](arguments)
 
 
@@ -276,7 +294,9 @@ def learning_rate_adaption(
     lr_alpha: float = 0.01,
     normalized_lr_adaption: bool = True,
 ) -> Tensor:
-    """Return a rate moved along the product of the gradient and the effective gradient of the last step."""
+    """Return a rate moved along the product of the gradient and the effective gradient of the
+    last step.
+    """
     product = (gradient * effective).sum()
     if normalized_lr_adaption:
         norms = torch.linalg.vector_norm(gradient) * torch.linalg.vector_norm(effective)
@@ -288,7 +308,9 @@ def learning_rate_adaption(
 
 @operator("Iter", gradient=NO_GRADIENT, inputs=(0, 1))
 def iter_(iteration: Tensor | None = None, *, context: Context) -> Tensor:
-    """Return the next iteration: the counter counts in place, and begins at 0 where there is none."""
+    """Return the next iteration: the counter counts in place, and begins at 0 where there is
+    none.
+    """
     if iteration is None:
         device = context.device if context.device.type == "meta" else torch.device("cpu")
         return torch.zeros(1, dtype=torch.int64, device=device)
@@ -299,7 +321,10 @@ def iter_(iteration: Tensor | None = None, *, context: Context) -> Tensor:
 
 @operator("AtomicIter", gradient=NO_GRADIENT)
 class AtomicIter:
-    """Gives the next iteration; the mutex guards the counter. The statistics of the process count the calls."""
+    """Gives the next iteration; the mutex guards the counter.
+
+    The statistics of the process count the calls.
+    """
 
     def __init__(self, *, context: Context) -> None:
         self.name = f"atomic_iter/stats/{context.definition.input[1]}/num_iter".encode()

@@ -1,4 +1,6 @@
-"""Updates of whole parameters: momentum, Adagrad, Adam, RMSProp, Adadelta, FTRL, LARS and others."""
+"""Updates of whole parameters: momentum, Adagrad, Adam, RMSProp, Adadelta, FTRL, LARS and
+others.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,9 @@ def tiles(x: Tensor) -> tuple[Tensor, ...]:
     return x.view(-1).split(TILE) if x.numel() > TILE and x.device.type == "cpu" else (x,)
 
 
-def momentum_step(g: Tensor, m: Tensor, lr: Tensor, momentum: float, nesterov: bool) -> tuple[Tensor, Tensor]:
+def momentum_step(
+    g: Tensor, m: Tensor, lr: Tensor, momentum: float, nesterov: bool
+) -> tuple[Tensor, Tensor]:
     """Return the step to subtract and the new momentum, which has the learning rate in it."""
     moved = m * momentum + g * lr
     return ((1 + momentum) * moved - momentum * m if nesterov else moved), moved
@@ -36,7 +40,9 @@ def momentum_sgd(
 
 @operator("MomentumSGDUpdate", shapes="*S, *S, one, *S")
 class MomentumSGDUpdate:
-    """`MomentumSGD` and the subtraction of the step; blobs that are inputs and outputs are updated in place."""
+    """`MomentumSGD` and the subtraction of the step; blobs that are inputs and outputs are
+    updated in place.
+    """
 
     def __init__(self, *, context: Context, momentum: float = 0.0, nesterov: bool = False) -> None:
         definition = context.definition
@@ -45,7 +51,9 @@ class MomentumSGDUpdate:
         self.momentum = momentum
         self.nesterov = nesterov
 
-    def __call__(self, g: Tensor, m: Tensor, lr: Tensor, w: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def __call__(
+        self, g: Tensor, m: Tensor, lr: Tensor, w: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
         """Return the step that was subtracted, the new momentum and the new parameter."""
         if self.in_place and not self.nesterov:
             m.mul_(self.momentum).add_(g * lr)
@@ -155,10 +163,16 @@ def adam_step(
     first = beta1 * m1 + (1 - beta1) * g
     second = beta2 * m2 + (1 - beta2) * squares
     root = second.sqrt() + epsilon
-    return first, second, correction * first / root.reshape(root.shape + (1,) * (g.dim() - root.dim()))
+    return (
+        first,
+        second,
+        correction * first / root.reshape(root.shape + (1,) * (g.dim() - root.dim())),
+    )
 
 
-def rectified_step(step: Tensor, first: Tensor, iteration: int, betas: tuple[float, float]) -> Tensor:
+def rectified_step(
+    step: Tensor, first: Tensor, iteration: int, betas: tuple[float, float]
+) -> Tensor:
     """Return Adam's step as RAdam takes it (arXiv 1908.03265).
 
     Args:
@@ -227,16 +241,31 @@ def adadelta_step(
 
 @operator("Adadelta", shapes="*S, *S, *S, *S, one")
 def adadelta(
-    w: Tensor, h: Tensor, d: Tensor, g: Tensor, lr: Tensor, *, epsilon: float = 1e-5, decay: float = 0.95
+    w: Tensor,
+    h: Tensor,
+    d: Tensor,
+    g: Tensor,
+    lr: Tensor,
+    *,
+    epsilon: float = 1e-5,
+    decay: float = 0.95,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return parameter, mean of squared gradients and mean of squared updates."""
     return adadelta_step(w, h, d, g, lr, epsilon, decay)
 
 
 def ftrl_step(
-    w: Tensor, nz: Tensor, g: Tensor, alpha: Tensor | float, beta: float, lambda1: float, lambda2: float
+    w: Tensor,
+    nz: Tensor,
+    g: Tensor,
+    alpha: Tensor | float,
+    beta: float,
+    lambda1: float,
+    lambda2: float,
 ) -> tuple[Tensor, Tensor]:
-    """Return parameter and the pair of sums (last dimension): squared gradients, adjusted gradients."""
+    """Return parameter and the pair of sums (last dimension): squared gradients, adjusted
+    gradients.
+    """
     n, z = nz.unbind(-1)
     squares = n + g * g
     sums = z + g - (squares.sqrt() - n.sqrt()) / alpha * w
@@ -271,7 +300,9 @@ def lars(
     offset: float = 0.5,
     lr_min: float = 0.02,
 ) -> Tensor:
-    """Return the layer's factor of the learning rate: trust / (|g| / |w| + wd + offset), from lr_min to `most`."""
+    """Return the layer's factor of the learning rate: trust / (|g| / |w| + wd + offset), from
+    lr_min to `most`.
+    """
     norm = w.norm()
     factor = torch.where(norm > 0, trust / (g.norm() / norm + wd + offset), 1.0)
     return torch.minimum(factor, most).clamp(min=lr_min).reshape(1)
@@ -281,7 +312,9 @@ def lars(
 def weight_scale(
     w: Tensor, iteration: Tensor, *, stepsize: int, upper_bound_iter: int, scale: float = 1.0
 ) -> Tensor:
-    """Return the parameter, multiplied by `scale` in each `stepsize`-th iteration before `upper_bound_iter`."""
+    """Return the parameter, multiplied by `scale` in each `stepsize`-th iteration before
+    `upper_bound_iter`.
+    """
     number = counted(iteration) + 1
     return w * scale if number % stepsize == 0 and number < upper_bound_iter else w.clone()
 
@@ -305,7 +338,9 @@ def weighted_sum(*pairs: Tensor) -> Tensor:
 
 
 @operator("WeightedSumGradient")
-def weighted_sum_gradient(dy: Tensor, *pairs: Tensor, grad_on_w: bool = False) -> tuple[Tensor, ...]:
+def weighted_sum_gradient(
+    dy: Tensor, *pairs: Tensor, grad_on_w: bool = False
+) -> tuple[Tensor, ...]:
     """Return the gradients of the terms, then those of the weights."""
     for x, weight in zip(pairs[0::2], pairs[1::2], strict=True):
         check_count("a weight", weight, 1)

@@ -62,7 +62,9 @@ def sparse_adagrad(
     return w, h
 
 
-@operator("RowWiseSparseAdagrad", "RowWiseSparseAdagradNoGradOutput", expected="N *, N *, ?, ?, one")
+@operator(
+    "RowWiseSparseAdagrad", "RowWiseSparseAdagradNoGradOutput", expected="N *, N *, ?, ?, one"
+)
 def row_wise_sparse_adagrad(
     w: Tensor,
     h: Tensor,
@@ -108,7 +110,9 @@ def _decay(rows: Tensor, weight_decay: float, counter: Tensor | None, halflife: 
     return torch.where(counts > 0, decay * (halflife / counts), decay).to(decay.dtype)
 
 
-@operator("SparseAdam", "RowWiseSparseAdam", outputs=(3, 4), expected="N *S, N *S, N *, ?, ?, one, one")
+@operator(
+    "SparseAdam", "RowWiseSparseAdam", outputs=(3, 4), expected="N *S, N *S, N *, ?, ?, one, one"
+)
 def sparse_adam(
     w: Tensor,
     m1: Tensor,
@@ -125,16 +129,20 @@ def sparse_adam(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Return parameter, both moments and the gradients that were applied.
 
-    The second moment has the shape of the parameter, or one number for each row: the mean of squares. With
-    `enableRAdam` the step is that of RAdam.
+    The second moment has the shape of the parameter, or one number for each row: the mean of
+    squares. With `enableRAdam` the step is that of RAdam.
     """
     steps = torch.empty_like(g)
     given, made = gradient_rows(g, indices, w), gradient_rows(steps, indices, w)
     number, betas = counted(iteration), (beta1, beta2)
     for rows, positions in rounds(indices):
         part = given[positions]
-        squares = part * part if m2.shape == m1.shape else (part * part).reshape(len(part), -1).mean(1)
-        m1[rows], m2[rows], step = adam_step(m1[rows], m2[rows], part, squares, number, betas, epsilon)
+        squares = (
+            part * part if m2.shape == m1.shape else (part * part).reshape(len(part), -1).mean(1)
+        )
+        m1[rows], m2[rows], step = adam_step(
+            m1[rows], m2[rows], part, squares, number, betas, epsilon
+        )
         if enableRAdam:
             step = rectified_step(step, m1[rows], number, betas)
         w[rows] += lr * step
@@ -159,8 +167,8 @@ def smart_decay_sparse_adam(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Return parameter, both moments and the iteration in which each row had its last gradient.
 
-    The moments decay as if each iteration since then had a gradient of 0; the steps of these iterations are made up for
-    with the present second moment. The bias of the moments stays.
+    The moments decay as if each iteration since then had a gradient of 0; the steps of these
+    iterations are made up for with the present second moment. The bias of the moments stays.
     """
     now = counted(iteration) + 1
     given = gradient_rows(g, indices, w)
@@ -214,13 +222,17 @@ def sparse_ftrl(
     given = gradient_rows(g, indices, w)
     speed: Any = alpha if rate is None else rate
     for rows, positions in rounds(indices):
-        w[rows], nz[rows] = ftrl_step(w[rows], nz[rows], given[positions], speed, beta, lambda1, lambda2)
+        w[rows], nz[rows] = ftrl_step(
+            w[rows], nz[rows], given[positions], speed, beta, lambda1, lambda2
+        )
     return w, nz
 
 
 @operator("ScatterWeightedSum", expected="N *, one")
 def scatter_weighted_sum(x: Tensor, weight: Tensor, indices: Tensor, *pairs: Tensor) -> Tensor:
-    """Return x, whose rows are weighted and have weighted rows added: x[i] = w0 x[i] + sum of w_k x_k[i], in place."""
+    """Return x, whose rows are weighted and have weighted rows added: x[i] = w0 x[i] + sum of
+    w_k x_k[i], in place.
+    """
     rows = indices.reshape(-1).long()
     factor = weight.reshape(())
     counts = torch.bincount(rows, minlength=x.shape[0])
@@ -234,7 +246,8 @@ def scatter_weighted_sum(x: Tensor, weight: Tensor, indices: Tensor, *pairs: Ten
 def row_wise_counter(
     last: Tensor, counts: Tensor, indices: Tensor, iteration: Tensor, *, counter_halflife: int = -1
 ) -> tuple[Tensor, Tensor]:
-    """Return the iteration of the last update of each row, and a count of updates that decays, both in place.
+    """Return the iteration of the last update of each row, and a count of updates that decays,
+    both in place.
 
     Args:
         last: the iteration of the last update of each row.
@@ -254,7 +267,12 @@ def row_wise_counter(
 
 @operator("SparseLpRegularizer", inputs=(2, 3), expected="N *, ?")
 def sparse_lp_regularizer(
-    param: Tensor, indices: Tensor, grad: Tensor | None = None, *, p: float = 2.0, reg_lambda: float = 0.01
+    param: Tensor,
+    indices: Tensor,
+    grad: Tensor | None = None,
+    *,
+    p: float = 2.0,
+    reg_lambda: float = 0.01,
 ) -> Tensor:
     """Return a parameter some of whose rows are moved towards 0, in place.
 
@@ -272,5 +290,7 @@ def sparse_lp_regularizer(
         raise ValueError(f"p must be 1 or 2, not {p}")
     rows = indices.reshape(-1).long().unique()
     old = param[rows]
-    param[rows] = old * (1 - reg_lambda) if p == 2 else old.sign() * (old.abs() - reg_lambda).clamp(min=0)
+    param[rows] = (
+        old * (1 - reg_lambda) if p == 2 else old.sign() * (old.abs() - reg_lambda).clamp(min=0)
+    )
     return param

@@ -45,14 +45,16 @@ def yellow_fin(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Return the first eight inputs after a step of momentum SGD and of the tuner.
 
-    The step uses the old averages of rate and momentum. From the second iteration on they follow the tuner.
+    The step uses the old averages of rate and momentum. From the second iteration on they follow
+    the tuner.
 
     Args:
         w, m, g: parameter, momentum and gradient.
         rate, mu: averages of learning rate and momentum, one number each.
         window: logarithms of the last `curv_win_width` squared norms of the gradient.
         g_average, squares_average: averages of the gradient and of its square.
-        memory: averages of norm, squared norm, smallest and largest of the window, distance to the optimum.
+        memory: averages of norm, squared norm, smallest and largest of the window, distance to the
+            optimum.
         iteration: the counter, from 1.
         beta: the decay of the averages.
         curv_win_width: the length of the window.
@@ -88,7 +90,9 @@ def yellow_fin(
     return updated, moved, rate, mu, window, g_average, squares_average, memory
 
 
-def _tuned(distance: Tensor, least: Tensor, most: Tensor, variance: Tensor) -> tuple[Tensor, Tensor]:
+def _tuned(
+    distance: Tensor, least: Tensor, most: Tensor, variance: Tensor
+) -> tuple[Tensor, Tensor]:
     """Return learning rate and momentum of the paper's single-step problem.
 
     The root of the momentum is that of a cubic equation (by Vieta's substitution),

@@ -43,7 +43,10 @@ def fresh() -> Iterator[None]:
 
 
 def summing(number: int = 0) -> Any:
-    """A node that adds three values to a total in each epoch; the job ends with the values. The total is returned."""
+    """A node that adds three values to a total in each epoch; the job ends with the values.
+
+    The total is returned.
+    """
     with Node(f"trainer_{number}"):
         with Job.current().init_group, Task():
             data = ConstRecord(ops, Struct(("value", np.array(VALUES))))
@@ -114,7 +117,9 @@ def test_a_second_job_of_a_session_saves_its_checkpoints_too(tmp_path: Path) -> 
     for run in ("first", "second"):
         (tmp_path / run).mkdir()
         job, _ = job_of()
-        JobRunner(job, CheckpointManager(str(tmp_path / run), "node", "minidb")).train(LocalSession())
+        JobRunner(job, CheckpointManager(str(tmp_path / run), "node", "minidb")).train(
+            LocalSession()
+        )
         assert len(list((tmp_path / run).iterdir())) > 1
 
 
@@ -146,21 +151,30 @@ def test_only_blobs_of_the_first_group_are_saved(tmp_path: Path) -> None:
     job, (total,) = job_of()
     session = new_session()
     JobRunner(job, CheckpointManager(str(tmp_path), "node", "minidb")).train(session)
-    keys = [key.decode().partition("#")[0] for key, _ in databases.records(f"{tmp_path}/node.1", "minidb")]
-    assert len(keys) == 5 and {"blob_names", str(total)} <= set(keys)  # the output of the task among them
+    keys = [
+        key.decode().partition("#")[0]
+        for key, _ in databases.records(f"{tmp_path}/node.1", "minidb")
+    ]
+    assert len(keys) == 5 and {"blob_names", str(total)} <= set(
+        keys
+    )  # the output of the task among them
     timers = [name for name in session._ws.blobs if "/checkpoint_save" in name]
     assert len(timers) == 2 * (len(TOTALS) + 1)  # a timer of each checkpoint, and its time
     others = set(session._ws.blobs) - set(timers) - set(keys)
     assert len(others) == 2  # the outputs of the stop condition and of the epoch's task
 
 
-def test_a_checkpoint_that_fails_is_a_warning(caplog: pytest.LogCaptureFixture, tmp_path: Path) -> None:
+def test_a_checkpoint_that_fails_is_a_warning(
+    caplog: pytest.LogCaptureFixture, tmp_path: Path
+) -> None:
     job, _ = job_of()
     manager = CheckpointManager(str(tmp_path / "missing"), "node", "minidb")
     with caplog.at_level(logging.WARNING):
         assert JobRunner(job, manager).train(new_session()) == len(TOTALS)
     (said,) = [
-        text for text in caplog.messages if text.startswith("Unable to write checkpoint for epoch 0: ")
+        text
+        for text in caplog.messages
+        if text.startswith("Unable to write checkpoint for epoch 0: ")
     ]
     assert "\n" not in said
 
@@ -187,7 +201,10 @@ def test_the_last_checkpoint_is_uploaded(tmp_path: Path) -> None:
     (tmp_path / "up").mkdir()
     manager = MultiNodeCheckpointManager(str(tmp_path), "minidb")
     JobRunner(job, manager, upload_task_group_builder=Upload(tmp_path / "up")).train(new_session())
-    assert sorted(path.name for path in (tmp_path / "up").iterdir()) == ["trainer_0.3", "trainer_1.3"]
+    assert sorted(path.name for path in (tmp_path / "up").iterdir()) == [
+        "trainer_0.3",
+        "trainer_1.3",
+    ]
 
 
 class Metadata:

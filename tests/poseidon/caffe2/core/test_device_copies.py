@@ -22,18 +22,24 @@ def lines(net: core.Net) -> list[str]:
 
 
 def test_a_blob_is_copied_once_for_a_device() -> None:
-    net, devices = core.InjectCrossDeviceCopies(net_of(("x", "a", True), ("x", "b", False), ("x", "c", True)))
+    net, devices = core.InjectCrossDeviceCopies(
+        net_of(("x", "a", True), ("x", "b", False), ("x", "c", True))
+    )
     assert lines(net) == ["CopyCPUToGPU x x_gpu_1", "Relu x_gpu_1 a", "Relu x b", "Relu x_gpu_1 c"]
     assert devices["a"] == GPU and devices["x"].device_type == 0
 
 
 def test_a_blob_that_is_overwritten_is_copied_again() -> None:
-    net, _ = core.InjectCrossDeviceCopies(net_of(("x", "a", True), ("y", "x", False), ("x", "c", True)))
+    net, _ = core.InjectCrossDeviceCopies(
+        net_of(("x", "a", True), ("y", "x", False), ("x", "c", True))
+    )
     assert lines(net).count("CopyCPUToGPU x x_gpu_1") == 2
 
 
 def test_copies_of_an_earlier_net_are_inputs_of_a_later_one() -> None:
-    (_, second), _ = core.InjectDeviceCopiesAmongNets([net_of(("x", "a", True)), net_of(("x", "b", True))])
+    (_, second), _ = core.InjectDeviceCopiesAmongNets(
+        [net_of(("x", "a", True)), net_of(("x", "b", True))]
+    )
     assert lines(second) == ["Relu x_gpu_1 b"]
     assert "x_gpu_1" in second.external_inputs
 
@@ -77,9 +83,15 @@ def test_devices_of_an_operators_blobs(kind: str, of_input: int, of_output: int)
         ("Split", 1, 4, ""),
     ],
 )
-def test_some_blobs_of_an_operator_lie_on_the_cpu(kind: str, inputs: int, outputs: int, on_cpu: str) -> None:
+def test_some_blobs_of_an_operator_lie_on_the_cpu(
+    kind: str, inputs: int, outputs: int, on_cpu: str
+) -> None:
     names = [f"i{index}" for index in range(inputs)]
     op = core.CreateOperator(kind, names, [str(i) for i in range(outputs)], device_option=GPU)
-    devices = {name: device for each in core.InferOpBlobDevicesAsDict(op) for name, device in each.items()}
+    devices = {
+        name: device for each in core.InferOpBlobDevicesAsDict(op) for name, device in each.items()
+    }
     assert len(devices) == inputs + outputs
-    assert [name for name, device in devices.items() if device.device_type == 0] == [on_cpu] * bool(on_cpu)
+    assert [name for name, device in devices.items() if device.device_type == 0] == [on_cpu] * bool(
+        on_cpu
+    )

@@ -7,7 +7,14 @@ from typing import Any
 
 import pytest
 
-from poseidon.caffe2.core import IR, BlobReference, CreateOperator, GradientRegistry, GradientSlice, Net
+from poseidon.caffe2.core import (
+    IR,
+    BlobReference,
+    CreateOperator,
+    GradientRegistry,
+    GradientSlice,
+    Net,
+)
 from poseidon.caffe2.proto.caffe2_pb2 import DeviceOption
 
 Wanted = list[tuple[str, str, str]]
@@ -15,7 +22,9 @@ Wanted = list[tuple[str, str, str]]
 
 @pytest.fixture(autouse=True)
 def kinds() -> Iterator[None]:
-    """Operators for tests: their gradients read the gradients only, the output too, nothing, or are sparse."""
+    """Operators for tests: their gradients read the gradients only, the output too, nothing, or
+    are sparse.
+    """
 
     def register(kind: str, reads: Any, sparse: bool = False) -> None:
         def gradient(op: Any, given: list[Any]) -> Any:
@@ -25,9 +34,13 @@ def kinds() -> Iterator[None]:
             blobs = [BlobReference(str(name)) for name in (*reads(op), *given)]
             if sparse:
                 parts = [f"{names[0]}_indices", f"{names[0]}_values"]
-                made = CreateOperator(f"{kind}Gradient", blobs, [BlobReference(part) for part in parts])
+                made = CreateOperator(
+                    f"{kind}Gradient", blobs, [BlobReference(part) for part in parts]
+                )
                 return made, [GradientSlice(*parts)]
-            return CreateOperator(f"{kind}Gradient", blobs, [BlobReference(name) for name in names]), names
+            return CreateOperator(
+                f"{kind}Gradient", blobs, [BlobReference(name) for name in names]
+            ), names
 
         GradientRegistry.RegisterGradient(kind)(gradient)
 
@@ -61,7 +74,9 @@ def test_a_loss_without_a_gradient_gets_ones() -> None:
 
 
 def test_gradients_of_two_readers_are_summed() -> None:
-    lines, _ = backward([("Plain", "x", "a"), ("Plain", "x", "b"), ("Plain", "a b", "y")], {"y": "dy"})
+    lines, _ = backward(
+        [("Plain", "x", "a"), ("Plain", "x", "b"), ("Plain", "a b", "y")], {"y": "dy"}
+    )
     assert lines[-3:] == [
         "PlainGradient(b_grad) -> x_grad",
         "PlainGradient(a_grad) -> _x_grad_autosplit_0",
@@ -70,22 +85,32 @@ def test_gradients_of_two_readers_are_summed() -> None:
 
 
 def test_a_reader_without_gradient_adds_nothing() -> None:
-    lines, _ = backward([("Plain", "x", "a"), ("Nothing", "x", "b"), ("Plain", "a b", "y")], {"y": "dy"})
+    lines, _ = backward(
+        [("Plain", "x", "a"), ("Nothing", "x", "b"), ("Plain", "a b", "y")], {"y": "dy"}
+    )
     assert lines[-1] == "PlainGradient(a_grad) -> x_grad"
 
 
 def test_versions_of_a_blob_have_gradients_of_their_own() -> None:
     lines, _ = backward(
-        [("Plain", "x", "x"), ("Plain", "x", "a"), ("Plain", "x", "b"), ("Plain", "a b", "y")], {"y": "dy"}
+        [("Plain", "x", "x"), ("Plain", "x", "a"), ("Plain", "x", "b"), ("Plain", "a b", "y")],
+        {"y": "dy"},
     )
-    assert lines[-2:] == ["Sum(x_grad _x_grad_autosplit_0) -> x_grad", "PlainGradient(x_grad) -> x_grad"]
+    assert lines[-2:] == [
+        "Sum(x_grad _x_grad_autosplit_0) -> x_grad",
+        "PlainGradient(x_grad) -> x_grad",
+    ]
 
 
 def test_sparse_gradients_are_concatenated() -> None:
-    lines, gradients = backward([("Rows", "w", "a"), ("Rows", "w", "b"), ("Plain", "a b", "y")], {"y": "dy"})
+    lines, gradients = backward(
+        [("Rows", "w", "a"), ("Rows", "w", "b"), ("Plain", "a b", "y")], {"y": "dy"}
+    )
     assert lines[-2:] == [
-        "Concat(_w_grad_indices_autosplit_0 _w_grad_indices_autosplit_1) -> w_grad_indices_concat w_grad_indices_concat_split",
-        "Concat(_w_grad_values_autosplit_0 _w_grad_values_autosplit_1) -> w_grad_values_concat w_grad_values_concat_split",
+        "Concat(_w_grad_indices_autosplit_0 _w_grad_indices_autosplit_1) -> w_grad_indices_concat "
+        "w_grad_indices_concat_split",
+        "Concat(_w_grad_values_autosplit_0 _w_grad_values_autosplit_1) -> w_grad_values_concat "
+        "w_grad_values_concat_split",
     ]
     assert gradients["w"] == GradientSlice("w_grad_indices_concat", "w_grad_values_concat")
 
@@ -110,12 +135,15 @@ def test_what_cannot_be_differentiated_is_refused(operators: Wanted, ys: Any, me
 
 def test_an_orphan_stop_gradient_is_refused() -> None:
     with pytest.raises(ValueError, match="'b' is orphan"):
-        backward([("Plain", "x", "a"), ("StopGradient", "a", "b"), ("Plain", "a", "y")], {"y": "dy"})
+        backward(
+            [("Plain", "x", "a"), ("StopGradient", "a", "b"), ("Plain", "a", "y")], {"y": "dy"}
+        )
 
 
 def test_an_operator_without_gradient_is_named() -> None:
     with pytest.raises(
-        Exception, match=r"Exception when creating gradient for \[Sign\]: ?the operator Sign has no gradient"
+        Exception,
+        match=r"Exception when creating gradient for \[Sign\]: ?the operator Sign has no gradient",
     ):
         backward([("Sign", "x", "y")], ["y"])
 
@@ -126,7 +154,9 @@ def test_a_gradient_in_place_is_renamed_with_all_that_makes_it() -> None:
     net.Sqrt("x", "b")
     net.Add(["a", "b"], "y")
     net.AddGradientOperators(["y"])
-    lines = [f"{op.type}({' '.join(op.input)}) -> {' '.join(op.output)}" for op in net.Proto().op[-5:]]
+    lines = [
+        f"{op.type}({' '.join(op.input)}) -> {' '.join(op.output)}" for op in net.Proto().op[-5:]
+    ]
     assert lines == [
         "Scale(b_grad) -> x_grad",
         "Div(x_grad b) -> x_grad",
@@ -170,7 +200,9 @@ def test_a_tag_keeps_the_device_option_of_the_readers_from_the_sum(marked_only: 
     if marked_only:
         option.extra_info.append(f"{IR.ONLY_KEEP_IS_AUTO_GEN_SUM_OPS_TAG}:1")
     readers = [CreateOperator("Mul", ["x", "c"], [name], device_option=option) for name in "ab"]
-    made, _ = GradientRegistry.GetBackwardPass([*readers, CreateOperator("Add", ["a", "b"], ["y"])], ["y"])
+    made, _ = GradientRegistry.GetBackwardPass(
+        [*readers, CreateOperator("Add", ["a", "b"], ["y"])], ["y"]
+    )
     (total,) = (op for op in made if op.type == "Sum" and "x_grad" in op.output)
     mark = f"{IR.IS_AUTO_GEN_SUM_OPS_TAG}:1"
     assert list(total.device_option.extra_info) == ([mark] if marked_only else ["mine", mark])

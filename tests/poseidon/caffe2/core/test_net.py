@@ -36,14 +36,23 @@ def test_anonymous_outputs_have_names_of_their_own() -> None:
         x = net.Relu("x")
         net.Relu(x)
         net.FC([x, "w", "b"], 2)
-    assert outputs(net) == ["s/anonymous/Relu", "s/anonymous/Relu_2", "s/anonymous/FC:0", "s/anonymous/FC:1"]
+    assert outputs(net) == [
+        "s/anonymous/Relu",
+        "s/anonymous/Relu_2",
+        "s/anonymous/FC:0",
+        "s/anonymous/FC:1",
+    ]
     net._CheckLookupTables()
 
 
 def test_blobs_that_no_net_has() -> None:
     net = core.Net("next")
     with core.NameScope("s"):
-        assert [str(net.NextScopedBlob("b")) for _ in range(3)] == ["s/b", "s/b_auto_0", "s/b_auto_1"]
+        assert [str(net.NextScopedBlob("b")) for _ in range(3)] == [
+            "s/b",
+            "s/b_auto_0",
+            "s/b_auto_1",
+        ]
     net.Relu("x", "y")
     assert str(net.NextBlob("y")) == "y_auto_0"
     assert [net.NextName(), net.NextName()] == ["next_blob_0", "next_blob_1"]
@@ -82,7 +91,9 @@ def test_a_clone_renames_blobs_in_the_nets_of_a_branch() -> None:
 
 def test_an_operator_that_does_not_exist() -> None:
     net = core.Net("unknown")
-    with pytest.raises(AttributeError, match=r"Relo is not a registered operator. Did you mean: \[Relu"):
+    with pytest.raises(
+        AttributeError, match=r"Relo is not a registered operator. Did you mean: \[Relu"
+    ):
         net.Relo("x")
     with pytest.raises(AttributeError, match="does not have a net"):
         core.BlobReference("x").Relu()
@@ -124,12 +135,21 @@ def test_what_is_no_argument_is_refused(value: Any) -> None:
 
 
 def test_arguments_that_are_none_are_left_out() -> None:
-    assert [arg.name for arg in core.CreateOperator("Relu", "x", "y", absent=None, given=1).arg] == ["given"]
+    assert [
+        arg.name for arg in core.CreateOperator("Relu", "x", "y", absent=None, given=1).arg
+    ] == ["given"]
 
 
 def test_fields_of_an_operator() -> None:
-    op = core.CreateOperator("Relu", "x", "y", name="n", control_input="z", engine="E", random_seed=5, arg=[])
-    assert (op.name, op.engine, list(op.control_input), op.device_option.random_seed) == ("n", "E", ["z"], 5)
+    op = core.CreateOperator(
+        "Relu", "x", "y", name="n", control_input="z", engine="E", random_seed=5, arg=[]
+    )
+    assert (op.name, op.engine, list(op.control_input), op.device_option.random_seed) == (
+        "n",
+        "E",
+        ["z"],
+        5,
+    )
     for wrong in (3, ["x", 4]):
         with pytest.raises(TypeError, match="type"):
             core.CreateOperator("Relu", wrong, "y")
@@ -166,7 +186,9 @@ def test_appending_a_net_keeps_what_is_still_external() -> None:
     second.AppendNet(first)
     assert second.external_inputs == ["in3", "in4", "in2"]
     assert len(second.Proto().op) == 2
-    with pytest.raises(AssertionError, match=r"^AppendNet: expected a core\.Net, found str 'first'"):
+    with pytest.raises(
+        AssertionError, match=r"^AppendNet: expected a core\.Net, found str 'first'"
+    ):
         second.AppendNet("first")
     with pytest.raises(
         AssertionError, match=r"^AddExternalOutput: expected a BlobReference, found str 'sum'"
@@ -182,7 +204,9 @@ def test_the_line_that_made_an_operator_is_known() -> None:
     assert frame is not None
     net.Relu("x", "y"); line = frame.f_lineno  # noqa: E702  # fmt: skip
     net.PopulateProtoWithFileName()
-    assert net.Proto().op[0].name == f"{__file__}:{line}:test_the_line_that_made_an_operator_is_known"
+    assert (
+        net.Proto().op[0].name == f"{__file__}:{line}:test_the_line_that_made_an_operator_is_known"
+    )
 
 
 def test_ssa_and_paths() -> None:

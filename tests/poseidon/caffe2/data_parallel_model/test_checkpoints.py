@@ -51,7 +51,9 @@ def test_a_predictor_has_plain_names() -> None:
     model = replicas.build([0, 1])
     replicas.train(model, 1, 8)
     test = model_helper.ModelHelper(name="test", init_params=False)
-    data_parallel_model.Parallelize_CPU(test, lambda model: None, replicas.add_layers, devices=[0, 1])
+    data_parallel_model.Parallelize_CPU(
+        test, lambda model: None, replicas.add_layers, devices=[0, 1]
+    )
     net, params = data_parallel_model.ExtractPredictorNet(
         test, ["data", "label"], ["softmax"], core.DeviceOption(caffe2_pb2.CPU)
     )

@@ -30,7 +30,9 @@ def trained(
 def test_gradients_share_blobs(shapes: dict[str, list[int]] | None, activations: bool) -> None:
     plain, blobs = trained()
     shared, fewer = trained(
-        lambda model: data_parallel_model.OptimizeGradientMemory(model, shapes, {"loss"}, activations)
+        lambda model: data_parallel_model.OptimizeGradientMemory(
+            model, shapes, {"loss"}, activations
+        )
     )
     assert fewer < blobs
     for name, value in plain.items():

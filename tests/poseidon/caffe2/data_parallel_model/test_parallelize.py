@@ -14,7 +14,16 @@ from poseidon.caffe2 import brew, core, data_parallel_model, model_helper, rnn_c
 from poseidon.caffe2.data_parallel_model import replicas
 from poseidon.caffe2.proto import caffe2_pb2
 from poseidon.caffe2.runtime import bind
-from tests.support.caffe2_replicas import add_layers, batch, build, feed, first_params, params, start, train
+from tests.support.caffe2_replicas import (
+    add_layers,
+    batch,
+    build,
+    feed,
+    first_params,
+    params,
+    start,
+    train,
+)
 
 
 @pytest.fixture(autouse=True)
@@ -47,7 +56,9 @@ def trained(
     return own
 
 
-def assert_equal(one: dict[str, np.ndarray], other: dict[str, np.ndarray], tolerance: float = 1e-5) -> None:
+def assert_equal(
+    one: dict[str, np.ndarray], other: dict[str, np.ndarray], tolerance: float = 1e-5
+) -> None:
     assert list(one) == list(other) and one
     for name, value in one.items():
         np.testing.assert_allclose(value, other[name], rtol=0, atol=tolerance, err_msg=name)
@@ -153,7 +164,9 @@ def test_recurrent_networks_on_replicas_equal_one_with_the_whole_batch() -> None
         for kind in ("hidden", "cell"):
             model.param_init_net.ConstantFill([], f"{kind}_init", value=0.0, shape=[1, rows, 4])
         model.net.ExpandDims("data", "sequence", dims=[0])
-        lengths = model.net.ConstantFill([], "lengths", shape=[rows], value=1, dtype=core.DataType.INT32)
+        lengths = model.net.ConstantFill(
+            [], "lengths", shape=[rows], value=1, dtype=core.DataType.INT32
+        )
         states = ("hidden_init", "cell_init")
         output, *_ = rnn_cell.LSTM(model, "sequence", lengths, states, 6, 4, "lstm")
         _, loss = model.net.SoftmaxWithLoss(
@@ -178,13 +191,19 @@ def test_builders_of_updates_exclude_each_other() -> None:
 
 @pytest.mark.parametrize("devices", [[], [0, 0], [-1], ["a"]])
 def test_devices_are_different_numbers(devices: list[Any]) -> None:
-    with pytest.raises(AssertionError, match="expected at least one number, each once and from 0 on"):
+    with pytest.raises(
+        AssertionError, match="expected at least one number, each once and from 0 on"
+    ):
         build(devices)
 
 
 def test_one_number_is_no_list_of_devices() -> None:
-    with pytest.raises(AssertionError, match=r"^devices=2: expected a list of numbers, such as \[0, 1\]$"):
-        data_parallel_model.Parallelize_CPU(model_helper.ModelHelper(name="m"), None, None, devices=2)
+    with pytest.raises(
+        AssertionError, match=r"^devices=2: expected a list of numbers, such as \[0, 1\]$"
+    ):
+        data_parallel_model.Parallelize_CPU(
+            model_helper.ModelHelper(name="m"), None, None, devices=2
+        )
 
 
 def test_a_rendezvous_without_an_entry_is_named() -> None:
@@ -208,7 +227,8 @@ def test_a_rendezvous_without_an_entry_is_named() -> None:
 )
 def test_a_model_that_is_not_parallelized_is_named(function: Any) -> None:
     with pytest.raises(
-        AssertionError, match=r"^Model alone\S* is not parallelized: call data_parallel_model.Parallel"
+        AssertionError,
+        match=r"^Model alone\S* is not parallelized: call data_parallel_model.Parallel",
     ):
         function(model_helper.ModelHelper(name="alone"))
 
@@ -275,7 +295,9 @@ def test_a_loss_counts_by_the_batch_of_its_shard() -> None:
         return add_layers(model, loss_scale)
 
     rendezvous = {"kv_handler": "store", "num_shards": 3, "shard_id": 2, "engine": "GLOO"}
-    build([0, 1], rendezvous=rendezvous, forward_pass_builder_fun=note, shard_batch_sizes=[64, 64, 16])
+    build(
+        [0, 1], rendezvous=rendezvous, forward_pass_builder_fun=note, shard_batch_sizes=[64, 64, 16]
+    )
     assert scales == [16 / 144 / 2] * 2
 
 
@@ -313,7 +335,9 @@ def test_another_model_is_appended_for_each_device() -> None:
 
     def add_both(model: Any, loss_scale: float) -> list[Any]:
         model.net.AppendNet(data_parallel_model.ConvertNetForDevice(other.net))
-        model.param_init_net.AppendNet(data_parallel_model.ConvertNetForDevice(other.param_init_net))
+        model.param_init_net.AppendNet(
+            data_parallel_model.ConvertNetForDevice(other.param_init_net)
+        )
         return add_layers(model, loss_scale)
 
     for arguments in ({}, {"cpu_device": False}):
@@ -333,7 +357,9 @@ def test_sparse_gradients_of_a_host_are_joined() -> None:
         _, loss = model.net.SoftmaxWithLoss([rows, "label"], ["softmax", "loss"])
         return [model.net.Scale(loss, scale=loss_scale)]
 
-    model = build([0, 1], forward_pass_builder_fun=add_embedding, optimizer_builder_fun=lambda model: None)
+    model = build(
+        [0, 1], forward_pass_builder_fun=add_embedding, optimizer_builder_fun=lambda model: None
+    )
     feed(model, np.array([1, 2, 3, 1], np.int64), np.array([0, 1, 2, 3], np.int32))
     data_parallel_model.RunInitNet(model)
     data_parallel_model.RunNet(model, 1)

@@ -41,7 +41,9 @@ def assert_all_equal(results: list[Any]) -> dict[str, np.ndarray]:
     return first
 
 
-def test_three_shards_through_a_folder_equal_one_process_and_each_run_the_other(tmp_path: Path) -> None:
+def test_three_shards_through_a_folder_equal_one_process_and_each_run_the_other(
+    tmp_path: Path,
+) -> None:
     run = Run(store=folder(tmp_path), sizes=(8, 8, 8), devices=(0, 1))
     first = assert_all_equal(train(run))
     assert_near(first, alone(run), 1e-5)
@@ -52,7 +54,10 @@ def test_three_shards_through_a_folder_equal_one_process_and_each_run_the_other(
 @pytest.mark.needs("redis")
 def test_three_shards_through_redis_equal_one_process(tmp_path: Path) -> None:
     with redis_server(tmp_path) as server:
-        store = ("RedisStoreHandlerCreate", {"host": "127.0.0.1", "port": server.port, "prefix": "run"})
+        store = (
+            "RedisStoreHandlerCreate",
+            {"host": "127.0.0.1", "port": server.port, "prefix": "run"},
+        )
         run = Run(store=store, sizes=(8, 8, 8), parallelize={"net_type": "simple"})
         assert_near(assert_all_equal(train(run)), alone(run), 1e-5)
         for sentence in train(replace(run, sizes=(8,) * 2), shards=[1]):
@@ -69,7 +74,9 @@ def test_unequal_batches_are_weighted(tmp_path: Path) -> None:
 
 def test_shards_whose_devices_share_parameters(tmp_path: Path) -> None:
     store = folder(tmp_path)
-    run = Run(store=store, sizes=(8, 8), devices=(0, 1), iterations=5, parallelize={"shared_model": True})
+    run = Run(
+        store=store, sizes=(8, 8), devices=(0, 1), iterations=5, parallelize={"shared_model": True}
+    )
     (first, no_other), (second, _) = train(run)
     assert no_other == {}
     assert_near(first, second, 0.0)
@@ -107,5 +114,9 @@ def add_normalized(model: Any, loss_scale: float) -> list[Any]:
     return [model.net.Scale(loss, scale=loss_scale)]
 
 
-def test_parameters_stay_equal_with_a_normalization_that_each_shard_has_for_itself(tmp_path: Path) -> None:
-    assert_all_equal(train(Run(store=folder(tmp_path), sizes=(8, 8), iterations=3, layers=add_normalized)))
+def test_parameters_stay_equal_with_a_normalization_that_each_shard_has_for_itself(
+    tmp_path: Path,
+) -> None:
+    assert_all_equal(
+        train(Run(store=folder(tmp_path), sizes=(8, 8), iterations=3, layers=add_normalized))
+    )

@@ -26,7 +26,9 @@ from poseidon.caffe2.shards.stores import FolderStore
         (7, [0.5], 1, [7]),
     ],
 )
-def test_batches_follow_speeds(total: int, speeds: list[float], multiple: int, expected: list[int]) -> None:
+def test_batches_follow_speeds(
+    total: int, speeds: list[float], multiple: int, expected: list[int]
+) -> None:
     assert BatchSizesBySpeed(total, speeds, multiple) == expected
 
 
@@ -52,8 +54,16 @@ def test_shards_learn_each_others_numbers(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setattr(unequal, "current", lambda: own)
 
     def call(shard: int) -> list[list[float]]:
-        rendezvous = {"kv_handler": f"store_{shard}", "num_shards": 3, "shard_id": shard, "engine": "GLOO"}
-        return [data_parallel_model.ExchangeValue(rendezvous, "speed", shard / 4 + add, 30) for add in (0, 1)]
+        rendezvous = {
+            "kv_handler": f"store_{shard}",
+            "num_shards": 3,
+            "shard_id": shard,
+            "engine": "GLOO",
+        }
+        return [
+            data_parallel_model.ExchangeValue(rendezvous, "speed", shard / 4 + add, 30)
+            for add in (0, 1)
+        ]
 
     with ThreadPoolExecutor(3) as pool:
         assert list(pool.map(call, range(3))) == [[[0.0, 0.25, 0.5], [1.0, 1.25, 1.5]]] * 3

@@ -21,7 +21,9 @@ SIZE = (12, 16)
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """Two classes of two pictures each, one of them in a folder of its own, and a file that is no picture."""
+    """Two classes of two pictures each, one of them in a folder of its own, and a file that is
+    no picture.
+    """
     root = tmp_path / "pictures"
     for number, name in enumerate(("boats/a.png", "boats/more/b.png", "cars/c.png", "cars/d.png")):
         path = root / name
@@ -38,7 +40,9 @@ def make(*arguments: object) -> int:
 @pytest.mark.parametrize("db_type", ["lmdb", "leveldb", "minidb"])
 @pytest.mark.parametrize("form", ["caffe2", "caffe"])
 @pytest.mark.parametrize("raw", [False, True])
-def test_what_is_made_is_read(folder: Path, tmp_path: Path, db_type: str, form: str, raw: bool) -> None:
+def test_what_is_made_is_read(
+    folder: Path, tmp_path: Path, db_type: str, form: str, raw: bool
+) -> None:
     path = tmp_path / "db"
     flags = [f"--backend={db_type}", f"--format={form}", "-noshuffle", *(["--raw"] if raw else [])]
     assert make(*flags, folder, path) == 0
@@ -80,7 +84,9 @@ def test_the_order_follows_the_seed(folder: Path, tmp_path: Path) -> None:
         (["--encode_type=jpg"], (12, 16, 3)),
     ],
 )
-def test_sizes_and_encodings(folder: Path, tmp_path: Path, flags: list[str], shape: tuple[int, ...]) -> None:
+def test_sizes_and_encodings(
+    folder: Path, tmp_path: Path, flags: list[str], shape: tuple[int, ...]
+) -> None:
     make(*flags, "--backend=minidb", folder, tmp_path / "db")
     for _, value in records(str(tmp_path / "db"), "minidb"):
         image = TensorProtos.FromString(value).protos[0]
@@ -142,7 +148,9 @@ def test_a_mistake_leaves_nothing(
         assert sorted(path.name for path in tmp_path.iterdir()) == ["pictures"]
 
 
-def test_a_line_of_a_list_is_named(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_line_of_a_list_is_named(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     listed = folder / "list.txt"
     listed.write_text("cars/c.png 7\ncars/nothing.png 3\n")
     assert make(listed, tmp_path / "db") == 1
@@ -180,7 +188,9 @@ def test_the_drawn_set(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> No
     assert "Wrote 6 records to" in capsys.readouterr().out
     seen = set()
     for part, count in (("train", 6), ("val", 4)):
-        found, again = (list(records(str(tmp_path / name / f"two_class_{part}"), "lmdb")) for name in "ab")
+        found, again = (
+            list(records(str(tmp_path / name / f"two_class_{part}"), "lmdb")) for name in "ab"
+        )
         assert found == again
         assert len(found) == count
         labels = [TensorProtos.FromString(value).protos[1].int32_data[0] for _, value in found]

@@ -1,4 +1,6 @@
-"""Records of images: both formats, all label types, and what is said of a record of another format."""
+"""Records of images: both formats, all label types, and what is said of a record of another
+format.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,9 @@ from poseidon.proto.caffe_pb2 import Datum
 from tests.support.caffe2_images import database, encoded, image_input, picture, protos, reader
 
 
-def read(tmp_path: Path, records: list[bytes], outputs: int = 2, **arguments: Any) -> list[np.ndarray]:
+def read(
+    tmp_path: Path, records: list[bytes], outputs: int = 2, **arguments: Any
+) -> list[np.ndarray]:
     workspace.ResetWorkspace()
     reader(database(tmp_path / "records", records))
     return image_input(outputs, **{"batch_size": len(records), **arguments})
@@ -64,7 +68,9 @@ def test_gray_becomes_color_and_color_gray(tmp_path: Path) -> None:
         (3, [([0, 3], [0.5, 0.25])], [[0.5, 0, 0, 0.25]]),
     ],
 )
-def test_labels(tmp_path: Path, label_type: int, given: list[tuple[Any, ...]], expected: list[Any]) -> None:
+def test_labels(
+    tmp_path: Path, label_type: int, given: list[tuple[Any, ...]], expected: list[Any]
+) -> None:
     records = [protos(picture(0), *values) for values in given]
     _, label = read(tmp_path, records, label_type=label_type, num_labels=4)
     assert label.tolist() == expected
@@ -75,7 +81,9 @@ def test_labels(tmp_path: Path, label_type: int, given: list[tuple[Any, ...]], e
 def test_further_outputs_and_a_box(tmp_path: Path) -> None:
     image = picture(0, 20, 24)
     records = [protos(image, 1, 0.5, [7, 8]), protos(image, 2, 1.5, [9, 10], [3, 4, 12, 16])]
-    data, label, weight, pair = read(tmp_path, records, 4, output_sizes=[1, 2], minsize=12, scale=-1)
+    data, label, weight, pair = read(
+        tmp_path, records, 4, output_sizes=[1, 2], minsize=12, scale=-1
+    )
     assert label.tolist() == [1, 2]
     assert weight.tolist() == [[0.5], [1.5]]
     assert pair.tolist() == [[7, 8], [9, 10]]
@@ -105,7 +113,11 @@ def float_image() -> bytes:
             "it is a TensorProtos of Caffe2: use_caffe_datum=0 reads it",
         ),
         (b"\xff", {"use_caffe_datum": 1}, "expected a Caffe Datum with an image"),
-        (encode_datum(np.zeros((3, 2, 2), np.float32), 1), {"use_caffe_datum": 1}, "floating-point values"),
+        (
+            encode_datum(np.zeros((3, 2, 2), np.float32), 1),
+            {"use_caffe_datum": 1},
+            "floating-point values",
+        ),
         (
             encode_datum(np.zeros((2, 2, 2), np.uint8), 1),
             {"use_caffe_datum": 1},
@@ -117,14 +129,20 @@ def float_image() -> bytes:
         (protos(picture(0), 1, 2, 3), {}, "it has 4 tensors, not 2"),
         (protos(picture(0), [1, 2]), {}, "the label has 2 values, not 1"),
         (protos(picture(0), 1, 2), {}, "no bounding box"),
-        (protos(picture(0), [4]), {"label_type": 1, "num_labels": 4}, r"labels \[4\] are not from 0 to 3"),
+        (
+            protos(picture(0), [4]),
+            {"label_type": 1, "num_labels": 4},
+            r"labels \[4\] are not from 0 to 3",
+        ),
         (protos(picture(0, channels=2)), {}, r"dimensions \[12, 16, 2\]"),
     ],
 )
 def test_a_record_of_another_format(
     tmp_path: Path, record: bytes, arguments: dict[str, Any], message: str
 ) -> None:
-    with pytest.raises(RuntimeError, match=f"the record '000' of the database .*records .*{message}"):
+    with pytest.raises(
+        RuntimeError, match=f"the record '000' of the database .*records .*{message}"
+    ):
         read(tmp_path, [record], **arguments)
 
 

@@ -49,7 +49,9 @@ def area(image: np.ndarray, height: int, width: int) -> np.ndarray:
         ((24, 32), {"is_test": True, "random_scale": (20, 30)}, (12, 16)),
     ],
 )
-def test_sizes(size: tuple[int, int], options: dict[str, Any], resized: tuple[int, int] | None) -> None:
+def test_sizes(
+    size: tuple[int, int], options: dict[str, Any], resized: tuple[int, int] | None
+) -> None:
     image = picture(1, *size)
     whole = area(image, *resized) if resized else image
     top, left = (whole.shape[0] - 8) // 2, (whole.shape[1] - 8) // 2
@@ -65,7 +67,10 @@ def test_a_default_box(box: tuple[int, int, int, int], used: bool) -> None:
 
 def test_a_random_scale_lies_in_its_range() -> None:
     image = picture(3, 24, 24)
-    found = {pixels(image, seed, is_test=False, random_scale=(8, 9), crop=8).tobytes() for seed in range(30)}
+    found = {
+        pixels(image, seed, is_test=False, random_scale=(8, 9), crop=8).tobytes()
+        for seed in range(30)
+    }
     assert area(image, 8, 8).tobytes() in found
     assert len(found) > 1
 
@@ -88,7 +93,9 @@ def colors(values: np.ndarray, seed: int, **options: Any) -> np.ndarray:
 
 def test_brightness_is_one_factor() -> None:
     image = picture(4, 8, 8)
-    ratio = colors(image, 0, color_jitter=True, jitter=(0.0, 0.4, 0.0))[image > 0] / image[image > 0]
+    ratio = (
+        colors(image, 0, color_jitter=True, jitter=(0.0, 0.4, 0.0))[image > 0] / image[image > 0]
+    )
     assert ratio.std() < 1e-5
     assert 0.6 <= ratio[0] <= 1.4
 

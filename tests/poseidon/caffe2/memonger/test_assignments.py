@@ -23,7 +23,12 @@ def test_each_blob_joins_the_one_of_its_size() -> None:
     found = memonger.compute_assignments_greedy(RANGES, None)
     assert found == [[RANGES[0], RANGES[3]], [RANGES[1], RANGES[2]]]
     assert memonger.get_memory_usage(found) == 11
-    assert memonger.compute_blob_assignments(found) == {"b1": "b4", "b4": "b4", "b2": "b3", "b3": "b3"}
+    assert memonger.compute_blob_assignments(found) == {
+        "b1": "b4",
+        "b4": "b4",
+        "b2": "b3",
+        "b3": "b3",
+    }
 
 
 def test_the_search_finds_the_least() -> None:
@@ -36,7 +41,9 @@ def best(ranges: list[Any]) -> float:
     """The least memory of all partitions into chains."""
     least = float("inf")
     for places in itertools.product(range(len(ranges)), repeat=len(ranges)):
-        chains = [[r for r, p in zip(ranges, places, strict=True) if p == place] for place in set(places)]
+        chains = [
+            [r for r, p in zip(ranges, places, strict=True) if p == place] for place in set(places)
+        ]
         if all(b[1].defined > a[1].used for chain in chains for a, b in itertools.pairwise(chain)):
             least = min(least, memonger.get_memory_usage(chains))
     return least
@@ -49,7 +56,10 @@ def test_the_search_against_all_partitions() -> None:
         for index in range(5):
             defined = int(random.randint(0, 8))
             ranges.append(
-                (f"b{index}", LiveRange(defined, defined + int(random.randint(4)), int(random.randint(1, 9))))
+                (
+                    f"b{index}",
+                    LiveRange(defined, defined + int(random.randint(4)), int(random.randint(1, 9))),
+                )
             )
         ranges.sort(key=lambda named: named[1].used)
         found = memonger.compute_assignments_dp(ranges, [])

@@ -68,4 +68,7 @@ def test_step_nets_are_renamed_too(as_text: bool) -> None:
     assert (list(inner.op[0].input), list(inner.op[0].output)) == (["h", "m"], ["n"])
     assert list(inner.external_input) == ["h", "m"]
     assert (list(op.input), list(op.output)) == (["m", "x"], ["z"])
-    assert {a.name: a.s for a in op.arg if a.name.endswith(".rename")} == {"w.rename": b"m", "y.rename": b"z"}
+    assert {a.name: a.s for a in op.arg if a.name.endswith(".rename")} == {
+        "w.rename": b"m",
+        "y.rename": b"z",
+    }

@@ -23,7 +23,14 @@ def test_filters_of_bottleneck_blocks(
 ) -> None:
     model = ModelHelper(name="resnext", arg_scope={"order": "NCHW"})
     resnet.create_resnext(
-        model, "data", 3, 10, num_layers=layers, num_groups=groups, num_width_per_group=width, label="label"
+        model,
+        "data",
+        3,
+        10,
+        num_layers=layers,
+        num_groups=groups,
+        num_width_per_group=width,
+        label="label",
     )
     shapes = {
         op.output[0]: list(argument.ints)

@@ -1,7 +1,9 @@
-"""The gradient operators of each operator are those that Caffe2 makes; others end a path or are refused.
+"""The gradient operators of each operator are those that Caffe2 makes; others end a path or are
+refused.
 
-`gradients.csv` has what Caffe2 of PyTorch 1.10.2 answers for operators with inputs i0, i1, ..., outputs o0, o1, ..., whose
-gradients are o0_grad, o1_grad, ..., and an argument `my_arg`; `-` stands for an input without a gradient.
+`gradients.csv` has what Caffe2 of PyTorch 1.10.2 answers for operators with inputs i0, i1, ...,
+outputs o0, o1, ..., whose gradients are o0_grad, o1_grad, ..., and an argument `my_arg`; `-` stands
+for an input without a gradient.
 """
 
 from __future__ import annotations
@@ -31,7 +33,9 @@ NOT_IN_THE_TABLE = {
     "RecurrentNetwork",  # its gradient depends on its net
     "SpatialBN",  # Caffe2 wants outputs in place of inputs
 }
-"""Operators with a gradient of which the table tells nothing: tests of their own modules check them."""
+"""Operators with a gradient of which the table tells nothing: tests of their own modules check
+them.
+"""
 
 
 POW_BLOB = [
@@ -54,25 +58,35 @@ POW_BROADCAST = [
     "SumReduceLike(i1_grad_autogen_pre_red i1) -> i1_grad {axis=1 axis_str=b'' order=b'NCHW'}",
 ]
 WITH_ARGUMENTS: list[tuple[str, int, int, dict[str, Any], list[str], str]] = [
-    ("Gather", 2, 1, {"dense_gradient": 1}, ["SparseToDense(i1 o0_grad i0) -> i0_grad {dense_gradient=1}"], "i0_grad -"),
-    ("Gather", 2, 1, {"axis": 1}, ["BatchGatherGradient(i0 i1 o0_grad) -> i0_grad {axis=1 axis=1}"], "i0_grad -"),
+    ("Gather", 2, 1, {"dense_gradient": 1}, ["SparseToDense(i1 o0_grad i0) -> i0_grad "
+"{dense_gradient=1}"], "i0_grad -"),
+    ("Gather", 2, 1, {"axis": 1}, ["BatchGatherGradient(i0 i1 o0_grad) -> i0_grad {axis=1 "
+"axis=1}"], "i0_grad -"),
     ("Pow", 2, 1, {}, POW_BLOB, "i0_grad i1_grad"),
     ("Pow", 2, 1, {"broadcast": 1, "axis": 1}, POW_BROADCAST, "i0_grad i1_grad"),
     ("DotProductWithPadding", 2, 1, {"pad_value": 2.0}, [
-        "DotProductWithPaddingGradient(i0 i1 o0_grad) -> i0_grad i1_grad {pad_value=2.0 replicate=0 pad_value=2.0}"
+        "DotProductWithPaddingGradient(i0 i1 o0_grad) -> i0_grad i1_grad {pad_value=2.0 "
+"replicate=0 pad_value=2.0}"
     ], "i0_grad i1_grad"),
     ("GatherByKey", 3, 1, {"pack_first_input": 1}, [
-        "Partition(i0 o0_grad) -> _i1_grad_keys i1_grad _i2_grad_keys i2_grad {pack_first_input=1 pack_first_input=1}"
+        "Partition(i0 o0_grad) -> _i1_grad_keys i1_grad _i2_grad_keys i2_grad {pack_first_input=1 "
+"pack_first_input=1}"
     ], "- i1_grad i2_grad"),
-    ("InstanceNorm", 3, 2, {}, ["InstanceNormGradient(i0 i1 i2 o0_grad o1) -> i0_grad i1_grad i2_grad"],
+    ("InstanceNorm", 3, 2, {}, ["InstanceNormGradient(i0 i1 i2 o0_grad o1) -> i0_grad i1_grad "
+"i2_grad"],
      "i0_grad i1_grad i2_grad"),
-    ("Cast", 1, 1, {"to": "float", "from_type": "int32"}, ["Cast(o0_grad) -> i0_grad {to=2 from_type=1}"], "i0_grad"),
+    ("Cast", 1, 1, {"to": "float", "from_type": "int32"}, ["Cast(o0_grad) -> i0_grad {to=2 "
+"from_type=1}"], "i0_grad"),
 ]  # fmt: skip
 """Cases whose arguments decide which operators there are."""
 
 
 def gradient_of(
-    kind: str, inputs: int, outputs: int, arguments: dict[str, Any] | None = None, given: Sequence[int] = ()
+    kind: str,
+    inputs: int,
+    outputs: int,
+    arguments: dict[str, Any] | None = None,
+    given: Sequence[int] = (),
 ) -> tuple[list[OperatorDef], list[Any]]:
     """Return the gradient operators of an operator, and the gradients of its inputs.
 
@@ -117,7 +131,9 @@ def test_gradient_operators_are_those_of_caffe2(row: dict[str, str]) -> None:
     assert all(made.is_gradient_op for made in operators)
 
 
-@pytest.mark.parametrize(("kind", "inputs", "outputs", "arguments", "made", "gradients"), WITH_ARGUMENTS)
+@pytest.mark.parametrize(
+    ("kind", "inputs", "outputs", "arguments", "made", "gradients"), WITH_ARGUMENTS
+)
 def test_arguments_that_decide_on_the_gradient_operators(
     kind: str, inputs: int, outputs: int, arguments: dict[str, Any], made: list[str], gradients: str
 ) -> None:
@@ -127,7 +143,10 @@ def test_arguments_that_decide_on_the_gradient_operators(
 
 
 def test_outputs_without_a_gradient() -> None:
-    assert gradient_of("Concat", 2, 2, given=[1]) == ([], [None, None])  # that of the sizes goes nowhere
+    assert gradient_of("Concat", 2, 2, given=[1]) == (
+        [],
+        [None, None],
+    )  # that of the sizes goes nowhere
     (made,), _ = gradient_of("SplitByLengths", 2, 3, {}, given=[0, 2])
     assert _text(made) == "Concat(o0_grad o2_grad) -> i0_grad _i0_grad_dims"
     with pytest.raises(Exception, match="the gradient of the output o1 is missing"):
@@ -146,7 +165,11 @@ def test_all_other_operators_refuse_a_gradient() -> None:
     differentiable = {name for name in registered() if find(name).gradient is not None}
     assert differentiable - allowed == NOT_IN_THE_TABLE
     for sparse in ("SparseSortedSegmentWeightedSum", "SparseUnsortedSegmentWeightedSum"):
-        with pytest.raises(Exception, match="has no gradient of its weights: remove grad_on_weights"):
+        with pytest.raises(
+            Exception, match="has no gradient of its weights: remove grad_on_weights"
+        ):
             gradient_of(sparse, 4, 1, {"grad_on_weights": 1})
-    with pytest.raises(Exception, match=r"gradient for \[Accuracy\]:the operator Accuracy has no gradient"):
+    with pytest.raises(
+        Exception, match=r"gradient for \[Accuracy\]:the operator Accuracy has no gradient"
+    ):
         gradient_of("Accuracy", 2, 1)

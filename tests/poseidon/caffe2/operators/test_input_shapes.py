@@ -1,4 +1,6 @@
-"""Input shapes: what a line allows, what the error says, and operators that torch would let broadcast or crash."""
+"""Input shapes: what a line allows, what the error says, and operators that torch would let
+broadcast or crash.
+"""
 
 from __future__ import annotations
 
@@ -46,8 +48,16 @@ def test_shapes_that_fit(line: str, shapes: Shapes) -> None:
         ("*S, one, ...", [(4,), (), (4,), (4,)], r"d has the shape (4,), expected one value"),
         ("N C *S, C", [(2,), (3,)], r"a has the shape (2,), expected (N, C, ...)"),
         ("N C *S, C", [(2, 3, 5), (1,)], r"b has the shape (1,), expected (3,)"),
-        ("1 N D, 1 N 4D", [(1, 2, 3), (1, 2, 13)], r"b has the shape (1, 2, 13), expected (1, 2, 12)"),
-        ("1 N 4D, 1 N D", [(1, 2, 13), (1, 2, 3)], r"a has the shape (1, 2, 13), expected (1, 2, 4D)"),
+        (
+            "1 N D, 1 N 4D",
+            [(1, 2, 3), (1, 2, 13)],
+            r"b has the shape (1, 2, 13), expected (1, 2, 12)",
+        ),
+        (
+            "1 N 4D, 1 N D",
+            [(1, 2, 13), (1, 2, 3)],
+            r"a has the shape (1, 2, 13), expected (1, 2, 4D)",
+        ),
         ("*S, *S 2", [(5, 6), (5, 6)], r"b has the shape (5, 6), expected (5, 6, 2)"),
         ("N *, N", [(), (1,)], r"a has the shape (), expected (N, ...)"),
         ("N _ *", [(2,)], r"a has the shape (2,), expected (N, any, ...)"),
@@ -73,14 +83,18 @@ def test_a_line_of_another_form_is_refused(line: str) -> None:
         parse_shapes(line)
 
 
-@pytest.mark.parametrize(("axis", "dimensions", "expected"), [(0, 1, 0), (-1, 3, 2), (2, 3, 2), (-3, 3, 0)])
+@pytest.mark.parametrize(
+    ("axis", "dimensions", "expected"), [(0, 1, 0), (-1, 3, 2), (2, 3, 2), (-3, 3, 0)]
+)
 def test_an_axis_counts_from_either_end(axis: int, dimensions: int, expected: int) -> None:
     assert axis_of(axis, dimensions) == expected
 
 
 @pytest.mark.parametrize(("axis", "dimensions"), [(1, 1), (-4, 3), (7, 2)])
 def test_an_axis_that_is_not_there_is_refused(axis: int, dimensions: int) -> None:
-    with pytest.raises(ValueError, match=f"the axis is {axis}, expected -{dimensions} to {dimensions - 1}"):
+    with pytest.raises(
+        ValueError, match=f"the axis is {axis}, expected -{dimensions} to {dimensions - 1}"
+    ):
         axis_of(axis, dimensions)
 
 
@@ -101,8 +115,10 @@ REFUSED: list[tuple[str, Shapes, dict[str, Any], str]] = [
     ("FC", [(2, 3), (4, 3), (1,)], {}, "the bias has the shape (1,), expected (4,)"),
     ("FCTransposed", [(2, 3), (3, 4), (2, 4)], {}, "the bias has the shape (2, 4), expected (4,)"),
     ("MomentumSGD", [(3, 1), (3, 2), ()], {}, "x1 has the shape (3, 2), expected (3, 1)"),
-    ("MomentumSGDUpdate", [(3, 2), (3, 2), (2,), (3, 2)], {}, "x2 has the shape (2,), expected one value"),
-    ("Adam", [(3, 2), (3, 2), (3, 2), (1, 2), (), ()], {}, "x3 has the shape (1, 2), expected (3, 2)"),
+    ("MomentumSGDUpdate", [(3, 2), (3, 2), (2,), (3, 2)], {}, "x2 has the shape (2,), expected "
+"one value"),
+    ("Adam", [(3, 2), (3, 2), (3, 2), (1, 2), (), ()], {}, "x3 has the shape (1, 2), expected (3, "
+"2)"),
     ("Adagrad", [(3, 2), (3, 2), (2,), ()], {}, "x2 has the shape (2,), expected (3, 2)"),
     ("SigmoidCrossEntropyWithLogits", [(4, 1), (4,)], {}, "x1 has the shape (4,), expected (4, 1)"),
     ("SquaredL2Distance", [(4, 3), (1, 3)], {}, "x1 has the shape (1, 3), expected (4, 3)"),
@@ -112,8 +128,10 @@ REFUSED: list[tuple[str, Shapes, dict[str, Any], str]] = [
     ("Where", [(1,), (4,), (4,)], {}, "the condition has the shape (1,), expected (4,)"),
     ("LayerNorm", [(4, 3), (1,), (1,)], {}, "the scale has 1 value, expected 3"),
     ("InstanceNorm", [IMAGES, (1,), (1,)], {}, "x1 has the shape (1,), expected (3,)"),
-    ("InstanceNorm", [IMAGES, (3,), (3,)], {"order": "NHWC"}, "x1 has the shape (3,), expected (4,)"),
-    ("LSTMUnit", [(1, 2, 3), (1, 2, 3), (1, 2, 4), (2,), ()], {}, "x2 has the shape (1, 2, 4), expected (1, 2, 12)"),
+    ("InstanceNorm", [IMAGES, (3,), (3,)], {"order": "NHWC"}, "x1 has the shape (3,), expected "
+"(4,)"),
+    ("LSTMUnit", [(1, 2, 3), (1, 2, 3), (1, 2, 4), (2,), ()], {}, "x2 has the shape (1, 2, 4), "
+"expected (1, 2, 12)"),
     ("LengthsWeightedSum", [(4, 3), (1,), (2,)], {}, "x1 has the shape (1,), expected (4,)"),
     ("MarginRankingCriterion", [(4, 1), (4,), (1,)], {}, "the input y has 1 value, expected 4"),
     ("CosineEmbeddingCriterion", [(4,), (1,)], {}, "the input y has 1 value, expected 4"),
@@ -122,12 +140,18 @@ REFUSED: list[tuple[str, Shapes, dict[str, Any], str]] = [
     ("SquareRootDivide", [(4, 3), (3,)], {}, "the scale has 3 values, expected 4"),
     ("BatchBoxCox", [(4, 3), (3,), (1,)], {}, "the input shifts has 1 value, expected 3"),
     # torch would read or write over the end, which may end the process
-    ("SpatialBN", [IMAGES, (3,), (3,), (0,), (3,)], {"is_test": 0}, "x3 has the shape (0,), expected (3,)"),
-    ("ConvGradient", [IMAGES, (5, 3, 1, 1), (0, 5, 4, 4)], {}, "x2 has the shape (0, 5, 4, 4), expected (2, 5, ...)"),
-    ("ConvGradient", [IMAGES, (5, 3, 1, 1), (2, 5, 4, 3)], {}, "the gradient has windows (4, 3), expected (4, 4)"),
-    ("AveragePoolGradient", [IMAGES, (3, 3, 2, 2), (3, 3, 2, 2)], {}, "x1 has the shape (3, 3, 2, 2), expected (2, 3, ...)"),
-    ("AveragePoolGradient", [IMAGES, (2, 3, 3, 2), (2, 3, 3, 2)], {}, "the gradient has windows (3, 2), expected (2, 2)"),
-    ("LpPoolGradient", [(0, *IMAGES[1:]), (2, 3, 2, 2), (2, 3, 2, 2)], {}, "x1 has the shape (2, 3, 2, 2), expected (0, 3, ...)"),
+    ("SpatialBN", [IMAGES, (3,), (3,), (0,), (3,)], {"is_test": 0}, "x3 has the shape (0,), "
+"expected (3,)"),
+    ("ConvGradient", [IMAGES, (5, 3, 1, 1), (0, 5, 4, 4)], {}, "x2 has the shape (0, 5, 4, 4), "
+"expected (2, 5, ...)"),
+    ("ConvGradient", [IMAGES, (5, 3, 1, 1), (2, 5, 4, 3)], {}, "the gradient has windows (4, 3), "
+"expected (4, 4)"),
+    ("AveragePoolGradient", [IMAGES, (3, 3, 2, 2), (3, 3, 2, 2)], {}, "x1 has the shape (3, 3, 2, "
+"2), expected (2, 3, ...)"),
+    ("AveragePoolGradient", [IMAGES, (2, 3, 3, 2), (2, 3, 3, 2)], {}, "the gradient has windows "
+"(3, 2), expected (2, 2)"),
+    ("LpPoolGradient", [(0, *IMAGES[1:]), (2, 3, 2, 2), (2, 3, 2, 2)], {}, "x1 has the shape (2, "
+"3, 2, 2), expected (0, 3, ...)"),
     # an axis would wrap around
     ("Softmax", [(2, 3)], {"axis": 7}, "the axis is 7, expected -2 to 1 for 2 dimensions"),
     ("Concat", [(2, 3), (2, 3)], {"axis": 2}, "the axis is 2, expected -2 to 1 for 2 dimensions"),
@@ -155,7 +179,12 @@ def test_operators_refuse_shapes_as_caffe2_did(
     ("kind", "usual", "others", "outputs"),
     [
         ("MarginRankingCriterion", [(4, 1), (4, 1), (4, 1)], [(4, 1), (4,), (1, 4)], [(4, 1)]),
-        ("MarginRankingCriterionGradient", [(4,)] * 4, [(4,), (4, 1), (2, 2), (1, 4)], [(4,), (4, 1)]),
+        (
+            "MarginRankingCriterionGradient",
+            [(4,)] * 4,
+            [(4,), (4, 1), (2, 2), (1, 4)],
+            [(4,), (4, 1)],
+        ),
         ("CosineEmbeddingCriterion", [(4,), (4,)], [(4,), (4, 1)], [(4,)]),
         ("CosineEmbeddingCriterionGradient", [(4,)] * 3, [(4,), (4, 1), (2, 2)], [(4,)]),
         ("BernoulliJSD", [(4, 1), (4, 1)], [(4, 1), (4,)], [(4, 1)]),
@@ -173,15 +202,21 @@ def test_inputs_of_as_many_values_are_taken_in_order_as_by_caffe2(
         generator = np.random.default_rng(0)
         for index, shape in enumerate(shapes):
             workspace.FeedBlob(f"x{index}", generator.uniform(0.1, 0.9, shape).astype("float32"))
-        workspace.RunOperatorOnce(core.CreateOperator(kind, [f"x{n}" for n in range(len(shapes))], names))
+        workspace.RunOperatorOnce(
+            core.CreateOperator(kind, [f"x{n}" for n in range(len(shapes))], names)
+        )
         results.append([workspace.FetchBlob(name) for name in names])
     assert [value.shape for value in results[1]] == outputs
     for expected, found in zip(*results, strict=True):
         np.testing.assert_array_equal(found.ravel(), expected.ravel())
 
 
-@pytest.mark.parametrize(("indices", "slices"), [((2,), (2, 3)), ((2, 1), (2, 1, 3)), ((1, 2), (6,))])
-def test_slices_of_any_shape_are_assigned(indices: tuple[int, ...], slices: tuple[int, ...]) -> None:
+@pytest.mark.parametrize(
+    ("indices", "slices"), [((2,), (2, 3)), ((2, 1), (2, 1, 3)), ((1, 2), (6,))]
+)
+def test_slices_of_any_shape_are_assigned(
+    indices: tuple[int, ...], slices: tuple[int, ...]
+) -> None:
     workspace.FeedBlob("data", np.zeros((4, 3), "float32"))
     workspace.FeedBlob("places", np.array([3, 1]).reshape(indices))
     workspace.FeedBlob("rows", np.arange(6, dtype="float32").reshape(slices))

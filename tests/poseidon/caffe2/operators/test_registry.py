@@ -46,8 +46,14 @@ def test_the_signature_is_the_schema() -> None:
 
 @pytest.mark.usefixtures("example")
 def test_arguments_are_converted_and_unknown_ones_ignored() -> None:
-    definition = CreateOperator("ExampleForTests", "x", "y", size=3, min=1, names=["a", "b"], order="NCHW")
-    assert find("ExampleForTests").arguments(definition) == {"size": 3, "min_": 1.0, "names": ["a", "b"]}
+    definition = CreateOperator(
+        "ExampleForTests", "x", "y", size=3, min=1, names=["a", "b"], order="NCHW"
+    )
+    assert find("ExampleForTests").arguments(definition) == {
+        "size": 3,
+        "min_": 1.0,
+        "names": ["a", "b"],
+    }
 
 
 @pytest.mark.usefixtures("example")
@@ -60,7 +66,9 @@ def test_arguments_are_converted_and_unknown_ones_ignored() -> None:
         ([], {"size": 3}, "0 inputs are given, 1 to 2 expected"),
     ],
 )
-def test_a_mistake_is_one_sentence(inputs: list[str], arguments: dict[str, object], message: str) -> None:
+def test_a_mistake_is_one_sentence(
+    inputs: list[str], arguments: dict[str, object], message: str
+) -> None:
     definition = CreateOperator("ExampleForTests", inputs, "y", **arguments)
     with pytest.raises(ValueError, match=message):
         find("ExampleForTests").check(definition)

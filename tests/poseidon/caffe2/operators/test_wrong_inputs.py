@@ -1,4 +1,6 @@
-"""Every operator answers inputs of the wrong rank, type or number with one sentence, without torch's text."""
+"""Every operator answers inputs of the wrong rank, type or number with one sentence, without
+torch's text.
+"""
 
 from __future__ import annotations
 
@@ -50,14 +52,20 @@ def _inputs(count: int) -> Iterator[list[Any]]:
         yield [_array(shape, "float32")] * count
     for kind in KINDS:
         yield [_array((2, 3), kind)] * count
-    for start, (first, others) in itertools.product(range(5), (("float32", "int64"), ("int64", "float32"))):
+    for start, (first, others) in itertools.product(
+        range(5), (("float32", "int64"), ("int64", "float32"))
+    ):
         shapes = [SHAPES[(start + 2 * place) % 5] for place in range(count)]
         yield [_array(shape, others if place else first) for place, shape in enumerate(shapes)]
 
 
-@pytest.mark.parametrize("name", [n for n in registered() if not find(n).blobs and n not in NOT_CALLED])
+@pytest.mark.parametrize(
+    "name", [n for n in registered() if not find(n).blobs and n not in NOT_CALLED]
+)
 @pytest.mark.filterwarnings("ignore")  # of torch and NumPy, on divisions by 0
-def test_wrong_inputs_are_one_sentence(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wrong_inputs_are_one_sentence(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)  # some operators write files
     known = find(name)
     arguments = {

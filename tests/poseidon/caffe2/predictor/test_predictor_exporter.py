@@ -55,7 +55,9 @@ def test_the_parts_of_the_file(tmp_path: Path) -> None:
     extra.ConstantFill("x", "x", value=1.0)
     beside.ConstantFill([], "table", shape=[1], value=4.0)
     path = str(tmp_path / "p.minidb")
-    meta = meta_of(name="n", extra_init_net=extra, global_init_net=beside, net_type="dag", num_workers=3)
+    meta = meta_of(
+        name="n", extra_init_net=extra, global_init_net=beside, net_type="dag", num_workers=3
+    )
     meta.predict_net.arg.add(name="model_id", i=7)
     predictor_exporter.save_to_db("minidb", path, meta)
     workspace.ResetWorkspace()
@@ -136,6 +138,11 @@ def test_keys_and_lists_of_a_message() -> None:
     assert utils.GetApplicationSpecificInfoDict(proto) == {"k": "v"}
     predictor_exporter.set_model_info(proto, "project", "class", "2")
     assert (proto.modelInfo.project, proto.modelInfo.version) == ("project", "2")
-    copy = serde.deserialize_protobuf_struct(serde.serialize_protobuf_struct(proto), metanet_pb2.MetaNetDef)
+    copy = serde.deserialize_protobuf_struct(
+        serde.serialize_protobuf_struct(proto), metanet_pb2.MetaNetDef
+    )
     assert copy == proto
-    assert predictor_exporter.get_predictor_exporter_helper("s").train_plan_name() == "TRAIN_PLAN_TYPE_s"
+    assert (
+        predictor_exporter.get_predictor_exporter_helper("s").train_plan_name()
+        == "TRAIN_PLAN_TYPE_s"
+    )

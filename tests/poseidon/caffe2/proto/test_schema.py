@@ -1,4 +1,6 @@
-"""Caffe2's messages: the generated modules are in step with the .proto files, and these with Caffe2's fields."""
+"""Caffe2's messages: the generated modules are in step with the .proto files, and these with
+Caffe2's fields.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,14 @@ def test_generated_modules_are_in_step_with_the_schema(repository: Path, tmp_pat
     fresh_path = tmp_path / "descriptors"
     files = [module.DESCRIPTOR.name for module in MODULES]
     subprocess.run(
-        [sys.executable, "-m", "grpc_tools.protoc", "-I.", f"--descriptor_set_out={fresh_path}", *files],
+        [
+            sys.executable,
+            "-m",
+            "grpc_tools.protoc",
+            "-I.",
+            f"--descriptor_set_out={fresh_path}",
+            *files,
+        ],
         cwd=repository,
         check=True,
         timeout=60,
@@ -46,7 +55,10 @@ def test_generated_modules_are_in_step_with_the_schema(repository: Path, tmp_pat
         expected = fresh[module.DESCRIPTOR.name]
         for file in (committed, expected):
             for message in file.message_type:
-                for field in [*message.field, *(f for inner in message.nested_type for f in inner.field)]:
+                for field in [
+                    *message.field,
+                    *(f for inner in message.nested_type for f in inner.field),
+                ]:
                     field.ClearField("json_name")
         assert committed == expected, "run make proto"
 
@@ -63,7 +75,12 @@ def test_fields_are_caffe2s(shared: Path) -> None:
             for row in csv.DictReader(file)
         }
     found = {
-        (_name(message), field.name): (field.number, _label(field), _kind(field), bool(field.is_packed))
+        (_name(message), field.name): (
+            field.number,
+            _label(field),
+            _kind(field),
+            bool(field.is_packed),
+        )
         for message in _messages()
         for field in message.fields
     }
@@ -73,7 +90,9 @@ def test_fields_are_caffe2s(shared: Path) -> None:
 def test_defaults_are_caffe2s(shared: Path) -> None:
     with (shared / "caffe2" / "fields.csv").open(newline="") as file:
         expected = {
-            (row["message"], row["field"]): row["default"] for row in csv.DictReader(file) if row["default"]
+            (row["message"], row["field"]): row["default"]
+            for row in csv.DictReader(file)
+            if row["default"]
         }
     found = {
         (_name(message), field.name): _default(field)

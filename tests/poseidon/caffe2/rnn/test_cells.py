@@ -1,4 +1,6 @@
-"""Recurrent layers against numpy, unrolled against the recurrent operator, and gradients by finite differences."""
+"""Recurrent layers against numpy, unrolled against the recurrent operator, and gradients by
+finite differences.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from poseidon.caffe2 import attention, core, gradient_checker, gru_cell, recurrent, rnn_cell, workspace
+from poseidon.caffe2 import (
+    attention,
+    core,
+    gradient_checker,
+    gru_cell,
+    recurrent,
+    rnn_cell,
+    workspace,
+)
 from poseidon.caffe2.model_helper import ModelHelper
 from poseidon.caffe2.rnn.rnn_cell_test_util import _prepare_rnn, sigmoid
 
@@ -99,7 +109,11 @@ def test_gradients(name: str) -> None:
     outputs, net, values = prepared(create, **kwargs)
     loss = scalar(net, [outputs[index] for index in grads])
     floats = {key: value for key, value in values.items() if value.dtype == np.float32}
-    for key in ("test_name_scope/input_blob", "hidden_init_0", *(k for k in floats if k.endswith("_w"))):
+    for key in (
+        "test_name_scope/input_blob",
+        "hidden_init_0",
+        *(k for k in floats if k.endswith("_w")),
+    ):
         gradient_checker.NetGradientChecker.Check(net, [loss], values, key, 0.01, 0.02)
 
 
@@ -111,7 +125,9 @@ def test_the_first_states_are_parameters() -> None:
     workspace.RunNetOnce(model.param_init_net)
     model.AddGradientOperators([scalar(model.net, outputs[:1])])
     workspace.RunNetOnce(model.net)
-    gradient = model.param_to_grad[next(p for p in model.params if "initial_hidden_state" in str(p))]
+    gradient = model.param_to_grad[
+        next(p for p in model.params if "initial_hidden_state" in str(p))
+    ]
     assert workspace.FetchBlob(gradient).shape == (4,)
     assert outputs[-1]["recurrent"]["weights"] == "s/gates_t_w"
 
@@ -120,7 +136,10 @@ def test_the_parts_of_the_parameters_are_set() -> None:
     outputs, _, _ = _prepare_rnn(T, N, D, rnn_cell.LSTM, (0,), 0.0, return_params=True)
     names = rnn_cell.GetLSTMParamNames()
     parts = {
-        kind: {name: np.full((D, D) if name.endswith("w") else D, index) for index, name in enumerate(group)}
+        kind: {
+            name: np.full((D, D) if name.endswith("w") else D, index)
+            for index, name in enumerate(group)
+        }
         for kind in ("input", "recurrent")
         for group in [[*names["weights"], *names["biases"]]]
     }
@@ -136,7 +155,9 @@ def test_the_parts_of_the_parameters_are_set() -> None:
 def test_a_step_that_is_not_kept_has_one_workspace() -> None:
     outputs, net, values = prepared(rnn_cell.LSTM, forward_only=True)
     workspace.RunNetOnce(net)
-    np.testing.assert_allclose(workspace.FetchBlob(outputs[0]), lstm(values, False)[0], rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(
+        workspace.FetchBlob(outputs[0]), lstm(values, False)[0], rtol=1e-4, atol=1e-5
+    )
     with pytest.raises(Exception, match=r"backward_step_net|backward_link"):
         net.AddGradientOperators([outputs[0]])
         workspace.RunNetOnce(net)
@@ -173,7 +194,9 @@ def test_dropout_of_the_output_of_a_cell() -> None:
 @pytest.mark.parametrize("kind", ["Regular", "Recurrent", "Dot", "SoftCoverage"])
 @pytest.mark.parametrize("create", [rnn_cell.LSTMWithAttention, rnn_cell.MILSTMWithAttention])
 def test_attention(kind: str, create: Any) -> None:
-    """The context is a weighted mean of the encoder's outputs, and gradients are those of finite differences."""
+    """The context is a weighted mean of the encoder's outputs, and gradients are those of finite
+    differences.
+    """
     model = ModelHelper(name="m")
     inputs = {
         "x": np.random.randn(2, N, D).astype(np.float32),

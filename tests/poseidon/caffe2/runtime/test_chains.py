@@ -34,7 +34,12 @@ def test_dependencies(operators: list[tuple[str, str]], expected: list[set[int]]
 
 def test_a_diamond_is_four_chains_and_a_line_is_one() -> None:
     diamond = chains(
-        [relu("a", "b"), relu("b", "c"), relu("b", "d"), core.CreateOperator("Sum", ["c", "d"], "e")]
+        [
+            relu("a", "b"),
+            relu("b", "c"),
+            relu("b", "d"),
+            core.CreateOperator("Sum", ["c", "d"], "e"),
+        ]
     )
     assert [chain.operators for chain in diamond] == [(0,), (1,), (2,), (3,)]
     assert [chain.waits_for for chain in diamond] == [0, 1, 1, 2]
@@ -43,7 +48,10 @@ def test_a_diamond_is_four_chains_and_a_line_is_one() -> None:
     assert line.operators == (0, 1, 2)
 
 
-@given(st.lists(st.tuples(st.sampled_from("abcd"), st.sampled_from("abcd")), max_size=12), st.integers(1, 4))
+@given(
+    st.lists(st.tuples(st.sampled_from("abcd"), st.sampled_from("abcd")), max_size=12),
+    st.integers(1, 4),
+)
 def test_every_operator_runs_once_and_behind_what_it_needs(
     names: list[tuple[str, str]], threads: int
 ) -> None:
@@ -106,14 +114,30 @@ def test_operators_that_follow_each_other_are_all_started_first(
 ) -> None:
     starting = {index for index, one in enumerate(operators) if one.type == "Allreduce"}  # type: ignore[attr-defined]
     letters = {Part.START: "S", Part.END: "E", Part.WHOLE: ""}
-    assert " ".join(f"{letters[part]}{index}" for part, index in nodes(operators, starting)) == expected
+    assert (
+        " ".join(f"{letters[part]}{index}" for part, index in nodes(operators, starting))
+        == expected
+    )
 
 
 def test_starts_have_the_order_of_the_net_and_their_ends_are_waited_for() -> None:
-    operators = [relu("x", "a"), relu("x", "b"), total("a"), total("b", control_input=["a"]), relu("a", "c")]
+    operators = [
+        relu("x", "a"),
+        relu("x", "b"),
+        total("a"),
+        total("b", control_input=["a"]),
+        relu("a", "c"),
+    ]
     plan = chains(operators, {2, 3})
     assert [(chain.part.name, chain.operators) for chain in plan] == [
-        *[("WHOLE", (0,)), ("WHOLE", (1,)), ("START", (2,)), ("START", (3,)), ("END", (2,)), ("END", (3,))],
+        *[
+            ("WHOLE", (0,)),
+            ("WHOLE", (1,)),
+            ("START", (2,)),
+            ("START", (3,)),
+            ("END", (2,)),
+            ("END", (3,)),
+        ],
         ("WHOLE", (4,)),
     ]
     assert [chain.waits_for for chain in plan] == [0, 0, 1, 2, 1, 1, 1]
@@ -121,12 +145,26 @@ def test_starts_have_the_order_of_the_net_and_their_ends_are_waited_for() -> Non
 
 
 def test_collectives_of_one_world_that_are_not_started_keep_the_order_too() -> None:
-    operators = [total("a"), total("b", kind="Reduce"), total("c"), total("d", kind="Reduce"), relu("e", "e")]
-    before = {chain.operators[0]: chain for chain in chains(operators, {0, 2}) if chain.part is not Part.END}
+    operators = [
+        total("a"),
+        total("b", kind="Reduce"),
+        total("c"),
+        total("d", kind="Reduce"),
+        relu("e", "e"),
+    ]
+    before = {
+        chain.operators[0]: chain
+        for chain in chains(operators, {0, 2})
+        if chain.part is not Part.END
+    }
     assert [before[index].waits_for for index in range(5)] == [0, 1, 1, 1, 0]
     operators = [
         core.CreateOperator(kind, [world, name], name)
-        for kind, world, name in [("Reduce", "v", "a"), ("Reduce", "w", "b"), ("Allreduce", "w", "c")]
+        for kind, world, name in [
+            ("Reduce", "v", "a"),
+            ("Reduce", "w", "b"),
+            ("Allreduce", "w", "c"),
+        ]
     ]
     plan = chains(operators, {2})
     assert [chain.waits_for for chain in plan] == [0, 0, 2, 1]
@@ -151,9 +189,18 @@ class Sums:
 
 @pytest.mark.parametrize("threads", [1, 2, 5])
 def test_a_thread_computes_where_it_can_and_waits_last(threads: int) -> None:
-    operators = [relu("x", "a"), total("a"), relu("x", "b"), total("b"), relu("a", "c"), relu("x", "d")]
+    operators = [
+        relu("x", "a"),
+        total("a"),
+        relu("x", "b"),
+        total("b"),
+        relu("a", "c"),
+        relu("x", "d"),
+    ]
     sums = Sums(last=3)
-    ChainRun(chains(operators, {1, 3}), lambda index: sums.calls.append(str(index)), sums, 1)(threads)
+    ChainRun(chains(operators, {1, 3}), lambda index: sums.calls.append(str(index)), sums, 1)(
+        threads
+    )
     assert sums.calls[:4] == ["0", "S1", "2", "S3"]
     if threads == 1:
         assert sums.calls[4:] == ["5", "E1", "4", "E3"]

@@ -1,4 +1,6 @@
-"""What an operator's failure says: texts of torch and Python become sentences on the inputs, own ones stay."""
+"""What an operator's failure says: texts of torch and Python become sentences on the inputs, own
+ones stay.
+"""
 
 from __future__ import annotations
 
@@ -37,9 +39,11 @@ X, Y, IDS, TEXTS = torch.ones(2, 3), torch.ones(4, 5), torch.tensor([7]), np.arr
         (lambda x, ids: x.index_select(0, ids), (X, IDS), INDEX),
         (lambda x: x.sum(5), (X,), "an input has too few dimensions"),
         (lambda x: x.shape[5], (X,), "an input has too few dimensions"),
-        (lambda x: torch.zeros(2).repeat_interleave(x), (-IDS,), "an input has a negative value where none is allowed"),
+        (lambda x: torch.zeros(2).repeat_interleave(x), (-IDS,), "an input has a negative value "
+"where none is allowed"),
         (lambda x: x + 1, (TEXTS,), "x is a tensor of strings, expected numbers"),
-        (lambda x, y: x.reshape(y.shape), (X, None), "y is empty: no operator has given it a value"),
+        (lambda x, y: x.reshape(y.shape), (X, None), "y is empty: no operator has given it a "
+"value"),
         (lambda x, y: x + y, (X, None), "y is empty: no operator has given it a value"),
         (lambda x, y: x + y, (X, b"text"), "y is of type bytes, expected another type of blob"),
         (lambda x: x.count_up(), (X,), "x is of type Tensor, expected another type of blob"),
@@ -65,7 +69,10 @@ def test_a_sentence_of_this_package_stays() -> None:
 
 
 def test_what_is_no_fault_of_an_input_stays() -> None:
-    assert cause(FileNotFoundError(2, "No such file"), {}) == "FileNotFoundError: [Errno 2] No such file"
+    assert (
+        cause(FileNotFoundError(2, "No such file"), {})
+        == "FileNotFoundError: [Errno 2] No such file"
+    )
     with pytest.raises(RuntimeError) as caught:
         torch.empty(1 << 60)
     assert "allocate" in cause(caught.value, {})
@@ -88,8 +95,12 @@ def test_a_failure_names_the_input_whose_shape_is_wrong(
     for name, shape in zip(names, shapes, strict=True):
         workspace.FeedBlob(name, np.ones(shape, "float32"))
     with pytest.raises(RuntimeError) as caught:
-        workspace.RunOperatorOnce(core.CreateOperator(kind, names, ["y", "z"][: find(kind).outputs[1]]))
+        workspace.RunOperatorOnce(
+            core.CreateOperator(kind, names, ["y", "z"][: find(kind).outputs[1]])
+        )
     given = ", ".join(f"{name} {shape}" for name, shape in zip(names, shapes, strict=True))
     line = str(caught.value).splitlines()[0]
-    assert line == f"[enforce fail at {kind}] {reason}; this operator, {kind}, has the inputs {given}"
+    assert (
+        line == f"[enforce fail at {kind}] {reason}; this operator, {kind}, has the inputs {given}"
+    )
     assert caught.value.__cause__ is not None  # torch's own text

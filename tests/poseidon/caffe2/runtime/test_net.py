@@ -1,4 +1,6 @@
-"""Nets whose operators wait for other machines: the order of what is started, failures, and the bits of sums."""
+"""Nets whose operators wait for other machines: the order of what is started, failures, and the
+bits of sums.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,9 @@ KINDS = ["simple", "dag"]
 
 
 def total(*names: str, **arguments: Any) -> OperatorDef:
-    return core.CreateOperator("Allreduce", ["world", *names], list(names), engine="GLOO", **arguments)
+    return core.CreateOperator(
+        "Allreduce", ["world", *names], list(names), engine="GLOO", **arguments
+    )
 
 
 def net(kind: str, *operators: OperatorDef) -> NetDef:
@@ -81,12 +85,18 @@ def workspace_of(world: Any, names: str) -> Workspace:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_no_result_is_needed_before_all_are_started(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_result_is_needed_before_all_are_started(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(buckets, "BUCKET_BYTES", 1)
     world = World(least_started=3)
     own = workspace_of(world, "abc")
-    own.run_once(net(kind, total("a"), total("b"), total("c"), core.CreateOperator("Copy", "b", "y")))
-    assert [call for call in world.calls if call.startswith("start")] == [f"start [{i}.0]" for i in range(3)]
+    own.run_once(
+        net(kind, total("a"), total("b"), total("c"), core.CreateOperator("Copy", "b", "y"))
+    )
+    assert [call for call in world.calls if call.startswith("start")] == [
+        f"start [{i}.0]" for i in range(3)
+    ]
     assert sum(call.startswith("wait") for call in world.calls) == 3
     assert [float(own.get(name).value) for name in "abcy"] == [0, 10, 20, 10]
 
@@ -109,7 +119,9 @@ def test_small_sums_that_follow_each_other_are_one_message(kind: str) -> None:
     world = World()
     own = workspace_of(world, "abcd")
     double = core.CreateOperator("Scale", "c", "c", scale=2.0)
-    own.run_once(net(kind, double, total("a"), total("b"), total("c"), total("a"), double, total("d")))
+    own.run_once(
+        net(kind, double, total("a"), total("b"), total("c"), total("a"), double, total("d"))
+    )
     assert [call for call in world.calls if call.startswith("start")] == [
         "start [0.0, 1.0, 4.0]",
         "start [0.0]",
@@ -131,7 +143,9 @@ def test_a_failure_is_its_sentence_and_what_needs_the_sum_does_not_run(kind: str
 def test_an_empty_blob_is_named_with_its_operator(kind: str) -> None:
     own = workspace_of(World(), "ac")
     own.create("b")
-    with pytest.raises(RuntimeError, match=r'(?s)b is empty: no operator has given it a value.*input: "b"'):
+    with pytest.raises(
+        RuntimeError, match=r'(?s)b is empty: no operator has given it a value.*input: "b"'
+    ):
         own.run_once(net(kind, total("a"), total("b"), total("c")))
 
 
@@ -146,12 +160,17 @@ def test_wrong_shapes_are_named_with_their_net_operator_and_blobs(kind: str) -> 
     own = Workspace()
     for name, shape in {"x": (2, 3), "w": (5, 4), "b": (5,)}.items():
         own.create(name).value = torch.ones(shape)
-    operators = [core.CreateOperator("Relu", "x", "x"), core.CreateOperator("FC", ["x", "w", "b"], "y")]
+    operators = [
+        core.CreateOperator("Relu", "x", "x"),
+        core.CreateOperator("FC", ["x", "w", "b"], "y"),
+    ]
     with pytest.raises(RuntimeError, match=r"^\[enforce fail at FC\] ") as caught:
         own.run_once(net(kind, *operators))
     line = str(caught.value).splitlines()[0]
     assert line.endswith("; operator 1 of net sums, FC, has the inputs x (2, 3), w (5, 4), b (5,)")
-    with pytest.raises(RuntimeError, match=r"; this operator, FC, has the inputs x \(2, 3\), w \(5, 4\), b"):
+    with pytest.raises(
+        RuntimeError, match=r"; this operator, FC, has the inputs x \(2, 3\), w \(5, 4\), b"
+    ):
         own.run_operator(operators[1])
 
 
@@ -175,10 +194,15 @@ def test_an_operator_with_a_status_blob_runs_as_a_whole() -> None:
     [
         ([(caffe2_pb2.CPU, 0)], 1),
         ([(caffe2_pb2.CPU, 0), (caffe2_pb2.CPU, 1), (caffe2_pb2.CPU, 0)], 2),
-        ([(caffe2_pb2.CPU, 0), (caffe2_pb2.CUDA, 0)], MOST_THREADS if torch.cuda.is_available() else 1),
+        (
+            [(caffe2_pb2.CPU, 0), (caffe2_pb2.CUDA, 0)],
+            MOST_THREADS if torch.cuda.is_available() else 1,
+        ),
     ],
 )
-def test_a_thread_of_each_replica_on_the_cpu_computes(devices: list[tuple[int, int]], expected: int) -> None:
+def test_a_thread_of_each_replica_on_the_cpu_computes(
+    devices: list[tuple[int, int]], expected: int
+) -> None:
     operators = [
         core.CreateOperator("Relu", "x", "y", device_option=core.DeviceOption(kind, number))
         for kind, number in devices
@@ -191,12 +215,16 @@ def test_sums_have_the_same_bits_in_each_type_of_net(tmp_path: Path) -> None:
 
     def run(rank: int, kind: str) -> list[torch.Tensor]:
         own = Workspace()
-        make = core.CreateOperator("FileStoreHandlerCreate", [], ["store"], path=str(tmp_path), prefix=kind)
+        make = core.CreateOperator(
+            "FileStoreHandlerCreate", [], ["store"], path=str(tmp_path), prefix=kind
+        )
         own.run_operator(make)
         worlds = ["world", "other"]
         for world in worlds:
             arguments = {"size": 3, "rank": rank, "engine": "GLOO", "name": world}
-            own.run_operator(core.CreateOperator("CreateCommonWorld", ["store"], [world], **arguments))
+            own.run_operator(
+                core.CreateOperator("CreateCommonWorld", ["store"], [world], **arguments)
+            )
         generator = torch.Generator().manual_seed(rank)
         for index, name in enumerate(names):
             own.create(name).value = torch.randn(1 + 9973 * index, generator=generator)

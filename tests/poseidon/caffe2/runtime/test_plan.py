@@ -78,7 +78,9 @@ def test_an_error_of_one_step_ends_the_others() -> None:
     def fails() -> None:
         raise KeyError("on purpose")
 
-    endless = core.execution_step("endless", counting(), should_stop_blob=core.BlobReference("stop"))
+    endless = core.execution_step(
+        "endless", counting(), should_stop_blob=core.BlobReference("stop")
+    )
     failing = core.execution_step("failing", net_of(fails))
     with pytest.raises(KeyError, match="on purpose"):
         workspace.RunPlan(core.execution_step("both", [endless, failing], concurrent_substeps=True))
@@ -87,7 +89,9 @@ def test_an_error_of_one_step_ends_the_others() -> None:
 def test_a_report_runs_at_the_end_too() -> None:
     reports: list[int] = []
     report = net_of(lambda: reports.append(n()), "report")
-    workspace.RunPlan(core.execution_step("s", counting(), num_iter=2, report_net=report, report_interval=60))
+    workspace.RunPlan(
+        core.execution_step("s", counting(), num_iter=2, report_net=report, report_interval=60)
+    )
     assert reports == [2]
 
 
@@ -99,7 +103,9 @@ def test_each_copy_of_a_step_has_a_workspace_of_its_own() -> None:
     step = core.execution_step("s", net, create_workspace=True, num_concurrent_instances=2)
     workspace.RunPlan(core.execution_step("outer", step))
     assert workspace.Blobs() == ["n"]
-    with pytest.raises(RuntimeError, match=r"non-existing input blob: inside|Source for input inside"):
+    with pytest.raises(
+        RuntimeError, match=r"non-existing input blob: inside|Source for input inside"
+    ):
         workspace.RunPlan(core.execution_step("both", [step, core.execution_step("l", last)]))
 
 

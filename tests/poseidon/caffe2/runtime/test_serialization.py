@@ -44,7 +44,9 @@ def test_what_is_written_is_read(value: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    "value", [torch.arange(10), np.array([b"a", b"b", b"c"], dtype=object)], ids=["numbers", "strings"]
+    "value",
+    [torch.arange(10), np.array([b"a", b"b", b"c"], dtype=object)],
+    ids=["numbers", "strings"],
 )
 def test_chunks_come_together_in_any_order(value: Any) -> None:
     chunks = list(serialize("x", value, chunk_size=2))
@@ -57,7 +59,9 @@ def test_chunks_come_together_in_any_order(value: Any) -> None:
 
 def test_raw_data_is_read() -> None:
     values = np.array([1.5, -2.0], dtype=np.float32)
-    proto = BlobProto(tensor=TensorProto(dims=[2], data_type=TensorProto.FLOAT, raw_data=values.tobytes()))
+    proto = BlobProto(
+        tensor=TensorProto(dims=[2], data_type=TensorProto.FLOAT, raw_data=values.tobytes())
+    )
     assert deserialize(proto).tolist() == [1.5, -2.0]
 
 

@@ -51,7 +51,9 @@ def pack(world: World, *tensors: torch.Tensor) -> list[Any]:
     return [open_, *(open_.all_reduce(cast(CommonWorld, world), [tensor]) for tensor in tensors)]
 
 
-def test_small_sums_share_a_message_and_large_ones_have_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_small_sums_share_a_message_and_large_ones_have_their_own(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(buckets, "BUCKET_BYTES", 40)
     world = World()
     sizes = (3, 20, 4, 2, 3, 9, 10, 1)
@@ -68,14 +70,18 @@ def test_types_and_shards_do_not_mix_but_shapes_and_worlds_do() -> None:
     open_ = Buckets()
     tensors = [torch.ones(2, 3), torch.ones(1), torch.ones(4), torch.ones(5, dtype=torch.int64)]
     worlds = [first, second, other, first]
-    pending = [open_.all_reduce(cast(CommonWorld, w), [t]) for w, t in zip(worlds, tensors, strict=True)]
+    pending = [
+        open_.all_reduce(cast(CommonWorld, w), [t]) for w, t in zip(worlds, tensors, strict=True)
+    ]
     open_.flush()
     assert (first.sent, second.sent, other.sent) == ([7, 5], [], [4])
     for one, tensor in zip(pending, tensors, strict=True):
         assert torch.equal(one.wait()[0], 2 * tensor)
 
 
-def test_large_sums_go_through_the_first_world_of_their_shards(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_large_sums_go_through_the_first_world_of_their_shards(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(buckets, "BUCKET_BYTES", 1)
     first, second, other = World(), World(), World(shards=1)
     open_ = Buckets()
@@ -119,7 +125,9 @@ def test_two_shards_have_the_bits_of_single_messages(tmp_path: Path) -> None:
         open_.flush()
         in_place = world.start_all_reduce([tensors[5]], owned=True)()
         assert in_place[0] is tensors[5] and torch.equal(in_place[0], alone[5])
-        return all(torch.equal(one.wait()[0], other) for one, other in zip(pending, alone, strict=True))
+        return all(
+            torch.equal(one.wait()[0], other) for one, other in zip(pending, alone, strict=True)
+        )
 
     assert on_shards(tmp_path, 2, call) == [True, True]
 

@@ -29,7 +29,9 @@ def together(folder: Path, call: Callable[[CommonWorld], Any], shards: int = SHA
     """Call a function with the world of each shard, on threads."""
 
     def run(rank: int) -> Any:
-        return call(CommonWorld(handler(folder), "world", rank=rank, size=shards, timeout_s=LIMIT_S))
+        return call(
+            CommonWorld(handler(folder), "world", rank=rank, size=shards, timeout_s=LIMIT_S)
+        )
 
     with ThreadPoolExecutor(shards) as pool:
         return list(pool.map(run, range(shards)))
@@ -41,8 +43,14 @@ def own(world: CommonWorld, dtype: torch.dtype = torch.float32) -> torch.Tensor:
 
 OPERATIONS: dict[str, tuple[Callable[[CommonWorld], Any], list[Any]]] = {
     "sum": (lambda w: w.all_reduce([own(w)])[0][0, 0].item(), [6, 6, 6]),
-    "sum of devices": (lambda w: [t[0, 0].item() for t in w.all_reduce([own(w), own(w)])], [[12, 12]] * 3),
-    "broadcast": (lambda w: [t[0, 0].item() for t in w.broadcast([own(w), own(w)], 1)], [[2, 2]] * 3),
+    "sum of devices": (
+        lambda w: [t[0, 0].item() for t in w.all_reduce([own(w), own(w)])],
+        [[12, 12]] * 3,
+    ),
+    "broadcast": (
+        lambda w: [t[0, 0].item() for t in w.broadcast([own(w), own(w)], 1)],
+        [[2, 2]] * 3,
+    ),
     "reduce": (lambda w: w.reduce(own(w), 2)[0, 0].item(), [1, 2, 6]),
     "gather": (lambda w: w.all_gather([own(w)])[:, 0].tolist(), [[1, 1, 2, 2, 3, 3]] * 3),
     "scatter": (
@@ -83,7 +91,12 @@ def test_flags_are_broadcast(tmp_path: Path) -> None:
 def test_inputs_stay_as_they_are(tmp_path: Path) -> None:
     def call(world: CommonWorld) -> float:
         given = own(world)
-        world.all_reduce([given]), world.broadcast([given]), world.reduce(given), world.all_gather([given])
+        (
+            world.all_reduce([given]),
+            world.broadcast([given]),
+            world.reduce(given),
+            world.all_gather([given]),
+        )
         return float(given[0, 0])
 
     assert together(tmp_path, call) == [1, 2, 3]
@@ -122,7 +135,11 @@ def test_clones_and_worlds_of_one_name_are_apart(tmp_path: Path) -> None:
         order = worlds if world.rank else worlds[::-1]
         with ThreadPoolExecutor(4) as pool:
             sums = dict(
-                zip(map(id, order), pool.map(lambda w: w.all_reduce([own(w)])[0], order), strict=True)
+                zip(
+                    map(id, order),
+                    pool.map(lambda w: w.all_reduce([own(w)])[0], order),
+                    strict=True,
+                )
             )
         return [float(sums[id(w)][0, 0]) for w in worlds]
 
@@ -170,7 +187,9 @@ def test_a_shard_that_does_not_take_part_is_a_sentence_after_the_time_limit(
         if rank == 1:
             ended.result(LIMIT_S)
             return ""
-        with pytest.raises(CollectiveError, match="all shards still run: check the network between them"):
+        with pytest.raises(
+            CollectiveError, match="all shards still run: check the network between them"
+        ):
             world.barrier()
         return "late"
 
@@ -199,7 +218,9 @@ def test_a_missing_shard_is_named(tmp_path: Path) -> None:
 
 def test_a_run_id_that_was_used_before(tmp_path: Path) -> None:
     together(tmp_path, lambda world: world.barrier())
-    with pytest.raises(CollectiveError, match=r"^run id 'run' was used before: shard 1 was process \d+ on"):
+    with pytest.raises(
+        CollectiveError, match=r"^run id 'run' was used before: shard 1 was process \d+ on"
+    ):
         CommonWorld(handler(tmp_path), "world", rank=1, size=3, timeout_s=LIMIT_S)
 
 

@@ -37,7 +37,9 @@ def come(store: FolderStore, shard: int, shards: int, **changes: object) -> list
 
 def meet(store: FolderStore, shards: int) -> list[list[Member]]:
     with ThreadPoolExecutor(shards) as pool:
-        return list(pool.map(lambda shard: come(store, shard, shards, payload=f"p{shard}"), range(shards)))
+        return list(
+            pool.map(lambda shard: come(store, shard, shards, payload=f"p{shard}"), range(shards))
+        )
 
 
 def test_all_learn_of_all(store: FolderStore) -> None:
@@ -63,7 +65,8 @@ def test_two_shards_with_one_number(store: FolderStore) -> None:
         first = pool.submit(come, store, 1, 2)
         store.wait(["shard_1"], LIMIT_S)
         with pytest.raises(
-            JobError, match=r"^shard 1 of run 'run' has come already \(process \d+ on .*--shard_id=1"
+            JobError,
+            match=r"^shard 1 of run 'run' has come already \(process \d+ on .*--shard_id=1",
         ):
             come(store, 1, 2)
         come(store, 0, 2)
@@ -75,7 +78,8 @@ def test_a_shard_that_is_missing_is_named(store: FolderStore) -> None:
     with pytest.raises(JobError) as caught:
         come(store, 1, 3, timeout_s=0.05)
     assert str(caught.value).startswith(
-        f"shards 0, 2 of run 'run' did not come within 0.05 s (there: 1 on {host}); check that each was started"
+        f"shards 0, 2 of run 'run' did not come within 0.05 s (there: 1 on {host}); check that "
+        "each was started"
     )
 
 
@@ -85,7 +89,10 @@ def test_a_shard_that_waits_says_for_whom(
     monkeypatch.setattr(rendezvous, "NOTICE_S", 0.01)
     with pytest.raises(JobError, match=r"^shard 0 of run 'run' did not come within 0.1 s"):
         come(store, 1, 2, timeout_s=0.1)
-    assert caplog.messages[0] == f"waiting for shard 0 of run 'run' (there: 1 on {socket.gethostname()})"
+    assert (
+        caplog.messages[0]
+        == f"waiting for shard 0 of run 'run' (there: 1 on {socket.gethostname()})"
+    )
 
 
 def test_shards_that_expect_different_numbers(store: FolderStore) -> None:
@@ -96,7 +103,8 @@ def test_shards_that_expect_different_numbers(store: FolderStore) -> None:
     with ThreadPoolExecutor(1) as pool:
         larger = pool.submit(come, again, 0, 3, timeout_s=1.0)
         with pytest.raises(
-            JobError, match=r"shard 0 on .* has --num_shards=3, and shard 1 on .* has 2; expected the same"
+            JobError,
+            match=r"shard 0 on .* has --num_shards=3, and shard 1 on .* has 2; expected the same",
         ):
             come(again, 1, 2)
         with pytest.raises(JobError, match="shard 2 of run"):
@@ -105,14 +113,20 @@ def test_shards_that_expect_different_numbers(store: FolderStore) -> None:
 
 @pytest.mark.parametrize(("shard", "shards"), [(2, 2), (-1, 2)])
 def test_a_number_out_of_range(store: FolderStore, shard: int, shards: int) -> None:
-    with pytest.raises(UsageError, match=rf"^--shard_id={shard}: expected 0 to 1, for --num_shards=2$"):
+    with pytest.raises(
+        UsageError, match=rf"^--shard_id={shard}: expected 0 to 1, for --num_shards=2$"
+    ):
         come(store, shard, shards)
     assert list(store.folder.iterdir()) == []
 
 
-def test_a_loopback_address_serves_one_host_only(store: FolderStore, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_loopback_address_serves_one_host_only(
+    store: FolderStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
     names = iter(["one host", "another"])
-    monkeypatch.setattr(rendezvous, "outside_interfaces", lambda: {"eth0": "10.0.0.7", "eth1": "10.1.0.7"})
+    monkeypatch.setattr(
+        rendezvous, "outside_interfaces", lambda: {"eth0": "10.0.0.7", "eth1": "10.1.0.7"}
+    )
     with ThreadPoolExecutor(2) as pool:
         ends = list(pool.map(lambda shard: come(store, shard, 2, address="127.0.1.1"), range(2)))
     assert [member.address for member in ends[0]] == ["127.0.1.1"] * 2
@@ -136,7 +150,9 @@ def test_a_loopback_address_serves_one_host_only(store: FolderStore, monkeypatch
 @pytest.mark.parametrize("data", [b"", b"\xff", b"[]", b"{}", json.dumps({"shard": 0}).encode()])
 def test_what_no_shard_has_published_is_refused(store: FolderStore, data: bytes) -> None:
     store.set("shard_0", data)
-    with pytest.raises(JobError, match=r"^key 'shard_0' of the rendezvous holds nothing that a shard"):
+    with pytest.raises(
+        JobError, match=r"^key 'shard_0' of the rendezvous holds nothing that a shard"
+    ):
         come(store, 1, 2)
 
 
@@ -148,9 +164,15 @@ def resolves(address: str) -> Resolve:
 
 
 def test_which_address_is_published(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert published_address("127.0.0.1") == published_address("lo") == interfaces()["lo"] == "127.0.0.1"
+    assert (
+        published_address("127.0.0.1")
+        == published_address("lo")
+        == interfaces()["lo"]
+        == "127.0.0.1"
+    )
     with pytest.raises(
-        UsageError, match=r"^--distributed_interfaces=no.such.host.invalid is neither .*lo \(127.0.0.1\)"
+        UsageError,
+        match=r"^--distributed_interfaces=no.such.host.invalid is neither .*lo \(127.0.0.1\)",
     ):
         published_address("no.such.host.invalid")
     monkeypatch.setattr(socket, "getaddrinfo", resolves("10.9.8.7"))
@@ -159,7 +181,9 @@ def test_which_address_is_published(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rendezvous, "interfaces", lambda: {"lo": "127.0.0.1", "eth0": "10.0.0.7"})
     assert published_address(None) == "10.0.0.7"
     monkeypatch.setattr(
-        rendezvous, "interfaces", lambda: {"lo": "127.0.0.1", "eth0": "10.0.0.7", "docker0": "172.17.0.1"}
+        rendezvous,
+        "interfaces",
+        lambda: {"lo": "127.0.0.1", "eth0": "10.0.0.7", "docker0": "172.17.0.1"},
     )
     assert published_address(None) == "127.0.1.1"
 

@@ -52,7 +52,9 @@ def test_prefixes_are_apart(open_store: Open) -> None:
     assert open_store("1").find("key") == b"one"
 
 
-@pytest.mark.parametrize("key", ["", "..", "/etc/passwd", "a" * 900, "a" * 899 + "b", "\u00e4\n%2E", "a.key"])
+@pytest.mark.parametrize(
+    "key", ["", "..", "/etc/passwd", "a" * 900, "a" * 899 + "b", "\u00e4\n%2E", "a.key"]
+)
 def test_any_text_is_a_key(open_store: Open, key: str, tmp_path: Path) -> None:
     store = open_store("run/../x")
     store.set(key, key.encode())
@@ -117,9 +119,13 @@ def test_a_folder_that_goes_is_one_sentence(tmp_path: Path) -> None:
 @pytest.mark.needs("redis")
 def test_what_redis_refuses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with redis_server(tmp_path, password="right") as server:
-        with pytest.raises(JobError, match=rf"^Redis at 127.0.0.1:{server.port} needs a password: give"):
+        with pytest.raises(
+            JobError, match=rf"^Redis at 127.0.0.1:{server.port} needs a password: give"
+        ):
             RedisStore("127.0.0.1", server.port)
-        with pytest.raises(JobError, match=r"refuses the password: give its password in \$REDISCLI_AUTH$"):
+        with pytest.raises(
+            JobError, match=r"refuses the password: give its password in \$REDISCLI_AUTH$"
+        ):
             RedisStore("127.0.0.1", server.port, password="wrong")
         monkeypatch.setenv("REDISCLI_AUTH", "right")
         store = RedisStore("127.0.0.1", server.port)
@@ -148,5 +154,7 @@ def test_a_server_that_is_not_there() -> None:
 
 def test_without_its_package_redis_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "redis", None)
-    with pytest.raises(UsageError, match=r"needs the Python package redis; pip install 'poseidon\[redis\]'"):
+    with pytest.raises(
+        UsageError, match=r"needs the Python package redis; pip install 'poseidon\[redis\]'"
+    ):
         RedisStore("127.0.0.1")

@@ -1,4 +1,6 @@
-"""The store of shard 0: what is not there, not free, or no request; `test_stores.py` has what all stores do."""
+"""The store of shard 0: what is not there, not free, or no request; `test_stores.py` has what
+all stores do.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,9 @@ def test_a_rendezvous_by_tcp_that_is_not_there() -> None:
     ):
         TcpStore("127.0.0.1", port, timeout_s=0.2)
     served = TcpStore("127.0.0.1", port, serve=True)
-    with pytest.raises(JobError, match=rf"^cannot serve the rendezvous at 127.0.0.1:{port}: Address already"):
+    with pytest.raises(
+        JobError, match=rf"^cannot serve the rendezvous at 127.0.0.1:{port}: Address already"
+    ):
         TcpStore("127.0.0.1", port, serve=True)
     client = TcpStore("127.0.0.1", port)
     del served
@@ -29,7 +33,8 @@ def test_a_rendezvous_by_tcp_that_is_not_there() -> None:
 
 
 @pytest.mark.parametrize(
-    "line", [b"", b"\n", b"{}\n", b"[1]\n", b"\xff\n", b'{"kind": "add", "key": "a", "value": "x"}\n']
+    "line",
+    [b"", b"\n", b"{}\n", b"[1]\n", b"\xff\n", b'{"kind": "add", "key": "a", "value": "x"}\n'],
 )
 def test_what_is_no_request_is_dropped(line: bytes) -> None:
     (port,) = free_ports(1)

@@ -70,7 +70,12 @@ def test_train_data_is_required(capsys: pytest.CaptureFixture[str]) -> None:
 
 @pytest.mark.parametrize(
     ("words", "value"),
-    [([], False), (["--use_cpu"], True), (["--use_cpu", "True"], True), (["--use_cpu=false"], False)],
+    [
+        ([], False),
+        (["--use_cpu"], True),
+        (["--use_cpu", "True"], True),
+        (["--use_cpu=false"], False),
+    ],
 )
 def test_switches_are_those_of_all_versions(words: list[str], value: bool) -> None:
     assert flags().parse_args(["--train_data", "x", *words]).use_cpu is value
@@ -88,7 +93,11 @@ def test_the_first_command_of_three_servers() -> None:
 
 def test_shards_of_unequal_batches() -> None:
     found = plan(
-        "--num_shards=3", "--shard_id=2", "--shard_batch_sizes=32,32,8", "--epoch_size=720", "--num_gpus=2"
+        "--num_shards=3",
+        "--shard_id=2",
+        "--shard_batch_sizes=32,32,8",
+        "--epoch_size=720",
+        "--num_gpus=2",
     )
     assert found == Plan([0, 1], 3, 2, [32, 32, 8], 10, weighted=True)
     assert found.batch_size == 8

@@ -44,7 +44,9 @@ def test_members(written: tuple[str, ...], kind: type[Enum]) -> None:
 
 def test_fields_of_the_solver_with_flags_of_their_own() -> None:
     """Errors about them name these flags."""
-    settings = (action for action in COMMANDS["train"].parser().flags() if action.dest == "settings")
+    settings = (
+        action for action in COMMANDS["train"].parser().flags() if action.dest == "settings"
+    )
     assert {action.option_strings[0] for action in settings} == {
         "--set",
         *(f"--{name}" for name in OWN_FLAGS),

@@ -20,7 +20,12 @@ from poseidon.cli.main import main, parse_arguments
 )
 def test_switches(words: str, svb: str | None, wait_free: bool, background: bool) -> None:
     flags = parse_arguments(["train", *words.split()])
-    assert (flags.solver, flags.svb, flags.wait_free, flags.background) == ("s", svb, wait_free, background)
+    assert (flags.solver, flags.svb, flags.wait_free, flags.background) == (
+        "s",
+        svb,
+        wait_free,
+        background,
+    )
 
 
 def test_a_switch_leaves_the_script_and_its_words_alone() -> None:
@@ -50,13 +55,18 @@ def test_flags_of_the_original_name_what_to_use(capsys: pytest.CaptureFixture[st
     ]
     assert main(words) == 1
     assert capsys.readouterr().err.splitlines()[:3] == [
-        "note: --num_table_threads has no effect here: --num_app_threads is the number of workers of a client on CPU, "
+        "note: --num_table_threads has no effect here: --num_app_threads is the number of workers "
+        "of a client on CPU, "
         "--gpu names its GPUs",
         "note: --row_type has no effect here",
         "note: --init_thread_access_table has no effect here",
     ]
 
 
-def test_clients_other_than_the_first_have_nothing_to_start(capsys: pytest.CaptureFixture[str]) -> None:
+def test_clients_other_than_the_first_have_nothing_to_start(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     assert main(["train", "--solver=/nowhere", "--client_id=1"]) == 0
-    assert capsys.readouterr().err == "client 1 is started by the command of client 0; nothing to do\n"
+    assert (
+        capsys.readouterr().err == "client 1 is started by the command of client 0; nothing to do\n"
+    )

@@ -49,8 +49,10 @@ def test_values(read: Callable[[str], object], text: str, value: object) -> None
         (positive, "inf", "expected a number above 0, found 'inf'"),
         (port, "65536", "expected a port, 1 to 65535, found '65536'"),
         (truth, "maybe", "expected true or false, found 'maybe'"),
-        (one_of(["hybrid", "ps"]), "hybird", "expected one of hybrid, ps, found 'hybird'; did you mean hybrid?"),
-        (input_shape, "data:0,3", "expected NAME:N,C,H,W, for example data:1,3,227,227, found 'data:0,3'"),
+        (one_of(["hybrid", "ps"]), "hybird", "expected one of hybrid, ps, found 'hybird'; did you "
+"mean hybrid?"),
+        (input_shape, "data:0,3", "expected NAME:N,C,H,W, for example data:1,3,227,227, found "
+"'data:0,3'"),
         (renamed, "fc8=", "expected OURS=THEIRS, found 'fc8='"),
     ],
 )  # fmt: skip

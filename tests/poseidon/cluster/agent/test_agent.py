@@ -1,4 +1,6 @@
-"""An agent over pipes: its processes are heard and told like local ones, and none outlives its line."""
+"""An agent over pipes: its processes are heard and told like local ones, and none outlives its
+line.
+"""
 
 from __future__ import annotations
 
@@ -53,7 +55,11 @@ def agent(home: Path) -> Iterator[subprocess.Popen[bytes]]:
     words = [sys.executable, "-m", "poseidon.cluster.agent", "--job", JOB]
     environment = {**inherited_environment(), "POSEIDON_HOME": str(home)}
     with subprocess.Popen(
-        words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment, start_new_session=True
+        words,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        env=environment,
+        start_new_session=True,
     ) as process:
         try:
             yield process
@@ -66,7 +72,9 @@ def agent(home: Path) -> Iterator[subprocess.Popen[bytes]]:
 def linked(home: Path, **settings: float) -> Iterator[tuple[AgentLink, subprocess.Popen[bytes]]]:
     with agent(home) as process:
         assert process.stdin is not None and process.stdout is not None
-        link = AgentLink(PipeLineChannel(process.stdout, process.stdin), "ml@node1", LinkSettings(**settings))
+        link = AgentLink(
+            PipeLineChannel(process.stdout, process.stdin), "ml@node1", LinkSettings(**settings)
+        )
         link.connect(record_fields(RECORD))
         try:
             yield link, process
@@ -76,7 +84,9 @@ def linked(home: Path, **settings: float) -> Iterator[tuple[AgentLink, subproces
 
 
 def _spec(script: str, *, first_line: bytes = b"{}", **environment: str) -> ProcessSpec:
-    return ProcessSpec(name=NAME, argv=child(script), environment=environment, first_line=first_line)
+    return ProcessSpec(
+        name=NAME, argv=child(script), environment=environment, first_line=first_line
+    )
 
 
 def test_a_process_is_heard_and_told(tmp_path: Path) -> None:
@@ -136,7 +146,10 @@ def test_what_cannot_be_started(tmp_path: Path) -> None:
 
 def test_signals(tmp_path: Path) -> None:
     with linked(tmp_path) as (link, _):
-        for script, end, status in ((ENDLESS_WORKER, "terminate", -15), (OUTLIVES_SIGTERM, "kill", -9)):
+        for script, end, status in (
+            (ENDLESS_WORKER, "terminate", -15),
+            (OUTLIVES_SIGTERM, "kill", -9),
+        ):
             listener = RecordingListener()
             process = link.start(_spec(script), listener)
             listener.until("ready")
@@ -293,7 +306,9 @@ class FakeLauncher:
 
 
 HELLO = REQUESTS.encode(
-    Hello(protocol=1, version=__version__, record=record_fields(RECORD), silence_s=600.0, grace_s=1.0)
+    Hello(
+        protocol=1, version=__version__, record=record_fields(RECORD), silence_s=600.0, grace_s=1.0
+    )
 )
 
 

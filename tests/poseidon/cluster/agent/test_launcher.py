@@ -1,4 +1,6 @@
-"""Agents behind a real sshd: started at once, heard, and gone when the launcher or the line goes."""
+"""Agents behind a real sshd: started at once, heard, and gone when the launcher or the line
+goes.
+"""
 
 from __future__ import annotations
 
@@ -59,7 +61,9 @@ def test_processes_of_two_clients_behind_one_agent(
         words = ("import os, sys; print(os.getcwd(), sys.executable, sep='|')",)
         listener = RecordingListener()
         launcher.start(
-            ProcessSpec(name=_name(CLIENTS[0]), argv=(sys.executable, "-c", *words), first_line=b""),
+            ProcessSpec(
+                name=_name(CLIENTS[0]), argv=(sys.executable, "-c", *words), first_line=b""
+            ),
             CLIENTS[0],
             listener,
         )
@@ -82,7 +86,9 @@ def test_a_line_that_breaks_ends_both_sides(sshd: LoopbackSshd, tmp_path: Path) 
     listener.until("ready")
     sshd.break_lines()
     *_, (kind, event), _ = listener.until("exited")
-    assert kind == "error" and isinstance(event, dict) and "the channel to it" in str(event["message"])
+    assert (
+        kind == "error" and isinstance(event, dict) and "the channel to it" in str(event["message"])
+    )
     assert none_left([process.pid])
     launcher.close()
     host.close()
@@ -97,12 +103,15 @@ def test_a_line_that_breaks_ends_both_sides(sshd: LoopbackSshd, tmp_path: Path) 
         ("/bin/echo", None, "is not an agent of this job"),
     ],
 )
-def test_what_is_no_agent(host: SshConnection, python: str | None, folder: str | None, words: str) -> None:
+def test_what_is_no_agent(
+    host: SshConnection, python: str | None, folder: str | None, words: str
+) -> None:
     with pytest.raises(JobError) as caught:
         open_agents(
             {
                 0: HostEnvironment(
-                    connection=host, python=RemotePython(launcher=OWN, python=python, workdir=folder)
+                    connection=host,
+                    python=RemotePython(launcher=OWN, python=python, workdir=folder),
                 )
             },
             RECORD,
@@ -112,7 +121,9 @@ def test_what_is_no_agent(host: SshConnection, python: str | None, folder: str |
     assert str(caught.value).startswith(host.label)
 
 
-def test_an_end_of_standard_error_that_cannot_be_read_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+def test_an_end_of_standard_error_that_cannot_be_read_is_logged(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     channel = create_autospec(RemoteChannel, instance=True)
     channel.receive_error.side_effect = [b"ImportError: no torch", ValueError("I/O on closed file")]
     assert _StderrTail(channel, "ml@node3").last_line() == "ImportError: no torch"

@@ -1,4 +1,6 @@
-"""The launcher's end of the channel to an agent: whatever fails there reaches the processes' listeners at once."""
+"""The launcher's end of the channel to an agent: whatever fails there reaches the processes'
+listeners at once.
+"""
 
 from __future__ import annotations
 
@@ -49,7 +51,9 @@ class FakeChannel:
             raise self.send_error
         request = REQUESTS.decode(line)
         if isinstance(request, Hello):
-            self.report(Welcome(protocol=1, version=request.version, pid=1, cores=1, scratch="/tmp/x"))
+            self.report(
+                Welcome(protocol=1, version=request.version, pid=1, cores=1, scratch="/tmp/x")
+            )
         elif isinstance(request, Start):
             self.report(Started(id=request.id, pid=7, created_s=1.0))
         elif isinstance(request, Shutdown):

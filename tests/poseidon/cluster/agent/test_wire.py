@@ -32,7 +32,11 @@ NAME = ProcessName(role=Role.SHARD, index=2, client=1, host="node1")
 SENT: list[Request] = [
     Hello(protocol=1, version="0.1.0", record={"job": "j"}, silence_s=20.0, grace_s=5.0),
     Start(
-        id=1, name=NAME, argv=("", "-m", "x", "line\nend"), environment={"A": "b"}, first_line='{"a": "é"}'
+        id=1,
+        name=NAME,
+        argv=("", "-m", "x", "line\nend"),
+        environment={"A": "b"},
+        first_line='{"a": "é"}',
     ),
     SendLine(id=1, line="x" * 100_000),
     SendSignal(id=1, signal=ProcessSignal.KILL),
@@ -67,9 +71,12 @@ def test_requests_and_reports_arrive_as_they_were_sent() -> None:
         b'{"kind": "SendLine", "id": 1, "line": 5}',
         b'{"kind": "SendSignal", "id": 1, "signal": "stop"}',
         b'{"kind": "SendSignal", "id": 1, "signal": []}',
-        b'{"kind": "Hello", "protocol": 1, "version": "1", "record": {}, "silence_s": NaN, "grace_s": 1}',
-        b'{"kind": "Hello", "protocol": 1, "version": "1", "record": [], "silence_s": 1, "grace_s": 1}',
-        b'{"kind": "Hello", "protocol": 1, "version": "1", "record": {}, "silence_s": -1, "grace_s": 1}',
+        b'{"kind": "Hello", "protocol": 1, "version": "1", "record": {}, "silence_s": NaN, '
+b'"grace_s": 1}',
+        b'{"kind": "Hello", "protocol": 1, "version": "1", "record": [], "silence_s": 1, '
+b'"grace_s": 1}',
+        b'{"kind": "Hello", "protocol": 1, "version": "1", "record": {}, "silence_s": -1, '
+b'"grace_s": 1}',
     ],
 )  # fmt: skip
 def test_what_is_not_a_request(line: bytes) -> None:

@@ -1,4 +1,6 @@
-"""What `poseidon doctor` concludes from a survey: one finding for a cause, at the place of the cause."""
+"""What `poseidon doctor` concludes from a survey: one finding for a cause, at the place of the
+cause.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,10 @@ FACTS: dict[str, Any] = {
 
 def host(number: int, **facts: Any) -> HostReport:
     return HostReport(
-        clients=(number,), label=f"node{number}", address=f"10.0.0.{number + 1}", facts={**FACTS, **facts}
+        clients=(number,),
+        label=f"node{number}",
+        address=f"10.0.0.{number + 1}",
+        facts={**FACTS, **facts},
     )
 
 
@@ -39,7 +44,8 @@ def cluster(count: int = 4, **of_link: Any) -> Survey:
     """Return a healthy cluster."""
     hosts = tuple(host(number) for number in range(count))
     return Survey(
-        hosts=hosts, links=tuple(link(a, b, **of_link) for a in range(count) for b in range(count) if a != b)
+        hosts=hosts,
+        links=tuple(link(a, b, **of_link) for a in range(count) for b in range(count) if a != b),
     )
 
 
@@ -61,7 +67,9 @@ def test_a_healthy_cluster_has_no_finding() -> None:
 
 @pytest.mark.parametrize("count", [2, 3, 4, 9])
 def test_a_host_whose_link_is_slow_is_named_once(count: int) -> None:
-    survey = with_links(cluster(count), lambda each: 1 in (each.source, each.target), bytes_per_s=0.09 * GBIT)
+    survey = with_links(
+        cluster(count), lambda each: 1 in (each.source, each.target), bytes_per_s=0.09 * GBIT
+    )
     if count == 2:  # nothing to compare with but the interfaces
         assert {finding.where for finding in judge(survey)} == {"node0 -> node1", "node1 -> node0"}
         return
@@ -77,7 +85,9 @@ def test_a_host_whose_link_is_slow_is_named_once(count: int) -> None:
 def test_one_direction_and_one_link_are_told_apart() -> None:
     sends = with_links(cluster(), lambda each: each.source == 2, bytes_per_s=0.1 * GBIT)
     assert only(judge(sends)).what.startswith("it sends 100 Mbit/s")
-    single = with_links(cluster(), lambda each: (each.source, each.target) == (0, 3), bytes_per_s=0.1 * GBIT)
+    single = with_links(
+        cluster(), lambda each: (each.source, each.target) == (0, 3), bytes_per_s=0.1 * GBIT
+    )
     assert only(judge(single)).where == "node0 -> node3"
 
 
@@ -85,13 +95,16 @@ def test_a_cluster_that_is_slower_than_its_interfaces_say() -> None:
     slow = cluster(3, bytes_per_s=0.094 * GBIT)  # a switch of 100 Mbit/s
     assert {finding.where for finding in judge(slow)} == {"node0", "node1", "node2"}
     unknown = replace(
-        slow, hosts=tuple(host(n, interfaces={"eth0": {"mtu": 1500, "speed": None}}) for n in range(3))
+        slow,
+        hosts=tuple(host(n, interfaces={"eth0": {"mtu": 1500, "speed": None}}) for n in range(3)),
     )
     assert judge(unknown) == (), "nothing says that more can be expected"
 
 
 def test_a_transfer_that_stops_is_an_error() -> None:
-    survey = with_links(cluster(), lambda each: (each.source, each.target) == (0, 1), bytes_per_s=None)
+    survey = with_links(
+        cluster(), lambda each: (each.source, each.target) == (0, 1), bytes_per_s=None
+    )
     finding = only(judge(survey))
     assert (finding.severity, finding.where) == (Severity.ERROR, "node0 -> node1")
     assert worst_link(survey) == survey.links[0]
@@ -107,13 +120,17 @@ def test_a_transfer_that_stops_is_an_error() -> None:
     ],
 )
 def test_a_closed_port_is_one_error_at_its_host(state: str, text: str) -> None:
-    survey = with_links(cluster(), lambda each: each.target == 1, ports={9999: state, 40000: "open"})
+    survey = with_links(
+        cluster(), lambda each: each.target == 1, ports={9999: state, 40000: "open"}
+    )
     finding = only(judge(survey))
     assert (finding.severity, finding.where) == (Severity.ERROR, "node1")
     assert finding.what.startswith("the other hosts cannot connect to its TCP port 9999: ")
     assert text in finding.what
     partly = with_links(
-        cluster(), lambda each: (each.source, each.target) == (3, 1), ports={9999: state, 40000: state}
+        cluster(),
+        lambda each: (each.source, each.target) == (3, 1),
+        ports={9999: state, 40000: state},
     )
     assert only(judge(partly)).what.startswith(
         "node3 cannot connect to its TCP port 9999 and 40000 (a free port, as workers take)"
@@ -122,7 +139,9 @@ def test_a_closed_port_is_one_error_at_its_host(state: str, text: str) -> None:
 
 def test_a_host_that_no_port_reaches_is_not_reported_as_slow_too() -> None:
     blocked = {"ports": {9999: "timeout", 40000: "timeout"}, "rtt_s": None, "bytes_per_s": None}
-    survey = with_links(cluster(), lambda each: each.target == 1, **blocked, problem="no port can be reached")
+    survey = with_links(
+        cluster(), lambda each: each.target == 1, **blocked, problem="no port can be reached"
+    )
     assert only(judge(survey)).where == "node1"
 
 

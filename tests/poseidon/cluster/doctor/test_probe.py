@@ -69,7 +69,12 @@ def test_a_port_of_another_program_is_told_apart() -> None:
 def test_a_port_in_use_is_a_sentence_and_the_others_listen() -> None:
     with socket.create_server((ADDRESS, 0)) as taken:
         probe = Probe()
-        request = {"do": "listen", "address": ADDRESS, "ports": [taken.getsockname()[1], 0], "token": TOKEN}
+        request = {
+            "do": "listen",
+            "address": ADDRESS,
+            "ports": [taken.getsockname()[1], 0],
+            "token": TOKEN,
+        }
         used, free = probe.answer(request)["tcp"]
         assert "in use" in used.lower()
         assert reach(ADDRESS, free, TOKEN.encode(), 5.0) == "open"

@@ -46,12 +46,22 @@ def subject(channel: Scripted) -> Subject:
     [
         (None, b"", "ml@node3: its probe ended or did not answer within 30 s"),
         (None, b"sh: python3: not found", r"within 30 s \(sh: python3: not found\)"),
-        (b"Welcome to node3!", b"", "ml@node3: its probe's answer cannot be read: b'Welcome to node3!'"),
+        (
+            b"Welcome to node3!",
+            b"",
+            "ml@node3: its probe's answer cannot be read: b'Welcome to node3!'",
+        ),
         (b"[1]", b"", "its probe's answer cannot be read"),
-        (b'{"problem": "Cannot assign requested address"}', b"", "ml@node3: Cannot assign requested address"),
+        (
+            b'{"problem": "Cannot assign requested address"}',
+            b"",
+            "ml@node3: Cannot assign requested address",
+        ),
     ],
 )
-def test_an_answer_that_is_none_is_one_sentence(answer: bytes | None, error: bytes, sentence: str) -> None:
+def test_an_answer_that_is_none_is_one_sentence(
+    answer: bytes | None, error: bytes, sentence: str
+) -> None:
     session = ProbeSession(subject(Scripted(answer, error=error)), probe)
     with pytest.raises(JobError, match=sentence):
         session.ask({})

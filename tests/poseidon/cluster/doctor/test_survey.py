@@ -27,7 +27,9 @@ def test_every_pair_meets_once_and_no_host_is_in_two_pairs_at_a_time(count: int)
 
 def test_this_machine_is_examined_alone(tmp_path: Path) -> None:
     folder = str(tmp_path / "not" / "there")
-    facts = host_probe.answer(request((), {"folder": folder, "names": ["localhost"]}))["description"]
+    facts = host_probe.answer(request((), {"folder": folder, "names": ["localhost"]}))[
+        "description"
+    ]
     with this_machine(facts) as subjects:
         survey = examine(subjects, seconds=0.1)
     (host,) = survey.hosts

@@ -34,7 +34,10 @@ def hostfile(tmp_path: Path) -> Path:
 
 def test_after_the_launcher_was_killed(tmp_path: Path, hostfile: Path) -> None:
     registry = Registry(tmp_path)
-    with running_job(tmp_path, "job-a", hostfile) as job, running_job(tmp_path, "job-b", hostfile) as other:
+    with (
+        running_job(tmp_path, "job-a", hostfile) as job,
+        running_job(tmp_path, "job-b", hostfile) as other,
+    ):
         job.kill_launcher()
         # Stopped processes must go too.
         os.kill(job.pids[2], signal.SIGSTOP)
@@ -52,7 +55,8 @@ def test_with_its_launcher(tmp_path: Path, hostfile: Path) -> None:
         os.kill(job.launcher.pid, signal.SIGSTOP)
         # Worker 0 stops when asked; worker 1 of this job does not, and the launcher waits for it.
         patience = KillTimeouts(launcher_s=0.2, grace_s=2.0)
-        # Processes that ended while the launcher was asked count too, although the launcher needs longer.
+        # Processes that ended while the launcher was asked count too, although the launcher needs
+        # longer.
         assert kill_job(job.job, registry, timeouts=patience) == 5
         assert none_left([*job.pids, job.launcher.pid])
     assert registry.jobs() == ()
@@ -83,10 +87,14 @@ def test_processes_that_do_not_end_are_named(
         job.kill_launcher()
         immortal, send = job.pids[1], psutil.Process.send_signal
         monkeypatch.setattr(
-            psutil.Process, "send_signal", lambda self, number: self.pid == immortal or send(self, number)
+            psutil.Process,
+            "send_signal",
+            lambda self, number: self.pid == immortal or send(self, number),
         )
         with pytest.raises(JobError) as caught:
-            kill_job(job.job, Registry(tmp_path), timeouts=KillTimeouts(launcher_s=0.0, grace_s=0.2))
+            kill_job(
+                job.job, Registry(tmp_path), timeouts=KillTimeouts(launcher_s=0.0, grace_s=0.2)
+            )
     said = f"job {job.job}: 3 processes stopped; these could not be stopped: pid {immortal}"
     assert str(caught.value) == said
 
@@ -103,12 +111,14 @@ def test_a_process_that_was_not_yet_on_record(tmp_path: Path, hostfile: Path) ->
 
 
 def test_a_reused_pid_is_left_alone(tmp_path: Path, hostfile: Path) -> None:
-    # A bystander that has the pid of a process on record, but was created at another time; and whose
-    # arguments hold the id, but not next to `--job`.
+    # A bystander that has the pid of a process on record, but was created at another time; and
+    # whose arguments hold the id, but not next to `--job`.
     registry = Registry(tmp_path)
     with running_job(tmp_path, "job-a", hostfile) as job:
         arguments = (job.job, "--job", f"{job.job}b", f"--job={job.job}")
-        with subprocess.Popen(child("say('ready'); forever()", *arguments), stdin=-1, stdout=-1) as bystander:
+        with subprocess.Popen(
+            child("say('ready'); forever()", *arguments), stdin=-1, stdout=-1
+        ) as bystander:
             assert bystander.stdin is not None
             assert bystander.stdout is not None
             bystander.stdin.write(b"{}\n")
@@ -118,7 +128,9 @@ def test_a_reused_pid_is_left_alone(tmp_path: Path, hostfile: Path) -> None:
             record = registry.read(job.job)
             assert record is not None
             stale = replace(
-                record.processes[0], pid=bystander.pid, created_s=record.processes[0].created_s - 100
+                record.processes[0],
+                pid=bystander.pid,
+                created_s=record.processes[0].created_s - 100,
             )
             registry.write(replace(record, processes=(stale, *record.processes[1:])))
             kill_job(job.job, registry, timeouts=PATIENCE)

@@ -28,7 +28,10 @@ RECORD = JobRecord(
     job="cifar10-1",
     launcher=RecordedProcess(name="the launcher", host="127.0.0.1", pid=10, created_s=1.25),
     hostfile="/hosts",
-    hosts=(Host(id=0, address="::1", port=5), Host(id=1, address="h", port=0, role=HostRole.SERVER)),
+    hosts=(
+        Host(id=0, address="::1", port=5),
+        Host(id=1, address="h", port=0, role=HostRole.SERVER),
+    ),
     output="/out",
     started_s=3.5,
 )
@@ -61,7 +64,9 @@ def test_a_registration_grows_and_goes(tmp_path: Path) -> None:
     record = registry.read("cifar10-1")
     assert record is not None
     assert record.processes == (
-        RecordedProcess(name="shard 2 (client 1, 127.0.0.1)", host="127.0.0.1", pid=77, created_s=8.5),
+        RecordedProcess(
+            name="shard 2 (client 1, 127.0.0.1)", host="127.0.0.1", pid=77, created_s=8.5
+        ),
     )
     registration.clear()
     assert registry.read("cifar10-1") == RECORD
@@ -83,7 +88,8 @@ def test_a_job_of_which_something_may_be_left_stays_on_record(tmp_path: Path) ->
     + [
         json.dumps({**json.loads(text), **change})
         for text in [
-            '{"job": "cifar10-1", "launcher": {"name": "l", "host": "h", "pid": 3, "created_s": 1}, "hostfile": null,'
+            '{"job": "cifar10-1", "launcher": {"name": "l", "host": "h", "pid": 3, "created_s": '
+            '1}, "hostfile": null,'
             '"clients": [], "output": "", "started_s": 1, "processes": []}'
         ]
         for change in (
@@ -114,7 +120,9 @@ def test_a_record_under_another_jobs_name_is_an_error(tmp_path: Path) -> None:
     registry = Registry(tmp_path)
     registry.write(RECORD)
     (registry.folder / "cifar10-1.json").rename(registry.folder / "cifar10-2.json")
-    with pytest.raises(JobError, match="is the record of another job, cifar10-1; remove it by hand"):
+    with pytest.raises(
+        JobError, match="is the record of another job, cifar10-1; remove it by hand"
+    ):
         registry.read("cifar10-2")
 
 
@@ -139,7 +147,9 @@ def test_a_folder_that_cannot_be_read(tmp_path: Path) -> None:
         registry.jobs()
 
 
-def test_a_folder_that_takes_nothing_any_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_folder_that_takes_nothing_any_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     registry = Registry(tmp_path)
 
     def refuse(path: Path, *_: object, **__: object) -> None:
@@ -147,7 +157,9 @@ def test_a_folder_that_takes_nothing_any_more(tmp_path: Path, monkeypatch: pytes
 
     with Registration(registry, RECORD):
         monkeypatch.setattr(Path, "unlink", refuse)
-        with pytest.raises(JobError, match=r"cannot remove .*cifar10-1.json: Read-only file system"):
+        with pytest.raises(
+            JobError, match=r"cannot remove .*cifar10-1.json: Read-only file system"
+        ):
             registry.remove("cifar10-1")
     assert registry.jobs() == ("cifar10-1",)  # the job has ended well all the same
 
@@ -177,7 +189,9 @@ def test_new_ids(stem: str, job: str) -> None:
     assert new_job_id(stem, datetime(2026, 1, 5, 20, 40, 16), "3f9a") == job
 
 
-def test_an_interrupted_write_leaves_the_old_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupted_write_leaves_the_old_record(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     registry = Registry(tmp_path)
     registry.write(RECORD)
 
@@ -191,7 +205,9 @@ def test_an_interrupted_write_leaves_the_old_record(tmp_path: Path, monkeypatch:
     assert len(list(Registry(tmp_path).folder.iterdir())) == 1
 
 
-def test_a_record_and_its_name_are_brought_to_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_record_and_its_name_are_brought_to_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     registry = Registry(tmp_path)
     seen = watch_flushes(monkeypatch)
     registry.write(RECORD)

@@ -12,7 +12,8 @@ from poseidon.cluster.machinefile import Host, parse_machinefile
 from poseidon.errors import JobError
 
 HOSTS = parse_machinefile(
-    "0 127.0.0.1 9000\n1 node1 9000\n2 node2 9000 user=ml\n3 node1 9500\n4 Node2 9500 user=ml\n5 node2 9700\n",
+    "0 127.0.0.1 9000\n1 node1 9000\n2 node2 9000 user=ml\n3 node1 9500\n4 Node2 9500 user=ml\n5 "
+    "node2 9700\n",
     source="hosts",
 )
 JOB = JobRecord(
@@ -48,14 +49,18 @@ def test_each_account_on_another_machine_is_asked_once() -> None:
 
 
 def test_a_host_that_is_down_hides_no_other() -> None:
-    network = Network({1: JobError("ml@node1: cannot be reached"), 2: [SEEN.to_fields(), END], 5: [END]})
+    network = Network(
+        {1: JobError("ml@node1: cannot be reached"), 2: [SEEN.to_fields(), END], 5: [END]}
+    )
     jobs, problems = list_remote_jobs(remote_hosts(HOSTS), network)
     assert [(job.host.id, job.reported) for job in jobs] == [(2, SEEN)]
     assert problems == ["ml@node1: cannot be reached"]
 
 
 def test_wrong_answers_are_told_by_host() -> None:
-    network = Network({1: [{"job": 3}, END], 2: [{"problem": "no disk"}, END], 5: [SEEN.to_fields()]})
+    network = Network(
+        {1: [{"job": 3}, END], 2: [{"problem": "no disk"}, END], 5: [SEEN.to_fields()]}
+    )
     jobs, problems = list_remote_jobs(remote_hosts(HOSTS), network)
     assert [job.host.id for job in jobs] == [5]
     assert problems == [

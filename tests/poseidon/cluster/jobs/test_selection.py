@@ -16,7 +16,9 @@ FREE = (Host(id=0, address="127.0.0.1", port=0),)
 
 def record(job: str, hostfile: str | None, clients: tuple[Host, ...]) -> JobRecord:
     launcher = RecordedProcess(name="the launcher", host="127.0.0.1", pid=10, created_s=1.0)
-    return JobRecord(job=job, launcher=launcher, hostfile=hostfile, hosts=clients, output="", started_s=0.0)
+    return JobRecord(
+        job=job, launcher=launcher, hostfile=hostfile, hosts=clients, output="", started_s=0.0
+    )
 
 
 @pytest.mark.parametrize(
@@ -31,7 +33,9 @@ def record(job: str, hostfile: str | None, clients: tuple[Host, ...]) -> JobReco
         ([record("a", "/other", FIXED)], None, []),
     ],
 )
-def test_selection(records: list[JobRecord], clients: tuple[Host, ...] | None, jobs: list[str]) -> None:
+def test_selection(
+    records: list[JobRecord], clients: tuple[Host, ...] | None, jobs: list[str]
+) -> None:
     assert [found.job for found in jobs_of_machinefile(records, Path("/hosts"), clients)] == jobs
 
 
@@ -39,14 +43,24 @@ def test_selection(records: list[JobRecord], clients: tuple[Host, ...] | None, j
     ("records", "clients", "jobs"),
     [
         (
-            [record("a", "/hosts", FIXED), record("b", "/copy", FIXED), record("c", "/hosts", FREE)],
+            [
+                record("a", "/hosts", FIXED),
+                record("b", "/copy", FIXED),
+                record("c", "/hosts", FREE),
+            ],
             FIXED,
             ["a", "b"],
         ),
-        ([record("a", "/hosts", FREE), record("b", "/copy", FREE), record("c", None, FREE)], FREE, ["a"]),
+        (
+            [record("a", "/hosts", FREE), record("b", "/copy", FREE), record("c", None, FREE)],
+            FREE,
+            ["a"],
+        ),
     ],
 )
 def test_selection_among_what_hosts_say(
     records: list[JobRecord], clients: tuple[Host, ...], jobs: list[str]
 ) -> None:
-    assert [found.job for found in remote_jobs_of_machinefile(records, Path("/hosts"), clients)] == jobs
+    assert [
+        found.job for found in remote_jobs_of_machinefile(records, Path("/hosts"), clients)
+    ] == jobs

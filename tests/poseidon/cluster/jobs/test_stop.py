@@ -42,7 +42,8 @@ def test_the_host_of_the_launcher_is_asked_before_the_others(tmp_path: Path) -> 
 def test_jobs_that_are_left_alone_are_not_reported(tmp_path: Path) -> None:
     """As of `kill_caffe.py`, which leaves feature extractions of the machinefile alone."""
     kept = RemoteJob(
-        host=HOSTS[0], reported=HostJob(record=replace(RECORD, job="extract-b"), launcher=False, living=4)
+        host=HOSTS[0],
+        reported=HostJob(record=replace(RECORD, job="extract-b"), launcher=False, living=4),
     )
 
     def ask(host: Host, request: Mapping[str, object]) -> Sequence[Answer]:
@@ -60,7 +61,10 @@ def test_a_line_names_some_hosts_of_many(tmp_path: Path) -> None:
     def ask(host: Host, request: Mapping[str, object]) -> Sequence[Answer]:
         jobs = request["jobs"]
         assert isinstance(jobs, list)
-        return [*({"killed": job, "count": 2 if job == "job-a" else 0} for job in jobs), {"end": True}]
+        return [
+            *({"killed": job, "count": 2 if job == "job-a" else 0} for job in jobs),
+            {"end": True},
+        ]
 
     lines: list[str] = []
     targets = StopTargets(jobs=("job-a", "job-b"), hosts=hosts)

@@ -33,7 +33,10 @@ def test_jobs_are_listed_and_one_is_killed(tmp_path: Path) -> None:
     hostfile = tmp_path / "hosts"
     hostfile.write_text("0 127.0.0.1 0\n1 127.0.0.1 0\n")
     registry = Registry(tmp_path)
-    with running_job(tmp_path, "job-a", hostfile) as job, running_job(tmp_path, "job-b", hostfile) as other:
+    with (
+        running_job(tmp_path, "job-a", hostfile) as job,
+        running_job(tmp_path, "job-b", hostfile) as other,
+    ):
         job.kill_launcher()
         said = ask(tmp_path, {"do": "list"})
         seen = {found.record.job: found for found in map(HostJob.from_fields, said[:-1])}
@@ -49,7 +52,9 @@ def test_jobs_are_listed_and_one_is_killed(tmp_path: Path) -> None:
 
 
 @pytest.mark.processes
-def test_what_a_job_has_started_besides_its_workers_and_shards_is_not_counted(tmp_path: Path) -> None:
+def test_what_a_job_has_started_besides_its_workers_and_shards_is_not_counted(
+    tmp_path: Path,
+) -> None:
     """An agent, a data loader: they keep a job listed, and `poseidon kill` ends them."""
     with job_that_listens(tmp_path, "job-c"):
         found = {job.record.job: job.living for job in jobs_here(Registry(tmp_path), print)}
@@ -113,7 +118,10 @@ def test_what_has_gone_is_forgotten_save_where_it_may_live_elsewhere(tmp_path: P
         ({"do": "kill", "jobs": ["a"], "launcher_s": 1, "grace_s": float("nan")}, "grace_s"),
         ({"do": "kill", "jobs": "a", "launcher_s": 1, "grace_s": 1}, "list of job ids"),
         ({"do": "kill", "jobs": [1], "launcher_s": 1, "grace_s": 1}, "list of job ids"),
-        ({"do": "kill", "jobs": ["../../etc"], "launcher_s": 1, "grace_s": 1}, "cannot be a job id"),
+        (
+            {"do": "kill", "jobs": ["../../etc"], "launcher_s": 1, "grace_s": 1},
+            "cannot be a job id",
+        ),
     ],
 )
 def test_senseless_requests(tmp_path: Path, request_fields: dict[str, object], words: str) -> None:

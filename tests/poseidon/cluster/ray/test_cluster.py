@@ -33,7 +33,9 @@ def test_an_address_that_is_none(address: str, monkeypatch: pytest.MonkeyPatch) 
     ):
         connect_to_cluster(address)
     monkeypatch.setenv("RAY_ADDRESS", address)
-    with pytest.raises(UsageError, match=f"^RAY_ADDRESS={address}: expected host:port of the cluster's head"):
+    with pytest.raises(
+        UsageError, match=f"^RAY_ADDRESS={address}: expected host:port of the cluster's head"
+    ):
         connect_to_cluster(None)
 
 
@@ -42,7 +44,9 @@ def test_the_current_folder_is_not_on_the_path_of_tasks(
 ) -> None:
     """Ray puts the folder in which `init` is called before Python's own library."""
     folders: list[str] = []
-    monkeypatch.setitem(sys.modules, "ray", SimpleNamespace(init=lambda **_: folders.append(os.getcwd())))
+    monkeypatch.setitem(
+        sys.modules, "ray", SimpleNamespace(init=lambda **_: folders.append(os.getcwd()))
+    )
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     monkeypatch.chdir(tmp_path)
     connect_to_cluster(None)
@@ -57,7 +61,8 @@ def test_no_cluster_at_an_address(monkeypatch: pytest.MonkeyPatch) -> None:
         with pytest.raises(UsageError) as caught:
             connect_to_cluster(address)
     assert str(caught.value) == (
-        f"no Ray cluster was reached at {address} (--ray_address): [Errno 111] Connection refused; start one with 'ray start "
+        f"no Ray cluster was reached at {address} (--ray_address): [Errno 111] Connection "
+        "refused; start one with 'ray start "
         "--head', and 'ray start --address=HEAD:6379' on the other nodes"
     )
 
@@ -88,13 +93,17 @@ def test_another_server_at_the_address(monkeypatch: pytest.MonkeyPatch, answer: 
     ("error", "text"),
     [
         (
-            ConnectionError("Could not find any running Ray instance. Please specify the one with `--address`.\nmore"),
-            "no Ray cluster was reached on this machine (--ray_address or $RAY_ADDRESS can name another): Could not find any "
+            ConnectionError("Could not find any running Ray instance. Please specify the one with "
+"`--address`.\nmore"),
+            "no Ray cluster was reached on this machine (--ray_address or $RAY_ADDRESS can name "
+"another): Could not find any "
             "running Ray instance; start one with 'ray start --head'",
         ),
         (
-            RuntimeError("Version mismatch: The cluster was started with:\n    Python: 3.9.1\nThis process has 3.12"),
-            "the Ray cluster and this launcher do not fit together: Version mismatch: The cluster was started with: Python: "
+            RuntimeError("Version mismatch: The cluster was started with:\n    Python: "
+"3.9.1\nThis process has 3.12"),
+            "the Ray cluster and this launcher do not fit together: Version mismatch: The cluster "
+"was started with: Python: "
             "3.9.1 This process has 3.12",
         ),
     ],
@@ -120,7 +129,11 @@ class FakeRay:
         self.killed = 0
 
     def nodes(self) -> list[dict[str, Any]]:
-        common = {"NodeManagerAddress": "10.0.0.1", "NodeManagerHostname": "node1", "Resources": {"CPU": 2.0}}
+        common = {
+            "NodeManagerAddress": "10.0.0.1",
+            "NodeManagerHostname": "node1",
+            "Resources": {"CPU": 2.0},
+        }
         return [{"NodeID": "a", "Alive": True, **common}, {"NodeID": "b", "Alive": False, **common}]
 
     def available_resources(self) -> dict[str, float]:
@@ -149,15 +162,20 @@ class FakeRay:
     [
         (
             None,
-            "client 0: no node of the Ray cluster has started its actor within 3 s; 1 client needs a node: 1 with CPU=2, "
-            "shards=1; the Ray cluster has 1 node (10.0.0.1 has CPU=2), and free of all that is CPU=1",
+            "client 0: no node of the Ray cluster has started its actor within 3 s; 1 client "
+"needs a node: 1 with CPU=2, "
+            "shards=1; the Ray cluster has 1 node (10.0.0.1 has CPU=2), and free of all that is "
+"CPU=1",
         ),
         (
             ValueError("The actor died\n  ModuleNotFoundError: No module named 'poseidon'"),
-            "client 0: Ray's Python on its node has no module 'poseidon'; install the launcher's version of Poseidon, with the "
+            "client 0: Ray's Python on its node has no module 'poseidon'; install the launcher's "
+"version of Poseidon, with the "
             "extra ray, in the environment that runs 'ray start'",
         ),
-        (ValueError("The actor died\nmore"), "client 0: its Ray actor could not start: The actor died"),
+        (ValueError("The actor "
+"died\nmore"), "client 0: its Ray actor could not start: The actor "
+"died"),
         ({"node": "b"}, "client 0: its node was lost while it started"),
     ],
 )  # fmt: skip
@@ -199,6 +217,7 @@ def test_a_job_that_ray_has_ended_is_an_error() -> None:
     cluster = RayCluster(FakeRay({}))
     cluster._group = SimpleNamespace(wait=wait)
     with pytest.raises(
-        JobError, match=r"^Ray has ended this job \(Placement group .*\), as it does when the launcher's own"
+        JobError,
+        match=r"^Ray has ended this job \(Placement group .*\), as it does when the launcher's own",
     ):
         cluster.placed(300.0)

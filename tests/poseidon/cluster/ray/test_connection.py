@@ -66,7 +66,9 @@ def _connect(ray: LocalRay, version: str = poseidon.__version__) -> RayConnectio
 
 @pytest.fixture
 def ray(monkeypatch: pytest.MonkeyPatch) -> LocalRay:
-    """Ray, and connections that look often whether they are closed: an actor of this process cannot be killed."""
+    """Ray, and connections that look often whether they are closed: an actor of this process
+    cannot be killed.
+    """
     monkeypatch.setattr("poseidon.cluster.ray.connection.POLL_S", 0.05)
     return LocalRay()
 
@@ -79,7 +81,9 @@ def connection(ray: LocalRay) -> Iterator[RayConnection]:
 
 
 def test_a_program_gets_its_input_and_answers(connection: RayConnection, ray: LocalRay) -> None:
-    done = connection.run(["sh", "-c", "cat; echo wrong >&2; exit 3"], stdin=b"a secret", timeout_s=30.0)
+    done = connection.run(
+        ["sh", "-c", "cat; echo wrong >&2; exit 3"], stdin=b"a secret", timeout_s=30.0
+    )
     assert (done.status, done.stdout, done.stderr) == (3, b"a secret", b"wrong\n")
     assert "secret" not in repr(ray.seen)
 
@@ -99,7 +103,9 @@ def test_a_program_has_the_node_s_environment_and_this_package(
 ) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3")
     monkeypatch.setenv("RAY_JOB_ID", "7")
-    script = "import os, poseidon; print(os.environ['CUDA_VISIBLE_DEVICES'], 'RAY_JOB_ID' in os.environ)"
+    script = (
+        "import os, poseidon; print(os.environ['CUDA_VISIBLE_DEVICES'], 'RAY_JOB_ID' in os.environ)"
+    )
     done = connection.run([sys.executable, "-c", script], timeout_s=30.0)
     assert done.stdout == b"3 False\n", done.stderr
 
@@ -134,7 +140,9 @@ def test_a_lost_node_ends_all_that_waits(connection: RayConnection, ray: LocalRa
 def test_another_version_is_refused(ray: LocalRay) -> None:
     with pytest.raises(JobError) as caught:
         _connect(ray, version="9.9")
-    assert str(caught.value).startswith("client 1 on node7: Poseidon 9.9 is installed for Ray's Python /")
+    assert str(caught.value).startswith(
+        "client 1 on node7: Poseidon 9.9 is installed for Ray's Python /"
+    )
     assert f"and {poseidon.__version__} at the launcher" in str(caught.value)
 
 

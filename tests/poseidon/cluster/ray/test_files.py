@@ -31,7 +31,9 @@ def test_a_file_is_written_in_pieces_and_appended_to(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("size", [0, 1, 10, 11])
-def test_a_file_is_brought_block_by_block(tmp_path: Path, size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_is_brought_block_by_block(
+    tmp_path: Path, size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(files, "BLOCK_BYTES", 5)
     (tmp_path / "there").write_bytes(bytes(range(size)))
     session = NodeFiles(_operate)

@@ -8,7 +8,9 @@ from poseidon.cluster.ray.resources import RayNode, describe_lack, parse_resourc
 from poseidon.errors import UsageError
 
 NODES = [
-    RayNode(id=str(number), address=f"10.0.0.{number}", name=f"node{number}", resources={"CPU": 4.0})
+    RayNode(
+        id=str(number), address=f"10.0.0.{number}", name=f"node{number}", resources={"CPU": 4.0}
+    )
     for number in (1, 2)
 ]
 
@@ -21,9 +23,13 @@ def test_resources_of_a_flag(text: str, found: dict[str, float]) -> None:
     assert parse_resources(text, "--ray_resources") == found
 
 
-@pytest.mark.parametrize("text", ["CPU", "CPU=", "CPU=x", "CPU=-1", "CPU=nan", "CPU=inf", "=1", "a b=1"])
+@pytest.mark.parametrize(
+    "text", ["CPU", "CPU=", "CPU=x", "CPU=-1", "CPU=nan", "CPU=inf", "=1", "a b=1"]
+)
 def test_text_that_is_no_list_of_resources(text: str) -> None:
-    with pytest.raises(UsageError, match="--ray_resources: expected NAME=NUMBER with commas, as in CPU=4"):
+    with pytest.raises(
+        UsageError, match="--ray_resources: expected NAME=NUMBER with commas, as in CPU=4"
+    ):
         parse_resources(text, "--ray_resources")
 
 
@@ -52,7 +58,8 @@ def test_a_line_that_names_no_node_is_refused() -> None:
     with pytest.raises(UsageError) as caught:
         pinned({}, "node7", NODES)
     assert str(caught.value) == (
-        "no node of the Ray cluster is node7; its nodes are 10.0.0.1, 10.0.0.2; 'any' takes any of them"
+        "no node of the Ray cluster is node7; its nodes are 10.0.0.1, 10.0.0.2; 'any' takes any "
+        "of them"
     )
 
 
@@ -60,8 +67,13 @@ def test_a_lack_names_what_is_needed_and_what_is_there() -> None:
     bundles = [{"CPU": 2.0}, {"CPU": 2.0}, {"CPU": 1.0, "shards": 1.0}]
     free = {"CPU": 3.0, "memory": 1e9, "object_store_memory": 1e9, "node:10.0.0.1": 1.0}
     group = "ddc5a8659923dfdd4348c1bb0b3302000000"
-    free |= {f"CPU_group_{group}": 1.0, f"CPU_group_0_{group}": 1.0, f"bundle_group_1_{group}": 1000.0}
+    free |= {
+        f"CPU_group_{group}": 1.0,
+        f"CPU_group_0_{group}": 1.0,
+        f"bundle_group_1_{group}": 1000.0,
+    }
     assert describe_lack(bundles, NODES, free) == (
-        "3 clients need a node each: 2 with CPU=2 and 1 with CPU=1, shards=1; the Ray cluster has 2 nodes "
+        "3 clients need a node each: 2 with CPU=2 and 1 with CPU=1, shards=1; the Ray cluster has "
+        "2 nodes "
         "(10.0.0.1 has CPU=4; 10.0.0.2 has CPU=4), and free of all that is CPU=3"
     )

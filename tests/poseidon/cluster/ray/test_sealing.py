@@ -30,7 +30,9 @@ def test_nothing_of_a_message_can_be_read() -> None:
 def test_a_message_that_is_not_the_next_one_is_refused(fault: str) -> None:
     launcher, actor = ChannelKeys(), ChannelKeys()
     send, receive = launcher.seals(actor.public, "programs")
-    _, actor_receive = actor.seals(launcher.public, "files" if fault == "another channel" else "programs")
+    _, actor_receive = actor.seals(
+        launcher.public, "files" if fault == "another channel" else "programs"
+    )
     sealed = send.seal({}, b"1")
     if fault == "changed":
         sealed = bytes([sealed[0] ^ 1]) + sealed[1:]

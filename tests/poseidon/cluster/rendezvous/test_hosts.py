@@ -12,7 +12,14 @@ from poseidon.errors import JobError
 def arrivals(*places: tuple[str, int]) -> list[TaskInfo]:
     """Tasks by rank: host and local rank of each."""
     return [
-        TaskInfo(version="1", rank=rank, size=len(places), local_rank=local, address=f"at {host}", host=host)
+        TaskInfo(
+            version="1",
+            rank=rank,
+            size=len(places),
+            local_rank=local,
+            address=f"at {host}",
+            host=host,
+        )
         for rank, (host, local) in enumerate(places)
     ]
 

@@ -63,6 +63,7 @@ def test_a_named_pipe_is_not_waited_for(tmp_path: Path) -> None:
 def test_a_folder(tmp_path: Path) -> None:
     with pytest.raises(
         UsageError,
-        match=f"cannot read {tmp_path}: Is a directory; make one with: poseidon worker --new_key=FILE$",
+        match=f"cannot read {tmp_path}: Is a directory; make one with: poseidon worker "
+        "--new_key=FILE$",
     ):
         read_key(tmp_path)

@@ -89,7 +89,9 @@ def test_output_that_cannot_be_sent_ends_the_program() -> None:
             raise RuntimeError("no room for output")
         told.put(message)
 
-    program = TaskProgram(5, ("sh", "-c", "echo text; exec sleep 600"), {"PATH": os.environ["PATH"]}, send)
+    program = TaskProgram(
+        5, ("sh", "-c", "echo text; exec sleep 600"), {"PATH": os.environ["PATH"]}, send
+    )
     outputs, status = said(told)
     assert b"no room for output" in outputs[Kind.ERRORS] and status == -9
     program.stop(0.0)

@@ -19,7 +19,13 @@ OPEN_MPI = {
     "OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_LOCAL_RANK": "0",
     "MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "4000",
 }  # fmt: skip
-HYDRA = {"PMI_RANK": "1", "PMI_SIZE": "2", "MPI_LOCALRANKID": "1", "MASTER_ADDR": "a", "MASTER_PORT": "4000"}
+HYDRA = {
+    "PMI_RANK": "1",
+    "PMI_SIZE": "2",
+    "MPI_LOCALRANKID": "1",
+    "MASTER_ADDR": "a",
+    "MASTER_PORT": "4000",
+}
 KUBERNETES = {
     "JOB_COMPLETION_INDEX": "2", "WORLD_SIZE": "3", "MASTER_ADDR": "train-0.train", "MASTER_PORT": "29500",
 }  # fmt: skip
@@ -29,7 +35,15 @@ KUBERNETES = {
     ("variables", "scheduler", "rank", "size", "local_rank", "master", "port"),
     [
         (TORCHRUN, Scheduler.TORCHRUN, 5, 8, 1, "node0", 29501),
-        ({**TORCHRUN, "TORCHELASTIC_USE_AGENT_STORE": "False"}, Scheduler.TORCHRUN, 5, 8, 1, "node0", 29500),
+        (
+            {**TORCHRUN, "TORCHELASTIC_USE_AGENT_STORE": "False"},
+            Scheduler.TORCHRUN,
+            5,
+            8,
+            1,
+            "node0",
+            29500,
+        ),
         (SLURM, Scheduler.SLURM, 3, 4, 0, "gpu03", 15_000 + (4711 * 7 + 2) % 15_000),
         ({**SLURM, "MASTER_ADDR": "ib3", "MASTER_PORT": "77"}, Scheduler.SLURM, 3, 4, 0, "ib3", 77),
         (OPEN_MPI, Scheduler.OPEN_MPI, 1, 2, 0, "10.0.0.1", 4000),
@@ -37,7 +51,15 @@ KUBERNETES = {
         (KUBERNETES, Scheduler.KUBERNETES, 2, 3, 0, "train-0.train", 29500),
         ({**SLURM, **TORCHRUN}, Scheduler.TORCHRUN, 5, 8, 1, "node0", 29501),
         ({**SLURM, **OPEN_MPI}, Scheduler.OPEN_MPI, 1, 2, 0, "10.0.0.1", 4000),
-        ({"RANK": "0", "WORLD_SIZE": "1", "MASTER_PORT": "9"}, Scheduler.TORCHRUN, 0, 1, 0, "127.0.0.1", 9),
+        (
+            {"RANK": "0", "WORLD_SIZE": "1", "MASTER_PORT": "9"},
+            Scheduler.TORCHRUN,
+            0,
+            1,
+            0,
+            "127.0.0.1",
+            9,
+        ),
     ],
 )
 def test_tasks(
@@ -50,7 +72,12 @@ def test_tasks(
     port: int,
 ) -> None:
     task = task_from(variables)
-    assert (task.scheduler, task.rank, task.size, task.local_rank) == (scheduler, rank, size, local_rank)
+    assert (task.scheduler, task.rank, task.size, task.local_rank) == (
+        scheduler,
+        rank,
+        size,
+        local_rank,
+    )
     assert (task.master, task.port) == (master, port)
     assert task.leads_its_host == (local_rank == 0)
     assert task_from(variables, port=123).port == 123
@@ -69,8 +96,14 @@ def test_tasks(
         ({**OPEN_MPI, "MASTER_ADDR": ""}, "MASTER_ADDR is not set: mpirun .*mpirun -x"),
         ({**OPEN_MPI, "MASTER_PORT": ""}, "MASTER_PORT is not set: .*--rendezvous_port"),
         ({**OPEN_MPI, "OMPI_COMM_WORLD_SIZE": ""}, "but OMPI_COMM_WORLD_SIZE is not set"),
-        ({**KUBERNETES, "WORLD_SIZE": ""}, "Kubernetes has started this process, but WORLD_SIZE is not set"),
-        ({**SLURM, "SLURM_STEP_NODELIST": "", "SLURM_JOB_NODELIST": "[]"}, "MASTER_ADDR is not set: srun"),
+        (
+            {**KUBERNETES, "WORLD_SIZE": ""},
+            "Kubernetes has started this process, but WORLD_SIZE is not set",
+        ),
+        (
+            {**SLURM, "SLURM_STEP_NODELIST": "", "SLURM_JOB_NODELIST": "[]"},
+            "MASTER_ADDR is not set: srun",
+        ),
     ],
 )
 def test_environments_that_make_no_sense(variables: dict[str, str], message: str) -> None:

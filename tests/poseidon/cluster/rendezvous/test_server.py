@@ -115,11 +115,19 @@ def test_a_task_that_joins_after_the_job_is_dismissed_too() -> None:
 
 def test_programs_run_on_all_hosts() -> None:
     with gathered(3) as (found, guests, hosts):
-        assert [host.label for host in hosts] == ["rank 0 (node0)", "rank 1 (node1)", "rank 2 (node2)"]
+        assert [host.label for host in hosts] == [
+            "rank 0 (node0)",
+            "rank 1 (node1)",
+            "rank 2 (node2)",
+        ]
         talks = [host.open([sys.executable, "-u", "-c", ECHO]) for host in hosts]
         for number, talk in enumerate(talks):
             talk.send(b"line %d" % number)
-        assert [talk.receive() for talk in talks] == [b"said line 0", b"said line 1", b"said line 2"]
+        assert [talk.receive() for talk in talks] == [
+            b"said line 0",
+            b"said line 1",
+            b"said line 2",
+        ]
         for talk in talks:
             talk.close()
             assert (talk.receive(), talk.receive_error(), talk.status(LIMIT_S)) == (None, None, 3)
@@ -129,9 +137,7 @@ def test_programs_run_on_all_hosts() -> None:
 
 def test_a_program_to_its_end() -> None:
     with gathered(1) as (found, _, (host,)):
-        script = (
-            "import sys; d = sys.stdin.buffer.read(); sys.stdout.buffer.write(d[::-1]); sys.stderr.write('w')"
-        )
+        script = "import sys; d = sys.stdin.buffer.read(); sys.stdout.buffer.write(d[::-1]); sys.stderr.write('w')"
         data = bytes(range(256)) * 5000
         done = host.run([sys.executable, "-c", script], stdin=data, timeout_s=LIMIT_S)
         assert (done.status, done.stdout, done.stderr) == (0, data[::-1], b"w")
@@ -229,7 +235,9 @@ def test_a_host_that_is_lost_ends_its_programs_for_us(monkeypatch: pytest.Monkey
 
 
 def test_tasks_may_join_long_after_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Schedulers start tasks as places become free: those that wait have nothing to send, and are not lost."""
+    """Schedulers start tasks as places become free: those that wait have nothing to send, and
+    are not lost.
+    """
     now_s = [1000.0]
     monkeypatch.setattr(
         "poseidon.cluster.rendezvous.server.time", SimpleNamespace(monotonic=lambda: now_s[0])
@@ -283,7 +291,9 @@ def test_a_port_that_is_taken() -> None:
         rendezvous(1) as found,
         pytest.raises(JobError, match="Address already in use; --rendezvous_port names another"),
     ):
-        RendezvousServer("127.0.0.1", int(found.address.rpartition(":")[2]), server_keys(KEY), size=1)
+        RendezvousServer(
+            "127.0.0.1", int(found.address.rpartition(":")[2]), server_keys(KEY), size=1
+        )
 
 
 def test_nothing_secret_is_seen(tmp_path: Path) -> None:

@@ -1,4 +1,6 @@
-"""Whether rank 0 itself was asked to end, or only another task: in a process of its own, for it gets true signals."""
+"""Whether rank 0 itself was asked to end, or only another task: in a process of its own, for it
+gets true signals.
+"""
 
 from __future__ import annotations
 
@@ -60,7 +62,12 @@ print(len(taken))
 @pytest.mark.processes
 def test_a_job_that_has_ended_is_not_signalled() -> None:
     done = subprocess.run(
-        [sys.executable, "-c", ENDED], cwd=ROOT, capture_output=True, text=True, timeout=60, check=True
+        [sys.executable, "-c", ENDED],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
     )
     assert done.stdout == "0\n"
 
@@ -85,10 +92,16 @@ print(came.is_set())
 @pytest.mark.processes
 def test_a_failure_is_logged_and_the_request_still_reaches_the_launcher() -> None:
     done = subprocess.run(
-        [sys.executable, "-c", BROKEN], cwd=ROOT, capture_output=True, text=True, timeout=60, check=True
+        [sys.executable, "-c", BROKEN],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
     )
     assert done.stdout == "True\n"
     assert (
         done.stderr
-        == "cannot tell whether this task was signalled, so it is: ValueError('negative argument')\n"
+        == "cannot tell whether this task was signalled, so it is: ValueError('negative "
+        "argument')\n"
     )

@@ -43,7 +43,14 @@ def test_the_names_in_a_header() -> None:
 
 def test_arrivals_there_and_back() -> None:
     arrival = TaskInfo(
-        version="1", rank=3, size=4, local_rank=1, address="10.0.0.1", host="node 1", python="/p", folder="/f"
+        version="1",
+        rank=3,
+        size=4,
+        local_rank=1,
+        address="10.0.0.1",
+        host="node 1",
+        python="/p",
+        folder="/f",
     )
     assert decode_task_info(decode(encode(arrival.message()))) == arrival
 

@@ -21,8 +21,10 @@ def _endpoint(tmp_path: Path, text: str, client: Host | None = None) -> Endpoint
 def test_what_the_configuration_says(tmp_path: Path) -> None:
     found = _endpoint(
         tmp_path,
-        "Host other\n  User nobody\nHost node*\n  HostName 10.0.0.3\n  User ml\n  Port 2222\n  IdentityFile ~/k\n"
-        "  IdentitiesOnly yes\n  HostKeyAlias the-node\n  UserKnownHostsFile /a /b\n  ProxyJump j1,me@j2:23\n",
+        "Host other\n  User nobody\nHost node*\n  HostName 10.0.0.3\n  User ml\n  Port 2222\n  "
+        "IdentityFile ~/k\n"
+        "  IdentitiesOnly yes\n  HostKeyAlias the-node\n  UserKnownHostsFile /a /b\n  ProxyJump "
+        "j1,me@j2:23\n",
     )
     assert (found.name, found.host, found.user, found.port) == ("node3", "10.0.0.3", "ml", 2222)
     assert (found.identities, found.with_agent) == ((Path.home() / "k",), False)
@@ -63,7 +65,8 @@ def test_includes_stand_where_they_are(tmp_path: Path) -> None:
     (tmp_path / "one.conf").write_text("Host node3\n  User included\n")
     (tmp_path / "loop.conf").write_text(f"Include {tmp_path}/loop.conf\n")
     found = _endpoint(
-        tmp_path, f"Include {tmp_path}/one.con? {tmp_path}/loop.conf {tmp_path}/absent\nHost *\n  User late\n"
+        tmp_path,
+        f"Include {tmp_path}/one.con? {tmp_path}/loop.conf {tmp_path}/absent\nHost *\n  User late\n",
     )
     assert found.user == "included"
 

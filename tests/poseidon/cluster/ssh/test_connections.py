@@ -72,7 +72,9 @@ def test_a_program_that_does_not_end(host: SshConnection) -> None:
 
 
 def test_lines_both_ways(host: SshConnection) -> None:
-    lines = host.open(["sh", "-c", 'while read -r line; do echo "<$line>"; done; echo bye >&2; exit 4'])
+    lines = host.open(
+        ["sh", "-c", 'while read -r line; do echo "<$line>"; done; echo bye >&2; exit 4']
+    )
     lines.send(b"one")
     lines.send(b"two")
     assert [lines.receive(), lines.receive()] == [b"<one>", b"<two>"]
@@ -98,7 +100,9 @@ def test_sftp(host: SshConnection, tmp_path: Path) -> None:
     assert [name.read_bytes() for name in names] == [b"content"] * 2
 
 
-def test_a_server_that_stops_answering_ends_a_session(sshd: LoopbackSshd, host: SshConnection) -> None:
+def test_a_server_that_stops_answering_ends_a_session(
+    sshd: LoopbackSshd, host: SshConnection
+) -> None:
     session = host.sftp(silence_s=0.2)
     assert session.stat("/").st_mode
     with sshd.halted():
@@ -197,7 +201,9 @@ def test_hosts_that_jump_in_a_circle(sshd: LoopbackSshd, tmp_path: Path) -> None
     (tmp_path / "config").write_text(
         "Host a\n  ProxyJump b\nHost b\n  ProxyJump a\n" + sshd.config.read_text()
     )
-    assert "do they name each other" in _refused(tmp_path / "config", Host(id=0, address="a", port=0))
+    assert "do they name each other" in _refused(
+        tmp_path / "config", Host(id=0, address="a", port=0)
+    )
 
 
 def test_a_program_that_makes_the_connection(sshd: LoopbackSshd, tmp_path: Path) -> None:
@@ -214,7 +220,10 @@ def test_a_program_that_makes_the_connection(sshd: LoopbackSshd, tmp_path: Path)
     [
         ("false", "its ProxyCommand `false` ended with exit status 1: it wrote no error"),
         ("no-such-program %h", "`no-such-program 127.0.0.1` ended with exit status 127: sh: "),
-        ("sh -c 'echo the gateway is closed >&2; kill -9 $$'", "ended with signal 9: the gateway is closed"),
+        (
+            "sh -c 'echo the gateway is closed >&2; kill -9 $$'",
+            "ended with signal 9: the gateway is closed",
+        ),
         ("echo hello", "ended with exit status 0: it wrote no error"),
     ],
 )
@@ -237,7 +246,8 @@ def test_a_program_may_write_many_errors_and_runs_apart_from_the_terminal(
         f"import os; open({str(tmp_path / 'session')!r}, 'w').write(str(os.getsid(0)))\n"
         "os.write(2, b'debug: chatter\\n' * 10_000)\n" + RELAY
     )
-    command = f"${{UNSET:-{sys.executable}}} {tmp_path}/relay.py {sshd.port}"  # only a shell understands it
+    # only a shell understands it
+    command = f"${{UNSET:-{sys.executable}}} {tmp_path}/relay.py {sshd.port}"
     config = _changed(sshd, tmp_path, ("  Port", f"  ProxyCommand {command}\n  Port"))
     host = connect(CLIENT, SshSettings(config=config))
     assert host.run(["true"], timeout_s=10).status == 0
@@ -247,7 +257,9 @@ def test_a_program_may_write_many_errors_and_runs_apart_from_the_terminal(
 
 def test_an_unknown_host_is_refused(sshd: LoopbackSshd, tmp_path: Path) -> None:
     config = _changed(
-        sshd, tmp_path, (f"UserKnownHostsFile {sshd.known_hosts}", f"UserKnownHostsFile {tmp_path}/none")
+        sshd,
+        tmp_path,
+        (f"UserKnownHostsFile {sshd.known_hosts}", f"UserKnownHostsFile {tmp_path}/none"),
     )
     text = _refused(config)
     assert "is not known" in text and "SHA256:" in text
@@ -263,13 +275,17 @@ def test_a_changed_host_is_refused(sshd: LoopbackSshd, tmp_path: Path) -> None:
 
 def test_a_host_known_by_another_name(sshd: LoopbackSshd, tmp_path: Path) -> None:
     (tmp_path / "known").write_text(f"[the-node]:{sshd.port} {sshd.host_key}\n")
-    config = _changed(sshd, tmp_path, (f"{sshd.known_hosts}", f"{tmp_path}/known\n  HostKeyAlias the-node"))
+    config = _changed(
+        sshd, tmp_path, (f"{sshd.known_hosts}", f"{tmp_path}/known\n  HostKeyAlias the-node")
+    )
     connect(CLIENT, SshSettings(config=config)).close()
 
 
 def test_keys_that_do_not_let_us_in(sshd: LoopbackSshd, tmp_path: Path) -> None:
     stranger = make_key(tmp_path / "stranger")
-    config = _changed(sshd, tmp_path, (f"IdentityFile {sshd.folder}/client", f"IdentityFile {stranger}"))
+    config = _changed(
+        sshd, tmp_path, (f"IdentityFile {sshd.folder}/client", f"IdentityFile {stranger}")
+    )
     text = _refused(config)
     assert f"it accepts none of our keys ({stranger} was refused)" in text
     assert f"ssh-copy-id -p {sshd.port} " in text
@@ -279,12 +295,16 @@ def test_keys_that_do_not_let_us_in(sshd: LoopbackSshd, tmp_path: Path) -> None:
     ("kind", "words"),
     [("locked", "needs a passphrase"), ("text", "is no private key"), ("", "there is none")],
 )
-def test_keys_that_cannot_be_tried(sshd: LoopbackSshd, tmp_path: Path, kind: str, words: str) -> None:
+def test_keys_that_cannot_be_tried(
+    sshd: LoopbackSshd, tmp_path: Path, kind: str, words: str
+) -> None:
     if kind == "locked":
         make_key(tmp_path / "key", "a passphrase")
     elif kind == "text":
         (tmp_path / "key").write_text("no key")
-    config = _changed(sshd, tmp_path, (f"IdentityFile {sshd.folder}/client", f"IdentityFile {tmp_path}/key"))
+    config = _changed(
+        sshd, tmp_path, (f"IdentityFile {sshd.folder}/client", f"IdentityFile {tmp_path}/key")
+    )
     assert words in _refused(config)
 
 
@@ -312,7 +332,9 @@ def test_a_host_that_takes_passwords_only(sshd: LoopbackSshd) -> None:
     passwords = before.replace("PasswordAuthentication no", "PasswordAuthentication yes")
     sshd.server_config.write_text(passwords + "PubkeyAuthentication no\n")
     try:
-        assert "it accepts no keys, only password; passwords are never used" in _refused(sshd.config)
+        assert "it accepts no keys, only password; passwords are never used" in _refused(
+            sshd.config
+        )
     finally:
         sshd.server_config.write_text(before)
 
@@ -359,7 +381,9 @@ def test_an_agent_that_does_not_answer(
             connect(CLIENT, SshSettings(config=config, connect_timeout_s=2.0))
 
 
-def test_output_that_cannot_be_read_is_an_error(host: SshConnection, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_output_that_cannot_be_read_is_an_error(
+    host: SshConnection, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def fail(channel: paramiko.Channel, size: int) -> bytes:
         raise RuntimeError("no room for output")
 

@@ -1,4 +1,7 @@
-"""Delivering files: what arrives, what is not sent twice, what is refused. The host is a folder and its processes children."""
+"""Delivering files: what arrives, what is not sent twice, what is refused.
+
+The host is a folder and its processes children.
+"""
 
 from __future__ import annotations
 
@@ -47,7 +50,8 @@ class FlakyFile:
 
 @dataclass(eq=False)
 class FolderHost:
-    """A host on this machine: `bytes_left` may pass before its line breaks, the first `spoil` blocks come out wrong.
+    """A host on this machine: `bytes_left` may pass before its line breaks, the first `spoil`
+    blocks come out wrong.
 
     Its python runs for true when `child`, else only what it would run does.
     """
@@ -59,7 +63,11 @@ class FolderHost:
 
     def run(self, argv: Sequence[str], *, stdin: bytes = b"", timeout_s: float) -> Done:
         assert timeout_s > 0
-        if not self.child and set(sent_program_arguments()) <= set(argv) and argv[0] != "/bin/false":
+        if (
+            not self.child
+            and set(sent_program_arguments()) <= set(argv)
+            and argv[0] != "/bin/false"
+        ):
             length, _, rest = stdin.partition(b"\n")
             return Done(0, json.dumps(answer(json.loads(rest[int(length) :]))).encode(), b"")
         done = subprocess.run(argv, input=stdin, capture_output=True, timeout=60, check=False)
@@ -106,7 +114,11 @@ BIG = bytes(range(256)) * 4096
 
 
 def test_files_arrive_and_are_not_sent_again(place: Place) -> None:
-    files = [place.file("db_1/data.mdb", BIG), place.file("a 'b';$(c)", b""), place.file("list_1", b"x 1\n")]
+    files = [
+        place.file("db_1/data.mdb", BIG),
+        place.file("a 'b';$(c)", b""),
+        place.file("list_1", b"x 1\n"),
+    ]
     told: list[int] = []
     done = place.send(files, FolderHost(child=True), report=told.append)
     assert done == Delivered(files=3, sent_files=3, sent_bytes=len(BIG) + 4)
@@ -123,7 +135,9 @@ def test_a_broken_line_is_gone_on_from(place: Place) -> None:
         JobError, match=r"client 1 \(node1\): copying broke off after [0-9]+ bytes \(EOFError\)"
     ):
         place.send(files, FolderHost(bytes_left=600_000))
-    assert set(place.contents()) == {".first.arriving", ".big.arriving"}, "nothing half-made has a name"
+    assert set(place.contents()) == {".first.arriving", ".big.arriving"}, (
+        "nothing half-made has a name"
+    )
     told: list[int] = []
     host = FolderHost()
     done = place.send(files, host, report=told.append)
@@ -179,14 +193,18 @@ def test_a_file_that_changed_while_it_was_copied(place: Place) -> None:
 
 def test_a_host_without_that_python(place: Place) -> None:
     with pytest.raises(JobError, match=r"Python there cannot receive the files \(status 1\)"):
-        deliver([place.file("a", b"a")], FolderHost(), name="client 1 (node1)", python=["/bin/false"])
+        deliver(
+            [place.file("a", b"a")], FolderHost(), name="client 1 (node1)", python=["/bin/false"]
+        )
 
 
 def test_a_place_that_cannot_be_written(place: Place) -> None:
     file = place.file("folder/a", b"a")
     place.there.mkdir()
     (place.there / "folder").write_bytes(b"a file")
-    with pytest.raises(JobError, match=r"client 1 \(node1\): .*/folder: (File exists|Not a directory)"):
+    with pytest.raises(
+        JobError, match=r"client 1 \(node1\): .*/folder: (File exists|Not a directory)"
+    ):
         place.send([file], FolderHost())
 
 

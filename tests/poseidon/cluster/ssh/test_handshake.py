@@ -23,12 +23,17 @@ def test_the_hosts_of_the_samples_are_known(repository: Path) -> None:
 @pytest.mark.parametrize(
     ("failure", "says"),
     [
-        (socket.gaierror(socket.EAI_NONAME, "Name or service not known"), "Name or service not known"),
+        (
+            socket.gaierror(socket.EAI_NONAME, "Name or service not known"),
+            "Name or service not known",
+        ),
         (TimeoutError(), "no answer within 15 s"),
         (OSError(113, "No route to host"), "cannot be reached: No route to host"),
     ],
 )
-def test_a_host_of_a_sample_gets_a_hint(monkeypatch: pytest.MonkeyPatch, failure: OSError, says: str) -> None:
+def test_a_host_of_a_sample_gets_a_hint(
+    monkeypatch: pytest.MonkeyPatch, failure: OSError, says: str
+) -> None:
     def fail(*_: object) -> NoReturn:
         raise failure
 

@@ -66,7 +66,9 @@ def test_names() -> None:
 
 @pytest.mark.parametrize(
     "line",
-    ["", "# node3 ssh-ed25519 AAAA", "node3", "node3 ssh-ed25519", "node3 ssh-ed25519 !!!", "@cert-authority " + _line("node3")],
+    ["", "# node3 ssh-ed25519 "
+"AAAA", "node3", "node3 ssh-ed25519", "node3 ssh-ed25519 "
+"!!!", "@cert-authority " + _line("node3")],
 )  # fmt: skip
 def test_lines_that_vouch_for_nobody(line: str) -> None:
     assert rejection(parse_known_hosts([line]), "node3", KEY, FILE) is not None

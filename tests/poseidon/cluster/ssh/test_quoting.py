@@ -44,7 +44,9 @@ WORDS = [
 
 
 def _taken_apart(shell: str, argv: list[str]) -> list[str]:
-    """What the shell makes of the line; `printf` writes each word with an end that no word can hold."""
+    """What the shell makes of the line; `printf` writes each word with an end that no word can
+    hold.
+    """
     line = shell_command(["/usr/bin/printf", "%s\\0", *argv])
     done = subprocess.run([shell, "-c", line], capture_output=True, timeout=60, check=True)
     return done.stdout.decode().split("\0")[:-1]

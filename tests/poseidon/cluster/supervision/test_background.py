@@ -78,10 +78,13 @@ def test_the_launchers_own_error_and_exit_code(tmp_path: Path) -> None:
 
 def test_a_launcher_that_dies(tmp_path: Path) -> None:
     with pytest.raises(
-        JobError, match=r"was killed by signal 9 \(SIGKILL\) before the job had started; .*'last words'"
+        JobError,
+        match=r"was killed by signal 9 \(SIGKILL\) before the job had started; .*'last words'",
     ):
         run_in_background(
-            script("print('last words', flush=True); os.kill(os.getpid(), 9)"), tmp_path / "log", timeout_s=60
+            script("print('last words', flush=True); os.kill(os.getpid(), 9)"),
+            tmp_path / "log",
+            timeout_s=60,
         )
 
 
@@ -138,7 +141,8 @@ def test_a_launcher_that_reports_and_does_not_end_is_left_behind(
 ) -> None:
     monkeypatch.setattr("poseidon.cluster.supervision.background.EXIT_S", 0.2)
     text = (
-        "os.write(fd, json.dumps({'event': 'failed', 'message': 'no data', 'exit_code': 3}).encode() + b'\\n')\n"
+        "os.write(fd, json.dumps({'event': 'failed', 'message': 'no data', 'exit_code': "
+        "3}).encode() + b'\\n')\n"
         "os.close(fd)\nprint(os.getpid(), flush=True)\nimport time\ntime.sleep(600)\n"
     )
     log = tmp_path / "log"

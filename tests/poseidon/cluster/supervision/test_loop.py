@@ -75,7 +75,13 @@ def run(
 ) -> JobResult:
     def make_spec(role: WorkerPlan | ShardPlan) -> ProcessSpec:
         name = role.process
-        script = shard if name.role is Role.SHARD else worker_1 if worker_1 and name.index == 1 else worker
+        script = (
+            shard
+            if name.role is Role.SHARD
+            else worker_1
+            if worker_1 and name.index == 1
+            else worker
+        )
         return ProcessSpec(name=name, argv=child(script), first_line=b"{}")
 
     try:
@@ -90,11 +96,15 @@ def run(
         )
     finally:
         assert not live_pids(seen.pids.values())
-        assert not [thread.name for thread in threading.enumerate() if thread.name.startswith("poseidon")]
+        assert not [
+            thread.name for thread in threading.enumerate() if thread.name.startswith("poseidon")
+        ]
 
 
 def registration(folder: Path) -> Registration:
-    launcher = RecordedProcess(name="the launcher", host="127.0.0.1", pid=os.getpid(), created_s=1.0)
+    launcher = RecordedProcess(
+        name="the launcher", host="127.0.0.1", pid=os.getpid(), created_s=1.0
+    )
     record = JobRecord(
         job="job", launcher=launcher, hostfile=None, hosts=PLAN.hosts, output="/out", started_s=0.0
     )
@@ -102,7 +112,9 @@ def registration(folder: Path) -> Registration:
 
 
 def assert_none_on_record(folder: Path) -> None:
-    """The job is there, as it is until whoever put it on record takes it off, and has no process."""
+    """The job is there, as it is until whoever put it on record takes it off, and has no
+    process.
+    """
     record = Registry(folder).read("job")
     assert record is not None and record.processes == ()
 
@@ -188,7 +200,8 @@ def test_a_process_tells_its_own_error() -> None:
 def test_a_crash_shows_its_last_words() -> None:
     with pytest.raises(
         JobError,
-        match=r"worker 1 .* exited with status 1 while it was starting, its last line: 'ZeroDivisionError: .*'; the job",
+        match=r"worker 1 .* exited with status 1 while it was starting, its last line: "
+        r"'ZeroDivisionError: .*'; the job",
     ):
         run(Remembering(), worker_1="1 / 0")
 

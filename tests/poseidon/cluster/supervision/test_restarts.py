@@ -32,7 +32,9 @@ def absent() -> JobInterrupted:
 
 
 class World:
-    """Each start ends as the script says; the first is from the beginning, later ones from the snapshot."""
+    """Each start ends as the script says; the first is from the beginning, later ones from the
+    snapshot.
+    """
 
     def __init__(
         self,
@@ -96,9 +98,12 @@ def test_a_loss_is_followed_by_a_start_from_the_snapshot() -> None:
     ended = run_with_restarts(world, RestartSettings(max_restarts=3))
     assert world.starts == [(0, StartingPoint()), (1, SNAPSHOT), (2, SNAPSHOT)]
     assert world.said[0] == (
-        "worker 1 was killed; restart 1 of 3: going on from snap_iter_50.solverstate at iteration 50, at least 7 iterations to repeat"
+        "worker 1 was killed; restart 1 of 3: going on from snap_iter_50.solverstate at iteration "
+        "50, at least 7 iterations to repeat"
     )
-    assert world.said[1].endswith("at least 7 iterations to repeat")  # the first start had got to 57
+    assert world.said[1].endswith(
+        "at least 7 iterations to repeat"
+    )  # the first start had got to 57
     assert (
         describe_ending("j", ended)
         == "job j finished at iteration 100 after 2 restarts, at least 8 iterations repeated"
@@ -115,7 +120,8 @@ def test_a_snapshot_that_is_lost_with_its_host_repeats_more() -> None:
     world = World([lost(), absent(), DONE], points=[SNAPSHOT, StartingPoint()])
     assert run_with_restarts(world, RestartSettings(max_restarts=3)).repeated == 57
     assert world.said[1] == (
-        "no route to node1; trying again: going on from the beginning, at least 57 iterations to repeat"
+        "no route to node1; trying again: going on from the beginning, at least 57 iterations to "
+        "repeat"
     )
     assert world.starts[-1] == (2, StartingPoint())
 
@@ -123,7 +129,9 @@ def test_a_snapshot_that_is_lost_with_its_host_repeats_more() -> None:
 @pytest.mark.parametrize(("most", "words"), [(1, "once already"), (2, "2 times already")])
 def test_there_is_an_end_to_it(most: int, words: str) -> None:
     world = World([lost()] * (most + 1))
-    with pytest.raises(JobError, match=rf"worker 1 was killed; it had been started again {words}") as raised:
+    with pytest.raises(
+        JobError, match=rf"worker 1 was killed; it had been started again {words}"
+    ) as raised:
         run_with_restarts(world, RestartSettings(max_restarts=most))
     assert not isinstance(raised.value, JobInterrupted)
     assert len(world.starts) == most + 1
@@ -189,6 +197,7 @@ def test_where_the_data_is_shared_the_job_goes_on_without_it() -> None:
 def test_a_wish_to_stop_between_two_starts_is_heard() -> None:
     world = World([lost()], stop_at=1)
     with pytest.raises(
-        JobError, match="worker 1 was killed; it was not started again, since the user has stopped it"
+        JobError,
+        match="worker 1 was killed; it was not started again, since the user has stopped it",
     ):
         run_with_restarts(world, RestartSettings(max_restarts=3))

@@ -60,7 +60,9 @@ class Job:
         }
         self.now = 1000.0
         self.names = names
-        self.machine = JobStateMachine(names, SupervisionSettings(**{**defaults, **settings}), self.now)  # type: ignore[arg-type]
+        self.machine = JobStateMachine(
+            names, SupervisionSettings(**{**defaults, **settings}), self.now
+        )  # type: ignore[arg-type]
 
     def take(self, *events: JobEvent) -> list[Action]:
         actions = []
@@ -194,14 +196,21 @@ EXITS = [
         SHARD,
         -11,
         "",
-        "shard 0 (client 0, 127.0.0.1, pid 100) was killed by signal 11 (SIGSEGV); the job was stopped",
+        "shard 0 (client 0, 127.0.0.1, pid 100) was killed by signal 11 (SIGSEGV); the job was "
+        "stopped",
     ),
-    (WORKER_1, 3, "", "worker 1 (client 1, node1, pid 102) exited with status 3; the job was stopped"),
+    (
+        WORKER_1,
+        3,
+        "",
+        "worker 1 (client 1, node1, pid 102) exited with status 3; the job was stopped",
+    ),
     (
         WORKER_1,
         1,
         "ImportError: x",
-        "worker 1 (client 1, node1, pid 102) exited with status 1, its last line: 'ImportError: x'; the job was stopped",
+        "worker 1 (client 1, node1, pid 102) exited with status 1, its last line: 'ImportError: "
+        "x'; the job was stopped",
     ),
     (
         SHARD,
@@ -268,7 +277,9 @@ def test_what_does_not_obey_is_killed_after_the_grace() -> None:
 
 def test_a_process_tells_its_own_error() -> None:
     job = Job().run()
-    failed = Failed(message="net.prototxt:3: unknown field 'kernal_size'", exit_code=2, peer_lost=False)
+    failed = Failed(
+        message="net.prototxt:3: unknown field 'kernal_size'", exit_code=2, peer_lost=False
+    )
     assert job.hear(WORKER_0, failed) == []
     job.exit(WORKER_0, 2)
     assert terminated(job.wait(0.5)) == ["shard 0", "worker 1"]
@@ -286,7 +297,9 @@ KILLED_THERE = Failed(
     host_lost=True,
     killed_by_user=True,
 )
-HOST = Failed(message="ml@node1: the line to it has ended", exit_code=1, peer_lost=False, host_lost=True)
+HOST = Failed(
+    message="ml@node1: the line to it has ended", exit_code=1, peer_lost=False, host_lost=True
+)
 
 
 @pytest.mark.parametrize(
@@ -312,9 +325,14 @@ def test_silence_is_a_failure() -> None:
     job = Job().run()
     job.hear(WORKER_1, Progress(iteration=7))
     assert terminated(job.wait(9.75, alive=(SHARD, WORKER_0))) == []
-    assert terminated(job.wait(0.25, alive=(SHARD, WORKER_0))) == ["shard 0", "worker 0", "worker 1"]
+    assert terminated(job.wait(0.25, alive=(SHARD, WORKER_0))) == [
+        "shard 0",
+        "worker 0",
+        "worker 1",
+    ]
     assert job.error == (
-        "worker 1 (client 1, node1, pid 102) has sent no heartbeat for 10 s (last seen at iteration 7); "
+        "worker 1 (client 1, node1, pid 102) has sent no heartbeat for 10 s (last seen at "
+        "iteration 7); "
         "the job was stopped"
     )
 
@@ -325,7 +343,10 @@ def test_loading_may_be_silent_but_not_for_ever() -> None:
     job.hear(WORKER_0, Ready())
     assert job.wait(19.75, alive=(SHARD, WORKER_0))[1:] == []
     assert len(terminated(job.wait(0.25, alive=(SHARD, WORKER_0)))) == 3
-    assert job.error == "worker 1 (client 1, node1, pid 102) was not ready within 20 s; the job was stopped"
+    assert (
+        job.error
+        == "worker 1 (client 1, node1, pid 102) was not ready within 20 s; the job was stopped"
+    )
 
 
 def test_a_pause_of_the_launcher_is_not_silence() -> None:
@@ -340,7 +361,9 @@ def test_a_worker_that_is_done_must_end() -> None:
     job = Job().run()
     job.hear(WORKER_0, Done())
     job.wait(5, alive=ALL)
-    assert "worker 0 (client 0, 127.0.0.1, pid 101) did not end within 5 s of finishing" in job.error
+    assert (
+        "worker 0 (client 0, 127.0.0.1, pid 101) did not end within 5 s of finishing" in job.error
+    )
 
 
 def test_a_worker_that_fails_after_it_was_done() -> None:
@@ -362,9 +385,9 @@ def test_a_shard_that_does_not_stop() -> None:
 def test_not_started() -> None:
     job = Job()
     job.take(ProcessStarted(name=SHARD, pid=100))
-    assert terminated(job.take(ProcessStartFailed(name=WORKER_0, message="cannot start worker 0"))) == [
-        "shard 0"
-    ]
+    assert terminated(
+        job.take(ProcessStartFailed(name=WORKER_0, message="cannot start worker 0"))
+    ) == ["shard 0"]
     job.exit(SHARD, -15)
     assert (job.state, job.error) == (JobState.ENDED, "cannot start worker 0")
 
@@ -404,7 +427,12 @@ def test_a_request_to_stop_while_starting() -> None:
 
 @pytest.mark.parametrize(
     ("name", "value"),
-    [("stall_timeout_s", 0.0), ("start_timeout_s", -1.0), ("grace_s", -1.0), ("grace_s", float("nan"))],
+    [
+        ("stall_timeout_s", 0.0),
+        ("start_timeout_s", -1.0),
+        ("grace_s", -1.0),
+        ("grace_s", float("nan")),
+    ],
 )
 def test_settings_are_checked(name: str, value: float) -> None:
     with pytest.raises(UsageError, match=name):
@@ -422,8 +450,8 @@ def test_a_loop_that_hangs_ends_the_job_though_its_process_shows_life() -> None:
     job.hear(WORKER_1, Alive(still_s=10.0))
     assert job.state is JobState.FAILING
     assert (
-        "worker 1 (client 1, node1, pid 102) hangs: it has done nothing for 10 s (last seen at iteration 57)"
-        in job.error
+        "worker 1 (client 1, node1, pid 102) hangs: it has done nothing for 10 s (last seen at "
+        "iteration 57)" in job.error
     )
 
 
@@ -441,7 +469,9 @@ def test_scripts_that_can_never_meet_end_the_job_and_it_does_not_start_again() -
 
 
 @pytest.mark.parametrize("ended_first", [True, False])
-def test_a_script_that_ends_without_joining_ends_the_job_where_another_waits(ended_first: bool) -> None:
+def test_a_script_that_ends_without_joining_ends_the_job_where_another_waits(
+    ended_first: bool,
+) -> None:
     job = Job().run()
     waits = (WORKER_0, Alive(position=LoopPosition(steps=0, collections=0, current="distribute")))
     events = [(WORKER_1, Done(joined=False)), waits]
@@ -451,7 +481,8 @@ def test_a_script_that_ends_without_joining_ends_the_job_where_another_waits(end
     job.hear(*last)
     assert job.state is JobState.FAILING
     assert job.error == (
-        "worker 0 waits in distribute(), and worker 1 has ended without it: every worker must call poseidon.distribute()"
+        "worker 0 waits in distribute(), and worker 1 has ended without it: every worker must "
+        "call poseidon.distribute()"
     )
     assert not isinstance(job.machine.error, JobInterrupted)
 
@@ -484,7 +515,10 @@ def test_sigterm_stops_with_a_snapshot_and_has_a_deadline() -> None:
     assert not terminated(job.wait(24.5, alive=ALL))
     assert job.state is JobState.RUNNING
     assert terminated(job.wait(1, alive=ALL)) == ["shard 0", "worker 0", "worker 1"]
-    assert job.error == "the job did not end within 25 s of SIGTERM; iterations since its start are lost"
+    assert (
+        job.error
+        == "the job did not end within 25 s of SIGTERM; iterations since its start are lost"
+    )
 
 
 def test_sigterm_gives_a_stop_that_is_under_way_its_deadline() -> None:
@@ -549,7 +583,9 @@ def killed_there_after_a_loss(job: Job) -> None:
 
 def killed_there_while_starting(job: Job) -> None:
     job.take(
-        ProcessStartFailed(name=WORKER_1, message="node1: the job was killed there", killed_by_user=True)
+        ProcessStartFailed(
+            name=WORKER_1, message="node1: the job was killed there", killed_by_user=True
+        )
     )
 
 
@@ -608,7 +644,10 @@ WAITS = LoopPosition(steps=6, collections=3, current="mean")
     ],
 )
 def test_mismatched_collections(other: LoopPosition, never: bool) -> None:
-    found = [mismatched_collections({0: WAITS, 1: other}), mismatched_collections({0: other, 1: WAITS})]
+    found = [
+        mismatched_collections({0: WAITS, 1: other}),
+        mismatched_collections({0: other, 1: WAITS}),
+    ]
     assert [sentence is not None for sentence in found] == [never, never]
 
 
@@ -616,7 +655,8 @@ def test_the_sentence_names_both_workers_and_steps() -> None:
     assert mismatched_collections(
         {0: WAITS, 1: WAITS, 2: LoopPosition(steps=7, collections=2, current="")}
     ) == (
-        "worker 0 waits in mean() after step 6, and worker 2 has gone on to step 7 without it: all workers must call mean(), "
+        "worker 0 waits in mean() after step 6, and worker 2 has gone on to step 7 without it: "
+        "all workers must call mean(), "
         "after equally many steps"
     )
 

@@ -1,4 +1,6 @@
-"""Who holds the others up is named once, with how much and since when, and again when it is over."""
+"""Who holds the others up is named once, with how much and since when, and again when it is
+over.
+"""
 
 from __future__ import annotations
 
@@ -50,7 +52,9 @@ def test_a_straggler_is_named_once_and_its_end_too() -> None:
     assert sentence.startswith("worker 2 (client 2, node2) holds the others up: for ")
     assert "s an iteration, 2.0 times as long as the others" in sentence
     job.go(60, [0.4, 0.4, 0.4])
-    assert [text for _, text in job.said[1:]] == ["worker 2 (client 2, node2) is as fast as the others again"]
+    assert [text for _, text in job.said[1:]] == [
+        "worker 2 (client 2, node2) is as fast as the others again"
+    ]
 
 
 @pytest.mark.parametrize("own_s", [[0.4, 0.4, 0.55], [0.004, 0.004, 0.012], [0.4]])

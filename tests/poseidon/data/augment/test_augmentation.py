@@ -11,7 +11,14 @@ from google.protobuf import text_format
 
 from poseidon.data.augment.augmentation import Augmentation
 from poseidon.data.augment.boxes import Box, Object
-from poseidon.data.batches.transform import LANES, SEED_LANES, Transform, generator, pixels_of, planes
+from poseidon.data.batches.transform import (
+    LANES,
+    SEED_LANES,
+    Transform,
+    generator,
+    pixels_of,
+    planes,
+)
 from poseidon.errors import DataError
 from poseidon.proto.caffe_pb2 import TransformationParameter
 
@@ -59,7 +66,8 @@ def test_an_expansion_may_be_rare() -> None:
 
 
 ALL = (
-    "distort_param { brightness_prob: 0.5 brightness_delta: 3 } expand_param { max_expand_ratio: 2 } "
+    "distort_param { brightness_prob: 0.5 brightness_delta: 3 } expand_param { max_expand_ratio: "
+    "2 } "
     "noise_param { jpeg: 95 } mirror: true mean_value: 60 scale: 0.5 "
 )
 
@@ -70,7 +78,8 @@ ALL = (
     [
         "resize_param { height: 80 width: 90 }",
         "resize_param { height: 80 width: 90 resize_mode: FIT_LARGE_SIZE_AND_PAD pad_value: 60 }",
-        "resize_param { height: 80 width: 90 resize_mode: FIT_LARGE_SIZE_AND_PAD pad_mode: REPEAT_NEAREST } crop_size: 70",
+        "resize_param { height: 80 width: 90 resize_mode: FIT_LARGE_SIZE_AND_PAD pad_mode: "
+        "REPEAT_NEAREST } crop_size: 70",
         "resize_param { height: 80 width: 100 resize_mode: FIT_SMALL_SIZE } crop_h: 75 crop_w: 95",
     ],
 )
@@ -99,7 +108,9 @@ def test_boxes_stay_on_their_objects(text: str, *, train: bool) -> None:
 
 
 def test_a_mean_file_has_the_size_of_the_resized_image() -> None:
-    assert transform("resize_param { height: 8 width: 9 } crop_size: 5").output_shape((3, 40, 60)) == (
+    assert transform("resize_param { height: 8 width: 9 } crop_size: 5").output_shape(
+        (3, 40, 60)
+    ) == (
         3,
         5,
         5,
@@ -122,7 +133,8 @@ def test_gray_images() -> None:
         ("expand_param { max_expand_ratio: 1e30 }", "expected more than 1 and at most 16"),
         ("expand_param { max_expand_ratio: 2 }", "images differ in size: set resize_param"),
         (
-            "expand_param { max_expand_ratio: 2 } resize_param { height: 2 width: 2 resize_mode: FIT_SMALL_SIZE }",
+            "expand_param { max_expand_ratio: 2 } resize_param { height: 2 width: 2 resize_mode: "
+            "FIT_SMALL_SIZE }",
             "images differ in size",
         ),
         ("crop_h: 4", "only one of crop_h and crop_w"),
@@ -142,10 +154,16 @@ def test_floats_are_refused() -> None:
     made = transform("resize_param { height: 8 width: 9 }")
     with pytest.raises(DataError, match="the images are floats"):
         made.one(
-            np.zeros((3, 4, 4), np.float32), made.draws(1, np.arange(1))[0], np.empty((3, 8, 9), np.float32)
+            np.zeros((3, 4, 4), np.float32),
+            made.draws(1, np.arange(1))[0],
+            np.empty((3, 8, 9), np.float32),
         )
 
 
 def test_a_crop_beyond_the_resized_image_is_refused() -> None:
-    with pytest.raises(DataError, match="crop_size 30 x 5 is larger than the images, which are 3 x 20 x 20"):
-        transform("crop_h: 30 crop_w: 5 resize_param { height: 20 width: 20 }").output_shape((3, 50, 50))
+    with pytest.raises(
+        DataError, match="crop_size 30 x 5 is larger than the images, which are 3 x 20 x 20"
+    ):
+        transform("crop_h: 30 crop_w: 5 resize_param { height: 20 width: 20 }").output_shape(
+            (3, 50, 50)
+        )

@@ -38,7 +38,9 @@ def test_a_projection_undoes_a_location() -> None:
 
 
 def test_a_projection_is_clipped_to_its_window() -> None:
-    assert Box(0.0, 0.0, 0.5, 0.5).projected(Box(0.25, 0.25, 0.75, 0.75)) == pytest.approx((0, 0, 0.5, 0.5))
+    assert Box(0.0, 0.0, 0.5, 0.5).projected(Box(0.25, 0.25, 0.75, 0.75)) == pytest.approx(
+        (0, 0, 0.5, 0.5)
+    )
     assert Box(0.0, 0.0, 0.25, 0.5).projected(Box(0.25, 0.25, 0.75, 0.75)) is None
 
 
@@ -47,7 +49,9 @@ def test_a_mirror_image() -> None:
 
 
 OBJECTS = [
-    Object(1, 0, Box(0.0, 0.0, 0.4, 0.4), False),  # its center and a quarter of it are in the window
+    Object(
+        1, 0, Box(0.0, 0.0, 0.4, 0.4), False
+    ),  # its center and a quarter of it are in the window
     Object(2, 0, Box(0.0, 0.3, 0.25, 0.9), True),  # outside
     Object(3, 1, Box(0.3, 0.3, 0.5, 0.5), False),  # inside
 ]

@@ -108,7 +108,10 @@ def hsv(channel: int, change: Callable[[Pixels], Pixels]) -> Pixels:
     ("text", "expected"),
     [
         ("", lambda: COLOR),
-        ("contrast_prob: 1.1 contrast_lower: 1.5 contrast_upper: 1.5", lambda: linear(COLOR, 1.5, 0)),
+        (
+            "contrast_prob: 1.1 contrast_lower: 1.5 contrast_upper: 1.5",
+            lambda: linear(COLOR, 1.5, 0),
+        ),
         (
             "saturation_prob: 1.1 saturation_lower: 0.5 saturation_upper: 0.5",
             lambda: hsv(1, lambda s: linear(s, 0.5, 0)),
@@ -126,7 +129,9 @@ def test_random_distortions_stay_in_their_ranges() -> None:
     deltas = [int(made(middle, Random(seed))[0, 0, 0]) - 128 for seed in range(200)]
     assert min(deltas) < -7 and max(deltas) > 7 and max(map(abs, deltas)) <= 10
     made = distort("random_order_prob: 1.1")
-    orders = {tuple(made(np.array([[[1, 2, 3]]], np.uint8), Random(seed)).ravel()) for seed in range(60)}
+    orders = {
+        tuple(made(np.array([[[1, 2, 3]]], np.uint8), Random(seed)).ravel()) for seed in range(60)
+    }
     assert len(orders) == 6
 
 
@@ -138,9 +143,14 @@ def test_half_of_the_images_change_contrast_before_saturation() -> None:
     first = linear(COLOR, 2, 0)
     space = cv2.cvtColor(first, cv2.COLOR_BGR2HSV)
     space[..., 1] = linear(space[..., 1], 0.5, 0)
-    orders = [cv2.cvtColor(space, cv2.COLOR_HSV2BGR), linear(hsv(1, lambda s: linear(s, 0.5, 0)), 2, 0)]
+    orders = [
+        cv2.cvtColor(space, cv2.COLOR_HSV2BGR),
+        linear(hsv(1, lambda s: linear(s, 0.5, 0)), 2, 0),
+    ]
     found = [
-        next(n for n, order in enumerate(orders) if np.array_equal(order, made(COLOR, Random(seed))))
+        next(
+            n for n, order in enumerate(orders) if np.array_equal(order, made(COLOR, Random(seed)))
+        )
         for seed in range(40)
     ]
     assert 8 < sum(found) < 32
@@ -153,7 +163,11 @@ def test_half_of_the_images_change_contrast_before_saturation() -> None:
         (noise, "saltpepper_param { fraction: 2 }", "fraction 2, expected 0 to 1"),
         (noise, "jpeg: 200", "jpeg 200, expected a quality of at most 100"),
         (noise, "jpeg: nan", "jpeg nan, expected a finite number"),
-        (distort, "brightness_prob: 1 brightness_delta: -1", "brightness_delta -1, expected at least 0"),
+        (
+            distort,
+            "brightness_prob: 1 brightness_delta: -1",
+            "brightness_delta -1, expected at least 0",
+        ),
         (distort, "hue_prob: 1 hue_delta: -1", "hue_delta -1, expected at least 0"),
         (distort, "contrast_prob: 1 contrast_lower: 2 contrast_upper: 1", "contrast from 2 to 1"),
         (distort, "saturation_prob: 1 saturation_lower: -1", "saturation from -1 to 0"),

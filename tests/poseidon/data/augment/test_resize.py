@@ -56,10 +56,15 @@ def test_the_interpolations_are_opencvs(name: str, flag: int) -> None:
 def test_one_of_several_interpolations_is_drawn() -> None:
     made = resize("height: 20 width: 24 interp_mode: NEAREST interp_mode: CUBIC")
     choices = [
-        cv2.resize(WIDE, (24, 20), interpolation=flag) for flag in (cv2.INTER_NEAREST, cv2.INTER_CUBIC)
+        cv2.resize(WIDE, (24, 20), interpolation=flag)
+        for flag in (cv2.INTER_NEAREST, cv2.INTER_CUBIC)
     ]
     drawn = [
-        next(n for n, choice in enumerate(choices) if np.array_equal(choice, made(WIDE, Random(seed))))
+        next(
+            n
+            for n, choice in enumerate(choices)
+            if np.array_equal(choice, made(WIDE, Random(seed)))
+        )
         for seed in range(20)
     ]
     assert set(drawn) == {0, 1}
@@ -76,7 +81,9 @@ def test_one_of_several_interpolations_is_drawn() -> None:
     ],
 )
 def test_a_fitted_image_is_padded_on_both_sides(pad: str, row: list[int] | None) -> None:
-    made = resize(f"height: 21 width: 24 resize_mode: FIT_LARGE_SIZE_AND_PAD {pad}")(WIDE, Random(1))
+    made = resize(f"height: 21 width: 24 resize_mode: FIT_LARGE_SIZE_AND_PAD {pad}")(
+        WIDE, Random(1)
+    )
     inside = cv2.resize(WIDE, (24, 12))
     assert np.array_equal(made[4:16], inside)  # 9 rows to pad: 4 above, 5 below
     if row is not None:
@@ -89,7 +96,9 @@ def test_a_fitted_image_is_padded_on_both_sides(pad: str, row: list[int] | None)
 def test_boxes_move_with_the_image() -> None:
     box = Box(0.1, 0.2, 0.5, 0.6)
     for mode in ("WARP", "FIT_SMALL_SIZE"):
-        assert resize(f"height: 20 width: 20 resize_mode: {mode}").moved(box, 30, 60) == pytest.approx(box)
+        assert resize(f"height: 20 width: 20 resize_mode: {mode}").moved(
+            box, 30, 60
+        ) == pytest.approx(box)
     fitted = resize("height: 20 width: 20 resize_mode: FIT_LARGE_SIZE_AND_PAD")
     # The image takes the rows from 5 to 15 of 20.
     assert fitted.moved(box, 30, 60) == pytest.approx((0.1, 0.25 + 0.1, 0.5, 0.25 + 0.3))
@@ -97,9 +106,13 @@ def test_boxes_move_with_the_image() -> None:
 
 
 def test_a_crop_is_extrapolated_to_the_scale() -> None:
-    made = resize("height: 20 width: 20 resize_mode: FIT_SMALL_SIZE height_scale: 10 width_scale: 20")
+    made = resize(
+        "height: 20 width: 20 resize_mode: FIT_SMALL_SIZE height_scale: 10 width_scale: 20"
+    )
     # 30 x 60 becomes 20 x 40.
-    assert made.extrapolated(Box(0.1, 0.2, 0.3, 0.4), 30, 60, WHOLE) == pytest.approx((0.2, 0.4, 0.6, 0.8))
+    assert made.extrapolated(Box(0.1, 0.2, 0.3, 0.4), 30, 60, WHOLE) == pytest.approx(
+        (0.2, 0.4, 0.6, 0.8)
+    )
     with pytest.raises(DataError, match="smaller than height_scale 10 x width_scale 20"):
         made.extrapolated(WHOLE, 30, 60, Box(0, 0, 0.1, 0.1))
 

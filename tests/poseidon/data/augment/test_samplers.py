@@ -12,7 +12,10 @@ from poseidon.data.augment.samplers import WindowSampler, fulfils
 from poseidon.errors import DataError
 from poseidon.proto.caffe_pb2 import AnnotatedDataParameter, SampleConstraint
 
-OBJECTS = [Object(1, 0, Box(0.1, 0.1, 0.4, 0.5), False), Object(2, 0, Box(0.5, 0.5, 0.9, 0.9), False)]
+OBJECTS = [
+    Object(1, 0, Box(0.1, 0.1, 0.4, 0.5), False),
+    Object(2, 0, Box(0.5, 0.5, 0.9, 0.9), False),
+]
 WIDE = "sampler { min_scale: 0.3 max_scale: 1 min_aspect_ratio: 0.5 max_aspect_ratio: 2 }"
 
 
@@ -27,7 +30,10 @@ def test_windows_have_sizes_and_shapes_in_their_ranges() -> None:
     for seed in range(300):
         window = made.choose(OBJECTS, Random(seed))
         assert window is not None
-        assert 0 <= window.xmin <= window.xmax <= 1 + 1e-9 and 0 <= window.ymin <= window.ymax <= 1 + 1e-9
+        assert (
+            0 <= window.xmin <= window.xmax <= 1 + 1e-9
+            and 0 <= window.ymin <= window.ymax <= 1 + 1e-9
+        )
         width, height = window.xmax - window.xmin, window.ymax - window.ymin
         scales.append((width * height) ** 0.5)
         ratios.append(width / height)
@@ -78,7 +84,11 @@ def test_without_objects_only_free_samplers_find_windows() -> None:
 def test_one_of_all_samplers_windows_is_chosen() -> None:
     whole, half = "max_sample: 1", "sampler { min_scale: 0.5 max_scale: 0.5 } max_sample: 1"
     made = sampler(whole, half)
-    sizes = {round(window.area, 2) for seed in range(30) if (window := made.choose(OBJECTS, Random(seed)))}
+    sizes = {
+        round(window.area, 2)
+        for seed in range(30)
+        if (window := made.choose(OBJECTS, Random(seed)))
+    }
     assert sizes == {1.0, 0.25}
     assert sampler("use_original_image: false").choose(OBJECTS, Random(1)) is None
     assert sampler("max_sample: 0").choose(OBJECTS, Random(1)) is None

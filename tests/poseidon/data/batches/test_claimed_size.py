@@ -48,7 +48,11 @@ def test_one_colour_is_no_claim_beyond_reason(form: str) -> None:
 
 @pytest.mark.parametrize(
     ("form", "place", "sides"),
-    ((".png", 16, "0098968000989680"), (".bmp", 18, "8096980080969800"), (".jpg", None, "fde8fde8")),
+    (
+        (".png", 16, "0098968000989680"),
+        (".bmp", 18, "8096980080969800"),
+        (".jpg", None, "fde8fde8"),
+    ),
 )
 def test_a_claim_beyond_reason_is_refused(form: str, place: int | None, sides: str) -> None:
     picture = encoded(form, 8, 8)
@@ -56,7 +60,8 @@ def test_a_claim_beyond_reason_is_refused(form: str, place: int | None, sides: s
     changed = picture[:at] + bytes.fromhex(sides) + picture[at + len(sides) // 2 :]
     record = Datum(data=changed, encoded=True).SerializeToString()
     with pytest.raises(
-        DataError, match=r"claims a width of \d+ and a height of \d+, more than its \d+ bytes can hold"
+        DataError,
+        match=r"claims a width of \d+ and a height of \d+, more than its \d+ bytes can hold",
     ):
         decode(record)
 

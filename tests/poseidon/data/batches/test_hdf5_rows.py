@@ -59,7 +59,9 @@ def test_rows_follow_the_files(files: list[Path]) -> None:
 @pytest.mark.parametrize("shuffle", [False, True])
 def test_two_workers_read_what_one_does(files: list[Path], shuffle: bool) -> None:
     alone = labels(files, plan(2, shuffle=shuffle), 7)
-    parts = [labels(files, plan(1, shuffle=shuffle, share=Share(first=g, step=2)), 7) for g in range(2)]
+    parts = [
+        labels(files, plan(1, shuffle=shuffle, share=Share(first=g, step=2)), 7) for g in range(2)
+    ]
     assert [label for pair in zip(*parts, strict=True) for label in pair] == alone
     assert sorted(alone[:7]) == sorted(alone[7:]) == list(range(7))
 
@@ -109,7 +111,8 @@ def test_files_that_do_not_do(
     [
         (
             "grp",
-            "'grp', the name of a top, is a group of datasets, expected a dataset; it has: grp/in/data, grp/x",
+            "'grp', the name of a top, is a group of datasets, expected a dataset; it has: "
+            "grp/in/data, grp/x",
         ),
         ("none", "has no dataset 'none', the name of a top; it has: grp/in/data, grp/x"),
         ("empty", "is a group of datasets, expected a dataset; it has: none"),

@@ -79,7 +79,9 @@ def test_the_list_begins_anew(source: Path) -> None:
 @pytest.mark.parametrize("shuffle", [False, True])
 def test_two_workers_read_what_one_does(source: Path, shuffle: bool) -> None:
     alone = labels(source, plan(2, shuffle=shuffle), 7)
-    parts = [labels(source, plan(1, shuffle=shuffle, share=Share(first=g, step=2)), 7) for g in range(2)]
+    parts = [
+        labels(source, plan(1, shuffle=shuffle, share=Share(first=g, step=2)), 7) for g in range(2)
+    ]
     assert [label for pair in zip(*parts, strict=True) for label in pair] == alone
     assert sorted(alone[:7]) == sorted(alone[7:]) == [10 * index for index in range(COUNT)]
 
@@ -99,7 +101,9 @@ def test_rand_skip_is_the_seeds(source: Path) -> None:
 
 
 def test_crop_mirror_and_mean_are_those_of_databases(source: Path) -> None:
-    made = plan(COUNT, transform=transform(crop_size=3, mirror=True, mean_value=[1.0, 2.0, 3.0], scale=0.5))
+    made = plan(
+        COUNT, transform=transform(crop_size=3, mirror=True, mean_value=[1.0, 2.0, 3.0], scale=0.5)
+    )
     with reader(source, made) as opened:
         data, _ = opened.next()
     assert tuple(data.shape) == (COUNT, 3, 3, 3)
@@ -107,7 +111,8 @@ def test_crop_mirror_and_mean_are_those_of_databases(source: Path) -> None:
     whole = (pixels - np.array([1, 2, 3], np.float32).reshape(3, 1, 1)) * np.float32(0.5)
     windows = [whole[:, y : y + 3, x : x + 3] for y in range(3) for x in range(2)]
     assert any(
-        np.array_equal(data[0].numpy(), w) or np.array_equal(data[0].numpy(), w[..., ::-1]) for w in windows
+        np.array_equal(data[0].numpy(), w) or np.array_equal(data[0].numpy(), w[..., ::-1])
+        for w in windows
     )
 
 
@@ -116,7 +121,11 @@ def test_pictures_of_many_sizes_one_by_one(tmp_path: Path) -> None:
         cv2.imwrite(str(tmp_path / f"{index}.png"), np.full((*size, 3), index, np.uint8))
     (tmp_path / "list").write_text("0.png 0\n1.png 1\n")
     with reader(tmp_path / "list", plan(1)) as opened:
-        assert [tuple(opened.next()[0].shape) for _ in range(3)] == [(1, 3, 4, 5), (1, 3, 6, 3), (1, 3, 4, 5)]
+        assert [tuple(opened.next()[0].shape) for _ in range(3)] == [
+            (1, 3, 4, 5),
+            (1, 3, 6, 3),
+            (1, 3, 4, 5),
+        ]
     with (
         reader(tmp_path / "list", plan(2)) as opened,
         pytest.raises(DataError, match=r"list:2: image of 3 x 6 x 3"),
@@ -154,9 +163,7 @@ def test_a_list_of_any_editor(tmp_path: Path, encoding: str) -> None:
 
 def test_a_line_with_two_labels_is_named(source: Path) -> None:
     source.write_text("picture 0.png 1 2\n")
-    message = (
-        r"list:1: there is no image .*picture 0.png 1; a line has one label, and '1' before the last one"
-    )
+    message = r"list:1: there is no image .*picture 0.png 1; a line has one label, and '1' before the last one"
     with pytest.raises(DataError, match=message):
         reader(source, plan(1))
 

@@ -17,7 +17,10 @@ from poseidon.errors import DataError
         ("0000000000000012", 12),
         ("2147483647", MOST),
         ("-2147483648", LEAST),
-        *[(text, None) for text in ("", "-", "+-5", "1.0", "1e3", "0x1", "x", " 1", "\u0663", "1_0")],
+        *[
+            (text, None)
+            for text in ("", "-", "+-5", "1.0", "1e3", "0x1", "x", " 1", "\u0663", "1_0")
+        ],
     ],
 )
 def test_a_label(text: str, label: int | None) -> None:

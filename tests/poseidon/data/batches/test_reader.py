@@ -26,7 +26,8 @@ from tests.support.databases import BACKENDS, make_database, make_pictures, pict
 AUGMENTED = TransformationParameter(crop_size=3, mirror=True, scale=0.5)
 # SSD's steps.
 STEPS = text_format.Parse(
-    "crop_size: 3 mirror: true resize_param { height: 6 width: 7 interp_mode: LINEAR interp_mode: NEAREST } "
+    "crop_size: 3 mirror: true resize_param { height: 6 width: 7 interp_mode: LINEAR interp_mode: "
+    "NEAREST } "
     "distort_param { brightness_prob: 0.9 brightness_delta: 40 random_order_prob: 0.5 } "
     "expand_param { max_expand_ratio: 3 } mean_value: 9 "
     "noise_param { saltpepper: true saltpepper_param { fraction: 0.2 value: 1 } }",
@@ -63,7 +64,10 @@ def labels(open_reader: BatchReader, batches: int) -> list[list[int]]:
 
 def copies(open_reader: BatchReader, batches: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
     with open_reader:
-        return [(data.clone(), label.clone()) for data, label in (open_reader.next() for _ in range(batches))]
+        return [
+            (data.clone(), label.clone())
+            for data, label in (open_reader.next() for _ in range(batches))
+        ]
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -82,20 +86,31 @@ def test_batches_wrap_around_as_in_caffe(tmp_path: Path, backend: Backend) -> No
 
 def test_a_batch_may_be_larger_than_the_database(tmp_path: Path) -> None:
     path = make_pictures(tmp_path / "db", 3)
-    assert labels(reader(path, batch_size=8), 2) == [[0, 1, 2, 0, 1, 2, 0, 1], [2, 0, 1, 2, 0, 1, 2, 0]]
+    assert labels(reader(path, batch_size=8), 2) == [
+        [0, 1, 2, 0, 1, 2, 0, 1],
+        [2, 0, 1, 2, 0, 1, 2, 0],
+    ]
 
 
 @pytest.mark.parametrize("param", [AUGMENTED, STEPS], ids=["crop", "steps"])
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize(
     ("workers", "length", "clients"),
-    # Parts of unequal length would wrap around at different times, so what is divided divides evenly.
+    # Parts of unequal length would wrap around at different times, so what is divided divides
+    # evenly.
     [(2, 10, 1), (3, 10, 1), (4, 7, 1), (5, 5, 1), (2, 10, 2), (5, 5, 5)],
 )
 def test_workers_together_see_what_one_process_sees(
-    tmp_path: Path, backend: Backend, workers: int, length: int, clients: int, param: TransformationParameter
+    tmp_path: Path,
+    backend: Backend,
+    workers: int,
+    length: int,
+    clients: int,
+    param: TransformationParameter,
 ) -> None:
-    """Pictures, labels, crops, mirrors and SSD's steps; with one database, or with a part for each worker."""
+    """Pictures, labels, crops, mirrors and SSD's steps; with one database, or with a part for
+    each worker.
+    """
     path = make_pictures(tmp_path / "db", length, backend=backend)
     shared = clients == 1
     if not shared:
@@ -115,7 +130,9 @@ def test_workers_together_see_what_one_process_sees(
             batch=batch,
         )
         source = path if shared else tmp_path / f"db_{rank}"
-        part = copies(reader(source, param=param, batch_size=batch, share=share, backend=backend), count)
+        part = copies(
+            reader(source, param=param, batch_size=batch, share=share, backend=backend), count
+        )
         for (all_data, all_labels), (data, label) in zip(whole, part, strict=True):
             assert torch.equal(data, all_data[rank::workers])
             assert torch.equal(label, all_labels[rank::workers])
@@ -173,9 +190,9 @@ def test_rand_skip_is_the_same_on_all_workers(tmp_path: Path) -> None:
     starts = set()
     for seed in range(20):
         first = labels(reader(path, batch_size=1, seed=seed, rand_skip=5), 1)[0][0]
-        second = labels(reader(path, batch_size=1, seed=seed, rand_skip=5, share=Share(first=1, step=2)), 1)[
-            0
-        ][0]
+        second = labels(
+            reader(path, batch_size=1, seed=seed, rand_skip=5, share=Share(first=1, step=2)), 1
+        )[0][0]
         assert second == first + 1
         starts.add(first)
     assert starts == set(range(5))
@@ -201,7 +218,9 @@ def mixed_record(number: int) -> bytes:
 @pytest.mark.parametrize("first", [0, 1, 2], ids=["raw first", "float first", "encoded first"])
 def test_records_of_every_kind_side_by_side(tmp_path: Path, first: int) -> None:
     path = make_database(
-        tmp_path / "db", Backend.LMDB, ((b"%05d" % i, mixed_record(i)) for i in range(first, first + 9))
+        tmp_path / "db",
+        Backend.LMDB,
+        ((b"%05d" % i, mixed_record(i)) for i in range(first, first + 9)),
     )
     for data, label in copies(reader(path), 4):
         np.testing.assert_array_equal(data.numpy(), [picture(int(i)) for i in label])
@@ -218,7 +237,9 @@ def test_encoded_pictures_of_many_sizes_with_a_crop(tmp_path: Path) -> None:
     data, _ = copies(reader(path, param=param, train=False, batch_size=3), 1)[0]
     for i, (height, width) in enumerate(sizes):
         top, left = (height - 4) // 2, (width - 4) // 2
-        expected = picture(i, (height, width, 3))[top : top + 4, left : left + 4, ::-1].transpose(2, 0, 1)
+        expected = picture(i, (height, width, 3))[top : top + 4, left : left + 4, ::-1].transpose(
+            2, 0, 1
+        )
         np.testing.assert_array_equal(data[i].numpy(), expected)
 
 
@@ -241,7 +262,9 @@ def as_png(number: int) -> bytes:
     return png(sized(number)[::-1].transpose(1, 2, 0), number)
 
 
-def mixed_sizes(path: Path, record: Callable[[int], bytes], backend: Backend = Backend.LMDB) -> Path:
+def mixed_sizes(
+    path: Path, record: Callable[[int], bytes], backend: Backend = Backend.LMDB
+) -> Path:
     return make_database(path, backend, ((b"%05d" % i, record(i)) for i in range(len(SIZES))))
 
 
@@ -256,7 +279,9 @@ def test_a_batch_of_one_record_has_its_size(
         assert source.shape == (1, 3, 4, 5) and not source.has_one_shape
         for number in (0, 1, 2, 3, 4, 0, 1):
             data, label = source.next()
-            np.testing.assert_array_equal(data[0].numpy(), (sized(number).astype(np.float32) - 10) * 0.5)
+            np.testing.assert_array_equal(
+                data[0].numpy(), (sized(number).astype(np.float32) - 10) * 0.5
+            )
             assert label.tolist() == [number]
 
 
@@ -266,19 +291,25 @@ def test_records_of_many_sizes_over_workers_and_after_a_resume(
 ) -> None:
     path, param = mixed_sizes(tmp_path / "db", record), TransformationParameter(mirror=True)
     whole = copies(reader(path, param=param, batch_size=1), 12)
-    assert any(not torch.equal(whole[i][0], whole[i + 5][0]) for i in range(5))  # mirrored at random
+    assert any(
+        not torch.equal(whole[i][0], whole[i + 5][0]) for i in range(5)
+    )  # mirrored at random
     for rank in range(3):
         share = Share(first=rank, step=3)
         for begin in (0, 2):
             part = reader(path, param=param, batch_size=1, share=share, prefetch=2)
             part.skip_to(begin)
-            for expected, found in zip(whole[rank::3][begin:], copies(part, 4 - begin), strict=True):
+            for expected, found in zip(
+                whole[rank::3][begin:], copies(part, 4 - begin), strict=True
+            ):
                 assert torch.equal(expected[0], found[0]) and torch.equal(expected[1], found[1])
 
 
 def test_records_of_many_sizes_with_a_crop_have_one_shape(tmp_path: Path) -> None:
     param = TransformationParameter(crop_size=4)
-    with reader(mixed_sizes(tmp_path / "db", as_raw), param=param, train=False, batch_size=1) as source:
+    with reader(
+        mixed_sizes(tmp_path / "db", as_raw), param=param, train=False, batch_size=1
+    ) as source:
         assert source.has_one_shape
         for number in range(5):
             top, left = ((extent - 4) // 2 for extent in SIZES[number])
@@ -312,7 +343,8 @@ BROKEN: dict[str, tuple[Callable[[], bytes], str]] = {
     "short": (lambda: encode_datum(picture(0), 1)[:40], r"record 6 \(key '00006'\)"),
     "other shape": (
         lambda: encode_datum(picture(0, (3, 5, 4)), 1),
-        r"record 6 .* is 3 x 5 x 4 .*first record is 3 x 4 x 5; set crop_size or .*, or batch_size: 1",
+        r"record 6 .* is 3 x 5 x 4 .*first record is 3 x 4 x 5; set crop_size or .*, or "
+        r"batch_size: 1",
     ),
     "other channels": (
         lambda: encode_datum(picture(0, (1, 4, 5)), 1),
@@ -338,12 +370,17 @@ def test_a_broken_record_is_named_when_its_batch_is_due(tmp_path: Path, kind: st
     ("make", "message"),
     [
         (lambda path: reader(path, batch_size=0), "batch_size 0: expected at least 1"),
-        (lambda path: reader(path, param=TransformationParameter(crop_size=9)), "crop_size 9 is larger"),
+        (
+            lambda path: reader(path, param=TransformationParameter(crop_size=9)),
+            "crop_size 9 is larger",
+        ),
         (lambda path: reader(path, backend=Backend.LEVELDB), "is LMDB, but was named as LevelDB"),
         (lambda path: reader(path / "none"), "does not exist"),
     ],
 )
-def test_what_cannot_be_opened(tmp_path: Path, make: Callable[[Path], BatchReader], message: str) -> None:
+def test_what_cannot_be_opened(
+    tmp_path: Path, make: Callable[[Path], BatchReader], message: str
+) -> None:
     path = make_pictures(tmp_path / "db", 3)
     with pytest.raises(DataError, match=message):
         make(path)

@@ -46,7 +46,9 @@ def loops(
     full_mean = np.broadcast_to(mean, SHAPE)
     for c, h, w in product(range(C), range(height), range(width)):
         at = (c, top + h, left + w)
-        out[c, h, width - 1 - w if flip else w] = (np.float32(image[at]) - full_mean[at]) * np.float32(scale)
+        out[c, h, width - 1 - w if flip else w] = (
+            np.float32(image[at]) - full_mean[at]
+        ) * np.float32(scale)
     return out
 
 
@@ -54,7 +56,10 @@ MEANS = {
     "none": ({}, np.zeros((1, 1, 1), np.float32)),
     "file": ({"mean_file": "mean.binaryproto"}, MEAN),
     "one value": ({"mean_value": [12.5]}, np.full((1, 1, 1), 12.5, np.float32)),
-    "values": ({"mean_value": [1.5, 2.5, 99]}, np.array([1.5, 2.5, 99], np.float32).reshape(3, 1, 1)),
+    "values": (
+        {"mean_value": [1.5, 2.5, 99]},
+        np.array([1.5, 2.5, 99], np.float32).reshape(3, 1, 1),
+    ),
 }
 
 
@@ -65,7 +70,13 @@ MEANS = {
 @pytest.mark.parametrize("scale", [1, 0.00390625, 0.017])
 @pytest.mark.parametrize("kind", [np.uint8, np.float32])
 def test_the_numbers_are_those_of_caffes_loops(
-    tmp_path: Path, mean: str, train: bool, crop: int, mirror: bool, scale: float, kind: type[np.generic]
+    tmp_path: Path,
+    mean: str,
+    train: bool,
+    crop: int,
+    mirror: bool,
+    scale: float,
+    kind: type[np.generic],
 ) -> None:
     (tmp_path / "mean.binaryproto").write_bytes(mean_blob(MEAN))
     fields, values = MEANS[mean]
@@ -121,7 +132,10 @@ def test_parameters_that_contradict_each_other(fields: dict[str, object], messag
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"crop_size": 8}, "crop_size 8 is larger than the images, which are 3 x 7 x 9; make larger ones"),
+        (
+            {"crop_size": 8},
+            "crop_size 8 is larger than the images, which are 3 x 7 x 9; make larger ones",
+        ),
         ({"mean_value": [1, 2]}, "2 values of mean_value.*3 channels: expected 1 or 3"),
         ({"mean_file": "mean"}, "is 3 x 7 x 8 .*but the images are 3 x 7 x 9"),
     ],

@@ -1,4 +1,6 @@
-"""Windows: the file, the draws, and Caffe's arithmetic of context, squares and borders, written out."""
+"""Windows: the file, the draws, and Caffe's arithmetic of context, squares and borders, written
+out.
+"""
 
 from __future__ import annotations
 
@@ -113,14 +115,16 @@ def caffes(window: tuple[int, int, int, int], how: Sampling, mirrored: bool) -> 
                     off = (how.mean.shape[1] - crop) // 2 if how.mean.shape[1] > 1 else 0
                     place = (off + pad_h + h, off + pad_w + w) if how.mean.shape[1] > 1 else (0, 0)
                     mean = how.mean[(c, *place)]
-                item[c, pad_h + h, pad_w + w] = (np.float32(part[h, w, c]) - np.float32(mean)) * np.float32(
-                    how.scale
-                )
+                item[c, pad_h + h, pad_w + w] = (
+                    np.float32(part[h, w, c]) - np.float32(mean)
+                ) * np.float32(how.scale)
     return item
 
 
 @pytest.mark.parametrize("mirrored", [False, True])
-@pytest.mark.parametrize("window", [(4, 5, 15, 11), (0, 0, 29, 19), (25, 2, 29, 18), (0, 14, 3, 19)])
+@pytest.mark.parametrize(
+    "window", [(4, 5, 15, 11), (0, 0, 29, 19), (25, 2, 29, 18), (0, 14, 3, 19)]
+)
 @pytest.mark.parametrize(
     "how",
     [
@@ -128,12 +132,17 @@ def caffes(window: tuple[int, int, int, int], how: Sampling, mirrored: bool) -> 
         {"context_pad": 2},
         {"mode": CropMode.SQUARE},
         {"mode": CropMode.SQUARE, "context_pad": 1, "scale": 0.5},
-        {"context_pad": 2, "mean": np.random.default_rng(1).normal(size=(3, 12, 12)).astype(np.float32)},
+        {
+            "context_pad": 2,
+            "mean": np.random.default_rng(1).normal(size=(3, 12, 12)).astype(np.float32),
+        },
         {"context_pad": 2, "mean": np.array([1, 2, 3], np.float32).reshape(3, 1, 1)},
     ],
     ids=["warp", "context", "square", "square context scaled", "mean file", "mean values"],
 )
-def test_items_are_caffes(how: dict[str, object], window: tuple[int, int, int, int], mirrored: bool) -> None:
+def test_items_are_caffes(
+    how: dict[str, object], window: tuple[int, int, int, int], mirrored: bool
+) -> None:
     made = sampling(**how)
     item = np.full((3, CROP, CROP), np.nan, np.float32)
     cut(picture(), Window(image=0, label=1, corners=window), made, mirrored, item)
@@ -153,10 +162,19 @@ def test_context_is_as_wide_as_asked_for() -> None:
         ("0.png\n", r"windows:1: expected '# <index>'"),
         ("# 0\n0.png\n3\n20\n30\nx\n", r"windows:6: expected the number of windows"),
         ("# 0\n0.png\n3\n20\n30\n2\n1 0.9 0 0 1 1\n", r"windows:6: expected 2 windows"),
-        ("# 0\n0.png\n3\n20\n30\n1\n1 0.9 0 0 1\n", r"windows:7: expected class, overlap and four corners"),
+        (
+            "# 0\n0.png\n3\n20\n30\n1\n1 0.9 0 0 1\n",
+            r"windows:7: expected class, overlap and four corners",
+        ),
         ("# 0\n0.png\n3\n20\n30\n1\n1e999 0.9 0 0 1 1\n", r"windows:7: expected class"),
-        ("# 0\n0.png\n3\n20\n30\n1\n2147483648 0.9 0 0 1 1\n", r"windows:7: the label 2147483648 is out of"),
-        ("# 0\n0.png\n3\n20\n30\n1\n0 0.9 0 0 1 1\n", r"windows:7: a foreground window has class 0"),
+        (
+            "# 0\n0.png\n3\n20\n30\n1\n2147483648 0.9 0 0 1 1\n",
+            r"windows:7: the label 2147483648 is out of",
+        ),
+        (
+            "# 0\n0.png\n3\n20\n30\n1\n0 0.9 0 0 1 1\n",
+            r"windows:7: a foreground window has class 0",
+        ),
         ("# 0\n0.png\n3\n20\n30\n1\n1 0.9 0 0 1 1\n", "has no background windows"),
         ("", "has no foreground windows"),
     ],
@@ -175,5 +193,8 @@ def test_pictures_and_windows_that_are_not_there(source: Path) -> None:
     ):
         reader.next()
     (source.parent / "0.png").unlink()
-    with opened(source, sampling(1)) as reader, pytest.raises(DataError, match="cannot read the image"):
+    with (
+        opened(source, sampling(1)) as reader,
+        pytest.raises(DataError, match="cannot read the image"),
+    ):
         reader.next()

@@ -1,4 +1,6 @@
-"""The contract of a cursor, which both backends keep; and the ways in which a database can be unusable."""
+"""The contract of a cursor, which both backends keep; and the ways in which a database can be
+unusable.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +38,8 @@ def test_key_order_and_wrap_around(database: tuple[Path, Backend]) -> None:
             seen.append((cursor.position, cursor.key(), bytes(cursor.value())))
             cursor.skip(1)
         assert seen == [
-            (i % COUNT, b"%02d" % (i % COUNT), b"value %d" % (i % COUNT)) for i in range(2 * COUNT + 1)
+            (i % COUNT, b"%02d" % (i % COUNT), b"value %d" % (i % COUNT))
+            for i in range(2 * COUNT + 1)
         ]
 
 
@@ -47,7 +50,9 @@ def test_length(database: tuple[Path, Backend]) -> None:
         assert cursor.key() == b"03", "counting does not move the cursor"
 
 
-@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 @given(moves=st.lists(st.tuples(st.booleans(), st.integers(0, 3 * COUNT)), max_size=12))
 def test_any_walk_is_arithmetic_modulo_the_length(
     database: tuple[Path, Backend], moves: list[tuple[bool, int]]
@@ -142,7 +147,9 @@ def test_lmdb_where_a_reader_in_another_container_has_this_process_id(tmp_path: 
             other.kill()
 
 
-def test_leveldb_in_a_folder_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_leveldb_in_a_folder_that_cannot_be_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = make_database(tmp_path / "db", Backend.LEVELDB, RECORDS)
     # The superuser may write everywhere, so the answer of the system is scripted.
     monkeypatch.setattr(os, "access", lambda *_: False)
@@ -151,10 +158,14 @@ def test_leveldb_in_a_folder_that_cannot_be_written(tmp_path: Path, monkeypatch:
 
 
 def test_an_lmdb_file_that_is_cut_short(tmp_path: Path) -> None:
-    path = make_database(tmp_path / "db", Backend.LMDB, [(b"%05d" % i, bytes(3000)) for i in range(100)])
+    path = make_database(
+        tmp_path / "db", Backend.LMDB, [(b"%05d" % i, bytes(3000)) for i in range(100)]
+    )
     size = (path / "data.mdb").stat().st_size
     os.truncate(path / "data.mdb", size // 2)
-    with pytest.raises(DataError, match=rf"{path} is truncated: data.mdb has {size // 2} of {size} bytes"):
+    with pytest.raises(
+        DataError, match=rf"{path} is truncated: data.mdb has {size // 2} of {size} bytes"
+    ):
         open_cursor(path, Backend.LMDB)
 
 
@@ -210,7 +221,9 @@ def test_a_second_process(tmp_path: Path, backend: Backend) -> None:
     ("name", "count"),
     [("lmdb/train_lmdb", None), ("lmdb/test_lmdb", None), ("leveldb/mnist-test-leveldb", 10_000)],
 )
-def test_databases_that_caffe_wrote(shared: Path, tmp_path: Path, name: str, count: int | None) -> None:
+def test_databases_that_caffe_wrote(
+    shared: Path, tmp_path: Path, name: str, count: int | None
+) -> None:
     path = tmp_path / "copy"
     shutil.copytree(shared / "data" / "dbs" / name, path, copy_function=shutil.copyfile)
     backend = Backend.LMDB if name.startswith("lmdb") else Backend.LEVELDB

@@ -52,7 +52,8 @@ def test_a_missing_database_names_its_path_and_the_way_to_make_it(
 ) -> None:
     assert command in COMMANDS
     with pytest.raises(
-        DataError, match=rf"{tmp_path}/{name} does not exist: create it first with poseidon {command} \("
+        DataError,
+        match=rf"{tmp_path}/{name} does not exist: create it first with poseidon {command} \(",
     ):
         require(tmp_path / name)
 

@@ -1,4 +1,7 @@
-"""Which library reads LevelDB. Where it is missing, LevelDB is one sentence and everything else works."""
+"""Which library reads LevelDB.
+
+Where it is missing, LevelDB is one sentence and everything else works.
+"""
 
 from __future__ import annotations
 
@@ -64,7 +67,9 @@ def test_every_use_names_the_remedy_and_leaves_nothing(
     with pytest.raises(DataError) as caught:
         use(tmp_path)
     package = "plyvel-next" if sys.version_info >= (3, 12) else "plyvel-ci"
-    remedy = f"{package}, which is not installed: use LMDB (--backend=lmdb), or pip install {package}"
+    remedy = (
+        f"{package}, which is not installed: use LMDB (--backend=lmdb), or pip install {package}"
+    )
     assert remedy in str(caught.value)
     assert [path.name for path in tmp_path.iterdir()] == ["db"]
 
@@ -74,7 +79,13 @@ def test_a_command_prints_the_error_on_one_line(
 ) -> None:
     (tmp_path / "list").write_text("a.jpg 0\n")
     (tmp_path / "a.jpg").write_bytes(b"")
-    words = ["convert_imageset", "--backend=leveldb", f"{tmp_path}/", f"{tmp_path}/list", f"{tmp_path}/db"]
+    words = [
+        "convert_imageset",
+        "--backend=leveldb",
+        f"{tmp_path}/",
+        f"{tmp_path}/list",
+        f"{tmp_path}/db",
+    ]
     assert main(words) == 1
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("poseidon convert_imageset: LevelDB needs the Python package plyvel")

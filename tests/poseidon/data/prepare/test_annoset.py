@@ -33,7 +33,9 @@ def convert(folder: Path, *flags: str, source: str = "list.txt") -> int:
         f"--label_map_file={folder}/labelmap.prototxt",
         *flags,
     ]
-    return run_command(parse_arguments([*words, f"{folder}/", f"{folder}/{source}", f"{folder}/db"]))
+    return run_command(
+        parse_arguments([*words, f"{folder}/", f"{folder}/{source}", f"{folder}/db"])
+    )
 
 
 def records(folder: Path, backend: Backend = Backend.LMDB) -> dict[str, bytes]:
@@ -47,14 +49,19 @@ def records(folder: Path, backend: Backend = Backend.LMDB) -> dict[str, bytes]:
 
 
 def images(folder: Path, backend: Backend = Backend.LMDB) -> list[AnnotatedImage]:
-    return [decode_annotated(record, Decoding.AS_STORED) for record in records(folder, backend).values()]
+    return [
+        decode_annotated(record, Decoding.AS_STORED) for record in records(folder, backend).values()
+    ]
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_images_with_their_objects(
     folder: Path, backend: Backend, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert convert(folder, f"--backend={backend.name.lower()}", f"--name_size_file={folder}/names") == 0
+    assert (
+        convert(folder, f"--backend={backend.name.lower()}", f"--name_size_file={folder}/names")
+        == 0
+    )
     assert capsys.readouterr().out == "Processed 3 files.\n"
     assert list(records(folder, backend)) == [f"0000000{n}_images/00000{n}.png" for n in range(3)]
     for number, found in enumerate(images(folder, backend)):
@@ -85,12 +92,16 @@ def test_encoded_images_keep_their_bytes(folder: Path) -> None:
         (["--gray"], (1, 40, 50)),
     ],
 )
-def test_boxes_do_not_depend_on_the_size(folder: Path, flags: list[str], shape: tuple[int, ...]) -> None:
+def test_boxes_do_not_depend_on_the_size(
+    folder: Path, flags: list[str], shape: tuple[int, ...]
+) -> None:
     convert(folder, *flags)
     found = images(folder)[0]
     assert found.image.shape == shape
     assert found.objects is not None
-    assert found.objects[0].box.xmin == pytest.approx(float(draw_scene(0, size=(40, 50)).boxes[0, 0]) / 50)
+    assert found.objects[0].box.xmin == pytest.approx(
+        float(draw_scene(0, size=(40, 50)).boxes[0, 0]) / 50
+    )
 
 
 XML = """<annotation><size><width>100</width><height>50</height></size>
@@ -180,7 +191,11 @@ def test_annotations_that_are_refused(
 ) -> None:
     (folder / f"p.{kind}").write_text(text)
     (folder / "one").write_text(f"images/000000.png p.{kind}\n")
-    words = ["convert_annoset", "--anno_type=detection", f"--label_map_file={folder}/labelmap.prototxt"]
+    words = [
+        "convert_annoset",
+        "--anno_type=detection",
+        f"--label_map_file={folder}/labelmap.prototxt",
+    ]
     code = main([*words, f"--label_type={kind}", f"{folder}/", f"{folder}/one", f"{folder}/db"])
     assert code == 1
     assert message in capsys.readouterr().err
@@ -200,13 +215,25 @@ def test_lists_that_are_refused(
     folder: Path, capsys: pytest.CaptureFixture[str], line: str, message: str
 ) -> None:
     (folder / "one").write_text(f"{line}\n")
-    words = ["convert_annoset", "--anno_type=detection", f"--label_map_file={folder}/labelmap.prototxt"]
+    words = [
+        "convert_annoset",
+        "--anno_type=detection",
+        f"--label_map_file={folder}/labelmap.prototxt",
+    ]
     assert main([*words, f"{folder}/", f"{folder}/one", f"{folder}/db"]) == 1
     assert message in capsys.readouterr().err
 
 
-def test_a_detection_set_needs_a_label_map(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    words = ["convert_annoset", "--anno_type=detection", f"{folder}/", f"{folder}/list.txt", f"{folder}/db"]
+def test_a_detection_set_needs_a_label_map(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = [
+        "convert_annoset",
+        "--anno_type=detection",
+        f"{folder}/",
+        f"{folder}/list.txt",
+        f"{folder}/db",
+    ]
     assert main(words) in (1, 2)
     assert "missing --label_map_file" in capsys.readouterr().err
 

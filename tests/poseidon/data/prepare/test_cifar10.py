@@ -77,7 +77,9 @@ def test_real_data_that_is_found(
     assert [key for key, _ in train] == [b"%05d" % i for i in range(50)]
     images = np.array([decode(value)[0] for _, value in train])
     assert [decode(value)[1] for _, value in train] == list(range(10)) * 5
-    raw = np.frombuffer((real / "cifar10/cifar-10-batches-bin/data_batch_2.bin").read_bytes(), np.uint8)
+    raw = np.frombuffer(
+        (real / "cifar10/cifar-10-batches-bin/data_batch_2.bin").read_bytes(), np.uint8
+    )
     np.testing.assert_array_equal(images[10:20].reshape(10, -1), raw.reshape(10, -1)[:, 1:])
     np.testing.assert_array_equal(read_mean(prepared.mean), images.mean(axis=0).astype(np.float32))
     assert len(contents(prepared.test, backend)) == 10
@@ -97,7 +99,8 @@ def test_the_built_in_set_warns_every_time(tmp_path: Path, make: Callable[..., P
     assert "THIS IS NOT CIFAR-10" in again.warning
     assert (again.train / "data.mdb").stat().st_mtime_ns == stamp
     assert len(contents(first.train, Backend.LMDB)) == 30
-    # The shell's glob of the example's folder, after a failed download: no archive, nothing half-made.
+    # The shell's glob of the example's folder, after a failed download: no archive, nothing
+    # half-made.
     assert names(tmp_path / "example") - {"data"} == LMDB_NAMES
 
 
@@ -125,7 +128,9 @@ def test_real_data_replaces_the_built_in_set(
     )
 
 
-def test_databases_made_earlier_are_used(tmp_path: Path, real: Path, make: Callable[..., Prepared]) -> None:
+def test_databases_made_earlier_are_used(
+    tmp_path: Path, real: Path, make: Callable[..., Prepared]
+) -> None:
     make(data=real)
     stamp = (tmp_path / "example" / "cifar10_train_lmdb" / "data.mdb").stat().st_mtime_ns
     for fields in ({}, {"data": real}, {"data": tmp_path / "gone"}, {"url": NO_SERVER}):
@@ -162,12 +167,16 @@ def test_leveldb_for_several_clients_has_parts(real: Path, make: Callable[..., P
         for database in (prepared.train, prepared.test):
             assert len(existing_parts(database)) == expected
     together = sorted(
-        record for part in existing_parts(prepared.train) for record in contents(part, Backend.LEVELDB)
+        record
+        for part in existing_parts(prepared.train)
+        for record in contents(part, Backend.LEVELDB)
     )
     assert together == contents(prepared.train, Backend.LEVELDB)
 
 
-def test_a_named_place_without_data_is_an_error(tmp_path: Path, make: Callable[..., Prepared]) -> None:
+def test_a_named_place_without_data_is_an_error(
+    tmp_path: Path, make: Callable[..., Prepared]
+) -> None:
     with pytest.raises(DataError, match=rf"no CIFAR-10 at {tmp_path}/none: expected an archive"):
         make(data=tmp_path / "none")
     make()
@@ -206,7 +215,9 @@ def test_fetching_keeps_the_archive(tmp_path: Path) -> None:
     source = tmp_path / "served.tar.gz"
     source.write_bytes(b"archive")
     request = Request(
-        folder=tmp_path / "example", url=source.as_uri(), url_md5=hashlib.md5(b"archive").hexdigest()
+        folder=tmp_path / "example",
+        url=source.as_uri(),
+        url_md5=hashlib.md5(b"archive").hexdigest(),
     )
     assert fetch(request).read_bytes() == b"archive"
     source.unlink()

@@ -1,4 +1,7 @@
-"""CIFAR-10 in all the forms it comes in, and what only looks like it. Small stand-ins have the real layout."""
+"""CIFAR-10 in all the forms it comes in, and what only looks like it.
+
+Small stand-ins have the real layout.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,12 @@ import numpy as np
 import pytest
 
 from poseidon.data.prepare import cifar10_source
-from poseidon.data.prepare.cifar10_source import TEST_BATCH, TRAIN_BATCHES, find_cifar10, read_cifar10
+from poseidon.data.prepare.cifar10_source import (
+    TEST_BATCH,
+    TRAIN_BATCHES,
+    find_cifar10,
+    read_cifar10,
+)
 from poseidon.errors import DataError
 
 PER_BATCH = 20
@@ -29,7 +37,9 @@ def _small(monkeypatch: pytest.MonkeyPatch) -> None:
 def batch(name: str) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
     """Pixels (20, 3072) and labels, two of each class."""
     random = np.random.default_rng(len(name) + ord(name[-1]))
-    return random.integers(0, 256, (PER_BATCH, 3072), np.uint8), random.permutation(np.arange(PER_BATCH) % 10)
+    return random.integers(0, 256, (PER_BATCH, 3072), np.uint8), random.permutation(
+        np.arange(PER_BATCH) % 10
+    )
 
 
 def binary(name: str) -> tuple[str, bytes]:
@@ -40,7 +50,9 @@ def binary(name: str) -> tuple[str, bytes]:
 def python(name: str) -> tuple[str, bytes]:
     """As Python 2 pickled it: text keys are bytes, protocol 2."""
     pixels, labels = batch(name)
-    return name, pickle.dumps({b"data": pixels, b"labels": labels.tolist(), b"batch_label": b"x"}, protocol=2)
+    return name, pickle.dumps(
+        {b"data": pixels, b"labels": labels.tolist(), b"batch_label": b"x"}, protocol=2
+    )
 
 
 FORMS = {"binary": (binary, "cifar-10-batches-bin"), "python": (python, "cifar-10-batches-py")}
@@ -77,13 +89,17 @@ def assert_is_whole(place: Path | None) -> None:
     np.testing.assert_array_equal(
         data.train.images.reshape(-1, 3072), np.concatenate([p for p, _ in expected])
     )
-    np.testing.assert_array_equal(data.train.labels, np.concatenate([labels for _, labels in expected]))
+    np.testing.assert_array_equal(
+        data.train.labels, np.concatenate([labels for _, labels in expected])
+    )
     np.testing.assert_array_equal(data.test.images.reshape(-1, 3072), batch(TEST_BATCH)[0])
     assert data.train.images.shape[1:] == (3, 32, 32)
 
 
 @pytest.mark.parametrize("version", FORMS)
-@pytest.mark.parametrize("under", ["", "cifar10", "cifar-10-batches-{}", "cifar10/cifar-10-batches-{}"])
+@pytest.mark.parametrize(
+    "under", ["", "cifar10", "cifar-10-batches-{}", "cifar10/cifar-10-batches-{}"]
+)
 def test_unpacked(tmp_path: Path, version: str, under: str) -> None:
     unpack(tmp_path / "place" / under.format(FORMS[version][1][-2:].replace("in", "bin")), version)
     assert_is_whole(find_cifar10(tmp_path / "place"))
@@ -129,8 +145,16 @@ LABELLED_WRONG = np.column_stack([np.zeros(PER_BATCH, np.uint8), batch("test_bat
     ("version", "spoil", "message"),
     [
         ("binary", corrupt("data_batch_2.bin", b""), "data_batch_2 in .* has 0 bytes"),
-        ("binary", corrupt("data_batch_2.bin", bytes(3072)), "3072 bytes: expected records of 3073"),
-        ("binary", corrupt("test_batch.bin", bytes(3073)), "the test set .* has 1 images: expected 20"),
+        (
+            "binary",
+            corrupt("data_batch_2.bin", bytes(3072)),
+            "3072 bytes: expected records of 3073",
+        ),
+        (
+            "binary",
+            corrupt("test_batch.bin", bytes(3073)),
+            "the test set .* has 1 images: expected 20",
+        ),
         ("binary", corrupt("test_batch.bin", LABELLED_WRONG), r"has \[20, 0, .* expected 2 each"),
         (
             "binary",
@@ -142,17 +166,29 @@ LABELLED_WRONG = np.column_stack([np.zeros(PER_BATCH, np.uint8), batch("test_bat
             corrupt("data_batch_1", b"\x80\x02rubbish"),
             "data_batch_1 in .* not a batch of the python version",
         ),
-        ("python", corrupt("data_batch_1", pickle.dumps({b"data": 3})), "not a batch of the python version"),
+        (
+            "python",
+            corrupt("data_batch_1", pickle.dumps({b"data": 3})),
+            "not a batch of the python version",
+        ),
         (
             "python",
             corrupt("data_batch_1", pickle.dumps([1], protocol=2)),
             "not a batch of the python version",
         ),
-        ("python", corrupt("data_batch_1", pickle.dumps(Evil(), protocol=2)), "mkdir, which is not allowed"),
+        (
+            "python",
+            corrupt("data_batch_1", pickle.dumps(Evil(), protocol=2)),
+            "mkdir, which is not allowed",
+        ),
     ],
 )
 def test_what_is_damaged(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, version: str, spoil: Callable[[Path], None], message: str
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    version: str,
+    spoil: Callable[[Path], None],
+    message: str,
 ) -> None:
     monkeypatch.chdir(tmp_path)
     folder = unpack(tmp_path / "batches", version)
@@ -166,5 +202,7 @@ def test_what_is_damaged(
 def test_an_archive_that_is_cut_short(tmp_path: Path, ending: str) -> None:
     archive = pack(tmp_path / f"cifar-10-binary.{ending}", "binary", ending)
     os.truncate(archive, archive.stat().st_size // 2)
-    with pytest.raises(DataError, match=r"cifar-10-binary.tar.*(is damaged|is missing|has \d+ bytes)"):
+    with pytest.raises(
+        DataError, match=r"cifar-10-binary.tar.*(is damaged|is missing|has \d+ bytes)"
+    ):
         read_cifar10(archive)

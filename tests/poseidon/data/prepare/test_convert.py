@@ -45,7 +45,9 @@ def source(tmp_path: Path) -> Path:
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_both_databases(tmp_path: Path, source: Path, backend: Backend) -> None:
     made = convert_mnist(source, tmp_path / "out", backend)
-    assert sorted(entry.name for entry in (tmp_path / "out").iterdir()) == sorted(path.name for path in made)
+    assert sorted(entry.name for entry in (tmp_path / "out").iterdir()) == sorted(
+        path.name for path in made
+    )
     for path in made:
         with closing(open_cursor(path, backend)) as cursor:
             found = [(key, *decode(value)) for key, value in records(cursor)]
@@ -73,7 +75,9 @@ def test_the_label_of_a_pair_is_whether_its_classes_are_equal() -> None:
     assert made.images.shape == (200, 2, 2, 3)
     assert made.labels.tolist() == (made.images[:, 0, 0, 0] == made.images[:, 1, 0, 0]).tolist()
     assert 5 < made.labels.sum() < 40
-    again, other = (random_pairs(Labelled(images=images, labels=labels), seed=seed) for seed in (3, 4))
+    again, other = (
+        random_pairs(Labelled(images=images, labels=labels), seed=seed) for seed in (3, 4)
+    )
     assert np.array_equal(again.images, made.images)
     assert not np.array_equal(other.images, made.images)
 
@@ -103,7 +107,8 @@ def test_files_that_are_damaged(tmp_path: Path, content: bytes, message: str) ->
 
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(
-        DataError, match=r"has no train-images-idx3-ubyte or train-images-idx3-ubyte\.gz; expected the "
+        DataError,
+        match=r"has no train-images-idx3-ubyte or train-images-idx3-ubyte\.gz; expected the ",
     ):
         convert_mnist(tmp_path, tmp_path / "out", Backend.LMDB)
     with pytest.raises(

@@ -44,7 +44,11 @@ class Handler(BaseHTTPRequestHandler):
         self.send_response(206 if start else 200)
         self.send_header("Content-Length", str(len(self.server.content) - start))
         self.end_headers()
-        end = self.server.break_off_after.pop(0) if self.server.break_off_after else len(self.server.content)
+        end = (
+            self.server.break_off_after.pop(0)
+            if self.server.break_off_after
+            else len(self.server.content)
+        )
         self.wfile.write(self.server.content[start : start + end])
 
     def log_message(self, *_: object) -> None:
@@ -72,7 +76,9 @@ def names(folder: Path) -> list[str]:
 
 def test_a_file_comes_whole_with_progress(server: Server, tmp_path: Path) -> None:
     told: list[tuple[str, int, int]] = []
-    download(url(server), tmp_path / "data" / "file", md5=MD5, report=lambda *words: told.append(words))
+    download(
+        url(server), tmp_path / "data" / "file", md5=MD5, report=lambda *words: told.append(words)
+    )
     assert (tmp_path / "data" / "file").read_bytes() == CONTENT
     assert names(tmp_path / "data") == ["file"]
     assert told[-1] == ("downloading", len(CONTENT), len(CONTENT))
@@ -80,7 +86,9 @@ def test_a_file_comes_whole_with_progress(server: Server, tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("ranges", [True, False])
-def test_a_connection_that_breaks_off_is_taken_up_again(server: Server, tmp_path: Path, ranges: bool) -> None:
+def test_a_connection_that_breaks_off_is_taken_up_again(
+    server: Server, tmp_path: Path, ranges: bool
+) -> None:
     server.ranges = ranges
     server.break_off_after = [100_000, 200_000]
     download(url(server), tmp_path / "file", md5=MD5)

@@ -25,11 +25,15 @@ def folder(tmp_path: Path) -> Path:
     for index, size in enumerate(SIZES):
         pixels = np.random.default_rng(index).integers(0, 256, (*size, 3), np.uint8)
         cv2.imwrite(str(tmp_path / f"p {index}.png"), pixels)
-    (tmp_path / "list").write_text("".join(f"p {index}.png {index + 5}\n" for index in range(len(SIZES))))
+    (tmp_path / "list").write_text(
+        "".join(f"p {index}.png {index + 5}\n" for index in range(len(SIZES)))
+    )
     return tmp_path
 
 
-def convert(folder: Path, backend: Backend = Backend.LMDB, **how: object) -> list[tuple[bytes, Datum]]:
+def convert(
+    folder: Path, backend: Backend = Backend.LMDB, **how: object
+) -> list[tuple[bytes, Datum]]:
     conversion = Conversion(**how)  # type: ignore[arg-type]
     count = convert_imageset(f"{folder}/", folder / "list", folder / "db", backend, conversion)
     cursor = open_cursor(folder / "db", backend)
@@ -50,7 +54,11 @@ def pixels(folder: Path, index: int, flag: int = cv2.IMREAD_COLOR) -> np.ndarray
 @pytest.mark.parametrize("backend", list(Backend))
 def test_pixels_blue_first_with_caffes_keys(folder: Path, backend: Backend) -> None:
     found = convert(folder, backend)
-    assert [key for key, _ in found] == [b"00000000_p 0.png", b"00000001_p 1.png", b"00000002_p 2.png"]
+    assert [key for key, _ in found] == [
+        b"00000000_p 0.png",
+        b"00000001_p 1.png",
+        b"00000002_p 2.png",
+    ]
     assert [datum.label for _, datum in found] == [5, 6, 7]
     for index, (_, datum) in enumerate(found):
         image, _ = decode(datum.SerializeToString())
@@ -119,14 +127,14 @@ def test_a_folder_without_a_slash_is_named(folder: Path) -> None:
         DataError,
         match=rf"picturesa\.png cannot be read: .*; end the folder with a slash: {folder}/pictures/",
     ):
-        convert_imageset(f"{folder}/pictures", folder / "list", folder / "db", Backend.LMDB, Conversion())
+        convert_imageset(
+            f"{folder}/pictures", folder / "list", folder / "db", Backend.LMDB, Conversion()
+        )
 
 
 def test_two_labels_in_a_line_are_named(folder: Path) -> None:
     (folder / "list").write_text("p 0.png 3 4\n", encoding="utf-8")
-    message = (
-        r"list:1: .*p 0.png 3 cannot be read: .*; a line has one label, and '3' before the last one seems"
-    )
+    message = r"list:1: .*p 0.png 3 cannot be read: .*; a line has one label, and '3' before the last one seems"
     with pytest.raises(DataError, match=message):
         convert(folder)
 
@@ -152,7 +160,12 @@ def test_the_command(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
         "--gray",
         "--noencoded",
     ]
-    assert main([*words, "--backend", "leveldb", f"{folder}/", str(folder / "list"), str(folder / "db")]) == 0
+    assert (
+        main(
+            [*words, "--backend", "leveldb", f"{folder}/", str(folder / "list"), str(folder / "db")]
+        )
+        == 0
+    )
     assert "Processed 3 files." in capsys.readouterr().out
     assert main([*words, f"{folder}/", str(folder / "list"), str(folder / "db")]) == 1
     assert "exists already" in capsys.readouterr().err

@@ -15,14 +15,22 @@ from tests.poseidon.data.prepare.test_split_list import WINDOWS, make_rows
 from tests.support.databases import make_pictures
 
 
-@pytest.mark.parametrize(("backend", "last"), [(Backend.LMDB, "data.mdb"), (Backend.LEVELDB, "CURRENT")])
-def test_a_database_ends_with_what_it_is_known_by(tmp_path: Path, backend: Backend, last: str) -> None:
+@pytest.mark.parametrize(
+    ("backend", "last"), [(Backend.LMDB, "data.mdb"), (Backend.LEVELDB, "CURRENT")]
+)
+def test_a_database_ends_with_what_it_is_known_by(
+    tmp_path: Path, backend: Backend, last: str
+) -> None:
     source = make_pictures(tmp_path / "db", 5, backend=backend)
     partition_data(source, 2)
     found = part_files(source, 1)
     assert found.folders == (tmp_path / "db_1",)
     assert found.files[-1] == tmp_path / "db_1" / last
-    there = {path for path in (tmp_path / "db_1").iterdir() if path.name not in ("LOCK", "LOG", "lock.mdb")}
+    there = {
+        path
+        for path in (tmp_path / "db_1").iterdir()
+        if path.name not in ("LOCK", "LOG", "lock.mdb")
+    }
     assert set(found.files) == there
 
 

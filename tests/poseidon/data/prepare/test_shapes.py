@@ -1,4 +1,6 @@
-"""Synthetic scenes: boxes and masks agree with the pixels; files have the formats that the converters read."""
+"""Synthetic scenes: boxes and masks agree with the pixels; files have the formats that the
+converters read.
+"""
 
 from __future__ import annotations
 
@@ -54,7 +56,11 @@ def test_a_detection_set(tmp_path: Path) -> None:
     assert boxes == scene.boxes.tolist()
     assert (root.findtext("size/height"), root.findtext("size/width")) == ("40", "50")
     items = text_format.Parse((tmp_path / "labelmap.prototxt").read_text(), LabelMap()).item
-    assert [(item.name, item.label) for item in items][1:] == [("disc", 1), ("square", 2), ("triangle", 3)]
+    assert [(item.name, item.label) for item in items][1:] == [
+        ("disc", 1),
+        ("square", 2),
+        ("triangle", 3),
+    ]
     assert (tmp_path / "sizes.txt").read_text().splitlines()[2] == "000009 40 50"
 
 

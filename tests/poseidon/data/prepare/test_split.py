@@ -31,15 +31,24 @@ def names(folder: Path) -> list[str]:
 
 
 @every_backend
-@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(keys=st.sets(st.binary(min_size=1, max_size=6), min_size=1, max_size=12), parts=st.integers(1, 5))
+@settings(
+    max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(
+    keys=st.sets(st.binary(min_size=1, max_size=6), min_size=1, max_size=12),
+    parts=st.integers(1, 5),
+)
 def test_each_record_is_in_exactly_one_part(
     tmp_path_factory: pytest.TempPathFactory, backend: Backend, keys: set[bytes], parts: int
 ) -> None:
     parts = min(parts, len(keys))
-    path = make_database(tmp_path_factory.mktemp("db") / "db", backend, [(key, key * 3) for key in keys])
+    path = make_database(
+        tmp_path_factory.mktemp("db") / "db", backend, [(key, key * 3) for key in keys]
+    )
     told: list[tuple[int, int]] = []
-    assert partition_data(path, parts, report=lambda _, done, total: told.append((done, total))) == len(keys)
+    assert partition_data(
+        path, parts, report=lambda _, done, total: told.append((done, total))
+    ) == len(keys)
     in_order = [(key, key * 3) for key in sorted(keys)]
     for part in range(parts):
         assert contents(path.with_name(f"db_{part}"), backend) == in_order[part::parts]
@@ -108,7 +117,8 @@ partition_data(Path(sys.argv[1]), 3, report=report)
 @pytest.mark.processes
 @every_backend
 @pytest.mark.parametrize(
-    "blow", [signal.SIGINT, signal.SIGKILL, pytest.param(signal.SIGTERM, marks=pytest.mark.thorough)]
+    "blow",
+    [signal.SIGINT, signal.SIGKILL, pytest.param(signal.SIGTERM, marks=pytest.mark.thorough)],
 )
 def test_a_run_that_is_ended_midway(tmp_path: Path, backend: Backend, blow: signal.Signals) -> None:
     path = make_pictures(tmp_path / "db", 3000, backend=backend, shape=(1, 1, 2))
@@ -130,7 +140,9 @@ def test_a_run_that_is_ended_midway(tmp_path: Path, backend: Backend, blow: sign
     assert left == (["db"] if blow is signal.SIGINT else [".db-parts.partial", "db"])
     assert partition_data(path, 3) == 3000
     assert names(tmp_path) == ["db", "db_0", "db_1", "db_2"]
-    together = sorted(record for part in range(3) for record in contents(tmp_path / f"db_{part}", backend))
+    together = sorted(
+        record for part in range(3) for record in contents(tmp_path / f"db_{part}", backend)
+    )
     assert together == contents(path, backend)
 
 

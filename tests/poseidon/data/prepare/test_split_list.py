@@ -59,13 +59,18 @@ def rows_of(source: Path) -> list[tuple[float, ...]]:
     for name in read_file_list(source):
         with h5py.File(source.parent / name) as file:
             assert file["label"].dtype == np.int16, "kinds of numbers are kept"
-            found += [(*data, label) for data, label in zip(file["data"][()], file["label"][()], strict=True)]
+            found += [
+                (*data, label)
+                for data, label in zip(file["data"][()], file["label"][()], strict=True)
+            ]
     return found
 
 
 @pytest.mark.parametrize("counts", [[7], [3, 1, 4, 2], [1, 1, 1], [2, 9]])
 @pytest.mark.parametrize("parts", [1, 2, 3])
-def test_rows_are_dealt_one_at_a_time_over_all_files(tmp_path: Path, counts: list[int], parts: int) -> None:
+def test_rows_are_dealt_one_at_a_time_over_all_files(
+    tmp_path: Path, counts: list[int], parts: int
+) -> None:
     source = make_rows(tmp_path, counts)
     everything = [(float(r), float(-r), float(r)) for r in range(sum(counts))]
     assert partition_data(source, parts) == sum(counts)
@@ -78,7 +83,9 @@ def test_large_datasets_pass_in_blocks(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setattr("poseidon.data.prepare.split_list.BLOCK_BYTES", 40)
     source = make_rows(tmp_path, [50, 23])
     partition_data(source, 3)
-    assert rows_of(tmp_path / "list.txt_1") == [(float(r), float(-r), float(r)) for r in range(1, 73, 3)]
+    assert rows_of(tmp_path / "list.txt_1") == [
+        (float(r), float(-r), float(r)) for r in range(1, 73, 3)
+    ]
 
 
 def test_a_divided_list_feeds_the_reader_what_one_process_reads(tmp_path: Path) -> None:
@@ -107,7 +114,10 @@ def test_parts_of_rows_are_replaced_with_their_folders(tmp_path: Path) -> None:
 def test_parts_keep_names_of_any_encoding_and_no_byte_order_mark(tmp_path: Path) -> None:
     (tmp_path / "list").write_bytes(b"\xef\xbb\xbfcaf\xe9.jpg 1\r\nb.jpg 2\r\n")
     assert partition_data(tmp_path / "list", 2) == 2
-    assert [(tmp_path / f"list_{part}").read_bytes() for part in (0, 1)] == [b"caf\xe9.jpg 1\n", b"b.jpg 2\n"]
+    assert [(tmp_path / f"list_{part}").read_bytes() for part in (0, 1)] == [
+        b"caf\xe9.jpg 1\n",
+        b"b.jpg 2\n",
+    ]
 
 
 def test_windows_stay_with_their_pictures(tmp_path: Path) -> None:
@@ -124,9 +134,16 @@ def test_kinds_of_lists(tmp_path: Path) -> None:
     assert list_kind(make_rows(tmp_path, [1])) is ListKind.ROWS
     (tmp_path / "pictures").write_text("\na b.jpg 3\na b.jpg 4\nc.jpg 1\n")
     assert list_kind(tmp_path / "pictures") is ListKind.IMAGES
-    assert listed_images(tmp_path / "pictures", "root/") == [Path("root/a b.jpg"), Path("root/c.jpg")]
+    assert listed_images(tmp_path / "pictures", "root/") == [
+        Path("root/a b.jpg"),
+        Path("root/c.jpg"),
+    ]
     (tmp_path / "windows").write_text(WINDOWS)
-    assert [path.name for path in listed_images(tmp_path / "windows", "")] == ["a.jpg", "b b.jpg", "c.jpg"]
+    assert [path.name for path in listed_images(tmp_path / "windows", "")] == [
+        "a.jpg",
+        "b b.jpg",
+        "c.jpg",
+    ]
 
 
 def damage_missing(folder: Path) -> None:
@@ -180,7 +197,9 @@ def test_more_parts_than_rows(tmp_path: Path) -> None:
 
 def test_a_text_that_is_no_list_of_images(tmp_path: Path) -> None:
     (tmp_path / "net.prototxt").write_text('name: "n"\nlayer {\n}\n')
-    with pytest.raises(DataError, match=r"net\.prototxt:1: 'name: \"n\"' is not a path and a label"):
+    with pytest.raises(
+        DataError, match=r"net\.prototxt:1: 'name: \"n\"' is not a path and a label"
+    ):
         partition_data(tmp_path / "net.prototxt", 2)
     assert [path.name for path in tmp_path.iterdir()] == ["net.prototxt"]
 

@@ -9,12 +9,17 @@ from poseidon.data.prepare.two_class import SIDES, draw_labels, draw_picture
 
 
 def pixels(number: int, label: int, seed: int = 0) -> np.ndarray:
-    return cv2.imdecode(np.frombuffer(draw_picture(number, label, seed=seed), np.uint8), cv2.IMREAD_COLOR)
+    return cv2.imdecode(
+        np.frombuffer(draw_picture(number, label, seed=seed), np.uint8), cv2.IMREAD_COLOR
+    )
 
 
 def test_a_picture_depends_on_seed_number_and_label() -> None:
     assert draw_picture(3, 1, seed=5) == draw_picture(3, 1, seed=5)
-    assert len({draw_picture(n, label, seed=s) for n in (0, 1) for label in (0, 1) for s in (0, 1)}) == 8
+    assert (
+        len({draw_picture(n, label, seed=s) for n in (0, 1) for label in (0, 1) for s in (0, 1)})
+        == 8
+    )
 
 
 def test_the_classes_differ_in_shape_only() -> None:

@@ -21,12 +21,16 @@ XML = """<annotation><size><width>8</width><height>6</height></size><object><nam
 <bndbox><xmin>2</xmin><ymin>3</ymin><xmax>4</xmax><ymax>6</ymax></bndbox></object></annotation>"""
 
 
-def year(folder: Path, parts: dict[str, list[str]], *, name: str = "dog", suffix: str = ".jpg") -> Path:
+def year(
+    folder: Path, parts: dict[str, list[str]], *, name: str = "dog", suffix: str = ".jpg"
+) -> Path:
     """Write a year whose images each have an object `name`."""
     for part in ("ImageSets/Main", "Annotations", "JPEGImages"):
         (folder / part).mkdir(parents=True)
     for part, images in parts.items():
-        (folder / "ImageSets" / "Main" / f"{part}.txt").write_text("".join(f"{image}\n" for image in images))
+        (folder / "ImageSets" / "Main" / f"{part}.txt").write_text(
+            "".join(f"{image}\n" for image in images)
+        )
         for image in images:
             cv2.imwrite(f"{folder}/JPEGImages/{image}{suffix}", np.zeros((6, 8, 3), np.uint8))
             (folder / "Annotations" / f"{image}.xml").write_text(XML.format(name))
@@ -47,7 +51,9 @@ def records(path: Path) -> dict[str, tuple[int, ...]]:
     return found
 
 
-def test_two_years_make_the_databases_of_ssd(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_two_years_make_the_databases_of_ssd(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     root, out = tmp_path / "VOCdevkit", tmp_path / "VOC0712"
     year(root / "VOC2007", {"trainval": ["000001", "000003"], "test": ["000002"]})
     year(root / "VOC2012", {"trainval": ["2008_1"]})
@@ -57,11 +63,15 @@ def test_two_years_make_the_databases_of_ssd(tmp_path: Path, capsys: pytest.Capt
         f"{out}/VOC0712_trainval_lmdb: 3 images",
         f"{out}/VOC0712_test_lmdb: 1 images",
     ]
-    names = [f"VOC2007/JPEGImages/{n}.jpg" for n in ("000001", "000003")] + ["VOC2012/JPEGImages/2008_1.jpg"]
+    names = [f"VOC2007/JPEGImages/{n}.jpg" for n in ("000001", "000003")] + [
+        "VOC2012/JPEGImages/2008_1.jpg"
+    ]
     assert records(out / "VOC0712_trainval_lmdb") == dict.fromkeys(names, (12,))
     assert records(out / "VOC0712_test_lmdb") == {"VOC2007/JPEGImages/000002.jpg": (12,)}
     assert (out / "test_name_size.txt").read_text() == "000002 6 8\n"
-    assert (out / "test.txt").read_text() == "VOC2007/JPEGImages/000002.jpg VOC2007/Annotations/000002.xml\n"
+    assert (
+        out / "test.txt"
+    ).read_text() == "VOC2007/JPEGImages/000002.jpg VOC2007/Annotations/000002.xml\n"
     header = ["# 0", f"{root}/VOC2007/JPEGImages/000002.jpg", "3", "6", "8", "1"]
     assert (out / "test_windows.txt").read_text().splitlines() == [*header, "12 1 1 2 3 5"]
     found = read_windows(out / "trainval_windows.txt", "", fg_threshold=1, bg_threshold=0)
@@ -71,7 +81,9 @@ def test_two_years_make_the_databases_of_ssd(tmp_path: Path, capsys: pytest.Capt
 
 
 def test_one_folder_with_names_of_its_own(tmp_path: Path) -> None:
-    root = year(tmp_path / "signs", {"train": ["a", "b"], "val": ["c"]}, name='a "stop" sign', suffix=".png")
+    root = year(
+        tmp_path / "signs", {"train": ["a", "b"], "val": ["c"]}, name='a "stop" sign', suffix=".png"
+    )
     assert main(["convert_voc", str(root), str(tmp_path / "out"), "--parts=val"]) == 0
     assert records(tmp_path / "out" / "signs_val_lmdb") == {"signs/JPEGImages/c.png": (1,)}
     found = labels_of(read_label_map(tmp_path / "out" / "labelmap_voc.prototxt"))

@@ -1,4 +1,6 @@
-"""Any torch module on several workers: the weights are those of one process with the whole batch."""
+"""Any torch module on several workers: the weights are those of one process with the whole
+batch.
+"""
 
 from __future__ import annotations
 
@@ -55,7 +57,9 @@ KINDS = [kind for kind in ExchangeKind if kind is not ExchangeKind.LOCAL]
 def test_two_workers_are_one_process(name: str, kind: ExchangeKind) -> None:
     how = {**RULES, **OPTIMIZERS}[name]
     (expected,) = together(1, build, how, loop())
-    ends = together(2, build, how, loop(), options=DistributeOptions(example=example()), member=member(kind))
+    ends = together(
+        2, build, how, loop(), options=DistributeOptions(example=example()), member=member(kind)
+    )
     assert_same(ends, expected)
 
 
@@ -94,7 +98,9 @@ def test_an_optimizer_alone_is_the_optimizer_without_us(name: str) -> None:
         (Nesterov(lr=0.1, momentum=0.9), {"momentum": 0.9, "nesterov": True}),
     ],
 )
-def test_a_rule_at_a_fixed_rate_is_torchs_optimizer(rule: UpdateRule, optimizer: dict[str, Any]) -> None:
+def test_a_rule_at_a_fixed_rate_is_torchs_optimizer(
+    rule: UpdateRule, optimizer: dict[str, Any]
+) -> None:
     (by_rule,) = together(1, build, rule, loop())
     (by_torch,) = together(
         1, build, lambda net: torch.optim.SGD(net.parameters(), lr=0.1, **optimizer), loop()
@@ -147,11 +153,15 @@ def build_tied(_: int) -> Tied:
 
 
 @pytest.mark.parametrize("name", ["sgd", "torch sgd"])
-def test_a_weight_that_is_used_beside_its_layer_travels_whole_where_an_example_shows_it(name: str) -> None:
+def test_a_weight_that_is_used_beside_its_layer_travels_whole_where_an_example_shows_it(
+    name: str,
+) -> None:
     how = {**RULES, **OPTIMIZERS}[name]
     factors = member(ExchangeKind.FACTORS)
     (expected,) = together(1, build_tied, how, loop())
-    ends = together(2, build_tied, how, loop(), options=DistributeOptions(example=example()), member=factors)
+    ends = together(
+        2, build_tied, how, loop(), options=DistributeOptions(example=example()), member=factors
+    )
     assert_same(ends, expected)
 
 
@@ -160,12 +170,16 @@ def test_such_a_weight_is_refused_where_only_the_batch_size_is_said() -> None:
     with pytest.raises(
         UsageError, match=r"'square\.weight' is used beside the forward pass of its own layer"
     ):
-        together(2, build_tied, SGD(lr=0.1), loop(), options=options, member=member(ExchangeKind.FACTORS))
+        together(
+            2, build_tied, SGD(lr=0.1), loop(), options=options, member=member(ExchangeKind.FACTORS)
+        )
 
 
 @pytest.mark.parametrize("mends", [False, True])
 def test_a_worker_whose_optimizer_drifts_is_found(mends: bool) -> None:
-    """After step 3 the momentum of one worker changes by itself; the workers compare after every second step."""
+    """After step 3 the momentum of one worker changes by itself; the workers compare after every
+    second step.
+    """
     member = Membership(
         timeout_s=TIMEOUT_S,
         options=ExchangeOptions(
@@ -190,12 +204,16 @@ def test_a_worker_whose_optimizer_drifts_is_found(mends: bool) -> None:
         first, second = together(2, build, how, body, member=member)
         assert all(torch.equal(value, second[name]) for name, value in first.items())
     else:
-        with pytest.raises(JobError, match=r"momentum_buffer.* on worker 1 .* 4 .equal after iteration 2"):
+        with pytest.raises(
+            JobError, match=r"momentum_buffer.* on worker 1 .* 4 .equal after iteration 2"
+        ):
             together(2, build, how, body, member=member)
 
 
 @pytest.mark.parametrize("checks", [True, False])
-def test_weights_that_one_worker_has_read_by_itself_are_found_after_the_first_step(checks: bool) -> None:
+def test_weights_that_one_worker_has_read_by_itself_are_found_after_the_first_step(
+    checks: bool,
+) -> None:
     def body(module: nn.Module, group: Group) -> None:
         if group.rank == 1:
             module.load_state_dict(build(7).state_dict())
@@ -227,7 +245,9 @@ def test_what_is_not_trained_begins_alike() -> None:
 @pytest.mark.parametrize("buffers", Buffers)
 def test_running_statistics(buffers: Buffers, how: How) -> None:
     options = DistributeOptions(buffers=buffers)
-    ends = together(2, lambda _: Normed(), how, of_batches(a_step), options=options, member=member())
+    ends = together(
+        2, lambda _: Normed(), how, of_batches(a_step), options=options, member=member()
+    )
     alike = torch.equal(ends[0]["1.running_mean"], ends[1]["1.running_mean"])
     assert alike == (buffers is Buffers.AVERAGE)
     assert int(ends[1]["1.num_batches_tracked"]) == STEPS
@@ -236,11 +256,19 @@ def test_running_statistics(buffers: Buffers, how: How) -> None:
 
 def test_other_modules_on_other_workers() -> None:
     with pytest.raises(ServerError, match="differ"):
-        together(2, lambda rank: nn.Linear(3, 2 + rank), SGD(lr=0.1), never, member=Membership(timeout_s=3))
+        together(
+            2,
+            lambda rank: nn.Linear(3, 2 + rank),
+            SGD(lr=0.1),
+            never,
+            member=Membership(timeout_s=3),
+        )
 
 
 class Buffered(nn.Linear):
-    def __init__(self, size: int, *, dtype: torch.dtype = torch.float32, more: bool = False) -> None:
+    def __init__(
+        self, size: int, *, dtype: torch.dtype = torch.float32, more: bool = False
+    ) -> None:
         super().__init__(3, 2)
         self.register_buffer("mask", torch.zeros(size, dtype=dtype))
         if more:
@@ -263,8 +291,12 @@ F32 = "'{}' of torch.float32, ({},)"
         ),
     ],
 )
-def test_other_buffers_on_other_workers(modules: Sequence[nn.Module], ours: str, theirs: str) -> None:
-    sentence = f"worker 0's module has {ours}, where worker 1's has {theirs}; expected the same module"
+def test_other_buffers_on_other_workers(
+    modules: Sequence[nn.Module], ours: str, theirs: str
+) -> None:
+    sentence = (
+        f"worker 0's module has {ours}, where worker 1's has {theirs}; expected the same module"
+    )
     with pytest.raises(UsageError, match=re.escape(sentence)):
         together(2, lambda rank: copy.deepcopy(modules[rank]), SGD(lr=0.1), never, member=member())
 
@@ -286,7 +318,9 @@ def test_arguments_that_cannot_be_meant(arguments: dict[str, Any], words: str) -
 def test_how_is_a_rule_or_an_optimizer_of_the_module() -> None:
     with pytest.raises(UsageError, match="was given a str"):
         poseidon.distribute(Normed(), "sgd")  # type: ignore[call-overload]
-    with pytest.raises(UsageError, match=r"was given a list as its module; expected a torch\.nn\.Module"):
+    with pytest.raises(
+        UsageError, match=r"was given a list as its module; expected a torch\.nn\.Module"
+    ):
         poseidon.distribute([nn.Linear(2, 2)], SGD(lr=0.1))  # type: ignore[call-overload]
     with pytest.raises(UsageError, match=r"2 of the optimizer's 2 parameters are not the module's"):
         poseidon.distribute(Normed(), torch.optim.SGD(nn.Linear(2, 2).parameters(), lr=0.1))
@@ -312,7 +346,9 @@ def test_a_call_after_the_group_was_closed_is_refused(how: How, call: str) -> No
 
 def test_a_worker_reports_that_it_waits_for_others_to_join() -> None:
     reported: list[LoopPosition] = []
-    with join(Normed(), SGD(lr=0.1), DistributeOptions(), WorkerContext(on_progress=reported.append)):
+    with join(
+        Normed(), SGD(lr=0.1), DistributeOptions(), WorkerContext(on_progress=reported.append)
+    ):
         assert reported == [LoopPosition(collection="distribute"), LoopPosition()]
 
 
@@ -324,7 +360,9 @@ def test_one_call_a_job() -> None:
     assert poseidon.this_worker() == poseidon.ThisWorker(rank=0, size=1)
 
 
-def test_a_script_that_a_scheduler_starts_several_times_is_no_job(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_script_that_a_scheduler_starts_several_times_is_no_job(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setenv("OMPI_COMM_WORLD_RANK", "0")
     monkeypatch.setenv("OMPI_COMM_WORLD_SIZE", "2")
     with pytest.warns(
@@ -334,7 +372,8 @@ def test_a_script_that_a_scheduler_starts_several_times_is_no_job(monkeypatch: p
     monkeypatch.setenv("RANK", "1")
     monkeypatch.setenv("WORLD_SIZE", "2")
     with pytest.raises(
-        UsageError, match=r"^WORLD_SIZE=2: .*expected `-m poseidon worker --key_file=FILE run SCRIPT`"
+        UsageError,
+        match=r"^WORLD_SIZE=2: .*expected `-m poseidon worker --key_file=FILE run SCRIPT`",
     ):
         poseidon.distribute(Normed(), SGD(lr=0.1))
     with running_in(WorkerContext()):
@@ -407,7 +446,10 @@ def test_a_script_alone_saves_to_a_folder_and_resumes_from_it(
     whole, first, second = ends
     folder = tmp_path / "parts" / "checkpoints"
     assert [end["resumed"] for end in ends] == [False, False, True]
-    assert (first["path"], second["path"]) == (folder / "train_iter_6.pt", folder / "train_iter_12.pt")
+    assert (first["path"], second["path"]) == (
+        folder / "train_iter_6.pt",
+        folder / "train_iter_12.pt",
+    )
     for name, value in whole["model"].state_dict().items():
         assert torch.equal(value, second["model"].state_dict()[name])
     goes = f"poseidon: checkpoints go to {folder}/train_iter_<steps>.pt\n"

@@ -168,14 +168,20 @@ STALE = member(ExchangeKind.SERVER, staleness=1)
 ROUNDS = replace(STALE, options=replace(STALE.options, sync_every=2))
 
 
-@pytest.mark.parametrize("calls", [("mean", "settle"), ("step", "mean"), ("mean", "end"), ("save", "step")])
+@pytest.mark.parametrize(
+    "calls", [("mean", "settle"), ("step", "mean"), ("mean", "end"), ("save", "step")]
+)
 @pytest.mark.parametrize(
     ("how", "job"),
     [(RULE, STALE), (RULE, ROUNDS), (OPTIMIZER, ROUNDS)],
     ids=["stale", "rounds of a rule", "rounds of an optimizer"],
 )
 def test_different_calls_where_others_are_waited_for_elsewhere(
-    how: How, job: Membership, calls: tuple[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    how: How,
+    job: Membership,
+    calls: tuple[str, str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Stale workers wait for each other in `settle`, and those with rounds at a round's end."""
     monkeypatch.chdir(tmp_path)
@@ -215,12 +221,14 @@ def test_a_mean_of_one_worker_while_another_waits_in_its_step(how: How) -> None:
     [
         (
             ("mean", "save"),
-            "worker 0 calls mean() after step 1, and worker 1 calls save() after step 1; expected the "
+            "worker 0 calls mean() after step 1, and worker 1 calls save() after step 1; expected "
+            "the "
             "same calls in the same order on all workers",
         ),
         (
             ("mean", "end"),
-            "worker 0 calls mean() after step 1, and worker 1 has left; expected the same calls in the "
+            "worker 0 calls mean() after step 1, and worker 1 has left; expected the same calls "
+            "in the "
             "same order on all workers",
         ),
         (
@@ -248,7 +256,8 @@ def test_a_mean_of_one_worker_meets_the_first_step_of_another() -> None:
             group.step()
 
     sentence = (
-        "worker 0 calls step() in step 1, after backward(), and worker 1 calls mean() in step 1, after "
+        "worker 0 calls step() in step 1, after backward(), and worker 1 calls mean() in step 1, "
+        "after "
         "backward(); expected the same calls in the same order on all workers"
     )
     assert sentence in map(str, failures_of(2, run, member=SERVER))
@@ -263,7 +272,8 @@ def test_a_block_that_ends_with_a_pass_too_few_says_what_can_follow(how: How) ->
             backward(module)
 
     sentence = (
-        "worker 0 leaves the `with` block in step 1, after backward(); expected step(){} before `break`, "
+        "worker 0 leaves the `with` block in step 1, after backward(); expected step(){} before "
+        "`break`, "
         "`return` or the end of the block"
     )
     for passes, or_drop in ((1, ""), (2, " or drop()")):

@@ -1,4 +1,6 @@
-"""Scripts with local steps: a torch.optim optimizer, or a rule, on each worker's own gradients, and exchanges once a round."""
+"""Scripts with local steps: a torch.optim optimizer, or a rule, on each worker's own gradients,
+and exchanges once a round.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,9 @@ from tests.support.module_groups import Body, How, together
 STEPS, WORKERS = 8, 3
 BY_FLAGS = Membership(
     timeout_s=TIMEOUT_S,
-    options=ExchangeOptions(kind=ExchangeKind.HYBRID, sync_every=3, outer_lr=0.5, outer_momentum=0.8),
+    options=ExchangeOptions(
+        kind=ExchangeKind.HYBRID, sync_every=3, outer_lr=0.5, outer_momentum=0.8
+    ),
 )
 OUTER = Outer(lr=0.5, momentum=0.8)
 OPTIMIZERS: dict[str, Callable[[nn.Module], torch.optim.Optimizer]] = {
@@ -37,7 +41,10 @@ OPTIMIZERS: dict[str, Callable[[nn.Module], torch.optim.Optimizer]] = {
 
 
 class Net(nn.Sequential):
-    """Layers with running statistics between them. Rank 0's first values count. A bias before them would have noise as gradients."""
+    """Layers with running statistics between them.
+
+    Rank 0's first values count. A bias before them would have noise as gradients.
+    """
 
     def __init__(self, rank: int) -> None:
         super().__init__(nn.Linear(3, 8, bias=False), nn.BatchNorm1d(8), nn.Tanh(), nn.Linear(8, 2))
@@ -52,7 +59,9 @@ def loss_of(net: nn.Module, step: int, rank: int) -> Tensor:
     return nn.functional.mse_loss(net(x), y)
 
 
-def trains(steps: int = STEPS, at: Callable[[nn.Module, Group], None] = lambda net, group: None) -> Body:
+def trains(
+    steps: int = STEPS, at: Callable[[nn.Module, Group], None] = lambda net, group: None
+) -> Body:
     def body(net: nn.Module, group: Group) -> None:
         while group.steps < steps:
             net.zero_grad()
@@ -63,7 +72,9 @@ def trains(steps: int = STEPS, at: Callable[[nn.Module, Group], None] = lambda n
     return body
 
 
-def simulated(make: Callable[[nn.Module], torch.optim.Optimizer], *, clip: float | None = None) -> Net:
+def simulated(
+    make: Callable[[nn.Module], torch.optim.Optimizer], *, clip: float | None = None
+) -> Net:
     """All workers one after the other, rounds of three steps, the outer rule in float64."""
     nets = [Net(0) for _ in range(WORKERS)]
     optimizers = [make(net) for net in nets]
@@ -127,12 +138,16 @@ def test_the_argument_takes_the_place_of_the_flag() -> None:
     def body(net: nn.Module, group: Group) -> None:
         assert type(group) is OptimizerGroup
 
-    together(1, Net, OPTIMIZERS["sgd"], body, member=BY_FLAGS, options=DistributeOptions(local_steps=0))
+    together(
+        1, Net, OPTIMIZERS["sgd"], body, member=BY_FLAGS, options=DistributeOptions(local_steps=0)
+    )
 
 
 def test_clip_and_passes_are_for_the_gradients_of_each_worker() -> None:
     how = OPTIMIZERS["sgd"]
-    ends = together(WORKERS, Net, how, trains(), member=BY_FLAGS, options=DistributeOptions(clip=0.1))
+    ends = together(
+        WORKERS, Net, how, trains(), member=BY_FLAGS, options=DistributeOptions(clip=0.1)
+    )
     assert_same(ends, simulated(how, clip=0.1))
 
     def by_hand(net: nn.Module, group: Group) -> None:
@@ -145,7 +160,9 @@ def test_clip_and_passes_are_for_the_gradients_of_each_worker() -> None:
 
     def same_statistics(rank: int) -> Net:
         net = Net(rank)
-        net[1].momentum = None  # a mean of all batches: the second pass of a step counts as the first
+        net[
+            1
+        ].momentum = None  # a mean of all batches: the second pass of a step counts as the first
         return net
 
     twice = together(
@@ -177,7 +194,9 @@ def _bytes(net: nn.Module) -> bytes:
     return b"".join(p.detach().numpy().tobytes() for p in net.parameters())
 
 
-STREAMS = replace(BY_FLAGS, options=replace(BY_FLAGS.options, sync_fragments=2, sync_delay=1, sync_mix=0.25))
+STREAMS = replace(
+    BY_FLAGS, options=replace(BY_FLAGS.options, sync_fragments=2, sync_delay=1, sync_mix=0.25)
+)
 
 
 @pytest.mark.parametrize("how", [OPTIMIZERS["adamw"], SGD(lr=0.1, momentum=0.9)])

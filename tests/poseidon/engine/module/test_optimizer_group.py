@@ -22,7 +22,9 @@ from tests.support.module_groups import How, together
 
 FACTORS = Membership(timeout_s=TIMEOUT_S, options=ExchangeOptions(kind=ExchangeKind.FACTORS))
 Loop = Callable[[nn.Module, int, Callable[[], object]], None]
-"""Trains a module on the records from a number on, every other one where that is 0 or 1; ends each step with the function."""
+"""Trains a module on the records from a number on, every other one where that is 0 or 1; ends
+each step with the function.
+"""
 
 
 def sgd(net: nn.Module) -> torch.optim.Optimizer:
@@ -66,7 +68,9 @@ def checkpoints(net: nn.Module, x: Tensor, step: Callable[[], object]) -> None:
 
 
 @pytest.mark.parametrize("loop", [freezes, attacks, checkpoints])
-def test_loops_that_are_not_plain(loop: Callable[[nn.Module, Tensor, Callable[[], object]], None]) -> None:
+def test_loops_that_are_not_plain(
+    loop: Callable[[nn.Module, Tensor, Callable[[], object]], None],
+) -> None:
     alone = build(0)
     loop(alone, records(0, 1), sgd(alone).step)
     ends = together(
@@ -129,14 +133,20 @@ def thaws(net: nn.Module, group: Group) -> None:
 
 @pytest.mark.parametrize(
     ("start", "how", "body"),
-    [(build, of_first, adds_a_group), (build, of_first, has_a_second_one), (build_frozen, sgd, thaws)],
+    [
+        (build, of_first, adds_a_group),
+        (build, of_first, has_a_second_one),
+        (build_frozen, sgd, thaws),
+    ],
 )
 def test_parameters_that_each_worker_would_train_by_itself_are_refused(
     start: Callable[[int], nn.Module],
     how: Callable[[nn.Module], torch.optim.Optimizer],
     body: Callable[[nn.Module, Group], None],
 ) -> None:
-    with pytest.raises(UsageError, match=r"'2\.weight' is trained, but when distribute\(\) was called"):
+    with pytest.raises(
+        UsageError, match=r"'2\.weight' is trained, but when distribute\(\) was called"
+    ):
         together(1, start, how, body)
 
 
@@ -173,7 +183,9 @@ def test_average_gradients_finishes_no_step() -> None:
 @pytest.mark.parametrize("fused", [False, True])
 @pytest.mark.parametrize("averages", [False, True])
 def test_a_grad_scaler_looks_at_means_or_is_refused(fused: bool, averages: bool) -> None:
-    """Its own look at one worker's gradients would train with a scale, or skip a step on that worker only."""
+    """Its own look at one worker's gradients would train with a scale, or skip a step on that
+    worker only.
+    """
 
     def body(net: nn.Module, group: Group) -> None:
         assert isinstance(group, OptimizerGroup)
@@ -199,7 +211,8 @@ def test_a_grad_scaler_looks_at_means_or_is_refused(fused: bool, averages: bool)
             assert value.isfinite().all()
     else:
         with pytest.raises(
-            UsageError, match=r"expected average_gradients\(\) between backward\(\) and GradScaler's"
+            UsageError,
+            match=r"expected average_gradients\(\) between backward\(\) and GradScaler's",
         ):
             together(2, build, how, body, member=FACTORS)
 

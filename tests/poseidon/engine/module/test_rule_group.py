@@ -89,7 +89,9 @@ def test_an_optimizer_beside_a_rule_is_refused() -> None:
         optimizer.step()
         group.step()
 
-    with pytest.raises(UsageError, match=r"'0\.weight' was changed by the script after distribute\(\)"):
+    with pytest.raises(
+        UsageError, match=r"'0\.weight' was changed by the script after distribute\(\)"
+    ):
         together(1, build, SGD(lr=0.1), body)
 
 
@@ -97,9 +99,7 @@ def test_weights_in_another_order_of_memory_are_for_optimizers() -> None:
     def channels_last(_: int) -> nn.Module:
         return nn.Conv2d(3, 4, 3).to(memory_format=torch.channels_last)
 
-    expected = (
-        r"'weight' is not contiguous in memory.*expected torch.contiguous_format, or a torch.optim optimizer"
-    )
+    expected = r"'weight' is not contiguous in memory.*expected torch.contiguous_format, or a torch.optim optimizer"
     with pytest.raises(UsageError, match=expected):
         together(1, channels_last, SGD(lr=0.1), lambda *_: None)
 

@@ -99,7 +99,9 @@ def test_the_order_does_not_depend_on_the_scripts_default_device() -> None:
 
 
 def test_a_place_within_an_epoch_is_gone_on_from() -> None:
-    """`set_epoch`, as a loop calls it at the head of each epoch, keeps the place in the epoch that the saved run was in."""
+    """`set_epoch`, as a loop calls it at the head of each epoch, keeps the place in the epoch
+    that the saved run was in.
+    """
     returned = []
     first = SharedSampler(range(10), rank=1, workers=2)
     list(first)

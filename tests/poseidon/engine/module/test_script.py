@@ -1,4 +1,7 @@
-"""How a script's end is reported to the launcher. The process itself: tests/distributed/test_scripts.py."""
+"""How a script's end is reported to the launcher.
+
+The process itself: tests/distributed/test_scripts.py.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +47,13 @@ def run(
     monkeypatch.setattr(sys, "argv", list(sys.argv))
     monkeypatch.setattr(sys, "path", list(sys.path))
     document = ScriptDocument(
-        job="j", token="", output=str(folder), script=str(script), arguments=("a", "--b"), shards=0, **fields
+        job="j",
+        token="",
+        output=str(folder),
+        script=str(script),
+        arguments=("a", "--b"),
+        shards=0,
+        **fields,
     )
     launcher = RecordingConnection()
     code = run_script(document, launcher)
@@ -57,13 +66,26 @@ def run(
     ("text", "message", "exit_code"),
     [
         ("\nraise ValueError('x')", "worker 0: script.py, line 2: ValueError: x (details in ", 1),
-        ("\nraise ValueError('x\\n  y')", "worker 0: script.py, line 2: ValueError: x y (details in ", 1),
-        ("import sys\nsys.exit(3)", "worker 0: script.py, line 2: the script ended itself with 3", 3),
-        ("import sys\nsys.exit('no')", "worker 0: script.py, line 2: the script ended itself with 'no'", 1),
+        (
+            "\nraise ValueError('x\\n  y')",
+            "worker 0: script.py, line 2: ValueError: x y (details in ",
+            1,
+        ),
+        (
+            "import sys\nsys.exit(3)",
+            "worker 0: script.py, line 2: the script ended itself with 3",
+            3,
+        ),
+        (
+            "import sys\nsys.exit('no')",
+            "worker 0: script.py, line 2: the script ended itself with 'no'",
+            1,
+        ),
         ("x = 1\ndef", "worker 0: script.py, line 2: SyntaxError: ", 1),
         (
             "import poseidon, torch\nposeidon.distribute(torch.nn.ReLU(), poseidon.SGD(lr=1))",
-            "worker 0: script.py, line 2: ReLU has no parameter that wants a gradient: nothing to train",
+            "worker 0: script.py, line 2: ReLU has no parameter that wants a gradient: nothing to "
+            "train",
             2,
         ),
     ],
@@ -79,7 +101,9 @@ def test_a_failure_is_one_sentence(
 def test_an_error_and_output_with_a_name_that_is_not_utf_8(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """`os.listdir` gives such names; the traceback in the log must not raise in place of the error."""
+    """`os.listdir` gives such names; the traceback in the log must not raise in place of the
+    error.
+    """
     text = "print('reads', 'caf\\udce9')\nraise RuntimeError('cannot decode caf\\udce9.jpg')"
     with output_to_log(tmp_path / "worker_0.log", Prints.STDOUT):
         _, event = run(tmp_path, text, monkeypatch)
@@ -87,15 +111,26 @@ def test_an_error_and_output_with_a_name_that_is_not_utf_8(
         "worker 0: script.py, line 2: RuntimeError: cannot decode caf\udce9.jpg ("
     )
     log = (tmp_path / "worker_0.log").read_text(encoding="utf-8")
-    assert log.startswith("reads caf\\udce9\n") and "RuntimeError: cannot decode caf\\udce9.jpg\n" in log
+    assert (
+        log.startswith("reads caf\\udce9\n")
+        and "RuntimeError: cannot decode caf\\udce9.jpg\n" in log
+    )
 
 
 @pytest.mark.parametrize(
     ("text", "workers", "message"),
     [
         ("\nbreakpoint()", 2, f"worker 0: script.py, line 2: {NO_DEBUGGER}"),
-        ("import bdb\nraise bdb.BdbQuit", 2, f"worker 0: script.py, line 2: {NO_DEBUGGER}"),  # of pdb
-        ("import bdb\nraise bdb.BdbQuit", 1, "worker 0: script.py, line 2: the script was ended in"),
+        (
+            "import bdb\nraise bdb.BdbQuit",
+            2,
+            f"worker 0: script.py, line 2: {NO_DEBUGGER}",
+        ),  # of pdb
+        (
+            "import bdb\nraise bdb.BdbQuit",
+            1,
+            "worker 0: script.py, line 2: the script was ended in",
+        ),
     ],
 )
 def test_a_debugger_that_has_nothing_to_read_is_one_sentence(
@@ -107,7 +142,9 @@ def test_a_debugger_that_has_nothing_to_read_is_one_sentence(
     assert event["message"].startswith(message)
 
 
-@pytest.mark.parametrize("end", ["", "raise SystemExit", "raise SystemExit(0)", "raise KeyboardInterrupt"])
+@pytest.mark.parametrize(
+    "end", ["", "raise SystemExit", "raise SystemExit(0)", "raise KeyboardInterrupt"]
+)
 def test_a_good_end(end: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "beside.py").write_text("x = 5", encoding="utf-8")
     text = "import sys, beside\nassert sys.argv[1:] == ['a', '--b']\n" + end
@@ -134,7 +171,8 @@ def test_a_worker_that_never_joins_says_so_to_the_launcher_and_in_the_log(
         end = run(tmp_path, "import sys\nsys.exit(0)", monkeypatch, rank=rank, workers=3)
         assert end == (0, {"event": "done", "joined": False})
     assert caplog.messages == [
-        "the script has ended without poseidon.distribute(): each of the 3 workers has run it by itself"
+        "the script has ended without poseidon.distribute(): each of the 3 workers has run it by "
+        "itself"
     ]
 
 
@@ -150,10 +188,14 @@ def test_the_group_is_closed_with_the_script_and_its_steps_are_reported(
     assert poseidon.this_worker() == poseidon.ThisWorker()
 
 
-def test_a_failure_while_the_launcher_is_watched_reaches_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failure_while_the_launcher_is_watched_reaches_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     launcher = RecordingConnection()
     reported = threading.Event()
-    monkeypatch.setattr(launcher, "send", lambda event, **fields: (sent.append(fields), reported.set()))
+    monkeypatch.setattr(
+        launcher, "send", lambda event, **fields: (sent.append(fields), reported.set())
+    )
     sent: list[dict[str, Any]] = []
 
     def fail() -> None:

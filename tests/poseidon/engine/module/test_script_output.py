@@ -76,7 +76,9 @@ def test_a_full_disk_costs_lines_and_not_the_script(caplog: pytest.LogCaptureFix
         os.close(read_fd)
         os.close(write_fd)
     (warning,) = caplog.messages
-    assert warning.startswith("the script's output cannot be written to its log: No space left on device")
+    assert warning.startswith(
+        "the script's output cannot be written to its log: No space left on device"
+    )
 
 
 def test_after_the_launcher_has_gone_the_log_has_the_output(tmp_path: Path) -> None:

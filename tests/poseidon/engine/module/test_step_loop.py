@@ -40,7 +40,9 @@ def test_mean_and_sampler() -> None:
     def body(module: nn.Module, group: Group) -> None:
         assert group.mean(float(group.rank)) == 0.5
         assert group.mean(0.1) == 0.1  # a number of Python keeps its digits
-        assert torch.equal(group.mean(torch.tensor([1.0, 2]) * (1 + 2 * group.rank)), torch.tensor([2.0, 4]))
+        assert torch.equal(
+            group.mean(torch.tensor([1.0, 2]) * (1 + 2 * group.rank)), torch.tensor([2.0, 4])
+        )
         assert (
             group.mean(torch.tensor(3 + group.rank)).item() == 3.5
         )  # whole numbers have a mean that is none
@@ -118,7 +120,9 @@ def test_a_mean_after_unequal_numbers_of_steps_is_refused() -> None:
             a_step(module, group, torch.ones(2, 3))
         group.mean(1.0)
 
-    words = r"worker 0 calls mean\(\) after step 1, and worker 1 calls mean\(\) after step 2; expected"
+    words = (
+        r"worker 0 calls mean\(\) after step 1, and worker 1 calls mean\(\) after step 2; expected"
+    )
     with pytest.raises(UsageError, match=words):
         together(2, lambda _: Normed(), SGD(lr=0.1), body, member=member())
 
@@ -132,8 +136,12 @@ def test_a_mean_after_unequal_numbers_of_steps_is_refused() -> None:
         (lambda group: group.load_state_dict(None), "load_state_dict"),
     ],
 )
-def test_a_call_on_one_worker_alone_is_known_to_wait(call: Callable[[Group], object], name: str) -> None:
-    """Its position says so from the first thing on that it waits for, so that the launcher can end the job."""
+def test_a_call_on_one_worker_alone_is_known_to_wait(
+    call: Callable[[Group], object], name: str
+) -> None:
+    """Its position says so from the first thing on that it waits for, so that the launcher can
+    end the job.
+    """
     reported: list[LoopPosition] = []
 
     def body(module: nn.Module, group: Group) -> None:
@@ -148,9 +156,6 @@ def test_a_call_on_one_worker_alone_is_known_to_wait(call: Callable[[Group], obj
         together(2, lambda _: Normed(), SGD(lr=0.1), body, member=member())
     waits = next(position for position in reported if position.collection)
     assert waits == LoopPosition(steps=0, collections=1, collection=name)
-
-
-# -- misuse ------------------------------------------------------------------------------------------------
 
 
 def twice(module: nn.Module, group: Group) -> None:
@@ -188,8 +193,12 @@ def by_closure(module: nn.Module, group: Group) -> None:
         (calls_the_group, r"a group is no module; expected the one that distribute\(\) was given"),
     ],
 )
-@pytest.mark.parametrize("how", [SGD(lr=0.1), lambda net: torch.optim.SGD(net.parameters(), lr=0.1)])
-def test_a_loop_in_the_wrong_order(how: How, body: Callable[[nn.Module, Group], None], words: str) -> None:
+@pytest.mark.parametrize(
+    "how", [SGD(lr=0.1), lambda net: torch.optim.SGD(net.parameters(), lr=0.1)]
+)
+def test_a_loop_in_the_wrong_order(
+    how: How, body: Callable[[nn.Module, Group], None], words: str
+) -> None:
     with pytest.raises(UsageError, match=words):
         together(1, lambda _: Normed(), how, body)
 
@@ -199,7 +208,9 @@ def test_what_only_one_way_can_do_wrong() -> None:
         together(1, lambda _: Normed(), SGD(lr=0.1), rate_within)
     with pytest.raises(UsageError, match=r"^step\(\) was given a closure, .* without a closure$"):
         together(1, lambda _: Normed(), OPTIMIZERS["torch sgd"], by_closure)
-    with pytest.raises(UsageError, match=r"^LBFGS runs the loss itself, by the closure of its step\(\); "):
+    with pytest.raises(
+        UsageError, match=r"^LBFGS runs the loss itself, by the closure of its step\(\); "
+    ):
         together(1, lambda _: Normed(), lambda net: torch.optim.LBFGS(net.parameters()), never)
     with pytest.raises(UsageError, match="--table_staleness=0, not 1"):
         together(2, lambda _: Normed(), OPTIMIZERS["torch sgd"], never, member=member(staleness=1))
@@ -334,7 +345,9 @@ def test_gradients_stay_after_a_step_that_says_so(workers: int) -> None:
 
 
 def left_over(*, drops: bool, thrown: bool = True) -> Callable[[nn.Module, Group], None]:
-    """Two steps of two passes each, behind the first a pass that is left over, which is dropped or stepped by itself."""
+    """Two steps of two passes each, behind the first a pass that is left over, which is dropped
+    or stepped by itself.
+    """
 
     def body(module: nn.Module, group: Group) -> None:
         for step in range(2):
@@ -372,7 +385,9 @@ def test_what_has_left_cannot_be_dropped(how: How) -> None:
     def body(module: nn.Module, group: Group) -> None:
         group.drop()  # nothing
         module(torch.ones(2, 3)).sum().backward()
-        with pytest.raises(UsageError, match=r"drop\(\) after pass 1 of 1, whose gradients have left"):
+        with pytest.raises(
+            UsageError, match=r"drop\(\) after pass 1 of 1, whose gradients have left"
+        ):
             group.drop()
         group.step()
 

@@ -8,7 +8,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from poseidon.engine.module.tensors import Buffers, module_tensors, rows_by_batch_size, rows_by_example
+from poseidon.engine.module.tensors import (
+    Buffers,
+    module_tensors,
+    rows_by_batch_size,
+    rows_by_example,
+)
 from poseidon.errors import UsageError
 
 
@@ -57,7 +62,11 @@ def test_order_is_that_of_the_layers() -> None:
 def test_shared_parameters_are_one() -> None:
     module = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
     module[1].weight = module[0].weight
-    assert list(module_tensors(module, Buffers.AVERAGE).exchanged) == ["0.weight", "0.bias", "1.bias"]
+    assert list(module_tensors(module, Buffers.AVERAGE).exchanged) == [
+        "0.weight",
+        "0.bias",
+        "1.bias",
+    ]
 
 
 @pytest.mark.parametrize(
@@ -65,7 +74,10 @@ def test_shared_parameters_are_one() -> None:
     [
         (nn.ReLU(), "ReLU has no parameter that wants a gradient"),
         (nn.Linear(2, 2).requires_grad_(False), "no parameter that wants a gradient"),
-        (nn.Linear(2, 2).double(), "'weight' is torch.float64; expected parameters of torch.float32"),
+        (
+            nn.Linear(2, 2).double(),
+            "'weight' is torch.float64; expected parameters of torch.float32",
+        ),
         (
             nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2, device="meta")),
             r"'1\.weight' has no values: it is on torch's meta device; expected module\.to_empty",
@@ -84,7 +96,9 @@ def test_rows_of_layers_that_run_once() -> None:
     seed = torch.random.get_rng_state()
     x = torch.ones(5, 7, 4)
     for example in (x, (x,), {"x": x, "scale": 2.0}):
-        rows = {weights[weight]: count for weight, count in rows_by_example(module, example).items()}
+        rows = {
+            weights[weight]: count for weight, count in rows_by_example(module, example).items()
+        }
         assert rows == {
             "first.weight": 35,
             "last.weight": 5,
@@ -98,7 +112,9 @@ def test_rows_by_batch_size_leave_out_what_is_only_read() -> None:
     module = Mixed()
     weights = {weight: name for name, weight in module.named_parameters()}
     rows = {weights[weight]: count for weight, count in rows_by_batch_size(module, 6).items()}
-    assert rows == dict.fromkeys(("first.weight", "twice.weight", "last.weight", "frozen.weight"), 6)
+    assert rows == dict.fromkeys(
+        ("first.weight", "twice.weight", "last.weight", "frozen.weight"), 6
+    )
 
 
 @pytest.mark.parametrize(

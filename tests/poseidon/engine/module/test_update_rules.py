@@ -28,7 +28,10 @@ from ps_server import Rule, RuleKind
         (AdaGrad(lr=1, eps=0.1), Rule(kind=RuleKind.ADAGRAD, delta=0.1)),
         (RMSProp(lr=1, alpha=0.5, eps=0.1), Rule(kind=RuleKind.RMSPROP, rms_decay=0.5, delta=0.1)),
         (AdaDelta(rho=0.5, eps=0.1), Rule(kind=RuleKind.ADADELTA, momentum=0.5, delta=0.1)),
-        (Adam(betas=(0.5, 0.6), eps=0.1), Rule(kind=RuleKind.ADAM, momentum=0.5, momentum2=0.6, delta=0.1)),
+        (
+            Adam(betas=(0.5, 0.6), eps=0.1),
+            Rule(kind=RuleKind.ADAM, momentum=0.5, momentum2=0.6, delta=0.1),
+        ),
     ],
 )
 def test_each_is_a_rule_of_the_shards(rule: UpdateRule, expected: Rule) -> None:

@@ -15,7 +15,12 @@ CPU = torch.device("cpu")
 
 def draw() -> tuple[float, float, float, float]:
     """Of each generator; the second normal number of a pair is kept in its state."""
-    return random.gauss(0, 1), float(np.random.normal()), float(np.random.random()), torch.rand(()).item()
+    return (
+        random.gauss(0, 1),
+        float(np.random.normal()),
+        float(np.random.random()),
+        torch.rand(()).item(),
+    )
 
 
 def test_all_generators_go_on() -> None:

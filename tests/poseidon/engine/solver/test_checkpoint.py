@@ -25,12 +25,16 @@ from tests.support.training_processes import make_data
 
 
 @pytest.mark.parametrize("job", [Job(), Job(workers=2, shards=2)])
-def test_a_run_resumed_from_hdf5_ends_with_the_bits_of_the_whole_one(tmp_path: Path, job: Job) -> None:
+def test_a_run_resumed_from_hdf5_ends_with_the_bits_of_the_whole_one(
+    tmp_path: Path, job: Job
+) -> None:
     make_data(tmp_path)
     ends = []
     for snapshot_format in ("BINARYPROTO", "HDF5"):
         solver = write_definitions(
-            tmp_path, batch=5, extra=f"snapshot: 10\nmax_iter: 20\nsnapshot_format: {snapshot_format}"
+            tmp_path,
+            batch=5,
+            extra=f"snapshot: 10\nmax_iter: 20\nsnapshot_format: {snapshot_format}",
         )
         run(solver, job)
         suffix = ".h5" if snapshot_format == "HDF5" else ""
@@ -98,16 +102,21 @@ SOLVERS = {
 
 
 @pytest.mark.parametrize(
-    ("kind", "fragments", "delay"), [*((kind, 1, 0) for kind in SOLVERS), ("Nesterov", 2, 0), ("Adam", 3, 2)]
+    ("kind", "fragments", "delay"),
+    [*((kind, 1, 0) for kind in SOLVERS), ("Nesterov", 2, 0), ("Adam", 3, 2)],
 )
 def test_a_run_with_local_steps_goes_on_with_the_bits_of_the_whole_one(
     tmp_path: Path, kind: str, fragments: int, delay: int
 ) -> None:
-    """The snapshot of iteration 10 is within a round of 4, and the test of iteration 8 is at the end of one."""
+    """The snapshot of iteration 10 is within a round of 4, and the test of iteration 8 is at the
+    end of one.
+    """
     make_data(tmp_path)
     extra = f'snapshot: 10\nmax_iter: 22\ntype: "{kind}"\n{SOLVERS[kind]}'
     solver = write_definitions(tmp_path, batch=5, extra=extra, dropout=True, norm=True)
-    options = ExchangeOptions(sync_every=4, check_every=6, sync_fragments=fragments, sync_delay=delay)
+    options = ExchangeOptions(
+        sync_every=4, check_every=6, sync_fragments=fragments, sync_delay=delay
+    )
     job = Job(workers=3, shards=2, kind=ExchangeKind.SERVER, options=options)
     assert run(solver, job).local_steps == 4
     model = tmp_path / "snap_iter_22.caffemodel"
@@ -135,7 +144,9 @@ def test_a_resumed_job_of_auto_takes_the_plan_of_the_snapshot(
     monkeypatch.setattr(build, "measure", None)
     assert run(solver, replace(job, resume=tmp_path / "snap_iter_6.solverstate")).schemes == schemes
     assert (model.read_bytes(), state.read_bytes()) == whole
-    monkeypatch.setattr(build, "measure", lambda *given: replace(measure(*given), allreduce_s=math.inf))
+    monkeypatch.setattr(
+        build, "measure", lambda *given: replace(measure(*given), allreduce_s=math.inf)
+    )
     run(solver, replace(job, workers=2, resume=tmp_path / "snap_iter_6.solverstate"))
 
 
@@ -160,7 +171,9 @@ def test_a_snapshot_of_local_steps_has_a_history_of_each_worker_and_one_of_the_o
 ) -> None:
     make_data(tmp_path)
     solver = write_definitions(tmp_path, batch=5, extra="snapshot: 8\nmax_iter: 16")
-    local = Job(workers=2, shards=1, kind=ExchangeKind.HYBRID, options=ExchangeOptions(sync_every=4))
+    local = Job(
+        workers=2, shards=1, kind=ExchangeKind.HYBRID, options=ExchangeOptions(sync_every=4)
+    )
     run(solver, local)
     snapshot = tmp_path / "snap_iter_8.solverstate"
     state = SolverState.FromString(snapshot.read_bytes())

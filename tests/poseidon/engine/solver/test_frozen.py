@@ -1,4 +1,6 @@
-"""The histories of blobs without a rate are Caffe's: weight decay enters them, and their values stay."""
+"""The histories of blobs without a rate are Caffe's: weight decay enters them, and their values
+stay.
+"""
 
 from __future__ import annotations
 
@@ -46,8 +48,12 @@ def test_statistics_have_decay_terms_in_their_histories(tmp_path: Path, kind: st
         statistics = flat[first : first + 3]
         if expected is None:
             expected = [[np.zeros_like(value)] * 2 for value in statistics]
-        expected = [next_history(kind, h, value) for h, value in zip(expected, statistics, strict=True)]
-        state = SolverState.FromString((tmp_path / f"snap_iter_{iteration}.solverstate").read_bytes())
+        expected = [
+            next_history(kind, h, value) for h, value in zip(expected, statistics, strict=True)
+        ]
+        state = SolverState.FromString(
+            (tmp_path / f"snap_iter_{iteration}.solverstate").read_bytes()
+        )
         for index, histories in enumerate(expected):
             for column, history in enumerate(histories):
                 found = to_array(state.history[column * len(flat) + first + index])

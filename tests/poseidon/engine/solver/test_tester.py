@@ -37,7 +37,11 @@ def test_every_batch_belongs_to_one_worker(workers: int, start: int, count: int)
 )
 @pytest.mark.parametrize("asked", [1, 4])
 def test_a_request_to_stop_breaks_a_test_off_on_all_workers(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, job: Job, asked: int
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+    job: Job,
+    asked: int,
 ) -> None:
     """Within a batch, though a pass has a million; the snapshot is that of before the test."""
     torch.set_num_threads(1)
@@ -62,7 +66,9 @@ def test_a_run_that_was_stopped_in_a_test_goes_on_bit_for_bit(tmp_path: Path) ->
     """It makes the whole test, with the records of one that was never broken off."""
     torch.set_num_threads(1)
     make_data(tmp_path)
-    solver = write_definitions(tmp_path, batch=5, extra="max_iter: 12\ntest_iter: 6\ntest_interval: 4")
+    solver = write_definitions(
+        tmp_path, batch=5, extra="max_iter: 12\ntest_iter: 6\ntest_interval: 4"
+    )
     whole = run(solver, Job())
     final = weights(tmp_path, 12)
     calls = counting(1)

@@ -45,7 +45,9 @@ def train(folder: Path, job: Job, *, batch: int, extra: str = "", **net: bool) -
 
 @pytest.mark.parametrize("shards", [1, 2, 3])
 @pytest.mark.parametrize("extra", ["", "clip_gradients: 0.5", "iter_size: 2", "type: 'Adam'"])
-def test_two_workers_equal_one_process_with_both_batches(folder: Path, shards: int, extra: str) -> None:
+def test_two_workers_equal_one_process_with_both_batches(
+    folder: Path, shards: int, extra: str
+) -> None:
     train(folder, Job(), batch=10, extra=extra, smooth=True)
     one = weights(folder, ITERATIONS)
     train(folder, Job(workers=2, shards=shards), batch=5, extra=extra, smooth=True)
@@ -70,12 +72,19 @@ def test_two_runs_of_the_same_job_are_bit_identical(folder: Path) -> None:
     assert contents[0] == contents[1]
 
 
-STATISTICS_JOBS = [Job(), Job(workers=1, shards=2), Job(workers=2, shards=2), Job(workers=3, shards=1)]
+STATISTICS_JOBS = [
+    Job(),
+    Job(workers=1, shards=2),
+    Job(workers=2, shards=2),
+    Job(workers=3, shards=1),
+]
 
 
 @pytest.mark.parametrize("job", STATISTICS_JOBS)
 def test_normalized_runs_repeat_and_resume_bit_for_bit(folder: Path, job: Job) -> None:
-    """A net with statistics, which no solver moves: clipped, with several passes an iteration, tested on the way."""
+    """A net with statistics, which no solver moves: clipped, with several passes an iteration,
+    tested on the way.
+    """
     extra = "snapshot: 8\nmax_iter: 16\nclip_gradients: 0.5\niter_size: 2\ntest_interval: 4"
 
     def end(resume: Path | None) -> tuple[bytes, object]:
@@ -95,7 +104,9 @@ def test_normalized_runs_repeat_and_resume_bit_for_bit(folder: Path, job: Job) -
 
 
 def test_statistics_are_the_mean_over_the_workers(folder: Path) -> None:
-    """At rate 0 each worker sees its own half; the mean of both halves is what two runs of one worker average to."""
+    """At rate 0 each worker sees its own half; the mean of both halves is what two runs of one
+    worker average to.
+    """
     extra = "base_lr: 0\nmax_iter: 1\nclip_gradients: 0.01\nsnapshot: 1"
     train(folder, Job(workers=2, shards=2), batch=5, extra=extra, norm=True)
     mean, variance, factor = dict(read_model(folder / "snap_iter_1.caffemodel"))["norm"]
@@ -137,7 +148,8 @@ def test_a_replica_that_drifts_ends_the_job_or_is_mended(
     job = Job(workers=3, shards=1, kind=kind, options=ExchangeOptions(check_every=5), spoils=(2, 7))
     extra = "max_iter: 16\nsnapshot: 16"
     with pytest.raises(
-        JobError, match=r"^the replicas differ: 'ip.*' on worker 2 .* 10 \(equal after iteration 5\)"
+        JobError,
+        match=r"^the replicas differ: 'ip.*' on worker 2 .* 10 \(equal after iteration 5\)",
     ):
         train(folder, job, batch=5, extra=extra)
     assert not (folder / "snap_iter_16.caffemodel").exists()
@@ -155,7 +167,9 @@ def test_a_replica_that_drifts_ends_the_job_or_is_mended(
 def test_a_stopped_run_goes_on_bit_for_bit_where_weights_travel_as_factors(
     folder: Path, kind: ExchangeKind, passes: int
 ) -> None:
-    """With momentum and a limit; the shards only keep a copy of such a weight, and workers its history."""
+    """With momentum and a limit; the shards only keep a copy of such a weight, and workers its
+    history.
+    """
     extra = f"max_iter: 16\nclip_gradients: 0.5\niter_size: {passes}"
 
     def at(iteration: int, exchange: Exchange) -> None:
@@ -180,7 +194,9 @@ def test_a_stopped_run_goes_on_bit_for_bit_where_weights_travel_as_factors(
 
 
 def test_scores_do_not_depend_on_the_number_of_workers(folder: Path) -> None:
-    """test_iter 5 over 3 workers is uneven; every batch is still scored once, and the next pass goes on."""
+    """test_iter 5 over 3 workers is uneven; every batch is still scored once, and the next pass
+    goes on.
+    """
     found = {}
     for job in (Job(), Job(workers=3, shards=1)):
         ended = train(folder, job, batch=4, extra="base_lr: 0\nmax_iter: 24")
@@ -191,7 +207,9 @@ def test_scores_do_not_depend_on_the_number_of_workers(folder: Path) -> None:
 
 
 def test_training_learns(folder: Path) -> None:
-    ended = train(folder, Job(workers=2, shards=2), batch=10, extra="max_iter: 120\nclip_gradients: 5")
+    ended = train(
+        folder, Job(workers=2, shards=2), batch=10, extra="max_iter: 120\nclip_gradients: 5"
+    )
     accuracy = {r.iteration: r.outputs[0].value for r in ended.sink.tests}
     assert accuracy[120] > accuracy[0] + 0.3
 
@@ -252,7 +270,9 @@ def test_another_number_of_workers_goes_on_and_says_so(
 ) -> None:
     train(folder, Job(workers=2, shards=1), batch=5, extra="snapshot: 20")
     with caplog.at_level("WARNING"):
-        train(folder, Job(resume=folder / "snap_iter_20.solverstate"), batch=10, extra="snapshot: 20")
+        train(
+            folder, Job(resume=folder / "snap_iter_20.solverstate"), batch=10, extra="snapshot: 20"
+        )
     assert "was written by 2 workers and this job has 1" in caplog.text
 
 
@@ -264,7 +284,9 @@ def test_debug_info_shows_the_displayed_iterations_of_the_first_worker(
     plain = (folder / "snap_iter_6.caffemodel").read_bytes()
     caplog.clear()
     with caplog.at_level("INFO"):
-        train(folder, job, batch=5, extra="max_iter: 6\ntest_interval: 5\ndebug_info: true", norm=True)
+        train(
+            folder, job, batch=5, extra="max_iter: 6\ntest_interval: 5\ndebug_info: true", norm=True
+        )
     lines = [record.getMessage() for record in caplog.records]
     # Display is 4: iterations 0 and 4.
     assert sum("[Forward] Layer conv, top blob conv data: " in line for line in lines) == 2
@@ -277,7 +299,9 @@ def test_debug_info_shows_the_displayed_iterations_of_the_first_worker(
 
 
 @pytest.mark.parametrize("form", ["BINARYPROTO", "HDF5"])
-@pytest.mark.parametrize("job", [Job(), Job(workers=2, shards=2), Job(workers=2, shards=1, staleness=1)])
+@pytest.mark.parametrize(
+    "job", [Job(), Job(workers=2, shards=2), Job(workers=2, shards=1, staleness=1)]
+)
 def test_snapshot_diff_saves_the_last_change(folder: Path, job: Job, form: str) -> None:
     extra = f"max_iter: 7\nsnapshot: 6\nsnapshot_diff: true\nsnapshot_format: {form}"
     train(folder, job, batch=5, extra=extra, norm=True)
@@ -333,7 +357,9 @@ def read_model_bytes(folder: Path, content: bytes) -> list[tuple[str, list[np.nd
 
 
 def test_several_test_nets_each_with_its_own_state_and_batches(folder: Path) -> None:
-    """Two from the common net, told apart by test_state, after one of its own; they do not depend on the workers."""
+    """Two from the common net, told apart by test_state, after one of its own; they do not
+    depend on the workers.
+    """
     extra = 'test_iter: 2\ntest_iter: 3\ntest_iter: 4\ntest_net: "other.prototxt"\nmax_iter: 8\ntest_compute_loss: true'
     states = 'test_state { stage: "x" }\ntest_state { stage: "a" }\ntest_state { stage: "b" }\n'
     found = {}
@@ -348,20 +374,36 @@ def test_several_test_nets_each_with_its_own_state_and_batches(folder: Path) -> 
         (folder / "net.prototxt").write_text(net.replace(accuracy, only_b), encoding="utf-8")
         ended = run(solver, job)
         found[job.workers] = [
-            (r.iteration, r.net, [(o.name, round(o.value, 3)) for o in r.outputs], round(r.loss or 0, 3))
+            (
+                r.iteration,
+                r.net,
+                [(o.name, round(o.value, 3)) for o in r.outputs],
+                round(r.loss or 0, 3),
+            )
             for r in ended.sink.tests
         ]
-    names = [(iteration, index, [name for name, _ in scores]) for iteration, index, scores, _ in found[1]]
+    names = [
+        (iteration, index, [name for name, _ in scores]) for iteration, index, scores, _ in found[1]
+    ]
     both = ["accuracy", "loss"]
-    assert names == [(i, n, outputs) for i in (0, 8) for n, outputs in enumerate((both, ["loss"], both))]
+    assert names == [
+        (i, n, outputs) for i in (0, 8) for n, outputs in enumerate((both, ["loss"], both))
+    ]
     assert found[1] == found[2]
 
 
 def test_the_last_iteration_is_tested_unless_the_run_was_stopped(folder: Path) -> None:
     solver = write_definitions(folder, batch=5, extra="max_iter: 10\ntest_interval: 4")
-    assert [record.iteration for record in run(solver, Job(workers=2, shards=1)).sink.tests] == [0, 4, 8, 10]
+    assert [record.iteration for record in run(solver, Job(workers=2, shards=1)).sink.tests] == [
+        0,
+        4,
+        8,
+        10,
+    ]
     stop = Job(
-        at=lambda iteration, exchange: exchange.control.request(SignalKind.STOP) if iteration == 5 else None
+        at=lambda iteration, exchange: (
+            exchange.control.request(SignalKind.STOP) if iteration == 5 else None
+        )
     )
     ended = run(solver, stop)
     assert [record.iteration for record in ended.sink.tests] == [0, 4]

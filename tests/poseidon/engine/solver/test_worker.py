@@ -37,7 +37,9 @@ def test_the_launcher_hears_of_a_test_and_of_the_iteration_before_it() -> None:
     reporter.test(1, 7)
     reporter.test(2, 7)  # too soon after the first
     sent = [json.loads(line) for line in outlet.getvalue().splitlines()]
-    assert [(line["iteration"], line["loss"], line.get("tested"), line.get("to_test")) for line in sent] == [
+    assert [
+        (line["iteration"], line["loss"], line.get("tested"), line.get("to_test")) for line in sent
+    ] == [
         (4, 0.5, None, None),
         (4, 0.5, 1, 7),
     ]

@@ -11,7 +11,9 @@ from poseidon.engine.tools.benchmark import Stopwatch, backward, clock_of, time_
 from poseidon.proto.caffe_pb2 import TEST
 from tests.support.nets import build, inputs, layer, noise
 
-CONV = 'convolution_param { num_output: 4 kernel_size: 3 weight_filler { type: "gaussian" std: 1 } }'
+CONV = (
+    'convolution_param { num_output: 4 kernel_size: 3 weight_filler { type: "gaussian" std: 1 } }'
+)
 TEXT = (
     inputs(x=(2, 3, 8, 8), t=(2, 5))
     + layer("Convolution", "x", "c", CONV, name="conv")
@@ -77,4 +79,7 @@ def test_measuring_changes_no_gradient() -> None:
 def test_a_net_that_learns_nothing_is_measured_forward() -> None:
     net = build(inputs(x=(1, 2)) + layer("ReLU", "x", "y"), phase=TEST)
     times = time_net(net, 1, lambda line: None, clock=ticks)
-    assert [(layer.forward_ms > 0, layer.backward_ms) for layer in times.layers] == [(False, 0), (True, 0)]
+    assert [(layer.forward_ms > 0, layer.backward_ms) for layer in times.layers] == [
+        (False, 0),
+        (True, 0),
+    ]

@@ -1,4 +1,6 @@
-"""Every record once: over workers, clients, batches that do not divide the data, and data of any kind."""
+"""Every record once: over workers, clients, batches that do not divide the data, and data of any
+kind.
+"""
 
 from __future__ import annotations
 
@@ -70,7 +72,9 @@ def test_a_label_that_a_datum_cannot_hold(whole: Extraction, tmp_path: Path) -> 
     text = """layer { name: "d" type: "DummyData" top: "x" top: "label" dummy_data_param {
       shape { dim: 2 dim: 3 } shape { dim: 2 } data_filler { type: "constant" } data_filler { type: "constant" value: nan } } }"""
     (tmp_path / "net.prototxt").write_text(text, encoding="utf-8")
-    with pytest.raises(DataError, match="blob 'label' has the label nan, expected integers of 32 bits"):
+    with pytest.raises(
+        DataError, match="blob 'label' has the label nan, expected integers of 32 bits"
+    ):
         run_extraction(replace(whole, blobs=("x",), databases=(str(tmp_path / "f"),), batches=1))
     assert not (tmp_path / "f").exists()
 
@@ -89,10 +93,17 @@ def test_records_of_many_sizes(tmp_path: Path, workers: int) -> None:
         database = str(tmp_path / "f_double")
         rank_of = {"rank": rank, "client": rank} if workers > 1 else {}
         own = Extraction(
-            model=str(model), weights=(), blobs=("double",), databases=(database,), **place, **rank_of
+            model=str(model),
+            weights=(),
+            blobs=("double",),
+            databases=(database,),
+            **place,
+            **rank_of,
         )
         assert run_extraction(own) == len(range(rank, len(shapes), workers))
-        for number, (_, datum) in zip(range(rank, len(shapes), workers), read(own.paths()[0]), strict=True):
+        for number, (_, datum) in zip(
+            range(rank, len(shapes), workers), read(own.paths()[0]), strict=True
+        ):
             array, label = decode(datum.SerializeToString())
             assert label == number
             np.testing.assert_array_equal(array, 2.0 * picture(number, shapes[number]))
@@ -143,7 +154,8 @@ def test_a_number_of_batches_is_a_limit(whole: Extraction, tmp_path: Path) -> No
 def test_data_without_an_end_needs_a_number(tmp_path: Path) -> None:
     net = tmp_path / "net.prototxt"
     net.write_text(
-        'layer { name: "d" type: "DummyData" top: "d" dummy_data_param { shape { dim: 3 dim: 2 } } }',
+        'layer { name: "d" type: "DummyData" top: "d" dummy_data_param { shape { dim: 3 dim: 2 } '
+        "} }",
         encoding="utf-8",
     )
     one = Extraction(model=str(net), weights=(), blobs=("d",), databases=(str(tmp_path / "f"),))

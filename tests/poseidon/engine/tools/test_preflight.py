@@ -1,4 +1,6 @@
-"""Checks before a process starts; the messages are held through the command line in test_broken_inputs.py."""
+"""Checks before a process starts; the messages are held through the command line in
+test_broken_inputs.py.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from poseidon.engine.tools.preflight import check_layers, check_nets, check_snapshot_prefix, obstacle_to
+from poseidon.engine.tools.preflight import (
+    check_layers,
+    check_nets,
+    check_snapshot_prefix,
+    obstacle_to,
+)
 from poseidon.errors import DataError, DefinitionError
 from poseidon.layers import registry
 from poseidon.layers.base import Layer, LayerContext
@@ -27,9 +34,13 @@ def test_a_folder_of_snapshots_is_made_in_one_that_is_there_alone(tmp_path: Path
     new, wrong = tmp_path / "new" / "snap", tmp_path / "nosuch" / "new" / "snap"
     for prefix in (tmp_path / "snap", new):
         check_snapshot_prefix(
-            read_solver(write_definitions(tmp_path, batch=4)).with_settings([f"snapshot_prefix={prefix}"])
+            read_solver(write_definitions(tmp_path, batch=4)).with_settings(
+                [f"snapshot_prefix={prefix}"]
+            )
         )
-    solver = read_solver(write_definitions(tmp_path, batch=4)).with_settings([f"snapshot_prefix={wrong}"])
+    solver = read_solver(write_definitions(tmp_path, batch=4)).with_settings(
+        [f"snapshot_prefix={wrong}"]
+    )
     with pytest.raises(
         DefinitionError, match=f"there is no folder {tmp_path}/nosuch to make new in; make it"
     ):
@@ -75,21 +86,25 @@ def inner(bottom: str, top: str, outputs: int, *, more: str = "") -> str:
 
 def solver_of_layers(folder: Path, *layers: str) -> SolverDefinition:
     (folder / "net.prototxt").write_text(DUMMY.format(layers="\n".join(layers)))
-    (folder / "solver.prototxt").write_text('net: "net.prototxt" base_lr: 1 lr_policy: "fixed" max_iter: 1')
+    (folder / "solver.prototxt").write_text(
+        'net: "net.prototxt" base_lr: 1 lr_policy: "fixed" max_iter: 1'
+    )
     return read_solver(folder / "solver.prototxt")
 
 
 def test_a_mistake_of_the_test_net_alone_is_found(tmp_path: Path) -> None:
     """Its blobs are those of the train net."""
     layers = [
-        inner("x", "y", n, more=f"include {{ phase: {phase} }}") for n, phase in ((2, "TRAIN"), (3, "TEST"))
+        inner("x", "y", n, more=f"include {{ phase: {phase} }}")
+        for n, phase in ((2, "TRAIN"), (3, "TEST"))
     ]
     solver = solver_of_layers(tmp_path, *layers)
     check_layers(solver, [ALONE], files_are_here=True)
     solver.param.test_iter.append(1)
     solver.param.test_interval = 1
     with pytest.raises(
-        DefinitionError, match=r"layer 'ip_y' .InnerProduct.: has blobs of shape 3x6, 3, expected 2x6, 2 as"
+        DefinitionError,
+        match=r"layer 'ip_y' .InnerProduct.: has blobs of shape 3x6, 3, expected 2x6, 2 as",
     ):
         check_layers(solver, [ALONE], files_are_here=True)
 
@@ -120,23 +135,27 @@ def test_code_of_the_user_does_not_run(tmp_path: Path, monkeypatch: pytest.Monke
 
 
 def test_a_blob_whose_owner_is_unknown_is_left_to_the_worker(tmp_path: Path) -> None:
-    """The second layer may differ from the first in shape where the owner, which both must suit, is not known here."""
+    """The second layer may differ from the first in shape where the owner, which both must suit,
+    is not known here.
+    """
     named = 'param { name: "w" share_mode: PERMISSIVE } param { name: "b" share_mode: PERMISSIVE }'
-    python = (
-        'layer { name: "py" type: "Python" bottom: "x" top: "p" python_param { module: "m" layer: "L" } }'
-    )
+    python = 'layer { name: "py" type: "Python" bottom: "x" top: "p" python_param { module: "m" layer: "L" } }'
     owner, sharer = inner("p", "h", 3, more=named), inner("x", "y", 2, more=named)
     check_layers(solver_of_layers(tmp_path, python, owner, sharer), [ALONE], files_are_here=True)
     with pytest.raises(DefinitionError, match=r"layer 'ip_y' .*param 'w'"):
         check_layers(
-            solver_of_layers(tmp_path, owner.replace('"p"', '"x"'), sharer), [ALONE], files_are_here=True
+            solver_of_layers(tmp_path, owner.replace('"p"', '"x"'), sharer),
+            [ALONE],
+            files_are_here=True,
         )
 
 
 def test_files_of_other_hosts_are_not_looked_for(tmp_path: Path) -> None:
     path = write_definitions(tmp_path, batch=4, extra="max_iter: 3")
     check_layers(read_solver(path), [ALONE], files_are_here=False)
-    with pytest.raises(DataError, match=r"layer 'data' \(Data\): the database .*train_lmdb does not exist"):
+    with pytest.raises(
+        DataError, match=r"layer 'data' \(Data\): the database .*train_lmdb does not exist"
+    ):
         check_layers(read_solver(path), [ALONE], files_are_here=True)
     with pytest.raises(DefinitionError, match=r"layer 'ip_y' .*num_output"):
         check_layers(solver_of_layers(tmp_path, inner("x", "y", 0)), [ALONE], files_are_here=False)

@@ -51,7 +51,9 @@ def test_means_of_every_number(net_file: Path) -> None:
 
 def test_records_of_many_sizes(tmp_path: Path) -> None:
     shapes = [(3, 4, 5), (3, 6, 6), (3, 9, 7)]
-    records = ((b"%d" % n, encode_datum(np.full(shape, n, np.uint8), n)) for n, shape in enumerate(shapes))
+    records = (
+        (b"%d" % n, encode_datum(np.full(shape, n, np.uint8), n)) for n, shape in enumerate(shapes)
+    )
     make_database(tmp_path / "db", Backend.LMDB, records)
     path = tmp_path / "net.prototxt"
     pool = 'layer { name: "p" type: "Pooling" bottom: "data" top: "p" pooling_param { pool: AVE global_pooling: true } }'
@@ -60,9 +62,7 @@ def test_records_of_many_sizes(tmp_path: Path) -> None:
     with closing(open_net(NetRequest(model=path, phase=TEST))) as net:
         assert [output.value for output in score(net, 3, lambda line: None).outputs] == [1, 1, 1, 1]
     path.write_text(data, encoding="utf-8")
-    message = (
-        "output 'data' has shape 1x3x6x6 after 1x3x4x5, expected one shape .* hidden with a Silence layer"
-    )
+    message = "output 'data' has shape 1x3x6x6 after 1x3x4x5, expected one shape .* hidden with a Silence layer"
     with (
         closing(open_net(NetRequest(model=path, phase=TEST))) as net,
         pytest.raises(DataError, match=message),
@@ -70,7 +70,9 @@ def test_records_of_many_sizes(tmp_path: Path) -> None:
         score(net, 3, lambda line: None)
 
 
-def test_inputs_that_nothing_fills_are_zeros(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_inputs_that_nothing_fills_are_zeros(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     path = tmp_path / "net.prototxt"
     path.write_text(
         'layer { name: "x" type: "Input" top: "x" input_param { shape { dim: 1 dim: 2 } } }'

@@ -30,7 +30,10 @@ def net_file(tmp_path: Path) -> Path:
 def model(path: Path, **layers: float) -> Path:
     """A model whose layers are filled with one number each."""
     net = NetParameter()
-    blobs = [(name, "InnerProduct", [np.full((1, 2), value, np.float32)]) for name, value in layers.items()]
+    blobs = [
+        (name, "InnerProduct", [np.full((1, 2), value, np.float32)])
+        for name, value in layers.items()
+    ]
     for name in layers:
         net.layer.add(name=name, type="InnerProduct")
     if path.suffix == ".h5":
@@ -41,7 +44,10 @@ def model(path: Path, **layers: float) -> Path:
 
 
 def test_later_models_go_over_earlier_ones(net_file: Path, tmp_path: Path) -> None:
-    weights = (model(tmp_path / "1.caffemodel", a=1, b=1), model(tmp_path / "2.caffemodel.h5", b=2, other=3))
+    weights = (
+        model(tmp_path / "1.caffemodel", a=1, b=1),
+        model(tmp_path / "2.caffemodel.h5", b=2, other=3),
+    )
     net = open_net(NetRequest(model=net_file, phase=TEST, weights=weights))
     values = {name: float(blobs[0][0, 0]) for name, _, blobs in net.layer_blobs() if blobs}
     assert values == {"a": 1, "b": 2}
@@ -49,7 +55,12 @@ def test_later_models_go_over_earlier_ones(net_file: Path, tmp_path: Path) -> No
 
 @pytest.mark.parametrize(
     ("phase", "level", "stages", "there"),
-    [(TEST, 2, ("s", "t"), True), (TEST, 1, ("s",), False), (TEST, 2, (), False), (TRAIN, 2, ("s",), False)],
+    [
+        (TEST, 2, ("s", "t"), True),
+        (TEST, 1, ("s",), False),
+        (TEST, 2, (), False),
+        (TRAIN, 2, ("s",), False),
+    ],
 )
 def test_phase_level_and_stages(
     net_file: Path, phase: int, level: int, stages: tuple[str, ...], there: bool
@@ -63,5 +74,7 @@ def test_a_misfit_names_its_model(net_file: Path, tmp_path: Path) -> None:
     net = NetParameter()
     net.layer.add(name="a", type="InnerProduct")
     write_model(path, net, [("a", "InnerProduct", [np.zeros((3, 2), np.float32)])])
-    with pytest.raises(SnapshotError, match=r"wide\.caffemodel: layer 'a': blob 0 has shape 3x2 in the file"):
+    with pytest.raises(
+        SnapshotError, match=r"wide\.caffemodel: layer 'a': blob 0 has shape 3x2 in the file"
+    ):
         open_net(NetRequest(model=net_file, phase=TEST, weights=(path,)))

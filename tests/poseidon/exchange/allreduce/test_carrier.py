@@ -1,4 +1,6 @@
-"""All-reduce: one process's weights, the same bits on every replica and in every run, one sentence when a peer has gone."""
+"""All-reduce: one process's weights, the same bits on every replica and in every run, one
+sentence when a peer has gone.
+"""
 
 from __future__ import annotations
 
@@ -163,7 +165,9 @@ def test_it_counts_what_it_moves() -> None:
 
 def test_the_mean_itself_can_be_asked_for() -> None:
     def run(make: Make, rank: int) -> None:
-        tensors = [Trained(name="w", tensor=nn.Parameter(torch.ones(2, 3)), rule=Rule(kind=RuleKind.MEAN))]
+        tensors = [
+            Trained(name="w", tensor=nn.Parameter(torch.ones(2, 3)), rule=Rule(kind=RuleKind.MEAN))
+        ]
         exchange = make(rank, tensors, ExchangeSettings())
         exchange.open(None)
         step(exchange, 0, torch.full((2, 3), float(rank)))
@@ -185,9 +189,14 @@ def test_all_replicas_hear_a_signal_in_the_same_iteration() -> None:
                 exchange.control.request(SignalKind.SNAPSHOT if iteration == 1 else SignalKind.STOP)
             step(exchange, iteration, torch.zeros(2, 3))
             heard[rank] += [
-                (iteration + 1, s.kind.value) for s in exchange.control.requests if s.clock == iteration + 1
+                (iteration + 1, s.kind.value)
+                for s in exchange.control.requests
+                if s.clock == iteration + 1
             ]
-        assert exchange.control.requests == (Signal(SignalKind.SNAPSHOT, 3), Signal(SignalKind.STOP, 6))
+        assert exchange.control.requests == (
+            Signal(SignalKind.SNAPSHOT, 3),
+            Signal(SignalKind.STOP, 6),
+        )
         exchange.close()
 
     together(3, run)
@@ -207,7 +216,8 @@ def test_a_peer_that_has_gone_is_one_sentence() -> None:
         gone.wait()
         with pytest.raises(
             PeerLost,
-            match=r"^worker 1 has left after 0 iterations, and worker 0 goes on: all workers must make equally many",
+            match=r"^worker 1 has left after 0 iterations, and worker 0 goes on: all workers must "
+            r"make equally many",
         ):
             step(exchange, 0, torch.zeros(2, 3))
         exchange.close()

@@ -1,4 +1,6 @@
-"""Job control without shards: collections in the store of the rendezvous, and requests in the sums of training."""
+"""Job control without shards: collections in the store of the rendezvous, and requests in the
+sums of training.
+"""
 
 from __future__ import annotations
 
@@ -76,7 +78,10 @@ def test_a_worker_may_be_ahead_by_several_collections() -> None:
 
 
 def test_a_collection_without_a_worker_ends_at_its_limit() -> None:
-    with collections(2, timeout_s=0.05) as workers, pytest.raises(StalenessTimeout, match=r"within 0.05 s"):
+    with (
+        collections(2, timeout_s=0.05) as workers,
+        pytest.raises(StalenessTimeout, match=r"within 0.05 s"),
+    ):
         workers[1].contribute(b"").result()
 
 
@@ -87,9 +92,7 @@ def test_nobody_waits_for_a_worker_that_has_left() -> None:
         leave(workers[2], iterations=7)
         assert [one.result() for one in begun] == [(b"0", b"1", b"2")] * 2
         later = workers[0].contribute(b"3")
-        sentence = (
-            r"^worker 2 has left after 7 iterations, and worker 0 goes on: all workers must make equally many"
-        )
+        sentence = r"^worker 2 has left after 7 iterations, and worker 0 goes on: all workers must make equally many"
         with pytest.raises(PeerLost, match=sentence):
             later.result()
         workers[0].check_left(6)
@@ -128,7 +131,9 @@ def test_rank_0_waits_no_longer_than_its_limit(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_the_end_of_rank_0_is_one_sentence() -> None:
-    settings = [GroupSettings(rank=rank, size=2, host="127.0.0.1", timeout_s=TIMEOUT_S) for rank in range(2)]
+    settings = [
+        GroupSettings(rank=rank, size=2, host="127.0.0.1", timeout_s=TIMEOUT_S) for rank in range(2)
+    ]
     first = Rendezvous(settings[0])
     other = StoreCollections(Rendezvous(settings[1], first.address), settings[1])
     begun = other.contribute(b"")
@@ -148,7 +153,10 @@ def test_rank_0_forgets_the_collections_that_are_deleted() -> None:
 
 
 def test_requests_that_are_summed_name_the_clock_given_and_come_once() -> None:
-    other = [1.0, 0.0]  # what rank 0 has requested, as this worker, which contributes zeros, receives it
+    other = [
+        1.0,
+        0.0,
+    ]  # what rank 0 has requested, as this worker, which contributes zeros, receives it
 
     def start_sum(tensor: Tensor) -> Callable[[], None]:
         def finish() -> None:

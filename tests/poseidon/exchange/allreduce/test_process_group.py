@@ -81,7 +81,8 @@ def test_what_torch_says_becomes_one_sentence() -> None:
         raise RuntimeError("[/some/file.cc:78] Timed out\nand a trace")
     with (
         pytest.raises(
-            PeerLost, match=r"^could not sum with the other workers: Read error: Connection reset by peer$"
+            PeerLost,
+            match=r"^could not sum with the other workers: Read error: Connection reset by peer$",
         ),
         torch_errors("sum"),
     ):

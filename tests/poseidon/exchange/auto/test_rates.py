@@ -31,7 +31,9 @@ FAST = replace(
     link_s_per_byte=4e-9 / 3,
     product_s_per_flop=1e-10,
 )
-"""No limit but the processors: a sum costs less than a shard's messages, a product more than both."""
+"""No limit but the processors: a sum costs less than a shard's messages, a product more than
+both.
+"""
 WORKERS = 4
 SHAPES = {"conv": (256, 256, 3, 3), "fc6": (4096, 9216), "fc8": (10, 4096), "bias": (4096,)}
 ROWS = [0, 32, 32, 0]
@@ -63,13 +65,17 @@ def test_busy_processors_take_the_least_work() -> None:
 
 
 def test_one_plan_has_all_schemes() -> None:
-    """Products are cheap on an accelerator; fc8 is fewer bytes whole; the codec of a tensor needs the server."""
+    """Products are cheap on an accelerator; fc8 is fewer bytes whole; the codec of a tensor
+    needs the server.
+    """
     cheap = replace(FAST, product_s_per_flop=0.0, link_s_per_byte=2e-10)
     assert chosen(cheap, "bias=topk:0.1") == ["allreduce", "svb", "allreduce", "ps"]
 
 
 @pytest.mark.parametrize(("codec", "scheme"), [("int8", "svb"), ("topk:0.001", "ps")])
-def test_factors_that_are_more_bytes_than_a_codec_sends_are_not_taken(codec: str, scheme: str) -> None:
+def test_factors_that_are_more_bytes_than_a_codec_sends_are_not_taken(
+    codec: str, scheme: str
+) -> None:
     assert chosen(SLOW, f"fc6={codec}") == ["ps", scheme, "ps", "ps"]
 
 

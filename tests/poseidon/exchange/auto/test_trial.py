@@ -1,4 +1,6 @@
-"""Jobs of `--exchange=auto`: workers on sockets measure, make one plan, and train as the plan says."""
+"""Jobs of `--exchange=auto`: workers on sockets measure, make one plan, and train as the plan
+says.
+"""
 
 from __future__ import annotations
 
@@ -65,7 +67,9 @@ def train(own: Sequence[Trained], built: Built, rank: int) -> list[np.ndarray]:
         for index in (2, 1, 0):
             rows, shape = torch.full((4, 1), float(rank)), own[index].tensor.shape
             if index in exchange.by_factors:
-                exchange.begin_factors(index, rows * torch.ones(4, shape[0]), torch.ones(4, shape[1]))
+                exchange.begin_factors(
+                    index, rows * torch.ones(4, shape[0]), torch.ones(4, shape[1])
+                )
                 exchange.release(index)
             else:
                 exchange.begin(index, torch.full(shape, 4.0 * rank))
@@ -111,7 +115,9 @@ def check_values(ends: Sequence[Sequence[np.ndarray]]) -> None:
 def test_workers_measure_and_make_one_plan() -> None:
     with job_addresses(ExchangeKind.AUTO, WORKERS, SHARDS) as connect:
         ends, built = run([member(rank) for rank in range(WORKERS)], connect)
-    assert all(one.measured and one.plan == built[0].plan and one.store == built[0].store for one in built)
+    assert all(
+        one.measured and one.plan == built[0].plan and one.store == built[0].store for one in built
+    )
     assert built[0].plan.of(Scheme.SERVER)
     check_values(ends)
 
@@ -119,7 +125,9 @@ def test_workers_measure_and_make_one_plan() -> None:
 def test_a_plan_with_all_schemes_has_the_weights_of_one_process_and_the_same_bits_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """What was chosen by a measurement is chosen again without one from the schemes of the first run."""
+    """What was chosen by a measurement is chosen again without one from the schemes of the first
+    run.
+    """
     monkeypatch.setattr(build, "measure", lambda *given: trial.measure(*given) and CHEAP_PRODUCTS)
     with job_addresses(ExchangeKind.AUTO, WORKERS, SHARDS) as connect:
         ends, built = run([member(rank) for rank in range(WORKERS)], connect)
@@ -130,7 +138,9 @@ def test_a_plan_with_all_schemes_has_the_weights_of_one_process_and_the_same_bit
     with job_addresses(ExchangeKind.AUTO, WORKERS, SHARDS) as connect:
         again, rebuilt = run([member(rank) for rank in range(WORKERS)], connect, schemes)
     assert rebuilt[0].plan.choices == built[0].plan.choices
-    measured = "; measured: server 1.0 ms + bytes at 250 MB/s, all-reduce 0.0 ms + bytes at 400 MB/s"
+    measured = (
+        "; measured: server 1.0 ms + bytes at 250 MB/s, all-reduce 0.0 ms + bytes at 400 MB/s"
+    )
     assert measured in built[0].plan.summary()
     assert rebuilt[0].plan.summary().endswith("; chosen by the run that is resumed")
     assert rebuilt[0].measured

@@ -1,4 +1,6 @@
-"""Some tensors as factors, the others to the server: the weights are one process's, whichever way a tensor takes."""
+"""Some tensors as factors, the others to the server: the weights are one process's, whichever
+way a tensor takes.
+"""
 
 from __future__ import annotations
 
@@ -59,7 +61,12 @@ def alone(
 ) -> Iterator[tuple[Client, Exchange]]:
     """The only worker and its opened exchange, which sends the first tensor as factors."""
     spec = store_spec(
-        tensors, settings, workers=1, shards=1, copies=(0,), options=ExchangeOptions(staleness=staleness)
+        tensors,
+        settings,
+        workers=1,
+        shards=1,
+        copies=(0,),
+        options=ExchangeOptions(staleness=staleness),
     )
     with socket_store(1, 1) as connect:
         client = connect(0, spec)
@@ -95,7 +102,10 @@ THREE_SCHEMES = {"by_factors": (FIRST,), "by_allreduce": (1, 2, IDLE, LAST)}
 @pytest.mark.parametrize("scenario", SCENARIOS.values(), ids=SCENARIOS.keys())
 @pytest.mark.parametrize(
     ("workers", "schemes"),
-    [(3, THREE_SCHEMES), pytest.param(2, {**THREE_SCHEMES, "by_factors": ()}, marks=pytest.mark.thorough)],
+    [
+        (3, THREE_SCHEMES),
+        pytest.param(2, {**THREE_SCHEMES, "by_factors": ()}, marks=pytest.mark.thorough),
+    ],
 )
 def test_server_factors_and_allreduce_in_one_job_are_exact(
     workers: int, schemes: dict[str, Any], scenario: Scenario
@@ -104,7 +114,9 @@ def test_server_factors_and_allreduce_in_one_job_are_exact(
         check_exact(make, workers, scenario)
 
 
-@pytest.mark.parametrize("scenario", [Scenario(iterations=40), Scenario(iterations=40, clip=0.5, passes=2)])
+@pytest.mark.parametrize(
+    "scenario", [Scenario(iterations=40), Scenario(iterations=40, clip=0.5, passes=2)]
+)
 @pytest.mark.parametrize("staleness", [1, 3])
 def test_at_staleness_s_all_replicas_settle_on_one_value_near_the_exact_one(
     staleness: int, scenario: Scenario
@@ -121,7 +133,10 @@ def test_at_staleness_s_all_replicas_settle_on_one_value_near_the_exact_one(
 
 def test_the_shards_copy_is_brought_up_to_date_with_the_histories() -> None:
     weight = nn.Parameter(torch.arange(6.0).reshape(2, 3))
-    tensors = [Trained(name="fc", tensor=weight), Trained(name="bias", tensor=nn.Parameter(torch.zeros(2)))]
+    tensors = [
+        Trained(name="fc", tensor=weight),
+        Trained(name="bias", tensor=nn.Parameter(torch.zeros(2))),
+    ]
     with alone(tensors, ExchangeSettings()) as (client, exchange):
         first = weight.detach().numpy().reshape(-1).copy()
         exchange.start(0, 0.5)
@@ -134,7 +149,9 @@ def test_the_shards_copy_is_brought_up_to_date_with_the_histories() -> None:
         assert np.array_equal(_copy_of(client, 6), weight.detach().numpy().reshape(-1))
 
 
-def test_closing_does_not_wait_for_a_norm_that_will_never_be_known(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_closing_does_not_wait_for_a_norm_that_will_never_be_known(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     asked, outcomes = threading.Event(), []
     total_norm = Client.total_norm
 
@@ -147,7 +164,9 @@ def test_closing_does_not_wait_for_a_norm_that_will_never_be_known(monkeypatch: 
             raise
 
     monkeypatch.setattr(Client, "total_norm", noted)
-    tensors = [Trained(name=name, tensor=nn.Parameter(torch.zeros(2, 3))) for name in ("fc", "other")]
+    tensors = [
+        Trained(name=name, tensor=nn.Parameter(torch.zeros(2, 3))) for name in ("fc", "other")
+    ]
     with alone(tensors, ExchangeSettings(clip=1.0)) as (_, exchange):
         exchange.start(0, 0.5)
         exchange.begin_factors(0, torch.ones(4, 2), torch.ones(4, 3))

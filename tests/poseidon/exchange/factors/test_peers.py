@@ -1,4 +1,6 @@
-"""Workers on sockets: factors reach every worker once, unknown peers change nothing, and a missing worker is named."""
+"""Workers on sockets: factors reach every worker once, unknown peers change nothing, and a
+missing worker is named.
+"""
 
 from __future__ import annotations
 
@@ -67,14 +69,19 @@ def test_every_worker_takes_the_same_rounds(count: int) -> None:
             for each in peers:
                 taken = next_round(each)
                 assert taken.clock == clock
-                assert [float(p.u[0, 0]) for p in taken.pairs] == [10 * clock + r for r in range(count)]
+                assert [float(p.u[0, 0]) for p in taken.pairs] == [
+                    10 * clock + r for r in range(count)
+                ]
         assert [each.bytes_out for each in peers] == [[5 * 80 * (count - 1)]] * count
         assert [each.bytes_in for each in peers] == [[5 * 80 * (count - 1)]] * count
         assert [each.dropped for each in peers] == [0] * count
 
 
 def test_what_the_next_forward_pass_needs_first_overtakes_what_waits() -> None:
-    tables = (FactorTable(name="fc6", outputs=3, inputs=2), FactorTable(name="fc7", outputs=3, inputs=2))
+    tables = (
+        FactorTable(name="fc6", outputs=3, inputs=2),
+        FactorTable(name="fc7", outputs=3, inputs=2),
+    )
     heard: list[int] = []
 
     class Listener(FactorSession):
@@ -88,7 +95,9 @@ def test_what_the_next_forward_pass_needs_first_overtakes_what_waits() -> None:
         speaker.broadcast(table, pair(1))
     for each in (speaker, listener):
         each.connect([speaker.address, listener.address])
-    listener.wait_for(lambda: True if len(heard) == 2 else None, "the factors did not come", table=0)
+    listener.wait_for(
+        lambda: True if len(heard) == 2 else None, "the factors did not come", table=0
+    )
     assert heard == [0, 1]
     for each in (speaker, listener):
         each.close()
@@ -117,7 +126,9 @@ def test_with_keys_only_those_of_the_job_are_heard() -> None:
         address = peers[0].address
         strangers = [
             ZmqClientTransport([address]),
-            ZmqClientTransport([address], Keyring(own=KeyPair.new(), expect=(keys.workers[0].public,))),
+            ZmqClientTransport(
+                [address], Keyring(own=KeyPair.new(), expect=(keys.workers[0].public,))
+            ),
         ]
         for stranger in strangers:
             stranger.send(0, encode(Join(2, TOKEN)))
@@ -185,7 +196,9 @@ def test_a_worker_that_ends_without_a_goodbye_is_lost() -> None:
 
 
 class Waiting:
-    """A second sender of the link of a worker whose pair does not leave before `held` is cleared."""
+    """A second sender of the link of a worker whose pair does not leave before `held` is
+    cleared.
+    """
 
     def __init__(self, worker: Peers, link: LinkPriority) -> None:
         self.held, self.woken = threading.Event(), threading.Event()
@@ -238,7 +251,9 @@ def test_what_a_worker_sent_before_its_goodbye_counts(monkeypatch: pytest.Monkey
         for message in (Factors(0, 0, pair(1)), Leave()):
             while not mouth.send(0, encode(message)):
                 mouth.receive(0.01)
-        worker.wait_for(lambda: True if worker._left == {1} else None, "the goodbye did not come", table=0)
+        worker.wait_for(
+            lambda: True if worker._left == {1} else None, "the goodbye did not come", table=0
+        )
         ear.close()
         worker.broadcast(0, pair(2))
         deadline = time.monotonic() + 20

@@ -1,4 +1,6 @@
-"""Gradients rebuilt from factors are the dense ones, for every rule, shape of tile and number of rows."""
+"""Gradients rebuilt from factors are the dense ones, for every rule, shape of tile and number of
+rows.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,9 @@ def random(*shape: int, seed: int = 0) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("kind", RuleKind)
-@pytest.mark.parametrize(("elements", "columns"), [(1, 1), (20, 2048), (6, 2), (2**20, 3), (2**20, 2048)])
+@pytest.mark.parametrize(
+    ("elements", "columns"), [(1, 1), (20, 2048), (6, 2), (2**20, 3), (2**20, 2048)]
+)
 def test_a_rule_on_factors_is_the_rule_on_their_product(
     kind: RuleKind, elements: int, columns: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -30,7 +34,9 @@ def test_a_rule_on_factors_is_the_rule_on_their_product(
     history = [torch.zeros(7, 5) for _ in range(history_count(kind))]
     dense, dense_history, scratch = value.clone(), [h.clone() for h in history], Scratch(CPU)
     for step in range(3):
-        apply_factors(rule, u_BN, v_BM, value, history, rate=0.1, step=step, scale=0.25, scratch=scratch)
+        apply_factors(
+            rule, u_BN, v_BM, value, history, rate=0.1, step=step, scale=0.25, scratch=scratch
+        )
         gradient = 0.25 * (u_BN.t() @ v_BM)
         update(rule, gradient, dense_history, dense, rate=0.1, step=step)
     torch.testing.assert_close(value, dense)
@@ -58,7 +64,9 @@ def test_no_rows_are_a_gradient_of_zero() -> None:
 
 def test_the_norm_needs_no_product() -> None:
     u_BN, v_BM = random(6, 70), random(6, 50, seed=1)
-    assert factors_sum_of_squares(u_BN, v_BM) == pytest.approx(sum_of_squares(u_BN.t() @ v_BM), rel=1e-6)
+    assert factors_sum_of_squares(u_BN, v_BM) == pytest.approx(
+        sum_of_squares(u_BN.t() @ v_BM), rel=1e-6
+    )
 
 
 def test_pairs_are_stacked_in_order_and_memory_is_kept() -> None:

@@ -117,7 +117,10 @@ def test_the_weight_wants_a_gradient_afterwards() -> None:
 def test_a_weight_is_released_after_its_layer_and_before_the_pass_ends() -> None:
     calls = run(mlp(), loss_on(torch.randn(6, 5)), iterations=2).calls
     assert calls.index(("factors", 2)) < calls.index(("release", 2)) < calls.index(("factors", 0))
-    assert ("release", 0) not in calls  # its input wants no gradient: the end of the pass releases it
+    assert (
+        "release",
+        0,
+    ) not in calls  # its input wants no gradient: the end of the pass releases it
 
 
 def test_in_the_first_iteration_no_weight_is_released_that_another_use_may_yet_read() -> None:
@@ -172,7 +175,9 @@ def test_a_weight_that_is_used_beside_its_layer_is_refused(first: bool) -> None:
         return (y if first else nn.functional.linear(y, net[0].weight)).square().sum()
 
     net = nn.Sequential(nn.Linear(5, 5))
-    with pytest.raises(UsageError, match=r"'0\.weight' is used beside the forward pass of its own layer"):
+    with pytest.raises(
+        UsageError, match=r"'0\.weight' is used beside the forward pass of its own layer"
+    ):
         run(net, loss)
 
 
@@ -270,10 +275,15 @@ def with_old_gradient(net: nn.Module) -> Tensor:
         (of_weights, r"torch\.autograd\.grad was called"),
         (of_gradients, "no gradient of its gradient"),
         (with_late_hook, r"'0\.weight' was given a hook after distribute"),
-        (with_old_gradient, r"'0\.weight' still has the gradient of an earlier step; expected zero_grad"),
+        (
+            with_old_gradient,
+            r"'0\.weight' still has the gradient of an earlier step; expected zero_grad",
+        ),
     ],
 )
-def test_what_factors_cannot_give_is_refused(loss: Callable[[nn.Module], Tensor], words: str) -> None:
+def test_what_factors_cannot_give_is_refused(
+    loss: Callable[[nn.Module], Tensor], words: str
+) -> None:
     with pytest.raises(UsageError, match=words):
         run(mlp(), loss)
 

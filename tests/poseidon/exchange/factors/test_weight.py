@@ -1,4 +1,6 @@
-"""A weight that travels as factors: its pairs' memory, its base, and what a worker sees ahead of the base."""
+"""A weight that travels as factors: its pairs' memory, its base, and what a worker sees ahead of
+the base.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Connections between the workers of a host: messages, files, and the errors of workers that do not connect or end."""
+"""Connections between the workers of a host: messages, files, and the errors of workers that do
+not connect or end.
+"""
 
 from __future__ import annotations
 
@@ -44,13 +46,19 @@ def pair() -> Iterator[Pair]:
 @pytest.fixture(params=["there", "to be made"])
 def address(request: pytest.FixtureRequest) -> Iterator[str]:
     with TemporaryDirectory(prefix="p") as folder:  # short: the name of a socket has few letters
-        yield str(Path(folder) / "workers" if request.param == "there" else Path(folder) / "one" / "workers")
+        yield str(
+            Path(folder) / "workers"
+            if request.param == "there"
+            else Path(folder) / "one" / "workers"
+        )
         Path(folder).mkdir(exist_ok=True)
 
 
 @pytest.mark.parametrize("kind", Kind)
 def test_every_message_comes_as_it_was_sent(pair: Pair, kind: Kind) -> None:
-    pair[0].send(kind, b"one", bytearray(b""), memoryview(b"two"), index=2**32 - 1, number=2**64 - 1)
+    pair[0].send(
+        kind, b"one", bytearray(b""), memoryview(b"two"), index=2**32 - 1, number=2**64 - 1
+    )
     pair[0].send(kind)
     expected = Message(kind=kind, index=2**32 - 1, number=2**64 - 1, payload=bytearray(b"onetwo"))
     assert pair[1].receive() == expected
@@ -99,7 +107,8 @@ def test_a_message_of_an_unknown_kind_breaks_the_protocol(
 ) -> None:
     raw[0].sendall(HEAD.pack(kind, 0, 0, 0))
     with pytest.raises(
-        RemoteProtocolError, match=f"^worker 1 on this machine sent a message of unknown kind {kind}$"
+        RemoteProtocolError,
+        match=f"^worker 1 on this machine sent a message of unknown kind {kind}$",
     ):
         raw[1].receive()
 
@@ -168,9 +177,13 @@ def test_a_reason_may_quote_a_name_that_is_not_utf_8(pair: Pair) -> None:
 
 
 def test_who_does_not_come_in_time_is_one_sentence(address: str) -> None:
-    with pytest.raises(StalenessTimeout, match=r"^not every worker of this machine came within 0\.01 s$"):
+    with pytest.raises(
+        StalenessTimeout, match=r"^not every worker of this machine came within 0\.01 s$"
+    ):
         accept(address, 1, 0.01, lambda hello: None)
-    with pytest.raises(StalenessTimeout, match=r"^the leading worker did not listen at .* within 0\.01 s$"):
+    with pytest.raises(
+        StalenessTimeout, match=r"^the leading worker did not listen at .* within 0\.01 s$"
+    ):
         connect(address, 0.01)
 
 
@@ -193,7 +206,9 @@ def test_another_user_is_turned_away_even_where_the_folder_is_open(address: str)
     Path(address).parent.mkdir(exist_ok=True)
     open_to_all(Path(address).parent)
     found: list[Connection] = []
-    leader = threading.Thread(target=lambda: found.extend(accept(address, 1, 20.0, lambda hello: None)))
+    leader = threading.Thread(
+        target=lambda: found.extend(accept(address, 1, 20.0, lambda hello: None))
+    )
     leader.start()
     stranger = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     stranger.settimeout(20.0)
@@ -215,7 +230,8 @@ def test_another_user_is_turned_away_even_where_the_folder_is_open(address: str)
 def _await_listener(address: str) -> None:
     deadline = time.monotonic() + 20.0
     while not any(
-        _listens(connection.split(), address) for connection in UNIX_SOCKETS.read_text().splitlines()
+        _listens(connection.split(), address)
+        for connection in UNIX_SOCKETS.read_text().splitlines()
     ):
         assert time.monotonic() < deadline
 

@@ -16,7 +16,9 @@ from ps_server.monitor import Monitor
 
 
 class Inner:
-    """Job control between two hosts: what this one contributes, and what another one with as many workers does."""
+    """Job control between two hosts: what this one contributes, and what another one with as
+    many workers does.
+    """
 
     def __init__(self) -> None:
         self.contributed: list[bytes] = []
@@ -45,7 +47,10 @@ Rig = tuple[LeaderDelivery, Inner, Connection, Monitor]
 def rig() -> Iterator[Rig]:
     a, b = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
     own, other = Connection(a, "worker 1", 20.0), Connection(b, "the leading worker", 20.0)
-    monitor, inner = LocalGroup(address="", rank=0, workers=2, timeout_s=20.0).new_monitor(), Inner()
+    monitor, inner = (
+        LocalGroup(address="", rank=0, workers=2, timeout_s=20.0).new_monitor(),
+        Inner(),
+    )
     delivery = LeaderDelivery(JobControl(inner, root=True), [own], monitor, monitor.fail)
     yield delivery, inner, other, monitor
     delivery.close()

@@ -1,4 +1,6 @@
-"""Several workers on a machine: one process's weights, whatever joins the machines; failures are one sentence."""
+"""Several workers on a machine: one process's weights, whatever joins the machines; failures are
+one sentence.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,15 @@ from poseidon.exchange.local.connection import HEAD, Connection, Kind, send_all
 from poseidon.exchange.local.follower import FollowerCarrier
 from poseidon.exchange.local.leader import LeaderCarrier
 from poseidon.exchange.local.reduction import ReductionKind
-from ps_server import Collection, PeerLost, Rule, RuleKind, ServerError, SignalKind, StalenessTimeout
+from ps_server import (
+    Collection,
+    PeerLost,
+    Rule,
+    RuleKind,
+    ServerError,
+    SignalKind,
+    StalenessTimeout,
+)
 from ps_server.transport.base import Frames
 from ps_server.transport.memory import MemoryNetwork
 from tests.poseidon.exchange.allreduce.test_carrier import allreduce
@@ -55,7 +65,9 @@ def test_two_machines_of_two_workers_are_exact(scenario: Scenario) -> None:
 
 @pytest.mark.parametrize("reduction", ReductionKind)
 @pytest.mark.parametrize("local_workers", [1, 2, 3])
-def test_one_machine_without_a_server_is_exact(local_workers: int, reduction: ReductionKind) -> None:
+def test_one_machine_without_a_server_is_exact(
+    local_workers: int, reduction: ReductionKind
+) -> None:
     with machines(alone, local_workers, reduction=reduction) as make:
         check_exact(make, local_workers, Scenario(clip=0.3, passes=2))
 
@@ -90,7 +102,9 @@ def test_with_staleness_all_settle_on_one_value_near_the_exact_one(staleness: in
 
 def two_tensors() -> list[Trained]:
     return [
-        Trained(name=name, tensor=nn.Parameter(torch.ones(2, 3)), rule=Rule(momentum=0.5), factor_rows=4)
+        Trained(
+            name=name, tensor=nn.Parameter(torch.ones(2, 3)), rule=Rule(momentum=0.5), factor_rows=4
+        )
         for name in ("low", "high")
     ]
 
@@ -153,7 +167,9 @@ def test_all_workers_hear_a_signal_before_the_iteration_that_it_names_is_over(
             if rank == 0 and iteration in (1, 4):
                 exchange.control.request(SignalKind.SNAPSHOT if iteration == 1 else SignalKind.STOP)
             step(exchange, iteration, 1.0)
-            named = [signal.kind for signal in exchange.control.requests if signal.clock == iteration + 1]
+            named = [
+                signal.kind for signal in exchange.control.requests if signal.clock == iteration + 1
+            ]
             done[rank] += [(iteration, kind) for kind in named]
         exchange.settle()
 
@@ -229,7 +245,9 @@ def test_factors_of_all_workers_leave_stacked_in_their_order_once_all_are_here(
             exchange.wait(1)
             if rows and (rank or iteration):  # in the first iteration the leader has none
                 exchange.begin_factors(
-                    0, torch.full((rows, 2), 3.0 * rank), torch.full((rows, 3), 10.0 * rank + iteration)
+                    0,
+                    torch.full((rows, 2), 3.0 * rank),
+                    torch.full((rows, 3), 10.0 * rank + iteration),
                 )
                 exchange.release(0)
             exchange.finish()
@@ -316,7 +334,9 @@ NONSENSE = {
 
 
 @pytest.mark.parametrize(("sent", "raised"), NONSENSE.values(), ids=NONSENSE.keys())
-def test_nonsense_from_the_leader_ends_the_followers_waits_at_once(sent: bytes, raised: str) -> None:
+def test_nonsense_from_the_leader_ends_the_followers_waits_at_once(
+    sent: bytes, raised: str
+) -> None:
     over = threading.Event()
 
     def run(exchange: Exchange, own: list[Trained], rank: int) -> None:
@@ -383,7 +403,9 @@ def test_followers_get_the_first_failure_before_a_second_one_ends_the_leader(
 
     def run(exchange: Exchange, own: list[Trained], rank: int) -> None:
         if rank == 0:
-            first = threading.Thread(target=leader_of(exchange)._fail, args=(PeerLost("the first"),))
+            first = threading.Thread(
+                target=leader_of(exchange)._fail, args=(PeerLost("the first"),)
+            )
             first.start()
             assert sending.wait(60)
             leader_of(exchange)._fail(PeerLost("the second"))
@@ -435,7 +457,9 @@ def test_a_worker_that_hangs_is_not_waited_for_for_ever() -> None:
         leader_of(exchange)._monitor.timeout_s = 0.5  # from now on: all have come
         try:
             step(exchange, 0, 1.0)
-            with pytest.raises(ServerError, match=r"within 0\.5 s: a worker of this machine hangs$"):
+            with pytest.raises(
+                ServerError, match=r"within 0\.5 s: a worker of this machine hangs$"
+            ):
                 exchange.settle()
         finally:
             over.set()
@@ -470,7 +494,10 @@ def test_workers_with_other_tensors_are_refused() -> None:
         with lock:
             return two_tensors()[: next(ranks)]
 
-    with machines(alone, 2) as make, pytest.raises(PeerLost, match=r"^worker 1 of this machine has other"):
+    with (
+        machines(alone, 2) as make,
+        pytest.raises(PeerLost, match=r"^worker 1 of this machine has other"),
+    ):
         run_workers(make, 2, run, tensors=different)
 
 
@@ -495,7 +522,9 @@ class InOrder(AloneExchange):
 
 
 def test_collections_before_a_settlement_reach_the_other_hosts_before_it() -> None:
-    """At staleness > 0 settling has a barrier, which is a collection: all hosts must have the same order of both."""
+    """At staleness > 0 settling has a barrier, which is a collection: all hosts must have the
+    same order of both.
+    """
     inner: list[InOrder] = []
 
     def alone(rank: int, tensors: Sequence[Trained], settings: ExchangeSettings) -> Exchange:
@@ -506,7 +535,9 @@ def test_collections_before_a_settlement_reach_the_other_hosts_before_it() -> No
         exchange.open(None)
         step(exchange, 0, 1.0)
         if rank == 1:
-            inner[0].settled.wait(1.0)  # the leader is ahead: it may settle now, if it does not wait
+            inner[0].settled.wait(
+                1.0
+            )  # the leader is ahead: it may settle now, if it does not wait
         collection = exchange.control.gather(b"%d" % rank)
         exchange.settle()
         assert collection.result() == (b"0", b"1")

@@ -38,7 +38,9 @@ def test_parts_come_in_any_order_and_leave_in_one() -> None:
         except BaseException as error:  # noqa: BLE001 - handed to the test
             failures.append(error)
 
-    def _iteration(group: GroupTensors, tensors: list[torch.Tensor], rank: int, iteration: int) -> None:
+    def _iteration(
+        group: GroupTensors, tensors: list[torch.Tensor], rank: int, iteration: int
+    ) -> None:
         parts = {index: torch.full((4,), index + 1.0 + rank + iteration) for index in range(3)}
         if rank == 0:
             for index in (0, 1, 2):

@@ -95,5 +95,7 @@ def test_a_malformed_welcome_is_one_sentence(changed: dict[str, object]) -> None
 
 def test_a_welcome_without_its_memory_is_one_sentence() -> None:
     welcome = Welcome.unpack(json.dumps(WELCOME).encode())
-    with pytest.raises(RemoteProtocolError, match=r"^the leader of this machine sent no shared memory$"):
+    with pytest.raises(
+        RemoteProtocolError, match=r"^the leader of this machine sent no shared memory$"
+    ):
         join([], LocalGroup(address="", rank=1, workers=2), welcome, [])

@@ -21,7 +21,11 @@ def workers(count: int, tensors: list[list[Tensor]], with_parts: list[bool]) -> 
     os.close(file)
     return [
         SharedTensors(
-            tensors[rank], with_parts=with_parts, local_rank=rank, local_workers=count, file=files[rank]
+            tensors[rank],
+            with_parts=with_parts,
+            local_rank=rank,
+            local_workers=count,
+            file=files[rank],
         )
         for rank in range(count)
     ]

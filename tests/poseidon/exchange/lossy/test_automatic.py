@@ -26,7 +26,8 @@ def test_the_codec_is_within_the_budget_and_more_budget_buys_fewer_bytes(
 def test_what_a_budget_buys() -> None:
     weight, bias = torch.empty(1024, 1024), torch.empty(8192)
     bought = {
-        budget: [str(Auto(budget).choose(t)) for t in (weight, bias)] for budget in (0.005, 0.01, 0.09, 0.1)
+        budget: [str(Auto(budget).choose(t)) for t in (weight, bias)]
+        for budget in (0.005, 0.01, 0.09, 0.1)
     }
     assert bought == {
         0.005: ["int8", "int8"],

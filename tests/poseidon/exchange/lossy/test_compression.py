@@ -1,4 +1,6 @@
-"""Which tensors a text of `--compress` means, and training with codecs through the whole exchange."""
+"""Which tensors a text of `--compress` means, and training with codecs through the whole
+exchange.
+"""
 
 from __future__ import annotations
 
@@ -58,7 +60,10 @@ def test_the_first_scheme_that_matches_decides(text: str, expected: list[str | N
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("int8,", "--compress=int8,: '' is no scheme; expected a codec such as int8, or PATTERN=CODEC"),
+        (
+            "int8,",
+            "--compress=int8,: '' is no scheme; expected a codec such as int8, or PATTERN=CODEC",
+        ),
         ("=int8", "'=int8' is no scheme"),
         ("fc*=", "'fc*=' is no scheme"),
         ("fc*=topk", "'topk' is no codec; expected a fraction, such as topk:0.01"),
@@ -66,14 +71,18 @@ def test_the_first_scheme_that_matches_decides(text: str, expected: list[str | N
             "topk:0.6",
             "--compress=topk:0.6: topk:0.6 is no codec; expected a fraction above 0 and at most 0.5",
         ),
-        ("powersgd", "'powersgd' is no codec; expected powersgd:RANK with a whole number from 1 on"),
+        (
+            "powersgd",
+            "'powersgd' is no codec; expected powersgd:RANK with a whole number from 1 on",
+        ),
         ("powersgd:0", "expected powersgd:RANK"),
         ("powersgd:2:9", "expected powersgd:RANK"),
         ("powersgd:2:sign", "or powersgd:RANK:CODEC with int8 or int4 for the factors"),
         ("auto:little", "'auto:little' is no codec; expected a number after 'auto:'"),
         (
             "auto:0.001",
-            "a loss budget of 0.001 is below the measured loss of every codec; expected 0.005 or more",
+            "a loss budget of 0.001 is below the measured loss of every codec; expected 0.005 or "
+            "more",
         ),
         ("auto", "--compress=auto needs --loss_budget=F"),
         ("powersgd:2:start=", "or either with :start=ITERATION"),
@@ -82,11 +91,15 @@ def test_the_first_scheme_that_matches_decides(text: str, expected: list[str | N
         ("int8/", "'' is no codec; expected int8"),
         ("int8/sign/none", "'sign/none' is no codec; expected int8"),
         ("powersgd:2/int8", "expected powersgd:RANK with a whole number"),
-        ("int8/powersgd:2", "'int8/powersgd:2' is no codec; powersgd has both directions: leave out the '/'"),
+        (
+            "int8/powersgd:2",
+            "'int8/powersgd:2' is no codec; powersgd has both directions: leave out the '/'",
+        ),
         ("auto/int8", "'auto/int8' is no codec; auto has both directions: leave out the '/'"),
         (
             "fc*",
-            "'fc*' is no codec; expected int8, int4, sign, topk:FRACTION, randomk:FRACTION, powersgd:RANK, auto, or none",
+            "'fc*' is no codec; expected int8, int4, sign, topk:FRACTION, randomk:FRACTION, "
+            "powersgd:RANK, auto, or none",
         ),
     ],
 )
@@ -101,12 +114,11 @@ def test_what_is_no_scheme_is_refused(text: str, message: str) -> None:
 def test_a_pattern_matches_a_tensor_with_a_gradient(pattern: str) -> None:
     with pytest.raises(
         UsageError,
-        match=r"no tensor that int8 can take has a name like .*; the tensors are conv1.0, conv2.0, fc.0, fc.1$",
+        match=r"no tensor that int8 can take has a name like .*; the tensors are conv1.0, "
+        r"conv2.0, fc.0, fc.1$",
     ):
         codecs_of(TENSORS, f"{pattern}=int8")
 
-
-# -- training ----------------------------------------------------------------------------------------------
 
 STEPS = 20
 SCHEMES = [
@@ -133,7 +145,9 @@ class Net(nn.Module):
         self.first = nn.Linear(100, 64)
         self.norm = nn.BatchNorm1d(64)
         self.last = nn.Linear(64, 10)
-        weights = torch.Generator().manual_seed(0)  # its own: replicas are made on threads at the same time
+        weights = torch.Generator().manual_seed(
+            0
+        )  # its own: replicas are made on threads at the same time
         for parameter in self.parameters():
             if parameter.dim() > 1:
                 parameter.data.uniform_(-0.1, 0.1, generator=weights)
@@ -222,7 +236,9 @@ def test_statistics_have_the_norm_of_what_is_held_back() -> None:
             module.zero_grad()
         group.settle()
         exchange = group._exchange
-        norms[group.rank] = {index: traffic.held_back for index, traffic in exchange.traffic().items()}
+        norms[group.rank] = {
+            index: traffic.held_back for index, traffic in exchange.traffic().items()
+        }
         held_back = group._held_back()["held_back"]["first.weight, pushes"]
         assert norms[group.rank][0] == pytest.approx(float(held_back.norm()), rel=1e-6)
 
@@ -241,7 +257,9 @@ def test_a_limit_holds_for_the_norm_of_what_was_sent() -> None:
 def test_the_flag_and_the_argument_are_the_same() -> None:
     by_flag = losses(SGD(lr=0.3), "int8", member=member("int8"))
     assert bits(by_flag[0]) == bits(losses(SGD(lr=0.3), "int8")[0])
-    with pytest.raises(UsageError, match="compress='sign' and the job --compress=int8; expected one of them"):
+    with pytest.raises(
+        UsageError, match="compress='sign' and the job --compress=int8; expected one of them"
+    ):
         together(
             2,
             lambda _: Net(),

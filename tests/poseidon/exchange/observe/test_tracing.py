@@ -30,15 +30,21 @@ def test_numbers_stay_and_each_tensor_is_seen_in_each_iteration() -> None:
 
     assert all(
         np.array_equal(a, b)
-        for a, b in zip(train(traced, 1, Scenario())[0], train(plain, 1, Scenario())[0], strict=True)
+        for a, b in zip(
+            train(traced, 1, Scenario())[0], train(plain, 1, Scenario())[0], strict=True
+        )
     )
     told = trace.names()
     for name in names:
         assert told.count(("wait", name)) == ITERATIONS
-    assert [name for kind, name in told if kind == "iteration"] == [str(i) for i in range(ITERATIONS)]
+    assert [name for kind, name in told if kind == "iteration"] == [
+        str(i) for i in range(ITERATIONS)
+    ]
     assert told.count(("begin", names[0])) == ITERATIONS
     assert nested(trace.spans)
-    within = {(inner.kind, inner.name) for inner, outer in trace.inside() if outer.kind == "iteration"}
+    within = {
+        (inner.kind, inner.name) for inner, outer in trace.inside() if outer.kind == "iteration"
+    }
     assert {("wait", name) for name in names} <= within
 
 

@@ -1,4 +1,6 @@
-"""Delayed momentum: rank 0 adds the momentum of what all workers have changed, once a round, and each change counts once."""
+"""Delayed momentum: rank 0 adds the momentum of what all workers have changed, once a round, and
+each change counts once.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,9 @@ from poseidon.exchange.rounds.delayed_momentum import DelayedMomentum
 
 
 def momentum_of(anchors: list[torch.Tensor], *, nesterov: bool = True) -> DelayedMomentum:
-    options = ExchangeOptions(sync_every=4, staleness=1, outer_momentum=0.5, outer_nesterov=nesterov)
+    options = ExchangeOptions(
+        sync_every=4, staleness=1, outer_momentum=0.5, outer_nesterov=nesterov
+    )
     momentum = DelayedMomentum(anchors, [False] * len(anchors), options)
     momentum.load(None)
     return momentum
@@ -21,7 +25,9 @@ def momentum_of(anchors: list[torch.Tensor], *, nesterov: bool = True) -> Delaye
 
 @pytest.mark.parametrize("nesterov", [True, False])
 def test_changes_that_come_at_once_have_the_momentum_of_the_outer_rule(nesterov: bool) -> None:
-    """Each round's changes come before rank 0's next round ends, so its momentum is one round behind."""
+    """Each round's changes come before rank 0's next round ends, so its momentum is one round
+    behind.
+    """
     anchor = torch.zeros(1, dtype=torch.float32)
     momentum = momentum_of([anchor], nesterov=nesterov)
     history, expected = 0.0, 0.0
@@ -38,7 +44,9 @@ def test_each_change_counts_once_whatever_comes_between() -> None:
     random = np.random.default_rng(0)
     anchor = torch.zeros(3)
     momentum, total, history = momentum_of([anchor]), torch.zeros(3), torch.zeros(3)
-    for kind in itertools.chain.from_iterable(random.permutation([0, 0, 0, 1, 2]) for _ in range(20)):
+    for kind in itertools.chain.from_iterable(
+        random.permutation([0, 0, 0, 1, 2]) for _ in range(20)
+    ):
         if kind == 0:
             change = torch.from_numpy(random.standard_normal(3).astype(np.float32))
             anchor.sub_(change)
@@ -66,5 +74,7 @@ def test_histories_go_on() -> None:
     for index in range(2):
         assert torch.equal(again.next_extra(index), momentum.next_extra(index))
     of_shards = momentum_of(anchors)
-    of_shards.load([[np.full(2, 4, np.float32)], [np.full(3, 4, np.float32)]])  # of a job at staleness 0
+    of_shards.load(
+        [[np.full(2, 4, np.float32)], [np.full(3, 4, np.float32)]]
+    )  # of a job at staleness 0
     assert of_shards.next_extra(0).tolist() == [1.0, 1.0]

@@ -1,4 +1,6 @@
-"""Streaming local steps: fragments, delays and mixes, held to a plain simulation of all workers in one process."""
+"""Streaming local steps: fragments, delays and mixes, held to a plain simulation of all workers
+in one process.
+"""
 
 from __future__ import annotations
 
@@ -71,9 +73,12 @@ class Simulation:
     def __init__(self, case: Case) -> None:
         self.case, self.options = case, case.options
         self.nets = [Net() for _ in range(case.workers)]
-        self.exchanges = [exchange_alone(tensors_of(n, case.rule), case.settings) for n in self.nets]
+        self.exchanges = [
+            exchange_alone(tensors_of(n, case.rule), case.settings) for n in self.nets
+        ]
         self.hooks = [
-            Hooks(n, tensors_of(n, case.rule), e) for n, e in zip(self.nets, self.exchanges, strict=True)
+            Hooks(n, tensors_of(n, case.rule), e)
+            for n, e in zip(self.nets, self.exchanges, strict=True)
         ]
         self.anchors = [value.astype(np.float64) for value in values_of(self.nets[0])]
         self.momenta = [np.zeros_like(anchor) for anchor in self.anchors]
@@ -115,7 +120,9 @@ class Simulation:
             gradient = anchor - mean
             momentum *= options.outer_momentum
             momentum += gradient
-            ahead = gradient + options.outer_momentum * momentum if options.outer_nesterov else momentum
+            ahead = (
+                gradient + options.outer_momentum * momentum if options.outer_nesterov else momentum
+            )
             anchor -= options.outer_lr * ahead
         self.travels[fragment], self.moved[fragment] = done, 0
         if not options.sync_delay:
@@ -158,7 +165,9 @@ STREAMS = [
 
 @pytest.mark.parametrize("options", STREAMS)
 @pytest.mark.parametrize("settles", [(), (3, 8, 9)])
-def test_fragments_train_as_in_the_simulation(options: ExchangeOptions, settles: tuple[int, ...]) -> None:
+def test_fragments_train_as_in_the_simulation(
+    options: ExchangeOptions, settles: tuple[int, ...]
+) -> None:
     case = Case(options=options, iterations=14, settles=settles)
     assert_same(run(case), Simulation(case).run())
 
@@ -215,7 +224,9 @@ def test_a_request_takes_effect_after_one_iteration_on_all_workers(
 
 @pytest.mark.parametrize("wire", [{"precision": Precision.BFLOAT16}, {"compress": "*=randomk:0.5"}])
 def test_fragments_travel_by_lossy_codecs(wire: dict[str, object]) -> None:
-    case = Case(options=options_of(sync_every=2, sync_fragments=2, sync_delay=1, **wire), iterations=12)
+    case = Case(
+        options=options_of(sync_every=2, sync_fragments=2, sync_delay=1, **wire), iterations=12
+    )
     ends, exact = run(case), run(Case(options=STREAMS[0], iterations=12))
     for end in ends[1:]:
         for a, b in zip(ends[0].values, end.values, strict=True):
@@ -276,7 +287,9 @@ def test_with_a_delay_training_does_not_wait_for_the_encoding() -> None:
         for name in "ab"
     ]
     store = store_spec(tensors, ExchangeSettings(), workers=2, shards=1)
-    tables = ServerTables(cast("Client", client), tensors, store, ExchangeSettings(), in_background=True)
+    tables = ServerTables(
+        cast("Client", client), tensors, store, ExchangeSettings(), in_background=True
+    )
     tables.push(0, torch.ones(2))
     tables.push(1, torch.ones(2))
     tables.finish(1.0, in_parts=True)
@@ -305,5 +318,11 @@ def test_a_stream_with_a_delay_encodes_in_the_background(monkeypatch: pytest.Mon
     monkeypatch.setattr(Compressor, "encode", noted)
     for delay, background in ((1, True), (0, False)):
         threads.clear()
-        run(Case(options=options_of(sync_every=2, sync_delay=delay, sync_fragments=2, compress="*=int8")))
+        run(
+            Case(
+                options=options_of(
+                    sync_every=2, sync_delay=delay, sync_fragments=2, compress="*=int8"
+                )
+            )
+        )
         assert {name.startswith("pushes-") for name in threads} == {background}

@@ -1,4 +1,6 @@
-"""Local steps: rounds of training alone, held to a plain simulation of all workers in one process."""
+"""Local steps: rounds of training alone, held to a plain simulation of all workers in one
+process.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +39,9 @@ RULES = {
 
 
 class Net(nn.Module):
-    """A layer, normalization with running statistics, another layer, and one that gets no gradient."""
+    """A layer, normalization with running statistics, another layer, and one that gets no
+    gradient.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -45,7 +49,9 @@ class Net(nn.Module):
         self.norm = nn.BatchNorm1d(40)
         self.last = nn.Linear(40, 2)
         self.idle = nn.Linear(3, 3)
-        weights = torch.Generator().manual_seed(0)  # its own: replicas are made on threads at the same time
+        weights = torch.Generator().manual_seed(
+            0
+        )  # its own: replicas are made on threads at the same time
         for parameter in self.parameters():
             parameter.data.uniform_(-0.4, 0.4, generator=weights)
 
@@ -57,7 +63,10 @@ class Net(nn.Module):
 def tensors_of(net: Net, rule: Rule) -> list[Trained]:
     found = [Trained(name=n, tensor=p, rule=rule) for n, p in net.named_parameters()]
     statistics = (net.norm.running_mean, net.norm.running_var)
-    return [*found, *(Trained(name=f"norm.{i}", tensor=t, statistics=True) for i, t in enumerate(statistics))]
+    return [
+        *found,
+        *(Trained(name=f"norm.{i}", tensor=t, statistics=True) for i, t in enumerate(statistics)),
+    ]
 
 
 def rate(iteration: int) -> float:
@@ -71,7 +80,8 @@ def batch_of(iteration: int, worker: int) -> tuple[Tensor, Tensor]:
 
 def values_of(net: Net) -> list[np.ndarray]:
     return [
-        t.detach().numpy().copy() for t in (*net.parameters(), net.norm.running_mean, net.norm.running_var)
+        t.detach().numpy().copy()
+        for t in (*net.parameters(), net.norm.running_mean, net.norm.running_var)
     ]
 
 
@@ -94,7 +104,9 @@ class Case:
 
 @dataclass(kw_only=True)
 class Saved:
-    """The state after some iterations: rank 0's values, and what each worker knows of the histories."""
+    """The state after some iterations: rank 0's values, and what each worker knows of the
+    histories.
+    """
 
     iteration: int
     values: list[np.ndarray]
@@ -139,7 +151,9 @@ def train(case: Case, rank: int, build: Callable[..., Built]) -> End:
             exchange.start(iteration, rate(iteration))
             step(net, hooks, iteration, rank)
             exchange.finish()
-            requested += [(r.clock, r.kind) for r in exchange.control.requests if r.clock == iteration + 1]
+            requested += [
+                (r.clock, r.kind) for r in exchange.control.requests if r.clock == iteration + 1
+            ]
             if iteration + 1 in case.settles:
                 exchange.settle()
                 saved[iteration + 1] = (values_of(net), exchange.state.histories())
@@ -182,7 +196,9 @@ def run_in(case: Case, folder: Path) -> list[End]:
             failures.append(error)
 
     with job_addresses(case.options.kind, hosts, 2) as connect:
-        threads = [threading.Thread(target=worker, args=(rank, connect)) for rank in range(case.workers)]
+        threads = [
+            threading.Thread(target=worker, args=(rank, connect)) for rank in range(case.workers)
+        ]
         for thread in threads:
             thread.start()
         for thread in threads:
@@ -196,7 +212,9 @@ def simulate(case: Case) -> list[np.ndarray]:
     """Train all workers one after the other in this thread, and apply the outer rule in float64."""
     options, nets = case.options, [Net() for _ in range(case.workers)]
     exchanges = [exchange_alone(tensors_of(net, case.rule), case.settings) for net in nets]
-    hooks = [Hooks(net, tensors_of(net, case.rule), e) for net, e in zip(nets, exchanges, strict=True)]
+    hooks = [
+        Hooks(net, tensors_of(net, case.rule), e) for net, e in zip(nets, exchanges, strict=True)
+    ]
     anchors = [value.astype(np.float64) for value in values_of(nets[0])]
     momenta = [np.zeros_like(anchor) for anchor in anchors]
     trained = len(anchors) - 2
@@ -216,7 +234,9 @@ def simulate(case: Case) -> list[np.ndarray]:
             gradient, momentum = anchor - mean, momenta[index]
             momentum *= options.outer_momentum
             momentum += gradient
-            ahead = gradient + options.outer_momentum * momentum if options.outer_nesterov else momentum
+            ahead = (
+                gradient + options.outer_momentum * momentum if options.outer_nesterov else momentum
+            )
             anchor -= options.outer_lr * ahead
         for net in nets:
             for t, anchor in zip(tensors_of(net, case.rule), anchors, strict=True):
@@ -282,7 +302,10 @@ def test_two_runs_have_the_same_bits(kind: ExchangeKind) -> None:
 def test_one_plain_step_has_the_bits_of_synchronous_training(decay: float) -> None:
     rule = Rule(decay=decay)
     one = options_of(ExchangeKind.HYBRID, sync_every=1, outer_lr=1.0, outer_momentum=0.0)
-    local, synchronous = run(Case(options=one, rule=rule)), run(Case(options=options_of(), rule=rule))
+    local, synchronous = (
+        run(Case(options=one, rule=rule)),
+        run(Case(options=options_of(), rule=rule)),
+    )
     assert local[0].built.local_steps == 0
     for a, b in zip(local[0].values, synchronous[0].values, strict=True):
         assert np.array_equal(a, b)
@@ -302,7 +325,9 @@ def test_one_step_with_momentum_inside_is_synchronous_training_up_to_rounding() 
 def test_a_run_that_goes_on_from_a_saved_state_has_the_bits_of_the_whole_one(
     rule: RuleKind, kind: ExchangeKind, settled: int
 ) -> None:
-    case = Case(rule=RULES[rule], options=options_of(kind, sync_every=4), settles=(settled,), iterations=10)
+    case = Case(
+        rule=RULES[rule], options=options_of(kind, sync_every=4), settles=(settled,), iterations=10
+    )
     whole = run(case)
     assert_same(whole, simulate(case))
     saved = Saved(

@@ -1,4 +1,6 @@
-"""PowerSGD through the shards: against the algorithm in float64, with another rule, and with factors beside it."""
+"""PowerSGD through the shards: against the algorithm in float64, with another rule, and with
+factors beside it.
+"""
 
 from __future__ import annotations
 
@@ -70,7 +72,9 @@ def run(
                 shards=2,
                 token=TOKEN,
                 timeout_s=TIMEOUT_S,
-                options=ExchangeOptions(kind=kind, compress=f"w=powersgd:{RANK}{codec}:start={start}"),
+                options=ExchangeOptions(
+                    kind=kind, compress=f"w=powersgd:{RANK}{codec}:start={start}"
+                ),
             )
             w = torch.full((N, 5, M // 5), float(rank))
             tensors = [
@@ -86,7 +90,9 @@ def run(
             return built
 
         with ThreadPoolExecutor(workers) as pool:
-            return [running.result() for running in [pool.submit(one, rank) for rank in range(workers)]]
+            return [
+                running.result() for running in [pool.submit(one, rank) for rank in range(workers)]
+            ]
 
 
 def iterate(
@@ -126,7 +132,9 @@ def reference(workers: int, iterations: int, scale: float, start: int = 0) -> np
     return weight
 
 
-@pytest.mark.parametrize("kind", [ExchangeKind.SERVER, ExchangeKind.HYBRID], ids=lambda kind: kind.value)
+@pytest.mark.parametrize(
+    "kind", [ExchangeKind.SERVER, ExchangeKind.HYBRID], ids=lambda kind: kind.value
+)
 @pytest.mark.parametrize(("workers", "scale", "start"), [(2, 1.0, 0), (3, 0.25, 0), (3, 0.5, 2)])
 def test_it_is_powersgd(kind: ExchangeKind, workers: int, scale: float, start: int) -> None:
     ends = [torch.empty(0)] * workers
@@ -139,7 +147,9 @@ def test_it_is_powersgd(kind: ExchangeKind, workers: int, scale: float, start: i
         exchange.settle()
         ends[rank] = tensors[1].tensor.clone()
 
-    built = run(workers, body, kind=kind, settings=ExchangeSettings(gradient_scale=scale), start=start)
+    built = run(
+        workers, body, kind=kind, settings=ExchangeSettings(gradient_scale=scale), start=start
+    )
     assert all(torch.equal(end, ends[0]) for end in ends)
     np.testing.assert_allclose(ends[0].view(N, M), reference(workers, 5, scale, start), atol=1e-4)
     choices = built[0].plan.choices
@@ -154,7 +164,9 @@ def test_it_is_powersgd(kind: ExchangeKind, workers: int, scale: float, start: i
 
 @pytest.mark.parametrize("start", [0, 2])
 def test_factors_have_a_codec_and_nothing_of_the_gradients_is_lost(start: int) -> None:
-    """The sum of the mean gradients that were applied, and of what is held back, is that of all mean gradients."""
+    """The sum of the mean gradients that were applied, and of what is held back, is that of all
+    mean gradients.
+    """
     workers, ends, sent = 2, [torch.empty(0)] * 2, [0, 0]
 
     def body(rank: int, exchange: Exchange, tensors: list[Trained]) -> None:
@@ -221,11 +233,15 @@ def test_workers_whose_rules_give_different_bits_are_refused(
     count = itertools.count()
     sample = replicas.arithmetic_sample
     monkeypatch.setattr(
-        replicas, "arithmetic_sample", lambda own: replace(sample(own), rules=f"rules {next(count) == 0}")
+        replicas,
+        "arithmetic_sample",
+        lambda own: replace(sample(own), rules=f"rules {next(count) == 0}"),
     )
 
     def open_it(rank: int, exchange: Exchange, tensors: list[Trained]) -> None:
-        with pytest.raises(JobError, match=r"different bits by the update rule.*another codec of --compress"):
+        with pytest.raises(
+            JobError, match=r"different bits by the update rule.*another codec of --compress"
+        ):
             exchange.open(None)
 
     run(2, open_it, kind=kind)

@@ -54,13 +54,17 @@ def over(
 
 
 @contextmanager
-def pooled(workers: int, shards: int, *, staleness: int = 0, apart: Sequence[int] = ()) -> Iterator[Make]:
+def pooled(
+    workers: int, shards: int, *, staleness: int = 0, apart: Sequence[int] = ()
+) -> Iterator[Make]:
     with memory_store(workers, shards) as connect:
         yield over(connect, shards, workers, staleness=staleness, apart=apart)
 
 
 def tensor(size: int, *, rate: float = 1.0, statistics: bool = False) -> Trained:
-    return Trained(name="t", tensor=torch.zeros(size), rule=Rule(rate_factor=rate), statistics=statistics)
+    return Trained(
+        name="t", tensor=torch.zeros(size), rule=Rule(rate_factor=rate), statistics=statistics
+    )
 
 
 def test_only_small_tensors_of_one_rule_share() -> None:
@@ -87,7 +91,10 @@ def test_a_full_pool_is_followed_by_another() -> None:
 
 
 def test_a_pool_has_the_values_in_order() -> None:
-    tensors = [Trained(name="a", tensor=torch.ones(2, 3)), Trained(name="b", tensor=torch.full((2,), 2.0))]
+    tensors = [
+        Trained(name="a", tensor=torch.ones(2, 3)),
+        Trained(name="b", tensor=torch.full((2,), 2.0)),
+    ]
     (only,) = pool_tensors(tensors, [(0, 1)])
     assert only.name == "a and 1 more"
     assert only.tensor.tolist() == [1, 1, 1, 1, 1, 1, 2, 2]
@@ -119,7 +126,9 @@ def test_stale_replicas_settle_on_one_value() -> None:
 
 
 def sum_up(exchange: Exchange, tensors: Sequence[Trained], iterations: int) -> None:
-    """Whole numbers as gradients, others in each iteration; what is read holds all that this worker has done."""
+    """Whole numbers as gradients, others in each iteration; what is read holds all that this
+    worker has done.
+    """
     exchange.open(None)
     for iteration in range(iterations):
         exchange.start(iteration, 1.0)

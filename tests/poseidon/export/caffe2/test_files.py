@@ -38,7 +38,9 @@ def files(tmp_path: Path) -> Path:
     init, predict = mobile_exporter.Export(workspace, model.net, model.GetAllParams())
     for name, net in (("init_net", init), ("predict_net", predict)):
         (tmp_path / f"{name}.pb").write_bytes(net.SerializeToString())
-        (tmp_path / f"{name}.pbtxt").write_text(text_format.MessageToString(net), encoding="utf-8-sig")
+        (tmp_path / f"{name}.pbtxt").write_text(
+            text_format.MessageToString(net), encoding="utf-8-sig"
+        )
     meta = predictor_exporter.PredictorExportMeta(
         predict_net=model.net,
         parameters=model.GetAllParams(),
@@ -84,7 +86,9 @@ def test_pt2_and_value_info(files: Path, capsys: pytest.CaptureFixture[str]) -> 
 def test_weights(files: Path, suffix: str) -> None:
     out = files / f"w.{suffix}"
     assert main(command(files, "model.minidb", out.name)) == 0
-    found = torch.load(out, weights_only=True) if suffix == "pth" else safetensors.numpy.load_file(out)
+    found = (
+        torch.load(out, weights_only=True) if suffix == "pth" else safetensors.numpy.load_file(out)
+    )
     assert set(found) == NAMES
     assert tuple(found["fc_w"].shape) == (3, 64)
 
@@ -94,7 +98,9 @@ def test_the_commands_of_the_page(files: Path, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.chdir(files)
     lines = (ROOT / "docs/export.md").read_text(encoding="utf-8").splitlines()
     found = [
-        line for line in lines if line.startswith(("poseidon export predict_net", "poseidon export model."))
+        line
+        for line in lines
+        if line.startswith(("poseidon export predict_net", "poseidon export model."))
     ]
     assert len(found) == 2
     for line in found:
@@ -111,8 +117,14 @@ def test_refusals(files: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "are not known: add --input=data:N,C,H,W or a value_info.json beside it" in said
     cases: list[tuple[tuple[Path, Path | None], str]] = [
         ((init, predict), "fills parameters: name the net that predicts first"),
-        ((predict, None), "the parameters of .*predict_net.pb are missing: name the file of its init net"),
-        ((files / "net.prototxt", None), "the weights of .*net.prototxt are missing: name a .caffemodel"),
+        (
+            (predict, None),
+            "the parameters of .*predict_net.pb are missing: name the file of its init net",
+        ),
+        (
+            (files / "net.prototxt", None),
+            "the weights of .*net.prototxt are missing: name a .caffemodel",
+        ),
     ]
     for paths, text in cases:
         with pytest.raises(UsageError, match=text):
@@ -139,5 +151,7 @@ def test_refusals(files: Path, capsys: pytest.CaptureFixture[str]) -> None:
     wrong.FC(["data", "absent_w", "absent_b"], "y")
     (files / "wrong.pb").write_bytes(wrong.Proto().SerializeToString())
     (files / "value_info.json").unlink()
-    with pytest.raises(DefinitionError, match="its outputs need absent_w, absent_b, which have no value"):
+    with pytest.raises(
+        DefinitionError, match="its outputs need absent_w, absent_b, which have no value"
+    ):
         export_predictor(read_predictor(files / "wrong.pb", init, {"data": (1, 4)}))

@@ -1,4 +1,6 @@
-"""ONNX models of Caffe2 nets: operators as Caffe2 recorded them, whole nets, refusals; ONNX Runtime gives the numbers."""
+"""ONNX models of Caffe2 nets: operators as Caffe2 recorded them, whole nets, refusals; ONNX
+Runtime gives the numbers.
+"""
 
 from __future__ import annotations
 
@@ -65,11 +67,35 @@ def test_the_traced_module_computes_the_same() -> None:
 WITHOUT = {
     "batchonehot",
     *("lengthsmax", "lengthsrangefill", "lengthstile", "lengthstoranges", "lengthstosegmentids"),
-    *("lengthsweightedsum", "makeTwoClass", "packsegments", "unpacksegments", "unique", "sumreducelike"),
-    *("segmentidstolengths", "sortedsegmentmean", "sortedsegmentrangemean", "sortedsegmentrangesum"),
-    *("sortedsegmentsum", "unsortedsegmentsum", "sparsetodense", "scatterassign", "scatterweightedsum"),
+    *(
+        "lengthsweightedsum",
+        "makeTwoClass",
+        "packsegments",
+        "unpacksegments",
+        "unique",
+        "sumreducelike",
+    ),
+    *(
+        "segmentidstolengths",
+        "sortedsegmentmean",
+        "sortedsegmentrangemean",
+        "sortedsegmentrangesum",
+    ),
+    *(
+        "sortedsegmentsum",
+        "unsortedsegmentsum",
+        "sparsetodense",
+        "scatterassign",
+        "scatterweightedsum",
+    ),
     *("weightedsum", "weightedsum_gradient", "weightedsum_inplace"),
-    *("reducebackmean_lengths", "reducefrontsum_lengths", "tile_inputs", "slice_inputs", "topk_flat"),
+    *(
+        "reducebackmean_lengths",
+        "reducefrontsum_lengths",
+        "tile_inputs",
+        "slice_inputs",
+        "topk_flat",
+    ),
     *(
         "fill_range",
         "fill_range_start",
@@ -117,7 +143,10 @@ def case(name: str) -> tuple[NetDef, dict[str, np.ndarray], dict[str, np.ndarray
     outputs = {key[4:]: value for key, value in kept.items() if key.startswith("out:")}
     first = {op.output[0] for op in forward if op.type in ("LRN", "InstanceNorm", "GroupNorm")}
     second = {
-        name for op in forward for name in op.output[1:] if first & set(op.output) or op.type == "Concat"
+        name
+        for op in forward
+        for name in op.output[1:]
+        if first & set(op.output) or op.type == "Concat"
     }
     return net, inputs, {key: value for key, value in outputs.items() if key not in second}
 
@@ -138,7 +167,9 @@ def test_operators_give_what_caffe2_gave() -> None:
             inputs={first: (given[first].shape, str(given[first].dtype))},
             outputs=tuple(wanted),
         )
-        for found, value in zip(ran(export_predictor(predictor), given), wanted.values(), strict=True):
+        for found, value in zip(
+            ran(export_predictor(predictor), given), wanted.values(), strict=True
+        ):
             assert difference(found, value) < 1e-5, name
         count += 1
     assert count > 250
@@ -172,7 +203,8 @@ def test_operators_without_a_form_are_named_all_at_once() -> None:
     trained.Dropout("x", ["d", "mask"], ratio=0.5)
     trained.TopK("x", ["v", "i"], k=5)
     with pytest.raises(
-        DefinitionError, match=r"Dropout \(d\) draws at random: set is_test; TopK \(v\) takes 5 of 3 values"
+        DefinitionError,
+        match=r"Dropout \(d\) draws at random: set is_test; TopK \(v\) takes 5 of 3 values",
     ):
         export_predictor(predictor_of(trained, ["d", "v"], x=(2, 3)))
 
@@ -198,7 +230,8 @@ def test_a_batch_that_cannot_change_is_explained() -> None:
     net = core.Net("shaped")
     net.Reshape("x", ["y", "old"], shape=[2, 2, 2])
     assert (
-        export_predictor(predictor_of(net, ["y"], x=(2, 4))).fixed == "its operators allow a batch of 2 only"
+        export_predictor(predictor_of(net, ["y"], x=(2, 4))).fixed
+        == "its operators allow a batch of 2 only"
     )
 
 

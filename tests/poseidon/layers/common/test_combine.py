@@ -24,7 +24,11 @@ def test_old_fields_of_concat_and_slice() -> None:
         "Concat", "x y", "z", "concat_param { concat_dim: 0 }", name="join"
     )
     text += layer("Slice", "z", "a b", "slice_param { slice_dim: 0 slice_point: 1 }", name="cut")
-    assert {name: build(text).blob_shapes[name] for name in "zab"} == {"z": (6, 3), "a": (1, 3), "b": (5, 3)}
+    assert {name: build(text).blob_shapes[name] for name in "zab"} == {
+        "z": (6, 3),
+        "a": (1, 3),
+        "b": (5, 3),
+    }
 
 
 @pytest.mark.parametrize(
@@ -47,7 +51,13 @@ def test_eltwise(body: str, expected: object) -> None:
 
 def test_the_gradient_of_a_tie_goes_where_caffe_sends_it() -> None:
     """To bottom 1 rather than 0, and to neither of the later ones."""
-    text = inputs(a=(1,), b=(1,), c=(1,)) + layer("Eltwise", "a b c", "y", "eltwise_param { operation: MAX }")
+    text = inputs(a=(1,), b=(1,), c=(1,)) + layer(
+        "Eltwise", "a b c", "y", "eltwise_param { operation: MAX }"
+    )
     given = {name: torch.ones(1, requires_grad=True) for name in "abc"}
     build(text)(given)["y"].backward()
-    assert [0.0 if value.grad is None else float(value.grad) for value in given.values()] == [0, 1, 0]
+    assert [0.0 if value.grad is None else float(value.grad) for value in given.values()] == [
+        0,
+        1,
+        0,
+    ]

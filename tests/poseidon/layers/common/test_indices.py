@@ -1,4 +1,6 @@
-"""Values that are indices: every layer that reads some truncates them, and names one that is none."""
+"""Values that are indices: every layer that reads some truncates them, and names one that is
+none.
+"""
 
 from __future__ import annotations
 
@@ -108,7 +110,9 @@ CASES = {
         body="embed_param { num_output: 2 input_dim: 3 weight_filler { type: 'uniform' } }",
         message=r"index {} is outside 0\.\.2",
     ),
-    "BatchReindex": Case(bottoms={"x": noise(3, 2), "l": LABELS}, message=r"index {} is outside 0\.\.2"),
+    "BatchReindex": Case(
+        bottoms={"x": noise(3, 2), "l": LABELS}, message=r"index {} is outside 0\.\.2"
+    ),
     "ROIPooling": regions("roi_pooling_param { pooled_h: 2 pooled_w: 2 }"),
     "ROIAlign": regions("roi_align_param { pooled_h: 2 pooled_w: 2 }"),
     "PSROIPooling": regions("psroi_pooling_param { spatial_scale: 1 output_dim: 1 group_size: 2 }"),
@@ -168,7 +172,9 @@ def test_a_value_that_is_no_index_is_named(kind: str, case: Case) -> None:
         if wrong == -2 and kind == "ContrastiveLoss":
             continue  # any integer but 0 is true, as in C
         named = f"{wrong:.0f}" if wrong == wrong and abs(wrong) != INF else f"{wrong:g}"
-        with pytest.raises(DataError, match=rf"layer 'layer' \({kind}\): .*{case.message.format(named)}"):
+        with pytest.raises(
+            DataError, match=rf"layer 'layer' \({kind}\): .*{case.message.format(named)}"
+        ):
             net(case.with_index(wrong))
 
 
@@ -199,6 +205,7 @@ def test_a_region_with_a_corner_that_is_not_finite(kind: str, corner: float) -> 
     bottoms = case.with_index(1)
     bottoms["l"][1, 3] = corner
     with pytest.raises(
-        DataError, match=rf"region 1 has the corners \[0\.0, 0\.0, {corner:g}, 4\.0\], expected finite"
+        DataError,
+        match=rf"region 1 has the corners \[0\.0, 0\.0, {corner:g}, 4\.0\], expected finite",
     ):
         case.build(kind)(bottoms)

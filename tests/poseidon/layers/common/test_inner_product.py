@@ -23,8 +23,13 @@ FILL = "weight_filler { type: 'xavier' } bias_filler { type: 'gaussian' }"
         ((2, 6), "num_output: 7 transpose: true bias_term: false", (6, 7), (2, 7)),
     ],
 )
-def test_shapes(shape: tuple[int, ...], body: str, weight: tuple[int, ...], top: tuple[int, ...]) -> None:
-    net = build(inputs(x=shape) + layer("InnerProduct", "x", "y", f"inner_product_param {{ {body} {FILL} }}"))
+def test_shapes(
+    shape: tuple[int, ...], body: str, weight: tuple[int, ...], top: tuple[int, ...]
+) -> None:
+    net = build(
+        inputs(x=shape)
+        + layer("InnerProduct", "x", "y", f"inner_product_param {{ {body} {FILL} }}")
+    )
     assert net.parameters_info[0].shape == weight
     assert tuple(net({"x": noise(*shape)})["y"].shape) == top == net.blob_shapes["y"]
 
@@ -33,7 +38,9 @@ def test_transposed_weights_give_the_same_top() -> None:
     plain, turned = (
         build(
             inputs(x=(3, 5))
-            + layer("InnerProduct", "x", "y", f"inner_product_param {{ num_output: 4 {extra} {FILL} }}")
+            + layer(
+                "InnerProduct", "x", "y", f"inner_product_param {{ num_output: 4 {extra} {FILL} }}"
+            )
         )
         for extra in ("", "transpose: true")
     )
@@ -43,7 +50,9 @@ def test_transposed_weights_give_the_same_top() -> None:
     torch.testing.assert_close(turned({"x": x})["y"], plain({"x": x})["y"])
 
 
-@pytest.mark.parametrize(("extra", "offered"), [("", True), ("transpose: true", False), ("axis: 2", False)])
+@pytest.mark.parametrize(
+    ("extra", "offered"), [("", True), ("transpose: true", False), ("axis: 2", False)]
+)
 def test_factors_are_offered_where_the_gradient_is_their_product(extra: str, offered: bool) -> None:
     body = f"inner_product_param {{ num_output: 4 {extra} }}"
     net = build(inputs(x=(3, 5, 2)) + layer("InnerProduct", "x", "y", body))

@@ -42,7 +42,9 @@ def test_filter_and_the_layers_above_it() -> None:
 
 def test_filter_of_nothing_is_empty() -> None:
     text = inputs(x=(3, 2), s=(3,)) + layer("Filter", "x s", "a", name="filter")
-    net = build(text + layer("InnerProduct", "a", "y", "inner_product_param { num_output: 4 }", name="ip"))
+    net = build(
+        text + layer("InnerProduct", "a", "y", "inner_product_param { num_output: 4 }", name="ip")
+    )
     assert tuple(net({"x": noise(3, 2), "s": torch.zeros(3)})["y"].shape) == (0, 4)
 
 
@@ -57,7 +59,9 @@ def test_filter_of_nothing_is_empty() -> None:
 def test_crop(body: str, cut: tuple[slice, ...]) -> None:
     like = (2, 1, 2, 3) if "axis: 1" in body else (2, 3, 2, 3)
     x = noise(2, 3, 4, 6)
-    y = one("Crop", f"crop_param {{ {body} }}", x=(2, 3, 4, 6), z=like)({"x": x, "z": noise(*like)})["y"]
+    y = one("Crop", f"crop_param {{ {body} }}", x=(2, 3, 4, 6), z=like)(
+        {"x": x, "z": noise(*like)}
+    )["y"]
     assert torch.equal(y, x[cut])
 
 
@@ -76,7 +80,12 @@ def test_shuffled_channels_are_dealt_out() -> None:
 @pytest.mark.parametrize(
     ("kind", "shapes", "body", "message"),
     [
-        ("BatchReindex", {"x": (3, 2), "p": (2, 2)}, "", "bottom 1 has shape 2x2, expected one axis"),
+        (
+            "BatchReindex",
+            {"x": (3, 2), "p": (2, 2)},
+            "",
+            "bottom 1 has shape 2x2, expected one axis",
+        ),
         ("Filter", {"x": (3, 2), "s": (3, 2)}, "", "selector has shape 3x2"),
         ("Filter", {"x": (4, 2), "s": (3,)}, "", "bottom 'x' has shape 4x2, expected 3 items"),
         ("Crop", {"x": (2, 3, 4), "z": (2, 3)}, "", "expected as many axes"),
@@ -89,7 +98,12 @@ def test_shuffled_channels_are_dealt_out() -> None:
         ),
         ("Tile", {"x": (2, 3)}, "", "missing tiles"),
         ("Tile", {"x": (2, 3)}, "tile_param { tiles: 0 }", "tiles is 0"),
-        ("ShuffleChannel", {"x": (2, 3)}, "shuffle_channel_param { group: 2 }", "divisor of the 3 channels"),
+        (
+            "ShuffleChannel",
+            {"x": (2, 3)},
+            "shuffle_channel_param { group: 2 }",
+            "divisor of the 3 channels",
+        ),
     ],
 )
 def test_mistakes(kind: str, shapes: dict[str, tuple[int, ...]], body: str, message: str) -> None:

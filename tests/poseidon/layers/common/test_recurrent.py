@@ -53,7 +53,9 @@ def test_rnn_equals_torchs() -> None:
         theirs.bias_hh_l0.zero_()
     x = noise(T, N, D)
     hidden = theirs(x)[0].detach()
-    torch.testing.assert_close(net({"x": x, "k": going_on()})["y"], (hidden @ weight_o.t() + bias_o).tanh())
+    torch.testing.assert_close(
+        net({"x": x, "k": going_on()})["y"], (hidden @ weight_o.t() + bias_o).tanh()
+    )
 
 
 @pytest.mark.parametrize(
@@ -92,7 +94,9 @@ def test_a_stream_that_begins_anew_forgets(kind: str) -> None:
     assert torch.equal(net({"x": x, "k": cont})["y"], first)
     cont[0, 1] = 1
     again = net({"x": x, "k": cont})["y"]
-    assert torch.equal(again[:, [0, 2]], first[:, [0, 2]]) and not torch.equal(again[:, 1], first[:, 1])
+    assert torch.equal(again[:, [0, 2]], first[:, [0, 2]]) and not torch.equal(
+        again[:, 1], first[:, 1]
+    )
 
 
 @pytest.mark.parametrize("kind", ["RNN", "LSTM"])
@@ -122,7 +126,10 @@ def test_exposed_states(kind: str, states: str, static: str) -> None:
     given = {"x": noise(T, N, D), "k": torch.ones(T, N), "s": noise(N, S, seed=1)}
     bottoms = f"x k {static}{states}"
     tops = " ".join(["y", *(f"{state}_T" for state in states.split())])
-    net, plain = recurrent(kind, bottoms, tops, "expose_hidden: true"), recurrent(kind, f"x k {static}")
+    net, plain = (
+        recurrent(kind, bottoms, tops, "expose_hidden: true"),
+        recurrent(kind, f"x k {static}"),
+    )
     zeros = {state: torch.zeros(1, N, H).requires_grad_() for state in states.split()}
     chosen = {name: value for name, value in given.items() if name in bottoms.split()}
     expected = [plain(chosen)["y"] for _ in range(2)]
@@ -150,7 +157,14 @@ def test_lstm_unit() -> None:
 @pytest.mark.parametrize(
     ("shapes", "kind", "bottoms", "tops", "fields", "text"),
     [
-        ({"x": (4, 3, 5), "k": (4, 3)}, "LSTM", "x k", "y", "", "missing num_output, expected at least 1"),
+        (
+            {"x": (4, 3, 5), "k": (4, 3)},
+            "LSTM",
+            "x k",
+            "y",
+            "",
+            "missing num_output, expected at least 1",
+        ),
         (
             {"x": (4, 3), "k": (4, 3)},
             "RNN",
@@ -159,7 +173,14 @@ def test_lstm_unit() -> None:
             "num_output: 2",
             "bottom 0 has shape 4x3, expected TxNx",
         ),
-        ({"x": (4, 3, 5), "k": (3, 4)}, "RNN", "x k", "y", "num_output: 2", "has shape 3x4, expected 4x3"),
+        (
+            {"x": (4, 3, 5), "k": (3, 4)},
+            "RNN",
+            "x k",
+            "y",
+            "num_output: 2",
+            "has shape 3x4, expected 4x3",
+        ),
         (
             {"x": (4, 3, 5), "k": (4, 3), "s": (4, 2)},
             "LSTM",

@@ -27,7 +27,11 @@ def one(kind: str, body: str, shape: tuple[int, ...]) -> Net:
 )
 def test_reduction(axis: int, operation: str, of: object) -> None:
     x = noise(2, 3, 4)
-    net = one("Reduction", f"reduction_param {{ operation: {operation} axis: {axis} coeff: -2 }}", (2, 3, 4))
+    net = one(
+        "Reduction",
+        f"reduction_param {{ operation: {operation} axis: {axis} coeff: -2 }}",
+        (2, 3, 4),
+    )
     lead = x.shape[: axis % 3]
     expected = -2 * of(x.numpy().reshape(*lead, -1))  # type: ignore[operator]
     y = net({"x": x})["y"]

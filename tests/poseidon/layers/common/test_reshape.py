@@ -19,7 +19,11 @@ SHAPE = (2, 6, 4, 5)
         ("Flatten", "flatten_param { axis: 0 end_axis: 1 }", (12, 4, 5)),
         ("Reshape", "reshape_param { shape { dim: 0 dim: -1 } }", (2, 120)),
         ("Reshape", "reshape_param { shape { dim: 0 dim: 3 dim: -1 } }", (2, 3, 40)),
-        ("Reshape", "reshape_param { shape { dim: 2 dim: -1 } axis: 1 num_axes: 2 }", (2, 2, 12, 5)),
+        (
+            "Reshape",
+            "reshape_param { shape { dim: 2 dim: -1 } axis: 1 num_axes: 2 }",
+            (2, 2, 12, 5),
+        ),
         ("Reshape", "reshape_param { shape { dim: 1 } axis: -1 num_axes: 0 }", (2, 6, 4, 5, 1)),
         ("Reshape", "reshape_param { shape { dim: 1 } axis: 1 num_axes: 0 }", (2, 1, 6, 4, 5)),
         ("Reshape", "reshape_param { }", ()),

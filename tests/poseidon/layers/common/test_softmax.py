@@ -35,7 +35,10 @@ def test_normalizations(body: str, normalizer: int) -> None:
     net.loss.backward()  # type: ignore[no-untyped-call]
     y = noise(N, C, H, W).requires_grad_()
     ignored = 1 if "ignore_label" in body else -100
-    expected = functional.cross_entropy(y, LABELS.long(), ignore_index=ignored, reduction="sum") / normalizer
+    expected = (
+        functional.cross_entropy(y, LABELS.long(), ignore_index=ignored, reduction="sum")
+        / normalizer
+    )
     expected.backward()
     torch.testing.assert_close(net.loss, expected)
     torch.testing.assert_close(x.grad, y.grad)
@@ -43,16 +46,20 @@ def test_normalizations(body: str, normalizer: int) -> None:
 
 def test_the_class_axis_may_be_another() -> None:
     net = build(
-        inputs(x=(2, 3, 4), l=(2, 3)) + layer("SoftmaxWithLoss", "x l", "loss", "softmax_param { axis: -1 }")
+        inputs(x=(2, 3, 4), l=(2, 3))
+        + layer("SoftmaxWithLoss", "x l", "loss", "softmax_param { axis: -1 }")
     )
     x, label = noise(2, 3, 4), torch.tensor([[0.0, 1, 2], [3, 2, 1]])
     net({"x": x, "l": label})
-    torch.testing.assert_close(net.loss, functional.cross_entropy(x.reshape(6, 4), label.long().flatten()))
+    torch.testing.assert_close(
+        net.loss, functional.cross_entropy(x.reshape(6, 4), label.long().flatten())
+    )
 
 
 def test_nothing_but_ignored_labels_is_no_loss() -> None:
     net = build(
-        inputs(x=(2, 3), l=(2,)) + layer("SoftmaxWithLoss", "x l", "loss", "loss_param { ignore_label: -1 }")
+        inputs(x=(2, 3), l=(2,))
+        + layer("SoftmaxWithLoss", "x l", "loss", "loss_param { ignore_label: -1 }")
     )
     net({"x": noise(2, 3), "l": torch.full((2,), -1.0)})
     assert float(net.loss) == 0

@@ -46,13 +46,17 @@ def database(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_database(path, Backend.LMDB, [(b"%05d" % n, record(n)) for n in range(COUNT)])
 
 
-def net(source: Path, body: str = "", *, batch: int = 3, tops: str = "data label", **place: int) -> Net:
+def net(
+    source: Path, body: str = "", *, batch: int = 3, tops: str = "data label", **place: int
+) -> Net:
     phase = place.pop("phase", TRAIN)
     text = layer(
         "AnnotatedData",
         "",
         tops,
-        f'data_param {{ source: "{source}" batch_size: {batch} backend: LMDB shared_file_system: true }} {body}',
+        "data_param "
+        f'{{ source: "{source}" batch_size: {batch} backend: LMDB shared_file_system: true }} '
+        f"{body}",
     )
     context = LayerContext(phase=phase, seed=3, **place)  # type: ignore[arg-type]
     return compile_net(definition(text), context, state=NetState(phase=phase))
@@ -61,7 +65,8 @@ def net(source: Path, body: str = "", *, batch: int = 3, tops: str = "data label
 def batches(compiled: Net, count: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
     try:
         return [
-            (found["data"].clone(), found["label"].clone()) for found in (compiled() for _ in range(count))
+            (found["data"].clone(), found["label"].clone())
+            for found in (compiled() for _ in range(count))
         ]
     finally:
         compiled.close()
@@ -88,7 +93,8 @@ def test_images_of_many_sizes_without_resizing(tmp_path: Path) -> None:
     shapes = [(3, 4, 5), (3, 9, 7), (3, 6, 6)]
     records = (
         encode_annotated(
-            Datum.FromString(encode_datum(picture(n, shape), 0)), [Object(1, 0, Box(0, 0, 0.5, 1), False)]
+            Datum.FromString(encode_datum(picture(n, shape), 0)),
+            [Object(1, 0, Box(0, 0, 0.5, 1), False)],
         )
         for n, shape in enumerate(shapes)
     )
@@ -98,9 +104,7 @@ def test_images_of_many_sizes_without_resizing(tmp_path: Path) -> None:
     for number, (data, label) in enumerate(batches(net(path, batch=1), 5)):
         assert np.array_equal(data[0].numpy(), picture(number % 3, shapes[number % 3]))
         assert label[0, 0].tolist() == [[0, 1, 0, 0, 0, 0.5, 1, 0]]
-    message = (
-        r"record 1 \(key '1'\) is 3 x 9 x 7 .* first record of its batch is 3 x 4 x 5; set .*batch_size: 1"
-    )
+    message = r"record 1 \(key '1'\) is 3 x 9 x 7 .* first record of its batch is 3 x 4 x 5; set .*batch_size: 1"
     with pytest.raises(DataError, match=message):
         batches(net(path, batch=2), 1)
 
@@ -132,7 +136,9 @@ def test_boxes_follow_their_objects_through_all_steps(database: Path) -> None:
             light = data[int(image), 0] > 150
             left, right = round(xmin * 56), round(xmax * 56)
             top, bottom = round(ymin * 48), round(ymax * 48)
-            inside = light[top:bottom, left:right].float().mean() if top < bottom and left < right else 1
+            inside = (
+                light[top:bottom, left:right].float().mean() if top < bottom and left < right else 1
+            )
             assert inside > 0.55
             seen += 1
     assert seen > 30
@@ -151,7 +157,10 @@ def test_workers_see_what_one_process_sees(database: Path) -> None:
 
 def test_tests_are_repeatable_and_images_alone_will_do(database: Path) -> None:
     compiled = net(
-        database, "transform_param { resize_param { height: 20 width: 20 } }", tops="data", phase=TEST
+        database,
+        "transform_param { resize_param { height: 20 width: 20 } }",
+        tops="data",
+        phase=TEST,
     )
     try:
         first = compiled()["data"].clone()
@@ -163,7 +172,10 @@ def test_tests_are_repeatable_and_images_alone_will_do(database: Path) -> None:
 
 def test_labels_of_images(tmp_path: Path) -> None:
     records = [
-        (b"%d" % n, AnnotatedDatum(datum=Datum.FromString(encode_datum(picture(n), n))).SerializeToString())
+        (
+            b"%d" % n,
+            AnnotatedDatum(datum=Datum.FromString(encode_datum(picture(n), n))).SerializeToString(),
+        )
         for n in range(3)
     ]
     path = make_database(tmp_path / "db", Backend.LMDB, records)
@@ -193,7 +205,9 @@ def test_mistakes(database: Path, body: str, error: type[Exception], message: st
 
 def test_a_database_of_other_records(tmp_path: Path) -> None:
     path = make_pictures(tmp_path / "db", 2)
-    with pytest.raises(DataError, match=r"record 0 \(key '00000'\): the record is not an AnnotatedDatum"):
+    with pytest.raises(
+        DataError, match=r"record 0 \(key '00000'\): the record is not an AnnotatedDatum"
+    ):
         net(path)
     with pytest.raises(DefinitionError, match="missing source"):
         compile_net(

@@ -33,9 +33,17 @@ def write(path: Path, backend: Backend = Backend.LMDB, start: int = 0) -> None:
 
 
 def net(
-    folder: Path, body: str, *, tops: str = "data label", rest: str = "", above: str = "", **place: int
+    folder: Path,
+    body: str,
+    *,
+    tops: str = "data label",
+    rest: str = "",
+    above: str = "",
+    **place: int,
 ) -> Net:
-    text = layer("Data", "", tops, f'data_param {{ source: "{folder / "db"}" {body} }} {rest}') + above
+    text = (
+        layer("Data", "", tops, f'data_param {{ source: "{folder / "db"}" {body} }} {rest}') + above
+    )
     context = LayerContext(phase=TRAIN, seed=1, **place)  # type: ignore[arg-type]
     return compile_net(definition(text), context, state=NetState(phase=TRAIN))
 
@@ -43,16 +51,22 @@ def net(
 @pytest.mark.parametrize("backend", list(Backend))
 def test_batches_follow_the_database(tmp_path: Path, backend: Backend) -> None:
     write(tmp_path / "db", backend)
-    compiled = net(tmp_path, f"batch_size: 3 backend: {backend.name}", rest="transform_param { scale: 0.5 }")
+    compiled = net(
+        tmp_path, f"batch_size: 3 backend: {backend.name}", rest="transform_param { scale: 0.5 }"
+    )
     assert compiled.blob_shapes == {"data": (3, 2, 3, 4), "label": (3,)}
     try:
         labels = []
         for _ in range(3):
             tops = compiled()
             labels += tops["label"].tolist()
-            assert torch.equal(tops["data"], (tops["label"] / 2).reshape(3, 1, 1, 1).expand(3, 2, 3, 4))
+            assert torch.equal(
+                tops["data"], (tops["label"] / 2).reshape(3, 1, 1, 1).expand(3, 2, 3, 4)
+            )
         assert labels == [0, 1, 2, 3, 4, 5, 6, 7, 0]
-        assert [(name, reader.batches_done) for name, reader in compiled.readers()] == [("layer", 3)]
+        assert [(name, reader.batches_done) for name, reader in compiled.readers()] == [
+            ("layer", 3)
+        ]
     finally:
         compiled.close()
 
@@ -76,7 +90,9 @@ def test_the_layers_above_follow_the_size_of_each_record(tmp_path: Path, backend
             assert compiled.blob_shapes["data"] == (1, 2, high, wide)
     finally:
         compiled.close()
-    fixed = net(tmp_path, f"batch_size: 1 backend: {backend.name}", rest="transform_param { crop_size: 3 }")
+    fixed = net(
+        tmp_path, f"batch_size: 1 backend: {backend.name}", rest="transform_param { crop_size: 3 }"
+    )
     assert not fixed.changing_slots  # such nets are fused
     fixed.close()
 
@@ -109,10 +125,14 @@ def test_clients_open_their_own_parts(tmp_path: Path) -> None:
     compiled.close()
 
 
-def test_a_part_alone_decides_which_folder_is_meant(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_part_alone_decides_which_folder_is_meant(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     write(tmp_path / "db_1", start=50)
-    text = layer("Data", "", "data label", 'data_param { source: "db" batch_size: 2 backend: LMDB }')
+    text = layer(
+        "Data", "", "data label", 'data_param { source: "db" batch_size: 2 backend: LMDB }'
+    )
     context = LayerContext(phase=TRAIN, seed=1, client=1, clients=2)
     compiled = compile_net(definition(text), context, state=NetState(phase=TRAIN))
     assert compiled()["label"].tolist() == [50, 51]
@@ -135,20 +155,28 @@ def test_a_missing_database_is_named(tmp_path: Path) -> None:
 
 def test_a_missing_database_is_named_before_its_mean_file(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"the database .*db does not exist"):
-        net(tmp_path, "batch_size: 2 backend: LMDB", rest='transform_param { mean_file: "mean.binaryproto" }')
+        net(
+            tmp_path,
+            "batch_size: 2 backend: LMDB",
+            rest='transform_param { mean_file: "mean.binaryproto" }',
+        )
 
 
 def test_a_net_that_fails_to_compile_lets_go_of_its_database(tmp_path: Path) -> None:
     write(tmp_path / "db", Backend.LEVELDB)
     with pytest.raises(DefinitionError, match="missing num_output"):
         net(
-            tmp_path, "batch_size: 2", rest='} layer { name: "r" type: "InnerProduct" bottom: "data" top: "y"'
+            tmp_path,
+            "batch_size: 2",
+            rest='} layer { name: "r" type: "InnerProduct" bottom: "data" top: "y"',
         )
     net(tmp_path, "batch_size: 2").close()
 
 
 @pytest.mark.parametrize(("flag", "channels"), [("", 1), ("force_encoded_color: true", 3)])
-def test_gray_images_become_color_with_force_encoded_color(tmp_path: Path, flag: str, channels: int) -> None:
+def test_gray_images_become_color_with_force_encoded_color(
+    tmp_path: Path, flag: str, channels: int
+) -> None:
     picture = io.BytesIO()
     Image.fromarray(np.full((3, 4), 7, np.uint8)).save(picture, "PNG")
     with write_database(tmp_path / "db", Backend.LMDB) as writer:

@@ -1,4 +1,6 @@
-"""DenseImageData and ImageSegData in a net: shapes, labels that follow their images, workers, mistakes."""
+"""DenseImageData and ImageSegData in a net: shapes, labels that follow their images, workers,
+mistakes.
+"""
 
 from __future__ import annotations
 
@@ -61,7 +63,9 @@ def test_images_and_their_labels(folder: Path) -> None:
 
 def test_labels_are_cropped_and_mirrored_like_their_images(folder: Path) -> None:
     compiled = net(
-        folder, "batch_size: 4", "transform_param { crop_size: 3 mirror: true mean_value: 100 scale: 0.5 }"
+        folder,
+        "batch_size: 4",
+        "transform_param { crop_size: 3 mirror: true mean_value: 100 scale: 0.5 }",
     )
     try:
         batches = [compiled() for _ in range(4)]
@@ -71,7 +75,9 @@ def test_labels_are_cropped_and_mirrored_like_their_images(folder: Path) -> None
         assert tops["label"].shape == (4, 1, 3, 3)
         assert (tops["data"][:, :1] == tops["label"] / 2).all()
     steps = {
-        float(tops["label"][i, 0, 0, 1] - tops["label"][i, 0, 0, 0]) for tops in batches for i in range(4)
+        float(tops["label"][i, 0, 0, 1] - tops["label"][i, 0, 0, 0])
+        for tops in batches
+        for i in range(4)
     }
     assert steps == {1, -1}
 
@@ -91,7 +97,9 @@ def test_images_and_labels_are_scaled_by_one_of_some_factors(folder: Path) -> No
             shapes.add((high, wide))
             image = cv2.resize(stored[number % 4], (wide, high), interpolation=cv2.INTER_LINEAR)
             assert np.array_equal(data, image.transpose(2, 0, 1))
-            labels = cv2.resize(stored[number % 4][..., 1], (wide, high), interpolation=cv2.INTER_NEAREST)
+            labels = cv2.resize(
+                stored[number % 4][..., 1], (wide, high), interpolation=cv2.INTER_NEAREST
+            )
             assert np.array_equal(label, labels)
     finally:
         compiled.close()
@@ -115,7 +123,9 @@ def test_factors_do_not_depend_on_the_number_of_workers(folder: Path) -> None:
 
 def test_scaled_images_are_cropped(folder: Path) -> None:
     compiled = net(
-        folder, "batch_size: 4", f"transform_param {{ {SCALES.replace('0.5', '1.5')} crop_size: 5 }}"
+        folder,
+        "batch_size: 4",
+        f"transform_param {{ {SCALES.replace('0.5', '1.5')} crop_size: 5 }}",
     )
     assert not compiled.changing_slots
     try:
@@ -136,8 +146,12 @@ def test_factors_that_a_layer_does_not_read(folder: Path, kind: str, body: str) 
     make_pictures(folder / "db", 2)
     body = body.replace("source: '", f"source: '{folder}/")
     text = layer(kind, "", "data label", f"{body} transform_param {{ {SCALES} }}")
-    with pytest.raises(DataError, match="scale_factors, which only DenseImageData and ImageSegData read"):
-        compile_net(definition(text), LayerContext(phase=TRAIN, seed=1), state=NetState(phase=TRAIN))
+    with pytest.raises(
+        DataError, match="scale_factors, which only DenseImageData and ImageSegData read"
+    ):
+        compile_net(
+            definition(text), LayerContext(phase=TRAIN, seed=1), state=NetState(phase=TRAIN)
+        )
     with pytest.raises(DataError, match="scale_factors has -1, expected positive numbers"):
         net(folder, "batch_size: 1", "transform_param { scale_factors: -1 }")
 
@@ -154,7 +168,8 @@ def test_labels_are_resized_by_the_nearest_neighbour(folder: Path) -> None:
 
 def test_workers_share_the_list_or_have_parts(folder: Path) -> None:
     both = [
-        firsts(net(folder, "batch_size: 1 shared_file_system: true", rank=g, workers=2), 2) for g in range(2)
+        firsts(net(folder, "batch_size: 1 shared_file_system: true", rank=g, workers=2), 2)
+        for g in range(2)
     ]
     assert both == [[0, 2], [1, 3]]
     (folder / "list_1").write_text("3.png 3_label.png\n")
@@ -175,7 +190,10 @@ def test_order_and_start(folder: Path) -> None:
     [
         ("batch_size: 0", "batch_size is 0"),
         ("batch_size: 1 new_width: 3", "only one of new_height and new_width"),
-        ('batch_size: 1 mean_file: "m"', "has mean_file in dense_image_data_param and in transform_param"),
+        (
+            'batch_size: 1 mean_file: "m"',
+            "has mean_file in dense_image_data_param and in transform_param",
+        ),
     ],
 )
 def test_mistakes(folder: Path, body: str, message: str) -> None:
@@ -209,14 +227,24 @@ def test_augmentation_that_would_not_change_the_labels(folder: Path) -> None:
 
 
 def segments(folder: Path, body: str, rest: str = "", tops: str = "data label extents") -> Net:
-    text = layer("ImageSegData", "", tops, f'image_data_param {{ source: "{folder}/list" {body} }} {rest}')
-    return compile_net(definition(text), LayerContext(phase=TRAIN, seed=1), state=NetState(phase=TRAIN))
+    text = layer(
+        "ImageSegData", "", tops, f'image_data_param {{ source: "{folder}/list" {body} }} {rest}'
+    )
+    return compile_net(
+        definition(text), LayerContext(phase=TRAIN, seed=1), state=NetState(phase=TRAIN)
+    )
 
 
 def test_small_images_are_extended_below_and_on_the_right(folder: Path) -> None:
-    transform = "transform_param { crop_size: 8 scale: 0.5 mean_value: 1 mean_value: 2 mean_value: 3 }"
+    transform = (
+        "transform_param { crop_size: 8 scale: 0.5 mean_value: 1 mean_value: 2 mean_value: 3 }"
+    )
     compiled = segments(folder, "batch_size: 2 label_type: PIXEL", transform)
-    assert compiled.blob_shapes == {"data": (2, 3, 8, 8), "label": (2, 1, 8, 8), "extents": (2, 1, 1, 2)}
+    assert compiled.blob_shapes == {
+        "data": (2, 3, 8, 8),
+        "label": (2, 1, 8, 8),
+        "extents": (2, 1, 1, 2),
+    }
     try:
         tops = compiled()
     finally:
@@ -246,7 +274,9 @@ def test_scaled_images_are_extended(folder: Path) -> None:
 
 def test_larger_images_are_cropped_with_their_labels(folder: Path) -> None:
     compiled = segments(
-        folder, "batch_size: 4 label_type: PIXEL shuffle: true", "transform_param { crop_h: 3 crop_w: 9 }"
+        folder,
+        "batch_size: 4 label_type: PIXEL shuffle: true",
+        "transform_param { crop_h: 3 crop_w: 9 }",
     )
     try:
         tops = compiled()
@@ -262,7 +292,9 @@ def test_larger_images_are_cropped_with_their_labels(folder: Path) -> None:
 )
 def test_labels_of_whole_images(folder: Path, kind: str, line: str, label: int) -> None:
     (folder / "list").write_text(f"0.png {line}\n")
-    compiled = segments(folder, f"batch_size: 1 label_type: {kind} ignore_label: 9", tops="data label")
+    compiled = segments(
+        folder, f"batch_size: 1 label_type: {kind} ignore_label: 9", tops="data label"
+    )
     try:
         assert (compiled()["label"] == label).all()
     finally:
@@ -272,5 +304,7 @@ def test_labels_of_whole_images(folder: Path, kind: str, line: str, label: int) 
 def test_mistakes_of_image_seg_data(folder: Path) -> None:
     with pytest.raises(DefinitionError, match="transform_param has mean_file, expected mean_value"):
         segments(folder, "label_type: PIXEL", 'transform_param { mean_file: "m" }')
-    with pytest.raises(DataError, match=r"list:1: '.*' is not the path of an image and its label, such as"):
+    with pytest.raises(
+        DataError, match=r"list:1: '.*' is not the path of an image and its label, such as"
+    ):
         segments(folder, "")

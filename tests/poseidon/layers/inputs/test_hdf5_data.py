@@ -27,7 +27,9 @@ def folder(tmp_path: Path) -> Path:
 
 
 def net(folder: Path, tops: str, body: str, rest: str = "", **place: int) -> Net:
-    text = layer("HDF5Data", "", tops, f'hdf5_data_param {{ source: "{folder}/list" {body} }} {rest}')
+    text = layer(
+        "HDF5Data", "", tops, f'hdf5_data_param {{ source: "{folder}/list" {body} }} {rest}'
+    )
     context = LayerContext(phase=TRAIN, seed=1, **place)  # type: ignore[arg-type]
     return compile_net(definition(text), context, state=NetState(phase=TRAIN))
 

@@ -31,7 +31,10 @@ def folder(tmp_path: Path) -> Path:
 
 def net(folder: Path, body: str, rest: str = "", above: str = "", **place: int) -> Net:
     text = layer(
-        "ImageData", "", "data label", f'image_data_param {{ source: "{folder}/list" {body} }} {rest}'
+        "ImageData",
+        "",
+        "data label",
+        f'image_data_param {{ source: "{folder}/list" {body} }} {rest}',
     )
     context = LayerContext(phase=TRAIN, seed=1, **place)  # type: ignore[arg-type]
     return compile_net(definition(text + above), context, state=NetState(phase=TRAIN))
@@ -64,12 +67,21 @@ def test_the_layers_above_follow_the_size_of_each_picture(folder: Path) -> None:
 
 
 def test_resized_images_of_several_sizes_fill_a_batch(folder: Path) -> None:
-    """SSD's resize_param in place of new_height and new_width; a crop of a fixed size does the same."""
-    compiled = net(folder, "batch_size: 4", "transform_param { resize_param { height: 7 width: 8 } }")
+    """SSD's resize_param in place of new_height and new_width; a crop of a fixed size does the
+    same.
+    """
+    compiled = net(
+        folder, "batch_size: 4", "transform_param { resize_param { height: 7 width: 8 } }"
+    )
     assert compiled.blob_shapes["data"] == (4, 3, 7, 8)
     assert labels(compiled, 1) == [0, 1, 2, 3]
     fitted = "resize_param { height: 7 width: 8 resize_mode: FIT_SMALL_SIZE } crop_h: 7 crop_w: 8"
-    assert net(folder, "batch_size: 4", f"transform_param {{ {fitted} }}").blob_shapes["data"] == (4, 3, 7, 8)
+    assert net(folder, "batch_size: 4", f"transform_param {{ {fitted} }}").blob_shapes["data"] == (
+        4,
+        3,
+        7,
+        8,
+    )
 
 
 def test_the_layers_above_follow_an_image_that_is_resized_in_proportion(folder: Path) -> None:
@@ -95,7 +107,9 @@ def test_workers_share_the_list_or_have_parts(folder: Path) -> None:
     assert labels(part, 1) == [3]
 
 
-def test_where_pictures_are_looked_for(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_where_pictures_are_looked_for(
+    folder: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
     lists = tmp_path_factory.mktemp("lists")
     (lists / "list").write_text("0.png 0\n")
     assert labels(net(lists, f'batch_size: 1 root_folder: "{folder}/"'), 1) == [0]
@@ -105,7 +119,14 @@ def test_where_pictures_are_looked_for(folder: Path, tmp_path_factory: pytest.Te
 
 @pytest.mark.parametrize(
     ("path", "root"),
-    [("./0.png", ""), (".//0.png", ""), ("0.png", "./"), ("./0.png", "./"), ("png", "0."), ("/0.png", ".")],
+    [
+        ("./0.png", ""),
+        (".//0.png", ""),
+        ("0.png", "./"),
+        ("./0.png", "./"),
+        ("png", "0."),
+        ("/0.png", "."),
+    ],
 )
 def test_a_list_of_find_beside_its_images_is_read(folder: Path, path: str, root: str) -> None:
     """`find . -name '*.png'` writes ./0.png."""
@@ -131,7 +152,9 @@ def test_a_crop_that_is_too_large(folder: Path) -> None:
 
 
 def test_fields_reach_the_reader(folder: Path) -> None:
-    """is_color, shuffle and rand_skip; tests/poseidon/data/batches/test_pictures.py has what they do."""
+    """is_color, shuffle and rand_skip; tests/poseidon/data/batches/test_pictures.py has what
+    they do.
+    """
     compiled = net(folder, "batch_size: 4 new_height: 4 new_width: 4 is_color: false shuffle: true")
     assert compiled.blob_shapes["data"] == (4, 1, 4, 4)
     assert sorted(labels(compiled, 1)) == [0, 1, 2, 3]

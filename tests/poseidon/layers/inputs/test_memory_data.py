@@ -69,4 +69,8 @@ def test_a_pass_before_reset() -> None:
 
 def test_extents_must_be_positive() -> None:
     with pytest.raises(PoseidonError, match="2x1x0x3, expected all four to be positive"):
-        build(layer("MemoryData", "", "a b", "memory_data_param { batch_size: 2 channels: 1 width: 3 }"))
+        build(
+            layer(
+                "MemoryData", "", "a b", "memory_data_param { batch_size: 2 channels: 1 width: 3 }"
+            )
+        )

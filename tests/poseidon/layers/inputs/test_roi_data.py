@@ -27,7 +27,14 @@ def folder(tmp_path: Path) -> Path:
         image = np.full((*size, 3), 50 + index, np.uint8)
         image[:, 0] = 200  # the left edge
         cv2.imwrite(str(tmp_path / f"{index}.png"), image)
-        lines += [f"# {index}", f"{tmp_path}/{index}.png", "3", *map(str, size), str(len(boxes)), *boxes]
+        lines += [
+            f"# {index}",
+            f"{tmp_path}/{index}.png",
+            "3",
+            *map(str, size),
+            str(len(boxes)),
+            *boxes,
+        ]
     (tmp_path / "windows").write_text("\n".join(lines) + "\n")
     return tmp_path
 
@@ -54,7 +61,11 @@ def test_images_with_their_objects(folder: Path) -> None:
     compiled = net(folder, rest="transform_param { mean_value: 50 scale: 0.5 }")
     assert compiled.blob_shapes == {"data": (1, 3, 20, 30), "im_info": (1, 3), "gt_boxes": (2, 5)}
     found = tops(compiled, 3)
-    assert [top["data"].shape[2:] for top in found] == [(20, 30), (40, 20), (20, 30)]  # the third has none
+    assert [top["data"].shape[2:] for top in found] == [
+        (20, 30),
+        (40, 20),
+        (20, 30),
+    ]  # the third has none
     assert found[0]["gt_boxes"].tolist() == [[2, 3, 10, 12, 1], [0, 0, 29, 19, 2]]
     assert found[1]["gt_boxes"].tolist() == [[5, 6, 7, 8, 3]]
     assert found[1]["im_info"].tolist() == [[40, 20, 1]]
@@ -74,7 +85,9 @@ def test_mirrored_images_have_mirrored_boxes(folder: Path) -> None:
     for top in found[::2]:
         mirrored = float(top["data"][0, 0, 0, -1]) == 200
         seen.add(mirrored)
-        assert top["gt_boxes"][0].tolist() == ([19, 3, 27, 12, 1] if mirrored else [2, 3, 10, 12, 1])
+        assert top["gt_boxes"][0].tolist() == (
+            [19, 3, 27, 12, 1] if mirrored else [2, 3, 10, 12, 1]
+        )
     assert seen == {False, True}
 
 
@@ -85,9 +98,16 @@ def test_workers_share_the_images_or_have_parts(folder: Path) -> None:
     ]
     assert [[len(top["gt_boxes"]) for top in worker] for worker in both] == [[2, 2], [1, 1]]
     for client in range(2):
-        (folder / f"windows_{client}").write_text((folder / "windows").read_text().replace(f"{folder}/", ""))
+        (folder / f"windows_{client}").write_text(
+            (folder / "windows").read_text().replace(f"{folder}/", "")
+        )
     part = net(
-        folder, f'scale: 0 shuffle: false root_folder: "{folder}/"', client=1, clients=2, rank=1, workers=2
+        folder,
+        f'scale: 0 shuffle: false root_folder: "{folder}/"',
+        client=1,
+        clients=2,
+        rank=1,
+        workers=2,
     )
     assert len(tops(part, 1)[0]["gt_boxes"]) == 2
 

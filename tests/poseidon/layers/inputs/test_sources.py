@@ -12,7 +12,9 @@ from tests.support.nets import build, inputs, layer, noise
 def test_dummy_constants_and_shapes() -> None:
     body = "dummy_data_param { data_filler { value: 2 } shape { dim: 2 dim: 3 } shape { dim: 4 } }"
     tops = build(layer("DummyData", "", "a b", body))()
-    assert torch.equal(tops["a"], torch.full((2, 3), 2.0)) and torch.equal(tops["b"], torch.full((4,), 2.0))
+    assert torch.equal(tops["a"], torch.full((2, 3), 2.0)) and torch.equal(
+        tops["b"], torch.full((4,), 2.0)
+    )
 
 
 def test_dummy_old_shape() -> None:
@@ -23,7 +25,10 @@ def test_dummy_old_shape() -> None:
 
 def test_dummy_noise_is_new_in_each_pass_and_the_same_in_each_run() -> None:
     text = layer(
-        "DummyData", "", "a", "dummy_data_param { data_filler { type: 'gaussian' } shape { dim: 5 } }"
+        "DummyData",
+        "",
+        "a",
+        "dummy_data_param { data_filler { type: 'gaussian' } shape { dim: 5 } }",
     )
     one, two = build(text), build(text)
     first, second = one()["a"], one()["a"]
@@ -57,5 +62,7 @@ def test_silence_takes_blobs_off_the_outputs() -> None:
 
 def test_a_constant_that_no_blob_can_hold_is_refused_before_it_is_made() -> None:
     body = "dummy_data_param { shape { dim: 100000 dim: 1000000 } }"
-    with pytest.raises(DefinitionError, match="top 1 would be 100000x1000000 = 100000000000 values"):
+    with pytest.raises(
+        DefinitionError, match="top 1 would be 100000x1000000 = 100000000000 values"
+    ):
         build(layer("DummyData", "", "a", body))

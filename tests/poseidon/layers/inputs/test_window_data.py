@@ -20,7 +20,9 @@ from tests.support.nets import definition, layer
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     cv2.imwrite(str(tmp_path / "0.png"), np.full((20, 30, 3), 7, np.uint8))
-    (tmp_path / "windows").write_text("# 0\n0.png\n3\n20\n30\n2\n2 0.9 1 2 10 12\n0 0.1 0 0 29 19\n")
+    (tmp_path / "windows").write_text(
+        "# 0\n0.png\n3\n20\n30\n2\n2 0.9 1 2 10 12\n0 0.1 0 0 29 19\n"
+    )
     return tmp_path
 
 
@@ -29,10 +31,13 @@ def net(folder: Path, body: str = "", transform: str = "crop_size: 8") -> Net:
         "WindowData",
         "",
         "data label",
-        f'window_data_param {{ source: "{folder}/windows" root_folder: "{folder}/" batch_size: 4 {body} }} '
+        "window_data_param "
+        f'{{ source: "{folder}/windows" root_folder: "{folder}/" batch_size: 4 {body} }} '
         f"transform_param {{ {transform} }}",
     )
-    return compile_net(definition(text), LayerContext(phase=TRAIN, seed=1), state=NetState(phase=TRAIN))
+    return compile_net(
+        definition(text), LayerContext(phase=TRAIN, seed=1), state=NetState(phase=TRAIN)
+    )
 
 
 @pytest.mark.parametrize(

@@ -24,8 +24,12 @@ SCORES = torch.tensor([[3.0, 1, 2], [1, 1, 0], [0, 5, 9], [7, 7, 7]])
     ],
 )
 def test_share(labels: list[int], body: str, expected: float) -> None:
-    net = build(inputs(x=(4, 3), l=(4,)) + layer("Accuracy", "x l", "a", f"accuracy_param {{ {body} }}"))
-    assert float(net({"x": SCORES, "l": torch.tensor(labels).float()})["a"]) == pytest.approx(expected)
+    net = build(
+        inputs(x=(4, 3), l=(4,)) + layer("Accuracy", "x l", "a", f"accuracy_param {{ {body} }}")
+    )
+    assert float(net({"x": SCORES, "l": torch.tensor(labels).float()})["a"]) == pytest.approx(
+        expected
+    )
 
 
 def test_per_class() -> None:
@@ -38,13 +42,16 @@ def test_maps_and_axis() -> None:
     """Over maps it is the accuracy of their pixels."""
     maps = build(inputs(x=(2, 5, 3, 4), l=(2, 3, 4)) + layer("Accuracy", "x l", "a"))
     last = build(
-        inputs(x=(2, 3, 4, 5), l=(2, 3, 4)) + layer("Accuracy", "x l", "a", "accuracy_param { axis: 3 }")
+        inputs(x=(2, 3, 4, 5), l=(2, 3, 4))
+        + layer("Accuracy", "x l", "a", "accuracy_param { axis: 3 }")
     )
     x = noise(2, 5, 3, 4)
     label = torch.randint(5, (2, 3, 4), generator=torch.Generator().manual_seed(0)).float()
     expected = (x.argmax(1) == label).float().mean()
     assert float(maps({"x": x, "l": label})["a"]) == pytest.approx(float(expected))
-    assert float(last({"x": x.movedim(1, 3).contiguous(), "l": label})["a"]) == pytest.approx(float(expected))
+    assert float(last({"x": x.movedim(1, 3).contiguous(), "l": label})["a"]) == pytest.approx(
+        float(expected)
+    )
 
 
 def test_it_has_no_gradient() -> None:

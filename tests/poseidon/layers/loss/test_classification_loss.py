@@ -25,7 +25,9 @@ def test_hinge(norm: str, power: int) -> None:
     x = noise(4, 3)
     sign = torch.full((4, 3), -1.0).scatter_(1, LABELS.long().view(-1, 1), 1.0)
     expected = (1 - sign * x).clamp(min=0).pow(power).sum() / 4
-    loss = one("HingeLoss", f"hinge_loss_param {{ norm: {norm} }}", x=(4, 3), l=(4,))({"x": x, "l": LABELS})
+    loss = one("HingeLoss", f"hinge_loss_param {{ norm: {norm} }}", x=(4, 3), l=(4,))(
+        {"x": x, "l": LABELS}
+    )
     torch.testing.assert_close(loss["loss"], expected)
 
 
@@ -45,13 +47,21 @@ def test_infogain(from_file: bool, tmp_path: Path) -> None:
     label = torch.tensor([[0.0, 1], [2, 1]])
     log_p = torch.log_softmax(x, 1)
     expected = sum(
-        -(h[int(label[n, s])] * log_p[n, :, s]).sum() for n in range(2) for s in range(2) if label[n, s] != 1
+        -(h[int(label[n, s])] * log_p[n, :, s]).sum()
+        for n in range(2)
+        for s in range(2)
+        if label[n, s] != 1
     )
     body = "loss_param { ignore_label: 1 normalization: NONE }"
     if from_file:
         path = tmp_path / "h.binaryproto"
         path.write_bytes(from_array(h.numpy().reshape(1, 1, 3, 3)).SerializeToString())
-        net = one("InfogainLoss", f'{body} infogain_loss_param {{ source: "{path}" }}', x=(2, 3, 2), l=(2, 2))
+        net = one(
+            "InfogainLoss",
+            f'{body} infogain_loss_param {{ source: "{path}" }}',
+            x=(2, 3, 2),
+            l=(2, 2),
+        )
         loss = net({"x": x, "l": label})["loss"]
     else:
         net = one("InfogainLoss", body, x=(2, 3, 2), l=(2, 2), h=(3, 3))
@@ -62,7 +72,9 @@ def test_infogain(from_file: bool, tmp_path: Path) -> None:
 def test_the_identity_gains_what_the_softmax_loss_does() -> None:
     x = noise(4, 3)
     plain = one("SoftmaxWithLoss", x=(4, 3), l=(4,))({"x": x, "l": LABELS})["loss"]
-    gained = one("InfogainLoss", x=(4, 3), l=(4,), h=(3, 3))({"x": x, "l": LABELS, "h": torch.eye(3)})["loss"]
+    gained = one("InfogainLoss", x=(4, 3), l=(4,), h=(3, 3))(
+        {"x": x, "l": LABELS, "h": torch.eye(3)}
+    )["loss"]
     torch.testing.assert_close(plain, gained)
 
 
@@ -92,7 +104,9 @@ def test_sigmoid_cross_entropy(body: str, normalizer: float) -> None:
 
 def test_sigmoid_cross_entropy_of_large_scores_is_finite() -> None:
     x = torch.tensor([[1000.0, -1000.0]])
-    loss = one("SigmoidCrossEntropyLoss", x=(1, 2), t=(1, 2))({"x": x, "t": torch.tensor([[1.0, 1]])})["loss"]
+    loss = one("SigmoidCrossEntropyLoss", x=(1, 2), t=(1, 2))(
+        {"x": x, "t": torch.tensor([[1.0, 1]])}
+    )["loss"]
     assert float(loss) == 1000
 
 
@@ -114,7 +128,12 @@ def test_a_label_out_of_range(kind: str) -> None:
             "",
             "neither infogain_loss_param source nor a third bottom",
         ),
-        ("InfogainLoss", {"x": (4, 3), "l": (4,), "h": (2, 2)}, "", "bottom 2 has shape 2x2, expected 3x3"),
+        (
+            "InfogainLoss",
+            {"x": (4, 3), "l": (4,), "h": (2, 2)},
+            "",
+            "bottom 2 has shape 2x2, expected 3x3",
+        ),
         (
             "InfogainLoss",
             {"x": (4, 3), "l": (4,)},

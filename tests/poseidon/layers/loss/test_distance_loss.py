@@ -35,7 +35,9 @@ def test_contrastive(legacy: bool) -> None:
 
 
 def test_the_gradient_of_pairs_that_are_not_alike_is_caffes() -> None:
-    """-(margin - d) / (d + 1e-4) (a - b) / N while the margin is not reached; nothing at a distance of 0."""
+    """-(margin - d) / (d + 1e-4) (a - b) / N while the margin is not reached; nothing at a
+    distance of 0.
+    """
     a, b = noise(4, 3).requires_grad_(), noise(4, 3, seed=1)
     with torch.no_grad():
         a[1] = b[1]
@@ -55,16 +57,22 @@ def test_smooth_l1(sigma: float) -> None:
     d = given["w"] * (given["a"] - given["b"])
     near = d.abs() < 1 / sigma**2
     f = torch.where(near, (sigma * d) ** 2 / 2, d.abs() - 0.5 / sigma**2)
-    loss = one("SmoothL1Loss", f"smooth_l1_loss_param {{ sigma: {sigma} }}", **shapes)(given)["loss"]
+    loss = one("SmoothL1Loss", f"smooth_l1_loss_param {{ sigma: {sigma} }}", **shapes)(given)[
+        "loss"
+    ]
     torch.testing.assert_close(loss, (given["v"] * f).sum() / 4)
 
 
 @pytest.mark.parametrize("sigma", [1.0, 2.0])
 def test_smooth_l1_with_three_bottoms_is_that_of_fast_rcnns_caffe(sigma: float) -> None:
-    """d = w (a - b) and loss = sum of f(d) / N; the gradient at a is f'(d) / N, without a further w."""
+    """d = w (a - b) and loss = sum of f(d) / N; the gradient at a is f'(d) / N, without a
+    further w.
+    """
     a, b = noise(4, 3).requires_grad_(), noise(4, 3, seed=1).requires_grad_()
     weights = torch.tensor([[0.0, 1, 3]] * 4)
-    net = one("SmoothL1Loss", f"smooth_l1_loss_param {{ sigma: {sigma} }}", a=(4, 3), b=(4, 3), w=(4, 3))
+    net = one(
+        "SmoothL1Loss", f"smooth_l1_loss_param {{ sigma: {sigma} }}", a=(4, 3), b=(4, 3), w=(4, 3)
+    )
     loss = net({"a": a, "b": b, "w": weights})["loss"]
     d = (weights * (a - b)).detach()
     near = d.abs() < 1 / sigma**2
@@ -79,7 +87,11 @@ def test_smooth_l1_with_three_bottoms_is_that_of_fast_rcnns_caffe(sigma: float) 
 @pytest.mark.parametrize(
     ("kind", "shapes", "message"),
     [
-        ("EuclideanLoss", {"a": (2, 3), "b": (2, 2)}, "expected the same number of values per item"),
+        (
+            "EuclideanLoss",
+            {"a": (2, 3), "b": (2, 2)},
+            "expected the same number of values per item",
+        ),
         ("SmoothL1Loss", {"a": (2, 3), "b": (2, 2)}, "expected equal shapes"),
         ("ContrastiveLoss", {"a": (2, 3), "b": (2, 2), "y": (2,)}, "expected NxC"),
         ("ContrastiveLoss", {"a": (2, 3, 2, 1), "b": (2, 3, 2, 1), "y": (2,)}, "expected NxC"),

@@ -61,7 +61,12 @@ def test_divisors(body: str, divisor: float) -> None:
 def test_softmax_loss_by_item() -> None:
     scores, labels = noise(4, 3), torch.tensor([0.0, 2, -1, 1])
     net = one(
-        "SoftmaxWithLossOHEM", "x l", "loss p each", "loss_param { ignore_label: -1 }", x=(4, 3), l=(4,)
+        "SoftmaxWithLossOHEM",
+        "x l",
+        "loss p each",
+        "loss_param { ignore_label: -1 }",
+        x=(4, 3),
+        l=(4,),
     )
     tops = net({"x": scores, "l": labels})
     expected = -torch.log_softmax(scores, 1)[range(4), [0, 2, 0, 1]]
@@ -75,7 +80,9 @@ def test_softmax_loss_of_a_fixed_divisor() -> None:
     text = "loss_param { normalization: PRE_FIXED pre_fixed_normalizer: 7 }"
     given = {"x": noise(4, 3), "l": torch.zeros(4)}
     fixed = one("SoftmaxWithLoss", "x l", "loss", text, x=(4, 3), l=(4,))(given)["loss"]
-    plain = one("SoftmaxWithLoss", "x l", "loss", "loss_param { normalization: NONE }", x=(4, 3), l=(4,))
+    plain = one(
+        "SoftmaxWithLoss", "x l", "loss", "loss_param { normalization: NONE }", x=(4, 3), l=(4,)
+    )
     torch.testing.assert_close(fixed * 7, plain(given)["loss"])
 
 
@@ -85,7 +92,9 @@ def test_the_hardest_regions_of_each_image_keep_their_labels() -> None:
     losses = torch.tensor([1.0, 9, 3, 2, 5, 7]).view(6, 1, 1, 1)
     labels, weights = torch.arange(1.0, 7), torch.ones(6, 8)
     body = "box_annotator_ohem_param { roi_per_img: 2 ignore_label: -9 }"
-    net = one("BoxAnnotatorOHEM", "r e l w", "a b", body, r=(6, 5), e=(6, 1, 1, 1), l=(6,), w=(6, 8))
+    net = one(
+        "BoxAnnotatorOHEM", "r e l w", "a b", body, r=(6, 5), e=(6, 1, 1, 1), l=(6,), w=(6, 8)
+    )
     tops = net({"r": regions, "e": losses, "l": labels, "w": weights})
     assert tops["a"].shape == (6, 1, 1, 1) and tops["b"].shape == (6, 8, 1, 1)
     assert tops["a"].flatten().tolist() == [-9, 2, 3, 4, -9, 6]
@@ -96,7 +105,14 @@ def test_the_hardest_regions_of_each_image_keep_their_labels() -> None:
     ("kind", "bottoms", "tops", "body", "shapes", "message"),
     [
         ("SmoothL1LossOHEM", "a b", "z", "", {"a": (2, 3), "b": (2, 2)}, "expected equal shapes"),
-        ("SmoothL1LossOHEM", "a b", "z", "", {"a": (2,), "b": (2,)}, "expected equal shapes of 2 to 4 axes"),
+        (
+            "SmoothL1LossOHEM",
+            "a b",
+            "z",
+            "",
+            {"a": (2,), "b": (2,)},
+            "expected equal shapes of 2 to 4 axes",
+        ),
         (
             "BoxAnnotatorOHEM",
             "r e l w",

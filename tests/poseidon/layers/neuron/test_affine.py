@@ -109,7 +109,13 @@ def test_parameter_is_its_blob_and_learns() -> None:
             "",
             "bottom 1 has shape 2, expected 3 as in bottom 0 from axis 1",
         ),
-        ({"x": (2, 3), "s": (3, 4)}, "Bias", "x s", "", "bottom 1 has shape 3x4, expected 3 as in bottom 0"),
+        (
+            {"x": (2, 3), "s": (3, 4)},
+            "Bias",
+            "x s",
+            "",
+            "bottom 1 has shape 3x4, expected 3 as in bottom 0",
+        ),
         (
             {"a": (2, 3), "x": SHAPE, "z": (2, 3)},
             "Axpy",
@@ -117,10 +123,24 @@ def test_parameter_is_its_blob_and_learns() -> None:
             "",
             "bottom 2 has shape 2x3, expected 2x3x4x5",
         ),
-        ({"a": (2, 4), "x": SHAPE, "z": SHAPE}, "Axpy", "a x z", "", "bottom 0 has shape 2x4, expected 2x3"),
-        ({}, "Parameter", "", "parameter_param { shape { dim: -1 } }", "expected no negative extents"),
+        (
+            {"a": (2, 4), "x": SHAPE, "z": SHAPE},
+            "Axpy",
+            "a x z",
+            "",
+            "bottom 0 has shape 2x4, expected 2x3",
+        ),
+        (
+            {},
+            "Parameter",
+            "",
+            "parameter_param { shape { dim: -1 } }",
+            "expected no negative extents",
+        ),
     ],
 )
-def test_mistakes(shapes: dict[str, tuple[int, ...]], kind: str, bottoms: str, body: str, text: str) -> None:
+def test_mistakes(
+    shapes: dict[str, tuple[int, ...]], kind: str, bottoms: str, body: str, text: str
+) -> None:
     with pytest.raises(DefinitionError, match=text):
         build(inputs(**shapes) + layer(kind, bottoms, "y", body))

@@ -1,4 +1,6 @@
-"""BatchNorm: Caffe's three blobs over several passes, what the test phase reads, and who may move them."""
+"""BatchNorm: Caffe's three blobs over several passes, what the test phase reads, and who may
+move them.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,9 @@ from tests.support.nets import build, inputs, layer, noise
 
 def norm(shape: tuple[int, ...], fields: str = "", **how: int) -> Net:
     """A net of one BatchNorm."""
-    return build(inputs(x=shape) + layer("BatchNorm", "x", "y", f"batch_norm_param {{ {fields} }}"), **how)  # type: ignore[arg-type]
+    return build(
+        inputs(x=shape) + layer("BatchNorm", "x", "y", f"batch_norm_param {{ {fields} }}"), **how
+    )  # type: ignore[arg-type]
 
 
 def blobs(net: Net) -> list[torch.Tensor]:
@@ -58,7 +62,9 @@ def test_use_global_stats_overrides_the_phase() -> None:
     x = noise(4, 3, 2)
     torch.testing.assert_close(norm((4, 3, 2), "eps: 1 use_global_stats: true")({"x": x})["y"], x)
     net = norm((4, 3, 2), "use_global_stats: false", phase=TEST)
-    torch.testing.assert_close(net({"x": x})["y"], functional.batch_norm(x, None, None, training=True))
+    torch.testing.assert_close(
+        net({"x": x})["y"], functional.batch_norm(x, None, None, training=True)
+    )
     assert float(blobs(net)[2]) == 1
 
 
@@ -86,7 +92,9 @@ def test_one_value_a_channel_goes_backward() -> None:
 def test_no_solver_moves_the_statistics() -> None:
     assert BatchNorm.STATISTICS
     for params in ("", "param { lr_mult: 0 } param { lr_mult: 0 } param { lr_mult: 0 }"):
-        net = build("force_backward: true\n" + inputs(x=(4, 3)) + layer("BatchNorm", "x", "y", params))
+        net = build(
+            "force_backward: true\n" + inputs(x=(4, 3)) + layer("BatchNorm", "x", "y", params)
+        )
         assert [info.lr_mult for info in net.parameters_info] == [0, 0, 0]
         net({"x": noise(4, 3)})["y"].square().sum().backward()
         assert all(blob.grad is None for blob in net.parameters())

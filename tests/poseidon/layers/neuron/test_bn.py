@@ -15,9 +15,15 @@ X = torch.tensor([[1.0, 2], [3, 10]])  # the means are 2 and 6, the variances (t
 
 
 def bn(
-    body: str, phase: int = TRAIN, tops: str = "y", params: str = "", shape: tuple[int, ...] = (2, 2)
+    body: str,
+    phase: int = TRAIN,
+    tops: str = "y",
+    params: str = "",
+    shape: tuple[int, ...] = (2, 2),
 ) -> Net:
-    return build(inputs(x=shape) + layer("BN", "x", tops, f"bn_param {{ {body} }} {params}"), phase=phase)
+    return build(
+        inputs(x=shape) + layer("BN", "x", tops, f"bn_param {{ {body} }} {params}"), phase=phase
+    )
 
 
 def blobs(net: Net) -> list[list[float]]:
@@ -46,12 +52,15 @@ def test_running_statistics_of_momentum() -> None:
     net({"x": X})
     assert blobs(net)[2:] == [[0.875, 2.625], [0.4375, 7]]
     test = build(
-        inputs(x=(2, 2)) + layer("BN", "x", "y", f"bn_param {{ slope_{ONE} momentum: 0.75 eps: 0 }}"),
+        inputs(x=(2, 2))
+        + layer("BN", "x", "y", f"bn_param {{ slope_{ONE} momentum: 0.75 eps: 0 }}"),
         phase=TEST,
         share_with=net,
     )
     found = test({"x": X})["y"]
-    torch.testing.assert_close(found, (X - torch.tensor([0.875, 2.625])) / torch.tensor([0.4375, 7]).sqrt())
+    torch.testing.assert_close(
+        found, (X - torch.tensor([0.875, 2.625])) / torch.tensor([0.4375, 7]).sqrt()
+    )
     assert blobs(net)[2:] == [[0.875, 2.625], [0.4375, 7]]
 
 
@@ -70,7 +79,8 @@ def test_the_moving_average_form() -> None:
     assert blobs(net)[2:] == [[0.5, 1.5], [0.25, 4]]
     plain, moving = (
         build(
-            inputs(x=(2, 2)) + layer("BN", "x", "y", f"bn_param {{ {body} moving_average: {flag} }}"),
+            inputs(x=(2, 2))
+            + layer("BN", "x", "y", f"bn_param {{ {body} moving_average: {flag} }}"),
             phase=TEST,
             share_with=net,
         )({"x": X})["y"]
@@ -89,7 +99,9 @@ def test_statistics_ignore_the_rates_of_their_param_blocks() -> None:
 def test_another_axis() -> None:
     x = noise(2, 3, 4, 5)
     y = bn(f"scale_{ONE} axis: 2 var_eps: 1e-5", shape=(2, 3, 4, 5))({"x": x})["y"]
-    expected = torch.nn.functional.batch_norm(x.transpose(1, 2), None, None, training=True).transpose(1, 2)
+    expected = torch.nn.functional.batch_norm(
+        x.transpose(1, 2), None, None, training=True
+    ).transpose(1, 2)
     torch.testing.assert_close(y, expected)
 
 
@@ -97,7 +109,11 @@ def test_another_axis() -> None:
     ("body", "tops", "message"),
     [
         ("bn_mode: LEARN momentum: 0.5", "y", "expected the fields of one form"),
-        ("scale_filler { } slope_filler { }", "y", "has scale_filler and a slope_filler or bias_filler"),
+        (
+            "scale_filler { } slope_filler { }",
+            "y",
+            "has scale_filler and a slope_filler or bias_filler",
+        ),
         ("axis: 3", "y", "axis is 3, expected 1 or 2"),
         ("axis: 2", "y", "expected 3 to 4"),
         ("momentum: 0.5", "y m", "has 2 tops, expected 1"),
@@ -111,7 +127,10 @@ def test_mistakes(body: str, tops: str, message: str) -> None:
 
 def test_the_number_of_param_blocks_tells_two_forms_apart() -> None:
     for count, expected in ((0, 2), (2, 2), (4, 4)):
-        net = bn("scale_filler { value: 1 } shift_filler { value: 0 }", params="param { lr_mult: 1 }" * count)
+        net = bn(
+            "scale_filler { value: 1 } shift_filler { value: 0 }",
+            params="param { lr_mult: 1 }" * count,
+        )
         assert len(list(net.parameters())) == expected
 
 

@@ -18,7 +18,9 @@ def test_across_channels_equals_torchs_own(size: int, beta: float, k: float) -> 
     body = f"lrn_param {{ local_size: {size} alpha: 0.3 beta: {beta} k: {k} }}"
     net = build(inputs(x=(2, 6, 3, 4)) + layer("LRN", "x", "y", body))
     x = noise(2, 6, 3, 4)
-    torch.testing.assert_close(net({"x": x})["y"], functional.local_response_norm(x, size, 0.3, beta, k))
+    torch.testing.assert_close(
+        net({"x": x})["y"], functional.local_response_norm(x, size, 0.3, beta, k)
+    )
 
 
 def test_within_a_channel_counts_zeros_beyond_the_border() -> None:
@@ -52,7 +54,9 @@ def test_mvn(shape: tuple[int, ...], across: str, eps: float) -> None:
 
 
 def test_mvn_without_variance() -> None:
-    net = build(inputs(x=(2, 3, 4, 5)) + layer("MVN", "x", "y", "mvn_param { normalize_variance: false }"))
+    net = build(
+        inputs(x=(2, 3, 4, 5)) + layer("MVN", "x", "y", "mvn_param { normalize_variance: false }")
+    )
     x = noise(2, 3, 4, 5)
     torch.testing.assert_close(net({"x": x})["y"], x - x.mean((2, 3), keepdim=True))
 

@@ -26,7 +26,9 @@ OBJECTS = [(0, 1, 0, *LEFT, 0), (0, 2, 0, *RIGHT, 1), (1, 1, 0, *LEFT, 0)]
 
 
 def rows(
-    body: str = "", found: list[tuple[float, ...]] = FOUND, objects: list[tuple[float, ...]] = OBJECTS
+    body: str = "",
+    found: list[tuple[float, ...]] = FOUND,
+    objects: list[tuple[float, ...]] = OBJECTS,
 ) -> list[list[float]]:
     body = body if "num_classes" in body else f"num_classes: 3 {body}"
     given = {"found": torch.tensor(found)[None, None], "gt": torch.tensor(objects)[None, None]}
@@ -57,7 +59,11 @@ def test_difficult_objects_may_be_left_out() -> None:
 
 
 def test_the_threshold() -> None:
-    assert rows("overlap_threshold: 0.9")[2:5] == [[0, 1, 0.9, 0, 1], [0, 1, 0.7, 0, 1], [0, 1, 0.5, 1, 0]]
+    assert rows("overlap_threshold: 0.9")[2:5] == [
+        [0, 1, 0.9, 0, 1],
+        [0, 1, 0.7, 0, 1],
+        [0, 1, 0.5, 1, 0],
+    ]
 
 
 def test_images_without_detections_or_objects() -> None:
@@ -66,7 +72,9 @@ def test_images_without_detections_or_objects() -> None:
 
 
 def test_boxes_may_be_compared_in_pixels(tmp_path: Path) -> None:
-    """In pixels the last column counts: of 10 columns, 0 .. 4 and 0.5 .. 4 overlap by 4.5 / 5, not by 0.875."""
+    """In pixels the last column counts: of 10 columns, 0 .. 4 and 0.5 .. 4 overlap by 4.5 / 5,
+    not by 0.875.
+    """
     (tmp_path / "sizes").write_text("a 10 10\nb 10 10\nc 10 10\n")
     body = f'overlap_threshold: 0.89 name_size_file: "{tmp_path}/sizes"'
     assert rows("overlap_threshold: 0.89")[2] == [0, 1, 0.9, 0, 1]
@@ -104,11 +112,11 @@ def test_the_background_is_no_label() -> None:
 
 
 def test_boxes_in_units_of_a_scale(tmp_path: Path) -> None:
-    """FIT_SMALL_SIZE with height_scale and width_scale: boxes are in units of that many pixels, here of half the image."""
+    """FIT_SMALL_SIZE with height_scale and width_scale: boxes are in units of that many pixels,
+    here of half the image.
+    """
     (tmp_path / "sizes").write_text("a 20 20\n")
-    scale = (
-        "resize_param { resize_mode: FIT_SMALL_SIZE height: 20 width: 20 height_scale: 10 width_scale: 10 }"
-    )
+    scale = "resize_param { resize_mode: FIT_SMALL_SIZE height: 20 width: 20 height_scale: 10 width_scale: 10 }"
     body = f'overlap_threshold: 0.99 name_size_file: "{tmp_path}/sizes" {scale}'
     outside = (0, 1, 0.5, 0.0, 0.0, 2.0, 1.0)
     assert rows(body, [outside], [(0, 1, 0, 0.0, 0.0, 2.5, 1.0, 0)])[2] == [0, 1, 0.5, 1, 0]

@@ -40,7 +40,9 @@ def case(seed: int, images: int = 1, columns: int = 1) -> dict[str, torch.Tensor
 
 def net(body: str, given: dict[str, torch.Tensor]) -> Net:
     shapes = {name: tuple(value.shape) for name, value in given.items()}
-    return build(inputs(**shapes) + layer(*ARGUMENTS, f"detection_output_param {{ {body} }}"), phase=TEST)
+    return build(
+        inputs(**shapes) + layer(*ARGUMENTS, f"detection_output_param {{ {body} }}"), phase=TEST
+    )
 
 
 def rows(body: str, given: dict[str, torch.Tensor]) -> np.ndarray:  # type: ignore[type-arg]
@@ -48,13 +50,18 @@ def rows(body: str, given: dict[str, torch.Tensor]) -> np.ndarray:  # type: igno
 
 
 SETTINGS = [
-    "code_type: CENTER_SIZE nms_param { nms_threshold: 0.45 top_k: 20 } keep_top_k: 12 confidence_threshold: 0.05",
-    "code_type: CORNER nms_param { nms_threshold: 0.3 top_k: 400 } keep_top_k: 200 confidence_threshold: 0.2",
-    "code_type: CORNER variance_encoded_in_target: true nms_param { nms_threshold: 0.6 top_k: 10 } keep_top_k: 40 "
+    "code_type: CENTER_SIZE nms_param { nms_threshold: 0.45 top_k: 20 } keep_top_k: 12 "
+    "confidence_threshold: 0.05",
+    "code_type: CORNER nms_param { nms_threshold: 0.3 top_k: 400 } keep_top_k: 200 "
+    "confidence_threshold: 0.2",
+    "code_type: CORNER variance_encoded_in_target: true nms_param { nms_threshold: 0.6 top_k: 10 "
+    "} keep_top_k: 40 "
     "confidence_threshold: 0.1",
-    "code_type: CENTER_SIZE variance_encoded_in_target: true nms_param { nms_threshold: 0.5 top_k: 15 } keep_top_k: 5 "
+    "code_type: CENTER_SIZE variance_encoded_in_target: true nms_param { nms_threshold: 0.5 "
+    "top_k: 15 } keep_top_k: 5 "
     "confidence_threshold: 0.01",
-    "background_label_id: 2 code_type: CENTER_SIZE nms_param { nms_threshold: 0.45 top_k: 20 } keep_top_k: 12 "
+    "background_label_id: 2 code_type: CENTER_SIZE nms_param { nms_threshold: 0.45 top_k: 20 } "
+    "keep_top_k: 12 "
     "confidence_threshold: 0.05",
 ]
 
@@ -76,7 +83,9 @@ def test_equal_to_opencv(body: str) -> None:
 
 
 def by_opencv(body: str, given: dict[str, torch.Tensor], *, alone: bool) -> np.ndarray:  # type: ignore[type-arg]
-    """The detections of OpenCV's importer, which wants the prior boxes alone if variances are in the target."""
+    """The detections of OpenCV's importer, which wants the prior boxes alone if variances are in
+    the target.
+    """
     values = {name: value.numpy() for name, value in given.items()}
     values["prior"] = values["prior"][:, :1] if alone else values["prior"]
     text = "".join(
@@ -127,7 +136,10 @@ def test_worked_out_by_hand() -> None:
 
 
 def test_without_detections_there_is_a_row_for_each_image() -> None:
-    given = {name: value if name == "prior" else torch.cat([value, value]) for name, value in HAND.items()}
+    given = {
+        name: value if name == "prior" else torch.cat([value, value])
+        for name, value in HAND.items()
+    }
     found = rows("num_classes: 2 confidence_threshold: 0.95", given)
     assert found.tolist() == [[0, *[-1] * 6], [1, *[-1] * 6]]
 
@@ -135,7 +147,8 @@ def test_without_detections_there_is_a_row_for_each_image() -> None:
 @pytest.fixture
 def files(tmp_path: Path) -> Path:
     (tmp_path / "labels").write_text(
-        'item { name: "none" label: 0 } item { name: "3" label: 1 display_name: "cat" } item { name: "dog" label: 2 }'
+        'item { name: "none" label: 0 } item { name: "3" label: 1 display_name: "cat" } item { '
+        'name: "dog" label: 2 }'
     )
     (tmp_path / "sizes").write_text("000001 100 200\nb 50 50\n")
     return tmp_path
@@ -144,7 +157,8 @@ def files(tmp_path: Path) -> Path:
 def saving(files: Path, body: str, rest: str = "") -> str:
     return (
         "num_classes: 2 nms_param { nms_threshold: 0.5 } save_output_param { "
-        f'output_directory: "{files}/out" output_name_prefix: "p_" label_map_file: "{files}/labels" '
+        f'output_directory: "{files}/out" output_name_prefix: "p_" label_map_file: '
+        f'"{files}/labels" '
         f'name_size_file: "{files}/sizes" {body} }} {rest}'
     )
 
@@ -198,7 +212,8 @@ def test_each_of_several_workers_keeps_its_detections_and_the_first_reads_the_fi
     shapes = {name: tuple(value.shape) for name, value in HAND.items()}
     text = inputs(**shapes) + layer(
         *ARGUMENTS,
-        f"detection_output_param {{ {saving(files, 'output_format: {}'.format(repr('VOC')), 'visualize: true')} }}",
+        "detection_output_param "
+        f"{{ {saving(files, 'output_format: {}'.format(repr('VOC')), 'visualize: true')} }}",
     )
 
     def compiled(rank: int) -> Net:
@@ -267,7 +282,9 @@ def test_refusals(body: str, message: str) -> None:
         ("other", "", 'output_format: "XML"', "output_format is 'XML', expected VOC, COCO, ILSVRC"),
     ],
 )
-def test_files_that_are_refused(files: Path, file: str, content: str, body: str, message: str) -> None:
+def test_files_that_are_refused(
+    files: Path, file: str, content: str, body: str, message: str
+) -> None:
     (files / file).write_text(content)
     with pytest.raises(PoseidonError, match=message):
         net(saving(files, f'output_format: "VOC" {body}' if "XML" not in body else body), HAND)

@@ -1,4 +1,6 @@
-"""MultiBoxLoss: a case worked out by hand, loops over boxes for all settings, finite differences, refusals."""
+"""MultiBoxLoss: a case worked out by hand, loops over boxes for all settings, finite
+differences, refusals.
+"""
 
 from __future__ import annotations
 
@@ -20,15 +22,21 @@ IMAGES, PRIORS, CLASSES = 3, 14, 4
 Box = tuple[float, ...]
 
 
-def net(body: str, *, loc: int, conf: int, priors: int, objects: int, images: int, rest: str = "") -> Net:
-    text = inputs(loc=(images, loc), conf=(images, conf), prior=(1, 2, priors * 4), gt=(1, 1, objects, 8))
+def net(
+    body: str, *, loc: int, conf: int, priors: int, objects: int, images: int, rest: str = ""
+) -> Net:
+    text = inputs(
+        loc=(images, loc), conf=(images, conf), prior=(1, 2, priors * 4), gt=(1, 1, objects, 8)
+    )
     param = f"multibox_loss_param {{ {body} }} {rest} propagate_down: true propagate_down: true "
     param += "propagate_down: false propagate_down: false"
     return build(text + layer("MultiBoxLoss", "loc conf prior gt", "loss", param))
 
 
 def random_case(seed: int, *, locations: int = 1, empty: bool = False) -> dict[str, torch.Tensor]:
-    """Bottoms of a batch whose first image has three objects, whose second has none and whose third has two."""
+    """Bottoms of a batch whose first image has three objects, whose second has none and whose
+    third has two.
+    """
     random = np.random.default_rng(seed)
     centers = random.uniform(0.1, 0.9, (PRIORS, 2))
     half = random.uniform(0.1, 0.3, (PRIORS, 2))
@@ -44,7 +52,9 @@ def random_case(seed: int, *, locations: int = 1, empty: bool = False) -> dict[s
         "loc": torch.from_numpy(random.normal(0, 0.5, (IMAGES, PRIORS * locations * 4))),
         "conf": torch.from_numpy(random.normal(0, 1, (IMAGES, PRIORS * CLASSES))),
         "prior": torch.from_numpy(
-            np.stack([priors.ravel(), np.tile([0.1, 0.1, 0.2, 0.2], PRIORS)])[None].astype(np.float64)
+            np.stack([priors.ravel(), np.tile([0.1, 0.1, 0.2, 0.2], PRIORS)])[None].astype(
+                np.float64
+            )
         ),
         "gt": torch.from_numpy(objects[None, None]),
     }
@@ -94,7 +104,9 @@ def encode(box: Box, prior: Box, variance: Box, param: MultiBoxLossParameter) ->
     else:
         size = (w, h, w, h) if param.code_type == 3 else (1, 1, 1, 1)
         code = tuple((box[k] - prior[k]) / size[k] for k in range(4))
-    return code if param.encode_variance_in_target else tuple(code[k] / variance[k] for k in range(4))
+    return (
+        code if param.encode_variance_in_target else tuple(code[k] / variance[k] for k in range(4))
+    )
 
 
 def decode(code: Box, prior: Box, variance: Box, param: MultiBoxLossParameter) -> Box:
@@ -177,7 +189,10 @@ def by_hand(case: dict[str, torch.Tensor], text: str, mode: str = "VALID") -> fl
                 continue
             boxes = priors
             if not param.use_prior_for_matching:
-                boxes = [decode(loc[image][p][column], priors[p], variances[p], param) for p in range(PRIORS)]
+                boxes = [
+                    decode(loc[image][p][column], priors[p], variances[p], param)
+                    for p in range(PRIORS)
+                ]
             of_class = [g for g in range(len(rows)) if columns == 1 or labels[g] == column]
             if param.use_prior_for_matching:
                 found, largest = assign(boxes, objects, param)
@@ -210,23 +225,34 @@ def by_hand(case: dict[str, torch.Tensor], text: str, mode: str = "VALID") -> fl
             for p, g in enumerate(found):
                 label_of[p] = labels[g] if g >= 0 else label_of[p]
         if param.mining_type == 0:
-            total += sum(class_loss(conf[image][p], label_of[p], param, target=False) for p in range(PRIORS))
+            total += sum(
+                class_loss(conf[image][p], label_of[p], param, target=False) for p in range(PRIORS)
+            )
             kept = {column: found for column, (found, _) in each.items()}
         else:
             ((found, largest),) = each.values()
             hard = param.mining_type == 2
             losses = [class_loss(conf[image][p], label_of[p], param) for p in range(PRIORS)]
             losses = [a + (b if hard else 0) for a, b in zip(losses, loc_losses[0], strict=True)]
-            able = [p for p in range(PRIORS) if hard or (found[p] == -1 and largest[p] < param.neg_overlap)]
+            able = [
+                p
+                for p in range(PRIORS)
+                if hard or (found[p] == -1 and largest[p] < param.neg_overlap)
+            ]
             count = min(
-                param.sample_size if hard else int(sum(g >= 0 for g in found) * param.neg_pos_ratio),
+                param.sample_size
+                if hard
+                else int(sum(g >= 0 for g in found) * param.neg_pos_ratio),
                 len(able),
             )
             order = sorted(able, key=lambda p: -losses[p])
             if param.HasField("nms_param"):
                 boxes = priors
                 if not param.use_prior_for_nms:
-                    boxes = [decode(loc[image][p][0], priors[p], variances[p], param) for p in range(PRIORS)]
+                    boxes = [
+                        decode(loc[image][p][0], priors[p], variances[p], param)
+                        for p in range(PRIORS)
+                    ]
                 left: list[int] = []
                 for p in order[: param.nms_param.top_k]:
                     if area(boxes[p]) >= 1e-5 and all(
@@ -235,14 +261,20 @@ def by_hand(case: dict[str, torch.Tensor], text: str, mode: str = "VALID") -> fl
                         left.append(p)
                 order = left
             chosen = order[:count]
-            total += sum(class_loss(conf[image][p], background, param) for p in chosen if found[p] == -1)
+            total += sum(
+                class_loss(conf[image][p], background, param) for p in chosen if found[p] == -1
+            )
             kept = {0: [g if not hard or p in chosen else -1 for p, g in enumerate(found)]}
             total += sum(
-                class_loss(conf[image][p], labels[g], param) for p, g in enumerate(kept[0]) if g >= 0
+                class_loss(conf[image][p], labels[g], param)
+                for p, g in enumerate(kept[0])
+                if g >= 0
             )
         for column, found in kept.items():
             positives += sum(g >= 0 for g in found)
-            total += param.loc_weight * sum(loc_losses[column][p] for p, g in enumerate(found) if g >= 0)
+            total += param.loc_weight * sum(
+                loc_losses[column][p] for p, g in enumerate(found) if g >= 0
+            )
     divisors = {"VALID": positives, "FULL": IMAGES * PRIORS, "BATCH_SIZE": IMAGES, "NONE": 1}
     return total / max(1, divisors[mode])
 
@@ -261,7 +293,8 @@ SETTINGS = [
     "mining_type: NONE share_location: false use_prior_for_matching: false",
     "mining_type: HARD_EXAMPLE sample_size: 5 code_type: CENTER_SIZE",
     "mining_type: HARD_EXAMPLE sample_size: 9 loc_loss_type: L2 conf_loss_type: LOGISTIC",
-    "mining_type: HARD_EXAMPLE sample_size: 6 nms_param { nms_threshold: 0.3 top_k: 10 } use_prior_for_nms: true",
+    "mining_type: HARD_EXAMPLE sample_size: 6 nms_param { nms_threshold: 0.3 top_k: 10 } "
+    "use_prior_for_nms: true",
     "nms_param { nms_threshold: 0.2 top_k: 12 } neg_overlap: 0.4",
     "ignore_cross_boundary_bbox: true overlap_threshold: 0.2",
     "ignore_cross_boundary_bbox: true mining_type: HARD_EXAMPLE sample_size: 7",
@@ -298,7 +331,14 @@ def test_normalizations(mode: str) -> None:
 
 def test_worked_out_by_hand() -> None:
     """Two prior boxes, of which the first is the object's; the second is the only negative."""
-    made = net("num_classes: 2 code_type: CORNER loc_weight: 3", loc=8, conf=4, priors=2, objects=1, images=1)
+    made = net(
+        "num_classes: 2 code_type: CORNER loc_weight: 3",
+        loc=8,
+        conf=4,
+        priors=2,
+        objects=1,
+        images=1,
+    )
     case = {
         "loc": torch.tensor([[0.5, -2.0, 0, 0, 9, 9, 9, 9]]),
         "conf": torch.tensor([[0.0, 1.0, 2.0, 0.0]]),
@@ -362,7 +402,10 @@ def test_a_bottom_without_propagation_adds_nothing() -> None:
             "num_classes: 4 background_label_id: 4",
             "background_label_id is 4, expected less than num_classes 4",
         ),
-        ("num_classes: 4 map_object_to_agnostic: true", "expected 2 and 0 with map_object_to_agnostic"),
+        (
+            "num_classes: 4 map_object_to_agnostic: true",
+            "expected 2 and 0 with map_object_to_agnostic",
+        ),
         ("num_classes: 4 loc_weight: inf", "loc_weight is inf"),
         ("num_classes: 5", "bottom 1 has 56 scores for each image, expected 70 for 14 prior boxes"),
         (
@@ -380,12 +423,18 @@ def test_bottoms_of_other_shapes_are_refused() -> None:
     text = inputs(loc=(2, 8), conf=(2, 4), prior=(1, 2, 8), gt=(1, 1, 3, 7))
     with pytest.raises(DefinitionError, match="bottom 3 has shape 1x1x3x7, expected 1x1xGx8"):
         build(
-            text + layer("MultiBoxLoss", "loc conf prior gt", "l", "multibox_loss_param { num_classes: 2 }")
+            text
+            + layer(
+                "MultiBoxLoss", "loc conf prior gt", "l", "multibox_loss_param { num_classes: 2 }"
+            )
         )
     text = inputs(loc=(2, 8), conf=(2, 4), prior=(2, 8), gt=(1, 1, 3, 8))
     with pytest.raises(DefinitionError, match="bottom 2 has shape 2x8, expected 1x2x4P"):
         build(
-            text + layer("MultiBoxLoss", "loc conf prior gt", "l", "multibox_loss_param { num_classes: 2 }")
+            text
+            + layer(
+                "MultiBoxLoss", "loc conf prior gt", "l", "multibox_loss_param { num_classes: 2 }"
+            )
         )
 
 
@@ -408,7 +457,9 @@ def test_objects_out_of_range_are_refused(column: int, number: float, message: s
 def test_an_object_without_a_width_is_no_example() -> None:
     case = random_case(1)
     case["gt"][0, 0, 0, 5] = case["gt"][0, 0, 0, 3]
-    assert math.isfinite(value(loss_of(f"num_classes: {CLASSES} code_type: CENTER_SIZE", case), case))
+    assert math.isfinite(
+        value(loss_of(f"num_classes: {CLASSES} code_type: CENTER_SIZE", case), case)
+    )
 
 
 def test_priors_without_a_size_are_refused() -> None:

@@ -17,7 +17,11 @@ SHAPES = [
         "num_output: 4 kernel_size: 3 kernel_size: 5 stride: 2 stride: 1 pad: 0 pad: 2",
         (2, 4, 4, 11),
     ),
-    ((2, 6, 9, 11), "num_output: 4 kernel_h: 3 kernel_w: 5 pad_w: 2 stride_h: 2 stride_w: 1", (2, 4, 4, 11)),
+    (
+        (2, 6, 9, 11),
+        "num_output: 4 kernel_h: 3 kernel_w: 5 pad_w: 2 stride_h: 2 stride_w: 1",
+        (2, 4, 4, 11),
+    ),
     ((2, 6, 9, 11), "num_output: 4 kernel_size: 3 dilation: 2 dilation: 3", (2, 4, 5, 5)),
     ((2, 6, 9, 11), "num_output: 6 kernel_size: 1 group: 3", (2, 6, 9, 11)),
     ((2, 6, 9), "num_output: 4 kernel_size: 3", (2, 4, 7)),
@@ -31,7 +35,9 @@ SHAPES = [
 
 @pytest.mark.parametrize(("shape", "body", "expected"), SHAPES)
 def test_shapes(shape: tuple[int, ...], body: str, expected: tuple[int, ...]) -> None:
-    net = build(inputs(x=shape) + layer("Convolution", "x", "y", f"convolution_param {{ {body} {FILL} }}"))
+    net = build(
+        inputs(x=shape) + layer("Convolution", "x", "y", f"convolution_param {{ {body} {FILL} }}")
+    )
     assert net.blob_shapes["y"] == expected
     assert tuple(net({"x": noise(*shape)})["y"].shape) == expected
 
@@ -55,7 +61,9 @@ def test_axes_before_axis_are_part_of_the_batch() -> None:
     net = build(inputs(x=(2, 3, 6, 5, 5)) + layer("Convolution", "x", "y", body))
     weight, bias = (info.parameter.detach() for info in net.parameters_info)
     x = noise(2, 3, 6, 5, 5)
-    expected = torch.nn.functional.conv2d(x.reshape(6, 6, 5, 5), weight, bias).reshape(2, 3, 4, 3, 3)
+    expected = torch.nn.functional.conv2d(x.reshape(6, 6, 5, 5), weight, bias).reshape(
+        2, 3, 4, 3, 3
+    )
     torch.testing.assert_close(net({"x": x})["y"], expected)
 
 
@@ -91,13 +99,18 @@ def test_a_hole_is_a_dilation(kind: str, body: str) -> None:
     net = build(
         inputs(x=(1, 2, 9, 9))
         + layer(
-            kind, "x", "y", f"convolution_param {{ num_output: 2 kernel_size: 3 bias_term: false {body} }}"
+            kind,
+            "x",
+            "y",
+            f"convolution_param {{ num_output: 2 kernel_size: 3 bias_term: false {body} }}",
         )
     )
     (weight,) = net.parameters()
     weight.data.copy_(noise(*weight.shape))
     x = noise(1, 2, 9, 9)
-    torch.testing.assert_close(net({"x": x})["y"], torch.nn.functional.conv2d(x, weight, dilation=2))
+    torch.testing.assert_close(
+        net({"x": x})["y"], torch.nn.functional.conv2d(x, weight, dilation=2)
+    )
 
 
 @pytest.mark.parametrize("body", ["hole: 2 dilation: 2", "hole: 2 hole_h: 2"])
@@ -105,5 +118,10 @@ def test_dilations_in_several_forms(body: str) -> None:
     with pytest.raises(DefinitionError, match="has several of dilation, hole and hole_h/hole_w"):
         build(
             inputs(x=(1, 2, 9, 9))
-            + layer("Convolution", "x", "y", f"convolution_param {{ num_output: 2 kernel_size: 3 {body} }}")
+            + layer(
+                "Convolution",
+                "x",
+                "y",
+                f"convolution_param {{ num_output: 2 kernel_size: 3 {body} }}",
+            )
         )

@@ -11,7 +11,10 @@ from tests.support.nets import build, inputs, layer, noise
 
 WINDOWS = {
     "2d": ((2, 4, 9, 7), "kernel_size: 3 stride: 2 pad: 1"),
-    "rectangle": ((2, 4, 9, 7), "kernel_h: 2 kernel_w: 3 stride_h: 1 stride_w: 2 pad_h: 0 pad_w: 1"),
+    "rectangle": (
+        (2, 4, 9, 7),
+        "kernel_h: 2 kernel_w: 3 stride_h: 1 stride_w: 2 pad_h: 0 pad_w: 1",
+    ),
     "dilated": ((1, 4, 9, 9), "kernel_size: 3 dilation: 2"),
     "grouped": ((2, 4, 5, 5), "kernel_size: 3 group: 2"),
     "1d": ((2, 4, 9), "kernel_size: 3 stride: 2"),
@@ -40,7 +43,8 @@ def test_it_is_the_backward_pass_of_a_convolution(name: str) -> None:
     assert x.grad is not None
     up = deconv({"x": diff})["y"].detach()
     assert tuple(up.shape) == deconv.blob_shapes["y"]
-    # What a stride leaves over at the end of the convolution's input gets no gradient, and no place above.
+    # What a stride leaves over at the end of the convolution's input gets no gradient, and no place
+    # above.
     cut = tuple(slice(0, extent) for extent in up.shape)
     torch.testing.assert_close(up, x.grad[cut])
 
@@ -57,7 +61,9 @@ def test_a_bilinear_filler_enlarges() -> None:
 def test_a_convolution_is_a_product_with_im2col(name: str) -> None:
     shape, window = WINDOWS[name]
     conv = one(
-        "Convolution", shape, f"num_output: 6 bias_term: false weight_filler {{ type: 'xavier' }} {window}"
+        "Convolution",
+        shape,
+        f"num_output: 6 bias_term: false weight_filler {{ type: 'xavier' }} {window}",
     )
     columns = one("Im2col", shape, window)
     x = noise(*shape)
@@ -72,7 +78,11 @@ def test_a_convolution_is_a_product_with_im2col(name: str) -> None:
     ("kind", "body", "message"),
     [
         ("Deconvolution", "kernel_size: 3", "missing num_output"),
-        ("Deconvolution", "num_output: 3 kernel_size: 3 group: 2", "num_output is 3, expected a multiple"),
+        (
+            "Deconvolution",
+            "num_output: 3 kernel_size: 3 group: 2",
+            "num_output is 3, expected a multiple",
+        ),
         ("Deconvolution", "num_output: 2", "missing kernel_size"),
         ("Deconvolution", "num_output: 2 kernel_size: 1 pad: 3", "pad 3x3 is too large"),
         ("Im2col", "", "missing kernel_size"),

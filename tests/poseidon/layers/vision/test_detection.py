@@ -26,7 +26,8 @@ def boxes(body: str) -> torch.Tensor:
 
 def test_permute() -> None:
     net = build(
-        inputs(x=(2, 3, 4, 5)) + layer("Permute", "x", "y", "permute_param { order: 0 order: 2 order: 3 }")
+        inputs(x=(2, 3, 4, 5))
+        + layer("Permute", "x", "y", "permute_param { order: 0 order: 2 order: 3 }")
     )
     x = noise(2, 3, 4, 5)
     assert torch.equal(net({"x": x})["y"], x.permute(0, 2, 3, 1))
@@ -41,25 +42,31 @@ def test_squares_sit_on_the_centres_of_cells() -> None:
 
 def test_sizes_and_shapes_in_order() -> None:
     found = boxes(
-        "min_size: 4 min_size: 6 max_size: 9 max_size: 24 aspect_ratio: 2 aspect_ratio: 2 aspect_ratio: 1"
+        "min_size: 4 min_size: 6 max_size: 9 max_size: 24 aspect_ratio: 2 aspect_ratio: 2 "
+        "aspect_ratio: 1"
     )
     sides = [(float(x2 - x1), float(y2 - y1)) for x1, y1, x2, y2 in found[0]]
     two = math.sqrt(2)
     expected = [(4, 4), (6, 6), (4 * two, 4 / two), (4 / two, 4 * two)]
     expected += [(6, 6), (12, 12), (6 * two, 6 / two), (6 / two, 6 * two)]
-    assert [side for pair in sides for side in pair] == pytest.approx([s for pair in expected for s in pair])
+    assert [side for pair in sides for side in pair] == pytest.approx(
+        [s for pair in expected for s in pair]
+    )
 
 
 def test_steps_offsets_and_clipping() -> None:
     plain = boxes("min_size: 4 step: 5 offset: 0")
     assert plain[1, 0].tolist() == pytest.approx([3, -2, 7, 2])
-    assert boxes("min_size: 4 step: 5 offset: 0 clip: true")[1, 0].tolist() == pytest.approx([3, 0, 7, 2])
+    assert boxes("min_size: 4 step: 5 offset: 0 clip: true")[1, 0].tolist() == pytest.approx(
+        [3, 0, 7, 2]
+    )
 
 
 def test_the_size_of_the_picture_may_be_given() -> None:
     plain = boxes("min_size: 4 img_h: 20 img_w: 30")
     assert torch.equal(plain, boxes("min_size: 4"))
-    # Of a picture of 60 x 60 the boxes take a part half, or a third, as large; cells lie further apart.
+    # Of a picture of 60 x 60 the boxes take a part half, or a third, as large; cells lie further
+    # apart.
     assert boxes("min_size: 4 img_size: 60")[0, 0].tolist() == pytest.approx([4, 13 / 3, 6, 17 / 3])
 
 

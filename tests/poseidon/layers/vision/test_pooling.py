@@ -46,7 +46,9 @@ def caffe(
 
 WINDOWS = [
     (size, kernel, stride, pad)
-    for size, kernel, stride, pad in itertools.product(((5, 6), (7, 4)), (2, 3), (1, 2, 3), (0, 1, 2))
+    for size, kernel, stride, pad in itertools.product(
+        ((5, 6), (7, 4)), (2, 3), (1, 2, 3), (0, 1, 2)
+    )
     if pad < kernel and not (stride > kernel and not pad)
 ]
 
@@ -78,9 +80,14 @@ def test_every_window(size: tuple[int, int], kernel: int, stride: int, pad: int,
 def test_shapes(body: str, expected: tuple[int, int]) -> None:
     for kind in ("MAX", "AVE"):
         net = build(
-            inputs(x=(2, 3, 10, 12)) + layer("Pooling", "x", "y", f"pooling_param {{ pool: {kind} {body} }}")
+            inputs(x=(2, 3, 10, 12))
+            + layer("Pooling", "x", "y", f"pooling_param {{ pool: {kind} {body} }}")
         )
-        assert tuple(net({"x": noise(2, 3, 10, 12)})["y"].shape) == (2, 3, *expected) == net.blob_shapes["y"]
+        assert (
+            tuple(net({"x": noise(2, 3, 10, 12)})["y"].shape)
+            == (2, 3, *expected)
+            == net.blob_shapes["y"]
+        )
 
 
 def test_global_pooling_is_the_mean_and_the_maximum() -> None:
@@ -100,7 +107,8 @@ def test_a_last_window_outside_the_input_is_refused() -> None:
 def test_a_window_wholly_outside_has_the_lowest_value_and_no_place() -> None:
     """Kernel 1, stride 2 on an even extent: Caffe counts one window too many."""
     net = build(
-        inputs(x=(1, 1, 4, 4)) + layer("Pooling", "x", "y m", "pooling_param { kernel_size: 1 stride: 2 }")
+        inputs(x=(1, 1, 4, 4))
+        + layer("Pooling", "x", "y m", "pooling_param { kernel_size: 1 stride: 2 }")
     )
     x = noise(1, 1, 4, 4).requires_grad_()
     tops = net({"x": x})

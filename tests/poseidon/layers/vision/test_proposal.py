@@ -22,7 +22,9 @@ PYTHON = 'python_param {{ module: "rpn.{}" layer: "{}" param_str: "{}" }}'
 
 def proposal(body: str, tops: str = "y s", images: int = 1, infos: int = 1) -> Net:
     shapes = {"c": (images, 2, 1, 3), "d": (images, 4, 1, 3), "i": (infos, 3)}
-    return build(inputs(**shapes) + layer("Proposal", "c d i", tops, f"proposal_param {{ {ONE} {body} }}"))
+    return build(
+        inputs(**shapes) + layer("Proposal", "c d i", tops, f"proposal_param {{ {ONE} {body} }}")
+    )
 
 
 def given(*scores: float, high: float = 16, wide: float = 48) -> dict[str, torch.Tensor]:
@@ -51,7 +53,9 @@ def test_limits_before_and_after_suppression() -> None:
 
 
 def test_small_boxes_are_dropped() -> None:
-    """min_size times the scale of the image, 9 x 2, exceeds 17 pixels; the sides are clipped first."""
+    """min_size times the scale of the image, 9 x 2, exceeds 17 pixels; the sides are clipped
+    first.
+    """
     assert proposal("min_size: 9")(given(0.2, 0.9, 0.5))["y"].shape == (0, 5)
     assert len(proposal("min_size: 4")(given(0.2, 0.9, 0.5, wide=36))["y"]) == 2
 
@@ -95,7 +99,8 @@ def test_labels_of_anchors() -> None:
 def test_anchors_outside_the_image_are_ignored() -> None:
     data = {"f": noise(1, 2, 2, 3), "g": OBJECTS, "i": torch.tensor([[32.0, 47, 1]])}
     assert anchor_target()(data)["l"].flatten().tolist() == [1, 0, -1, 0, 0, -1]
-    # The second object overlaps no anchor inside, and labels none. With a border its best anchor counts.
+    # The second object overlaps no anchor inside, and labels none. With a border its best anchor
+    # counts.
     assert anchor_target("allowed_border: 1")(data)["l"].flatten().tolist() == [1, 0, 0, 0, 0, 1]
 
 
@@ -118,7 +123,8 @@ def test_options_of_anchor_targets() -> None:
 def proposal_target(body: str, regions: int = 3) -> Net:
     shapes = {"r": (regions, 5), "g": (2, 5)}
     return build(
-        inputs(**shapes) + layer("ProposalTarget", "r g", "y l t a b", f"proposal_target_param {{ {body} }}")
+        inputs(**shapes)
+        + layer("ProposalTarget", "r g", "y l t a b", f"proposal_target_param {{ {body} }}")
     )
 
 
@@ -141,7 +147,8 @@ def test_regions_with_their_labels_and_coordinates() -> None:
 
 def test_one_set_of_coordinates_for_all_classes() -> None:
     tops = proposal_target(
-        "num_classes: 4 batch_size: -1 agnostic: true bbox_std: [1, 1, 1, 1] bbox_mean: [1, 0, 0, 0]"
+        "num_classes: 4 batch_size: -1 agnostic: true bbox_std: [1, 1, 1, 1] bbox_mean: [1, 0, 0, "
+        "0]"
     )({"r": REGIONS, "g": OBJECTS})
     assert {name: tuple(top.shape[1:]) for name, top in tops.items()} == {
         "y": (5, 1, 1), "l": (1, 1, 1), "t": (8, 1, 1), "a": (8, 1, 1), "b": (8, 1, 1),
@@ -155,10 +162,13 @@ def test_a_sample_of_the_regions() -> None:
     net = proposal_target("num_classes: 4 batch_size: 3 fg_fraction: 0.4")
     labels = net({"r": REGIONS, "g": OBJECTS})["l"].tolist()
     assert labels[0] in (1, 3) and labels[1:] == [0]  # one background region exists
-    # 8 of 8 and 6 of 8 columns: a higher fg_thresh leaves out the third region, a lower bg_thresh_hi the second's place.
+    # 8 of 8 and 6 of 8 columns: a higher fg_thresh leaves out the third region, a lower
+    # bg_thresh_hi the second's place.
     strict = proposal_target("num_classes: 4 batch_size: -1 fg_thresh: 0.95 bg_thresh_hi: 0.9")
     assert strict({"r": REGIONS, "g": OBJECTS})["l"].tolist() == [3, 0, 0, 3, 1]
-    none = proposal_target("num_classes: 4 batch_size: 3 bg_thresh_lo: 0.1")({"r": REGIONS, "g": OBJECTS})
+    none = proposal_target("num_classes: 4 batch_size: 3 bg_thresh_lo: 0.1")(
+        {"r": REGIONS, "g": OBJECTS}
+    )
     assert none["l"].shape == (1,)
 
 
@@ -166,10 +176,13 @@ def test_a_sample_of_the_regions() -> None:
     ("kind", "phase", "counts"),
     [("Proposal", TEST, (6000, 300)), ("Proposal", TRAIN, (12000, 2000))],
 )
-def test_the_python_layer_of_proposals_is_replaced(kind: str, phase: int, counts: tuple[int, int]) -> None:
+def test_the_python_layer_of_proposals_is_replaced(
+    kind: str, phase: int, counts: tuple[int, int]
+) -> None:
     body = PYTHON.format("proposal_layer", "ProposalLayer", "'feat_stride': 16")
     net = build(
-        inputs(c=(1, 18, 2, 2), d=(1, 36, 2, 2), i=(1, 3)) + layer("Python", "c d i", "y", body), phase=phase
+        inputs(c=(1, 18, 2, 2), d=(1, 36, 2, 2), i=(1, 3)) + layer("Python", "c d i", "y", body),
+        phase=phase,
     )
     (found,) = [module for _, module in net.layer_modules if isinstance(module, Proposal)]
     param = found.param.proposal_param
@@ -181,7 +194,12 @@ def test_python_layers_of_targets_are_replaced() -> None:
     text = "'feat_stride': 8 \\n'scales': !!python/tuple [4, 8] \\n'ratios': [1]"
     net = build(
         inputs(f=(1, 4, 2, 2), g=(2, 5), i=(1, 3))
-        + layer("Python", "f g i", "l t a b", PYTHON.format("anchor_target_layer", "AnchorTargetLayer", text))
+        + layer(
+            "Python",
+            "f g i",
+            "l t a b",
+            PYTHON.format("anchor_target_layer", "AnchorTargetLayer", text),
+        )
     )
     (anchors,) = [module for _, module in net.layer_modules if isinstance(module, AnchorTarget)]
     assert list(anchors.param.anchor_target_param.scale) == [4, 8] and len(anchors.base) == 2
@@ -189,7 +207,10 @@ def test_python_layers_of_targets_are_replaced() -> None:
     net = build(
         inputs(r=(2, 5), g=(2, 5))
         + layer(
-            "Python", "r g", "y l t a b", PYTHON.format("proposal_target_layer", "ProposalTargetLayer", text)
+            "Python",
+            "r g",
+            "y l t a b",
+            PYTHON.format("proposal_target_layer", "ProposalTargetLayer", text),
         )
     )
     (targets,) = [module for _, module in net.layer_modules if isinstance(module, ProposalTarget)]
@@ -210,12 +231,15 @@ def test_the_data_layer_of_the_reference_names_its_replacement() -> None:
         build(layer("Python", "", "data im_info gt_boxes", body))
 
 
-def test_a_module_of_the_user_takes_precedence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_module_of_the_user_takes_precedence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "rpn").mkdir()
     (tmp_path / "rpn" / "__init__.py").touch()
     (tmp_path / "rpn" / "proposal_layer.py").write_text(
         "import caffe\nclass ProposalLayer(caffe.Layer):\n"
-        "    def reshape(self, bottom, top): top[0].reshape(7)\n    def forward(self, bottom, top): pass\n"
+        "    def reshape(self, bottom, top): top[0].reshape(7)\n    def forward(self, bottom, "
+        "top): pass\n"
     )
     monkeypatch.syspath_prepend(str(tmp_path))
     body = PYTHON.format("proposal_layer", "ProposalLayer", "")
@@ -230,27 +254,45 @@ def test_a_module_of_the_user_takes_precedence(tmp_path: Path, monkeypatch: pyte
 @pytest.mark.parametrize(
     ("kind", "shapes", "tops", "body", "message"),
     [
-        ("Proposal", [(1, 3, 1, 3), (1, 4, 1, 3), (1, 3)], "y", ONE, "bottom 0 has shape 1x3x1x3, expected 1x2x1x3"),
+        ("Proposal", [(1, 3, 1, 3), (1, 4, 1, 3), (1, 3)], "y", ONE, "bottom 0 has shape 1x3x1x3, "
+"expected 1x2x1x3"),
         ("Proposal", [(1, 2, 1, 3), (1, 4, 3, 1), (1, 3)], "y", ONE, "bottom 1 has shape 1x4x3x1"),
-        ("Proposal", [(1, 2, 1, 3), (1, 4, 1, 3), (1, 2)], "y", ONE, "expected height, width and scale"),
-        ("Proposal", [(1, 2, 1, 3), (1, 4, 1, 3), (1, 3)], "y", ONE + " nms_thresh: 2", "nms_thresh is 2"),
-        ("Proposal", [(1, 2, 1, 3), (1, 4, 1, 3), (1, 3)], "y", "ratio: 0 scale: 1", "expected positive numbers"),
-        ("Proposal", [(1, 2, 1, 3), (1, 4, 1, 3), (1, 3)], "y", "feat_stride: 0", "feat_stride is 0"),
-        ("AnchorTarget", [(2, 2, 1, 3), (1, 5), (1, 3)], "y l t a", ONE, "expected the map of one image"),
-        ("AnchorTarget", [(1, 2, 1, 3), (1, 4), (1, 3)], "y l t a", ONE, "x1, y1, x2, y2 and class"),
-        ("AnchorTarget", [(1, 2, 1, 3), (1, 5), (1, 3)], "y l t a", ONE + " batch_size: 0", "batch_size is 0"),
-        ("AnchorTarget", [(1, 2, 1, 3), (1, 5), (1, 3)], "y l t a", ONE + " positive_weight: 1", "positive_weight is 1"),
+        ("Proposal", [(1, 2, 1, 3), (1, 4, 1, 3), (1, 2)], "y", ONE, "expected height, width and "
+"scale"),
+        ("Proposal", [(1, 2, 1, 3), (1, 4, 1, 3), (1, 3)], "y", ONE + " nms_thresh: "
+"2", "nms_thresh is 2"),
+        ("Proposal", [(1, 2, 1, 3), (1, 4, 1, 3), (1, 3)], "y", "ratio: 0 scale: "
+"1", "expected positive numbers"),
+        ("Proposal", [(1, 2, 1, 3), (1, 4, 1, 3), (1, 3)], "y", "feat_stride: "
+"0", "feat_stride is "
+"0"),
+        ("AnchorTarget", [(2, 2, 1, 3), (1, 5), (1, 3)], "y l t a", ONE, "expected the map of one "
+"image"),
+        ("AnchorTarget", [(1, 2, 1, 3), (1, 4), (1, 3)], "y l t a", ONE, "x1, y1, x2, y2 and "
+"class"),
+        ("AnchorTarget", [(1, 2, 1, 3), (1, 5), (1, 3)], "y l t a", ONE + " batch_size: "
+"0", "batch_size is 0"),
+        ("AnchorTarget", [(1, 2, 1, 3), (1, 5), (1, 3)], "y l t a", ONE + " positive_weight: "
+"1", "positive_weight is 1"),
         ("ProposalTarget", [(3, 5), (1, 5)], "y l t a b", "num_classes: 1", "num_classes is 1"),
-        ("ProposalTarget", [(3, 5), (1, 5)], "y l t a b", "num_classes: 3 batch_size: 0", "batch_size is 0"),
-        ("ProposalTarget", [(3, 4), (1, 5)], "y l t a b", "num_classes: 3", "expected 5 values for each region"),
-        ("ProposalTarget", [(3, 5), (1, 5)], "y l t a b", "num_classes: 3 bbox_std: 1", "must occur four times"),
+        ("ProposalTarget", [(3, 5), (1, 5)], "y l t a b", "num_classes: 3 batch_size: "
+"0", "batch_size is 0"),
+        ("ProposalTarget", [(3, 4), (1, 5)], "y l t a b", "num_classes: "
+"3", "expected 5 values "
+"for each region"),
+        ("ProposalTarget", [(3, 5), (1, 5)], "y l t a b", "num_classes: 3 bbox_std: "
+"1", "must occur four times"),
     ],
 )  # fmt: skip
-def test_mistakes(kind: str, shapes: list[tuple[int, ...]], tops: str, body: str, message: str) -> None:
+def test_mistakes(
+    kind: str, shapes: list[tuple[int, ...]], tops: str, body: str, message: str
+) -> None:
     names = "abc"[: len(shapes)]
-    block = {"Proposal": "proposal", "AnchorTarget": "anchor_target", "ProposalTarget": "proposal_target"}[
-        kind
-    ]
+    block = {
+        "Proposal": "proposal",
+        "AnchorTarget": "anchor_target",
+        "ProposalTarget": "proposal_target",
+    }[kind]
     with pytest.raises(DefinitionError, match=message):
         build(
             inputs(**dict(zip(names, shapes, strict=True)))
@@ -272,4 +314,6 @@ def test_mistakes_in_the_data() -> None:
         proposal_target("num_classes: 4")({"r": REGIONS + 1, "g": OBJECTS})
     with pytest.raises(DefinitionError, match="param_str has no 'feat_stride'"):
         body = PYTHON.format("proposal_layer", "ProposalLayer", "'stride': 16")
-        build(inputs(c=(1, 18, 2, 2), d=(1, 36, 2, 2), i=(1, 3)) + layer("Python", "c d i", "y", body))
+        build(
+            inputs(c=(1, 18, 2, 2), d=(1, 36, 2, 2), i=(1, 3)) + layer("Python", "c d i", "y", body)
+        )

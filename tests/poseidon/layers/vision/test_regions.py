@@ -12,7 +12,9 @@ from tests.support.nets import build, inputs, layer, noise
 
 def roi(body: str = "pooled_h: 2 pooled_w: 3", regions: int = 2) -> Net:
     shapes = {"x": (2, 3, 8, 9), "r": (regions, 5)}
-    return build(inputs(**shapes) + layer("ROIPooling", "x r", "y", f"roi_pooling_param {{ {body} }}"))
+    return build(
+        inputs(**shapes) + layer("ROIPooling", "x r", "y", f"roi_pooling_param {{ {body} }}")
+    )
 
 
 def test_a_region_inside_is_pooled_as_a_picture_of_its_own() -> None:
@@ -37,7 +39,11 @@ def test_a_region_outside_the_map_is_zero() -> None:
 @pytest.mark.parametrize(
     ("shapes", "body", "message"),
     [
-        ({"x": (2, 3, 8, 9), "r": (2, 4)}, "pooled_h: 1 pooled_w: 1", "expected 5 values for each region"),
+        (
+            {"x": (2, 3, 8, 9), "r": (2, 4)},
+            "pooled_h: 1 pooled_w: 1",
+            "expected 5 values for each region",
+        ),
         ({"x": (2, 3, 8), "r": (2, 5)}, "pooled_h: 1 pooled_w: 1", "expected 4 axes"),
         ({"x": (2, 3, 8, 9), "r": (2, 5)}, "pooled_h: 1", "missing pooled_h or pooled_w"),
     ],
@@ -48,7 +54,9 @@ def test_regions_that_are_none(shapes: dict[str, tuple[int, ...]], body: str, me
 
 
 @pytest.mark.parametrize(("cells", "parts"), [(57, 7), (114, 7), (57, 14), (114, 14)])
-def test_the_last_part_reaches_one_cell_further_where_float32_rounds_up(cells: int, parts: int) -> None:
+def test_the_last_part_reaches_one_cell_further_where_float32_rounds_up(
+    cells: int, parts: int
+) -> None:
     """57 / 7 x 7 is 57.000004 in float32: Caffe's last part has a cell after the region."""
     line = torch.arange(130.0).view(1, 1, 1, 130)
     shapes = {"x": tuple(line.shape), "r": (1, 5)}
@@ -66,11 +74,18 @@ def test_the_last_part_reaches_one_cell_further_where_float32_rounds_up(cells: i
 
 
 def test_corners_are_rounded_half_away_from_zero() -> None:
-    """-2.5 is -3, so the region from -2.5 to 2.5 has 7 cells: parts -3..0, 0..3 and the second ends at cell 3."""
+    """-2.5 is -3, so the region from -2.5 to 2.5 has 7 cells: parts -3..0, 0..3 and the second
+    ends at cell 3.
+    """
     line = torch.arange(1.0, 9.0).view(1, 1, 1, 8)
     net = build(
         inputs(x=(1, 1, 1, 8), r=(1, 5))
-        + layer("ROIPooling", "x r", "y", "roi_pooling_param { pooled_h: 1 pooled_w: 7 spatial_scale: 0.5 }")
+        + layer(
+            "ROIPooling",
+            "x r",
+            "y",
+            "roi_pooling_param { pooled_h: 1 pooled_w: 7 spatial_scale: 0.5 }",
+        )
     )
     found = net({"x": line, "r": torch.tensor([[0.0, -5, 0, 5, 0]])})["y"]
     # Cells -3, -2, -1 are outside the map, 0 .. 3 hold 1 .. 4.
@@ -97,12 +112,16 @@ def test_no_regions_and_a_wrong_image() -> None:
 
 def psroi(body: str, x: tuple[int, ...] = (1, 8, 4, 4), regions: int = 1) -> Net:
     return build(
-        inputs(x=x, r=(regions, 5)) + layer("PSROIPooling", "x r", "y", f"psroi_pooling_param {{ {body} }}")
+        inputs(x=x, r=(regions, 5))
+        + layer("PSROIPooling", "x r", "y", f"psroi_pooling_param {{ {body} }}")
     )
 
 
 def test_each_part_of_a_region_reads_channels_of_its_own() -> None:
-    """The region 0..7 by a half spans 0 to 4: parts of 2 cells. Channel (c 2 + i) 2 + j holds 10 (channel) + column."""
+    """The region 0..7 by a half spans 0 to 4: parts of 2 cells.
+
+    Channel (c 2 + i) 2 + j holds 10 (channel) + column.
+    """
     x = (10 * torch.arange(8.0).view(8, 1, 1) + torch.arange(4.0)).expand(8, 4, 4).unsqueeze(0)
     net = psroi("spatial_scale: 0.5 output_dim: 2 group_size: 2")
     y = net({"x": x.contiguous(), "r": torch.tensor([[0.0, 0, 0, 7, 7]])})["y"]
@@ -110,7 +129,10 @@ def test_each_part_of_a_region_reads_channels_of_its_own() -> None:
 
 
 def test_parts_overlap_and_end_at_the_map() -> None:
-    """The region 1..4 spans 1 to 5: parts of 2 cells at 1 and 3, the second clipped to one. Corners are rounded before scaling."""
+    """The region 1..4 spans 1 to 5: parts of 2 cells at 1 and 3, the second clipped to one.
+
+    Corners are rounded before scaling.
+    """
     x = torch.arange(4.0).expand(1, 4, 4, 4).contiguous()
     net = psroi("spatial_scale: 1 output_dim: 1 group_size: 2", x=(1, 4, 4, 4))
     y = net({"x": x, "r": torch.tensor([[0.0, 0.6, 0.6, 4.4, 4.4]])})["y"]
@@ -133,8 +155,10 @@ def test_samples_between_cells() -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        (("PSROIPooling", "psroi_pooling_param { spatial_scale: 1 output_dim: 2 group_size: 3 }"), "has 8 channels, expected output_dim x group_size.2 = 18"),
-        (("PSROIPooling", "psroi_pooling_param { spatial_scale: 1 output_dim: 0 group_size: 3 }"), "output_dim is 0"),
+        (("PSROIPooling", "psroi_pooling_param { spatial_scale: 1 output_dim: 2 group_size: 3 "
+"}"), "has 8 channels, expected output_dim x group_size.2 = 18"),
+        (("PSROIPooling", "psroi_pooling_param { spatial_scale: 1 output_dim: 0 group_size: 3 "
+"}"), "output_dim is 0"),
         (("ROIAlign", "roi_align_param { pooled_h: 3 }"), "missing pooled_h or pooled_w"),
     ],
 )  # fmt: skip

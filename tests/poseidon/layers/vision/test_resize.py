@@ -17,7 +17,9 @@ def interp(body: str) -> Net:
 
 def test_the_size_of_another_blob() -> None:
     """It comes before the other fields, as in the branches, and follows the second bottom."""
-    like = layer("Interp", "x z", "y", "interp_param { use_blob_size: true zoom_factor: 2 pad_beg: -1 }")
+    like = layer(
+        "Interp", "x z", "y", "interp_param { use_blob_size: true zoom_factor: 2 pad_beg: -1 }"
+    )
     net = build(inputs(x=(1, 1, 5, 5), z=(2, 3, 4, 7)) + like)
     x = RAMP.clone()
     expected = torch.linspace(1, 4, 7)
@@ -34,7 +36,9 @@ def test_the_size_of_another_blob() -> None:
         ("x z", "height: 2 width: 2", "2 bottoms and"),
     ],
 )
-def test_a_second_bottom_and_use_blob_size_need_each_other(bottoms: str, body: str, found: str) -> None:
+def test_a_second_bottom_and_use_blob_size_need_each_other(
+    bottoms: str, body: str, found: str
+) -> None:
     text = inputs(x=(1, 1, 5, 5), z=(1, 1, 4, 7)) + layer(
         "Interp", bottoms, "y", f"interp_param {{ {body} }}"
     )
@@ -125,7 +129,8 @@ def test_extents_of_upsample(body: str, extents: tuple[int, int]) -> None:
 def test_indices_of_upsample() -> None:
     shapes = {"x": (1, 1, 1, 3), "m": (1, 1, 1, 3)}
     net = build(
-        inputs(**shapes) + layer("Upsample", "x m", "y", "upsample_param { upsample_h: 2 upsample_w: 2 }")
+        inputs(**shapes)
+        + layer("Upsample", "x m", "y", "upsample_param { upsample_h: 2 upsample_w: 2 }")
     )
     x = torch.tensor([1.0, 2, 3]).view(1, 1, 1, 3)
     found = net({"x": x, "m": torch.tensor([3.0, -1, 0]).view(1, 1, 1, 3)})["y"]
@@ -149,20 +154,29 @@ def test_indices_of_upsample() -> None:
 )
 def test_mistakes_of_upsample(mask: tuple[int, ...], body: str, message: str) -> None:
     with pytest.raises(DefinitionError, match=message):
-        build(inputs(x=(1, 2, 2, 3), m=mask) + layer("Upsample", "x m", "y", f"upsample_param {{ {body} }}"))
+        build(
+            inputs(x=(1, 2, 2, 3), m=mask)
+            + layer("Upsample", "x m", "y", f"upsample_param {{ {body} }}")
+        )
 
 
 def test_reorg_in_darknets_order() -> None:
-    """Darknet's loop, for 4 channels of 2 x 4: out[k, j, i] is the memory read as 1 x 4 x 8, at row 2j + k/2, column 2i + k%2."""
+    """Darknet's loop, for 4 channels of 2 x 4: out[k, j, i] is the memory read as 1 x 4 x 8, at
+    row 2j + k/2, column 2i + k%2.
+    """
     net = build(inputs(x=(1, 4, 2, 4)) + layer("Reorg", "x", "y", "reorg_param { stride: 2 }"))
     y = net({"x": torch.arange(32.0).view(1, 4, 2, 4)})["y"]
     assert tuple(y.shape) == (1, 16, 1, 2)
-    expected = [8 * (2 * j + k // 2) + 2 * i + k % 2 for k in range(4) for j in range(2) for i in range(4)]
+    expected = [
+        8 * (2 * j + k // 2) + 2 * i + k % 2 for k in range(4) for j in range(2) for i in range(4)
+    ]
     assert y.flatten().tolist() == expected
 
 
 def test_reorg_in_reverse() -> None:
-    net = build(inputs(x=(1, 4, 1, 2)) + layer("Reorg", "x", "y", "reorg_param { stride: 2 reverse: true }"))
+    net = build(
+        inputs(x=(1, 4, 1, 2)) + layer("Reorg", "x", "y", "reorg_param { stride: 2 reverse: true }")
+    )
     y = net({"x": torch.arange(8.0).view(1, 4, 1, 2)})["y"]
     assert y[0, 0].tolist() == [[0, 2, 1, 3], [4, 6, 5, 7]]
 

@@ -16,7 +16,9 @@ def spp(shape: tuple[int, ...], body: str) -> Net:
 
 @pytest.mark.parametrize("extents", [(8, 8), (7, 11), (9, 12)])
 @pytest.mark.parametrize("pool", ["MAX", "AVE"])
-def test_the_first_level_is_global_and_all_are_side_by_side(extents: tuple[int, int], pool: str) -> None:
+def test_the_first_level_is_global_and_all_are_side_by_side(
+    extents: tuple[int, int], pool: str
+) -> None:
     shape = (2, 3, *extents)
     net = spp(shape, f"pyramid_height: 3 pool: {pool}")
     x = noise(*shape)

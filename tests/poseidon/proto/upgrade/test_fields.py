@@ -1,4 +1,6 @@
-"""Fields that have changed: transformation settings, inputs, BatchNorm's `param` blocks, solver_type."""
+"""Fields that have changed: transformation settings, inputs, BatchNorm's `param` blocks,
+solver_type.
+"""
 
 from __future__ import annotations
 
@@ -16,15 +18,19 @@ from poseidon.proto.upgrade.errors import UpgradeError
 TRANSFORMATIONS = [
     (
         'layer { data_param { source: "s" scale: 0.5 mean_file: "m" crop_size: 3 mirror: true } }',
-        'layer { data_param { source: "s" } transform_param { scale: 0.5 mean_file: "m" crop_size: 3 mirror: true } }',
+        'layer { data_param { source: "s" } transform_param { scale: 0.5 mean_file: "m" '
+        "crop_size: 3 mirror: true } }",
     ),
     (
         "layers { type: IMAGE_DATA image_data_param { new_height: 9 mirror: false } }",
-        'layer { type: "ImageData" image_data_param { new_height: 9 } transform_param { mirror: false } }',
+        'layer { type: "ImageData" image_data_param { new_height: 9 } transform_param { mirror: '
+        "false } }",
     ),
     (
-        "layers { type: WINDOW_DATA window_data_param { crop_size: 7 } transform_param { crop_size: 7 scale: 2 } }",
-        'layer { type: "WindowData" window_data_param { } transform_param { crop_size: 7 scale: 2 } }',
+        "layers { type: WINDOW_DATA window_data_param { crop_size: 7 } transform_param { "
+        "crop_size: 7 scale: 2 } }",
+        'layer { type: "WindowData" window_data_param { } transform_param { crop_size: 7 scale: 2 '
+        "} }",
     ),
     ('layer { data_param { source: "s" } }', 'layer { data_param { source: "s" } }'),
     ("layer { power_param { scale: 2 } }", "layer { power_param { scale: 2 } }"),
@@ -33,7 +39,9 @@ TRANSFORMATIONS = [
 
 @pytest.mark.parametrize("old, new", TRANSFORMATIONS)
 def test_settings_move(old: str, new: str) -> None:
-    assert upgrade_net(parse(old, NetParameter(), source="")) == parse(new, NetParameter(), source="")
+    assert upgrade_net(parse(old, NetParameter(), source="")) == parse(
+        new, NetParameter(), source=""
+    )
 
 
 def test_contradicting_transformations_are_refused() -> None:
@@ -43,7 +51,8 @@ def test_contradicting_transformations_are_refused() -> None:
         source="",
     )
     with pytest.raises(
-        UpgradeError, match="mirror is set in transform_param and, with another value, in data_param"
+        UpgradeError,
+        match="mirror is set in transform_param and, with another value, in data_param",
     ) as caught:
         upgrade_net(net)
     assert caught.value.layer == 1
@@ -57,7 +66,8 @@ INPUTS = [
     ),
     (
         'input: "a" input: "b" input_shape { dim: 2 } input_shape { dim: [3, 4] }',
-        'layer { name: "input" type: "Input" top: ["a", "b"] input_param { shape { dim: 2 } shape { dim: [3, 4] } } }',
+        'layer { name: "input" type: "Input" top: ["a", "b"] input_param { shape { dim: 2 } shape '
+'{ dim: [3, 4] } } }',
     ),
     (
         'input: "a" input: "b" input_dim: [1, 2, 3, 4, 5, 6, 7, 8]',
@@ -67,20 +77,26 @@ INPUTS = [
     ('input: "a" layer { }', "layer { }"),
     (
         'input: "a" input_dim: [1, 1, 1, 1] layers { type: RELU }',
-        'layer { name: "input" type: "Input" top: "a" input_param { shape { dim: [1, 1, 1, 1] } } } layer { type: "ReLU" }',
+        'layer { name: "input" type: "Input" top: "a" input_param { shape { dim: [1, 1, 1, 1] } } '
+'} layer { type: "ReLU" }',
     ),
 ]  # fmt: skip
 
 BROKEN_INPUTS = [
     ('input: "a" input_dim: [1, 2, 3]', "3 input_dim given for 1 inputs; expected 4 for each"),
-    ('input: "a" input: "b" input_shape { }', "1 input_shape given for 2 inputs; expected one for each"),
+    (
+        'input: "a" input: "b" input_shape { }',
+        "1 input_shape given for 2 inputs; expected one for each",
+    ),
     ('input: "a" input_shape { } input_dim: [1, 1, 1, 1]', "both input_shape and input_dim"),
 ]
 
 
 @pytest.mark.parametrize("old, new", INPUTS)
 def test_inputs_become_a_layer(old: str, new: str) -> None:
-    assert upgrade_net(parse(old, NetParameter(), source="")) == parse(new, NetParameter(), source="")
+    assert upgrade_net(parse(old, NetParameter(), source="")) == parse(
+        new, NetParameter(), source=""
+    )
 
 
 @pytest.mark.parametrize("text, message", BROKEN_INPUTS)
@@ -117,7 +133,11 @@ ZERO = "param { lr_mult: 0 decay_mult: 0 } "
 def test_statistics_are_left_alone(before: str, after: str | None) -> None:
     old = parse(f'layer {{ type: "BatchNorm" {before} }}', NetParameter(), source="")
     assert needs_upgrade(old) is (after is not None)
-    new = old if after is None else parse(f'layer {{ type: "BatchNorm" {after} }}', NetParameter(), source="")
+    new = (
+        old
+        if after is None
+        else parse(f'layer {{ type: "BatchNorm" {after} }}', NetParameter(), source="")
+    )
     assert upgrade_net(old) == new
 
 

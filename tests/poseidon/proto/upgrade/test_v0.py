@@ -26,7 +26,12 @@ def layers(*inner: str) -> str:
 
 @pytest.mark.parametrize(
     "text, expected",
-    [("", False), ("layer { }", False), ("layers { }", False), ("layers { } layers { layer { } }", True)],
+    [
+        ("", False),
+        ("layer { }", False),
+        ("layers { }", False),
+        ("layers { } layers { layer { } }", True),
+    ],
 )
 def test_question(text: str, expected: bool) -> None:
     assert is_v0(net(text)) is expected
@@ -35,14 +40,17 @@ def test_question(text: str, expected: bool) -> None:
 # The inside of a V0 layer, and the inside of the same layer today.
 CASES = {
     "conv": (
-        'type: "conv" num_output: 3 biasterm: false kernelsize: 5 stride: 2 pad: 1 group: 1 blobs_lr: 1 blobs_lr: 2 '
+        'type: "conv" num_output: 3 biasterm: false kernelsize: 5 stride: 2 pad: 1 group: 1 '
+        "blobs_lr: 1 blobs_lr: 2 "
         'weight_decay: 1 weight_decay: 0 weight_filler { type: "xavier" } bias_filler { value: 3 }',
-        'type: "Convolution" param { lr_mult: 1 decay_mult: 1 } param { lr_mult: 2 decay_mult: 0 } convolution_param { '
+        'type: "Convolution" param { lr_mult: 1 decay_mult: 1 } param { lr_mult: 2 decay_mult: 0 '
+        "} convolution_param { "
         "num_output: 3 bias_term: false kernel_size: 5 stride: 2 pad: 1 group: 1 "
         'weight_filler { type: "xavier" } bias_filler { value: 3 } }',
     ),
     "innerproduct": (
-        'type: "innerproduct" num_output: 3 biasterm: true weight_filler { type: "gaussian" std: 0.01 }',
+        'type: "innerproduct" num_output: 3 biasterm: true weight_filler { type: "gaussian" std: '
+        "0.01 }",
         'type: "InnerProduct" inner_product_param { num_output: 3 bias_term: true '
         'weight_filler { type: "gaussian" std: 0.01 } }',
     ),
@@ -54,22 +62,30 @@ CASES = {
         'type: "lrn" local_size: 3 alpha: 0.1 beta: 0.5 k: 2',
         'type: "LRN" lrn_param { local_size: 3 alpha: 0.1 beta: 0.5 k: 2 }',
     ),
-    "dropout": ('type: "dropout" dropout_ratio: 0.3', 'type: "Dropout" dropout_param { dropout_ratio: 0.3 }'),
+    "dropout": (
+        'type: "dropout" dropout_ratio: 0.3',
+        'type: "Dropout" dropout_param { dropout_ratio: 0.3 }',
+    ),
     "concat": ('type: "concat" concat_dim: 0', 'type: "Concat" concat_param { concat_dim: 0 }'),
     "data": (
-        'type: "data" source: "db" meanfile: "mean" batchsize: 7 cropsize: 11 mirror: true scale: 0.5 rand_skip: 3',
+        'type: "data" source: "db" meanfile: "mean" batchsize: 7 cropsize: 11 mirror: true scale: '
+        "0.5 rand_skip: 3",
         'type: "Data" data_param { source: "db" batch_size: 7 rand_skip: 3 } '
         'transform_param { mean_file: "mean" crop_size: 11 mirror: true scale: 0.5 }',
     ),
     "images": (
-        'type: "images" source: "list" batchsize: 7 new_height: 8 new_width: 9 shuffle_images: true rand_skip: 3',
-        'type: "ImageData" image_data_param { source: "list" batch_size: 7 new_height: 8 new_width: 9 shuffle: true '
+        'type: "images" source: "list" batchsize: 7 new_height: 8 new_width: 9 shuffle_images: '
+        "true rand_skip: 3",
+        'type: "ImageData" image_data_param { source: "list" batch_size: 7 new_height: 8 '
+        "new_width: 9 shuffle: true "
         "rand_skip: 3 }",
     ),
     "window_data": (
-        'type: "window_data" source: "list" batchsize: 7 det_fg_threshold: 0.6 det_bg_threshold: 0.4 '
+        'type: "window_data" source: "list" batchsize: 7 det_fg_threshold: 0.6 det_bg_threshold: '
+        "0.4 "
         'det_fg_fraction: 0.2 det_context_pad: 16 det_crop_mode: "square"',
-        'type: "WindowData" window_data_param { source: "list" batch_size: 7 fg_threshold: 0.6 bg_threshold: 0.4 '
+        'type: "WindowData" window_data_param { source: "list" batch_size: 7 fg_threshold: 0.6 '
+        "bg_threshold: 0.4 "
         'fg_fraction: 0.2 context_pad: 16 crop_mode: "square" }',
     ),
     "hdf5": (
@@ -107,7 +123,8 @@ def test_padding_is_folded_into_what_reads_it(tmp_path: Path) -> None:
     path.write_text(
         layers(
             'layer { name: "pad" type: "padding" pad: 2 } bottom: "data" top: "padded"',
-            'layer { name: "conv" type: "conv" num_output: 1 kernelsize: 5 } bottom: "padded" top: "conv"',
+            'layer { name: "conv" type: "conv" num_output: 1 kernelsize: 5 } bottom: "padded" '
+            'top: "conv"',
             'layer { name: "pad" type: "padding" pad: 1 } bottom: "conv" top: "padded"',
             'layer { name: "pool" type: "pool" kernelsize: 3 } bottom: "padded" top: "pool"',
         )
@@ -133,7 +150,9 @@ def test_unknown_settings_of_a_layer_are_dropped_with_a_warning(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     path = tmp_path / "net.prototxt"
-    path.write_text(layers('layer { type: "relu" }', 'layer { type: "relu" kernelsize: 3 new_num: 2 }'))
+    path.write_text(
+        layers('layer { type: "relu" }', 'layer { type: "relu" kernelsize: 3 new_num: 2 }')
+    )
     with caplog.at_level("WARNING"):
         assert read_net(path).param == net('layer { type: "ReLU" } layer { type: "ReLU" }')
     assert [record.getMessage() for record in caplog.records] == [
@@ -145,7 +164,10 @@ def test_unknown_settings_of_a_layer_are_dropped_with_a_warning(
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ('layer { type: "convolution" }', "unknown layer type 'convolution' of Caffe's first format"),
+        (
+            'layer { type: "convolution" }',
+            "unknown layer type 'convolution' of Caffe's first format",
+        ),
         ('layer { type: "padding" pad: 1 } top: "b"', "a padding layer has one bottom and one top"),
     ],
 )
@@ -163,5 +185,7 @@ def test_padding_for_others_is_a_mistake_with_its_line(tmp_path: Path) -> None:
             'layer { type: "relu" } bottom: "padded" top: "relu"',
         )
     )
-    with pytest.raises(DefinitionError, match=r"net.prototxt:2: blob 'padded' comes from a padding layer"):
+    with pytest.raises(
+        DefinitionError, match=r"net.prototxt:2: blob 'padded' comes from a padding layer"
+    ):
         read_net(path)

@@ -68,11 +68,13 @@ CASES = [
     ("layers { }", 'layer { type: "" }'),
     (
         "layers { type: SPLIT blobs_lr: 1 blobs_lr: 2 weight_decay: 1 weight_decay: 0 }",
-        'layer { type: "Split" param { lr_mult: 1 decay_mult: 1 } param { lr_mult: 2 decay_mult: 0 } }',
+        'layer { type: "Split" param { lr_mult: 1 decay_mult: 1 } param { lr_mult: 2 decay_mult: '
+        "0 } }",
     ),
     (
         "layers { type: SPLIT blobs_lr: 1 weight_decay: [1, 0, 3] }",
-        'layer { type: "Split" param { lr_mult: 1 decay_mult: 1 } param { decay_mult: 0 } param { decay_mult: 3 } }',
+        'layer { type: "Split" param { lr_mult: 1 decay_mult: 1 } param { decay_mult: 0 } param { '
+        "decay_mult: 3 } }",
     ),
     (
         'layers { type: SPLIT param: "w" param: "b" blob_share_mode: PERMISSIVE }',
@@ -80,9 +82,11 @@ CASES = [
     ),
     (
         "layers { type: HINGE_LOSS loss_weight: 2 include { phase: TEST } exclude { stage: 's' } "
-        "hinge_loss_param { norm: L2 } loss_param { ignore_label: 3 } blobs { data: 1 } blobs { data: 2 } }",
+        "hinge_loss_param { norm: L2 } loss_param { ignore_label: 3 } blobs { data: 1 } blobs { "
+        "data: 2 } }",
         'layer { type: "HingeLoss" loss_weight: 2 include { phase: TEST } exclude { stage: "s" } '
-        "hinge_loss_param { norm: L2 } loss_param { ignore_label: 3 } blobs { data: 1 } blobs { data: 2 } }",
+        "hinge_loss_param { norm: L2 } loss_param { ignore_label: 3 } blobs { data: 1 } blobs { "
+        "data: 2 } }",
     ),
 ]
 
@@ -121,7 +125,9 @@ def test_lenet_of_2014_is_lenet_of_today(shared: Path) -> None:
     old = read_net(
         corpus / "sailing-pmls__poseidon" / "examples" / "mnist" / "lenet_train_test.prototxt"
     ).param
-    new = read_net(corpus / "BVLC__caffe" / "examples" / "mnist" / "lenet_train_test.prototxt").param
+    new = read_net(
+        corpus / "BVLC__caffe" / "examples" / "mnist" / "lenet_train_test.prototxt"
+    ).param
     assert len(old.layers) == 0
     for layer in (*old.layer, *new.layer):
         layer.data_param.Clear()  # paths and batch sizes
@@ -130,7 +136,13 @@ def test_lenet_of_2014_is_lenet_of_today(shared: Path) -> None:
 
 
 def test_a_model_of_2014_keeps_its_numbers(shared: Path) -> None:
-    path = shared / "data" / "models" / "cifar10_quick_everpeace_V1" / "cifar10_quick_iter_4000.caffemodel"
+    path = (
+        shared
+        / "data"
+        / "models"
+        / "cifar10_quick_everpeace_V1"
+        / "cifar10_quick_iter_4000.caffemodel"
+    )
     old = NetParameter.FromString(path.read_bytes())
     new = upgrade_net(old)
     assert [layer.name for layer in new.layer] == [layer.name for layer in old.layers]

@@ -35,10 +35,16 @@ LEARNING = fact("x", "y", learns=True)
 @pytest.mark.parametrize(
     ("layers", "force", "backward", "bottoms"),
     [
-        pytest.param([DATA, LEARNING, LOSS], False, [0, 1, 1], [[], [0], [1, 0]], id="learns below a loss"),
-        pytest.param([DATA, fact("x", "y"), LOSS], False, [0, 0, 0], [[], [0], [0, 0]], id="nothing learns"),
+        pytest.param(
+            [DATA, LEARNING, LOSS], False, [0, 1, 1], [[], [0], [1, 0]], id="learns below a loss"
+        ),
+        pytest.param(
+            [DATA, fact("x", "y"), LOSS], False, [0, 0, 0], [[], [0], [0, 0]], id="nothing learns"
+        ),
         pytest.param([DATA, LEARNING], False, [0, 0], [[], [0]], id="no loss"),
-        pytest.param([DATA, LEARNING, LOSS], True, [1, 1, 1], [[], [1], [1, 0]], id="forced, but for labels"),
+        pytest.param(
+            [DATA, LEARNING, LOSS], True, [1, 1, 1], [[], [1], [1, 0]], id="forced, but for labels"
+        ),
         pytest.param([DATA, LEARNING], True, [1, 1], [[], [1]], id="forced without a loss"),
         pytest.param(
             [DATA, LEARNING, fact("y", "a b"), fact("a", "side"), fact("b l", "loss", loss=True)],

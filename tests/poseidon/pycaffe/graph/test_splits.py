@@ -24,7 +24,11 @@ def test_one_reader_needs_no_split() -> None:
 
 
 def test_each_reader_has_its_part() -> None:
-    text = inputs(x=(1, 2)) + layer("ReLU", "x", "y", name="a") + layer("Eltwise", "x y x", "z", name="b")
+    text = (
+        inputs(x=(1, 2))
+        + layer("ReLU", "x", "y", name="a")
+        + layer("Eltwise", "x y x", "z", name="b")
+    )
     assert lines(text) == [
         "in_x:  -> x",
         "x_in_x_0_split: x -> x_in_x_0_split_0 x_in_x_0_split_1 x_in_x_0_split_2",
@@ -59,7 +63,11 @@ def test_a_weighing_top_that_is_read_gives_its_weight_to_the_split() -> None:
 
 def test_each_split_has_the_line_of_its_layer() -> None:
     text = (
-        inputs(x=(1, 2)) + "\n" + layer("ReLU", "x", "y", name="a") + "\n" + layer("ReLU", "x", "z", name="b")
+        inputs(x=(1, 2))
+        + "\n"
+        + layer("ReLU", "x", "y", name="a")
+        + "\n"
+        + layer("ReLU", "x", "z", name="b")
     )
     assert insert_splits(definition(text)).layer_lines == (1, 1, 2, 3)
 

@@ -1,4 +1,6 @@
-"""`GatherRangesToDense`: matrices with rows of zeros, sorted by keys, and its checks of empty and short ranges."""
+"""`GatherRangesToDense`: matrices with rows of zeros, sorted by keys, and its checks of empty
+and short ranges.
+"""
 
 from __future__ import annotations
 
@@ -24,14 +26,33 @@ def test_an_empty_vector_gives_zeros() -> None:
 
 
 def test_too_many_empty_ranges_are_refused() -> None:
-    run("GatherRangesToDense", [V, RANGES], 2, lengths=[2, 1], min_observation=2, max_empty_ratio=0.5)
+    run(
+        "GatherRangesToDense",
+        [V, RANGES],
+        2,
+        lengths=[2, 1],
+        min_observation=2,
+        max_empty_ratio=0.5,
+    )
     with pytest.raises(RuntimeError, match="1 of 2 ranges of the output 0 are empty"):
-        run("GatherRangesToDense", [V, RANGES], 2, lengths=[2, 1], min_observation=2, max_empty_ratio=0.4)
+        run(
+            "GatherRangesToDense",
+            [V, RANGES],
+            2,
+            lengths=[2, 1],
+            min_observation=2,
+            max_empty_ratio=0.4,
+        )
 
 
 def test_too_many_ranges_of_another_length_are_refused() -> None:
     run("GatherRangesToDense", [V, RANGES], 2, lengths=[2, 5], max_mismatched_ratio=0.3)
     with pytest.raises(RuntimeError, match="2 of 2 ranges of the output 1 are of another length"):
         run(
-            "GatherRangesToDense", [V, RANGES], 2, lengths=[2, 5], min_observation=2, max_mismatched_ratio=0.3
+            "GatherRangesToDense",
+            [V, RANGES],
+            2,
+            lengths=[2, 5],
+            min_observation=2,
+            max_mismatched_ratio=0.3,
         )

@@ -99,7 +99,11 @@ V = np.arange(6, dtype="f4")
         ),
         (
             "BatchBucketOneHot",
-            [np.array([[0.5, 2], [3, 0]], "f4"), np.array([2, 1], np.int32), np.array([1, 2, 1], "f4")],
+            [
+                np.array([[0.5, 2], [3, 0]], "f4"),
+                np.array([2, 1], np.int32),
+                np.array([1, 2, 1], "f4"),
+            ],
             1,
             {},
             [[[1, 0, 0, 0, 1], [0, 0, 1, 1, 0]]],
@@ -112,7 +116,13 @@ V = np.arange(6, dtype="f4")
             [[[0, 0, 1, 0, 0]]],
         ),
         ("Unique", [np.array([3, 1, 3, 2], np.int32)], 2, {}, [[1, 2, 3], [2, 0, 2, 1]]),
-        ("Find", [np.array([10, 20, 10]), np.array([10, 5, 20])], 1, {"missing_value": -7}, [[2, -7, 1]]),
+        (
+            "Find",
+            [np.array([10, 20, 10]), np.array([10, 5, 20])],
+            1,
+            {"missing_value": -7},
+            [[2, -7, 1]],
+        ),
         ("FindDuplicateElements", [np.array([b"a", b"b", b"a"], dtype=object)], 1, {}, [[2]]),
         ("BooleanMask", [V[:3], np.array([True, False, True])], 2, {}, [[0, 2], [0, 2]]),
         (
@@ -124,14 +134,24 @@ V = np.arange(6, dtype="f4")
         ),
         (
             "BooleanUnmask",
-            [np.array([True, False]), np.array([1], "f4"), np.array([False, True]), np.array([2], "f4")],
+            [
+                np.array([True, False]),
+                np.array([1], "f4"),
+                np.array([False, True]),
+                np.array([2], "f4"),
+            ],
             1,
             {},
             [[1, 2]],
         ),
         (
             "SparseToDenseMask",
-            [np.array([2, 7, 3]), np.array([1, 2, 3], "f4"), np.array(9, "f4"), np.array([2, 1], np.int32)],
+            [
+                np.array([2, 7, 3]),
+                np.array([1, 2, 3], "f4"),
+                np.array(9, "f4"),
+                np.array([2, 1], np.int32),
+            ],
             2,
             {"mask": [7, 2], "return_presence_mask": 1},
             [[[2, 1], [9, 9]], [[True, True], [False, False]]],
@@ -149,7 +169,9 @@ def test_scatter() -> None:
     x, indices, rows = numbers(4, 2), np.array([2, 0]), np.ones((2, 2), "f4")
     expected = x.copy()
     expected[indices] = rows
-    np.testing.assert_array_equal(run("ScatterAssign", [x, indices, rows], in_place={0: 0})[0], expected)
+    np.testing.assert_array_equal(
+        run("ScatterAssign", [x, indices, rows], in_place={0: 0})[0], expected
+    )
 
 
 def test_sparse_to_dense() -> None:
@@ -157,7 +179,9 @@ def test_sparse_to_dense() -> None:
     expected = np.zeros((5, 2), "f4")
     np.add.at(expected, indices, values)
     np.testing.assert_allclose(run("SparseToDense", [indices, values])[0], expected[:4])
-    np.testing.assert_allclose(run("SparseToDense", [indices, values, np.zeros((5, 1), "f4")])[0], expected)
+    np.testing.assert_allclose(
+        run("SparseToDense", [indices, values, np.zeros((5, 1), "f4")])[0], expected
+    )
     assert_gradients("SparseToDense", [indices, values], [1])
 
 
@@ -186,6 +210,8 @@ def test_no_gradient_goes_through_one_hot_rows() -> None:
 def test_the_shape_of_one_hot_rows_of_intervals_is_inferred() -> None:
     net = core.Net("intervals")
     net.BatchBucketOneHot(["x", "lengths", "boundaries"], ["y"])
-    shapes, types = workspace.InferShapesAndTypes([net], {"x": [7, 2], "lengths": [2], "boundaries": [5]})
+    shapes, types = workspace.InferShapesAndTypes(
+        [net], {"x": [7, 2], "lengths": [2], "boundaries": [5]}
+    )
     assert shapes["y"] == [7, 7]
     assert types["y"] == core.DataType.FLOAT

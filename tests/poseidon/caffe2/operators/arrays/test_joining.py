@@ -56,7 +56,9 @@ def test_parts_by_lengths(scaled: int, rows: int) -> None:
     first, second = run("SplitByLengths", [x, lengths], 2, axis=0, use_scaling_lengths=scaled)
     np.testing.assert_array_equal(np.concatenate([first, second]), x)
     assert len(first) == rows // 2
-    assert_gradients("SplitByLengths", [x, lengths], [0], 2, [0, 1], axis=0, use_scaling_lengths=scaled)
+    assert_gradients(
+        "SplitByLengths", [x, lengths], [0], 2, [0, 1], axis=0, use_scaling_lengths=scaled
+    )
 
 
 def test_lengths_that_do_not_fit_are_an_error() -> None:

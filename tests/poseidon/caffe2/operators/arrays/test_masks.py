@@ -48,7 +48,9 @@ def test_batches_and_dimensions_that_are_masked_as_a_whole() -> None:
     for i, j in np.ndindex(3, 4):
         if j > i:
             wanted[:, i, j] = -7
-    (y,) = run("SequenceMask", [x], mode="upper", axis=2, batch=0, repeat_from_axis=3, fill_val=-7.0)
+    (y,) = run(
+        "SequenceMask", [x], mode="upper", axis=2, batch=0, repeat_from_axis=3, fill_val=-7.0
+    )
     np.testing.assert_array_equal(y, wanted)
 
 

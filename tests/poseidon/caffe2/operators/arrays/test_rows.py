@@ -72,7 +72,9 @@ def test_each_row_has_its_number_of_largest_values() -> None:
     values, indices = run("FlexibleTopK", [X, counts], 2)
     order = [np.argsort(-row)[:count] for row, count in zip(X, counts, strict=True)]
     np.testing.assert_array_equal(indices, np.concatenate(order))
-    np.testing.assert_array_equal(values, np.concatenate([X[i, part] for i, part in enumerate(order)]))
+    np.testing.assert_array_equal(
+        values, np.concatenate([X[i, part] for i, part in enumerate(order)])
+    )
     spaced = np.argsort(np.argsort(X, 1), 1).astype("f4")
     assert_gradients("FlexibleTopK", [spaced, counts], [0], 2)
 
@@ -93,7 +95,9 @@ def test_each_row_is_in_the_reservoir_with_the_same_probability() -> None:
     size, rows, turns = 3, 12, 2000
     found = np.zeros(rows)
     names = ["kept", "visited"]
-    operator = core.CreateOperator("ReservoirSampling", [*names, "x", "mutex"], names, num_to_collect=size)
+    operator = core.CreateOperator(
+        "ReservoirSampling", [*names, "x", "mutex"], names, num_to_collect=size
+    )
     operator.device_option.random_seed = 5
     workspace.ResetWorkspace()
     workspace.RunOperatorOnce(core.CreateOperator("CreateMutex", [], ["mutex"]))
@@ -139,9 +143,15 @@ def test_a_reservoir_keeps_each_object_once() -> None:
         kept, owners = workspace.FetchBlob("kept"), workspace.FetchBlob("owners")
         np.testing.assert_array_equal(kept, np.stack([owners, -owners], 1))
         assert len(kept) == min(visited, 4)
-        workspace.RunOperatorOnce(core.CreateOperator("MapToKeyValue", ["places"], ["keys", "values"]))
+        workspace.RunOperatorOnce(
+            core.CreateOperator("MapToKeyValue", ["places"], ["keys", "values"])
+        )
         pairs = dict(
-            zip(workspace.FetchBlob("keys").tolist(), workspace.FetchBlob("values").tolist(), strict=True)
+            zip(
+                workspace.FetchBlob("keys").tolist(),
+                workspace.FetchBlob("values").tolist(),
+                strict=True,
+            )
         )
         assert pairs == {name: place for place, name in enumerate(owners.tolist())}
 
@@ -151,7 +161,12 @@ def test_a_reservoir_keeps_each_object_once() -> None:
     [
         (["y", "visited"], (2, 3), 4, "the outputs must be the inputs kept, visited"),
         (["kept", "visited"], (2, 3), 0, "num_to_collect is 0, expected 1 or more"),
-        (["kept", "visited"], (2, 4), 4, r"the rows have the shape \(4,\), expected \(3,\) as before"),
+        (
+            ["kept", "visited"],
+            (2, 4),
+            4,
+            r"the rows have the shape \(4,\), expected \(3,\) as before",
+        ),
     ],
 )
 def test_a_reservoir_that_cannot_be(

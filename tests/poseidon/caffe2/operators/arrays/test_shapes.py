@@ -100,7 +100,9 @@ def test_an_impossible_slice_is_an_error(start: int, end: int) -> None:
         ("EnsureDense", X, {}, X),
     ],
 )
-def test_values_and_gradients(kind: str, x: Array, arguments: dict[str, Any], expected: Array) -> None:
+def test_values_and_gradients(
+    kind: str, x: Array, arguments: dict[str, Any], expected: Array
+) -> None:
     np.testing.assert_array_equal(run(kind, [x], **arguments)[0], expected)
     assert_gradients(kind, [x], [0], **arguments)
 
@@ -135,7 +137,9 @@ def test_values_by_other_inputs(kind: str, inputs: list[Array], expected: Array)
     ],
 )
 def test_values(kind: str, inputs: list[Array], arguments: dict[str, Any], expected: Any) -> None:
-    np.testing.assert_array_equal(run(kind, inputs, 2 if kind == "Reshape" else 1, **arguments)[0], expected)
+    np.testing.assert_array_equal(
+        run(kind, inputs, 2 if kind == "Reshape" else 1, **arguments)[0], expected
+    )
 
 
 @pytest.mark.parametrize(

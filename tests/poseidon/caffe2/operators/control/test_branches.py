@@ -31,7 +31,9 @@ def net_of(builder: NetBuilder) -> core.Net:
 
 
 def check(net: core.Net, loss: str, inputs: dict[str, Any]) -> None:
-    """Compare the gradients of all inputs of floats but `zero`, a threshold, with finite differences."""
+    """Compare the gradients of all inputs of floats but `zero`, a threshold, with finite
+    differences.
+    """
     for name, value in inputs.items():
         if value.dtype == np.float32 and name != "zero":
             gradient_checker.NetGradientChecker.Check(net, [loss], inputs, name, 0.01, 0.01)
@@ -53,7 +55,11 @@ def test_the_helper_cond(condition: bool) -> None:
 def test_the_helper_loop() -> None:
     for name, value in (("go", True), ("one", 1), ("ten", 10), ("count", 0), ("sum", 0)):
         workspace.FeedBlob(name, np.array(value))
-    model, body, condition = ModelHelper(name="m"), ModelHelper(name="body"), ModelHelper(name="condition")
+    model, body, condition = (
+        ModelHelper(name="m"),
+        ModelHelper(name="body"),
+        ModelHelper(name="condition"),
+    )
     body.net.Add(["sum", "count"], "sum")
     condition.net.Add(["count", "one"], "count")
     condition.net.LT(["count", "ten"], "go")
@@ -86,7 +92,9 @@ def test_a_blob_that_nobody_makes_is_refused() -> None:
 
 @pytest.mark.parametrize("x", [1.5, -1.5])
 def test_gradients_of_branches(x: float) -> None:
-    """The else branch leaves `w` alone, the other one `v`; `y` stays what it was or is changed in place."""
+    """The else branch leaves `w` alone, the other one `v`; `y` stays what it was or is changed
+    in place.
+    """
     names = ["x", "w", "v", "zero", "y"]
     with NetBuilder(_use_control_ops=True, initial_scope=names) as builder:
         z = ops.ConstantFill([], "z", shape=[1])
@@ -104,7 +112,9 @@ def test_gradients_of_branches(x: float) -> None:
 
 @pytest.mark.parametrize("steps", [0, 1, 3])
 def test_gradients_of_a_loop(steps: int) -> None:
-    """A recurrent net: the state goes from step to step, the weights have a part in each, one step is conditional."""
+    """A recurrent net: the state goes from step to step, the weights have a part in each, one
+    step is conditional.
+    """
     names = ["h", "w", "u", "steps", "zero"]
     with NetBuilder(_use_control_ops=True, initial_scope=names) as builder:
         count = ops.Const(0, blob_out="count")

@@ -1,4 +1,6 @@
-"""The recurrent operator itself: its outputs by name, parameters without named gradients, and blobs of its steps."""
+"""The recurrent operator itself: its outputs by name, parameters without named gradients, and
+blobs of its steps.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,11 @@ def operator() -> tuple[caffe2_pb2.OperatorDef, list[Any]]:
     backward = core.Net("backward")
     backward.Proto().op.extend(operators)
     links = [("h_prev", "states", 0), ("h", "states", 1), ("x_t", "x", 0)]
-    back = [("h_prev_grad", "states_grad", 0), ("h_grad", "states_grad", 1), ("gates_grad", "x_grad", 0)]
+    back = [
+        ("h_prev_grad", "states_grad", 0),
+        ("h_grad", "states_grad", 1),
+        ("gates_grad", "x_grad", 0),
+    ]
     op = core.CreateOperator(
         "RecurrentNetwork",
         ["x", "w", "b", "h0"],

@@ -25,7 +25,11 @@ CASES: list[tuple[str, dict[str, Any], Function]] = [
     ("Selu", {}, lambda x: 1.0507 * np.where(x > 0, x, 1.67326 * (np.exp(x) - 1))),
     ("Selu", {"alpha": 1.1, "scale": 2.0}, lambda x: 2 * np.where(x > 0, x, 1.1 * (np.exp(x) - 1))),
     ("Gelu", {}, lambda x: x * (1 + np.vectorize(erf)(x / 2**0.5)) / 2),
-    ("Gelu", {"fast_gelu": 1}, lambda x: x * (1 + np.tanh((2 / np.pi) ** 0.5 * (x + 0.044715 * x**3))) / 2),
+    (
+        "Gelu",
+        {"fast_gelu": 1},
+        lambda x: x * (1 + np.tanh((2 / np.pi) ** 0.5 * (x + 0.044715 * x**3))) / 2,
+    ),
     ("Swish", {}, lambda x: x * sigmoid(x)),
     ("Mish", {}, lambda x: x * np.tanh(np.log1p(np.exp(x)))),
     ("HardSigmoid", {}, lambda x: np.clip(0.2 * x + 0.5, 0, 1)),

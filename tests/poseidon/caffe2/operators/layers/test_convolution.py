@@ -1,4 +1,6 @@
-"""Convolution: windows, groups, orders and paddings against numpy, gradients by finite differences."""
+"""Convolution: windows, groups, orders and paddings against numpy, gradients by finite
+differences.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,9 @@ def convolve(
             column * stride : column * stride + reach : dilation,
         ]
         filters = w[part * outputs : (part + 1) * outputs]
-        y[:, part * outputs : (part + 1) * outputs, row, column] = np.einsum("nchw,kchw->nk", window, filters)
+        y[:, part * outputs : (part + 1) * outputs, row, column] = np.einsum(
+            "nchw,kchw->nk", window, filters
+        )
     return y
 
 
@@ -67,7 +71,8 @@ def test_groups_have_filters_of_their_own() -> None:
 
 
 @pytest.mark.parametrize(
-    "arguments", [{"kernel": 3}, *[case[0] for case in CASES[1:4]], {"kernel": 3, "dilation": 2, "pad": 2}]
+    "arguments",
+    [{"kernel": 3}, *[case[0] for case in CASES[1:4]], {"kernel": 3, "dilation": 2, "pad": 2}],
 )
 @pytest.mark.parametrize("order", ["NCHW", "NHWC"])
 def test_gradients_of_convolution(arguments: dict[str, Any], order: str) -> None:
@@ -106,7 +111,9 @@ def test_no_images_is_no_mistake() -> None:
     ],
 )
 @pytest.mark.parametrize("order", ["NCHW", "NHWC"])
-def test_a_transposed_convolution_is_the_gradient_of_one(arguments: dict[str, Any], order: str) -> None:
+def test_a_transposed_convolution_is_the_gradient_of_one(
+    arguments: dict[str, Any], order: str
+) -> None:
     x, w = numbers(1, 2, 3, 3), numbers(2, 3, 3, 3)
     if order == "NHWC":
         x, w = x.transpose(0, 2, 3, 1).copy(), w.transpose(0, 2, 3, 1).copy()
@@ -121,7 +128,10 @@ def test_a_transposed_convolution_is_the_gradient_of_one(arguments: dict[str, An
 )
 def test_gradients_of_transposed_convolution(arguments: dict[str, Any]) -> None:
     assert_gradients(
-        "ConvTranspose", [numbers(1, 2, 3, 3), numbers(2, 3, 3, 3), numbers(3)], [0, 1, 2], **arguments
+        "ConvTranspose",
+        [numbers(1, 2, 3, 3), numbers(2, 3, 3, 3), numbers(3)],
+        [0, 1, 2],
+        **arguments,
     )
 
 
@@ -148,7 +158,12 @@ def test_columns(order: str) -> None:
             {"kernel": 3, "group": 2},
             "4 channels in 2 groups do not fit a filter of 6 x 4 channels",
         ),
-        ("Conv", [X, W, B[:3]], {"kernel": 3}, r"the bias has the shape \[3\], the filter 6 outputs"),
+        (
+            "Conv",
+            [X, W, B[:3]],
+            {"kernel": 3},
+            r"the bias has the shape \[3\], the filter 6 outputs",
+        ),
         (
             "Conv",
             [X[:, :, :2], W],
@@ -156,7 +171,12 @@ def test_columns(order: str) -> None:
             "the kernel 3 is larger than the image with its padding, 2",
         ),
         ("Conv", [X, W], {"kernel": 3, "stride": 0}, "a stride or a dilation is below 1"),
-        ("ConvTranspose", [X, W], {"kernel": 3, "adj": 1}, "the input has 4 channels, the filter 6"),
+        (
+            "ConvTranspose",
+            [X, W],
+            {"kernel": 3, "adj": 1},
+            "the input has 4 channels, the filter 6",
+        ),
     ],
 )
 def test_mistakes(kind: str, inputs: list[Array], arguments: dict[str, Any], message: str) -> None:

@@ -60,7 +60,9 @@ def test_the_path_with_the_largest_sum() -> None:
     x, steps = random.randn(4, 3).astype("f4"), random.randn(3, 3).astype("f4")
 
     def total(path: tuple[int, ...]) -> float:
-        return float(x[np.arange(4), path].sum() + sum(steps[a, b] for a, b in itertools.pairwise(path)))
+        return float(
+            x[np.arange(4), path].sum() + sum(steps[a, b] for a, b in itertools.pairwise(path))
+        )
 
     best = max(itertools.product(range(3), repeat=4), key=total)
     (path,) = run("ViterbiPath", [x, steps])

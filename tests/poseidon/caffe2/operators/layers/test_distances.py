@@ -1,4 +1,6 @@
-"""Distances, similarities, rankings and accuracies against numpy, gradients by finite differences."""
+"""Distances, similarities, rankings and accuracies against numpy, gradients by finite
+differences.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,13 @@ CASES: list[tuple[str, list[Array], dict[str, Any], Array, list[int]]] = [
     ("L1Distance", [X, Y], {}, np.abs(X - Y).sum(1), [0, 1]),
     ("DotProduct", [X, Y], {}, (X * Y).sum(1), [0, 1]),
     ("DotProductWithPadding", [X, Y[:, :2]], {}, (X * Y)[:, :2].sum(1), [0, 1]),
-    ("DotProductWithPadding", [X[:, :2], Y], {"pad_value": 2.0}, (X * Y)[:, :2].sum(1) + 2 * Y[:, 2], [0, 1]),
+    (
+        "DotProductWithPadding",
+        [X[:, :2], Y],
+        {"pad_value": 2.0},
+        (X * Y)[:, :2].sum(1) + 2 * Y[:, 2],
+        [0, 1],
+    ),
     ("DotProductWithPadding", [X, Y[:, :1]], {"replicate": 1}, (X * Y[:, :1]).sum(1), [0, 1]),
     ("CosineSimilarity", [X, Y], {}, COSINES, [0, 1]),
     (
@@ -41,7 +49,11 @@ CASES: list[tuple[str, list[Array], dict[str, Any], Array, list[int]]] = [
 
 @pytest.mark.parametrize(("kind", "inputs", "arguments", "wanted", "differentiable"), CASES)
 def test_pairs(
-    kind: str, inputs: list[Array], arguments: dict[str, Any], wanted: Array, differentiable: list[int]
+    kind: str,
+    inputs: list[Array],
+    arguments: dict[str, Any],
+    wanted: Array,
+    differentiable: list[int],
 ) -> None:
     np.testing.assert_allclose(run(kind, inputs, **arguments)[0], wanted, rtol=1e-4, atol=1e-5)
     assert_gradients(kind, inputs, differentiable, **arguments)
@@ -53,7 +65,12 @@ def test_pairs_of_a_session_are_ranked(lengths: list[int] | None) -> None:
     wanted, begin = [], 0
     for size in lengths or [5]:
         part = range(begin, begin + size)
-        terms = [np.log(1 + np.exp(x[j, 0] - x[i, 0])) for i in part for j in part if labels[i] > labels[j]]
+        terms = [
+            np.log(1 + np.exp(x[j, 0] - x[i, 0]))
+            for i in part
+            for j in part
+            if labels[i] > labels[j]
+        ]
         wanted.append(np.mean(terms))
         begin += size
     inputs = [x, labels] if lengths is None else [x, labels, np.array(lengths, "int32")]
@@ -82,16 +99,22 @@ def test_accuracy_of_classes() -> None:
 
 
 def test_perplexity() -> None:
-    np.testing.assert_allclose(run("Perplexity", [np.array([0.5, 0.25], "float32")])[0], 8**0.5, rtol=1e-5)
+    np.testing.assert_allclose(
+        run("Perplexity", [np.array([0.5, 0.25], "float32")])[0], 8**0.5, rtol=1e-5
+    )
 
 
-@pytest.mark.parametrize("kind", ["SquaredL2Distance", "L1Distance", "DotProduct", "CosineSimilarity"])
+@pytest.mark.parametrize(
+    "kind", ["SquaredL2Distance", "L1Distance", "DotProduct", "CosineSimilarity"]
+)
 def test_no_pairs_at_all(kind: str) -> None:
     assert run(kind, [X[:0], Y[:0]])[0].shape == (0,)
 
 
 def test_rows_of_one_element_are_padded_too() -> None:
-    np.testing.assert_allclose(run("DotProductWithPadding", [X[:, 0], Y[:, 0]])[0], X[:, 0] * Y[:, 0], 1e-5)
+    np.testing.assert_allclose(
+        run("DotProductWithPadding", [X[:, 0], Y[:, 0]])[0], X[:, 0] * Y[:, 0], 1e-5
+    )
     assert_gradients("DotProductWithPadding", [X[:, 0], Y[:, 0]], [0, 1])
 
 
@@ -107,12 +130,18 @@ def _discounts(scores: Array) -> Array:
 @pytest.mark.parametrize("exponential", [False, True])
 def test_lambda_rank(dcg: bool, normalised: bool, exponential: bool) -> None:
     y, r, lengths = numbers(7), np.array([2, 0, 1, 0, 0, 3, 1], "f4"), np.array([3, 4], "i4")
-    arguments = {"use_ndcg_as_loss": dcg, "use_idcg_normalization": normalised, "use_exp_gain": exponential}
+    arguments = {
+        "use_ndcg_as_loss": dcg,
+        "use_idcg_normalization": normalised,
+        "use_exp_gain": exponential,
+    }
     losses, gradients = run("LambdaRankNdcg", [y, r, lengths], 2, **arguments)
     for session, part in enumerate((slice(0, 3), slice(3, 7))):
         gain = r[part] if dcg and not exponential else 2 ** r[part]
         ideal, actual = gain @ _discounts(r[part]), gain @ _discounts(y[part])
-        weight = np.abs(np.subtract.outer(gain, gain) * np.subtract.outer(*[_discounts(y[part])] * 2))
+        weight = np.abs(
+            np.subtract.outer(gain, gain) * np.subtract.outer(*[_discounts(y[part])] * 2)
+        )
         sign = np.where(np.greater.outer(r[part], r[part]), 1, -1)
         chance = 1 / (1 + np.exp(sign * np.subtract.outer(y[part], y[part])))
         scale = ideal if normalised else 1
@@ -124,7 +153,9 @@ def test_lambda_rank(dcg: bool, normalised: bool, exponential: bool) -> None:
 
 
 def test_lambda_rank_without_relevant_rows_has_no_loss() -> None:
-    losses, gradients = run("LambdaRankNdcg", [numbers(3), np.zeros(3, "f4"), np.array([3, 0], "i4")], 2)
+    losses, gradients = run(
+        "LambdaRankNdcg", [numbers(3), np.zeros(3, "f4"), np.array([3, 0], "i4")], 2
+    )
     np.testing.assert_array_equal(losses, [0, 0])
     np.testing.assert_array_equal(gradients, np.zeros(3))
 

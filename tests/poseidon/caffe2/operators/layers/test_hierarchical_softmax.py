@@ -32,7 +32,8 @@ def test_rows_are_numbered_depth_first() -> None:
     assert HIERARCHY.size == 7
     assert [child.offset for child in TREE.root_node.children] == [2, 5]
     steps = {
-        path.word_id: [(n.index, n.length, n.target) for n in path.path_nodes] for path in HIERARCHY.paths
+        path.word_id: [(n.index, n.length, n.target) for n in path.path_nodes]
+        for path in HIERARCHY.paths
     }
     assert steps[4] == [(0, 2, 1), (5, 2, 1)]
 
@@ -47,15 +48,25 @@ def test_the_loss_is_that_of_the_path() -> None:
 
 def test_a_label_outside_the_tree_is_an_error() -> None:
     with pytest.raises(RuntimeError, match=r"no path for the labels \[9\]"):
-        run("HSoftmax", [X[:1], W, B, np.array([9], "i4")], 2, hierarchy=HIERARCHY.SerializeToString())
+        run(
+            "HSoftmax",
+            [X[:1], W, B, np.array([9], "i4")],
+            2,
+            hierarchy=HIERARCHY.SerializeToString(),
+        )
 
 
 def test_the_search_finds_the_likeliest() -> None:
-    names, scores = run("HSoftmaxSearch", [X, W, B], 2, tree=TREE.SerializeToString(), beam=50.0, topN=9)
+    names, scores = run(
+        "HSoftmaxSearch", [X, W, B], 2, tree=TREE.SerializeToString(), beam=50.0, topN=9
+    )
     wanted = {"left": chances(slice(0, 2))[:, 0], "right": chances(slice(0, 2))[:, 1]}
     wanted |= {str(word): leaves()[:, word] for word in range(5)}
     for example in range(4):
-        found = [(name.decode(), score) for name, score in zip(names[example], scores[example], strict=True)]
+        found = [
+            (name.decode(), score)
+            for name, score in zip(names[example], scores[example], strict=True)
+        ]
         assert found[7:] == [("", 0), ("", 0)]
         assert [score for _, score in found[:7]] == sorted(score for _, score in found[:7])
         for name, score in found[:7]:
@@ -72,5 +83,10 @@ def test_rare_words_are_deep_in_a_huffman_tree() -> None:
     labels = np.repeat(np.arange(4), [1, 2, 4, 8])
     (text,) = run("HuffmanTreeHierarchy", [labels], num_classes=4)
     hierarchy = hsm_util.create_hierarchy(TreeProto.FromString(text[0]))
-    assert {path.word_id: len(path.path_nodes) for path in hierarchy.paths} == {0: 3, 1: 3, 2: 2, 3: 1}
+    assert {path.word_id: len(path.path_nodes) for path in hierarchy.paths} == {
+        0: 3,
+        1: 3,
+        2: 2,
+        3: 1,
+    }
     assert hierarchy.size == 6

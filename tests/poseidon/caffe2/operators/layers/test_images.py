@@ -1,4 +1,6 @@
-"""Images: order, size, padding, blocks and channels against numpy, gradients by finite differences."""
+"""Images: order, size, padding, blocks and channels against numpy, gradients by finite
+differences.
+"""
 
 from __future__ import annotations
 
@@ -25,15 +27,22 @@ def test_nearest_pixels(scale: float, order: str) -> None:
     wanted = X[:, :, rows][..., columns]
     (y,) = run("ResizeNearest", [x], height_scale=scale, width_scale=scale, order=order)
     np.testing.assert_array_equal(y if order == "NCHW" else y.transpose(0, 3, 1, 2), wanted)
-    assert_gradients("ResizeNearest", [x[:1]], [0], height_scale=scale, width_scale=scale, order=order)
+    assert_gradients(
+        "ResizeNearest", [x[:1]], [0], height_scale=scale, width_scale=scale, order=order
+    )
 
 
 def test_bilinear_keeps_corners() -> None:
     (y,) = run("UpsampleBilinear", [X], height_scale=2.0, width_scale=2.0)
     assert y.shape == (2, 4, 8, 12)
-    np.testing.assert_allclose(y[:, :, [0, -1]][..., [0, -1]], X[:, :, [0, -1]][..., [0, -1]], rtol=1e-5)
     np.testing.assert_allclose(
-        y[:, :, 0, 1], X[:, :, 0, 0] + (X[:, :, 0, 1] - X[:, :, 0, 0]) * 5 / 11, rtol=1e-4, atol=1e-5
+        y[:, :, [0, -1]][..., [0, -1]], X[:, :, [0, -1]][..., [0, -1]], rtol=1e-5
+    )
+    np.testing.assert_allclose(
+        y[:, :, 0, 1],
+        X[:, :, 0, 0] + (X[:, :, 0, 1] - X[:, :, 0, 0]) * 5 / 11,
+        rtol=1e-4,
+        atol=1e-5,
     )
     assert_gradients("UpsampleBilinear", [X[:1, :1]], [0], height_scale=2.0, width_scale=2.0)
 
@@ -62,7 +71,9 @@ def test_shuffled_channels(order: str) -> None:
 def test_blocks_in_the_batch(pad: int) -> None:
     (y,) = run("SpaceToBatch", [X], block_size=2, pad=pad)
     padded = np.pad(X, ((0, 0), (0, 0), (pad, pad), (pad, pad)))
-    wanted = np.concatenate([padded[:, :, row::2, column::2] for row in (0, 1) for column in (0, 1)])
+    wanted = np.concatenate(
+        [padded[:, :, row::2, column::2] for row in (0, 1) for column in (0, 1)]
+    )
     np.testing.assert_array_equal(y, wanted)
     np.testing.assert_array_equal(run("BatchToSpace", [y], block_size=2, pad=pad)[0], X)
     assert_gradients("SpaceToBatch", [X[:1]], [0], block_size=2, pad=pad)
@@ -88,8 +99,14 @@ def test_an_integral_image_has_sums() -> None:
 
 
 def test_channels_are_normalized_by_given_numbers() -> None:
-    x, mean, deviation = numbers(2, 3, 4, 5), numbers(1, 3, seed=1), np.array([[0.5, 2.0, 4.0]], "f4")
+    x, mean, deviation = (
+        numbers(2, 3, 4, 5),
+        numbers(1, 3, seed=1),
+        np.array([[0.5, 2.0, 4.0]], "f4"),
+    )
     (y,) = run("NormalizePlanarYUV", [x, mean, deviation])
-    np.testing.assert_allclose(y, (x - mean.reshape(1, 3, 1, 1)) / deviation.reshape(1, 3, 1, 1), rtol=1e-6)
+    np.testing.assert_allclose(
+        y, (x - mean.reshape(1, 3, 1, 1)) / deviation.reshape(1, 3, 1, 1), rtol=1e-6
+    )
     with pytest.raises(RuntimeError, match=r"x1 has the shape \(3,\), expected \(A, 3\)"):
         run("NormalizePlanarYUV", [x, mean[0], deviation])

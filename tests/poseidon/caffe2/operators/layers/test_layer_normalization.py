@@ -21,9 +21,9 @@ def test_groups_of_channels(kind: str, groups: int, order: str) -> None:
         arguments["group"] = groups
     rows = x.reshape(2, groups, -1)
     mean, inverse = rows.mean(2), 1 / np.sqrt(rows.var(2) + 1e-3)
-    y = ((rows - mean[..., None]) * inverse[..., None]).reshape(x.shape) * SCALE[:, None, None] + BIAS[
+    y = ((rows - mean[..., None]) * inverse[..., None]).reshape(x.shape) * SCALE[
         :, None, None
-    ]
+    ] + BIAS[:, None, None]
     given = x if order == "NCHW" else np.moveaxis(x, 1, -1).copy()
     found = run(kind, [given, SCALE, BIAS], 3, **arguments)
     wanted = [y if order == "NCHW" else np.moveaxis(y, 1, -1), mean, inverse]
@@ -45,7 +45,9 @@ def test_layers(axis: int, affine: bool) -> None:
     inputs = [x, scale, bias] if affine else [x]
     arguments = {"axis": axis, "epsilon": 1e-3, "elementwise_affine": int(affine)}
     found = run("LayerNorm", inputs, 3, **arguments)
-    for value, expected in zip(found, [y * scale + bias if affine else y, mean, deviation], strict=True):
+    for value, expected in zip(
+        found, [y * scale + bias if affine else y, mean, deviation], strict=True
+    ):
         np.testing.assert_allclose(value, expected, rtol=1e-3, atol=1e-4)
     assert_gradients("LayerNorm", inputs, range(len(inputs)), 3, **arguments)
 
@@ -74,7 +76,9 @@ def test_a_layer_of_all_dimensions_has_gradients_by_element() -> None:
 def test_vectors(axis: int) -> None:
     x = numbers(3, 4)
     np.testing.assert_allclose(
-        run("Normalize", [x], axis=axis)[0], x / np.linalg.norm(x, axis=axis, keepdims=True), rtol=1e-5
+        run("Normalize", [x], axis=axis)[0],
+        x / np.linalg.norm(x, axis=axis, keepdims=True),
+        rtol=1e-5,
     )
     assert_gradients("Normalize", [x], [0], axis=axis)
     x[0] = 0

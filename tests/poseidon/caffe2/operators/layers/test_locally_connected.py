@@ -30,7 +30,14 @@ def test_each_place_has_its_filter(order: str, group: int, bias: bool) -> None:
         x, w = np.moveaxis(x, 1, -1).copy(), np.moveaxis(w, 3, -1).copy()
         wanted = np.moveaxis(wanted, 1, -1)
     inputs = [x, w, b] if bias else [x, w]
-    arguments = {"kernel_h": 2, "kernel_w": 3, "stride_h": 1, "stride_w": 2, "order": order, "group": group}
+    arguments = {
+        "kernel_h": 2,
+        "kernel_w": 3,
+        "stride_h": 1,
+        "stride_w": 2,
+        "order": order,
+        "group": group,
+    }
     (y,) = run("LC2D", inputs, **arguments)
     np.testing.assert_allclose(y, wanted, rtol=1e-4, atol=1e-5)
     assert_gradients("LC", inputs, range(len(inputs)), **arguments)
@@ -39,11 +46,22 @@ def test_each_place_has_its_filter(order: str, group: int, bias: bool) -> None:
 @pytest.mark.parametrize("count", [1, 3])
 def test_other_dimensions_are_convolutions_where_all_filters_are_equal(count: int) -> None:
     x, w, b = numbers(2, 2, *[5] * count), numbers(3, 2, *[2] * count), numbers(3)
-    settings = {"kernels": [2] * count, "dilations": [2] * count, "pads": [1] * (2 * count), "order": "NCHW"}
+    settings = {
+        "kernels": [2] * count,
+        "dilations": [2] * count,
+        "pads": [1] * (2 * count),
+        "order": "NCHW",
+    }
     (wanted,) = run("Conv", [x, w, b], **settings)
     places = wanted.shape[2:]
-    inputs = [x, np.broadcast_to(w, (*places, *w.shape)).copy(), np.broadcast_to(b, (*places, 3)).copy()]
-    np.testing.assert_allclose(run(f"LC{count}D", inputs, **settings)[0], wanted, rtol=1e-4, atol=1e-5)
+    inputs = [
+        x,
+        np.broadcast_to(w, (*places, *w.shape)).copy(),
+        np.broadcast_to(b, (*places, 3)).copy(),
+    ]
+    np.testing.assert_allclose(
+        run(f"LC{count}D", inputs, **settings)[0], wanted, rtol=1e-4, atol=1e-5
+    )
 
 
 def test_filters_of_a_wrong_shape_are_an_error() -> None:

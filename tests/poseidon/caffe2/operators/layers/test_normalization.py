@@ -7,7 +7,12 @@ import pytest
 
 from tests.support.caffe2_operators import Array, assert_gradients, numbers, run
 
-SCALE, BIAS, MEAN, VARIANCE = numbers(3), numbers(3, seed=1), numbers(3, seed=2), np.abs(numbers(3, seed=3))
+SCALE, BIAS, MEAN, VARIANCE = (
+    numbers(3),
+    numbers(3, seed=1),
+    numbers(3, seed=2),
+    np.abs(numbers(3, seed=3)),
+)
 
 
 def ordered(x: Array, order: str) -> Array:
@@ -71,16 +76,26 @@ def test_two_halves_with_their_sums_are_one_batch() -> None:
         for values in zip(*(run("ChannelStats", [part], 2) for part in (x[:2], x[2:])), strict=True)
     ]
     found = run(
-        "SpatialBN", [x[:2], SCALE, BIAS, MEAN, VARIANCE, *sums], 5, {1: 3, 2: 4}, is_test=0, num_batches=2
+        "SpatialBN",
+        [x[:2], SCALE, BIAS, MEAN, VARIANCE, *sums],
+        5,
+        {1: 3, 2: 4},
+        is_test=0,
+        num_batches=2,
     )
     for value, expected in zip(found, [whole[0][:2], *whole[1:]], strict=True):
         np.testing.assert_allclose(value, expected, rtol=1e-3, atol=1e-4)
     halves = [
-        run("ChannelBackpropStats", [x[part], *whole[3:], dy[part]], 2) for part in (slice(2), slice(2, 4))
+        run("ChannelBackpropStats", [x[part], *whole[3:], dy[part]], 2)
+        for part in (slice(2), slice(2, 4))
     ]
     totals = [sum(values) for values in zip(*halves, strict=True)]
     dx, ds, _ = run(
-        "SpatialBNGradient", [x[:2], SCALE, dy[:2], *whole[3:], *totals], 3, is_test=0, num_batches=2
+        "SpatialBNGradient",
+        [x[:2], SCALE, dy[:2], *whole[3:], *totals],
+        3,
+        is_test=0,
+        num_batches=2,
     )
     np.testing.assert_allclose(dx, gradients[0][:2], rtol=1e-3, atol=1e-4)
     np.testing.assert_allclose(ds, gradients[1] / 2, rtol=1e-3, atol=1e-4)

@@ -10,7 +10,10 @@ import pytest
 
 from tests.support.caffe2_operators import Array, assert_gradients, numbers, run
 
-X = np.random.RandomState(3).permutation(2 * 3 * 7 * 6).reshape(2, 3, 7, 6).astype("float32") / 100 + 0.1
+X = (
+    np.random.RandomState(3).permutation(2 * 3 * 7 * 6).reshape(2, 3, 7, 6).astype("float32") / 100
+    + 0.1
+)
 
 
 def pool(
@@ -60,7 +63,9 @@ def test_pooling(kind: str, arguments: dict[str, Any], pads: tuple[int, ...], or
 def test_zeros_around_the_image_count() -> None:
     (y,) = run("AveragePool", [X], kernel=3, stride=2, pad=1, count_include_pad=1)
     np.testing.assert_allclose(y, pool(X, "AveragePool", 3, 2, (1, 1, 1, 1), True), rtol=1e-4)
-    assert_gradients("AveragePool", [X[:1, :1]], [0], kernel=3, stride=2, pad=1, count_include_pad=1)
+    assert_gradients(
+        "AveragePool", [X[:1, :1]], [0], kernel=3, stride=2, pad=1, count_include_pad=1
+    )
 
 
 @pytest.mark.parametrize("kind", ["MaxPool", "AveragePool"])

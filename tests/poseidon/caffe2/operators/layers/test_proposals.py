@@ -55,7 +55,10 @@ def test_the_best_boxes_of_each_class(most: int, background: int) -> None:
     sizes = np.array([12, 8], "f4")
     boxes = WIDE if background else WIDE[:, 4:]
     settings = {"score_thresh": 0.3, "nms": 0.2, "detections_per_im": most}
-    settings |= {"input_boxes_include_bg_cls": background, "output_classes_include_bg_cls": background}
+    settings |= {
+        "input_boxes_include_bg_cls": background,
+        "output_classes_include_bg_cls": background,
+    }
     # Where the boxes have no background, that of the scores is the last column, as in Caffe2.
     scores = SCORES if background else np.roll(SCORES, -1, axis=1)
     found = run("BoxWithNMSLimit", [scores, boxes, sizes], 6, **settings)
@@ -82,7 +85,9 @@ def test_scores_of_overlapping_boxes_are_lowered(method: str) -> None:
         wanted.append((best, left.pop(best)))
         for place in list(left):
             common = overlap(WIDE[best, 4:8], WIDE[place, 4:8])
-            lowered = {"linear": 1 - common, "gaussian": np.exp(-(common**2) / 0.5), "hard": 0.0}[method]
+            lowered = {"linear": 1 - common, "gaussian": np.exp(-(common**2) / 0.5), "hard": 0.0}[
+                method
+            ]
             left[place] *= lowered if method == "gaussian" or common > 0.2 else 1
             if left[place] < 0.25:
                 del left[place]
@@ -112,7 +117,9 @@ def test_boxes_are_proposed_from_anchors() -> None:
             rows.append((scores[image, a, y, x], np.clip(box, 0, limits)))
         rows = sorted(rows, key=lambda row: -row[0])[:25]
         rows = [row for row in rows if (row[1][2:] - row[1][:2] + 1 >= 5 * info[image, 2]).all()]
-        kept = suppressed(np.stack([row[1] for row in rows]), np.array([row[0] for row in rows]), 0.4)[:6]
+        kept = suppressed(
+            np.stack([row[1] for row in rows]), np.array([row[0] for row in rows]), 0.4
+        )[:6]
         wanted_boxes += [np.append(image, rows[place][1]) for place in kept]
         wanted_values += [rows[place][0] for place in kept]
     np.testing.assert_allclose(values, wanted_values, rtol=1e-6)
@@ -124,7 +131,9 @@ def test_boxes_of_all_levels_go_to_the_level_of_their_size() -> None:
     boxes = [np.concatenate([np.zeros((len(part), 1), "f4"), part], 1) for part in levels]
     scores = [RANDOM.rand(len(part)).astype("f4") for part in levels]
     settings = {"rpn_min_level": 2, "rpn_max_level": 4, "roi_min_level": 2, "roi_max_level": 5}
-    found = run("CollectAndDistributeFpnRpnProposals", [*boxes, *scores], 6, rpn_post_nms_topN=9, **settings)
+    found = run(
+        "CollectAndDistributeFpnRpnProposals", [*boxes, *scores], 6, rpn_post_nms_topN=9, **settings
+    )
     best = np.argsort(-np.concatenate(scores))[:9]
     wanted = np.concatenate(boxes)[best]
     np.testing.assert_array_equal(found[0], wanted)

@@ -10,7 +10,9 @@ import pytest
 from tests.support.caffe2_operators import Array, assert_gradients, numbers, run
 
 X = numbers(2, 3, 6, 7)
-REGIONS = np.array([[0, 0, 0, 6, 5], [1, 2.6, 1.2, 5, 3], [1, 9, 9, 10, 10], [0, 3, 2, 3, 2]], "float32")
+REGIONS = np.array(
+    [[0, 0, 0, 6, 5], [1, 2.6, 1.2, 5, 3], [1, 9, 9, 10, 10], [0, 3, 2, 3, 2]], "float32"
+)
 
 
 def part(first: float, last: float, parts: int, index: int, size: int) -> range:
@@ -78,7 +80,9 @@ def test_means_of_points(ratio: int, aligned: int, order: str) -> None:
 
 def test_regions_without_an_image_are_of_the_first() -> None:
     (wanted,) = run("RoIAlign", [X, REGIONS[:1]], pooled_h=2, pooled_w=2)
-    np.testing.assert_array_equal(run("RoIAlign", [X, REGIONS[:1, 1:]], pooled_h=2, pooled_w=2)[0], wanted)
+    np.testing.assert_array_equal(
+        run("RoIAlign", [X, REGIONS[:1, 1:]], pooled_h=2, pooled_w=2)[0], wanted
+    )
 
 
 def test_boxes_are_moved_and_cut() -> None:

@@ -36,7 +36,9 @@ POSITIVE = (np.abs(X) + 0.5).astype("f4")
         ("Logit", np.abs(INSIDE), lambda x: np.log(x / (1 - x))),
     ],
 )
-def test_a_function_and_its_gradient(kind: str, x: Array, expected: Callable[[Array], Array]) -> None:
+def test_a_function_and_its_gradient(
+    kind: str, x: Array, expected: Callable[[Array], Array]
+) -> None:
     np.testing.assert_allclose(run(kind, [x])[0], expected(x), rtol=1e-5, atol=1e-6)
     assert_gradients(kind, [x], [0])
 
@@ -62,7 +64,9 @@ def test_erf() -> None:
         ("NegateGradient", [1.0, 2.0], {}, [1, 2]),
     ],
 )
-def test_values(kind: str, x: list[float], arguments: dict[str, Any], expected: list[float]) -> None:
+def test_values(
+    kind: str, x: list[float], arguments: dict[str, Any], expected: list[float]
+) -> None:
     np.testing.assert_allclose(run(kind, [np.array(x, "f4")], **arguments)[0], expected)
 
 
@@ -85,12 +89,17 @@ def test_the_gradient_of_a_power(exponent: float) -> None:
 
 
 @pytest.mark.parametrize(
-    ("shape", "arguments"), [((3, 4), {}), ((4,), {"broadcast": 1}), ((3,), {"broadcast": 1, "axis": 0})]
+    ("shape", "arguments"),
+    [((3, 4), {}), ((4,), {"broadcast": 1}), ((3,), {"broadcast": 1, "axis": 0})],
 )
-def test_the_gradients_of_a_power_of_two_inputs(shape: tuple[int, ...], arguments: dict[str, int]) -> None:
+def test_the_gradients_of_a_power_of_two_inputs(
+    shape: tuple[int, ...], arguments: dict[str, int]
+) -> None:
     exponents = np.linspace(0.5, 2, int(np.prod(shape))).reshape(shape).astype("f4")
     fitted = exponents[:, None] if arguments.get("axis") == 0 else exponents
-    np.testing.assert_allclose(run("Pow", [POSITIVE, exponents], **arguments)[0], POSITIVE**fitted, rtol=1e-5)
+    np.testing.assert_allclose(
+        run("Pow", [POSITIVE, exponents], **arguments)[0], POSITIVE**fitted, rtol=1e-5
+    )
     assert_gradients("Pow", [POSITIVE, exponents], [0, 1], **arguments)
 
 

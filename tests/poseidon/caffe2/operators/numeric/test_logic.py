@@ -25,10 +25,14 @@ B = np.array([[1, 3, 2], [2, 2, 2]], dtype=np.int32)
         ("NE", np.not_equal),
     ],
 )
-def test_comparisons_with_both_ways_of_broadcasting(kind: str, expected: Callable[..., Any]) -> None:
+def test_comparisons_with_both_ways_of_broadcasting(
+    kind: str, expected: Callable[..., Any]
+) -> None:
     np.testing.assert_array_equal(run(kind, [A, B])[0], expected(A, B))
     np.testing.assert_array_equal(run(kind, [A, B[0]], broadcast=1)[0], expected(A, B[0]))
-    np.testing.assert_array_equal(run(kind, [A, B[:, 0]], broadcast=1, axis=0)[0], expected(A, B[:, :1]))
+    np.testing.assert_array_equal(
+        run(kind, [A, B[:, 0]], broadcast=1, axis=0)[0], expected(A, B[:, :1])
+    )
 
 
 @pytest.mark.parametrize(
@@ -53,7 +57,9 @@ def test_not() -> None:
 def test_where(rows: bool) -> None:
     condition = np.array([True, False]) if rows else A > 1
     expected = np.where(condition[:, None] if rows else condition, A, B)
-    np.testing.assert_array_equal(run("Where", [condition, A, B], broadcast_on_rows=int(rows))[0], expected)
+    np.testing.assert_array_equal(
+        run("Where", [condition, A, B], broadcast_on_rows=int(rows))[0], expected
+    )
 
 
 @pytest.mark.parametrize(
@@ -82,7 +88,8 @@ def test_sums_to_a_shape(shape: tuple[int, ...], arguments: dict[str, Any]) -> N
 
 
 @pytest.mark.parametrize(
-    ("kind", "expected"), [("Max", np.maximum), ("Min", np.minimum), ("Mean", lambda a, b: (a + b) / 2)]
+    ("kind", "expected"),
+    [("Max", np.maximum), ("Min", np.minimum), ("Mean", lambda a, b: (a + b) / 2)],
 )
 def test_several_inputs(kind: str, expected: Callable[..., Any]) -> None:
     a, b = numbers(3, 4), numbers(3, 4, seed=1)

@@ -1,4 +1,6 @@
-"""Products of matrices, affine functions and Dropout against numpy, gradients by finite differences."""
+"""Products of matrices, affine functions and Dropout against numpy, gradients by finite
+differences.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,9 @@ def test_transposed_layer(axis: int) -> None:
     x, b = numbers(2, 3, 4), numbers(2)
     w = numbers(12 if axis == 1 else 4, 2)
     wanted = x.reshape(*x.shape[:axis], -1) @ w + b
-    np.testing.assert_allclose(run("FCTransposed", [x, w, b], axis=axis)[0], wanted, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(
+        run("FCTransposed", [x, w, b], axis=axis)[0], wanted, rtol=1e-4, atol=1e-5
+    )
     assert_gradients("FCTransposed", [x, w, b], [0, 1, 2], axis=axis)
 
 
@@ -64,7 +68,9 @@ def test_products_of_vectors(a: Array, b: Array, arguments: dict[str, int], shap
 
 def test_batches_broadcast_where_it_is_asked_for() -> None:
     a, b = numbers(2, 3, 2, 4), numbers(4, 5)
-    np.testing.assert_allclose(run("BatchMatMul", [a, b], broadcast=1)[0], a @ b, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(
+        run("BatchMatMul", [a, b], broadcast=1)[0], a @ b, rtol=1e-4, atol=1e-5
+    )
     with pytest.raises(RuntimeError, match="differ; broadcast is not set"):
         run("BatchMatMul", [a, b])
 
@@ -135,6 +141,8 @@ def test_a_tensor_train_is_a_fully_connected_layer() -> None:
     w, x, b = numbers(6, 4), numbers(3, 4), numbers(6, seed=1)
     cores = tt_core.matrix_to_tt(w, [2, 2], [3, 2], [1, 4, 1])
     arguments = {"inp_sizes": [2, 2], "out_sizes": [3, 2], "tt_ranks": [1, 4, 1]}
-    np.testing.assert_allclose(run("TT", [x, b, cores], **arguments)[0], x @ w.T + b, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(
+        run("TT", [x, b, cores], **arguments)[0], x @ w.T + b, rtol=1e-4, atol=1e-5
+    )
     with pytest.raises(RuntimeError, match="tt_ranks longer by 1"):
         run("TT", [x, b, cores], **{**arguments, "tt_ranks": [1, 1]})

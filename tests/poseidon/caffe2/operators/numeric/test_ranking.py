@@ -40,7 +40,10 @@ def test_an_input_gives_the_number_of_top_values() -> None:
     x, two = np.array([[2, 3, 1]], "f4"), np.array([2], np.int64)
     assert run("TopK", [x, two])[0].tolist() == [[3, 2]]
     assert run("TopK", [x, two], k=1)[0].tolist() == [[3]]  # the argument comes first
-    for inputs, reason in (([x], "needs the argument k"), ([x, 0 * two], "k is 0, expected 1 or more")):
+    for inputs, reason in (
+        ([x], "needs the argument k"),
+        ([x, 0 * two], "k is 0, expected 1 or more"),
+    ):
         with pytest.raises(RuntimeError, match=reason):
             run("TopK", inputs)
 

@@ -66,7 +66,9 @@ def test_the_largest_of_rows_and_columns(kind: str, axis: int) -> None:
 @pytest.mark.parametrize("average", [0, 1])
 def test_sums_of_all_elements(average: int) -> None:
     count = X.size if average else 1
-    np.testing.assert_allclose(run("SumElements", [X], average=average)[0], X.sum() / count, rtol=1e-5)
+    np.testing.assert_allclose(
+        run("SumElements", [X], average=average)[0], X.sum() / count, rtol=1e-5
+    )
     np.testing.assert_allclose(
         run("SumSqrElements", [X], average=average)[0], (X * X).sum() / count, rtol=1e-5
     )

@@ -137,7 +137,9 @@ LOWER, UPPER = [0.1, 0.3, 0.8, 0.1], [0.2, 0.6, 1.0, 0.7]
         ((4, 9), (0.9, 1)),
     ],
 )
-def test_percentiles_that_begin_and_end(x: tuple[float, float], wanted: tuple[float, float]) -> None:
+def test_percentiles_that_begin_and_end(
+    x: tuple[float, float], wanted: tuple[float, float]
+) -> None:
     (found,) = run(
         "BisectPercentile",
         [np.array([x], "f4")],
@@ -152,7 +154,9 @@ def test_percentiles_that_begin_and_end(x: tuple[float, float], wanted: tuple[fl
 
 def test_percentiles_outside_a_table_are_0_and_1() -> None:
     table = np.array([[1, 0.1], [4, 0.4], [2, 0.5]], "f4")
-    (found,) = run("Percentile", [np.array([[0, 1], [5, 2], [4, 3]], "f4"), table, np.array([2, 1], "i4")])
+    (found,) = run(
+        "Percentile", [np.array([[0, 1], [5, 2], [4, 3]], "f4"), table, np.array([2, 1], "i4")]
+    )
     np.testing.assert_allclose(found, [[0, 0], [1, 0.5], [0.4, 1]], rtol=1e-6)
 
 
@@ -175,13 +179,17 @@ def test_bins_hold_all_values(spacing: str, dtype: str) -> None:
     places = np.clip(np.searchsorted(edges, everything, side="right") - 1, 0, None)
     np.testing.assert_array_equal(counts, np.bincount(places, minlength=5))
     if spacing == "linear":
-        np.testing.assert_allclose(edges, [-2, 0.750275, 3.50055, 6.250825, 9.0011], rtol=1e-6)  # Caffe2's
+        np.testing.assert_allclose(
+            edges, [-2, 0.750275, 3.50055, 6.250825, 9.0011], rtol=1e-6
+        )  # Caffe2's
 
 
 def test_logarithmic_bins_begin_at_a_value() -> None:
     arguments = {"num_bins": 3, "bin_spacing": "logarithmic", "logspace_start": 0.01}
     edges, counts = run("SelfBinningHistogram", [np.array([0, 1e-3, 1, 4], "f4")], 2, **arguments)
-    np.testing.assert_allclose(edges, [0.01, 0.07368308, 0.54291958, 4.0003986], rtol=1e-5)  # Caffe2's
+    np.testing.assert_allclose(
+        edges, [0.01, 0.07368308, 0.54291958, 4.0003986], rtol=1e-5
+    )  # Caffe2's
     assert counts.tolist() == [2, 0, 2, 0]
 
 

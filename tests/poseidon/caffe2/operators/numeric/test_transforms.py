@@ -21,7 +21,9 @@ CASES: list[tuple[str, list[Array], dict[str, Any], Array]] = [
         "BatchBoxCox",
         [X, POWERS, SHIFTS],
         {},
-        np.stack([np.log(X[:, 0] + 3), 2 * (np.sqrt(X[:, 1] + 4) - 1), ((X[:, 2] + 5) ** 2 - 1) / 2], 1),
+        np.stack(
+            [np.log(X[:, 0] + 3), 2 * (np.sqrt(X[:, 1] + 4) - 1), ((X[:, 2] + 5) ** 2 - 1) / 2], 1
+        ),
     ),
     ("BatchBoxCox", [-9 + 0 * X[:, :1], POWERS[:1], SHIFTS[:1]], {}, np.full((4, 1), np.log(1e-6))),
     (
@@ -38,7 +40,12 @@ CASES: list[tuple[str, list[Array], dict[str, Any], Array]] = [
     ),
     ("ClipTensorByScaling", [X, np.array(4.0, "f4")], {"threshold": 2.0}, X / 2),
     ("ClipTensorByScaling", [X, np.array(1.0, "f4")], {"threshold": 2.0}, X),
-    ("ClipTensorByScaling", [X, np.array(4.0, "f4"), np.array(0.5, "f4")], {"threshold": 2.0}, X / 4),
+    (
+        "ClipTensorByScaling",
+        [X, np.array(4.0, "f4"), np.array(0.5, "f4")],
+        {"threshold": 2.0},
+        X / 4,
+    ),
 ]
 
 

@@ -26,7 +26,9 @@ def test_dense_and_sparse_rows() -> None:
 
 
 def test_columns_of_values_that_are_not_zero() -> None:
-    lengths, ids = run("DenseVectorToIdList", [np.array([[0, 2, 3], [0, 0, 0], [1, 0, 0]], "f4")], 2)
+    lengths, ids = run(
+        "DenseVectorToIdList", [np.array([[0, 2, 3], [0, 0, 0], [1, 0, 0]], "f4")], 2
+    )
     np.testing.assert_array_equal(lengths, [2, 0, 1])
     np.testing.assert_array_equal(ids, [1, 2, 0])
 
@@ -60,18 +62,24 @@ def test_hashes_of_indices(dtype: str) -> None:
 def test_one_number_for_several_categories() -> None:
     x = np.array([[4, 0, 10], [5, 0, 30], [4, 1, 20]], "f4")
     settings = {"col_ids": [0, 2], "categorical_limits": [2, 3], "vals": [4, 5, 10, 20, 30]}
-    np.testing.assert_array_equal(run("NGramFromCategorical", [x], **settings)[0], [0, 1 + 2 * 2, 2])
+    np.testing.assert_array_equal(
+        run("NGramFromCategorical", [x], **settings)[0], [0, 1 + 2 * 2, 2]
+    )
 
 
 @pytest.mark.parametrize("ratio", [0.0, 0.5, 1.0])
 def test_lists_of_ids_are_replaced(ratio: float) -> None:
     ids, lengths = np.arange(5), np.array([2, 0, 3], "i4")
-    found, made = run("SparseDropoutWithReplacement", [ids, lengths], 2, ratio=ratio, replacement_value=-1)
+    found, made = run(
+        "SparseDropoutWithReplacement", [ids, lengths], 2, ratio=ratio, replacement_value=-1
+    )
     assert made.sum() == len(found)
     begin = 0
     for example, part in enumerate(np.split(ids, [2, 2])):
         values = found[begin : begin + made[example]].tolist()
-        assert values in ([part.tolist(), [-1]] if 0 < ratio < 1 else [[-1] if ratio else part.tolist()])
+        assert values in (
+            [part.tolist(), [-1]] if 0 < ratio < 1 else [[-1] if ratio else part.tolist()]
+        )
         begin += made[example]
 
 

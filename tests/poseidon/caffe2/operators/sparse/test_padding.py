@@ -14,7 +14,9 @@ ROWS, START, END = numbers(5, 2), numbers(2, seed=1), numbers(2, seed=2)
 
 def padded(rows: Array, before: int, behind: int, start: Array, end: Array) -> Array:
     parts = np.split(rows, np.cumsum(LENGTHS)[:-1])
-    return np.concatenate([np.stack([start] * before + list(part) + [end] * behind) for part in parts])
+    return np.concatenate(
+        [np.stack([start] * before + list(part) + [end] * behind) for part in parts]
+    )
 
 
 @pytest.mark.parametrize(("before", "behind"), [(1, 1), (2, 1), (1, 2)])

@@ -22,7 +22,9 @@ def test_fused_rows_are_restored(suffix: str, source: str, target: str) -> None:
     assert fused.dtype == np.uint8
     assert fused.shape == (6, 14 if suffix else 18)
     (back,) = run(f"Fused8BitRowwiseQuantized{suffix}To{target}", [fused])
-    assert back.dtype == ("f4" if target == "Float" or suffix else "f2")  # with a suffix as in Caffe2
+    assert back.dtype == (
+        "f4" if target == "Float" or suffix else "f2"
+    )  # with a suffix as in Caffe2
     coarse = 0 if not suffix and target == source == "Float" else 0.01
     assert (np.abs(back - X) <= STEPS * 0.51 + coarse).all()
 
@@ -56,14 +58,26 @@ def test_sums_and_means_of_rows(mean: bool) -> None:
     (fused,) = run("FloatToFused8BitRowwiseQuantized", [X])
     rows, pairs = run("FloatToRowwiseQuantized8Bits", [X], 2)
     (exact,) = run("Fused8BitRowwiseQuantizedToFloat", [fused])
-    np.testing.assert_allclose(run("GatherFused8BitRowwise", [fused, INDICES])[0], exact[INDICES], rtol=1e-6)
+    np.testing.assert_allclose(
+        run("GatherFused8BitRowwise", [fused, INDICES])[0], exact[INDICES], rtol=1e-6
+    )
     wanted = by_lengths(exact[INDICES], mean)
     weighted = by_lengths(exact[INDICES] * WEIGHTS[:, None], mean)
     cases = [
         (f"SparseLengths{kind}Fused8BitRowwise", [fused, INDICES, LENGTHS], wanted),
-        (f"SparseLengthsWeighted{kind}Fused8BitRowwise", [fused, WEIGHTS, INDICES, LENGTHS], weighted),
+        (
+            f"SparseLengthsWeighted{kind}Fused8BitRowwise",
+            [fused, WEIGHTS, INDICES, LENGTHS],
+            weighted,
+        ),
         (f"SparseLengths{kind}8BitsRowwise", [rows, INDICES, LENGTHS, pairs], wanted),
-        (f"SparseLengthsWeighted{kind}8BitsRowwise", [rows, WEIGHTS, INDICES, LENGTHS, pairs], weighted),
+        (
+            f"SparseLengthsWeighted{kind}8BitsRowwise",
+            [rows, WEIGHTS, INDICES, LENGTHS, pairs],
+            weighted,
+        ),
     ]
     for name, inputs, expected in cases:
-        np.testing.assert_allclose(run(name, inputs)[0], expected, rtol=1e-4, atol=1e-5, err_msg=name)
+        np.testing.assert_allclose(
+            run(name, inputs)[0], expected, rtol=1e-4, atol=1e-5, err_msg=name
+        )

@@ -28,12 +28,17 @@ REDUCTIONS: dict[str, Callable[..., Any]] = {
 def by_lengths(kind: str, rows: Array, lengths: Array = LENGTHS) -> Array:
     parts = np.split(rows, np.cumsum(lengths)[:-1])
     return np.stack(
-        [REDUCTIONS[kind](part, axis=0) if len(part) else np.zeros(rows.shape[1:]) for part in parts]
+        [
+            REDUCTIONS[kind](part, axis=0) if len(part) else np.zeros(rows.shape[1:])
+            for part in parts
+        ]
     )
 
 
 def by_ids(kind: str, rows: Array, ids: Array = IDS) -> Array:
-    return np.stack([REDUCTIONS[kind](rows[ids == number], axis=0) for number in range(ids.max() + 1)])
+    return np.stack(
+        [REDUCTIONS[kind](rows[ids == number], axis=0) for number in range(ids.max() + 1)]
+    )
 
 
 @pytest.mark.parametrize("kind", ["Sum", "Mean"])
@@ -64,7 +69,9 @@ def test_ranges_of_sorted_ids(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", ["Sum", "Mean", "Max"])
 def test_segments_by_lengths(kind: str) -> None:
-    np.testing.assert_allclose(run(f"Lengths{kind}", [ROWS, LENGTHS])[0], by_lengths(kind, ROWS), rtol=1e-5)
+    np.testing.assert_allclose(
+        run(f"Lengths{kind}", [ROWS, LENGTHS])[0], by_lengths(kind, ROWS), rtol=1e-5
+    )
     assert_gradients(f"Lengths{kind}", [ROWS, LENGTHS], [0])
     (y,) = run(f"SparseLengths{kind}", [X, INDICES, LENGTHS])
     np.testing.assert_allclose(y, by_lengths(kind, X[INDICES]), rtol=1e-5)
@@ -80,13 +87,17 @@ def test_weighted_sums(family: str, on_weights: int) -> None:
     wanted = [0, 1] if on_weights else [0]
     name = f"{family}WeightedSum"
     expected = reduce("Sum", ROWS * WEIGHTS[:, None])
-    np.testing.assert_allclose(run(name, [ROWS, WEIGHTS, segments])[0], expected, rtol=1e-4, atol=1e-6)
+    np.testing.assert_allclose(
+        run(name, [ROWS, WEIGHTS, segments])[0], expected, rtol=1e-4, atol=1e-6
+    )
     assert_gradients(name, [ROWS, WEIGHTS, segments], wanted, grad_on_weights=on_weights)
     expected = reduce("Sum", X[INDICES] * WEIGHTS[:, None])
     (y,) = run(f"Sparse{name}", [X, WEIGHTS, INDICES, segments])
     np.testing.assert_allclose(y, expected, rtol=1e-4, atol=1e-6)
     if family == "Lengths" or not on_weights:
-        assert_gradients(f"Sparse{name}", [X, WEIGHTS, INDICES, segments], wanted, grad_on_weights=on_weights)
+        assert_gradients(
+            f"Sparse{name}", [X, WEIGHTS, INDICES, segments], wanted, grad_on_weights=on_weights
+        )
 
 
 def test_weights_by_position() -> None:

@@ -9,7 +9,10 @@ from poseidon.caffe2.operators.sparse.sparse_rows import gradient_rows, rounds
 
 
 def test_the_rows_of_a_round_are_distinct() -> None:
-    found = [(rows.tolist(), positions.tolist()) for rows, positions in rounds(torch.tensor([5, 2, 5, 5, 2]))]
+    found = [
+        (rows.tolist(), positions.tolist())
+        for rows, positions in rounds(torch.tensor([5, 2, 5, 5, 2]))
+    ]
     assert found == [([2, 5], [1, 0]), ([2, 5], [4, 2]), ([5], [3])]
     assert list(rounds(torch.tensor([], dtype=torch.int32))) == []
 

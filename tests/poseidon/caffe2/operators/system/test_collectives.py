@@ -38,15 +38,21 @@ def net(*operators: Any) -> NetDef:
 
 
 def on_shards(folder: Path, *operators: Any, **blobs: Any) -> list[Workspace]:
-    """Run operators on three shards, each a thread with a workspace of its own; `x` is the shard's number + 1."""
+    """Run operators on three shards, each a thread with a workspace of its own; `x` is the
+    shard's number + 1.
+    """
 
     def run(shard: int) -> Workspace:
         own = Workspace()
         own.create("x").value = torch.full((2, 2), shard + 1.0)
         for name, value in blobs.items():
             own.create(name).value = torch.tensor(value)
-        own.run_operator(operator("FileStoreHandlerCreate", [], ["store"], path=str(folder), prefix="run"))
-        own.run_operator(operator("CreateCommonWorld", ["store"], ["world"], size=SHARDS, rank=shard))
+        own.run_operator(
+            operator("FileStoreHandlerCreate", [], ["store"], path=str(folder), prefix="run")
+        )
+        own.run_operator(
+            operator("CreateCommonWorld", ["store"], ["world"], size=SHARDS, rank=shard)
+        )
         own.run_once(net(*operators))
         return own
 
@@ -56,7 +62,12 @@ def on_shards(folder: Path, *operators: Any, **blobs: Any) -> list[Workspace]:
 
 CASES: dict[str, tuple[list[Any], dict[str, Any], str, list[Any]]] = {
     "Allreduce": ([operator("Allreduce", ["world", "x"], ["x"])], {}, "x", [[[6, 6], [6, 6]]] * 3),
-    "Broadcast": ([operator("Broadcast", ["world", "x"], ["x"], root=2)], {}, "x", [[[3, 3], [3, 3]]] * 3),
+    "Broadcast": (
+        [operator("Broadcast", ["world", "x"], ["x"], root=2)],
+        {},
+        "x",
+        [[[3, 3], [3, 3]]] * 3,
+    ),
     "Reduce": (
         [operator("Reduce", ["world", "x"], ["y"], root=1)],
         {},
@@ -100,7 +111,12 @@ CASES: dict[str, tuple[list[Any], dict[str, Any], str, list[Any]]] = {
         "x",
         [[[i, i]] * 2 for i in (1, 2, 3)],
     ),
-    "StoreAdd": ([operator("StoreAdd", ["store"], ["n"], blob_name="n", add_value=0)], {}, "n", [[0]] * 3),
+    "StoreAdd": (
+        [operator("StoreAdd", ["store"], ["n"], blob_name="n", add_value=0)],
+        {},
+        "n",
+        [[0]] * 3,
+    ),
 }
 
 
@@ -123,9 +139,13 @@ def test_a_tensor_is_sent(tmp_path: Path) -> None:
         own.run_operator(operator("CreateCommonWorld", ["store"], ["world"], size=2, rank=shard))
         if shard == 0:
             own.run_operator(operator("SendTensor", ["world", "x"], [], dst=1, tag=3))
-            own.run_operator(operator("ReceiveTensor", ["world", "x", "other", "tag"], ["y", "src", "t"]))
+            own.run_operator(
+                operator("ReceiveTensor", ["world", "x", "other", "tag"], ["y", "src", "t"])
+            )
         else:
-            own.run_operator(operator("ReceiveTensor", ["world", "x"], ["y", "src", "t"], src=0, tag=3))
+            own.run_operator(
+                operator("ReceiveTensor", ["world", "x"], ["y", "src", "t"], src=0, tag=3)
+            )
             own.run_operator(operator("SendTensor", ["world", "x", "other", "tag"], []))
         return [own.get(name).value.tolist() for name in ("y", "src", "t")]
 
@@ -149,18 +169,26 @@ def test_blobs_in_a_store(tmp_path: Path) -> None:
     assert workspace.FetchBlob("y").tolist() == [0, 1, 2]
     assert workspace.FetchBlob("text") == b"some\x00bytes"
     for expected in (2, 4):
-        workspace.RunOperatorOnce(operator("StoreAdd", ["store"], ["n"], blob_name="n", add_value=2))
+        workspace.RunOperatorOnce(
+            operator("StoreAdd", ["store"], ["n"], blob_name="n", add_value=2)
+        )
         assert workspace.FetchBlob("n").tolist() == [expected]
-    with pytest.raises(CollectiveError, match=r"^key 'blob/text' was set before; expected a run id"):
+    with pytest.raises(
+        CollectiveError, match=r"^key 'blob/text' was set before; expected a run id"
+    ):
         workspace.RunOperatorOnce(operator("StoreSet", ["store", "text"], []))
 
 
 def test_what_cannot_be_reached_is_one_sentence(tmp_path: Path) -> None:
-    with pytest.raises(CollectiveError, match=r"^Redis at 127.0.0.1:1 cannot be reached: .*; check the host"):
+    with pytest.raises(
+        CollectiveError, match=r"^Redis at 127.0.0.1:1 cannot be reached: .*; check the host"
+    ):
         workspace.RunOperatorOnce(
             operator("RedisStoreHandlerCreate", [], ["store"], host="127.0.0.1", port=1)
         )
-    with pytest.raises(CollectiveError, match=r"^the folder of the rendezvous, .*none, does not exist"):
+    with pytest.raises(
+        CollectiveError, match=r"^the folder of the rendezvous, .*none, does not exist"
+    ):
         workspace.RunOperatorOnce(
             operator("FileStoreHandlerCreate", [], ["store"], path=str(tmp_path / "none"))
         )
@@ -171,10 +199,18 @@ def test_a_failure_goes_to_the_status_blob(tmp_path: Path) -> None:
         operator("FileStoreHandlerCreate", [], ["store"], path=str(tmp_path), prefix="1")
     )
     create = operator(
-        "CreateCommonWorld", ["store"], ["world"], size=2, rank=0, timeout_ms=50, status_blob="status"
+        "CreateCommonWorld",
+        ["store"],
+        ["world"],
+        size=2,
+        rank=0,
+        timeout_ms=50,
+        status_blob="status",
     )
     workspace.RunOperatorOnce(create)
-    assert workspace.FetchBlob("status").startswith(b"shard 1 of run '1' did not come within 0.05 s")
+    assert workspace.FetchBlob("status").startswith(
+        b"shard 1 of run '1' did not come within 0.05 s"
+    )
 
 
 def test_devices_of_one_process() -> None:

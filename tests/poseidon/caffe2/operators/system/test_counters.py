@@ -18,7 +18,12 @@ def test_a_counter() -> None:
     workspace.ResetWorkspace()
     call("CreateCounter", [], ["c"], init_count=2)
     assert not call("CheckCounterDone", ["c"], ["done"])
-    assert [bool(call("CountDown", ["c"], ["done"])) for _ in range(4)] == [False, False, True, True]
+    assert [bool(call("CountDown", ["c"], ["done"])) for _ in range(4)] == [
+        False,
+        False,
+        True,
+        True,
+    ]
     assert call("CheckCounterDone", ["c"], ["done"])
     call("ResetCounter", ["c"], [], init_count=5)
     assert call("CountUp", ["c"], ["before"]) == 5
@@ -37,5 +42,7 @@ def test_an_atomic_sum_and_a_boolean() -> None:
     for condition in (False, True, False):
         workspace.FeedBlob("condition", np.array(condition))
         call("ConditionalSetAtomicBool", ["flag", "condition"], [])
-        assert call("CheckAtomicBool", ["flag"], ["value"]) == (condition or workspace.FetchBlob("value"))
+        assert call("CheckAtomicBool", ["flag"], ["value"]) == (
+            condition or workspace.FetchBlob("value")
+        )
     assert workspace.FetchBlob("value")

@@ -103,10 +103,18 @@ def test_a_file_that_is_missing_or_cut_off_is_an_error(saved: dict[str, Any]) ->
 @pytest.mark.parametrize(
     ("db", "db_type", "message"),
     [
-        ("none", "lmdb", r"The database \S+none does not exist: make it first with poseidon make_db"),
+        (
+            "none",
+            "lmdb",
+            r"The database \S+none does not exist: make it first with poseidon make_db",
+        ),
         ("lmdb", "leveldb", r"The database \S+lmdb is LMDB: expected the type lmdb, found leveldb"),
         ("lmdb", "minidb", r"The database \S+lmdb is LMDB: expected the type lmdb, found minidb"),
-        ("no/folder", "minidb", r"Cannot write the database \S+no/folder: No such file or directory;"),
+        (
+            "no/folder",
+            "minidb",
+            r"Cannot write the database \S+no/folder: No such file or directory;",
+        ),
     ],
 )
 def test_a_database_that_is_missing_or_of_another_kind_is_one_sentence(
@@ -156,7 +164,12 @@ def numbered(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[str, str]:
 
 @pytest.mark.parametrize(
     ("shards", "shard", "labels"),
-    [(1, 0, [[0, 1], [2, 3], [4, 0]]), (2, 1, [[1, 3], [1, 3]]), (3, 2, [[2, 2]]), (2, 0, [[0, 2], [4, 0]])],
+    [
+        (1, 0, [[0, 1], [2, 3], [4, 0]]),
+        (2, 1, [[1, 3], [1, 3]]),
+        (3, 2, [[2, 2]]),
+        (2, 0, [[0, 2], [4, 0]]),
+    ],
 )
 def test_a_reader_gives_the_records_of_its_shard(
     numbered: tuple[str, str], shards: int, shard: int, labels: list[list[int]]
@@ -206,7 +219,9 @@ def messages(path: Path) -> dict[str, int]:
     return counts
 
 
-@pytest.mark.parametrize(("arguments", "wanted"), [({}, 2), ({"chunk_size": -1}, 2), ({"chunk_size": 0}, 1)])
+@pytest.mark.parametrize(
+    ("arguments", "wanted"), [({}, 2), ({"chunk_size": -1}, 2), ({"chunk_size": 0}, 1)]
+)
 def test_large_blobs_are_split_unless_it_is_not_wanted(
     tmp_path: Path, arguments: dict[str, Any], wanted: int
 ) -> None:
@@ -224,7 +239,9 @@ def test_options_give_chunk_sizes_by_name(tmp_path: Path) -> None:
         workspace.FeedBlob(name, np.zeros(100, "f4"))
     rules = [("one_16", 10), (".*_16", 20), ("two_16", 50), ("re", 1)]
     options = SerializationOptions(
-        options=[BlobSerializationOptions(blob_name_regex=name, chunk_size=size) for name, size in rules]
+        options=[
+            BlobSerializationOptions(blob_name_regex=name, chunk_size=size) for name, size in rules
+        ]
     )
     where = {"db": str(tmp_path / "db"), "db_type": "minidb", "absolute_path": 1}
     call("Save", names, [], chunk_size=25, options=options, **where)
@@ -236,7 +253,9 @@ def test_the_size_of_saved_blobs_is_estimated() -> None:
     workspace.FeedBlob("x", np.zeros(100, "f4"))
     workspace.FeedBlob("short", np.zeros(10, "u2"))
     workspace.FeedBlob("text", np.array([b"a", b"b"], dtype=object))
-    options = SerializationOptions(options=[BlobSerializationOptions(blob_name_regex="x", chunk_size=25)])
+    options = SerializationOptions(
+        options=[BlobSerializationOptions(blob_name_regex="x", chunk_size=25)]
+    )
     call("EstimateAllBlobSizes", [], ["names", "sizes"], options=options)
     names, sizes = (workspace.FetchBlob(name).tolist() for name in ("names", "sizes"))
     assert dict(zip(names, sizes, strict=True)) == {

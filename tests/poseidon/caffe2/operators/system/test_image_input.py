@@ -1,4 +1,6 @@
-"""ImageInput: batches in order, the same on any number of devices and shards, and what no record may be."""
+"""ImageInput: batches in order, the same on any number of devices and shards, and what no record
+may be.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +47,9 @@ def batches(
         workspace.RunNet(net)
         found.append(
             tuple(
-                np.concatenate([workspace.FetchBlob(f"{kind}_{device}") for device in range(devices)])
+                np.concatenate(
+                    [workspace.FetchBlob(f"{kind}_{device}") for device in range(devices)]
+                )
                 for kind in ("data", "label")
             )
         )
@@ -65,7 +69,9 @@ def test_a_test_batch_is_the_center_of_the_images(numbered: str) -> None:
 def test_each_channel_may_have_its_own_mean(numbered: str) -> None:
     reader(numbered)
     data, _ = image_input(mean_per_channel=[1.0, 2.0, 3.0], std_per_channel=[2.0, 4.0, 8.0])
-    np.testing.assert_allclose(data[0], (picture(0)[2:10, 4:12] - np.array([1, 2, 3])) / [2, 4, 8], atol=1e-5)
+    np.testing.assert_allclose(
+        data[0], (picture(0)[2:10, 4:12] - np.array([1, 2, 3])) / [2, 4, 8], atol=1e-5
+    )
 
 
 def test_batches_follow_each_other_and_wrap(numbered: str) -> None:
@@ -76,7 +82,9 @@ def test_batches_follow_each_other_and_wrap(numbered: str) -> None:
 @pytest.mark.parametrize("net_type", ["simple", "dag"])
 def test_devices_share_a_reader_as_if_they_were_one(numbered: str, net_type: str) -> None:
     one = batches(numbered, 6, batch_size=6, mirror=1, color_jitter=1, color_lighting=1)
-    three = batches(numbered, 6, devices=3, net_type=net_type, mirror=1, color_jitter=1, color_lighting=1)
+    three = batches(
+        numbered, 6, devices=3, net_type=net_type, mirror=1, color_jitter=1, color_lighting=1
+    )
     for (data, label), (other, others) in zip(one, three, strict=True):
         assert label.tolist() == others.tolist()
         np.testing.assert_array_equal(data, other)
@@ -135,7 +143,9 @@ def test_images_for_a_gpu_are_transposed(numbered: str) -> None:
     plain, _ = image_input(mean=128.0, std=128.0)
     workspace.ResetWorkspace()
     reader(numbered)
-    data, _ = image_input(mean=128.0, std=128.0, use_gpu_transform=1, output_type="float16", mirror=1)
+    data, _ = image_input(
+        mean=128.0, std=128.0, use_gpu_transform=1, output_type="float16", mirror=1
+    )
     assert data.dtype == np.float16
     np.testing.assert_allclose(data, plain.transpose(0, 3, 1, 2), atol=1e-3)
 
@@ -147,7 +157,9 @@ def test_the_helper_gives_channels_first(numbered: str) -> None:
     workspace.RunNetOnce(model.param_init_net)
     workspace.RunNetOnce(model.net)
     assert (str(data), str(label)) == ("data", "label")
-    np.testing.assert_array_equal(workspace.FetchBlob("data")[1], picture(1)[2:10, 4:12].transpose(2, 0, 1))
+    np.testing.assert_array_equal(
+        workspace.FetchBlob("data")[1], picture(1)[2:10, 4:12].transpose(2, 0, 1)
+    )
 
 
 def test_shapes_are_inferred_without_the_database() -> None:
@@ -161,7 +173,9 @@ def test_shapes_are_inferred_without_the_database() -> None:
 
 
 def test_an_operator_may_have_a_database_of_its_own(numbered: str) -> None:
-    operator = core.CreateOperator("ImageInput", [], ["d", "l"], db=numbered, db_type="minidb", **OPTIONS)
+    operator = core.CreateOperator(
+        "ImageInput", [], ["d", "l"], db=numbered, db_type="minidb", **OPTIONS
+    )
     workspace.RunOperatorOnce(operator)
     assert workspace.FetchBlob("l").tolist() == [0, 1]
 
@@ -185,7 +199,9 @@ def test_an_operator_may_have_a_database_of_its_own(numbered: str) -> None:
         ({"decode_threads": 0}, "decode_threads must be above 0"),
     ],
 )
-def test_arguments_that_make_no_sense(numbered: str, arguments: dict[str, Any], message: str) -> None:
+def test_arguments_that_make_no_sense(
+    numbered: str, arguments: dict[str, Any], message: str
+) -> None:
     reader(numbered)
     with pytest.raises(RuntimeError, match=message):
         image_input(**arguments)
@@ -203,6 +219,7 @@ def test_an_error_comes_when_its_batch_is_due(tmp_path: Path) -> None:
     path = database(tmp_path / "damaged", records)
     assert len(batches(path, 1)) == 1
     with pytest.raises(
-        RuntimeError, match=r"record '002' of the database .*damaged \(minidb\).*expected a TensorProtos"
+        RuntimeError,
+        match=r"record '002' of the database .*damaged \(minidb\).*expected a TensorProtos",
     ):
         batches(path, 2)

@@ -65,9 +65,10 @@ def test_a_builder_is_called_once_for_each_operator() -> None:
 def test_the_workspace_is_passed_where_it_is_asked_for() -> None:
     found: list[object] = []
     net = core.Net("sees")
-    net.Python(lambda inputs, outputs, ws: found.append(ws.blobs["x"].fetch().tolist()), pass_workspace=True)(
-        [], []
-    )
+    net.Python(
+        lambda inputs, outputs, ws: found.append(ws.blobs["x"].fetch().tolist()),
+        pass_workspace=True,
+    )([], [])
     workspace.RunNetOnce(net)
     assert found == [[1, -2]]
 
@@ -84,7 +85,9 @@ def test_gradients_of_some_inputs_and_outputs() -> None:
         outputs[0].feed(inputs[-1].data)
 
     net = core.Net("indices")
-    net.Python(forward, backward, grad_output_indices=[1], grad_input_indices=[0])(["x", "x"], ["y", "z"])
+    net.Python(forward, backward, grad_output_indices=[1], grad_input_indices=[0])(
+        ["x", "x"], ["y", "z"]
+    )
     gradients = net.AddGradientOperators(["z"])
     workspace.RunNetOnce(net)
     assert counts == [(5, 1)]

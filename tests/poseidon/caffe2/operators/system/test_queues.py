@@ -29,7 +29,9 @@ def put(*values: Any, safe: bool = False) -> bool:
     names = [f"in{index}" for index in range(len(values))]
     for name, value in zip(names, values, strict=True):
         workspace.FeedBlob(name, np.array(value))
-    call("SafeEnqueueBlobs" if safe else "EnqueueBlobs", ["queue", *names], names + ["status"] * safe)
+    call(
+        "SafeEnqueueBlobs" if safe else "EnqueueBlobs", ["queue", *names], names + ["status"] * safe
+    )
     return bool(safe and workspace.FetchBlob("status"))
 
 
@@ -87,7 +89,9 @@ def test_an_entry_keeps_its_values() -> None:
         ("CreateBlobsQueue", [], ["other"], {"capacity": 0}, "at least 1, not 0"),
     ],
 )
-def test_mistakes(kind: str, inputs: list[str], outputs: list[str], arguments: Any, message: str) -> None:
+def test_mistakes(
+    kind: str, inputs: list[str], outputs: list[str], arguments: Any, message: str
+) -> None:
     call("CreateBlobsQueue", [], ["queue"])
     workspace.FeedBlob("x", np.zeros(1))
     with pytest.raises(RuntimeError, match=message):
@@ -102,7 +106,12 @@ def test_queues_are_drawn_by_weight() -> None:
         call("EnqueueBlobs", [name, "x", "x"], ["x", "x"])
     arguments = {"weights": [1e-9, 1.0], "table_idx_blob": 1}
     for _ in range(3):
-        call("WeightedSampleDequeueBlobs", ["queue", "second"], ["a", "number", "status"], **arguments)
+        call(
+            "WeightedSampleDequeueBlobs",
+            ["queue", "second"],
+            ["a", "number", "status"],
+            **arguments,
+        )
         assert workspace.FetchBlobs(["number", "status"]) == [[1], False]
     call("CloseBlobsQueue", ["second"], [])
     call("WeightedSampleDequeueBlobs", ["queue", "second"], ["a", "number", "status"], **arguments)
@@ -112,7 +121,9 @@ def test_queues_are_drawn_by_weight() -> None:
 
 
 def test_tasks_pass_entries_on() -> None:
-    """A full queue makes the writer wait, an empty one the reader; the end of the writer ends the reader."""
+    """A full queue makes the writer wait, an empty one the reader; the end of the writer ends
+    the reader.
+    """
     workspace.FeedBlob("total", np.array(0))
     call("CreateBlobsQueue", [], ["queue"], capacity=2)
     with TaskGroup() as group:

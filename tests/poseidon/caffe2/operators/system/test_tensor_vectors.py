@@ -71,4 +71,6 @@ def test_no_records_need_prototypes() -> None:
     workspace.RunNetOnce(net)
     assert workspace.FetchBlob("b").shape == (0,)
     with pytest.raises(RuntimeError, match="no prototypes"):
-        workspace.RunOperatorOnce(core.CreateOperator("UnPackRecords", ["packed"], ["b"], fields=["a"]))
+        workspace.RunOperatorOnce(
+            core.CreateOperator("UnPackRecords", ["packed"], ["b"], fields=["a"])
+        )

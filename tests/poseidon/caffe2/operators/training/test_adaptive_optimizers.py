@@ -58,7 +58,9 @@ def test_sparse_updates_leave_other_rows() -> None:
     moved, expected = M.copy(), W.copy()
     moved[rows] = g + (1 - 3 * rate**2) * (M[rows] - g)
     expected[rows] += rate * moved[rows]
-    found = run("SparseStorm", [W, M, np.array([2], "float32"), g, rows, LR], 3, momentum=3.0, beta=0.5)
+    found = run(
+        "SparseStorm", [W, M, np.array([2], "float32"), g, rows, LR], 3, momentum=3.0, beta=0.5
+    )
     for value, wanted in zip(found, [expected, moved, [total]], strict=True):
         np.testing.assert_allclose(value, wanted, rtol=1e-4, atol=1e-6)
 
@@ -81,5 +83,7 @@ def test_gftrl_drops_columns_of_small_norm() -> None:
 def test_the_momentum_of_storm_has_no_limit() -> None:
     total = (G * G).sum()
     rate = 1 / total ** (1 / 3)
-    found = run("Storm", [W, M, np.zeros(1, "f4"), G, np.ones(1, "f4")], 3, momentum=100.0, beta=0.0)
+    found = run(
+        "Storm", [W, M, np.zeros(1, "f4"), G, np.ones(1, "f4")], 3, momentum=100.0, beta=0.0
+    )
     np.testing.assert_allclose(found[1], G + (1 - 100 * rate**2) * (M - G), rtol=1e-3, atol=1e-3)

@@ -23,7 +23,9 @@ def test_momentum(nesterov: int, shared: dict[int, int]) -> None:
     found = run("MomentumSGDUpdate", [G, M, LR, W], 3, shared, **arguments)
     for value, wanted in zip(found, [step, moved, W - step], strict=True):
         np.testing.assert_allclose(value, wanted, rtol=1e-5, atol=1e-6)
-    for value, wanted in zip(run("MomentumSGD", [G, M, LR], 2, **arguments), [step, moved], strict=True):
+    for value, wanted in zip(
+        run("MomentumSGD", [G, M, LR], 2, **arguments), [step, moved], strict=True
+    ):
         np.testing.assert_allclose(value, wanted, rtol=1e-5, atol=1e-6)
 
 
@@ -75,7 +77,9 @@ def test_adadelta() -> None:
     history = 0.9 * H + 0.1 * G * G
     update = np.sqrt((D + 1e-3) / (history + 1e-3)) * G
     found = run("Adadelta", [W, H, D, G, LR], 3, decay=0.9, epsilon=1e-3)
-    for value, wanted in zip(found, [W + 0.1 * update, history, 0.9 * D + 0.1 * update**2], strict=True):
+    for value, wanted in zip(
+        found, [W + 0.1 * update, history, 0.9 * D + 0.1 * update**2], strict=True
+    ):
         np.testing.assert_allclose(value, wanted, rtol=1e-4, atol=1e-6)
 
 
@@ -121,4 +125,6 @@ def test_weighted_sums() -> None:
 def test_weights_are_scaled_now_and_then(number: int, factor: float) -> None:
     settings = {"stepsize": 5, "upper_bound_iter": 10, "scale": 0.5}
     w = numbers(3)
-    np.testing.assert_allclose(run("WeightScale", [w, np.array([number])], **settings)[0], factor * w)
+    np.testing.assert_allclose(
+        run("WeightScale", [w, np.array([number])], **settings)[0], factor * w
+    )

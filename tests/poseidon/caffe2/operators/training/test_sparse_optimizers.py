@@ -36,7 +36,9 @@ def test_rows(
     shared = {index: index for index in range(count)}
     wanted = [value.copy() for value in state]
     for row, part in zip(indices, g, strict=True):
-        updated = run(dense, [*(value[row] for value in wanted), part, *rest], count, shared, **arguments)
+        updated = run(
+            dense, [*(value[row] for value in wanted), part, *rest], count, shared, **arguments
+        )
         for value, new in zip(wanted, updated, strict=True):
             value[row] = new
     found = run(sparse, [*state, np.array(indices, "int64"), g, *rest], count, shared, **arguments)
@@ -48,7 +50,11 @@ def test_rows(
 def test_momentum_of_rows(nesterov: int) -> None:
     g, arguments = numbers(2, 2, seed=7), {"momentum": 0.9, "nesterov": nesterov}
     step, m, w = run(
-        "SparseMomentumSGDUpdate", [g, M, LR, W, np.array([3, 0])], 3, {0: 0, 1: 1, 2: 3}, **arguments
+        "SparseMomentumSGDUpdate",
+        [g, M, LR, W, np.array([3, 0])],
+        3,
+        {0: 0, 1: 1, 2: 3},
+        **arguments,
     )
     wanted = run("MomentumSGDUpdate", [g, M[[3, 0]], LR, W[[3, 0]]], 3, **arguments)
     for value, expected in zip([step, m[[3, 0]], w[[3, 0]]], wanted, strict=True):
@@ -58,7 +64,9 @@ def test_momentum_of_rows(nesterov: int) -> None:
 
 def test_one_number_for_each_row() -> None:
     g, h = numbers(2, 2, seed=7), H[:, 0].copy()
-    w, history = run("RowWiseSparseAdagrad", [W, h, np.array([3, 3]), g, LR], 2, {0: 0, 1: 1}, epsilon=1e-3)
+    w, history = run(
+        "RowWiseSparseAdagrad", [W, h, np.array([3, 3]), g, LR], 2, {0: 0, 1: 1}, epsilon=1e-3
+    )
     expected = W[3].copy()
     total = h[3]
     for part in g:
@@ -66,9 +74,9 @@ def test_one_number_for_each_row() -> None:
         expected += 0.1 * part / (np.sqrt(total) + 1e-3)
     np.testing.assert_allclose(w[3], expected, rtol=1e-5)
     np.testing.assert_allclose(history[3], total, rtol=1e-5)
-    second = run("RowWiseSparseAdam", [W, M, h, np.array([3]), g[:1], LR, ITERATION], 3, {0: 0, 1: 1, 2: 2})[
-        2
-    ]
+    second = run(
+        "RowWiseSparseAdam", [W, M, h, np.array([3]), g[:1], LR, ITERATION], 3, {0: 0, 1: 1, 2: 2}
+    )[2]
     np.testing.assert_allclose(second[3], 0.999 * h[3] + 0.001 * (g[0] ** 2).mean(), rtol=1e-5)
 
 
@@ -101,7 +109,9 @@ def test_sparse_storm() -> None:
     moved, wanted = m.copy(), w.copy()
     moved[rows] = g + (1 - 50 * rate**2) * (m[rows] - g)
     wanted[rows] += rate * moved[rows]
-    found = run("SparseStorm", [w, m, total, g, rows, lr], 3, {0: 0, 1: 1, 2: 2}, momentum=50.0, beta=0.3)
+    found = run(
+        "SparseStorm", [w, m, total, g, rows, lr], 3, {0: 0, 1: 1, 2: 2}, momentum=50.0, beta=0.3
+    )
     for value, expected in zip(found, [wanted, moved, [summed]], strict=True):
         np.testing.assert_allclose(value, expected, rtol=1e-4, atol=1e-5)
 
@@ -145,7 +155,9 @@ def test_a_count_of_updates_decays() -> None:
     inputs = [last, counts, np.array([0, 2, 2]), np.array([10])]
     found, kept = run("RowWiseCounter", inputs, 2, {0: 0, 1: 1}, counter_halflife=2)
     np.testing.assert_array_equal(found, [[10], [9], [10]])
-    np.testing.assert_allclose(kept, [1 + 4 * 2**-3.5, 5, 1 + 6 / 2 + 1], rtol=1e-6)  # the row 2 twice
+    np.testing.assert_allclose(
+        kept, [1 + 4 * 2**-3.5, 5, 1 + 6 / 2 + 1], rtol=1e-6
+    )  # the row 2 twice
     found, kept = run("RowWiseCounter", inputs, 2, {0: 0, 1: 1})
     np.testing.assert_array_equal(kept, counts)
 

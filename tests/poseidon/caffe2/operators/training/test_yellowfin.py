@@ -32,7 +32,8 @@ class Tuner:
         mean, squares = self.average("g", g), self.average("squared", squared)
         self.average("norm", squared**0.5)
         least, most = (
-            np.exp(self.average(name, limit(self.norms))) for name, limit in (("min", min), ("max", max))
+            np.exp(self.average(name, limit(self.norms)))
+            for name, limit in (("min", min), ("max", max))
         )
         distance = self.average("distance", self.averages["norm"] / self.averages["squared"])
         if self.steps == 1:
