@@ -3,6 +3,9 @@
 Knows no nets; imports nothing of `poseidon`.
 
 Start shards with `python -m ps_server`; train against them with `Client`.
+
+Law: importing this package does not import torch. Access to a name imports its module, so that the
+settings of a store cost a command line nothing.
 """
 
 import os
@@ -15,9 +18,10 @@ if (
 ):  # `python -m` searches the current folder before Python's own library
     sys.path.append(sys.path.pop(0))
 
-from ps_server import importing
+from importlib import import_module
+from typing import TYPE_CHECKING
 
-with importing.collector_paused():  # torch is among them
+if TYPE_CHECKING:
     from ps_server.client import Client
     from ps_server.collection import Collection
     from ps_server.errors import (
@@ -76,3 +80,49 @@ __all__ = [
     "TransportError",
     "ZmqServerTransport",
 ]
+
+if not TYPE_CHECKING:
+    _MODULES = {
+        "client": ("Client",),
+        "collection": ("Collection",),
+        "errors": (
+            "LocalProtocolError",
+            "PeerLeft",
+            "PeerLost",
+            "RemoteProtocolError",
+            "ServerError",
+            "SpecError",
+            "StalenessTimeout",
+            "TransportError",
+        ),
+        "protocol.messages": (
+            "Signal",
+            "SignalKind",
+        ),
+        "protocol.settings": (
+            "CodecKind",
+            "CodecPair",
+            "CodecSpec",
+            "Consistency",
+            "Keeping",
+            "Precision",
+            "Regularization",
+            "Rule",
+            "RuleKind",
+            "StoreSpec",
+            "TableSpec",
+        ),
+        "protocol.shard": ("Shard",),
+        "server": ("Server",),
+        "transport.zmq_sockets": ("ZmqServerTransport",),
+    }
+    _MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}
+
+    def __getattr__(name: str) -> object:
+        if name not in _MODULE_OF:
+            raise AttributeError(f"module 'ps_server' has no attribute '{name}'")
+        with import_module("ps_server.importing").collector_paused():
+            return getattr(import_module(f"ps_server.{_MODULE_OF[name]}"), name)
+
+    def __dir__() -> list[str]:
+        return sorted({*globals(), *__all__})

@@ -28,16 +28,19 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from ps_server.errors import ServerError, SpecError, as_server_error
-from ps_server.keys import Keyring, read_keyring
-from ps_server.link_load import sending_s
-from ps_server.meters import StallMeter
-from ps_server.numerics import prepare_process
-from ps_server.protocol.settings import MAX_WORKERS
-from ps_server.protocol.shard import Shard
-from ps_server.server import Server
-from ps_server.trace import NO_TRACE, Trace, Tracer
-from ps_server.transport.zmq_sockets import ZmqServerTransport
+from ps_server.importing import collector_paused
+
+with collector_paused():  # torch is among them
+    from ps_server.errors import ServerError, SpecError, as_server_error
+    from ps_server.keys import Keyring, read_keyring
+    from ps_server.link_load import sending_s
+    from ps_server.meters import StallMeter
+    from ps_server.numerics import prepare_process
+    from ps_server.protocol.settings import MAX_WORKERS
+    from ps_server.protocol.shard import Shard
+    from ps_server.server import Server
+    from ps_server.trace import NO_TRACE, Trace, Tracer
+    from ps_server.transport.zmq_sockets import ZmqServerTransport
 
 ALIVE_S = 2.0
 SHARDS_BELOW = 100_000

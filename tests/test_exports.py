@@ -14,31 +14,27 @@ import poseidon
 import ps_server
 
 
-def test_ps_server_lists_what_it_exports() -> None:
-    names = [
-        name
-        for name, value in vars(ps_server).items()
-        if not name.startswith("_") and not isinstance(value, types.ModuleType)
-    ]
-    assert sorted(names) == ps_server.__all__
-
-
-def test_poseidon_lists_what_it_exports() -> None:
-    source = ast.parse(Path(poseidon.__file__).read_text(encoding="utf-8"))
+@pytest.mark.parametrize("package", [poseidon, ps_server])
+def test_a_package_lists_what_it_exports(package: types.ModuleType) -> None:
+    source = ast.parse(Path(str(package.__file__)).read_text(encoding="utf-8"))
     imported = [
         name.name
         for node in ast.walk(source)
-        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("poseidon.")
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith(package.__name__)
         for name in node.names
     ]
-    assert sorted([*imported, "__version__"]) == sorted(poseidon.__all__)
-    assert len(set(poseidon.__all__)) == len(poseidon.__all__)
-    for name in poseidon.__all__:
-        assert getattr(poseidon, name) is not None
+    own = ["__version__"] if package is poseidon else []
+    assert sorted([*imported, *own]) == sorted(package.__all__)
+    assert len(set(package.__all__)) == len(package.__all__)
+    for name in package.__all__:
+        assert getattr(package, name) is not None
     with pytest.raises(AttributeError, match="no attribute 'Trainer'"):
-        _ = poseidon.Trainer  # type: ignore[attr-defined]
+        _ = package.Trainer
 
 
 def test_what_watches_over_a_host_does_without_torch() -> None:
-    program = "import sys, poseidon.cli.main, poseidon.cli.ps, poseidon.cli.kill; sys.exit('torch' in sys.modules)"
+    program = (
+        "import sys, poseidon.cli.main, poseidon.cli.ps, poseidon.cli.kill, poseidon.exchange.kinds, "
+        "ps_server; from ps_server import Precision; sys.exit('torch' in sys.modules)"
+    )
     assert subprocess.run([sys.executable, "-c", program], check=False, timeout=50).returncode == 0

@@ -24,7 +24,7 @@ from poseidon.engine.module.distribute import running_in
 from poseidon.engine.module.sampler import SharedSampler
 from poseidon.engine.module.worker_context import WorkerContext
 from poseidon.exchange.building.membership import Membership
-from poseidon.exchange.cost import ExchangeKind
+from poseidon.exchange.kinds import ExchangeKind
 from poseidon.exchange.options import ExchangeOptions
 from tests.support.cluster import TIMEOUT_S, job_addresses
 from tests.support.module_groups import worker_contexts

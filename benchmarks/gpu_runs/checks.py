@@ -24,7 +24,7 @@ from poseidon.engine.module.tensors import DistributeOptions
 from poseidon.engine.module.update_rules import SGD
 from poseidon.errors import PoseidonError
 from poseidon.exchange.allreduce.process_group import Backend, GroupSettings, Rendezvous
-from poseidon.exchange.cost import ExchangeKind
+from poseidon.exchange.kinds import ExchangeKind
 from poseidon.exchange.local.nccl import GroupTensors
 from poseidon.exchange.side_stream import SideStream
 

@@ -21,7 +21,7 @@ from benchmarks.testbed.tables import Table
 from poseidon.engine.module.distribute import join
 from poseidon.engine.module.tensors import DistributeOptions
 from poseidon.engine.module.update_rules import SGD
-from poseidon.exchange.cost import ExchangeKind
+from poseidon.exchange.kinds import ExchangeKind
 
 RATE, MOMENTUM, DECAY = 1e-4, 0.9, 5e-4
 WARM = 3

@@ -23,7 +23,8 @@ from benchmarks.testbed.worker_settings import DdpSettings, PoseidonSettings, Tr
 from poseidon.exchange.base import Trained
 from poseidon.exchange.build import plan_exchange
 from poseidon.exchange.building.membership import Membership
-from poseidon.exchange.cost import ExchangeKind, ExchangePlan, Scheme
+from poseidon.exchange.cost import ExchangePlan
+from poseidon.exchange.kinds import ExchangeKind, Scheme
 from poseidon.plan.shapes import LayerShape, elements
 
 ELEMENT_BYTES = 4

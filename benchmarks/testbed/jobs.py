@@ -28,7 +28,7 @@ from benchmarks.testbed.worker_settings import (
     WorkerSettings,
     write_settings,
 )
-from poseidon.exchange.cost import ExchangeKind
+from poseidon.exchange.kinds import ExchangeKind
 
 LIMIT_S = 300.0
 """Limit of the start, in which all processes import torch and connect on few cores; also of one

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from benchmarks.testbed.shapes import from_json, to_json
 from poseidon.errors import UsageError
-from poseidon.exchange.cost import ExchangeKind
+from poseidon.exchange.kinds import ExchangeKind
 from poseidon.exchange.options import ExchangeOptions
 from poseidon.plan.shapes import LayerShape
 from ps_server import Precision

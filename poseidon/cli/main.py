@@ -8,7 +8,6 @@ come at once: torch takes seconds.
 from __future__ import annotations
 
 import argparse
-import gc
 import io
 import os
 import signal
@@ -26,6 +25,7 @@ from poseidon.cli.parsers.form import Command, overview
 from poseidon.errors import PoseidonError, nearest, out_of_files, out_of_memory
 from poseidon.hints import own_command
 from poseidon.settings import let_waiting_threads_sleep
+from ps_server.importing import collector_paused
 
 GROUPS: Mapping[str, Sequence[Command]] = {
     "Train": (nets.INIT, *jobs.COMMANDS),
@@ -107,7 +107,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"note: {note}", file=sys.stderr)
     try:
         let_waiting_threads_sleep()
-        with ctrl_c_ends_at_once(f"poseidon {parsed.command}"), _collector_paused():
+        with ctrl_c_ends_at_once(f"poseidon {parsed.command}"), collector_paused():
             _import(parsed.command)
         code = run_command(parsed)
         # what cannot be written is an error here, not one of the dying interpreter
@@ -150,16 +150,6 @@ def _problem_of_own_layers(parsed: argparse.Namespace, error: Exception) -> str 
     modules = import_module("poseidon.layers.user_modules")
     problem: str | None = modules.problem_in(modules.module_names(parsed.imports), error)
     return problem
-
-
-@contextmanager
-def _collector_paused() -> Iterator[None]:
-    """As `ps_server.importing.collector_paused`, which cannot be imported without torch."""
-    gc.disable()
-    try:
-        yield
-    finally:
-        gc.enable()
 
 
 def _import(command: str) -> None:

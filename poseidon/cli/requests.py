@@ -17,7 +17,7 @@ from poseidon.cluster.plan import devices_from_flag
 from poseidon.data.prepare.model_folder import how_to_fetch
 from poseidon.engine.tools.solo import NetRequest
 from poseidon.errors import SnapshotError, UsageError
-from poseidon.exchange.cost import ExchangeKind
+from poseidon.exchange.kinds import ExchangeKind
 from poseidon.exchange.options import ExchangeOptions
 from poseidon.hints import own_command
 from poseidon.launch.request import CONVERT, ExtractionRequest, JobRequest

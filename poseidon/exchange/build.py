@@ -33,8 +33,9 @@ from poseidon.exchange.building.membership import Built, Connect, Membership
 from poseidon.exchange.building.rounds import build_local_steps
 from poseidon.exchange.building.server import Request, build_server, layout_of
 from poseidon.exchange.control import JobControl
-from poseidon.exchange.cost import ELEMENT_BYTES, Choice, ExchangeKind, ExchangePlan, Scheme, choose
+from poseidon.exchange.cost import ELEMENT_BYTES, Choice, ExchangePlan, choose
 from poseidon.exchange.exchange import Exchange
+from poseidon.exchange.kinds import ExchangeKind, Scheme
 from poseidon.exchange.local.follower import FollowerCarrier
 from poseidon.exchange.local.group import LocalGroup
 from poseidon.exchange.local.leader import LeaderCarrier
@@ -191,10 +192,10 @@ def _build_allreduce(request: Request) -> Built:
 
 _BUILDERS: dict[ExchangeKind, Callable[[Request], Built]] = {
     ExchangeKind.HYBRID: build_server,
+    ExchangeKind.AUTO: build_server,
     ExchangeKind.SERVER: build_server,
     ExchangeKind.FACTORS: build_server,
     ExchangeKind.ALLREDUCE: _build_allreduce,
-    ExchangeKind.AUTO: build_server,
     ExchangeKind.LOCAL: _build_alone,
 }
 """What builds the exchange of each kind, once its plan is made."""

@@ -24,50 +24,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from enum import Enum
 
 from poseidon.errors import UsageError
 from poseidon.exchange.base import Trained
+from poseidon.exchange.kinds import ExchangeKind, Scheme
 from poseidon.exchange.lossy.automatic import wire_bytes
 from poseidon.exchange.lossy.compression import Lossy
 from ps_server import Precision
 
 ELEMENT_BYTES = 4
-
-
-class Scheme(Enum):
-    """How one tensor is exchanged."""
-
-    SERVER = "ps"
-    """Gradients go to the shards, values come back."""
-    FACTORS = "svb"
-    """The two factors of the gradient go to every other worker."""
-    ALLREDUCE = "allreduce"
-    """A sum over all workers through torch.distributed."""
-    LOCAL = "local"
-    """Nothing leaves the process."""
-
-
-class ExchangeKind(Enum):
-    """The exchange of a job (`--exchange`), which decides the scheme of each tensor."""
-
-    HYBRID = "hybrid"
-    """The cheaper of server and factors, tensor by tensor."""
-    SERVER = "ps"
-    """Every tensor to the server."""
-    FACTORS = "svb"
-    """Every fully-connected weight as factors, the rest to the server."""
-    ALLREDUCE = "allreduce"
-    """Every tensor by all-reduce; no shards."""
-    AUTO = "auto"
-    """The fastest of server, factors and all-reduce, tensor by tensor, by a measurement."""
-    LOCAL = "local"
-    """One worker, no network."""
-
-    @property
-    def has_shards(self) -> bool:
-        """Whether tensors may go to shards."""
-        return self not in (ExchangeKind.ALLREDUCE, ExchangeKind.LOCAL)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

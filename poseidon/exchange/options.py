@@ -15,7 +15,7 @@ from enum import Enum
 from typing import Any
 
 from poseidon.errors import UsageError
-from poseidon.exchange.cost import ExchangeKind
+from poseidon.exchange.kinds import ExchangeKind
 from poseidon.exchange.lossy.compression import parse_compression
 from poseidon.exchange.lossy.low_rank_matrix import LowRank
 from ps_server import Consistency, Precision

@@ -24,7 +24,7 @@ from poseidon.cluster.supervision.restarts import StartingPoint
 from poseidon.engine.document import WorkerDocument
 from poseidon.engine.tools.preflight import obstacle_to
 from poseidon.errors import JobError, UsageError, counted
-from poseidon.exchange.cost import ExchangeKind
+from poseidon.exchange.kinds import ExchangeKind
 from poseidon.hints import own_command, short_path
 from poseidon.launch.closing_lines import resume_command, without_flags
 from poseidon.launch.job_folder import OUTPUT

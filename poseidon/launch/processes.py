@@ -19,7 +19,7 @@ from poseidon.cluster.process import ProcessSpec
 from poseidon.cluster.python_command import module_arguments, module_folders
 from poseidon.cluster.supervision.restarts import StartingPoint
 from poseidon.errors import UsageError
-from poseidon.exchange.cost import ExchangeKind
+from poseidon.exchange.kinds import ExchangeKind
 from poseidon.launch.request import Encrypt, JobRequest
 from poseidon.launch.site import SiteLauncher
 from poseidon.settings import inherited_environment

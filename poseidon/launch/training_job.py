@@ -27,7 +27,7 @@ from poseidon.engine.tools.preflight import (
 )
 from poseidon.errors import SnapshotError, UsageError
 from poseidon.exchange.base import Trained
-from poseidon.exchange.cost import ExchangeKind
+from poseidon.exchange.kinds import ExchangeKind
 from poseidon.exchange.lossy.compression import Lossy, codecs_of
 from poseidon.exchange.lossy.low_rank_matrix import LowRank
 from poseidon.exchange.options import ExchangeOptions

@@ -7,7 +7,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from poseidon.exchange.auto.rates import Rates, fastest_schemes
-from poseidon.exchange.cost import ELEMENT_BYTES, Scheme, server_bytes
+from poseidon.exchange.cost import ELEMENT_BYTES, server_bytes
+from poseidon.exchange.kinds import Scheme
 from poseidon.plan.iteration import predict
 from poseidon.plan.scenario import Exchange, Scenario, choices_of_weights, topology_of
 from poseidon.plan.shapes import elements

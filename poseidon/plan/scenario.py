@@ -15,7 +15,8 @@ from torch import nn
 
 from poseidon.cluster.plan import best_loads
 from poseidon.exchange.base import Trained
-from poseidon.exchange.cost import ELEMENT_BYTES, Choice, ExchangeKind, Scheme, Topology, choose
+from poseidon.exchange.cost import ELEMENT_BYTES, Choice, Topology, choose
+from poseidon.exchange.kinds import ExchangeKind, Scheme
 from poseidon.exchange.lossy import low_rank_matrix
 from poseidon.exchange.server.pool import POOL_ELEMENTS, SMALL_TENSOR_ELEMENTS
 from poseidon.plan.machine import MIB, Machine

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from poseidon.exchange.cost import ExchangeKind
+from poseidon.exchange.kinds import ExchangeKind
 from poseidon.metrics.job_statistics import read_statistics
 from poseidon.proto.caffe_pb2 import SolverState
 from poseidon.snapshot.checksums import seal

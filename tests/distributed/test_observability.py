@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from poseidon.cli.main import main
-from poseidon.exchange.cost import ExchangeKind
+from poseidon.exchange.kinds import ExchangeKind
 from poseidon.metrics.job_statistics import JobStatistics, read_statistics
 from poseidon.metrics.trace_merge import merge, trace_files
 from ps_server.trace import Track

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from poseidon.cluster.python_command import module_arguments
-from poseidon.exchange.cost import ExchangeKind
+from poseidon.exchange.kinds import ExchangeKind
 from tests.support.live_processes import none_left
 from tests.support.loopback_sshd import LoopbackSshd
 from tests.support.ray_cluster import RayCluster

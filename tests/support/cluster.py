@@ -12,7 +12,7 @@ from typing import Protocol
 
 import numpy as np
 
-from poseidon.exchange.cost import ExchangeKind
+from poseidon.exchange.kinds import ExchangeKind
 from ps_server import Client, Server, Shard, StoreSpec, ZmqServerTransport
 from ps_server.protocol.messages import Array
 from ps_server.transport.memory import Faults, MemoryNetwork

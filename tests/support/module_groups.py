@@ -21,7 +21,7 @@ from poseidon.engine.module.tensors import DistributeOptions
 from poseidon.engine.module.update_rules import SGD, Adam, ParameterGroup, UpdateRule
 from poseidon.engine.module.worker_context import LoopPosition, ThisWorker, WorkerContext
 from poseidon.exchange.building.membership import Connect, Membership
-from poseidon.exchange.cost import ExchangeKind
+from poseidon.exchange.kinds import ExchangeKind
 from poseidon.exchange.options import ExchangeOptions
 from tests.support.cluster import TIMEOUT_S, TOKEN, job_addresses
 

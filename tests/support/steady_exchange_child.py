@@ -22,9 +22,9 @@ from torch import nn
 from poseidon.exchange.base import ExchangeSettings, Trained
 from poseidon.exchange.build import build_exchange
 from poseidon.exchange.building.membership import Connect, Membership
-from poseidon.exchange.cost import ExchangeKind
 from poseidon.exchange.factors.taps import layers_with_factors
 from poseidon.exchange.hooks import Hooks
+from poseidon.exchange.kinds import ExchangeKind
 from poseidon.exchange.options import ExchangeOptions
 from ps_server import Rule
 from tests.support.cluster import TIMEOUT_S, TOKEN, job_addresses

@@ -23,8 +23,8 @@ from poseidon.exchange.alone import exchange_alone
 from poseidon.exchange.base import ExchangeSettings
 from poseidon.exchange.build import build_exchange
 from poseidon.exchange.building.membership import Connect, Membership
-from poseidon.exchange.cost import ExchangeKind, Scheme
 from poseidon.exchange.exchange import Exchange
+from poseidon.exchange.kinds import ExchangeKind, Scheme
 from poseidon.exchange.options import ExchangeOptions
 from poseidon.exchange.replicas import NO_CHECK
 from poseidon.exchange.server.store import store_spec

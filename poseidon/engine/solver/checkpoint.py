@@ -26,8 +26,8 @@ from poseidon.engine.solver.frozen import FrozenHistories
 from poseidon.engine.solver.replica import Replica, Values
 from poseidon.errors import JobError, SnapshotError
 from poseidon.exchange.base import History
-from poseidon.exchange.cost import Scheme
 from poseidon.exchange.exchange import Exchange
+from poseidon.exchange.kinds import Scheme
 from poseidon.metrics.glog_lines import GlogSink, snapshotting
 from poseidon.proto.blob import from_array, to_array
 from poseidon.proto.caffe_pb2 import BlobProto, PoseidonState, PoseidonWorkerState, SolverParameter

@@ -23,7 +23,8 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 
-from poseidon.exchange.cost import ELEMENT_BYTES, Choice, Scheme
+from poseidon.exchange.cost import ELEMENT_BYTES, Choice
+from poseidon.exchange.kinds import Scheme
 
 LEAST_GAIN = 1.2
 """All-reduce is chosen where it is faster than the server by this factor: the server's values

@@ -6,8 +6,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from poseidon.exchange.allreduce.process_group import GroupSettings
-from poseidon.exchange.cost import ExchangeKind, ExchangePlan, Topology
+from poseidon.exchange.cost import ExchangePlan, Topology
 from poseidon.exchange.exchange import Exchange
+from poseidon.exchange.kinds import ExchangeKind
 from poseidon.exchange.options import DEFAULT_OPTIONS, ExchangeOptions, OnDivergence
 from ps_server import Client, Precision, StoreSpec
 from ps_server.keys import Keyring

@@ -11,10 +11,11 @@ from poseidon.exchange.base import ExchangeSettings, Trained
 from poseidon.exchange.building.membership import Built, Connect, Membership
 from poseidon.exchange.carrier import Carrier
 from poseidon.exchange.control import JobControl, ShardDelivery
-from poseidon.exchange.cost import Choice, ExchangePlan, Scheme
+from poseidon.exchange.cost import Choice, ExchangePlan
 from poseidon.exchange.exchange import Exchange
 from poseidon.exchange.factors.carrier import FactorCarrier
 from poseidon.exchange.factors.peers import PeerSettings
+from poseidon.exchange.kinds import Scheme
 from poseidon.exchange.lossy.low_rank_matrix import LowRank, low_rank_tensors
 from poseidon.exchange.norm import SharedNorm
 from poseidon.exchange.server.carrier import Parts, ServerCarrier

@@ -11,7 +11,7 @@ from poseidon.cli.main import parse_arguments
 from poseidon.cli.requests import exchange_kind, job_request
 from poseidon.cluster.supervision.state import SignalEffect
 from poseidon.errors import UsageError
-from poseidon.exchange.cost import ExchangeKind
+from poseidon.exchange.kinds import ExchangeKind
 from poseidon.launch.request import (
     Encrypt,
     LauncherKind,

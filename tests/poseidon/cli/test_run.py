@@ -16,7 +16,7 @@ from poseidon.cluster.supervision.loop import JobResult
 from poseidon.cluster.supervision.state import Outcome
 from poseidon.engine.document import ScriptDocument, read_document_of
 from poseidon.engine.module.checkpoint_file import packed, write_checkpoint
-from poseidon.exchange.cost import ExchangeKind
+from poseidon.exchange.kinds import ExchangeKind
 from poseidon.exchange.options import ExchangeOptions
 
 

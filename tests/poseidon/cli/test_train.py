@@ -17,7 +17,7 @@ from poseidon.cluster.python_command import module_arguments
 from poseidon.cluster.supervision.loop import JobResult
 from poseidon.cluster.supervision.state import Outcome
 from poseidon.engine.document import JobDocument, read_document
-from poseidon.exchange.cost import ExchangeKind
+from poseidon.exchange.kinds import ExchangeKind
 from poseidon.exchange.options import DEFAULT_OPTIONS, ExchangeOptions
 from poseidon.snapshot.files import model_path, state_path
 from poseidon.snapshot.solverstate import RunState, write_state

@@ -25,7 +25,7 @@ from poseidon.engine.module.update_rules import SGD, Adam
 from poseidon.engine.module.worker_context import WorkerContext
 from poseidon.errors import SnapshotError, UsageError
 from poseidon.exchange.building.membership import Membership
-from poseidon.exchange.cost import ExchangeKind
+from poseidon.exchange.kinds import ExchangeKind
 from poseidon.exchange.options import ExchangeOptions
 from tests.support.cluster import TIMEOUT_S
 from tests.support.module_groups import How, together

@@ -16,8 +16,9 @@ from poseidon.exchange.alone import AloneCarrier
 from poseidon.exchange.base import ExchangeSettings, Trained
 from poseidon.exchange.building.membership import Built
 from poseidon.exchange.control import JobControl
-from poseidon.exchange.cost import Choice, ExchangePlan, Scheme
+from poseidon.exchange.cost import Choice, ExchangePlan
 from poseidon.exchange.exchange import Exchange
+from poseidon.exchange.kinds import Scheme
 from poseidon.exchange.observe.statistics import Traffic
 from poseidon.metrics.job_statistics import TensorStatistics, parse_worker
 from ps_server.trace import NO_TRACE

@@ -15,9 +15,9 @@ from poseidon.exchange.alone import AloneCarrier
 from poseidon.exchange.base import ExchangeSettings, Trained
 from poseidon.exchange.build import build_exchange, plan_exchange
 from poseidon.exchange.building.membership import Built, Membership
-from poseidon.exchange.cost import ExchangeKind, Scheme
 from poseidon.exchange.factors.carrier import FactorCarrier
 from poseidon.exchange.hooks import Hooks
+from poseidon.exchange.kinds import ExchangeKind, Scheme
 from poseidon.exchange.observe.statistics import WaitTimes
 from poseidon.exchange.options import ExchangeOptions
 from poseidon.exchange.server.carrier import ServerCarrier

@@ -15,8 +15,6 @@ from poseidon.exchange.base import Trained
 from poseidon.exchange.build import plan_exchange
 from poseidon.exchange.building.membership import Membership
 from poseidon.exchange.cost import (
-    ExchangeKind,
-    Scheme,
     Topology,
     allreduce_bytes,
     choose,
@@ -24,6 +22,7 @@ from poseidon.exchange.cost import (
     human_bytes,
     server_bytes,
 )
+from poseidon.exchange.kinds import ExchangeKind, Scheme
 from poseidon.exchange.options import ExchangeOptions
 from ps_server import CodecPair, Consistency, Precision
 

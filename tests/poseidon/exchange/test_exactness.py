@@ -25,9 +25,9 @@ from torch import Tensor, nn
 from poseidon.exchange.base import ExchangeSettings, Trained
 from poseidon.exchange.build import build_exchange
 from poseidon.exchange.building.membership import Built, Connect, Membership
-from poseidon.exchange.cost import ExchangeKind, Scheme
 from poseidon.exchange.factors.taps import layers_with_factors
 from poseidon.exchange.hooks import Hooks
+from poseidon.exchange.kinds import ExchangeKind, Scheme
 from poseidon.exchange.options import ExchangeOptions
 from ps_server import Rule, RuleKind
 from ps_server.protocol.placement import Chunk, place

@@ -15,7 +15,7 @@ import pytest
 
 from poseidon.exchange.build import build_exchange
 from poseidon.exchange.building.membership import Connect, Membership
-from poseidon.exchange.cost import ExchangeKind, Scheme
+from poseidon.exchange.kinds import ExchangeKind, Scheme
 from poseidon.exchange.local.follower import FollowerCarrier
 from poseidon.exchange.local.leader import LeaderCarrier
 from poseidon.exchange.options import ExchangeOptions

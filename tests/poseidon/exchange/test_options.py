@@ -23,7 +23,7 @@ from poseidon.engine.document import ScriptDocument, read_document_of
 from poseidon.errors import UsageError
 from poseidon.exchange.base import ExchangeSettings, Trained
 from poseidon.exchange.build import build_exchange
-from poseidon.exchange.cost import ExchangeKind
+from poseidon.exchange.kinds import ExchangeKind
 from poseidon.exchange.options import DEFAULT_OPTIONS, ExchangeOptions, OnDivergence
 from poseidon.launch.processes import Start
 from poseidon.launch.request import Encrypt, ScriptRequest
@@ -163,7 +163,7 @@ def test_an_added_option_is_checked_as_all_others() -> None:
     ("values", "message"),
     [
         ({"colour": 1}, "the exchange has no option colour"),
-        ({"kind": "pigeon"}, "--exchange is 'pigeon'; expected hybrid or ps or svb"),
+        ({"kind": "pigeon"}, "--exchange is 'pigeon'; expected hybrid or auto or ps"),
         ({"staleness": "1"}, "--table_staleness is '1'; expected int"),
         ({"rows": True}, "--num_rows_per_table is True; expected int"),
         ({"bandwidth_mbps": "fast"}, "--client_bandwidth_mbps is 'fast'; expected a number"),

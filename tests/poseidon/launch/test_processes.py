@@ -13,7 +13,7 @@ from poseidon.cluster.plan import JobPlan, plan_job
 from poseidon.cluster.python_command import module_arguments
 from poseidon.cluster.supervision.restarts import StartingPoint
 from poseidon.errors import UsageError
-from poseidon.exchange.cost import ExchangeKind
+from poseidon.exchange.kinds import ExchangeKind
 from poseidon.exchange.options import ExchangeOptions
 from poseidon.launch.processes import (
     Start,

@@ -16,7 +16,7 @@ from poseidon.cluster.supervision.restarts import StartingPoint
 from poseidon.cluster.supervision.state import Outcome
 from poseidon.engine.document import JobDocument, TrainingOptions, read_document
 from poseidon.errors import DefinitionError, UsageError
-from poseidon.exchange.cost import ExchangeKind
+from poseidon.exchange.kinds import ExchangeKind
 from poseidon.exchange.options import ExchangeOptions
 from poseidon.launch.request import TrainRequest
 from poseidon.launch.site import LocalSite

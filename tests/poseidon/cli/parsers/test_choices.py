@@ -12,7 +12,7 @@ from poseidon.cli.requests import KIND_OF_SVB
 from poseidon.cluster.supervision.restarts import RETURN_TIMEOUT_S
 from poseidon.cluster.supervision.state import SignalEffect
 from poseidon.data.databases.kinds import Backend
-from poseidon.exchange.cost import ExchangeKind
+from poseidon.exchange.kinds import ExchangeKind
 from poseidon.launch.request import Encrypt, JobRequest, LauncherKind, OnNan, ShownLogs
 from poseidon.metrics.curves import CHARTS, XAxis, YScale
 from poseidon.metrics.progress import ShownProgress

@@ -25,7 +25,7 @@ from poseidon.engine.module.update_rules import SGD, Nesterov, ParameterGroup, U
 from poseidon.engine.module.worker_context import LoopPosition, WorkerContext
 from poseidon.errors import JobError, UsageError
 from poseidon.exchange.building.membership import Membership
-from poseidon.exchange.cost import ExchangeKind
+from poseidon.exchange.kinds import ExchangeKind
 from poseidon.exchange.options import ExchangeOptions, OnDivergence
 from ps_server import ServerError
 from tests.support.cluster import TIMEOUT_S

@@ -24,7 +24,7 @@ from poseidon.engine.module.update_rules import SGD
 from poseidon.engine.module.worker_context import LoopPosition, WorkerContext
 from poseidon.errors import UsageError
 from poseidon.exchange.building.membership import Membership
-from poseidon.exchange.cost import ExchangeKind
+from poseidon.exchange.kinds import ExchangeKind
 from ps_server import PeerLost
 from tests.support.cluster import TIMEOUT_S
 from tests.support.module_groups import OPTIMIZERS, How, failures_of, member

@@ -20,7 +20,7 @@ from poseidon.engine.module.tensors import DistributeOptions
 from poseidon.engine.module.update_rules import SGD, Adam, Outer
 from poseidon.errors import UsageError
 from poseidon.exchange.building.membership import Membership
-from poseidon.exchange.cost import ExchangeKind
+from poseidon.exchange.kinds import ExchangeKind
 from poseidon.exchange.options import ExchangeOptions
 from tests.support.cluster import TIMEOUT_S
 from tests.support.module_groups import Body, How, together

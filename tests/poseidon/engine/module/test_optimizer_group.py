@@ -14,7 +14,7 @@ from poseidon.engine.module.tensors import DistributeOptions
 from poseidon.engine.module.update_rules import SGD
 from poseidon.errors import UsageError
 from poseidon.exchange.building.membership import Membership
-from poseidon.exchange.cost import ExchangeKind
+from poseidon.exchange.kinds import ExchangeKind
 from poseidon.exchange.options import ExchangeOptions
 from tests.poseidon.engine.module.test_rule_group import build, build_frozen
 from tests.support.cluster import TIMEOUT_S

@@ -17,7 +17,7 @@ from poseidon.engine.module.tensors import DistributeOptions
 from poseidon.engine.module.update_rules import SGD
 from poseidon.engine.module.worker_context import LoopPosition
 from poseidon.errors import UsageError
-from poseidon.exchange.cost import ExchangeKind
+from poseidon.exchange.kinds import ExchangeKind
 from ps_server import PeerLost, SignalKind
 from tests.support.cluster import TIMEOUT_S
 from tests.support.module_groups import (

@@ -13,7 +13,7 @@ import pytest
 from poseidon.errors import SnapshotError
 from poseidon.exchange import build
 from poseidon.exchange.auto.trial import measure
-from poseidon.exchange.cost import ExchangeKind, Scheme
+from poseidon.exchange.kinds import ExchangeKind, Scheme
 from poseidon.exchange.options import ExchangeOptions
 from poseidon.exchange.replicas import NO_CHECK
 from poseidon.proto.caffe_pb2 import SolverState

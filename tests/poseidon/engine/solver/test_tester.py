@@ -12,7 +12,7 @@ import torch
 
 from poseidon.engine.solver import tester
 from poseidon.engine.solver.tester import own_batches
-from poseidon.exchange.cost import ExchangeKind
+from poseidon.exchange.kinds import ExchangeKind
 from tests.support.training import Job, largest_difference, run, weights, write_definitions
 from tests.support.training_processes import make_data
 

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from poseidon.errors import JobError
-from poseidon.exchange.cost import ExchangeKind
 from poseidon.exchange.exchange import Exchange
+from poseidon.exchange.kinds import ExchangeKind
 from poseidon.exchange.options import ExchangeOptions, OnDivergence
 from poseidon.proto.caffe_pb2 import NetParameter
 from poseidon.snapshot.caffemodel import read_model

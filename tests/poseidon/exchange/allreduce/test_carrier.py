@@ -19,9 +19,9 @@ from poseidon.exchange.allreduce.control import Meeting
 from poseidon.exchange.allreduce.process_group import GroupSettings, join_rendezvous
 from poseidon.exchange.base import ExchangeSettings, Trained
 from poseidon.exchange.control import JobControl
-from poseidon.exchange.cost import ExchangeKind
 from poseidon.exchange.exchange import Exchange
 from poseidon.exchange.hooks import Hooks
+from poseidon.exchange.kinds import ExchangeKind
 from ps_server import PeerLost, Rule, RuleKind, Signal, SignalKind
 from tests.poseidon.exchange.test_contract import SCENARIOS
 from tests.poseidon.exchange.test_statistics import (

@@ -12,7 +12,8 @@ import torch
 
 from poseidon.exchange.auto.rates import Rates, fastest_schemes
 from poseidon.exchange.base import Trained
-from poseidon.exchange.cost import ExchangeKind, Scheme, Topology, choose
+from poseidon.exchange.cost import Topology, choose
+from poseidon.exchange.kinds import ExchangeKind, Scheme
 from poseidon.exchange.lossy.compression import codecs_of
 
 SLOW = Rates(

@@ -21,7 +21,7 @@ from poseidon.exchange.auto.rates import Rates
 from poseidon.exchange.base import ExchangeSettings, Trained
 from poseidon.exchange.build import build_exchange
 from poseidon.exchange.building.membership import Built, Membership
-from poseidon.exchange.cost import ExchangeKind, Scheme
+from poseidon.exchange.kinds import ExchangeKind, Scheme
 from poseidon.exchange.options import ExchangeOptions
 from ps_server import Rule, Server, Shard, ZmqServerTransport
 from ps_server.keys import JobKeys

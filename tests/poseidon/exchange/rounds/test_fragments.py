@@ -17,8 +17,8 @@ from poseidon.exchange.alone import exchange_alone
 from poseidon.exchange.base import Array, ExchangeSettings, Trained
 from poseidon.exchange.build import build_exchange
 from poseidon.exchange.building.membership import Membership
-from poseidon.exchange.cost import ExchangeKind
 from poseidon.exchange.hooks import Hooks
+from poseidon.exchange.kinds import ExchangeKind
 from poseidon.exchange.options import ExchangeOptions
 from poseidon.exchange.rounds.fragments import fragments_of
 from poseidon.exchange.server.store import store_spec

@@ -20,8 +20,8 @@ from poseidon.exchange.alone import exchange_alone
 from poseidon.exchange.base import ExchangeSettings, History, Trained
 from poseidon.exchange.build import build_exchange
 from poseidon.exchange.building.membership import Built, Connect, Membership
-from poseidon.exchange.cost import ExchangeKind, Scheme
 from poseidon.exchange.hooks import Hooks
+from poseidon.exchange.kinds import ExchangeKind, Scheme
 from poseidon.exchange.options import ExchangeOptions
 from ps_server import Precision, Rule, RuleKind, SignalKind
 from tests.support.cluster import TIMEOUT_S, TOKEN, job_addresses

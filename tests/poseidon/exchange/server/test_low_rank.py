@@ -19,8 +19,8 @@ from poseidon.exchange import replicas
 from poseidon.exchange.base import ExchangeSettings, Trained
 from poseidon.exchange.build import build_exchange
 from poseidon.exchange.building.membership import Built, Membership
-from poseidon.exchange.cost import ExchangeKind
 from poseidon.exchange.exchange import Exchange
+from poseidon.exchange.kinds import ExchangeKind
 from poseidon.exchange.lossy.low_rank_matrix import orthonormal
 from poseidon.exchange.options import ExchangeOptions
 from poseidon.exchange.server.tables import ServerTables

@@ -1,0 +1,43 @@
+"""The words of an exchange: of a whole job, and of one tensor.
+
+Law: this module does not import torch, so that the command line reads the words.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+
+
+class Scheme(Enum):
+    """How one tensor is exchanged."""
+
+    SERVER = "ps"
+    """Gradients go to the shards, values come back."""
+    FACTORS = "svb"
+    """The two factors of the gradient go to every other worker."""
+    ALLREDUCE = "allreduce"
+    """A sum over all workers through torch.distributed."""
+    LOCAL = "local"
+    """Nothing leaves the process."""
+
+
+class ExchangeKind(Enum):
+    """The exchange of a job (`--exchange`), which decides the scheme of each tensor."""
+
+    HYBRID = "hybrid"
+    """The cheaper of server and factors, tensor by tensor."""
+    AUTO = "auto"
+    """The fastest of server, factors and all-reduce, tensor by tensor, by a measurement."""
+    SERVER = "ps"
+    """Every tensor to the server."""
+    FACTORS = "svb"
+    """Every fully-connected weight as factors, the rest to the server."""
+    ALLREDUCE = "allreduce"
+    """Every tensor by all-reduce; no shards."""
+    LOCAL = "local"
+    """One worker, no network."""
+
+    @property
+    def has_shards(self) -> bool:
+        """Whether tensors may go to shards."""
+        return self not in (ExchangeKind.ALLREDUCE, ExchangeKind.LOCAL)
