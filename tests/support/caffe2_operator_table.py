@@ -47,7 +47,7 @@ def table() -> str:
         assert module is not None
         folder = module.__name__.split(".")[-2]
         if "Gradient" not in name or name in ("StopGradient", "ZeroGradient", "NegateGradient"):
-            first = (module.__doc__ or "").strip().partition("\n")[0].rstrip(".")
+            first = " ".join((module.__doc__ or "").partition("\n\n")[0].split()).rstrip(".")
             families.setdefault(folder, {}).setdefault(first, []).append(_entry(known))
     lines = []
     for folder, rows in families.items():

@@ -74,6 +74,10 @@ or a function `(GradientMaker) -> None` that calls `maker.op(...)`, `maker.dense
 `maker.sparse(...)`. Without a rule the operator is not differentiable: asking for its gradient is
 an error. The rule must give exactly what Caffe2 gave (types, order of inputs and outputs,
 arguments): recorded nets are compared.
+
+Write a gradient operator as a formula of what the rule gives it. `torch.func.vjp` of the forward
+function gives the same numbers, but it runs the forward function again: it takes 2 to 20 times as
+long.
 """
 
 from __future__ import annotations

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -91,18 +92,8 @@ def resize_nearest_gradient(
     order: str = "NCHW",
 ) -> Tensor:
     """Return the gradient of `ResizeNearest`."""
-    height, width = _scales(scales, height_scale, width_scale)
-    if order == "NHWC":
-        dx = pulled_back(
-            lambda z: _nearest(z, height, width), channels_second(x).shape, channels_second(dy)
-        )
-        return channels_last(dx)
-    return pulled_back(lambda z: _nearest(z, height, width), x.shape, dy)
-
-
-def _bilinear(x: Tensor, height: float, width: float) -> Tensor:
-    size = (int(x.shape[2] * height), int(x.shape[3] * width))
-    return functional.interpolate(x, size, mode="bilinear", align_corners=True)
+    resized = partial(resize_nearest, width_scale=width_scale, height_scale=height_scale)
+    return pulled_back(lambda z: resized(z, scales, order=order), x.shape, dy)
 
 
 @operator("UpsampleBilinear", gradient=_resize_rule, expected="N C H W, 2")
@@ -110,7 +101,9 @@ def upsample_bilinear(
     x: Tensor, scales: Tensor | None = None, *, width_scale: float = 1.0, height_scale: float = 1.0
 ) -> Tensor:
     """Return images resized by bilinear interpolation; corners stay corners."""
-    return _bilinear(x, *_scales(scales, height_scale, width_scale))
+    height, width = _scales(scales, height_scale, width_scale)
+    size = (int(x.shape[2] * height), int(x.shape[3] * width))
+    return functional.interpolate(x, size, mode="bilinear", align_corners=True)
 
 
 @operator("UpsampleBilinearGradient", expected="N _ _ _, N _ _ _, 2")
@@ -123,8 +116,8 @@ def upsample_bilinear_gradient(
     height_scale: float = 1.0,
 ) -> Tensor:
     """Return the gradient of `UpsampleBilinear`."""
-    height, width = _scales(scales, height_scale, width_scale)
-    return pulled_back(lambda z: _bilinear(z, height, width), x.shape, dy)
+    resized = partial(upsample_bilinear, width_scale=width_scale, height_scale=height_scale)
+    return pulled_back(lambda z: resized(z, scales), x.shape, dy)
 
 
 class _Padding:

@@ -5,6 +5,7 @@ checks.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -17,185 +18,56 @@ from poseidon.caffe2.operators.registry import operator
 from poseidon.caffe2.proto.caffe2_pb2 import Argument, TensorProto
 from poseidon.caffe2.runtime.data_types import torch_type
 
-
-@operator("Abs", gradient="AbsGradient(I0, GO0) -> GI0", plain=torch.abs)
-def abs_(x: Tensor) -> Tensor:
-    """Return |x|."""
-    return torch.abs(x)
+_Unary = Callable[[Tensor], Tensor]
+_Binary = Callable[[Tensor, Tensor], Tensor]
 
 
-@operator("AbsGradient", expected="*S, *S")
-def abs_gradient(x: Tensor, dy: Tensor) -> Tensor:
-    """Return the gradient of `Abs`."""
-    return dy * torch.sign(x)
-
-
-@operator("Acos", gradient="AcosGradient(I0, GO0) -> GI0", plain=torch.acos)
-def acos(x: Tensor) -> Tensor:
-    """Return the arc cosine."""
-    return torch.acos(x)
-
-
-@operator("AcosGradient", expected="*S, *S")
-def acos_gradient(x: Tensor, dy: Tensor) -> Tensor:
-    """Return the gradient of `Acos`."""
-    return -dy * torch.rsqrt(1 - x * x)
-
-
-@operator("Asin", gradient="AsinGradient(I0, GO0) -> GI0", plain=torch.asin)
-def asin(x: Tensor) -> Tensor:
-    """Return the arc sine."""
-    return torch.asin(x)
-
-
-@operator("AsinGradient", expected="*S, *S")
-def asin_gradient(x: Tensor, dy: Tensor) -> Tensor:
-    """Return the gradient of `Asin`."""
-    return dy * torch.rsqrt(1 - x * x)
-
-
-@operator("Atan", gradient="AtanGradient(I0, GO0) -> GI0", plain=torch.atan)
-def atan(x: Tensor) -> Tensor:
-    """Return the arc tangent."""
-    return torch.atan(x)
-
-
-@operator("AtanGradient", expected="*S, *S")
-def atan_gradient(x: Tensor, dy: Tensor) -> Tensor:
-    """Return the gradient of `Atan`."""
-    return dy / (1 + x * x)
-
-
-@operator("Cos", gradient="CosGradient(I0, GO0) -> GI0", plain=torch.cos)
-def cos(x: Tensor) -> Tensor:
-    """Return the cosine."""
-    return torch.cos(x)
-
-
-@operator("CosGradient", expected="*S, *S")
-def cos_gradient(x: Tensor, dy: Tensor) -> Tensor:
-    """Return the gradient of `Cos`."""
-    return -dy * torch.sin(x)
-
-
-@operator("Sin", gradient="SinGradient(I0, GO0) -> GI0", plain=torch.sin)
-def sin(x: Tensor) -> Tensor:
-    """Return the sine."""
-    return torch.sin(x)
-
-
-@operator("SinGradient", expected="*S, *S")
-def sin_gradient(x: Tensor, dy: Tensor) -> Tensor:
-    """Return the gradient of `Sin`."""
-    return dy * torch.cos(x)
-
-
-@operator("Tan", gradient="TanGradient(I0, GO0) -> GI0", plain=torch.tan)
-def tan(x: Tensor) -> Tensor:
-    """Return the tangent."""
-    return torch.tan(x)
-
-
-@operator("TanGradient", expected="*S, *S")
-def tan_gradient(x: Tensor, dy: Tensor) -> Tensor:
-    """Return the gradient of `Tan`."""
-    return dy / torch.cos(x).square()
-
-
-@operator("Cosh", gradient="CoshGradient(GO0, I0) -> GI0", plain=torch.cosh)
-def cosh(x: Tensor) -> Tensor:
-    """Return the hyperbolic cosine."""
-    return torch.cosh(x)
-
-
-@operator("CoshGradient", expected="*S, *S")
-def cosh_gradient(dy: Tensor, x: Tensor) -> Tensor:
-    """Return the gradient of `Cosh`."""
-    return dy * torch.sinh(x)
-
-
-@operator("Sinh", gradient="SinhGradient(GO0, I0) -> GI0", plain=torch.sinh)
-def sinh(x: Tensor) -> Tensor:
-    """Return the hyperbolic sine."""
-    return torch.sinh(x)
-
-
-@operator("SinhGradient", expected="*S, *S")
-def sinh_gradient(dy: Tensor, x: Tensor) -> Tensor:
-    """Return the gradient of `Sinh`."""
-    return dy * torch.cosh(x)
-
-
-@operator("Cube", gradient="CubeGradient(GO0, I0) -> GI0")
-def cube(x: Tensor) -> Tensor:
-    """Return x^3."""
+def _cube(x: Tensor) -> Tensor:
     return x * x * x
 
 
-@operator("CubeGradient", expected="*S, *S")
-def cube_gradient(dy: Tensor, x: Tensor) -> Tensor:
-    """Return the gradient of `Cube`."""
-    return 3 * dy * x * x
-
-
-@operator("Cbrt", gradient="CbrtGradient(GO0, O0) -> GI0")
-def cbrt(x: Tensor) -> Tensor:
-    """Return the cube root; that of a negative number is negative."""
+def _cube_root(x: Tensor) -> Tensor:
+    """Return the cube root; the root of a negative number is negative."""
     return torch.sign(x) * torch.abs(x).pow(1 / 3)
 
 
-@operator("CbrtGradient", expected="*S, *S")
-def cbrt_gradient(dy: Tensor, y: Tensor) -> Tensor:
-    """Return the gradient of `Cbrt`."""
-    return dy / (3 * y * y)
+_DIFFERENTIABLE: tuple[tuple[str, _Unary, str, _Binary], ...] = (
+    ("Abs", torch.abs, "I0, GO0", lambda x, dy: dy * torch.sign(x)),
+    ("Acos", torch.acos, "I0, GO0", lambda x, dy: -dy * torch.rsqrt(1 - x * x)),
+    ("Asin", torch.asin, "I0, GO0", lambda x, dy: dy * torch.rsqrt(1 - x * x)),
+    ("Atan", torch.atan, "I0, GO0", lambda x, dy: dy / (1 + x * x)),
+    ("Cos", torch.cos, "I0, GO0", lambda x, dy: -dy * torch.sin(x)),
+    ("Sin", torch.sin, "I0, GO0", lambda x, dy: dy * torch.cos(x)),
+    ("Tan", torch.tan, "I0, GO0", lambda x, dy: dy / torch.cos(x).square()),
+    ("Cosh", torch.cosh, "GO0, I0", lambda dy, x: dy * torch.sinh(x)),
+    ("Sinh", torch.sinh, "GO0, I0", lambda dy, x: dy * torch.cosh(x)),
+    ("Erf", torch.erf, "I0, GO0", lambda x, dy: dy * (2 / math.sqrt(math.pi)) * torch.exp(-x * x)),
+    ("Log1p", torch.log1p, "I0, GO0", lambda x, dy: dy / (1 + x)),
+    ("Cube", _cube, "GO0, I0", lambda dy, x: 3 * dy * x * x),
+    ("Cbrt", _cube_root, "GO0, O0", lambda dy, y: dy / (3 * y * y)),
+    ("Rsqrt", torch.rsqrt, "GO0, O0", lambda dy, y: -0.5 * dy * y * y * y),
+    ("Reciprocal", torch.reciprocal, "O0, GO0", lambda y, dy: -dy * y * y),
+)
+"""Functions of single elements: the name of the operator, the function, the inputs of its gradient
+operator, and the gradient.
+"""
 
 
-@operator("Rsqrt", "RSqrt", gradient="RsqrtGradient(GO0, O0) -> GI0", plain=torch.rsqrt)
-def rsqrt(x: Tensor) -> Tensor:
-    """Return 1 / sqrt(x)."""
-    return torch.rsqrt(x)
+def _register(name: str, function: _Unary, inputs: str, gradient: _Binary) -> None:
+    kind = f"{name}Gradient"
+    names = (name, "RSqrt") if name == "Rsqrt" else (name,)  # Caffe2 has it under both
+
+    @operator(*names, gradient=f"{kind}({inputs}) -> GI0", plain=function)
+    def forward(x: Tensor) -> Tensor:
+        return function(x)
+
+    @operator(kind, expected="*S, *S", plain=gradient)
+    def backward(first: Tensor, second: Tensor) -> Tensor:
+        return gradient(first, second)
 
 
-@operator("RsqrtGradient", expected="*S, *S")
-def rsqrt_gradient(dy: Tensor, y: Tensor) -> Tensor:
-    """Return the gradient of `Rsqrt`."""
-    return -0.5 * dy * y * y * y
-
-
-@operator("Reciprocal", gradient="ReciprocalGradient(O0, GO0) -> GI0", plain=torch.reciprocal)
-def reciprocal(x: Tensor) -> Tensor:
-    """Return 1 / x."""
-    return torch.reciprocal(x)
-
-
-@operator("ReciprocalGradient", expected="*S, *S")
-def reciprocal_gradient(y: Tensor, dy: Tensor) -> Tensor:
-    """Return the gradient of `Reciprocal`."""
-    return -dy * y * y
-
-
-@operator("Erf", gradient="ErfGradient(I0, GO0) -> GI0", plain=torch.erf)
-def erf(x: Tensor) -> Tensor:
-    """Return the error function."""
-    return torch.erf(x)
-
-
-@operator("ErfGradient", expected="*S, *S")
-def erf_gradient(x: Tensor, dy: Tensor) -> Tensor:
-    """Return the gradient of `Erf`."""
-    return dy * (2 / math.sqrt(math.pi)) * torch.exp(-x * x)
-
-
-@operator("Log1p", gradient="Log1pGradient(I0, GO0) -> GI0", plain=torch.log1p)
-def log1p(x: Tensor) -> Tensor:
-    """Return log(1 + x)."""
-    return torch.log1p(x)
-
-
-@operator("Log1pGradient", expected="*S, *S")
-def log1p_gradient(x: Tensor, dy: Tensor) -> Tensor:
-    """Return the gradient of `Log1p`."""
-    return dy / (1 + x)
+for _row in _DIFFERENTIABLE:
+    _register(*_row)
 
 
 @operator("Logit", gradient="LogitGradient(I0, GO0) -> GI0")
@@ -207,7 +79,8 @@ def logit(x: Tensor, *, eps: float = 1e-6) -> Tensor:
 @operator("LogitGradient", expected="*S, *S")
 def logit_gradient(x: Tensor, dy: Tensor, *, eps: float = 1e-6) -> Tensor:
     """Return the gradient of `Logit`; 0 outside [eps, 1 - eps]."""
-    return torch.where((x < eps) | (x > 1 - eps), 0, dy / (x * (1 - x)))
+    result: Tensor = torch.ops.aten.logit_backward(dy, x, eps)
+    return result
 
 
 @operator("Ceil", plain=torch.ceil)
