@@ -151,6 +151,12 @@ def out_of_files(error: BaseException) -> str | None:
     return f"too many open files and connections: ulimit -n allows {limit}; set a higher limit, as ulimit -n 4096"
 
 
+def described(error: BaseException) -> str:
+    """Return the type and the text of an error on one line."""
+    text = " ".join(line.strip() for line in str(error).splitlines())
+    return f"{type(error).__name__}: {text}"
+
+
 def counted(number: int, noun: str) -> str:
     """Return a number with its noun: `1 worker`, `2 workers`, `3 processes`."""
     plural = f"{noun}es" if noun.endswith("s") else f"{noun}s"

@@ -22,7 +22,7 @@ from poseidon import __version__
 from poseidon.cli.checkout import PACKAGES, is_checkout, use_environment
 from poseidon.cli.parsers import data, jobs, nets, watch
 from poseidon.cli.parsers.form import Command, overview
-from poseidon.errors import PoseidonError, nearest, out_of_files, out_of_memory
+from poseidon.errors import PoseidonError, described, nearest, out_of_files, out_of_memory
 from poseidon.hints import own_command
 from poseidon.settings import let_waiting_threads_sleep
 from ps_server.importing import collector_paused
@@ -148,8 +148,8 @@ def _problem_of_own_layers(parsed: argparse.Namespace, error: Exception) -> str 
     if not getattr(parsed, "imports", ""):
         return None
     modules = import_module("poseidon.layers.user_modules")
-    problem: str | None = modules.problem_in(modules.module_names(parsed.imports), error)
-    return problem
+    location: str = modules.location_in(modules.module_names(parsed.imports), error)
+    return f"{location}: {described(error)}" if location else None
 
 
 def _import(command: str) -> None:

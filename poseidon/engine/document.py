@@ -9,7 +9,8 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass, field, fields
 from enum import Enum
-from typing import Any, TypeVar
+from pathlib import Path
+from typing import Any, ClassVar, TypeVar
 
 from poseidon.errors import UsageError
 from poseidon.exchange.building.membership import Membership
@@ -17,15 +18,24 @@ from poseidon.exchange.options import DEFAULT_OPTIONS, ExchangeOptions
 from ps_server.keys import Keyring
 
 
+class WorkKind(Enum):
+    """The kind of work that a worker's process does."""
+
+    SOLVER = "solver"
+    """Trains as a solver definition says (`poseidon train`)."""
+    SCRIPT = "script"
+    """Runs a script of the user's (`poseidon run`)."""
+    EXTRACTION = "extraction"
+    """Writes features to databases (`poseidon extract_features`)."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerDocument:
-    """The configuration that every kind of worker has.
+    """The configuration that every worker has.
 
     Attributes:
+        kind: what the worker does.
         job: the job's id.
-        token: the job's secret, hexadecimal.
-        keys: `Keyring.to_json` of this worker's key pair and its peers' public keys; empty: no
-            encryption.
         output: folder of logs and net outputs.
         rank: this worker, 0..workers-1.
         workers: number of workers.
@@ -33,10 +43,55 @@ class WorkerDocument:
         clients: number of hosts.
         local_rank: this worker's rank on its host.
         local_workers: workers on each host.
-        local_address: rendezvous of this host's workers: a socket path in a folder that only this
-            user can enter, removed once all have connected; empty where a host has one worker.
         device: `cpu` or `cuda:<n>`.
         threads: CPU threads for this worker's arithmetic.
+    """
+
+    kind: ClassVar[WorkKind]
+    job: str
+    output: str
+    rank: int = 0
+    workers: int = 1
+    client: int = 0
+    clients: int = 1
+    local_rank: int = 0
+    local_workers: int = 1
+    device: str = "cpu"
+    threads: int = 1
+
+    def __post_init__(self) -> None:
+        for name in ("workers", "clients", "local_workers", "threads"):
+            if getattr(self, name) < 1:
+                raise UsageError(
+                    f"the job document's {name} is {getattr(self, name)}; expected 1 or more"
+                )
+        if not 0 <= self.rank < self.workers:
+            raise UsageError(f"the job document's rank is {self.rank} of {self.workers} workers")
+
+    @property
+    def log_file(self) -> Path:
+        """The worker's log."""
+        return Path(self.output) / f"worker_{self.rank}.log"
+
+    def to_json(self) -> bytes:
+        """Return one line of JSON, without the line end."""
+        return json.dumps(self.to_fields()).encode()
+
+    def to_fields(self) -> dict[str, Any]:
+        """Return the fields by name, for a document with more of them."""
+        return {entry.name: getattr(self, entry.name) for entry in fields(self)}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainingDocument(WorkerDocument):
+    """The configuration of a worker that exchanges gradients.
+
+    Attributes:
+        token: the job's secret, hexadecimal.
+        keys: `Keyring.to_json` of this worker's key pair and its peers' public keys; empty: no
+            encryption.
+        local_address: rendezvous of this host's workers: a socket path in a folder that only this
+            user can enter, removed once all have connected; empty where a host has one worker.
         shards: number of server shards; 0 for a single client without a server, and for all-reduce.
         exchange: the options of the exchange.
         host: this host's address for the others; an IPv6 address in brackets.
@@ -46,19 +101,9 @@ class WorkerDocument:
         trace: write a trace to `<output>/trace_worker_<rank>.json`.
     """
 
-    job: str
     token: str = field(repr=False)
     keys: str = field(default="", repr=False)
-    output: str
-    rank: int = 0
-    workers: int = 1
-    client: int = 0
-    clients: int = 1
-    local_rank: int = 0
-    local_workers: int = 1
     local_address: str = ""
-    device: str = "cpu"
-    threads: int = 1
     shards: int = 0
     exchange: ExchangeOptions = DEFAULT_OPTIONS
     host: str = "127.0.0.1"
@@ -67,23 +112,13 @@ class WorkerDocument:
     trace: bool = False
 
     def __post_init__(self) -> None:
-        for name, least in (("workers", 1), ("clients", 1), ("local_workers", 1), ("threads", 1)):
-            if getattr(self, name) < least:
-                raise UsageError(
-                    f"the job document's {name} is {getattr(self, name)}; expected {least} or more"
-                )
+        WorkerDocument.__post_init__(self)
         if self.shards < 0:
             raise UsageError(f"the job document's shards is {self.shards}; expected 0 or more")
-        if not 0 <= self.rank < self.workers:
-            raise UsageError(f"the job document's rank is {self.rank} of {self.workers} workers")
 
     def to_json(self) -> bytes:
         """Return one line of JSON, without the line end."""
         return json.dumps({**self.to_fields(), "exchange": self.exchange.to_json()}).encode()
-
-    def to_fields(self) -> dict[str, Any]:
-        """Return the fields by name, for a document with more of them."""
-        return {entry.name: getattr(self, entry.name) for entry in fields(self)}
 
     def membership(self) -> Membership:
         """Return this worker's membership of the exchange."""
@@ -122,7 +157,7 @@ class TrainingOptions:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class JobDocument(WorkerDocument, TrainingOptions):
+class JobDocument(TrainingDocument, TrainingOptions):
     """The configuration of a worker of `poseidon train`.
 
     Attributes:
@@ -143,6 +178,7 @@ class JobDocument(WorkerDocument, TrainingOptions):
             warning.
     """
 
+    kind = WorkKind.SOLVER
     solver: str
     definitions: str = ""
     settings: tuple[str, ...] = ()
@@ -169,7 +205,7 @@ class Prints(str, Enum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ScriptDocument(WorkerDocument):
+class ScriptDocument(TrainingDocument):
     """The configuration of a worker of `poseidon run`.
 
     Attributes:
@@ -179,6 +215,7 @@ class ScriptDocument(WorkerDocument):
         snapshot: checkpoint to resume from, or empty.
     """
 
+    kind = WorkKind.SCRIPT
     script: str
     arguments: tuple[str, ...] = ()
     prints: Prints = Prints.LOG
@@ -188,12 +225,7 @@ class ScriptDocument(WorkerDocument):
 Document = TypeVar("Document", bound=WorkerDocument)
 
 
-def read_document(line: str | bytes) -> JobDocument:
-    """Read the document of a worker of `poseidon train`. See `read_document_of`."""
-    return read_document_of(JobDocument, line)
-
-
-def read_document_of(kind: type[Document], line: str | bytes) -> Document:
+def read_document(kind: type[Document], line: str | bytes) -> Document:
     """Read a document from a line of JSON.
 
     Args:
@@ -207,7 +239,7 @@ def read_document_of(kind: type[Document], line: str | bytes) -> Document:
         value: dict[str, Any] = json.loads(line)
     except ValueError as error:
         raise UsageError(
-            "the job document is not JSON; workers are started by `poseidon train`"
+            "the job document is not JSON; workers are started by `poseidon`"
         ) from error
     known = {field.name: field for field in fields(kind)}
     if not isinstance(value, dict) or value.keys() - known.keys():
@@ -233,8 +265,8 @@ def read_document_of(kind: type[Document], line: str | bytes) -> Document:
                 f"the job document's {name} is {content!r:.60}; expected {expected.__name__}"
             )
     for name, entry in known.items():
-        if str(entry.type).startswith("tuple"):
-            value[name] = tuple(value.get(name, ()))
+        if str(entry.type).startswith("tuple") and name in value:
+            value[name] = tuple(value[name])
             if any(
                 type(item) is not (int if "int" in str(entry.type) else str) for item in value[name]
             ):

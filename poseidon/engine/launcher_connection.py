@@ -11,46 +11,75 @@ import os
 import queue
 import sys
 import threading
-from collections.abc import Callable
-from typing import Any, TextIO
+import time
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Any, NoReturn, TextIO
 
 import psutil
 
 from poseidon.data.batches.prefetch import WAITED
 from poseidon.engine.module.worker_context import LoopPosition
-from poseidon.errors import JobError
+from poseidon.errors import JobError, UsageError
 from poseidon.exchange.exchange import Exchange
 from poseidon.exchange.observe.watchdog import Watchdog
+from poseidon.settings import hide_descriptors, read_settings
 from ps_server import ServerError, SignalKind
 from ps_server.link_load import sending_s
 
-LOGGER = logging.getLogger("poseidon.engine.solver.worker")
+LOGGER = logging.getLogger(__name__)
 HEARTBEAT_S = 2.0
 CONNECT_TIMEOUT_S = 600.0
 ORPHAN_S = 60.0
 """Once its launcher has gone, a worker has this long to write a snapshot and end."""
+NOTHING_NOTED: Mapping[str, str] = MappingProxyType({})
+NO_DEBUGGER = (
+    "breakpoint() needs a terminal, which only the one worker of a job on the launcher's own host "
+    "has; expected such a job, or the script under plain `python`"
+)
 
-NOTES = {
-    "stop": "asked to stop: the job ends after a few iterations, a test after its batch; a second "
-    "request ends it at once",
-    "snapshot": "asked for a snapshot: writing it after the iteration or test under way",
-}
-"""The log line that follows a request at once: a test pass may keep the job busy for a while."""
+
+def launcher_streams() -> tuple[TextIO, TextIO]:
+    """Return the streams of the launcher: commands in, events out.
+
+    If the launcher has given the events a descriptor of their own, the standard streams are the
+    user's code's from here on: standard input is the launcher's own, if this process may read it,
+    or else empty.
+    """
+    settings = read_settings()
+    if settings.events_fd is None:
+        return sys.stdin, sys.stdout
+    hide_descriptors()
+    os.set_inheritable(settings.events_fd, False)
+    inlet, outlet = os.fdopen(os.dup(0), "r"), os.fdopen(settings.events_fd, "w")
+    fd = os.open(os.devnull, os.O_RDONLY) if settings.stdin_fd is None else settings.stdin_fd
+    os.dup2(fd, 0)
+    os.close(fd)
+    if settings.stdin_fd is None and not settings.debugger:
+        sys.breakpointhook = refuse_breakpoint
+    return inlet, outlet
+
+
+def refuse_breakpoint(*_: object, **__: object) -> NoReturn:
+    """Stand for `sys.breakpointhook` where a debugger has nothing to read."""
+    raise UsageError(NO_DEBUGGER)
 
 
 class LauncherConnection:
     """Sends events and a heartbeat every two seconds; receives commands.
 
     Args:
-        inlet: source of commands; standard input when not given.
-        outlet: destination of events; standard output when not given.
+        inlet: source of commands.
+        outlet: destination of events.
+        notes: the log line that follows a request at once; a request without one is not logged.
     """
 
-    notes = NOTES
-
-    def __init__(self, inlet: TextIO | None = None, outlet: TextIO | None = None) -> None:
+    def __init__(
+        self, inlet: TextIO, outlet: TextIO, *, notes: Mapping[str, str] = NOTHING_NOTED
+    ) -> None:
         self._inlet = inlet
         self._outlet = outlet
+        self._notes = notes
         self._lock = threading.Lock()
         self._closed = threading.Event()
         self.commands: queue.Queue[dict[str, Any]] = queue.Queue()
@@ -69,12 +98,15 @@ class LauncherConnection:
         threading.Thread(target=self._receive, name="poseidon-commands", daemon=True).start()
         self._thread("poseidon-alive", self._send_heartbeats).start()
 
+    def end_without_launcher(self) -> None:
+        """Start to end this process some time after the launcher has gone."""
+        self._thread("poseidon-orphan", self._end).start()
+
     def send(self, event: str, **fields: object) -> None:
         """Write one event; does nothing once the launcher has gone."""
         with self._lock, contextlib.suppress(OSError, ValueError):
-            outlet = self._outlet or sys.stdout
-            outlet.write(json.dumps({"event": event, **fields}) + "\n")
-            outlet.flush()
+            self._outlet.write(json.dumps({"event": event, **fields}) + "\n")
+            self._outlet.flush()
 
     def exchange_addresses(self, own: str = "") -> list[str]:
         """Report the address at which this worker listens, unless it is empty, and wait for
@@ -108,6 +140,11 @@ class LauncherConnection:
         """Stop the heartbeats."""
         self._closed.set()
 
+    def _end(self) -> None:
+        self.gone.wait()
+        time.sleep(ORPHAN_S)
+        os._exit(1)
+
     def _thread(self, name: str, work: Callable[[], None]) -> threading.Thread:
         def run() -> None:
             try:
@@ -121,19 +158,16 @@ class LauncherConnection:
 
     def _forward(self, exchange: Exchange, rank: int) -> None:
         while True:
-            do = self.commands.get().get("do")
+            do = str(self.commands.get().get("do"))
             if do == "gone":
                 LOGGER.warning("the launcher has gone: stopping with a snapshot")
-                timer = threading.Timer(ORPHAN_S, os._exit, args=(1,))
-                timer.daemon = True
-                timer.start()
-            elif do in self.notes and rank == 0:
-                LOGGER.info("%s", self.notes[do])
+            elif do in self._notes and rank == 0:
+                LOGGER.info("%s", self._notes[do])
             kind = {
                 "stop": SignalKind.STOP,
                 "gone": SignalKind.STOP,
                 "snapshot": SignalKind.SNAPSHOT,
-            }.get(str(do))
+            }.get(do)
             if kind is SignalKind.STOP:
                 self.stopping.set()
             if kind is not None and rank == 0:
@@ -144,7 +178,7 @@ class LauncherConnection:
 
     def _receive(self) -> None:
         try:
-            for line in self._inlet or sys.stdin:
+            for line in self._inlet:
                 with contextlib.suppress(ValueError):  # not JSON
                     command = json.loads(line)
                     if isinstance(command, dict):

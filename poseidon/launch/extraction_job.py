@@ -38,8 +38,6 @@ from poseidon.net.compile import plan_phase
 from poseidon.proto.caffe_pb2 import TEST, NetState
 from poseidon.proto.definition import read_net
 
-WORKER_MODULE = "poseidon.engine.tools.extractor"
-
 
 def run_extraction_job(request: ExtractionRequest) -> int:
     """Extract features on all workers of a machinefile; return the exit code.
@@ -147,11 +145,7 @@ def _supervise(
 
     def spec(role: WorkerPlan | ShardPlan) -> ProcessSpec:
         assert isinstance(role, WorkerPlan)
-        extraction = extractions[role.rank]
-        threads = extraction.threads or os.cpu_count() or 1
-        return worker_spec(
-            role, WORKER_MODULE, first.job, threads=threads, document=extraction.to_json()
-        )
+        return worker_spec(role, extractions[role.rank])
 
     try:
         with register_job(first.job, request.hostfile, plan.hosts, output) as registration:

@@ -21,7 +21,7 @@ from poseidon.cluster.plan import JobPlan, ShardPlan, WorkerPlan, plan_job
 from poseidon.cluster.process import ProcessSpec
 from poseidon.cluster.supervision.loop import JobResult
 from poseidon.cluster.supervision.restarts import StartingPoint
-from poseidon.engine.document import WorkerDocument
+from poseidon.engine.document import TrainingDocument
 from poseidon.engine.tools.preflight import obstacle_to
 from poseidon.errors import JobError, UsageError, counted
 from poseidon.exchange.kinds import ExchangeKind
@@ -47,8 +47,6 @@ class Job(ABC):
         devices: of the workers of each host; `cpu` alone stands for `num_app_threads` of them.
     """
 
-    worker_module: str
-    """The Python module that a worker's process runs."""
     own_stdout = False
     """Whether a worker's standard output is its own; see `ProcessSpec`."""
     restarts_by_itself: bool
@@ -202,7 +200,7 @@ class Job(ABC):
         return [("network", f"{own_command()} stats {shlex.quote(self.name)}")]
 
     @abstractmethod
-    def document(self, role: WorkerPlan, start: Start) -> WorkerDocument:
+    def document(self, role: WorkerPlan, start: Start) -> TrainingDocument:
         """Return the document of one worker for one start."""
 
     def spec(self, role: WorkerPlan | ShardPlan, start: Start) -> ProcessSpec:
@@ -217,19 +215,16 @@ class Job(ABC):
         document = self.document(role, start)
         return worker_spec(
             role,
-            self.worker_module,
-            self.id,
-            threads=document.threads,
-            document=document.to_json(),
+            document,
             own_stdout=self.own_stdout,
             own_stdin=self.own_stdout and len(self.plan.workers) == 1,
         )
 
-    def worker_document(self, role: WorkerPlan, start: Start) -> WorkerDocument:
+    def worker_document(self, role: WorkerPlan, start: Start) -> TrainingDocument:
         """Return the part of a worker's document that every job has."""
         plan = self.plan
         alone = plan.workers_per_host == 1
-        return WorkerDocument(
+        return TrainingDocument(
             job=self.id,
             token=start.token,
             keys=start.keyring(role),

@@ -18,6 +18,7 @@ from poseidon.cluster.plan import JobPlan, ShardPlan, WorkerPlan
 from poseidon.cluster.process import ProcessSpec
 from poseidon.cluster.python_command import module_arguments, module_folders
 from poseidon.cluster.supervision.restarts import StartingPoint
+from poseidon.engine.document import WorkerDocument
 from poseidon.errors import UsageError
 from poseidon.exchange.kinds import ExchangeKind
 from poseidon.launch.request import Encrypt, JobRequest
@@ -25,6 +26,8 @@ from poseidon.launch.site import SiteLauncher
 from poseidon.settings import inherited_environment
 from ps_server.keys import JobKeys
 
+PROCESS = "poseidon.engine.process"
+"""The module that every worker runs."""
 MERGE_AT_ONCE = "glibc.malloc.mxfast=0"
 """A tunable of glibc: small freed blocks are merged with free neighbours at once."""
 PAST_CACHES = "glibc.cpu.x86_non_temporal_threshold=0x100000"
@@ -145,11 +148,8 @@ class Start:
 
 def worker_spec(
     role: WorkerPlan,
-    module: str,
-    job: str,
+    document: WorkerDocument,
     *,
-    threads: int,
-    document: bytes,
     own_stdout: bool = False,
     own_stdin: bool = False,
 ) -> ProcessSpec:
@@ -157,14 +157,16 @@ def worker_spec(
 
     Args:
         role: the worker.
-        module: of Python, that it runs.
-        job: the job's id.
-        threads: CPU threads of its arithmetic.
-        document: its first line of standard input.
+        document: its configuration.
         own_stdout: see `ProcessSpec`.
         own_stdin: see `ProcessSpec`.
     """
-    spec = _spec(role, module, job, ("--rank", str(role.rank)), threads, document)
+    spec = _spec(
+        role,
+        (PROCESS, document.kind.value, "--job", document.job, "--rank", str(role.rank)),
+        document.threads,
+        document.to_json(),
+    )
     return replace(spec, own_stdout=own_stdout, own_stdin=own_stdin)
 
 
@@ -188,9 +190,7 @@ def shard_spec(role: ShardPlan, start: Start, job: str, *, workers: int, trace: 
         line["trace"] = trace
     return _spec(
         role,
-        "ps_server",
-        job,
-        ("--stdin", "--shard", str(role.index)),
+        ("ps_server", "--job", job, "--stdin", "--shard", str(role.index)),
         1,
         json.dumps(line).encode(),
     )
@@ -198,15 +198,13 @@ def shard_spec(role: ShardPlan, start: Start, job: str, *, workers: int, trace: 
 
 def _spec(
     role: WorkerPlan | ShardPlan,
-    module: str,
-    job: str,
-    own: tuple[str, ...],
+    arguments: tuple[str, ...],
     threads: int,
     first_line: bytes,
 ) -> ProcessSpec:
     return ProcessSpec(
         name=role.process,
-        argv=(sys.executable, *module_arguments(module, "--job", job, *own)),
+        argv=(sys.executable, *module_arguments(*arguments)),
         environment=child_environment(threads),
         first_line=first_line,
     )

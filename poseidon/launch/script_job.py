@@ -35,7 +35,6 @@ class ScriptJob(Job):
         PoseidonError: there is no such script or checkpoint, or a mistake in the flags.
     """
 
-    worker_module = "poseidon.engine.module.script"
     own_stdout = True
     restarts_by_itself = False  # a script that saves nothing starts from its own beginning
     request: ScriptRequest

@@ -66,7 +66,6 @@ class TrainingJob(Job):
         PoseidonError: a mistake in the definitions, or a file is missing.
     """
 
-    worker_module = "poseidon.engine.solver.worker"
     restarts_by_itself = True
     request: TrainRequest
 

@@ -45,18 +45,15 @@ def import_modules(names: Sequence[str]) -> None:
             raise UsageError(_message(name, error, folder)) from error
 
 
-def problem_in(names: Sequence[str], error: BaseException) -> str | None:
-    """Return a sentence with the last line of these modules in an exception's traceback; None if
-    there is none.
+def location_in(names: Sequence[str], error: BaseException) -> str:
+    """Return the last line of these modules in an exception's traceback, as `FILE:LINE`; empty if
+    it has none.
     """
     files = {getattr(sys.modules.get(name), "__file__", None) for name in names}
     lines = [
         frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename in files
     ]
-    if not lines:
-        return None
-    message = " ".join(line.strip() for line in str(error).splitlines())
-    return f"{lines[-1].filename}:{lines[-1].lineno}: {type(error).__name__}: {message}"
+    return f"{lines[-1].filename}:{lines[-1].lineno}" if lines else ""
 
 
 def _message(name: str, error: Exception, folder: str) -> str:

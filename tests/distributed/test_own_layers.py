@@ -52,12 +52,15 @@ def test_time_takes_the_module_too(page: str, tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("page")
 @pytest.mark.parametrize(
-    "words",
-    [("train", "--solver=solver.prototxt"), ("time", "-model=net.prototxt", "-iterations=1")],
-    ids=lambda words: words[0],
+    ("words", "worker"),
+    [
+        (("train", "--solver=solver.prototxt"), "worker 0: "),
+        (("time", "-model=net.prototxt", "-iterations=1"), ""),
+    ],
+    ids=["train", "time"],
 )
 def test_a_forward_pass_that_fails_is_one_sentence_with_its_line(
-    tmp_path: Path, words: tuple[str, ...]
+    tmp_path: Path, words: tuple[str, ...], worker: str
 ) -> None:
     source = tmp_path / "softplus.py"
     lines = source.read_text(encoding="utf-8").splitlines()
@@ -68,7 +71,8 @@ def test_a_forward_pass_that_fails_is_one_sentence_with_its_line(
     source.write_text("\n".join(lines), encoding="utf-8")
     done = poseidon(tmp_path, *words, "--import=softplus")
     assert done.returncode == 1
-    assert f"poseidon {words[0]}: {source}:{number}: RuntimeError: " in done.stderr.splitlines()[-1]
+    begin = f"poseidon {words[0]}: {worker}{source}:{number}: RuntimeError: "
+    assert begin in done.stderr.splitlines()[-1]
     assert "Traceback" not in done.stderr
 
 

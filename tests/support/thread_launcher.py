@@ -6,15 +6,17 @@ from the job document on; what it would write to standard output goes straight t
 
 from __future__ import annotations
 
+import io
 import os
 import threading
 
 from poseidon.cluster.machinefile import Host
 from poseidon.cluster.plan import ProcessName
 from poseidon.cluster.process import Listener, ProcessSpec
-from poseidon.engine.document import read_document
+from poseidon.engine.document import JobDocument, read_document
 from poseidon.engine.launcher_connection import LauncherConnection
-from poseidon.engine.solver.worker import run_worker
+from poseidon.engine.process import run_work
+from poseidon.engine.solver.worker import SolverWork
 from poseidon.exchange.exchange import Exchange
 
 
@@ -22,7 +24,7 @@ class ThreadConnection(LauncherConnection):
     """Sends events to a listener."""
 
     def __init__(self, name: ProcessName, listener: Listener) -> None:
-        super().__init__()
+        super().__init__(io.StringIO(), io.StringIO())
         self._name = name
         self._listener = listener
 
@@ -53,7 +55,8 @@ class ThreadProcess:
 
     def _run(self) -> None:
         launcher = ThreadConnection(self.name, self._listener)
-        self._status = run_worker(read_document(self._spec.first_line), launcher)
+        document = read_document(JobDocument, self._spec.first_line)
+        self._status = run_work(SolverWork(document, launcher))
         self._listener.exited(self.name, self._status)
 
     def send_line(self, line: bytes) -> None:

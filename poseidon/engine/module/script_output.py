@@ -20,7 +20,7 @@ from typing import Any
 from poseidon.engine.document import Prints
 from poseidon.output_lines import LineAssembler, OutputLine
 
-LOGGER = logging.getLogger("poseidon.engine.module.script")
+LOGGER = logging.getLogger(__name__)
 
 
 class ScriptLog:

@@ -5,19 +5,15 @@ Law: each record of the data is extracted once, by one worker, however many work
 whatever the length of the data; a database appears when it is complete. Records have Caffe's keys
 (%010d, counted in each database) and are Datums: the features as float_data, the label of the net's
 blob `label`, if it has one.
-
-`python -m poseidon.engine.tools.extractor` is one worker, started by `poseidon extract_features`
-with an `Extraction` on the first line of its standard input. It sends events on standard output.
 """
 
 from __future__ import annotations
 
-import argparse
 import logging
 import queue
 import signal
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from itertools import repeat
 from pathlib import Path
@@ -26,20 +22,17 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from poseidon import log
 from poseidon.data.databases.kinds import Backend
 from poseidon.data.databases.writer import DatabaseWriter, write_database
 from poseidon.data.datum import encode_datum
-from poseidon.engine.launcher_connection import LauncherConnection
-from poseidon.engine.tools.extraction import Extraction, read_extraction
+from poseidon.engine.tools.extraction import Extraction
 from poseidon.engine.tools.solo import NetRequest, open_net, zero_inputs
-from poseidon.errors import DataError, JobError, PoseidonError, UsageError, unknown
-from poseidon.layers.base import LayerContext
+from poseidon.engine.work import NOTHING, Work, layer_context
+from poseidon.errors import DataError, JobError, UsageError, unknown
 from poseidon.layers.common.indices import INTEGERS, outside
-from poseidon.layers.user_modules import import_modules
+from poseidon.layers.user_modules import import_modules, location_in
 from poseidon.net.net import Net
 from poseidon.proto.caffe_pb2 import TEST
-from ps_server.numerics import prepare_process
 
 LOGGER = logging.getLogger("poseidon.extract_features")
 LABEL = "label"
@@ -64,17 +57,7 @@ def run_extraction(extraction: Extraction, on_batch: OnBatch = lambda *_: None) 
             broken, or a database exists already.
     """
     import_modules(extraction.imports)
-    context = LayerContext(
-        phase=TEST,
-        seed=1,
-        rank=extraction.rank,
-        workers=extraction.workers,
-        client=extraction.client,
-        clients=extraction.clients,
-        local_rank=extraction.local_rank,
-        local_workers=extraction.local_workers,
-        device=torch.device(extraction.device),
-    )
+    context = layer_context(extraction, phase=TEST, seed=1)
     weights = tuple(map(Path, extraction.weights))
     net = open_net(NetRequest(model=Path(extraction.model), phase=TEST, weights=weights), context)
     try:
@@ -189,67 +172,33 @@ def _labels(net: Net, count: int) -> NDArray[np.int64]:
     return labels.long().numpy()
 
 
-def main(arguments: list[str] | None = None) -> int:
-    """Run a worker of a job. Return the exit code."""
-    parser = argparse.ArgumentParser(
-        prog="python -m poseidon.engine.tools.extractor",
-        description="One worker of a feature extraction; started by `poseidon extract_features`.",
-    )
-    parser.add_argument("--job", help="marks the process as part of a job")
-    parser.add_argument("--rank", help="marks the process for people")
-    parser.parse_args(arguments)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the launcher handles Ctrl-C
-    signal.signal(
-        signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM)
-    )  # unwinds: no partial database stays
-    launcher = LauncherConnection()
-    try:
-        extraction = read_extraction(sys.stdin.readline())
-        prepare_process(extraction.threads or None)
-        outputs = log.setup(
-            stream=sys.stderr, file=Path(extraction.output) / f"worker_{extraction.rank}.log"
-        )
-    except (PoseidonError, OSError) as error:
-        launcher.send("error", message=str(error), exit_code=getattr(error, "exit_code", 1))
-        return 1
-    with outputs:
-        return _run_worker(extraction, launcher)
+class ExtractionWork(Work[Extraction]):
+    """One worker of `poseidon extract_features`."""
 
+    document_class = Extraction
 
-def _run_worker(extraction: Extraction, launcher: LauncherConnection) -> int:
-    launcher.start()
-    launcher.send("ready")
+    def location(self, error: Exception) -> str:
+        """See `Work`: a line of the modules that register layers."""
+        return location_in(self.document.imports, error)
 
-    def on_batch(done: int, total: int, records: int) -> None:
-        launcher.send(
-            "progress", iteration=done, max_iter=total, images=records * extraction.workers
-        )
-        _check_commands(launcher)
+    def run(self) -> Mapping[str, object]:
+        """Write the databases of this worker."""
+        # unwinds: no partial database stays
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+        self.launcher.send("ready")
+        run_extraction(self.document, self._after_batch)
+        return NOTHING
 
-    try:
-        run_extraction(extraction, on_batch)
-    except PoseidonError as error:
-        LOGGER.critical("%s", error)
-        launcher.send("error", message=str(error), exit_code=error.exit_code)
-        return 1
-    finally:
-        launcher.close()
-    launcher.send("done")
-    return 0
-
-
-def _check_commands(launcher: LauncherConnection) -> None:
-    """Raise an error when the launcher requests a stop or has gone."""
-    while True:
-        try:
-            do = launcher.commands.get_nowait().get("do")
-        except queue.Empty:
-            return
-        if do in ("stop", "gone"):
-            raise JobError(
-                "the extraction was stopped before its end; no database of this worker was left"
-            )
-
-
-if __name__ == "__main__":
-    raise SystemExit(main())
+    def _after_batch(self, done: int, total: int, records: int) -> None:
+        """Report progress. Raise an error when the launcher requests a stop or has gone."""
+        images = records * self.document.workers
+        self.launcher.send("progress", iteration=done, max_iter=total, images=images)
+        while True:
+            try:
+                do = self.launcher.commands.get_nowait().get("do")
+            except queue.Empty:
+                return
+            if do in ("stop", "gone"):
+                raise JobError(
+                    "the extraction was stopped before its end; no database of this worker was left"
+                )

@@ -14,7 +14,7 @@ from poseidon.cluster.process import ProcessSpec
 from poseidon.cluster.python_command import module_arguments
 from poseidon.cluster.supervision.loop import JobResult
 from poseidon.cluster.supervision.state import Outcome
-from poseidon.engine.document import ScriptDocument, read_document_of
+from poseidon.engine.document import ScriptDocument, read_document
 from poseidon.engine.module.checkpoint_file import packed, write_checkpoint
 from poseidon.exchange.kinds import ExchangeKind
 from poseidon.exchange.options import ExchangeOptions
@@ -38,9 +38,9 @@ def documents(folder: Path, monkeypatch: pytest.MonkeyPatch) -> list[ScriptDocum
         plan: JobPlan, spec: Callable[..., ProcessSpec], *_: object, **__: object
     ) -> JobResult:
         specs = [spec(worker) for worker in plan.workers]
-        expected = module_arguments("poseidon.engine.module.script")
-        assert all(spec.argv[1:4] == expected for spec in specs)
-        found.extend(read_document_of(ScriptDocument, spec.first_line) for spec in specs)
+        expected = module_arguments("poseidon.engine.process", "script")
+        assert all(spec.argv[1:5] == expected for spec in specs)
+        found.extend(read_document(ScriptDocument, spec.first_line) for spec in specs)
         return JobResult(outcome=Outcome.FINISHED, iteration=0, elapsed_s=0.0)
 
     monkeypatch.setattr("poseidon.launch.runner.run_job", run_job)

@@ -89,7 +89,9 @@ def train(solver: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Call
         def run_job(
             plan: JobPlan, spec: Callable[..., ProcessSpec], *_: object, **__: object
         ) -> JobResult:
-            documents = [read_document(spec(worker).first_line) for worker in plan.workers]
+            documents = [
+                read_document(JobDocument, spec(worker).first_line) for worker in plan.workers
+            ]
             found.append(
                 Planned(
                     plan, documents, [json.loads(spec(shard).first_line) for shard in plan.shards]

@@ -11,7 +11,6 @@ from poseidon.engine.document import (
     Prints,
     ScriptDocument,
     read_document,
-    read_document_of,
 )
 from poseidon.errors import UsageError
 from poseidon.exchange.options import ExchangeOptions
@@ -29,7 +28,7 @@ DOCUMENT = JobDocument(
 
 
 def test_round_trip() -> None:
-    assert read_document(DOCUMENT.to_json()) == DOCUMENT
+    assert read_document(JobDocument, DOCUMENT.to_json()) == DOCUMENT
     assert b"\n" not in DOCUMENT.to_json()
 
 
@@ -57,7 +56,7 @@ BROKEN = {
 @pytest.mark.parametrize(("line", "message"), BROKEN.values(), ids=BROKEN.keys())
 def test_broken_documents_are_refused(line: str, message: str) -> None:
     with pytest.raises(UsageError) as caught:
-        read_document(line)
+        read_document(JobDocument, line)
     assert message in str(caught.value)
 
 
@@ -65,9 +64,9 @@ def test_a_script_is_told_its_words_and_no_solver() -> None:
     document = ScriptDocument(
         job="j", token="00", output="o", script="s.py", arguments=("--x", "1"), prints=Prints.STDERR
     )
-    assert read_document_of(ScriptDocument, document.to_json()) == document
+    assert read_document(ScriptDocument, document.to_json()) == document
     with pytest.raises(UsageError, match="does not know: arguments, prints, script"):
-        read_document(document.to_json())
+        read_document(JobDocument, document.to_json())
     wrong = document.to_json().replace(b'"stderr"', b'"paper"')
     with pytest.raises(UsageError, match="prints is 'paper'; expected one of log, stdout, stderr"):
-        read_document_of(ScriptDocument, wrong)
+        read_document(ScriptDocument, wrong)

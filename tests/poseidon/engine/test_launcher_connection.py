@@ -162,3 +162,16 @@ def test_a_launcher_that_goes_before_training_is_an_error(commands: tuple[object
             launcher.exchange_addresses()
     finally:
         launcher.close()
+
+
+def test_a_failure_while_the_launcher_is_watched_reaches_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    launcher, outlet = connection()
+
+    def fail() -> None:
+        raise RuntimeError("no clock")
+
+    monkeypatch.setattr(launcher.gone, "wait", fail)
+    launcher.end_without_launcher()
+    assert until(outlet) == ["the thread poseidon-orphan failed: RuntimeError: no clock"]

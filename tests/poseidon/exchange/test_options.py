@@ -19,7 +19,7 @@ from poseidon.cli.parsers.form import Parser, flag
 from poseidon.cli.requests import job_request
 from poseidon.cluster.jobs.registry import JobRecord, RecordedProcess
 from poseidon.cluster.machinefile import parse_machinefile
-from poseidon.engine.document import ScriptDocument, read_document_of
+from poseidon.engine.document import ScriptDocument, read_document
 from poseidon.errors import UsageError
 from poseidon.exchange.base import ExchangeSettings, Trained
 from poseidon.exchange.build import build_exchange
@@ -84,7 +84,7 @@ def test_the_flags_of_all_fields_give_all_fields() -> None:
 
 def test_a_document_carries_them() -> None:
     document = ScriptDocument(job="j", token="00", output="o", script="s.py", exchange=ALL)
-    assert read_document_of(ScriptDocument, document.to_json()).exchange == ALL
+    assert read_document(ScriptDocument, document.to_json()).exchange == ALL
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -144,7 +144,7 @@ def test_an_added_option_needs_a_field_and_a_flag_and_reaches_the_store(
 
     monkeypatch.setattr("poseidon.exchange.building.server.store_spec", store_spec)
     for line in lines:
-        member = read_document_of(ScriptDocument, line).membership()
+        member = read_document(ScriptDocument, line).membership()
         with pytest.raises(Received) as received:
             build_exchange(
                 [Trained(name="w", tensor=torch.zeros(3))], ExchangeSettings(), member, tuple

@@ -22,7 +22,7 @@ from poseidon.cluster.supervision.loop import JobResult
 from poseidon.cluster.supervision.restarts import RestartedJob, StartingPoint
 from poseidon.cluster.supervision.signals import SignalRequests
 from poseidon.cluster.supervision.state import Outcome
-from poseidon.engine.document import WorkerDocument
+from poseidon.engine.document import TrainingDocument
 from poseidon.errors import JobError
 from poseidon.launch import runner
 from poseidon.launch.job import Job
@@ -82,11 +82,10 @@ class FakeSite(Site):
 class FakeJob(Job):
     """A job of which no process is started."""
 
-    worker_module = "none"
     restarts_by_itself = True
     shared = False
 
-    def document(self, role: WorkerPlan, start: Start) -> WorkerDocument:
+    def document(self, role: WorkerPlan, start: Start) -> TrainingDocument:
         return self.worker_document(role, start)
 
     def shares_data(self) -> bool:

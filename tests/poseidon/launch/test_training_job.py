@@ -102,7 +102,7 @@ def test_an_option_of_the_workers_is_named_by_the_parser_and_by_one_class_alone(
         assert naming - {"engine/solver/worker.py"} == {"cli/parsers/jobs.py", "engine/document.py"}
         request = TrainRequest(**{option: 7})
         document = JobDocument(job="j", output="out", token="ab", solver="s", **request.options())
-        assert getattr(read_document(document.to_json()), option) == 7
+        assert getattr(read_document(JobDocument, document.to_json()), option) == 7
 
 
 def test_rounds_of_local_steps_that_end_early_have_a_note(solver: SolverDefinition) -> None:

@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 import torch
 
-from poseidon.layers.user_modules import module_names, problem_in
+from poseidon.errors import described
+from poseidon.layers.user_modules import location_in, module_names
 
 SOURCE = """
 import torch
@@ -53,5 +54,6 @@ def test_the_last_line_of_the_module_is_named(
     module = importlib.import_module(own)
     with pytest.raises(kind) as caught:
         call(module)
-    assert problem_in(module_names(f"os, {own}"), caught.value) == f"{module.__file__}{expected}"
-    assert problem_in(["os", "not_there"], caught.value) is None
+    location = location_in(module_names(f"os, {own}"), caught.value)
+    assert f"{location}: {described(caught.value)}" == f"{module.__file__}{expected}"
+    assert location_in(["os", "not_there"], caught.value) == ""

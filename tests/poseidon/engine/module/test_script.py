@@ -8,7 +8,6 @@ from __future__ import annotations
 import io
 import json
 import sys
-import threading
 from pathlib import Path
 from typing import Any
 
@@ -16,18 +15,17 @@ import pytest
 
 import poseidon
 from poseidon.engine.document import Prints, ScriptDocument
-from poseidon.engine.module.script import (
+from poseidon.engine.launcher_connection import (
     NO_DEBUGGER,
-    ScriptConnection,
+    LauncherConnection,
     refuse_breakpoint,
-    run_script,
-    search_as_plain_python,
 )
-from poseidon.engine.module.script_output import output_to_log
+from poseidon.engine.module.script import ScriptWork, search_as_plain_python
+from poseidon.engine.process import run_work
 from poseidon.exchange.exchange import Exchange
 
 
-class RecordingConnection(ScriptConnection):
+class RecordingConnection(LauncherConnection):
     """Records events, and receives no commands."""
 
     def __init__(self) -> None:
@@ -52,11 +50,11 @@ def run(
         output=str(folder),
         script=str(script),
         arguments=("a", "--b"),
-        shards=0,
+        prints=Prints.STDOUT,
         **fields,
     )
     launcher = RecordingConnection()
-    code = run_script(document, launcher)
+    code = run_work(ScriptWork(document, launcher))
     events = [json.loads(line) for line in launcher.sent.getvalue().splitlines()]
     assert events[0] == {"event": "ready"}
     return code, events[-1]
@@ -105,8 +103,7 @@ def test_an_error_and_output_with_a_name_that_is_not_utf_8(
     error.
     """
     text = "print('reads', 'caf\\udce9')\nraise RuntimeError('cannot decode caf\\udce9.jpg')"
-    with output_to_log(tmp_path / "worker_0.log", Prints.STDOUT):
-        _, event = run(tmp_path, text, monkeypatch)
+    _, event = run(tmp_path, text, monkeypatch)
     assert event["message"].startswith(
         "worker 0: script.py, line 2: RuntimeError: cannot decode caf\udce9.jpg ("
     )
@@ -186,24 +183,3 @@ def test_the_group_is_closed_with_the_script_and_its_steps_are_reported(
     )
     assert run(tmp_path, text, monkeypatch) == (0, {"event": "done"})
     assert poseidon.this_worker() == poseidon.ThisWorker()
-
-
-def test_a_failure_while_the_launcher_is_watched_reaches_it(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    launcher = RecordingConnection()
-    reported = threading.Event()
-    monkeypatch.setattr(
-        launcher, "send", lambda event, **fields: (sent.append(fields), reported.set())
-    )
-    sent: list[dict[str, Any]] = []
-
-    def fail() -> None:
-        raise RuntimeError("no clock")
-
-    monkeypatch.setattr(launcher.gone, "wait", fail)
-    launcher.end_without_launcher()
-    assert reported.wait(10)
-    assert [event["message"] for event in sent] == [
-        "the thread poseidon-orphan failed: RuntimeError: no clock"
-    ]

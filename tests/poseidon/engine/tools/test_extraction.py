@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from poseidon.engine.tools.extraction import Extraction, read_extraction
+from poseidon.engine.document import read_document
+from poseidon.engine.tools.extraction import Extraction
 from poseidon.errors import UsageError
 
 WHOLE = Extraction(
@@ -25,7 +26,7 @@ WHOLE = Extraction(
 
 
 def test_round_trip() -> None:
-    assert read_extraction(WHOLE.to_json()) == WHOLE
+    assert read_document(Extraction, WHOLE.to_json()) == WHOLE
 
 
 def test_names() -> None:
@@ -54,4 +55,4 @@ def test_names() -> None:
 )
 def test_mistakes(line: bytes, message: str) -> None:
     with pytest.raises(UsageError, match=message):
-        read_extraction(line)
+        read_document(Extraction, line)

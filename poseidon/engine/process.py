@@ -1,0 +1,112 @@
+"""`python -m poseidon.engine.process KIND`: the process of one worker.
+
+The launcher starts it and writes its document to the first line of its standard input. The process
+then receives commands there and sends events on standard output, both as JSON lines
+(`poseidon.cluster.events` lists them). The log goes to standard error and to
+`<output>/worker_<rank>.log`.
+"""
+
+from __future__ import annotations
+
+import gc
+
+if __name__ == "__main__":
+    # imports leave little garbage, and looking for it takes a sixth of the start; `main` enables it
+    gc.disable()
+
+import argparse
+import contextlib
+import logging
+import pkgutil
+import signal
+import sys
+import traceback
+from typing import Any
+
+from poseidon import log
+from poseidon.engine.document import WorkKind, read_document
+from poseidon.engine.launcher_connection import LauncherConnection, launcher_streams
+from poseidon.engine.work import Work
+from poseidon.errors import PoseidonError, described, out_of_files, out_of_memory
+from ps_server import PeerLost, ServerError, StalenessTimeout
+from ps_server.numerics import prepare_process
+
+LOGGER = logging.getLogger("poseidon.engine.process")
+WORK = {
+    WorkKind.SOLVER: "poseidon.engine.solver.worker:SolverWork",
+    WorkKind.SCRIPT: "poseidon.engine.module.script:ScriptWork",
+    WorkKind.EXTRACTION: "poseidon.engine.tools.extractor:ExtractionWork",
+}
+"""The class of each kind of work; a process imports only its own."""
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run a worker. Return the exit code."""
+    parser = argparse.ArgumentParser(
+        prog="python -m poseidon.engine.process",
+        description="One worker of a job; started by `poseidon`, which writes its document to "
+        "standard input.",
+    )
+    parser.add_argument("kind", type=WorkKind, help="what the worker does")
+    parser.add_argument("--job", help="marks the process as part of a job")
+    parser.add_argument("--rank", help="marks the process for people")
+    kind = parser.parse_args(arguments).kind
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the launcher handles Ctrl-C
+    logging.raiseExceptions = False  # a terminal that has gone must not end training
+    work_class: type[Work[Any]] = pkgutil.resolve_name(WORK[kind])
+    gc.enable()
+    inlet, outlet = launcher_streams()
+    launcher = LauncherConnection(inlet, outlet, notes=work_class.notes)
+    try:
+        document = read_document(work_class.document_class, inlet.readline())
+        prepare_process(document.threads)
+        outputs = log.setup(stream=sys.stderr, file=document.log_file)
+    except (PoseidonError, OSError) as error:
+        launcher.send("error", message=str(error), exit_code=getattr(error, "exit_code", 1))
+        return 1
+    with outputs:
+        launcher.end_without_launcher()
+        return run_work(work_class(document, launcher))
+
+
+def run_work(work: Work[Any]) -> int:
+    """Do a worker's work and report its end. Return the exit code."""
+    launcher = work.launcher
+    launcher.start()
+    try:
+        done = work.run()
+    except Exception as error:  # noqa: BLE001 - the outermost frame: the log has all of it, the launcher one sentence
+        _report(error, work)
+        return 1
+    finally:
+        launcher.close()
+    launcher.send("done", **done)
+    return 0
+
+
+def _report(error: Exception, work: Work[Any]) -> None:
+    """Log an error that ended the work, and report it to the launcher in one sentence."""
+    document, location = work.document, work.location(error)
+    place = ": ".join(part for part in (f"worker {document.rank}", location) if part)
+    if isinstance(error, PoseidonError | ServerError):
+        sentence = f"{place}: {error}" if location else str(error)
+        exit_code = getattr(error, "exit_code", 1)
+    else:
+        problem = out_of_memory(error) or out_of_files(error) or described(error)
+        sentence, exit_code = f"{place}: {problem} (details in {document.log_file})", 1
+        with (
+            contextlib.suppress(OSError),
+            document.log_file.open("a", encoding="utf-8", errors="backslashreplace") as file,
+        ):
+            traceback.print_exception(error, file=file)
+    LOGGER.critical("%s", sentence)
+    work.launcher.send(
+        "error",
+        message=sentence,
+        exit_code=exit_code,
+        peer_lost=isinstance(error, PeerLost | StalenessTimeout),
+    )
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

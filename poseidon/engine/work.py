@@ -1,0 +1,91 @@
+"""The work of a worker's process: what differs between the kinds of work.
+
+`poseidon.engine.process` has what is the same: it starts the work and reports how it ended.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from pathlib import Path
+from typing import ClassVar, Generic, TypeVar
+
+import torch
+
+from poseidon.engine.document import TrainingDocument, WorkerDocument
+from poseidon.engine.launcher_connection import NOTHING_NOTED, LauncherConnection
+from poseidon.engine.observation import log_plan, open_trace
+from poseidon.engine.snapshot_writer import WrittenSnapshot
+from poseidon.exchange.building.membership import Built
+from poseidon.layers.base import LayerContext
+from ps_server.trace import NO_TRACE, Tracer
+
+Document = TypeVar("Document", bound=WorkerDocument)
+Training = TypeVar("Training", bound=TrainingDocument)
+NOTHING: Mapping[str, object] = {}
+
+
+class Work(ABC, Generic[Document]):
+    """The work of one worker.
+
+    Args:
+        document: the worker's configuration.
+        launcher: takes events; `process` starts it before `run`.
+    """
+
+    document_class: ClassVar[type[WorkerDocument]]
+    notes: ClassVar[Mapping[str, str]] = NOTHING_NOTED
+    """See `LauncherConnection`: a test pass, for example, may keep the job busy for a while."""
+
+    def __init__(self, document: Document, launcher: LauncherConnection) -> None:
+        self.document = document
+        self.launcher = launcher
+
+    @abstractmethod
+    def run(self) -> Mapping[str, object]:
+        """Do the work. Return what the `done` event says besides.
+
+        An exception ends the worker, which reports it in one sentence.
+        """
+
+    @abstractmethod
+    def location(self, error: Exception) -> str:
+        """Return the line of the user's own code where an error was raised; empty: elsewhere."""
+
+
+class TrainingWork(Work[Training]):
+    """The work of one worker that exchanges gradients."""
+
+    def open_trace(self) -> Tracer:
+        """Open the worker's trace, if the job writes any."""
+        document = self.document
+        return open_trace(Path(document.output), document.rank) if document.trace else NO_TRACE
+
+    def report_snapshot(self, written: WrittenSnapshot) -> None:
+        """Report a snapshot that is complete on disk."""
+        self.launcher.send(
+            "snapshot",
+            state=str(written.state.absolute()),
+            iteration=written.iteration,
+            seconds=round(written.seconds, 3),
+        )
+
+    def log_plan(self, built: Built) -> None:
+        """Log the plan of the exchange, if there is anything to exchange."""
+        if not self.document.membership().alone:
+            log_plan(built.plan, Path(self.document.output))
+
+
+def layer_context(document: WorkerDocument, *, phase: int, seed: int) -> LayerContext:
+    """Return the environment of a worker's layers."""
+    return LayerContext(
+        phase=phase,
+        seed=seed,
+        rank=document.rank,
+        workers=document.workers,
+        client=document.client,
+        clients=document.clients,
+        local_rank=document.local_rank,
+        local_workers=document.local_workers,
+        device=torch.device(document.device),
+    )
