@@ -21,6 +21,7 @@ FOLDERS = ("benchmarks", "examples", "poseidon", "ps_server", "scripts", "tests"
 """All folders with Python code."""
 MAY_IMPORT: dict[str, set[str]] = {
     "ps_server": set(),
+    "poseidon.flags": set(),
     "poseidon.proto": set(),
     "poseidon.metrics": set(),
     "poseidon.data": {"poseidon.proto"},
@@ -93,6 +94,7 @@ SHARED = {
     "poseidon.binding",
     "poseidon.durable",
     "poseidon.errors",
+    "poseidon.flags",
     "poseidon.hints",
     "poseidon.log",
     "poseidon.output_lines",

@@ -133,10 +133,8 @@ def _module(name: str) -> bool:
 
 @pytest.mark.parametrize("page", PAGES)
 def test_every_command_and_flag_exists(page: str) -> None:
-    flags = {
-        flag for command in COMMANDS.values() for flag in command.parser()._option_string_actions
-    }
-    flags.update(trainer_flags()._option_string_actions)
+    flags = {f"--{name}" for command in COMMANDS.values() for name in command.parser().names()}
+    flags.update(re.findall(r"--\w+", trainer_flags().format_help()))
     known = _source_text()
     for code in _named(page):
         for command in COMMAND.findall(code):

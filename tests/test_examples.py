@@ -16,9 +16,11 @@ import torch
 
 from poseidon.cli.main import parse_arguments
 from poseidon.data.prepare.cifar10 import Request
+from poseidon.exchange.kinds import ExchangeKind
 from poseidon.layers.registry import layer_class
 from poseidon.net.plan import plan_net
 from poseidon.proto.definition import read_net, read_solver
+from ps_server import Consistency
 from tests.support.training import write_definitions
 from tests.support.training_processes import machinefile, poseidon
 
@@ -151,7 +153,7 @@ def test_cifar10_trains_another_solver_with_its_own_sources(
     assert train_cifar10.main(words) == 0
     (command,) = train_cifar10.commands
     flags = parse_arguments(command)
-    assert flags.settings == ["max_iter=7", "base_lr=0.5"]
+    assert flags.settings == ("max_iter=7", "base_lr=0.5")
     derived = read_solver(flags.solver)
     assert (Path(flags.solver) == solver) == (backend == "lmdb")
     assert derived.net_definition() == read_solver(solver).net_definition()
@@ -217,7 +219,7 @@ def test_run_local_takes_the_words_of_the_original(
     assert len(started[0]) == 4 + bool(device) + (
         "--max_iter=3" in words
     )  # train, solver, net_outputs, hostfile
-    assert flags.settings == (["max_iter=3"] if "--max_iter=3" in started[0] else None)
+    assert flags.settings == (("max_iter=3",) if "--max_iter=3" in started[0] else ())
     assert Path(flags.net_outputs).name == "cifar-netoutputs"
 
 
@@ -267,7 +269,7 @@ def edited(repository: Path, tmp_path: Path) -> Path:
         ((), {}),
         (
             ("--num_app_threads=5", "--exchange=ps"),
-            {"num_app_threads": 5, "exchange": "ps", "svb": None},
+            {"num_app_threads": 5, "exchange": ExchangeKind.SERVER, "svb": None},
         ),
     ],
 )
@@ -284,14 +286,14 @@ def test_both_cifar10_scripts_train_with_what_is_edited_in_run_local(
     flags = vars(parse_arguments(started[0]))
     root = edited.parents[1]
     expected: dict[str, object] = {
-        "solver": str(root / "prototxt" / "cifar10" / "mine_solver.prototxt"),
+        "solver": root / "prototxt" / "cifar10" / "mine_solver.prototxt",
         "gpu": "0,1",
         "num_app_threads": 3,
         "table_staleness": 2,
         "num_rows_per_table": 7,
         "svb": "true",
         "num_comm_channels_per_client": 2,
-        "consistency_model": "SSP",
+        "consistency_model": Consistency.SSP,
         "net_outputs": str(root / "output" / "cifar10" / "cifar-netoutputs"),
         "hostfile": str(root / "machinefiles" / "localserver"),
     }

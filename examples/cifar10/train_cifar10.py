@@ -37,7 +37,7 @@ if __name__ == "__main__" and not {"-h", "--help"} & set(sys.argv):
 
 from poseidon.cli.main import main as poseidon
 from poseidon.cli.main import parse_arguments
-from poseidon.cli.parsers.data import add_data_flags
+from poseidon.cli.parsers.data import DATA
 from poseidon.cli.prepare_cifar10 import prepare_and_print
 from poseidon.cluster.jobs.registry import new_job_id
 from poseidon.cluster.machinefile import read_machinefile
@@ -45,6 +45,8 @@ from poseidon.data.databases.kinds import Backend
 from poseidon.data.prepare.cifar10 import Request
 from poseidon.engine.tools.preflight import check_nets
 from poseidon.errors import PoseidonError, UsageError
+from poseidon.flags.shared import BACKENDS
+from poseidon.flags.values import one_of
 from poseidon.launch.job_folder import remove_unused
 from poseidon.proto.caffe_pb2 import DataParameter
 from poseidon.proto.definition import read_net, read_solver
@@ -89,7 +91,15 @@ def parse(words: list[str]) -> tuple[argparse.Namespace, list[str]]:
     parser.add_argument(
         "--output", type=Path, help="folder of logs (default: output/cifar10-<time>)"
     )
-    add_data_flags(parser)
+    parser.add_argument("--data", "-data", type=Path, metavar="DIR", help=DATA)
+    parser.add_argument(
+        *("--backend", "-backend"),
+        type=one_of(BACKENDS),
+        choices=BACKENDS,
+        default="lmdb",
+        metavar="KIND",
+        help="lmdb or leveldb (lmdb)",
+    )
     flags, others = parser.parse_known_args(words)
     if flags.clients is not None and flags.clients < 1:
         raise UsageError(f"--clients={flags.clients}: expected 1 or more")

@@ -11,7 +11,8 @@ import shlex
 from collections.abc import Iterable
 
 from poseidon.cli.main import COMMANDS
-from poseidon.cli.parsers.form import Command, takes_value
+from poseidon.cli.parsers.form import Command
+from poseidon.flags.flag import Flag, Takes
 
 FILES = ("FILE", "FILES", "DIR")
 """What a value is called that is a path."""
@@ -29,19 +30,19 @@ def bash_script() -> str:
     for command in COMMANDS.values():
         parser = command.parser()
         names = [
-            _name(action) + ("=" if takes_value(action) else "")
-            for action in parser.flags()
-            if action.option_strings
+            flag.title + ("=" if _takes_value(flag) else "")
+            for flag in parser.flags()
+            if not flag.takes.is_word
         ]
         flags.append(f"        {command.name}) flags='{' '.join(names)}' ;;")
-        first = next((action for action in parser.flags() if not action.option_strings), None)
-        for action in parser.flags():
-            place = _name(action).lstrip("-") if action.option_strings else ""
-            if action.choices and (place or action is first):
+        first = next((flag for flag in parser.flags() if flag.takes.is_word), None)
+        for flag in parser.flags():
+            place = "" if flag.takes.is_word else flag.name
+            if flag.choices and (place or flag is first):
                 values.append(
-                    f"        {command.name}:{place}) values='{_spaced(action.choices)}' ;;"
+                    f"        {command.name}:{place}) values='{' '.join(flag.choices)}' ;;"
                 )
-            elif takes_value(action) and action.metavar not in FILES:
+            elif _takes_value(flag) and flag.metavar not in FILES:
                 values.append(f"        {command.name}:{place}) values=' ' ;;")
     return "\n".join(
         [_BASH_HEAD.format(commands=" ".join(COMMANDS)), *flags, _BASH_MIDDLE, *values, _BASH_END]
@@ -63,27 +64,24 @@ def zsh_script() -> str:
 
 def _zsh_specs(command: Command) -> Iterable[str]:
     place = 0
-    for action in command.parser().flags():
-        if not action.option_strings:
+    for flag in command.parser().flags():
+        values = f"({' '.join(flag.choices)})" if flag.choices else " "
+        if flag.takes.is_word:
             place += 1
-            if action.choices:
-                yield f"{place}:{action.metavar}:({_spaced(action.choices)})"
+            if flag.choices:
+                yield f"{place}:{flag.metavar}:{values}"
             continue
-        text = (action.help or "").replace("[", r"\[").replace("]", r"\]").replace(":", r"\:")
-        if not takes_value(action):
-            yield f"{_name(action)}[{text}]"
-        elif action.choices:
-            yield f"{_name(action)}=[{text}]:{action.metavar}:({_spaced(action.choices)})"
+        text = flag.text.replace("[", r"\[").replace("]", r"\]").replace(":", r"\:")
+        if not _takes_value(flag):
+            yield f"{flag.title}[{text}]"
         else:
-            yield f"{_name(action)}=[{text}]:{action.metavar}:{'_files' if action.metavar in FILES else ' '}"
+            values = "_files" if flag.metavar in FILES and not flag.choices else values
+            yield f"{flag.title}=[{text}]:{flag.metavar}:{values}"
 
 
-def _name(action: argparse.Action) -> str:
-    return action.option_strings[0]
-
-
-def _spaced(words: Iterable[object]) -> str:
-    return " ".join(map(str, words))
+def _takes_value(flag: Flag) -> bool:
+    """Return whether a flag is shown with a value."""
+    return flag.takes in (Takes.VALUE, Takes.VALUES)
 
 
 _BASH_HEAD = """# Completion of poseidon in bash; `poseidon completion bash` prints it.

@@ -30,7 +30,7 @@ def run(arguments: argparse.Namespace) -> int:
     elif is_caffe2(model, weights):
         line = write_predictor(read_predictor(model, weights, shapes), arguments.output)
     else:
-        stages = tuple(filter(None, arguments.stage.split(",")))
+        stages = arguments.stage
         net = open_for_inference(model, (weights,), shapes, stages=stages)
         try:
             line = write_net(net, arguments.output)

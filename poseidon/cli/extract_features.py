@@ -20,8 +20,8 @@ from poseidon.data.progress import EXTRACTING
 from poseidon.engine.tools.extraction import Extraction
 from poseidon.engine.tools.extractor import run_extraction
 from poseidon.errors import UsageError
+from poseidon.flags.values import parts, paths
 from poseidon.launch.extraction_job import check_extraction, run_extraction_job
-from poseidon.layers.user_modules import module_names
 from ps_server.numerics import prepare_process
 
 CAFFE_ARGUMENTS = "WEIGHTS NET BLOBS DATABASES NUM_MINI_BATCHES DB_TYPE [CPU/GPU] [DEVICE_ID]"
@@ -37,9 +37,7 @@ def run(flags: argparse.Namespace) -> int:
     if flags.caffe_arguments:
         if any(getattr(flags, name) for name in NEEDED):
             raise UsageError("give either the arguments of Caffe's tool or flags, not both")
-        extraction = replace(
-            from_caffe_arguments(flags.caffe_arguments), imports=module_names(flags.imports)
-        )
+        extraction = replace(from_caffe_arguments(flags.caffe_arguments), imports=flags.imports)
         return _run_alone(extraction, flags.progress)
     for name in NEEDED:
         if name == "weights" and not flags.weights and flags.model:
@@ -71,17 +69,13 @@ def from_caffe_arguments(arguments: Sequence[str]) -> Extraction:
         raise UsageError(f"'{mode}' is neither CPU nor GPU")
     return Extraction(
         model=model,
-        weights=tuple(map(str, weight_files(weights))),
-        blobs=_names(blobs),
-        databases=_names(databases),
+        weights=tuple(map(str, weight_files(paths(weights)))),
+        blobs=parts(blobs),
+        databases=parts(databases),
         backend=kind.lower(),
         batches=int(count),
         device=str(one_device(number if mode == "GPU" else "")),
     )
-
-
-def _names(text: str) -> tuple[str, ...]:
-    return tuple(part.strip() for part in text.split(",") if part.strip())
 
 
 def _run_alone(extraction: Extraction, progress: str) -> int:

@@ -21,7 +21,8 @@ from types import FrameType
 from poseidon import __version__
 from poseidon.cli.checkout import PACKAGES, is_checkout, use_environment
 from poseidon.cli.parsers import data, jobs, nets, watch
-from poseidon.cli.parsers.form import Command, overview
+from poseidon.cli.parsers.form import Command
+from poseidon.cli.parsers.layout import overview
 from poseidon.errors import PoseidonError, described, nearest, out_of_files, out_of_memory
 from poseidon.hints import own_command
 from poseidon.settings import let_waiting_threads_sleep
@@ -76,7 +77,11 @@ def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
             to start itself again.
     """
     if not argv or (argv[0].lstrip("-") in ("help", "h") and argv[1:] in ([], ["help"])):
-        print(overview(_TITLE, GROUPS, _EXAMPLE), end="")
+        lines = {
+            headline: {command.name: command.line for command in commands}
+            for headline, commands in GROUPS.items()
+        }
+        print(overview(_TITLE, lines, _EXAMPLE), end="")
         sys.exit(0)
     if argv[0] in ("--version", "-version"):
         print(f"poseidon {__version__}")
@@ -148,7 +153,7 @@ def _problem_of_own_layers(parsed: argparse.Namespace, error: Exception) -> str 
     if not getattr(parsed, "imports", ""):
         return None
     modules = import_module("poseidon.layers.user_modules")
-    location: str = modules.location_in(modules.module_names(parsed.imports), error)
+    location: str = modules.location_in(parsed.imports, error)
     return f"{location}: {described(error)}" if location else None
 
 

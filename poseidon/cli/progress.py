@@ -12,7 +12,8 @@ from contextlib import ExitStack, contextmanager, redirect_stderr, redirect_stdo
 from typing import TextIO, TypeVar
 
 from poseidon.data.progress import UNITS
-from poseidon.metrics.progress import ProgressBar, ShownProgress
+from poseidon.flags.shared import ShownProgress
+from poseidon.metrics.progress import ProgressBar
 
 LINE_S = 60.0
 """Seconds between two lines of --progress=lines."""

@@ -1,15 +1,13 @@
 """From flags to values: the one place that reads a parsed command line for several commands.
 
-Law: a field of a request has the name of its flag, and says itself how its value is made of the
-flag's. So a new flag changes nothing here.
+Law: a field of a request declares its flag. So a new flag changes nothing here.
 """
 
 from __future__ import annotations
 
 import argparse
-from dataclasses import fields
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import torch
 
@@ -19,9 +17,10 @@ from poseidon.engine.tools.solo import NetRequest
 from poseidon.errors import SnapshotError, UsageError
 from poseidon.exchange.kinds import ExchangeKind
 from poseidon.exchange.options import ExchangeOptions
+from poseidon.flags.flag import values_of
 from poseidon.hints import own_command
-from poseidon.launch.request import CONVERT, ExtractionRequest, JobRequest
-from poseidon.layers.user_modules import import_modules, module_names
+from poseidon.launch.request import ExtractionRequest, JobRequest
+from poseidon.layers.user_modules import import_modules
 from poseidon.proto.caffe_pb2 import Phase
 
 AnyJobRequest = TypeVar("AnyJobRequest", bound=JobRequest)
@@ -48,14 +47,12 @@ def job_request(kind: type[AnyJobRequest], flags: argparse.Namespace) -> AnyJobR
     Raises:
         UsageError: a value is out of range, or two flags exclude each other.
     """
-    exchange = ExchangeOptions.from_flags(flags, kind=exchange_kind(flags))
+    exchange = {**values_of(ExchangeOptions, flags), "kind": exchange_kind(flags)}
     return kind(
-        **_values(
-            kind,
-            flags,
-            exchange=exchange,
-            server_requested=flags.exchange not in (None, "auto", "local"),
-        )
+        argv=tuple(flags.argv),
+        exchange=ExchangeOptions(**exchange),
+        server_requested=flags.exchange not in (None, ExchangeKind.AUTO, ExchangeKind.LOCAL),
+        **values_of(kind, flags),
     )
 
 
@@ -67,21 +64,7 @@ def extraction_request(flags: argparse.Namespace) -> ExtractionRequest:
         SnapshotError: there is no such model.
     """
     weight_files(flags.weights)
-    return ExtractionRequest(**_values(ExtractionRequest, flags))
-
-
-def _values(kind: Any, flags: argparse.Namespace, **given: Any) -> dict[str, Any]:
-    """Return the fields of a request: those given, and for each other one the value of the flag
-    of its name.
-    """
-    values = dict(given)
-    for entry in fields(kind):
-        if entry.name not in given:
-            value = getattr(flags, entry.name)
-            values[entry.name] = (
-                entry.metadata[CONVERT](value) if CONVERT in entry.metadata else value
-            )
-    return values
+    return ExtractionRequest(**values_of(ExtractionRequest, flags))
 
 
 def exchange_kind(flags: argparse.Namespace) -> ExchangeKind:
@@ -93,12 +76,11 @@ def exchange_kind(flags: argparse.Namespace) -> ExchangeKind:
     by_svb = KIND_OF_SVB[flags.svb] if flags.svb else None
     if flags.exchange is None:
         return by_svb or ExchangeKind.HYBRID
-    kind = ExchangeKind(flags.exchange)
+    kind: ExchangeKind = flags.exchange
     if by_svb not in (None, kind):
         raise UsageError(
             f"--svb={flags.svb} means --exchange={by_svb.value}, and --exchange={kind.value} is "
-            "asked for too; "
-            "give one of them"
+            "asked for too; give one of them"
         )
     return kind
 
@@ -112,24 +94,23 @@ def net_request(flags: argparse.Namespace) -> NetRequest:
     """
     if flags.iterations < 1:
         raise UsageError(f"-iterations is {flags.iterations}, expected 1 or more")
-    import_modules(module_names(flags.imports))
+    import_modules(flags.imports)
     return NetRequest(
         model=Path(flags.model),
         weights=weight_files(flags.weights),
         phase=Phase.Value(flags.phase),
         level=flags.level,
-        stages=tuple(stage for stage in flags.stage.split(",") if stage),
+        stages=flags.stage,
         device=one_device(flags.gpu),
     )
 
 
-def weight_files(text: str) -> tuple[Path, ...]:
-    """Return the models of a -weights flag, separated by commas.
+def weight_files(paths: tuple[Path, ...]) -> tuple[Path, ...]:
+    """Return the models of a -weights flag.
 
     Raises:
         SnapshotError: one does not exist.
     """
-    paths = tuple(Path(part.strip()) for part in text.split(",") if part.strip())
     for path in paths:
         if not path.is_file():
             raise SnapshotError(f"-weights: there is no file {path}{how_to_fetch(path)}")

@@ -12,6 +12,7 @@ from enum import Enum
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
+from poseidon.engine.training_options import TrainingOptions
 from poseidon.errors import UsageError
 from poseidon.exchange.building.membership import Membership
 from poseidon.exchange.options import DEFAULT_OPTIONS, ExchangeOptions
@@ -136,24 +137,6 @@ class TrainingDocument(WorkerDocument):
             loads=self.loads,
             options=self.exchange,
         )
-
-
-@dataclass(frozen=True, kw_only=True)
-class TrainingOptions:
-    """Flags of `poseidon train` that act in the workers, by the names of the flags.
-
-    A field here is a field of the launcher's request and of the worker's
-    document. What lies between copies all of them.
-
-    Attributes:
-        snapshot_keep: how many snapshots of the run stay on disk, the newest; 0: all.
-    """
-
-    snapshot_keep: int = 0
-
-    def options(self) -> dict[str, Any]:
-        """Return the options by name."""
-        return {entry.name: getattr(self, entry.name) for entry in fields(TrainingOptions)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,24 +1,27 @@
 """The options of a job's exchange: parsed and checked once, and passed whole from the flags to
 the store.
 
-Law: an option is a field here and a flag in `poseidon/cli/parsers/jobs.py`, whose name the field
-gives. Nothing between the two names it.
+Law: an option is a field here, which declares its flag. Nothing between the flag and the store
+names it, and the command line reads it without torch.
 """
 
 from __future__ import annotations
 
-import argparse
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import Field, dataclass, fields, replace
 from enum import Enum
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from poseidon.errors import UsageError
 from poseidon.exchange.kinds import ExchangeKind
-from poseidon.exchange.lossy.compression import parse_compression
-from poseidon.exchange.lossy.low_rank_matrix import LowRank
+from poseidon.flags.flag import Section, flag_of, option
+from poseidon.flags.values import count, positive
 from ps_server import Consistency, Precision
+
+if TYPE_CHECKING:
+    from poseidon.exchange.lossy.automatic import Auto
+    from poseidon.exchange.lossy.compression import Lossy
 
 LOCAL_STEPS = frozenset(
     {"outer_lr", "outer_momentum", "outer_nesterov", "sync_fragments", "sync_delay", "sync_mix"}
@@ -69,35 +72,109 @@ class ExchangeOptions:
             their flags.
     """
 
-    kind: ExchangeKind = field(default=ExchangeKind.HYBRID, metadata={"flag": "exchange"})
-    allreduce_in_clear: bool = field(default=False, metadata={"flag": "allreduce_in_clear"})
-    staleness: int = field(default=0, metadata={"flag": "table_staleness"})
-    rows: int = field(default=0, metadata={"flag": "num_rows_per_table"})
-    consistency: Consistency = field(
-        default=Consistency.SSP_PUSH, metadata={"flag": "consistency_model"}
+    kind: ExchangeKind = option(
+        ExchangeKind.HYBRID,
+        "{choices}",
+        Section.EXCHANGE,
+        name="exchange",
+        metavar="KIND",
+        default=None,
     )
-    precision: Precision = field(default=Precision.FLOAT32, metadata={"flag": "wire_precision"})
-    sync_every: int = field(default=0, metadata={"flag": "sync_every"})
-    outer_lr: float = field(default=0.7, metadata={"flag": "outer_lr"})
-    outer_momentum: float = field(default=0.9, metadata={"flag": "outer_momentum"})
-    outer_nesterov: bool = field(default=True, metadata={"flag": "outer_nesterov"})
-    sync_fragments: int = field(default=1, metadata={"flag": "sync_fragments"})
-    sync_delay: int = field(default=0, metadata={"flag": "sync_delay"})
-    sync_mix: float = field(default=0.5, metadata={"flag": "sync_mix"})
-    bandwidth_mbps: float | None = field(default=None, metadata={"flag": "client_bandwidth_mbps"})
-    compress: str = field(default="", metadata={"flag": "compress"})
-    loss_budget: float | None = field(default=None, metadata={"flag": "loss_budget"})
-    wait_free: bool = field(default=True, metadata={"flag": "wait_free"})
-    check_every: int = field(default=1000, metadata={"flag": "check_replicas"})
-    on_divergence: OnDivergence = field(
-        default=OnDivergence.STOP, metadata={"flag": "on_divergence"}
+    staleness: int = option(
+        0,
+        "bound of staleness, in iterations or rounds ({default})",
+        Section.EXCHANGE,
+        name="table_staleness",
+        metavar="S",
+        read=count,
     )
+    rows: int = option(
+        0,
+        "pieces of a tensor; {default} (default): by size",
+        Section.EXCHANGE,
+        name="num_rows_per_table",
+        metavar="N",
+        read=count,
+    )
+    consistency: Consistency = option(
+        Consistency.SSP_PUSH,
+        "SSP (pull), SSPPush (push), SSPAggr",
+        Section.EXCHANGE,
+        name="consistency_model",
+        metavar="NAME",
+        instead={"bsp": "--consistency_model=SSPPush --table_staleness=0"},
+    )
+    bandwidth_mbps: float | None = option(
+        None,
+        "Mbit/s for changes sent early (SSPAggr)",
+        Section.EXCHANGE,
+        name="client_bandwidth_mbps",
+        metavar="F",
+        read=positive,
+    )
+    precision: Precision = option(
+        Precision.FLOAT32, "{choices}", Section.EXCHANGE, name="wire_precision", metavar="TYPE"
+    )
+    compress: str = option(
+        "", "lossy codecs: int8, 'fc*=topk:0.01'; see docs", Section.EXCHANGE, metavar="SCHEMES"
+    )
+    loss_budget: float | None = option(
+        None,
+        "--compress=auto: largest share of loss, as 0.01",
+        Section.EXCHANGE,
+        metavar="F",
+        read=positive,
+    )
+    sync_every: int = option(
+        0,
+        "local steps between exchanges; {default} (default): none",
+        Section.EXCHANGE,
+        metavar="H",
+        read=count,
+    )
+    outer_lr: float = option(
+        0.7, "rate of the outer rule ({default})", Section.EXCHANGE, metavar="F"
+    )
+    outer_momentum: float = option(0.9, "its momentum ({default})", Section.EXCHANGE, metavar="F")
+    outer_nesterov: bool = option(True, "its momentum is Nesterov's ({default})", Section.EXCHANGE)
+    sync_fragments: int = option(
+        1,
+        "parts sent at different iterations of a round ({default})",
+        Section.EXCHANGE,
+        metavar="P",
+        read=count,
+    )
+    sync_delay: int = option(
+        0,
+        "local steps made while a part travels ({default})",
+        Section.EXCHANGE,
+        metavar="D",
+        read=count,
+    )
+    sync_mix: float = option(
+        0.5, "weight of the own value after a delay ({default})", Section.EXCHANGE, metavar="F"
+    )
+    wait_free: bool = option(
+        True, "send gradients during the backward pass ({default})", Section.EXCHANGE
+    )
+    check_every: int = option(
+        1000,
+        "iterations between comparisons of weights ({default})",
+        Section.EXCHANGE,
+        name="check_replicas",
+        metavar="N",
+        read=count,
+    )
+    on_divergence: OnDivergence = option(
+        OnDivergence.STOP, "weights differ: {choices}", Section.EXCHANGE, metavar="WHAT"
+    )
+    allreduce_in_clear: bool = option(False, "let allreduce go unencrypted", Section.MACHINES)
 
     def __post_init__(self) -> None:
         for entry in fields(self):
             value = getattr(self, entry.name)
             if isinstance(value, int) and value < 0:
-                raise UsageError(f"--{entry.metadata['flag']}={value}: expected 0 or more")
+                raise UsageError(f"--{_flag(entry)}={value}: expected 0 or more")
         if self.kind is ExchangeKind.ALLREDUCE and self.staleness:
             raise UsageError(
                 "--exchange=allreduce has no staleness; expected 0, not "
@@ -112,10 +189,7 @@ class ExchangeOptions:
                 "--client_bandwidth_mbps is for --consistency_model=SSPAggr, not "
                 f"{self.consistency.value}"
             )
-        if any(
-            scheme.codec is not None
-            for scheme in parse_compression(self.compress, self.loss_budget)
-        ):
+        if self._codecs():
             self._check_compressed()
         self._check_local_steps()
 
@@ -136,8 +210,7 @@ class ExchangeOptions:
             for entry in fields(self):
                 if entry.name in LOCAL_STEPS and getattr(self, entry.name) != entry.default:
                     raise UsageError(
-                        f"--{entry.metadata['flag']} is for local steps, which --sync_every=H "
-                        "asks for"
+                        f"--{_flag(entry)} is for local steps, which --sync_every=H asks for"
                     )
             return
         if not 1 <= self.sync_fragments <= self.sync_every:
@@ -170,10 +243,22 @@ class ExchangeOptions:
     @property
     def names_powersgd(self) -> bool:
         """Whether `compress` has PowerSGD as one of its schemes; `auto` may choose it too."""
-        return any(
-            isinstance(scheme.codec, LowRank)
-            for scheme in parse_compression(self.compress, self.loss_budget)
-        )
+        from poseidon.exchange.lossy.low_rank_matrix import LowRank  # it imports torch
+
+        return any(isinstance(codec, LowRank) for codec in self._codecs())
+
+    def _codecs(self) -> list[Lossy | Auto]:
+        """Return the codecs that `compress` names.
+
+        Raises:
+            UsageError: `compress` is not legal, or it has no `auto` that uses the loss budget.
+        """
+        if not self.compress and self.loss_budget is None:
+            return []
+        from poseidon.exchange.lossy.compression import parse_compression  # it imports torch
+
+        schemes = parse_compression(self.compress, self.loss_budget)
+        return [scheme.codec for scheme in schemes if scheme.codec is not None]
 
     @property
     def streams(self) -> bool:
@@ -230,17 +315,6 @@ class ExchangeOptions:
                 "--sync_fragments and --sync_delay"
             )
 
-    @classmethod
-    def from_flags(cls, flags: argparse.Namespace, *, kind: ExchangeKind) -> ExchangeOptions:
-        """Return the options of a command line.
-
-        Args:
-            flags: has the flag of each field as an attribute.
-            kind: the kind that --exchange and --svb give together.
-        """
-        given = {entry.name: getattr(flags, entry.metadata["flag"]) for entry in fields(cls)}
-        return cls.from_json({**given, "kind": kind.value})
-
     def to_json(self) -> dict[str, object]:
         """Return values for `json.dumps`, by field."""
         values = {entry.name: getattr(self, entry.name) for entry in fields(self)}
@@ -275,13 +349,17 @@ def _read(entry: Any, value: Any) -> Any:
             return kind(value)
         except ValueError as error:
             choices = " or ".join(str(member.value) for member in type(entry.default))
-            raise UsageError(
-                f"--{entry.metadata['flag']} is {value!r}; expected {choices}"
-            ) from error
+            raise UsageError(f"--{_flag(entry)} is {value!r}; expected {choices}") from error
     if entry.default is None:
         if value is None or (isinstance(value, int | float) and not isinstance(value, bool)):
             return value
-        raise UsageError(f"--{entry.metadata['flag']} is {value!r:.60}; expected a number")
+        raise UsageError(f"--{_flag(entry)} is {value!r:.60}; expected a number")
     if type(value) is not kind:
-        raise UsageError(f"--{entry.metadata['flag']} is {value!r:.60}; expected {kind.__name__}")
+        raise UsageError(f"--{_flag(entry)} is {value!r:.60}; expected {kind.__name__}")
     return value
+
+
+def _flag(entry: Field[Any]) -> str:
+    """Return the name of a field's flag."""
+    flag = flag_of(entry)
+    return flag.name if flag else entry.name

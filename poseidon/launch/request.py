@@ -1,31 +1,31 @@
 """What a user asks of a job, as frozen values.
 
-Law: each field has the name of its flag, so that `poseidon.cli.requests` reads all of them alike: a
-new flag of `train` is a flag in `poseidon/cli/parsers/jobs.py`, a field here (or, if it acts in the
-workers, in `TrainingOptions`), and the place where it acts. A field whose value is not that of the
-flag names the function that converts it. Ranges are checked here.
+Law: a field declares its flag, with its default and its help. A new flag of `train` is a field here
+(or, if it acts in the workers, in `TrainingOptions`), and the place where it acts. Ranges are
+checked here. The command line reads this module without torch.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
-from typing import Any
 
 from poseidon.cluster.machinefile import HIGHEST_PORT
-from poseidon.cluster.supervision.restarts import RestartSettings
-from poseidon.cluster.supervision.state import SignalEffect, SupervisionSettings
-from poseidon.engine.document import TrainingOptions
+from poseidon.cluster.supervision.state import (
+    RETURN_TIMEOUT_S,
+    RestartSettings,
+    SignalEffect,
+    SupervisionSettings,
+)
+from poseidon.engine.training_options import TrainingOptions
 from poseidon.errors import UsageError
 from poseidon.exchange.options import DEFAULT_OPTIONS, ExchangeOptions
-from poseidon.layers.user_modules import module_names
-from poseidon.metrics.progress import ShownProgress
+from poseidon.flags.flag import Section, Takes, declared, option
+from poseidon.flags.shared import BACKENDS, IMPORT, ON_TERMINAL, ShownProgress
+from poseidon.flags.values import count, devices, one_of, parts, path, paths, whole
 
 START_TIMEOUT_S = 180.0
-CONVERT = "convert"
-"""The key, in a field's metadata, of the function from the flag's value to the field's."""
 
 
 class LauncherKind(Enum):
@@ -68,35 +68,56 @@ class OnNan(Enum):
     """They are a warning."""
 
 
-def _by(convert: Callable[[Any], object]) -> Mapping[str, Any]:
-    return {CONVERT: convert}
-
-
-def _tuple(values: Iterable[str] | None) -> tuple[str, ...]:
-    return tuple(values or ())
-
-
-def _path(text: str | None) -> Path | None:
-    return Path(text) if text else None
-
-
-def _parts(text: str) -> tuple[str, ...]:
-    return tuple(name for part in text.split(",") if (name := part.strip()))
-
-
-def _paths(text: str) -> tuple[Path, ...]:
-    return tuple(map(Path, _parts(text)))
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
-class JobRequest:
+class RunRequest:
     """What every job is asked for.
 
     Attributes:
-        argv: the arguments of `poseidon`, the command first.
         hostfile: the machinefile; None: this machine alone.
         gpu: device numbers with commas, `all`, or empty: --gpu.
         num_app_threads: workers of each client on CPU; at least 1.
+        output: the job's folder; None: output/<job>.
+        progress: how the progress is shown.
+        job: the job's id; None: a new one.
+
+    Raises:
+        UsageError: a number is out of range; the text names its flag.
+    """
+
+    hostfile: str | None = option(
+        None, "the machinefile; default: this machine alone", Section.MACHINES, metavar="FILE"
+    )
+    gpu: str = option(
+        "",
+        "GPUs, a worker each: 0,1 or all (CPU)",
+        Section.MACHINES,
+        metavar="IDS",
+        read=devices,
+    )
+    num_app_threads: int = option(
+        1, "workers of each client on CPU ({default})", Section.MACHINES, metavar="T"
+    )
+    output: Path | None = option(
+        None,
+        "the job's folder: logs, statistics (output/<job>)",
+        Section.OUTPUT,
+        metavar="DIR",
+        read=path,
+    )
+    progress: ShownProgress = option(ShownProgress.AUTO, ON_TERMINAL, Section.OUTPUT, metavar="HOW")
+    job: str | None = option(None, "", Section.OUTPUT, metavar="ID")
+
+    def __post_init__(self) -> None:
+        if self.num_app_threads < 1:
+            raise UsageError(f"--num_app_threads is {self.num_app_threads}, expected 1 or more")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobRequest(RunRequest):
+    """What every job that trains is asked for.
+
+    Attributes:
+        argv: the arguments of `poseidon`, the command first.
         threads: CPU threads of a worker, at least 1; None: an equal part of its host's.
         num_comm_channels_per_client: shards of each client.
         launcher: how processes are started.
@@ -112,15 +133,12 @@ class JobRequest:
         exchange: how gradients are exchanged.
         server_requested: whether an exchange that uses shards was asked for by name.
         trace: whether each process writes a trace.
-        output: the job's folder; None: output/<job>.
         tensorboard_dir: folder of TensorBoard's files; None: none are written.
         metrics_port: on loopback, for Prometheus; 0: a free one; None: nothing is served.
         dashboard: whether a page of the job is served as long as it runs.
         show_logs: whose logs are shown.
-        progress: how the progress is shown.
         progress_interval: seconds between progress lines; 0: none.
         background: whether the command returns once the job runs.
-        job: the job's id; None: a new one.
         sigint_effect: what Ctrl-C does.
         sighup_effect: what a hang-up does.
         max_restarts: most restarts; None: as the kind of job decides.
@@ -133,44 +151,116 @@ class JobRequest:
         UsageError: a number is out of range; the text names its flag.
     """
 
-    argv: tuple[str, ...] = field(default=(), metadata=_by(_tuple))
-    hostfile: str | None = None
-    gpu: str = ""
-    num_app_threads: int = 1
-    threads: int | None = None
-    num_comm_channels_per_client: int = 1
-    launcher: LauncherKind = field(default=LauncherKind.AUTO, metadata=_by(LauncherKind))
-    ssh_config: Path | None = field(default=None, metadata=_by(_path))
-    ray_address: str | None = None
-    clients: int | None = None
-    servers: int = 0
-    ray_resources: str = ""
-    ray_server_resources: str = ""
-    ray_timeout: float = 300.0
-    encrypt: Encrypt = field(default=Encrypt.AUTO, metadata=_by(Encrypt))
+    argv: tuple[str, ...] = ()
     exchange: ExchangeOptions = DEFAULT_OPTIONS
     server_requested: bool = False
-    trace: bool = False
-    output: Path | None = field(default=None, metadata=_by(_path))
-    tensorboard_dir: Path | None = field(default=None, metadata=_by(_path))
-    metrics_port: int | None = None
-    dashboard: bool = False
-    show_logs: ShownLogs = field(default=ShownLogs.FIRST, metadata=_by(ShownLogs))
-    progress: ShownProgress = field(default=ShownProgress.AUTO, metadata=_by(ShownProgress))
-    progress_interval: float = 60.0
-    background: bool = False
-    job: str | None = None
-    sigint_effect: SignalEffect = field(default=SignalEffect.STOP, metadata=_by(SignalEffect))
-    sighup_effect: SignalEffect = field(default=SignalEffect.SNAPSHOT, metadata=_by(SignalEffect))
-    max_restarts: int | None = None
-    return_timeout: float = 180.0
-    stall_timeout: float = 120.0
-    term_deadline: float = 25.0
-    snapshot: str = ""
+    threads: int | None = option(
+        None, "CPU threads of a worker (equal parts)", Section.MACHINES, metavar="N", read=whole
+    )
+    num_comm_channels_per_client: int = option(
+        1, "shards of each client ({default})", Section.MACHINES, metavar="C"
+    )
+    launcher: LauncherKind = option(
+        LauncherKind.AUTO, "auto (SSH to others), local, ssh, ray", Section.MACHINES, metavar="HOW"
+    )
+    ssh_config: Path | None = option(
+        None, "in place of ~/.ssh/config, as ssh -F", Section.MACHINES, metavar="FILE", read=path
+    )
+    ray_address: str | None = option(
+        None, "head of the Ray cluster ($RAY_ADDRESS)", Section.MACHINES, metavar="HOST:PORT"
+    )
+    clients: int | None = option(
+        None, "Ray nodes with workers (1)", Section.MACHINES, metavar="N", read=whole
+    )
+    servers: int = option(
+        0, "Ray nodes with shards alone ({default})", Section.MACHINES, metavar="N", read=count
+    )
+    ray_resources: str = option(
+        "", "of a client: CPU=4,big=1 (CPU=1 a thread)", Section.MACHINES, metavar="LIST"
+    )
+    ray_server_resources: str = option(
+        "", "of a client with shards alone (CPU=1)", Section.MACHINES, metavar="LIST"
+    )
+    ray_timeout: float = option(
+        300.0, "seconds to wait for Ray's nodes ({default})", Section.MACHINES, metavar="S"
+    )
+    encrypt: Encrypt = option(
+        Encrypt.AUTO, "auto (between machines), on (everywhere)", Section.MACHINES, metavar="WHEN"
+    )
+    dashboard: bool = option(
+        False, "serve a live page of the job; see poseidon dashboard", Section.OUTPUT
+    )
+    tensorboard_dir: Path | None = option(
+        None,
+        "write losses and scores for TensorBoard there",
+        Section.OUTPUT,
+        metavar="DIR",
+        read=path,
+    )
+    metrics_port: int | None = option(
+        None,
+        "serve values to Prometheus on 127.0.0.1:N",
+        Section.OUTPUT,
+        metavar="N",
+        read=count,
+    )
+    trace: bool = option(False, "write <output>/trace_*.json, for Perfetto", Section.OUTPUT)
+    show_logs: ShownLogs = option(
+        ShownLogs.FIRST,
+        "first (worker 0 and all warnings), all",
+        Section.OUTPUT,
+        metavar="WHOSE",
+    )
+    progress_interval: float = option(
+        60.0,
+        "seconds between progress lines, without a bar ({default})",
+        Section.OUTPUT,
+        metavar="S",
+    )
+    background: bool = option(False, "return once the job runs", Section.OUTPUT)
+    sigint_effect: SignalEffect = option(
+        SignalEffect.STOP,
+        "what Ctrl-C does: stop, snapshot, none ({default})",
+        Section.FAILURES,
+        metavar="WHAT",
+    )
+    sighup_effect: SignalEffect = option(
+        SignalEffect.SNAPSHOT,
+        "what a hang-up does: stop, snapshot, none ({default})",
+        Section.FAILURES,
+        metavar="WHAT",
+    )
+    max_restarts: int | None = option(
+        None,
+        "restarts (3 on several hosts, else 0)",
+        Section.FAILURES,
+        metavar="N",
+        read=count,
+    )
+    return_timeout: float = option(
+        RETURN_TIMEOUT_S,
+        "how long a restart waits for lost hosts ({default})",
+        Section.FAILURES,
+        metavar="S",
+    )
+    stall_timeout: float = option(
+        120.0,
+        "a process that hangs this long has failed ({default})",
+        Section.FAILURES,
+        metavar="S",
+    )
+    term_deadline: float = option(
+        25.0, "seconds from SIGTERM to the job's end ({default})", Section.FAILURES, metavar="S"
+    )
+    snapshot: str = option(
+        "",
+        "resume from a file of group.save(), or a job's newest",
+        Section.TRAINED,
+        metavar="FILE|JOB",
+    )
 
     def __post_init__(self) -> None:
-        if self.num_app_threads < 1:
-            raise UsageError(f"--num_app_threads is {self.num_app_threads}, expected 1 or more")
+        RunRequest.__post_init__(self)
         if self.threads is not None and self.threads < 1:
             raise UsageError(f"--threads={self.threads}: expected 1 or more")
         if self.metrics_port is not None and not 0 <= self.metrics_port <= HIGHEST_PORT:
@@ -240,7 +330,7 @@ class JobRequest:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TrainRequest(JobRequest, TrainingOptions):
+class TrainRequest(TrainingOptions, JobRequest):
     """What `poseidon train` is asked for, with the options of `TrainingOptions`, which act in
     the workers.
 
@@ -255,14 +345,63 @@ class TrainRequest(JobRequest, TrainingOptions):
         on_nan: what a loss or weights that are not finite do.
     """
 
-    solver: Path = field(default_factory=Path, metadata=_by(Path))
-    weights: tuple[Path, ...] = field(default=(), metadata=_by(_paths))
-    level: int | None = None
-    stage: tuple[str, ...] = field(default=(), metadata=_by(_parts))
-    imports: tuple[str, ...] = field(default=(), metadata=_by(module_names))
-    settings: tuple[str, ...] = field(default=(), metadata=_by(_tuple))
-    net_outputs: str = ""
-    on_nan: OnNan = field(default=OnNan.STOP, metadata=_by(OnNan))
+    solver: Path = option(
+        Path(),
+        "the solver definition (prototxt)",
+        Section.TRAINED,
+        metavar="FILE",
+        read=Path,
+        required=True,
+    )
+    snapshot: str = option(
+        "",
+        "resume from a .solverstate, or a job's newest",
+        Section.TRAINED,
+        metavar="FILE|JOB",
+    )
+    weights: tuple[Path, ...] = option(
+        (),
+        "start from comma-separated .caffemodels",
+        Section.TRAINED,
+        metavar="FILES",
+        read=paths,
+    )
+    level: int | None = option(
+        None,
+        "level of the train net, for its include rules",
+        Section.TRAINED,
+        metavar="L",
+        read=whole,
+    )
+    stage: tuple[str, ...] = option(
+        (),
+        "comma-separated stages of the train net",
+        Section.TRAINED,
+        metavar="NAMES",
+        read=parts,
+    )
+    imports: tuple[str, ...] = declared(IMPORT, Section.TRAINED)
+    settings: tuple[str, ...] = option(
+        (),
+        "any field; may be given more than once",
+        Section.SETTINGS,
+        name="set",
+        dest="settings",
+        metavar="FIELD=VALUE",
+        takes=Takes.VALUES,
+    )
+    net_outputs: str = option(
+        "",
+        "PREFIX.netoutputs: averaged losses (job in --output)",
+        Section.OUTPUT,
+        metavar="PREFIX",
+    )
+    on_nan: OnNan = option(
+        OnNan.STOP,
+        "a loss or weights not finite: {choices}",
+        Section.FAILURES,
+        metavar="WHAT",
+    )
 
     def __post_init__(self) -> None:
         JobRequest.__post_init__(self)
@@ -281,12 +420,16 @@ class ScriptRequest(JobRequest):
         arguments: its own arguments.
     """
 
-    script: Path = field(default_factory=Path, metadata=_by(Path))
-    arguments: tuple[str, ...] = field(default=(), metadata=_by(_tuple))
+    script: Path = option(
+        Path(), "the script", Section.ARGUMENTS, metavar="SCRIPT", read=Path, takes=Takes.WORD
+    )
+    arguments: tuple[str, ...] = option(
+        (), "its own arguments", Section.ARGUMENTS, metavar="...", takes=Takes.REST
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ExtractionRequest:
+class ExtractionRequest(RunRequest):
     """What `poseidon extract_features` is asked for as a job.
 
     Attributes:
@@ -297,28 +440,43 @@ class ExtractionRequest:
         num_mini_batches: most batches of a worker; 0: all.
         backend: leveldb or lmdb.
         imports: Python modules that register layers.
-        hostfile: the machinefile; None: this machine alone.
-        gpu: see `JobRequest`.
-        num_app_threads: see `JobRequest`.
-        output: the folder of logs; None: output/<job>.
-        job: the job's id; None: a new one.
-        progress: see `JobRequest`.
     """
 
-    model: Path = field(default_factory=Path, metadata=_by(Path))
-    weights: tuple[Path, ...] = field(default=(), metadata=_by(_paths))
-    extract_feature_blob_names: tuple[str, ...] = field(default=(), metadata=_by(_parts))
-    save_feature_dataset_names: tuple[str, ...] = field(default=(), metadata=_by(_parts))
-    num_mini_batches: int = 0
-    backend: str = "leveldb"
-    imports: tuple[str, ...] = field(default=(), metadata=_by(module_names))
-    hostfile: str | None = None
-    gpu: str = ""
-    num_app_threads: int = 1
-    output: Path | None = field(default=None, metadata=_by(_path))
-    job: str | None = None
-    progress: ShownProgress = field(default=ShownProgress.AUTO, metadata=_by(ShownProgress))
-
-    def __post_init__(self) -> None:
-        if self.num_app_threads < 1:
-            raise UsageError(f"--num_app_threads is {self.num_app_threads}, expected 1 or more")
+    model: Path = option(
+        Path(),
+        "the net; its TEST data is read",
+        Section.EXTRACTED,
+        metavar="FILE",
+        read=path,
+        default=None,
+    )
+    weights: tuple[Path, ...] = option(
+        (),
+        "comma-separated models; later ones win",
+        Section.EXTRACTED,
+        metavar="FILES",
+        read=paths,
+    )
+    extract_feature_blob_names: tuple[str, ...] = option(
+        (), "the features: fc7,fc8", Section.EXTRACTED, metavar="BLOBS", read=parts
+    )
+    save_feature_dataset_names: tuple[str, ...] = option(
+        (),
+        "a database for each blob",
+        Section.EXTRACTED,
+        metavar="NAMES",
+        read=parts,
+        aliases=("save_feature_leveldb_names",),
+    )
+    num_mini_batches: int = option(
+        0, "at most N batches of a worker (all)", Section.EXTRACTED, metavar="N"
+    )
+    backend: str = option(
+        "leveldb",
+        "lmdb or leveldb ({default})",
+        Section.EXTRACTED,
+        metavar="KIND",
+        read=one_of(BACKENDS),
+        choices=BACKENDS,
+    )
+    imports: tuple[str, ...] = declared(IMPORT, Section.EXTRACTED)

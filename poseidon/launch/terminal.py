@@ -17,8 +17,9 @@ from typing import TextIO
 from poseidon.cluster.plan import ProcessName, Role
 from poseidon.cluster.process import OutputStream
 from poseidon.cluster.supervision.loop import JobListener
+from poseidon.flags.shared import ShownProgress
 from poseidon.launch.request import ShownLogs
-from poseidon.metrics.progress import ProgressLine, ProgressMeter, ShownProgress
+from poseidon.metrics.progress import ProgressLine, ProgressMeter
 from poseidon.output_lines import OutputLine
 
 MOST_REMEMBERED = 10_000

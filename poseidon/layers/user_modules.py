@@ -16,11 +16,6 @@ from collections.abc import Sequence
 from poseidon.errors import UsageError
 
 
-def module_names(text: str) -> tuple[str, ...]:
-    """Split the comma-separated names in the value of a flag."""
-    return tuple(name for part in text.split(",") if (name := part.strip()))
-
-
 def add_working_directory() -> None:
     """Add the working directory to `sys.path`, at its end: no file there takes the place of
     another module.

@@ -17,7 +17,6 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
-from enum import Enum
 from typing import Any, TextIO
 
 from tqdm import tqdm
@@ -138,19 +137,6 @@ class ProgressMeter:
                 (iteration - first) / (now - began_s),
                 (images - first_images) / (now - began_s),
             )
-
-
-class ShownProgress(Enum):
-    """A value of --progress."""
-
-    AUTO = "auto"
-    """On a terminal the bar below the log; in a pipe the log, and lines on the progress of a
-    job.
-    """
-    BAR = "bar"
-    """On a terminal the bar alone, with warnings and results; in a pipe as `auto`."""
-    LINES = "lines"
-    """The log, and lines on the progress, also on a terminal."""
 
 
 class _Bar(tqdm):  # type: ignore[type-arg]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -13,29 +12,16 @@ from poseidon.cli.parsers.form import (
     Parser,
     chosen,
     flag,
-    help_flag,
+    progress_flag,
     retired,
     switch,
     word,
 )
-from poseidon.cli.parsers.jobs import BACKENDS, progress_flag
-from poseidon.cli.parsers.values import count, one_of, whole
+from poseidon.flags.flag import Takes
+from poseidon.flags.shared import BACKENDS
+from poseidon.flags.values import count, one_of, whole
 
-
-def add_data_flags(group: Group | Parser | argparse.ArgumentParser) -> None:
-    """Declare --data and --backend, as every command of the CIFAR-10 example has them."""
-    text = "CIFAR-10: an archive, or a folder that holds it"
-    group.add_argument("--data", "-data", type=Path, metavar="DIR", help=text)
-    text = "lmdb (default) or leveldb"
-    group.add_argument(
-        "--backend",
-        "-backend",
-        type=one_of(BACKENDS),
-        choices=BACKENDS,
-        default="lmdb",
-        metavar="KIND",
-        help=text,
-    )
+DATA = "CIFAR-10: an archive, or a folder that holds it"
 
 
 def _backend(group: Group, *, default: str | None) -> None:
@@ -44,45 +30,43 @@ def _backend(group: Group, *, default: str | None) -> None:
 
 
 def _partition_data(parser: Parser) -> None:
-    word(parser, "db_path", "folder of the database, or list file", metavar="DB_PATH", type=Path)
+    word(parser, "db_path", "folder of the database, or list file", metavar="DB_PATH", read=Path)
     group = parser.section("Flags")
     _backend(group, default=None)
-    flag(group, "num_partitions", "parts (one for each client, else 2)", type=whole, metavar="N")
+    flag(group, "num_partitions", "parts (one for each client, else 2)", read=whole, metavar="N")
     flag(group, "hostfile", "the machinefile: a part for each client with workers", metavar="FILE")
     switch(group, "distribute", "copy part k to the k-th of them over SFTP")
     flag(group, "root_folder", "of a list: what stands before each path", metavar="DIR", default="")
     switch(group, "replace", "replace earlier parts, here and on the hosts")
     flag(group, "ssh_config", "in place of ~/.ssh/config, as ssh -F", metavar="FILE")
     progress_flag(group)
-    help_flag(parser)
 
 
 def _prepare_cifar10(parser: Parser) -> None:
     group = parser.section("Flags")
-    add_data_flags(group)
+    flag(group, "data", DATA, read=Path, metavar="DIR")
+    _backend(group, default="lmdb")
     text = "with leveldb: make parts _0 to _<N-1> as well (1)"
-    flag(group, "clients", text, type=whole, default=1, metavar="N")
-    flag(group, "folder", "where they go (examples/cifar10)", type=Path, metavar="DIR")
+    flag(group, "clients", text, read=whole, default=1, metavar="N")
+    flag(group, "folder", "where they go (examples/cifar10)", read=Path, metavar="DIR")
     flag(group, "url", "of the archive (where it is published)", metavar="URL")
     flag(group, "md5", "checksum of the archive (the published one's)", metavar="SUM")
     switch(group, "download_only", "fetch the archive and stop")
     progress_flag(group)
-    help_flag(parser)
 
 
 def _convert_cifar(parser: Parser) -> None:
-    word(parser, "input", "archive, or folder that holds it", metavar="INPUT", type=Path)
-    word(parser, "output_folder", "where the databases go", metavar="OUTPUT_FOLDER", type=Path)
+    word(parser, "input", "archive, or folder that holds it", metavar="INPUT", read=Path)
+    word(parser, "output_folder", "where the databases go", metavar="OUTPUT_FOLDER", read=Path)
     word(
         parser,
         "db_type",
         "lmdb or leveldb",
         metavar="DB_TYPE",
-        type=one_of(BACKENDS),
+        read=one_of(BACKENDS),
         choices=BACKENDS,
     )
     progress_flag(parser.section("Flags"))
-    help_flag(parser)
 
 
 def _convert_imageset(parser: Parser) -> None:
@@ -92,9 +76,9 @@ def _convert_imageset(parser: Parser) -> None:
         "list_file",
         "a line for each picture: path and label",
         metavar="LISTFILE",
-        type=Path,
+        read=Path,
     )
-    word(parser, "db_name", "the database to make", metavar="DB_NAME", type=Path)
+    word(parser, "db_name", "the database to make", metavar="DB_NAME", read=Path)
     group = parser.section("Flags")
     switch(group, "gray", "read pictures as grey ones")
     switch(group, "shuffle", "change the order of the pictures")
@@ -113,15 +97,14 @@ def _convert_imageset(parser: Parser) -> None:
             group,
             f"resize_{side}",
             f"{side} of each picture (its own)",
-            type=whole,
+            read=whole,
             default=0,
             metavar="PIXELS",
         )
-    flag(group, "seed", "of the shuffle (0)", type=whole, default=0, metavar="N")
-    retired(parser, "subsampling")
-    retired(parser, "label_range")
+    flag(group, "seed", "of the shuffle (0)", read=whole, default=0, metavar="N")
+    retired(parser.arguments, "subsampling")
+    retired(parser.arguments, "label_range")
     progress_flag(group)
-    help_flag(parser)
 
 
 def _convert_annoset(parser: Parser) -> None:
@@ -131,9 +114,9 @@ def _convert_annoset(parser: Parser) -> None:
         "list_file",
         "a line for each picture: path and annotation",
         metavar="LISTFILE",
-        type=Path,
+        read=Path,
     )
-    word(parser, "db_name", "the database to make", metavar="DB_NAME", type=Path)
+    word(parser, "db_name", "the database to make", metavar="DB_NAME", read=Path)
     group = parser.section("Flags")
     kinds = ("classification", "detection")
     text = "detection, or classification: a label in each line"
@@ -144,7 +127,7 @@ def _convert_annoset(parser: Parser) -> None:
         group,
         "label_map_file",
         "names and labels, a LabelMap",
-        type=Path,
+        read=Path,
         default=None,
         metavar="FILE",
     )
@@ -161,16 +144,15 @@ def _convert_annoset(parser: Parser) -> None:
         metavar="FORMAT",
     )
     _backend(group, default="lmdb")
-    pixels = partial(flag, group, type=count, default=0, metavar="PIXELS")
+    pixels = partial(flag, group, read=count, default=0, metavar="PIXELS")
     pixels("min_dim", "enlarge pictures whose shorter side is less")
     pixels("max_dim", "shrink pictures whose longer side is more")
     pixels("resize_width", "width of each picture (its own)")
     pixels("resize_height", "height of each picture (its own)")
-    flag(group, "seed", "of the shuffle (0)", type=whole, default=0, metavar="N")
+    flag(group, "seed", "of the shuffle (0)", read=whole, default=0, metavar="N")
     text = "also list name, height and width of each picture"
-    flag(group, "name_size_file", text, type=Path, default=None, metavar="FILE")
+    flag(group, "name_size_file", text, read=Path, default=None, metavar="FILE")
     progress_flag(group)
-    help_flag(parser)
 
 
 def _convert_voc(parser: Parser) -> None:
@@ -179,16 +161,15 @@ def _convert_voc(parser: Parser) -> None:
         "voc_folder",
         "folder of VOC2007 and others, or one",
         metavar="VOC_FOLDER",
-        type=Path,
+        read=Path,
     )
-    word(parser, "output_folder", "where the files go", metavar="OUTPUT_FOLDER", type=Path)
+    word(parser, "output_folder", "where the files go", metavar="OUTPUT_FOLDER", read=Path)
     group = parser.section("Flags")
     text = "comma-separated (trainval,test, else train,val)"
     flag(group, "parts", text, default="", metavar="NAMES")
-    flag(group, "label_map_file", "names and labels (VOC's classes)", type=Path, metavar="FILE")
+    flag(group, "label_map_file", "names and labels (VOC's classes)", read=Path, metavar="FILE")
     _backend(group, default="lmdb")
-    flag(group, "seed", "of the shuffle of training parts (0)", type=whole, default=0, metavar="N")
-    help_flag(parser)
+    flag(group, "seed", "of the shuffle of training parts (0)", read=whole, default=0, metavar="N")
 
 
 def _make_db(parser: Parser) -> None:
@@ -197,10 +178,17 @@ def _make_db(parser: Parser) -> None:
         "pictures",
         "folder of classes, or list file",
         metavar="PICTURES",
-        type=Path,
-        nargs="?",
+        read=Path,
+        takes=Takes.OPTIONAL_WORD,
     )
-    word(parser, "db_name", "the database to make", metavar="DB_NAME", type=Path, nargs="?")
+    word(
+        parser,
+        "db_name",
+        "the database to make",
+        metavar="DB_NAME",
+        read=Path,
+        takes=Takes.OPTIONAL_WORD,
+    )
     group = parser.section("Flags")
     kinds = (*BACKENDS, "minidb")
     chosen(
@@ -216,7 +204,7 @@ def _make_db(parser: Parser) -> None:
             group,
             f"resize_{side}",
             f"{side} of each picture (its own)",
-            type=count,
+            read=count,
             default=0,
             metavar="PIXELS",
         )
@@ -224,49 +212,46 @@ def _make_db(parser: Parser) -> None:
         group,
         "shorter_side",
         "resize the shorter side, keep the ratio",
-        type=count,
+        read=count,
         default=0,
         metavar="PIXELS",
     )
     switch(group, "shuffle", "in random order; -noshuffle: as found (on)", default=True)
-    flag(group, "seed", "of the order, and of drawings (0)", type=count, default=0, metavar="N")
+    flag(group, "seed", "of the order, and of drawings (0)", read=count, default=0, metavar="N")
     text = "of a list: put before each path (its folder)"
     flag(group, "root_folder", text, default=None, metavar="DIR")
     progress_flag(group)
     group = parser.section("A drawn set, in place of pictures: make_db --generate=two_class DIR")
     text = "two_class: cars and boats"
     chosen(group, "generate", text, ("two_class",), default=None, metavar="SET")
-    flag(group, "count", "pictures to train on (1280)", type=count, default=1280, metavar="N")
-    flag(group, "test_count", "pictures to test on (96)", type=count, default=96, metavar="N")
-    help_flag(parser)
+    flag(group, "count", "pictures to train on (1280)", read=count, default=1280, metavar="N")
+    flag(group, "test_count", "pictures to test on (96)", read=count, default=96, metavar="N")
 
 
 def _convert_mnist(parser: Parser, folder: str) -> None:
-    word(parser, "input_folder", "folder of the four .gz files", metavar="INPUT_FOLDER", type=Path)
+    word(parser, "input_folder", "folder of the four .gz files", metavar="INPUT_FOLDER", read=Path)
     group = parser.section("Flags")
     text = f"where they go (examples/{folder})"
-    flag(group, "folder", text, type=Path, metavar="DIR")
+    flag(group, "folder", text, read=Path, metavar="DIR")
     _backend(group, default="lmdb")
     if folder == "siamese":
-        flag(group, "seed", "of the random pairs (0)", type=count, default=0, metavar="N")
+        flag(group, "seed", "of the random pairs (0)", read=count, default=0, metavar="N")
     progress_flag(group)
-    help_flag(parser)
 
 
 def _compute_image_mean(parser: Parser) -> None:
-    word(parser, "input_db", "folder of the database", metavar="INPUT_DB", type=Path)
+    word(parser, "input_db", "folder of the database", metavar="INPUT_DB", read=Path)
     word(
         parser,
         "output_file",
         "mean file: mean.binaryproto",
         metavar="OUTPUT_FILE",
-        type=Path,
-        nargs="?",
+        read=Path,
+        takes=Takes.OPTIONAL_WORD,
     )
     group = parser.section("Flags")
     _backend(group, default=None)
     progress_flag(group)
-    help_flag(parser)
 
 
 COMMANDS: Sequence[Command] = (

@@ -8,9 +8,19 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
-from poseidon.cli.parsers.form import Command, Group, Parser, chosen, flag, help_flag, switch, word
-from poseidon.cli.parsers.jobs import ON_TERMINAL, import_flag, progress_flag
-from poseidon.cli.parsers.values import count, input_shape, renamed, whole
+from poseidon.cli.parsers.form import (
+    Command,
+    Group,
+    Parser,
+    chosen,
+    flag,
+    progress_flag,
+    switch,
+    word,
+)
+from poseidon.flags.flag import Takes
+from poseidon.flags.shared import IMPORT, ON_TERMINAL
+from poseidon.flags.values import count, input_shape, parts, paths, renamed, whole
 
 PHASES = ("TRAIN", "TEST")
 RANKDIRS = ("LR", "TB", "BT", "RL")
@@ -20,17 +30,22 @@ CHARTS = tuple("01234567")
 
 
 def _init(parser: Parser) -> None:
-    word(parser, "project", "cifar10, lenet (or mnist), resnet, ...", nargs="?", metavar="PROJECT")
+    word(
+        parser,
+        "project",
+        "cifar10, lenet (or mnist), resnet, ...",
+        takes=Takes.OPTIONAL_WORD,
+        metavar="PROJECT",
+    )
     word(
         parser,
         "folder",
         "a new or empty folder; default: PROJECT",
-        nargs="?",
-        type=Path,
+        takes=Takes.OPTIONAL_WORD,
+        read=Path,
         metavar="DIR",
     )
     switch(parser.section("Flags"), "list", "list the projects")
-    help_flag(parser)
 
 
 def _score(parser: Parser, phase: str) -> None:
@@ -41,9 +56,10 @@ def _score(parser: Parser, phase: str) -> None:
         "weights",
         "models, binary or HDF5, with commas; later ones win",
         metavar="FILES",
-        default="",
+        read=paths,
+        default=(),
     )
-    flag(group, "iterations", "batches (50)", type=whole, default=50, metavar="N")
+    flag(group, "iterations", "batches (50)", read=whole, default=50, metavar="N")
     flag(group, "gpu", "the GPU; default: CPU", metavar="ID", default="")
     chosen(
         group,
@@ -54,30 +70,29 @@ def _score(parser: Parser, phase: str) -> None:
         metavar="PHASE",
     )
     flag(
-        group, "level", "level for include rules of the net (0)", type=whole, default=0, metavar="L"
+        group, "level", "level for include rules of the net (0)", read=whole, default=0, metavar="L"
     )
     flag(
         group,
         "stage",
         "stages for include rules of the net, with commas",
-        default="",
+        read=parts,
+        default=(),
         metavar="NAMES",
     )
-    import_flag(group)
+    group.add(IMPORT)
     progress_flag(group, ON_TERMINAL)
-    help_flag(parser)
 
 
 def _device_query(parser: Parser) -> None:
     flag(
         parser.section("Flags"), "gpu", "which: 0,1 or all (default)", metavar="IDS", default="all"
     )
-    help_flag(parser)
 
 
 def _draw_net(parser: Parser) -> None:
-    word(parser, "input_net", "net definition of any grammar", metavar="INPUT_NET", type=Path)
-    word(parser, "output_file", "the picture: .png, .svg or .pdf", metavar="OUTPUT_FILE", type=Path)
+    word(parser, "input_net", "net definition of any grammar", metavar="INPUT_NET", read=Path)
+    word(parser, "output_file", "the picture: .png, .svg or .pdf", metavar="OUTPUT_FILE", read=Path)
     group = parser.section("Flags")
     text = "where the data flows: TB (default; of ALL: LR), LR, BT, RL"
     chosen(group, "rankdir", text, RANKDIRS, default=None, metavar="DIR")
@@ -85,23 +100,28 @@ def _draw_net(parser: Parser) -> None:
     chosen(group, "phase", text, (*PHASES, "ALL"), default="TRAIN", metavar="PHASE")
     switch(group, "shapes", "show the blobs' shapes; reads data")
     switch(group, "display_lrm", "show each layer's learning rate multipliers")
-    help_flag(parser)
 
 
 def _shapes_flag(group: Group) -> None:
     text = "shape of a blob that a data layer reads"
     flag(
-        group, "input", text, action="append", default=[], metavar="NAME:N,C,H,W", type=input_shape
+        group,
+        "input",
+        text,
+        takes=Takes.VALUES,
+        default=(),
+        metavar="NAME:N,C,H,W",
+        read=input_shape,
     )
 
 
 def _export(parser: Parser) -> None:
     text = "the net definition, whose phase TEST is exported, or Caffe2's predict_net.pb or predictor database"
-    word(parser, "model", text, metavar="NET", type=Path)
+    word(parser, "model", text, metavar="NET", read=Path)
     text = "the model, binary or HDF5, Caffe2's init_net.pb, or a checkpoint; none for a predictor or a checkpoint alone"
-    word(parser, "weights", text, nargs="?", metavar="MODEL", type=Path)
+    word(parser, "weights", text, takes=Takes.OPTIONAL_WORD, metavar="MODEL", read=Path)
     word(
-        parser, "output", "the file: .onnx, .safetensors, .pth or .pt2", metavar="OUTPUT", type=Path
+        parser, "output", "the file: .onnx, .safetensors, .pth or .pt2", metavar="OUTPUT", read=Path
     )
     group = parser.section("Flags")
     _shapes_flag(group)
@@ -109,29 +129,27 @@ def _export(parser: Parser) -> None:
         group,
         "stage",
         "stages for include rules of the net, with commas",
-        default="",
+        read=parts,
+        default=(),
         metavar="NAMES",
     )
-    import_flag(group)
-    help_flag(parser)
+    group.add(IMPORT)
 
 
 def _import(parser: Parser) -> None:
-    word(parser, "model", "the net definition", metavar="NET", type=Path)
-    word(parser, "weights", "tensors by name: .pth or .safetensors", metavar="WEIGHTS", type=Path)
-    word(parser, "output", "the model to write (.caffemodel)", metavar="OUTPUT", type=Path)
+    word(parser, "model", "the net definition", metavar="NET", read=Path)
+    word(parser, "weights", "tensors by name: .pth or .safetensors", metavar="WEIGHTS", read=Path)
+    word(parser, "output", "the model to write (.caffemodel)", metavar="OUTPUT", read=Path)
     group = parser.section("Flags")
     text = "a tensor of the net, and its name in the file"
-    flag(group, "name", text, action="append", default=[], metavar="OURS=THEIRS", type=renamed)
+    flag(group, "name", text, takes=Takes.VALUES, default=(), metavar="OURS=THEIRS", read=renamed)
     _shapes_flag(group)
-    import_flag(group)
-    help_flag(parser)
+    group.add(IMPORT)
 
 
 def _download_model_binary(parser: Parser) -> None:
-    word(parser, "dirname", "a model's folder, with a readme.md", metavar="FOLDER", type=Path)
+    word(parser, "dirname", "a model's folder, with a readme.md", metavar="FOLDER", read=Path)
     progress_flag(parser.section("Flags"))
-    help_flag(parser)
 
 
 def _parse_log(parser: Parser) -> None:
@@ -141,18 +159,17 @@ def _parse_log(parser: Parser) -> None:
         "output_dir",
         "default: the log's folder",
         metavar="OUTPUT_DIR",
-        type=Path,
-        nargs="?",
+        read=Path,
+        takes=Takes.OPTIONAL_WORD,
     )
     group = parser.section("Flags")
     flag(group, "delimiter", "between columns (,)", default=",", metavar="CHAR")
     switch(group, "verbose", "name the files that are written")
-    help_flag(parser)
 
 
 def _plot(parser: Parser) -> None:
     text = "logs, or jobs by id or folder; default: the last job"
-    word(parser, "logs", text, metavar="LOG|JOB", nargs="*")
+    word(parser, "logs", text, metavar="LOG|JOB", takes=Takes.WORDS)
     group = parser.section(
         "Flags",
         "Charts, by Caffe's numbers: 0 accuracy over iterations, 1 over seconds; 2 test loss over "
@@ -161,9 +178,7 @@ def _plot(parser: Parser) -> None:
         "7 over seconds.",
     )
     text = "PNG, SVG or PDF, by its ending"
-    group.add_argument(
-        "--output", "-output", "-o", metavar="FILE", type=Path, required=True, help=text
-    )
+    flag(group, "output", text, metavar="FILE", read=Path, required=True, aliases=("o",))
     chosen(
         group,
         "x",
@@ -175,16 +190,14 @@ def _plot(parser: Parser) -> None:
     text = "one chart; default: loss and accuracy"
     chosen(group, "chart", text, CHARTS, metavar="N")
     text = "points of the moving average; 1: none (1/40 of a train curve)"
-    flag(group, "smooth", text, type=count, metavar="N")
+    flag(group, "smooth", text, read=count, metavar="N")
     text = "of losses and rates: auto (log where it helps), linear, log"
     chosen(group, "scale", text, SCALES, default="auto", metavar="SCALE")
-    help_flag(parser)
 
 
 def _upgrade(parser: Parser, what: str) -> None:
-    word(parser, "input", f"file of any grammar: {what}", metavar="INPUT", type=Path)
-    word(parser, "output", "file to write in today's grammar", metavar="OUTPUT", type=Path)
-    help_flag(parser)
+    word(parser, "input", f"file of any grammar: {what}", metavar="INPUT", read=Path)
+    word(parser, "output", "file to write in today's grammar", metavar="OUTPUT", read=Path)
 
 
 def _upgrade_command(name: str, what: str, example: str) -> Command:

@@ -7,9 +7,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from poseidon.cli.parsers.form import Command, Group, Parser, flag, help_flag, switch, word
-from poseidon.cli.parsers.jobs import progress_flag
-from poseidon.cli.parsers.values import count, number, one_of, positive, whole
+from poseidon.cli.parsers.form import Command, Group, Parser, flag, progress_flag, switch, word
+from poseidon.flags.flag import Takes
+from poseidon.flags.values import count, number, one_of, positive, whole
 
 SHELLS = ("bash", "zsh")
 _JOB = "a job's id or its output folder; default: the last one started"
@@ -24,40 +24,37 @@ def _ps(parser: Parser) -> None:
     flag(group, "hostfile", "ask the hosts of this machinefile, too", metavar="FILE")
     _ssh_config(group)
     switch(group, "json", "print a list of objects, for scripts")
-    help_flag(parser)
 
 
 def _logs(parser: Parser) -> None:
-    word(parser, "job", _JOB, nargs="?", metavar="JOB")
+    word(parser, "job", _JOB, takes=Takes.OPTIONAL_WORD, metavar="JOB")
     group = parser.section("Flags")
-    flag(group, "worker", "only the lines of this worker", type=whole, metavar="RANK")
-    flag(group, "shard", "only the lines of this shard", type=whole, metavar="INDEX")
-    flag(group, "lines", "only the last N lines", type=whole, metavar="N")
+    flag(group, "worker", "only the lines of this worker", read=whole, metavar="RANK")
+    flag(group, "shard", "only the lines of this shard", read=whole, metavar="INDEX")
+    flag(group, "lines", "only the last N lines", read=whole, metavar="N")
     switch(group, "follow", "print new lines until the job ends")
-    help_flag(parser)
 
 
 def _stats(parser: Parser) -> None:
-    word(parser, "job", _JOB, nargs="?", metavar="JOB")
+    word(parser, "job", _JOB, takes=Takes.OPTIONAL_WORD, metavar="JOB")
     group = parser.section("Flags")
     switch(group, "json", "print statistics.json, for scripts")
     flag(
         group,
         "trace",
         "merge the traces of a job (train --trace) into one file",
-        type=Path,
+        read=Path,
         metavar="FILE",
     )
     flag(
         group,
         "picture",
         "draw one iteration of the trace: PNG, SVG, PDF",
-        type=Path,
+        read=Path,
         metavar="FILE",
     )
-    flag(group, "iteration", "iteration of the picture (the middle one)", type=whole, metavar="N")
-    flag(group, "rank", "worker of the picture (0)", type=whole, default=0, metavar="R")
-    help_flag(parser)
+    flag(group, "iteration", "iteration of the picture (the middle one)", read=whole, metavar="N")
+    flag(group, "rank", "worker of the picture (0)", read=whole, default=0, metavar="R")
 
 
 def _kill(parser: Parser) -> None:
@@ -65,17 +62,16 @@ def _kill(parser: Parser) -> None:
         parser,
         "target",
         "a job's id (poseidon ps) or output folder, or a machinefile",
-        nargs="?",
+        takes=Takes.OPTIONAL_WORD,
         metavar="JOB",
     )
     group = parser.section("Flags")
     switch(group, "all", "all jobs of this user that this machine has on record")
     flag(group, "hostfile", "look for the job on the hosts of this file, too", metavar="FILE")
     flag(
-        group, "grace", "seconds from SIGTERM to SIGKILL (3)", type=number, default=3.0, metavar="S"
+        group, "grace", "seconds from SIGTERM to SIGKILL (3)", read=number, default=3.0, metavar="S"
     )
     _ssh_config(group)
-    help_flag(parser)
 
 
 def _doctor(parser: Parser) -> None:
@@ -86,13 +82,12 @@ def _doctor(parser: Parser) -> None:
         group,
         "seconds",
         "of each transfer between two hosts (0.5)",
-        type=number,
+        read=number,
         default=0.5,
         metavar="S",
     )
     switch(group, "json", "print an object, for scripts")
     progress_flag(group)
-    help_flag(parser)
 
 
 def _plan(parser: Parser) -> None:
@@ -102,34 +97,31 @@ def _plan(parser: Parser) -> None:
     text = "function that returns module and input"
     flag(group, "module", text, metavar="FILE:NAME")
     text = "forward and backward pass (measured here)"
-    flag(group, "compute", text, type=positive, metavar="MS")
+    flag(group, "compute", text, read=positive, metavar="MS")
     group = parser.section("Where")
     flag(group, "hostfile", "measure the hosts of this machinefile", metavar="FILE")
     _ssh_config(group)
-    flag(group, "hosts", "with a worker, without a machinefile", type=count, default=0, metavar="N")
-    flag(group, "servers", "further hosts that only serve (0)", type=count, default=0, metavar="N")
-    flag(group, "rate", "of each link, Mbit/s (measured)", type=positive, metavar="MBIT")
-    flag(group, "latency", "from host to host (measured, or 0.05)", type=positive, metavar="MS")
-    flag(group, "seconds", "to measure hosts, about (30)", type=number, default=30.0, metavar="S")
+    flag(group, "hosts", "with a worker, without a machinefile", read=count, default=0, metavar="N")
+    flag(group, "servers", "further hosts that only serve (0)", read=count, default=0, metavar="N")
+    flag(group, "rate", "of each link, Mbit/s (measured)", read=positive, metavar="MBIT")
+    flag(group, "latency", "from host to host (measured, or 0.05)", read=positive, metavar="MS")
+    flag(group, "seconds", "to measure hosts, about (30)", read=number, default=30.0, metavar="S")
     group = parser.section("Flags")
     switch(group, "json", "print an object, for scripts")
     progress_flag(group)
-    help_flag(parser)
 
 
 def _dashboard(parser: Parser) -> None:
     text = "folders of jobs, or folders that hold some; default: output/ and all jobs that run"
-    word(parser, "folders", text, nargs="*", metavar="DIR")
+    word(parser, "folders", text, takes=Takes.WORDS, metavar="DIR")
     group = parser.section("Flags")
-    flag(group, "port", "of the page (8300); 0: a free one", type=whole, default=8300, metavar="N")
+    flag(group, "port", "of the page (8300); 0: a free one", read=whole, default=8300, metavar="N")
     text = "address to listen at (127.0.0.1); another one asks for a token"
     flag(group, "host", text, default="127.0.0.1", metavar="ADDRESS")
-    help_flag(parser)
 
 
 def _completion(parser: Parser) -> None:
-    word(parser, "shell", "bash or zsh", type=one_of(SHELLS), choices=SHELLS, metavar="SHELL")
-    help_flag(parser)
+    word(parser, "shell", "bash or zsh", read=one_of(SHELLS), choices=SHELLS, metavar="SHELL")
 
 
 COMMANDS: Sequence[Command] = (

@@ -18,25 +18,11 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from poseidon.cluster.supervision.loop import JobResult
+from poseidon.cluster.supervision.state import RestartSettings
 from poseidon.errors import JobError, JobInterrupted, counted
 
 FIRST_PAUSE_S = 1.0
 LONGEST_PAUSE_S = 15.0
-RETURN_TIMEOUT_S = 180.0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RestartSettings:
-    """The limits of restarts.
-
-    Attributes:
-        max_restarts: after a loss while the job ran; 0: none.
-        return_timeout_s: how long to wait for hosts to come back, from the first start that fails
-            to the beginning of the last attempt.
-    """
-
-    max_restarts: int = 0
-    return_timeout_s: float = RETURN_TIMEOUT_S
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

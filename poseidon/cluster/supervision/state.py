@@ -12,6 +12,8 @@ from poseidon.cluster.events import Event, LoopPosition
 from poseidon.cluster.plan import ProcessName
 from poseidon.errors import UsageError
 
+RETURN_TIMEOUT_S = 180.0
+
 
 class SignalEffect(Enum):
     """The effect of a signal to the launcher on training, as Caffe's --sigint_effect and
@@ -80,6 +82,20 @@ class CauseRank(IntEnum):
     OWN_ERROR = 1  # a process reported an error of its own
     UNEXPLAINED = 2  # a process ended without a report
     PEER_LOST = 3  # a process reported the loss of another one
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RestartSettings:
+    """The limits of restarts.
+
+    Attributes:
+        max_restarts: after a loss while the job ran; 0: none.
+        return_timeout_s: how long to wait for hosts to come back, from the first start that fails
+            to the beginning of the last attempt.
+    """
+
+    max_restarts: int = 0
+    return_timeout_s: float = RETURN_TIMEOUT_S
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

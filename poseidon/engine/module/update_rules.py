@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
 from poseidon.errors import UsageError
+from poseidon.exchange.options import DEFAULT_OPTIONS
 from ps_server import Rule, RuleKind, SpecError
 
 Rate = float | Callable[[int], float]
@@ -124,12 +125,12 @@ class Outer:
             1.
     """
 
-    lr: float = 0.7
-    momentum: float = 0.9
-    nesterov: bool = True
-    fragments: int = 1
-    delay: int = 0
-    mix: float = 0.5
+    lr: float = DEFAULT_OPTIONS.outer_lr
+    momentum: float = DEFAULT_OPTIONS.outer_momentum
+    nesterov: bool = DEFAULT_OPTIONS.outer_nesterov
+    fragments: int = DEFAULT_OPTIONS.sync_fragments
+    delay: int = DEFAULT_OPTIONS.sync_delay
+    mix: float = DEFAULT_OPTIONS.sync_mix
 
     def __post_init__(self) -> None:
         _check("lr of Outer", self.lr)

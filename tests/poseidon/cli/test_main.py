@@ -301,12 +301,9 @@ def test_help_has_a_line_for_each_flag(name: str, capsys: pytest.CaptureFixture[
         for line in lines
         if line.startswith("  -")
     }
-    flags = [action for action in COMMANDS[name].parser().flags() if action.option_strings]
-    assert list(first) == [action.option_strings[0] for action in flags]
-    assert all(
-        line.endswith(action.help or "?")
-        for line, action in zip(first.values(), flags, strict=True)
-    )
+    flags = [flag for flag in COMMANDS[name].parser().flags() if not flag.takes.is_word]
+    assert list(first) == [flag.title for flag in flags]
+    assert all(line.endswith(flag.text) for line, flag in zip(first.values(), flags, strict=True))
 
 
 def test_every_command_has_its_code() -> None:

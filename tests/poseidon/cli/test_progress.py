@@ -27,7 +27,7 @@ from poseidon.cli.progress import LINE_S, CommandProgress, progress_bar
 from poseidon.data.prepare.convert import MNIST_FILES
 from poseidon.data.progress import DOWNLOADING
 from poseidon.engine.tools.solo import NetRequest, open_net
-from poseidon.metrics.progress import ShownProgress
+from poseidon.flags.shared import ShownProgress
 from poseidon.proto.caffe_pb2 import TEST
 from poseidon.snapshot.caffemodel import write_model
 from tests.support.databases import make_pictures, picture

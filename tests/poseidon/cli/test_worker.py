@@ -106,8 +106,8 @@ def test_sample_scripts_start_tasks_with_the_users_words(
     job_words = parse_arguments(worker_words.job_arguments)
     assert (job_words.gpu, job_words.script, job_words.arguments) == (
         "all",
-        "a script.py",
-        ["--own=1"],
+        Path("a script.py"),
+        ("--own=1",),
     )
 
 

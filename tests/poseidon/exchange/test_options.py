@@ -1,12 +1,10 @@
-"""Options travel whole from their flags to the store of each worker; an added one needs a field
-and a flag.
-"""
+"""Options travel whole from their flags to the store of each worker; an added one needs a field."""
 
 from __future__ import annotations
 
 import json
 import re
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import NoReturn
 
@@ -14,8 +12,6 @@ import pytest
 import torch
 
 from poseidon.cli.main import parse_arguments
-from poseidon.cli.parsers import jobs
-from poseidon.cli.parsers.form import Parser, flag
 from poseidon.cli.requests import job_request
 from poseidon.cluster.jobs.registry import JobRecord, RecordedProcess
 from poseidon.cluster.machinefile import parse_machinefile
@@ -24,7 +20,13 @@ from poseidon.errors import UsageError
 from poseidon.exchange.base import ExchangeSettings, Trained
 from poseidon.exchange.build import build_exchange
 from poseidon.exchange.kinds import ExchangeKind
-from poseidon.exchange.options import DEFAULT_OPTIONS, ExchangeOptions, OnDivergence
+from poseidon.exchange.options import (
+    DEFAULT_OPTIONS,
+    LOCAL_STEPS,
+    ExchangeOptions,
+    OnDivergence,
+)
+from poseidon.flags.flag import Section, flags_of, option
 from poseidon.launch.processes import Start
 from poseidon.launch.request import Encrypt, ScriptRequest
 from poseidon.launch.script_job import ScriptJob
@@ -58,8 +60,10 @@ others.
 
 def arguments_of(options: ExchangeOptions) -> list[str]:
     values = options.to_json()
+    names = [flag.name for flag in flags_of(ExchangeOptions)]
     return [
-        f"--{entry.metadata['flag']}={str(values[entry.name]).lower()}" for entry in fields(options)
+        f"--{name}={str(values[entry.name]).lower()}"
+        for name, entry in zip(names, fields(options), strict=True)
     ]
 
 
@@ -82,6 +86,15 @@ def test_the_flags_of_all_fields_give_all_fields() -> None:
     )
 
 
+def test_the_page_has_the_defaults() -> None:
+    page = (Path(__file__).parents[3] / "docs" / "local_steps.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| `--(?:\[no\])?(\w+)[^|]*\|.*\| (\S+) \|$", page, re.MULTILINE)
+    flags = {flag.name: flag for flag in flags_of(ExchangeOptions)}
+    assert {name for name, _ in rows} == {"sync_every", *LOCAL_STEPS}
+    for name, default in rows:
+        assert flags[name].read(default.replace("on", "true")) == flags[name].default
+
+
 def test_a_document_carries_them() -> None:
     document = ScriptDocument(job="j", token="00", output="o", script="s.py", exchange=ALL)
     assert read_document(ScriptDocument, document.to_json()).exchange == ALL
@@ -89,39 +102,20 @@ def test_a_document_carries_them() -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Extended(ExchangeOptions):
-    """The options with one more field: the first of the two edits that an option needs."""
+    """The options with one more field: all that an option needs until it acts."""
 
-    compression: int = field(default=0, metadata={"flag": "compression"})
-
-
-def add_flag(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Give the exchange's flags one more: the second edit."""
-    add_others = jobs._exchange
-
-    def add(parser: Parser) -> None:
-        add_others(parser)
-        flag(
-            parser.section("Compression", ""),
-            "compression",
-            "level",
-            type=int,
-            default=0,
-            metavar="N",
-        )
-
-    monkeypatch.setattr(jobs, "_exchange", add)
+    compression: int = option(0, "level", Section.EXCHANGE, metavar="N")
 
 
 class Received(Exception):
     """Ends `build_exchange` where the store is made."""
 
 
-def test_an_added_option_needs_a_field_and_a_flag_and_reaches_the_store(
+def test_an_added_option_needs_a_field_alone_to_reach_the_store(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    for module in ("poseidon.cli.requests", "poseidon.engine.document"):
-        monkeypatch.setattr(f"{module}.ExchangeOptions", Extended)
-    add_flag(monkeypatch)
+    for module in ("cli.requests", "cli.parsers.job_flags", "engine.document"):
+        monkeypatch.setattr(f"poseidon.{module}.ExchangeOptions", Extended)
     script = tmp_path / "script.py"
     script.touch()
 

@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 
-from poseidon.cluster.supervision.restarts import RestartSettings
-from poseidon.cluster.supervision.state import SignalEffect
+from poseidon.cluster.supervision.state import RestartSettings, SignalEffect
 from poseidon.errors import UsageError
 from poseidon.launch.request import ExtractionRequest, JobRequest, LauncherKind, TrainRequest
 

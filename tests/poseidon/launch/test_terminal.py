@@ -10,9 +10,9 @@ import pytest
 
 from poseidon.cluster.plan import ProcessName, Role
 from poseidon.cluster.process import OutputStream
+from poseidon.flags.shared import ShownProgress
 from poseidon.launch.request import ShownLogs
 from poseidon.launch.terminal import Terminal, on_one_terminal
-from poseidon.metrics.progress import ShownProgress
 from poseidon.output_lines import LineAssembler
 
 FIRST = ProcessName(role=Role.WORKER, index=0, client=0, host="127.0.0.1")

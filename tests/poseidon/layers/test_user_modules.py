@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from poseidon.errors import described
-from poseidon.layers.user_modules import location_in, module_names
+from poseidon.layers.user_modules import location_in
 
 SOURCE = """
 import torch
@@ -54,6 +54,6 @@ def test_the_last_line_of_the_module_is_named(
     module = importlib.import_module(own)
     with pytest.raises(kind) as caught:
         call(module)
-    location = location_in(module_names(f"os, {own}"), caught.value)
+    location = location_in(["os", own], caught.value)
     assert f"{location}: {described(caught.value)}" == f"{module.__file__}{expected}"
     assert location_in(["os", "not_there"], caught.value) == ""

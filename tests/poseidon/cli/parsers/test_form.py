@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from poseidon.cli.main import main, parse_arguments
@@ -21,7 +23,7 @@ from poseidon.cli.main import main, parse_arguments
 def test_switches(words: str, svb: str | None, wait_free: bool, background: bool) -> None:
     flags = parse_arguments(["train", *words.split()])
     assert (flags.solver, flags.svb, flags.wait_free, flags.background) == (
-        "s",
+        Path("s"),
         svb,
         wait_free,
         background,
@@ -31,8 +33,8 @@ def test_switches(words: str, svb: str | None, wait_free: bool, background: bool
 def test_a_switch_leaves_the_script_and_its_words_alone() -> None:
     words = ["run", "--gpu", "[0, 1]", "--svb", "script.py", "--svb", "-trace", "0"]
     flags = parse_arguments(words)
-    assert (flags.gpu, flags.svb, flags.trace, flags.script) == ("0,1", "true", False, "script.py")
-    assert flags.arguments == ["--svb", "-trace", "0"]
+    assert (flags.gpu, flags.svb, flags.trace) == ("0,1", "true", False)
+    assert (flags.script, flags.arguments) == (Path("script.py"), ("--svb", "-trace", "0"))
     assert flags.argv == words
 
 
@@ -58,8 +60,8 @@ def test_flags_of_the_original_name_what_to_use(capsys: pytest.CaptureFixture[st
         "note: --num_table_threads has no effect here: --num_app_threads is the number of workers "
         "of a client on CPU, "
         "--gpu names its GPUs",
-        "note: --row_type has no effect here",
         "note: --init_thread_access_table has no effect here",
+        "note: --row_type has no effect here",
     ]
 
 

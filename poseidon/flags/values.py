@@ -1,5 +1,5 @@
-"""The types of flags: each reads the text of a value, and raises argparse.ArgumentTypeError for
-another.
+"""The readers of flags: each returns the value of a text, and raises argparse.ArgumentTypeError
+for a text that it does not take.
 """
 
 from __future__ import annotations
@@ -7,8 +7,13 @@ from __future__ import annotations
 import argparse
 import re
 from collections.abc import Callable, Mapping, Sequence
+from enum import Enum
+from pathlib import Path
+from typing import TypeVar
 
 from poseidon.errors import nearest
+
+Choice = TypeVar("Choice", bound=Enum)
 
 TRUTH = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
 
@@ -16,7 +21,7 @@ TRUTH = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no":
 def one_of(
     choices: Sequence[str], instead: Mapping[str, str] | None = None
 ) -> Callable[[str], str]:
-    """Return the type of a flag with these values, in upper or lower case.
+    """Return the reader of a flag with these values, in upper or lower case.
 
     Args:
         choices: the values.
@@ -38,6 +43,15 @@ def one_of(
         return found
 
     return read
+
+
+def member_of(
+    kind: type[Choice], instead: Mapping[str, str] | None = None
+) -> Callable[[str], Choice]:
+    """Return the reader of the members of an Enum, by their values; see `one_of`."""
+    members = {str(member.value): member for member in kind}
+    read = one_of(tuple(members), instead)
+    return lambda text: members[read(text)]
 
 
 def input_shape(text: str) -> tuple[str, tuple[int, ...]]:
@@ -113,3 +127,18 @@ def truth(text: str) -> bool:
 def devices(text: str) -> str:
     """Read device numbers; a Python list, [0, 1], is taken as well."""
     return re.sub(r"[\[\]()\s]", "", text)
+
+
+def path(text: str) -> Path | None:
+    """Read a path; None if it is empty."""
+    return Path(text) if text else None
+
+
+def parts(text: str) -> tuple[str, ...]:
+    """Read names that commas separate."""
+    return tuple(name for part in text.split(",") if (name := part.strip()))
+
+
+def paths(text: str) -> tuple[Path, ...]:
+    """Read paths that commas separate."""
+    return tuple(map(Path, parts(text)))

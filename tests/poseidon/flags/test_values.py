@@ -4,15 +4,21 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
-from poseidon.cli.parsers.values import (
+from poseidon.flags.shared import ShownProgress
+from poseidon.flags.values import (
     count,
     devices,
     input_shape,
+    member_of,
     number,
     one_of,
+    parts,
+    path,
+    paths,
     port,
     positive,
     renamed,
@@ -34,6 +40,11 @@ from poseidon.cli.parsers.values import (
         (one_of(["ps", "SVB"]), "svb", "SVB"),
         (input_shape, "data:1,3,227,227", ("data", (1, 3, 227, 227))),
         (renamed, "fc8.weight=fc.weight", ("fc8.weight", "fc.weight")),
+        (member_of(ShownProgress), "BAR", ShownProgress.BAR),
+        (path, "", None),
+        (path, "a/b", Path("a/b")),
+        (parts, " a,, b ", ("a", "b")),
+        (paths, "a,b/c", (Path("a"), Path("b/c"))),
     ],
 )
 def test_values(read: Callable[[str], object], text: str, value: object) -> None:

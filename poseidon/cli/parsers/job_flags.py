@@ -1,0 +1,175 @@
+"""The flags of the commands that start processes.
+
+Law: the flags of a job are the fields of its request and of the options of its exchange.
+"""
+
+from __future__ import annotations
+
+import argparse
+
+from poseidon.cli.parsers.form import (
+    Parser,
+    flag,
+    retired,
+    solver_flag,
+    word,
+)
+from poseidon.exchange.options import ExchangeOptions
+from poseidon.flags.flag import Flag, Section, Takes, flags_of
+from poseidon.flags.values import TRUTH, count, number, one_of, port
+from poseidon.launch.request import ExtractionRequest, ScriptRequest, TrainRequest
+
+SVB = (*TRUTH, "auto")
+
+RETIRED = {
+    "num_table_threads": "--num_app_threads is the number of workers of a client on CPU, --gpu "
+    "names its GPUs",
+    "num_clients": "the machinefile, --hostfile, says how many clients there are",
+    "stats_path": "statistics are in the job's folder; poseidon stats shows them",
+    "svb_timeout_ms": "nothing is polled; --stall_timeout is for a process that hangs",
+    "snapshot_clock": "the solver's snapshot says how often",
+    "resume_clock": "--snapshot=FILE.solverstate goes on from a run",
+    "snapshot_dir": "the solver's snapshot_prefix says where",
+    "resume_dir": "--snapshot=FILE.solverstate goes on from a run",
+    "server_bandwidth_mbps": "--client_bandwidth_mbps is the budget of each client",
+}
+"""Flags of the original Poseidon, and what to use instead."""
+RETIRED_VALUES = (
+    "num_zmq_threads",
+    "row_type",
+    "row_oplog_type",
+    "oplog_type",
+    "append_only_oplog_type",
+    "append_only_buffer_capacity",
+    "append_only_buffer_pool_size",
+    "bg_apply_append_oplog_freq",
+    "process_storage_type",
+    "thread_oplog_batch_size",
+    "server_table_logic",
+    "bg_idle_milli",
+    "server_idle_milli",
+    "row_candidate_factor",
+    "update_sort_policy",
+    "numa_index",
+    "numa_policy",
+    "server_push_row_upper_bound",
+    "client_send_oplog_upper_bound",
+)
+"""Those that need no replacement."""
+RETIRED_SWITCHES = (
+    "init_thread_access_table",
+    "oplog_dense_serialized",
+    "no_oplog_replay",
+    "version_maintain",
+    "numa_opt",
+    "naive_table_oplog_meta",
+    "suppression_on",
+    "use_approx_sort",
+)
+"""Those that may have no value."""
+
+
+def _retired(parser: Parser, *more: str) -> None:
+    for name, instead in RETIRED.items():
+        retired(parser.arguments, name, instead)
+    for name in (*RETIRED_VALUES, *more):
+        retired(parser.arguments, name)
+    for name in RETIRED_SWITCHES:
+        retired(parser.arguments, name, alone=True)
+
+
+def _no_model(_: str) -> str:
+    """Refuse -model, which is for test and time and often tried here."""
+    raise argparse.ArgumentTypeError("the net is named by the solver; expected --solver=FILE")
+
+
+TERMS = {
+    Section.SETTINGS: "They replace those of the solver's file, for this job and its restarts alone. A "
+    "value is written as in the file, the field of a block as --set train_state.level=1.",
+    Section.MACHINES: "A client is a line '<id> <host> <port>' of the machinefile: workers and "
+    "shards on that host. A worker is a process with a copy of the net, on one device. A shard is a "
+    "server process that holds a part of the parameters.",
+    Section.EXCHANGE: "ps: through the parameter server. svb: gradients of fully-connected layers as "
+    "sufficient factors, two small matrices, to each other worker. hybrid: per layer the one with "
+    "fewer bytes. allreduce: torch.distributed. auto: per layer the fastest of the three, by a "
+    "measurement at the start. local: not at all, for one worker. With staleness S a worker begins "
+    "an iteration at most S ahead of the slowest; 0 gives the weights of one process with all "
+    "workers' batches. With --sync_every=H each worker trains alone for H iterations, a round, then "
+    "an outer rule applies the mean of their changes: docs/local_steps.md. S then counts rounds.",
+    Section.FAILURES: "A restart starts all processes again from the newest snapshot, when a process, "
+    "a host or a link was lost.",
+}
+"""The meaning of the terms of a job's flags."""
+
+
+def _fields(parser: Parser, *kinds: type) -> None:
+    """Add the flags that the fields of these dataclasses declare, by section; those that must be
+    given come first.
+    """
+    declared = [flag for kind in kinds for flag in flags_of(kind)]
+    for section in Section:
+        found = [flag for flag in declared if flag.section is section]
+        if found:
+            group = parser.section(section.value, TERMS.get(section, ""))
+            group.add(*sorted(found, key=lambda flag: not flag.required))
+
+
+def _svb(parser: Parser) -> None:
+    """Add --svb after --exchange."""
+    text = "short for --exchange=svb; --nosvb: ps"
+    svb = Flag(name="svb", text=text, read=one_of(SVB), choices=SVB, takes=Takes.SWITCH)
+    parser.section(Section.EXCHANGE.value).flags.insert(1, svb)
+
+
+def train(parser: Parser) -> None:
+    """Add the flags of train."""
+    _fields(parser, TrainRequest, ExchangeOptions)
+    _svb(parser)
+    group = parser.section(Section.SETTINGS.value)
+    for name, text in (
+        ("max_iter", "iterations to train for"),
+        ("display", "iterations from one log line to the next"),
+        ("test_interval", "iterations from one test to the next"),
+    ):
+        solver_flag(group, name, text, metavar="N")
+    modes = ("CPU", "GPU")
+    solver_flag(
+        group, "solver_mode", "CPU or GPU", choices=modes, read=one_of(modes), metavar="MODE"
+    )
+    flag(parser.arguments, "model", "", read=_no_model)
+    flag(parser.arguments, "client_id", "", read=count, default=0)
+    _retired(parser)
+
+
+def run(parser: Parser) -> None:
+    """Add the flags of run."""
+    _fields(parser, ScriptRequest, ExchangeOptions)
+    _svb(parser)
+
+
+def worker(parser: Parser) -> None:
+    """Add the flags of worker."""
+    text = "train or run and its flags, without --hostfile"
+    word(parser, "job_arguments", text, takes=Takes.REST, metavar="train|run ...")
+    group = parser.section("Rendezvous")
+    flag(group, "key_file", "the key: a file that every task can read, no one else", metavar="FILE")
+    flag(group, "new_key", "make such a file, and end", metavar="FILE")
+    flag(group, "rendezvous_port", "port of rank 0; default: $MASTER_PORT", read=port, metavar="P")
+    text = "seconds until all tasks have connected (300)"
+    flag(group, "rendezvous_timeout", text, read=number, default=300.0, metavar="S")
+
+
+def extract_features(parser: Parser) -> None:
+    """Add the flags of extract_features."""
+    text = "as Caffe's tool takes them, see above"
+    word(parser, "caffe_arguments", text, takes=Takes.WORDS, metavar="ARGUMENT")
+    _fields(parser, ExtractionRequest)
+    _retired(parser, "num_rows_per_table", "table_staleness", "client_id")
+
+
+def python(parser: Parser) -> None:
+    """Add the flags of python."""
+    text = (
+        "as Python takes them: its options, then a script, -m MODULE or -c CODE, then its arguments"
+    )
+    word(parser, "words", text, takes=Takes.WORDS, metavar="WORD")

@@ -1,0 +1,174 @@
+"""A flag of a command, and fields of dataclasses that declare one.
+
+Law: a field is the only place that has a flag's default, its help and its reader. `flags_of` makes
+the flags of a command of it, and `values_of` the fields of a command line.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import Field, dataclass, field, fields, replace
+from enum import Enum
+from typing import Any
+
+from poseidon.flags.values import member_of, number, truth, whole
+
+FLAG = "flag"
+"""The key of a field's metadata that has its `Flag`."""
+
+
+class Takes(Enum):
+    """What a flag takes from the command line, or that it is an argument without a flag."""
+
+    VALUE = "a value"
+    """The last one counts."""
+    VALUES = "a value each time"
+    """All of them count, in their order."""
+    SWITCH = "true or false"
+    """True without a value; false as --noNAME."""
+    NOTHING = "nothing"
+    """It asks for help."""
+    WORD = "an argument"
+    OPTIONAL_WORD = "an argument, or none"
+    WORDS = "any number of arguments"
+    REST = "all that follows"
+    """Flags among it, too: they are another program's."""
+
+    @property
+    def is_word(self) -> bool:
+        """Whether it is an argument without a flag."""
+        return self in (Takes.WORD, Takes.OPTIONAL_WORD, Takes.WORDS, Takes.REST)
+
+
+class Section(Enum):
+    """A group of flags of a job, by its headline in the help."""
+
+    TRAINED = "What to train"
+    EXTRACTED = "What to extract"
+    SETTINGS = "Fields of the solver"
+    MACHINES = "Where it runs"
+    OUTPUT = "Output"
+    EXCHANGE = "How gradients are exchanged"
+    FAILURES = "Signals and failures"
+    ARGUMENTS = "Arguments"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Flag:
+    """A flag.
+
+    Attributes:
+        name: as it is typed, without dashes; of an argument the attribute that holds it.
+        text: its help, in half a sentence; empty: the help does not show it.
+        metavar: what its value is called.
+        read: returns the value of a text, or raises argparse.ArgumentTypeError.
+        default: its value if it is not given.
+        dest: the attribute that holds its value; empty: `name`.
+        aliases: its other names.
+        choices: the texts that it takes; empty: `read` decides.
+        takes: what it takes.
+        required: whether it must be given.
+        section: where the help of a job shows it.
+        note: what is said when it is given, as it has no effect.
+    """
+
+    name: str
+    text: str = ""
+    metavar: str = "X"
+    read: Callable[[str], Any] = str
+    default: Any = None
+    dest: str = ""
+    aliases: tuple[str, ...] = ()
+    choices: tuple[str, ...] = ()
+    takes: Takes = Takes.VALUE
+    required: bool = False
+    section: Section = Section.ARGUMENTS
+    note: str = ""
+
+    @property
+    def attribute(self) -> str:
+        """The attribute of the parsed command line that holds its value."""
+        return self.dest or self.name
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """All names that it may be given by, without dashes in front."""
+        if self.takes.is_word:
+            return ()
+        dashed = [name.replace("_", "-") for name in (self.name, *self.aliases) if "_" in name]
+        return (self.name, *self.aliases, *dashed)
+
+    @property
+    def title(self) -> str:
+        """What messages call it."""
+        return self.metavar if self.takes.is_word else f"--{self.name}"
+
+
+def option(default: Any, text: str, section: Section, /, *, name: str = "", **settings: Any) -> Any:
+    """Return a field of a dataclass that is a flag of the field's name.
+
+    The default says how a value is read, if `read` does not: a switch for a truth value, a number,
+    a member of an Enum by its value, otherwise a text.
+
+    Args:
+        default: of the field; an empty tuple may be read from a text.
+        text: see `Flag`. `{default}` stands for the default, and `{choices}` for the choices.
+        section: see `Flag`.
+        name: of the flag, where it differs.
+        settings: the rest of `Flag`. A `default` there is the flag's, where it differs.
+    """
+    read: dict[str, Any] = {}
+    if isinstance(default, bool):
+        read = {"read": truth, "takes": Takes.SWITCH}
+    elif isinstance(default, Enum):
+        words = tuple(str(member.value) for member in type(default))
+        read = {"read": member_of(type(default), settings.pop("instead", None)), "choices": words}
+    elif isinstance(default, int):
+        read = {"read": whole}
+    elif isinstance(default, float):
+        read = {"read": number}
+    chosen = {"default": default, **read, **settings}
+    text = _described(text, default, chosen.get("choices", ()))
+    flag = Flag(name=name, text=text, section=section, **chosen)
+    return field(default=default, metadata={FLAG: flag})
+
+
+def declared(flag: Flag, section: Section) -> Any:
+    """Return a field of a dataclass that is this flag."""
+    return field(default=flag.default, metadata={FLAG: replace(flag, section=section)})
+
+
+def flag_of(entry: Field[Any]) -> Flag | None:
+    """Return the flag that a field declares; None if it declares none."""
+    flag: Flag | None = entry.metadata.get(FLAG)
+    return flag and replace(flag, name=flag.name or entry.name)
+
+
+def flags_of(kind: Any) -> Iterator[Flag]:
+    """Return the flags that the fields of a dataclass declare, in the fields' order."""
+    return (flag for entry in fields(kind) if (flag := flag_of(entry)))
+
+
+def values_of(kind: Any, given: argparse.Namespace) -> dict[str, Any]:
+    """Return the values of the fields with flags, by field.
+
+    Args:
+        kind: the dataclass.
+        given: a parsed command line of a command that has these flags.
+    """
+    return {
+        entry.name: getattr(given, flag.attribute)
+        for entry in fields(kind)
+        if (flag := flag_of(entry))
+    }
+
+
+def _described(text: str, default: Any, choices: Sequence[str]) -> str:
+    shown = default.value if isinstance(default, Enum) else default
+    if isinstance(default, bool):
+        shown = "on" if default else "off"
+    elif isinstance(default, int | float):
+        shown = f"{default:g}"
+    marked = [f"{word} (default)" if word == shown else word for word in choices]
+    return text.format(default=shown, choices=", ".join(marked))

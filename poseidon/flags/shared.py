@@ -1,0 +1,34 @@
+"""Flags that several commands have."""
+
+from __future__ import annotations
+
+from enum import Enum
+
+from poseidon.flags.flag import Flag
+from poseidon.flags.values import parts
+
+BACKENDS = ("leveldb", "lmdb")
+"""The kinds of a database."""
+IMPORT = Flag(
+    name="import",
+    text="Python modules that add layers",
+    dest="imports",
+    metavar="MODULES",
+    read=parts,
+    default=(),
+)
+ON_TERMINAL = "on a terminal: auto (log and bar), bar, lines"
+"""The help of --progress of a command with a log."""
+
+
+class ShownProgress(Enum):
+    """A value of --progress."""
+
+    AUTO = "auto"
+    """On a terminal the bar below the log; in a pipe the log, and lines on the progress of a
+    job.
+    """
+    BAR = "bar"
+    """On a terminal the bar alone, with warnings and results; in a pipe as `auto`."""
+    LINES = "lines"
+    """The log, and lines on the progress, also on a terminal."""
