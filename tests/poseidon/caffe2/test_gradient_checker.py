@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from poseidon.caffe2 import core, device_checker, gradient_checker, workspace
-from poseidon.caffe2 import hypothesis_test_util as hu
+from tests.support.caffe2_testing import hypothesis_test_util as hu
 
 X = np.array([[0.5, -1.0], [2.0, 0.3]], dtype=np.float32)
 

@@ -20,7 +20,7 @@ from poseidon.caffe2 import (
     workspace,
 )
 from poseidon.caffe2.model_helper import ModelHelper
-from poseidon.caffe2.rnn.rnn_cell_test_util import _prepare_rnn, sigmoid
+from tests.support.caffe2_testing.rnn.rnn_cell_test_util import _prepare_rnn, sigmoid
 
 T, N, D = 3, 2, 3
 NAME = "external/recurrent"

@@ -16,10 +16,11 @@ import hypothesis.strategies as st
 import numpy as np
 import torch
 
-from poseidon.caffe2 import core, device_checker, gradient_checker, test_util, workspace
+from poseidon.caffe2 import core, device_checker, gradient_checker, workspace
 from poseidon.caffe2.proto import DEVICE_NUMBERS, caffe2_pb2
-from poseidon.caffe2.testing.references import as_reference_arrays
-from poseidon.caffe2.testing.strategies import (
+from tests.support.caffe2_testing import test_util
+from tests.support.caffe2_testing.references import as_reference_arrays
+from tests.support.caffe2_testing.strategies import (
     arrays,
     dims,
     elements_of_type,

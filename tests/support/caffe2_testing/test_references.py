@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from poseidon.caffe2.testing.references import ReferenceArray, as_reference_arrays
+from tests.support.caffe2_testing.references import ReferenceArray, as_reference_arrays
 
 X = np.arange(6, dtype=np.float32).reshape(2, 3)
 

@@ -25,8 +25,8 @@ import hypothesis
 import numpy as np
 
 from poseidon.caffe2 import gradient_checker
-from poseidon.caffe2 import hypothesis_test_util as hu
 from poseidon.caffe2.proto import caffe2_pb2
+from tests.support.caffe2_testing import hypothesis_test_util as hu
 
 operator_test_type = "operator_test"
 DATA_DIR = str(Path(__file__).parent / "data")

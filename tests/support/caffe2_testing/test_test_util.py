@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import unittest
 
-from poseidon.caffe2 import test_util
+from tests.support.caffe2_testing import test_util
 
 
 class _Test(test_util.TestCase):

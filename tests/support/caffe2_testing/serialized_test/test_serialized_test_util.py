@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 from poseidon.caffe2 import core
-from poseidon.caffe2 import hypothesis_test_util as hu
-from poseidon.caffe2.hip_test_util import run_in_hip
-from poseidon.caffe2.serialized_test import serialized_test_util as serial
+from tests.support.caffe2_testing import hypothesis_test_util as hu
+from tests.support.caffe2_testing.hip_test_util import run_in_hip
+from tests.support.caffe2_testing.serialized_test import serialized_test_util as serial
 
 
 class Example(serial.SerializedTestCase):

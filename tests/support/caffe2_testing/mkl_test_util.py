@@ -4,8 +4,8 @@ does.
 
 from __future__ import annotations
 
-from poseidon.caffe2 import hypothesis_test_util as hu
 from poseidon.caffe2.proto import DEVICE_NUMBERS, caffe2_pb2
+from tests.support.caffe2_testing import hypothesis_test_util as hu
 
 cpu_do = hu.cpu_do
 cuda_do = hu.cuda_do

@@ -8,8 +8,9 @@ import hypothesis
 import numpy as np
 import pytest
 
-from poseidon.caffe2 import core, dyndep, ideep_test_util, mkl_test_util
-from poseidon.caffe2 import hypothesis_test_util as hu
+from poseidon.caffe2 import core, dyndep
+from tests.support.caffe2_testing import hypothesis_test_util as hu
+from tests.support.caffe2_testing import ideep_test_util, mkl_test_util
 
 
 @pytest.fixture

@@ -7,8 +7,12 @@ from typing import Any
 
 import pytest
 
-from poseidon.caffe2 import optimizer, test_util
-from poseidon.caffe2.optimizer_test_util import LRModificationTestBase, OptimizerTestBase
+from poseidon.caffe2 import optimizer
+from tests.support.caffe2_testing import test_util
+from tests.support.caffe2_testing.optimizer_test_util import (
+    LRModificationTestBase,
+    OptimizerTestBase,
+)
 
 
 class _Sgd(OptimizerTestBase, LRModificationTestBase, test_util.TestCase):

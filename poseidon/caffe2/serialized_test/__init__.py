@@ -1,3 +1,0 @@
-"""Tests of operators whose inputs, outputs and operators can be kept in files and compared
-later.
-"""

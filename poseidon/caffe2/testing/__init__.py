@@ -1,1 +1,0 @@
-"""Parts of the modules that tests of operators are built on."""
