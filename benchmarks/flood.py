@@ -42,6 +42,7 @@ import zmq
 
 from ps_server import Client, Server, Shard, StoreSpec, TableSpec, ZmqServerTransport
 from ps_server.keys import JobKeys, KeyPair
+from ps_server.network import Network
 
 ELEMENTS = 1 << 18
 STORE = StoreSpec(workers=1, shards=1, tables=(TableSpec(name="w", size=ELEMENTS),))
@@ -154,7 +155,7 @@ def measure(kind: str, *, closes: bool, rounds: int, seconds: float) -> list[str
     shard = spawn.Process(target=serve, args=(at_shard, keys, closes), daemon=True)
     shard.start()
     address = serving.recv()
-    client = Client([address], rank=0, store=STORE, keys=keys.of_worker(0))
+    client = Client([address], Network(keys=keys.of_worker(0)), store=STORE)
     value = np.zeros(ELEMENTS, dtype=np.float32)
     client.start(lambda table: [value])
     flooder = spawn.Process(

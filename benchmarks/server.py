@@ -34,6 +34,8 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from ps_server.network import Network
+
 sys.path.insert(
     0, str(Path(__file__).resolve().parents[1])
 )  # a checkout works without being installed
@@ -213,7 +215,9 @@ def server_worker(
     keeping = Keeping.AVERAGE if average else Keeping.GRADIENTS
     table = TableSpec(name="w", size=size, rule=Rule(momentum=0.9), keeping=keeping)
     store = StoreSpec(workers=workers, shards=len(addresses), tables=(table,))
-    client = Client(addresses, rank=rank, store=store, share_memory=not sockets)
+    client = Client(
+        addresses, Network(rank=rank, size=store.workers), store=store, share_memory=not sockets
+    )
     value = np.zeros(size, dtype=np.float32)
     gradient = np.ones(size, dtype=np.float32)
     client.bind(0, value)

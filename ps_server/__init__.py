@@ -34,6 +34,7 @@ if TYPE_CHECKING:
         StalenessTimeout,
         TransportError,
     )
+    from ps_server.network import Network
     from ps_server.protocol.messages import Signal, SignalKind
     from ps_server.protocol.settings import (
         CodecKind,
@@ -61,6 +62,7 @@ __all__ = [
     "Consistency",
     "Keeping",
     "LocalProtocolError",
+    "Network",
     "PeerLeft",
     "PeerLost",
     "Precision",
@@ -95,6 +97,7 @@ if not TYPE_CHECKING:
             "StalenessTimeout",
             "TransportError",
         ),
+        "network": ("Network",),
         "protocol.messages": (
             "Signal",
             "SignalKind",

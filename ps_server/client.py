@@ -13,10 +13,10 @@ from typing import TypeVar
 import numpy as np
 
 from ps_server.collection import Collection
-from ps_server.keys import Keyring
 from ps_server.link import LinkPriority
 from ps_server.meters import ClientMeter
 from ps_server.monitor import Monitor
+from ps_server.network import Network
 from ps_server.protocol.bandwidth import ChangeLog
 from ps_server.protocol.messages import Array, Signal, SignalKind
 from ps_server.protocol.placement import place
@@ -30,8 +30,6 @@ from ps_server.trace import NO_TRACE, Tracer
 from ps_server.transport.base import ClientTransport
 from ps_server.transport.zmq_sockets import ZmqClientTransport
 
-TIMEOUT_S = 600.0
-
 T = TypeVar("T")
 
 
@@ -40,12 +38,8 @@ class Client:
 
     Args:
         shards: the shards' addresses, in shard order; or a transport (tests).
-        rank: this worker's rank, 0..W-1.
+        network: this worker's rank, and how it reaches the shards.
         store: the store, the same on every worker.
-        token: the job's secret.
-        keys: own pair, and the public keys to expect at the shards' addresses; None: all is in
-            clear.
-        timeout_s: longest time that any call waits.
         trace: records each message sent and received; its owner closes it.
         prioritized: whether what the next forward pass needs first leaves first (`schedule.py`).
         share_memory: whether large arrays reach shards of this host in memory in
@@ -59,7 +53,7 @@ class Client:
 
     Example::
 
-        client = Client(["tcp://127.0.0.1:5555"], rank=0, store=store)
+        client = Client(["tcp://127.0.0.1:5555"], Network(), store)
         client.start(lambda table: [weights])
         for _ in range(iterations):
             client.read(0, weights)
@@ -73,12 +67,9 @@ class Client:
     def __init__(
         self,
         shards: Sequence[str] | ClientTransport,
-        *,
-        rank: int,
+        network: Network,
         store: StoreSpec,
-        token: bytes = b"",
-        keys: Keyring | None = None,
-        timeout_s: float = TIMEOUT_S,
+        *,
         trace: Tracer = NO_TRACE,
         prioritized: bool = True,
         share_memory: bool = True,
@@ -87,14 +78,16 @@ class Client:
         memory_for: StoreSpec | None = None,
     ) -> None:
         log = None if bandwidth_mbps is None else ChangeLog(bandwidth_mbps, time.monotonic())
-        self._session = Session(rank, store, token, log=log, table_clocks=table_clocks)
+        self._session = Session(
+            network.rank, store, network.token, log=log, table_clocks=table_clocks
+        )
         self._holds_back = log is not None
         self._meter = ClientMeter(store)
         self._shared_memory = WorkerSharedMemory(
             shards if share_memory and isinstance(shards, Sequence) else ()
         )
         self._monitor = Monitor(
-            timeout_s, closed="the client is closed", hangs=": a worker or a shard hangs"
+            network.timeout_s, closed="the client is closed", hangs=": a worker or a shard hangs"
         )
         memory_for = memory_for or store
         self._placement = place(memory_for.tables, memory_for.shards, memory_for.loads)
@@ -102,7 +95,7 @@ class Client:
         self._pending: tuple[SignalKind, ...] = ()
         self._pump = Pump(
             self._session,
-            ZmqClientTransport(shards, keys) if isinstance(shards, Sequence) else shards,
+            ZmqClientTransport(shards, network.keys) if isinstance(shards, Sequence) else shards,
             self._shared_memory,
             self._monitor,
             self._meter,

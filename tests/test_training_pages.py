@@ -26,6 +26,7 @@ from poseidon.engine.module.worker_context import WorkerContext
 from poseidon.exchange.building.membership import Membership
 from poseidon.exchange.kinds import ExchangeKind
 from poseidon.exchange.options import ExchangeOptions
+from ps_server.network import Network
 from tests.support.cluster import TIMEOUT_S, job_addresses
 from tests.support.module_groups import worker_contexts
 from tests.support.page_runner import PROGRAM
@@ -99,7 +100,9 @@ def trained_on(
     monkeypatch.chdir(folder)
     before = program()
     ends: list[dict[str, Tensor]] = []
-    member = Membership(timeout_s=TIMEOUT_S, options=ExchangeOptions(kind=ExchangeKind.SERVER))
+    member = Membership(
+        network=Network(timeout_s=TIMEOUT_S), options=ExchangeOptions(kind=ExchangeKind.SERVER)
+    )
 
     def run(context: WorkerContext) -> None:
         names = dict(before)

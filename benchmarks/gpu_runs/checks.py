@@ -23,10 +23,11 @@ from poseidon.engine.module.group import Group
 from poseidon.engine.module.tensors import DistributeOptions
 from poseidon.engine.module.update_rules import SGD
 from poseidon.errors import PoseidonError
-from poseidon.exchange.allreduce.process_group import Backend, GroupSettings, Rendezvous
+from poseidon.exchange.allreduce.process_group import Backend, Rendezvous
 from poseidon.exchange.kinds import ExchangeKind
 from poseidon.exchange.local.nccl import GroupTensors
 from poseidon.exchange.side_stream import SideStream
+from ps_server.network import Network
 
 STEPS, BATCH = 5, 8
 RULE = SGD(lr=0.1, momentum=0.9, weight_decay=0.001)
@@ -295,13 +296,13 @@ def check_group_of_one(device: torch.device) -> None:
     Raises:
         CheckFailed: a value has changed.
     """
-    settings = GroupSettings(rank=0, size=1, host="127.0.0.1", timeout_s=TIMEOUT_S)
+    network = Network(rank=0, size=1, host="127.0.0.1", timeout_s=TIMEOUT_S)
     values = [torch.full((1000,), float(index), device=device) for index in range(3)]
     group = GroupTensors(
         values,
         order=[2, 1, 0],
-        settings=settings,
-        rendezvous=Rendezvous(settings),
+        network=network,
+        rendezvous=Rendezvous(network),
         backend=Backend.of(device),
     )
     parts = [torch.full((1000,), 10.0 + index, device=device) for index in range(3)]

@@ -30,6 +30,7 @@ from poseidon.exchange.building.membership import Membership
 from poseidon.exchange.kinds import ExchangeKind
 from poseidon.exchange.options import ExchangeOptions
 from ps_server import Server, Shard, ZmqServerTransport
+from ps_server.network import Network
 
 ROOT = Path(__file__).resolve().parents[2]
 LOOPBACK = "tcp://127.0.0.1:0"
@@ -107,10 +108,9 @@ def lone_worker(
     return WorkerContext(
         worker=ThisWorker(device=device),
         member=Membership(
+            network=Network(token=token, timeout_s=TIMEOUT_S),
             shards=1,
-            token=token,
             homes=(0,),
-            timeout_s=TIMEOUT_S,
             options=ExchangeOptions(kind=kind, check_every=0),
         ),
         connect=lambda own: [address],
@@ -168,10 +168,8 @@ def _contexts(
     workers: int, hosts: int, kind: ExchangeKind, addresses: Sequence[str], leader: str
 ) -> list[WorkerContext]:
     member = Membership(
-        workers=hosts,
+        network=Network(size=hosts, token=TOKEN, timeout_s=TIMEOUT_S),
         shards=len(addresses),
-        token=TOKEN,
-        timeout_s=TIMEOUT_S,
         options=ExchangeOptions(kind=kind, check_every=0),
     )
     if hosts == 1:
@@ -180,7 +178,9 @@ def _contexts(
             for rank in range(workers)
         ]
     else:
-        members = [replace(member, rank=rank) for rank in range(workers)]
+        members = [
+            replace(member, network=replace(member.network, rank=rank)) for rank in range(workers)
+        ]
     return [
         WorkerContext(
             worker=ThisWorker(rank=rank, size=workers),

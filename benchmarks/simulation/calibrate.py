@@ -28,6 +28,7 @@ from benchmarks.simulation.streams import NO_LIMIT, carried, cpu_s_per_byte, rin
 from benchmarks.simulation.wire_probe import CHUNK_BYTES
 from poseidon.plan.machine import Machine
 from ps_server import Client, Server, Shard, StoreSpec, TableSpec, ZmqServerTransport
+from ps_server.network import Network
 from ps_server.rules import update
 
 CHUNK = CHUNK_BYTES // 4
@@ -202,7 +203,7 @@ def _message_s() -> float:
     server = Server(Shard(0, 1, b""), ZmqServerTransport("tcp://127.0.0.1:0"))
     serving = threading.Thread(target=server.serve, name="calibrate-shard")
     serving.start()
-    client = Client([server.address], rank=0, store=store)
+    client = Client([server.address], Network(), store=store)
     try:
         arrays = [np.zeros(16, dtype=np.float32) for _ in tables]
         client.start(lambda table: [arrays[table]])

@@ -26,6 +26,7 @@ from poseidon.exchange.building.membership import Membership
 from poseidon.exchange.cost import ExchangePlan
 from poseidon.exchange.kinds import ExchangeKind, Scheme
 from poseidon.plan.shapes import LayerShape, elements
+from ps_server.network import Network
 
 ELEMENT_BYTES = 4
 
@@ -95,10 +96,9 @@ def plan_of(training: TrainingSettings, how: PoseidonSettings, workers: int) -> 
         -1 - place if how.servers else place for place in places for _ in range(how.shards)
     )
     member = Membership(
-        workers=workers,
+        network=Network(size=workers, token=b"x"),
         shards=len(homes),
         homes=homes,
-        token=b"x",
         options=how.options.without_local_steps,
     )
     rows = (

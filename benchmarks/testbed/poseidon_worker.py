@@ -33,6 +33,7 @@ from poseidon.errors import JobError
 from poseidon.exchange.building.membership import Built, Membership
 from poseidon.exchange.exchange import Exchange
 from poseidon.exchange.observe.tracing import ExchangeTrace, TracingHooks, named_layers
+from ps_server.network import Network
 from ps_server.trace import NO_TRACE, Trace, Tracer
 
 RENDEZVOUS_S = 120.0
@@ -90,11 +91,13 @@ def context(settings: WorkerSettings, rank: int, trace: Tracer) -> WorkerContext
     return WorkerContext(
         worker=ThisWorker(rank=rank, size=settings.workers),
         member=Membership(
-            rank=rank,
-            workers=settings.workers,
+            network=Network(
+                rank=rank,
+                size=settings.workers,
+                host=settings.hosts[rank],
+                token=settings.token.encode(),
+            ),
             shards=len(settings.shards),
-            host=settings.hosts[rank],
-            token=settings.token.encode(),
             homes=settings.homes,
             options=settings.how.options,
         ),

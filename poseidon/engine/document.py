@@ -17,6 +17,7 @@ from poseidon.errors import UsageError
 from poseidon.exchange.building.membership import Membership
 from poseidon.exchange.options import DEFAULT_OPTIONS, ExchangeOptions
 from ps_server.keys import Keyring
+from ps_server.network import Network
 
 
 class WorkKind(Enum):
@@ -124,15 +125,17 @@ class TrainingDocument(WorkerDocument):
     def membership(self) -> Membership:
         """Return this worker's membership of the exchange."""
         return Membership(
-            rank=self.rank // self.local_workers,
-            workers=self.workers // self.local_workers,
+            network=Network(
+                rank=self.rank // self.local_workers,
+                size=self.workers // self.local_workers,
+                host=self.host,
+                token=bytes.fromhex(self.token),
+                keys=Keyring.from_json(self.keys) if self.keys else None,
+            ),
             local_rank=self.local_rank,
             local_workers=self.local_workers,
             local_address=self.local_address,
             shards=self.shards,
-            host=self.host,
-            token=bytes.fromhex(self.token),
-            keys=Keyring.from_json(self.keys) if self.keys else None,
             homes=self.homes,
             loads=self.loads,
             options=self.exchange,

@@ -161,7 +161,7 @@ def _build_measured(request: Request) -> Built:
         rates = measure(client, tensors, member)
         rows = [trained.factor_rows for trained in tensors]
         plan = plan_exchange(
-            tensors, member, fastest_schemes(request.plan.choices, rows, member.workers, rates)
+            tensors, member, fastest_schemes(request.plan.choices, rows, member.network.size, rates)
         )
         plan = replace(plan, basis=f"measured: {rates.summary()}")
         built = build_server(replace(request, plan=plan, joined=client))
@@ -176,13 +176,13 @@ def _build_alone(request: Request) -> Built:
 
 
 def _build_allreduce(request: Request) -> Built:
-    group = request.member.group
-    meeting = Meeting.at(join_rendezvous(group, request.connect), group)
-    control = JobControl(meeting.delivery, root=group.rank == 0, calls_wait=True)
+    network = request.member.network
+    meeting = Meeting.at(join_rendezvous(network, request.connect), network)
+    control = JobControl(meeting.delivery, root=network.rank == 0, calls_wait=True)
     carrier = AllReduceCarrier(
         dict(enumerate(request.tensors)),
         request.settings,
-        group=group,
+        network=network,
         control=control,
         meeting=meeting,
         equal_bits=request.member.equal_bits,
@@ -213,7 +213,7 @@ def _build_local_group(
         address=member.local_address,
         rank=member.local_rank,
         workers=member.local_workers,
-        timeout_s=member.timeout_s,
+        timeout_s=member.network.timeout_s,
     )
     of_host = [replace(t, factor_rows=t.factor_rows * group.workers) for t in tensors]
     one = replace(member, local_rank=0, local_workers=1)

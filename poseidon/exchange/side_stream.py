@@ -19,8 +19,8 @@ import torch
 from torch import Tensor
 
 from ps_server import LocalProtocolError
-from ps_server.client import TIMEOUT_S
 from ps_server.monitor import Monitor
+from ps_server.network import TIMEOUT_S
 
 LOGGER = logging.getLogger(__name__)
 Event = torch.cuda.Event | None

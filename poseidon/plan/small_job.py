@@ -25,6 +25,7 @@ from torch import Tensor, distributed
 from poseidon.plan.scenario import INT8
 from poseidon.plan.work import RULE
 from ps_server import Client, Keeping, Server, Shard, StoreSpec, TableSpec, ZmqServerTransport
+from ps_server.network import Network
 
 CHUNK_ELEMENTS = 1 << 19
 CHUNKS = 4
@@ -94,7 +95,12 @@ class SmallWorker:
 
     def __init__(self, rank: int, store: StoreSpec, shards: Sequence[str]) -> None:
         # Between hosts there is no shared memory.
-        self._client = Client(shards, rank=rank, store=store, timeout_s=LIMIT_S, share_memory=False)
+        self._client = Client(
+            shards,
+            Network(rank=rank, size=store.workers, timeout_s=LIMIT_S),
+            store=store,
+            share_memory=False,
+        )
         self._values = [np.zeros(table.size, np.float32) for table in store.tables]
         self._gradient = np.zeros(CHUNK_ELEMENTS, np.float32)
         for table, value in enumerate(self._values):

@@ -22,11 +22,12 @@ from random import Random
 
 import numpy as np
 
-from poseidon.exchange.factors.peers import Peers, PeerSettings
+from poseidon.exchange.factors.peers import Peers
 from poseidon.exchange.factors.session import FactorSession, FactorTable, Pair
 from poseidon.exchange.factors.wire import Join
 from poseidon.exchange.factors.wire import encode as encode_factors
 from ps_server.errors import PeerLost, RemoteProtocolError
+from ps_server.network import Network
 from ps_server.protocol import messages as m
 from ps_server.protocol.session import Session
 from ps_server.protocol.shard import Shard
@@ -264,7 +265,7 @@ def factor_connection(messages: int, random: Random) -> Report:
     ]
     hostile = Hostile(random, legal)
     memory, refused, half = Memory(), 0, -(-messages // 2)
-    peers = Peers(FactorSession(0, WORKERS, FACTORS), PeerSettings(host="127.0.0.1", token=TOKEN))
+    peers = Peers(FactorSession(0, WORKERS, FACTORS), Network(token=TOKEN))
     try:
         peers._handle(peer(1), [bytes(f) for f in encode_factors(Join(1, TOKEN))])
         for number in range(2 * half):

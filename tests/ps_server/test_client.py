@@ -25,6 +25,7 @@ from ps_server import (
     ZmqServerTransport,
 )
 from ps_server.link import LinkPriority
+from ps_server.network import Network
 from ps_server.protocol.messages import Push, Value
 from ps_server.protocol.session import Session
 from ps_server.protocol.wire import decode
@@ -284,7 +285,7 @@ def gated(store: StoreSpec, *, prioritized: bool = True) -> Iterator[tuple[Gate,
     thread = threading.Thread(target=server.serve, name="ps-shard")
     thread.start()
     gate = Gate(network.client("worker 0"))
-    client = Client(gate, rank=0, store=store, timeout_s=20, prioritized=prioritized)
+    client = Client(gate, Network(timeout_s=20), store=store, prioritized=prioritized)
     client.start(zeros(store))
     yield gate, client
     client.close()
@@ -472,7 +473,7 @@ def test_replayed_frames_are_refused_and_said_so() -> None:
 
 def test_a_cut_link_is_noticed() -> None:
     network = MemoryNetwork(1)
-    client = Client(network.client("worker 0"), rank=0, store=spec(1), token=TOKEN, timeout_s=0.1)
+    client = Client(network.client("worker 0"), Network(token=TOKEN, timeout_s=0.1), store=spec(1))
     network.cut("worker 0", 0)
     with pytest.raises(StalenessTimeout, match="table 't0' did not become fresh enough"):
         client.start(zeros(spec(1)))
@@ -516,7 +517,7 @@ def test_stores_that_differ_are_refused_by_name() -> None:
 
 
 def test_who_waits_when_the_client_is_closed_hears_of_it() -> None:
-    client = Client(MemoryNetwork(1).client("worker 0"), rank=0, store=spec(1, workers=1))
+    client = Client(MemoryNetwork(1).client("worker 0"), Network(), store=spec(1, workers=1))
     waiting = threading.Event()
     heard: list[str] = []
 
@@ -570,10 +571,8 @@ def test_a_worker_that_closes_before_it_has_read_its_values_has_left() -> None:
     try:
         client = Client(
             [server.address],
-            rank=0,
+            Network(token=TOKEN, timeout_s=TIMEOUT_S),
             store=store,
-            token=TOKEN,
-            timeout_s=TIMEOUT_S,
             share_memory=False,
         )
         client.start(zeros(store))

@@ -7,6 +7,7 @@ import threading
 import numpy as np
 
 from ps_server import Client, Server, Shard, StoreSpec, TableSpec
+from ps_server.network import Network
 from ps_server.trace import Track
 from ps_server.transport.memory import MemoryNetwork
 from ps_server.transport.zmq_sockets import ZmqServerTransport
@@ -38,10 +39,8 @@ def run() -> tuple[Recorded, Recorded]:
     thread.start()
     client = Client(
         network.client("worker"),
-        rank=0,
+        Network(token=TOKEN, timeout_s=TIMEOUT_S),
         store=STORE,
-        token=TOKEN,
-        timeout_s=TIMEOUT_S,
         trace=at_client,
     )
     client.start(zeros(STORE))
@@ -86,7 +85,9 @@ def test_statistics_of_both_ends_agree() -> None:
     server = Server(Shard(0, 1, TOKEN), network.server(0))
     thread = threading.Thread(target=server.serve, name="ps-shard")
     thread.start()
-    client = Client(network.client("worker"), rank=0, store=STORE, token=TOKEN, timeout_s=TIMEOUT_S)
+    client = Client(
+        network.client("worker"), Network(token=TOKEN, timeout_s=TIMEOUT_S), store=STORE
+    )
     client.start(zeros(STORE))
     train(client)
     client.close()
@@ -113,7 +114,7 @@ def test_a_shard_without_a_launcher_goes_when_the_last_worker_has_gone() -> None
     server = Server(Shard(0, 1, TOKEN), ZmqServerTransport("tcp://127.0.0.1:0"))
     thread = threading.Thread(target=server.serve, name="ps-shard")
     thread.start()
-    client = Client([server.address], rank=0, store=STORE, token=TOKEN, timeout_s=TIMEOUT_S)
+    client = Client([server.address], Network(token=TOKEN, timeout_s=TIMEOUT_S), store=STORE)
     client.start(zeros(STORE))
     server.stop_when_idle(600.0)
     train(client)  # with the launcher gone, workers still have what they need of it

@@ -32,6 +32,7 @@ from ps_server import (
     StoreSpec,
     TableSpec,
 )
+from ps_server.network import Network
 from ps_server.protocol import messages as m
 from ps_server.protocol.wire import decode, encode
 from ps_server.shared_memory import (
@@ -128,7 +129,7 @@ def test_a_shard_that_is_a_process_of_its_own_takes_the_memory(
     with subprocess.Popen(command, cwd=repository, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         address = json.loads(process.stdout.readline())["address"]
-        client = Client([address], rank=0, store=store(), timeout_s=TIMEOUT_S)
+        client = Client([address], Network(timeout_s=TIMEOUT_S), store=store())
         value = np.zeros(SIZE, np.float32)
         client.start(zeros(store()))
         for _ in range(5):
@@ -162,7 +163,7 @@ def test_an_address_of_another_machine_is_not_here() -> None:
 
 def test_nothing_is_offered_to_another_machine_or_for_small_arrays() -> None:
     network = MemoryNetwork(1)
-    client = Client(network.client("worker"), rank=0, store=store(), token=TOKEN)
+    client = Client(network.client("worker"), Network(token=TOKEN), store=store())
     chunks = client._session.chunks_on
     client.close()
     for addresses in ([], ["tcp://192.0.2.1:80"]):

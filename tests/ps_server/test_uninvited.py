@@ -14,6 +14,7 @@ import zmq
 
 from ps_server import Client, Server, Shard, StoreSpec, TableSpec, ZmqServerTransport
 from ps_server.keys import JobKeys, KeyPair, Keyring
+from ps_server.network import Network
 from ps_server.protocol import messages as m
 from ps_server.protocol.wire import encode
 from ps_server.transport.zmq_sockets import ZmqClientTransport
@@ -42,11 +43,14 @@ def shard() -> Iterator[Server]:
 def worker(server: Server, rank: int) -> Client:
     return Client(
         [server.address],
-        rank=rank,
+        Network(
+            rank=rank,
+            size=STORE.workers,
+            token=TOKEN,
+            keys=KEYS.of_worker(rank),
+            timeout_s=TIMEOUT_S,
+        ),
         store=STORE,
-        token=TOKEN,
-        keys=KEYS.of_worker(rank),
-        timeout_s=TIMEOUT_S,
     )
 
 

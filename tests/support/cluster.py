@@ -14,6 +14,7 @@ import numpy as np
 
 from poseidon.exchange.kinds import ExchangeKind
 from ps_server import Client, Server, Shard, StoreSpec, ZmqServerTransport
+from ps_server.network import Network
 from ps_server.protocol.messages import Array
 from ps_server.transport.memory import Faults, MemoryNetwork
 
@@ -45,10 +46,8 @@ def memory_store(
     def connect(rank: int, store: StoreSpec) -> Client:
         return Client(
             network.client(f"worker {rank}"),
-            rank=rank,
+            Network(rank=rank, size=store.workers, token=TOKEN, timeout_s=timeout_s),
             store=store,
-            token=TOKEN,
-            timeout_s=timeout_s,
             bandwidth_mbps=bandwidth_mbps,
         )
 
@@ -101,10 +100,8 @@ def socket_store(
         def connect(rank: int, store: StoreSpec) -> Client:
             return Client(
                 addresses,
-                rank=rank,
+                Network(rank=rank, size=store.workers, token=TOKEN, timeout_s=TIMEOUT_S),
                 store=store,
-                token=TOKEN,
-                timeout_s=TIMEOUT_S,
                 bandwidth_mbps=bandwidth_mbps,
                 share_memory=share_memory,
             )

@@ -15,6 +15,7 @@ from poseidon.exchange.exchange import Exchange
 from poseidon.exchange.options import ExchangeOptions
 from poseidon.exchange.server.store import Layout
 from ps_server import Client, StoreSpec
+from ps_server.network import Network
 from tests.support.cluster import TIMEOUT_S, TOKEN
 
 
@@ -32,11 +33,8 @@ def plain_exchange(
     """
     staleness = max((table.staleness for table in store.tables), default=0)
     member = Membership(
-        rank=client.rank,
-        workers=store.workers,
+        network=Network(rank=client.rank, size=store.workers, token=TOKEN, timeout_s=TIMEOUT_S),
         shards=store.shards,
-        token=TOKEN,
-        timeout_s=TIMEOUT_S,
         options=ExchangeOptions(staleness=staleness),
     )
     layout = Layout.plain(tensors, store)

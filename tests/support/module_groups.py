@@ -23,6 +23,7 @@ from poseidon.engine.module.worker_context import LoopPosition, ThisWorker, Work
 from poseidon.exchange.building.membership import Connect, Membership
 from poseidon.exchange.kinds import ExchangeKind
 from poseidon.exchange.options import ExchangeOptions
+from ps_server.network import Network
 from tests.support.cluster import TIMEOUT_S, TOKEN, job_addresses
 
 How = UpdateRule | Callable[[nn.Module], torch.optim.Optimizer]
@@ -36,7 +37,11 @@ def worker_contexts(
     return [
         WorkerContext(
             worker=ThisWorker(rank=rank, size=workers),
-            member=replace(member, rank=rank, workers=workers, shards=shards, token=TOKEN),
+            member=replace(
+                member,
+                network=replace(member.network, rank=rank, size=workers, token=TOKEN),
+                shards=shards,
+            ),
             connect=connect,
             folder=folder,
         )
@@ -110,7 +115,7 @@ def failures_of(
     with ExitStack() as stack:
         places = [WorkerContext()]
         if workers > 1:
-            member = member or Membership(timeout_s=TIMEOUT_S)
+            member = member or Membership(network=Network(timeout_s=TIMEOUT_S))
             connect = stack.enter_context(job_addresses(member.options.kind, workers, shards))
             places = worker_contexts(workers, connect, member, shards=shards)
         threads = [threading.Thread(target=caught, args=pair) for pair in enumerate(places)]
@@ -218,7 +223,10 @@ OPTIMIZERS: dict[str, Callable[[nn.Module], torch.optim.Optimizer]] = {
 
 
 def member(kind: ExchangeKind = ExchangeKind.HYBRID, staleness: int = 0) -> Membership:
-    return Membership(timeout_s=TIMEOUT_S, options=ExchangeOptions(kind=kind, staleness=staleness))
+    return Membership(
+        network=Network(timeout_s=TIMEOUT_S),
+        options=ExchangeOptions(kind=kind, staleness=staleness),
+    )
 
 
 def example() -> Tensor:

@@ -27,6 +27,7 @@ from poseidon.exchange.hooks import Hooks
 from poseidon.exchange.kinds import ExchangeKind
 from poseidon.exchange.options import ExchangeOptions
 from ps_server import Rule
+from ps_server.network import Network
 from tests.support.cluster import TIMEOUT_S, TOKEN, job_addresses
 
 WORKERS, SHARDS, LARGE_LAYERS, BATCH = 2, 2, 2, 4
@@ -79,11 +80,8 @@ def train(
         for n, p in module.named_parameters()
     ]
     member = Membership(
-        rank=rank,
-        workers=WORKERS,
+        network=Network(rank=rank, size=WORKERS, token=TOKEN, timeout_s=TIMEOUT_S),
         shards=SHARDS,
-        token=TOKEN,
-        timeout_s=TIMEOUT_S,
         options=ExchangeOptions(kind=kind),
     )
     settings = ExchangeSettings(clip=1.0, gradient_scale=1 / passes)

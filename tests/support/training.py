@@ -35,6 +35,7 @@ from poseidon.proto.caffe_pb2 import TRAIN
 from poseidon.proto.definition import read_solver
 from poseidon.snapshot.caffemodel import read_model
 from poseidon.solvers.settings import solver_settings
+from ps_server.network import Network
 from tests.support.cluster import TIMEOUT_S, TOKEN, job_addresses, memory_store
 from tests.support.cluster import Connect as ClientOfRank
 from tests.support.exchanges import plain_exchange
@@ -221,11 +222,8 @@ def _exchange(
         )
         return plain_exchange(connect(rank, store), replica.trained, store, settings)
     member = Membership(
-        rank=rank,
-        workers=job.workers,
+        network=Network(rank=rank, size=job.workers, token=TOKEN, timeout_s=TIMEOUT_S),
         shards=job.shards,
-        token=TOKEN,
-        timeout_s=TIMEOUT_S,
         options=replace(job.options, kind=job.kind, staleness=job.staleness),
     )
     built = build_exchange(replica.trained, settings, member, connect, schemes=schemes)

@@ -18,11 +18,11 @@ from poseidon.caffe2.shards.stores import KeyTaken, Store, StoreTimeout
 from poseidon.errors import JobError, UsageError
 from poseidon.exchange.allreduce.process_group import (
     Backend,
-    GroupSettings,
     ProcessGroup,
     Rendezvous,
 )
 from ps_server import PeerLost
+from ps_server.network import Network
 
 ANSWER_S = 5.0
 """How long a shard that reports a failure waits for the answers of the others."""
@@ -106,8 +106,8 @@ class Shards:
         self.host = published_address(interface or None)
         check_own(self.host)
         self._store = handler.store
-        settings = self.settings(timeout_s)
-        opened = Rendezvous(settings) if rank == 0 else None
+        network = self.network(timeout_s)
+        opened = Rendezvous(network) if rank == 0 else None
         self.members = join(
             handler.store,
             run=handler.run,
@@ -117,7 +117,7 @@ class Shards:
             payload=opened.address if opened else "",
             timeout_s=timeout_s,
         )
-        self.rendezvous = opened or Rendezvous(settings, self.members[0].payload)
+        self.rendezvous = opened or Rendezvous(network, self.members[0].payload)
         self._names: Counter[str] = Counter()
         self._failed = threading.Event()
         self._lost: str | None = None
@@ -126,9 +126,9 @@ class Shards:
             target=_answer, args=(weakref.ref(self),), name="caffe2-shards", daemon=True
         ).start()
 
-    def settings(self, timeout_s: float) -> GroupSettings:
+    def network(self, timeout_s: float) -> Network:
         """Return the settings of a process group."""
-        return GroupSettings(rank=self.rank, size=self.size, host=self.host, timeout_s=timeout_s)
+        return Network(rank=self.rank, size=self.size, host=self.host, timeout_s=timeout_s)
 
     def group(self, name: str, timeout_s: float, backend: Backend = Backend.GLOO) -> ProcessGroup:
         """Form a process group.
@@ -139,7 +139,7 @@ class Shards:
             self._names[name] += 1
             unique = f"{name}#{self._names[name]}"
         return ProcessGroup(
-            self.rendezvous, unique, self.settings(timeout_s), backend, watch=self.look
+            self.rendezvous, unique, self.network(timeout_s), backend, watch=self.look
         )
 
     def look(self) -> None:

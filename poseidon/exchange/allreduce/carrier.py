@@ -22,7 +22,6 @@ from poseidon.exchange.allreduce.buckets import BUCKET_BYTES, Buckets, Waiter
 from poseidon.exchange.allreduce.control import Meeting
 from poseidon.exchange.allreduce.process_group import (
     Backend,
-    GroupSettings,
     ProcessGroup,
     Rendezvous,
 )
@@ -34,6 +33,7 @@ from poseidon.exchange.norm import SharedNorm
 from poseidon.exchange.observe.statistics import Traffic
 from poseidon.exchange.replicas import common_kernel, introduce, offered_address
 from ps_server import PeerLost
+from ps_server.network import Network
 from ps_server.rules import clip_factor, plain_sum, sum_of_squares, update
 
 
@@ -43,7 +43,7 @@ class AllReduceCarrier(GradientCarrier):
     Args:
         tensors: by their index in the exchange.
         settings: common to all tensors.
-        group: rank of this replica, number of replicas, address and timeout.
+        network: of the replicas.
         control: of the exchange.
         meeting: where the replicas meet without shards; None: beside the server.
         norms: used with `settings.clip` where there are other gradients; None: there are none.
@@ -59,7 +59,7 @@ class AllReduceCarrier(GradientCarrier):
         tensors: Mapping[int, Trained],
         settings: ExchangeSettings,
         *,
-        group: GroupSettings,
+        network: Network,
         control: JobControl,
         meeting: Meeting | None = None,
         norms: SharedNorm | None = None,
@@ -69,7 +69,7 @@ class AllReduceCarrier(GradientCarrier):
         self.indices = tuple(tensors)
         self._tensors = tensors
         self._settings = settings
-        self._group_settings = group
+        self._network = network
         self._control = control
         self._meeting = meeting
         self._norms = norms
@@ -91,7 +91,7 @@ class AllReduceCarrier(GradientCarrier):
     def _buckets(self, indices: Sequence[int], bucket_bytes: int) -> Buckets:
         return Buckets(
             [(index, self._flat[index].numel()) for index in indices],
-            replicas=self._group_settings.size,
+            replicas=self._network.size,
             device=self._device,
             launch=self._launch,
             bucket_bytes=bucket_bytes,
@@ -110,16 +110,16 @@ class AllReduceCarrier(GradientCarrier):
     def _form_groups(self, *, resumed: bool) -> bool:
         """Form the process groups. Return whether rank 0 continues from a history."""
         rendezvous = None if self._meeting is None else self._meeting.rendezvous
-        if rendezvous is None and self._group_settings.rank == 0:
-            rendezvous = Rendezvous(self._group_settings)
+        if rendezvous is None and self._network.rank == 0:
+            rendezvous = Rendezvous(self._network)
         own = {"resumed": resumed, "allreduce": "" if rendezvous is None else rendezvous.address}
         offers, samples = introduce(self._control, list(self._tensors.values()), own)
         common_kernel(samples, required=self._equal_bits)
         if rendezvous is None:
-            rendezvous = Rendezvous(self._group_settings, offered_address(offers, "allreduce", 0))
-        self.join(ProcessGroup(rendezvous, "bulk", self._group_settings, Backend.of(self._device)))
+            rendezvous = Rendezvous(self._network, offered_address(offers, "allreduce", 0))
+        self.join(ProcessGroup(rendezvous, "bulk", self._network, Backend.of(self._device)))
         if self._meeting is not None:
-            self._requests = ProcessGroup(rendezvous, "control", self._group_settings)
+            self._requests = ProcessGroup(rendezvous, "control", self._network)
         return bool(offers[0].get("resumed"))
 
     def join(self, group: ProcessGroup) -> None:
@@ -190,7 +190,7 @@ class AllReduceCarrier(GradientCarrier):
         self._scale = None
         self._gradients.start()
         self._means.start()
-        is_root = self._group_settings.rank == 0
+        is_root = self._network.rank == 0
         if is_root and self._norms is not None and self._settings.clip is not None:
             self._norms.add("all-reduce", self._step.iteration, self._squares())
         if self._meeting is not None:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from poseidon.exchange.allreduce.process_group import GroupSettings, Rendezvous, dist, torch_errors
+from poseidon.exchange.allreduce.process_group import Rendezvous, dist, torch_errors
 from poseidon.exchange.control import KINDS, Delivery
 from ps_server import (
     Collection,
@@ -25,6 +25,7 @@ from ps_server import (
     SignalKind,
     StalenessTimeout,
 )
+from ps_server.network import Network
 
 PIECE_BYTES = 2**22
 """Of a payload in one value of the store, which refuses more than 8 MiB."""
@@ -51,13 +52,13 @@ class StoreCollections:
 
     Args:
         rendezvous: has the store.
-        settings: of this process.
+        network: of the workers.
     """
 
-    def __init__(self, rendezvous: Rendezvous, settings: GroupSettings) -> None:
+    def __init__(self, rendezvous: Rendezvous, network: Network) -> None:
         self._store = dist.PrefixStore("collections", rendezvous.store)
-        self._rank, self._workers = settings.rank, settings.size
-        self._timeout_s = settings.timeout_s
+        self._rank, self._workers = network.rank, network.size
+        self._timeout_s = network.timeout_s
         self._lock = threading.Lock()
         self._next = 0
         self._unread: set[int] = set()
@@ -261,8 +262,8 @@ class Meeting:
     delivery: AllReduceDelivery
 
     @classmethod
-    def at(cls, rendezvous: Rendezvous, settings: GroupSettings) -> Meeting:
+    def at(cls, rendezvous: Rendezvous, network: Network) -> Meeting:
         """Return the meeting of this process at a rendezvous."""
-        collections = StoreCollections(rendezvous, settings)
+        collections = StoreCollections(rendezvous, network)
         delivery = AllReduceDelivery(collections)
         return cls(rendezvous=rendezvous, collections=collections, delivery=delivery)

@@ -12,7 +12,6 @@ import datetime
 import socket
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
@@ -21,6 +20,7 @@ import torch.distributed
 from torch import Tensor
 
 from ps_server import PeerLost
+from ps_server.network import Network
 
 WATCH_S = 1.0
 """How often an operation that waits calls `watch`."""
@@ -44,33 +44,11 @@ class Backend(Enum):
         return cls.NCCL if device.type == "cuda" else cls.GLOO
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GroupSettings:
-    """The settings of one process of a group.
-
-    Args:
-        rank: this process's rank, 0..size-1.
-        size: number of processes.
-        host: the address at which the other hosts reach this one.
-        timeout_s: longest time that any operation waits.
-    """
-
-    rank: int
-    size: int
-    host: str
-    timeout_s: float
-
-    @property
-    def timeout(self) -> datetime.timedelta:
-        """`timeout_s` as the type that torch takes."""
-        return datetime.timedelta(seconds=self.timeout_s)
-
-
 class Rendezvous:
     """Where the processes of groups find each other: torch's key-value store on the host of rank 0.
 
     Args:
-        settings: of this process.
+        network: of the processes.
         address: `address` of rank 0's rendezvous, `tcp://host:port`; empty on rank 0, which listens
             on a free port.
 
@@ -79,50 +57,50 @@ class Rendezvous:
         store: the key-value store.
     """
 
-    def __init__(self, settings: GroupSettings, address: str = "") -> None:
+    def __init__(self, network: Network, address: str = "") -> None:
         self.address = address
         if address:
             host, _, port = address.removeprefix("tcp://").rpartition(":")
             with torch_errors("reach the rendezvous"):
                 self.store = dist.TCPStore(
-                    host.strip("[]"), int(port), None, False, settings.timeout, False
+                    host.strip("[]"), int(port), None, False, _timeout(network), False
                 )
         else:
-            self._open(settings)
+            self._open(network)
 
-    def _open(self, settings: GroupSettings) -> None:
-        family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
+    def _open(self, network: Network) -> None:
+        host = network.bare_host
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
         with torch_errors("open a rendezvous"):
             listener = socket.socket(family, socket.SOCK_STREAM)
-            listener.bind((settings.host, 0))
-            listener.listen(settings.size)
+            listener.bind((host, 0))
+            listener.listen(network.size)
             port = int(listener.getsockname()[1])
             self.store = dist.TCPStore(
-                settings.host,
+                host,
                 port,
                 None,
                 True,
-                settings.timeout,
+                _timeout(network),
                 False,
                 master_listen_fd=listener.detach(),
             )
-        host = f"[{settings.host}]" if family is socket.AF_INET6 else settings.host
-        self.address = f"tcp://{host}:{port}"
+        self.address = f"tcp://{network.host}:{port}"
 
 
-def join_rendezvous(settings: GroupSettings, connect: Callable[[str], Sequence[str]]) -> Rendezvous:
+def join_rendezvous(network: Network, connect: Callable[[str], Sequence[str]]) -> Rendezvous:
     """Open the rendezvous on rank 0; connect to it elsewhere.
 
     Args:
-        settings: of this process.
+        network: of the processes.
         connect: reports the address of rank 0 unless it is empty, waits for the addresses of the
             job, and returns them.
     """
-    if settings.rank == 0:
-        opened = Rendezvous(settings)
+    if network.rank == 0:
+        opened = Rendezvous(network)
         connect(opened.address)
         return opened
-    return Rendezvous(settings, connect("")[0])
+    return Rendezvous(network, connect("")[0])
 
 
 class ProcessGroup:
@@ -133,7 +111,7 @@ class ProcessGroup:
     Args:
         rendezvous: where its processes find each other.
         name: of this group, the same in all its processes. Several groups may use one rendezvous.
-        settings: of this process.
+        network: of the processes.
         backend: carries out its operations.
         watch: called every second while an operation of gloo waits; what it raises ends the wait.
     """
@@ -142,20 +120,20 @@ class ProcessGroup:
         self,
         rendezvous: Rendezvous,
         name: str,
-        settings: GroupSettings,
+        network: Network,
         backend: Backend = Backend.GLOO,
         watch: Callable[[], None] | None = None,
     ) -> None:
-        self._settings = settings
+        self._network = network
         self._backend = backend
         self._watch = watch if backend is Backend.GLOO else None
         self._calling_back: list[Any] = []
         with torch_errors(f"form the group '{name}'"):
-            self._group = _make(dist.PrefixStore(name, rendezvous.store), settings, backend)
+            self._group = _make(dist.PrefixStore(name, rendezvous.store), network, backend)
             if backend is Backend.GLOO:
                 # Without it a process that leaves at once breaks connections that others are still
                 # making.
-                self._group.barrier().wait(settings.timeout)
+                self._group.barrier().wait(_timeout(network))
 
     def sum(self, tensor: Tensor, on_done: Callable[[], None] | None = None) -> Callable[[], None]:
         """Start to sum `tensor` over all processes, in place.
@@ -239,9 +217,9 @@ class ProcessGroup:
         processes end with the first wait that fails.
         """
         if self._watch is None or not watched:
-            work.wait(self._settings.timeout)
+            work.wait(_timeout(self._network))
             return
-        deadline = time.monotonic() + self._settings.timeout_s
+        deadline = time.monotonic() + self._network.timeout_s
         while True:
             left = deadline - time.monotonic()
             try:
@@ -253,13 +231,17 @@ class ProcessGroup:
             self._watch()
 
 
-def _make(store: Any, settings: GroupSettings, backend: Backend) -> Any:
+def _timeout(network: Network) -> datetime.timedelta:
+    return datetime.timedelta(seconds=network.timeout_s)
+
+
+def _make(store: Any, network: Network, backend: Backend) -> Any:
     if backend is Backend.NCCL:
-        return dist.ProcessGroupNCCL(store, settings.rank, settings.size, settings.timeout)
+        return dist.ProcessGroupNCCL(store, network.rank, network.size, _timeout(network))
     options = dist.ProcessGroupGloo._Options()
-    options._devices = [dist.ProcessGroupGloo.create_device(hostname=settings.host)]
-    options._timeout = settings.timeout
-    return dist.ProcessGroupGloo(store, settings.rank, settings.size, options)
+    options._devices = [dist.ProcessGroupGloo.create_device(hostname=network.bare_host)]
+    options._timeout = _timeout(network)
+    return dist.ProcessGroupGloo(store, network.rank, network.size, options)
 
 
 ADVICE = ". This is typically caused by"

@@ -63,7 +63,7 @@ def trial_store(tensors: Sequence[Trained], member: Membership) -> StoreSpec:
     """
     rule = _rule_of(tensors)
     return StoreSpec(
-        workers=member.workers,
+        workers=member.network.size,
         shards=member.shards,
         tables=tuple(
             TableSpec(name=f"trial {number}", size=size, rule=rule)
@@ -136,23 +136,23 @@ def _sums(
         yield None
         return
     device = tensors[0].tensor.device
-    settings = member.group
-    rendezvous = Rendezvous(settings) if member.rank == 0 else None
+    network = member.network
+    rendezvous = Rendezvous(network) if network.rank == 0 else None
     offers = _collect(client, {"allreduce": "" if rendezvous is None else rendezvous.address})
-    rendezvous = rendezvous or Rendezvous(settings, offered_address(offers, "allreduce", 0))
-    group = ProcessGroup(rendezvous, "trial", settings, Backend.of(device))
+    rendezvous = rendezvous or Rendezvous(network, offered_address(offers, "allreduce", 0))
+    group = ProcessGroup(rendezvous, "trial", network, Backend.of(device))
     rule = _rule_of(tensors)
     trained = [
         Trained(name="trial", tensor=torch.zeros(size, device=device), rule=rule)
         for size in ELEMENTS
     ]
     gradients = [torch.zeros(size, device=device) for size in ELEMENTS]
-    control = JobControl(ShardDelivery(client), root=member.rank == 0)
+    control = JobControl(ShardDelivery(client), root=network.rank == 0)
     carriers = {}
     for each in TOGETHER:
         tensors_of_each = {table: trained[table] for table in each}
         carriers[each] = AllReduceCarrier(
-            tensors_of_each, ExchangeSettings(), group=settings, control=control
+            tensors_of_each, ExchangeSettings(), network=network, control=control
         )
         carriers[each].join(group)
 
@@ -205,7 +205,7 @@ def _product_s_per_flop(client: Client, tensors: Sequence[Trained], member: Memb
     """Return the seconds of an operation of products, with the update of the weight; zero
     without factors.
     """
-    rows = max((t.factor_rows for t in tensors), default=0) * member.workers
+    rows = max((t.factor_rows for t in tensors), default=0) * member.network.size
     if not rows:
         return 0.0
     rows = min(max(rows, LEAST_ROWS), MOST_ROWS)

@@ -38,15 +38,15 @@ def build_local_steps(request: Request, build: Build, plan: Plan) -> Built:
         plan: chooses the scheme of each tensor.
     """
     tensors, settings, member = request.tensors, request.settings, request.member
-    options = member.options
+    options, network = member.options, member.network
     of_rounds = replace(
         member,
         options=options.without_local_steps,
-        timeout_s=member.timeout_s * options.sync_every,
+        network=replace(network, timeout_s=network.timeout_s * options.sync_every),
     )
     if is_synchronous(options, tensors, settings):
         return build(tensors, settings, of_rounds)
-    workers = member.workers * member.local_workers
+    workers = network.size * member.local_workers
     delayed = workers if options.staleness and not member.alone else 0
     anchors = anchors_of(tensors, outer_rule(options, delayed=delayed > 0))
     outer_settings = ExchangeSettings(start_clock=settings.start_clock)

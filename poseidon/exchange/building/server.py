@@ -14,7 +14,6 @@ from poseidon.exchange.control import JobControl, ShardDelivery
 from poseidon.exchange.cost import Choice, ExchangePlan
 from poseidon.exchange.exchange import Exchange
 from poseidon.exchange.factors.carrier import FactorCarrier
-from poseidon.exchange.factors.peers import PeerSettings
 from poseidon.exchange.kinds import Scheme
 from poseidon.exchange.lossy.low_rank_matrix import LowRank, low_rank_tensors
 from poseidon.exchange.norm import SharedNorm
@@ -49,7 +48,7 @@ class Request:
         return store_spec(
             tensors,
             self.settings,
-            workers=self.member.workers,
+            workers=self.member.network.size,
             shards=self.member.shards,
             options=self.member.options,
             loads=self.member.loads,
@@ -79,11 +78,8 @@ class Request:
             return self.joined
         return Client(
             self.connect(""),
-            rank=self.member.rank,
-            store=store,
-            token=self.member.token,
-            keys=self.member.keys,
-            timeout_s=self.member.timeout_s,
+            self.member.network,
+            store,
             bandwidth_mbps=self.member.options.bandwidth_mbps,
             table_clocks=table_clocks,
             memory_for=memory_for,
@@ -182,24 +178,16 @@ def through_server(
         link, staleness = LinkPriority(), member.options.staleness
         if staleness == 0:
             client.yield_link(link)
-        peers = PeerSettings(
-            host=member.host,
-            token=member.token,
-            keys=member.keys,
-            timeout_s=member.timeout_s,
-            trace=trace,
-        )
         carriers.append(
             FactorCarrier(
                 {index: layout.tensors[index] for index in by_factors},
                 settings,
-                rank=member.rank,
-                workers=member.workers,
+                network=member.network,
                 staleness=staleness,
-                peers=peers,
                 control=control,
                 norms=norms,
                 link=link,
+                trace=trace,
                 equal_bits=member.equal_bits,
             )
         )
@@ -208,7 +196,7 @@ def through_server(
             AllReduceCarrier(
                 {index: layout.tensors[index] for index in sorted(by_allreduce)},
                 settings,
-                group=member.group,
+                network=member.network,
                 control=control,
                 norms=norms,
                 equal_bits=member.equal_bits,

@@ -28,7 +28,7 @@ from torch import Tensor
 from poseidon.exchange.base import ExchangeSettings, History, Trained
 from poseidon.exchange.carrier import CarrierState, FactoredCarrier, Step
 from poseidon.exchange.control import JobControl
-from poseidon.exchange.factors.peers import Peers, PeerSettings
+from poseidon.exchange.factors.peers import Peers
 from poseidon.exchange.factors.products import Kernel, Scratch, factors_sum_of_squares
 from poseidon.exchange.factors.progress import RoundStep
 from poseidon.exchange.factors.session import FactorSession, FactorTable
@@ -39,9 +39,10 @@ from poseidon.exchange.replicas import common_kernel, introduce, offered_address
 from poseidon.exchange.side_stream import SerialExecutor, SideStream, join_within
 from ps_server.errors import as_server_error
 from ps_server.link import LinkPriority
+from ps_server.network import Network
 from ps_server.numerics import prepare_thread
 from ps_server.rules import clip_factor, plain_sum
-from ps_server.trace import Track
+from ps_server.trace import NO_TRACE, Tracer, Track
 
 
 class FactorCarrier(FactoredCarrier):
@@ -50,15 +51,14 @@ class FactorCarrier(FactoredCarrier):
     Args:
         tensors: by their index in the exchange.
         settings: common to all tensors.
-        rank: this worker.
-        workers: number of workers.
+        network: of the workers.
         staleness: the bound of every tensor.
-        peers: how the workers reach each other.
         control: of the exchange.
         norms: used with `settings.clip` at staleness 0.
         link: taken as long as pairs have to leave this host; None: no other sender waits for it.
         equal_bits: whether the job ends where the processors of the replicas compute different
             bits.
+        trace: where spans of factors go.
     """
 
     def __init__(
@@ -66,23 +66,22 @@ class FactorCarrier(FactoredCarrier):
         tensors: Mapping[int, Trained],
         settings: ExchangeSettings,
         *,
-        rank: int,
-        workers: int,
+        network: Network,
         staleness: int,
-        peers: PeerSettings,
         control: JobControl,
         norms: SharedNorm,
         link: LinkPriority | None = None,
         equal_bits: bool = True,
+        trace: Tracer = NO_TRACE,
     ) -> None:
         self.indices = tuple(sorted(tensors))
         self.by_factors = frozenset(tensors)
         self._tensors = tensors
         self._settings = settings
-        self._trace = peers.trace
+        self._trace = trace
         self._flights = TransitTimes(len(tensors))
-        self._workers = workers
-        self._rank = rank
+        self._workers = network.size
+        self._rank = network.rank
         self._staleness = staleness
         self._control = control
         self._norms = norms
@@ -113,15 +112,17 @@ class FactorCarrier(FactoredCarrier):
             )
             for w in self._weights.values()
         ]
-        session = FactorSession(rank, workers, tables, settings.start_clock)
-        self.peers = Peers(session, peers, link=link)
-        self._timeout_s = peers.timeout_s
+        session = FactorSession(network.rank, network.size, tables, settings.start_clock)
+        self.peers = Peers(session, network, trace=trace, link=link)
+        self._timeout_s = network.timeout_s
         self._in_order = SerialExecutor(
-            device, f"factors-out-{rank}", self._sending_failed, timeout_s=peers.timeout_s
+            device, f"factors-out-{network.rank}", self._sending_failed, timeout_s=network.timeout_s
         )
         self._rebuilding = threading.Lock()
         self._closing = False
-        self._thread = threading.Thread(target=self._rebuild, name=f"rebuild-{rank}", daemon=True)
+        self._thread = threading.Thread(
+            target=self._rebuild, name=f"rebuild-{network.rank}", daemon=True
+        )
 
     def open(self, histories: Sequence[History] | None, clock: int | None) -> None:
         addresses: list[str] = []

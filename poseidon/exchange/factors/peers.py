@@ -13,7 +13,7 @@ import hmac
 import threading
 import time
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TypeVar
 
 from poseidon.exchange.factors.outbox import FIRST, LAST, Outbox
@@ -21,9 +21,9 @@ from poseidon.exchange.factors.session import Factors, FactorSession, Pair
 from poseidon.exchange.factors.wire import Buffer, Join, Leave, decode, encode
 from ps_server import PeerLost, RemoteProtocolError, ServerError
 from ps_server.errors import as_server_error
-from ps_server.keys import Keyring
 from ps_server.link import LinkPriority
 from ps_server.monitor import Monitor
+from ps_server.network import Network
 from ps_server.trace import NO_TRACE, Tracer, Track
 from ps_server.transport.zmq_sockets import ZmqClientTransport, ZmqServerTransport
 
@@ -45,52 +45,37 @@ left (`LinkPriority`).
 T = TypeVar("T")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PeerSettings:
-    """How a worker and the others reach each other.
-
-    Attributes:
-        host: the address at which the others reach this worker, which listens on a free port; an
-            IPv6 address in brackets.
-        token: the job's secret.
-        keys: own pair, and those of all workers by rank; None: all is in clear.
-        timeout_s: longest time that any call waits.
-        trace: where spans of factors that are sent, received and applied go.
-    """
-
-    host: str
-    token: bytes = b""
-    keys: Keyring | None = None
-    timeout_s: float = 600.0
-    trace: Tracer = NO_TRACE
-
-
 class Peers:
     """The connection of one worker to all others.
 
     Args:
         session: what has come and gone.
-        settings: how they reach each other.
+        network: how they reach each other; this worker listens on a free port of its host.
+        trace: where spans of factors that are sent, received and applied go.
         link: taken as long as anything has to leave this host: is not all with its kernel. None: no
             other sender waits for it.
     """
 
     def __init__(
-        self, session: FactorSession, settings: PeerSettings, *, link: LinkPriority | None = None
+        self,
+        session: FactorSession,
+        network: Network,
+        *,
+        trace: Tracer = NO_TRACE,
+        link: LinkPriority | None = None,
     ) -> None:
         self.session = session
         self.monitor = Monitor(
-            settings.timeout_s, closed="the connections to the other workers are closed", hangs=""
+            network.timeout_s, closed="the connections to the other workers are closed", hangs=""
         )
         """Guards the session and what is to be sent."""
         self.dropped = 0
         self.bytes_out = [0] * len(session.tables)
         self.bytes_in = [0] * len(session.tables)
         self._link = link or LinkPriority()
-        self._trace = settings.trace
-        self._token = settings.token
-        self._keys = settings.keys
-        self._listening = ZmqServerTransport(f"tcp://{settings.host}:0", settings.keys)
+        self._trace = trace
+        self._network = network
+        self._listening = ZmqServerTransport(f"tcp://{network.host}:0", network.keys)
         self._others = [(session.rank + i) % session.workers for i in range(1, session.workers)]
         self._sending: ZmqClientTransport | None = None
         self._outboxes = [Outbox() for _ in self._others]
@@ -117,16 +102,16 @@ class Peers:
         Args:
             addresses: of all workers, by rank.
         """
-        keys = self._keys and replace(
-            self._keys, expect=tuple(self._keys.admit[i] for i in self._others)
-        )
+        keys = self._network.keys
+        if keys is not None:
+            keys = replace(keys, expect=tuple(keys.admit[rank] for rank in self._others))
         self._sending = ZmqClientTransport(
             [addresses[rank] for rank in self._others],
             keys,
             send_buffer_bytes=SEND_BUFFER_BYTES,
             tracked=True,
         )
-        join = encode(Join(self.session.rank, self._token))
+        join = encode(Join(self.session.rank, self._network.token))
         for outbox in self._outboxes:
             outbox.add(FIRST, join)
         self._thread.start()
@@ -298,7 +283,7 @@ class Peers:
                 raise RemoteProtocolError("an unknown peer sent a leave")
             self._left.add(self._ranks[peer])
             return
-        if not hmac.compare_digest(message.token, self._token):
+        if not hmac.compare_digest(message.token, self._network.token):
             raise RemoteProtocolError("a peer's token is not this job's")
         if message.rank not in self._others or message.rank in self._ranks.values():
             raise RemoteProtocolError(f"a peer joins as worker {message.rank}")

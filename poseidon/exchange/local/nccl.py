@@ -16,10 +16,10 @@ from torch import Tensor
 from poseidon.exchange.allreduce.buckets import Waiter
 from poseidon.exchange.allreduce.process_group import (
     Backend,
-    GroupSettings,
     ProcessGroup,
     Rendezvous,
 )
+from ps_server.network import Network
 
 
 class GroupTensors:
@@ -28,7 +28,7 @@ class GroupTensors:
     Args:
         tensors: flat views of this worker's tensors.
         order: in which parts are reduced; tensors that have no parts are not in it.
-        settings: this worker's rank and the group's size; rank 0 is the leader.
+        network: this worker's rank and the group's size; rank 0 is the leader.
         rendezvous: the store through which the group is formed.
         backend: the library that carries the operations.
     """
@@ -38,15 +38,15 @@ class GroupTensors:
         tensors: Sequence[Tensor],
         *,
         order: Sequence[int],
-        settings: GroupSettings,
+        network: Network,
         rendezvous: Rendezvous,
         backend: Backend,
     ) -> None:
         self._tensors = tensors
         self._order = order
-        self._size = settings.size
-        self._parts_group = ProcessGroup(rendezvous, "parts", settings, backend)
-        self._values_group = ProcessGroup(rendezvous, "values", settings, backend)
+        self._size = network.size
+        self._parts_group = ProcessGroup(rendezvous, "parts", network, backend)
+        self._values_group = ProcessGroup(rendezvous, "values", network, backend)
         self._contributed: dict[int, Tensor] = {}
         self._next_part = 0
         self._flights: dict[int, Waiter] = {}

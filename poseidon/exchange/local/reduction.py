@@ -15,12 +15,13 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from poseidon.exchange.allreduce.process_group import Backend, GroupSettings, Rendezvous
+from poseidon.exchange.allreduce.process_group import Backend, Rendezvous
 from poseidon.exchange.base import Trained
 from poseidon.exchange.local.group import LocalGroup
 from poseidon.exchange.local.nccl import GroupTensors
 from poseidon.exchange.local.shared_memory import SharedTensors, new_file
 from ps_server import RemoteProtocolError
+from ps_server.network import Network
 
 LOOPBACK = "127.0.0.1"
 
@@ -226,7 +227,7 @@ def offer(
         private_histories: see `ExchangeState.private`.
         schemes: of each tensor, as `Scheme` names them.
     """
-    rendezvous = None if kind is ReductionKind.SHARED_MEMORY else Rendezvous(_group_settings(group))
+    rendezvous = None if kind is ReductionKind.SHARED_MEMORY else Rendezvous(_network_of(group))
     welcome = Welcome(
         kind=kind,
         address=rendezvous.address if rendezvous else "",
@@ -257,7 +258,7 @@ def join(
             raise RemoteProtocolError("the leader of this machine sent no shared memory")
         return _shared(tensors, group, welcome.by_factors, files[0])
     return _collective(
-        tensors, group, welcome.by_factors, Rendezvous(_group_settings(group), welcome.address)
+        tensors, group, welcome.by_factors, Rendezvous(_network_of(group), welcome.address)
     )
 
 
@@ -285,16 +286,14 @@ def _collective(
     return GroupTensors(
         flat,
         order=[*reversed(gradients), *statistics],
-        settings=_group_settings(group),
+        network=_network_of(group),
         rendezvous=rendezvous,
         backend=Backend.of(flat[0].device),
     )
 
 
-def _group_settings(group: LocalGroup) -> GroupSettings:
-    return GroupSettings(
-        rank=group.rank, size=group.workers, host=LOOPBACK, timeout_s=group.timeout_s
-    )
+def _network_of(group: LocalGroup) -> Network:
+    return Network(rank=group.rank, size=group.workers, host=LOOPBACK, timeout_s=group.timeout_s)
 
 
 def _flat(tensors: Sequence[Trained]) -> list[Tensor]:

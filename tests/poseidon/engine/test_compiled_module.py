@@ -14,6 +14,7 @@ from poseidon.engine.module.group import Group
 from poseidon.engine.module.update_rules import SGD
 from poseidon.exchange.building.membership import Membership
 from poseidon.exchange.module_hooks import uncompiled
+from ps_server.network import Network
 from tests.support.cluster import TIMEOUT_S
 from tests.support.module_groups import How, together
 
@@ -77,7 +78,9 @@ def test_one_graph_has_the_bits_of_none(how: How) -> None:
 @pytest.mark.thorough
 def test_its_values_are_awaited_on_several_workers_compiled_or_not() -> None:
     """The module within is used as well, without a graph."""
-    expected = together(2, lambda _: Net(), RULE, steps(4), member=Membership(timeout_s=TIMEOUT_S))
+    expected = together(
+        2, lambda _: Net(), RULE, steps(4), member=Membership(network=Network(timeout_s=TIMEOUT_S))
+    )
 
     def body(module: nn.Module, group: Group) -> None:
         for step in range(4):
@@ -85,7 +88,9 @@ def test_its_values_are_awaited_on_several_workers_compiled_or_not() -> None:
             used(X[group.rank :: group.size]).square().mean().backward()
             group.step()
 
-    ends = together(2, compiled, RULE, body, member=Membership(timeout_s=TIMEOUT_S))
+    ends = together(
+        2, compiled, RULE, body, member=Membership(network=Network(timeout_s=TIMEOUT_S))
+    )
     for end in ends:
         for name, value in expected[0].items():
             assert torch.equal(end[f"_orig_mod.{name}"], value), name

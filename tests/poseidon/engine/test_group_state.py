@@ -27,6 +27,7 @@ from poseidon.errors import SnapshotError, UsageError
 from poseidon.exchange.building.membership import Membership
 from poseidon.exchange.kinds import ExchangeKind
 from poseidon.exchange.options import ExchangeOptions
+from ps_server.network import Network
 from tests.support.cluster import TIMEOUT_S
 from tests.support.module_groups import How, together
 
@@ -135,7 +136,10 @@ def assert_same_bits(ends: list[dict[str, Tensor]], expected: list[dict[str, Ten
 
 
 def member(kind: ExchangeKind, staleness: int = 0) -> Membership:
-    return Membership(timeout_s=TIMEOUT_S, options=ExchangeOptions(kind=kind, staleness=staleness))
+    return Membership(
+        network=Network(timeout_s=TIMEOUT_S),
+        options=ExchangeOptions(kind=kind, staleness=staleness),
+    )
 
 
 def leaves_out(module: nn.Module, group: Group, steps: range) -> None:

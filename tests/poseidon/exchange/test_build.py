@@ -22,6 +22,7 @@ from poseidon.exchange.observe.statistics import WaitTimes
 from poseidon.exchange.options import ExchangeOptions
 from poseidon.exchange.server.carrier import ServerCarrier
 from ps_server import Client, Consistency, Keeping, Precision, Rule
+from ps_server.network import Network
 from ps_server.protocol.messages import Array
 from tests.support.cluster import TIMEOUT_S, TOKEN, job_addresses, shards_on_sockets
 
@@ -54,11 +55,8 @@ def test_a_kind_has_its_carriers(kind: ExchangeKind, expected: list[type], copie
         built = []
         for rank in range(2):
             member = Membership(
-                rank=rank,
-                workers=2,
+                network=Network(rank=rank, size=2, token=TOKEN, timeout_s=TIMEOUT_S),
                 shards=2,
-                token=TOKEN,
-                timeout_s=TIMEOUT_S,
                 options=ExchangeOptions(kind=kind, precision=Precision.FLOAT32, rows=1),
             )
             built.append(build_exchange(tensors(), ExchangeSettings(), member, connect))
@@ -84,11 +82,8 @@ def test_small_tensors_share_a_table(kind: ExchangeKind, tables: list[tuple[Keep
         built = []
         for rank in range(2):
             member = Membership(
-                rank=rank,
-                workers=2,
+                network=Network(rank=rank, size=2, token=TOKEN, timeout_s=TIMEOUT_S),
                 shards=2,
-                token=TOKEN,
-                timeout_s=TIMEOUT_S,
                 options=ExchangeOptions(kind=kind),
             )
             built.append(build_exchange(tensors(), ExchangeSettings(), member, connect))
@@ -119,11 +114,8 @@ def test_a_workers_budget_makes_it_send_less_and_loses_nothing() -> None:
 
 def _budgeted(rank: int, budget: float | None) -> Membership:
     return Membership(
-        rank=rank,
-        workers=2,
+        network=Network(rank=rank, size=2, token=TOKEN, timeout_s=TIMEOUT_S),
         shards=1,
-        token=TOKEN,
-        timeout_s=TIMEOUT_S,
         options=ExchangeOptions(
             kind=ExchangeKind.SERVER,
             staleness=4,
@@ -170,9 +162,8 @@ def test_who_owns_the_histories_is_known_before_the_exchange_is_built(
     kind: ExchangeKind, staleness: int
 ) -> None:
     member = Membership(
+        network=Network(token=TOKEN, timeout_s=TIMEOUT_S),
         shards=1,
-        token=TOKEN,
-        timeout_s=TIMEOUT_S,
         options=ExchangeOptions(kind=kind, staleness=staleness),
     )
     with job_addresses(kind, 1, 1) as connect:
@@ -184,7 +175,9 @@ def test_who_owns_the_histories_is_known_before_the_exchange_is_built(
 def test_one_tensor_always_reads_from_the_server_so_that_signals_are_in_step() -> None:
     plan = plan_exchange(
         tensors(bias=False),
-        Membership(workers=2, shards=1, options=ExchangeOptions(kind=ExchangeKind.FACTORS)),
+        Membership(
+            network=Network(size=2), shards=1, options=ExchangeOptions(kind=ExchangeKind.FACTORS)
+        ),
     )
     assert [choice.scheme for choice in plan.choices] == [Scheme.SERVER]
 
@@ -197,7 +190,9 @@ def test_the_last_small_tensor_reads_from_the_server_where_all_others_travel_by_
         Trained(name=name, tensor=torch.zeros(size), rule=Rule())
         for name, size in (("low.bias", 64), ("mid.bias", 512), ("high", 100_000))
     ]
-    member = Membership(workers=2, shards=1, options=ExchangeOptions(kind=ExchangeKind.AUTO))
+    member = Membership(
+        network=Network(size=2), shards=1, options=ExchangeOptions(kind=ExchangeKind.AUTO)
+    )
     plan = plan_exchange(own, member, [Scheme.ALLREDUCE] * 3)
     assert [choice.scheme for choice in plan.choices] == [
         Scheme.ALLREDUCE,
@@ -207,8 +202,8 @@ def test_the_last_small_tensor_reads_from_the_server_where_all_others_travel_by_
 
 
 def test_dedicated_servers_change_the_plan() -> None:
-    both = Membership(workers=4, shards=4, homes=(0, 1, 2, 3))
-    apart = Membership(workers=4, shards=4, homes=(-1, -2, -3, -4))
+    both = Membership(network=Network(size=4), shards=4, homes=(0, 1, 2, 3))
+    apart = Membership(network=Network(size=4), shards=4, homes=(-1, -2, -3, -4))
     rows = 16
     assert plan_exchange(tensors(rows=rows), both).choices[0].scheme is Scheme.FACTORS
     assert plan_exchange(tensors(rows=rows), apart).choices[0].scheme is Scheme.SERVER
@@ -237,7 +232,9 @@ def test_few_frames_lie_between_the_hook_of_a_gradient_and_its_push(
     module = nn.Linear(100, 64)
     own = [Trained(name=f"fc.{number}", tensor=p) for number, p in enumerate(module.parameters())]
     options = ExchangeOptions(kind=kind, staleness=staleness, compress=compress)
-    member = Membership(shards=1, token=TOKEN, timeout_s=TIMEOUT_S, options=options)
+    member = Membership(
+        network=Network(token=TOKEN, timeout_s=TIMEOUT_S), shards=1, options=options
+    )
     with job_addresses(kind, 1, 1) as connect:
         exchange = build_exchange(own, ExchangeSettings(), member, connect).exchange
         exchange.observe([WaitTimes(len(own))])

@@ -25,6 +25,7 @@ from poseidon.exchange.cost import (
 from poseidon.exchange.kinds import ExchangeKind, Scheme
 from poseidon.exchange.options import ExchangeOptions
 from ps_server import CodecPair, Consistency, Precision
+from ps_server.network import Network
 
 MEGA_FLOATS = 4_000_000
 
@@ -267,7 +268,7 @@ def test_the_plan_counts_what_crosses_the_wire_in_half_precision(
     """Values that are not sent as changes, and changes that are added up, keep all their digits."""
     tensors = [tensor("fc7", 4096, 4096)]
     member = Membership(
-        workers=2,
+        network=Network(size=2),
         shards=1,
         options=ExchangeOptions(
             precision=Precision.FLOAT16, consistency=consistency, staleness=staleness

@@ -30,6 +30,7 @@ from poseidon.exchange.hooks import Hooks
 from poseidon.exchange.kinds import ExchangeKind, Scheme
 from poseidon.exchange.options import ExchangeOptions
 from ps_server import Rule, RuleKind
+from ps_server.network import Network
 from ps_server.protocol.placement import Chunk, place
 from tests.support.cluster import TIMEOUT_S, TOKEN, job_addresses
 from tests.support.sampling import sample_of_pairs
@@ -137,11 +138,8 @@ def run(
 
     def worker(rank: int, connect: Connect) -> None:
         member = Membership(
-            rank=rank,
-            workers=workers,
+            network=Network(rank=rank, size=workers, token=TOKEN, timeout_s=TIMEOUT_S),
             shards=SHARDS,
-            token=TOKEN,
-            timeout_s=TIMEOUT_S,
             options=ExchangeOptions(rows=PIECES[workers], kind=kind),
         )
         try:

@@ -20,6 +20,7 @@ from poseidon.exchange.local.follower import FollowerCarrier
 from poseidon.exchange.local.leader import LeaderCarrier
 from poseidon.exchange.options import ExchangeOptions
 from ps_server import RuleKind
+from ps_server.network import Network
 from tests.poseidon.exchange.test_exactness import (
     CLIPS,
     KINDS,
@@ -52,11 +53,8 @@ def run(
     def worker(rank: int, connect: Connect) -> None:
         machine, local_rank = divmod(rank, LOCAL)
         member = Membership(
-            rank=machine,
-            workers=MACHINES,
+            network=Network(rank=machine, size=MACHINES, token=TOKEN, timeout_s=TIMEOUT_S),
             shards=SHARDS,
-            token=TOKEN,
-            timeout_s=TIMEOUT_S,
             local_rank=local_rank,
             local_workers=LOCAL,
             local_address=str(Path(folder) / f"{machine}" / "workers"),

@@ -28,6 +28,7 @@ from poseidon.exchange.building.membership import Membership
 from poseidon.exchange.kinds import ExchangeKind
 from poseidon.exchange.options import ExchangeOptions, OnDivergence
 from ps_server import ServerError
+from ps_server.network import Network
 from tests.support.cluster import TIMEOUT_S
 from tests.support.module_groups import (
     BATCH,
@@ -181,7 +182,7 @@ def test_a_worker_whose_optimizer_drifts_is_found(mends: bool) -> None:
     second step.
     """
     member = Membership(
-        timeout_s=TIMEOUT_S,
+        network=Network(timeout_s=TIMEOUT_S),
         options=ExchangeOptions(
             check_every=2, on_divergence=OnDivergence.MEND if mends else OnDivergence.STOP
         ),
@@ -220,7 +221,7 @@ def test_weights_that_one_worker_has_read_by_itself_are_found_after_the_first_st
         loop()(module, group)
 
     options = ExchangeOptions() if checks else ExchangeOptions(check_every=0)
-    job = Membership(timeout_s=TIMEOUT_S, options=options)
+    job = Membership(network=Network(timeout_s=TIMEOUT_S), options=options)
     if not checks:
         assert len(together(2, build, OPTIMIZERS["torch sgd"], body, member=job)) == 2
         return
@@ -261,7 +262,7 @@ def test_other_modules_on_other_workers() -> None:
             lambda rank: nn.Linear(3, 2 + rank),
             SGD(lr=0.1),
             never,
-            member=Membership(timeout_s=3),
+            member=Membership(network=Network(timeout_s=3)),
         )
 
 

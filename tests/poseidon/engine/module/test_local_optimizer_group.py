@@ -22,12 +22,13 @@ from poseidon.errors import UsageError
 from poseidon.exchange.building.membership import Membership
 from poseidon.exchange.kinds import ExchangeKind
 from poseidon.exchange.options import ExchangeOptions
+from ps_server.network import Network
 from tests.support.cluster import TIMEOUT_S
 from tests.support.module_groups import Body, How, together
 
 STEPS, WORKERS = 8, 3
 BY_FLAGS = Membership(
-    timeout_s=TIMEOUT_S,
+    network=Network(timeout_s=TIMEOUT_S),
     options=ExchangeOptions(
         kind=ExchangeKind.HYBRID, sync_every=3, outer_lr=0.5, outer_momentum=0.8
     ),

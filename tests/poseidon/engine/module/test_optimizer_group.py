@@ -16,11 +16,14 @@ from poseidon.errors import UsageError
 from poseidon.exchange.building.membership import Membership
 from poseidon.exchange.kinds import ExchangeKind
 from poseidon.exchange.options import ExchangeOptions
+from ps_server.network import Network
 from tests.poseidon.engine.module.test_rule_group import build, build_frozen
 from tests.support.cluster import TIMEOUT_S
 from tests.support.module_groups import How, together
 
-FACTORS = Membership(timeout_s=TIMEOUT_S, options=ExchangeOptions(kind=ExchangeKind.FACTORS))
+FACTORS = Membership(
+    network=Network(timeout_s=TIMEOUT_S), options=ExchangeOptions(kind=ExchangeKind.FACTORS)
+)
 Loop = Callable[[nn.Module, int, Callable[[], object]], None]
 """Trains a module on the records from a number on, every other one where that is 0 or 1; ends
 each step with the function.
@@ -276,7 +279,7 @@ def test_a_script_may_have_another_default_dtype(default_dtype: torch.dtype, how
             net(x, group.rank).square().mean().backward()
             group.step()
 
-    member = Membership(timeout_s=TIMEOUT_S, options=ExchangeOptions(kind=kind))
+    member = Membership(network=Network(timeout_s=TIMEOUT_S), options=ExchangeOptions(kind=kind))
     first, second = together(2, lambda _: Either().float(), how, body, member=member)
     for name, value in first.items():
         assert value.dtype is torch.float32

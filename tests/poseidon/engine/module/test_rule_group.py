@@ -13,6 +13,7 @@ from poseidon.engine.module.group import Group
 from poseidon.engine.module.update_rules import SGD
 from poseidon.errors import UsageError
 from poseidon.exchange.building.membership import Membership
+from ps_server.network import Network
 from tests.support.cluster import TIMEOUT_S
 from tests.support.module_groups import together
 
@@ -151,4 +152,4 @@ def test_a_state_and_a_copy_after_a_step_have_its_values() -> None:
             again = copy.deepcopy(module)
             assert torch.equal(again(torch.ones(2, 3)), module(torch.ones(2, 3)))
 
-    together(2, build, SGD(lr=0.1), body, member=Membership(timeout_s=TIMEOUT_S))
+    together(2, build, SGD(lr=0.1), body, member=Membership(network=Network(timeout_s=TIMEOUT_S)))

@@ -16,13 +16,14 @@ from torch import Tensor, nn
 from poseidon.exchange.allreduce.buckets import Waiter
 from poseidon.exchange.allreduce.carrier import AllReduceCarrier
 from poseidon.exchange.allreduce.control import Meeting
-from poseidon.exchange.allreduce.process_group import GroupSettings, join_rendezvous
+from poseidon.exchange.allreduce.process_group import join_rendezvous
 from poseidon.exchange.base import ExchangeSettings, Trained
 from poseidon.exchange.control import JobControl
 from poseidon.exchange.exchange import Exchange
 from poseidon.exchange.hooks import Hooks
 from poseidon.exchange.kinds import ExchangeKind
 from ps_server import PeerLost, Rule, RuleKind, Signal, SignalKind
+from ps_server.network import Network
 from tests.poseidon.exchange.test_contract import SCENARIOS
 from tests.poseidon.exchange.test_statistics import (
     SETTINGS,
@@ -42,13 +43,13 @@ def allreduce(workers: int, *, bucket_bytes: int = 100) -> Iterator[Make]:
     with job_addresses(ExchangeKind.ALLREDUCE, workers, 0) as connect:
 
         def make(rank: int, tensors: Sequence[Trained], settings: ExchangeSettings) -> Exchange:
-            group = GroupSettings(rank=rank, size=workers, host="127.0.0.1", timeout_s=20.0)
-            meeting = Meeting.at(join_rendezvous(group, connect), group)
+            network = Network(rank=rank, size=workers, host="127.0.0.1", timeout_s=20.0)
+            meeting = Meeting.at(join_rendezvous(network, connect), network)
             control = JobControl(meeting.delivery, root=rank == 0, calls_wait=True)
             carrier = AllReduceCarrier(
                 dict(enumerate(tensors)),
                 settings,
-                group=group,
+                network=network,
                 control=control,
                 meeting=meeting,
                 bucket_bytes=bucket_bytes,

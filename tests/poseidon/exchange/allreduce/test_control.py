@@ -14,8 +14,9 @@ from torch import Tensor
 
 from poseidon.exchange.allreduce import control
 from poseidon.exchange.allreduce.control import PIECE_BYTES, AllReduceDelivery, StoreCollections
-from poseidon.exchange.allreduce.process_group import GroupSettings, Rendezvous
+from poseidon.exchange.allreduce.process_group import Rendezvous
 from ps_server import LocalProtocolError, PeerLost, Signal, SignalKind, StalenessTimeout
+from ps_server.network import Network
 
 TIMEOUT_S = 20.0
 
@@ -24,7 +25,7 @@ TIMEOUT_S = 20.0
 def collections(workers: int, timeout_s: float = TIMEOUT_S) -> Iterator[list[StoreCollections]]:
     """Those of each worker, by rank."""
     settings = [
-        GroupSettings(rank=rank, size=workers, host="127.0.0.1", timeout_s=timeout_s)
+        Network(rank=rank, size=workers, host="127.0.0.1", timeout_s=timeout_s)
         for rank in range(workers)
     ]
     first = Rendezvous(settings[0])
@@ -132,7 +133,7 @@ def test_rank_0_waits_no_longer_than_its_limit(monkeypatch: pytest.MonkeyPatch) 
 
 def test_the_end_of_rank_0_is_one_sentence() -> None:
     settings = [
-        GroupSettings(rank=rank, size=2, host="127.0.0.1", timeout_s=TIMEOUT_S) for rank in range(2)
+        Network(rank=rank, size=2, host="127.0.0.1", timeout_s=TIMEOUT_S) for rank in range(2)
     ]
     first = Rendezvous(settings[0])
     other = StoreCollections(Rendezvous(settings[1], first.address), settings[1])

@@ -10,12 +10,12 @@ import torch
 
 from poseidon.exchange.allreduce.process_group import (
     Backend,
-    GroupSettings,
     ProcessGroup,
     Rendezvous,
     torch_errors,
 )
 from ps_server import PeerLost
+from ps_server.network import Network
 
 
 def groups(size: int, body: Callable[[ProcessGroup, int], None]) -> None:
@@ -26,7 +26,7 @@ def groups(size: int, body: Callable[[ProcessGroup, int], None]) -> None:
 
     def run(rank: int) -> None:
         try:
-            settings = GroupSettings(rank=rank, size=size, host="127.0.0.1", timeout_s=20.0)
+            settings = Network(rank=rank, size=size, host="127.0.0.1", timeout_s=20.0)
             if rank == 0:
                 rendezvous = Rendezvous(settings)
                 address.append(rendezvous.address)
@@ -92,7 +92,7 @@ def test_what_torch_says_becomes_one_sentence() -> None:
 
 
 def test_a_rendezvous_that_is_not_there_is_one_sentence() -> None:
-    settings = GroupSettings(rank=1, size=2, host="127.0.0.1", timeout_s=0.2)
+    settings = Network(rank=1, size=2, host="127.0.0.1", timeout_s=0.2)
     with pytest.raises(PeerLost, match=r"^could not reach the rendezvous with the other workers: "):
         Rendezvous(settings, "tcp://127.0.0.1:1")
 

@@ -25,6 +25,7 @@ from poseidon.exchange.kinds import ExchangeKind, Scheme
 from poseidon.exchange.options import ExchangeOptions
 from ps_server import Rule, Server, Shard, ZmqServerTransport
 from ps_server.keys import JobKeys
+from ps_server.network import Network
 from tests.poseidon.exchange.auto.test_rates import FAST
 from tests.support.cluster import TIMEOUT_S, TOKEN, job_addresses, serving
 
@@ -48,11 +49,8 @@ def tensors() -> list[Trained]:
 
 def member(rank: int, **options: Any) -> Membership:
     return Membership(
-        rank=rank,
-        workers=WORKERS,
+        network=Network(rank=rank, size=WORKERS, token=TOKEN, timeout_s=TIMEOUT_S),
         shards=SHARDS,
-        token=TOKEN,
-        timeout_s=TIMEOUT_S,
         options=ExchangeOptions(kind=ExchangeKind.AUTO, **options),
     )
 
@@ -88,7 +86,7 @@ def run(
         own = tensors()
         built = build_exchange(own, ExchangeSettings(clip=2.0), one, addresses, schemes=schemes)
         try:
-            return train(own, built, one.rank), built
+            return train(own, built, one.network.rank), built
         finally:
             built.exchange.close()
 
@@ -150,9 +148,10 @@ def test_a_plan_with_all_schemes_has_the_weights_of_one_process_and_the_same_bit
 
 def keyed(in_clear: bool = False) -> list[Membership]:
     keys = JobKeys.new(workers=WORKERS, shards=SHARDS)
+    members = [member(rank, allreduce_in_clear=in_clear) for rank in range(WORKERS)]
     return [
-        replace(member(rank, allreduce_in_clear=in_clear), keys=keys.of_worker(rank))
-        for rank in range(WORKERS)
+        replace(each, network=replace(each.network, keys=keys.of_worker(rank)))
+        for rank, each in enumerate(members)
     ], keys
 
 
@@ -200,5 +199,5 @@ def test_a_measurement_needs_staleness_0(options: dict[str, Any], measures: bool
 
 
 def test_one_worker_measures_nothing() -> None:
-    assert not replace(member(0), workers=1).measures
+    assert not replace(member(0), network=Network()).measures
     assert not replace(member(0), shards=0).measures

@@ -13,12 +13,13 @@ import numpy as np
 import pytest
 import zmq
 
-from poseidon.exchange.factors.peers import Peers, PeerSettings
+from poseidon.exchange.factors.peers import Peers
 from poseidon.exchange.factors.session import Factors, FactorSession, FactorTable, Pair, Round
 from poseidon.exchange.factors.wire import Join, Leave, encode
 from ps_server import LocalProtocolError, PeerLost, StalenessTimeout
 from ps_server.keys import JobKeys, KeyPair, Keyring
 from ps_server.link import LinkPriority
+from ps_server.network import Network
 from ps_server.transport.zmq_sockets import ZmqClientTransport, ZmqServerTransport
 
 TABLES = (FactorTable(name="fc6", outputs=3, inputs=2),)
@@ -37,12 +38,7 @@ def workers(
     peers = [
         Peers(
             FactorSession(rank, count, TABLES),
-            PeerSettings(
-                host="127.0.0.1",
-                token=TOKEN,
-                keys=keys.of_worker(rank) if keys else None,
-                timeout_s=timeout_s,
-            ),
+            Network(token=TOKEN, keys=keys.of_worker(rank) if keys else None, timeout_s=timeout_s),
         )
         for rank in range(count)
     ]
@@ -89,8 +85,8 @@ def test_what_the_next_forward_pass_needs_first_overtakes_what_waits() -> None:
             heard.append(factors.table)
             super().receive(sender, factors)
 
-    speaker = Peers(FactorSession(0, 2, tables), PeerSettings(host="127.0.0.1", timeout_s=20.0))
-    listener = Peers(Listener(1, 2, tables), PeerSettings(host="127.0.0.1", timeout_s=20.0))
+    speaker = Peers(FactorSession(0, 2, tables), Network(timeout_s=20.0))
+    listener = Peers(Listener(1, 2, tables), Network(timeout_s=20.0))
     for table in (1, 0):  # as a backward pass has them; nothing leaves before the line is there
         speaker.broadcast(table, pair(1))
     for each in (speaker, listener):
@@ -175,7 +171,7 @@ def one_and_a_stand_in(
 ) -> Iterator[tuple[Peers, ZmqServerTransport, ZmqClientTransport]]:
     """Worker 0, and the two ends of a worker 1 that does what the test says."""
     session = FactorSession(0, 2, TABLES)
-    worker = Peers(session, PeerSettings(host="127.0.0.1", token=TOKEN, timeout_s=20.0), link=link)
+    worker = Peers(session, Network(token=TOKEN, timeout_s=20.0), link=link)
     ear = ZmqServerTransport("tcp://127.0.0.1:0")
     mouth = ZmqClientTransport([worker.address])
     worker.connect([worker.address, ear.address])

@@ -6,8 +6,9 @@ import threading
 
 import torch
 
-from poseidon.exchange.allreduce.process_group import Backend, GroupSettings, Rendezvous
+from poseidon.exchange.allreduce.process_group import Backend, Rendezvous
 from poseidon.exchange.local.nccl import GroupTensors
+from ps_server.network import Network
 
 ORDER = [2, 0, 1]
 
@@ -20,17 +21,17 @@ def test_parts_come_in_any_order_and_leave_in_one() -> None:
 
     def run(rank: int) -> None:
         try:
-            settings = GroupSettings(rank=rank, size=2, host="127.0.0.1", timeout_s=20.0)
+            network = Network(rank=rank, size=2, host="127.0.0.1", timeout_s=20.0)
             if rank == 0:
-                rendezvous = Rendezvous(settings)
+                rendezvous = Rendezvous(network)
                 address.append(rendezvous.address)
                 opened.set()
             else:
                 opened.wait()
-                rendezvous = Rendezvous(settings, address[0])
+                rendezvous = Rendezvous(network, address[0])
             tensors = [torch.full((4,), 10.0 * rank + index) for index in range(3)]
             group = GroupTensors(
-                tensors, order=ORDER, settings=settings, rendezvous=rendezvous, backend=Backend.GLOO
+                tensors, order=ORDER, network=network, rendezvous=rendezvous, backend=Backend.GLOO
             )
             for iteration in range(2):
                 _iteration(group, tensors, rank, iteration)

@@ -20,6 +20,7 @@ from poseidon.exchange.building.membership import Membership
 from poseidon.exchange.kinds import ExchangeKind
 from poseidon.exchange.lossy.compression import codecs_of, parse_compression
 from poseidon.exchange.options import ExchangeOptions
+from ps_server.network import Network
 from tests.support.cluster import TIMEOUT_S
 from tests.support.module_groups import together
 
@@ -161,7 +162,8 @@ class Net(nn.Module):
 
 def member(compress: str, kind: ExchangeKind = ExchangeKind.HYBRID) -> Membership:
     return Membership(
-        timeout_s=TIMEOUT_S, options=ExchangeOptions(kind=kind, compress=compress, check_every=5)
+        network=Network(timeout_s=TIMEOUT_S),
+        options=ExchangeOptions(kind=kind, compress=compress, check_every=5),
     )
 
 

@@ -24,6 +24,7 @@ from poseidon.exchange.rounds.fragments import fragments_of
 from poseidon.exchange.server.store import store_spec
 from poseidon.exchange.server.tables import ServerTables
 from ps_server import Client, Consistency, Precision, RuleKind, SignalKind
+from ps_server.network import Network
 from ps_server.protocol.codecs import Encoded
 from ps_server.protocol.precision import Compressor
 from tests.poseidon.exchange.rounds.test_local_steps import (
@@ -243,14 +244,16 @@ def test_powersgd_does_not_stream() -> None:
     with refused:
         replace(STREAMS[0], compress="*.weight=powersgd:2")
     # The choice of `auto` is known when the tensors are.
-    member = Membership(workers=2, shards=1, options=replace(STREAMS[0], compress="auto:0.1"))
+    member = Membership(
+        network=Network(size=2), shards=1, options=replace(STREAMS[0], compress="auto:0.1")
+    )
     large = [Trained(name="weight", tensor=torch.zeros(128, 128), rule=RULES[RuleKind.SGD])]
     with refused:
         build_exchange(large, ExchangeSettings(), member, list)
 
 
 def test_several_workers_on_a_machine_are_refused() -> None:
-    member = Membership(workers=2, shards=1, local_workers=2, options=STREAMS[0])
+    member = Membership(network=Network(size=2), shards=1, local_workers=2, options=STREAMS[0])
     with pytest.raises(UsageError, match="need one worker on each host, not 2"):
         build_exchange(tensors_of(Net(), RULES[RuleKind.SGD]), ExchangeSettings(), member, list)
 

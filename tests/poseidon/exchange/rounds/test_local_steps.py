@@ -24,6 +24,7 @@ from poseidon.exchange.hooks import Hooks
 from poseidon.exchange.kinds import ExchangeKind, Scheme
 from poseidon.exchange.options import ExchangeOptions
 from ps_server import Precision, Rule, RuleKind, SignalKind
+from ps_server.network import Network
 from tests.support.cluster import TIMEOUT_S, TOKEN, job_addresses
 
 BATCH = 4
@@ -180,11 +181,8 @@ def run_in(case: Case, folder: Path) -> list[End]:
     def worker(rank: int, connect: Connect) -> None:
         host, local_rank = divmod(rank, case.local_workers)
         member = Membership(
-            rank=host,
-            workers=hosts,
+            network=Network(rank=host, size=hosts, token=TOKEN, timeout_s=TIMEOUT_S),
             shards=2,
-            token=TOKEN,
-            timeout_s=TIMEOUT_S,
             options=case.options,
             local_rank=local_rank,
             local_workers=case.local_workers,

@@ -25,6 +25,7 @@ from poseidon.exchange.lossy.low_rank_matrix import orthonormal
 from poseidon.exchange.options import ExchangeOptions
 from poseidon.exchange.server.tables import ServerTables
 from ps_server import Rule, RuleKind
+from ps_server.network import Network
 from tests.support.cluster import TIMEOUT_S, TOKEN, job_addresses
 
 N, M, RANK = 48, 40, 3
@@ -67,11 +68,8 @@ def run(
 
         def one(rank: int) -> Built:
             member = Membership(
-                rank=rank,
-                workers=workers,
+                network=Network(rank=rank, size=workers, token=TOKEN, timeout_s=TIMEOUT_S),
                 shards=2,
-                token=TOKEN,
-                timeout_s=TIMEOUT_S,
                 options=ExchangeOptions(
                     kind=kind, compress=f"w=powersgd:{RANK}{codec}:start={start}"
                 ),

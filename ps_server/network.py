@@ -1,0 +1,41 @@
+"""The place of a process among those that exchange tensors, and how they reach each other."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from ps_server.errors import SpecError
+from ps_server.keys import Keyring
+
+TIMEOUT_S = 600.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Network:
+    """The place of one worker among those that exchange tensors: facts that all carriers need.
+
+    Args:
+        rank: of this worker, 0..size-1.
+        size: number of workers.
+        host: the address at which the others reach this worker; an IPv6 address in brackets.
+        token: the job's secret.
+        keys: own pair, and the public keys of the other workers and of the shards; None: all is in
+            clear.
+        timeout_s: longest time that any call waits.
+    """
+
+    rank: int = 0
+    size: int = 1
+    host: str = "127.0.0.1"
+    token: bytes = field(default=b"", repr=False)
+    keys: Keyring | None = None
+    timeout_s: float = TIMEOUT_S
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.rank < self.size:
+            raise SpecError(f"the rank is {self.rank} of {self.size} workers")
+
+    @property
+    def bare_host(self) -> str:
+        """The host without the brackets of an IPv6 address."""
+        return self.host.strip("[]")
