@@ -13,10 +13,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
 from poseidon.caffe2 import core, data_parallel_model, workspace
 from poseidon.errors import PoseidonError
 from tests.support import caffe2_replicas as replicas
+
+# torch imports seconds of code at its first operation on shapes: here, once, and not in each shard.
+torch.empty(1, device="meta") + 1
 
 LIMIT_S = 50.0
 _context = multiprocessing.get_context("forkserver")

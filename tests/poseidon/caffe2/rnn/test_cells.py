@@ -22,7 +22,7 @@ from poseidon.caffe2 import (
 from poseidon.caffe2.model_helper import ModelHelper
 from tests.support.caffe2_testing.rnn.rnn_cell_test_util import _prepare_rnn, sigmoid
 
-T, N, D = 3, 2, 3
+T, N, D = 3, 2, 2
 NAME = "external/recurrent"
 
 

@@ -13,26 +13,38 @@ import pytest
 from poseidon.engine.document import Prints
 from poseidon.engine.module.script_output import ScriptLog, ScriptStream
 
+ROOT = Path(__file__).parents[4]
 PROGRAM = """
 import os, subprocess, sys
 from pathlib import Path
 from poseidon.engine.document import Prints
 from poseidon.engine.module.script_output import output_to_log
-with output_to_log(Path(sys.argv[1]), Prints(sys.argv[2])):
-    print("a", 1, end="")
-    print("b")
-    for part in (0, 50, 100):
-        sys.stderr.write(f"\\r{part:3}%|")
-        sys.stderr.flush()
-    print(file=sys.stderr)
-    sys.stdout.buffer.write(b"\\xff\\n")
-    print("\\udcfe", "\\ud800".encode("utf-8", "backslashreplace").decode())
-    print("\\ud800", file=sys.stderr)
-    subprocess.run(["echo", "from a child"])
-    print("no end", end="")
-    assert not sys.stdout.isatty()
-os.write(1, b"|after")
+
+def write(log, prints):
+    with output_to_log(log, prints):
+        print("a", 1, end="")
+        print("b")
+        for part in (0, 50, 100):
+            sys.stderr.write(f"\\r{part:3}%|")
+            sys.stderr.flush()
+        print(file=sys.stderr)
+        sys.stdout.buffer.write(b"\\xff\\n")
+        print("\\udcfe", "\\ud800".encode("utf-8", "backslashreplace").decode())
+        print("\\ud800", file=sys.stderr)
+        subprocess.run(["echo", "from a child"])
+        print("no end", end="")
+        assert not sys.stdout.isatty()
+    os.write(1, b"|after")
+
+for prints in Prints:
+    if os.fork() == 0:
+        for number, name in ((1, "out"), (2, "err")):
+            os.dup2(os.open(f"{prints.value}.{name}", os.O_CREAT | os.O_WRONLY | os.O_APPEND), number)
+        write(Path(f"{prints.value}.log"), prints)
+        break
+    assert os.wait()[1] == 0
 """
+"""Writes with each value of `Prints`, each in a process of its own: torch is imported once."""
 
 
 PRINTED = (b"a 1b\n", b"\xff\n\xfe \\ud800\n", b"from a child\nno end|after")
@@ -41,23 +53,26 @@ IN_ORDER = PRINTED[0] + DRAWN[0] + PRINTED[1] + DRAWN[1] + PRINTED[2]
 LOGGED = b"first\na 1b\n100%|\n\\udcff\n\\udcfe \\ud800\n\\ud800\n"
 
 
-@pytest.mark.parametrize(
-    ("prints", "out", "err", "logged"),
-    [
-        (Prints.STDOUT, b"".join(PRINTED), b"".join(DRAWN), LOGGED + b"no end\n"),
-        (Prints.STDERR, b"", IN_ORDER, LOGGED + b"no end\n"),
-        (Prints.LOG, b"", b"".join(DRAWN), LOGGED + b"from a child\nno end\n|after"),
-    ],
-)
-def test_standard_streams_of_a_script(
-    tmp_path: Path, prints: Prints, out: bytes, err: bytes, logged: bytes
-) -> None:
-    log = tmp_path / "worker_0.log"
-    log.write_text("first\n")
-    argv = [sys.executable, "-c", PROGRAM, str(log), prints.value]
-    done = subprocess.run(argv, capture_output=True, check=False, timeout=60)
+EXPECTED = {
+    Prints.STDOUT: (b"".join(PRINTED), b"".join(DRAWN), LOGGED + b"no end\n"),
+    Prints.STDERR: (b"", IN_ORDER, LOGGED + b"no end\n"),
+    Prints.LOG: (b"", b"".join(DRAWN), LOGGED + b"from a child\nno end\n|after"),
+}
+
+
+def test_standard_streams_of_a_script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]))
+    for prints in Prints:
+        (tmp_path / f"{prints.value}.log").write_text("first\n")
+    argv = [sys.executable, "-c", PROGRAM]
+    done = subprocess.run(argv, cwd=tmp_path, capture_output=True, check=False, timeout=60)
     assert done.returncode == 0, done.stderr
-    assert (done.stdout, done.stderr, log.read_bytes()) == (out, err, logged)
+    assert {
+        prints: tuple(
+            (tmp_path / f"{prints.value}.{name}").read_bytes() for name in ("out", "err", "log")
+        )
+        for prints in Prints
+    } == EXPECTED
 
 
 def stream_to(log: ScriptLog, descriptor: int | None) -> io.TextIOWrapper:
