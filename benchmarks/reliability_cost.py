@@ -50,8 +50,8 @@ from poseidon.engine.solver.replica import Replica
 from poseidon.engine.solver.trainer import LoopSettings, Trainer
 from poseidon.exchange.alone import AloneCarrier
 from poseidon.exchange.base import ExchangeSettings, Trained
-from poseidon.exchange.control import JobControl
 from poseidon.exchange.exchange import Exchange
+from poseidon.exchange.job_control import JobControl
 from poseidon.exchange.observe.watchdog import Watchdog, WatchdogObserver
 from poseidon.launch.processes import child_environment
 from poseidon.layers.base import LayerContext

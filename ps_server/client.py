@@ -21,8 +21,8 @@ from ps_server.protocol.bandwidth import ChangeLog
 from ps_server.protocol.messages import Array, Signal, SignalKind
 from ps_server.protocol.placement import place
 from ps_server.protocol.precision import add
-from ps_server.protocol.session import Addressed, InitialValue, Session
 from ps_server.protocol.settings import StoreSpec
+from ps_server.protocol.worker_session import Addressed, InitialValue, Session
 from ps_server.pump import Pump
 from ps_server.shared_memory import WorkerSharedMemory
 from ps_server.statistics import ClientStatistics
@@ -47,7 +47,8 @@ class Client:
         bandwidth_mbps: under `SSPAggr`: Mb/s for changes that the bound does not need yet; they
             wait, added up, and the most important leave first (`bandwidth.py`). None: all leave at
             once.
-        table_clocks: whether each table has a clock of its own, that of its pushes (`session.py`).
+        table_clocks: whether each table has a clock of its own, that of its pushes
+            (`worker_session.py`).
         memory_for: the largest store that may follow a trial, which shares its memory; None:
             `store`.
 

@@ -10,10 +10,10 @@ from ps_server.errors import as_server_error
 from ps_server.link import LinkPriority
 from ps_server.meters import ClientMeter
 from ps_server.monitor import Monitor
+from ps_server.protocol.frames import decode
 from ps_server.protocol.messages import MemoryAnswer, Message, Value
 from ps_server.protocol.schedule import PACKET_BYTES, Schedule
-from ps_server.protocol.session import Addressed, Session
-from ps_server.protocol.wire import decode
+from ps_server.protocol.worker_session import Addressed, Session
 from ps_server.shared_memory import WorkerSharedMemory
 from ps_server.trace import Tracer, Track, trace_message
 from ps_server.transport.base import ClientTransport

@@ -11,11 +11,11 @@ import torch
 from ps_server.errors import RemoteProtocolError, ServerError
 from ps_server.meters import ServerMeter
 from ps_server.protocol.fields import Buffer
+from ps_server.protocol.frames import decode
 from ps_server.protocol.members import Outgoing
 from ps_server.protocol.messages import Create, MemoryOffer, Message, ToWorker
 from ps_server.protocol.schedule import PACKET_BYTES, Schedule
 from ps_server.protocol.shard import Shard
-from ps_server.protocol.wire import decode
 from ps_server.shared_memory import ShardSharedMemory
 from ps_server.statistics import ShardStatistics
 from ps_server.trace import NO_TRACE, Tracer, Track, trace_message

@@ -17,8 +17,8 @@ from poseidon.cluster import events
 from poseidon.cluster.agent import messages
 from poseidon.cluster.agent import wire as agent_wire
 from poseidon.cluster.rendezvous.wire import Kind
-from poseidon.exchange.factors import wire as factors_wire
-from ps_server.protocol import fields, wire
+from poseidon.exchange.factors import factor_frames
+from ps_server.protocol import fields, frames
 from ps_server.protocol.members import LEGAL
 from ps_server.protocol.settings import MAX_TABLES, MAX_WORKERS
 from tests.test_architecture import MAY_IMPORT
@@ -214,7 +214,7 @@ def _rows(page: str, heading: str) -> list[list[str]]:
 
 def test_the_wire_page_lists_every_message_of_the_store() -> None:
     listed = {(int(row[0]), row[1]) for row in _rows(WIRE_PAGE, "### Messages")}
-    assert listed == {(code, kind.__name__) for kind, (code, _) in wire._WRITERS.items()}
+    assert listed == {(code, kind.__name__) for kind, (code, _) in frames._WRITERS.items()}
 
 
 def test_the_wire_page_has_the_legal_messages_of_each_state() -> None:
@@ -229,10 +229,10 @@ def test_the_wire_page_has_the_legal_messages_of_each_state() -> None:
 
 def test_the_wire_page_has_the_versions_and_limits() -> None:
     versions = [int(row[3]) for row in _rows(WIRE_PAGE, "# Wire protocol") if row[3].isdecimal()]
-    assert versions == [wire.PROTOCOL_VERSION, factors_wire.VERSION, messages.PROTOCOL]
+    assert versions == [frames.PROTOCOL_VERSION, factor_frames.VERSION, messages.PROTOCOL]
     limits = {row[0]: row[1] for row in _rows(WIRE_PAGE, "### Frames")}
-    assert limits["frames of a packet"] == f"{wire.MAX_FRAMES:,}"
-    assert limits["header"] == f"{wire.MAX_HEADER_BYTES >> 20} MiB"
+    assert limits["frames of a packet"] == f"{frames.MAX_FRAMES:,}"
+    assert limits["header"] == f"{frames.MAX_HEADER_BYTES >> 20} MiB"
     assert limits["payload of `Gather"] == f"{fields.MAX_PAYLOAD_BYTES >> 30} GiB"
     assert limits["workers, shards"].startswith(f"{MAX_WORKERS:,}")
     assert limits["tables"] == f"{MAX_TABLES:,}"

@@ -9,8 +9,8 @@ from torch import Tensor
 
 from poseidon.exchange.base import ExchangeSettings, History, Trained
 from poseidon.exchange.carrier import GradientCarrier, Step
-from poseidon.exchange.control import AloneDelivery, JobControl
 from poseidon.exchange.exchange import Exchange
+from poseidon.exchange.job_control import AloneDelivery, JobControl
 from poseidon.exchange.local_histories import LocalHistories
 from ps_server.rules import clip_factor, plain_sum, sum_of_squares, update
 

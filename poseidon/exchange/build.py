@@ -22,19 +22,19 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
+from poseidon.exchange.allreduce.allreduce_delivery import Meeting
 from poseidon.exchange.allreduce.carrier import AllReduceCarrier
-from poseidon.exchange.allreduce.control import Meeting
 from poseidon.exchange.allreduce.process_group import join_rendezvous
 from poseidon.exchange.alone import exchange_alone
 from poseidon.exchange.auto.rates import fastest_schemes
 from poseidon.exchange.auto.trial import measure, trial_store
 from poseidon.exchange.base import ExchangeSettings, Trained
 from poseidon.exchange.building.membership import Built, Connect, Membership
-from poseidon.exchange.building.rounds import build_local_steps
-from poseidon.exchange.building.server import Request, build_server, layout_of
-from poseidon.exchange.control import JobControl
+from poseidon.exchange.building.rounds_exchange import build_local_steps
+from poseidon.exchange.building.server_exchange import BuildArguments, build_server, layout_of
 from poseidon.exchange.cost import ELEMENT_BYTES, Choice, ExchangePlan, choose
 from poseidon.exchange.exchange import Exchange
+from poseidon.exchange.job_control import JobControl
 from poseidon.exchange.kinds import ExchangeKind, Scheme
 from poseidon.exchange.local.follower import FollowerCarrier
 from poseidon.exchange.local.group import LocalGroup
@@ -121,28 +121,30 @@ def build_exchange(
     ) -> Built:
         return build_exchange(own, own_settings, own_member, connect, trace=trace, schemes=schemes)
 
-    request = Request(tensors, settings, member, connect, trace, plan_exchange(tensors, member))
+    arguments = BuildArguments(
+        tensors, settings, member, connect, trace, plan_exchange(tensors, member)
+    )
     if member.options.sync_every:
-        return build_local_steps(request, build, plan_exchange)
+        return build_local_steps(arguments, build, plan_exchange)
     if member.local_workers > 1:
-        return _build_local_group(request, build)
+        return _build_local_group(arguments, build)
     if not member.measures:
         kind = ExchangeKind.LOCAL if member.alone else member.options.kind
-        return _BUILDERS[kind](request)
-    if _is_legal(schemes, request):
+        return _BUILDERS[kind](arguments)
+    if _is_legal(schemes, arguments):
         plan = replace(
             plan_exchange(tensors, member, schemes), basis="chosen by the run that is resumed"
         )
-        return replace(build_server(replace(request, plan=plan)), measured=True)
-    return _build_measured(request)
+        return replace(build_server(replace(arguments, plan=plan)), measured=True)
+    return _build_measured(arguments)
 
 
-def _is_legal(schemes: Sequence[Scheme], request: Request) -> bool:
+def _is_legal(schemes: Sequence[Scheme], arguments: BuildArguments) -> bool:
     """Return whether the job may use the schemes of an earlier run."""
-    choices = request.plan.choices
+    choices = arguments.plan.choices
     if len(schemes) != len(choices):
         return False
-    if Scheme.ALLREDUCE in schemes and not request.member.sums_in_clear:
+    if Scheme.ALLREDUCE in schemes and not arguments.member.sums_in_clear:
         return False
     return all(
         choice.factor_bytes is not None
@@ -151,46 +153,50 @@ def _is_legal(schemes: Sequence[Scheme], request: Request) -> bool:
     )
 
 
-def _build_measured(request: Request) -> Built:
-    tensors, member = request.tensors, request.member
+def _build_measured(arguments: BuildArguments) -> Built:
+    tensors, member = arguments.tensors, arguments.member
     served = plan_exchange(tensors, member, [Scheme.SERVER] * len(tensors))
-    client = request.client(
-        trial_store(tensors, member), memory_for=layout_of(replace(request, plan=served)).store
+    client = arguments.client(
+        trial_store(tensors, member), memory_for=layout_of(replace(arguments, plan=served)).store
     )
     try:
         rates = measure(client, tensors, member)
         rows = [trained.factor_rows for trained in tensors]
         plan = plan_exchange(
-            tensors, member, fastest_schemes(request.plan.choices, rows, member.network.size, rates)
+            tensors,
+            member,
+            fastest_schemes(arguments.plan.choices, rows, member.network.size, rates),
         )
         plan = replace(plan, basis=f"measured: {rates.summary()}")
-        built = build_server(replace(request, plan=plan, joined=client))
+        built = build_server(replace(arguments, plan=plan, joined=client))
     except BaseException:
         client.close()
         raise
     return replace(built, measured=True)
 
 
-def _build_alone(request: Request) -> Built:
-    return Built(exchange=exchange_alone(request.tensors, request.settings), plan=request.plan)
+def _build_alone(arguments: BuildArguments) -> Built:
+    return Built(
+        exchange=exchange_alone(arguments.tensors, arguments.settings), plan=arguments.plan
+    )
 
 
-def _build_allreduce(request: Request) -> Built:
-    network = request.member.network
-    meeting = Meeting.at(join_rendezvous(network, request.connect), network)
+def _build_allreduce(arguments: BuildArguments) -> Built:
+    network = arguments.member.network
+    meeting = Meeting.at(join_rendezvous(network, arguments.connect), network)
     control = JobControl(meeting.delivery, root=network.rank == 0, calls_wait=True)
     carrier = AllReduceCarrier(
-        dict(enumerate(request.tensors)),
-        request.settings,
+        dict(enumerate(arguments.tensors)),
+        arguments.settings,
         network=network,
         control=control,
         meeting=meeting,
-        equal_bits=request.member.equal_bits,
+        equal_bits=arguments.member.equal_bits,
     )
-    return Built(exchange=Exchange([carrier], control, request.settings), plan=request.plan)
+    return Built(exchange=Exchange([carrier], control, arguments.settings), plan=arguments.plan)
 
 
-_BUILDERS: dict[ExchangeKind, Callable[[Request], Built]] = {
+_BUILDERS: dict[ExchangeKind, Callable[[BuildArguments], Built]] = {
     ExchangeKind.HYBRID: build_server,
     ExchangeKind.AUTO: build_server,
     ExchangeKind.SERVER: build_server,
@@ -202,13 +208,14 @@ _BUILDERS: dict[ExchangeKind, Callable[[Request], Built]] = {
 
 
 def _build_local_group(
-    request: Request, build: Callable[[Sequence[Trained], ExchangeSettings, Membership], Built]
+    arguments: BuildArguments,
+    build: Callable[[Sequence[Trained], ExchangeSettings, Membership], Built],
 ) -> Built:
     """Build the exchange of one of several workers of a host.
 
     The factors of all of them leave together.
     """
-    tensors, member = request.tensors, request.member
+    tensors, member = arguments.tensors, arguments.member
     group = LocalGroup(
         address=member.local_address,
         rank=member.local_rank,
@@ -220,11 +227,11 @@ def _build_local_group(
     if group.rank:
         follower = FollowerCarrier(tensors, group)
         schemes = [Scheme(value) for value in follower.schemes]
-        exchange = Exchange([follower], follower.control, request.settings)
+        exchange = Exchange([follower], follower.control, arguments.settings)
         return Built(exchange=exchange, plan=plan_exchange(of_host, one, schemes))
-    built = build(of_host, request.settings, one)
+    built = build(of_host, arguments.settings, one)
     schemes = [choice.scheme for choice in built.plan.choices]
     leader = LeaderCarrier(
         built.exchange, tensors, group, schemes=[scheme.value for scheme in schemes]
     )
-    return replace(built, exchange=Exchange([leader], leader.control, request.settings))
+    return replace(built, exchange=Exchange([leader], leader.control, arguments.settings))

@@ -35,7 +35,7 @@ from torch import Tensor
 
 from poseidon.exchange.base import Array, ExchangeSettings, History
 from poseidon.exchange.carrier import Carrier, FactoredCarrier, GradientCarrier, Step
-from poseidon.exchange.control import JobControl
+from poseidon.exchange.job_control import JobControl
 from poseidon.exchange.observe.observer import Call, Observer
 from poseidon.exchange.observe.statistics import Traffic
 from ps_server.rules import clip_factor, plain_sum

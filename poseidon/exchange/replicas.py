@@ -28,8 +28,8 @@ from torch import Tensor
 
 from poseidon.errors import JobError
 from poseidon.exchange.base import Trained
-from poseidon.exchange.control import JobControl
 from poseidon.exchange.factors.products import ONEDNN_LINEAR, Kernel, Scratch, apply_factors
+from poseidon.exchange.job_control import JobControl
 from poseidon.exchange.options import ExchangeOptions, OnDivergence
 from ps_server import RemoteProtocolError, Rule, RuleKind
 from ps_server.numerics import processor_name

@@ -16,7 +16,7 @@ from poseidon.plan.scenario import Factors, LayerLoad, buckets
 
 Arrived = Callable[[int], None]
 FACTORS = "factors"
-"""The queue that a worker's pushes give way to (`poseidon/exchange/building/server.py`)."""
+"""The queue that a worker's pushes give way to (`exchange/building/server_exchange.py`)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

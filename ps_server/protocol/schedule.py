@@ -22,7 +22,7 @@ from enum import Enum
 
 from ps_server.protocol import messages as m
 from ps_server.protocol.fields import Buffer
-from ps_server.protocol.wire import encode
+from ps_server.protocol.frames import encode
 
 
 class Order(Enum):

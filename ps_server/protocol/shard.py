@@ -37,7 +37,7 @@ from ps_server.errors import RemoteProtocolError
 from ps_server.protocol import messages as m
 from ps_server.protocol.cell import Cell
 from ps_server.protocol.clock import VectorClock
-from ps_server.protocol.control import ShardCollections
+from ps_server.protocol.collections_and_signals import ShardCollections
 from ps_server.protocol.members import Members, Outgoing
 from ps_server.protocol.placement import place
 from ps_server.protocol.precision import NUMPY_TYPES, as_array, as_tensor, of_pushes, of_values

@@ -11,10 +11,10 @@ import msgpack
 import numpy as np
 import psutil
 
-from poseidon.exchange.factors.session import FactorTable
+from poseidon.exchange.factors.factor_rounds import FactorTable
 from ps_server.protocol import messages as m
+from ps_server.protocol.frames import encode
 from ps_server.protocol.settings import Keeping, Rule, RuleKind, StoreSpec, TableSpec
-from ps_server.protocol.wire import encode
 from tests.fuzz.mutation import BINARY, mutate
 from tests.support.held_memory import held_bytes
 

@@ -22,16 +22,16 @@ from random import Random
 
 import numpy as np
 
+from poseidon.exchange.factors.factor_frames import Join
+from poseidon.exchange.factors.factor_frames import encode as encode_factors
+from poseidon.exchange.factors.factor_rounds import FactorSession, FactorTable, Pair
 from poseidon.exchange.factors.peers import Peers
-from poseidon.exchange.factors.session import FactorSession, FactorTable, Pair
-from poseidon.exchange.factors.wire import Join
-from poseidon.exchange.factors.wire import encode as encode_factors
 from ps_server.errors import PeerLost, RemoteProtocolError
 from ps_server.network import Network
 from ps_server.protocol import messages as m
-from ps_server.protocol.session import Session
+from ps_server.protocol.frames import decode
 from ps_server.protocol.shard import Shard
-from ps_server.protocol.wire import decode
+from ps_server.protocol.worker_session import Session
 from ps_server.server import Server
 from ps_server.transport.base import Frames
 from tests.fuzz.messages import (

@@ -26,9 +26,9 @@ from ps_server import (
 )
 from ps_server.link import LinkPriority
 from ps_server.network import Network
+from ps_server.protocol.frames import decode
 from ps_server.protocol.messages import Push, Value
-from ps_server.protocol.session import Session
-from ps_server.protocol.wire import decode
+from ps_server.protocol.worker_session import Session
 from ps_server.transport.base import Frames
 from ps_server.transport.memory import Faults, MemoryClientTransport, MemoryNetwork
 from tests.support.cluster import (

@@ -34,7 +34,7 @@ from ps_server import (
 )
 from ps_server.network import Network
 from ps_server.protocol import messages as m
-from ps_server.protocol.wire import decode, encode
+from ps_server.protocol.frames import decode, encode
 from ps_server.shared_memory import (
     LEAST_BYTES,
     NONCE_BYTES,

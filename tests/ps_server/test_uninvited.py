@@ -16,7 +16,7 @@ from ps_server import Client, Server, Shard, StoreSpec, TableSpec, ZmqServerTran
 from ps_server.keys import JobKeys, KeyPair, Keyring
 from ps_server.network import Network
 from ps_server.protocol import messages as m
-from ps_server.protocol.wire import encode
+from ps_server.protocol.frames import encode
 from ps_server.transport.zmq_sockets import ZmqClientTransport
 from tests.support.cluster import TIMEOUT_S, TOKEN, zeros
 from tests.support.polling import until

@@ -18,10 +18,10 @@ from zmq.utils.monitor import recv_monitor_message
 
 from poseidon import __version__
 from poseidon.cluster.rendezvous import wire as rendezvous
-from poseidon.exchange.factors import wire as factors
-from poseidon.exchange.factors.session import Factors, Pair
+from poseidon.exchange.factors import factor_frames as factors
+from poseidon.exchange.factors.factor_rounds import Factors, Pair
 from ps_server import StoreSpec, TableSpec
-from ps_server.protocol.wire import encode
+from ps_server.protocol.frames import encode
 from tests.support.shard_requests import every_request
 
 WAIT_S = 30.0

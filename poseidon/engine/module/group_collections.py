@@ -18,7 +18,7 @@ from torch import Tensor
 
 from poseidon.engine.module.worker_context import DISTRIBUTE, LEAVING, STEP, LoopPosition
 from poseidon.errors import UsageError
-from poseidon.exchange.control import JobControl
+from poseidon.exchange.job_control import JobControl
 from ps_server import PeerLeft, PeerLost
 
 SAME_CALLS = "expected the same calls in the same order on all workers"

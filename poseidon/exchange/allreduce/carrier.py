@@ -7,7 +7,7 @@ norm no value changes before the sums of all buckets have come.
 
 Beside the server, the server brings first values, and the addresses of the process group. Without
 shards the replicas meet at a rendezvous in the process of rank 0, whose store carries their
-collections (`control.py`); rank 0 broadcasts its values.
+collections (`allreduce_delivery.py`); rank 0 broadcasts its values.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 import torch
 from torch import Tensor
 
+from poseidon.exchange.allreduce.allreduce_delivery import Meeting
 from poseidon.exchange.allreduce.buckets import BUCKET_BYTES, Buckets, Waiter
-from poseidon.exchange.allreduce.control import Meeting
 from poseidon.exchange.allreduce.process_group import (
     Backend,
     ProcessGroup,
@@ -27,11 +27,11 @@ from poseidon.exchange.allreduce.process_group import (
 )
 from poseidon.exchange.base import ExchangeSettings, History, Trained
 from poseidon.exchange.carrier import GradientCarrier, Step
-from poseidon.exchange.control import JobControl
+from poseidon.exchange.job_control import JobControl
 from poseidon.exchange.local_histories import LocalHistories
-from poseidon.exchange.norm import SharedNorm
 from poseidon.exchange.observe.statistics import Traffic
 from poseidon.exchange.replicas import common_kernel, introduce, offered_address
+from poseidon.exchange.shared_norm import SharedNorm
 from ps_server import PeerLost
 from ps_server.network import Network
 from ps_server.rules import clip_factor, plain_sum, sum_of_squares, update

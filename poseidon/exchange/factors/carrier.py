@@ -4,7 +4,7 @@ rebuilds the gradient and applies the rule itself.
 Laws:
 
 * `base` is a weight with its history after all rounds taken: the same bits on every worker, since
-  every worker takes the same rounds in the same order (`session.py`).
+  every worker takes the same rounds in the same order (`factor_rounds.py`).
 * Staleness 0: `base` is the tensor's own memory. A round is applied in the background as soon as it
   is complete and this worker's backward pass has left the weight (`release`).
 * Staleness s > 0: `base` is memory of its own. At `wait` the tensor becomes what `base` would be if
@@ -27,15 +27,15 @@ from torch import Tensor
 
 from poseidon.exchange.base import ExchangeSettings, History, Trained
 from poseidon.exchange.carrier import CarrierState, FactoredCarrier, Step
-from poseidon.exchange.control import JobControl
+from poseidon.exchange.factors.factor_rounds import FactorSession, FactorTable
 from poseidon.exchange.factors.peers import Peers
 from poseidon.exchange.factors.products import Kernel, Scratch, factors_sum_of_squares
-from poseidon.exchange.factors.progress import RoundStep
-from poseidon.exchange.factors.session import FactorSession, FactorTable
 from poseidon.exchange.factors.weight import FactorWeight
-from poseidon.exchange.norm import SharedNorm
+from poseidon.exchange.factors.weight_progress import RoundStep
+from poseidon.exchange.job_control import JobControl
 from poseidon.exchange.observe.statistics import Traffic, TransitTimes
 from poseidon.exchange.replicas import common_kernel, introduce, offered_address
+from poseidon.exchange.shared_norm import SharedNorm
 from poseidon.exchange.side_stream import SerialExecutor, SideStream, join_within
 from ps_server.errors import as_server_error
 from ps_server.link import LinkPriority

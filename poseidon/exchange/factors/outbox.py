@@ -10,7 +10,7 @@ from __future__ import annotations
 import heapq
 from typing import NamedTuple
 
-from poseidon.exchange.factors.wire import Buffer
+from poseidon.exchange.factors.factor_frames import Buffer
 
 FIRST = -1
 """In place of a table: before all pairs."""

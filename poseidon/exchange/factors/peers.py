@@ -16,9 +16,9 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from typing import TypeVar
 
+from poseidon.exchange.factors.factor_frames import Buffer, Join, Leave, decode, encode
+from poseidon.exchange.factors.factor_rounds import Factors, FactorSession, Pair
 from poseidon.exchange.factors.outbox import FIRST, LAST, Outbox
-from poseidon.exchange.factors.session import Factors, FactorSession, Pair
-from poseidon.exchange.factors.wire import Buffer, Join, Leave, decode, encode
 from ps_server import PeerLost, RemoteProtocolError, ServerError
 from ps_server.errors import as_server_error
 from ps_server.link import LinkPriority

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from poseidon.exchange.base import History, Trained
+from poseidon.exchange.factors.factor_rounds import Pair
 from poseidon.exchange.factors.products import Kernel, Scratch, apply_factors
-from poseidon.exchange.factors.progress import WeightProgress
-from poseidon.exchange.factors.session import Pair
+from poseidon.exchange.factors.weight_progress import WeightProgress
 from poseidon.exchange.side_stream import SideStream
 from ps_server.rules import history_count
 

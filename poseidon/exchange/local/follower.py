@@ -14,10 +14,10 @@ from torch import Tensor
 
 from poseidon.exchange.base import History, Trained
 from poseidon.exchange.carrier import CarrierState, FactoredCarrier, GradientCarrier, Step
-from poseidon.exchange.control import JobControl
+from poseidon.exchange.job_control import JobControl
 from poseidon.exchange.local.connection import Buffer, Kind, Message, connect
-from poseidon.exchange.local.control import FollowerDelivery
 from poseidon.exchange.local.group import LocalGroup
+from poseidon.exchange.local.host_delivery import FollowerDelivery
 from poseidon.exchange.local.reduction import Hello, Reduction, Welcome, join
 from ps_server import LocalProtocolError, PeerLost, ServerError
 from ps_server.errors import as_server_error

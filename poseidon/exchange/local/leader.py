@@ -4,9 +4,9 @@ own.
 `group.py` has the laws.
 
 Threads: the training loop; one that receives from each follower; one for collections
-(`control.py`); and the leader's loop (`leader_loop.py`), which calls the inner exchange. Tensors
-belong to the exchange while the leader's loop waits for them, so the training loop needs no copy:
-it waits until the leader's loop has published.
+(`host_delivery.py`); and the leader's loop (`leader_loop.py`), which calls the inner exchange.
+Tensors belong to the exchange while the leader's loop waits for them, so the training loop needs no
+copy: it waits until the leader's loop has published.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from torch import Tensor
 
 from poseidon.exchange.base import Array, History, Trained
 from poseidon.exchange.carrier import CarrierState, FactoredCarrier, GradientCarrier, Step
-from poseidon.exchange.control import JobControl
 from poseidon.exchange.exchange import Exchange, ExchangeState
+from poseidon.exchange.job_control import JobControl
 from poseidon.exchange.local.connection import Connection, Kind, Message, accept, refuse, send_all
-from poseidon.exchange.local.control import LeaderDelivery
 from poseidon.exchange.local.group import LocalGroup
+from poseidon.exchange.local.host_delivery import LeaderDelivery
 from poseidon.exchange.local.leader_loop import Contribution, LeaderLoop
 from poseidon.exchange.local.reduction import Hello, ReductionKind, default_kind, offer
 from poseidon.exchange.observe.statistics import Traffic

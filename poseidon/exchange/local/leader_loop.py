@@ -21,7 +21,7 @@ from poseidon.exchange.carrier import Step
 from poseidon.exchange.exchange import Exchange
 from poseidon.exchange.local.connection import Connection, Kind, send_all
 from poseidon.exchange.local.contributions import Contributions, FactorStack
-from poseidon.exchange.local.control import LeaderDelivery
+from poseidon.exchange.local.host_delivery import LeaderDelivery
 from poseidon.exchange.local.reduction import Reduction
 from poseidon.exchange.side_stream import Event, SideStream
 from ps_server import PeerLost, ServerError

@@ -47,8 +47,8 @@ from torch import Tensor
 from poseidon.exchange.alone import AloneCarrier
 from poseidon.exchange.base import ExchangeSettings, History, Trained
 from poseidon.exchange.carrier import GradientCarrier, Step
-from poseidon.exchange.control import JobControl
 from poseidon.exchange.exchange import Exchange
+from poseidon.exchange.job_control import JobControl
 from poseidon.exchange.observe.statistics import Traffic
 from poseidon.exchange.options import ExchangeOptions
 from poseidon.exchange.rounds.delayed_momentum import DelayedMomentum

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from poseidon.exchange.control import Delivery, JobControl
+from poseidon.exchange.job_control import Delivery, JobControl
 from ps_server import Collection, Signal, SignalKind
 
 

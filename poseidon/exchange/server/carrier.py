@@ -9,7 +9,7 @@ from torch import Tensor
 
 from poseidon.exchange.base import Array, ExchangeSettings, History
 from poseidon.exchange.carrier import CarrierState, GradientCarrier, Step
-from poseidon.exchange.control import JobControl
+from poseidon.exchange.job_control import JobControl
 from poseidon.exchange.lossy.low_rank_matrix import LowRankMatrix
 from poseidon.exchange.observe.statistics import Traffic
 from poseidon.exchange.server.low_rank import LowRankTensor, compare_rules

@@ -34,7 +34,7 @@ from torch import Tensor
 from poseidon.errors import SnapshotError
 from poseidon.exchange.base import Array, ExchangeSettings, History, Trained
 from poseidon.exchange.carrier import Step
-from poseidon.exchange.control import JobControl
+from poseidon.exchange.job_control import JobControl
 from poseidon.exchange.lossy.low_rank_matrix import LowRankMatrix
 from poseidon.exchange.observe.statistics import Traffic
 from poseidon.exchange.replicas import check_rules, checksum, introduce

@@ -15,9 +15,9 @@ from poseidon.errors import JobError
 from poseidon.exchange.alone import AloneCarrier
 from poseidon.exchange.base import ExchangeSettings, Trained
 from poseidon.exchange.building.membership import Built
-from poseidon.exchange.control import JobControl
 from poseidon.exchange.cost import Choice, ExchangePlan
 from poseidon.exchange.exchange import Exchange
+from poseidon.exchange.job_control import JobControl
 from poseidon.exchange.kinds import Scheme
 from poseidon.exchange.observe.statistics import Traffic
 from poseidon.metrics.job_statistics import TensorStatistics, parse_worker

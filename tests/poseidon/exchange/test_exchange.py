@@ -13,8 +13,8 @@ from torch import Tensor
 
 from poseidon.exchange.base import Array, ExchangeSettings, History
 from poseidon.exchange.carrier import CarrierState, FactoredCarrier, GradientCarrier, Step
-from poseidon.exchange.control import AloneDelivery, JobControl
 from poseidon.exchange.exchange import Exchange
+from poseidon.exchange.job_control import AloneDelivery, JobControl
 from poseidon.exchange.observe.observer import Call, Observer
 from poseidon.exchange.observe.statistics import Traffic
 from ps_server import PeerLost, SignalKind

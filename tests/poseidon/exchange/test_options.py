@@ -136,7 +136,7 @@ def test_an_added_option_needs_a_field_alone_to_reach_the_store(
     def store_spec(*_: object, options: ExchangeOptions, **__: object) -> NoReturn:
         raise Received(options)
 
-    monkeypatch.setattr("poseidon.exchange.building.server.store_spec", store_spec)
+    monkeypatch.setattr("poseidon.exchange.building.server_exchange.store_spec", store_spec)
     for line in lines:
         member = read_document(ScriptDocument, line).membership()
         with pytest.raises(Received) as received:

@@ -36,9 +36,9 @@ from ps_server.protocol.precision import (
     as_tensor,
     empty,
 )
-from ps_server.protocol.session import Session
 from ps_server.protocol.settings import SEGMENT_ELEMENTS
 from ps_server.protocol.shard import Shard
+from ps_server.protocol.worker_session import Session
 from tests.support.cluster import memory_store, run_workers, zeros
 
 SIXTEEN = [Precision.FLOAT16, Precision.BFLOAT16]

@@ -7,9 +7,9 @@ import pytest
 
 from ps_server.errors import LocalProtocolError, RemoteProtocolError
 from ps_server.protocol import messages as m
-from ps_server.protocol.session import Session
 from ps_server.protocol.settings import StoreSpec, TableSpec
-from tests.ps_server.protocol.test_session import array, session
+from ps_server.protocol.worker_session import Session
+from tests.ps_server.protocol.test_worker_session import array, session
 
 
 def test_values_land_where_a_table_is_bound() -> None:

@@ -13,14 +13,14 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from poseidon.exchange.allreduce.allreduce_delivery import Meeting
 from poseidon.exchange.allreduce.buckets import Waiter
 from poseidon.exchange.allreduce.carrier import AllReduceCarrier
-from poseidon.exchange.allreduce.control import Meeting
 from poseidon.exchange.allreduce.process_group import join_rendezvous
 from poseidon.exchange.base import ExchangeSettings, Trained
-from poseidon.exchange.control import JobControl
 from poseidon.exchange.exchange import Exchange
 from poseidon.exchange.hooks import Hooks
+from poseidon.exchange.job_control import JobControl
 from poseidon.exchange.kinds import ExchangeKind
 from ps_server import PeerLost, Rule, RuleKind, Signal, SignalKind
 from ps_server.network import Network

@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 import zmq
 
+from poseidon.exchange.factors.factor_frames import Join, Leave, encode
+from poseidon.exchange.factors.factor_rounds import Factors, FactorSession, FactorTable, Pair, Round
 from poseidon.exchange.factors.peers import Peers
-from poseidon.exchange.factors.session import Factors, FactorSession, FactorTable, Pair, Round
-from poseidon.exchange.factors.wire import Join, Leave, encode
 from ps_server import LocalProtocolError, PeerLost, StalenessTimeout
 from ps_server.keys import JobKeys, KeyPair, Keyring
 from ps_server.link import LinkPriority

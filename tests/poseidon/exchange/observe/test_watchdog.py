@@ -9,8 +9,8 @@ import torch
 
 from poseidon.exchange.base import ExchangeSettings
 from poseidon.exchange.carrier import CarrierState, FactoredCarrier, GradientCarrier
-from poseidon.exchange.control import AloneDelivery, JobControl
 from poseidon.exchange.exchange import Exchange
+from poseidon.exchange.job_control import AloneDelivery, JobControl
 from poseidon.exchange.observe.watchdog import Reading, Watchdog, WatchdogObserver
 from ps_server import Collection
 

@@ -12,7 +12,7 @@ import torch
 
 from poseidon.exchange.base import ExchangeSettings, Trained
 from poseidon.exchange.building.membership import Membership
-from poseidon.exchange.building.server import through_server
+from poseidon.exchange.building.server_exchange import through_server
 from poseidon.exchange.exchange import Exchange
 from poseidon.exchange.options import ExchangeOptions
 from poseidon.exchange.server.pool import (

@@ -4,7 +4,7 @@ import pytest
 
 from ps_server.errors import LocalProtocolError, RemoteProtocolError
 from ps_server.protocol import messages as m
-from ps_server.protocol.control import (
+from ps_server.protocol.collections_and_signals import (
     MAX_OPEN_GATHERS,
     ShardCollections,
     WorkerCollections,

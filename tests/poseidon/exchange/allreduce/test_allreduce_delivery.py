@@ -12,8 +12,12 @@ from unittest.mock import create_autospec
 import pytest
 from torch import Tensor
 
-from poseidon.exchange.allreduce import control
-from poseidon.exchange.allreduce.control import PIECE_BYTES, AllReduceDelivery, StoreCollections
+from poseidon.exchange.allreduce import allreduce_delivery
+from poseidon.exchange.allreduce.allreduce_delivery import (
+    PIECE_BYTES,
+    AllReduceDelivery,
+    StoreCollections,
+)
 from poseidon.exchange.allreduce.process_group import Rendezvous
 from ps_server import LocalProtocolError, PeerLost, Signal, SignalKind, StalenessTimeout
 from ps_server.network import Network
@@ -124,7 +128,7 @@ def test_rank_0_leaves_once_the_others_have_read_what_is_complete() -> None:
 
 
 def test_rank_0_waits_no_longer_than_its_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(control, "LINGER_S", 0.0)
+    monkeypatch.setattr(allreduce_delivery, "LINGER_S", 0.0)
     with collections(2) as workers:
         for worker in workers:
             worker.contribute(b"")

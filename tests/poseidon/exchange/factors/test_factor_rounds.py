@@ -7,7 +7,7 @@ import itertools
 import numpy as np
 import pytest
 
-from poseidon.exchange.factors.session import Factors, FactorSession, FactorTable, Pair
+from poseidon.exchange.factors.factor_rounds import Factors, FactorSession, FactorTable, Pair
 from ps_server import LocalProtocolError, RemoteProtocolError
 
 TABLES = (

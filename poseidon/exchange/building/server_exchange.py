@@ -10,23 +10,23 @@ from poseidon.exchange.allreduce.carrier import AllReduceCarrier
 from poseidon.exchange.base import ExchangeSettings, Trained
 from poseidon.exchange.building.membership import Built, Connect, Membership
 from poseidon.exchange.carrier import Carrier
-from poseidon.exchange.control import JobControl, ShardDelivery
 from poseidon.exchange.cost import Choice, ExchangePlan
 from poseidon.exchange.exchange import Exchange
 from poseidon.exchange.factors.carrier import FactorCarrier
+from poseidon.exchange.job_control import JobControl, ShardDelivery
 from poseidon.exchange.kinds import Scheme
 from poseidon.exchange.lossy.low_rank_matrix import LowRank, low_rank_tensors
-from poseidon.exchange.norm import SharedNorm
 from poseidon.exchange.server.carrier import Parts, ServerCarrier
 from poseidon.exchange.server.pool import pool_tensors, pools_of
 from poseidon.exchange.server.store import Layout, store_spec
+from poseidon.exchange.shared_norm import SharedNorm
 from ps_server import Client, CodecPair, StoreSpec
 from ps_server.link import LinkPriority
 from ps_server.trace import NO_TRACE, Tracer
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class BuildArguments:
     """The arguments of `build_exchange`, and the plan."""
 
     tensors: Sequence[Trained]
@@ -87,15 +87,15 @@ class Request:
         )
 
 
-def layout_of(request: Request) -> Layout:
+def layout_of(arguments: BuildArguments) -> Layout:
     """Return the tables of a plan. Small tensors that go through the server share some."""
-    tensors, plan, low_rank = request.tensors, request.plan, low_rank_of(request)
+    tensors, plan, low_rank = arguments.tensors, arguments.plan, low_rank_of(arguments)
     codecs = [codec_of(choice) for choice in plan.choices]
     elsewhere = frozenset(plan.of(Scheme.FACTORS) + plan.of(Scheme.ALLREDUCE))
     copies = elsewhere | low_rank.keys()
     pools: Sequence[Sequence[int]] = [(index,) for index in range(len(tensors))]
     if (
-        not request.member.options.rows
+        not arguments.member.options.rows
     ):  # tables that are to be cut into so many pieces are not shared
         pools = pools_of(
             tensors, apart=copies | {i for i, codec in enumerate(codecs) if codec is not None}
@@ -108,7 +108,7 @@ def layout_of(request: Request) -> Layout:
         codec = low_rank[index].codec
         pair = None if codec is None else CodecPair(codec, codec)
         of_parts += [pair, pair, None][: len(own)]
-    store = request.store(
+    store = arguments.store(
         [*parts, *pooled],  # P and Q come first: their two rounds are the longest way
         codecs=[*of_parts, *(codecs[pool[0]] for pool in pools)],
         copies={len(parts) + table for table, pool in enumerate(pools) if pool[0] in copies},
@@ -124,21 +124,21 @@ def layout_of(request: Request) -> Layout:
     )
 
 
-def build_server(request: Request) -> Built:
+def build_server(arguments: BuildArguments) -> Built:
     """Build the exchange through the shards, with factors and all-reduce where the plan has
     them.
     """
-    layout = layout_of(request)
-    client = request.client(layout.store)
+    layout = layout_of(arguments)
+    client = arguments.client(layout.store)
     exchange = through_server(
         client,
         layout,
-        request.settings,
-        request.member,
-        by_allreduce=request.plan.of(Scheme.ALLREDUCE),
-        trace=request.trace,
+        arguments.settings,
+        arguments.member,
+        by_allreduce=arguments.plan.of(Scheme.ALLREDUCE),
+        trace=arguments.trace,
     )
-    return request.built(exchange, layout, client)
+    return arguments.built(exchange, layout, client)
 
 
 def through_server(
@@ -205,7 +205,7 @@ def through_server(
     return Exchange(carriers, control, settings)
 
 
-def low_rank_of(request: Request) -> dict[int, LowRank]:
+def low_rank_of(arguments: BuildArguments) -> dict[int, LowRank]:
     """Return the tensors that travel by PowerSGD.
 
     Raises:
@@ -213,10 +213,10 @@ def low_rank_of(request: Request) -> dict[int, LowRank]:
     """
     found = {
         choice.index: choice.codec
-        for choice in request.plan.choices
+        for choice in arguments.plan.choices
         if choice.is_compressed and isinstance(choice.codec, LowRank)
     }
-    if found and request.settings.clip is not None:
+    if found and arguments.settings.clip is not None:
         raise UsageError(
             "--compress=powersgd has no limit on the gradients' norm; expected no clip_gradients "
             "or clip=, another codec, "

@@ -1,4 +1,4 @@
-"""Job control between the workers of one host (`poseidon.exchange.control` has the contract).
+"""Job control between the workers of one host (`poseidon.exchange.job_control` has the contract).
 
 The leader joins its host to the others: the payloads of a host travel as one, and the payloads of
 all come back to each worker. Requests of rank 0 reach the leader through the exchange between
@@ -12,7 +12,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 
-from poseidon.exchange.control import Delivery, JobControl
+from poseidon.exchange.job_control import Delivery, JobControl
 from poseidon.exchange.local.connection import Buffer, Connection, Kind, Message, send_all
 from poseidon.exchange.local.group import pack, pack_signals, unpack, unpack_signals
 from ps_server import Collection, LocalProtocolError, PeerLost, ServerError, Signal, SignalKind

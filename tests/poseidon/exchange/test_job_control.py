@@ -13,7 +13,7 @@ import torch
 
 from poseidon.exchange.alone import exchange_alone
 from poseidon.exchange.base import ExchangeSettings, Trained
-from poseidon.exchange.control import AloneDelivery, JobControl
+from poseidon.exchange.job_control import AloneDelivery, JobControl
 from ps_server import LocalProtocolError, Signal, SignalKind
 
 

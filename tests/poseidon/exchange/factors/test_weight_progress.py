@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from poseidon.exchange.factors.progress import RoundStep, WeightProgress
-from poseidon.exchange.factors.session import Pair
+from poseidon.exchange.factors.factor_rounds import Pair
+from poseidon.exchange.factors.weight_progress import RoundStep, WeightProgress
 
 
 def test_at_staleness_0_a_round_waits_for_the_backward_pass_to_leave_the_weight() -> None:

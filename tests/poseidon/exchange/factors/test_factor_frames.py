@@ -10,8 +10,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from poseidon.exchange.factors.session import Factors, FactorTable, Pair
-from poseidon.exchange.factors.wire import MAX_HEADER_BYTES, VERSION, Join, Leave, decode, encode
+from poseidon.exchange.factors.factor_frames import (
+    MAX_HEADER_BYTES,
+    VERSION,
+    Join,
+    Leave,
+    decode,
+    encode,
+)
+from poseidon.exchange.factors.factor_rounds import Factors, FactorTable, Pair
 from ps_server import RemoteProtocolError
 
 TABLES = (FactorTable(name="fc6", outputs=3, inputs=2),)

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from ps_server.errors import RemoteProtocolError
 from ps_server.protocol import messages as m
 from ps_server.protocol.fields import Buffer
+from ps_server.protocol.frames import PROTOCOL_VERSION, decode, encode
 from ps_server.protocol.settings import (
     CodecKind,
     CodecPair,
@@ -27,7 +28,6 @@ from ps_server.protocol.settings import (
     StoreSpec,
     TableSpec,
 )
-from ps_server.protocol.wire import PROTOCOL_VERSION, decode, encode
 
 ONES = np.ones(3, dtype=np.float32)
 STORE = StoreSpec(

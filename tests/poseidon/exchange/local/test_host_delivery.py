@@ -7,10 +7,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from poseidon.exchange.control import JobControl
+from poseidon.exchange.job_control import JobControl
 from poseidon.exchange.local.connection import Connection, Kind
-from poseidon.exchange.local.control import LeaderDelivery
 from poseidon.exchange.local.group import LocalGroup, pack, unpack
+from poseidon.exchange.local.host_delivery import LeaderDelivery
 from ps_server import Collection, PeerLost, ServerError, Signal, SignalKind
 from ps_server.monitor import Monitor
 

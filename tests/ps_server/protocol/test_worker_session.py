@@ -7,8 +7,8 @@ import pytest
 
 from ps_server.errors import LocalProtocolError, PeerLost, RemoteProtocolError, SpecError
 from ps_server.protocol import messages as m
-from ps_server.protocol.session import Session
 from ps_server.protocol.settings import Consistency, StoreSpec, TableSpec
+from ps_server.protocol.worker_session import Session
 
 
 def session(staleness: int = 0, rank: int = 0, shards: int = 1, **settings: object) -> Session:

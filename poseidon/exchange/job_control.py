@@ -4,10 +4,11 @@ them.
 `JobControl` is what the training loop uses. How collections and requests travel is a `Delivery`,
 one for each way in which workers are connected:
 
-    AloneDelivery           one worker
-    ShardDelivery           through the shards of the parameter server
-    allreduce/control.py    without shards: AllReduceDelivery
-    local/control.py        between the workers of one host: LeaderDelivery, FollowerDelivery
+    AloneDelivery        one worker
+    ShardDelivery        through the shards of the parameter server
+    AllReduceDelivery    without shards (`allreduce/allreduce_delivery.py`)
+    LeaderDelivery, FollowerDelivery
+                         between the workers of one host (`local/host_delivery.py`)
 
 Law: all workers see a request before they end the iteration that it names, so they all act on it
 after the same one. Each delivery says why this holds for it.

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from poseidon.exchange.allreduce.process_group import Rendezvous, dist, torch_errors
-from poseidon.exchange.control import KINDS, Delivery
+from poseidon.exchange.job_control import KINDS, Delivery
 from ps_server import (
     Collection,
     LocalProtocolError,
@@ -196,8 +196,8 @@ class AllReduceDelivery(Delivery):
 
     Each iteration sums how often rank 0 has requested each kind: all other workers contribute
     zeros. So all workers see a request at the end of the same iteration, and the request names the
-    next one: a worker that passes values on to others of its host (`local/control.py`) has time to
-    send them the request.
+    next one: a worker that passes values on to others of its host (`local/host_delivery.py`) has
+    time to send them the request.
 
     Args:
         collections: of this worker.

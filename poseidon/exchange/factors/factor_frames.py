@@ -20,7 +20,7 @@ from dataclasses import dataclass
 import msgpack
 import numpy as np
 
-from poseidon.exchange.factors.session import Array, Factors, FactorTable, Pair
+from poseidon.exchange.factors.factor_rounds import Array, Factors, FactorTable, Pair
 from ps_server import RemoteProtocolError
 
 VERSION = 2

@@ -33,7 +33,7 @@ from ps_server.errors import LocalProtocolError, PeerLeft, RemoteProtocolError, 
 from ps_server.protocol import messages as m
 from ps_server.protocol.bandwidth import ChangeLog
 from ps_server.protocol.clock import needed_clock
-from ps_server.protocol.control import WorkerCollections, WorkerSignals
+from ps_server.protocol.collections_and_signals import WorkerCollections, WorkerSignals
 from ps_server.protocol.norm import WorkerNorm
 from ps_server.protocol.placement import Chunk, place
 from ps_server.protocol.precision import Compressor, of_pushes

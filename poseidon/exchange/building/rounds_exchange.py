@@ -11,7 +11,12 @@ from poseidon.errors import UsageError
 from poseidon.exchange.alone import exchange_alone
 from poseidon.exchange.base import ExchangeSettings, Trained
 from poseidon.exchange.building.membership import Built, Membership
-from poseidon.exchange.building.server import Request, codec_of, low_rank_of, through_server
+from poseidon.exchange.building.server_exchange import (
+    BuildArguments,
+    codec_of,
+    low_rank_of,
+    through_server,
+)
 from poseidon.exchange.cost import ExchangePlan
 from poseidon.exchange.exchange import Exchange
 from poseidon.exchange.rounds.local_steps import (
@@ -27,17 +32,17 @@ Build = Callable[[Sequence[Trained], ExchangeSettings, Membership], Built]
 Plan = Callable[[Sequence[Trained], Membership], ExchangePlan]
 
 
-def build_local_steps(request: Request, build: Build, plan: Plan) -> Built:
+def build_local_steps(arguments: BuildArguments, build: Build, plan: Plan) -> Built:
     """Build an exchange of one iteration for rounds.
 
     A wait is as long as a round of another worker may take longer.
 
     Args:
-        request: of one worker.
+        arguments: of one worker.
         build: builds the exchange of one iteration.
         plan: chooses the scheme of each tensor.
     """
-    tensors, settings, member = request.tensors, request.settings, request.member
+    tensors, settings, member = arguments.tensors, arguments.settings, arguments.member
     options, network = member.options, member.network
     of_rounds = replace(
         member,
@@ -55,7 +60,11 @@ def build_local_steps(request: Request, build: Build, plan: Plan) -> Built:
             options.check_workers_per_host(member.local_workers)
         plan_of_parts = plan(anchors, of_rounds)
         outer = replace(
-            request, tensors=anchors, settings=outer_settings, member=of_rounds, plan=plan_of_parts
+            arguments,
+            tensors=anchors,
+            settings=outer_settings,
+            member=of_rounds,
+            plan=plan_of_parts,
         )
         built = _build_parts(outer, in_background=options.sync_delay > 0)
     else:
@@ -69,20 +78,20 @@ def build_local_steps(request: Request, build: Build, plan: Plan) -> Built:
     )
 
 
-def _build_parts(request: Request, *, in_background: bool) -> Built:
+def _build_parts(arguments: BuildArguments, *, in_background: bool) -> Built:
     """Build an exchange in whose iterations some tensors take no part. They share no tables."""
-    tensors, settings, member = request.tensors, request.settings, request.member
+    tensors, settings, member = arguments.tensors, arguments.settings, arguments.member
     if member.alone:
-        return Built(exchange=exchange_alone(tensors, settings, in_parts=True), plan=request.plan)
-    if low_rank_of(request):
+        return Built(exchange=exchange_alone(tensors, settings, in_parts=True), plan=arguments.plan)
+    if low_rank_of(arguments):
         raise UsageError(
             "--compress=powersgd takes two rounds through the shards for each exchange; expected "
             "another codec, or no "
             "--sync_fragments and --sync_delay"
         )
-    store = request.store(tensors, codecs=[codec_of(choice) for choice in request.plan.choices])
-    client = request.client(store, table_clocks=True)
+    store = arguments.store(tensors, codecs=[codec_of(choice) for choice in arguments.plan.choices])
+    client = arguments.client(store, table_clocks=True)
     layout = Layout.plain(tensors, store)
     parts = Parts.IN_BACKGROUND if in_background else Parts.AT_ONCE
     exchange = through_server(client, layout, settings, member, parts=parts)
-    return request.built(exchange, layout, client)
+    return arguments.built(exchange, layout, client)

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from poseidon.exchange.factors.session import Pair
+from poseidon.exchange.factors.factor_rounds import Pair
 from poseidon.exchange.side_stream import Event
 
 
