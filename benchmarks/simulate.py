@@ -15,8 +15,8 @@ bound: the greater of the compute time and the bytes of the busiest link at its 
 prints the measurements of `benchmarks/cluster.py --json FILE` next to the predictions for the same
 jobs. What this machine's processors take for sums, rules, products, sockets and messages, and what
 links carry of their rate, is measured first, since all hosts of a testbed share them. With `--plan`
-a second table has, for each case, the measured scheme that the predictions recommend beside the
-fastest.
+the predictions are those of `poseidon plan`, a formula; a second table has, for each case, the
+measured scheme that they recommend beside the fastest.
 
 The model is in benchmarks/simulation/: the layers' passes, chunks and factors on links in both
 directions, shards' sums, the scheduler's order. Weights and gradients themselves are not computed.
@@ -45,12 +45,13 @@ from benchmarks.simulation.charts import draw, efficiency_table, fact_table, win
 from benchmarks.simulation.comparison import ComparisonError, choices, compare
 from benchmarks.simulation.curves import NETS as CURVE_NETS
 from benchmarks.simulation.curves import facts, points
+from benchmarks.simulation.simulator import simulate
 from benchmarks.testbed.shapes import NETS, layers_of
 from poseidon.errors import PoseidonError
 from poseidon.plan.cluster_probe import Network, local_costs
 from poseidon.plan.costs import HostCosts
 from poseidon.plan.forecast import PlannedCluster, machine_of
-from poseidon.plan.iteration import predict
+from poseidon.plan.iteration import iteration_of
 from poseidon.plan.machine import Machine
 from poseidon.plan.scenario import Exchange, Scenario, link_bytes
 
@@ -84,7 +85,7 @@ def run_iteration(flags: argparse.Namespace, _: Report) -> str:
         wait_free=not flags.no_wait_free,
     )
     wire_s = link_bytes(scenario) / scenario.bytes_per_s
-    seconds = predict(scenario)
+    seconds = simulate(scenario).seconds
     bound_s = max(scenario.compute_s, wire_s)
     return (
         f"{flags.net}, {flags.exchange}, {flags.hosts} hosts: {seconds:.4f} s an iteration; "
@@ -99,12 +100,14 @@ def run_comparison(flags: argparse.Namespace, report: Report) -> str:
     if flags.plan:
         machine_of = partial(planned_machine, flags.all_cores)
         found = [
-            of(tables, machine_of, net=flags.net, batch=flags.batch) for of in (compare, choices)
+            compare(tables, machine_of, iteration_of, net=flags.net, batch=flags.batch),
+            choices(tables, machine_of, net=flags.net, batch=flags.batch),
         ]
         return "\n\n".join(str(table) for table in found if table.rows)
     costs = measure_costs()
     report(str(costs))
-    return str(compare(tables, partial(testbed_machine, costs), net=flags.net, batch=flags.batch))
+    machine_of = partial(testbed_machine, costs)
+    return str(compare(tables, machine_of, simulate, net=flags.net, batch=flags.batch))
 
 
 @cache

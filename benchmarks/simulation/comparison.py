@@ -17,7 +17,7 @@ from benchmarks.testbed.shapes import layers_of
 from benchmarks.testbed.tables import Table
 from poseidon.plan.auto import auto_scenario
 from poseidon.plan.forecast import chosen
-from poseidon.plan.iteration import iteration_of, predict
+from poseidon.plan.iteration import Iteration, predict
 from poseidon.plan.machine import MIB, Machine
 from poseidon.plan.scenario import Exchange, LowRank, Scenario, WireCodec
 
@@ -99,13 +99,19 @@ class Case:
 
 
 def compare(
-    tables: Sequence[dict[str, Any]], machine_of: MachineOf, *, net: str, batch: int
+    tables: Sequence[dict[str, Any]],
+    machine_of: MachineOf,
+    predicted_by: Callable[[Scenario], Iteration],
+    *,
+    net: str,
+    batch: int,
 ) -> Table:
     """Return a table of every job, measured and predicted.
 
     Args:
         tables: from `cluster.py --json`.
         machine_of: returns the machine of a host.
+        predicted_by: returns an iteration of a scenario.
         net: the net of tables on overlap, whose titles do not name it.
         batch: the batch of these.
 
@@ -115,7 +121,7 @@ def compare(
     rows, facts = [], []
     for table in tables:
         for case in cases(table, machine_of, net=net, batch=batch):
-            predicted = iteration_of(case.scenario)
+            predicted = predicted_by(case.scenario)
             ratio = predicted.seconds / case.measured_s
             used = "-" if case.cpu_s is None else f"{case.cpu_s:.2f}"
             times = (f"{case.measured_s:.3f}", f"{predicted.seconds:.3f}", f"{ratio:.2f}")

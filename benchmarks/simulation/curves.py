@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 
+from benchmarks.simulation.simulator import simulate
 from benchmarks.testbed.shapes import read_layers
-from poseidon.plan.iteration import predict
 from poseidon.plan.machine import Machine
 from poseidon.plan.scenario import Exchange, Scenario
 from poseidon.plan.shapes import LayerShape, elements
@@ -135,7 +135,7 @@ def points(
             report(f"{net} at {rate} Gbit/s")
             for line in LINES:
                 for hosts in hosts_counts:
-                    seconds = predict(scenario(net, rate, line, hosts))
+                    seconds = simulate(scenario(net, rate, line, hosts)).seconds
                     yield Point(net, rate, line.label, hosts, seconds, alone_s / seconds)
 
 

@@ -1,3 +1,3 @@
-"""Predictions of a job's iteration time: a simulator of schemes on hosts and
-links, fed with measured rates and costs.
+"""Predictions of a job's iteration time: a formula for each scheme, what it needs of a net and of a
+cluster, and what it recommends.
 """

@@ -1,5 +1,5 @@
 """The choice of `--exchange=auto` on a planned cluster: the job's own rule, with rates from the
-simulator. Pure.
+formula. Pure.
 """
 
 from __future__ import annotations

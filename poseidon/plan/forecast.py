@@ -1,6 +1,6 @@
 """The iteration time of every scheme on a cluster, and the flags to choose. Pure.
 
-Law: every scheme is simulated on the same machine and links. A scheme is recommended if it is the
+Law: every scheme is predicted for the same machine and links. A scheme is recommended if it is the
 fastest of those that give the weights of one process with all batches; lossy ones are named beside
 it with their gain.
 """
@@ -156,7 +156,7 @@ class PlannedCluster:
 
 
 def machine_of(cluster: PlannedCluster, shared_by: int = 1) -> Machine:
-    """Return a host of the simulation.
+    """Return a host of the prediction.
 
     Args:
         cluster: the cluster.
@@ -284,8 +284,7 @@ def _factors(names: Sequence[str], best: Prediction, ps: Prediction) -> str:
         return f"{sentence}, in place of {theirs}."
     return (
         f"{sentence}. ps sends only {theirs}, and takes {ps.iteration_s / best.iteration_s:.2f} "
-        "times as long: "
-        "gradients travel to the shards and values back, factors travel once."
+        "times as long: its shards add and apply all gradients."
     )
 
 

@@ -1,4 +1,4 @@
-"""The costs of a host: a core's times, which `costs.py` measures, and the host as the simulation
+"""The costs of a host: a core's times, which `costs.py` measures, and the host as a prediction
 takes it to be.
 """
 
@@ -58,12 +58,13 @@ class CoreCosts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Machine(CoreCosts):
-    """A host of the simulation.
+    """A host, as the formula (`iteration.py`) and the simulation (`benchmarks/simulation`) take it.
 
     Attributes:
         latency_s: from one host to another.
         goodput: the part of a link's rate that carries values and not headers.
-        busy_goodput: the same if processors are always busy and send late; None: equal.
+        busy_goodput: the same if processors are always busy and send late; None: equal. For the
+            simulation alone.
         cores: processors of a host for its costs; if fewer than 2, its worker and its shards share
             them.
         flops: floating-point operations a second of products of factors.
@@ -71,7 +72,8 @@ class Machine(CoreCosts):
         ring_step_s: the time of each of the 2 (P - 1) steps of a ring, besides its bytes and the
             latency.
         ring_goodput: the part of the remaining rate that a ring uses.
-        buffer_bytes: bytes in flight between two hosts before a sender waits.
+        buffer_bytes: bytes in flight between two hosts before a sender waits, for the simulation
+            alone.
     """
 
     latency_s: float = 0.0

@@ -17,6 +17,7 @@ from benchmarks.simulation.comparison import (
     compare,
 )
 from benchmarks.testbed.shapes import layers_of
+from poseidon.plan.iteration import iteration_of
 from poseidon.plan.machine import MIB, Machine
 from poseidon.plan.scenario import Exchange, LowRank, WireCodec
 
@@ -128,7 +129,7 @@ def test_paper() -> None:
 
 def test_the_table() -> None:
     title = "googlenet, batch 32, 2 hosts, compute 50 ms, 250 Mbit/s"
-    table = compare([speed(title, "hybrid")], machine_of, net="alexnet", batch=1)
+    table = compare([speed(title, "hybrid")], machine_of, iteration_of, net="alexnet", batch=1)
     ((label, measured, predicted, ratio, used, _),) = table.rows
     assert used == "-"
     assert (label, measured) == ("googlenet, 2 hosts, 250 Mbit/s: hybrid", "2.000")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 
-from poseidon.plan.event_queue import EventQueue, Message, OutgoingLink, SerialResource
+from benchmarks.simulation.event_queue import EventQueue, Message, OutgoingLink, SerialResource
 
 
 def test_events_come_in_the_order_of_their_times_and_then_of_their_calls() -> None:

@@ -11,7 +11,7 @@ import math
 from dataclasses import dataclass
 from functools import partial
 
-from poseidon.plan.event_queue import (
+from benchmarks.simulation.event_queue import (
     Action,
     EventQueue,
     Message,

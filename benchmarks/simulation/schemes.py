@@ -10,8 +10,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from poseidon.plan.cluster import Cluster, Home
-from poseidon.plan.event_queue import Action, SerialResource, Urgency
+from benchmarks.simulation.cluster import Cluster, Home
+from benchmarks.simulation.event_queue import Action, SerialResource, Urgency
 from poseidon.plan.scenario import Factors, LayerLoad, buckets
 
 Arrived = Callable[[int], None]
