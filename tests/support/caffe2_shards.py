@@ -16,11 +16,14 @@ import numpy as np
 import torch
 
 from poseidon.caffe2 import core, data_parallel_model, workspace
+from poseidon.caffe2.operators.registry import registered
 from poseidon.errors import PoseidonError
 from tests.support import caffe2_replicas as replicas
 
-# torch imports seconds of code at its first operation on shapes: here, once, and not in each shard.
+# torch imports seconds of code at its first operation on shapes, and the first operator of a net
+# imports all operators: here, once, and not in each shard.
 torch.empty(1, device="meta") + 1
+registered()
 
 LIMIT_S = 50.0
 _context = multiprocessing.get_context("forkserver")

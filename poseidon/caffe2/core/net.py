@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import copy
+import sys
 import threading
 from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
@@ -21,7 +23,6 @@ from poseidon.caffe2.core.gradients import GradientRegistry
 from poseidon.caffe2.core.net_blobs import NetBlobs
 from poseidon.caffe2.core.operators import CreateOperator, IsOperator
 from poseidon.caffe2.core.python_operators import _RegisterPythonImpl
-from poseidon.caffe2.core.tracebacks import caller_of_operator
 from poseidon.caffe2.operators import registry
 from poseidon.caffe2.proto import caffe2_pb2
 
@@ -33,6 +34,25 @@ _FILLERS = {
     "float32": "GivenTensorFill",
 }
 """The filler of each numpy type; doubles are stored as floats."""
+_PACKAGE = str(Path(__file__).parents[1])
+_DEPTH = 8
+"""How many calls are kept of where an operator was made."""
+
+
+def _callers() -> list[tuple[str, int, str]]:
+    """Return file, line and function of the calls that made an operator, which its failure shows;
+    the nearest outside this package first.
+    """
+    frames: list[tuple[str, int, str]] = []
+    frame = sys._getframe(1)
+    while frame is not None and len(frames) < _DEPTH:
+        code = frame.f_code
+        if frames or not code.co_filename.startswith(_PACKAGE):
+            frames.append((code.co_filename, frame.f_lineno, code.co_name))
+        if frame.f_back is None:
+            break
+        frame = frame.f_back
+    return frames
 
 
 class _Prefixes(threading.local):
@@ -156,7 +176,7 @@ class Net(NetCopies, NetBlobs):
         outputs = _RectifyInputOutput(outputs, net=self)
         op = CreateOperator(op_type, inputs, outputs, **kwargs)
         self._ExtendOps([op])
-        workspace.operator_tracebacks[self.Name()][len(self._net.op) - 1] = caller_of_operator()
+        workspace.operator_tracebacks[self.Name()][len(self._net.op) - 1] = _callers()
         if not op.output:
             return None
         made = tuple(BlobReference(name, self) for name in op.output)
