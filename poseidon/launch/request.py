@@ -88,11 +88,7 @@ class RunRequest:
         None, "the machinefile; default: this machine alone", Section.MACHINES, metavar="FILE"
     )
     gpu: str = option(
-        "",
-        "GPUs, a worker each: 0,1 or all (CPU)",
-        Section.MACHINES,
-        metavar="IDS",
-        read=devices,
+        "", "GPUs, a worker each: 0,1 or all (CPU)", Section.MACHINES, metavar="IDS", read=devices
     )
     num_app_threads: int = option(
         1, "workers of each client on CPU ({default})", Section.MACHINES, metavar="T"
@@ -198,18 +194,11 @@ class JobRequest(RunRequest):
         read=path,
     )
     metrics_port: int | None = option(
-        None,
-        "serve values to Prometheus on 127.0.0.1:N",
-        Section.OUTPUT,
-        metavar="N",
-        read=count,
+        None, "serve values to Prometheus on 127.0.0.1:N", Section.OUTPUT, metavar="N", read=count
     )
     trace: bool = option(False, "write <output>/trace_*.json, for Perfetto", Section.OUTPUT)
     show_logs: ShownLogs = option(
-        ShownLogs.FIRST,
-        "first (worker 0 and all warnings), all",
-        Section.OUTPUT,
-        metavar="WHOSE",
+        ShownLogs.FIRST, "first (worker 0 and all warnings), all", Section.OUTPUT, metavar="WHOSE"
     )
     progress_interval: float = option(
         60.0,
@@ -231,11 +220,7 @@ class JobRequest(RunRequest):
         metavar="WHAT",
     )
     max_restarts: int | None = option(
-        None,
-        "restarts (3 on several hosts, else 0)",
-        Section.FAILURES,
-        metavar="N",
-        read=count,
+        None, "restarts (3 on several hosts, else 0)", Section.FAILURES, metavar="N", read=count
     )
     return_timeout: float = option(
         RETURN_TIMEOUT_S,
@@ -354,17 +339,10 @@ class TrainRequest(TrainingOptions, JobRequest):
         required=True,
     )
     snapshot: str = option(
-        "",
-        "resume from a .solverstate, or a job's newest",
-        Section.TRAINED,
-        metavar="FILE|JOB",
+        "", "resume from a .solverstate, or a job's newest", Section.TRAINED, metavar="FILE|JOB"
     )
     weights: tuple[Path, ...] = option(
-        (),
-        "start from comma-separated .caffemodels",
-        Section.TRAINED,
-        metavar="FILES",
-        read=paths,
+        (), "start from comma-separated .caffemodels", Section.TRAINED, metavar="FILES", read=paths
     )
     level: int | None = option(
         None,
@@ -374,11 +352,7 @@ class TrainRequest(TrainingOptions, JobRequest):
         read=whole,
     )
     stage: tuple[str, ...] = option(
-        (),
-        "comma-separated stages of the train net",
-        Section.TRAINED,
-        metavar="NAMES",
-        read=parts,
+        (), "comma-separated stages of the train net", Section.TRAINED, metavar="NAMES", read=parts
     )
     imports: tuple[str, ...] = declared(IMPORT, Section.TRAINED)
     settings: tuple[str, ...] = option(
@@ -391,16 +365,10 @@ class TrainRequest(TrainingOptions, JobRequest):
         takes=Takes.VALUES,
     )
     net_outputs: str = option(
-        "",
-        "PREFIX.netoutputs: averaged losses (job in --output)",
-        Section.OUTPUT,
-        metavar="PREFIX",
+        "", "PREFIX.netoutputs: averaged losses (job in --output)", Section.OUTPUT, metavar="PREFIX"
     )
     on_nan: OnNan = option(
-        OnNan.STOP,
-        "a loss or weights not finite: {choices}",
-        Section.FAILURES,
-        metavar="WHAT",
+        OnNan.STOP, "a loss or weights not finite: {choices}", Section.FAILURES, metavar="WHAT"
     )
 
     def __post_init__(self) -> None:
@@ -451,11 +419,7 @@ class ExtractionRequest(RunRequest):
         default=None,
     )
     weights: tuple[Path, ...] = option(
-        (),
-        "comma-separated models; later ones win",
-        Section.EXTRACTED,
-        metavar="FILES",
-        read=paths,
+        (), "comma-separated models; later ones win", Section.EXTRACTED, metavar="FILES", read=paths
     )
     extract_feature_blob_names: tuple[str, ...] = option(
         (), "the features: fc7,fc8", Section.EXTRACTED, metavar="BLOBS", read=parts
