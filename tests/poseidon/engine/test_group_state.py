@@ -122,10 +122,10 @@ def interrupted(
 ) -> list[dict[str, Tensor]]:
     kept, after = saving(at)
     together(workers, build, how, loop(passes=passes, after=after), **settings)
-    return resumed(workers, how, kept, passes=passes, **settings)
+    return ended(workers, how, kept, passes=passes, **settings)
 
 
-def resumed(
+def ended(
     workers: int, how: How, kept: dict[str, Any], *, passes: int = 1, **settings: Any
 ) -> list[dict[str, Tensor]]:
     again = loop(passes=passes)
@@ -263,10 +263,10 @@ def test_what_codecs_hold_back_is_in_the_state(how: How, compress: str) -> None:
     expected = together(3, build, how, loop(), **settings)
     kept, after = saving(5)
     together(3, build, how, loop(after=after), **settings)
-    assert_same_bits(resumed(3, how, copy.deepcopy(kept), **settings), expected)
+    assert_same_bits(ended(3, how, copy.deepcopy(kept), **settings), expected)
     for own in kept["state"]["own"]:
         own["held_back"].clear()
-    ends = resumed(3, how, kept, **settings)
+    ends = ended(3, how, kept, **settings)
     assert not torch.equal(ends[0]["0.weight"], expected[0]["0.weight"])
 
 
