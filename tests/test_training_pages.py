@@ -23,8 +23,8 @@ from poseidon.engine.module import distribute
 from poseidon.engine.module.distribute import running_in
 from poseidon.engine.module.sampler import SharedSampler
 from poseidon.engine.module.worker_context import WorkerContext
-from poseidon.exchange.building.membership import Membership
 from poseidon.exchange.kinds import ExchangeKind
+from poseidon.exchange.membership import Membership
 from poseidon.exchange.options import ExchangeOptions
 from ps_server.network import Network
 from tests.support.cluster import TIMEOUT_S, job_addresses

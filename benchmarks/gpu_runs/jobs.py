@@ -26,8 +26,8 @@ from poseidon.engine.module.tensors import DistributeOptions
 from poseidon.engine.module.update_rules import UpdateRule
 from poseidon.engine.module.worker_context import ThisWorker, WorkerContext
 from poseidon.errors import JobError
-from poseidon.exchange.building.membership import Membership
 from poseidon.exchange.kinds import ExchangeKind
+from poseidon.exchange.membership import Membership
 from poseidon.exchange.options import ExchangeOptions
 from ps_server import Server, Shard, ZmqServerTransport
 from ps_server.network import Network

@@ -22,9 +22,9 @@ from benchmarks.testbed.hooks import Hook
 from benchmarks.testbed.worker_settings import DdpSettings, PoseidonSettings, TrainingSettings
 from poseidon.exchange.base import Trained
 from poseidon.exchange.build import plan_exchange
-from poseidon.exchange.building.membership import Membership
 from poseidon.exchange.cost import ExchangePlan
 from poseidon.exchange.kinds import ExchangeKind, Scheme
+from poseidon.exchange.membership import Membership
 from poseidon.plan.shapes import LayerShape, elements
 from ps_server.network import Network
 

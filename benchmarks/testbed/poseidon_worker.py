@@ -30,8 +30,9 @@ from poseidon.engine.module.distribute import running_in
 from poseidon.engine.module.group import Group
 from poseidon.engine.module.worker_context import ThisWorker, WorkerContext, unobserved
 from poseidon.errors import JobError
-from poseidon.exchange.building.membership import Built, Membership
+from poseidon.exchange.building.built import Built
 from poseidon.exchange.exchange import Exchange
+from poseidon.exchange.membership import Membership
 from poseidon.exchange.observe.tracing import ExchangeTrace, TracingHooks, named_layers
 from ps_server.network import Network
 from ps_server.trace import NO_TRACE, Trace, Tracer

@@ -14,7 +14,7 @@ from typing import Any, ClassVar, TypeVar
 
 from poseidon.engine.training_options import TrainingOptions
 from poseidon.errors import UsageError
-from poseidon.exchange.building.membership import Membership
+from poseidon.exchange.membership import Membership
 from poseidon.exchange.options import DEFAULT_OPTIONS, ExchangeOptions
 from ps_server.keys import Keyring
 from ps_server.network import Network

@@ -14,7 +14,7 @@ from pathlib import Path
 from torch import nn
 
 from poseidon.errors import JobError
-from poseidon.exchange.building.membership import Built
+from poseidon.exchange.building.built import Built
 from poseidon.exchange.cost import Choice, ExchangePlan
 from poseidon.exchange.observe.observer import Observer
 from poseidon.exchange.observe.statistics import Traffic, WaitTimes

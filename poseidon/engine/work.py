@@ -16,7 +16,7 @@ from poseidon.engine.document import TrainingDocument, WorkerDocument
 from poseidon.engine.launcher_connection import NOTHING_NOTED, LauncherConnection
 from poseidon.engine.observation import log_plan, open_trace
 from poseidon.engine.snapshot_writer import WrittenSnapshot
-from poseidon.exchange.building.membership import Built
+from poseidon.exchange.building.built import Built
 from poseidon.layers.base import LayerContext
 from ps_server.trace import NO_TRACE, Tracer
 

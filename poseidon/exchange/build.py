@@ -29,7 +29,7 @@ from poseidon.exchange.alone import exchange_alone
 from poseidon.exchange.auto.rates import fastest_schemes
 from poseidon.exchange.auto.trial import measure, trial_store
 from poseidon.exchange.base import ExchangeSettings, Trained
-from poseidon.exchange.building.membership import Built, Connect, Membership
+from poseidon.exchange.building.built import Built, Connect
 from poseidon.exchange.building.rounds_exchange import build_local_steps
 from poseidon.exchange.building.server_exchange import BuildArguments, build_server, layout_of
 from poseidon.exchange.cost import ELEMENT_BYTES, Choice, ExchangePlan, choose
@@ -40,6 +40,7 @@ from poseidon.exchange.local.follower import FollowerCarrier
 from poseidon.exchange.local.group import LocalGroup
 from poseidon.exchange.local.leader import LeaderCarrier
 from poseidon.exchange.lossy.compression import codecs_of
+from poseidon.exchange.membership import Membership
 from poseidon.exchange.server.pool import SMALL_TENSOR_ELEMENTS
 from ps_server.protocol.precision import pushed_in, sent_in
 from ps_server.trace import NO_TRACE, Tracer

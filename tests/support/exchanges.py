@@ -8,10 +8,10 @@ from collections.abc import Collection, Sequence
 
 from poseidon.exchange.alone import AloneCarrier
 from poseidon.exchange.base import ExchangeSettings, Trained
-from poseidon.exchange.building.membership import Membership
 from poseidon.exchange.building.server_exchange import through_server
 from poseidon.exchange.exchange import Exchange
 from poseidon.exchange.job_control import JobControl
+from poseidon.exchange.membership import Membership
 from poseidon.exchange.options import ExchangeOptions
 from poseidon.exchange.server.store import Layout
 from ps_server import Client, StoreSpec

@@ -20,8 +20,9 @@ from poseidon.engine.module.group import Group
 from poseidon.engine.module.tensors import DistributeOptions
 from poseidon.engine.module.update_rules import SGD, Adam, ParameterGroup, UpdateRule
 from poseidon.engine.module.worker_context import LoopPosition, ThisWorker, WorkerContext
-from poseidon.exchange.building.membership import Connect, Membership
+from poseidon.exchange.building.built import Connect
 from poseidon.exchange.kinds import ExchangeKind
+from poseidon.exchange.membership import Membership
 from poseidon.exchange.options import ExchangeOptions
 from ps_server.network import Network
 from tests.support.cluster import TIMEOUT_S, TOKEN, job_addresses

@@ -22,9 +22,10 @@ from poseidon.engine.solver.trainer import LoopSettings, Trainer
 from poseidon.exchange.alone import exchange_alone
 from poseidon.exchange.base import ExchangeSettings
 from poseidon.exchange.build import build_exchange
-from poseidon.exchange.building.membership import Connect, Membership
+from poseidon.exchange.building.built import Connect
 from poseidon.exchange.exchange import Exchange
 from poseidon.exchange.kinds import ExchangeKind, Scheme
+from poseidon.exchange.membership import Membership
 from poseidon.exchange.options import ExchangeOptions
 from poseidon.exchange.replicas import NO_CHECK
 from poseidon.exchange.server.store import store_spec
@@ -216,9 +217,11 @@ def _exchange(
         store = store_spec(
             replica.trained,
             settings,
-            workers=job.workers,
-            shards=job.shards,
-            options=ExchangeOptions(staleness=job.staleness),
+            Membership(
+                network=Network(size=job.workers),
+                shards=job.shards,
+                options=ExchangeOptions(staleness=job.staleness),
+            ),
         )
         return plain_exchange(connect(rank, store), replica.trained, store, settings)
     member = Membership(

@@ -29,7 +29,7 @@ from poseidon.engine.module.worker_context import LoopPosition, Observed, ThisWo
 from poseidon.engine.observation import Observation
 from poseidon.engine.work import NOTHING, TrainingWork
 from poseidon.errors import JobError, PoseidonError
-from poseidon.exchange.building.membership import Built
+from poseidon.exchange.building.built import Built
 from poseidon.exchange.exchange import Exchange
 from poseidon.exchange.observe.tracing import named_layers
 from ps_server.trace import Tracer

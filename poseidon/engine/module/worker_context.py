@@ -15,8 +15,9 @@ from torch import nn
 
 from poseidon.engine.snapshot_writer import WrittenSnapshot
 from poseidon.errors import JobError
-from poseidon.exchange.building.membership import Built, Connect, Membership
+from poseidon.exchange.building.built import Built, Connect
 from poseidon.exchange.exchange import Exchange
+from poseidon.exchange.membership import Membership
 from poseidon.layers.base import CPU
 from ps_server.trace import NO_TRACE, Tracer
 

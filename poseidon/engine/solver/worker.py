@@ -25,7 +25,7 @@ from poseidon.engine.work import NOTHING, TrainingWork, layer_context
 from poseidon.errors import counted
 from poseidon.exchange.base import ExchangeSettings
 from poseidon.exchange.build import build_exchange
-from poseidon.exchange.building.membership import Built
+from poseidon.exchange.building.built import Built
 from poseidon.exchange.exchange import Exchange
 from poseidon.exchange.observe.watchdog import WatchdogObserver
 from poseidon.layers.user_modules import import_modules, location_in

@@ -29,11 +29,11 @@ from poseidon.exchange.allreduce.carrier import AllReduceCarrier
 from poseidon.exchange.allreduce.process_group import Backend, ProcessGroup, Rendezvous
 from poseidon.exchange.auto.rates import Rates
 from poseidon.exchange.base import ExchangeSettings, Trained
-from poseidon.exchange.building.membership import Membership
 from poseidon.exchange.carrier import Step
 from poseidon.exchange.cost import ELEMENT_BYTES, server_bytes
 from poseidon.exchange.factors.products import Scratch, apply_factors
 from poseidon.exchange.job_control import JobControl, ShardDelivery
+from poseidon.exchange.membership import Membership
 from poseidon.exchange.replicas import offered_address
 from ps_server import Client, RemoteProtocolError, Rule, RuleKind, StoreSpec, TableSpec
 

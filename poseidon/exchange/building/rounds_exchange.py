@@ -10,7 +10,7 @@ from dataclasses import replace
 from poseidon.errors import UsageError
 from poseidon.exchange.alone import exchange_alone
 from poseidon.exchange.base import ExchangeSettings, Trained
-from poseidon.exchange.building.membership import Built, Membership
+from poseidon.exchange.building.built import Built
 from poseidon.exchange.building.server_exchange import (
     BuildArguments,
     codec_of,
@@ -19,6 +19,7 @@ from poseidon.exchange.building.server_exchange import (
 )
 from poseidon.exchange.cost import ExchangePlan
 from poseidon.exchange.exchange import Exchange
+from poseidon.exchange.membership import Membership
 from poseidon.exchange.rounds.local_steps import (
     RoundsCarrier,
     anchors_of,

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from poseidon.errors import UsageError
 from poseidon.exchange.allreduce.carrier import AllReduceCarrier
 from poseidon.exchange.base import ExchangeSettings, Trained
-from poseidon.exchange.building.membership import Built, Connect, Membership
+from poseidon.exchange.building.built import Built, Connect
 from poseidon.exchange.carrier import Carrier
 from poseidon.exchange.cost import Choice, ExchangePlan
 from poseidon.exchange.exchange import Exchange
@@ -16,6 +16,7 @@ from poseidon.exchange.factors.carrier import FactorCarrier
 from poseidon.exchange.job_control import JobControl, ShardDelivery
 from poseidon.exchange.kinds import Scheme
 from poseidon.exchange.lossy.low_rank_matrix import LowRank, low_rank_tensors
+from poseidon.exchange.membership import Membership
 from poseidon.exchange.server.carrier import Parts, ServerCarrier
 from poseidon.exchange.server.pool import pool_tensors, pools_of
 from poseidon.exchange.server.store import Layout, store_spec
@@ -48,10 +49,7 @@ class BuildArguments:
         return store_spec(
             tensors,
             self.settings,
-            workers=self.member.network.size,
-            shards=self.member.shards,
-            options=self.member.options,
-            loads=self.member.loads,
+            self.member,
             copies=copies,
             codecs=codecs,
         )
@@ -175,20 +173,18 @@ def through_server(
         ServerCarrier(client, layout, settings, control, parts=parts, equal_bits=member.equal_bits)
     ]
     if by_factors:
-        link, staleness = LinkPriority(), member.options.staleness
-        if staleness == 0:
+        link = LinkPriority()
+        if member.options.staleness == 0:
             client.yield_link(link)
         carriers.append(
             FactorCarrier(
                 {index: layout.tensors[index] for index in by_factors},
                 settings,
-                network=member.network,
-                staleness=staleness,
+                member=member,
                 control=control,
                 norms=norms,
                 link=link,
                 trace=trace,
-                equal_bits=member.equal_bits,
             )
         )
     if by_allreduce:

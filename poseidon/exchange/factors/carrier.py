@@ -33,13 +33,13 @@ from poseidon.exchange.factors.products import Kernel, Scratch, factors_sum_of_s
 from poseidon.exchange.factors.weight import FactorWeight
 from poseidon.exchange.factors.weight_progress import RoundStep
 from poseidon.exchange.job_control import JobControl
+from poseidon.exchange.membership import Membership
 from poseidon.exchange.observe.statistics import Traffic, TransitTimes
 from poseidon.exchange.replicas import common_kernel, introduce, offered_address
 from poseidon.exchange.shared_norm import SharedNorm
 from poseidon.exchange.side_stream import SerialExecutor, SideStream, join_within
 from ps_server.errors import as_server_error
 from ps_server.link import LinkPriority
-from ps_server.network import Network
 from ps_server.numerics import prepare_thread
 from ps_server.rules import clip_factor, plain_sum
 from ps_server.trace import NO_TRACE, Tracer, Track
@@ -51,13 +51,10 @@ class FactorCarrier(FactoredCarrier):
     Args:
         tensors: by their index in the exchange.
         settings: common to all tensors.
-        network: of the workers.
-        staleness: the bound of every tensor.
+        member: this worker and its job.
         control: of the exchange.
         norms: used with `settings.clip` at staleness 0.
         link: taken as long as pairs have to leave this host; None: no other sender waits for it.
-        equal_bits: whether the job ends where the processors of the replicas compute different
-            bits.
         trace: where spans of factors go.
     """
 
@@ -66,18 +63,17 @@ class FactorCarrier(FactoredCarrier):
         tensors: Mapping[int, Trained],
         settings: ExchangeSettings,
         *,
-        network: Network,
-        staleness: int,
+        member: Membership,
         control: JobControl,
         norms: SharedNorm,
         link: LinkPriority | None = None,
-        equal_bits: bool = True,
         trace: Tracer = NO_TRACE,
     ) -> None:
         self.indices = tuple(sorted(tensors))
         self.by_factors = frozenset(tensors)
         self._tensors = tensors
         self._settings = settings
+        network, staleness = member.network, member.options.staleness
         self._trace = trace
         self._flights = TransitTimes(len(tensors))
         self._workers = network.size
@@ -85,7 +81,7 @@ class FactorCarrier(FactoredCarrier):
         self._staleness = staleness
         self._control = control
         self._norms = norms
-        self._equal_bits = equal_bits
+        self._equal_bits = member.equal_bits
         self._iteration = self._start_clock = settings.start_clock
         device = next(iter(tensors.values())).tensor.device
         self._side = SideStream(device)

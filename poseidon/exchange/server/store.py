@@ -15,18 +15,15 @@ from dataclasses import dataclass, field
 
 from poseidon.exchange.base import ExchangeSettings, Trained
 from poseidon.exchange.lossy.low_rank_matrix import LowRank
-from poseidon.exchange.options import DEFAULT_OPTIONS, ExchangeOptions
+from poseidon.exchange.membership import Membership
 from ps_server import CodecPair, Keeping, StoreSpec, TableSpec
 
 
 def store_spec(
     tensors: Sequence[Trained],
     settings: ExchangeSettings,
+    member: Membership,
     *,
-    workers: int,
-    shards: int,
-    options: ExchangeOptions = DEFAULT_OPTIONS,
-    loads: Sequence[int] = (),
     copies: Collection[int] = (),
     codecs: Sequence[CodecPair | None] = (),
 ) -> StoreSpec:
@@ -35,13 +32,11 @@ def store_spec(
     Args:
         tensors: one table each, in this order.
         settings: common to all tensors.
-        workers: number of workers.
-        shards: number of shards.
-        options: of the exchange.
-        loads: relative load of each shard; empty: all equal.
+        member: of the job; the store is that of all of them.
         copies: indices of the tensors of which the shards only keep a copy.
         codecs: of each tensor; empty: none has one.
     """
+    options = member.options
     codecs = codecs or [None] * len(tensors)
     tables = tuple(
         TableSpec(
@@ -57,14 +52,14 @@ def store_spec(
     )
     clip = settings.clip if options.staleness == 0 else None
     return StoreSpec(
-        workers=workers,
-        shards=shards,
+        workers=member.network.size,
+        shards=member.shards,
         tables=tables,
         consistency=options.consistency,
         clip=clip,
         gradient_scale=settings.gradient_scale,
         start_clock=settings.start_clock,
-        loads=tuple(loads),
+        loads=member.loads,
         outside_norm=bool(copies) and clip is not None,
         precision=options.precision,
     )

@@ -12,7 +12,7 @@ from torch._dynamo.utils import counters
 import poseidon
 from poseidon.engine.module.group import Group
 from poseidon.engine.module.update_rules import SGD
-from poseidon.exchange.building.membership import Membership
+from poseidon.exchange.membership import Membership
 from poseidon.exchange.module_hooks import uncompiled
 from ps_server.network import Network
 from tests.support.cluster import TIMEOUT_S

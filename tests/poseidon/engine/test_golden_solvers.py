@@ -17,6 +17,7 @@ from poseidon.exchange.alone import exchange_alone
 from poseidon.exchange.base import ExchangeSettings, Trained
 from poseidon.exchange.exchange import Exchange
 from poseidon.exchange.hooks import Hooks
+from poseidon.exchange.membership import Membership
 from poseidon.exchange.options import ExchangeOptions
 from poseidon.exchange.server.store import store_spec
 from poseidon.layers.base import LayerContext
@@ -25,6 +26,7 @@ from poseidon.net.net import Net
 from poseidon.proto.caffe_pb2 import TRAIN, NetState, SolverParameter
 from poseidon.proto.definition import SolverDefinition, read_net
 from poseidon.solvers.settings import SolverSettings, solver_settings
+from ps_server.network import Network
 from tests.support.cluster import memory_store
 from tests.support.exchanges import plain_exchange
 
@@ -113,7 +115,9 @@ def test_two_workers_on_two_shards_take_caffes_steps(shared: Path, case: str) ->
         def run(rank: int) -> None:
             def make(trained: Sequence[Trained], settings: ExchangeSettings) -> Exchange:
                 store = store_spec(
-                    trained, settings, workers=2, shards=2, options=ExchangeOptions(rows=2)
+                    trained,
+                    settings,
+                    Membership(network=Network(size=2), shards=2, options=ExchangeOptions(rows=2)),
                 )
                 return plain_exchange(connect(rank, store), trained, store, settings)
 

@@ -24,8 +24,8 @@ from poseidon.engine.module.tensors import Buffers, DistributeOptions
 from poseidon.engine.module.update_rules import SGD, Adam
 from poseidon.engine.module.worker_context import WorkerContext
 from poseidon.errors import SnapshotError, UsageError
-from poseidon.exchange.building.membership import Membership
 from poseidon.exchange.kinds import ExchangeKind
+from poseidon.exchange.membership import Membership
 from poseidon.exchange.options import ExchangeOptions
 from ps_server.network import Network
 from tests.support.cluster import TIMEOUT_S

@@ -14,7 +14,7 @@ from poseidon.engine.observation import Observation, log_plan, open_trace
 from poseidon.errors import JobError
 from poseidon.exchange.alone import AloneCarrier
 from poseidon.exchange.base import ExchangeSettings, Trained
-from poseidon.exchange.building.membership import Built
+from poseidon.exchange.building.built import Built
 from poseidon.exchange.cost import Choice, ExchangePlan
 from poseidon.exchange.exchange import Exchange
 from poseidon.exchange.job_control import JobControl

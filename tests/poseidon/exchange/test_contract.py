@@ -13,9 +13,11 @@ import pytest
 
 from poseidon.exchange.base import ExchangeSettings, Trained
 from poseidon.exchange.exchange import Exchange
+from poseidon.exchange.membership import Membership
 from poseidon.exchange.options import ExchangeOptions
 from poseidon.exchange.server.store import store_spec
 from ps_server import Consistency, Regularization, Rule, RuleKind
+from ps_server.network import Network
 from ps_server.transport.memory import Faults
 from tests.support.cluster import memory_store, socket_store
 from tests.support.exchange_contract import (
@@ -65,9 +67,13 @@ def server(
             spec = store_spec(
                 tensors,
                 settings,
-                workers=workers,
-                shards=shards,
-                options=ExchangeOptions(staleness=staleness, consistency=consistency, rows=rows),
+                Membership(
+                    network=Network(size=workers),
+                    shards=shards,
+                    options=ExchangeOptions(
+                        staleness=staleness, consistency=consistency, rows=rows
+                    ),
+                ),
             )
             return plain_exchange(connect(rank, spec), tensors, spec, settings)
 

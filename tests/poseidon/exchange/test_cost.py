@@ -13,7 +13,6 @@ from torch import nn
 from poseidon.errors import UsageError
 from poseidon.exchange.base import Trained
 from poseidon.exchange.build import plan_exchange
-from poseidon.exchange.building.membership import Membership
 from poseidon.exchange.cost import (
     Topology,
     allreduce_bytes,
@@ -23,6 +22,7 @@ from poseidon.exchange.cost import (
     server_bytes,
 )
 from poseidon.exchange.kinds import ExchangeKind, Scheme
+from poseidon.exchange.membership import Membership
 from poseidon.exchange.options import ExchangeOptions
 from ps_server import CodecPair, Consistency, Precision
 from ps_server.network import Network

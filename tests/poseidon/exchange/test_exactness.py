@@ -24,10 +24,11 @@ from torch import Tensor, nn
 
 from poseidon.exchange.base import ExchangeSettings, Trained
 from poseidon.exchange.build import build_exchange
-from poseidon.exchange.building.membership import Built, Connect, Membership
+from poseidon.exchange.building.built import Built, Connect
 from poseidon.exchange.factors.taps import layers_with_factors
 from poseidon.exchange.hooks import Hooks
 from poseidon.exchange.kinds import ExchangeKind, Scheme
+from poseidon.exchange.membership import Membership
 from poseidon.exchange.options import ExchangeOptions
 from ps_server import Rule, RuleKind
 from ps_server.network import Network

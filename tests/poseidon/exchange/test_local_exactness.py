@@ -14,10 +14,11 @@ import numpy as np
 import pytest
 
 from poseidon.exchange.build import build_exchange
-from poseidon.exchange.building.membership import Connect, Membership
+from poseidon.exchange.building.built import Connect
 from poseidon.exchange.kinds import ExchangeKind, Scheme
 from poseidon.exchange.local.follower import FollowerCarrier
 from poseidon.exchange.local.leader import LeaderCarrier
+from poseidon.exchange.membership import Membership
 from poseidon.exchange.options import ExchangeOptions
 from ps_server import RuleKind
 from ps_server.network import Network

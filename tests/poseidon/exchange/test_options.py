@@ -20,6 +20,7 @@ from poseidon.errors import UsageError
 from poseidon.exchange.base import ExchangeSettings, Trained
 from poseidon.exchange.build import build_exchange
 from poseidon.exchange.kinds import ExchangeKind
+from poseidon.exchange.membership import Membership
 from poseidon.exchange.options import (
     DEFAULT_OPTIONS,
     LOCAL_STEPS,
@@ -133,8 +134,9 @@ def test_an_added_option_needs_a_field_alone_to_reach_the_store(
     assert len(lines) == 2
 
     # The worker: from the line on its standard input to the specification of its store.
-    def store_spec(*_: object, options: ExchangeOptions, **__: object) -> NoReturn:
-        raise Received(options)
+    def store_spec(*arguments: object, **_: object) -> NoReturn:
+        (member,) = (each for each in arguments if isinstance(each, Membership))
+        raise Received(member.options)
 
     monkeypatch.setattr("poseidon.exchange.building.server_exchange.store_spec", store_spec)
     for line in lines:

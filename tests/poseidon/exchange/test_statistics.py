@@ -16,9 +16,11 @@ from poseidon.exchange.alone import exchange_alone
 from poseidon.exchange.base import ExchangeSettings, Trained
 from poseidon.exchange.exchange import Exchange
 from poseidon.exchange.hooks import Hooks
+from poseidon.exchange.membership import Membership
 from poseidon.exchange.options import ExchangeOptions
 from poseidon.exchange.server.store import store_spec
 from ps_server import Rule, RuleKind
+from ps_server.network import Network
 from tests.support.cluster import memory_store
 from tests.support.exchanges import plain_exchange
 
@@ -85,9 +87,11 @@ def trained(workers: int, *, staleness: int = 0, passes: int = 1) -> list[np.nda
                 store = store_spec(
                     tensors,
                     SETTINGS,
-                    workers=workers,
-                    shards=2,
-                    options=ExchangeOptions(staleness=staleness, rows=2),
+                    Membership(
+                        network=Network(size=workers),
+                        shards=2,
+                        options=ExchangeOptions(staleness=staleness, rows=2),
+                    ),
                 )
                 exchange = plain_exchange(connect(rank, store), tensors, store, SETTINGS)
                 try:

@@ -24,8 +24,8 @@ from poseidon.engine.module.tensors import Buffers, DistributeOptions
 from poseidon.engine.module.update_rules import SGD, Nesterov, ParameterGroup, UpdateRule
 from poseidon.engine.module.worker_context import LoopPosition, WorkerContext
 from poseidon.errors import JobError, UsageError
-from poseidon.exchange.building.membership import Membership
 from poseidon.exchange.kinds import ExchangeKind
+from poseidon.exchange.membership import Membership
 from poseidon.exchange.options import ExchangeOptions, OnDivergence
 from ps_server import ServerError
 from ps_server.network import Network

@@ -23,8 +23,8 @@ from poseidon.engine.module.tensors import DistributeOptions
 from poseidon.engine.module.update_rules import SGD
 from poseidon.engine.module.worker_context import LoopPosition, WorkerContext
 from poseidon.errors import UsageError
-from poseidon.exchange.building.membership import Membership
 from poseidon.exchange.kinds import ExchangeKind
+from poseidon.exchange.membership import Membership
 from ps_server import PeerLost
 from tests.support.cluster import TIMEOUT_S
 from tests.support.module_groups import OPTIMIZERS, How, failures_of, member

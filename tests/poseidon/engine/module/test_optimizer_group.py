@@ -13,8 +13,8 @@ from poseidon.engine.module.optimizer_group import OptimizerGroup
 from poseidon.engine.module.tensors import DistributeOptions
 from poseidon.engine.module.update_rules import SGD
 from poseidon.errors import UsageError
-from poseidon.exchange.building.membership import Membership
 from poseidon.exchange.kinds import ExchangeKind
+from poseidon.exchange.membership import Membership
 from poseidon.exchange.options import ExchangeOptions
 from ps_server.network import Network
 from tests.poseidon.engine.module.test_rule_group import build, build_frozen

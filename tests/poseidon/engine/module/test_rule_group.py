@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from poseidon.engine.module.group import Group
 from poseidon.engine.module.update_rules import SGD
 from poseidon.errors import UsageError
-from poseidon.exchange.building.membership import Membership
+from poseidon.exchange.membership import Membership
 from ps_server.network import Network
 from tests.support.cluster import TIMEOUT_S
 from tests.support.module_groups import together

@@ -20,8 +20,9 @@ from poseidon.exchange.auto import trial
 from poseidon.exchange.auto.rates import Rates
 from poseidon.exchange.base import ExchangeSettings, Trained
 from poseidon.exchange.build import build_exchange
-from poseidon.exchange.building.membership import Built, Membership
+from poseidon.exchange.building.built import Built
 from poseidon.exchange.kinds import ExchangeKind, Scheme
+from poseidon.exchange.membership import Membership
 from poseidon.exchange.options import ExchangeOptions
 from ps_server import Rule, Server, Shard, ZmqServerTransport
 from ps_server.keys import JobKeys

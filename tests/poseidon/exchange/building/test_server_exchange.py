@@ -17,10 +17,12 @@ from torch import nn
 from poseidon.exchange.base import ExchangeSettings, Trained
 from poseidon.exchange.exchange import Exchange
 from poseidon.exchange.factors.carrier import FactorCarrier
+from poseidon.exchange.membership import Membership
 from poseidon.exchange.options import ExchangeOptions
 from poseidon.exchange.server.store import store_spec
 from ps_server import Client, LocalProtocolError, Rule, RuleKind, ServerError
 from ps_server.link import LinkPriority
+from ps_server.network import Network
 from tests.poseidon.exchange.test_contract import SCENARIOS
 from tests.support.cluster import TIMEOUT_S, socket_store
 from tests.support.exchange_contract import Make, Scenario, check_exact, reference, train
@@ -45,10 +47,12 @@ def hybrid(
             spec = store_spec(
                 tensors,
                 settings,
-                workers=workers,
-                shards=shards,
+                Membership(
+                    network=Network(size=workers),
+                    shards=shards,
+                    options=ExchangeOptions(staleness=staleness),
+                ),
                 copies=[*by_factors, *by_allreduce],
-                options=ExchangeOptions(staleness=staleness),
             )
             return plain_exchange(connect(rank, spec), tensors, spec, settings, by_allreduce)
 
@@ -63,10 +67,8 @@ def alone(
     spec = store_spec(
         tensors,
         settings,
-        workers=1,
-        shards=1,
+        Membership(network=Network(size=1), shards=1, options=ExchangeOptions(staleness=staleness)),
         copies=(0,),
-        options=ExchangeOptions(staleness=staleness),
     )
     with socket_store(1, 1) as connect:
         client = connect(0, spec)

@@ -16,9 +16,9 @@ from poseidon.errors import UsageError
 from poseidon.exchange.alone import exchange_alone
 from poseidon.exchange.base import Array, ExchangeSettings, Trained
 from poseidon.exchange.build import build_exchange
-from poseidon.exchange.building.membership import Membership
 from poseidon.exchange.hooks import Hooks
 from poseidon.exchange.kinds import ExchangeKind
+from poseidon.exchange.membership import Membership
 from poseidon.exchange.options import ExchangeOptions
 from poseidon.exchange.rounds.fragments import fragments_of
 from poseidon.exchange.server.store import store_spec
@@ -289,7 +289,7 @@ def test_with_a_delay_training_does_not_wait_for_the_encoding() -> None:
         Trained(name=name, tensor=torch.nn.Parameter(torch.zeros(2)), rule=RULES[RuleKind.SGD])
         for name in "ab"
     ]
-    store = store_spec(tensors, ExchangeSettings(), workers=2, shards=1)
+    store = store_spec(tensors, ExchangeSettings(), Membership(network=Network(size=2), shards=1))
     tables = ServerTables(
         cast("Client", client), tensors, store, ExchangeSettings(), in_background=True
     )

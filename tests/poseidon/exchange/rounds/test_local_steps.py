@@ -19,9 +19,10 @@ from torch import Tensor, nn
 from poseidon.exchange.alone import exchange_alone
 from poseidon.exchange.base import ExchangeSettings, History, Trained
 from poseidon.exchange.build import build_exchange
-from poseidon.exchange.building.membership import Built, Connect, Membership
+from poseidon.exchange.building.built import Built, Connect
 from poseidon.exchange.hooks import Hooks
 from poseidon.exchange.kinds import ExchangeKind, Scheme
+from poseidon.exchange.membership import Membership
 from poseidon.exchange.options import ExchangeOptions
 from ps_server import Precision, Rule, RuleKind, SignalKind
 from ps_server.network import Network

@@ -18,10 +18,11 @@ from poseidon.errors import JobError, SnapshotError, UsageError
 from poseidon.exchange import replicas
 from poseidon.exchange.base import ExchangeSettings, Trained
 from poseidon.exchange.build import build_exchange
-from poseidon.exchange.building.membership import Built, Membership
+from poseidon.exchange.building.built import Built
 from poseidon.exchange.exchange import Exchange
 from poseidon.exchange.kinds import ExchangeKind
 from poseidon.exchange.lossy.low_rank_matrix import orthonormal
+from poseidon.exchange.membership import Membership
 from poseidon.exchange.options import ExchangeOptions
 from poseidon.exchange.server.tables import ServerTables
 from ps_server import Rule, RuleKind

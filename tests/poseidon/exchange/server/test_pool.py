@@ -11,9 +11,9 @@ import pytest
 import torch
 
 from poseidon.exchange.base import ExchangeSettings, Trained
-from poseidon.exchange.building.membership import Membership
 from poseidon.exchange.building.server_exchange import through_server
 from poseidon.exchange.exchange import Exchange
+from poseidon.exchange.membership import Membership
 from poseidon.exchange.options import ExchangeOptions
 from poseidon.exchange.server.pool import (
     POOL_ELEMENTS,
@@ -23,6 +23,7 @@ from poseidon.exchange.server.pool import (
 )
 from poseidon.exchange.server.store import Layout, store_spec
 from ps_server import Client, Consistency, Rule, RuleKind
+from ps_server.network import Network
 from ps_server.protocol.messages import Array
 from tests.poseidon.exchange.test_contract import SCENARIOS, server
 from tests.support.cluster import Connect, memory_store, socket_store
@@ -46,7 +47,11 @@ def over(
         options = ExchangeOptions(staleness=staleness, consistency=consistency)
         pools = pools_of(tensors, apart)
         pooled = pool_tensors(tensors, pools)
-        store = store_spec(pooled, settings, workers=workers, shards=shards, options=options)
+        store = store_spec(
+            pooled,
+            settings,
+            Membership(network=Network(size=workers), shards=shards, options=options),
+        )
         layout = Layout(tensors=tensors, store=store, pools=pools, pooled=pooled)
         return through_server(connect(rank, store), layout, settings, Membership(options=options))
 

@@ -1,24 +1,16 @@
-"""The membership of one worker in its job, and what a builder of exchanges returns."""
+"""The membership of one worker in its job."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from poseidon.exchange.cost import ExchangePlan, Topology
-from poseidon.exchange.exchange import Exchange
+from poseidon.exchange.cost import Topology
 from poseidon.exchange.kinds import ExchangeKind
 from poseidon.exchange.options import DEFAULT_OPTIONS, ExchangeOptions, OnDivergence
-from ps_server import Client, Precision, StoreSpec
+from ps_server import Precision
 from ps_server.network import Network
 
 ALONE = Network()
-
-Connect = Callable[[str], Sequence[str]]
-"""Reports the address at which this worker listens for the others, unless it is empty; waits for
-the addresses of the job and returns them: of the shards in their order, or of rank 0 where there
-are none.
-"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,27 +92,3 @@ class Membership:
             return Topology.colocated(clients)
         homes = self.homes or tuple(shard * clients // self.shards for shard in range(self.shards))
         return Topology.of_shards(clients, homes, self.loads)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Built:
-    """An exchange that is not yet opened, with its parts.
-
-    Attributes:
-        exchange: the exchange.
-        plan: the scheme of each tensor.
-        store: the store that workers and shards agree on; None without shards.
-        tables: for each table of the store the indices of its tensors.
-        client: this worker's connection to the shards; None without shards.
-        local_steps: iterations of a round of local steps; 0: workers exchange in every iteration.
-        measured: whether `--exchange=auto` has chosen the plan by a measurement: a resumed run
-            needs the same plan.
-    """
-
-    exchange: Exchange
-    plan: ExchangePlan
-    store: StoreSpec | None = None
-    tables: Sequence[Sequence[int]] = ()
-    client: Client | None = None
-    local_steps: int = 0
-    measured: bool = False

@@ -1,0 +1,40 @@
+"""An exchange that is built, with its parts, and how its worker learns the job's addresses."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from poseidon.exchange.cost import ExchangePlan
+from poseidon.exchange.exchange import Exchange
+from ps_server import Client, StoreSpec
+
+Connect = Callable[[str], Sequence[str]]
+"""Reports the address at which this worker listens for the others, unless it is empty; waits for
+the addresses of the job and returns them: of the shards in their order, or of rank 0 where there
+are none.
+"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Built:
+    """An exchange that is not yet opened, with its parts.
+
+    Attributes:
+        exchange: the exchange.
+        plan: the scheme of each tensor.
+        store: the store that workers and shards agree on; None without shards.
+        tables: for each table of the store the indices of its tensors.
+        client: this worker's connection to the shards; None without shards.
+        local_steps: iterations of a round of local steps; 0: workers exchange in every iteration.
+        measured: whether `--exchange=auto` has chosen the plan by a measurement: a resumed run
+            needs the same plan.
+    """
+
+    exchange: Exchange
+    plan: ExchangePlan
+    store: StoreSpec | None = None
+    tables: Sequence[Sequence[int]] = ()
+    client: Client | None = None
+    local_steps: int = 0
+    measured: bool = False
