@@ -34,8 +34,6 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from ps_server.network import Network
-
 sys.path.insert(
     0, str(Path(__file__).resolve().parents[1])
 )  # a checkout works without being installed
@@ -48,6 +46,7 @@ import numpy as np
 import zmq
 
 from poseidon.launch.processes import child_environment
+from ps_server.network import Network
 
 CHUNK_BYTES = 2 * 2**20
 WARM_UP = 2

@@ -97,7 +97,7 @@ def _commands() -> Iterator[str]:
     yield "# Commands\n\nFlags take one dash or two.\n"
     os.environ.setdefault("COLUMNS", "80")
     for name, command in COMMANDS.items():
-        yield f"## poseidon {name}\n\n```text\n{command.parser().format_help().rstrip()}\n```\n"
+        yield f"## poseidon {name}\n\n```text\n{command.parser().help().rstrip()}\n```\n"
 
 
 def _python() -> Iterator[str]:

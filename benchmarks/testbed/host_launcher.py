@@ -5,7 +5,7 @@ their addresses.
         clients = [machinefile.Host(id=host.index, address=host.address, port=9000) for host in
         hosts] run_job(plan_job(clients, ...), make_spec, HostLauncher(hosts), ...)
 
-Law: processes start as with `LocalLauncher`, except that they have their host's network.
+Law: processes start as those of an agent, except that they have their host's network.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from dataclasses import replace
 
 from benchmarks.testbed.hosts import Host
 from poseidon.cluster import machinefile
-from poseidon.cluster.local import LocalLauncher, LocalProcess
+from poseidon.cluster.agent.child import ChildProcess, start_child
 from poseidon.cluster.process import Listener, ProcessSpec
 from poseidon.errors import JobError
 
@@ -25,16 +25,14 @@ class HostLauncher:
 
     Args:
         hosts: entered.
-        launcher: starts them on this machine.
     """
 
-    def __init__(self, hosts: Iterable[Host], launcher: LocalLauncher | None = None) -> None:
+    def __init__(self, hosts: Iterable[Host]) -> None:
         self._hosts = {host.address: host for host in hosts}
-        self._launcher = launcher or LocalLauncher()
 
     def start(
         self, spec: ProcessSpec, client: machinefile.Host, listener: Listener
-    ) -> LocalProcess:
+    ) -> ChildProcess:
         """Start a process; see `Launcher.start`."""
         host = self._hosts.get(client.address)
         if host is None:
@@ -43,4 +41,4 @@ class HostLauncher:
                 f"client {client.id} is on {client.address}, which is none of the hosts: {known}"
             )
         inside = replace(spec, argv=(*host.enter, *spec.argv))
-        return self._launcher.start(inside, replace(client, address="127.0.0.1"), listener)
+        return start_child(inside, listener)

@@ -9,26 +9,23 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
 from poseidon.cli.progress import progress_bar
-from poseidon.cluster import host_probe
+from poseidon.cluster.agent.remote import RemoteAgent
+from poseidon.cluster.dial.local import dial_here
+from poseidon.cluster.dial.ssh import SshDialer, close_agents, dial_each, opened
 from poseidon.cluster.doctor.findings import Severity, judge
 from poseidon.cluster.doctor.report import survey_fields, survey_lines
-from poseidon.cluster.doctor.session import Subject, this_machine
-from poseidon.cluster.doctor.survey import ASKING, MEASURING, examine
-from poseidon.cluster.host_checks import HostCheck, HostFacts, HostNeeds, ask_hosts, request
+from poseidon.cluster.doctor.survey import ASKING, MEASURING, Subject, examine
+from poseidon.cluster.host_checks import HostCheck, HostNeeds, ask_hosts
 from poseidon.cluster.machinefile import Host, is_loopback, read_machinefile
-from poseidon.cluster.name_lookup import addresses_of
-from poseidon.cluster.remote_python import RemotePython
 from poseidon.cluster.ssh.config import SshConfig, SshSettings
-from poseidon.cluster.ssh.connections import SshConnection, close_all, connect_each, reached
 from poseidon.errors import JobError, UsageError
 from poseidon.launch.site import launcher_environment
-from poseidon.launch.ssh_site import NAMES_S, names_of
 
 OUTPUT = "output"
 UNITS = {ASKING: "host", MEASURING: "round"}
@@ -46,7 +43,7 @@ def run(arguments: argparse.Namespace) -> int:
     hosts = read_machinefile(Path(arguments.hostfile)) if arguments.hostfile else ()
     problems: list[tuple[str, str]] = []
     if all(is_loopback(host.address) for host in hosts):
-        found = _here(hosts, problems)
+        found = this_machine(hosts, problems)
     else:
         found = over_ssh(hosts, SshSettings.from_flag(arguments.ssh_config), problems)
     with progress_bar(arguments.progress, UNITS) as report, found as subjects:
@@ -60,16 +57,22 @@ def run(arguments: argparse.Namespace) -> int:
     return int(any(finding.severity is Severity.ERROR for finding in findings))
 
 
-def _here(
+@contextmanager
+def this_machine(
     hosts: Sequence[Host], problems: list[tuple[str, str]]
-) -> AbstractContextManager[Sequence[Subject]]:
+) -> Iterator[Sequence[Subject]]:
     """Check this machine as a job would; add what is wrong to `problems`."""
-    needs = [_needs(host, (host.address,)) for host in hosts] or [
-        HostNeeds(id=0, addresses=("127.0.0.1",), folders=(OUTPUT,))
-    ]
-    answer = host_probe.answer(request(needs, _description_of(())))
-    problems += [("this machine", problem) for problem in answer["problems"]]
-    return this_machine(answer["description"])
+    needs = tuple(_needs(host, (host.address,)) for host in hosts) or (
+        HostNeeds(id=0, addresses=("127.0.0.1",), folders=(OUTPUT,)),
+    )
+    agent = dial_here()
+    try:
+        check = HostCheck(agent=agent, needs=needs, describe=_description_of(()))
+        answers, found = ask_hosts([check])
+        problems += found
+        yield [Subject(agent=agent, facts=answer.description) for answer in answers if answer]
+    finally:
+        agent.close()
 
 
 def _needs(host: Host, addresses: tuple[str, ...]) -> HostNeeds:
@@ -87,8 +90,8 @@ def over_ssh(
     hosts: Sequence[Host], settings: SshSettings, problems: list[tuple[str, str]]
 ) -> Iterator[Sequence[Subject]]:
     """Connect to the hosts and check them as a job would; add what is wrong to `problems`."""
-    outcomes = connect_each(hosts, settings)
-    connections = reached(outcomes)
+    outcomes = dial_each(hosts, settings, launcher_environment())
+    agents = opened(outcomes)
     try:
         config = SshConfig(settings)
         for host in hosts:
@@ -96,50 +99,38 @@ def over_ssh(
             if isinstance(outcome, JobError):
                 label = config.endpoint(host).label
                 problems.append((label, str(outcome).removeprefix(f"{label}: ")))
-        yield _subjects(
-            [host for host in hosts if host.id in connections], connections, config, problems
-        )
+        yield _subjects([host for host in hosts if host.id in agents], agents, settings, problems)
     finally:
-        close_all(set(connections.values()))
+        close_agents(agents.values())
 
 
 def _subjects(
     hosts: Sequence[Host],
-    connections: dict[int, SshConnection],
-    config: SshConfig,
+    agents: Mapping[int, RemoteAgent],
+    settings: SshSettings,
     problems: list[tuple[str, str]],
 ) -> list[Subject]:
-    dialled = {host.id: config.endpoint(host).host for host in hosts}
-    known = addresses_of({*dialled.values(), *(host.address for host in hosts)}, NAMES_S)
-    own = launcher_environment()
-    lines: dict[tuple[SshConnection, RemotePython], list[Host]] = {}
+    names = SshDialer(settings, launcher_environment()).names(hosts)
+    lines: dict[RemoteAgent, list[Host]] = {}
     for host in hosts:
-        lines.setdefault((connections[host.id], RemotePython.of(host, own)), []).append(host)
+        lines.setdefault(agents[host.id], []).append(host)
     checks = [
         HostCheck(
-            connection=connection,
-            interpreter=python.command(),
-            needs=tuple(_needs(host, names_of(host, dialled[host.id], known)) for host in clients),
+            agent=agent,
+            needs=tuple(_needs(host, names[host.id]) for host in clients),
             describe=_description_of(hosts),
         )
-        for (connection, python), clients in lines.items()
+        for agent, clients in lines.items()
     ]
     answers, found = ask_hosts(checks)
     problems += found
-
-    def subject(
-        connection: SshConnection, python: RemotePython, clients: Sequence[Host], answer: HostFacts
-    ) -> Subject:
-        return Subject(
-            label=connection.label,
-            open=lambda arguments: connection.open(python.command(*arguments)),
+    return [
+        Subject(
+            agent=agent,
             clients=tuple(clients),
             address=answer.addresses.get(clients[0].id, ""),
             facts=answer.description,
         )
-
-    return [
-        subject(connection, python, clients, answer)
-        for ((connection, python), clients), answer in zip(lines.items(), answers, strict=True)
+        for (agent, clients), answer in zip(lines.items(), answers, strict=True)
         if answer is not None
     ]

@@ -14,8 +14,7 @@ from poseidon.cli.requests import job_request
 from poseidon.launch.request import ScriptRequest
 from poseidon.launch.runner import launch
 from poseidon.launch.script_job import ScriptJob
-from poseidon.launch.site import Site
-from poseidon.launch.ssh_site import site_of
+from poseidon.launch.site import Site, site_of
 
 
 def run(flags: argparse.Namespace, site: Site | None = None) -> int:

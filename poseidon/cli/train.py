@@ -11,8 +11,7 @@ import sys
 from poseidon.cli.requests import job_request
 from poseidon.launch.request import TrainRequest
 from poseidon.launch.runner import launch
-from poseidon.launch.site import Site
-from poseidon.launch.ssh_site import site_of
+from poseidon.launch.site import Site, site_of
 from poseidon.launch.training_job import TrainingJob
 
 

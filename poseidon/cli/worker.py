@@ -13,11 +13,13 @@ from importlib import import_module
 from pathlib import Path
 
 from poseidon.cli.main import parse_arguments
+from poseidon.cluster.dial.tasks import TaskDialer
 from poseidon.cluster.rendezvous.key import read_key, write_new_key
 from poseidon.cluster.rendezvous.schedulers import task_from
 from poseidon.errors import UsageError
 from poseidon.hints import own_command
-from poseidon.launch.rendezvous_site import RendezvousSite, devices_of_tasks, take_part
+from poseidon.launch.site import Site
+from poseidon.launch.tasks import devices_of_tasks, take_part
 from poseidon.settings import inherited_environment
 
 
@@ -44,11 +46,13 @@ def run(flags: argparse.Namespace) -> int:
     key = read_key(Path(flags.key_file))
     task = task_from(inherited_environment(), port=flags.rendezvous_port)
 
-    def run_job(site: RendezvousSite) -> int:
+    def run_job(dialer: TaskDialer) -> int:
         job_flags.gpu, job_flags.num_app_threads = devices_of_tasks(
-            job_flags.gpu, job_flags.num_app_threads, site.tasks_per_host
+            job_flags.gpu, job_flags.num_app_threads, dialer.tasks_per_host
         )
-        code: int = import_module(f"poseidon.cli.{job_flags.command}").run(job_flags, site)
+        code: int = import_module(f"poseidon.cli.{job_flags.command}").run(
+            job_flags, Site(dialer.hosts, dialer)
+        )
         return code
 
     return take_part(task, key, flags.rendezvous_timeout, run_job)

@@ -1,40 +1,25 @@
 """Checks of every host before a job starts anywhere: all problems are reported together.
 
-Law: each host checks itself (`poseidon.cluster.host_probe`, which is sent to it); this module sends
-the requests, compares the answers and formats the error. What a host answers is shown without
+Law: each host checks itself (`poseidon.cluster.host_probe`); this module sends the requests,
+compares the answers and formats the error. What a host answers is shown without
 control characters.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
-from poseidon import __version__
-from poseidon.cluster import host_probe
+from poseidon.cluster.agent.messages import Service
+from poseidon.cluster.agent.remote import RemoteAgent
 from poseidon.cluster.parallel import for_each_host, format_problems
-from poseidon.cluster.python_command import sent_program_arguments
-from poseidon.cluster.ssh.channel import Finished
 from poseidon.errors import JobError, printable
 
 PROBE_S = 60.0
 SPACE_BYTES = 100 << 20
 """The least free disk space for logs and snapshots."""
 _MAX_OUTPUT = 300
-
-
-class CommandRunner(Protocol):
-    """A connection that runs programs on a host: `SshConnection` or `TaskConnection`."""
-
-    @property
-    def label(self) -> str:
-        """The host in messages."""
-
-    def run(self, argv: Sequence[str], *, stdin: bytes = b"", timeout_s: float) -> Finished:
-        """Run a program on the host to its end."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,14 +100,12 @@ class HostCheck:
     """The check of one host.
 
     Attributes:
-        connection: to the host.
-        interpreter: the argv that runs Python there.
+        agent: of the host.
         needs: of each of its lines in the machinefile.
         describe: what its description needs, see `request`; None: no description.
     """
 
-    connection: CommandRunner
-    interpreter: tuple[str, ...]
+    agent: RemoteAgent
     needs: tuple[HostNeeds, ...]
     describe: Mapping[str, object] | None = None
 
@@ -156,7 +139,7 @@ def ask_hosts(
     """
     outcomes = for_each_host(_run_check, checks, name="poseidon host check")
     problems = [
-        (check.connection.label, sentence)
+        (check.agent.label, sentence)
         for check, outcome in zip(checks, outcomes, strict=True)
         for sentence in _problems(check, outcome)
     ]
@@ -175,7 +158,6 @@ def request(
             host's description; None: no description.
     """
     return {
-        "poseidon": __version__,
         "space_bytes": SPACE_BYTES,
         "clients": [each.to_fields() for each in needs],
         **({} if describe is None else {"describe": describe}),
@@ -184,7 +166,7 @@ def request(
 
 def _problems(check: HostCheck, outcome: HostFacts | JobError) -> Sequence[str]:
     if isinstance(outcome, JobError):
-        return [str(outcome).removeprefix(f"{check.connection.label}: ")]
+        return [str(outcome).removeprefix(f"{check.agent.label}: ")]
     return outcome.problems
 
 
@@ -195,7 +177,7 @@ def _unlike(
     bits, or messages.
     """
     known = [
-        (check.connection.label, outcome.torch)
+        (check.agent.label, outcome.torch)
         for check, outcome in zip(checks, outcomes, strict=True)
         if isinstance(outcome, HostFacts) and outcome.torch
     ]
@@ -211,26 +193,12 @@ def _unlike(
 
 
 def _run_check(check: HostCheck) -> HostFacts:
-    asked = request(check.needs, check.describe)
-    program = Path(host_probe.__file__).read_bytes()
-    stdin = b"%d\n%b%b\n" % (len(program), program, json.dumps(asked).encode())
-    label = check.connection.label
-    done = check.connection.run(
-        (*check.interpreter, *sent_program_arguments()), stdin=stdin, timeout_s=PROBE_S
-    )
-    if done.status != 0:
-        last = done.stderr.decode("utf-8", errors="backslashreplace").strip().splitlines()[-1:] or [
-            "nothing"
-        ]
-        raise JobError(
-            f"{label}: its Python cannot be run (status {done.status}): "
-            f"{printable(last[0][:_MAX_OUTPUT])}"
-        )
+    answer = check.agent.ask(Service.CHECK, request(check.needs, check.describe), PROBE_S)
     try:
-        return _facts(json.loads(done.stdout.splitlines()[-1]))
-    except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
+        return _facts(answer)
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise JobError(
-            f"{label}: its answer cannot be read: {done.stdout[:_MAX_OUTPUT]!r} ({error})"
+            f"{check.agent.label}: its answer cannot be read: {str(answer)[:_MAX_OUTPUT]} ({error})"
         ) from error
 
 

@@ -1,28 +1,22 @@
-"""The check of a host before a job starts; it runs on the host, sent by
-`poseidon.cluster.host_checks`.
+"""The check of a host before a job starts, on that host: its agent asks for the launcher.
 
-It reads one JSON object from standard input, the needs of the clients on that host, and writes one,
-the facts and all problems. With `"describe": {"folder": "output", "names": ["node1"]}` the facts
-include the `description` of the host for `poseidon doctor`.
+The request has the needs of the clients on that host, the answer the facts and all problems. With
+`"describe": {"folder": "output", "names": ["node1"]}` the facts include the `description` of the
+host for `poseidon doctor`.
 
-    {"poseidon": "0.1.0", "space_bytes": 1e8, "clients": [{"id": 0, "addresses": [...], "ports":
-    [9999], "devices": 1,
-     "folders": ["output"], "prefixes": [["models/x", "models"]], "files": [["db",
-     "folder", ["db_0"]]], "modules": []}]}
-    {"python": "/usr/bin/python3", "python_version": "3.11.2", "poseidon": "0.1.0", "torch":
-    "2.6.0", "cores": 8,
-     "addresses": {"0": "10.0.0.3"}, "problems": ["..."]}
+    {"space_bytes": 1e8, "clients": [{"id": 0, "addresses": [...], "ports": [9999], "devices": [1],
+     "folders": ["output"], "prefixes": [["models/x", "models"]],
+     "files": [["db", "folder", ["db_0"]]], "modules": []}]}
+    {"python": "/usr/bin/python3", "torch": "2.6.0", "addresses": {"0": "10.0.0.3"},
+     "problems": ["..."]}
 
-Law: it uses the standard library only until it has found this package there, so that any Python
-from 3.7 on can report what is missing; it leaves no file.
+Law: it imports no torch, and leaves no file.
 """
 
 from __future__ import annotations
 
-import importlib
 import importlib.metadata
 import importlib.util
-import json
 import os
 import shutil
 import socket
@@ -31,7 +25,11 @@ import sys
 from pathlib import Path
 from typing import Any
 
-OLDEST_PYTHON = (3, 10)
+from poseidon import __version__
+from poseidon.cluster.jobs.this_host import job_at
+from poseidon.errors import PoseidonError
+from poseidon.proto import paths
+
 PACKAGES = ("torch", "pyzmq", "numpy", "msgpack", "lmdb", "paramiko")
 """The packages whose versions a description has."""
 PORT_REMEDY = "give the client another port in the machinefile, or 0, which takes a free one"
@@ -44,32 +42,23 @@ def answer(needs: dict[str, Any]) -> dict[str, Any]:
         "python": sys.executable,
         "python_version": ".".join(str(part) for part in sys.version_info[:3]),
         "folder": os.getcwd(),
-        "poseidon": _poseidon(problems, needs["poseidon"]),
+        "poseidon": __version__,
         "torch": _version("torch"),
-        "cores": _cores(),
+        "cores": cores(),
         "addresses": {},
         "problems": problems,
     }
-    if sys.version_info[:2] < OLDEST_PYTHON:
-        problems.append(
-            f"{sys.executable} is Python {facts['python_version']}; expected "
-            f"{'.'.join(map(str, OLDEST_PYTHON))} or newer"
-        )
     if facts["torch"] is None:
         problems.append(f"{sys.executable} has no torch")
-    same_version = facts["poseidon"] == needs["poseidon"]
     for client in needs["clients"]:
         own = facts["addresses"][str(client["id"])] = _address(client, problems)
         if own is not None:
             problems += [
-                problem
-                for port in client["ports"]
-                if (problem := port_problem(own, port, same_version))
+                problem for port in client["ports"] if (problem := port_problem(own, port))
             ]
         _check_folders(client, needs["space_bytes"], problems)
         _check_modules(client["modules"], problems)
-        if same_version:
-            _check_files(client, needs["space_bytes"], problems)
+        _check_files(client, needs["space_bytes"], problems)
     _check_devices(needs["clients"], problems)
     if "describe" in needs:
         facts["description"] = _description(facts, **needs["describe"])
@@ -109,21 +98,6 @@ def _description(facts: dict[str, Any], folder: str, names: list[str]) -> dict[s
     }
 
 
-def _poseidon(problems: list[str], expected: str) -> str | None:
-    try:
-        version = str(importlib.import_module("poseidon").__version__)
-    except Exception as error:  # noqa: BLE001 - any error of the import
-        problems.append(
-            f"{sys.executable} has no Poseidon ({error}); give its line python= or workdir="
-        )
-        return None
-    if version != expected:
-        problems.append(
-            f"Poseidon {version} is installed there, and {expected} here; expected the same"
-        )
-    return version
-
-
 def _version(package: str) -> str | None:
     try:
         return importlib.metadata.version(package)
@@ -131,7 +105,8 @@ def _version(package: str) -> str | None:
         return None
 
 
-def _cores() -> int:
+def cores() -> int:
+    """Return how many CPUs this process may use."""
     try:
         return len(os.sched_getaffinity(0))
     except AttributeError:
@@ -152,32 +127,28 @@ def _address(client: dict[str, Any], problems: list[str]) -> str | None:
     return own
 
 
-def port_problem(address: str, port: int, with_job: bool) -> str | None:
+def port_problem(address: str, port: int) -> str | None:
     """Return a sentence on why a shard cannot listen at an address; None where it can.
 
     Args:
         address: one of this host's own.
         port: in the machinefile; 0 takes any.
-        with_job: whether to look for the job of this user that uses it; the package must be
-            installed.
     """
     why = _bindable(address, port)
     if why is None:
         return None
-    job = _job_at(address, port) if with_job else None
+    job = _job_at(address, port)
     by = f" by the running job {job}" if job else ""
     return f"port {port} of {address} cannot be used: {why}{by}; {PORT_REMEDY}"
 
 
 def _job_at(address: str, port: int) -> str | None:
+    """Return the job of this user that listens there."""
     try:
-        jobs_here = importlib.import_module("poseidon.cluster.jobs.this_host")
-        found = jobs_here.job_at(
-            socket.getaddrinfo(address, port, type=socket.SOCK_STREAM)[0][4][0], port
-        )
-    except Exception:  # noqa: BLE001 - the port is reported without it
-        return None
-    return found if found is None else str(found)
+        found = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM)
+        return job_at(str(found[0][4][0]), port)
+    except (OSError, PoseidonError):
+        return None  # the port is reported without it
 
 
 def _ssh_address() -> list[str]:
@@ -246,6 +217,8 @@ def _check_folder(folder: str, space_bytes: int, problems: list[str]) -> None:
 
 
 def _check_modules(modules: list[str], problems: list[str]) -> None:
+    if modules and not {"", os.getcwd()} & set(sys.path):
+        sys.path.append("")  # where workers find them; last, as for these
     for module in modules:
         try:
             found = importlib.util.find_spec(module)
@@ -257,7 +230,6 @@ def _check_modules(modules: list[str], problems: list[str]) -> None:
 
 def _check_files(client: dict[str, Any], space_bytes: int, problems: list[str]) -> None:
     """Check the files, found by the rules that the definitions follow."""
-    paths = importlib.import_module("poseidon.proto.paths")
     for name, folder, instead in client["files"]:
         here = Path(folder).absolute()
         path = paths.resolve(name, folder=here)
@@ -378,12 +350,3 @@ def _read(path: str) -> str:
             return file.read().strip()
     except OSError:
         return ""
-
-
-def main() -> None:
-    """Answer one request."""
-    json.dump(answer(json.loads(sys.stdin.readline())), sys.stdout)
-
-
-if __name__ == "__main__":
-    main()

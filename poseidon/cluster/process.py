@@ -1,8 +1,8 @@
 """The interfaces between a launcher and the processes of a job, wherever they run.
 
 A `Launcher` starts a `ProcessSpec` on a host and returns a `RunningProcess`, to which lines are
-sent; its `Listener` is notified of events, output and, last, the exit status. `LocalLauncher` uses
-child processes, `AgentLauncher` agents on remote hosts.
+sent; its `Listener` is notified of events, output and, last, the exit status. An agent has children
+(`poseidon.cluster.agent.child`), the launcher what stands for them (`remote_process`).
 
 Law: secrets travel in the first line of standard input only, never in argv or the environment. No
 call blocks for long, and no listener is called after `exited`.

@@ -19,8 +19,32 @@ import sys
 from collections.abc import Iterable
 from pathlib import Path
 
+from poseidon import __version__
+
 _FOLDER_LAST = 'import sys; sys.path[:1] == [""] and sys.path.append(sys.path.pop(0)); '
 _RUN_MODULE = 'import runpy; runpy.run_module(sys.argv.pop(1), run_name="__main__", alter_sys=True)'
+_RUN_AGENT = """\
+import sys
+sys.path[:1] == [""] and sys.path.append(sys.path.pop(0))
+def refuse(why):
+    import json, os, struct
+    message = json.dumps({"kind": "Refused", "id": -1, "message": why}).encode()
+    os.write(1, struct.pack(">I", len(message)) + message)
+    sys.exit(1)
+if sys.version_info < (3, 10):
+    version = ".".join(map(str, sys.version_info[:3]))
+    refuse("%s is Python %s; expected 3.10 or newer" % (sys.executable, version))
+try:
+    import poseidon
+    there, here = poseidon.__version__, sys.argv[2]
+    if there != here:
+        refuse("Poseidon %s is installed there, and %s here; expected the same" % (there, here))
+    from poseidon.cluster.agent.__main__ import main
+except Exception as error:
+    refuse("%s has no Poseidon (%s); give its line python= or workdir=" % (sys.executable, error))
+sys.exit(main(sys.argv[3:]))
+"""
+"""Runs the agent, or reports in its place why it cannot run: standard library, any Python 3."""
 _PACKAGES = Path(__file__).resolve().parents[2]
 """The folder that has the package `poseidon`."""
 
@@ -32,13 +56,16 @@ def module_arguments(module: str, *arguments: str) -> tuple[str, ...]:
     return ("-c", _FOLDER_LAST + _RUN_MODULE, module, *arguments)
 
 
-def sent_program_arguments() -> tuple[str, ...]:
-    """Return the arguments of an interpreter that runs a program from its standard input.
+def agent_arguments(job: str) -> tuple[str, ...]:
+    """Return the arguments of an interpreter that runs the agent of a host.
 
-    A line with the program's size in bytes comes first, then the program; what follows is the
-    program's input.
+    Any Python from 3.7 on answers the launcher with a sentence where the agent cannot run.
+
+    Args:
+        job: its id; empty: of no job.
     """
-    return ("-c", _FOLDER_LAST + "i = sys.stdin.buffer; exec(i.read(int(i.readline())))")
+    mark = ("--job", job) if job else ()
+    return ("-c", f"exec({_RUN_AGENT!r})", "poseidon.cluster.agent", __version__, *mark)
 
 
 def module_folders(inherited: str) -> str:

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+import dataclasses
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
+from poseidon.cluster.agent.delivery import SentFile, deliver, sent_file
+from poseidon.cluster.agent.remote import RemoteAgent
+from poseidon.cluster.dial.ssh import close_agents, dial_all
 from poseidon.cluster.machinefile import Host, is_loopback
 from poseidon.cluster.parallel import format_problems
-from poseidon.cluster.remote_python import RemotePython
 from poseidon.cluster.ssh.config import SshSettings
-from poseidon.cluster.ssh.connections import SshConnection, close_all, connect_all
-from poseidon.cluster.ssh.delivery import SentFile, SftpConnection, deliver, sent_file
 from poseidon.data.prepare.part_files import PartFiles, part_files
 from poseidon.data.progress import CHECKING, COPYING, Report
 from poseidon.errors import JobError, UsageError, counted
@@ -80,10 +81,12 @@ def distribute(
     if not others:
         return [f"{client_name(client)}: this machine, where its part is" for client in working]
     with ExitStack() as stack:
-        hosts = connect_all([client for client, _ in others], ssh or SshSettings())
-        stack.callback(close_all, set(hosts.values()))
+        # The workdir of a client may not exist yet.
+        lines = [dataclasses.replace(client, workdir=None) for client, _ in others]
+        agents = dial_all(lines, ssh or SshSettings(), launcher_environment())
+        stack.callback(close_agents, agents.values())
         deliveries = _plan(others, report)
-        sentences = _deliver_all(deliveries, hosts, replace=replace, report=report)
+        sentences = _deliver_all(deliveries, agents, replace=replace, report=report)
     return [
         sentences.get(client.id, f"{client_name(client)}: this machine, where its part is")
         for client in working
@@ -136,7 +139,7 @@ def _plan(others: Sequence[tuple[Host, PartFiles]], report: Report) -> list[Deli
 
 def _deliver_all(
     deliveries: Sequence[Delivery],
-    hosts: Mapping[int, SshConnection],
+    agents: Mapping[int, RemoteAgent],
     *,
     replace: bool,
     report: Report,
@@ -147,7 +150,7 @@ def _deliver_all(
     def one(delivery: Delivery) -> str | JobError:
         try:
             return _deliver_one(
-                delivery, hosts[delivery.client.id], replacing=replace, report=count.add
+                delivery, agents[delivery.client.id], replacing=replace, report=count.add
             )
         except JobError as error:
             return error
@@ -156,7 +159,7 @@ def _deliver_all(
         try:
             outcomes = list(pool.map(one, deliveries))
         except BaseException:  # Ctrl-C: nothing waits for what is still being sent
-            close_all(hosts.values())
+            close_agents(agents.values())
             raise
     problems = [str(outcome) for outcome in outcomes if isinstance(outcome, JobError)]
     if problems:
@@ -168,16 +171,13 @@ def _deliver_all(
 
 
 def _deliver_one(
-    delivery: Delivery, host: SftpConnection, *, replacing: bool, report: Callable[[int], object]
+    delivery: Delivery, agent: RemoteAgent, *, replacing: bool, report: Callable[[int], object]
 ) -> str:
     place = client_name(delivery.client)
     done = deliver(
         delivery.files,
-        host,
+        agent,
         name=place,
-        python=RemotePython.of(
-            replace(delivery.client, workdir=None), launcher_environment()
-        ).command(),  # it may not exist yet
         folders=delivery.folders,
         replace=replacing,
         report=report,

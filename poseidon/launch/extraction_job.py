@@ -14,8 +14,8 @@ from pathlib import Path
 
 import torch
 
+from poseidon.cluster.dial.local import LocalDialer
 from poseidon.cluster.jobs.registry import EXTRACTION, new_job_id
-from poseidon.cluster.local import LocalLauncher
 from poseidon.cluster.machinefile import Host, is_loopback
 from poseidon.cluster.plan import JobPlan, ShardPlan, WorkerPlan, devices_from_flag, plan_job
 from poseidon.cluster.process import ProcessSpec
@@ -31,7 +31,7 @@ from poseidon.hints import short_path
 from poseidon.launch.job_folder import OUTPUT, register_job
 from poseidon.launch.processes import worker_spec
 from poseidon.launch.request import START_TIMEOUT_S, ExtractionRequest
-from poseidon.launch.site import read_hosts
+from poseidon.launch.site import Site, read_hosts
 from poseidon.launch.terminal import Terminal
 from poseidon.layers.user_modules import import_modules
 from poseidon.net.compile import plan_phase
@@ -147,12 +147,14 @@ def _supervise(
         assert isinstance(role, WorkerPlan)
         return worker_spec(role, extractions[role.rank])
 
+    site = Site(plan.hosts, LocalDialer())
     try:
         with register_job(first.job, request.hostfile, plan.hosts, output) as registration:
+            site.begin(registration.record)
             run_job(
                 plan,
                 spec,
-                LocalLauncher(),
+                site,
                 listener=terminal,
                 settings=SupervisionSettings(start_timeout_s=START_TIMEOUT_S),
                 registration=registration,
@@ -163,6 +165,7 @@ def _supervise(
         )
         raise
     finally:
+        site.close()
         terminal.close()
     _report_databases(extractions, terminal, "is ready")
     return 0

@@ -237,9 +237,9 @@ class Job(ABC):
             local_workers=plan.workers_per_host,
             local_address=""
             if alone
-            else str(Path(start.launcher.socket_folder(role.host)) / "workers"),
+            else str(Path(self.site.socket_folder(role.host)) / "workers"),
             device=role.device,
-            threads=self._threads(role, start),
+            threads=self._threads(role),
             shards=plan.shard_count,
             exchange=self.request.exchange,
             host=role.host.socket_address,
@@ -248,11 +248,11 @@ class Job(ABC):
             trace=self.request.trace,
         )
 
-    def _threads(self, role: WorkerPlan, start: Start) -> int:
+    def _threads(self, role: WorkerPlan) -> int:
         """Return the CPU threads of a worker: as requested, or an equal part of its host's."""
         if self.request.threads is not None:
             return self.request.threads
-        return max(1, start.launcher.cores(role.host) // self.plan.workers_per_host)
+        return max(1, self.site.cores(role.host) // self.plan.workers_per_host)
 
 
 def check_folder(flag: str, folder: Path) -> None:

@@ -16,13 +16,12 @@ from dataclasses import dataclass, field, replace
 from poseidon.cluster.machinefile import Host, has_remote_hosts
 from poseidon.cluster.plan import JobPlan, ShardPlan, WorkerPlan
 from poseidon.cluster.process import ProcessSpec
-from poseidon.cluster.python_command import module_arguments, module_folders
+from poseidon.cluster.python_command import module_arguments
 from poseidon.cluster.supervision.restarts import StartingPoint
 from poseidon.engine.document import WorkerDocument
 from poseidon.errors import UsageError
 from poseidon.exchange.kinds import ExchangeKind
 from poseidon.launch.request import Encrypt, JobRequest
-from poseidon.launch.site import SiteLauncher
 from poseidon.settings import inherited_environment
 from ps_server.keys import JobKeys
 
@@ -39,7 +38,7 @@ from memory that it then overwrites; so a chunk's copy takes about half the time
 
 
 def child_environment(threads: int) -> dict[str, str]:
-    """Return what a child needs beyond this process's environment.
+    """Return what a child needs beyond the environment of its agent.
 
     Args:
         threads: CPU threads of its arithmetic.
@@ -58,8 +57,6 @@ def child_environment(threads: int) -> dict[str, str]:
     inherited = inherited_environment()
     return {
         **environment(threads, inherited),
-        "PYTHONPATH": module_folders(inherited.get("PYTHONPATH", "")),
-        "PYTHONUNBUFFERED": "1",
         "MALLOC_MMAP_THRESHOLD_": str(2**30),
         "MALLOC_TRIM_THRESHOLD_": str(2**34),
         "MALLOC_TOP_PAD_": str(2**26),
@@ -104,14 +101,12 @@ class Start:
     Attributes:
         attempt: 0, 1, ...
         point: where it resumes from.
-        launcher: starts the processes, and knows their hosts.
         token: the start's secret, hexadecimal.
         keys: of all connections; None: they are not encrypted.
     """
 
     attempt: int
     point: StartingPoint
-    launcher: SiteLauncher
     token: str = field(repr=False)
     keys: JobKeys | None = field(repr=False)
 
@@ -120,7 +115,6 @@ class Start:
         cls,
         attempt: int,
         point: StartingPoint,
-        launcher: SiteLauncher,
         plan: JobPlan,
         encrypt: Encrypt,
     ) -> Start:
@@ -131,9 +125,7 @@ class Start:
         keys = (
             JobKeys.new(workers=plan.working_hosts, shards=plan.shard_count) if encrypted else None
         )
-        return cls(
-            attempt=attempt, point=point, launcher=launcher, token=secrets.token_hex(32), keys=keys
-        )
+        return cls(attempt=attempt, point=point, token=secrets.token_hex(32), keys=keys)
 
     def keyring(self, role: WorkerPlan | ShardPlan) -> str:
         """Return the keys of one process, as its document has them; only local rank 0 of a

@@ -81,7 +81,7 @@ def start_in_background(job: Job) -> int:
 def run(job: Job, report: StartReport) -> int:
     """Run a job to its end; return the exit code."""
     try:
-        job.site.prepare(job.needs)
+        job.site.prepare(job.id, job.needs)
         job.renew_plan()  # now with the addresses of the hosts
         with (
             output_folder(job.output),
@@ -182,15 +182,15 @@ class _Run:
     def start(self, attempt: int, point: StartingPoint) -> JobResult:
         """See `RestartDriver`."""
         job = self._job
-        launcher = job.site.launcher(self._registration.record, lambda: job.files(point))
         try:
+            job.site.begin(self._registration.record, job.files(point))
             if job.site.hosts != job.plan.hosts:  # a client is on another node now
                 job.renew_plan()
             if self._requests.stop_wanted():  # while hosts were connected and files sent
                 error = JobError("the job was stopped before it had started")
                 error.exit_code = self._requests.stop_code
                 raise error
-            start = Start.new(attempt, point, launcher, job.plan, job.request.encrypt)
+            start = Start.new(attempt, point, job.plan, job.request.encrypt)
             workers = counted(job.plan.worker_count, "worker")
             shards = (
                 f" and {counted(job.plan.shard_count, 'shard')}" if job.plan.shard_count else ""
@@ -199,14 +199,14 @@ class _Run:
             return run_job(
                 job.plan,
                 lambda role: job.spec(role, start),
-                launcher,
+                job.site,
                 listener=self._listeners,
                 settings=job.request.supervision_settings(),
                 registration=self._registration,
                 requests=self._requests,
             )
         finally:
-            launcher.close()
+            job.site.end()
 
     def starting_point(self) -> StartingPoint:
         """See `RestartDriver`."""

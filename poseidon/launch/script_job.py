@@ -92,10 +92,10 @@ class ScriptJob(Job):
         state = start.point.state
         return ScriptDocument(
             **self.worker_document(role, start).to_fields(),
-            script=start.launcher.path(role.host, self.request.script.absolute()),
+            script=self.site.sent_path(role.host, self.request.script.absolute()),
             arguments=self.request.arguments,
             prints=self._prints(role),
-            snapshot=start.launcher.path(role.host, Path(state)) if state else "",
+            snapshot=self.site.sent_path(role.host, Path(state)) if state else "",
         )
 
     def _prints(self, role: WorkerPlan) -> Prints:

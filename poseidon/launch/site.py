@@ -1,110 +1,162 @@
 """The hosts of a job, as its launcher uses them: checked, sent files, and given processes to run.
 
-Law: a job knows this interface only, never which implementation it has. Nothing starts anywhere
-before all hosts were checked.
+Law: nothing starts anywhere before all hosts were checked. Agents last as long as the job; a lost
+one is dialled again for a restart. What differs between kinds of hosts is in their dialer.
 """
 
 from __future__ import annotations
 
 import os
-import shutil
 import sys
-import tempfile
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path, PurePosixPath
-from typing import Protocol
 
-from poseidon.cluster.agent.launcher import AgentLauncher
-from poseidon.cluster.host_checks import HostNeeds
-from poseidon.cluster.jobs.registry import JobRecord
+from poseidon.cluster.agent.delivery import deliver, sent_file
+from poseidon.cluster.agent.remote import RemoteAgent
+from poseidon.cluster.agent.remote_process import RemoteProcess
+from poseidon.cluster.dial.dialer import Dialer, Needs
+from poseidon.cluster.dial.local import LocalDialer
+from poseidon.cluster.dial.ssh import SshDialer, close_agents, opened
+from poseidon.cluster.host_checks import HostCheck, check_hosts
+from poseidon.cluster.jobs.registry import JobRecord, record_fields
 from poseidon.cluster.jobs.remote_hosts import SshAsk
-from poseidon.cluster.local import LocalLauncher
-from poseidon.cluster.machinefile import Host, read_machinefile
-from poseidon.cluster.process import Launcher, Listener, ProcessSpec, RunningProcess
+from poseidon.cluster.machinefile import Host, is_loopback, read_machinefile
+from poseidon.cluster.parallel import for_each_host, format_problems
+from poseidon.cluster.process import Listener, ProcessSpec
 from poseidon.cluster.python_command import checkout
 from poseidon.cluster.remote_python import LauncherEnvironment
 from poseidon.cluster.ssh.config import SshSettings
-from poseidon.launch.snapshots import SnapshotSource, WrittenHere
+from poseidon.errors import JobError, JobInterrupted, UsageError
+from poseidon.launch.ray_hosts import ray_dialer, ray_hosts
+from poseidon.launch.request import JobRequest, LauncherKind
+from poseidon.launch.snapshots import SnapshotCopies, SnapshotSource, WrittenHere
 from poseidon.proto.shipped import portable
 
+ANSWER_S = 10.0
 FileSet = Sequence[Path]
 """Files that a host needs in one folder."""
 
 
-class SiteLauncher(Launcher, Protocol):
-    """Starts processes on the hosts of a site, and knows what they find there."""
+class Site:
+    """The hosts of a job.
 
-    def cores(self, host: Host) -> int:
-        """Return how many CPUs the processes of a host may use: its part, where several hosts
-        are one machine.
-        """
+    Args:
+        hosts: in the order of their ids.
+        dialer: opens their agents.
+    """
 
-    def socket_folder(self, host: Host) -> str:
-        """Return a folder for the sockets among a host's workers, that only this user can enter."""
-
-    def path(self, host: Host, path: Path) -> str:
-        """Return where a host has a file of the launcher: where it was sent, else as
-        `Site.path`.
-        """
-
-    def close(self) -> None:
-        """End what still runs, and remove what was sent. May be called twice."""
-
-
-class Site(ABC):
-    """The hosts of a job."""
-
-    opens_files_here = False
-    """Whether processes open their files on the launcher's machine: then they are checked there."""
+    def __init__(self, hosts: Sequence[Host], dialer: Dialer) -> None:
+        self._hosts = tuple(hosts)
+        self._dialer = dialer
+        self._job = ""
+        self._needs: Needs | None = None
+        self._agents: dict[int, RemoteAgent] = {}
+        self._unchecked = False
+        self._starts = 0
+        self._sent: Mapping[int, Mapping[Path, str]] = {}
 
     @property
-    @abstractmethod
     def hosts(self) -> tuple[Host, ...]:
-        """One for each client; with the addresses at which hosts reach each other, once they
-        were checked.
+        """One for each client; with the addresses at which hosts reach each other, once they were
+        checked.
         """
+        return self._hosts
 
     @property
     def recorded_hosts(self) -> tuple[Host, ...]:
         """The hosts in the job's record, which `poseidon ps` and `poseidon kill` ask over SSH."""
-        return self.hosts
+        return self._hosts if self._dialer.recorded else ()
+
+    @property
+    def opens_files_here(self) -> bool:
+        """Whether processes open their files on the launcher's machine: then they are checked
+        there.
+        """
+        return self._dialer.here
 
     def visible_gpus(self) -> int | None:
         """Return how many GPUs a host has; None where that is known only once the hosts were
         checked.
         """
-        return None
+        if not self._dialer.here:
+            return None
+        import torch  # takes seconds to import, which most commands do without
+
+        return torch.cuda.device_count()
 
     def path(self, path: Path) -> str:
         """Return how processes name a file of the launcher: relative, if it may be in their own
         working folder.
         """
-        return portable(path)
+        return str(path) if self._dialer.here else portable(path)
 
-    @abstractmethod
-    def prepare(self, needs: Callable[[Host], HostNeeds]) -> None:
-        """Check all hosts, before anything starts.
+    def prepare(self, job: str, needs: Needs) -> None:
+        """Open the agents of all hosts and check the hosts, before anything starts.
 
         Args:
+            job: its id.
             needs: returns what the processes of a host need; the site adds the addresses.
 
         Raises:
             JobError: lists the problems of all hosts.
         """
+        self._job, self._needs = job, needs
+        self._dialer.place(self._hosts, needs)
+        self._dial(self._hosts)
+        self._check()
 
-    @abstractmethod
-    def launcher(self, record: JobRecord, files: Callable[[], Sequence[FileSet]]) -> SiteLauncher:
-        """Return what starts a job's processes, once the hosts have what they need.
+    def begin(self, record: JobRecord | None, files: Sequence[FileSet] = ()) -> None:
+        """Make the hosts ready for one start of the job.
 
         Args:
-            record: of the job.
-            files: returns the files of the launcher that every worker needs, a folder for each set.
+            record: of the job; None: the hosts have no record of it.
+            files: of the launcher, that every worker needs, a folder for each set.
 
         Raises:
             JobInterrupted: a host is gone for now; a later start may succeed.
             JobError: another problem, on any host.
         """
+        try:
+            self._dial_lost()
+        except JobError as error:
+            if not self._dialer.returns:
+                raise
+            raise JobInterrupted(str(error), iteration=0, while_starting=True) from error
+        self._starts += 1
+        for agent in set(self._agents.values()):
+            if record is not None and not self._dialer.here:
+                agent.register(record_fields(record))
+        self._sent = self._send(files) if files and self._dialer.takes_files else {}
+
+    def start(self, spec: ProcessSpec, host: Host, listener: Listener) -> RemoteProcess:
+        """Start a process on a host; see `Launcher.start`."""
+        return self._agents[host.id].start(spec, listener)
+
+    def cores(self, host: Host) -> int:
+        """Return how many CPUs the processes of a host may use: its part, where several hosts are
+        one machine.
+        """
+        agent = self._agents[host.id]
+        sharing = sum(each.works and self._agents[each.id] is agent for each in self._hosts)
+        return self._dialer.cores(host, max(1, agent.cores // max(1, sharing)))
+
+    def socket_folder(self, host: Host) -> str:
+        """Return a folder for the sockets among a host's workers, which make it; only this user can
+        enter it.
+        """
+        return f"{self._agents[host.id].scratch}/sockets_{host.id}_{self._starts}"
+
+    def sent_path(self, host: Host, path: Path) -> str:
+        """Return where a host has a file of the launcher: where it was sent, else as `path`."""
+        return self._sent.get(host.id, {}).get(path) or self.path(path)
+
+    def end(self) -> None:
+        """End what still runs of this start, and remove what was sent for it."""
+        self._sent = {}
+        for_each_host(
+            RemoteAgent.end_all, list(set(self._agents.values())), name="poseidon agent end"
+        )
 
     def snapshot_source(
         self, writer: Callable[[], Host], folder: Path, warn: Callable[[str], None]
@@ -116,7 +168,9 @@ class Site(ABC):
             folder: where copies go.
             warn: takes a sentence for each that could not be copied.
         """
-        return WrittenHere()
+        if not self._dialer.takes_files:
+            return WrittenHere()
+        return SnapshotCopies(folder, lambda: self._agents[writer().id], warn)
 
     def drop_missing(self) -> tuple[Host, ...]:
         """Leave out the hosts that do not answer.
@@ -124,120 +178,158 @@ class Site(ABC):
         Returns:
             Those hosts; none if all answer, or if no host that works would remain.
         """
-        return ()
+        agents = list(set(self._agents.values()))
+        heard = for_each_host(lambda agent: agent.is_heard(ANSWER_S), agents, name="poseidon ask")
+        silent = {agent for agent, up in zip(agents, heard, strict=True) if up is not True}
+        missing = tuple(
+            host for host in self._hosts if self._agents.get(host.id) in (None, *silent)
+        )
+        left = tuple(host for host in self._hosts if host not in missing)
+        if not missing or not any(host.works for host in left):
+            return ()
+        self._hosts = left
+        if self._dialer.moves:  # so that no autoscaler brings a node for a client that was left out
+            self._close_agents(self._agents.values())
+            assert self._needs is not None
+            self._dialer.place(left, self._needs)
+        return missing
 
     def resume_command(self, command: str, changes: Mapping[str, str]) -> str:
-        """Return how a user resumes the job.
+        """See `Dialer.resume_command`."""
+        return self._dialer.resume_command(command, changes)
 
-        Args:
-            command: resumes it, if the job was started by a command.
-            changes: the flags in it that the job did not have: values by name.
+    def close(self) -> None:
+        """End all agents. May be called twice."""
+        self._close_agents(self._agents.values())
+        self._agents.clear()
+        self._dialer.close()
+
+    def _check(self) -> None:
+        """Check all hosts, and note their addresses."""
+        if self._dialer.here:
+            return  # the job has checked its files already
+        assert self._needs is not None
+        names = self._dialer.names(self._hosts)
+        asked: dict[RemoteAgent, list[Host]] = {}
+        for host in self._hosts:
+            asked.setdefault(self._agents[host.id], []).append(host)
+        needs = self._needs
+        addresses = check_hosts(
+            [
+                HostCheck(
+                    agent=agent,
+                    needs=tuple(replace(needs(host), addresses=names[host.id]) for host in hosts),
+                )
+                for agent, hosts in asked.items()
+            ]
+        )
+        self._hosts = tuple(replace(host, peer_address=addresses[host.id]) for host in self._hosts)
+
+    def _dial(self, hosts: Sequence[Host]) -> None:
+        """Open the agents of some hosts; those that can be opened stay, even if others cannot.
+
+        Raises:
+            JobError: lists the problems host by host.
         """
-        return command
+        outcomes = self._dialer.dial(hosts, self._job)
+        self._agents.update(opened(outcomes))
+        self._hosts = self._dialer.located(self._hosts)
+        distinct = dict.fromkeys(outcomes.values())
+        problems = [str(outcome) for outcome in distinct if isinstance(outcome, JobError)]
+        if problems:
+            raise JobError(format_problems(problems, of=len(distinct)))
 
-    def close(self) -> None:  # noqa: B027 - a site without connections has none to end
-        """End all connections. May be called twice."""
+    def _dial_lost(self) -> None:
+        """Dial lost agents again, and check what may be another machine now.
+
+        Agents that stand but say nothing any more, as behind a jump host, are dialled again by
+        the next start.
+        """
+        lost = [host for host in self._hosts if self._is_lost(host)]
+        if lost:
+            self._close_agents(self._agents[host.id] for host in lost if host.id in self._agents)
+            self._unchecked = self._dialer.moves
+            self._dial(lost)
+        if self._unchecked:
+            self._check()
+            self._unchecked = False
+
+    def _is_lost(self, host: Host) -> bool:
+        agent = self._agents.get(host.id)
+        return agent is None or agent.lost is not None or agent.closed
+
+    def _send(self, sets: Sequence[FileSet]) -> dict[int, dict[Path, str]]:
+        """Send files to all hosts that work, into folders that their agents remove.
+
+        Returns:
+            The path of each file on a host, by the host's id.
+
+        Raises:
+            JobInterrupted: lists the hosts that could not take them.
+        """
+        sent = [[sent_file(path, "") for path in paths] for paths in sets]
+
+        def send_to(host: Host) -> dict[Path, str]:
+            files = [
+                replace(file, remote=str(self._scratch(host) / str(number) / file.local.name))
+                for number, group in enumerate(sent)
+                for file in group
+            ]
+            agent = self._agents[host.id]
+            deliver(files, agent, name=agent.label)
+            return {file.local: file.remote for file in files}
+
+        working = [host for host in self._hosts if host.works]
+        outcomes = for_each_host(send_to, working, name="poseidon send")
+        problems = [str(outcome) for outcome in outcomes if isinstance(outcome, JobError)]
+        if problems:
+            raise JobInterrupted(
+                format_problems(problems, of=len(working)), iteration=0, while_starting=True
+            )
+        return {
+            host.id: outcome
+            for host, outcome in zip(working, outcomes, strict=True)
+            if not isinstance(outcome, JobError)
+        }
+
+    def _scratch(self, host: Host) -> PurePosixPath:
+        """Return a folder of one host for one start, which its agent removes."""
+        scratch = PurePosixPath(self._agents[host.id].scratch)
+        return scratch / f"client_{host.id}_{self._starts}"
+
+    def _close_agents(self, agents: Iterable[RemoteAgent]) -> None:
+        if not self._dialer.keeps_agents:
+            close_agents(agents)
 
 
-class LocalSite(Site):
-    """The launcher's own machine, whose processes are children of the launcher.
+def site_of(request: JobRequest) -> Site:
+    """Return the hosts of a job's machinefile: on this machine, over SSH, or through Ray.
 
-    Args:
-        hosts: all with loopback addresses.
+    Raises:
+        MachinefileError: a line is wrong.
+        UsageError: the machines cannot be started as --launcher asks, or cannot reach each other.
     """
-
-    opens_files_here = True
-
-    def __init__(self, hosts: tuple[Host, ...]) -> None:
-        self._hosts = hosts
-
-    @property
-    def hosts(self) -> tuple[Host, ...]:
-        """See `Site`."""
-        return self._hosts
-
-    def visible_gpus(self) -> int:
-        """See `Site`."""
-        import torch  # takes seconds to import, which most commands do without
-
-        return torch.cuda.device_count()
-
-    def path(self, path: Path) -> str:
-        """See `Site`."""
-        return str(path)
-
-    def prepare(self, needs: Callable[[Host], HostNeeds]) -> None:
-        """See `Site`. The job has checked its files already."""
-
-    def launcher(self, record: JobRecord, files: Callable[[], Sequence[FileSet]]) -> SiteLauncher:
-        """See `Site`. Files need not be sent."""
-        return _LocalSiteLauncher(working=sum(host.works for host in self._hosts))
-
-
-class _LocalSiteLauncher:
-    """See `SiteLauncher`."""
-
-    def __init__(self, working: int) -> None:
-        self._launcher = LocalLauncher()
-        self._working = working
-        self._folders: dict[int, str] = {}
-
-    def start(self, spec: ProcessSpec, host: Host, listener: Listener) -> RunningProcess:
-        """See `Launcher`."""
-        return self._launcher.start(spec, host, listener)
-
-    def cores(self, host: Host) -> int:
-        """See `SiteLauncher`."""
-        return max(1, (os.cpu_count() or 1) // self._working)
-
-    def socket_folder(self, host: Host) -> str:
-        """See `SiteLauncher`. The workers remove it once they are connected."""
-        if host.id not in self._folders:
-            self._folders[host.id] = tempfile.mkdtemp(prefix="poseidon-")
-        return self._folders[host.id]
-
-    def path(self, host: Host, path: Path) -> str:
-        """See `SiteLauncher`."""
-        return str(path)
-
-    def close(self) -> None:
-        """See `SiteLauncher`. Processes have ended with their `RunningProcess`."""
-        for folder in self._folders.values():
-            shutil.rmtree(folder, ignore_errors=True)  # still there if the workers never connected
-        self._folders.clear()
-
-
-class AgentSiteLauncher:
-    """The `SiteLauncher` of remote hosts, each with an agent.
-
-    Args:
-        agents: start the processes; closed with the launcher.
-    """
-
-    def __init__(self, agents: AgentLauncher) -> None:
-        self.agents = agents
-        self.sent: Mapping[int, Mapping[Path, str]] = {}
-        """The path of each file that was sent, by the host's id."""
-
-    def start(self, spec: ProcessSpec, host: Host, listener: Listener) -> RunningProcess:
-        """See `Launcher`."""
-        return self.agents.start(spec, host, listener)
-
-    def cores(self, host: Host) -> int:
-        """See `SiteLauncher`."""
-        return self.agents.cores(host)
-
-    def socket_folder(self, host: Host) -> str:
-        """See `SiteLauncher`. The workers make it."""
-        return str(PurePosixPath(self.agents.scratch(host)) / f"client_{host.id}")
-
-    def path(self, host: Host, path: Path) -> str:
-        """See `SiteLauncher`."""
-        return self.sent.get(host.id, {}).get(path) or portable(path)
-
-    def close(self) -> None:
-        """See `SiteLauncher`. Agents remove what was sent."""
-        self.agents.close()
+    if request.launcher is LauncherKind.RAY:
+        hosts = ray_hosts(request)
+        return Site(hosts, ray_dialer(request, hosts))
+    hosts = read_hosts(request.hostfile, request.num_comm_channels_per_client)
+    remote = [host for host in hosts if not is_loopback(host.address)]
+    if request.launcher is LauncherKind.LOCAL and remote:
+        raise UsageError(
+            "--launcher=local starts processes on this machine only, and client "
+            f"{remote[0].id} is on {remote[0].address}"
+        )
+    if request.launcher is LauncherKind.LOCAL or (
+        request.launcher is LauncherKind.AUTO and not remote
+    ):
+        return Site(hosts, LocalDialer())
+    local = [host for host in hosts if is_loopback(host.address)]
+    if remote and local:
+        raise UsageError(
+            f"{request.hostfile}: client {local[0].id} is on {local[0].address}, which the other "
+            "machines cannot reach; expected a name or an address of this machine on their network"
+        )
+    return Site(hosts, SshDialer(SshSettings(config=request.ssh_config), launcher_environment()))
 
 
 def launcher_environment() -> LauncherEnvironment:

@@ -14,15 +14,15 @@ from __future__ import annotations
 
 import queue
 import shutil
-import stat
 import threading
 import time
 from collections.abc import Callable, Mapping
-from contextlib import closing, suppress
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
+from poseidon.cluster.agent.remote import RemoteAgent
 from poseidon.cluster.plan import ProcessName, Role
 from poseidon.cluster.supervision.loop import JobListener
 from poseidon.cluster.supervision.restarts import StartingPoint
@@ -41,22 +41,6 @@ STOPPED_WAIT_S = 3.0
 ARRIVING = "arriving.partial"
 """The folder, beside the copies, of the one in progress."""
 _POLL_S = 0.1
-
-
-class RemoteFiles(Protocol):
-    """The files of a remote host, over SFTP."""
-
-    def stat(self, path: str) -> object:
-        """Return the status of a file, with `st_size` and `st_mode`."""
-
-    def open(self, filename: str, mode: str) -> Any:
-        """Open a file; `read` and `close` are used."""
-
-    def get(self, remotepath: str, localpath: str) -> None:
-        """Copy a file from the host to this machine."""
-
-    def close(self) -> None:
-        """End the session."""
 
 
 class SnapshotSource(Protocol):
@@ -110,15 +94,15 @@ class SnapshotCopies:
 
     Args:
         folder: where the copies are; made when the first comes.
-        connect: opens a session with the host of worker 0.
+        agent: returns the agent of the host of worker 0.
         warn: takes a sentence for each snapshot that could not be copied.
     """
 
     def __init__(
-        self, folder: Path, connect: Callable[[], RemoteFiles], warn: Callable[[str], None]
+        self, folder: Path, agent: Callable[[], RemoteAgent], warn: Callable[[str], None]
     ) -> None:
         self._folder = folder
-        self._connect = connect
+        self._agent = agent
         self._warn = warn
         self._wanted: queue.Queue[tuple[str, Callable[[Path], None]] | None] = queue.Queue()
         self._missing: list[str] = []
@@ -203,15 +187,13 @@ class SnapshotCopies:
         """Return the path of a snapshot on this machine, copied if need be; None if it does not
         come whole.
         """
-        with closing(self._connect()) as session:
-            sums = _read_small(session, str(sums_path(Path(state))))
-            return (
-                Path(state)
-                if _is_here(Path(state), sums)
-                else self._copy(session, Path(state), sums)
-            )
+        agent = self._agent()
+        sums = _read_small(agent, str(sums_path(Path(state))))
+        if _is_here(Path(state), sums):
+            return Path(state)
+        return self._copy(agent, Path(state), sums)
 
-    def _copy(self, session: RemoteFiles, state: Path, sums: bytes) -> Path | None:
+    def _copy(self, agent: RemoteAgent, state: Path, sums: bytes) -> Path | None:
         arriving = self._folder / ARRIVING
         copy = arriving / state.name
         with self._placing:
@@ -224,9 +206,8 @@ class SnapshotCopies:
             for path in (
                 sealed_files(copy) or ()
             ):  # names without folders: `sealed_files` sees to that
-                remote = str(state.with_name(path.name))
-                _plain_size(session, remote)
-                session.get(remote, str(path))
+                with path.open("wb") as stream:
+                    agent.read_file(str(state.with_name(path.name)), stream.write)
             wrong = find_damage(copy)
             if wrong is None:
                 return self._place(copy)
@@ -338,19 +319,7 @@ def _is_here(state: Path, sums: bytes) -> bool:
     return False
 
 
-def _read_small(session: RemoteFiles, remote: str) -> bytes:
-    size = _plain_size(session, remote)
-    if size <= LARGEST_SUMS_BYTES:
-        with closing(session.open(remote, "rb")) as file:
-            content = bytes(file.read(LARGEST_SUMS_BYTES + 1))
-        if len(content) <= LARGEST_SUMS_BYTES:
-            return content
-    raise OSError(f"{remote} has {size} bytes, expected at most {LARGEST_SUMS_BYTES}")
-
-
-def _plain_size(session: RemoteFiles, remote: str) -> int:
-    status = session.stat(remote)
-    size, mode = getattr(status, "st_size", None), getattr(status, "st_mode", None)
-    if not isinstance(mode, int) or not stat.S_ISREG(mode) or not isinstance(size, int):
-        raise OSError(f"{remote} is no plain file")
-    return size
+def _read_small(agent: RemoteAgent, remote: str) -> bytes:
+    content = bytearray()
+    agent.read_file(remote, content.extend, limit=LARGEST_SUMS_BYTES)
+    return bytes(content)

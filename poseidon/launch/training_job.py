@@ -214,7 +214,7 @@ class TrainingJob(Job):
 
     def document(self, role: WorkerPlan, start: Start) -> JobDocument:
         """See `Job`."""
-        request, host, launcher = self.request, role.host, start.launcher
+        request, host, site = self.request, role.host, self.site
         return JobDocument(
             **self.worker_document(role, start).to_fields(),
             **request.options(),
@@ -222,8 +222,8 @@ class TrainingJob(Job):
             definitions=self._packed,
             settings=request.settings,
             seed=self._seed,
-            snapshot=launcher.path(host, Path(start.point.state)) if start.point.state else "",
-            weights=tuple(launcher.path(host, path) for path in self._weights),
+            snapshot=site.sent_path(host, Path(start.point.state)) if start.point.state else "",
+            weights=tuple(site.sent_path(host, path) for path in self._weights),
             net_outputs=self.site.path(self._net_outputs),
             level="" if request.level is None else str(request.level),
             stages=request.stage,

@@ -7,17 +7,24 @@ that they are given.
 
 from __future__ import annotations
 
+import json
 import statistics
-from collections.abc import Sequence
+import sys
+import threading
+from collections.abc import Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, fields
+from typing import Any
 
-from poseidon.cluster.doctor.session import ProbeSession, Subject, this_machine
-from poseidon.cluster.doctor.survey import Report, Survey, examine
+from poseidon.cluster.dial.local import dial_here
+from poseidon.cluster.doctor.survey import Report, Subject, Survey, examine
 from poseidon.cluster.parallel import for_each_host
-from poseidon.errors import JobError
+from poseidon.cluster.plan import ProcessName, Role
+from poseidon.cluster.process import OutputStream, ProcessSpec
+from poseidon.cluster.python_command import module_arguments
+from poseidon.errors import JobError, printable
 from poseidon.hints import own_command
 from poseidon.launch.processes import child_environment
-from poseidon.plan import start_costs
 from poseidon.plan.costs import HostCosts, worst
 
 MOST_HOSTS = 8
@@ -103,24 +110,14 @@ def probe_costs(subjects: Sequence[Subject], clients: int | None = None) -> Host
     Raises:
         JobError: a host does not answer.
     """
-    environment = {
-        name: value for name, value in child_environment(threads=1).items() if name != "PYTHONPATH"
-    }
 
     def ask(subject: Subject) -> HostCosts:
-        session = ProbeSession(subject, start_costs)
+        request = {"seconds": COSTS_S, "clients": clients or max(1, len(subject.clients))}
+        answer = _measured(subject, json.dumps(request), START_S + 4 * COSTS_S)
         try:
-            request = {
-                "seconds": COSTS_S,
-                "clients": clients or max(1, len(subject.clients)),
-                "environment": environment,
-            }
-            answer = session.ask(request, START_S + 4 * COSTS_S)
             return HostCosts(**{entry.name: answer[entry.name] for entry in fields(HostCosts)})
         except (KeyError, TypeError) as error:
             raise JobError(f"{subject.label}: its answer lacks {error}") from error
-        finally:
-            session.close()
 
     found: list[HostCosts] = []
     for outcome in for_each_host(ask, list(subjects), name="poseidon plan"):
@@ -136,5 +133,49 @@ def local_costs(clients: int) -> HostCosts:
     Raises:
         JobError: they cannot be measured.
     """
-    with this_machine({}) as subjects:
-        return probe_costs(subjects, clients)
+    with closing(dial_here()) as agent:
+        return probe_costs([Subject(agent=agent)], clients)
+
+
+def _measured(subject: Subject, request: str, timeout_s: float) -> Mapping[str, Any]:
+    """Run `poseidon.plan.costs` on a host, with the environment of a job; return its answer."""
+    output = _Output()
+    name = ProcessName(role=Role.WORKER, index=0, client=0, host=subject.label)
+    spec = ProcessSpec(
+        name=name,
+        argv=(sys.executable, *module_arguments("poseidon.plan.costs", request)),
+        environment=child_environment(threads=1),
+        first_line=b"",
+        own_stdout=True,
+    )
+    with closing(subject.agent.start(spec, output)):
+        if not output.ended.wait(timeout_s):
+            raise JobError(f"{subject.label}: its processors were not measured in {timeout_s:g} s")
+    try:
+        answer = json.loads(output.text[OutputStream.STDOUT].strip().splitlines()[-1])
+        if "problem" in answer:
+            raise JobError(f"{subject.label}: {printable(str(answer['problem']))}")
+        return dict(answer)
+    except (ValueError, TypeError, IndexError) as error:
+        last = output.text[OutputStream.STDERR].strip().splitlines()[-1:] or ["it wrote no reason"]
+        raise JobError(
+            f"{subject.label}: its processors cannot be measured: {printable(last[0])}"
+        ) from error
+
+
+class _Output:
+    """A listener that keeps what a process writes."""
+
+    def __init__(self) -> None:
+        self.text = dict.fromkeys(OutputStream, "")
+        self.ended = threading.Event()
+
+    def event(self, name: ProcessName, event: Mapping[str, object]) -> None:
+        """Keep the sentence of a lost host."""
+        self.text[OutputStream.STDERR] += f"{event.get('message', '')}\n"
+
+    def output(self, name: ProcessName, stream: OutputStream, text: str) -> None:
+        self.text[stream] += text
+
+    def exited(self, name: ProcessName, status: int) -> None:
+        self.ended.set()

@@ -1,6 +1,6 @@
 """The processor time of the exchange's work on one host.
 
-It runs on the host itself, started by `start_costs.py`.
+It runs on the host itself, started by its agent.
 
 Its argument is a request, and it writes one answer: each is a line of JSON. `{"seconds": 6.0,
 "clients": 1}` gives the fields of `HostCosts`.

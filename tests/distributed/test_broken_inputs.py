@@ -18,7 +18,7 @@ import psutil
 import pytest
 
 from poseidon.cli.main import main
-from poseidon.cluster.local import LocalLauncher
+from poseidon.launch.site import Site
 from tests.support.broken_jobs import (
     Broken,
     both,
@@ -33,7 +33,7 @@ from tests.support.broken_jobs import (
     spoil,
 )
 from tests.support.launcher_refusals import LAUNCHER
-from tests.support.thread_launcher import ThreadLauncher
+from tests.support.thread_launcher import start_thread
 
 WORKER = (
     Broken(
@@ -161,7 +161,7 @@ def test_launcher_refuses(
     def start(*_: object) -> None:
         pytest.fail("a process was started")
 
-    monkeypatch.setattr(LocalLauncher, "start", start)
+    monkeypatch.setattr(Site, "start", start)
     code, sentence = run(words, capsys)
     check_sentence(case, folder, code, sentence)
     assert tree(folder) == before
@@ -189,7 +189,7 @@ def test_worker_refuses(
     case: Broken, folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A worker finds it before or in the first iteration."""
-    monkeypatch.setattr("poseidon.launch.site.LocalLauncher", ThreadLauncher)
+    monkeypatch.setattr(Site, "start", start_thread)
     check_job(case, folder, capsys)
 
 

@@ -321,7 +321,7 @@ CASES = [
     Case("no Python at all", "{host}: .*status 1", words="python=/bin/false"),
     Case(
         "Python that talks",
-        "{host}: its answer cannot be read",
+        "{host}: what answers there is not an agent of Poseidon: b'hello",
         words="python=~/bin/python",
         spoil=on_host(CHATTY),
     ),

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from poseidon.cli.main import main
-from poseidon.cluster.local import LocalLauncher
+from poseidon.launch.site import Site
 from poseidon.snapshot.caffemodel import read_model
 from tests.support.shadowing_files import write_shadowing_files
 from tests.support.training_processes import machinefile, poseidon
@@ -111,6 +111,6 @@ def test_one_sentence_for_each_mistake(
     monkeypatch.setattr(sys, "path", list(sys.path))
     monkeypatch.delitem(sys.modules, "broken", raising=False)
     monkeypatch.setenv("POSEIDON_HOME", str(tmp_path / "home"))
-    monkeypatch.setattr(LocalLauncher, "start", lambda *_: pytest.fail("a process was started"))
+    monkeypatch.setattr(Site, "start", lambda *_: pytest.fail("a process was started"))
     assert main(["train", "--solver=solver.prototxt", f"--import={module}"]) in (1, 2)
     assert message in capsys.readouterr().err

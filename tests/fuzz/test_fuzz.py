@@ -5,9 +5,11 @@ tests.fuzz` runs more.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
 
 from poseidon.snapshot.caffemodel import read_model
 from tests.fuzz import branches, judging
@@ -18,6 +20,15 @@ from tests.fuzz.targets import Kind, kinds, run_net
 
 CASES = 300
 SEED = 20
+
+
+@pytest.fixture(autouse=True)
+def _denormals_are_numbers() -> Iterator[None]:
+    """Whatever a test before has set for this process."""
+    flushed = torch.tensor(1e-39).mul(1).item() == 0
+    torch.set_flush_denormal(False)
+    yield
+    torch.set_flush_denormal(flushed)
 
 
 @pytest.fixture(scope="module")

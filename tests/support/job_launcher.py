@@ -13,11 +13,14 @@ import json
 import os
 import sys
 import time
+from contextlib import closing
 from pathlib import Path
 
 import psutil
 
-from poseidon.cluster.agent.launcher import HostEnvironment, open_agents
+from poseidon.cluster.agent.remote_process import RemoteProcess
+from poseidon.cluster.dial.local import LocalDialer
+from poseidon.cluster.dial.ssh import SshDialer, close_agents, opened
 from poseidon.cluster.jobs.registry import (
     JobRecord,
     RecordedProcess,
@@ -25,13 +28,11 @@ from poseidon.cluster.jobs.registry import (
     Registry,
     record_fields,
 )
-from poseidon.cluster.local import LocalLauncher
-from poseidon.cluster.machinefile import has_remote_hosts, read_machinefile
+from poseidon.cluster.machinefile import Host, has_remote_hosts, read_machinefile
 from poseidon.cluster.plan import Role, ShardPlan, WorkerPlan, plan_job
-from poseidon.cluster.process import Launcher, ProcessSpec
-from poseidon.cluster.remote_python import LauncherEnvironment, RemotePython
+from poseidon.cluster.process import Listener, ProcessSpec
+from poseidon.cluster.remote_python import LauncherEnvironment
 from poseidon.cluster.ssh.config import SshSettings
-from poseidon.cluster.ssh.connections import connect_all
 from poseidon.cluster.supervision.background import StartReport
 from poseidon.cluster.supervision.loop import JobListener, run_job
 from poseidon.cluster.supervision.state import SupervisionSettings
@@ -78,11 +79,11 @@ def main(state_folder: Path, job: str, hostfile: Path) -> int:
         return ProcessSpec(name=role.process, argv=child(script, "--job", job), first_line=b"{}")
 
     try:
-        with Registration(registry, record) as registration:
+        with Registration(registry, record) as registration, closing(Agents(record)) as agents:
             run_job(
                 plan_job(clients, devices_per_host=("cpu",), channels=1),
                 make_spec,
-                launcher_for(record),
+                agents,
                 listener=Reporter(registry, job, report),
                 settings=SupervisionSettings(),
                 registration=registration,
@@ -94,17 +95,29 @@ def main(state_folder: Path, job: str, hostfile: Path) -> int:
     return 0
 
 
-def launcher_for(record: JobRecord) -> Launcher:
-    """Return a launcher with agents over SSH if a host is remote."""
-    if not has_remote_hosts(record.hosts):
-        return LocalLauncher()
-    hosts = connect_all(record.hosts, SshSettings())
-    launcher = LauncherEnvironment(python=sys.executable, checkout=str(ROOT), folder=os.getcwd())
-    places = {
-        client: HostEnvironment(connection=connection, python=RemotePython(launcher=launcher))
-        for client, connection in hosts.items()
-    }
-    return open_agents(places, record_fields(record), record.job)
+class Agents:
+    """A launcher with an agent on each host, over SSH if a host is remote."""
+
+    def __init__(self, record: JobRecord) -> None:
+        remote = has_remote_hosts(record.hosts)
+        here = LauncherEnvironment(python=sys.executable, checkout=str(ROOT), folder=os.getcwd())
+        dialer = SshDialer(SshSettings(), here) if remote else LocalDialer()
+        outcomes = dialer.dial(record.hosts, record.job)
+        self._agents = opened(outcomes)
+        failed = [outcome for outcome in outcomes.values() if isinstance(outcome, JobError)]
+        if failed:
+            self.close()
+            raise failed[0]
+        for agent in set(self._agents.values()) if remote else ():
+            agent.register(record_fields(record))
+
+    def start(self, spec: ProcessSpec, host: Host, listener: Listener) -> RemoteProcess:
+        """Start a process."""
+        return self._agents[host.id].start(spec, listener)
+
+    def close(self) -> None:
+        """End all agents."""
+        close_agents(self._agents.values())
 
 
 if __name__ == "__main__":

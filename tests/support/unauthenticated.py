@@ -17,7 +17,8 @@ import zmq
 from zmq.utils.monitor import recv_monitor_message
 
 from poseidon import __version__
-from poseidon.cluster.rendezvous import wire as rendezvous
+from poseidon.cluster.agent.messages import Exited, Heartbeat, Join
+from poseidon.cluster.agent.wire import REPORTS
 from poseidon.exchange.factors import factor_frames as factors
 from poseidon.exchange.factors.factor_rounds import Factors, Pair
 from ps_server import StoreSpec, TableSpec
@@ -43,15 +44,10 @@ def every_request_without_keys() -> list[Packet]:
     sent = [encode(message) for message in every_request(store, TOKEN)]
     to_peers = (factors.Join(1, TOKEN), Factors(0, 0, Pair(ones, ones)), factors.Leave())
     sent += [factors.encode(message) for message in to_peers]
-    arrival = rendezvous.TaskInfo(
+    join = Join(
         version=__version__, rank=1, size=2, local_rank=0, address="127.0.0.1", host="stranger"
     )
-    others = [
-        rendezvous.Message(kind=kind, program=1, arguments=("true",), payload=b"x")
-        for kind in rendezvous.Kind
-        if kind is not rendezvous.Kind.JOIN
-    ]
-    sent += [rendezvous.encode(message) for message in (arrival.message(), *others)]
+    sent += [[REPORTS.encode(report)] for report in (join, Heartbeat(), Exited(id=1, status=0))]
     return [[bytes(frame) for frame in frames] for frames in sent]
 
 

@@ -35,7 +35,7 @@ def _partition_data(parser: Parser) -> None:
     _backend(group, default=None)
     flag(group, "num_partitions", "parts (one for each client, else 2)", read=whole, metavar="N")
     flag(group, "hostfile", "the machinefile: a part for each client with workers", metavar="FILE")
-    switch(group, "distribute", "copy part k to the k-th of them over SFTP")
+    switch(group, "distribute", "copy part k to the k-th of them over SSH")
     flag(group, "root_folder", "of a list: what stands before each path", metavar="DIR", default="")
     switch(group, "replace", "replace earlier parts, here and on the hosts")
     flag(group, "ssh_config", "in place of ~/.ssh/config, as ssh -F", metavar="FILE")

@@ -1,8 +1,8 @@
 """The messages between a launcher and the agent on a host. `wire.py` has their format.
 
-The launcher sends requests: `Hello` first, then `Start` for each process, with ids of its choice,
-and the others for a known id. The agent answers with reports. An empty program name stands for the
-agent's own interpreter.
+The launcher sends requests, `Hello` first; the agent answers with reports. An `id` belongs to one
+process, or to one question, and is of the launcher's choice. Files and checks of a host travel over
+the same channel as its processes. An empty program name stands for the agent's own interpreter.
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ from poseidon.cluster.process import OutputStream
 
 PROTOCOL = 1
 OWN_INTERPRETER = ""
+AGENT_ITSELF = -1
+"""The id of a report that concerns the agent, not a process or a question."""
 
 
 class ProcessSignal(Enum):
@@ -27,6 +29,19 @@ class ProcessSignal(Enum):
     """SIGKILL, to it and to all that it started."""
 
 
+class Service(Enum):
+    """What answers an `Ask`, on the host."""
+
+    CHECK = "check"
+    """`poseidon.cluster.host_probe`: whether a job can run here."""
+    FILES = "files"
+    """`poseidon.cluster.agent.files`: which files are here; names for those that have arrived."""
+    JOBS = "jobs"
+    """`poseidon.cluster.jobs.this_host`: this user's jobs, listed and killed."""
+    LINKS = "links"
+    """`poseidon.cluster.doctor.probe`: the links to other hosts."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hello:
     """The first request.
@@ -34,21 +49,30 @@ class Hello:
     Attributes:
         protocol: of the launcher.
         version: of the launcher's Poseidon.
-        record: the job, as `poseidon.cluster.jobs.registry.record_fields` writes it.
         silence_s: without a request, after which the agent takes the launcher for lost.
         grace_s: from SIGTERM to SIGKILL when the agent ends its processes.
     """
 
     protocol: int
     version: str
-    record: Mapping[str, object]
     silence_s: float
     grace_s: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Register:
+    """Put the job on record on this host while its processes run.
+
+    Attributes:
+        record: the job, as `poseidon.cluster.jobs.registry.record_fields` writes it.
+    """
+
+    record: Mapping[str, object]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Start:
-    """Start a process."""
+    """Start a process; see `poseidon.cluster.process.ProcessSpec`."""
 
     id: int
     name: ProcessName
@@ -56,6 +80,7 @@ class Start:
     environment: Mapping[str, str]
     first_line: str = field(repr=False)
     own_stdout: bool = False
+    own_stdin: bool = False
 
     def __post_init__(self) -> None:
         if not self.argv:
@@ -78,14 +103,99 @@ class SendSignal:
     signal: ProcessSignal
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ask:
+    """Ask a service of the host; it answers with `Answer` or `Refused`.
+
+    Attributes:
+        service: which.
+        request: as the service's module describes it.
+    """
+
+    id: int
+    service: Service
+    request: Mapping[str, object]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Put:
+    """Write a part of a file; the agent answers with an empty `Answer` or with `Refused`.
+
+    Attributes:
+        path: on the host.
+        offset: where the content goes, in bytes; 0 begins a new file.
+        content: the bytes.
+    """
+
+    id: int
+    path: str
+    offset: int
+    content: bytes = field(repr=False)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Get:
+    """Read a part of a regular file; the agent answers with `Content` or with `Refused`.
+
+    Attributes:
+        path: on the host.
+        offset: where the part begins, in bytes.
+        size: bytes at most.
+    """
+
+    id: int
+    path: str
+    offset: int
+    size: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EndAll:
+    """End all processes, and forget the job: its record, and what was sent for it.
+
+    The agent answers with an empty `Answer`; it stays.
+    """
+
+    id: int
+
+
 @dataclass(frozen=True, slots=True)
 class Heartbeat:
     """A sign of life, in either direction."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Shutdown:
-    """End what still runs, then exit."""
+    """End what still runs, then exit.
+
+    Attributes:
+        status: the exit status of an agent that a scheduler has started.
+        reason: why there is no job for it; empty where there was one.
+    """
+
+    status: int = 0
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Join:
+    """The first report of an agent that a scheduler has started; the others begin with `Welcome`.
+
+    Attributes:
+        version: of its Poseidon.
+        rank: in the job.
+        size: the number of tasks that it expects.
+        local_rank: on its host.
+        address: its own, on the route to rank 0.
+        host: its host's name.
+    """
+
+    version: str
+    rank: int
+    size: int
+    local_rank: int
+    address: str
+    host: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,10 +228,34 @@ class Started:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Refused:
-    """A process could not be started; with id -1: why the agent exits at once."""
+    """A process could not be started, or a question has no answer; with the id `AGENT_ITSELF`: why
+    the agent exits at once.
+    """
 
     id: int
     message: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """The answer to an `Ask`, a `Put` or `EndAll`."""
+
+    id: int
+    answer: Mapping[str, object]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Content:
+    """A part of a file.
+
+    Attributes:
+        size: bytes of the whole file.
+        content: the part; empty at the end.
+    """
+
+    id: int
+    size: int
+    content: bytes = field(repr=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -143,10 +277,21 @@ class OutputReport:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Exited:
-    """A process has ended; no report of it follows."""
+    """A process has ended; no report of it follows. With the id `AGENT_ITSELF` a task has."""
 
     id: int
     status: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Signaled:
+    """The scheduler has sent the agent a signal to end; the launcher decides what follows.
+
+    Attributes:
+        signal: its name.
+    """
+
+    signal: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,7 +299,30 @@ class KilledByUser:
     """The user has killed the job on this host; the agent exits."""
 
 
-Request = Hello | Start | SendLine | SendSignal | Heartbeat | Shutdown
+Request = (
+    Hello
+    | Register
+    | Start
+    | SendLine
+    | SendSignal
+    | Ask
+    | Put
+    | Get
+    | EndAll
+    | Heartbeat
+    | Shutdown
+)
 Report = (
-    Welcome | Started | Refused | EventReport | OutputReport | Exited | KilledByUser | Heartbeat
+    Join
+    | Welcome
+    | Started
+    | Refused
+    | Answer
+    | Content
+    | EventReport
+    | OutputReport
+    | Exited
+    | Signaled
+    | KilledByUser
+    | Heartbeat
 )

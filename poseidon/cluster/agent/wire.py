@@ -1,8 +1,9 @@
-"""The wire format between a launcher and the agent on a host: one JSON object a line.
+"""The wire format between a launcher and the agent on a host: a JSON object, then bytes.
 
-    {"kind": "Start", "id": 3, "name": {...}, "argv": ["", "-c", ...], "environment": {...}, ...}
+    {"kind": "Put", "id": 3, "path": "/tmp/x/net.prototxt", "offset": 0}\n<content>
 
-`kind` is the name of the message's class (`messages.py`), and the other keys are its fields.
+`kind` is the name of the message's class (`messages.py`), and the other keys are its fields, save
+its field of bytes, if it has one: that follows the line as it is.
 
 Law: pure. Every field is checked against its type, so what `decode` returns has the types of its
 class. Either side closes the connection on anything else.
@@ -29,7 +30,7 @@ Raises ValueError, TypeError or KeyError where it has another type.
 
 
 class WireError(ValueError):
-    """A line is not a message of this protocol."""
+    """What came is not a message of this protocol."""
 
 
 class Codec(Generic[_M]):
@@ -48,24 +49,26 @@ class Codec(Generic[_M]):
         return frozenset(self._checks)
 
     def encode(self, message: _M) -> bytes:
-        """Encode a message as one line, without its end."""
+        """Encode a message."""
         kind = type(message).__name__
-        assert kind in self._checks
         fields = {name: getattr(message, name) for name in self._checks[kind][1]}
-        return json.dumps({"kind": kind, **fields}, default=_plain).encode()
+        content = fields.pop("content", None)
+        header = json.dumps({"kind": kind, **fields}, default=_plain).encode()
+        return header if content is None else b"%b\n%b" % (header, content)
 
-    def decode(self, line: bytes) -> _M:
-        """Decode the message in a line.
+    def decode(self, encoded: bytes) -> _M:
+        """Decode a message.
 
         Raises:
             WireError: it is not one of these.
         """
+        header, _, content = encoded.partition(b"\n")
         try:
-            fields = json.loads(line)
+            fields = json.loads(header)
             kind, checks = self._checks[fields["kind"]]
         except (ValueError, RecursionError, KeyError, TypeError) as error:
-            raise WireError(f"not a message: {line[:80]!r}") from error
-        return _build(kind, checks, fields)
+            raise WireError(f"not a message: {encoded[:80]!r}") from error
+        return _build(kind, checks, {**fields, "content": content})
 
 
 def _fields(kind: type) -> dict[str, Check]:
@@ -100,6 +103,8 @@ def _check_of(hint: Any) -> Check:
         return _seconds
     if hint is str:
         return _text
+    if hint is bytes:
+        return _content
     if get_origin(hint) is tuple:
         return _texts
     if get_origin(hint) is Mapping:
@@ -129,6 +134,11 @@ def _seconds(value: object) -> float:
 def _text(value: object) -> str:
     if not isinstance(value, str):
         raise TypeError
+    return value
+
+
+def _content(value: object) -> bytes:
+    assert isinstance(value, bytes)  # `decode` has cut it off
     return value
 
 

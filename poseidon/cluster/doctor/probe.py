@@ -1,38 +1,32 @@
-"""The probe of links of `poseidon doctor`: it runs on a host, sent by
-`poseidon.cluster.doctor.survey`.
+"""The probe of links of `poseidon doctor`: the agent of a host answers its requests.
 
-It reads one request a line from standard input, as JSON, and answers each with one line on standard
-output:
-
-    {"do": "clock"}                                                        its time
-    {"do": "mtu", "address": "10.0.0.2"}                                   bytes of a packet on its way there
+    {"do": "clock"}                                      its time
+    {"do": "mtu", "address": "10.0.0.2"}                 bytes of a packet on its way there
     {"do": "listen", "address": "10.0.0.1", "ports": [9999, 0], "token": "..."}
     {"do": "reach", "address": "10.0.0.2", "ports": [9999, 40123], "token": "...", "timeout_s": 3}
     {"do": "measure", "address": "10.0.0.2", "port": 40123, "token": "...", "seconds": 0.5}
     {"do": "packets", "address": "10.0.0.2", "port": 40124, "token": "...", "bytes": [1500, 576]}
 
-It ends with its input, and at the latest after `LIFETIME_S`. A connection that does not begin with
-the token is closed.
+A connection that does not begin with the token is closed. `{"problem": sentence}` answers what
+cannot be done.
 
-Law: standard library only, any Python from 3.7 on; it leaves no file, no process and no open port.
+Law: it leaves no file, no process and no open port.
 """
 
 from __future__ import annotations
 
 import contextlib
 import errno
-import json
-import signal
 import socket
 import statistics
 import struct
-import sys
 import threading
 import time
 from collections.abc import Callable
 from typing import Any
 
-LIFETIME_S = 1800
+SILENCE_S = 1800.0
+"""How long an accepted connection may say nothing."""
 ROUND_TRIPS = 40
 SETTLE = 0.2
 """The part of a transfer that does not count: TCP and the links' buffers fill."""
@@ -141,7 +135,7 @@ class Probe:
             if _exactly(connection, _TOKEN_BYTES) != self._token:
                 return
             connection.sendall(b"!")
-            connection.settimeout(LIFETIME_S)
+            connection.settimeout(SILENCE_S)
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             while True:
                 order = _exactly(connection, 1)
@@ -363,17 +357,3 @@ def _bound(address: str, port: int, kind: int) -> socket.socket:
         made.close()
         raise
     return made
-
-
-def main() -> None:
-    """Answer requests until the input ends."""
-    signal.alarm(LIFETIME_S)
-    probe = Probe()
-    for line in sys.stdin:
-        json.dump(probe.answer(json.loads(line)), sys.stdout)
-        print(flush=True)
-    probe.close()
-
-
-if __name__ == "__main__":
-    main()

@@ -1,8 +1,7 @@
 """The examination of the hosts of a machinefile: what each is, and what every link between two
 of them carries.
 
-    with this_machine(facts) as subjects:
-        survey = examine(subjects, seconds=0.5)
+    survey = examine([Subject(agent=agent, facts=facts)], seconds=0.5)
 
 Law: this module asks and measures, and judges nothing: `poseidon.cluster.doctor.findings` does.
 Each answer has a time limit; a host that gives none is a problem of the survey, not an error of the
@@ -17,18 +16,53 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from poseidon.cluster.doctor import probe as probe_program
-from poseidon.cluster.doctor.session import ANSWER_S, ProbeSession, Subject
+from poseidon.cluster.agent.messages import Service
+from poseidon.cluster.agent.remote import RemoteAgent
+from poseidon.cluster.machinefile import Host
 from poseidon.cluster.parallel import for_each_host
-from poseidon.errors import JobError
+from poseidon.errors import JobError, printable
 
 PACKET_BYTES = (9000, 4000, 1500, 1492, 1450, 1400, 1280, 576, 200)
 """Sizes of packets that are tried beside the interface's MTU."""
 CLOCK_READINGS = 8
 ASKING = "asking hosts"
 MEASURING = "measuring links"
+ANSWER_S = 30.0
 _REACH_S = 3.0
 Report = Callable[[str, int, int], object]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Subject:
+    """A host to examine.
+
+    Attributes:
+        agent: of the host; whoever opened it closes it.
+        clients: its lines in the machinefile.
+        address: at which the others reach it; empty for this machine alone.
+        facts: its description, see `poseidon.cluster.host_probe`.
+    """
+
+    agent: RemoteAgent
+    clients: tuple[Host, ...] = ()
+    address: str = ""
+    facts: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def label(self) -> str:
+        """The host in messages."""
+        return self.agent.label
+
+    def ask(self, request: Mapping[str, Any], timeout_s: float = ANSWER_S) -> Mapping[str, Any]:
+        """Return the answer of its probe to a request, see `poseidon.cluster.doctor.probe`.
+
+        Raises:
+            JobError: none comes in time, or it is a problem.
+        """
+        answer = self.agent.ask(Service.LINKS, request, timeout_s)
+        if problem := answer.get("problem"):
+            raise JobError(f"{self.label}: {printable(str(problem))}")
+        return answer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,48 +144,34 @@ def examine(
         now: the time of this machine.
     """
     problems: list[tuple[str, str]] = []
-    sessions: dict[int, ProbeSession] = {}
     token = secrets.token_hex(16)
-    try:
-        report(ASKING, 0, len(subjects))
+    report(ASKING, 0, len(subjects))
 
-        def begin(number: int) -> tuple[ProbeSession, HostReport, list[int]]:
-            subject = subjects[number]
-            session = ProbeSession(subject, probe_program)
-            try:
-                return (session, *_introduce(session, subject, token, now))
-            except BaseException:
-                session.close()
-                raise
+    def begin(subject: Subject) -> tuple[HostReport, list[int]]:
+        return _introduce(subject, token, now)
 
-        ports: dict[int, list[int]] = {}
-        hosts: dict[int, HostReport] = {}
-        for number, outcome in enumerate(
-            for_each_host(begin, range(len(subjects)), name="poseidon doctor")
-        ):
-            if isinstance(outcome, JobError):
-                problems.append(
-                    (subjects[number].label, _without_label(outcome, subjects[number].label))
-                )
-            else:
-                sessions[number], hosts[number], ports[number] = outcome
-        report(ASKING, len(subjects), len(subjects))
-        order = sorted(hosts, key=lambda number: (not hosts[number].address, number))
-        linked = [number for number in order if hosts[number].address]
-        links = _links(
-            [sessions[n] for n in linked],
-            [hosts[n] for n in linked],
-            [ports[n] for n in linked],
-            token,
-            seconds,
-            report,
-        )
-        return Survey(
-            hosts=tuple(hosts[n] for n in order), links=tuple(links), problems=tuple(problems)
-        )
-    finally:
-        for session in sessions.values():
-            session.close()
+    ports: dict[int, list[int]] = {}
+    hosts: dict[int, HostReport] = {}
+    for number, outcome in enumerate(for_each_host(begin, subjects, name="poseidon doctor")):
+        if isinstance(outcome, JobError):
+            label = subjects[number].label
+            problems.append((label, _without_label(outcome, label)))
+        else:
+            hosts[number], ports[number] = outcome
+    report(ASKING, len(subjects), len(subjects))
+    order = sorted(hosts, key=lambda number: (not hosts[number].address, number))
+    linked = [number for number in order if hosts[number].address]
+    links = _links(
+        [subjects[n] for n in linked],
+        [hosts[n] for n in linked],
+        [ports[n] for n in linked],
+        token,
+        seconds,
+        report,
+    )
+    return Survey(
+        hosts=tuple(hosts[n] for n in order), links=tuple(links), problems=tuple(problems)
+    )
 
 
 def rounds(count: int) -> Iterator[list[tuple[int, int]]]:
@@ -170,20 +190,20 @@ def rounds(count: int) -> Iterator[list[tuple[int, int]]]:
 
 
 def _introduce(
-    session: ProbeSession, subject: Subject, token: str, now: Callable[[], float]
+    subject: Subject, token: str, now: Callable[[], float]
 ) -> tuple[HostReport, list[int]]:
     """Ask a host for its time, and let it listen; return the ports, the one of datagrams last."""
     readings = []
     for _ in range(CLOCK_READINGS):
         before = now()
-        there = float(session.ask({"do": "clock"})["time"])
+        there = float(subject.ask({"do": "clock"})["time"])
         after = now()
         readings.append(((after - before) / 2, there - (before + after) / 2))
     error, offset = min(readings)
     ports: list[int] = []
     if subject.address:
         wanted = [client.port for client in subject.clients if client.port and client.serves]
-        listening = session.ask(
+        listening = subject.ask(
             {
                 "do": "listen",
                 "address": subject.address,
@@ -204,7 +224,7 @@ def _introduce(
 
 
 def _links(
-    sessions: Sequence[ProbeSession],
+    subjects: Sequence[Subject],
     hosts: Sequence[HostReport],
     ports: Sequence[Sequence[int]],
     token: str,
@@ -220,7 +240,7 @@ def _links(
     def reach(source: int) -> dict[int, dict[int, str]]:
         return {
             target: _ports_reached(
-                sessions[source], hosts[target].address, ports[target][:-1], token
+                subjects[source], hosts[target].address, ports[target][:-1], token
             )
             for target in range(count)
             if target != source
@@ -234,7 +254,7 @@ def _links(
         def both(pair: tuple[int, int]) -> tuple[LinkReport, LinkReport]:
             first, second = pair
             return _measure_pair(
-                sessions,
+                subjects,
                 hosts,
                 pair,
                 (ports[first], ports[second]),
@@ -251,7 +271,7 @@ def _links(
 
 
 def _ports_reached(
-    session: ProbeSession, address: str, ports: Sequence[int], token: str
+    subject: Subject, address: str, ports: Sequence[int], token: str
 ) -> dict[int, str]:
     request = {
         "do": "reach",
@@ -260,12 +280,12 @@ def _ports_reached(
         "token": token,
         "timeout_s": _REACH_S,
     }
-    answer = session.ask(request, ANSWER_S + _REACH_S * len(ports))
+    answer = subject.ask(request, ANSWER_S + _REACH_S * len(ports))
     return {int(port): str(state) for port, state in answer.items()}
 
 
 def _measure_pair(
-    sessions: Sequence[ProbeSession],
+    subjects: Sequence[Subject],
     hosts: Sequence[HostReport],
     pair: tuple[int, int],
     ports: tuple[Sequence[int], Sequence[int]],
@@ -291,7 +311,7 @@ def _measure_pair(
             "seconds": seconds,
         }
         try:
-            answer = sessions[pair[a]].ask(request, ANSWER_S + 4 * seconds)
+            answer = subjects[pair[a]].ask(request, ANSWER_S + 4 * seconds)
         except JobError as error:
             problem = str(error)
             continue
@@ -299,7 +319,7 @@ def _measure_pair(
         break
     found = []
     for a, b in turns:
-        mtu, largest = _packets(sessions[pair[a]], hosts[pair[b]].address, ports[b][-1], token)
+        mtu, largest = _packets(subjects[pair[a]], hosts[pair[b]].address, ports[b][-1], token)
         found.append(
             LinkReport(
                 source=pair[a],
@@ -317,14 +337,14 @@ def _measure_pair(
 
 
 def _packets(
-    session: ProbeSession, address: str, port: int, token: str
+    subject: Subject, address: str, port: int, token: str
 ) -> tuple[int | None, int | None]:
     """Return the MTU of a host's way to an address, and the size of the largest packet that
     arrives there.
     """
 
     try:
-        mtu = session.ask({"do": "mtu", "address": address})["mtu"]
+        mtu = subject.ask({"do": "mtu", "address": address})["mtu"]
         sizes = [
             size for size in (mtu, *PACKET_BYTES) if size is not None and size <= (mtu or size)
         ]
@@ -335,7 +355,7 @@ def _packets(
             "token": token,
             "bytes": sizes,
         }
-        return mtu, max(session.ask(request)["arrive"], default=None)
+        return mtu, max(subject.ask(request)["arrive"], default=None)
     except JobError:
         return None, None
 

@@ -27,7 +27,6 @@ from poseidon.errors import JobError, counted
 CREATION_TOLERANCE_S = 1.5
 AGENT = "agent"
 """The launcher of a job's record on a host that an agent serves."""
-AGENT_MODULE = "poseidon.cluster.agent"
 USER_KILL = signal.SIGUSR1
 """Sent to an agent when the user kills the job, on all hosts. SIGTERM may be
 its host's shutdown, which a job survives.

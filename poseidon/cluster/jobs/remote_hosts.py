@@ -9,24 +9,24 @@ What a host answers reaches a terminal as plain text only.
 
 from __future__ import annotations
 
-import json
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 
+from poseidon.cluster.agent.messages import Service
+from poseidon.cluster.agent.remote import RemoteAgent
+from poseidon.cluster.dial.ssh import close_agents, dial_all
 from poseidon.cluster.jobs.kill import KillTimeouts
 from poseidon.cluster.jobs.this_host import Answer, HostJob
 from poseidon.cluster.machinefile import Host, is_loopback
 from poseidon.cluster.parallel import for_each_host
-from poseidon.cluster.remote_python import LauncherEnvironment, RemotePython
+from poseidon.cluster.remote_python import LauncherEnvironment
 from poseidon.cluster.ssh.config import SshSettings
-from poseidon.cluster.ssh.connections import SshConnection, close_all, connect
 from poseidon.errors import JobError, printable
 
 MAX_PARALLEL = 64
 ANSWER_TIMEOUT_S = 120.0
-_MAX_STDERR = 300
 
 Ask = Callable[[Host, Mapping[str, object]], Sequence[Answer]]
 """Sends a host a request of `poseidon.cluster.jobs.this_host`; returns the answers or raises
@@ -148,10 +148,10 @@ def _ask_all(
 
 
 class SshAsk:
-    """Sends requests over SSH: runs `poseidon.cluster.jobs.this_host` on the host.
+    """Sends requests over SSH, to an agent on the host.
 
-    One connection a host for as long as the block lasts; thread-safe, since several hosts are asked
-    in parallel.
+    One agent a host for as long as the block lasts; thread-safe, since several hosts are asked in
+    parallel.
 
     Args:
         settings: of the connections.
@@ -161,7 +161,7 @@ class SshAsk:
     def __init__(self, settings: SshSettings, launcher: LauncherEnvironment) -> None:
         self._settings = settings
         self._launcher = launcher
-        self._connections: dict[Host, SshConnection] = {}
+        self._agents: dict[Host, RemoteAgent] = {}
         self._lock = threading.Lock()
 
     def __enter__(self) -> SshAsk:
@@ -173,8 +173,8 @@ class SshAsk:
         error: BaseException | None,
         where: TracebackType | None,
     ) -> None:
-        close_all(self._connections.values())
-        self._connections.clear()
+        close_agents(self._agents.values())
+        self._agents.clear()
 
     def __call__(self, host: Host, request: Mapping[str, object]) -> Sequence[Answer]:
         """Send a request to a host.
@@ -182,39 +182,18 @@ class SshAsk:
         Raises:
             JobError: it cannot be reached, or has no Poseidon that answers.
         """
-        connection = self._connection(host)
-        argv = RemotePython.of(host, self._launcher).module_command(
-            "poseidon.cluster.jobs.this_host"
-        )
-        done = connection.run(
-            argv, stdin=json.dumps(request).encode() + b"\n", timeout_s=ANSWER_TIMEOUT_S
-        )
-        if done.status != 0:
-            last = done.stderr.decode(errors="backslashreplace").strip().splitlines()[-1:] or [
-                "it wrote no reason"
-            ]
-            raise JobError(
-                f"{connection.label}: it cannot list its jobs: {printable(last[0][:_MAX_STDERR])}"
-            )
-        return [
-            answer for line in done.stdout.splitlines() if (answer := _decode(line)) is not None
-        ]
+        agent = self._agent(host)
+        lines = agent.ask(Service.JOBS, request, ANSWER_TIMEOUT_S).get("lines")
+        if not isinstance(lines, list) or not all(isinstance(line, dict) for line in lines):
+            raise JobError(f"{agent.label}: its answer cannot be read")
+        return lines
 
-    def _connection(self, host: Host) -> SshConnection:
+    def _agent(self, host: Host) -> RemoteAgent:
         with self._lock:
-            connection = self._connections.get(host)
-        if connection is not None and connection.alive:
-            return connection
-        connection = connect(host, self._settings)
+            agent = self._agents.get(host)
+        if agent is not None and agent.lost is None:
+            return agent
+        agent = dial_all([host], self._settings, self._launcher)[host.id]
         with self._lock:
-            self._connections[host] = connection
-        return connection
-
-
-def _decode(line: bytes) -> Answer | None:
-    """Decode a line of the answer; None for what a login script may have written."""
-    try:
-        answer = json.loads(line)
-    except ValueError:
-        return None
-    return answer if isinstance(answer, dict) else None
+            self._agents[host] = agent
+        return agent

@@ -1,6 +1,6 @@
-"""Lists and kills the jobs of one host: `python -m poseidon.cluster.jobs.this_host`.
+"""Lists and kills the jobs of one host: the service `jobs` of its agent.
 
-It reads one JSON object from standard input and writes JSON lines, of which the last marks the end:
+A request is a JSON object; the answer has several, of which the last marks the end:
 
     {"do": "list"}
         {"job": {...record...}, "launcher": true, "living": 4}          for each job
@@ -14,8 +14,6 @@ Law: only this user's jobs, and of these only processes that `poseidon.cluster.j
 
 from __future__ import annotations
 
-import json
-import sys
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
@@ -205,19 +203,3 @@ def _seconds(request: Mapping[str, object], name: str) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= 3600:
         raise UsageError(f"expected {name} from 0 to 3600 seconds, not {value!r:.80}")
     return float(value)
-
-
-def main() -> int:
-    """Answer one request."""
-    try:
-        request = json.loads(sys.stdin.buffer.readline(1 << 20))
-    except ValueError:
-        request = None
-    registry = Registry(read_settings().state_folder)
-    for answer in answers(request if isinstance(request, dict) else {}, registry):
-        print(json.dumps(answer), flush=True)
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

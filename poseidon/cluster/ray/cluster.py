@@ -15,13 +15,12 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+from poseidon.cluster.agent.remote import RemoteAgent
 from poseidon.cluster.parallel import for_each_host
-from poseidon.cluster.ray.connection import CALLS, RayConnection, reason_of
-from poseidon.cluster.ray.node_actor import NodeActor
 from poseidon.cluster.ray.resources import RayNode, Resources, describe_lack
 from poseidon.errors import JobError, UsageError, printable
 from poseidon.settings import disable_ray_statistics, read_settings
@@ -43,7 +42,8 @@ class RayCluster:
     """
 
     def __init__(self, ray: Any) -> None:
-        self._ray = ray
+        self.ray = ray
+        """The module."""
         self._group: Any = None
         self._bundles: dict[int, Resources] = {}
         self._position: dict[int, int] = {}
@@ -58,13 +58,13 @@ class RayCluster:
                 name=node["NodeManagerHostname"],
                 resources=node["Resources"],
             )
-            for node in self._ray.nodes()
+            for node in self.ray.nodes()
             if node["Alive"]
         )
 
     def describe_lack(self) -> str:
         """Return what the clients need and what the cluster has."""
-        free = self._ray.available_resources()
+        free = self.ray.available_resources()
         return describe_lack(list(self._bundles.values()), self.nodes, free)
 
     def request(self, bundles: Mapping[int, Resources]) -> None:
@@ -102,30 +102,54 @@ class RayCluster:
             ) from error
         return True
 
-    def connect(
-        self, labels: Mapping[int, str], timeout_s: float
-    ) -> Mapping[int, tuple[RayConnection, RayNode] | JobError]:
-        """Start an actor for each of some clients and connect to it, in parallel.
+    def start_actors(
+        self,
+        labels: Mapping[int, str],
+        kind: type,
+        calls: Sequence[str],
+        timeout_s: float,
+        agent_of: Callable[[int, str, Any, Mapping[str, Any]], RemoteAgent],
+    ) -> Mapping[int, tuple[RemoteAgent, RayNode] | JobError]:
+        """Start an actor for each of some clients and open its agent, in parallel.
 
         Args:
             labels: the clients in messages, by id.
+            kind: the actor's class; its `describe` returns facts, among them its `node`.
+            calls: its methods that run at the same time.
             timeout_s: how long to wait for a client's node and its actor.
+            agent_of: opens the agent, given the client, its label, the actor and the facts.
 
         Returns:
-            The connection and the node, or the error, by the client's id.
+            The agent and the node, or the error, by the client's id.
         """
+
+        def start(client: int) -> tuple[RemoteAgent, RayNode]:
+            label = labels[client]
+            try:
+                actor = self._start_actor(client, kind, calls)
+            except Exception as error:
+                raise JobError(
+                    f"{label}: Ray could not start its actor: {reason_of(error)}"
+                ) from error
+            try:
+                facts = self._describe(actor, label, timeout_s)
+                node = next((node for node in self.nodes if node.id == facts["node"]), None)
+                if node is None:
+                    raise JobError(f"{label}: its node was lost while it started")
+                return agent_of(client, f"{label} on {node.name}", actor, facts), node
+            except BaseException:
+                with contextlib.suppress(Exception):  # the cluster may have ended
+                    self.ray.kill(actor, no_restart=True)
+                raise
+
         clients = list(labels)
-        outcomes = for_each_host(
-            lambda client: self._connect(client, labels[client], timeout_s),
-            clients,
-            name="poseidon ray",
-        )
+        outcomes = for_each_host(start, clients, name="poseidon ray")
         return dict(zip(clients, outcomes, strict=True))
 
     def close(self) -> None:
         """Release the nodes and disconnect. May be called twice."""
         self._release()
-        self._ray.shutdown()
+        self.ray.shutdown()
 
     def _release(self) -> None:
         if self._group is not None:
@@ -135,23 +159,7 @@ class RayCluster:
                 remove_placement_group(self._group)
             self._group = None
 
-    def _connect(self, client: int, label: str, timeout_s: float) -> tuple[RayConnection, RayNode]:
-        try:
-            actor = self._start_actor(client)
-        except Exception as error:
-            raise JobError(f"{label}: Ray could not start its actor: {reason_of(error)}") from error
-        try:
-            description = self._describe(actor, label, timeout_s)
-            node = next((node for node in self.nodes if node.id == description["node"]), None)
-            if node is None:
-                raise JobError(f"{label}: its node was lost while it started")
-            return RayConnection(f"{label} on {node.name}", actor, self._ray, description), node
-        except BaseException:
-            with contextlib.suppress(Exception):  # the cluster may have ended
-                self._ray.kill(actor, no_restart=True)
-            raise
-
-    def _start_actor(self, client: int) -> Any:
+    def _start_actor(self, client: int, actor: type, calls: Sequence[str]) -> Any:
         from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
         resources = dict(self._bundles[client])
@@ -162,29 +170,35 @@ class RayCluster:
         strategy = PlacementGroupSchedulingStrategy(
             placement_group=self._group, placement_group_bundle_index=self._position[client]
         )
-        kind = self._ray.remote(
+        kind = self.ray.remote(
             **amounts,
             resources=resources,
             max_restarts=0,
             max_task_retries=0,
             scheduling_strategy=strategy,
-            concurrency_groups=dict.fromkeys(CALLS, 1),
+            concurrency_groups=dict.fromkeys(calls, 1),
         )
-        return kind(NodeActor).remote()
+        return kind(actor).remote()
 
     def _describe(self, actor: Any, label: str, timeout_s: float) -> Mapping[str, Any]:
         """Wait for an actor; return what it returns of itself."""
         described = actor.describe.remote()
-        ready, _ = self._ray.wait([described], timeout=timeout_s)
+        ready, _ = self.ray.wait([described], timeout=timeout_s)
         if not ready:
             raise JobError(
                 f"{label}: no node of the Ray cluster has started its actor within {timeout_s:g} "
                 f"s; {self.describe_lack()}"
             )
         try:
-            return dict(self._ray.get(described))
+            return dict(self.ray.get(described))
         except Exception as error:
             raise JobError(f"{label}: {_explained(error)}") from error
+
+
+def reason_of(error: BaseException) -> str:
+    """Return the first line of an error of Ray that says something."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return printable(lines[0] if lines else type(error).__name__)
 
 
 def connect_to_cluster(address: str | None) -> RayCluster:

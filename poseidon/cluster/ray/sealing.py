@@ -1,5 +1,4 @@
-"""Encryption of what a launcher and an actor of Ray send each other: X25519, then
-ChaCha20-Poly1305.
+"""Encryption of what a launcher and an actor of Ray send each other: X25519, then ChaCha20-Poly1305.
 
 Ray's own connections are in the clear unless the cluster has TLS. Each side makes a key pair for
 one connection, and Ray carries the public keys only.
@@ -10,18 +9,12 @@ is refused.
 
 from __future__ import annotations
 
-import json
-import struct
-from collections.abc import Mapping
-from typing import Any
-
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
 from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
-_LENGTH = struct.Struct(">I")
 _KEY_BYTES = 32
 
 
@@ -40,30 +33,20 @@ class Seal:
         self._cipher = ChaCha20Poly1305(key)
         self._number = 0
 
-    def seal(self, header: Mapping[str, object], payload: bytes = b"") -> bytes:
-        """Return a sealed message.
+    def seal(self, message: bytes) -> bytes:
+        """Return a message sealed."""
+        return self._cipher.encrypt(self._nonce(), message, None)
 
-        Args:
-            header: values that JSON can hold.
-            payload: any bytes.
-        """
-        text = json.dumps(header).encode()
-        return self._cipher.encrypt(
-            self._nonce(), b"".join((_LENGTH.pack(len(text)), text, payload)), None
-        )
-
-    def open(self, sealed: bytes) -> tuple[dict[str, Any], bytes]:
-        """Return header and payload of a sealed message.
+    def open(self, sealed: bytes) -> bytes:
+        """Return a message that was sealed.
 
         Raises:
             SealError: it is not the next message of this direction.
         """
         try:
-            plain = self._cipher.decrypt(self._nonce(), sealed, None)
+            return self._cipher.decrypt(self._nonce(), sealed, None)
         except InvalidTag as error:
             raise SealError("a message was changed, repeated or lost on its way") from error
-        end = _LENGTH.size + _LENGTH.unpack_from(plain)[0]
-        return json.loads(plain[_LENGTH.size : end]), plain[end:]
 
     def _nonce(self) -> bytes:
         self._number += 1
@@ -81,12 +64,11 @@ class ChannelKeys:
         """The public key, for the other side."""
         return self._own.public_key().public_bytes_raw()
 
-    def seals(self, other: bytes, channel: str) -> tuple[Seal, Seal]:
-        """Return the seals of a channel: for what this side sends, and for what it receives.
+    def seals(self, other: bytes) -> tuple[Seal, Seal]:
+        """Return the seals of the connection: for what this side sends, and for what it receives.
 
         Args:
             other: the other side's public key.
-            channel: its name; each channel has keys of its own.
 
         Raises:
             SealError: the other side's key is not a public key.
@@ -96,7 +78,7 @@ class ChannelKeys:
         except ValueError as error:
             raise SealError("the other side's key is not a public key") from error
         first, second = sorted((self.public, other))
-        info = b"poseidon ray 1, " + channel.encode() + first + second
+        info = b"poseidon ray 1, " + first + second
         material = HKDF(
             algorithm=hashes.SHA256(), length=2 * _KEY_BYTES, salt=None, info=info
         ).derive(shared)

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from poseidon.cluster.rendezvous.wire import TaskInfo
+from poseidon.cluster.agent.messages import Join
 from poseidon.errors import JobError
 
 
@@ -23,21 +23,15 @@ class RendezvousHost:
         address: its own.
         host: its name.
         tasks: how many of the tasks run there.
-        python: its leader's interpreter.
-        folder: its leader's working directory.
     """
 
     rank: int
     address: str
     host: str
     tasks: int
-    python: str = ""
-    folder: str = ""
 
 
-def rejection_reason(
-    task: TaskInfo, others: Sequence[TaskInfo], *, size: int, version: str
-) -> str | None:
+def rejection_reason(task: Join, others: Sequence[Join], *, size: int, version: str) -> str | None:
     """Return why a task cannot join; None when it can.
 
     Args:
@@ -61,7 +55,7 @@ def rejection_reason(
     return None
 
 
-def group_by_host(tasks: Sequence[TaskInfo]) -> tuple[RendezvousHost, ...]:
+def group_by_host(tasks: Sequence[Join]) -> tuple[RendezvousHost, ...]:
     """Return the hosts, by the ranks of their leaders.
 
     Args:
@@ -91,8 +85,6 @@ def group_by_host(tasks: Sequence[TaskInfo]) -> tuple[RendezvousHost, ...]:
             address=task.address,
             host=task.host,
             tasks=each,
-            python=task.python,
-            folder=task.folder,
         )
         for task in leaders
     )

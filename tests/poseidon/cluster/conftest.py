@@ -1,4 +1,4 @@
-"""A real sshd on this machine, and a connection to it."""
+"""A real sshd on this machine."""
 
 from __future__ import annotations
 
@@ -6,9 +6,6 @@ from collections.abc import Iterator
 
 import pytest
 
-from poseidon.cluster.machinefile import Host
-from poseidon.cluster.ssh.config import SshSettings
-from poseidon.cluster.ssh.connections import SshConnection, connect
 from tests.support.loopback_sshd import LoopbackSshd
 
 
@@ -17,10 +14,3 @@ def sshd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LoopbackSshd]:
     server = LoopbackSshd(tmp_path_factory.mktemp("sshd"))
     yield server
     server.close()
-
-
-@pytest.fixture
-def host(sshd: LoopbackSshd) -> Iterator[SshConnection]:
-    connected = connect(Host(id=0, address="127.0.0.1", port=0), SshSettings(config=sshd.config))
-    yield connected
-    connected.close()

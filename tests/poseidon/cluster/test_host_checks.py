@@ -9,26 +9,27 @@ import os
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from poseidon import __version__
-from poseidon.cluster import host_checks
+from poseidon.cluster.agent.messages import Service
+from poseidon.cluster.agent.remote import RemoteAgent
+from poseidon.cluster.dial.channel import QueueChannel
+from poseidon.cluster.dial.local import dial_here
 from poseidon.cluster.host_checks import HostCheck, HostNeeds, NeededFile, check_hosts
 from poseidon.cluster.host_probe import PORT_REMEDY, answer, port_problem
 from poseidon.cluster.jobs.registry import Registry
-from poseidon.cluster.ssh.channel import Finished
 from poseidon.errors import JobError
 from tests.support.jobs import job_that_listens
 
 HERE = HostNeeds(id=0, addresses=("127.0.0.1",))
 
 
-def _problems(needs: HostNeeds, *, version: str = __version__, space_bytes: int = 0) -> list[str]:
-    asked = {"poseidon": version, "space_bytes": space_bytes, "clients": [needs.to_fields()]}
+def _problems(needs: HostNeeds, *, space_bytes: int = 0) -> list[str]:
+    asked = {"space_bytes": space_bytes, "clients": [needs.to_fields()]}
     found = answer(json.loads(json.dumps(asked)))["problems"]
     assert isinstance(found, list)
     return found
@@ -95,17 +96,13 @@ def test_a_port_that_another_job_has(tmp_path: Path, monkeypatch: pytest.MonkeyP
     with job_that_listens(tmp_path, "quick-1") as port:
         taken = f"port {port} of 127.0.0.1 cannot be used: {os.strerror(98)} by the running job quick-1; {PORT_REMEDY}"
         assert _problems(replace(HERE, ports=(port,))) == [taken]
-        assert port_problem("localhost", port, with_job=True) == taken.replace(
-            "127.0.0.1", "localhost"
-        )
+        assert port_problem("localhost", port) == taken.replace("127.0.0.1", "localhost")
         (Registry(tmp_path).folder / "quick-1.json").write_text("{")
         (problem,) = _problems(replace(HERE, ports=(port,)))
     assert problem.endswith(f"{os.strerror(98)}; {PORT_REMEDY}")
 
 
-def test_another_version_and_a_full_disk(tmp_path: Path) -> None:
-    (problem,) = _problems(HERE, version="9.9")
-    assert problem == f"Poseidon {__version__} is installed there, and 9.9 here; expected the same"
+def test_a_full_disk(tmp_path: Path) -> None:
     (problem,) = _problems(replace(HERE, folders=(str(tmp_path),)), space_bytes=1 << 60)
     assert f"MiB are free for {tmp_path}; expected {1 << 40} MiB" in problem
 
@@ -125,88 +122,73 @@ def test_the_address_that_ssh_came_to_counts_last(monkeypatch: pytest.MonkeyPatc
     assert _problems(replace(HERE, addresses=("a-name-of-ssh-config.invalid",))) == []
 
 
-@dataclass(slots=True)
-class FakeHost:
-    """Runs the probe as a child of the test, or says what it is told to."""
+class FakeAgent(RemoteAgent):
+    """An agent that answers what it is told to."""
 
-    label: str
-    say: Callable[[bytes], Finished] | None = None
-    asked: list[bytes] = field(default_factory=list)
+    def __init__(self, label: str, answer: Mapping[str, object] | JobError) -> None:
+        super().__init__(QueueChannel.pair()[0], label)
+        self._outcome = answer
 
-    def run(self, argv: Sequence[str], *, stdin: bytes = b"", timeout_s: float) -> Finished:
-        self.asked.append(stdin)
-        if self.say is not None:
-            return self.say(stdin)
-        done = subprocess.run(
-            argv, input=stdin, capture_output=True, timeout=timeout_s, check=False
-        )
-        return Finished(status=done.returncode, stdout=done.stdout, stderr=done.stderr)
+    def ask(
+        self, service: Service, request: Mapping[str, object], timeout_s: float = 0.0
+    ) -> Mapping[str, object]:
+        assert service is Service.CHECK and timeout_s > 0
+        if isinstance(self._outcome, JobError):
+            raise self._outcome
+        return self._outcome
 
 
-def _question(host: FakeHost, *clients: HostNeeds) -> HostCheck:
-    return HostCheck(connection=host, interpreter=(sys.executable,), needs=clients)
-
-
-def _says(torch: str, *problems: str) -> Callable[[bytes], Finished]:
-    facts = {
+def _facts(torch: str, *problems: str) -> Mapping[str, object]:
+    return {
         "python": "p",
         "torch": torch,
         "addresses": {"1": "10.0.0.2"},
         "problems": list(problems),
     }
-    return lambda _: Finished(
-        status=0, stdout=b"a banner\n" + json.dumps(facts).encode(), stderr=b""
-    )
 
 
-def test_a_real_probe_is_sent_and_answers() -> None:
-    host = FakeHost("ml@node0")
-    found = check_hosts([_question(host, HERE, HostNeeds(id=3, addresses=("localhost",)))])
-    assert found == {0: "127.0.0.1", 3: "127.0.0.1"}
+def test_an_agent_answers_for_all_clients_of_its_host() -> None:
+    agent = dial_here("ml@node0")
+    needs = (HERE, HostNeeds(id=3, addresses=("localhost",)))
+    assert check_hosts([HostCheck(agent=agent, needs=needs)]) == {0: "127.0.0.1", 3: "127.0.0.1"}
+    with pytest.raises(JobError) as caught:
+        check_hosts(
+            [HostCheck(agent=agent, needs=(replace(HERE, folders=("/proc/version/out",)),))]
+        )
+    assert str(caught.value).startswith("ml@node0: nothing can be written to /proc/version/out")
+    agent.close()
 
 
 def test_all_hosts_problems_come_at_once() -> None:
-    def fails(stdin: bytes) -> Finished:
-        return Finished(status=127, stdout=b"", stderr=b"sh: 1: \x1b[2Jpython9: not found\n")
-
-    def breaks(stdin: bytes) -> Finished:
-        raise JobError("ml@node3: the connection broke")
-
-    hosts = [
-        FakeHost("ml@node0", _says("2.6.0+cpu")),
-        FakeHost(
-            "ml@node1", _says("2.7.0\x1b[2J", "there is no /db_1", "port 5\n is \x1b[2Jtaken")
+    agents = [
+        FakeAgent("ml@node0", _facts("2.6.0+cpu")),
+        FakeAgent(
+            "ml@node1", _facts("2.7.0\x1b[2J", "there is no /db_1", "port 5\n is \x1b[2Jtaken")
         ),
-        FakeHost("ml@node2", fails),
-        FakeHost("ml@node3", breaks),
-        FakeHost("ml@node4", lambda _: Finished(status=0, stdout=b"hello", stderr=b"")),
-        FakeHost("ml@node5", _says("2.6.0+cu124")),
+        FakeAgent("ml@node2", {"python": "p"}),
+        FakeAgent("ml@node3", JobError("ml@node3: no answer within 60 s")),
+        FakeAgent("ml@node4", {**_facts("2.6.0"), "addresses": ["10.0.0.2"]}),
+        FakeAgent("ml@node5", _facts("2.6.0+cu124")),
+        FakeAgent("ml@node6", _facts("", "/usr/bin/python3 has no torch")),
     ]
     with pytest.raises(JobError) as caught:
-        check_hosts([_question(host, HERE) for host in hosts])
+        check_hosts([HostCheck(agent=agent, needs=(HERE,)) for agent in agents])
     first, *lines = str(caught.value).split("\n")
-    assert first == "6 problems on the 6 hosts:"
+    assert first == "7 problems on the 7 hosts:"
     assert lines == [
         "  ml@node1: there is no /db_1",
         r"  ml@node1: port 5\n is \x1b[2Jtaken",
-        r"  ml@node2: its Python cannot be run (status 127): sh: 1: \x1b[2Jpython9: not found",
-        "  ml@node3: the connection broke",
+        "  ml@node2: its answer cannot be read: {'python': 'p'} ('addresses')",
+        "  ml@node3: no answer within 60 s",
         lines[4],
+        "  ml@node6: /usr/bin/python3 has no torch",
         r"  ml@node1: torch 2.7.0\x1b[2J is installed there, and 2.6.0 on ml@node0; expected the "
         r"same",
     ]
-    assert lines[4].startswith("  ml@node4: its answer cannot be read: b'hello'")
+    assert lines[4].startswith("  ml@node4: its answer cannot be read: {'python': 'p'")
 
 
-def test_the_probe_needs_nothing_but_the_standard_library() -> None:
-    program = Path(host_checks.host_probe.__file__).read_text(encoding="utf-8")
-    asked = json.dumps({"poseidon": "1", "space_bytes": 0, "clients": []})
-    words = [sys.executable, "-I", "-S", "-c", program]
-    done = subprocess.run(
-        words, input=asked, capture_output=True, text=True, timeout=60, check=True, cwd="/"
-    )
-    problems = json.loads(done.stdout)["problems"]
-    assert (
-        "has no torch" in problems[1]
-        and "has no Poseidon (No module named 'poseidon')" in problems[0]
-    )
+def test_an_agent_imports_no_torch() -> None:
+    """It would take seconds, and memory, on every host."""
+    program = "import sys, poseidon.cluster.agent.__main__; sys.exit('torch' in sys.modules)"
+    subprocess.run([sys.executable, "-c", program], timeout=60, check=True)

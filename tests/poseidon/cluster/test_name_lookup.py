@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -10,6 +11,7 @@ from collections.abc import Iterator
 import pytest
 
 from poseidon.cluster import name_lookup
+from poseidon.cluster.dial.ssh import dial_all
 from poseidon.cluster.machinefile import Host
 from poseidon.cluster.name_lookup import (
     NameTimeoutError,
@@ -20,11 +22,12 @@ from poseidon.cluster.name_lookup import (
     look_up,
     own_address_towards,
 )
+from poseidon.cluster.remote_python import LauncherEnvironment
 from poseidon.cluster.ssh.config import SshSettings
-from poseidon.cluster.ssh.connections import connect_all
 from poseidon.errors import JobError
 from tests.support.loopback_sshd import LoopbackSshd
 
+OWN = LauncherEnvironment(python=sys.executable, checkout="", folder="/")
 _getaddrinfo = socket.getaddrinfo
 
 
@@ -66,8 +69,9 @@ def test_a_host_whose_name_is_not_answered_is_one_problem_among_others(sshd: Loo
         Host(id=0, address="hanging", port=0),
         Host(id=1, address="127.0.0.1", port=0, user="nobody-of-that-name"),
     ]
+    settings = SshSettings(config=sshd.config, connect_timeout_s=1.0)
     with pytest.raises(JobError) as caught:
-        connect_all(clients, SshSettings(config=sshd.config, connect_timeout_s=1.0))
+        dial_all(clients, settings, OWN)
     first, *problems = str(caught.value).split("\n")
     assert first == "2 problems on the 2 hosts:"
     assert "the name hanging was not resolved within 1 s" in problems[0]

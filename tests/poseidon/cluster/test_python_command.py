@@ -14,10 +14,10 @@ import pytest
 import poseidon
 from poseidon.cluster import python_command
 from poseidon.cluster.python_command import (
+    agent_arguments,
     checkout,
     module_arguments,
     module_folders,
-    sent_program_arguments,
 )
 from tests.support.shadowing_files import write_shadowing_files
 
@@ -36,14 +36,14 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def run(folder: Path, *arguments: str, text: str = "") -> str:
+def run(folder: Path, *arguments: str) -> str:
     root = str(Path(poseidon.__file__).parents[1])
     environment = {**os.environ, "PYTHONPATH": root, "PYTHONDONTWRITEBYTECODE": "1"}
     done = subprocess.run(
         [sys.executable, *arguments],
         cwd=folder,
         env=environment,
-        input=text,
+        stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
         timeout=60,
@@ -61,10 +61,34 @@ def test_a_module_finds_python_and_poseidon_before_the_current_folder(folder: Pa
     assert answer.strip() == expected
 
 
-def test_a_program_that_is_sent_does_too(folder: Path) -> None:
-    text = f"{len(PROGRAM)}\n{PROGRAM}"
-    expected = f'["__main__", [], "{poseidon.__file__}", "{folder}/own_module.py"]'
-    assert run(folder, *sent_program_arguments(), text=text).strip() == expected
+def test_an_agent_finds_python_and_poseidon_before_the_current_folder(folder: Path) -> None:
+    """It has written nothing, and ends, since its launcher is gone."""
+    root = str(Path(poseidon.__file__).parents[1])
+    done = subprocess.run(
+        [sys.executable, *agent_arguments("job-1")],
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": root, "PYTHONDONTWRITEBYTECODE": "1"},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (1, "", "")
+
+
+def test_an_agent_carries_the_mark_of_its_job() -> None:
+    assert agent_arguments("job-1")[-2:] == ("--job", "job-1")
+    assert "--job" not in agent_arguments("")
+
+
+def test_an_old_python_can_say_why_it_runs_no_agent() -> None:
+    """Python reads the whole program before it runs the first line."""
+    program = ast.parse(agent_arguments("")[1], feature_version=(3, 7))
+    (call,) = [node for node in ast.walk(program) if isinstance(node, ast.Call)]
+    (source,) = call.args
+    assert isinstance(source, ast.Constant)
+    ast.parse(str(source.value), feature_version=(3, 7))
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from contextlib import closing
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import NoReturn
@@ -13,7 +14,7 @@ import torch
 
 from poseidon.cli.main import parse_arguments
 from poseidon.cli.requests import job_request
-from poseidon.cluster.jobs.registry import JobRecord, RecordedProcess
+from poseidon.cluster.dial.local import LocalDialer
 from poseidon.cluster.machinefile import parse_machinefile
 from poseidon.engine.document import ScriptDocument, read_document
 from poseidon.errors import UsageError
@@ -31,7 +32,7 @@ from poseidon.flags.flag import Section, flags_of, option
 from poseidon.launch.processes import Start
 from poseidon.launch.request import Encrypt, ScriptRequest
 from poseidon.launch.script_job import ScriptJob
-from poseidon.launch.site import LocalSite
+from poseidon.launch.site import Site
 from ps_server import Consistency, Precision
 
 ALL = ExchangeOptions(
@@ -122,15 +123,12 @@ def test_an_added_option_needs_a_field_alone_to_reach_the_store(
 
     # The launcher: from the command line to the document of each worker.
     flags = parse_arguments(["run", "--compression=4", f"--output={tmp_path}", str(script)])
-    site = LocalSite(parse_machinefile("0 127.0.0.1 0\n1 127.0.0.1 0\n", source="hosts"))
-    job = ScriptJob(job_request(ScriptRequest, flags), site)
-    process = RecordedProcess(name="launcher", host="127.0.0.1", pid=1, created_s=0.0)
-    record = JobRecord(
-        job=job.id, launcher=process, hostfile=None, hosts=site.hosts, output="", started_s=0.0
-    )
-    launcher = site.launcher(record, tuple)
-    start = Start.new(0, job.origin, launcher, job.plan, Encrypt.AUTO)
-    lines = [job.spec(worker, start).first_line for worker in job.plan.workers]
+    hosts = parse_machinefile("0 127.0.0.1 0\n1 127.0.0.1 0\n", source="hosts")
+    with closing(Site(hosts, LocalDialer())) as site:
+        job = ScriptJob(job_request(ScriptRequest, flags), site)
+        site.prepare(job.id, job.needs)
+        start = Start.new(0, job.origin, job.plan, Encrypt.AUTO)
+        lines = [job.spec(worker, start).first_line for worker in job.plan.workers]
     assert len(lines) == 2
 
     # The worker: from the line on its standard input to the specification of its store.

@@ -6,12 +6,14 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
 
 import pytest
 
+from poseidon.cluster.agent.remote import RemoteAgent
+from poseidon.cluster.dial.local import dial_here
 from poseidon.cluster.machinefile import Host, parse_machinefile
 from poseidon.cluster.ssh.config import SshSettings
 from poseidon.data.batches.partition import part_path
@@ -22,7 +24,6 @@ from poseidon.data.prepare.split import partition_data
 from poseidon.data.progress import COPYING, Report, silent
 from poseidon.errors import JobError, UsageError
 from poseidon.launch.data_distribution import distribute, remote_path
-from tests.poseidon.cluster.ssh.test_delivery import FolderHost
 from tests.poseidon.data.prepare.test_split_list import make_rows
 from tests.support.databases import make_pictures
 from tests.support.ssh_hosts import SshHosts
@@ -32,32 +33,39 @@ LARGE_BYTES = 16_000_000
 
 
 class Folders:
-    """Takes the place of `connect_all`: each host is a folder of this machine, `workdir` its
-    place.
-    """
+    """Takes the place of SSH: all agents are on this machine; a host is its `workdir`."""
 
     def __init__(self) -> None:
-        self.hosts: dict[int, FolderHost] = {}
+        self.agents: dict[int, RemoteAgent] = {}
+        self.broken: set[int] = set()
         self.closed = 0
         self.settings = SshSettings()
 
-    def connect_all(
-        self, clients: Sequence[Host], settings: SshSettings
-    ) -> Mapping[int, FolderHost]:
+    def dial_all(
+        self, clients: Sequence[Host], settings: SshSettings, launcher: object
+    ) -> Mapping[int, RemoteAgent]:
         self.settings = settings
         for client in clients:
-            self.hosts.setdefault(client.id, FolderHost())
-        return {client.id: self.hosts[client.id] for client in clients}
+            assert client.workdir is None, "it may not exist yet"
+            self.agents[client.id] = agent = dial_here(client.address)
+            if client.id in self.broken:
+                agent.send_file = self.break_off  # type: ignore[method-assign]
+        return dict(self.agents)
 
-    def close_all(self, hosts: object) -> None:
+    def break_off(self, *file: object) -> None:
+        raise JobError("the channel to it broke")
+
+    def close_agents(self, agents: Iterable[RemoteAgent]) -> None:
         self.closed += 1
+        for agent in agents:
+            agent.close()
 
 
 @pytest.fixture
 def folders(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Folders:
     found = Folders()
-    monkeypatch.setattr("poseidon.launch.data_distribution.connect_all", found.connect_all)
-    monkeypatch.setattr("poseidon.launch.data_distribution.close_all", found.close_all)
+    monkeypatch.setattr("poseidon.launch.data_distribution.dial_all", found.dial_all)
+    monkeypatch.setattr("poseidon.launch.data_distribution.close_agents", found.close_agents)
     monkeypatch.chdir(tmp_path)
     return found
 
@@ -87,7 +95,7 @@ def test_each_working_client_gets_its_part_and_the_pictures_of_it(
         "client 2 (host2): 2 files, 2 of them sent, 0.0 MB",
         "client 3 (host3): 2 files, 2 of them sent, 0.0 MB",
     ]
-    assert set(folders.hosts) == {2, 3}
+    assert set(folders.agents) == {2, 3}
     there = sorted(
         str(path.relative_to(tmp_path / "there2")) for path in (tmp_path / "there2").rglob("*")
     )
@@ -106,11 +114,11 @@ def test_a_second_call_sends_what_is_missing(folders: Folders, tmp_path: Path, k
         )
     partition_data(source, 3)
     clients = clients_in(tmp_path, 4)
-    folders.hosts = {2: FolderHost(), 3: FolderHost(bytes_left=100)}
+    folders.broken = {3}
     with pytest.raises(JobError, match=r"^client 3 \(host3\): copying broke off after \d+ bytes"):
         distribute(source, clients, root="", replace=False, report=silent)
     assert not (tmp_path / "there3" / part_path(source, 2) / "CURRENT").exists()
-    folders.hosts[3].bytes_left = 1 << 60
+    folders.broken = set()
     told: list[tuple[str, int, int]] = []
     said = distribute(
         source, clients, root="", replace=False, report=lambda *words: told.append(words)

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-from pathlib import Path
 
 import pytest
 
@@ -23,7 +21,6 @@ from poseidon.launch.processes import (
     shard_spec,
 )
 from poseidon.launch.request import Encrypt, JobRequest
-from poseidon.launch.site import LocalSite
 from ps_server.keys import Keyring
 from tests.support.memory_child import output_of
 
@@ -39,8 +36,7 @@ def plan(hosts: tuple[str, ...], workers: int = 1) -> JobPlan:
 
 
 def start_of(plan: JobPlan, encrypt: Encrypt = Encrypt.AUTO) -> Start:
-    launcher = LocalSite(plan.hosts).launcher(None, lambda: ())  # type: ignore[arg-type]
-    return Start.new(0, StartingPoint(), launcher, plan, encrypt)
+    return Start.new(0, StartingPoint(), plan, encrypt)
 
 
 @pytest.mark.parametrize(
@@ -121,16 +117,6 @@ def test_a_shard_gets_its_secrets_on_standard_input(trace: str) -> None:
         "workers": 2,
         "address": made.shards[1].address,
     }
-
-
-def test_children_find_the_project_and_the_users_modules(
-    repository: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("PYTHONPATH", f"/mine{os.pathsep}{repository}")
-    paths = child_environment(threads=1)["PYTHONPATH"].split(os.pathsep)
-    assert paths[0] == str(repository)
-    assert "/mine" in paths
-    assert len(paths) == len(set(paths))
 
 
 def test_a_thread_of_a_child_that_works_on_small_tensors_alone_does_not_grow() -> None:

@@ -10,10 +10,12 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
-from poseidon.cluster.host_checks import HostNeeds
+from poseidon.cluster.dial.dialer import Needs
+from poseidon.cluster.dial.local import LocalDialer
 from poseidon.cluster.jobs.registry import JobRecord
 from poseidon.cluster.machinefile import Host, parse_machinefile
 from poseidon.cluster.plan import ProcessName, Role, WorkerPlan
@@ -29,7 +31,7 @@ from poseidon.launch.job import Job
 from poseidon.launch.processes import Start
 from poseidon.launch.request import JobRequest
 from poseidon.launch.runner import _Run, run
-from poseidon.launch.site import FileSet, LocalSite, Site, SiteLauncher
+from poseidon.launch.site import FileSet, Site
 from poseidon.launch.snapshots import SnapshotSource, WrittenHere
 
 DONE = JobResult(outcome=Outcome.FINISHED, iteration=9, elapsed_s=1.0)
@@ -52,19 +54,20 @@ class FakeSite(Site):
     """Hosts that are never connected; the first one goes missing."""
 
     def __init__(self, machinefile: str) -> None:
-        self._hosts = parse_machinefile(machinefile, source="hosts")
+        super().__init__(parse_machinefile(machinefile, source="hosts"), LocalDialer())
         self.source = RecordingSource()
         self.calls: list[str] = []
+        self.began: Callable[[], object] = list
 
-    @property
-    def hosts(self) -> tuple[Host, ...]:
-        return self._hosts
-
-    def prepare(self, needs: Callable[[Host], HostNeeds]) -> None:
+    def prepare(self, job: str, needs: Needs) -> None:
         self.calls.append("prepare")
 
-    def launcher(self, record: JobRecord, files: Callable[[], Sequence[FileSet]]) -> SiteLauncher:
-        return LocalSite(self._hosts).launcher(record, files)
+    def begin(self, record: JobRecord | None, files: Sequence[FileSet] = ()) -> None:
+        self.calls.append("begin")
+        self.began()
+
+    def end(self) -> None:
+        self.calls.append("end")
 
     def snapshot_source(
         self, writer: Callable[[], Host], folder: Path, warn: Callable[[str], None]
@@ -162,6 +165,17 @@ def test_a_signal_in_the_pause(number: signal.Signals, stops: bool) -> None:
     with running(make_job()[0]) as found:
         os.kill(os.getpid(), number)
         assert found.pause(600.0 if stops else 0.15) is stops
+
+
+def test_a_job_that_is_stopped_while_its_hosts_are_made_ready_starts_nothing() -> None:
+    job, site = make_job("0 127.0.0.1 0")
+    site.began = lambda: os.kill(os.getpid(), signal.SIGTERM)
+    with running(job) as found:
+        found._registration = SimpleNamespace(record=None)  # type: ignore[assignment]
+        with pytest.raises(JobError, match="the job was stopped before") as caught:
+            found.start(0, StartingPoint())
+    assert caught.value.exit_code == 128 + signal.SIGTERM
+    assert site.calls == ["begin", "end"]
 
 
 def test_a_job_without_snapshots_starts_where_it_began(capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
+from poseidon.cluster.dial.local import LocalDialer
 from poseidon.cluster.machinefile import Host
 from poseidon.cluster.supervision.loop import JobResult
 from poseidon.cluster.supervision.restarts import StartingPoint
@@ -14,7 +16,7 @@ from poseidon.engine.document import Prints
 from poseidon.launch.processes import Start
 from poseidon.launch.request import Encrypt, ScriptRequest, ShownLogs
 from poseidon.launch.script_job import ScriptJob
-from poseidon.launch.site import LocalSite
+from poseidon.launch.site import Site
 
 
 @pytest.mark.parametrize(
@@ -37,14 +39,11 @@ def test_where_a_script_prints(
     script = tmp_path / "train.py"
     script.write_text("")
     request = ScriptRequest(script=script, show_logs=shown, num_app_threads=2)
-    site = LocalSite((Host(id=0, address="127.0.0.1", port=0),))
-    job = ScriptJob(request, site)
-    launcher = site.launcher(None, tuple)  # type: ignore[arg-type]
-    start = Start.new(1, StartingPoint(), launcher, job.plan, Encrypt.AUTO)
-    try:
+    with closing(Site([Host(id=0, address="127.0.0.1", port=0)], LocalDialer())) as site:
+        job = ScriptJob(request, site)
+        site.prepare(job.id, job.needs)
+        start = Start.new(1, StartingPoint(), job.plan, Encrypt.AUTO)
         assert [job.document(role, start).prints for role in job.plan.workers] == expected
-    finally:
-        launcher.close()
 
 
 @pytest.mark.parametrize(
@@ -86,7 +85,7 @@ def test_a_script_that_has_finished_has_nothing_to_resume(
     (tmp_path / "train.py").write_text("")
     argv = ("run", "--snapshot=old", "train.py", "--lr", "0.1")
     request = ScriptRequest(script=Path("train.py"), arguments=("--lr", "0.1"), argv=argv)
-    job = ScriptJob(request, LocalSite((Host(id=0, address="127.0.0.1", port=0),)))
+    job = ScriptJob(request, Site([Host(id=0, address="127.0.0.1", port=0)], LocalDialer()))
     newest = StartingPoint(state=str(tmp_path / name.format(job=job.output)), iteration=saved)
     report = job.final_report(JobResult(outcome=outcome, iteration=7, elapsed_s=1.0), newest, ())
     assert (report[0][0], report[0][1].replace(job.id, "JOB")) == expected

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 import poseidon
+from poseidon.cluster.dial.local import LocalDialer
 from poseidon.cluster.host_checks import NeededFile
 from poseidon.cluster.machinefile import Host
 from poseidon.cluster.supervision.loop import JobResult
@@ -20,7 +21,7 @@ from poseidon.errors import DefinitionError, UsageError
 from poseidon.exchange.kinds import ExchangeKind
 from poseidon.exchange.options import ExchangeOptions
 from poseidon.launch.request import TrainRequest
-from poseidon.launch.site import LocalSite
+from poseidon.launch.site import Site
 from poseidon.launch.training_job import (
     TrainingJob,
     _devices,
@@ -137,10 +138,10 @@ def test_one_worker_has_a_limit_of_the_norm_with_powersgd(tmp_path: Path) -> Non
     make_databases(tmp_path)
     hosts = [Host(id=i, address="127.0.0.1", port=0) for i in range(2)]
     request = TrainRequest(solver=path, exchange=ExchangeOptions(compress="powersgd:1"))
-    TrainingJob(request, LocalSite((hosts[0],)))
+    TrainingJob(request, Site(hosts[:1], LocalDialer()))
     for other, site in ((replace(request, server_requested=True), hosts[:1]), (request, hosts)):
         with pytest.raises(UsageError, match="clip_gradients: 35 is not possible"):
-            TrainingJob(other, LocalSite(tuple(site)))
+            TrainingJob(other, Site(site, LocalDialer()))
 
 
 @pytest.mark.parametrize("exchange", [ExchangeKind.SERVER, ExchangeKind.HYBRID])
@@ -151,7 +152,7 @@ def test_a_budget_that_allows_powersgd_is_refused_with_a_limit_of_the_norm(
     does not.
     """
     make_databases(tmp_path)
-    site = LocalSite(tuple(Host(id=i, address="127.0.0.1", port=0) for i in range(2)))
+    site = Site([Host(id=i, address="127.0.0.1", port=0) for i in range(2)], LocalDialer())
 
     def start(budget: float, layer: str, clip: str = "clip_gradients: 35") -> None:
         path = write_definitions(tmp_path, batch=4, extra=f"max_iter: 3\n{clip}")
@@ -182,7 +183,7 @@ def test_the_statistics_of_an_ended_job_are_named_by_its_folder_where_its_id_is_
     path = write_definitions(tmp_path, batch=4, extra="max_iter: 3")
     make_databases(tmp_path)
     monkeypatch.chdir(tmp_path)
-    site = LocalSite(tuple(Host(id=i, address="127.0.0.1", port=0) for i in range(2)))
+    site = Site([Host(id=i, address="127.0.0.1", port=0) for i in range(2)], LocalDialer())
     result = JobResult(outcome=Outcome.FINISHED, iteration=3, elapsed_s=1.0)
     commands = []
     for output in (None, Path("my runs/first")):
@@ -200,7 +201,7 @@ def test_the_resume_line_goes_on_also_where_the_snapshot_has_reached_max_iter(
     make_databases(tmp_path)
     monkeypatch.chdir(tmp_path)
     argv = ("train", f"--solver={path}", "--max_iter=3")
-    site = LocalSite((Host(id=0, address="127.0.0.1", port=0),))
+    site = Site([Host(id=0, address="127.0.0.1", port=0)], LocalDialer())
     job = TrainingJob(TrainRequest(solver=path, argv=argv), site)
     result = JobResult(outcome=Outcome.FINISHED, iteration=3, elapsed_s=1.0)
     lines = []

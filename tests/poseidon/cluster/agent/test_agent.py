@@ -1,382 +1,197 @@
-"""An agent over pipes: its processes are heard and told like local ones, and none outlives its
-line.
-"""
+"""The state machine of an agent: what it obeys, and when it leaves."""
 
 from __future__ import annotations
 
-import queue
-import signal
-import subprocess
-import sys
-import threading
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import replace
-from pathlib import Path
+from collections.abc import Sequence
 
-import psutil
 import pytest
 
-from poseidon import __version__
-from poseidon.cluster.agent.__main__ import Agent
-from poseidon.cluster.agent.line_channel import PipeLineChannel
-from poseidon.cluster.agent.link import AgentLink, LinkSettings
-from poseidon.cluster.agent.messages import Hello, Refused, Start, Welcome
-from poseidon.cluster.agent.wire import REPORTS, REQUESTS
-from poseidon.cluster.jobs.kill import KillTimeouts, kill_job
-from poseidon.cluster.jobs.registry import JobRecord, RecordedProcess, Registry, record_fields
-from poseidon.cluster.machinefile import Host
-from poseidon.cluster.plan import ProcessName, Role
-from poseidon.cluster.process import OutputStream, ProcessSpec
-from poseidon.errors import JobError, JobKilled
-from poseidon.settings import inherited_environment
-from tests.support.job_child import ENDLESS_WORKER, WORKER, child
-from tests.support.live_processes import live_pids, none_left
-from tests.support.polling import until
-from tests.support.recording_listener import WAIT_S, RecordingListener
-
-pytestmark = pytest.mark.processes
-JOB = "far-20260101-000000-abcdef"
-NAME = ProcessName(role=Role.WORKER, index=3, client=1, host="node1")
-RECORD = JobRecord(
-    job=JOB,
-    launcher=RecordedProcess(name="launcher", host="node0", pid=1, created_s=0.0),
-    hostfile="/hosts",
-    hosts=(Host(id=0, address="node0", port=0), Host(id=1, address="node1", port=0)),
-    output="/output",
-    started_s=1.0,
+from poseidon.cluster.agent.agent import LONGEST_PAUSE_S, Action, AgentState, Leave, Perform, Send
+from poseidon.cluster.agent.messages import (
+    AGENT_ITSELF,
+    PROTOCOL,
+    Ask,
+    EndAll,
+    Get,
+    Heartbeat,
+    Hello,
+    KilledByUser,
+    ProcessSignal,
+    Put,
+    Refused,
+    Register,
+    Request,
+    SendLine,
+    SendSignal,
+    Service,
+    Shutdown,
+    Signaled,
+    Start,
 )
-OUTLIVES_SIGTERM = "signal.signal(signal.SIGTERM, lambda *_: None)\nsay('ready')\nforever()\n"
+from poseidon.cluster.plan import ProcessName, Role
+
+VERSION = "1.2"
+NAME = ProcessName(role=Role.WORKER, index=0, client=0, host="node1")
+HELLO = Hello(protocol=PROTOCOL, version=VERSION, silence_s=20.0, grace_s=0.5)
+ASK = Ask(id=2, service=Service.CHECK, request={})
+PUT = Put(id=3, path="x", offset=0, content=b"")
+GET = Get(id=4, path="x", offset=0, size=1)
+LINE = SendLine(id=1, line="")
+SIGNAL = SendSignal(id=1, signal=ProcessSignal.KILL)
 
 
-@contextmanager
-def agent(home: Path) -> Iterator[subprocess.Popen[bytes]]:
-    words = [sys.executable, "-m", "poseidon.cluster.agent", "--job", JOB]
-    environment = {**inherited_environment(), "POSEIDON_HOME": str(home)}
-    with subprocess.Popen(
-        words,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        env=environment,
-        start_new_session=True,
-    ) as process:
-        try:
-            yield process
-        finally:
-            process.kill()
-            process.wait(WAIT_S)
+def _start(number: int = 1) -> Start:
+    return Start(id=number, name=NAME, argv=("x",), environment={}, first_line="")
 
 
-@contextmanager
-def linked(home: Path, **settings: float) -> Iterator[tuple[AgentLink, subprocess.Popen[bytes]]]:
-    with agent(home) as process:
-        assert process.stdin is not None and process.stdout is not None
-        link = AgentLink(
-            PipeLineChannel(process.stdout, process.stdin), "ml@node1", LinkSettings(**settings)
-        )
-        link.connect(record_fields(RECORD))
-        try:
-            yield link, process
-        finally:
-            link.close()
-            link.close()
+def _greeted(now_s: float = 0.0) -> AgentState:
+    state = AgentState(VERSION, 60.0, now_s)
+    assert state.take(HELLO, now_s) == [Perform(request=HELLO)]
+    return state
 
 
-def _spec(script: str, *, first_line: bytes = b"{}", **environment: str) -> ProcessSpec:
-    return ProcessSpec(
-        name=NAME, argv=child(script), environment=environment, first_line=first_line
-    )
+def _refusal(actions: Sequence[Action]) -> str:
+    """The sentence of an agent that says why it leaves, and leaves."""
+    sent, left = actions
+    assert isinstance(sent, Send) and isinstance(sent.report, Refused)
+    assert isinstance(left, Leave) and left.status == 1
+    assert sent.report.id == AGENT_ITSELF and sent.report.message in left.reason
+    return sent.report.message
 
 
-def test_a_process_is_heard_and_told(tmp_path: Path) -> None:
-    script = "print('text', document['a'], os.environ['B'])\n" + WORKER.replace(
-        'say("done")', 'say("done"); sys.exit(3)'
-    )
-    with linked(tmp_path) as (link, _):
-        listener = RecordingListener()
-        process = link.start(_spec(script, first_line=b'{"a": 5}', B="set"), listener)
-        recorded = psutil.Process(process.pid)
-        assert abs(recorded.create_time() - process.created_s) < 1e-6
-        listener.until("ready")
-        process.send_line(b'{"do": "connect", "addresses": []}')
-        heard = listener.until("exited")
-        assert [kind for kind, _ in heard if kind not in ("alive", "log")] == [
-            "progress",
-            "progress",
-            "done",
-            "exited",
-        ]
-        assert heard[-1] == ("exited", 3)
-        assert process.poll() == 3
-        process.close()
-
-
-def test_output_comes_from_the_stream_that_it_was_written_to(tmp_path: Path) -> None:
-    script = """
-os.write(int(os.environ["POSEIDON_EVENTS_FD"]), b'{"event": "ready"}\\n')
-for stream, piece in ((1, b"a\\xff"), (2, b"\\r 50%"), (1, b"\\n")):
-    os.write(stream, piece)
-    sys.stdin.readline()
-"""
-    out, err = OutputStream.STDOUT, OutputStream.STDERR
-    with linked(tmp_path) as (link, _):
-        listener = RecordingListener()
-        process = link.start(replace(_spec(script), own_stdout=True), listener)
-        for expected in ((out, "a\udcff"), (err, "\r 50%"), (out, "\n")):
-            assert listener.pieces.get(timeout=WAIT_S) == expected
-            process.send_line(b"")
-        assert listener.until("exited")[0] == ("ready", {"event": "ready"})
-
-
-def test_the_interpreter_is_the_agents_own(tmp_path: Path) -> None:
-    with linked(tmp_path) as (link, _):
-        listener = RecordingListener()
-        spec = ProcessSpec(name=NAME, argv=(sys.executable, "-c", "print('here')"), first_line=b"")
-        link.start(spec, listener)
-        assert ("log", "here") in listener.until("exited")
-
-
-def test_what_cannot_be_started(tmp_path: Path) -> None:
-    with linked(tmp_path) as (link, _):
-        spec = ProcessSpec(name=NAME, argv=("/no/such/program",), first_line=b"")
-        with pytest.raises(JobError, match=r"ml@node1: cannot start worker 3 .*'/no/such/program'"):
-            link.start(spec, RecordingListener())
-
-
-def test_signals(tmp_path: Path) -> None:
-    with linked(tmp_path) as (link, _):
-        for script, end, status in (
-            (ENDLESS_WORKER, "terminate", -15),
-            (OUTLIVES_SIGTERM, "kill", -9),
-        ):
-            listener = RecordingListener()
-            process = link.start(_spec(script), listener)
-            listener.until("ready")
-            getattr(process, end)()
-            assert listener.until("exited")[-1] == ("exited", status)
-
-
-def test_the_host_has_the_job_on_record_while_it_runs(tmp_path: Path) -> None:
-    registry = Registry(tmp_path)
-    with linked(tmp_path) as (link, process):
-        far = link.start(_spec(ENDLESS_WORKER), RecordingListener())
-        record = registry.read(JOB)
-        assert record is not None
-        assert (record.launcher.pid, record.hostfile, record.hosts) == (
-            process.pid,
-            "/hosts",
-            RECORD.hosts,
-        )
-        assert [(entry.name, entry.host, entry.pid) for entry in record.processes] == [
-            (NAME.describe(), "127.0.0.1", far.pid)
-        ]
-    assert registry.jobs() == ()
-
-
-def test_the_record_of_a_launcher_on_the_same_host_stays(tmp_path: Path) -> None:
-    Registry(tmp_path).write(RECORD)
-    with linked(tmp_path) as (link, _):
-        link.start(_spec(ENDLESS_WORKER), RecordingListener())
-    assert Registry(tmp_path).read(JOB) == RECORD
-
-
-@pytest.mark.parametrize("end", ["line", "SIGTERM", "close"])
-def test_no_process_outlives_the_agents_line(tmp_path: Path, end: str) -> None:
-    with linked(tmp_path, grace_s=0.2) as (link, process):
-        pids = []
-        for script in (ENDLESS_WORKER, OUTLIVES_SIGTERM):
-            listener = RecordingListener()
-            pids.append(link.start(_spec(script), listener).pid)
-            listener.until("ready")
-        assert len(live_pids(pids)) == 2
-        if end == "SIGTERM":
-            process.send_signal(signal.SIGTERM)
-        elif end == "line":
-            assert process.stdin is not None
-            process.stdin.close()
-        else:
-            link.close()
-        process.wait(WAIT_S)
-        assert none_left(pids)
-
-
-def test_what_the_user_kills_on_the_host_is_told_as_that(tmp_path: Path) -> None:
-    """Not as a loss, after which the job would be started again."""
-    with linked(tmp_path, grace_s=0.2) as (link, process):
-        listener = RecordingListener()
-        link.start(_spec(ENDLESS_WORKER), listener)
-        listener.until("ready")
-        kill_job(JOB, Registry(tmp_path), timeouts=KillTimeouts())
-        assert process.poll() is not None
-        reported = listener.until("error")[-1][1]
-        assert isinstance(reported, dict)
-        assert (reported["message"], reported["unwanted"]) == (
-            "ml@node1: the job was killed there; the job was stopped",
-            True,
-        )
-        with pytest.raises(JobKilled, match="ml@node1: the job was killed there"):
-            link.start(_spec(ENDLESS_WORKER), RecordingListener())
-
-
-def test_a_launcher_that_falls_silent_ends_the_job(tmp_path: Path) -> None:
-    with agent(tmp_path) as process:
-        assert process.stdin is not None and process.stdout is not None
-        greeting = Hello(
-            protocol=1, version="0.1.0", record=record_fields(RECORD), silence_s=0.5, grace_s=0.1
-        )
-        process.stdin.write(REQUESTS.encode(greeting) + b"\n")
-        process.stdin.flush()
-        assert process.wait(WAIT_S) == 1
-
-
-def test_an_agent_that_dies_is_a_failure_of_its_processes(tmp_path: Path) -> None:
-    with linked(tmp_path) as (link, process):
-        listener = RecordingListener()
-        far = link.start(_spec(ENDLESS_WORKER), listener)
-        listener.until("ready")
-        process.kill()
-        *_, (kind, event), (last, status) = listener.until("exited")
-        assert (kind, last, status) == ("error", "exited", 1)
-        assert isinstance(event, dict) and event["host_lost"]
-        assert str(event["message"]).startswith("ml@node1: the channel to it")
-        assert far.poll() == 1
-        with pytest.raises(JobError, match="ml@node1: the channel to it"):
-            link.start(_spec(WORKER), RecordingListener())
-        psutil.Process(far.pid).kill()  # what its dead agent could not end
-
-
-def test_an_agent_that_falls_silent_is_a_failure_of_its_processes(tmp_path: Path) -> None:
-    with linked(tmp_path, silence_s=0.2) as (link, process):
-        listener = RecordingListener()
-        link.start(_spec("say('ready')\nforever()\n"), listener)
-        listener.until("ready")
-        process.send_signal(signal.SIGSTOP)
-        *_, (kind, event), _ = listener.until("exited")
-        process.send_signal(signal.SIGCONT)
-        assert kind == "error" and isinstance(event, dict)
-        assert "it has sent nothing for 0.2 s" in str(event["message"])
+def test_it_is_greeted_with_the_settings_of_the_launcher() -> None:
+    state = AgentState(VERSION, 60.0, 0.0)
+    assert not state.greeted
+    state.take(HELLO, 1.0)
+    assert state.greeted
+    assert state.grace_s == 0.5
 
 
 @pytest.mark.parametrize(
-    ("line", "words"),
-    [
-        (b"nonsense", "not a message"),
-        (b'{"kind": "Heartbeat"}', "a request before Hello"),
-        (REQUESTS.encode(Hello(protocol=1, version="9.9", record={}, silence_s=1, grace_s=1)), "the launcher is 9.9"),
-        (REQUESTS.encode(Hello(protocol=1, version="0.1.0", record={}, silence_s=1, grace_s=1)), "cannot be read"),
-    ],
-)  # fmt: skip
-def test_what_no_agent_obeys(tmp_path: Path, line: bytes, words: str) -> None:
-    with agent(tmp_path) as process:
-        assert process.stdin is not None and process.stdout is not None
-        process.stdin.write(line + b"\n")
-        process.stdin.flush()
-        report = REPORTS.decode(process.stdout.readline())
-        assert words in getattr(report, "message", "")
-        assert process.wait(WAIT_S) == 1
-
-
-class FakeLauncher:
-    """A launcher's channel that sends lines and takes reports, and fails or blocks on demand."""
-
-    def __init__(self, *lines: bytes) -> None:
-        self.lines: queue.Queue[bytes | Exception | None] = queue.Queue()
-        for line in lines:
-            self.lines.put(line)
-        self.reports: queue.Queue[bytes] = queue.Queue()
-        self.send_error: Exception | None = None
-        self.accepts = threading.Event()
-        self.accepts.set()
-
-    def send(self, line: bytes) -> None:
-        self.accepts.wait()
-        if self.send_error is not None:
-            raise self.send_error
-        self.reports.put(line)
-
-    def receive(self) -> bytes | None:
-        line = self.lines.get()
-        if isinstance(line, Exception):
-            raise line
-        return line
-
-    def close(self) -> None:
-        self.lines.put(None)
-
-
-HELLO = REQUESTS.encode(
-    Hello(
-        protocol=1, version=__version__, record=record_fields(RECORD), silence_s=600.0, grace_s=1.0
-    )
+    "request_", [_start(), LINE, SIGNAL, ASK, PUT, GET, EndAll(id=1), Register(record={})]
 )
+def test_nothing_is_done_before_hello(request_: Request) -> None:
+    state = AgentState(VERSION, 60.0, 0.0)
+    assert state.take(Heartbeat(), 0.0) == []
+    assert _refusal(state.take(request_, 0.0)) == "a request before Hello"
+    assert state.take(HELLO, 0.0) == []
 
 
-def _served(launcher: FakeLauncher, home: Path) -> tuple[Agent, threading.Thread, list[int]]:
-    served, codes = Agent(launcher, JOB, Registry(home)), list[int]()
-    thread = threading.Thread(target=lambda: codes.append(served.serve()), name="agent")
-    thread.start()
-    assert isinstance(REPORTS.decode(launcher.reports.get(timeout=WAIT_S)), Welcome)
-    return served, thread, codes
+@pytest.mark.parametrize(("protocol", "version"), [(PROTOCOL, "9.9"), (PROTOCOL + 1, VERSION)])
+def test_another_version_is_refused(protocol: int, version: str) -> None:
+    state = AgentState(VERSION, 60.0, 0.0)
+    hello = Hello(protocol=protocol, version=version, silence_s=1.0, grace_s=1.0)
+    assert _refusal(state.take(hello, 0.0)) == (
+        f"Poseidon 1.2 is installed there, and {version} here; expected the same"
+    )
+    assert not state.greeted
 
 
-@pytest.fixture
-def frequent_heartbeats(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The thread that sends them notices with the next one that the agent is to end."""
-    monkeypatch.setattr("poseidon.cluster.agent.__main__.HEARTBEAT_S", 0.1)
+@pytest.mark.parametrize("request_", [_start(), ASK, PUT, GET, EndAll(id=1), Register(record={})])
+def test_legal_requests_are_carried_out(request_: Request) -> None:
+    assert _greeted().take(request_, 1.0) == [Perform(request=request_)]
 
 
-@pytest.mark.usefixtures("frequent_heartbeats")
-@pytest.mark.parametrize("end", ["send", "receive"])
-def test_any_exception_of_the_channel_ends_the_agent(tmp_path: Path, end: str) -> None:
-    launcher = FakeLauncher(HELLO)
-    _, thread, codes = _served(launcher, tmp_path)
-    if end == "send":
-        launcher.send_error = RuntimeError("no more")
-    else:
-        launcher.lines.put(RuntimeError("no more"))
-    thread.join(WAIT_S / 2)
-    assert codes == [1]
-    launcher.close()
+@pytest.mark.parametrize("request_", [LINE, SIGNAL])
+def test_a_process_that_was_not_started_is_told_nothing(request_: Request) -> None:
+    state = _greeted()
+    assert state.take(request_, 0.0) == []
+    state.take(_start(), 0.0)
+    assert state.take(request_, 0.0) == [Perform(request=request_)]
 
 
-@pytest.mark.usefixtures("frequent_heartbeats")
-def test_a_launcher_that_reads_nothing_does_not_keep_a_killed_agent(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("poseidon.cluster.agent.__main__.MAX_QUEUED", 1)
-    launcher = FakeLauncher(HELLO)
-    served, thread, codes = _served(launcher, tmp_path)
-    launcher.accepts.clear()
-    served.report(Refused(id=0, message="is being sent"))
-    served.report(Refused(id=0, message="waits"))
-    served.stop(killed_by_user=True)
-    thread.join(WAIT_S / 2)
-    ended = list(codes)
-    launcher.accepts.set()
-    launcher.close()
-    thread.join(WAIT_S)
-    assert ended == [1]
+def test_an_id_starts_one_process() -> None:
+    state = _greeted()
+    state.take(_start(7), 0.0)
+    why = "process 7 was started before"
+    assert state.take(_start(7), 0.0) == [Send(report=Refused(id=7, message=why))]
+    assert state.take(_start(8), 0.0) == [Perform(request=_start(8))]
 
 
-@pytest.mark.usefixtures("frequent_heartbeats")
-def test_a_launcher_that_reads_nothing_does_not_keep_an_agent_from_its_signals(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("poseidon.cluster.agent.__main__.MAX_QUEUED", 1)
-    launcher = FakeLauncher(HELLO)
-    served, thread, codes = _served(launcher, tmp_path)
-    launcher.accepts.clear()
-    served.report(Refused(id=0, message="is being sent"))
-    served.report(Refused(id=0, message="waits"))
-    start = Start(id=7, name=NAME, argv=("/no/such/program",), environment={}, first_line="")
-    launcher.lines.put(REQUESTS.encode(start))
-    until(launcher.lines.empty, "the request was not taken", WAIT_S)
-    time.sleep(0.3)  # the loop waits with its answer
-    served.stop()
-    thread.join(WAIT_S / 2)
-    ended = list(codes)
-    launcher.accepts.set()
-    launcher.close()
-    thread.join(WAIT_S)
-    assert ended == [1]
+def test_another_job_begins_anew() -> None:
+    state = _greeted()
+    state.take(_start(), 0.0)
+    state.take(EndAll(id=2), 0.0)
+    assert state.take(LINE, 0.0) == []
+    assert state.take(_start(), 0.0) == [Perform(request=_start())]
+
+
+@pytest.mark.parametrize("kind", [Put, Get])
+def test_a_part_of_a_file_has_an_id_of_the_launchers_choice(kind: type[Put | Get]) -> None:
+    request = (
+        Put(id=-1, path="x", offset=0, content=b"")
+        if kind is Put
+        else Get(id=-1, path="x", offset=0, size=1)
+    )
+    assert _refusal(_greeted().take(request, 0.0)) == f"{kind.__name__} with the id -1"
+
+
+def test_it_leaves_when_it_is_told_to_and_does_nothing_after_it() -> None:
+    state = AgentState(VERSION, 60.0, 0.0)
+    assert state.take(Shutdown(status=75, reason="no job"), 0.0) == [
+        Leave(status=75, reason="no job")
+    ]
+    state = _greeted()
+    assert state.take(Shutdown(), 0.0) == [Leave(status=0)]
+    for request in (_start(), HELLO, ASK, Shutdown()):
+        assert state.take(request, 0.0) == []
+    assert state.tick(1000.0) == []
+    assert state.end_of_channel() == []
+
+
+def test_a_launcher_that_says_no_hello_is_lost() -> None:
+    state = AgentState(VERSION, 3.0, 100.0)
+    assert state.tick(103.0) == []
+    assert state.tick(103.5) == [Leave(status=1, reason="the launcher did not answer within 3 s")]
+
+
+def test_a_launcher_that_falls_silent_is_lost() -> None:
+    state = _greeted(100.0)
+    for second in range(101, 120):
+        assert state.tick(float(second)) == []
+    state.take(Heartbeat(), 119.5)
+    for second in range(120, 140):
+        assert state.tick(float(second)) == []
+    assert state.tick(140.0) == [Leave(status=1, reason="the launcher has sent nothing for 20 s")]
+
+
+@pytest.mark.parametrize("pause_s", [LONGEST_PAUSE_S + 1.0, 3600.0])
+def test_a_host_that_was_suspended_does_not_blame_the_launcher(pause_s: float) -> None:
+    state = _greeted(100.0)
+    assert state.tick(101.0) == []
+    assert state.tick(101.0 + pause_s) == []
+    awake_s = 101.0 + pause_s
+    for second in range(1, 20):
+        assert state.tick(awake_s + second) == []
+    (left,) = state.tick(awake_s + 20.0)
+    assert isinstance(left, Leave)
+
+
+@pytest.mark.parametrize(
+    ("why", "reason"),
+    [
+        ("", "the connection to rank 0 has ended"),
+        ("not an agent", "rank 0 is lost: not an agent"),
+    ],
+)
+def test_the_end_of_the_channel_is_the_loss_of_the_launcher(why: str, reason: str) -> None:
+    state = AgentState(VERSION, 60.0, 0.0, "rank 0")
+    assert state.end_of_channel(why) == [Leave(status=1, reason=reason)]
+
+
+def test_what_is_no_request_ends_it() -> None:
+    assert _refusal(_greeted().reject("not a message: b'x'")) == "not a message: b'x'"
+
+
+def test_what_the_user_kills_is_reported_first() -> None:
+    assert _greeted().killed_by_user() == [
+        Send(report=KilledByUser()),
+        Leave(status=1, reason="the job was killed on this host"),
+    ]
+
+
+def test_a_signal_of_the_scheduler_is_the_launchers_to_decide() -> None:
+    assert _greeted().signaled("SIGTERM") == [Send(report=Signaled(signal="SIGTERM"))]
+    assert AgentState(VERSION, 60.0, 0.0).signaled("SIGTERM") == [
+        Leave(status=1, reason="the task was ended by SIGTERM before all others had joined")
+    ]

@@ -8,18 +8,30 @@ import random
 import pytest
 
 from poseidon.cluster.agent.messages import (
+    AGENT_ITSELF,
+    Answer,
+    Ask,
+    Content,
+    EndAll,
     EventReport,
     Exited,
+    Get,
     Heartbeat,
     Hello,
+    Join,
+    KilledByUser,
     OutputReport,
     ProcessSignal,
+    Put,
     Refused,
+    Register,
     Report,
     Request,
     SendLine,
     SendSignal,
+    Service,
     Shutdown,
+    Signaled,
     Start,
     Started,
     Welcome,
@@ -28,28 +40,43 @@ from poseidon.cluster.agent.wire import REPORTS, REQUESTS, WireError
 from poseidon.cluster.plan import ProcessName, Role
 from poseidon.cluster.process import OutputStream
 
+CONTENT = bytes(range(256)) + b"\n{}\n"
 NAME = ProcessName(role=Role.SHARD, index=2, client=1, host="node1")
+START = Start(
+    id=1,
+    name=NAME,
+    argv=("", "-m", "x", "line\nend"),
+    environment={"A": "b"},
+    first_line='{"a": "é"}',
+)
 SENT: list[Request] = [
-    Hello(protocol=1, version="0.1.0", record={"job": "j"}, silence_s=20.0, grace_s=5.0),
-    Start(
-        id=1,
-        name=NAME,
-        argv=("", "-m", "x", "line\nend"),
-        environment={"A": "b"},
-        first_line='{"a": "é"}',
-    ),
+    Hello(protocol=1, version="0.1.0", silence_s=20.0, grace_s=5.0),
+    Register(record={"job": "j"}),
+    START,
     SendLine(id=1, line="x" * 100_000),
     SendSignal(id=1, signal=ProcessSignal.KILL),
+    Ask(id=2, service=Service.CHECK, request={"clients": []}),
+    Put(id=3, path="/tmp/x/net\n.prototxt", offset=0, content=CONTENT),
+    Put(id=3, path="~/empty", offset=0, content=b""),
+    Get(id=4, path="x", offset=1 << 40, size=65536),
+    EndAll(id=5),
     Heartbeat(),
     Shutdown(),
+    Shutdown(status=75, reason="no job"),
 ]
 ANSWERED: list[Report] = [
+    Join(version="0.1.0", rank=3, size=4, local_rank=1, address="10.0.0.3", host="node3"),
     Welcome(protocol=1, version="0.1.0", pid=7, cores=8, scratch="/tmp/x"),
     Started(id=1, pid=7, created_s=1.5e9),
-    Refused(id=-1, message="why"),
+    Refused(id=AGENT_ITSELF, message="why"),
+    Answer(id=2, answer={"problems": ["é", None]}),
+    Content(id=4, size=1 << 40, content=CONTENT),
+    Content(id=4, size=0, content=b""),
     EventReport(id=1, event={"event": "progress", "iteration": 3}),
     OutputReport(id=1, stream=OutputStream.STDOUT, text="\x1b[0m text \u2028 \udc80\r\n"),
     Exited(id=1, status=-9),
+    Signaled(signal="SIGTERM"),
+    KilledByUser(),
     Heartbeat(),
 ]
 
@@ -57,8 +84,8 @@ ANSWERED: list[Report] = [
 def test_requests_and_reports_arrive_as_they_were_sent() -> None:
     assert [REQUESTS.decode(REQUESTS.encode(request)) for request in SENT] == SENT
     assert [REPORTS.decode(REPORTS.encode(report)) for report in ANSWERED] == ANSWERED
-    lines = [*map(REQUESTS.encode, SENT), *map(REPORTS.encode, ANSWERED)]
-    assert not any(b"\n" in line for line in lines)
+    assert {type(request).__name__ for request in SENT} == REQUESTS.kinds
+    assert {type(report).__name__ for report in ANSWERED} == REPORTS.kinds
 
 
 @pytest.mark.parametrize(
@@ -71,12 +98,16 @@ def test_requests_and_reports_arrive_as_they_were_sent() -> None:
         b'{"kind": "SendLine", "id": 1, "line": 5}',
         b'{"kind": "SendSignal", "id": 1, "signal": "stop"}',
         b'{"kind": "SendSignal", "id": 1, "signal": []}',
-        b'{"kind": "Hello", "protocol": 1, "version": "1", "record": {}, "silence_s": NaN, '
+        b'{"kind": "Hello", "protocol": 1, "version": "1", "silence_s": NaN, '
 b'"grace_s": 1}',
-        b'{"kind": "Hello", "protocol": 1, "version": "1", "record": [], "silence_s": 1, '
+        b'{"kind": "Hello", "protocol": 1, "version": "1", "silence_s": -1, '
 b'"grace_s": 1}',
-        b'{"kind": "Hello", "protocol": 1, "version": "1", "record": {}, "silence_s": -1, '
-b'"grace_s": 1}',
+        b'{"kind": "Register", "record": []}',
+        b'{"kind": "Ask", "id": 1, "service": "shell", "request": {}}',
+        b'{"kind": "Put", "id": 1, "path": "x"}\ncontent',
+        b'{"kind": "Get", "id": 1, "path": ["x"], "offset": 0, "size": 1}',
+        b'{"kind": "Join", "version": "1", "rank": 0, "size": 1, "local_rank": 0, '
+b'"address": "a", "host": "h"}',
     ],
 )  # fmt: skip
 def test_what_is_not_a_request(line: bytes) -> None:
@@ -99,9 +130,16 @@ def test_a_line_has_the_names_of_the_class_and_its_fields() -> None:
     ],
 )  # fmt: skip
 def test_a_start_is_checked_field_by_field(field: str, value: object) -> None:
-    fields = json.loads(REQUESTS.encode(SENT[1]))
+    fields = json.loads(REQUESTS.encode(START))
     with pytest.raises(WireError):
         REQUESTS.decode(json.dumps({**fields, field: value}).encode())
+
+
+def test_the_bytes_of_a_file_follow_the_line_as_they_are() -> None:
+    message = REQUESTS.encode(Put(id=3, path="/x", offset=7, content=CONTENT))
+    header, _, content = message.partition(b"\n")
+    assert json.loads(header) == {"kind": "Put", "id": 3, "path": "/x", "offset": 7}
+    assert content == CONTENT
 
 
 def test_damaged_lines_are_refused_or_legal_and_nothing_else() -> None:

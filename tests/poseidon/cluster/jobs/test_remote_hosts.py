@@ -1,15 +1,33 @@
-"""Jobs on other hosts, on hosts that only answer."""
+"""Jobs on other hosts: on hosts that only answer, and behind a real sshd."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import os
+import socket
+import sys
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import psutil
+import pytest
 
 from poseidon.cluster.jobs.kill import KillTimeouts
-from poseidon.cluster.jobs.registry import JobRecord, RecordedProcess
-from poseidon.cluster.jobs.remote_hosts import kill_remote_jobs, list_remote_jobs, remote_hosts
+from poseidon.cluster.jobs.registry import JobRecord, RecordedProcess, Registry
+from poseidon.cluster.jobs.remote_hosts import (
+    SshAsk,
+    kill_remote_jobs,
+    list_remote_jobs,
+    remote_hosts,
+)
 from poseidon.cluster.jobs.this_host import Answer, HostJob
 from poseidon.cluster.machinefile import Host, parse_machinefile
+from poseidon.cluster.remote_python import LauncherEnvironment
+from poseidon.cluster.ssh.config import SshSettings
 from poseidon.errors import JobError
+from tests.support.loopback_sshd import LoopbackSshd
+from tests.support.polling import until
 
 HOSTS = parse_machinefile(
     "0 127.0.0.1 9000\n1 node1 9000\n2 node2 9000 user=ml\n3 node1 9500\n4 Node2 9500 user=ml\n5 "
@@ -97,3 +115,59 @@ def test_what_was_stopped_is_reported_by_host() -> None:
         "node2: no answer within 15 s",
     )
     assert network.requests == [{"do": "kill", "jobs": jobs, "launcher_s": 1.0, "grace_s": 0.5}] * 3
+
+
+ROOT = Path(__file__).parents[4]
+OWN = LauncherEnvironment(python=sys.executable, checkout=str(ROOT), folder=str(ROOT))
+FAR = Host(id=0, address="127.0.0.1", port=0)
+
+
+@pytest.fixture
+def far_home(sshd: LoopbackSshd, tmp_path: Path) -> Iterator[Path]:
+    """The state folder of what runs on the host, which has a job of this process."""
+    before = sshd.server_config.read_text()
+    sshd.server_config.write_text(f"{before}SetEnv POSEIDON_HOME={tmp_path}\n")
+    me = RecordedProcess(
+        name="launcher",
+        host="127.0.0.1",
+        pid=os.getpid(),
+        created_s=psutil.Process().create_time(),
+    )
+    Registry(tmp_path).write(replace(JOB, launcher=me))
+    yield tmp_path
+    sshd.server_config.write_text(before)
+
+
+def _receivers() -> list[str]:
+    """The threads that read from agents."""
+    names = [thread.name for thread in threading.enumerate()]
+    return [name for name in names if name.startswith("poseidon") and name.endswith("receive")]
+
+
+@pytest.mark.needs("sshd")
+@pytest.mark.processes
+def test_a_host_is_asked_over_ssh_and_again_after_its_connection_broke(
+    sshd: LoopbackSshd, far_home: Path
+) -> None:
+    with SshAsk(SshSettings(config=sshd.config), OWN) as ask:
+        for _ in range(2):
+            jobs, problems = list_remote_jobs([FAR], ask)
+            assert ([job.reported.record.job for job in jobs], problems) == (["job-a"], [])
+            assert jobs[0].reported.launcher
+            sshd.break_lines()
+            until(lambda: not _receivers(), "the loss was not noticed", 10.0)
+        timeouts = KillTimeouts(launcher_s=1.0, grace_s=0.5)
+        killed = kill_remote_jobs(["none-of-that-name"], [FAR], ask, timeouts=timeouts)
+        assert (killed.counts, killed.problems) == ({("none-of-that-name", FAR): 0}, ())
+
+
+@pytest.mark.needs("sshd")
+@pytest.mark.processes
+def test_a_host_that_cannot_be_reached_hides_no_other(sshd: LoopbackSshd, far_home: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    down = replace(FAR, id=1, ssh_port=port)
+    with SshAsk(SshSettings(config=sshd.config), OWN) as ask:
+        jobs, (problem,) = list_remote_jobs([down, FAR], ask)
+    assert [job.host for job in jobs] == [FAR]
+    assert "Connection refused" in problem

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,7 +13,7 @@ from poseidon.cluster.jobs.registry import JobRecord, RecordedProcess, Registry
 from poseidon.cluster.jobs.this_host import Answer, HostJob, answers, jobs_here
 from poseidon.cluster.machinefile import Host
 from poseidon.errors import JobError
-from tests.support.jobs import environment, job_that_listens, running_job
+from tests.support.jobs import job_that_listens, running_job
 from tests.support.live_processes import live_pids, none_left
 
 GONE = JobRecord(
@@ -62,16 +60,7 @@ def test_what_a_job_has_started_besides_its_workers_and_shards_is_not_counted(
 
 
 def ask(state: Path, request: dict[str, object]) -> list[Answer]:
-    done = subprocess.run(
-        [sys.executable, "-m", "poseidon.cluster.jobs.this_host"],
-        input=json.dumps(request),
-        env=environment(state),
-        capture_output=True,
-        text=True,
-        timeout=50,
-        check=True,
-    )
-    return [json.loads(line) for line in done.stdout.splitlines()]
+    return json.loads(json.dumps(list(answers(request, Registry(state)))))
 
 
 def test_a_record_that_cannot_be_removed_hides_no_other(

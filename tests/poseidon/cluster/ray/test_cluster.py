@@ -7,6 +7,7 @@ import os
 import re
 import socket
 import sys
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from poseidon.cluster.agent.remote import RemoteAgent
 from poseidon.cluster.ray import cluster
 from poseidon.cluster.ray.cluster import RayCluster, connect_to_cluster
 from poseidon.errors import JobError, UsageError
@@ -183,12 +185,37 @@ def test_an_actor_that_does_not_start(describe: Any, text: str) -> None:
     ray = FakeRay(describe)
     cluster = RayCluster(ray)
     cluster._bundles, cluster._position = {0: {"CPU": 2.0, "shards": 1.0}}, {0: 0}
-    outcome = cluster.connect({0: "client 0"}, 3.0)[0]
+    outcome = cluster.start_actors({0: "client 0"}, object, ("put", "get"), 3.0, _no_agent)[0]
     assert isinstance(outcome, JobError) and str(outcome) == text
     assert ray.killed == 1
     assert (ray.options["num_cpus"], ray.options["num_gpus"]) == (2.0, 0)
     assert ray.options["resources"] == {"shards": 1.0}
     assert (ray.options["max_restarts"], ray.options["max_task_retries"]) == (0, 0)
+    assert ray.options["concurrency_groups"] == {"put": 1, "get": 1}
+
+
+def _no_agent(client: int, label: str, actor: object, facts: Mapping[str, Any]) -> RemoteAgent:
+    raise AssertionError(label)
+
+
+@pytest.mark.needs("ray")
+@pytest.mark.parametrize("fails", [False, True])
+def test_an_actor_that_starts_gets_an_agent(fails: bool) -> None:
+    ray = FakeRay({"node": "a", "version": "1"})
+    cluster = RayCluster(ray)
+    cluster._bundles, cluster._position = {5: {"CPU": 2.0}}, {5: 0}
+    error, agent = JobError("another version"), object()
+
+    def agent_of(client: int, label: str, actor: object, facts: Mapping[str, Any]) -> Any:
+        assert (client, label) == (5, "client 5 on node1")
+        assert facts == {"node": "a", "version": "1"}
+        if fails:
+            raise error
+        return agent
+
+    outcomes = cluster.start_actors({5: "client 5"}, object, ("put", "get"), 3.0, agent_of)
+    assert outcomes == {5: error if fails else (agent, cluster.nodes[0])}
+    assert ray.killed == fails, "no actor stays without an agent"
 
 
 def test_only_nodes_that_are_alive_count() -> None:

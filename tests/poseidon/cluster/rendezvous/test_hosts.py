@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import pytest
 
+from poseidon.cluster.agent.messages import Join
 from poseidon.cluster.rendezvous.hosts import RendezvousHost, group_by_host, rejection_reason
-from poseidon.cluster.rendezvous.wire import TaskInfo
 from poseidon.errors import JobError
 
 
-def arrivals(*places: tuple[str, int]) -> list[TaskInfo]:
+def arrivals(*places: tuple[str, int]) -> list[Join]:
     """Tasks by rank: host and local rank of each."""
     return [
-        TaskInfo(
+        Join(
             version="1",
             rank=rank,
             size=len(places),

@@ -10,11 +10,12 @@ from pathlib import Path
 
 import pytest
 
+from poseidon.cluster.agent.remote import RemoteAgent
+from poseidon.cluster.dial.local import dial_here
 from poseidon.cluster.jobs.registry import JobRecord, RecordedProcess, Registration, Registry
-from poseidon.cluster.local import LocalLauncher
 from poseidon.cluster.machinefile import Host
 from poseidon.cluster.plan import ProcessName, Role, ShardPlan, WorkerPlan, plan_job
-from poseidon.cluster.process import Launcher, Listener, OutputStream, ProcessSpec, RunningProcess
+from poseidon.cluster.process import Listener, OutputStream, ProcessSpec, RunningProcess
 from poseidon.cluster.supervision.loop import JobListener, JobResult, run_job
 from poseidon.cluster.supervision.signals import SignalRequests
 from poseidon.cluster.supervision.state import Outcome, SignalEffect, SupervisionSettings
@@ -22,6 +23,7 @@ from poseidon.errors import JobError
 from poseidon.output_lines import OutputLine
 from tests.support.job_child import ENDLESS_WORKER, SHARD, WORKER, child
 from tests.support.live_processes import live_pids
+from tests.support.polling import until
 
 pytestmark = pytest.mark.processes
 
@@ -39,16 +41,21 @@ class Remembering(JobListener):
         self, react: Callable[[Remembering, ProcessName, Mapping[str, object]], None] | None = None
     ) -> None:
         self._react = react
-        self._launcher: Launcher = LocalLauncher()
+        self._agent: RemoteAgent | None = None
         self.pids: dict[str, int] = {}
         self.log: list[tuple[str, str]] = []
         self.events: list[tuple[str, str]] = []
         self.started = 0
 
     def start(self, spec: ProcessSpec, client: Host, listener: Listener) -> RunningProcess:
-        process = self._launcher.start(spec, client, listener)
+        self._agent = self._agent or dial_here()
+        process = self._agent.start(spec, listener)
         self.pids[spec.name.short] = process.pid
         return process
+
+    def close(self) -> None:
+        if self._agent is not None:
+            self._agent.close()
 
     def on_started(self) -> None:
         self.started += 1
@@ -61,6 +68,10 @@ class Remembering(JobListener):
 
     def on_log(self, name: ProcessName, stream: OutputStream, line: OutputLine) -> None:
         self.log.append((name.short, line.text))
+
+
+def threads_of_poseidon() -> list[str]:
+    return [thread.name for thread in threading.enumerate() if thread.name.startswith("poseidon")]
 
 
 def run(
@@ -95,10 +106,10 @@ def run(
             requests=requests,
         )
     finally:
-        assert not live_pids(seen.pids.values())
-        assert not [
-            thread.name for thread in threading.enumerate() if thread.name.startswith("poseidon")
-        ]
+        left = live_pids(seen.pids.values())
+        seen.close()
+        assert not left
+        until(lambda: not threads_of_poseidon(), "a thread is left", 10.0)
 
 
 def registration(folder: Path) -> Registration:

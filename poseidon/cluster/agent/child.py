@@ -1,4 +1,4 @@
-"""Launching the processes of a job as child processes on this machine.
+"""The processes of a job as children of an agent.
 
 Law: each child leads a session of its own, so that Ctrl-C on the terminal reaches the launcher
 only, and so that one signal to its group ends the child and all that it started. A child is reaped
@@ -17,8 +17,9 @@ import queue
 import signal
 import subprocess
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import IO
@@ -26,9 +27,9 @@ from typing import IO
 import psutil
 
 from poseidon.cluster.events import decode_line
-from poseidon.cluster.machinefile import Host, is_loopback
 from poseidon.cluster.plan import ProcessName
 from poseidon.cluster.process import Listener, OutputStream, ProcessSpec
+from poseidon.cluster.python_command import module_folders
 from poseidon.errors import JobError, out_of_files
 from poseidon.settings import EVENTS_FD_VARIABLE, STDIN_FD_VARIABLE, inherited_environment
 
@@ -39,84 +40,101 @@ PIECE_BYTES = 1 << 16
 MAX_QUEUED_LINES = 100
 # How long the pipes of a dead process may stay open (a daemon that it left behind may hold them).
 DRAIN_S = 2.0
+_IGNORE_SIGNALS = ("sh", "-c", 'trap "" TERM INT HUP USR1 USR2; exec "$@"', "sh")
 
 
-class LocalLauncher:
-    """Starts the processes of every host on this machine.
+def base_environment(inherited: Mapping[str, str] | None = None) -> dict[str, str]:
+    """Return an environment in which children find the modules that this process finds.
 
     Args:
-        environment: of the children; this process's own when not given.
-        folder: their working directory; this process's own when not given.
-        stdin: the descriptor that a child reads that may read this process's standard input.
+        inherited: what it adds to; None: what this process's own children inherit.
+    """
+    inherited = inherited_environment() if inherited is None else inherited
+    return {
+        **inherited,
+        "PYTHONPATH": module_folders(inherited.get("PYTHONPATH", "")),
+        "PYTHONUNBUFFERED": "1",
+    }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChildSettings:
+    """Settings of the children of one agent.
+
+    Attributes:
+        environment: that they inherit.
+        folder: their working directory; None: this process's own.
+        stdin: the descriptor that a child reads that may read its launcher's standard input; None:
+            no child may.
+        ignore_signals: whether children start ignoring the signals by which a scheduler ends all
+            processes of a task: the agent alone handles them.
     """
 
-    def __init__(
-        self,
-        *,
-        environment: Mapping[str, str] | None = None,
-        folder: Path | None = None,
-        stdin: int = 0,
-    ) -> None:
-        self._environment = dict(inherited_environment() if environment is None else environment)
-        self._folder = folder
-        self._stdin = stdin
+    environment: Mapping[str, str] = field(default_factory=base_environment)
+    folder: str | None = None
+    stdin: int | None = None
+    ignore_signals: bool = False
 
-    def start(self, spec: ProcessSpec, host: Host, listener: Listener) -> LocalProcess:
-        """Start a child; see `Launcher.start`."""
-        if not is_loopback(host.address):
-            raise JobError(
-                f"client {host.id} is on {host.address}: only hosts of this machine (localhost, "
-                "127.0.0.1, ::1) "
-                "can be started here; expected --launcher=ssh for others"
-            )
-        try:
-            child, events = self._spawn(spec)
-        except (OSError, ValueError) as error:
-            why = out_of_files(error) or error
-            raise JobError(
-                f"cannot start {spec.name.describe()} with '{spec.argv[0]}': {why}"
-            ) from error
-        return LocalProcess(spec, child, listener, events=events)
 
-    def _spawn(self, spec: ProcessSpec) -> tuple[subprocess.Popen[bytes], IO[bytes] | None]:
-        """Start a child; return it, and the pipe of its events if that is not its standard
-        output.
-        """
-        environment = {**self._environment, **spec.environment}
-        with ExitStack() as opened:
-            passed = []
-            if spec.own_stdin:
-                passed.append(os.dup(self._stdin))
-                opened.callback(os.close, passed[-1])
-                environment[STDIN_FD_VARIABLE] = str(passed[-1])
-            if not spec.own_stdout:
-                return self._popen(spec, environment, passed), None
+def start_child(
+    spec: ProcessSpec, listener: Listener, settings: ChildSettings | None = None
+) -> ChildProcess:
+    """Start a child.
+
+    Raises:
+        JobError: it cannot be started; the message has the process and the reason.
+    """
+    settings = settings or ChildSettings()
+    try:
+        child, events = _spawn(spec, settings)
+    except (OSError, ValueError) as error:
+        why = out_of_files(error) or error
+        raise JobError(
+            f"cannot start {spec.name.describe()} with '{spec.argv[0]}': {why}"
+        ) from error
+    return ChildProcess(
+        spec, child, listener, events=events, ignores_signals=settings.ignore_signals
+    )
+
+
+def _spawn(
+    spec: ProcessSpec, settings: ChildSettings
+) -> tuple[subprocess.Popen[bytes], IO[bytes] | None]:
+    """Start a child; return it, and the pipe of its events if that is not its standard output."""
+    environment = {**settings.environment, **spec.environment}
+    argv = [*(_IGNORE_SIGNALS if settings.ignore_signals else ()), *spec.argv]
+    with ExitStack() as opened:
+        passed = []
+        events: IO[bytes] | None = None
+        if spec.own_stdin and settings.stdin is not None:
+            passed.append(os.dup(settings.stdin))
+            opened.callback(os.close, passed[-1])
+            environment[STDIN_FD_VARIABLE] = str(passed[-1])
+        if spec.own_stdout:
             read_fd, write_fd = os.pipe()
             events = os.fdopen(read_fd, "rb")
             opened.callback(os.close, write_fd)
-            try:
-                environment[EVENTS_FD_VARIABLE] = str(write_fd)
-                return self._popen(spec, environment, [*passed, write_fd]), events
-            except BaseException:
+            passed.append(write_fd)
+            environment[EVENTS_FD_VARIABLE] = str(write_fd)
+        try:
+            child = subprocess.Popen(
+                argv,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                cwd=settings.folder,
+                env=environment,
+                start_new_session=True,
+                pass_fds=passed,
+            )
+        except BaseException:
+            if events is not None:
                 events.close()
-                raise
-
-    def _popen(
-        self, spec: ProcessSpec, environment: Mapping[str, str], passed: Sequence[int]
-    ) -> subprocess.Popen[bytes]:
-        return subprocess.Popen(
-            spec.argv,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            cwd=self._folder,
-            env=environment,
-            start_new_session=True,
-            pass_fds=passed,
-        )
+            raise
+        return child, events
 
 
-class LocalProcess:
+class ChildProcess:
     """A child process and its threads.
 
     Args:
@@ -124,6 +142,7 @@ class LocalProcess:
         child: the process.
         listener: notified of what it writes, and of its end.
         events: the pipe of its events; None: its standard output.
+        ignores_signals: whether it was started ignoring SIGTERM.
     """
 
     def __init__(
@@ -133,6 +152,7 @@ class LocalProcess:
         listener: Listener,
         *,
         events: IO[bytes] | None = None,
+        ignores_signals: bool = False,
     ) -> None:
         self._name = spec.name
         self._child = child
@@ -141,7 +161,9 @@ class LocalProcess:
         self._status: int | None = None
         self._ended = threading.Event()
         self._created_s = _created_s(child.pid)
-        self._started_ignoring = signal.getsignal(signal.SIGTERM) is signal.SIG_IGN
+        self._started_ignoring = (
+            ignores_signals or signal.getsignal(signal.SIGTERM) is signal.SIG_IGN
+        )
         self._lines: queue.Queue[bytes | None] = queue.Queue(MAX_QUEUED_LINES)
         out, err = _pipe(child.stdout), _pipe(child.stderr)
         readers: dict[str, Callable[[], None]] = {
@@ -187,9 +209,8 @@ class LocalProcess:
         """Send SIGTERM to its group, and SIGCONT, without which a stopped process would not
         handle it.
 
-        Under `poseidon worker` and Ray a child is started ignoring SIGTERM
-        (`poseidon.cluster.rendezvous.program`). If it still does, it is killed at once, for nothing
-        else ends it. A child that ignores SIGTERM by itself, for instance while it writes a file,
+        Under `poseidon worker` a child is started ignoring SIGTERM. If it still does, it is killed
+        at once, for nothing else ends it. A child that ignores SIGTERM by itself, for instance while it writes a file,
         keeps its time.
         """
         if self._started_ignoring and _ignores(self._child.pid, signal.SIGTERM):

@@ -1,30 +1,57 @@
-"""The receiving side of a delivery, which runs on the host: inspects files, and gives complete
-ones their names.
+"""The files of a host, as its agent serves them to the launcher.
 
-It is sent to the interpreter's standard input (`sent_program_arguments`), so it uses the standard
-library only: no package need be installed. The request follows as one JSON document, and the answer
-goes to standard output as one. Paths are in the request only, never in argv.
+A file that arrives is written in parts to `.<name>.arriving`, in the folder where it will be.
 
-Law: a file gets its name when it is complete and its SHA-256 equals the request's; until then it is
-`.<name>.arriving` in the same folder. A file that is there and differs is reported, and removed
-only on request.
+Law: a file gets its name when it is complete and its SHA-256 equals the request's. A file that is
+there and differs is reported, and removed only on request.
 """
 
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import shutil
-import sys
+import stat
+from collections.abc import Mapping
 from typing import Any
 
+from poseidon.cluster.agent.messages import Content, Get, Put
+
+LARGEST_PART = 8 << 20
 ARRIVING = ".%s.arriving"
 # Files that databases keep while they are open.
 TRANSIENT = ("lock.mdb", "LOCK", "LOG", "LOG.old")
 
 
-def answer(request: dict[str, Any]) -> dict[str, Any]:
+def put(part: Put) -> None:
+    """Write a part of a file.
+
+    Raises:
+        OSError: as the system raises it.
+    """
+    with open(os.path.expanduser(part.path), "wb" if part.offset == 0 else "r+b") as stream:
+        stream.seek(part.offset)
+        stream.write(part.content)
+
+
+def get(part: Get) -> Content:
+    """Read a part of a file.
+
+    Raises:
+        OSError: as the system raises it, or it is not a regular file.
+    """
+    # Not blocking: a pipe of this name would wait for its writer.
+    descriptor = os.open(os.path.expanduser(part.path), os.O_RDONLY | os.O_NONBLOCK)
+    with open(descriptor, "rb") as stream:
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode):
+            raise OSError(f"{part.path} is not a regular file")
+        stream.seek(part.offset)
+        content = stream.read(max(0, min(part.size, LARGEST_PART)))
+    return Content(id=part.id, size=status.st_size, content=content)
+
+
+def answer(request: Mapping[str, Any]) -> dict[str, Any]:
     """Carry out a request.
 
     Args:
@@ -47,7 +74,7 @@ def answer(request: dict[str, Any]) -> dict[str, Any]:
         return {"problem": f"{error.filename or 'a file'}: {error.strerror or error}"}
 
 
-def _inspect(request: dict[str, Any]) -> dict[str, Any]:
+def _inspect(request: Mapping[str, Any]) -> dict[str, Any]:
     files = [
         dict(file, path=os.path.abspath(os.path.expanduser(file["path"])))
         for file in request["files"]
@@ -144,7 +171,3 @@ def digest(path: str) -> str:
         while block := stream.read(1 << 20):
             state.update(block)
     return state.hexdigest()
-
-
-if __name__ == "__main__":
-    json.dump(answer(json.load(sys.stdin)), sys.stdout)

@@ -1,6 +1,6 @@
-"""Copying files to a host over SFTP; an interrupted copy is resumed.
+"""Copying files to a host through its agent; an interrupted copy is resumed.
 
-Law: a file gets its name on the host only when its SHA-256 there equals ours (`receiving.py`). The
+Law: a file gets its name on the host only when its SHA-256 there equals ours (`files.py`). The
 partial file of an interrupted copy is compared and continued; a file that is there already is not
 sent again; one that differs is refused, unless it is to be replaced. Files get their names in the
 order in which they are given.
@@ -8,24 +8,19 @@ order in which they are given.
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
-import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any, Protocol
+from typing import Any
 
-import paramiko
-
-from poseidon.cluster.python_command import sent_program_arguments
-from poseidon.cluster.ssh import receiving
-from poseidon.cluster.ssh.receiving import arriving_path
+from poseidon.cluster.agent.files import arriving_path
+from poseidon.cluster.agent.messages import Service
+from poseidon.cluster.agent.remote import RemoteAgent
 from poseidon.errors import JobError, printable
 
 # Files in one request: bounds the request and what is lost with a dead host.
 FILES_PER_REQUEST = 2000
-BLOCK_BYTES = 1 << 18
 # A host that computes checksums slower than this is taken for dead.
 MIN_DIGEST_BYTES_S = 10e6
 ANSWER_S = 60.0
@@ -63,54 +58,6 @@ class Delivered:
     sent_bytes: int
 
 
-class Finished(Protocol):
-    """The result of a command on a host."""
-
-    @property
-    def status(self) -> int:
-        """Its exit status."""
-
-    @property
-    def stdout(self) -> bytes:
-        """Its output."""
-
-    @property
-    def stderr(self) -> bytes:
-        """Its standard error."""
-
-
-class RemoteFile(Protocol):
-    """An open file of an SFTP session."""
-
-    def write(self, data: bytes) -> object:
-        """Append bytes."""
-
-    def close(self) -> None:
-        """Close the file; all bytes have arrived when this returns."""
-
-
-class Sftp(Protocol):
-    """The part of an SFTP session that a delivery uses."""
-
-    def open(self, filename: str, mode: str) -> Any:
-        """Open a file; see `RemoteFile`."""
-
-    def close(self) -> None:
-        """End the session."""
-
-
-class SftpConnection(Protocol):
-    """A connection that files can be delivered over:
-    `poseidon.cluster.ssh.connections.SshConnection`.
-    """
-
-    def run(self, argv: Sequence[str], *, stdin: bytes = b"", timeout_s: float) -> Finished:
-        """Run a program on the host to its end."""
-
-    def sftp(self) -> Any:
-        """Open an SFTP session; see `Sftp`."""
-
-
 def sent_file(
     local: Path, remote: str, report: Callable[[int], object] = lambda _: None
 ) -> SentFile:
@@ -138,10 +85,9 @@ def sent_file(
 
 def deliver(
     files: Sequence[SentFile],
-    connection: SftpConnection,
+    agent: RemoteAgent,
     *,
     name: str,
-    python: Sequence[str],
     folders: Sequence[str] = (),
     replace: bool = False,
     report: Callable[[int], object] = lambda _: None,
@@ -151,10 +97,8 @@ def deliver(
     Args:
         files: in the order in which they get their names; the file that makes the others usable
             comes last.
-        connection: to the host.
+        agent: of the host.
         name: the host in messages: `client 1 (node1)`.
-        python: the argv that starts its interpreter, 3.10 or newer; no package need be installed
-            for it.
         folders: folders on the host that are to hold nothing but these files.
         replace: whether to replace files that are there and differ.
         report: called with the number of further bytes that are on the host, sent or found.
@@ -163,33 +107,29 @@ def deliver(
         JobError: other files are there, the disk is too full, the connection broke, or a checksum
             was wrong twice. A second call continues where the first ended.
     """
-    delivery = _Delivery(connection, name, python, report)
+    delivery = _Delivery(agent, name, report)
     try:
         return delivery.run(files, folders, replace=replace)
-    except (OSError, EOFError, paramiko.SSHException) as error:
-        why = getattr(error, "strerror", None) or str(error) or type(error).__name__
-        raise JobError(
-            f"{name}: copying broke off after {delivery.sent_bytes} bytes ({why}); run the same "
-            "command again to continue"
-        ) from error
+    except OSError as error:
+        raise delivery.broken(error.strerror or str(error)) from error
 
 
 class _Delivery:
     """One delivery to one host."""
 
-    def __init__(
-        self,
-        connection: SftpConnection,
-        name: str,
-        python: Sequence[str],
-        report: Callable[[int], object],
-    ) -> None:
-        self._connection = connection
+    def __init__(self, agent: RemoteAgent, name: str, report: Callable[[int], object]) -> None:
+        self._agent = agent
         self._name = name
-        self._python = tuple(python)
         self._report = report
         self.sent_bytes = 0
         self.sent_files = 0
+
+    def broken(self, why: str) -> JobError:
+        """Return the error of a copy that could not go on."""
+        return JobError(
+            f"{self._name}: copying broke off after {self.sent_bytes} bytes ({why}); run the same "
+            "command again to continue"
+        )
 
     def run(self, files: Sequence[SentFile], folders: Sequence[str], *, replace: bool) -> Delivered:
         """Inspect everything first, so that a full disk or another file there is found before a
@@ -256,60 +196,45 @@ class _Delivery:
 
     def _send_and_seal(self, missing: Sequence[tuple[SentFile, _FileState]]) -> None:
         """Send the files; send those with a wrong checksum once more."""
-        with contextlib.closing(self._connection.sftp()) as session:
-            for attempt in range(2):
-                for file, place in missing:
-                    self._send(session, file, place.path, place.arrived if attempt == 0 else 0)
-                files = [file for file, _ in missing]
-                fields = [
-                    {"path": place.path, "size": file.size, "sha256": file.sha256}
-                    for file, place in missing
-                ]
-                bad = self._request(files, {"do": "seal", "files": fields})["bad"]
-                missing = [missing[number] for number in bad]
-                if not missing:
-                    return
+        for attempt in range(2):
+            for file, place in missing:
+                self._send(file, place.path, place.arrived if attempt == 0 else 0)
+            files = [file for file, _ in missing]
+            fields = [
+                {"path": place.path, "size": file.size, "sha256": file.sha256}
+                for file, place in missing
+            ]
+            bad = self._request(files, {"do": "seal", "files": fields})["bad"]
+            missing = [missing[number] for number in bad]
+            if not missing:
+                return
         raise JobError(
             f"{self._name}: {missing[0][1].path} has another checksum there than here, twice over; "
             "did it change here while it was copied?"
         )
 
-    def _send(self, session: Sftp, file: SentFile, path: str, begin: int) -> None:
+    def _send(self, file: SentFile, path: str, begin: int) -> None:
         self._report(begin)
         self.sent_files += 1
-        with file.local.open("rb") as source:
-            source.seek(begin)
-            target = session.open(arriving_path(path), "ab" if begin else "wb")
-            with contextlib.closing(target):
-                if hasattr(target, "set_pipelined"):
-                    target.set_pipelined(
-                        True
-                    )  # without it each block waits for the answer to the one before
-                for block in _blocks(source):
-                    target.write(block)
-                    self.sent_bytes += len(block)
-                    self._report(len(block))
+
+        def sent(size: int) -> None:
+            self.sent_bytes += size
+            self._report(size)
+
+        try:
+            self._agent.send_file(file.local, arriving_path(path), begin, sent)
+        except JobError as error:
+            raise self.broken(str(error).removeprefix(f"{self._agent.label}: ")) from error
 
     def _request(self, files: Sequence[SentFile], request: dict[str, Any]) -> dict[str, Any]:
         timeout_s = ANSWER_S + 2 * sum(file.size for file in files) / MIN_DIGEST_BYTES_S
-        program = Path(receiving.__file__).read_bytes()
-        stdin = b"%d\n%b%b" % (len(program), program, json.dumps(request).encode())
-        finished = self._connection.run(
-            [*self._python, *sent_program_arguments()], stdin=stdin, timeout_s=timeout_s
-        )
         try:
-            answer = json.loads(finished.stdout)
-        except ValueError as error:
-            last = finished.stderr.decode("utf-8", "backslashreplace").strip().splitlines()[
-                -1:
-            ] or ["no output"]
-            raise JobError(
-                f"{self._name}: Python there cannot receive the files (status {finished.status}): "
-                f"{printable(last[0])}"
-            ) from error
+            answer = dict(self._agent.ask(Service.FILES, request, timeout_s))
+        except JobError as error:
+            raise self.broken(str(error).removeprefix(f"{self._agent.label}: ")) from error
         if "problem" in answer:
             raise JobError(f"{self._name}: {printable(str(answer['problem']))}")
-        return dict(answer)
+        return answer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -344,8 +269,3 @@ def _resumable_bytes(file: SentFile, arrived: int, sha256: str) -> int:
             state.update(block)
             left -= len(block)
     return arrived if not left and state.hexdigest() == sha256 else 0
-
-
-def _blocks(source: IO[bytes]) -> Iterator[bytes]:
-    while block := source.read(BLOCK_BYTES):
-        yield block

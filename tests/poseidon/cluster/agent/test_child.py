@@ -8,11 +8,17 @@ import os
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 
-from poseidon.cluster.local import LocalLauncher, LocalProcess
-from poseidon.cluster.machinefile import Host
+import poseidon
+from poseidon.cluster.agent.child import (
+    ChildProcess,
+    ChildSettings,
+    base_environment,
+    start_child,
+)
 from poseidon.cluster.plan import ProcessName, Role
 from poseidon.cluster.process import OutputStream, ProcessSpec, describe_exit
 from poseidon.errors import JobError
@@ -20,7 +26,6 @@ from tests.support.job_child import child
 from tests.support.live_processes import live_pids, none_left
 from tests.support.recording_listener import WAIT_S, RecordingListener
 
-HERE = Host(id=0, address="127.0.0.1", port=0)
 NAME = ProcessName(role=Role.WORKER, index=0, client=0, host="127.0.0.1")
 
 pytestmark = pytest.mark.processes
@@ -29,12 +34,12 @@ pytestmark = pytest.mark.processes
 @contextmanager
 def started(
     script: str, *, first_line: bytes = b"{}", **environment: str
-) -> Iterator[tuple[LocalProcess, RecordingListener]]:
+) -> Iterator[tuple[ChildProcess, RecordingListener]]:
     listener = RecordingListener()
     spec = ProcessSpec(
         name=NAME, argv=child(script), environment=environment, first_line=first_line
     )
-    process = LocalLauncher().start(spec, HERE, listener)
+    process = start_child(spec, listener)
     try:
         yield process, listener
     finally:
@@ -85,7 +90,7 @@ for stream, piece in ((1, b"a"), (2, b"\\r 50%"), (1, b"\\xff\\xc3"), (1, b"\\xa
 """
     listener = RecordingListener()
     spec = ProcessSpec(name=NAME, argv=child(script), first_line=b"{}", own_stdout=own_stdout)
-    process = LocalLauncher().start(spec, HERE, listener)
+    process = start_child(spec, listener)
     try:
         for expected in PIECES[own_stdout]:
             assert listener.pieces.get(timeout=WAIT_S) == expected
@@ -103,7 +108,7 @@ say("heard", text=os.read(int(fd), 9).decode() if fd else None)
 """
     listener, (theirs, ours) = RecordingListener(), os.pipe()
     spec = ProcessSpec(name=NAME, argv=child(script), first_line=b"{}", own_stdin=own_stdin)
-    process = LocalLauncher(stdin=theirs).start(spec, HERE, listener)
+    process = start_child(spec, listener, ChildSettings(stdin=theirs))
     try:
         os.write(ours, b"c\n")
         expected = "c\n" if own_stdin else None
@@ -217,13 +222,53 @@ def test_cannot_be_started() -> None:
     with pytest.raises(
         JobError, match=r"cannot start worker 0 \(client 0, 127.0.0.1\) with '/no/such/python'"
     ):
-        LocalLauncher().start(spec, HERE, RecordingListener())
+        start_child(spec, RecordingListener())
 
 
-def test_other_hosts_are_refused() -> None:
-    spec = ProcessSpec(name=NAME, argv=child(""), first_line=b"")
-    with pytest.raises(JobError, match=r"node7.*expected --launcher=ssh"):
-        LocalLauncher().start(spec, Host(id=3, address="node7", port=1), RecordingListener())
+def test_a_child_finds_what_its_settings_say(tmp_path: Path) -> None:
+    listener = RecordingListener()
+    settings = ChildSettings(environment={"ONE": "of the settings"}, folder=str(tmp_path))
+    spec = ProcessSpec(
+        name=NAME,
+        argv=child(
+            "say('found', folder=os.getcwd(), **{k: os.environ[k] for k in ('ONE', 'TWO')})"
+        ),
+        environment={"TWO": "its own"},
+        first_line=b"{}",
+    )
+    process = start_child(spec, listener, settings)
+    try:
+        assert listener.until("found")[-1][1] == {
+            "event": "found",
+            "folder": str(tmp_path),
+            "ONE": "of the settings",
+            "TWO": "its own",
+        }
+    finally:
+        process.close()
+
+
+def test_children_find_the_modules_that_this_process_finds() -> None:
+    environment = base_environment({"PYTHONPATH": "/mine", "LANG": "C"})
+    assert environment["LANG"] == "C"
+    folders = environment["PYTHONPATH"].split(os.pathsep)
+    assert "/mine" in folders and str(Path(poseidon.__file__).parents[1]) in folders
+
+
+def test_a_child_may_start_ignoring_the_signals_of_a_scheduler() -> None:
+    listener = RecordingListener()
+    spec = ProcessSpec(name=NAME, argv=child("say('ready'); forever()"), first_line=b"{}")
+    process = start_child(spec, listener, ChildSettings(ignore_signals=True))
+    try:
+        listener.until("ready")
+        ignored = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
+        status = Path(f"/proc/{process.pid}/status").read_text().splitlines()
+        (mask,) = [int(line.split()[1], 16) for line in status if line.startswith("SigIgn:")]
+        assert all(mask >> (number - 1) & 1 for number in ignored)
+        process.terminate()  # nothing else ends it
+        assert listener.until("exited")[-1] == ("exited", -9)
+    finally:
+        process.close()
 
 
 def test_secrets_are_not_shown() -> None:
@@ -254,9 +299,7 @@ class FailingListener(RecordingListener):
 def test_a_listener_that_fails_ends_the_process_with_an_error(stream: str) -> None:
     listener = FailingListener()
     script = f"print('text', file=sys.{stream}, flush=True)\nforever()\n"
-    process = LocalLauncher().start(
-        ProcessSpec(name=NAME, argv=child(script), first_line=b"{}"), HERE, listener
-    )
+    process = start_child(ProcessSpec(name=NAME, argv=child(script), first_line=b"{}"), listener)
     *_, (kind, event), (_, status) = listener.until("exited", 10.0)
     assert (
         kind == "error"
@@ -273,9 +316,8 @@ def test_a_child_that_cannot_be_waited_for_is_reported(monkeypatch: pytest.Monke
 
     monkeypatch.setattr("os.waitid", waitid)
     listener = RecordingListener()
-    process = LocalLauncher().start(
-        ProcessSpec(name=NAME, argv=child("forever()"), first_line=b"{}"), HERE, listener
-    )
+    spec = ProcessSpec(name=NAME, argv=child("forever()"), first_line=b"{}")
+    process = start_child(spec, listener)
     *_, (kind, event), _ = listener.until("exited", 10.0)
     assert (
         kind == "error"

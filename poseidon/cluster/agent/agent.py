@@ -1,0 +1,165 @@
+"""The state machine of an agent: requests and the time in, what its host is to do out.
+
+Law: pure. No request is carried out before `Hello`, and none after the agent has decided to leave.
+It leaves when its launcher says so, falls silent, or sends what is not a request. A launcher is
+not taken for silent while this host itself was suspended.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from poseidon.cluster.agent.messages import (
+    AGENT_ITSELF,
+    PROTOCOL,
+    EndAll,
+    Get,
+    Heartbeat,
+    Hello,
+    KilledByUser,
+    Put,
+    Refused,
+    Register,
+    Report,
+    Request,
+    SendLine,
+    SendSignal,
+    Shutdown,
+    Signaled,
+    Start,
+)
+
+LONGEST_PAUSE_S = 5.0
+"""A longer pause between two ticks means that this host was suspended, not the launcher."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Send:
+    """Send a report."""
+
+    report: Report
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Perform:
+    """Carry out a request; it is legal now. `Hello`: answer with `Welcome`."""
+
+    request: Request
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Leave:
+    """End all processes, then exit.
+
+    Attributes:
+        status: the exit status.
+        reason: a sentence; empty where the launcher has ended the agent.
+    """
+
+    status: int
+    reason: str = ""
+
+
+Action = Send | Perform | Leave
+
+
+class AgentState:
+    """An agent.
+
+    Args:
+        version: of its Poseidon.
+        hello_s: how long the launcher may take to send `Hello`.
+        now_s: the time, by any steady clock.
+        launcher: the launcher in messages.
+    """
+
+    def __init__(
+        self, version: str, hello_s: float, now_s: float, launcher: str = "the launcher"
+    ) -> None:
+        self._version = version
+        self._launcher = launcher
+        self._silence_s = hello_s
+        self._received_s = self._awake_s = now_s
+        self._greeted = False
+        self._left = False
+        self._started: set[int] = set()
+        self.grace_s = 5.0
+        """From SIGTERM to SIGKILL, when processes are ended."""
+
+    @property
+    def greeted(self) -> bool:
+        """Whether the launcher has sent `Hello`."""
+        return self._greeted
+
+    def take(self, request: Request, now_s: float) -> list[Action]:
+        """Take a request."""
+        self._received_s = self._awake_s = now_s
+        if self._left or isinstance(request, Heartbeat):
+            return []
+        if isinstance(request, Shutdown):
+            return self._leave(request.status, request.reason)
+        if isinstance(request, Hello):
+            return self._greet(request)
+        if not self._greeted:
+            return self.reject("a request before Hello")
+        if isinstance(request, Start):
+            if request.id in self._started:
+                why = f"process {request.id} was started before"
+                return [Send(report=Refused(id=request.id, message=why))]
+            self._started.add(request.id)
+        elif isinstance(request, SendLine | SendSignal) and request.id not in self._started:
+            return []
+        elif isinstance(request, Put | Get) and request.id < 0:
+            return self.reject(f"{type(request).__name__} with the id {request.id}")
+        elif isinstance(request, EndAll | Register):
+            self._started.clear()
+        return [Perform(request=request)]
+
+    def reject(self, why: str) -> list[Action]:
+        """Leave: what came is not a request of this protocol."""
+        return [
+            Send(report=Refused(id=AGENT_ITSELF, message=why)),
+            *self._leave(1, f"what {self._launcher} has sent is not of this protocol: {why}"),
+        ]
+
+    def tick(self, now_s: float) -> list[Action]:
+        """Note the time; called at least once a second."""
+        if now_s - self._awake_s > LONGEST_PAUSE_S:
+            self._received_s += now_s - self._awake_s
+        self._awake_s = now_s
+        if now_s - self._received_s <= self._silence_s or self._left:
+            return []
+        said = "has sent nothing for" if self._greeted else "did not answer within"
+        return self._leave(1, f"{self._launcher} {said} {self._silence_s:g} s")
+
+    def end_of_channel(self, why: str = "") -> list[Action]:
+        """Leave: the channel has ended or broken."""
+        lost = f"{self._launcher} is lost: {why}" if why else ""
+        return self._leave(1, lost or f"the connection to {self._launcher} has ended")
+
+    def killed_by_user(self) -> list[Action]:
+        """Leave: the user has killed the job on this host."""
+        # Reported before the first process ends, which would look like a loss.
+        return [Send(report=KilledByUser()), *self._leave(1, "the job was killed on this host")]
+
+    def signaled(self, name: str) -> list[Action]:
+        """Report a signal of the scheduler; before `Hello` there is nobody to report it to."""
+        if self._greeted:
+            return [Send(report=Signaled(signal=name))]
+        return self._leave(1, f"the task was ended by {name} before all others had joined")
+
+    def _greet(self, hello: Hello) -> list[Action]:
+        if (hello.protocol, hello.version) != (PROTOCOL, self._version):
+            return self.reject(
+                f"Poseidon {self._version} is installed there, and {hello.version} here; "
+                "expected the same"
+            )
+        self._greeted = True
+        self._silence_s, self.grace_s = hello.silence_s, hello.grace_s
+        return [Perform(request=hello)]
+
+    def _leave(self, status: int, reason: str = "") -> list[Action]:
+        if self._left:
+            return []
+        self._left = True
+        return [Leave(status=status, reason=reason)]

@@ -1,0 +1,416 @@
+"""The I/O of an agent: a job's processes, files and checks on one host, for its launcher.
+
+Law: no process of the job outlives the channel. When the channel ends, breaks or falls silent, and
+when the agent is stopped, all processes get SIGTERM, then SIGKILL, and `serve` returns. No request
+reaches a shell, save as the argument list of a process that this user asked for.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import queue
+import shutil
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import psutil
+
+from poseidon import __version__
+from poseidon.cluster import host_probe
+from poseidon.cluster.agent import files
+from poseidon.cluster.agent.agent import Action, AgentState, Leave, Send
+from poseidon.cluster.agent.child import ChildProcess, ChildSettings, start_child
+from poseidon.cluster.agent.messages import (
+    OWN_INTERPRETER,
+    PROTOCOL,
+    Answer,
+    Ask,
+    EndAll,
+    EventReport,
+    Exited,
+    Get,
+    Heartbeat,
+    Hello,
+    OutputReport,
+    ProcessSignal,
+    Put,
+    Refused,
+    Register,
+    Report,
+    Request,
+    SendLine,
+    SendSignal,
+    Service,
+    Start,
+    Started,
+    Welcome,
+)
+from poseidon.cluster.agent.wire import REPORTS, REQUESTS, WireError
+from poseidon.cluster.dial.channel import Channel
+from poseidon.cluster.doctor.probe import Probe
+from poseidon.cluster.jobs.kill import AGENT
+from poseidon.cluster.jobs.registry import (
+    NO_RECORD,
+    JobRecord,
+    RecordedProcess,
+    Registry,
+    record_from_fields,
+)
+from poseidon.cluster.jobs.this_host import answers
+from poseidon.cluster.plan import ProcessName
+from poseidon.cluster.process import OutputStream, ProcessSpec
+from poseidon.errors import JobError, PoseidonError
+from poseidon.settings import read_settings
+
+HEARTBEAT_S = 2.0
+TICK_S = 0.2
+HELLO_S = 60.0
+MAX_QUEUED = 10_000
+LOOPBACK = "127.0.0.1"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AgentSettings:
+    """Settings of an agent.
+
+    Attributes:
+        children: of the processes that it starts.
+        python: the interpreter that they run with, where the launcher names none.
+        hello_s: how long the launcher may take to send `Hello`.
+        launcher: the launcher in messages.
+    """
+
+    children: ChildSettings = field(default_factory=ChildSettings)
+    python: str = sys.executable
+    hello_s: float = HELLO_S
+    launcher: str = "the launcher"
+
+
+class Agent:
+    """An agent and its host.
+
+    Args:
+        channel: to the launcher; closed at the end.
+        settings: its settings.
+    """
+
+    def __init__(self, channel: Channel, settings: AgentSettings | None = None) -> None:
+        self._channel = channel
+        self._settings = settings or AgentSettings()
+        self._state = AgentState(
+            __version__, self._settings.hello_s, time.monotonic(), self._settings.launcher
+        )
+        self._registry = Registry(read_settings().state_folder)
+        self._record: JobRecord | None = None
+        self._running: dict[int, ChildProcess] = {}
+        self._scratch = ""
+        self._leave: Leave | None = None
+        self._inbox: queue.Queue[bytes | None] = queue.Queue(MAX_QUEUED)
+        self._outbox: queue.Queue[Report | None] = queue.Queue(MAX_QUEUED)
+        self._file_requests: queue.Queue[Put | Get | None] = queue.Queue(MAX_QUEUED)
+        self._signals: queue.SimpleQueue[Callable[[], list[Action]]] = queue.SimpleQueue()
+        self._lost = threading.Event()
+        self._lost_why = ""
+        self._links = Probe()
+        self._perform: dict[type[Request], Callable[[Any], None]] = {
+            Hello: self._welcome,
+            Register: self._take_record,
+            Start: self._start,
+            SendLine: self._send_line,
+            SendSignal: self._send_signal,
+            Ask: lambda ask: self._thread("ask", lambda: self._answer(ask)).start(),
+            Put: self._file_requests.put,
+            Get: self._file_requests.put,
+            EndAll: self._end_job,
+        }
+
+    @property
+    def greeted(self) -> bool:
+        """Whether the launcher has sent `Hello`."""
+        return self._state.greeted
+
+    def serve(self) -> Leave:
+        """Serve the launcher until it ends the agent, or is lost; return how that came."""
+        receiver, sender, filer = (
+            self._thread("receive", self._receive),
+            self._thread("send", self._send),
+            self._thread("files", self._serve_files),
+        )
+        for thread in (receiver, sender, filer):
+            thread.start()
+        try:
+            while self._leave is None:
+                for action in self._next_actions():
+                    self._do(action)
+            return self._leave
+        finally:
+            self._end_processes()
+            self._links.close()
+            if self._scratch:
+                shutil.rmtree(self._scratch, ignore_errors=True)
+            self._file_requests.put(None)
+            with suppress(queue.Full):  # a channel that takes nothing is lost
+                self._outbox.put_nowait(None)
+            sender.join(HEARTBEAT_S)  # it sends the last reports
+            self._lost.set()
+            self._channel.close()
+            receiver.join(TICK_S)  # it may wait in a read that only the launcher's end can end
+
+    def stop(self, reason: str) -> None:
+        """End everything and return from `serve`. Signal handlers may call it."""
+        self._signals.put(lambda: [Leave(status=1, reason=reason)])
+
+    def killed_by_user(self) -> None:
+        """As `stop`, after a report that the user has killed the job on this host."""
+        self._signals.put(self._state.killed_by_user)
+
+    def signaled(self, name: str) -> None:
+        """Report a signal by which the scheduler asks to end. Signal handlers may call it."""
+        self._signals.put(lambda: self._state.signaled(name))
+
+    def _next_actions(self) -> list[Action]:
+        if not self._signals.empty():
+            return self._signals.get()()
+        if self._lost.is_set():
+            return self._state.end_of_channel(self._lost_why)
+        try:
+            encoded = self._inbox.get(timeout=TICK_S)
+        except queue.Empty:
+            return self._state.tick(time.monotonic())
+        if encoded is None:
+            return self._state.end_of_channel()
+        try:
+            return self._state.take(REQUESTS.decode(encoded), time.monotonic())
+        except WireError as error:
+            return self._state.reject(str(error))
+
+    def _do(self, action: Action) -> None:
+        if isinstance(action, Leave):
+            self._leave = self._leave or action
+        elif isinstance(action, Send):
+            self.report(action.report, timeout_s=HEARTBEAT_S)
+        else:
+            self._perform[type(action.request)](action.request)
+
+    def _welcome(self, hello: Hello) -> None:
+        me = psutil.Process()
+        self._scratch = tempfile.mkdtemp(prefix="poseidon-")
+        self._reply(
+            Welcome(
+                protocol=PROTOCOL,
+                version=__version__,
+                pid=me.pid,
+                cores=host_probe.cores(),
+                scratch=self._scratch,
+            )
+        )
+
+    def _take_record(self, register: Register) -> None:
+        me = psutil.Process()
+        launcher = RecordedProcess(
+            name=AGENT, host=LOOPBACK, pid=me.pid, created_s=me.create_time()
+        )
+        try:
+            record = record_from_fields(register.record)
+        except NO_RECORD as error:
+            for action in self._state.reject(f"the job's record cannot be read: {error}"):
+                self._do(action)
+            return
+        self._record = replace(record, launcher=launcher, processes=())
+
+    def _start(self, request: Start) -> None:
+        program, *arguments = request.argv
+        spec = ProcessSpec(
+            name=request.name,
+            argv=(self._settings.python if program == OWN_INTERPRETER else program, *arguments),
+            environment=request.environment,
+            first_line=request.first_line.encode(),
+            own_stdout=request.own_stdout,
+            own_stdin=request.own_stdin,
+        )
+        forwarder = _Forwarder(self, request.id)
+        try:
+            process = start_child(spec, forwarder, self._settings.children)
+        except JobError as error:
+            self._reply(Refused(id=request.id, message=str(error)))
+            return
+        self._running[request.id] = process
+        self._put_on_record(request.name, process)
+        self._reply(Started(id=request.id, pid=process.pid, created_s=process.created_s))
+        forwarder.started.set()
+
+    def _send_line(self, request: SendLine) -> None:
+        if (process := self._running.get(request.id)) is not None:
+            process.send_line(request.line.encode())
+
+    def _send_signal(self, request: SendSignal) -> None:
+        if (process := self._running.get(request.id)) is not None:
+            if request.signal is ProcessSignal.KILL:
+                process.kill()
+            else:
+                process.terminate()
+
+    def _end_job(self, request: EndAll) -> None:
+        self._end_processes()
+        for entry in os.scandir(self._scratch):
+            if entry.is_dir(follow_symlinks=False):
+                shutil.rmtree(entry.path, ignore_errors=True)
+            else:
+                os.unlink(entry.path)
+        self._reply(Answer(id=request.id, answer={}))
+
+    def _answer(self, ask: Ask) -> None:
+        try:
+            answer: Mapping[str, object] = _SERVICES[ask.service](self, ask.request)
+        except Exception as error:  # noqa: BLE001 - the thread's outermost frame: the launcher raises it
+            why = str(error) if isinstance(error, PoseidonError) else repr(error)
+            self.report(Refused(id=ask.id, message=why))
+            return
+        self.report(Answer(id=ask.id, answer=answer))
+
+    def _jobs(self, request: Mapping[str, object]) -> Mapping[str, object]:
+        return {"lines": list(answers(request, self._registry))}
+
+    def _serve_files(self) -> None:
+        while (part := self._file_requests.get()) is not None:
+            report: Report
+            try:
+                if isinstance(part, Get):
+                    report = files.get(part)
+                else:
+                    files.put(part)
+                    report = Answer(id=part.id, answer={})
+            except (OSError, ValueError) as error:
+                report = Refused(id=part.id, message=getattr(error, "strerror", "") or str(error))
+            self.report(report)
+
+    def _put_on_record(self, name: ProcessName, process: ChildProcess) -> None:
+        """Add a process to the host's record of the job, unless that is the launcher's own."""
+        if self._record is None:
+            return
+        added = RecordedProcess(
+            name=name.describe(), host=LOOPBACK, pid=process.pid, created_s=process.created_s
+        )
+        self._record = replace(self._record, processes=(*self._record.processes, added))
+        with suppress(PoseidonError):  # kill finds processes by the job's id, too
+            there = self._registry.read(self._record.job)
+            if there is None or there.launcher == self._record.launcher:
+                self._registry.write(self._record)
+
+    def _end_processes(self) -> None:
+        """End all processes, and take the job off the record."""
+        processes = [process for process in self._running.values() if process.poll() is None]
+        for process in processes:
+            process.terminate()
+        deadline_s = time.monotonic() + self._state.grace_s
+        while (
+            any(process.poll() is None for process in processes) and time.monotonic() < deadline_s
+        ):
+            time.sleep(TICK_S / 4)
+        for process in self._running.values():
+            process.close()
+        self._running.clear()
+        record, self._record = self._record, None
+        with suppress(PoseidonError):
+            there = None if record is None else self._registry.read(record.job)
+            if record is not None and there is not None and there.launcher == record.launcher:
+                self._registry.remove(record.job)
+
+    def report(self, report: Report, *, timeout_s: float = math.inf) -> bool:
+        """Queue a report; wait while the channel is slow.
+
+        Drop it, and return False, when the channel is lost or time is up.
+        """
+        deadline_s = time.monotonic() + timeout_s
+        while not self._lost.is_set() and time.monotonic() < deadline_s:
+            with suppress(queue.Full):
+                self._outbox.put(report, timeout=TICK_S)
+                return True
+        return False
+
+    def _reply(self, report: Report) -> None:
+        """Queue a report from the loop, which has to check for silence and for signals."""
+        while not self.report(report, timeout_s=TICK_S):
+            if self._lost.is_set() or not self._signals.empty():
+                return
+            for action in self._state.tick(time.monotonic()):
+                self._do(action)
+            if self._leave is not None:
+                return
+
+    def _thread(self, role: str, work: Callable[[], None]) -> threading.Thread:
+        def run() -> None:
+            try:
+                work()
+            except Exception as error:  # noqa: BLE001 - `serve` is the owner: it ends
+                print(f"poseidon agent: {role}: {type(error).__name__}: {error}", file=sys.stderr)
+                self._lost.set()
+
+        return threading.Thread(target=run, name=f"poseidon agent {role}", daemon=True)
+
+    def _receive(self) -> None:
+        while not self._lost.is_set():
+            try:
+                encoded = self._channel.receive()
+            except OSError as error:
+                self._lost_why = str(error)
+                self._lost.set()
+                return
+            while not self._lost.is_set():
+                with suppress(queue.Full):
+                    self._inbox.put(encoded, timeout=TICK_S)
+                    break
+            if encoded is None:
+                return
+
+    def _send(self) -> None:
+        while not self._lost.is_set():
+            try:
+                report = self._outbox.get(timeout=HEARTBEAT_S)
+            except queue.Empty:
+                if not self._state.greeted:
+                    continue
+                report = Heartbeat()
+            if report is None:
+                return
+            try:
+                self._channel.send(REPORTS.encode(report))
+            except OSError:
+                self._lost.set()
+
+
+_SERVICES: Mapping[Service, Callable[[Agent, Mapping[str, Any]], Mapping[str, object]]] = {
+    Service.CHECK: lambda agent, request: host_probe.answer(dict(request)),
+    Service.FILES: lambda agent, request: files.answer(request),
+    Service.JOBS: Agent._jobs,
+    Service.LINKS: lambda agent, request: agent._links.answer(dict(request)),
+}
+
+
+class _Forwarder:
+    """The listener of one process: forwards to the launcher, after `Started` was reported."""
+
+    def __init__(self, agent: Agent, number: int) -> None:
+        self._agent = agent
+        self._id = number
+        self.started = threading.Event()
+
+    def event(self, name: ProcessName, event: Mapping[str, object]) -> None:
+        self._forward(EventReport(id=self._id, event=event))
+
+    def output(self, name: ProcessName, stream: OutputStream, text: str) -> None:
+        self._forward(OutputReport(id=self._id, stream=stream, text=text))
+
+    def exited(self, name: ProcessName, status: int) -> None:
+        self._forward(Exited(id=self._id, status=status))
+
+    def _forward(self, report: Report) -> None:
+        self.started.wait(HELLO_S)
+        self._agent.report(report)

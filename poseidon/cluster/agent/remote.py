@@ -1,0 +1,474 @@
+"""An agent, as its launcher uses it: processes, files and checks of one host.
+
+Law: no call blocks without a limit. When the channel ends, breaks or falls silent, each of the
+agent's processes is reported as failed, with a sentence that names the host, then as ended; every
+question that waits fails; the agent ends the processes on its host.
+"""
+
+from __future__ import annotations
+
+import queue
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from poseidon import __version__
+from poseidon.cluster.agent.agent import LONGEST_PAUSE_S
+from poseidon.cluster.agent.messages import (
+    AGENT_ITSELF,
+    OWN_INTERPRETER,
+    PROTOCOL,
+    Answer,
+    Ask,
+    Content,
+    EndAll,
+    EventReport,
+    Exited,
+    Get,
+    Heartbeat,
+    Hello,
+    KilledByUser,
+    OutputReport,
+    Put,
+    Refused,
+    Register,
+    Report,
+    Request,
+    Service,
+    Shutdown,
+    Signaled,
+    Start,
+    Started,
+    Welcome,
+)
+from poseidon.cluster.agent.remote_process import RemoteProcess
+from poseidon.cluster.agent.wire import REPORTS, REQUESTS, WireError
+from poseidon.cluster.dial.channel import Channel
+from poseidon.cluster.process import Listener, ProcessSpec
+from poseidon.errors import JobError, printable
+
+HEARTBEAT_S = 2.0
+START_S = 60.0
+ANSWER_S = 60.0
+MAX_QUEUED = 1000
+PART_BYTES = 1 << 16
+"""Of a file: on a slow link a part must not look like silence."""
+PARTS_UNDER_WAY = 16
+# Each host knows its own paths to Python's modules.
+_NOT_SENT = frozenset({"PYTHONPATH", "PYTHONUNBUFFERED"})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AgentTimeouts:
+    """The timeouts between launcher and agent, in seconds.
+
+    Attributes:
+        hello_s: until the agent answers `Hello`; Python starts slowly on a busy machine.
+        silence_s: without a report from the agent until it counts as lost; it sends heartbeats
+            every two seconds.
+        launcher_silence_s: without a request from the launcher until its agents take it for lost.
+            It is longer, since a launcher may be stopped for a moment (Ctrl-Z), and when it has
+            ended nothing waits for its agents.
+        grace_s: from SIGTERM to SIGKILL when an agent ends its processes.
+    """
+
+    hello_s: float = 60.0
+    silence_s: float = 10.0
+    launcher_silence_s: float = 20.0
+    grace_s: float = 5.0
+
+
+class _Question:
+    """A request that waits for its answer."""
+
+    def __init__(self) -> None:
+        self.done = threading.Event()
+        self.report: Answer | Content | Refused | None = None
+
+    def answer(self, report: Answer | Content | Refused) -> None:
+        self.report = report
+        self.done.set()
+
+
+class RemoteAgent:
+    """One agent, as the launcher sees it.
+
+    Args:
+        channel: to it; owned from here on.
+        label: the host in messages, `ml@node3`.
+        timeouts: between the two.
+        on_signal: called with the name of a signal by which a scheduler asks the agent to end.
+    """
+
+    def __init__(
+        self,
+        channel: Channel,
+        label: str,
+        timeouts: AgentTimeouts | None = None,
+        on_signal: Callable[[str], object] = lambda _: None,
+    ) -> None:
+        self._channel = channel
+        self.label = label
+        """The host in messages."""
+        self._timeouts = timeouts or AgentTimeouts()
+        self._on_signal = on_signal
+        self._lock = threading.Lock()
+        self._last_id = 0
+        self._processes: dict[int, RemoteProcess] = {}
+        self._questions: dict[int, _Question] = {}
+        self._requests: queue.Queue[Request] = queue.Queue(MAX_QUEUED)
+        self._welcomed = threading.Event()
+        self._closed = threading.Event()
+        self._heard = threading.Condition()
+        self._lost: str | None = None
+        self._killed_by_user = self._refused = False
+        self._welcome: Welcome | None = None
+        self._received_s = time.monotonic()
+        self._in_listener = False
+        self._threads = [
+            self._thread("receive", self._receive),
+            self._thread("send", self._send),
+        ]
+
+    @property
+    def lost(self) -> str | None:
+        """Why the agent is lost; None while it is not."""
+        return self._lost
+
+    @property
+    def closed(self) -> bool:
+        """Whether `close` was called."""
+        return self._closed.is_set()
+
+    @property
+    def refused(self) -> bool:
+        """Whether the agent has said itself why it cannot serve."""
+        return self._refused
+
+    @property
+    def scratch(self) -> str:
+        """A folder there that only this user can enter, until the agent exits; known once
+        connected.
+        """
+        return self._welcome.scratch if self._welcome is not None else ""
+
+    @property
+    def cores(self) -> int:
+        """CPUs that processes there may use; known once connected."""
+        return max(1, self._welcome.cores) if self._welcome is not None else 1
+
+    def connect(self) -> None:
+        """Send `Hello` and wait for the agent's answer.
+
+        Raises:
+            JobError: the agent does not answer, or is of another version.
+        """
+        for thread in self._threads:
+            thread.start()
+        timeouts = self._timeouts
+        self._request(
+            Hello(
+                protocol=PROTOCOL,
+                version=__version__,
+                silence_s=timeouts.launcher_silence_s,
+                grace_s=timeouts.grace_s,
+            )
+        )
+        if not self._welcomed.wait(timeouts.hello_s) and self._lost is None:
+            self._lose(f"its agent did not answer within {timeouts.hello_s:g} s")
+        if self._lost is not None:
+            raise JobError(f"{self.label}: {self._lost}")
+
+    def register(self, record: Mapping[str, object]) -> None:
+        """Have the host put a job on record while processes of it run there.
+
+        Args:
+            record: the job, as `record_fields` writes it.
+        """
+        self._request(Register(record=record))
+
+    def start(self, spec: ProcessSpec, listener: Listener) -> RemoteProcess:
+        """Start a process there; see `Launcher.start`.
+
+        Raises:
+            JobError: it cannot be started, or the agent is lost.
+        """
+        with self._lock:
+            process = RemoteProcess(spec.name, self._next_id(), self.label, listener, self._request)
+            self._processes[process.id] = process
+        program, *arguments = spec.argv
+        self._request(
+            Start(
+                id=process.id,
+                name=spec.name,
+                argv=(OWN_INTERPRETER if program == sys.executable else program, *arguments),
+                environment={
+                    name: value for name, value in spec.environment.items() if name not in _NOT_SENT
+                },
+                first_line=spec.first_line.decode(),
+                own_stdout=spec.own_stdout,
+                own_stdin=spec.own_stdin,
+            )
+        )
+        if self._lost is not None:  # it was added after the loss was reported
+            process.lose(self._lost, killed_by_user=self._killed_by_user)
+        process.await_start(START_S)
+        return process
+
+    def ask(
+        self, service: Service, request: Mapping[str, object], timeout_s: float = ANSWER_S
+    ) -> Mapping[str, object]:
+        """Ask a service of the host; return its answer.
+
+        Raises:
+            JobError: it has no answer, does not answer in time, or the agent is lost.
+        """
+        number, question = self._question()
+        self._request(Ask(id=number, service=service, request=request))
+        answer: Answer = self._answer(number, question, timeout_s)
+        return answer.answer
+
+    def send_file(self, local: Path, path: str, begin: int, sent: Callable[[int], object]) -> None:
+        """Copy a file to the host, from the byte `begin` on.
+
+        Args:
+            local: the file here.
+            path: on the host.
+            begin: how much of it is there; 0 begins a new file.
+            sent: called with the size of each part that has arrived.
+
+        Raises:
+            OSError: the file cannot be read.
+            JobError: it cannot be written there, or the agent is lost.
+        """
+        under_way: list[tuple[int, _Question, int]] = []
+
+        def arrive() -> None:
+            number, question, size = under_way.pop(0)
+            self._answer(number, question, ANSWER_S)
+            sent(size)
+
+        try:
+            with local.open("rb") as source:
+                source.seek(begin)
+                while (part := source.read(PART_BYTES)) or begin == 0:
+                    number, question = self._question()
+                    self._request(Put(id=number, path=path, offset=begin, content=part))
+                    under_way.append((number, question, len(part)))
+                    if not part:
+                        break
+                    begin += len(part)
+                    if len(under_way) >= PARTS_UNDER_WAY:
+                        arrive()
+            while under_way:
+                arrive()
+        finally:
+            self._forget(number for number, _, _ in under_way)
+
+    def read_file(
+        self, path: str, write: Callable[[bytes], object], *, limit: int = 1 << 62
+    ) -> int:
+        """Copy a regular file of the host; return its size.
+
+        Args:
+            path: on the host.
+            write: takes its parts, in order.
+            limit: bytes of the largest file that is copied.
+
+        Raises:
+            JobError: it cannot be read there, is larger, changed meanwhile, or the agent is lost.
+        """
+        under_way: list[tuple[int, _Question]] = []
+        asked = read = 0
+        size = 1  # known with the first part
+        try:
+            while read < size:
+                while asked < size and len(under_way) < (PARTS_UNDER_WAY if asked else 1):
+                    number, question = self._question()
+                    self._request(Get(id=number, path=path, offset=asked, size=PART_BYTES))
+                    under_way.append((number, question))
+                    asked += PART_BYTES
+                part = self._answer(*under_way.pop(0), ANSWER_S)
+                size = part.size
+                if size > limit:
+                    raise JobError(
+                        f"{self.label}: {path} has {size} bytes; expected at most {limit}"
+                    )
+                if len(part.content) != min(PART_BYTES, size - read):
+                    raise JobError(f"{self.label}: {path} changed while it was copied")
+                write(part.content)
+                read += len(part.content)
+        finally:
+            self._forget(number for number, _ in under_way)
+        return size
+
+    def is_heard(self, timeout_s: float) -> bool:
+        """Wait for a further report of the agent; return False if none comes in time."""
+        with self._heard:
+            before = self._received_s
+            return (
+                self._heard.wait_for(
+                    lambda: self._received_s != before or self._lost is not None, timeout_s
+                )
+                and self._lost is None
+            )
+
+    def end_all(self) -> None:
+        """Have the agent end its processes and forget the job; it stays for another one."""
+        if self._lost is not None or self._closed.is_set():
+            return
+        number, question = self._question()
+        self._request(EndAll(id=number))
+        with suppress(JobError):  # a lost agent ends them by itself
+            self._answer(number, question, self._timeouts.grace_s + ANSWER_S)
+        with self._lock:
+            self._processes.clear()
+
+    def close(self, status: int = 0, reason: str = "") -> None:
+        """Have the agent end what still runs there and exit; return when the channel has ended.
+
+        May be called twice.
+
+        Args:
+            status: the exit status of an agent that a scheduler has started.
+            reason: why there is no job for it; empty where there was one.
+        """
+        if not self._closed.is_set() and self._lost is None and self._threads[0].is_alive():
+            self._request(Shutdown(status=status, reason=reason))
+            self._threads[0].join(self._timeouts.grace_s + HEARTBEAT_S)
+        self._closed.set()
+        self._channel.close()
+        for thread in self._threads:
+            if thread.ident is not None:
+                thread.join(HEARTBEAT_S)
+
+    def _next_id(self) -> int:
+        self._last_id += 1
+        return self._last_id
+
+    def _question(self) -> tuple[int, _Question]:
+        question = _Question()
+        with self._lock:
+            number = self._next_id()
+            self._questions[number] = question
+        if self._lost is not None:
+            question.answer(Refused(id=number, message=self._lost))
+        return number, question
+
+    def _forget(self, numbers: Iterable[int]) -> None:
+        with self._lock:
+            for number in numbers:
+                self._questions.pop(number, None)
+
+    def _answer(self, number: int, question: _Question, timeout_s: float) -> Any:
+        answered = question.done.wait(timeout_s)
+        self._forget([number])
+        report = question.report
+        if not answered or report is None:
+            raise JobError(f"{self.label}: no answer within {timeout_s:g} s")
+        if isinstance(report, Refused):
+            raise JobError(f"{self.label}: {printable(report.message)}")
+        return report
+
+    def _thread(self, role: str, work: Callable[[], None]) -> threading.Thread:
+        def run() -> None:
+            try:
+                work()
+            except Exception as error:  # noqa: BLE001 - the processes of the agent are the owners
+                self._lose(f"its connection failed: {type(error).__name__}: {error}")
+
+        return threading.Thread(target=run, name=f"poseidon {self.label} {role}", daemon=True)
+
+    def _request(self, request: Request) -> None:
+        # A full queue belongs to a channel that carries nothing any more; its silence is about to
+        # be noticed.
+        with suppress(queue.Full):
+            self._requests.put_nowait(request)
+
+    def _send(self) -> None:
+        while not self._closed.is_set() and self._lost is None:
+            began_s = time.monotonic()
+            try:
+                request: Request = self._requests.get(timeout=HEARTBEAT_S / 2)
+            except queue.Empty:
+                request = Heartbeat()
+            waited_s = time.monotonic() - began_s
+            if waited_s > LONGEST_PAUSE_S:  # this process was stopped, not the agent
+                self._received_s += waited_s
+            try:
+                self._channel.send(REQUESTS.encode(request))
+            except OSError as error:
+                self._lose(f"the channel to it broke ({str(error) or type(error).__name__})")
+            if isinstance(request, Shutdown):
+                return
+            silent_s = time.monotonic() - self._received_s
+            if (
+                self._welcomed.is_set()
+                and not self._in_listener
+                and silent_s > self._timeouts.silence_s
+            ):
+                self._lose(f"it has sent nothing for {self._timeouts.silence_s:g} s")
+
+    def _receive(self) -> None:
+        while True:
+            try:
+                encoded = self._channel.receive()
+            except OSError as error:
+                return self._lose(str(error))
+            if encoded is None:
+                return self._lose("the channel to it has ended")
+            self._in_listener = True
+            try:
+                report = REPORTS.decode(encoded)
+                self._take(report)
+                if isinstance(report, Exited) and report.id == AGENT_ITSELF:
+                    return None  # a task has left
+            except WireError as error:
+                return self._lose(f"what answers there is not an agent of this job ({error})")
+            finally:
+                with self._heard:
+                    self._received_s = time.monotonic()
+                    self._in_listener = False
+                    self._heard.notify_all()
+
+    def _take(self, report: Report) -> None:
+        if isinstance(report, Welcome):
+            self._welcome = report
+            self._welcomed.set()
+        elif isinstance(report, Refused) and report.id == AGENT_ITSELF:
+            self._refused = True
+            self._lose(printable(report.message))
+        elif isinstance(report, KilledByUser):
+            self._lose("the job was killed there", killed_by_user=True)
+        elif isinstance(report, Exited) and report.id == AGENT_ITSELF:
+            self._lose("its agent has ended")
+        elif isinstance(report, Signaled):
+            self._on_signal(report.signal)
+        elif isinstance(report, Answer | Content | Refused) and report.id in self._questions:
+            self._questions[report.id].answer(report)
+        elif isinstance(report, Started | Refused | EventReport | OutputReport | Exited):
+            process = self._processes.get(report.id)
+            if process is not None:
+                process.take(report)
+
+    def _lose(self, why: str, *, killed_by_user: bool = False) -> None:
+        with self._lock:
+            if self._lost is not None or self._closed.is_set():
+                return
+            self._lost, self._killed_by_user = why, killed_by_user
+            processes = list(self._processes.values())
+            questions = dict(self._questions)
+        self._welcomed.set()
+        with self._heard:
+            self._heard.notify_all()
+        with ExitStack() as stack:  # each callback runs, whatever another one raises
+            for process in reversed(processes):
+                stack.callback(process.lose, why, killed_by_user=killed_by_user)
+            for number, question in questions.items():
+                stack.callback(question.answer, Refused(id=number, message=why))
+            stack.callback(self._channel.close)

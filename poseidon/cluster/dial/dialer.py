@@ -1,0 +1,83 @@
+"""The contract of what opens channels to the agents of a job's hosts: local, SSH, tasks, Ray."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+
+from poseidon.cluster.agent.remote import RemoteAgent
+from poseidon.cluster.host_checks import HostNeeds
+from poseidon.cluster.machinefile import Host
+from poseidon.errors import JobError
+
+Needs = Callable[[Host], HostNeeds]
+"""Returns what the processes of a host need."""
+
+
+class Dialer(ABC):
+    """Opens agents on hosts. Each kind says here how its hosts differ from those of the others."""
+
+    here = False
+    """Whether the hosts are this machine: processes open their files where the job has checked
+    them.
+    """
+    takes_files = False
+    """Whether the launcher's files are sent to the hosts, and snapshots copied from them; else all
+    have the same under the same paths.
+    """
+    moves = False
+    """Whether a host that is dialled again may be another machine, which has to be checked."""
+    returns = True
+    """Whether a lost host may come back, so that a restart waits for it."""
+    keeps_agents = False
+    """Whether agents outlive the job: whoever made the dialer ends them."""
+    recorded = True
+    """Whether `poseidon ps` and `poseidon kill` reach the hosts over SSH."""
+
+    @abstractmethod
+    def dial(self, hosts: Sequence[Host], job: str) -> Mapping[int, RemoteAgent | JobError]:
+        """Open the agents of hosts, in parallel; hosts may share one.
+
+        Args:
+            hosts: some hosts of the job.
+            job: its id.
+
+        Returns:
+            The agent of each host, connected, or the error, by the host's id.
+        """
+
+    def place(  # noqa: B027 - most have nothing to choose
+        self, hosts: Sequence[Host], needs: Needs
+    ) -> None:
+        """Choose the machines of hosts that are about to be dialled, where the user has not."""
+
+    def located(self, hosts: Sequence[Host]) -> tuple[Host, ...]:
+        """Return hosts with the addresses that dialling them has found."""
+        return tuple(hosts)
+
+    def names(self, hosts: Sequence[Host]) -> Mapping[int, tuple[str, ...]]:
+        """Return the names and addresses at which each host may be reached by the others, best
+        first, by its id.
+        """
+        return {host.id: (host.address,) for host in hosts}
+
+    def cores(self, host: Host, found: int) -> int:
+        """Return how many CPUs a host's processes may use.
+
+        Args:
+            host: the host.
+            found: its part of those that its agent may use.
+        """
+        return found
+
+    def resume_command(self, command: str, changes: Mapping[str, str]) -> str:
+        """Return how a user resumes the job.
+
+        Args:
+            command: resumes it, if the job was started by a command.
+            changes: the flags in it that the job did not have: values by name.
+        """
+        return command
+
+    def close(self) -> None:  # noqa: B027 - most have nothing of their own
+        """End what the dialer holds besides its agents. May be called twice."""

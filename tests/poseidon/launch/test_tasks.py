@@ -1,0 +1,114 @@
+"""The part that a task of a scheduler has in a job: flags, rank 0's life, and its signals."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+
+import pytest
+
+from poseidon.cluster.agent.messages import Join
+from poseidon.cluster.dial.tasks import Rendezvous, TaskDialer
+from poseidon.cluster.host_checks import HostNeeds, NeededFile
+from poseidon.cluster.rendezvous.schedulers import Task, task_from
+from poseidon.errors import JobError, UsageError
+from poseidon.launch.site import Site
+from poseidon.launch.tasks import devices_of_tasks, take_part
+
+KEY = b"k" * 64
+
+
+def rank_0_of(size: int) -> Task:
+    variables = {"RANK": "0", "WORLD_SIZE": str(size), "MASTER_ADDR": "127.0.0.1"}
+    task = task_from(variables, port=0)
+    assert task is not None
+    return task
+
+
+def test_rank_0_runs_the_job_on_the_hosts_that_have_met() -> None:
+    def run_job(dialer: TaskDialer) -> int:
+        (host,) = dialer.hosts
+        assert (host.id, host.address, host.port) == (0, "127.0.0.1", 0)
+        assert dialer.tasks_per_host == 1
+        assert dialer.resume_command("poseidon train", {"snapshot": "a b"}) == (
+            "the same tasks with '--snapshot=a b'"
+        )
+        return 3
+
+    assert take_part(rank_0_of(1), KEY, 60.0, run_job) == 3
+
+
+def test_what_a_host_lacks_is_told_before_anything_starts() -> None:
+    def run_job(dialer: TaskDialer) -> int:
+        site = Site(dialer.hosts, dialer)
+        try:
+            site.prepare("j", lambda host: HostNeeds(id=host.id, addresses=()))
+            files = (NeededFile(name="/no/db", folder="."),)
+            site.prepare("j", lambda host: HostNeeds(id=host.id, addresses=(), files=files))
+        finally:
+            site.close()
+        return 0
+
+    with pytest.raises(JobError, match=r"^rank 0 \(\S+\): there is no /no/db"):
+        take_part(rank_0_of(1), KEY, 60.0, run_job)
+
+
+@pytest.mark.parametrize(
+    ("tasks", "gpu", "threads", "expected"),
+    [
+        (1, "0,1", 1, ("0,1", 1)),
+        (1, "all", 1, ("all", 1)),
+        (1, "", 3, ("", 3)),
+        (4, "", 1, ("", 4)),
+        (4, "", 4, ("", 4)),
+        (3, "all", 1, ("0,1,2", 1)),
+        (2, "1,3", 1, ("1,3", 1)),
+    ],
+)
+def test_several_tasks_are_several_workers(
+    tasks: int, gpu: str, threads: int, expected: tuple[str, int]
+) -> None:
+    assert devices_of_tasks(gpu, threads, tasks) == expected
+
+
+@pytest.mark.parametrize(
+    ("tasks", "gpu", "threads", "message"),
+    [
+        (2, "", 3, "--num_app_threads=3 with 2 tasks on each host"),
+        (2, "0", 1, "--gpu=0 with 2 tasks on each host"),
+    ],
+)
+def test_flags_that_say_another_number(tasks: int, gpu: str, threads: int, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        devices_of_tasks(gpu, threads, tasks)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+def test_rank_0_that_is_ended_while_it_waits(
+    monkeypatch: pytest.MonkeyPatch, number: signal.Signals
+) -> None:
+    gather = Rendezvous.gather
+
+    def gather_and_be_signalled(rendezvous: Rendezvous, own: Join, timeout_s: float) -> object:
+        threading.Thread(target=os.kill, args=(os.getpid(), number)).start()
+        return gather(rendezvous, own, timeout_s)
+
+    monkeypatch.setattr(Rendezvous, "gather", gather_and_be_signalled)
+    before = signal.getsignal(number)
+    with pytest.raises(
+        JobError, match=f"^rank 0 was ended by {number.name} while its job did not run$"
+    ) as caught:
+        take_part(rank_0_of(2), KEY, 60.0, lambda dialer: 0)
+    assert caught.value.exit_code == 128 + number
+    assert signal.getsignal(number) is before
+
+
+def test_rank_0_that_waits_in_vain_names_who_is_missing_once(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    with pytest.raises(
+        JobError, match=r"^of 2 tasks these did not join at \S+ within 2 s: rank 1$"
+    ):
+        take_part(rank_0_of(2), KEY, 2.0, lambda dialer: 0)
+    assert capfd.readouterr().err == ""
