@@ -41,7 +41,7 @@ from ps_server.protocol.settings import (
     TableSpec,
 )
 
-PROTOCOL_VERSION = 11
+PROTOCOL_VERSION = 1
 MAX_HEADER_BYTES = 16 * 2**20
 """A header is some tens of bytes, save Create's: 65,536 tables of 150 bytes stay below this."""
 MAX_FRAMES = 8_192

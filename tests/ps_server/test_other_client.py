@@ -15,7 +15,7 @@ import zmq
 from ps_server import Server, Shard, ZmqServerTransport
 from tests.support.cluster import TIMEOUT_S, TOKEN
 
-VERSION = 11
+VERSION = 1
 HELLO, WELCOME, CREATE, INITIAL, PUSH, CLOCK, VALUE, FRESH, LEAVE, FAULT = (
     1,
     2,

@@ -1,9 +1,9 @@
 """The messages between workers as frames: a msgpack header, then u and v as raw float32, never
 copied here, and an end.
 
-    header   [VERSION, "join", rank, token]                      the first message of a connection
-             [VERSION, "leave"]                                  the last one: its connection may end now
-             [VERSION, "factors", table, clock, rows] u v ""
+    header   [VERSION, "Join", rank, token]                      the first message of a connection
+             [VERSION, "Leave"]                                  the last one: its connection may end now
+             [VERSION, "Factors", table, clock, rows] u v ""
 
 The last frame is empty: the sender's transport begins it only when the kernel has all of v, whereas
 an encrypted frame counts as sent from its beginning.
@@ -23,7 +23,7 @@ import numpy as np
 from poseidon.exchange.factors.factor_rounds import Array, Factors, FactorTable, Pair
 from ps_server import RemoteProtocolError
 
-VERSION = 2
+VERSION = 1
 MAX_HEADER_BYTES = 1_024
 MAX_ROWS = 2**24
 
@@ -46,11 +46,11 @@ class Leave:
 def encode(message: Join | Leave | Factors) -> list[Buffer]:
     """Turn a message into frames; arrays are passed on as views of their own memory."""
     if isinstance(message, Leave):
-        return [msgpack.packb([VERSION, "leave"])]
+        return [msgpack.packb([VERSION, "Leave"])]
     if isinstance(message, Join):
-        return [msgpack.packb([VERSION, "join", message.rank, message.token])]
+        return [msgpack.packb([VERSION, "Join", message.rank, message.token])]
     u, v = message.pair
-    header = [VERSION, "factors", message.table, message.clock, len(u)]
+    header = [VERSION, "Factors", message.table, message.clock, len(u)]
     return [msgpack.packb(header), _raw(u), _raw(v), b""]
 
 
@@ -62,11 +62,11 @@ def decode(frames: Sequence[Buffer], tables: Sequence[FactorTable]) -> Join | Le
             tables.
     """
     match _header(frames):
-        case [int(), "join", int(rank), bytes(token)] if len(frames) == 1:
+        case [int(), "Join", int(rank), bytes(token)] if len(frames) == 1:
             return Join(rank, token)
-        case [int(), "leave"] if len(frames) == 1:
+        case [int(), "Leave"] if len(frames) == 1:
             return Leave()
-        case [int(), "factors", int(table), int(clock), int(rows)] if len(frames) == 4 and not len(
+        case [int(), "Factors", int(table), int(clock), int(rows)] if len(frames) == 4 and not len(
             frames[3]
         ):
             if not (0 <= table < len(tables) and clock >= 0 and 0 <= rows <= MAX_ROWS):
