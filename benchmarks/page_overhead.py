@@ -43,7 +43,7 @@ use_environment()
 import psutil
 
 from poseidon.cli.main import main as poseidon
-from poseidon.cluster.plan import ProcessName
+from poseidon.cluster.job_plan import ProcessName
 from poseidon.launch import runner
 from poseidon.launch.sinks import JobRecords
 

@@ -15,10 +15,10 @@ import pytest
 import torch
 
 from poseidon.cli.main import parse_arguments
-from poseidon.data.prepare.cifar10 import Request
+from poseidon.data.prepare.cifar10 import Cifar10Request
 from poseidon.exchange.kinds import ExchangeKind
 from poseidon.layers.registry import layer_class
-from poseidon.net.plan import plan_net
+from poseidon.net.net_plan import plan_net
 from poseidon.proto.definition import read_net, read_solver
 from ps_server import Consistency
 from tests.support.training import write_definitions
@@ -30,7 +30,7 @@ class TrainCifar10:
     """The script's `main`, and what it would have done."""
 
     main: Callable[[Sequence[str]], int]
-    requests: list[Request] = field(default_factory=list)
+    requests: list[Cifar10Request] = field(default_factory=list)
     commands: list[Sequence[str]] = field(default_factory=list)
 
     def train(self, words: Sequence[str]) -> int:
@@ -277,7 +277,7 @@ def test_both_cifar10_scripts_train_with_what_is_edited_in_run_local(
     edited: Path, script: str, words: tuple[str, ...], changed: dict[str, object]
 ) -> None:
     started: list[list[str]] = []
-    requests: list[Request] = []
+    requests: list[Cifar10Request] = []
     main = runpy.run_path(str(edited / script))["main"]
     main.__globals__.update(
         prepare_and_print=requests.append, poseidon=lambda words: started.append(words) or 0

@@ -42,7 +42,7 @@ from poseidon.cli.prepare_cifar10 import prepare_and_print
 from poseidon.cluster.jobs.registry import new_job_id
 from poseidon.cluster.machinefile import read_machinefile
 from poseidon.data.databases.kinds import Backend
-from poseidon.data.prepare.cifar10 import Request
+from poseidon.data.prepare.cifar10 import Cifar10Request
 from poseidon.engine.tools.preflight import check_nets
 from poseidon.errors import PoseidonError, UsageError
 from poseidon.flags.shared import BACKENDS
@@ -110,7 +110,9 @@ def parse(words: list[str]) -> tuple[argparse.Namespace, list[str]]:
     return flags, others
 
 
-def derive_solver(path: Path, settings: Sequence[str], request: Request, output: Path) -> Path:
+def derive_solver(
+    path: Path, settings: Sequence[str], request: Cifar10Request, output: Path
+) -> Path:
     """Return the solver to train with: the file itself, or with LevelDB a copy in `output` whose
     net reads that.
 
@@ -151,7 +153,7 @@ def derive_solver(path: Path, settings: Sequence[str], request: Request, output:
     return solver_file
 
 
-def with_leveldb(path: Path, request: Request, output: Path) -> Path:
+def with_leveldb(path: Path, request: Cifar10Request, output: Path) -> Path:
     """Return a net: a copy in `output` that reads this example's databases as LevelDB, or
     another net as it is.
     """
@@ -231,7 +233,7 @@ def _main(words: list[str], stack: ExitStack) -> int:
         given = parse_arguments(["train", f"--solver={path}", *others])
         hostfile = Path(given.hostfile or settings["hostfile"])
         count = None if given.hostfile else flags.clients
-        request = Request(
+        request = Cifar10Request(
             folder=HERE,
             backend=Backend.parse(flags.backend),
             clients=count or sum(host.works for host in read_machinefile(hostfile)),

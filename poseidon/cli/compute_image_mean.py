@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from contextlib import closing
 
-from poseidon.cli.progress import progress_bar
+from poseidon.cli.progress_bar import progress_bar
 from poseidon.data.databases.cursor import open_cursor
 from poseidon.data.databases.kinds import Backend, require
 from poseidon.data.mean import compute_mean, write_mean

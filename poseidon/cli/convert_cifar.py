@@ -8,12 +8,14 @@ import argparse
 
 from poseidon.cli.prepare_cifar10 import prepare_and_print
 from poseidon.data.databases.kinds import Backend
-from poseidon.data.prepare.cifar10 import Request
+from poseidon.data.prepare.cifar10 import Cifar10Request
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Convert; 0 when the databases are in place."""
     backend = Backend.parse(arguments.db_type)
-    request = Request(folder=arguments.output_folder, backend=backend, data=arguments.input, url="")
+    request = Cifar10Request(
+        folder=arguments.output_folder, backend=backend, data=arguments.input, url=""
+    )
     prepare_and_print(request, arguments.progress)
     return 0

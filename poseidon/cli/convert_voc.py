@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import argparse
 
-from poseidon.cli.progress import progress_bar
+from poseidon.cli.progress_bar import progress_bar
 from poseidon.data.databases.kinds import Backend
 from poseidon.data.prepare.voc import VocRequest, convert_voc
 

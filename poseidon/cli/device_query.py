@@ -8,7 +8,7 @@ import argparse
 
 import torch
 
-from poseidon.cluster.plan import devices_from_flag
+from poseidon.cluster.job_plan import devices_from_flag
 from poseidon.errors import JobError, UsageError
 
 # Caffe's words and torch's names; not every torch knows all of them.

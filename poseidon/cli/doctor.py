@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
-from poseidon.cli.progress import progress_bar
+from poseidon.cli.progress_bar import progress_bar
 from poseidon.cluster.agent.remote import RemoteAgent
 from poseidon.cluster.dial.local import dial_here
 from poseidon.cluster.dial.ssh import SshDialer, close_agents, dial_each, opened

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from poseidon.cli.progress import progress_bar
+from poseidon.cli.progress_bar import progress_bar
 from poseidon.data.prepare.model_folder import fetch_model, is_complete, read_model_folder
 
 

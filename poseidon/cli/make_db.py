@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 
 from poseidon.caffe2.images.pictures import find_pictures, make_database, make_two_class
-from poseidon.cli.progress import progress_bar
+from poseidon.cli.progress_bar import progress_bar
 from poseidon.data.databases.writer import refuse_existing
 from poseidon.data.prepare.imageset import Conversion
 from poseidon.errors import UsageError

@@ -10,13 +10,13 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from poseidon.cli.progress import progress_bar
+from poseidon.cli.progress_bar import progress_bar
 from poseidon.cluster.machinefile import Host, read_machinefile
 from poseidon.cluster.ssh.config import SshSettings
 from poseidon.data.databases.kinds import Backend, require_kind
 from poseidon.data.prepare.part_files import is_divided
 from poseidon.data.prepare.split import partition_data
-from poseidon.data.progress import Report
+from poseidon.data.progress_reports import Report
 from poseidon.errors import UsageError
 from poseidon.launch.data_distribution import distribute
 

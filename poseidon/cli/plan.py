@@ -17,7 +17,7 @@ from pathlib import Path
 import torch
 
 from poseidon.cli.doctor import UNITS, over_ssh
-from poseidon.cli.progress import progress_bar
+from poseidon.cli.progress_bar import progress_bar
 from poseidon.cluster.machinefile import Host, is_loopback, read_machinefile
 from poseidon.cluster.ssh.config import SshSettings
 from poseidon.errors import JobError, UsageError

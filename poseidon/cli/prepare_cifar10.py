@@ -5,16 +5,16 @@ from __future__ import annotations
 import argparse
 import sys
 
-from poseidon.cli.progress import progress_bar
+from poseidon.cli.progress_bar import progress_bar
 from poseidon.data.databases.kinds import Backend
-from poseidon.data.prepare.cifar10 import Prepared, Request, default_folder, fetch, prepare
+from poseidon.data.prepare.cifar10 import Cifar10Request, Prepared, default_folder, fetch, prepare
 from poseidon.data.prepare.cifar10_source import URL, URL_MD5
 from poseidon.errors import DataError
 from poseidon.hints import own_command
 from poseidon.settings import read_settings
 
 
-def prepare_and_print(request: Request, progress: str = "auto") -> Prepared:
+def prepare_and_print(request: Cifar10Request, progress: str = "auto") -> Prepared:
     """Prepare with a progress bar, and print what was prepared, or the warning that it is not
     CIFAR-10.
     """
@@ -30,7 +30,7 @@ def prepare_and_print(request: Request, progress: str = "auto") -> Prepared:
 
 def run(arguments: argparse.Namespace) -> int:
     """Prepare, or only download; 0 when it is there."""
-    request = Request(
+    request = Cifar10Request(
         folder=arguments.folder or default_folder(),
         backend=Backend.parse(arguments.backend),
         clients=arguments.clients,

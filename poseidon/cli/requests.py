@@ -11,7 +11,7 @@ from typing import TypeVar
 
 import torch
 
-from poseidon.cluster.plan import devices_from_flag
+from poseidon.cluster.job_plan import devices_from_flag
 from poseidon.data.prepare.model_folder import how_to_fetch
 from poseidon.engine.tools.solo import NetRequest
 from poseidon.errors import SnapshotError, UsageError

@@ -9,7 +9,7 @@ import sys
 import torch
 
 from poseidon import log
-from poseidon.cli.progress import progress_bar
+from poseidon.cli.progress_bar import progress_bar
 from poseidon.cli.requests import missing_weights, net_request
 from poseidon.engine.tools.scoring import score
 from poseidon.engine.tools.solo import open_net

@@ -11,7 +11,7 @@ import sys
 import torch
 
 from poseidon import log
-from poseidon.cli.progress import progress_bar
+from poseidon.cli.progress_bar import progress_bar
 from poseidon.cli.requests import net_request
 from poseidon.engine.tools.benchmark import time_net
 from poseidon.engine.tools.solo import open_net

@@ -16,8 +16,8 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Protocol
 
+from poseidon.cluster.job_plan import ProcessName
 from poseidon.cluster.machinefile import Host
-from poseidon.cluster.plan import ProcessName
 
 
 class OutputStream(Enum):

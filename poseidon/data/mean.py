@@ -16,7 +16,7 @@ from google.protobuf.message import DecodeError
 
 from poseidon.data.databases.cursor import Cursor, records
 from poseidon.data.datum import decode
-from poseidon.data.progress import Report, silent
+from poseidon.data.progress_reports import Report, silent
 from poseidon.errors import DataError
 from poseidon.hints import own_command
 from poseidon.proto.caffe_pb2 import BlobProto

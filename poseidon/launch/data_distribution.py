@@ -17,7 +17,7 @@ from poseidon.cluster.machinefile import Host, is_loopback
 from poseidon.cluster.parallel import format_problems
 from poseidon.cluster.ssh.config import SshSettings
 from poseidon.data.prepare.part_files import PartFiles, part_files
-from poseidon.data.progress import CHECKING, COPYING, Report
+from poseidon.data.progress_reports import CHECKING, COPYING, Report
 from poseidon.errors import JobError, UsageError, counted
 from poseidon.launch.site import launcher_environment
 

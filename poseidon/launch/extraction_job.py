@@ -15,9 +15,9 @@ from pathlib import Path
 import torch
 
 from poseidon.cluster.dial.local import LocalDialer
+from poseidon.cluster.job_plan import JobPlan, ShardPlan, WorkerPlan, devices_from_flag, plan_job
 from poseidon.cluster.jobs.registry import EXTRACTION, new_job_id
 from poseidon.cluster.machinefile import Host, is_loopback
-from poseidon.cluster.plan import JobPlan, ShardPlan, WorkerPlan, devices_from_flag, plan_job
 from poseidon.cluster.process import ProcessSpec
 from poseidon.cluster.supervision.loop import run_job
 from poseidon.cluster.supervision.state import SupervisionSettings

@@ -15,9 +15,9 @@ from datetime import datetime
 from pathlib import Path
 
 from poseidon.cluster.host_checks import HostNeeds
+from poseidon.cluster.job_plan import JobPlan, ShardPlan, WorkerPlan, plan_job
 from poseidon.cluster.jobs.registry import new_job_id
 from poseidon.cluster.machinefile import Host, has_remote_hosts
-from poseidon.cluster.plan import JobPlan, ShardPlan, WorkerPlan, plan_job
 from poseidon.cluster.process import ProcessSpec
 from poseidon.cluster.supervision.loop import JobResult
 from poseidon.cluster.supervision.restarts import StartingPoint

@@ -17,8 +17,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TextIO
 
+from poseidon.cluster.job_plan import ProcessName, Role
 from poseidon.cluster.machinefile import is_loopback
-from poseidon.cluster.plan import ProcessName, Role
 from poseidon.cluster.process import OutputStream
 from poseidon.cluster.supervision.background import this_command
 from poseidon.cluster.supervision.loop import JobListener

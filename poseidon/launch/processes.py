@@ -13,8 +13,8 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
+from poseidon.cluster.job_plan import JobPlan, ShardPlan, WorkerPlan
 from poseidon.cluster.machinefile import Host, has_remote_hosts
-from poseidon.cluster.plan import JobPlan, ShardPlan, WorkerPlan
 from poseidon.cluster.process import ProcessSpec
 from poseidon.cluster.python_command import module_arguments
 from poseidon.cluster.supervision.restarts import StartingPoint

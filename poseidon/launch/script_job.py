@@ -6,7 +6,7 @@ import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from poseidon.cluster.plan import WorkerPlan, devices_from_flag
+from poseidon.cluster.job_plan import WorkerPlan, devices_from_flag
 from poseidon.cluster.supervision.loop import JobResult
 from poseidon.cluster.supervision.restarts import StartingPoint
 from poseidon.cluster.supervision.state import Outcome

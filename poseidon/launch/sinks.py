@@ -14,7 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Protocol
 
-from poseidon.cluster.plan import ProcessName, Role
+from poseidon.cluster.job_plan import ProcessName, Role
 from poseidon.cluster.supervision.loop import JobListener
 from poseidon.errors import JobError, UsageError
 from poseidon.metrics.job_records import (

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Protocol
 
 from poseidon.cluster.agent.remote import RemoteAgent
-from poseidon.cluster.plan import ProcessName, Role
+from poseidon.cluster.job_plan import ProcessName, Role
 from poseidon.cluster.supervision.loop import JobListener
 from poseidon.cluster.supervision.restarts import StartingPoint
 from poseidon.cluster.supervision.signals import SignalRequests

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import TextIO
 
-from poseidon.cluster.plan import ProcessName, Role
+from poseidon.cluster.job_plan import ProcessName, Role
 from poseidon.cluster.process import OutputStream
 from poseidon.cluster.supervision.loop import JobListener
 from poseidon.flags.shared import ShownProgress

@@ -12,8 +12,8 @@ import torch
 from google.protobuf.message import Message
 
 from poseidon.cluster.host_checks import HostNeeds, NeededFile
+from poseidon.cluster.job_plan import WorkerPlan, devices_from_flag
 from poseidon.cluster.machinefile import Host
-from poseidon.cluster.plan import WorkerPlan, devices_from_flag
 from poseidon.cluster.supervision.loop import JobResult
 from poseidon.cluster.supervision.restarts import StartingPoint
 from poseidon.data.batches.partition import part_path

@@ -3,7 +3,7 @@
 from poseidon.net.compile import compile_net
 from poseidon.net.load import LoadReport
 from poseidon.net.net import Net
+from poseidon.net.net_plan import NetPlan, Step, plan_net
 from poseidon.net.params import ParamInfo
-from poseidon.net.plan import NetPlan, Step, plan_net
 
 __all__ = ["LoadReport", "Net", "NetPlan", "ParamInfo", "Step", "compile_net", "plan_net"]

@@ -19,8 +19,8 @@ from poseidon.errors import DataError, DefinitionError
 from poseidon.layers.base import Layer, LayerContext, LayerError, Shape, new_blob, times
 from poseidon.layers.registry import create, layer_class
 from poseidon.net.net import Compiled, Net
+from poseidon.net.net_plan import NetPlan, Step, plan_net
 from poseidon.net.params import ParamInfo, ParamTable
-from poseidon.net.plan import NetPlan, Step, plan_net
 from poseidon.net.random_state import derive_seed
 from poseidon.proto.caffe_pb2 import NetState, Phase
 from poseidon.proto.definition import NetDefinition

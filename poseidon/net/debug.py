@@ -28,7 +28,7 @@ from poseidon.metrics.glog_lines import (
     forward_top,
 )
 from poseidon.net.fuse import FusedStep, Run
-from poseidon.net.plan import NetPlan
+from poseidon.net.net_plan import NetPlan
 
 Write = Callable[[GlogLine], None]
 

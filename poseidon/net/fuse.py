@@ -22,7 +22,7 @@ from poseidon.layers.base import Layer
 from poseidon.layers.common.combine import Eltwise
 from poseidon.layers.neuron.affine import Scale
 from poseidon.layers.neuron.batch_norm import BatchNorm
-from poseidon.net.plan import NetPlan, Step
+from poseidon.net.net_plan import NetPlan, Step
 
 Run = Callable[..., Tensor | tuple[Tensor, ...]]
 

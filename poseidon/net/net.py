@@ -26,8 +26,8 @@ from poseidon.metrics.glog_lines import GlogSink
 from poseidon.net.debug import DebugTrace
 from poseidon.net.fuse import FusedStep, Run, fuse
 from poseidon.net.load import Arrays, LoadReport, load_blobs
+from poseidon.net.net_plan import NetPlan, Step
 from poseidon.net.params import ParamInfo
-from poseidon.net.plan import NetPlan, Step
 from poseidon.net.random_state import pack_states, unpack_states
 from poseidon.net.shapes import SlotShapes, check_known
 from poseidon.proto.definition import NetDefinition

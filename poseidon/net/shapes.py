@@ -14,7 +14,7 @@ from torch import Tensor
 
 from poseidon.errors import UsageError, unknown
 from poseidon.layers.base import Layer, LayerError, Shape, times
-from poseidon.net.plan import NetPlan
+from poseidon.net.net_plan import NetPlan
 from poseidon.proto.definition import NetDefinition
 
 Result = Tensor | tuple[Tensor, ...]

@@ -18,8 +18,8 @@ from typing import Any
 
 from poseidon.cluster.dial.local import dial_here
 from poseidon.cluster.doctor.survey import Report, Subject, Survey, examine
+from poseidon.cluster.job_plan import ProcessName, Role
 from poseidon.cluster.parallel import for_each_host
-from poseidon.cluster.plan import ProcessName, Role
 from poseidon.cluster.process import OutputStream, ProcessSpec
 from poseidon.cluster.python_command import module_arguments
 from poseidon.errors import JobError, printable

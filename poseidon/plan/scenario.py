@@ -13,7 +13,7 @@ from enum import Enum
 import torch
 from torch import nn
 
-from poseidon.cluster.plan import best_loads
+from poseidon.cluster.job_plan import best_loads
 from poseidon.exchange.base import Trained
 from poseidon.exchange.cost import ELEMENT_BYTES, Choice, Topology, choose
 from poseidon.exchange.kinds import ExchangeKind, Scheme

@@ -168,7 +168,7 @@ Where this program differs from a branch:
 
 All types have `name`, `type`, `bottom`, `top`, `phase`, `include`, `exclude`, `param` (name,
 share_mode, lr_mult, decay_mult), `blobs`, `loss_weight` and `propagate_down`. See
-[test_plan.py](../tests/poseidon/net/test_plan.py) and
+[test_plan.py](../tests/poseidon/net/test_net_plan.py) and
 [test_params.py](../tests/poseidon/net/test_params.py).
 
 | layer | field | recorded | own tests | worst |

@@ -21,6 +21,7 @@ import psutil
 from poseidon.cluster.agent.remote_process import RemoteProcess
 from poseidon.cluster.dial.local import LocalDialer
 from poseidon.cluster.dial.ssh import SshDialer, close_agents, opened
+from poseidon.cluster.job_plan import Role, ShardPlan, WorkerPlan, plan_job
 from poseidon.cluster.jobs.registry import (
     JobRecord,
     RecordedProcess,
@@ -29,7 +30,6 @@ from poseidon.cluster.jobs.registry import (
     record_fields,
 )
 from poseidon.cluster.machinefile import Host, has_remote_hosts, read_machinefile
-from poseidon.cluster.plan import Role, ShardPlan, WorkerPlan, plan_job
 from poseidon.cluster.process import Listener, ProcessSpec
 from poseidon.cluster.remote_python import LauncherEnvironment
 from poseidon.cluster.ssh.config import SshSettings

@@ -5,7 +5,7 @@ from __future__ import annotations
 import queue
 from collections.abc import Mapping
 
-from poseidon.cluster.plan import ProcessName
+from poseidon.cluster.job_plan import ProcessName
 from poseidon.cluster.process import OutputStream
 from poseidon.output_lines import LineAssembler
 

@@ -10,8 +10,8 @@ import io
 import os
 import threading
 
+from poseidon.cluster.job_plan import ProcessName
 from poseidon.cluster.machinefile import Host
-from poseidon.cluster.plan import ProcessName
 from poseidon.cluster.process import Listener, ProcessSpec
 from poseidon.engine.document import JobDocument, read_document
 from poseidon.engine.launcher_connection import LauncherConnection

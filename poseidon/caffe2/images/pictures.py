@@ -23,7 +23,7 @@ from poseidon.data.batches.lists import permutation
 from poseidon.data.datum import encode_file
 from poseidon.data.prepare.imageset import Conversion, in_parallel, to_datum
 from poseidon.data.prepare.two_class import CLASS_NAMES, draw_labels, draw_picture
-from poseidon.data.progress import Report, silent
+from poseidon.data.progress_reports import Report, silent
 from poseidon.errors import DataError
 
 SUFFIXES = frozenset({".bmp", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp"})

@@ -6,7 +6,7 @@ from typing import Any
 
 from poseidon.caffe2.proto.caffe2_pb2 import NetDef, OperatorDef, PlanDef
 from poseidon.caffe2.runtime.net import Net
-from poseidon.caffe2.runtime.plan import run_plan
+from poseidon.caffe2.runtime.plan_runner import run_plan
 from poseidon.caffe2.runtime.views import BlobView
 from poseidon.caffe2.runtime.workspace import Workspace
 

@@ -27,7 +27,7 @@ from typing import IO
 import psutil
 
 from poseidon.cluster.events import decode_line
-from poseidon.cluster.plan import ProcessName
+from poseidon.cluster.job_plan import ProcessName
 from poseidon.cluster.process import Listener, OutputStream, ProcessSpec
 from poseidon.cluster.python_command import module_folders
 from poseidon.errors import JobError, out_of_files

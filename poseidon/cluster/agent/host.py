@@ -55,6 +55,7 @@ from poseidon.cluster.agent.messages import (
 from poseidon.cluster.agent.wire import REPORTS, REQUESTS, WireError
 from poseidon.cluster.dial.channel import Channel
 from poseidon.cluster.doctor.probe import Probe
+from poseidon.cluster.job_plan import ProcessName
 from poseidon.cluster.jobs.kill import AGENT
 from poseidon.cluster.jobs.registry import (
     NO_RECORD,
@@ -64,7 +65,6 @@ from poseidon.cluster.jobs.registry import (
     record_from_fields,
 )
 from poseidon.cluster.jobs.this_host import answers
-from poseidon.cluster.plan import ProcessName
 from poseidon.cluster.process import OutputStream, ProcessSpec
 from poseidon.errors import JobError, PoseidonError
 from poseidon.settings import read_settings

@@ -21,7 +21,7 @@ from poseidon.cluster.agent.messages import (
     SendSignal,
     Started,
 )
-from poseidon.cluster.plan import ProcessName
+from poseidon.cluster.job_plan import ProcessName
 from poseidon.cluster.process import Listener
 from poseidon.errors import JobError, JobKilled, printable
 

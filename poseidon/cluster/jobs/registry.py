@@ -22,8 +22,8 @@ from datetime import datetime
 from pathlib import Path
 from types import TracebackType
 
+from poseidon.cluster.job_plan import ProcessName
 from poseidon.cluster.machinefile import Host, HostOptions, parse_options
-from poseidon.cluster.plan import ProcessName
 from poseidon.durable import replace_durably
 from poseidon.errors import JobError, MachinefileError, UsageError
 

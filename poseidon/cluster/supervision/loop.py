@@ -15,8 +15,8 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 
 from poseidon.cluster.events import parse_event
+from poseidon.cluster.job_plan import JobPlan, ProcessName, ShardPlan, WorkerPlan
 from poseidon.cluster.jobs.registry import Registration
-from poseidon.cluster.plan import JobPlan, ProcessName, ShardPlan, WorkerPlan
 from poseidon.cluster.process import Launcher, OutputStream, ProcessSpec, RunningProcess
 from poseidon.cluster.supervision.signals import SignalRequests
 from poseidon.cluster.supervision.state import (

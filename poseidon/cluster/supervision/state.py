@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from enum import Enum, IntEnum
 
 from poseidon.cluster.events import Event, LoopPosition
-from poseidon.cluster.plan import ProcessName
+from poseidon.cluster.job_plan import ProcessName
 from poseidon.errors import UsageError
 
 RETURN_TIMEOUT_S = 180.0

@@ -32,7 +32,7 @@ from poseidon.cluster.events import (
     Saved,
     encode_command,
 )
-from poseidon.cluster.plan import ProcessName, Role
+from poseidon.cluster.job_plan import ProcessName, Role
 from poseidon.cluster.process import describe_exit
 from poseidon.cluster.supervision.state import (
     Action,

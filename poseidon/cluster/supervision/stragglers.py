@@ -12,7 +12,7 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from poseidon.cluster.plan import ProcessName
+from poseidon.cluster.job_plan import ProcessName
 
 SLOWER = 1.5
 """A straggler needs so many times the median of the others."""

@@ -30,7 +30,7 @@ from poseidon.data.databases.writer import write_database
 from poseidon.data.label_map import check_unique, labels_of, read_label_map
 from poseidon.data.prepare.annotations import AnnotationFormat, read_objects, size_lines
 from poseidon.data.prepare.imageset import Conversion, SizeCheck, in_parallel, to_datum
-from poseidon.data.progress import Report, silent
+from poseidon.data.progress_reports import Report, silent
 from poseidon.durable import replace_durably
 from poseidon.errors import DataError
 from poseidon.proto.caffe_pb2 import AnnotatedDatum

@@ -24,7 +24,7 @@ from poseidon.data.prepare.convert import write_labelled
 from poseidon.data.prepare.download import download
 from poseidon.data.prepare.procedural import draw_images
 from poseidon.data.prepare.split import existing_parts, partition_data
-from poseidon.data.progress import Report, silent
+from poseidon.data.progress_reports import Report, silent
 from poseidon.data.staging import Staging, recover, staging
 from poseidon.errors import DataError
 from poseidon.hints import own_command, short_path
@@ -76,7 +76,7 @@ class Prepared:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Request:
+class Cifar10Request:
     """The data set to prepare.
 
     Args:
@@ -117,7 +117,7 @@ def default_folder() -> Path:
     return repository_root() / "examples" / "cifar10"
 
 
-def prepare(request: Request, *, report: Report = silent) -> Prepared:
+def prepare(request: Cifar10Request, *, report: Report = silent) -> Prepared:
     """Create the databases, the mean file and the parts that are missing.
 
     Raises:
@@ -148,7 +148,7 @@ def prepare(request: Request, *, report: Report = silent) -> Prepared:
     )
 
 
-def fetch(request: Request, *, report: Report = silent) -> Path:
+def fetch(request: Cifar10Request, *, report: Report = silent) -> Path:
     """Download the published archive unless it exists. Return its path.
 
     Raises:
@@ -160,7 +160,7 @@ def fetch(request: Request, *, report: Report = silent) -> Path:
     return archive
 
 
-def _find(request: Request) -> Path | None:
+def _find(request: Cifar10Request) -> Path | None:
     """Return the path of real data on this host, or None.
 
     Raises:
@@ -180,12 +180,12 @@ def _find(request: Request) -> Path | None:
     return None
 
 
-def _complete(request: Request, backend: Backend) -> bool:
+def _complete(request: Cifar10Request, backend: Backend) -> bool:
     """Return whether both databases of this kind exist. They appear only when complete."""
     return all(detect(request.database(part, backend)) is backend for part in ("train", "test"))
 
 
-def _read_marker(request: Request) -> str:
+def _read_marker(request: Cifar10Request) -> str:
     marker = request.folder / MARKER_NAME
     return marker.read_text(encoding="utf-8").strip() if marker.exists() else ""
 
@@ -194,11 +194,11 @@ def _is_built_in(origin: str) -> bool:
     return origin.startswith(BUILT_IN)
 
 
-def _stage_name(request: Request) -> Path:
+def _stage_name(request: Cifar10Request) -> Path:
     return request.folder / "cifar10"
 
 
-def _make_databases(request: Request, found: Path | None, report: Report) -> str:
+def _make_databases(request: Cifar10Request, found: Path | None, report: Report) -> str:
     """Create both databases. Return why they do not hold real data, or an empty string."""
     reason = ""
     with translated_writes(request.folder), staging(_stage_name(request)) as stage:
@@ -225,11 +225,11 @@ def _make_databases(request: Request, found: Path | None, report: Report) -> str
     return reason
 
 
-def _names(request: Request) -> list[str]:
+def _names(request: Cifar10Request) -> list[str]:
     return [request.database(part).name for part in ("train", "test")]
 
 
-def _outdated(request: Request) -> Iterator[str]:
+def _outdated(request: Cifar10Request) -> Iterator[str]:
     """Yield the names of all files of both kinds that this module creates."""
     yield MEAN_NAME
     for backend in Backend:
@@ -239,7 +239,7 @@ def _outdated(request: Request) -> Iterator[str]:
             yield from (path.name for path in existing_parts(database))
 
 
-def _copy(request: Request, other: Backend, stage: Staging, report: Report) -> None:
+def _copy(request: Cifar10Request, other: Backend, stage: Staging, report: Report) -> None:
     """Copy existing databases of the other kind record by record."""
     for part in ("train", "test"):
         target = stage.folder / request.database(part).name
@@ -251,7 +251,7 @@ def _copy(request: Request, other: Backend, stage: Staging, report: Report) -> N
                     report(f"copying {part}", number + 1, length)
 
 
-def _obtain(request: Request, found: Path | None, report: Report) -> tuple[Cifar10, str]:
+def _obtain(request: Cifar10Request, found: Path | None, report: Report) -> tuple[Cifar10, str]:
     """Return the data for the databases, and why it is not real; an empty string if it is."""
     if found is not None:
         return read_cifar10(found), ""
@@ -267,7 +267,7 @@ def _obtain(request: Request, found: Path | None, report: Report) -> tuple[Cifar
     ), reason
 
 
-def _make_mean(request: Request) -> None:
+def _make_mean(request: Cifar10Request) -> None:
     with closing(open_cursor(request.database("train"), request.backend)) as cursor:
         mean = compute_mean(cursor)
     write_mean(request.folder / MEAN_NAME, mean)

@@ -21,7 +21,7 @@ import numpy.typing as npt
 from poseidon.data.databases.kinds import Backend
 from poseidon.data.databases.writer import open_writer, refuse_existing, translated_writes
 from poseidon.data.datum import encode_datum
-from poseidon.data.progress import Report, silent
+from poseidon.data.progress_reports import Report, silent
 from poseidon.data.staging import staging
 from poseidon.errors import DataError
 

@@ -12,7 +12,7 @@ import urllib.error
 import urllib.request
 from pathlib import Path
 
-from poseidon.data.progress import DOWNLOADING, Report, silent
+from poseidon.data.progress_reports import DOWNLOADING, Report, silent
 
 CHUNK_BYTES = 1 << 16
 # The number of attempts after a broken connection, as long as each receives something.

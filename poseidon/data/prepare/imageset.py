@@ -25,7 +25,7 @@ from poseidon.data.batches.lists import permutation
 from poseidon.data.batches.transform import planes
 from poseidon.data.databases.kinds import Backend
 from poseidon.data.databases.writer import write_database
-from poseidon.data.progress import Report, silent
+from poseidon.data.progress_reports import Report, silent
 from poseidon.errors import DataError
 from poseidon.proto.caffe_pb2 import Datum
 

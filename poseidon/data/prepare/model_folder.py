@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from poseidon.data.prepare.download import download, file_digest
-from poseidon.data.progress import Report, silent
+from poseidon.data.progress_reports import Report, silent
 from poseidon.errors import DataError
 from poseidon.hints import own_command, short_path
 

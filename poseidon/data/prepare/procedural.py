@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from poseidon.data.prepare.convert import Labelled
-from poseidon.data.progress import Report, silent
+from poseidon.data.progress_reports import Report, silent
 
 Map = npt.NDArray[Any]
 Shape = Callable[[Map, Map], Map]

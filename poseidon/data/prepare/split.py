@@ -14,7 +14,7 @@ from poseidon.data.databases.cursor import Cursor, open_cursor, records
 from poseidon.data.databases.kinds import Backend, require
 from poseidon.data.databases.writer import open_writer, refuse_existing, translated_writes
 from poseidon.data.prepare.split_list import ROWS, divide_list, list_kind, part_names
-from poseidon.data.progress import Report, silent
+from poseidon.data.progress_reports import Report, silent
 from poseidon.data.staging import staging
 from poseidon.errors import UsageError
 

@@ -20,7 +20,7 @@ from poseidon.data.batches.images import read_list
 from poseidon.data.batches.lists import read_lines
 from poseidon.data.batches.partition import part_path
 from poseidon.data.batches.window_file import window_blocks
-from poseidon.data.progress import Report
+from poseidon.data.progress_reports import Report
 from poseidon.errors import DataError, UsageError
 
 ROWS = ".rows"

@@ -18,7 +18,7 @@ from poseidon.data.label_map import label_map_text, labels_of, read_label_map
 from poseidon.data.prepare.annoset import Annotations, convert_annoset
 from poseidon.data.prepare.annotations import AnnotationFormat, read_voc
 from poseidon.data.prepare.imageset import Conversion
-from poseidon.data.progress import Report, silent
+from poseidon.data.progress_reports import Report, silent
 from poseidon.errors import DataError
 
 CLASSES = (

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from poseidon.data.progress import TIMING, Report, silent
+from poseidon.data.progress_reports import TIMING, Report, silent
 from poseidon.engine.tools.solo import zero_inputs
 from poseidon.metrics import caffe_lines as lines
 from poseidon.metrics.glog_lines import GlogLine

@@ -27,8 +27,8 @@ from poseidon.layers.inputs.annotated_data import AnnotatedData
 from poseidon.layers.inputs.data import Data
 from poseidon.layers.python_layer import Python
 from poseidon.net.compile import checked_layers, plan_phase
+from poseidon.net.net_plan import NetPlan
 from poseidon.net.params import ParamInfo
-from poseidon.net.plan import NetPlan
 from poseidon.proto.definition import NetDefinition, SolverDefinition
 from poseidon.solvers.settings import SolverSettings
 

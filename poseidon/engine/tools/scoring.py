@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from poseidon.data.progress import TESTING, Report, silent
+from poseidon.data.progress_reports import TESTING, Report, silent
 from poseidon.engine.averages import accumulate, named_values
 from poseidon.engine.detection import DetectionTally, evaluates_detections
 from poseidon.engine.tools.solo import zero_inputs

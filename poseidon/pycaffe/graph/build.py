@@ -16,7 +16,7 @@ from poseidon.layers.blob import Blob, Blobs
 from poseidon.layers.python_layer import Python
 from poseidon.net.compile import compile_net, filter_phase
 from poseidon.net.net import Net as Compiled
-from poseidon.net.plan import Step
+from poseidon.net.net_plan import Step
 from poseidon.proto.caffe_pb2 import LayerParameter, NetState
 from poseidon.proto.definition import NetDefinition
 from poseidon.pycaffe.graph.backward_flags import LayerInfo, backward_flags

@@ -11,7 +11,7 @@ import pytest
 from benchmarks.testbed.host_launcher import HostLauncher
 from benchmarks.testbed.hosts import Host, Hosts
 from poseidon.cluster import machinefile
-from poseidon.cluster.plan import ProcessName, Role
+from poseidon.cluster.job_plan import ProcessName, Role
 from poseidon.cluster.process import OutputStream, ProcessSpec
 from poseidon.errors import JobError
 

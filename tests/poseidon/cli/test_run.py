@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from poseidon.cli.main import main
-from poseidon.cluster.plan import JobPlan
+from poseidon.cluster.job_plan import JobPlan
 from poseidon.cluster.process import ProcessSpec
 from poseidon.cluster.python_command import module_arguments
 from poseidon.cluster.supervision.loop import JobResult

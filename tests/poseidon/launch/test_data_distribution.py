@@ -21,7 +21,7 @@ from poseidon.data.databases.cursor import open_cursor, records
 from poseidon.data.databases.kinds import Backend
 from poseidon.data.prepare.part_files import part_files
 from poseidon.data.prepare.split import partition_data
-from poseidon.data.progress import COPYING, Report, silent
+from poseidon.data.progress_reports import COPYING, Report, silent
 from poseidon.errors import JobError, UsageError
 from poseidon.launch.data_distribution import distribute, remote_path
 from tests.poseidon.data.prepare.test_split_list import make_rows

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from poseidon.cluster.plan import ProcessName, Role
+from poseidon.cluster.job_plan import ProcessName, Role
 from poseidon.cluster.process import OutputStream
 from poseidon.cluster.supervision.loop import JobListener
 from poseidon.launch.listeners import (

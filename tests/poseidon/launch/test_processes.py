@@ -6,8 +6,8 @@ import json
 
 import pytest
 
+from poseidon.cluster.job_plan import JobPlan, plan_job
 from poseidon.cluster.machinefile import Host
-from poseidon.cluster.plan import JobPlan, plan_job
 from poseidon.cluster.python_command import module_arguments
 from poseidon.cluster.supervision.restarts import StartingPoint
 from poseidon.errors import UsageError

@@ -16,9 +16,9 @@ import pytest
 
 from poseidon.cluster.dial.dialer import Needs
 from poseidon.cluster.dial.local import LocalDialer
+from poseidon.cluster.job_plan import ProcessName, Role, WorkerPlan
 from poseidon.cluster.jobs.registry import JobRecord
 from poseidon.cluster.machinefile import Host, parse_machinefile
-from poseidon.cluster.plan import ProcessName, Role, WorkerPlan
 from poseidon.cluster.supervision.background import StartReport
 from poseidon.cluster.supervision.loop import JobResult
 from poseidon.cluster.supervision.restarts import RestartedJob, StartingPoint

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from poseidon.cluster.plan import ProcessName, Role
+from poseidon.cluster.job_plan import ProcessName, Role
 from poseidon.errors import JobError
 from poseidon.launch import sinks
 from poseidon.launch.sinks import JobRecords, JsonLines, Prometheus, RecordSink, TensorBoard

@@ -20,9 +20,9 @@ from poseidon.cluster.dial.local import LocalDialer, dial_here
 from poseidon.cluster.dial.ray import RayDialer
 from poseidon.cluster.dial.ssh import SshDialer
 from poseidon.cluster.host_checks import HostCheck, HostNeeds, NeededFile
+from poseidon.cluster.job_plan import ProcessName, Role
 from poseidon.cluster.jobs.registry import JobRecord, RecordedProcess
 from poseidon.cluster.machinefile import Host, HostRole, parse_machinefile
-from poseidon.cluster.plan import ProcessName, Role
 from poseidon.cluster.process import ProcessSpec
 from poseidon.errors import JobError, JobInterrupted, UsageError
 from poseidon.launch import site as site_module

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from poseidon.cluster.agent.remote import RemoteAgent
-from poseidon.cluster.plan import ProcessName, Role
+from poseidon.cluster.job_plan import ProcessName, Role
 from poseidon.cluster.supervision.restarts import StartingPoint
 from poseidon.cluster.supervision.signals import SignalRequests
 from poseidon.cluster.supervision.state import Outcome, SupervisionSettings

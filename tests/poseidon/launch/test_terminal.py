@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from poseidon.cluster.plan import ProcessName, Role
+from poseidon.cluster.job_plan import ProcessName, Role
 from poseidon.cluster.process import OutputStream
 from poseidon.flags.shared import ShownProgress
 from poseidon.launch.request import ShownLogs

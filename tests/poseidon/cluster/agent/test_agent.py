@@ -28,7 +28,7 @@ from poseidon.cluster.agent.messages import (
     Signaled,
     Start,
 )
-from poseidon.cluster.plan import ProcessName, Role
+from poseidon.cluster.job_plan import ProcessName, Role
 
 VERSION = "1.2"
 NAME = ProcessName(role=Role.WORKER, index=0, client=0, host="node1")

@@ -19,7 +19,7 @@ from poseidon.cluster.agent.child import (
     base_environment,
     start_child,
 )
-from poseidon.cluster.plan import ProcessName, Role
+from poseidon.cluster.job_plan import ProcessName, Role
 from poseidon.cluster.process import OutputStream, ProcessSpec, describe_exit
 from poseidon.errors import JobError
 from tests.support.job_child import child

@@ -39,10 +39,10 @@ from poseidon.cluster.agent.wire import REPORTS, REQUESTS
 from poseidon.cluster.dial.channel import StreamChannel
 from poseidon.cluster.dial.local import dial_here
 from poseidon.cluster.host_checks import request
+from poseidon.cluster.job_plan import ProcessName, Role
 from poseidon.cluster.jobs.kill import KillTimeouts, kill_job
 from poseidon.cluster.jobs.registry import JobRecord, RecordedProcess, Registry, record_fields
 from poseidon.cluster.machinefile import Host
-from poseidon.cluster.plan import ProcessName, Role
 from poseidon.cluster.process import OutputStream, ProcessSpec
 from poseidon.errors import JobError, JobKilled
 from poseidon.settings import inherited_environment

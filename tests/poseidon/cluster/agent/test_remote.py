@@ -38,7 +38,7 @@ from poseidon.cluster.agent.messages import (
 from poseidon.cluster.agent.remote import PART_BYTES, AgentTimeouts, RemoteAgent
 from poseidon.cluster.agent.remote_process import RemoteProcess
 from poseidon.cluster.agent.wire import REPORTS, REQUESTS
-from poseidon.cluster.plan import ProcessName, Role
+from poseidon.cluster.job_plan import ProcessName, Role
 from poseidon.cluster.process import OutputStream, ProcessSpec
 from poseidon.errors import JobError
 from tests.support.polling import until

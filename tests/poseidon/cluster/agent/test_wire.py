@@ -37,7 +37,7 @@ from poseidon.cluster.agent.messages import (
     Welcome,
 )
 from poseidon.cluster.agent.wire import REPORTS, REQUESTS, WireError
-from poseidon.cluster.plan import ProcessName, Role
+from poseidon.cluster.job_plan import ProcessName, Role
 from poseidon.cluster.process import OutputStream
 
 CONTENT = bytes(range(256)) + b"\n{}\n"

@@ -19,8 +19,8 @@ from poseidon.cluster.dial import ray as ray_dial
 from poseidon.cluster.dial.dialer import Needs
 from poseidon.cluster.dial.ray import AgentActor, RayDialer, dial_actor
 from poseidon.cluster.host_checks import HostNeeds
+from poseidon.cluster.job_plan import ProcessName, Role
 from poseidon.cluster.machinefile import Host
-from poseidon.cluster.plan import ProcessName, Role
 from poseidon.cluster.process import ProcessSpec
 from poseidon.cluster.ray.cluster import reason_of
 from poseidon.cluster.ray.resources import RayNode, Resources

@@ -32,8 +32,8 @@ from poseidon.cluster.dial.ssh import (
     opened,
 )
 from poseidon.cluster.host_checks import HostCheck, HostNeeds, check_hosts
+from poseidon.cluster.job_plan import ProcessName, Role
 from poseidon.cluster.machinefile import Host
-from poseidon.cluster.plan import ProcessName, Role
 from poseidon.cluster.process import ProcessSpec
 from poseidon.cluster.remote_python import LauncherEnvironment
 from poseidon.cluster.ssh.config import SshSettings

@@ -25,8 +25,8 @@ from poseidon.cluster.agent.remote_process import RemoteProcess
 from poseidon.cluster.agent.wire import REPORTS
 from poseidon.cluster.dial import tasks
 from poseidon.cluster.dial.tasks import Rendezvous, TaskDialer, run_task
+from poseidon.cluster.job_plan import ProcessName, Role
 from poseidon.cluster.jobs.kill import USER_KILL
-from poseidon.cluster.plan import ProcessName, Role
 from poseidon.cluster.process import ProcessSpec
 from poseidon.cluster.rendezvous.hosts import RendezvousHost
 from poseidon.cluster.rendezvous.key import server_keys, task_keys

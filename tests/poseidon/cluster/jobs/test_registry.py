@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from poseidon.cluster.job_plan import ProcessName, Role
 from poseidon.cluster.jobs.registry import (
     JobRecord,
     RecordedProcess,
@@ -20,7 +21,6 @@ from poseidon.cluster.jobs.registry import (
     new_job_id,
 )
 from poseidon.cluster.machinefile import Host, HostRole
-from poseidon.cluster.plan import ProcessName, Role
 from poseidon.errors import JobError, UsageError
 from tests.support.flushes import watch_flushes
 

@@ -12,9 +12,9 @@ import pytest
 
 from poseidon.cluster.agent.remote import RemoteAgent
 from poseidon.cluster.dial.local import dial_here
+from poseidon.cluster.job_plan import ProcessName, Role, ShardPlan, WorkerPlan, plan_job
 from poseidon.cluster.jobs.registry import JobRecord, RecordedProcess, Registration, Registry
 from poseidon.cluster.machinefile import Host
-from poseidon.cluster.plan import ProcessName, Role, ShardPlan, WorkerPlan, plan_job
 from poseidon.cluster.process import Listener, OutputStream, ProcessSpec, RunningProcess
 from poseidon.cluster.supervision.loop import JobListener, JobResult, run_job
 from poseidon.cluster.supervision.signals import SignalRequests

@@ -18,7 +18,7 @@ from poseidon.cluster.events import (
     Ready,
     Saved,
 )
-from poseidon.cluster.plan import ProcessName, Role
+from poseidon.cluster.job_plan import ProcessName, Role
 from poseidon.cluster.supervision.state import (
     Action,
     JobEvent,

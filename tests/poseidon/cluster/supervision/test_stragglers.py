@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import pytest
 
-from poseidon.cluster.plan import ProcessName, Role
+from poseidon.cluster.job_plan import ProcessName, Role
 from poseidon.cluster.supervision.stragglers import Stragglers, excess_s
 
 WORKERS = [ProcessName(role=Role.WORKER, index=i, client=i, host=f"node{i}") for i in range(3)]

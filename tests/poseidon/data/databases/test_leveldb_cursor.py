@@ -17,7 +17,7 @@ from poseidon.data.databases import leveldb_cursor as leveldb
 from poseidon.data.databases.cursor import open_cursor
 from poseidon.data.databases.kinds import Backend
 from poseidon.data.databases.writer import write_database
-from poseidon.data.prepare.cifar10 import Request, prepare
+from poseidon.data.prepare.cifar10 import Cifar10Request, prepare
 from poseidon.errors import DataError
 
 
@@ -55,7 +55,7 @@ def write(folder: Path) -> None:
     [
         lambda folder: open_cursor(folder / "db", Backend.LEVELDB),
         write,
-        lambda folder: prepare(Request(folder=folder, backend=Backend.LEVELDB, url="")),
+        lambda folder: prepare(Cifar10Request(folder=folder, backend=Backend.LEVELDB, url="")),
     ],
     ids=["read", "write", "cifar10"],
 )

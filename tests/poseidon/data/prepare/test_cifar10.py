@@ -15,7 +15,7 @@ from poseidon.data.databases.kinds import Backend
 from poseidon.data.datum import decode
 from poseidon.data.mean import read_mean
 from poseidon.data.prepare import cifar10, cifar10_source
-from poseidon.data.prepare.cifar10 import Prepared, Request, fetch, prepare
+from poseidon.data.prepare.cifar10 import Cifar10Request, Prepared, fetch, prepare
 from poseidon.data.prepare.split import existing_parts
 from poseidon.errors import DataError
 from tests.support.databases import BACKENDS, make_pictures
@@ -48,7 +48,7 @@ def real(tmp_path: Path) -> Path:
 def make(tmp_path: Path) -> Callable[..., Prepared]:
     def run(**fields: object) -> Prepared:
         values = {"folder": tmp_path / "example", "url": "", **fields}
-        return prepare(Request(**values))  # type: ignore[arg-type]
+        return prepare(Cifar10Request(**values))  # type: ignore[arg-type]
 
     return run
 
@@ -198,13 +198,13 @@ def test_an_interrupt_leaves_nothing_half_made(tmp_path: Path, real: Path, activ
     folder = tmp_path / "example"
     copying = activity.startswith("copying")
     if copying:
-        prepare(Request(folder=folder, data=real, url=""))
+        prepare(Cifar10Request(folder=folder, data=real, url=""))
 
     def interrupt(current: str, done: int, total: int) -> None:
         if (current, done) == (activity, 5):
             raise KeyboardInterrupt
 
-    request = Request(folder=folder, data=real, url="", backend=Backend.LEVELDB)
+    request = Cifar10Request(folder=folder, data=real, url="", backend=Backend.LEVELDB)
     with pytest.raises(KeyboardInterrupt):
         prepare(request, report=interrupt)
     assert names(folder) == (LMDB_NAMES if copying else set())
@@ -214,7 +214,7 @@ def test_an_interrupt_leaves_nothing_half_made(tmp_path: Path, real: Path, activ
 def test_fetching_keeps_the_archive(tmp_path: Path) -> None:
     source = tmp_path / "served.tar.gz"
     source.write_bytes(b"archive")
-    request = Request(
+    request = Cifar10Request(
         folder=tmp_path / "example",
         url=source.as_uri(),
         url_md5=hashlib.md5(b"archive").hexdigest(),
@@ -229,7 +229,7 @@ def test_fetching_keeps_the_archive(tmp_path: Path) -> None:
 def test_real_cifar10(tmp_path: Path, shared: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The whole set, and its mean to the bit. Most of the time goes into unpacking the archive."""
     monkeypatch.undo()
-    prepared = prepare(Request(folder=tmp_path, data=shared / "data", url=""))
+    prepared = prepare(Cifar10Request(folder=tmp_path, data=shared / "data", url=""))
     assert prepared.warning is None
     with closing(open_cursor(prepared.train, Backend.LMDB)) as train:
         assert len(train) == 50_000

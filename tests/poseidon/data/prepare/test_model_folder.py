@@ -143,7 +143,7 @@ def test_a_missing_model_has_the_command_that_fetches_it(
     (tmp_path / "caffe net" / "readme.md").write_text(README.format(url="http://a/b", sha1=SHA1))
     assert how_to_fetch(Path(name)) == said
     with pytest.raises(SnapshotError) as caught:
-        weight_files(name)
+        weight_files((Path(name),))
     assert str(caught.value) == f"-weights: there is no file {name}{said}"
 
 

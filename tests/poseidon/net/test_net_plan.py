@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from poseidon.layers.registry import layer_class
-from poseidon.net.plan import NetPlan, plan_net
+from poseidon.net.net_plan import NetPlan, plan_net
 from tests.support.nets import definition, inputs, layer
 
 IP = "inner_product_param { num_output: 3 }"

@@ -23,9 +23,9 @@ import cv2
 import pytest
 
 from poseidon.cli.main import main
-from poseidon.cli.progress import LINE_S, CommandProgress, progress_bar
+from poseidon.cli.progress_bar import LINE_S, CommandProgress, progress_bar
 from poseidon.data.prepare.convert import MNIST_FILES
-from poseidon.data.progress import DOWNLOADING
+from poseidon.data.progress_reports import DOWNLOADING
 from poseidon.engine.tools.solo import NetRequest, open_net
 from poseidon.flags.shared import ShownProgress
 from poseidon.proto.caffe_pb2 import TEST

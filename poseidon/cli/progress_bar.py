@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, redirect_stderr, redirect_stdout
 from typing import TextIO, TypeVar
 
-from poseidon.data.progress import UNITS
+from poseidon.data.progress_reports import UNITS
 from poseidon.flags.shared import ShownProgress
 from poseidon.metrics.progress import ProgressBar
 

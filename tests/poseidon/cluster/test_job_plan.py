@@ -6,8 +6,8 @@ from fractions import Fraction
 
 import pytest
 
+from poseidon.cluster.job_plan import best_loads, devices_from_flag, plan_job
 from poseidon.cluster.machinefile import Host, HostRole
-from poseidon.cluster.plan import best_loads, devices_from_flag, plan_job
 from poseidon.errors import UsageError
 
 TWO = (Host(id=0, address="10.0.0.7", port=9999), Host(id=1, address="fd00::8", port=0))
