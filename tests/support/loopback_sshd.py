@@ -48,7 +48,7 @@ class LoopbackSshd:
             f"{self.folder}/authorized_keys\nStrictModes no\n"
             "UsePAM no\nPasswordAuthentication no\nKbdInteractiveAuthentication "
             "no\nPermitRootLogin yes\n"
-            "Subsystem sftp internal-sftp\nAllowTcpForwarding yes\nPidFile none\nMaxSessions "
+            "AllowTcpForwarding yes\nPidFile none\nMaxSessions "
             "20\nPrintMotd no\n"
         )
         self.known_hosts.write_text(f"[{self.host}]:{self.port} {self.host_key}\n")

@@ -11,10 +11,12 @@ from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from unittest import mock
 
 import torch
 from torch import Tensor, nn
 
+from poseidon.engine.module import tensors
 from poseidon.engine.module.distribute import join
 from poseidon.engine.module.group import Group
 from poseidon.engine.module.tensors import DistributeOptions
@@ -113,7 +115,16 @@ def failures_of(
         except BaseException as error:  # noqa: BLE001 - handed to the test
             failures.append(error)
 
+    run_example = tensors._run
+
+    def run_example_alone(module: nn.Module, example: tensors.Example) -> None:
+        # Two threads that read and write torch's generator at the same time may wait for each
+        # other's lock and the GIL; workers are processes.
+        with BUILDING:
+            run_example(module, example)
+
     with ExitStack() as stack:
+        stack.enter_context(mock.patch.object(tensors, "_run", run_example_alone))
         places = [WorkerContext()]
         if workers > 1:
             member = member or Membership(network=Network(timeout_s=TIMEOUT_S))

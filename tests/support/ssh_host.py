@@ -39,7 +39,6 @@ UsePAM no
 PermitRootLogin prohibit-password
 PidFile none
 MaxStartups 100
-Subsystem sftp internal-sftp
 """
 
 
