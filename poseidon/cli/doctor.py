@@ -16,8 +16,9 @@ from pathlib import Path
 
 from poseidon.cli.progress_bar import progress_bar
 from poseidon.cluster.agent.remote import RemoteAgent
+from poseidon.cluster.dial.dialer import close_agents, opened
 from poseidon.cluster.dial.local import dial_here
-from poseidon.cluster.dial.ssh import SshDialer, close_agents, dial_each, opened
+from poseidon.cluster.dial.ssh import SshDialer, dial_each
 from poseidon.cluster.doctor.findings import Severity, judge
 from poseidon.cluster.doctor.report import survey_fields, survey_lines
 from poseidon.cluster.doctor.survey import ASKING, MEASURING, Subject, examine

@@ -12,7 +12,8 @@ from pathlib import Path, PurePosixPath
 
 from poseidon.cluster.agent.delivery import SentFile, deliver, sent_file
 from poseidon.cluster.agent.remote import RemoteAgent
-from poseidon.cluster.dial.ssh import close_agents, dial_all
+from poseidon.cluster.dial.dialer import close_agents
+from poseidon.cluster.dial.ssh import dial_all
 from poseidon.cluster.machinefile import Host, is_loopback
 from poseidon.cluster.parallel import format_problems
 from poseidon.cluster.ssh.config import SshSettings

@@ -15,9 +15,15 @@ from pathlib import Path, PurePosixPath
 from poseidon.cluster.agent.delivery import deliver, sent_file
 from poseidon.cluster.agent.remote import RemoteAgent
 from poseidon.cluster.agent.remote_process import RemoteProcess
-from poseidon.cluster.dial.dialer import Dialer, Needs
+from poseidon.cluster.dial.dialer import (
+    Dialer,
+    Needs,
+    check_opened,
+    close_agents,
+    opened,
+)
 from poseidon.cluster.dial.local import LocalDialer
-from poseidon.cluster.dial.ssh import SshDialer, close_agents, opened
+from poseidon.cluster.dial.ssh import SshDialer
 from poseidon.cluster.host_checks import HostCheck, check_hosts
 from poseidon.cluster.jobs.registry import JobRecord, record_fields
 from poseidon.cluster.jobs.remote_hosts import SshAsk
@@ -234,10 +240,7 @@ class Site:
         outcomes = self._dialer.dial(hosts, self._job)
         self._agents.update(opened(outcomes))
         self._hosts = self._dialer.located(self._hosts)
-        distinct = dict.fromkeys(outcomes.values())
-        problems = [str(outcome) for outcome in distinct if isinstance(outcome, JobError)]
-        if problems:
-            raise JobError(format_problems(problems, of=len(distinct)))
+        check_opened(outcomes)
 
     def _dial_lost(self) -> None:
         """Dial lost agents again, and check what may be another machine now.

@@ -19,8 +19,9 @@ from pathlib import Path
 import psutil
 
 from poseidon.cluster.agent.remote_process import RemoteProcess
+from poseidon.cluster.dial.dialer import close_agents, opened
 from poseidon.cluster.dial.local import LocalDialer
-from poseidon.cluster.dial.ssh import SshDialer, close_agents, opened
+from poseidon.cluster.dial.ssh import SshDialer
 from poseidon.cluster.job_plan import Role, ShardPlan, WorkerPlan, plan_job
 from poseidon.cluster.jobs.registry import (
     JobRecord,

@@ -424,10 +424,9 @@ class RemoteAgent:
                 return self._lose("the channel to it has ended")
             self._in_listener = True
             try:
-                report = REPORTS.decode(encoded)
-                self._take(report)
-                if isinstance(report, Exited) and report.id == AGENT_ITSELF:
-                    return None  # a task has left
+                self._take(REPORTS.decode(encoded))
+                if self._lost is not None:
+                    return None  # `_take` has closed the channel
             except WireError as error:
                 return self._lose(f"what answers there is not an agent of this job ({error})")
             finally:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from poseidon.cluster.agent.remote import RemoteAgent
 from poseidon.cluster.host_checks import HostNeeds
 from poseidon.cluster.machinefile import Host
+from poseidon.cluster.parallel import close_each, format_problems
 from poseidon.errors import JobError
+
+CLOSE_S = 10.0
 
 Needs = Callable[[Host], HostNeeds]
 """Returns what the processes of a host need."""
@@ -81,3 +84,25 @@ class Dialer(ABC):
 
     def close(self) -> None:  # noqa: B027 - most have nothing of their own
         """End what the dialer holds besides its agents. May be called twice."""
+
+
+def opened(outcomes: Mapping[int, RemoteAgent | JobError]) -> dict[int, RemoteAgent]:
+    """Return the agents that were opened."""
+    return {host: agent for host, agent in outcomes.items() if isinstance(agent, RemoteAgent)}
+
+
+def check_opened(outcomes: Mapping[int, RemoteAgent | JobError]) -> None:
+    """Raise an error if not every host has its agent.
+
+    Raises:
+        JobError: lists the problems host by host.
+    """
+    distinct = dict.fromkeys(outcomes.values())
+    problems = [str(outcome) for outcome in distinct if isinstance(outcome, JobError)]
+    if problems:
+        raise JobError(format_problems(problems, of=len(distinct)))
+
+
+def close_agents(agents: Iterable[RemoteAgent]) -> None:
+    """Close agents in parallel: a dead host answers late."""
+    close_each(set(agents), name="poseidon agent close", limit_s=CLOSE_S)

@@ -13,7 +13,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 
@@ -21,10 +21,10 @@ import paramiko
 
 from poseidon.cluster.agent.remote import AgentTimeouts, RemoteAgent
 from poseidon.cluster.dial.channel import StreamChannel
-from poseidon.cluster.dial.dialer import Dialer
+from poseidon.cluster.dial.dialer import Dialer, check_opened, close_agents, opened
 from poseidon.cluster.machinefile import Host, is_loopback
 from poseidon.cluster.name_lookup import addresses_of
-from poseidon.cluster.parallel import close_each, for_each_host, format_problems
+from poseidon.cluster.parallel import for_each_host
 from poseidon.cluster.python_command import agent_arguments
 from poseidon.cluster.remote_python import LauncherEnvironment, RemotePython
 from poseidon.cluster.ssh.config import MAX_DEPTH, Endpoint, SshConfig, SshSettings
@@ -36,7 +36,6 @@ LOGGER = logging.getLogger("poseidon.cluster.dial")
 MAX_PARALLEL = 64
 NAMES_S = 15.0
 """How long to wait for the addresses of the hosts' names, which may be known on the hosts alone."""
-CLOSE_S = 10.0
 STDERR_LINES = 20
 STDERR_S = 2.0
 """How long to wait for the end of a failed agent's standard error."""
@@ -88,23 +87,13 @@ def dial_all(
         JobError: lists the problems host by host; no agent is left.
     """
     outcomes = dial_each(hosts, settings, launcher)
-    distinct = dict.fromkeys(outcomes.values())
-    problems = [str(outcome) for outcome in distinct if isinstance(outcome, JobError)]
     agents = opened(outcomes)
-    if problems:
+    try:
+        check_opened(outcomes)
+    except JobError:
         close_agents(agents.values())
-        raise JobError(format_problems(problems, of=len(distinct)))
+        raise
     return agents
-
-
-def opened(outcomes: Mapping[int, RemoteAgent | JobError]) -> dict[int, RemoteAgent]:
-    """Return the agents that `dial_each` has started."""
-    return {host: agent for host, agent in outcomes.items() if isinstance(agent, RemoteAgent)}
-
-
-def close_agents(agents: Iterable[RemoteAgent]) -> None:
-    """Close agents in parallel: a dead host answers late."""
-    close_each(set(agents), name="poseidon agent close", limit_s=CLOSE_S)
 
 
 def _dial(

@@ -37,7 +37,7 @@ from poseidon.cluster.dial.dialer import Dialer
 from poseidon.cluster.dial.local import dial_here
 from poseidon.cluster.jobs.kill import USER_KILL
 from poseidon.cluster.machinefile import Host, socket_host
-from poseidon.cluster.parallel import close_each
+from poseidon.cluster.parallel import for_each_host
 from poseidon.cluster.rendezvous.hosts import RendezvousHost, group_by_host, rejection_reason
 from poseidon.cluster.supervision.signals import exit_code_of
 from poseidon.errors import JobError
@@ -176,7 +176,7 @@ class Rendezvous:
                 self._farewells.put((name, self._dismissal))
         self._transport.wake()
         closing = [*agents, *([self._own] if self._own is not None else [])]
-        close_each([_Closing(agent, status) for agent in closing], name="poseidon dismiss")
+        for_each_host(lambda agent: agent.close(status), closing, name="poseidon dismiss")
 
     def _describe_missing(self, own: Join, timeout_s: float) -> str:
         joined = {own.rank, *(member.join.rank for member in self._members.values())}
@@ -258,17 +258,6 @@ class Rendezvous:
                 self._farewells.put((name, Shutdown(status=1, reason=why_not)))
                 self._failure = self._failure or why_not
             self._changed.notify_all()
-
-
-class _Closing:
-    """Closes an agent with the job's status."""
-
-    def __init__(self, agent: RemoteAgent, status: int) -> None:
-        self._agent = agent
-        self._status = status
-
-    def close(self) -> None:
-        self._agent.close(self._status)
 
 
 class TaskDialer(Dialer):

@@ -16,7 +16,8 @@ from types import TracebackType
 
 from poseidon.cluster.agent.messages import Service
 from poseidon.cluster.agent.remote import RemoteAgent
-from poseidon.cluster.dial.ssh import close_agents, dial_all
+from poseidon.cluster.dial.dialer import close_agents
+from poseidon.cluster.dial.ssh import dial_all
 from poseidon.cluster.jobs.kill import KillTimeouts
 from poseidon.cluster.jobs.this_host import Answer, HostJob
 from poseidon.cluster.machinefile import Host, is_loopback
