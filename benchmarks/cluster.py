@@ -3,6 +3,7 @@
 
     sudo python benchmarks/cluster.py bytes                        # bytes per host beside the formula
     sudo python benchmarks/cluster.py speed --net alexnet --rates 250,1000
+    sudo python benchmarks/cluster.py speed --compute real --net gpt-20m --rates 100,1000
     sudo python benchmarks/cluster.py speed --net resnet50 --exchange ps --rates 250,1000,none
     sudo python benchmarks/cluster.py speed --net resnet50 --exchange ps --rates 250 --servers 4
     sudo python benchmarks/cluster.py speed --net gpt2 --exchange ps --rates 100,250,1000,10000 --hooks all
@@ -16,11 +17,14 @@ Hosts are network namespaces on a bridge; their links have the given rate in bot
 tbf). Nets are emulated: each layer sleeps for its share of a given time and hands over gradients of
 the real size, so that a few processors can stand for many accelerators; the same modules serve
 Poseidon and torch's DistributedDataParallel. What remains real is everything between the gradients
-and the new weights. Each job's result is the median of several rounds, and jobs that are compared
-run by turns on the same hosts.
+and the new weights. With `--compute real` nets are computed, on one thread a host: byte-level GPTs
+(gpt-2m, gpt-20m) by AdamW, AlexNet and ResNet-50 by SGD, on two hosts. Each job's result is the
+median of several rounds, and jobs that are compared run by turns on the same hosts.
 
 A job of `--ours` is EXCHANGE[+CODEC...][+float16|bfloat16][+H32[+P4][+D8]]. A CODEC is one of
-`--compress`; H, P and D are `--sync_every`, `--sync_fragments` and `--sync_delay`.
+`--compress`; H, P and D are `--sync_every`, `--sync_fragments` and `--sync_delay`. EXCHANGE may be
+`default`. Our traffic between hosts is encrypted, as that of a job is, unless `--in_clear` is
+given; DDP's, over gloo, never is.
 
 Needs root, iproute2, and memory for all hosts' models; --json FILE keeps the numbers.
 """
@@ -43,6 +47,7 @@ from poseidon.cli.checkout import use_environment
 
 use_environment()
 
+from benchmarks.testbed.computed import COMPUTED, computed_layers
 from benchmarks.testbed.hooks import ALL_HOOKS, Hook
 from benchmarks.testbed.hosts import remove_leftovers
 from benchmarks.testbed.measurement import Effort
@@ -63,6 +68,19 @@ from benchmarks.testbed.worker_settings import (
 from poseidon.errors import PoseidonError, UsageError
 
 Report = Callable[[str], None]
+ITERATIONS = 5
+REAL = "real"
+REAL_DEFAULTS = {
+    "net": "gpt-20m",
+    "hosts": 2,
+    "rates": "100,1000",
+    "rounds": 3,
+    "warm": 1,
+    "ours": "default,default+int8,default+powersgd:4:start=2,default+H20+int8",
+    "hooks": "fp16,powersgd:4,diloco:20",
+    "buckets": (),
+}
+"""Defaults of `speed --compute real`."""
 
 
 def numbers(text: str) -> list[int]:
@@ -88,7 +106,7 @@ def hooks(text: str) -> tuple[str, ...]:
             Hook.parse(word)
         except ValueError as error:
             raise argparse.ArgumentTypeError(
-                f"'{word}' is none of fp16, powersgd:RANK, post-local:H, all"
+                f"'{word}' is none of fp16, powersgd:RANK, post-local:H, diloco:H, all"
             ) from error
     return words
 
@@ -110,8 +128,21 @@ def our_jobs(text: str) -> tuple[PoseidonSettings, ...]:
         raise argparse.ArgumentTypeError(str(error)) from error
 
 
+def compute(text: str) -> float | str:
+    """`50`: milliseconds of emulated compute; `real`."""
+    return REAL if text == REAL else float(text)
+
+
 def training(flags: argparse.Namespace) -> TrainingSettings:
     """Return the net that the flags name."""
+    if _is_real(flags):
+        return TrainingSettings(
+            layers=computed_layers(flags.net),
+            batch=rows(flags),
+            compute_s=0.0,
+            rate=COMPUTED[flags.net].rate,
+            computed=flags.net,
+        )
     return TrainingSettings(
         layers=layers_of(flags.net), batch=rows(flags), compute_s=flags.compute / 1000
     )
@@ -119,17 +150,25 @@ def training(flags: argparse.Namespace) -> TrainingSettings:
 
 def rows(flags: argparse.Namespace) -> int:
     """Return the rows of a host's batch: images, samples or tokens."""
+    if _is_real(flags):
+        return flags.batch or COMPUTED[flags.net].rows
     return flags.batch or default_rows(flags.net)
 
 
 def effort(flags: argparse.Namespace) -> Effort:
     """How much the flags want."""
-    return Effort(rounds=flags.rounds, iterations=flags.iterations, warm=flags.warm)
+    usual = COMPUTED[flags.net].iterations if _is_real(flags) else ITERATIONS
+    return Effort(rounds=flags.rounds, iterations=flags.iterations or usual, warm=flags.warm)
+
+
+def _is_real(flags: argparse.Namespace) -> bool:
+    return getattr(flags, "compute", None) == REAL
 
 
 def run_bytes(flags: argparse.Namespace, report: Report) -> list[Table]:
     """Point 1."""
-    return [measure_bytes(training(flags), flags.exchange, flags.hosts, effort(flags), report)]
+    jobs = [PoseidonSettings(exchange=each, in_clear=flags.in_clear) for each in flags.exchange]
+    return [measure_bytes(training(flags), jobs, flags.hosts, effort(flags), report)]
 
 
 def run_speed(flags: argparse.Namespace, report: Report) -> list[Table]:
@@ -137,13 +176,18 @@ def run_speed(flags: argparse.Namespace, report: Report) -> list[Table]:
     ours = flags.ours or tuple(PoseidonSettings(exchange=exchange) for exchange in flags.exchange)
     net = replace(training(flags), steady=flags.steady, emulated_update=flags.emulated_update)
     beside = f" and {flags.servers} that only serve" if flags.servers else ""
+    spent = "computed" if _is_real(flags) else f"compute {flags.compute:g} ms"
+    ours = tuple(
+        replace(how, servers=flags.servers, shards=flags.shards, in_clear=flags.in_clear)
+        for how in ours
+    )
     comparison = Comparison(
-        title=f"{flags.net}, batch {rows(flags)}, {flags.hosts} hosts{beside}, compute "
-        f"{flags.compute:g} ms",
+        title=f"{flags.net}, batch {rows(flags)}, {flags.hosts} hosts{beside}, {spent}, "
+        f"{'in clear' if flags.in_clear else 'ours encrypted'}",
         training=net,
         workers=flags.hosts,
         rates_mbit=tuple(flags.rates),
-        ours=tuple(replace(how, servers=flags.servers, shards=flags.shards) for how in ours),
+        ours=ours,
         with_ddp=flags.ddp,
         hooks=flags.hooks,
         buckets_mb=flags.buckets,
@@ -156,13 +200,13 @@ def run_speed(flags: argparse.Namespace, report: Report) -> list[Table]:
 def run_overlap(flags: argparse.Namespace, report: Report) -> list[Table]:
     """Point 4."""
     net = TrainingSettings(layers=layers_of(flags.net), batch=rows(flags), compute_s=0.0)
-    how = PoseidonSettings(exchange=flags.exchange[0], trace=flags.trace)
+    how = PoseidonSettings(exchange=flags.exchange[0], trace=flags.trace, in_clear=flags.in_clear)
     return [measure_overlap(net, how, flags.hosts, flags.rate, flags.ratios, effort(flags), report)]
 
 
 def run_paper(flags: argparse.Namespace, report: Report) -> list[Table]:
     """Point 5."""
-    return [measure_paper(flags.hosts, effort(flags), report)]
+    return [measure_paper(flags.hosts, effort(flags), report, in_clear=flags.in_clear)]
 
 
 def run_links(flags: argparse.Namespace, report: Report) -> list[Table]:
@@ -170,14 +214,16 @@ def run_links(flags: argparse.Namespace, report: Report) -> list[Table]:
     how = (
         DdpSettings()
         if flags.ddp
-        else PoseidonSettings(exchange=flags.exchange[0], servers=flags.servers)
+        else PoseidonSettings(
+            exchange=flags.exchange[0], servers=flags.servers, in_clear=flags.in_clear
+        )
     )
     table = measure_links(
         training(flags),
         how,
         flags.hosts,
         flags.rate,
-        iterations=flags.iterations,
+        iterations=flags.iterations or ITERATIONS,
         every_s=flags.every / 1000,
         report=report,
     )
@@ -204,18 +250,24 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     ) -> argparse.ArgumentParser:
         added = commands.add_parser(name, help=words, description=words)
         added.add_argument("--rounds", type=int, default=5, help="of each job (5)")
-        added.add_argument("--iterations", type=int, default=5, help="that count in a round (5)")
+        added.add_argument(
+            "--iterations", type=int, help="that count in a round (5; a computed net has its own)"
+        )
+        added.add_argument(
+            "--in_clear", action="store_true", help="our traffic is not encrypted, as DDP's is not"
+        )
         added.add_argument("--warm", type=int, default=2, help="before those, that do not (2)")
         added.add_argument("--json", type=Path, metavar="FILE", help="write the numbers there")
         added.set_defaults(run=run)
         return added
 
     def net(added: argparse.ArgumentParser, default: str, exchange: str) -> None:
-        added.add_argument("--net", choices=sorted(NETS), default=default)
+        added.add_argument("--net", choices=sorted({*NETS, *COMPUTED}), default=default)
         added.add_argument(
             "--batch",
             type=int,
-            help="rows of each host: images (32), tokens (gpt2: 8192), samples (dlrm: 2048)",
+            help="rows of each host: images (32), tokens (gpt2: 8192), samples (dlrm: 2048); a "
+            "computed net has its own",
         )
         added.add_argument(
             "--exchange", type=exchanges, default=exchange, help=f"of {', '.join(EXCHANGES)}"
@@ -225,7 +277,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     net(added, "vgg19-22k/40", "ps,svb,hybrid")
     added.add_argument("--hosts", type=numbers, default="2,4,8")
     added.add_argument("--compute", type=float, default=0.0, metavar="MS")
-    added = command("speed", run_speed, "ours and DDP by turns")
+    added = speed = command("speed", run_speed, "ours and DDP by turns")
     net(added, "alexnet", "hybrid")
     added.add_argument("--hosts", type=int, default=4, help="that work (4)")
     added.add_argument(
@@ -234,7 +286,12 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     added.add_argument("--shards", type=int, default=1, help="on each host that serves (1)")
     added.add_argument("--rates", type=rates, default="250,1000", help="Mbit/s, or none (250,1000)")
     added.add_argument(
-        "--compute", type=float, default=50.0, metavar="MS", help="of an iteration (50)"
+        "--compute",
+        type=compute,
+        default=50.0,
+        metavar="MS",
+        help="of an iteration, emulated (50); real: the net is computed, with other defaults of "
+        "the flags",
     )
     added.add_argument(
         "--buckets", type=sizes, default="1,5,25", help="MB, DDP's beside its default (1,5,25)"
@@ -295,7 +352,15 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
         "--every", type=float, default=200.0, metavar="MS", help="the interval (200)"
     )
     command("clean", run_clean, "remove what a killed measurement left")
-    return parser.parse_args(arguments)
+    flags = parser.parse_args(arguments)
+    if _is_real(flags):
+        speed.set_defaults(**REAL_DEFAULTS)
+        flags = parser.parse_args(arguments)
+    known = COMPUTED if _is_real(flags) else NETS
+    if getattr(flags, "net", None) not in (None, *known):
+        how = "compute" if _is_real(flags) else "emulate"
+        parser.error(f"--net={flags.net}: the nets to {how} are {', '.join(known)}")
+    return flags
 
 
 def main(arguments: list[str] | None = None) -> int:

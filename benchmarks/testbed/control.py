@@ -39,11 +39,13 @@ class Round:
         seconds: of each iteration.
         user_s: processor time of the worker's process in its own code, in each iteration.
         system_s: the same in the kernel.
+        losses: of each iteration's batch, before its update.
     """
 
     seconds: tuple[float, ...]
     user_s: tuple[float, ...]
     system_s: tuple[float, ...]
+    losses: tuple[float, ...]
 
 
 class Workers:
@@ -125,7 +127,7 @@ class Workers:
 def serve_rounds(
     path: Path,
     rank: int,
-    iterate: Callable[[], None],
+    iterate: Callable[[], float],
     barrier: Callable[[], None],
     *,
     steady: bool = False,
@@ -135,7 +137,7 @@ def serve_rounds(
     Args:
         path: of its socket.
         rank: this worker.
-        iterate: one iteration.
+        iterate: one iteration; returns the loss.
         barrier: returns once all workers have called it.
         steady: the calling thread gets priority from the second round on. Threads that it starts
             later would inherit it; after the first round all have started.
@@ -161,17 +163,18 @@ def raise_priority() -> None:
     os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), HIGHEST_PRIORITY)
 
 
-def _timed(iterate: Callable[[], None], iterations: int) -> dict[str, object]:
-    ends = [_now()]
+def _timed(iterate: Callable[[], float], iterations: int) -> dict[str, object]:
+    ends, losses = [_now()], []
     for _ in range(iterations):
-        iterate()
+        losses.append(iterate())
         ends.append(_now())
     columns = zip(*ends, strict=True)
     names = ("seconds", "user_s", "system_s")
-    return {
+    times = {
         name: [b - a for a, b in pairwise(column)]
         for name, column in zip(names, columns, strict=True)
     }
+    return {**times, "losses": losses}
 
 
 def _now() -> tuple[float, float, float]:

@@ -17,8 +17,8 @@ from torch import distributed, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from benchmarks.testbed.control import serve_rounds
-from benchmarks.testbed.emulated import EmulatedNet
-from benchmarks.testbed.hooks import Hook, attach
+from benchmarks.testbed.hooks import Hook, HookKind, attach, local_rounds
+from benchmarks.testbed.replica import Replica
 from benchmarks.testbed.worker_settings import DdpSettings, TrainingSettings, read_settings
 
 
@@ -28,41 +28,39 @@ class DdpTraining:
     Args:
         training: the training.
         how: the buckets and the hook; None: a single process without DDP.
+        rank: of the worker.
     """
 
-    def __init__(self, training: TrainingSettings, how: DdpSettings | None) -> None:
-        net = EmulatedNet(training.layers, batch=training.batch, compute_s=training.compute_s)
-        self._net: nn.Module = net
+    def __init__(self, training: TrainingSettings, how: DdpSettings | None, rank: int = 0) -> None:
+        self._replica = Replica(training, rank)
+        self._net = self._replica.net
         self._after_step: Callable[[], None] = lambda: None
-        if how is not None:
+        hook = Hook.parse(how.hook) if how is not None and how.hook else None
+        if hook is not None and hook.kind is HookKind.DILOCO:
+            self._after_step = local_rounds(self._net, hook.number)
+        elif how is not None:
             wrapped = DistributedDataParallel(
-                net, gradient_as_bucket_view=True, bucket_cap_mb=how.bucket_mb
+                self._net, gradient_as_bucket_view=True, bucket_cap_mb=how.bucket_mb
             )
-            if how.hook:
-                self._after_step = attach(wrapped, Hook.parse(how.hook))
+            if hook is not None:
+                self._after_step = attach(wrapped, hook)
             self._net = wrapped
-        self._optimizer = (
-            None
-            if training.emulated_update
-            else torch.optim.SGD(
-                net.parameters(),
-                lr=training.rate,
-                momentum=training.momentum,
-                weight_decay=training.weight_decay,
-            )
-        )
+        self._optimizer = None if training.emulated_update else self._replica.optimizer()
+        self._replica.begin()
 
     def parameters(self) -> Iterator[nn.Parameter]:
         """Return the weights."""
         return self._net.parameters()
 
-    def iterate(self) -> None:
-        """Run one iteration: forward, backward, update."""
+    def iterate(self) -> float:
+        """Run one iteration: forward, backward, update. Return the loss."""
         self._net.zero_grad()
-        self._net().sum().backward()
+        loss = self._replica.loss(self._net)
+        loss.backward()
         if self._optimizer is not None:
             self._optimizer.step()
         self._after_step()
+        return loss.item()
 
 
 def main() -> None:
@@ -85,7 +83,7 @@ def main() -> None:
         rank=flags.rank,
         world_size=settings.workers,
     )
-    training = DdpTraining(settings.training, settings.how)
+    training = DdpTraining(settings.training, settings.how, flags.rank)
     serve_rounds(settings.control, flags.rank, training.iterate, distributed.barrier, steady=steady)
 
 

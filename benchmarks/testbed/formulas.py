@@ -59,7 +59,7 @@ def expected(
         how: the system.
         workers: P.
     """
-    if workers == 1:
+    if workers == 1 or (isinstance(how, DdpSettings) and how.alone):
         return LinkBytes(worker=0.0)
     if isinstance(how, DdpSettings) and how.hook:
         return LinkBytes(worker=ring(Hook.parse(how.hook).payload_bytes(training.layers), workers))

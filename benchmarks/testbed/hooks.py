@@ -1,15 +1,17 @@
-"""The communication hooks of torch's DistributedDataParallel that are measured, and their bytes.
+"""What a user of torch has beside plain DistributedDataParallel, and the bytes of each.
 
     fp16          gradients travel as float16
     powersgd:R    weights travel as two factors of rank R, after two iterations without compression; error feedback, warm start
     post-local:H  gradients stay on their host; weights are averaged every H iterations (post-local SGD)
+    diloco:H      a loop without DDP: every H steps an outer optimizer takes the mean change (DiLoCo)
 
-Law: pure but for `attach`, which registers a hook, and its thread. Every hook is lossy: the weights
-are not those of plain DDP.
+The first three are communication hooks of DDP. Law: pure but for `attach`, which registers a hook,
+and its thread, and for `local_rounds`. Each is lossy: the weights are not those of plain DDP.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
 import queue
 import threading
@@ -18,7 +20,8 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
-from torch import Tensor, nn
+import torch
+from torch import Tensor, distributed, nn
 from torch.distributed import GradBucket
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
 from torch.distributed.algorithms.ddp_comm_hooks.post_localSGD_hook import (
@@ -29,6 +32,7 @@ from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDSt
 from torch.distributed.algorithms.model_averaging.averagers import PeriodicModelAverager
 from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
+from torch.nn.utils import parameters_to_vector
 
 from poseidon.plan.scenario import low_rank_elements
 from poseidon.plan.shapes import LayerShape
@@ -59,6 +63,8 @@ class HookKind(Enum):
     """`post_localSGD_hook` with `PeriodicModelAverager`: weights are averaged every H
     iterations.
     """
+    DILOCO = "diloco"
+    """`local_rounds`: DiLoCo in a few lines of torch (Douillard et al. 2023), without DDP."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,7 +73,7 @@ class Hook:
 
     Attributes:
         kind: which one.
-        number: R of PowerSGD, H of post-local SGD, both at least 1; 0 for fp16.
+        number: R of PowerSGD, H of post-local SGD and DiLoCo, at least 1; 0 for fp16.
     """
 
     kind: HookKind
@@ -75,7 +81,7 @@ class Hook:
 
     @classmethod
     def parse(cls, text: str) -> Hook:
-        """Return the hook of `fp16`, `powersgd:R` or `post-local:H`.
+        """Return the hook of `fp16`, `powersgd:R`, `post-local:H` or `diloco:H`.
 
         Raises:
             ValueError: the text is none of these.
@@ -96,16 +102,17 @@ class Hook:
             HookKind.FP16: "fp16",
             HookKind.POWERSGD: f"PowerSGD {self.number}",
             HookKind.POST_LOCAL: f"post-local {self.number}",
+            HookKind.DILOCO: f"DiLoCo loop {self.number}",
         }[self.kind]
 
     @property
     def period(self) -> int:
         """Number of iterations after which the transfers repeat."""
-        return self.number if self.kind is HookKind.POST_LOCAL else 1
+        return self.number if self.kind in (HookKind.POST_LOCAL, HookKind.DILOCO) else 1
 
     def payload_bytes(self, layers: Sequence[LayerShape]) -> float:
-        """Return the bytes that are all-reduced for an iteration: those of post-local SGD are a
-        mean.
+        """Return the bytes that are all-reduced for an iteration: those of post-local SGD and
+        DiLoCo are a mean.
         """
         shapes = [shape for layer in layers for shape in layer.tensors]
         if self.kind is HookKind.FP16:
@@ -115,7 +122,9 @@ class Hook:
         return sum(map(math.prod, shapes)) * ELEMENT_BYTES / self.number
 
 
-ALL_HOOKS = ("fp16", "powersgd:1", "powersgd:2", "powersgd:4", "post-local:8")
+ALL_HOOKS = ("fp16", "powersgd:1", "powersgd:2", "powersgd:4", "post-local:8", "diloco:20")
+OUTER_RATE, OUTER_MOMENTUM = 0.7, 0.9
+"""Of DiLoCo's outer optimizer, as its paper has them."""
 
 
 class OneAfterTheOther:
@@ -152,7 +161,13 @@ class OneAfterTheOther:
 
 
 def attach(net: DistributedDataParallel, hook: Hook) -> Callable[[], None]:
-    """Register a hook. Return what the training calls after each step of the optimizer."""
+    """Register a hook. Return what the training calls after each step of the optimizer.
+
+    Raises:
+        ValueError: DiLoCo is no hook; see `local_rounds`.
+    """
+    if hook.kind is HookKind.DILOCO:
+        raise ValueError("diloco is no communication hook of DDP")
     if hook.kind is HookKind.FP16:
         net.register_comm_hook(None, fp16_compress_hook)
     elif hook.kind is HookKind.POWERSGD:
@@ -176,3 +191,32 @@ def attach(net: DistributedDataParallel, hook: Hook) -> Callable[[], None]:
 def _averaging(net: nn.Module, period: int) -> Callable[[], None]:
     averager = PeriodicModelAverager(period=period, warmup_steps=PLAIN_ITERATIONS)
     return lambda: averager.average_parameters(net.parameters())
+
+
+def local_rounds(net: nn.Module, period: int) -> Callable[[], None]:
+    """Return what a DiLoCo loop calls after each step of the optimizer.
+
+    Every `period` steps the mean over the workers of what the steps have changed is the gradient
+    of an outer SGD with Nesterov's momentum, from the weights at the end of the round before.
+    """
+    weights = list(net.parameters())
+    anchors = [weight.detach().clone() for weight in weights]
+    outer = torch.optim.SGD(anchors, lr=OUTER_RATE, momentum=OUTER_MOMENTUM, nesterov=True)
+    steps = itertools.count(1)
+
+    @torch.no_grad()
+    def after_step() -> None:
+        if next(steps) % period:
+            return
+        change = parameters_to_vector(
+            [anchor - weight for anchor, weight in zip(anchors, weights, strict=True)]
+        )
+        distributed.all_reduce(change)
+        change /= distributed.get_world_size()
+        for anchor, mean in zip(anchors, change.split([a.numel() for a in anchors]), strict=True):
+            anchor.grad = mean.view_as(anchor)
+        outer.step()
+        for weight, anchor in zip(weights, anchors, strict=True):
+            weight.copy_(anchor)
+
+    return after_step

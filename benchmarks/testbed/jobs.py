@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 import json
 import secrets
+import statistics
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -16,6 +17,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
 
+from benchmarks.testbed.computed import COMPUTED
 from benchmarks.testbed.control import Round, Workers
 from benchmarks.testbed.errors import TestbedError
 from benchmarks.testbed.hooks import PLAIN_ITERATIONS, Hook
@@ -29,6 +31,7 @@ from benchmarks.testbed.worker_settings import (
     write_settings,
 )
 from poseidon.exchange.kinds import ExchangeKind
+from ps_server.keys import JobKeys, write_keyring
 
 LIMIT_S = 300.0
 """Limit of the start, in which all processes import torch and connect on few cores; also of one
@@ -65,6 +68,8 @@ class HostJob:
             raise TestbedError(
                 f"{len(hosts)} hosts of which {servers} only serve: expected one more to work"
             )
+        if isinstance(how, DdpSettings) and how.alone:
+            hosts = hosts[:1]
         self._hosts = hosts
         self._working = hosts[: len(hosts) - servers]
         self._serving = hosts[len(hosts) - servers :] if servers else self._working
@@ -72,6 +77,7 @@ class HostJob:
         self._how = how
         self._limit_s = limit_s
         self._stack = ExitStack()
+        self._losses: list[float] = []
         self._shards: list[str] = []
         self._shard_bytes: list[int] = []
 
@@ -82,11 +88,14 @@ class HostJob:
             size = self._how.bucket_mb
             if len(self._hosts) == 1:
                 return "one process"
+            if self._how.hook.startswith("diloco"):
+                return Hook.parse(self._how.hook).name
             hook = f" {Hook.parse(self._how.hook).name}" if self._how.hook else ""
             return f"DDP{hook}" if size is None else f"DDP{hook} {size:g} MB"
         words = [self._how.name]
         words += [f"{self._how.servers} servers"] if self._how.servers else []
         words += [] if self._how.wait_free else ["not wait-free"]
+        words += ["in clear"] if self._how.in_clear else []
         return " ".join(words)
 
     @property
@@ -98,8 +107,20 @@ class HostJob:
 
     @property
     def overlaps(self) -> bool:
-        """Whether the transfers of an iteration go on in the next one."""
-        return isinstance(self._how, PoseidonSettings)
+        """Whether the transfers of an iteration go on in the next one: not with an optimizer of the
+        worker's, which needs the mean gradients, or at the end of a round of local steps the
+        values.
+        """
+        computed = self._training.computed
+        own_optimizer = bool(computed) and COMPUTED[computed].adamw
+        return isinstance(self._how, PoseidonSettings) and not (
+            own_optimizer and self._how.sync_delay == 0
+        )
+
+    @property
+    def losses(self) -> list[float]:
+        """The loss of each iteration so far, the mean over the workers."""
+        return self._losses
 
     @property
     def plain_iterations(self) -> int:
@@ -113,6 +134,8 @@ class HostJob:
             write_settings(settings, folder / "settings.json")
             self._workers = stack.enter_context(Workers(settings.control, len(self._working)))
             self._processes = stack.enter_context(Processes(folder))
+            if settings.encrypted:
+                _write_keys(settings)
             self._start_shards(settings, folder)
             self._start_workers(folder)
             self._workers.await_all(self._limit_s, self._processes.check)
@@ -135,10 +158,12 @@ class HostJob:
             TestbedError: a process failed.
         """
         try:
-            return self._workers.round(iterations)
+            found = self._workers.round(iterations)
         except TestbedError:
             self._processes.check()  # its error says more
             raise
+        self._losses += map(statistics.fmean, zip(*(each.losses for each in found), strict=True))
+        return found
 
     def shard_times(self) -> list[CpuTime]:
         """Return each shard's processor seconds so far; none for DDP."""
@@ -196,6 +221,8 @@ class HostJob:
         for index, listen in enumerate(settings.shards):
             argv = [sys.executable, "-m", "ps_server", "--shard", str(index), "--listen", listen]
             argv += ["--workers", str(settings.workers), "--token-file", str(secret)]
+            if settings.encrypted:
+                argv += ["--keys", str(settings.keys_file("shard", index))]
             if isinstance(self._how, PoseidonSettings) and self._how.trace is not None:
                 argv += ["--trace", str(self._how.trace / f"trace_shard_{index}.json")]
             name = f"{self.name} shard {index}"
@@ -208,3 +235,12 @@ class HostJob:
             argv = [sys.executable, "-m", f"benchmarks.testbed.{module}"]
             argv += ["--settings", str(folder / "settings.json"), "--rank", str(rank)]
             self._processes.start(f"{self.name} worker {rank}", argv, host=host)
+
+
+def _write_keys(settings: WorkerSettings) -> None:
+    """Write the keys of all processes of a job, as `poseidon run` gives them."""
+    keys = JobKeys.new(workers=settings.workers, shards=len(settings.shards))
+    for rank in range(settings.workers):
+        write_keyring(settings.keys_file("worker", rank), keys.of_worker(rank))
+    for index in range(len(settings.shards)):
+        write_keyring(settings.keys_file("shard", index), keys.of_shard(index))

@@ -78,6 +78,7 @@ class Measured:
         received_bytes: per host, of an iteration.
         split: processor time of an iteration, by round.
         shard_bytes: of each shard over the whole job.
+        losses: of all iterations since the start.
     """
 
     name: str
@@ -86,6 +87,7 @@ class Measured:
     received_bytes: list[float] = field(default_factory=list)
     split: list[Split] = field(default_factory=list)
     shard_bytes: list[int] = field(default_factory=list)
+    losses: list[float] = field(default_factory=list)
 
     @property
     def median_s(self) -> float:
@@ -148,7 +150,8 @@ def measure(
             used = [new.since(old) for new, old in zip(job.shard_times(), shards, strict=True)]
             _note(measured, workers, used, own)
             report(f"  round {number + 1}: {measured.name}: {measured.seconds[-1]:.3f} s")
-    for measured, moved, own in zip(found, traffic, efforts, strict=True):
+    for job, measured, moved, own in zip(jobs, found, traffic, efforts, strict=True):
+        measured.losses = list(job.losses)
         count = (own.warm + own.iterations) * own.rounds
         measured.sent_bytes = [
             sum(t.sent_bytes for t in moved[h :: len(hosts)]) / count for h in range(len(hosts))

@@ -17,10 +17,12 @@ PROCESS_BYTES = 200_000_000
 """Python and torch, and what a process needs beside the model."""
 COPIES_DDP = 3
 """Weights, momentum, buckets."""
-COPIES_HOOK = {HookKind.FP16: 0, HookKind.POWERSGD: 2, HookKind.POST_LOCAL: 1}
+COPIES_HOOK = {HookKind.FP16: 0, HookKind.POWERSGD: 2, HookKind.POST_LOCAL: 1, HookKind.DILOCO: 3}
 """Further copies: PowerSGD has what it holds back and the gradient before compression,
-post-local SGD the averaged weights.
+post-local SGD the averaged weights, DiLoCo its anchors, their momentum and the changes.
 """
+COMPUTED_BYTES = 300_000_000
+"""Further bytes of a worker that computes: its activations."""
 COPIES_POSEIDON = 5
 """Weights, the shards' values and momentum, gradients and values on their way."""
 COPIES_CODEC = 2
@@ -38,13 +40,15 @@ def needed_bytes(
     largest = (
         max(layer.elements for layer in training.layers) * ELEMENT_BYTES
     )  # the constant gradient
+    worker = largest + PROCESS_BYTES + (COMPUTED_BYTES if training.computed else 0)
     if isinstance(how, DdpSettings):
+        workers = 1 if how.alone else workers
         copies = COPIES_DDP + (COPIES_HOOK[Hook.parse(how.hook).kind] if how.hook else 0)
-        return workers * (copies * model + largest + PROCESS_BYTES)
+        return workers * (copies * model + worker)
     shards = (how.servers or workers) * how.shards
     copies = COPIES_POSEIDON + (COPIES_CODEC if how.compress else 0)
     copies += COPIES_LOCAL_STEPS if how.sync_every else 0
-    return workers * (copies * model + largest + PROCESS_BYTES) + shards * PROCESS_BYTES
+    return workers * (copies * model + worker) + shards * PROCESS_BYTES
 
 
 def free_bytes() -> int:

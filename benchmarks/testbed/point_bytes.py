@@ -29,20 +29,20 @@ READING = (
 
 def measure_bytes(
     training: TrainingSettings,
-    exchanges: Sequence[str],
+    jobs: Sequence[PoseidonSettings],
     host_counts: Sequence[int],
     effort: Effort,
     report: Callable[[str], None],
 ) -> Table:
-    """Run each exchange on each number of hosts, on unshaped links.
+    """Run each job on each number of hosts, on unshaped links.
 
     Raises:
         TestbedError: it does not fit, or a process failed.
     """
     rows, facts = [], []
     for count in host_counts:
-        for exchange in exchanges:
-            how = PoseidonSettings(exchange=exchange)
+        for how in jobs:
+            exchange = how.exchange
             check_memory(training, [how], count)
             report(f"{exchange} on {count} hosts")
             with Hosts(count) as hosts:

@@ -49,6 +49,8 @@ def measure_paper(
     effort: Effort,
     report: Callable[[str], None],
     rate_mbit: float = RATE_MBIT,
+    *,
+    in_clear: bool = False,
 ) -> Table:
     """Measure all sizes.
 
@@ -57,8 +59,8 @@ def measure_paper(
     """
     training = paper_training()
     ways: list[DdpSettings | PoseidonSettings] = [
-        PoseidonSettings(),
-        PoseidonSettings(exchange="ps"),
+        PoseidonSettings(in_clear=in_clear),
+        PoseidonSettings(exchange="ps", in_clear=in_clear),
         DdpSettings(),
     ]
     report("one process")

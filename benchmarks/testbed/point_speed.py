@@ -7,7 +7,7 @@ import statistics
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import zip_longest
 
 from benchmarks.testbed.errors import TestbedError
@@ -35,6 +35,16 @@ HEAD = (
     "work kernel s",
     "shard CPU s",
     "shard kernel s",
+)
+LOSS = "loss"
+"""The further column of nets that are computed."""
+LAST_LOSSES = 10
+"""The iterations whose mean loss is told."""
+COMPUTED_READING = (
+    "The net is computed, on one thread a host. 'one process' trains alone, without an exchange; "
+    "'compute' is its time "
+    "as a part of a job's, and 'bound s' has it too. 'loss' is the mean of the last "
+    f"{LAST_LOSSES} iterations that all jobs have made. "
 )
 READING = (
     "Ours come first, the slowest on top, then DDP's. 'iteration s' is the median over the rounds "
@@ -89,11 +99,14 @@ class Comparison:
 
     @property
     def jobs(self) -> list[How]:
-        """All jobs in the order of their start: plain DDP, then ours and the hooks in turn."""
+        """All jobs in the order of their start: a computed net in one process, plain DDP, then
+        ours and the hooks in turn.
+        """
+        alone = [DdpSettings(alone=True)] if self.training.computed else []
         plain = [DdpSettings(), *(DdpSettings(bucket_mb=size) for size in self.buckets_mb)]
         hooks = [DdpSettings(hook=hook) for hook in self.hooks]
         in_turn = [how for pair in zip_longest(self.ours, hooks) for how in pair if how is not None]
-        return [*(plain if self.with_ddp else ()), *in_turn]
+        return [*alone, *(plain if self.with_ddp else ()), *in_turn]
 
     @property
     def servers(self) -> int:
@@ -128,7 +141,12 @@ class Row:
     @property
     def plain_ddp(self) -> bool:
         """Whether the job is DDP without a hook."""
-        return isinstance(self.how, DdpSettings) and not self.how.hook
+        return isinstance(self.how, DdpSettings) and not (self.how.hook or self.how.alone)
+
+    @property
+    def alone(self) -> bool:
+        """Whether it is one process."""
+        return isinstance(self.how, DdpSettings) and self.how.alone
 
 
 def compare(comparison: Comparison, report: Callable[[str], None]) -> list[Table]:
@@ -136,7 +154,8 @@ def compare(comparison: Comparison, report: Callable[[str], None]) -> list[Table
 
     Jobs that fit this machine's memory together live together and are measured by turns; otherwise
     they form several groups. With several rates a job that measures its links has a group of its
-    own for each.
+    own for each. A computed net starts anew for each rate, so that all jobs train from the same
+    weights.
 
     A failure, SIGINT or SIGTERM after the first tables' rows ends the comparison; what was finished
     is returned.
@@ -145,6 +164,9 @@ def compare(comparison: Comparison, report: Callable[[str], None]) -> list[Table
         TestbedError: it does not fit, or a process failed.
     """
     training, workers = comparison.training, comparison.workers
+    if training.computed and len(comparison.rates_mbit) > 1:
+        each = [replace(comparison, rates_mbit=(rate,)) for rate in comparison.rates_mbit]
+        return [table for one in each for table in compare(one, report)]
     jobs = comparison.jobs
     check_memory(
         training, [max(jobs, key=lambda how: needed_bytes(training, how, workers))], workers
@@ -192,11 +214,12 @@ def _measure_group(
 ) -> None:
     """Measure jobs that live together, by turns at each rate. Add their rows to `found`.
 
-    They start on unshaped links, which shortens the start. With a job that measures its links all
-    start at the rate.
+    They start on unshaped links, which shortens the start. With a job that measures its links, or
+    a computed net, all start at the rate.
     """
     training, workers = comparison.training, comparison.workers
-    slow = rates_mbit[0] if any(map(_measures_links, group)) else None
+    at_rate = bool(training.computed) or any(map(_measures_links, group))
+    slow = rates_mbit[0] if at_rate else None
     with Hosts(workers + comparison.servers, rate_mbit=slow) as hosts, ExitStack() as stack:
         jobs = []
         for how in group:
@@ -216,10 +239,13 @@ def _measure_group(
 
 
 def in_order(rows: Sequence[Row]) -> list[Row]:
-    """Return ours, the slowest first, then plain DDP, then its hooks, likewise."""
+    """Return one process, then ours, the slowest first, then plain DDP, then its hooks,
+    likewise.
+    """
 
     def place(row: Row) -> tuple[int, float]:
-        return (0 if row.ours else 1 if row.plain_ddp else 2), -row.measured.median_s
+        kind = 0 if row.alone else 1 if row.ours else 2 if row.plain_ddp else 3
+        return kind, -row.measured.median_s
 
     return sorted(rows, key=place)
 
@@ -228,36 +254,52 @@ def table(comparison: Comparison, rate_mbit: float | None, found: Sequence[Row])
     """Return the table of jobs that were measured at one rate."""
     found = in_order(found)
     ddp = min((row.measured.median_s for row in found if row.plain_ddp), default=None)
-    hook = min(
-        (row.measured.median_s for row in found if not (row.ours or row.plain_ddp)), default=None
-    )
+    others = [row for row in found if not (row.ours or row.plain_ddp or row.alone)]
+    hook = min((row.measured.median_s for row in others), default=None)
+    training = comparison.training
+    if alone := [row.measured.median_s for row in found if row.alone]:
+        training = replace(training, compute_s=alone[0])
+    losses = _losses(found)
     facts = [
         {
             "job": row.measured.name,
             "lossy": row.lossy,
             "rate_mbit": rate_mbit,
             "workers": comparison.workers,
-            "compute_s": comparison.training.compute_s,
+            "compute_s": training.compute_s,
             "seconds": row.measured.seconds,
             "median_s": row.measured.median_s,
             "quartiles_s": row.measured.quartiles_s,
             "ddp_over_this": ddp / row.measured.median_s if ddp else None,
             "hook_over_this": hook / row.measured.median_s if hook else None,
-            "compute_part": comparison.training.compute_s / row.measured.median_s,
+            "compute_part": training.compute_s / row.measured.median_s,
             "formula_bytes": row.formula.busiest,
             "sent_bytes": row.measured.sent_bytes,
             "received_bytes": row.measured.received_bytes,
             "cpu_s": statistics.median(split.total_s for split in row.measured.split),
+            "loss": loss,
         }
-        for row in found
+        for row, loss in zip(found, losses, strict=True)
     ]
+    rows = [_cells(training, rate_mbit, row, ddp, hook) for row in found]
+    if training.computed:
+        rows = [(*cells, f"{loss:.4f}") for cells, loss in zip(rows, losses, strict=True)]
     return Table(
         title=f"{comparison.title}, {rate_text(rate_mbit)}",
-        head=HEAD,
-        rows=tuple(_cells(comparison.training, rate_mbit, row, ddp, hook) for row in found),
-        reading=READING,
+        head=(*HEAD, LOSS) if training.computed else HEAD,
+        rows=tuple(rows),
+        reading=COMPUTED_READING + READING if training.computed else READING,
         facts=tuple(facts),
     )
+
+
+def _losses(found: Sequence[Row]) -> list[float | None]:
+    """Return the mean loss of the last iterations that all jobs have made, by job; None where there
+    are none.
+    """
+    common = min((len(row.measured.losses) for row in found), default=0)
+    kept = [row.measured.losses[max(0, common - LAST_LOSSES) : common] for row in found]
+    return [statistics.fmean(losses) if losses else None for losses in kept]
 
 
 def bound_s(training: TrainingSettings, formula: LinkBytes, rate_mbit: float | None) -> float:

@@ -19,7 +19,7 @@ from torch import nn
 
 import poseidon
 from benchmarks.testbed.control import serve_rounds
-from benchmarks.testbed.emulated import EmulatedNet
+from benchmarks.testbed.replica import Replica
 from benchmarks.testbed.worker_settings import (
     PoseidonSettings,
     TrainingSettings,
@@ -34,6 +34,7 @@ from poseidon.exchange.building.built import Built
 from poseidon.exchange.exchange import Exchange
 from poseidon.exchange.membership import Membership
 from poseidon.exchange.observe.tracing import ExchangeTrace, TracingHooks, named_layers
+from ps_server.keys import read_keyring
 from ps_server.network import Network
 from ps_server.trace import NO_TRACE, Trace, Tracer
 
@@ -55,31 +56,38 @@ class PoseidonTraining:
 
     Args:
         training: the training.
+        rank: of the worker.
         local_steps: whether the worker applies updates of its own.
     """
 
-    def __init__(self, training: TrainingSettings, *, local_steps: bool = False) -> None:
-        self._net = EmulatedNet(training.layers, batch=training.batch, compute_s=training.compute_s)
-        self._own_gradients = local_steps and training.emulated_update
+    def __init__(
+        self, training: TrainingSettings, rank: int = 0, *, local_steps: bool = False
+    ) -> None:
+        self._replica = Replica(training, rank)
+        self._net = self._replica.net
+        optimizer: torch.optim.Optimizer | None = None
+        if local_steps and training.emulated_update:
+            optimizer = NoUpdate(self._net.parameters())
+        elif self._replica.adamw:
+            optimizer = self._replica.optimizer()
         self._group: Group
-        if self._own_gradients:
-            self._group = poseidon.distribute(
-                self._net, NoUpdate(self._net.parameters()), example=()
-            )
+        if optimizer is not None:
+            self._group = poseidon.distribute(self._net, optimizer, example=self._replica.example)
         else:
             rule = poseidon.SGD(
                 lr=training.rate, momentum=training.momentum, weight_decay=training.weight_decay
             )
-            self._group = poseidon.distribute(self._net, rule, example=())
+            self._group = poseidon.distribute(self._net, rule, example=self._replica.example)
+        self._replica.begin()
 
-    def iterate(self) -> None:
+    def iterate(self) -> float:
         """Run one iteration: forward and backward; the exchange, or an optimizer, applies the
-        update.
+        update. Return the loss.
         """
-        if self._own_gradients:
-            self._net.zero_grad()
-        self._net().sum().backward()
+        loss = self._replica.loss(self._net)
+        loss.backward()
         self._group.step()
+        return loss.item()
 
     def barrier(self) -> None:
         """Return once all workers have called it."""
@@ -97,6 +105,9 @@ def context(settings: WorkerSettings, rank: int, trace: Tracer) -> WorkerContext
                 size=settings.workers,
                 host=settings.hosts[rank],
                 token=settings.token.encode(),
+                keys=(
+                    read_keyring(settings.keys_file("worker", rank)) if settings.encrypted else None
+                ),
             ),
             shards=len(settings.shards),
             homes=settings.homes,
@@ -188,7 +199,9 @@ def main() -> None:
         running_in(context(settings, flags.rank, trace)),
     ):
         assert isinstance(settings.how, PoseidonSettings)
-        replica = PoseidonTraining(settings.training, local_steps=settings.how.sync_every > 0)
+        replica = PoseidonTraining(
+            settings.training, flags.rank, local_steps=settings.how.sync_every > 0
+        )
         serve_rounds(
             settings.control,
             flags.rank,

@@ -10,11 +10,12 @@ from pathlib import Path
 from benchmarks.testbed.shapes import from_json, to_json
 from poseidon.errors import UsageError
 from poseidon.exchange.kinds import ExchangeKind
-from poseidon.exchange.options import ExchangeOptions
+from poseidon.exchange.options import DEFAULT_OPTIONS, ExchangeOptions
 from poseidon.plan.shapes import LayerShape
 from ps_server import Precision
 
 EXCHANGES = tuple(kind.value for kind in ExchangeKind if kind is not ExchangeKind.LOCAL)
+DEFAULT = "default"
 HALVES = (Precision.FLOAT16.value, Precision.BFLOAT16.value)
 ROUNDS = {"H": "sync_every", "P": "sync_fragments", "D": "sync_delay"}
 """The letters of local steps in the text of a job, and their fields."""
@@ -35,6 +36,7 @@ class TrainingSettings:
         emulated_update: the optimizer of a worker (DDP, local steps) changes nothing and takes no
             time: that of an accelerator is short beside its passes, that of this machine's
             processors is not.
+        computed: one of `computed.COMPUTED`, which is really computed; empty: emulated layers.
     """
 
     layers: tuple[LayerShape, ...]
@@ -45,6 +47,7 @@ class TrainingSettings:
     weight_decay: float = 0.0005
     steady: bool = False
     emulated_update: bool = False
+    computed: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,11 +56,13 @@ class DdpSettings:
 
     Attributes:
         bucket_mb: its bucket_cap_mb; None: its default.
-        hook: a communication hook, as `hooks.Hook` parses it: `powersgd:2`; empty: none.
+        hook: what replaces its all-reduce, as `hooks.Hook` parses it: `powersgd:2`; empty: nothing.
+        alone: one process on the first host, without DDP, whatever the number of hosts.
     """
 
     bucket_mb: float | None = None
     hook: str = ""
+    alone: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,6 +71,7 @@ class PoseidonSettings:
 
     Attributes:
         exchange: one of `EXCHANGES`.
+        in_clear: traffic between hosts is not encrypted.
         wait_free: gradients leave during the backward pass; False: after it, for contrast.
         servers: number of further hosts that only serve; 0: every host works and serves.
         shards: shards on each host that serves.
@@ -79,6 +85,7 @@ class PoseidonSettings:
     """
 
     exchange: str = "hybrid"
+    in_clear: bool = False
     wait_free: bool = True
     servers: int = 0
     shards: int = 1
@@ -92,14 +99,16 @@ class PoseidonSettings:
     @classmethod
     def parse(cls, text: str) -> PoseidonSettings:
         """Return the job of `EXCHANGE[+CODEC...][+float16|bfloat16][+H32[+P4][+D8]]`, such as
-        `hybrid+powersgd:4+int8`.
+        `hybrid+powersgd:4+int8`. The exchange `default` is that of a job without flags.
 
         Raises:
             UsageError: a word is none of these, or the words exclude each other.
         """
         exchange, *words = text.split("+")
+        if exchange == DEFAULT:
+            exchange = DEFAULT_OPTIONS.kind.value
         if exchange not in EXCHANGES:
-            raise UsageError(f"'{exchange}' is none of {', '.join(EXCHANGES)}")
+            raise UsageError(f"'{exchange}' is none of {', '.join((DEFAULT, *EXCHANGES))}")
         rounds = {
             ROUNDS[word[0]]: int(word[1:])
             for word in words
@@ -137,6 +146,7 @@ class PoseidonSettings:
         return ExchangeOptions(
             kind=ExchangeKind(self.exchange),
             wait_free=self.wait_free,
+            allreduce_in_clear=self.exchange == ExchangeKind.ALLREDUCE.value,
             check_every=0,
             compress=self.compress,
             precision=Precision(self.precision),
@@ -174,6 +184,21 @@ class WorkerSettings:
     def workers(self) -> int:
         """Number of workers."""
         return len(self.hosts)
+
+    @property
+    def encrypted(self) -> bool:
+        """Whether each worker and shard has keys (`keys_file`)."""
+        how = self.how
+        return isinstance(how, PoseidonSettings) and self.workers > 1 and not how.in_clear
+
+    def keys_file(self, role: str, index: int) -> Path:
+        """Return the file of a process's keys.
+
+        Args:
+            role: `worker` or `shard`.
+            index: its rank, or its number.
+        """
+        return self.control.parent / f"{role}_{index}.keys"
 
 
 def write_settings(settings: WorkerSettings, path: Path) -> None:

@@ -38,6 +38,12 @@ def own_lock(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
             "ours",
             (PoseidonSettings(compress="int8"), PoseidonSettings(exchange="ps", sync_every=32)),
         ),
+        ("speed", "in_clear", False),
+        ("speed --compute real", "net", "gpt-20m"),
+        ("speed --compute real --net gpt-2m", "hosts", 2),
+        ("speed --compute real", "buckets", ()),
+        ("speed --compute real --hooks fp16", "hooks", ("fp16",)),
+        ("speed --compute real --rates 10", "rates", [10.0]),
         ("overlap", "ratios", (0.5, 1.0, 2.0)),
         ("paper --hosts 2", "hosts", [2]),
         ("links --ddp", "ddp", True),
@@ -55,6 +61,9 @@ def test_flags(words: str, field: str, value: object) -> None:
         "speed --hooks powersgd",
         "speed --ours ps+zip",
         "speed --net lenet5000",
+        "speed --net gpt-2m",
+        "speed --compute real --net vgg19",
+        "speed --compute none",
         "bytes --hosts x",
     ],
 )
@@ -66,10 +75,36 @@ def test_mistakes_end_with_status_2(words: str, capsys: pytest.CaptureFixture[st
 
 
 @pytest.mark.parametrize(
-    ("words", "count"), [("speed", 32), ("speed --net gpt2", 8192), ("speed --batch 4", 4)]
+    ("words", "count"),
+    [
+        ("speed", 32),
+        ("speed --net gpt2", 8192),
+        ("speed --batch 4", 4),
+        ("speed --compute real", 512),
+        ("speed --compute real --net resnet50", 2),
+    ],
 )
 def test_a_batch_has_the_rows_of_its_net(words: str, count: int) -> None:
     assert cluster.rows(cluster.parse(words.split())) == count
+
+
+@pytest.mark.parametrize(
+    ("words", "count"),
+    [
+        ("speed", 5),
+        ("paper", 5),
+        ("speed --compute real --net gpt-2m", 20),
+        ("speed --compute real --iterations 7", 7),
+    ],
+)
+def test_a_round_has_the_iterations_of_its_net(words: str, count: int) -> None:
+    assert cluster.effort(cluster.parse(words.split())).iterations == count
+
+
+def test_a_computed_net_is_trained_by_its_own_rate() -> None:
+    training = cluster.training(cluster.parse(["speed", "--compute", "real", "--net", "gpt-2m"]))
+    assert (training.computed, training.rate, training.compute_s) == ("gpt-2m", 0.001, 0.0)
+    assert sum(layer.elements for layer in training.layers) == 1_853_568
 
 
 @pytest.mark.parametrize("command", ["bytes", "paper", "clean"])

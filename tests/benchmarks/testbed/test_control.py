@@ -17,14 +17,20 @@ LIMIT_S = 20.0
 
 
 def nothing() -> None:
-    """An iteration, a barrier, a look at living processes."""
+    """A barrier, a look at living processes."""
+
+
+def noted(done: list[tuple[str, int]], rank: int) -> float:
+    """An iteration whose loss is its number."""
+    done.append(("iteration", rank))
+    return float(done.count(("iteration", rank)))
 
 
 @contextmanager
 def worker(
     path: Path,
     rank: int,
-    iterate: Callable[[], None],
+    iterate: Callable[[], float],
     barrier: Callable[[], None],
     *,
     steady: bool = False,
@@ -43,8 +49,8 @@ def test_all_workers_run_each_round_and_end_with_the_measuring_side(tmp_path: Pa
     path = tmp_path / "control"
     with (
         Workers(path, 2) as workers,
-        worker(path, 1, lambda: done.append(("iteration", 1)), lambda: done.append(("barrier", 1))),
-        worker(path, 0, lambda: done.append(("iteration", 0)), lambda: done.append(("barrier", 0))),
+        worker(path, 1, lambda: noted(done, 1), lambda: done.append(("barrier", 1))),
+        worker(path, 0, lambda: noted(done, 0), lambda: done.append(("barrier", 0))),
     ):
         workers.await_all(LIMIT_S, nothing)
         for iterations in (3, 1):
@@ -52,6 +58,7 @@ def test_all_workers_run_each_round_and_end_with_the_measuring_side(tmp_path: Pa
             rounds = workers.round(iterations)
             for each in rounds:
                 assert len(each.seconds) == len(each.user_s) == len(each.system_s) == iterations
+                assert each.losses == tuple(range(1, iterations + 1))
                 assert min(*each.seconds, *each.user_s, *each.system_s) >= 0
             for rank in (0, 1):
                 own = [what for what, who in done if who == rank]
@@ -81,7 +88,7 @@ def test_a_worker_that_goes_in_a_round_is_named(tmp_path: Path) -> None:
     class Gone(Exception):
         pass
 
-    def go() -> None:
+    def go() -> float:
         raise Gone
 
     def run() -> None:
@@ -111,7 +118,7 @@ def test_a_steady_worker_goes_first_from_its_second_round_on_and_what_it_started
         started.set()
         done.wait(LIMIT_S)
 
-    def iterate() -> None:
+    def iterate() -> float:
         if not others:
             threading.Thread(target=helper).start()
             assert started.wait(LIMIT_S)
@@ -121,6 +128,7 @@ def test_a_steady_worker_goes_first_from_its_second_round_on_and_what_it_started
             os.getpriority(os.PRIO_PROCESS, each) for each in (threading.get_native_id(), helper_id)
         )
         levels.append((own, other))
+        return 0.0
 
     path = tmp_path / "control"
     with Workers(path, 1) as workers, worker(path, 0, iterate, nothing, steady=True):

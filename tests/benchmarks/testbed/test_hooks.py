@@ -10,7 +10,7 @@ from torch import distributed
 
 from benchmarks.testbed.ddp_worker import DdpTraining
 from benchmarks.testbed.emulated import VALUE
-from benchmarks.testbed.hooks import ALL_HOOKS, Hook, HookKind
+from benchmarks.testbed.hooks import ALL_HOOKS, Hook, HookKind, attach, local_rounds
 from benchmarks.testbed.worker_settings import DdpSettings, TrainingSettings
 from poseidon.plan.shapes import LayerShape
 
@@ -43,9 +43,14 @@ def group() -> Iterator[None]:
 
 
 def test_texts_name_hooks() -> None:
-    hooks = [Hook.parse(text) for text in ("fp16", "powersgd:2", "post-local:8")]
-    assert [hook.name for hook in hooks] == ["fp16", "PowerSGD 2", "post-local 8"]
-    assert [hook.period for hook in hooks] == [1, 1, 8]
+    hooks = [Hook.parse(text) for text in ("fp16", "powersgd:2", "post-local:8", "diloco:20")]
+    assert [hook.name for hook in hooks] == [
+        "fp16",
+        "PowerSGD 2",
+        "post-local 8",
+        "DiLoCo loop 20",
+    ]
+    assert [hook.period for hook in hooks] == [1, 1, 8, 20]
     assert {Hook.parse(text).kind for text in ALL_HOOKS} == set(HookKind)
 
 
@@ -68,3 +73,27 @@ def test_a_replica_trains_with_each_hook(hook: str, group: None) -> None:
         moved = one - VALUE
         assert moved.max() < -VALUE
         torch.testing.assert_close(other - VALUE, moved, rtol=0.03, atol=0.0)
+
+
+def test_diloco_steps_from_the_anchor_by_the_outer_rule(group: None) -> None:
+    """By hand: each round of two steps changes the weight by -1, and the outer rule is Nesterov's
+    SGD with rate 0.7 and momentum 0.9.
+    """
+    net = torch.nn.Linear(1, 1, bias=False)
+    torch.nn.init.zeros_(net.weight)
+    after_step = local_rounds(net, period=2)
+    found = []
+    for _ in range(4):
+        with torch.no_grad():
+            net.weight -= 0.5
+        after_step()
+        found.append(net.weight.item())
+    first = -0.7 * (1 + 0.9)
+    second = first - 0.7 * (1 + 0.9 * (0.9 + 1))
+    assert found == pytest.approx([-0.5, first, first - 0.5, second])
+
+
+def test_diloco_is_no_hook_of_ddp(group: None) -> None:
+    net = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(1, 1))
+    with pytest.raises(ValueError, match="diloco is no communication hook"):
+        attach(net, Hook.parse("diloco:2"))

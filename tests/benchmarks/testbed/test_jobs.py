@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from dataclasses import replace
 
 import pytest
 
+from benchmarks.testbed.computed import TOKENS
 from benchmarks.testbed.errors import TestbedError
 from benchmarks.testbed.formulas import expected
 from benchmarks.testbed.hosts import Host, Hosts
@@ -77,6 +79,30 @@ def test_our_lossy_jobs_and_local_steps_keep_to_the_formulas() -> None:
     assert [measured.name for measured in found] == ["ps+int8", "ps+H4+P2+D1"]
     for measured, how in zip(found, jobs, strict=True):
         assert max(measured.sent_bytes) == pytest.approx(expected(training, how, 2).worker, rel=0.1)
+
+
+@pytest.mark.thorough
+@pytest.mark.needs("networks")
+@pytest.mark.processes
+@pytest.mark.timeout(300)
+def test_a_computed_net_has_the_losses_of_ddp_and_local_steps_those_of_diloco() -> None:
+    """Ours are encrypted."""
+    training = TrainingSettings(layers=(), batch=TOKENS, compute_s=0.0, computed="gpt-2m")
+    hows: list[PoseidonSettings | DdpSettings] = [
+        PoseidonSettings.parse("default"),
+        PoseidonSettings.parse("default+H2"),
+        DdpSettings(),
+        DdpSettings(hook="diloco:2"),
+        DdpSettings(alone=True),
+    ]
+    with Hosts(2) as hosts, ExitStack() as stack:
+        jobs = [stack.enter_context(HostJob(hosts, training, how)) for how in hows]
+        measure(hosts, jobs, Effort(rounds=1, iterations=4, warm=0))
+    ours, steps, ddp, diloco, alone = (job.losses[:5] for job in jobs)
+    assert ours == pytest.approx(ddp, rel=1e-4)
+    assert steps == pytest.approx(diloco, rel=1e-4)
+    assert ours[-1] != pytest.approx(steps[-1], rel=1e-4)
+    assert len(alone) == 5
 
 
 @pytest.mark.needs("networks")

@@ -42,6 +42,7 @@ class FakeJob:
         self._lengths = lengths
         self._moved = moved
         self._done = 0
+        self.losses: list[float] = []
 
     def shard_times(self) -> list[CpuTime]:
         return [CpuTime(user_s=2.0 * self._done, system_s=1.0 * self._done)]
@@ -55,9 +56,11 @@ class FakeJob:
             else (WARM_S,) * 2
         )
         self._done += iterations
+        self.losses += [float(self._done)] * iterations
         warm, counted = min(iterations, 2), max(iterations - 2, 0)
         user_s, system_s = ((WARM_S,) * warm + (each,) * counted for each in (0.5, 0.25))
-        return [Round(seconds=seconds, user_s=user_s, system_s=system_s)] * 2
+        times = Round(seconds=seconds, user_s=user_s, system_s=system_s, losses=(0.0,) * iterations)
+        return [times] * 2
 
 
 @pytest.fixture
@@ -103,6 +106,11 @@ def test_synchronous_iterations_need_no_warm_ones(log: list[str]) -> None:
 def test_quartiles_are_those_of_the_rounds() -> None:
     assert Measured(name="A", seconds=[4.0, 1.0, 2.0]).quartiles_s == (1.5, 3.0)
     assert Measured(name="A", seconds=[4.0]).quartiles_s == (4.0, 4.0)
+
+
+def test_losses_are_those_of_all_iterations(log: list[str]) -> None:
+    first, _ = run(log)
+    assert first.losses == [2.0] * 2 + [8.0] * 6 + [14.0] * 6 + [20.0] * 6
 
 
 def test_warm_iterations_do_not_count(log: list[str]) -> None:

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 
 import psutil
 import pytest
 
 from benchmarks.testbed.errors import TestbedError
-from benchmarks.testbed.memory import check_memory, groups_that_fit, needed_bytes
+from benchmarks.testbed.memory import (
+    COMPUTED_BYTES,
+    check_memory,
+    groups_that_fit,
+    needed_bytes,
+)
 from benchmarks.testbed.worker_settings import DdpSettings, PoseidonSettings, TrainingSettings
 from poseidon.plan.shapes import LayerShape
 
@@ -30,6 +36,14 @@ def test_a_hook_needs_its_copies() -> None:
     assert needed_bytes(LARGE, DdpSettings(hook="fp16"), 3) == plain
     assert needed_bytes(LARGE, DdpSettings(hook="post-local:4"), 3) == plain + 3 * MODEL
     assert needed_bytes(LARGE, DdpSettings(hook="powersgd:4"), 3) == plain + 2 * 3 * MODEL
+    assert needed_bytes(LARGE, DdpSettings(hook="diloco:4"), 3) == plain + 3 * 3 * MODEL
+
+
+def test_one_process_needs_memory_once_and_a_computed_net_more() -> None:
+    alone = needed_bytes(LARGE, DdpSettings(alone=True), 3)
+    assert alone == needed_bytes(LARGE, DdpSettings(), 1)
+    computed = replace(LARGE, computed="gpt-2m")
+    assert needed_bytes(computed, DdpSettings(alone=True), 3) == alone + COMPUTED_BYTES
 
 
 def test_what_does_not_fit_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,7 @@ from benchmarks.testbed import point_speed
 from benchmarks.testbed.errors import TestbedError
 from benchmarks.testbed.formulas import LinkBytes
 from benchmarks.testbed.measurement import Measured, Split
-from benchmarks.testbed.point_speed import HEAD, Comparison, How, Row, compare, table
+from benchmarks.testbed.point_speed import HEAD, LOSS, Comparison, How, Row, compare, table
 from benchmarks.testbed.tables import Table
 from benchmarks.testbed.worker_settings import DdpSettings, PoseidonSettings, TrainingSettings
 from poseidon.plan.shapes import LayerShape
@@ -67,6 +67,41 @@ def test_without_ddp_there_is_nothing_to_compare_with() -> None:
     assert (column(found, "times DDP"), column(found, "times hook")) == (["-"], ["-"])
     assert found.facts[0]["hook_over_this"] is None
     assert found.facts[0]["quartiles_s"] == (1.0, 1.0)
+
+
+def test_a_computed_net_is_compared_with_one_process_and_has_losses() -> None:
+    """The loss is that of the last iterations that all jobs have made."""
+    training = replace(COMPARISON.training, computed="gpt-2m", compute_s=0.0)
+    alone = DdpSettings(alone=True)
+    rows = [
+        row("hybrid", PoseidonSettings(), 1.0),
+        row("DDP", DdpSettings(), 2.0),
+        row("one process", alone, 0.5),
+    ]
+    for one, losses in zip(rows, ([3.0, 1.0, 9.0], [4.0, 2.0, 9.0], [5.0, 4.0]), strict=True):
+        one.measured.losses = losses
+    comparison = replace(COMPARISON, training=training)
+    found = table(comparison, 100.0, rows)
+    assert comparison.jobs[0] == alone
+    assert column(found, "job") == ["one process", "hybrid", "DDP"]
+    assert column(found, "compute") == ["100%", "50%", "25%"]
+    assert found.head[-1] == LOSS
+    assert [cells[-1] for cells in found.rows] == ["4.5000", "2.0000", "3.0000"]
+    assert [fact["hook_over_this"] for fact in found.facts] == [None] * 3
+
+
+def test_a_computed_net_starts_anew_for_each_rate(monkeypatch: pytest.MonkeyPatch) -> None:
+    started: list[tuple[float | None, ...]] = []
+    monkeypatch.setattr(
+        point_speed, "_measure_group", lambda *arguments: started.append(arguments[2])
+    )
+    training = replace(COMPARISON.training, computed="gpt-2m")
+    both = replace(COMPARISON, training=training, rates_mbit=(100.0, None))
+    assert [one.title for one in compare(both, lambda line: None)] == [
+        "net, 100 Mbit/s",
+        "net, unshaped",
+    ]
+    assert started == [(100.0,), (None,)]
 
 
 def test_jobs_start_in_turn_so_that_those_that_fit_together_are_ours_and_ddps() -> None:

@@ -15,6 +15,7 @@ from benchmarks.testbed.worker_settings import (
     write_settings,
 )
 from poseidon.errors import UsageError
+from poseidon.exchange.options import DEFAULT_OPTIONS
 from poseidon.plan.shapes import LayerShape
 
 LAYERS = (LayerShape(name="fc", tensors=((2, 3), (2,)), work=6, fully_connected=True),)
@@ -26,8 +27,10 @@ LAYERS = (LayerShape(name="fc", tensors=((2, 3), (2,)), work=6, fully_connected=
         DdpSettings(),
         DdpSettings(bucket_mb=5.0),
         DdpSettings(hook="powersgd:2"),
+        DdpSettings(alone=True),
         PoseidonSettings(),
         PoseidonSettings.parse("ps+topk:0.01+int8+H32+P4+D8"),
+        PoseidonSettings(in_clear=True),
         PoseidonSettings(
             exchange="ps", wait_free=False, servers=2, shards=3, trace=Path("/traces")
         ),
@@ -35,7 +38,7 @@ LAYERS = (LayerShape(name="fc", tensors=((2, 3), (2,)), work=6, fully_connected=
 )
 def test_settings_survive_the_file(how: DdpSettings | PoseidonSettings, tmp_path: Path) -> None:
     settings = WorkerSettings(
-        training=TrainingSettings(layers=LAYERS, batch=4, compute_s=0.5),
+        training=TrainingSettings(layers=LAYERS, batch=4, compute_s=0.5, computed="gpt-2m"),
         how=how,
         control=tmp_path / "control",
         hosts=("10.0.0.1", "10.0.0.2"),
@@ -47,6 +50,8 @@ def test_settings_survive_the_file(how: DdpSettings | PoseidonSettings, tmp_path
     write_settings(settings, tmp_path / "settings.json")
     assert read_settings(tmp_path / "settings.json") == settings
     assert settings.workers == 2
+    assert settings.encrypted == (isinstance(how, PoseidonSettings) and not how.in_clear)
+    assert settings.keys_file("shard", 1) == tmp_path / "shard_1.keys"
 
 
 def test_the_text_of_a_job_gives_the_options_of_its_exchange() -> None:
@@ -55,6 +60,7 @@ def test_the_text_of_a_job_gives_the_options_of_its_exchange() -> None:
     assert (options.compress, options.sync_every) == ("topk:0.1,int8", 32)
     assert (options.sync_fragments, options.sync_delay) == (4, 8)
     assert PoseidonSettings.parse("hybrid") == PoseidonSettings()
+    assert PoseidonSettings.parse("default").exchange == DEFAULT_OPTIONS.kind.value
     assert PoseidonSettings.parse("ps+float16").options.precision.value == "float16"
 
 
@@ -69,7 +75,7 @@ def test_a_job_is_named_by_its_text(text: str) -> None:
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
-        ("mpi", "'mpi' is none of hybrid, auto, ps"),
+        ("mpi", "'mpi' is none of default, hybrid, auto, ps"),
         ("ps+zip", "'zip'"),
         ("ps+P4", "--sync_fragments is for local steps"),
         ("ps+H4+D4", "--sync_delay=4"),
