@@ -16,7 +16,7 @@ from poseidon.data.prepare.model_folder import how_to_fetch
 from poseidon.engine.tools.solo import NetRequest
 from poseidon.errors import SnapshotError, UsageError
 from poseidon.exchange.kinds import ExchangeKind
-from poseidon.exchange.options import ExchangeOptions
+from poseidon.exchange.options import DEFAULT_OPTIONS, ExchangeOptions
 from poseidon.flags.flag import values_of
 from poseidon.hints import own_command
 from poseidon.launch.request import ExtractionRequest, JobRequest
@@ -75,7 +75,7 @@ def exchange_kind(flags: argparse.Namespace) -> ExchangeKind:
     """
     by_svb = KIND_OF_SVB[flags.svb] if flags.svb else None
     if flags.exchange is None:
-        return by_svb or ExchangeKind.HYBRID
+        return by_svb or DEFAULT_OPTIONS.kind
     kind: ExchangeKind = flags.exchange
     if by_svb not in (None, kind):
         raise UsageError(

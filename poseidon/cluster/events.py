@@ -33,6 +33,9 @@ A process prints to standard output:
     0.2}
                                                                     worker 0, once a snapshot is
                                                                     complete on disk
+    {"event": "exchange_plan", "plan": "..."}                       worker 0, once `--exchange=auto` has
+                                                                    chosen; the text of
+                                                                    `exchange_plan.json`
     {"event": "done"}                                               a worker whose work is finished and saved
     {"event": "done", "joined": false}                              a script that has ended without `distribute`
     {"event": "error", "message": "one sentence", "exit_code": 1, "peer_lost": true}

@@ -7,6 +7,7 @@ Law: the document is checked here, field by field. An error names the field that
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 from enum import Enum
 from pathlib import Path
@@ -14,6 +15,8 @@ from typing import Any, ClassVar, TypeVar
 
 from poseidon.engine.training_options import TrainingOptions
 from poseidon.errors import UsageError
+from poseidon.exchange.auto.recorded import RecordedPlan
+from poseidon.exchange.kinds import Scheme
 from poseidon.exchange.membership import Membership
 from poseidon.exchange.options import DEFAULT_OPTIONS, ExchangeOptions
 from ps_server.keys import Keyring
@@ -101,6 +104,8 @@ class TrainingDocument(WorkerDocument):
             host that only serves; empty: spread evenly over the hosts with workers.
         loads: relative load of each shard; empty: all equal.
         trace: write a trace to `<output>/trace_worker_<rank>.json`.
+        exchange_plan: the plan of `--exchange=auto` from an earlier start or run, as
+            `RecordedPlan.to_json` has it; empty: it chooses.
     """
 
     token: str = field(repr=False)
@@ -112,6 +117,7 @@ class TrainingDocument(WorkerDocument):
     homes: tuple[int, ...] = ()
     loads: tuple[int, ...] = ()
     trace: bool = False
+    exchange_plan: str = ""
 
     def __post_init__(self) -> None:
         WorkerDocument.__post_init__(self)
@@ -121,6 +127,16 @@ class TrainingDocument(WorkerDocument):
     def to_json(self) -> bytes:
         """Return one line of JSON, without the line end."""
         return json.dumps({**self.to_fields(), "exchange": self.exchange.to_json()}).encode()
+
+    def schemes(self, names: Sequence[str]) -> tuple[Scheme, ...]:
+        """Return the schemes of these tensors in `exchange_plan`; empty: there is none.
+
+        Raises:
+            UsageError: the plan is of other tensors.
+        """
+        if not self.exchange_plan:
+            return ()
+        return RecordedPlan.from_json(self.exchange_plan, "the job document").of(names)
 
     def membership(self) -> Membership:
         """Return this worker's membership of the exchange."""

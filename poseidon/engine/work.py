@@ -16,6 +16,7 @@ from poseidon.engine.document import TrainingDocument, WorkerDocument
 from poseidon.engine.launcher_connection import NOTHING_NOTED, LauncherConnection
 from poseidon.engine.observation import log_plan, open_trace
 from poseidon.engine.snapshot_writer import WrittenSnapshot
+from poseidon.exchange.auto.recorded import RecordedPlan
 from poseidon.exchange.building.built import Built
 from poseidon.layers.base import LayerContext
 from ps_server.trace import NO_TRACE, Tracer
@@ -71,7 +72,11 @@ class TrainingWork(Work[Training]):
         )
 
     def log_plan(self, built: Built) -> None:
-        """Log the plan of the exchange, if there is anything to exchange."""
+        """Log the plan of the exchange, if there is anything to exchange; report one that
+        `--exchange=auto` has chosen.
+        """
+        if built.recorded:
+            self.launcher.send("exchange_plan", plan=RecordedPlan.of_choices(built.plan).to_json())
         if not self.document.membership().alone:
             log_plan(built.plan, Path(self.document.output))
 

@@ -5,7 +5,8 @@
     hybrid, ps, svb, auto       ServerCarrier; FactorCarrier and AllReduceCarrier where the plan has their schemes
     allreduce                   AllReduceCarrier
 
-`auto` makes its plan by a measurement (`auto/trial.py`).
+`auto` makes its plan by a measurement (`auto/trial.py`), or takes that of an earlier run; a small net's
+follows from the bytes, as with `hybrid`.
 
 Where a host has several workers, local rank 0 has that exchange within a LeaderCarrier, and each of
 the others has a FollowerCarrier.
@@ -22,12 +23,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
+from poseidon.errors import UsageError
 from poseidon.exchange.allreduce.allreduce_delivery import Meeting
 from poseidon.exchange.allreduce.carrier import AllReduceCarrier
 from poseidon.exchange.allreduce.process_group import join_rendezvous
 from poseidon.exchange.alone import exchange_alone
 from poseidon.exchange.auto.rates import fastest_schemes
-from poseidon.exchange.auto.trial import measure, trial_store
+from poseidon.exchange.auto.trial import is_worth_measuring, measure, trial_store
 from poseidon.exchange.base import ExchangeSettings, Trained
 from poseidon.exchange.building.built import Built, Connect
 from poseidon.exchange.building.rounds_exchange import build_local_steps
@@ -110,11 +112,12 @@ def build_exchange(
         member: this worker and its job.
         connect: exchanges addresses with the rest of the job.
         trace: where spans of messages go.
-        schemes: of each tensor, that `--exchange=auto` has chosen in the run that is resumed;
-            empty: it measures.
+        schemes: of each tensor, that `--exchange=auto` has chosen in an earlier run; empty: it
+            chooses.
 
     Raises:
         TransportError: an address cannot be reached or listened on.
+        UsageError: a tensor cannot be exchanged by its scheme of an earlier run.
     """
 
     def build(
@@ -129,29 +132,47 @@ def build_exchange(
         return build_local_steps(arguments, build, plan_exchange)
     if member.local_workers > 1:
         return _build_local_group(arguments, build)
-    if not member.measures:
+    if not member.chooses:
         kind = ExchangeKind.LOCAL if member.alone else member.options.kind
         return _BUILDERS[kind](arguments)
-    if _is_legal(schemes, arguments):
-        plan = replace(
-            plan_exchange(tensors, member, schemes), basis="chosen by the run that is resumed"
-        )
-        return replace(build_server(replace(arguments, plan=plan)), measured=True)
-    return _build_measured(arguments)
+    if schemes:
+        _check_schemes(schemes, arguments)
+        plan = replace(plan_exchange(tensors, member, schemes), basis="the plan of an earlier run")
+        return replace(build_server(replace(arguments, plan=plan)), recorded=True)
+    if is_worth_measuring(tensors):
+        return _build_measured(arguments)
+    return replace(build_server(arguments), recorded=True)
 
 
-def _is_legal(schemes: Sequence[Scheme], arguments: BuildArguments) -> bool:
-    """Return whether the job may use the schemes of an earlier run."""
+def _check_schemes(schemes: Sequence[Scheme], arguments: BuildArguments) -> None:
+    """Refuse schemes of an earlier run that this job cannot use.
+
+    Raises:
+        UsageError: names the tensor, its scheme and what to do.
+    """
+    instead = "expected the plan of a job with the same net and flags, or no --exchange_plan"
     choices = arguments.plan.choices
     if len(schemes) != len(choices):
-        return False
-    if Scheme.ALLREDUCE in schemes and not arguments.member.sums_in_clear:
-        return False
-    return all(
-        choice.factor_bytes is not None
-        for choice, scheme in zip(choices, schemes, strict=True)
-        if scheme is Scheme.FACTORS
-    )
+        raise UsageError(
+            f"the exchange plan has {len(schemes)} tensors, and this job {len(choices)}; {instead}"
+        )
+    for choice, scheme in zip(choices, schemes, strict=True):
+        if scheme is Scheme.FACTORS and choice.factor_bytes is None:
+            raise UsageError(
+                f"the exchange plan sends '{choice.name}' as factors, and its gradient has none; "
+                f"{instead}"
+            )
+        if scheme is Scheme.ALLREDUCE and not arguments.member.sums_in_clear:
+            raise UsageError(
+                f"the exchange plan sums '{choice.name}' by all-reduce, which is not encrypted, "
+                "and this job encrypts; expected --allreduce_in_clear on a network that you trust, "
+                "or another plan"
+            )
+        if scheme is Scheme.ALLREDUCE and choice.codec is not None:
+            raise UsageError(
+                f"the exchange plan sums '{choice.name}' by all-reduce, which has no codec "
+                f"{choice.codec}; {instead}"
+            )
 
 
 def _build_measured(arguments: BuildArguments) -> Built:
@@ -173,7 +194,7 @@ def _build_measured(arguments: BuildArguments) -> Built:
     except BaseException:
         client.close()
         raise
-    return replace(built, measured=True)
+    return replace(built, recorded=True)
 
 
 def _build_alone(arguments: BuildArguments) -> Built:

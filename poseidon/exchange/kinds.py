@@ -24,10 +24,10 @@ class Scheme(Enum):
 class ExchangeKind(Enum):
     """The exchange of a job (`--exchange`), which decides the scheme of each tensor."""
 
-    HYBRID = "hybrid"
-    """The cheaper of server and factors, tensor by tensor."""
     AUTO = "auto"
     """The fastest of server, factors and all-reduce, tensor by tensor, by a measurement."""
+    HYBRID = "hybrid"
+    """The cheaper of server and factors, tensor by tensor."""
     SERVER = "ps"
     """Every tensor to the server."""
     FACTORS = "svb"

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from poseidon.exchange.cost import Topology
 from poseidon.exchange.kinds import ExchangeKind
 from poseidon.exchange.options import DEFAULT_OPTIONS, ExchangeOptions, OnDivergence
-from ps_server import Precision
 from ps_server.network import Network
 
 ALONE = Network()
@@ -52,23 +51,12 @@ class Membership:
         return self.network.keys is None or self.options.allreduce_in_clear
 
     @property
-    def measures(self) -> bool:
-        """Whether `--exchange=auto` chooses by a measurement.
+    def chooses(self) -> bool:
+        """Whether `--exchange=auto` chooses the scheme of each tensor by time, and records it.
 
         Otherwise it chooses by bytes, as hybrid does.
         """
-        options = self.options
-        plain = (
-            options.staleness == 0
-            and options.sync_every == 0
-            and options.precision is Precision.FLOAT32
-        )
-        return (
-            options.kind is ExchangeKind.AUTO
-            and plain
-            and self.network.size > 1
-            and self.shards > 0
-        )
+        return self.options.chooses and self.network.size > 1 and self.shards > 0
 
     @property
     def private_histories(self) -> bool:

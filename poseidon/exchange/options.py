@@ -73,7 +73,7 @@ class ExchangeOptions:
     """
 
     kind: ExchangeKind = option(
-        ExchangeKind.HYBRID,
+        ExchangeKind.AUTO,
         "{choices}",
         Section.EXCHANGE,
         name="exchange",
@@ -259,6 +259,14 @@ class ExchangeOptions:
 
         schemes = parse_compression(self.compress, self.loss_budget)
         return [scheme.codec for scheme in schemes if scheme.codec is not None]
+
+    @property
+    def chooses(self) -> bool:
+        """Whether workers choose the scheme of each tensor by time; else `auto` does what `hybrid`
+        does.
+        """
+        plain = self.staleness == 0 and self.sync_every == 0
+        return self.kind is ExchangeKind.AUTO and plain and self.precision is Precision.FLOAT32
 
     @property
     def streams(self) -> bool:

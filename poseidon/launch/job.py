@@ -24,6 +24,7 @@ from poseidon.cluster.supervision.restarts import StartingPoint
 from poseidon.engine.document import TrainingDocument
 from poseidon.engine.tools.preflight import obstacle_to
 from poseidon.errors import JobError, UsageError, counted
+from poseidon.exchange.auto.recorded import RecordedPlan
 from poseidon.exchange.kinds import ExchangeKind
 from poseidon.hints import own_command, short_path
 from poseidon.launch.closing_lines import resume_command, without_flags
@@ -63,11 +64,20 @@ class Job(ABC):
         self.id = request.job or new_job_id(stem, datetime.now(), secrets.token_hex(3))
         self.output = (request.output or OUTPUT / self.id).absolute()
         check_folder("output", self.output)
+        plan_file = request.exchange_plan
+        self._given_plan = "" if plan_file is None else RecordedPlan.read(plan_file).to_json()
 
     @property
     def origin(self) -> StartingPoint:
         """Where the job begins."""
         return StartingPoint()
+
+    @property
+    def exchange_plan(self) -> str:
+        """The plan of an earlier run that the job takes over, as `RecordedPlan.to_json`; empty: it
+        makes its own.
+        """
+        return self._given_plan
 
     @property
     def usual_restarts(self) -> int:
@@ -246,6 +256,7 @@ class Job(ABC):
             homes=plan.homes,
             loads=plan.loads,
             trace=self.request.trace,
+            exchange_plan=start.exchange_plan,
         )
 
     def _threads(self, role: WorkerPlan) -> int:

@@ -23,6 +23,7 @@ from poseidon.cluster.process import OutputStream
 from poseidon.cluster.supervision.background import this_command
 from poseidon.cluster.supervision.loop import JobListener
 from poseidon.cluster.supervision.stragglers import Stragglers
+from poseidon.exchange.auto.recorded import FILE_NAME as PLAN_FILE
 from poseidon.metrics.job_statistics import (
     FILE_NAME,
     JobStatistics,
@@ -107,6 +108,35 @@ class StragglerReports(JobListener):
             sentence = self._stragglers.waited(name, float(waited_s), self._now())
             if sentence is not None:
                 self._report(sentence)
+
+
+class PlanFile(JobListener):
+    """Keeps the plan that `--exchange=auto` has chosen in `<output>/exchange_plan.json`.
+
+    Args:
+        folder: the job's output folder.
+        warn: takes a sentence for the user.
+    """
+
+    def __init__(self, folder: Path, warn: Callable[[str], None]) -> None:
+        self._path = folder / PLAN_FILE
+        self._warn = warn
+        self.plan = ""
+        """The text of the file, for the job's next start; empty: no worker has chosen yet."""
+
+    def on_event(self, name: ProcessName, event: Mapping[str, object]) -> None:
+        """See `JobListener`."""
+        plan = event.get("plan")
+        if event.get("event") != "exchange_plan" or not isinstance(plan, str) or self.plan:
+            return
+        self.plan = plan
+        try:
+            self._path.write_text(plan, encoding="utf-8")
+        except OSError as error:
+            self._warn(
+                f"warning: cannot write {self._path}: {error.strerror or error}; the job goes on "
+                "without it"
+            )
 
 
 class StatisticsFile(JobListener):

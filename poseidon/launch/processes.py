@@ -101,12 +101,14 @@ class Start:
     Attributes:
         attempt: 0, 1, ...
         point: where it resumes from.
+        exchange_plan: of an earlier start or run, as `RecordedPlan.to_json`; empty: none.
         token: the start's secret, hexadecimal.
         keys: of all connections; None: they are not encrypted.
     """
 
     attempt: int
     point: StartingPoint
+    exchange_plan: str
     token: str = field(repr=False)
     keys: JobKeys | None = field(repr=False)
 
@@ -117,6 +119,7 @@ class Start:
         point: StartingPoint,
         plan: JobPlan,
         encrypt: Encrypt,
+        exchange_plan: str = "",
     ) -> Start:
         """Make a start with secrets of its own: a process that an earlier one left has no part
         in it.
@@ -125,7 +128,13 @@ class Start:
         keys = (
             JobKeys.new(workers=plan.working_hosts, shards=plan.shard_count) if encrypted else None
         )
-        return cls(attempt=attempt, point=point, token=secrets.token_hex(32), keys=keys)
+        return cls(
+            attempt=attempt,
+            point=point,
+            exchange_plan=exchange_plan,
+            token=secrets.token_hex(32),
+            keys=keys,
+        )
 
     def keyring(self, role: WorkerPlan | ShardPlan) -> str:
         """Return the keys of one process, as its document has them; only local rank 0 of a

@@ -127,6 +127,8 @@ class JobRequest(RunRequest):
         ray_timeout: seconds to wait for Ray's nodes at the start; at least 0.
         encrypt: when connections are encrypted.
         exchange: how gradients are exchanged.
+        exchange_plan: the plan of an earlier job, which an exchange of kind `auto` takes over; None:
+            it makes its own.
         server_requested: whether an exchange that uses shards was asked for by name.
         trace: whether each process writes a trace.
         tensorboard_dir: folder of TensorBoard's files; None: none are written.
@@ -196,6 +198,13 @@ class JobRequest(RunRequest):
     metrics_port: int | None = option(
         None, "serve values to Prometheus on 127.0.0.1:N", Section.OUTPUT, metavar="N", read=count
     )
+    exchange_plan: Path | None = option(
+        None,
+        "--exchange=auto: the plan of an earlier job",
+        Section.EXCHANGE,
+        metavar="FILE",
+        read=path,
+    )
     trace: bool = option(False, "write <output>/trace_*.json, for Perfetto", Section.OUTPUT)
     show_logs: ShownLogs = option(
         ShownLogs.FIRST, "first (worker 0 and all warnings), all", Section.OUTPUT, metavar="WHOSE"
@@ -260,6 +269,11 @@ class JobRequest(RunRequest):
         if not self.ray_timeout >= 0:
             raise UsageError(f"--ray_timeout={self.ray_timeout:g}: expected 0 seconds or more")
         self._check_ray()
+        if self.exchange_plan is not None and not self.exchange.chooses:
+            raise UsageError(
+                "--exchange_plan is for --exchange=auto at --table_staleness=0, in float32 and "
+                "without --sync_every; the plan of every other exchange follows from its flags"
+            )
         if not self.return_timeout >= 0:
             raise UsageError(
                 f"--return_timeout={self.return_timeout:g}: expected 0 seconds or more"

@@ -29,6 +29,7 @@ from poseidon.launch.job_folder import output_folder, register_job, remove_unuse
 from poseidon.launch.listeners import (
     DashboardPage,
     Listeners,
+    PlanFile,
     RemoteLogs,
     StatisticsFile,
     StragglerReports,
@@ -126,6 +127,7 @@ class _Run:
             self._sinks(),
             lambda sentence: show(f"warning: {sentence}"),
         )
+        self._plan_file = PlanFile(job.output, show)
         pages = [DashboardPage(job.output, show)] if job.request.dashboard else []
         self._listeners = Listeners(  # files before the terminal: what is shown is already kept
             self._snapshots,
@@ -133,6 +135,7 @@ class _Run:
             StatisticsFile(job.id, job.output),
             self._records,
             RemoteLogs(job.output),
+            self._plan_file,
             *pages,
             self._terminal,
         )
@@ -190,7 +193,8 @@ class _Run:
                 error = JobError("the job was stopped before it had started")
                 error.exit_code = self._requests.stop_code
                 raise error
-            start = Start.new(attempt, point, job.plan, job.request.encrypt)
+            exchange_plan = self._plan_file.plan or job.exchange_plan
+            start = Start.new(attempt, point, job.plan, job.request.encrypt, exchange_plan)
             workers = counted(job.plan.worker_count, "worker")
             shards = (
                 f" and {counted(job.plan.shard_count, 'shard')}" if job.plan.shard_count else ""

@@ -11,7 +11,7 @@ from poseidon.cluster.supervision.loop import JobResult
 from poseidon.cluster.supervision.restarts import StartingPoint
 from poseidon.cluster.supervision.state import Outcome
 from poseidon.engine.document import Prints, ScriptDocument
-from poseidon.engine.module.checkpoint_file import ENDING, steps_of
+from poseidon.engine.module.checkpoint_file import ENDING, read_head
 from poseidon.errors import UsageError
 from poseidon.hints import short_path
 from poseidon.launch.closing_lines import resume_command, without_flags
@@ -43,7 +43,8 @@ class ScriptJob(Job):
         if not request.script.is_file():
             raise UsageError(f"there is no script {request.script}")
         devices = devices_from_flag(request.gpu, available=site.visible_gpus())
-        self._origin = _origin(request.snapshot)
+        self._snapshot = find_snapshot(request.snapshot, ENDING) if request.snapshot else None
+        self._resumed = read_head(self._snapshot) if self._snapshot else None
         super().__init__(
             request, site, title=request.script.name, stem=request.script.stem, devices=devices
         )
@@ -51,7 +52,17 @@ class ScriptJob(Job):
     @property
     def origin(self) -> StartingPoint:
         """See `Job`."""
-        return self._origin
+        if self._resumed is None or self._snapshot is None:
+            return StartingPoint()
+        return StartingPoint(state=str(self._snapshot.absolute()), iteration=self._resumed.steps)
+
+    @property
+    def exchange_plan(self) -> str:
+        """See `Job`."""
+        given, resumed = super().exchange_plan, self._resumed
+        if given or resumed is None or resumed.workers != self.plan.worker_count:
+            return given
+        return resumed.exchange_plan
 
     def final_report(
         self, result: JobResult, newest: StartingPoint, scores: Sequence[str]
@@ -122,11 +133,3 @@ class ScriptJob(Job):
             return [script]
         state = Path(point.state)
         return [script, (*(path for path in (sums_path(state),) if path.exists()), state)]
-
-
-def _origin(snapshot: str) -> StartingPoint:
-    """Return where --snapshot has the job begin."""
-    if not snapshot:
-        return StartingPoint()
-    path = find_snapshot(snapshot, ENDING).absolute()
-    return StartingPoint(state=str(path), iteration=steps_of(path))

@@ -372,10 +372,9 @@ def check_automatic_codecs(
     """Refuse what `check_clipping` refuses where --compress=auto chooses PowerSGD for a tensor
     that the shards surely get.
 
-    Whether a weight that can travel as factors, or any tensor of --exchange=auto, goes to the
-    shards is known to the workers alone.
+    Whether a weight that can travel as factors goes to the shards is known to the workers alone.
     """
-    if solver.clip_gradients <= 0 or options.sync_every or options.kind is ExchangeKind.AUTO:
+    if solver.clip_gradients <= 0 or options.sync_every:
         return
     all_go = options.kind is ExchangeKind.SERVER
     if any(isinstance(codec, LowRank) and (all_go or not info.factors) for info, codec in codecs):

@@ -69,9 +69,10 @@ class Way:
         return self.lossy is None and self.sync_every == 1
 
 
-DEFAULT = Way(name="hybrid", flags="--exchange=hybrid", exchange=Exchange.HYBRID)
+DEFAULT = Way(name="auto", flags="--exchange=auto", auto=True)
 WAYS: tuple[Way, ...] = (
     DEFAULT,
+    Way(name="hybrid", flags="--exchange=hybrid", exchange=Exchange.HYBRID),
     Way(name="ps", flags="--exchange=ps"),
     Way(name="svb", flags="--exchange=svb", exchange=Exchange.SVB),
     Way(
@@ -80,7 +81,6 @@ WAYS: tuple[Way, ...] = (
         exchange=Exchange.RING,
         note="it is not encrypted: --allreduce_in_clear between machines",
     ),
-    Way(name="auto", flags="--exchange=auto", auto=True),
     Way(name="ps, bfloat16", flags="--exchange=ps --wire_precision=bfloat16", lossy=WireCodec.HALF),
     Way(name="ps, int8", flags="--exchange=ps --compress=int8", lossy=WireCodec.INT8),
     *(
@@ -252,15 +252,12 @@ def _reasons(
     if cluster.workers == 1:
         return ["One worker exchanges nothing between hosts."]
     reasons = [_limit(training, best)]
-    by_factors = [] if best.way.auto else factor_layers(training, cluster, best.way)
+    by_factors = factor_layers(training, cluster, best.way)
     if by_factors:
         ps = next(prediction for prediction in found if prediction.way.name == "ps")
         reasons.append(_factors(by_factors, best, ps))
     elif best.way is DEFAULT:
-        reasons.append(
-            "hybrid is the default. No weight of this net is fewer bytes as factors, so it does "
-            "what ps does."
-        )
+        reasons.append("auto is the default. It sends no weight of this net as factors.")
     ddp = next(prediction for prediction in found if prediction.way.name == "DDP")
     reasons.append(
         f"DDP without a hook would take {ddp.iteration_s / best.iteration_s:.2f} times as long."
@@ -314,7 +311,10 @@ def factor_layers(training: Training, cluster: PlannedCluster, way: Way) -> list
         servers=cluster.servers,
         exchange=way.exchange,
         bits_per_s=cluster.network.bits_per_s,
+        machine=machine_of(cluster),
     )
+    if way.auto:
+        scenario = auto_scenario(scenario, in_clear=cluster.in_clear)
     return [
         layer.name
         for layer, load in zip(training.layers, loads(scenario), strict=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -86,7 +87,7 @@ SCHEMES = ("allreduce", "ps", "svb", "allreduce")
 
 def test_a_job_of_three_schemes_with_a_limit_resumes_with_its_bits(tmp_path: Path) -> None:
     """Three workers choose a plan; a snapshot with another one, of all schemes, is what the
-    resumed job follows.
+    resumed job follows. A job that is given that job's `exchange_plan.json` follows it, too.
     """
     make_data(tmp_path)
     limited = f"clip_gradients: 0.5\nsnapshot: {STEPS // 2}\nmax_iter"
@@ -99,7 +100,6 @@ def test_a_job_of_three_schemes_with_a_limit_resumes_with_its_bits(tmp_path: Pat
         common = (
             "--solver=solver.prototxt",
             f"--hostfile={hosts}",
-            "--exchange=auto",
             "--output=o",
         )
         result = poseidon_here(tmp_path, "train", *common, *words)
@@ -120,6 +120,10 @@ def test_a_job_of_three_schemes_with_a_limit_resumes_with_its_bits(tmp_path: Pat
     assert SolverState.FromString(
         path.with_name(f"snap_iter_{STEPS}.solverstate").read_bytes()
     ).poseidon.scheme == list(SCHEMES)
+    record = json.loads((tmp_path / "o" / "exchange_plan.json").read_text(encoding="utf-8"))
+    assert tuple(record["schemes"].values()) == SCHEMES
+    (tmp_path / "plan.json").write_text(json.dumps(record), encoding="utf-8")
+    assert train(1, "--exchange_plan=plan.json") == " ".join(SCHEMES)
     again = Job(workers=3, shards=2, kind=ExchangeKind.AUTO, resume=path)
     run(tmp_path / "solver.prototxt", again)
     assert (tmp_path / f"snap_iter_{STEPS}.caffemodel").read_bytes() == resumed

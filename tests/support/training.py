@@ -230,7 +230,7 @@ def _exchange(
         options=replace(job.options, kind=job.kind, staleness=job.staleness),
     )
     built = build_exchange(replica.trained, settings, member, connect, schemes=schemes)
-    if built.measured:
+    if built.recorded:
         ended.schemes = tuple(choice.scheme for choice in built.plan.choices)
     ended.by_factors = len(built.plan.of(Scheme.FACTORS))
     ended.local_steps = built.local_steps

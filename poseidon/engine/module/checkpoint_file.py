@@ -12,6 +12,7 @@ from __future__ import annotations
 import io
 import pickle
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -142,10 +143,30 @@ def read_checkpoint(path: Path) -> bytes:
         raise SnapshotError(f"cannot read the checkpoint {path}: {error.strerror}") from error
 
 
-def steps_of(path: Path) -> int:
-    """Return the number of steps of a checkpoint.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointHead:
+    """The parts of a checkpoint that a launcher needs.
+
+    Attributes:
+        steps: finished.
+        workers: of the job that has written it.
+        exchange_plan: that `--exchange=auto` has chosen, as `RecordedPlan.to_json`; empty: none.
+    """
+
+    steps: int
+    workers: int
+    exchange_plan: str
+
+
+def read_head(path: Path) -> CheckpointHead:
+    """Read a checkpoint without its tensors.
 
     Raises:
         SnapshotError: it is missing or damaged, or is not a checkpoint of a group.
     """
-    return int(checked(unpacked(read_checkpoint(path), str(path)), str(path))["steps"])
+    state = checked(unpacked(read_checkpoint(path), str(path)), str(path))
+    return CheckpointHead(
+        steps=int(state["steps"]),
+        workers=int(state.get("workers", 0)),
+        exchange_plan=str(state.get("exchange_plan", "")),
+    )

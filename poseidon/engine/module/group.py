@@ -173,6 +173,7 @@ class Group(StepLoop):
             "iterations": self._collections.iterations,
             "workers": self.size,
             "how": self._how,
+            "exchange_plan": self._recorded.to_json() if self._recorded is not None else "",
             **self._own.shared(),
             **self._save_how(),
             "own": [

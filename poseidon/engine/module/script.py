@@ -146,6 +146,7 @@ class ScriptWork(TrainingWork[ScriptDocument]):
             trace=trace,
             folder=Path(document.output),
             checkpoint=Path(document.snapshot) if document.snapshot else None,
+            schemes=document.schemes,
             on_saved=self.report_snapshot,
             observe=lambda built, module: self._observe(built, module, trace),
             on_open=self._on_open,

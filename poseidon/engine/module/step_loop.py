@@ -29,6 +29,7 @@ from poseidon.engine.module.module_watch import ModuleCallbacks, ModuleWatch
 from poseidon.engine.module.tensors import GroupPlan
 from poseidon.engine.module.worker_context import DISTRIBUTE, LEAVING, LoopPosition, WorkerContext
 from poseidon.errors import UsageError
+from poseidon.exchange.auto.recorded import RecordedPlan
 from poseidon.exchange.base import ExchangeSettings
 from poseidon.exchange.build import build_exchange
 from poseidon.exchange.hooks import Hooks
@@ -60,7 +61,9 @@ class StepLoop(ABC):
             context.member,
             context.connect,
             trace=context.trace,
+            schemes=context.schemes([trained.name for trained in plan.tensors]),
         )
+        self._recorded = RecordedPlan.of_choices(built.plan) if built.recorded else None
         self._local_steps = built.local_steps
         self._observed = context.observe(built, module)
         self._exchange = self._observed.exchange

@@ -5,7 +5,7 @@ callbacks.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
@@ -17,6 +17,7 @@ from poseidon.engine.snapshot_writer import WrittenSnapshot
 from poseidon.errors import JobError
 from poseidon.exchange.building.built import Built, Connect
 from poseidon.exchange.exchange import Exchange
+from poseidon.exchange.kinds import Scheme
 from poseidon.exchange.membership import Membership
 from poseidon.layers.base import CPU
 from ps_server.trace import NO_TRACE, Tracer
@@ -109,6 +110,10 @@ def _alone(own: str) -> tuple[str, ...]:
     raise JobError("a worker that is alone connects to nobody")
 
 
+def _no_schemes(names: Sequence[str]) -> tuple[Scheme, ...]:
+    return ()
+
+
 def _log(sentence: str) -> None:
     LOGGER.info("%s", sentence)
 
@@ -131,6 +136,8 @@ class WorkerContext:
         script: the name of the script, without its ending.
         checkpoint: the checkpoint to resume from, on rank 0's host; None: a fresh start.
         say: takes a sentence for the user; a job's is in its log.
+        schemes: returns the scheme of each tensor, by the tensors' names, that an earlier start or
+            run has chosen; empty: none.
         on_saved: called with each checkpoint once it is complete on disk.
         on_open: called once the exchange is open, with what was built and the exchange to train
             with.
@@ -146,6 +153,7 @@ class WorkerContext:
     folder: Path | None = None
     script: str = "checkpoint"
     checkpoint: Path | None = None
+    schemes: Callable[[Sequence[str]], Sequence[Scheme]] = _no_schemes
     say: Callable[[str], None] = _log
     on_saved: Callable[[WrittenSnapshot], None] = _nothing
     on_open: Callable[[Built, Exchange], None] = _nothing

@@ -27,6 +27,7 @@ from poseidon.exchange.base import ExchangeSettings
 from poseidon.exchange.build import build_exchange
 from poseidon.exchange.building.built import Built
 from poseidon.exchange.exchange import Exchange
+from poseidon.exchange.kinds import Scheme
 from poseidon.exchange.observe.watchdog import WatchdogObserver
 from poseidon.layers.user_modules import import_modules, location_in
 from poseidon.metrics.glog_lines import GlogSink, number
@@ -200,9 +201,9 @@ class SolverWork(TrainingWork[JobDocument]):
                 member,
                 self.launcher.exchange_addresses,
                 trace=trace,
-                schemes=() if resumed is None else resumed.schemes,
+                schemes=self._schemes(replica, resumed),
             )
-        if built.measured:
+        if built.recorded:
             checkpoint.schemes = tuple(choice.scheme for choice in built.plan.choices)
         layers = replica.train.layer_modules
         seen = Observation(
@@ -229,6 +230,12 @@ class SolverWork(TrainingWork[JobDocument]):
         finally:
             watchdog.stop()
             seen.close()
+
+    def _schemes(self, replica: Replica, resumed: Resumed | None) -> tuple[Scheme, ...]:
+        """Return the schemes that an earlier start or run has chosen; empty: none."""
+        if schemes := self.document.schemes([trained.name for trained in replica.trained]):
+            return schemes
+        return () if resumed is None else resumed.schemes
 
     def _starting_point(self, replica: Replica, checkpoint: Checkpoint) -> Resumed | None:
         document = self.document

@@ -6,10 +6,11 @@ Workers join the shards with a trial store (`StoreSpec.trial`), and measure
     all-reduce      the same tensors through a process group, where it may travel in clear
     factors         products of factors with as many rows as the job's, and the updates that follow
 
-The code is that of training, and all workers measure at the same time. Several tensors travel
-together, so that a shard sums one while the next one is on the link, as in training. All workers
-collect all figures and take the slowest of each, so every worker has the same. It takes some tenths
-of a second; on links below 250 Mbit/s some seconds.
+The code is that of training, and all workers measure at the same time. On CPUs each worker computes
+meanwhile, with as many threads as in training: there an exchange costs what it takes from the
+computation, too. Several tensors travel together, so that a shard sums one while the next one is on
+the link, as in training. All workers collect all figures and take the slowest of each, so every
+worker has the same. It takes some tenths of a second; on links below 250 Mbit/s some seconds.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from __future__ import annotations
 import contextlib
 import json
 import statistics
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
@@ -36,10 +38,15 @@ from poseidon.exchange.job_control import JobControl, ShardDelivery
 from poseidon.exchange.membership import Membership
 from poseidon.exchange.replicas import offered_address
 from ps_server import Client, RemoteProtocolError, Rule, RuleKind, StoreSpec, TableSpec
+from ps_server.numerics import prepare_thread
 
-ELEMENTS = (2**16, *(2**20,) * 5)
-"""Of each tensor: one of 256 KiB, and five of 4 MiB, each of several chunks."""
-SMALL, LARGE, ALL_LARGE = range(1), range(1, 2), range(1, len(ELEMENTS))
+WORTH_MEASURING = 2**20
+"""Elements of a net. An exchange of a smaller one takes some milliseconds by any scheme, less than
+a measurement could save in many iterations.
+"""
+SMALL_ELEMENTS, LARGE_ELEMENTS, LARGE_TENSORS = 2**16, 2**20, 5
+"""Of each tensor at most: one of 256 KiB, and five of 4 MiB, each of several chunks."""
+SMALL, LARGE, ALL_LARGE = range(1), range(1, 2), range(1, 1 + LARGE_TENSORS)
 """The tensors that are exchanged together.
 
 What a byte takes follows from the times of the last two: thus the time in which the first and the
@@ -52,8 +59,26 @@ RUNS_S = 0.3
 first one that takes longer there are none.
 """
 SIDE = 1024
+LOAD_SIDE = 256
+"""Of the matrices whose products keep the processors busy: a product takes less than a
+millisecond."""
 LEAST_ROWS, MOST_ROWS = 16, 256
 PRODUCTS = 3
+
+
+def is_worth_measuring(tensors: Sequence[Trained]) -> bool:
+    """Return whether a net is large enough for the schemes to differ."""
+    return _elements(tensors) >= WORTH_MEASURING
+
+
+def _elements(tensors: Sequence[Trained]) -> int:
+    return sum(trained.tensor.numel() for trained in tensors)
+
+
+def trial_sizes(tensors: Sequence[Trained]) -> list[int]:
+    """Return the elements of each tensor of the measurement: together at most those of the net."""
+    large = min(LARGE_ELEMENTS, max(SMALL_ELEMENTS, _elements(tensors) // LARGE_TENSORS))
+    return [SMALL_ELEMENTS, *[large] * LARGE_TENSORS]
 
 
 def trial_store(tensors: Sequence[Trained], member: Membership) -> StoreSpec:
@@ -67,7 +92,7 @@ def trial_store(tensors: Sequence[Trained], member: Membership) -> StoreSpec:
         shards=member.shards,
         tables=tuple(
             TableSpec(name=f"trial {number}", size=size, rule=rule)
-            for number, size in enumerate(ELEMENTS)
+            for number, size in enumerate(trial_sizes(tensors))
         ),
         loads=member.loads,
         trial=True,
@@ -88,11 +113,12 @@ def measure(client: Client, tensors: Sequence[Trained], member: Membership) -> R
         tensors: of the job.
         member: this worker.
     """
-    values = [np.zeros(size, np.float32) for size in ELEMENTS]
+    sizes = trial_sizes(tensors)
+    values = [np.zeros(size, np.float32) for size in sizes]
     for table, value in enumerate(values):
         client.bind(table, value)
-    client.start(lambda table: [np.zeros(ELEMENTS[table], np.float32)])
-    gradients = [np.zeros(size, np.float32) for size in ELEMENTS]
+    client.start(lambda table: [np.zeros(sizes[table], np.float32)])
+    gradients = [np.zeros(size, np.float32) for size in sizes]
 
     def by_server(tables: range) -> None:
         for table in tables:
@@ -100,13 +126,15 @@ def measure(client: Client, tensors: Sequence[Trained], member: Membership) -> R
         for table in tables:
             client.read(table, values[table])
 
-    with _sums(client, tensors, member) as by_allreduce:
+    with (
+        _sums(client, tensors, member) as by_allreduce,
+        computing(tensors[0].tensor.device),
+    ):
         schemes = [by_server] if by_allreduce is None else [by_server, by_allreduce]
-        found = _by_turns(client, schemes)
+        found = _by_turns(client, schemes, sizes)
     products = _product_s_per_flop(client, tensors, member)
     (server_s, server_s_per_byte), *others = found
-    size = _bytes(ALL_LARGE)
-    link = server_bytes(size // ELEMENT_BYTES, member.topology) / size
+    link = server_bytes(2**20, member.topology) / (ELEMENT_BYTES * 2**20)
     own: dict[str, float] = {
         "server_s": server_s,
         "server_s_per_byte": server_s_per_byte,
@@ -119,6 +147,30 @@ def measure(client: Client, tensors: Sequence[Trained], member: Membership) -> R
         return Rates.slowest([Rates.from_json(each) for each in _collect(client, own)])
     except (TypeError, ValueError) as error:
         raise RemoteProtocolError("a worker sent no rates of its measurement") from error
+
+
+@contextlib.contextmanager
+def computing(device: torch.device) -> Iterator[None]:
+    """Keep the process's threads busy with products of matrices, where the device is a CPU."""
+    if device.type != "cpu":
+        yield
+        return
+    ended = threading.Event()
+    thread = threading.Thread(target=_compute, args=(ended,), name="poseidon-load", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
+
+
+def _compute(ended: threading.Event) -> None:
+    prepare_thread()
+    one, other = torch.zeros(LOAD_SIDE, LOAD_SIDE), torch.zeros(LOAD_SIDE, LOAD_SIDE)
+    product = torch.zeros(LOAD_SIDE, LOAD_SIDE)
+    while not ended.is_set():
+        torch.mm(one, other, out=product)
 
 
 def _collect(client: Client, own: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -141,12 +193,11 @@ def _sums(
     offers = _collect(client, {"allreduce": "" if rendezvous is None else rendezvous.address})
     rendezvous = rendezvous or Rendezvous(network, offered_address(offers, "allreduce", 0))
     group = ProcessGroup(rendezvous, "trial", network, Backend.of(device))
-    rule = _rule_of(tensors)
+    rule, sizes = _rule_of(tensors), trial_sizes(tensors)
     trained = [
-        Trained(name="trial", tensor=torch.zeros(size, device=device), rule=rule)
-        for size in ELEMENTS
+        Trained(name="trial", tensor=torch.zeros(size, device=device), rule=rule) for size in sizes
     ]
-    gradients = [torch.zeros(size, device=device) for size in ELEMENTS]
+    gradients = [torch.zeros(size, device=device) for size in sizes]
     control = JobControl(ShardDelivery(client), root=network.rank == 0)
     carriers = {}
     for each in TOGETHER:
@@ -174,7 +225,7 @@ def _sums(
 
 
 def _by_turns(
-    client: Client, schemes: Sequence[Callable[[range], None]]
+    client: Client, schemes: Sequence[Callable[[range], None]], sizes: Sequence[int]
 ) -> list[tuple[float, float]]:
     """Return for each scheme its constant seconds, and those for each byte."""
     times = [{each: [_run_s(partial(scheme, each))] for each in TOGETHER} for scheme in schemes]
@@ -186,19 +237,18 @@ def _by_turns(
         for scheme, mine in zip(schemes, times, strict=True):
             for each in TOGETHER:
                 mine[each].append(_run_s(partial(scheme, each)))
-    return [_line(*(statistics.median(mine[each]) for each in TOGETHER)) for mine in times]
+    bytes_of = [ELEMENT_BYTES * sum(sizes[table] for table in each) for each in TOGETHER]
+    return [_line([statistics.median(mine[each]) for each in TOGETHER], bytes_of) for mine in times]
 
 
-def _line(small_s: float, large_s: float, all_s: float) -> tuple[float, float]:
+def _line(seconds: Sequence[float], bytes_of: Sequence[int]) -> tuple[float, float]:
     """Return the constant, by the small tensor, and the slope, by the large ones; neither is
     below zero.
     """
-    slope = max(all_s - large_s, all_s / 10) / (_bytes(ALL_LARGE) - _bytes(LARGE))
-    return max(0.0, small_s - slope * _bytes(SMALL)), slope
-
-
-def _bytes(tables: range) -> int:
-    return ELEMENT_BYTES * sum(ELEMENTS[table] for table in tables)
+    small_s, large_s, all_s = seconds
+    small, large, all_large = bytes_of
+    slope = max(all_s - large_s, all_s / 10) / (all_large - large)
+    return max(0.0, small_s - slope * small), slope
 
 
 def _product_s_per_flop(client: Client, tensors: Sequence[Trained], member: Membership) -> float:

@@ -27,8 +27,7 @@ class Built:
         tables: for each table of the store the indices of its tensors.
         client: this worker's connection to the shards; None without shards.
         local_steps: iterations of a round of local steps; 0: workers exchange in every iteration.
-        measured: whether `--exchange=auto` has chosen the plan by a measurement: a resumed run
-            needs the same plan.
+        recorded: whether `--exchange=auto` has chosen the plan: a resumed run needs the same one.
     """
 
     exchange: Exchange
@@ -37,4 +36,4 @@ class Built:
     tables: Sequence[Sequence[int]] = ()
     client: Client | None = None
     local_steps: int = 0
-    measured: bool = False
+    recorded: bool = False

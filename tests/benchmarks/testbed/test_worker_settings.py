@@ -75,7 +75,7 @@ def test_a_job_is_named_by_its_text(text: str) -> None:
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
-        ("mpi", "'mpi' is none of default, hybrid, auto, ps"),
+        ("mpi", "'mpi' is none of default, auto, hybrid, ps"),
         ("ps+zip", "'zip'"),
         ("ps+P4", "--sync_fragments is for local steps"),
         ("ps+H4+D4", "--sync_delay=4"),

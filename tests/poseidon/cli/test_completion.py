@@ -13,8 +13,8 @@ from poseidon.cli.completion import bash_script, zsh_script
     ("words", "offered"),
     [
         ("poseidon tr", "train"),
-        ("poseidon train --exch", "--exchange="),
-        ("poseidon train -exch", "-exchange="),
+        ("poseidon train --exch", "--exchange_plan= --exchange="),
+        ("poseidon train -exch", "-exchange_plan= -exchange="),
         ("poseidon train --exchange = h", "hybrid"),
         ("poseidon train -launcher s", "ssh"),
         ("poseidon completion z", "zsh"),
@@ -39,7 +39,7 @@ def test_zsh_reads_its_script() -> None:
 def test_zsh_has_flags_with_their_help() -> None:
     script = zsh_script()
     assert (
-        "'--exchange=[hybrid (default), auto, ps, svb, allreduce, local]:KIND:(hybrid auto ps svb "
+        "'--exchange=[auto (default), hybrid, ps, svb, allreduce, local]:KIND:(auto hybrid ps svb "
         "allreduce local)'" in script
     )
     assert "'--solver=[the solver definition (prototxt)]:FILE:_files'" in script

@@ -190,7 +190,7 @@ def test_standard_output_takes_names_that_are_not_utf_8(
         ),
         (
             "train --solver=s --exchange=hybird",
-            "poseidon train: --exchange: expected one of hybrid, auto, ps, svb, allreduce, local, "
+            "poseidon train: --exchange: expected one of auto, hybrid, ps, svb, allreduce, local, "
             "found 'hybird'; did you mean "
             "hybrid?; see poseidon train --help",
         ),

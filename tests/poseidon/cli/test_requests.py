@@ -31,7 +31,7 @@ def parsed(*words: str, staleness: int = 0) -> argparse.Namespace:
 @pytest.mark.parametrize(
     ("words", "kind"),
     [
-        ((), ExchangeKind.HYBRID),
+        ((), ExchangeKind.AUTO),
         (("--svb=auto",), ExchangeKind.HYBRID),
         (("--svb=true",), ExchangeKind.FACTORS),
         (("--svb=false",), ExchangeKind.SERVER),
@@ -160,7 +160,7 @@ def test_switches(words: tuple[str, ...], wait_free: bool, trace: bool) -> None:
     [
         (
             "--exchange=ring",
-            "expected one of hybrid, auto, ps, svb, allreduce, local, found 'ring'",
+            "expected one of auto, hybrid, ps, svb, allreduce, local, found 'ring'",
         ),
         ("--svb=maybe", "found 'maybe'"),
         ("--wire_precision=int8", "found 'int8'"),

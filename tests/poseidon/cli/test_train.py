@@ -156,9 +156,9 @@ def test_a_wrong_setting_is_one_sentence(
     assert capsys.readouterr().err.startswith(f"poseidon train: {message}")
 
 
-def test_the_default_is_hybrid(train: Callable[..., Planned]) -> None:
+def test_the_default_is_auto(train: Callable[..., Planned]) -> None:
     assert {document.exchange for document in train().documents} == {DEFAULT_OPTIONS}
-    assert DEFAULT_OPTIONS.kind is ExchangeKind.HYBRID
+    assert DEFAULT_OPTIONS.kind is ExchangeKind.AUTO
 
 
 def test_machines_that_only_serve_have_no_part_of_the_data(train: Callable[..., Planned]) -> None:

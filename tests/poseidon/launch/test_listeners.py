@@ -13,6 +13,7 @@ from poseidon.cluster.supervision.loop import JobListener
 from poseidon.launch.listeners import (
     REMOTE_LOGS,
     Listeners,
+    PlanFile,
     RemoteLogs,
     StatisticsFile,
     StragglerReports,
@@ -124,6 +125,23 @@ class ManualClock:
 @pytest.fixture
 def clock() -> ManualClock:
     return ManualClock()
+
+
+def test_the_plan_of_the_exchange_is_kept_for_the_next_start(tmp_path: Path) -> None:
+    plans, said = PlanFile(tmp_path, lambda sentence: None), list[str]()
+    assert plans.plan == ""
+    plans.on_event(LOCAL, {"event": "exchange_plan", "plan": 3})
+    plans.on_event(LOCAL, {"event": "exchange_plan", "plan": "first"})
+    plans.on_event(LOCAL, {"event": "exchange_plan", "plan": "of a restart"})
+    assert plans.plan == "first"
+    assert (tmp_path / "exchange_plan.json").read_text() == "first"
+    without = PlanFile(tmp_path / "nowhere", said.append)
+    without.on_event(LOCAL, {"event": "exchange_plan", "plan": "first"})
+    assert without.plan == "first"
+    assert said == [
+        f"warning: cannot write {tmp_path}/nowhere/exchange_plan.json: No such file or directory; "
+        "the job goes on without it"
+    ]
 
 
 @pytest.fixture

@@ -2,13 +2,29 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from poseidon.cluster.supervision.state import RestartSettings, SignalEffect
 from poseidon.errors import UsageError
+from poseidon.exchange.kinds import ExchangeKind
+from poseidon.exchange.options import ExchangeOptions
 from poseidon.launch.request import ExtractionRequest, JobRequest, LauncherKind, TrainRequest
+
+
+def test_only_an_exchange_that_chooses_takes_a_plan() -> None:
+    plan = Path("exchange_plan.json")
+    assert JobRequest(exchange_plan=plan).exchange_plan == plan
+    others: tuple[dict[str, Any], ...] = (
+        {"kind": ExchangeKind.HYBRID},
+        {"staleness": 1},
+        {"sync_every": 4},
+    )
+    for other in others:
+        with pytest.raises(UsageError, match="--exchange_plan is for --exchange=auto at"):
+            JobRequest(exchange_plan=plan, exchange=ExchangeOptions(**other))
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,9 @@ from poseidon.cluster.supervision.loop import JobResult
 from poseidon.cluster.supervision.restarts import StartingPoint
 from poseidon.cluster.supervision.state import Outcome
 from poseidon.engine.document import Prints
+from poseidon.engine.module.checkpoint_file import packed, write_checkpoint
+from poseidon.exchange.auto.recorded import RecordedPlan
+from poseidon.exchange.kinds import Scheme
 from poseidon.launch.processes import Start
 from poseidon.launch.request import Encrypt, ScriptRequest, ShownLogs
 from poseidon.launch.script_job import ScriptJob
@@ -44,6 +47,40 @@ def test_where_a_script_prints(
         site.prepare(job.id, job.needs)
         start = Start.new(1, StartingPoint(), job.plan, Encrypt.AUTO)
         assert [job.document(role, start).prints for role in job.plan.workers] == expected
+
+
+PLAN = RecordedPlan(schemes={"fc.weight": Scheme.FACTORS})
+GIVEN = RecordedPlan(schemes={"fc.weight": Scheme.SERVER})
+
+
+@pytest.mark.parametrize(
+    ("workers", "given", "expected"),
+    [(2, None, PLAN), (3, None, None), (2, GIVEN, GIVEN)],
+    ids=["resumed", "another number of workers", "given"],
+)
+def test_the_plan_that_a_script_takes_over(
+    tmp_path: Path, workers: int, given: RecordedPlan | None, expected: RecordedPlan | None
+) -> None:
+    state = {"poseidon": 1, "steps": 4, "workers": 2, "exchange_plan": PLAN.to_json()}
+    checkpoint, script, plan = (tmp_path / name for name in ("a_iter_4.pt", "a.py", "plan.json"))
+    write_checkpoint(checkpoint, packed(state), 0)
+    script.write_text("")
+    if given is not None:
+        plan.write_text(given.to_json())
+    request = ScriptRequest(
+        script=script,
+        snapshot=str(checkpoint),
+        num_app_threads=workers,
+        exchange_plan=None if given is None else plan,
+    )
+    with closing(Site([Host(id=0, address="127.0.0.1", port=0)], LocalDialer())) as site:
+        job = ScriptJob(request, site)
+        site.prepare(job.id, job.needs)
+        assert job.exchange_plan == ("" if expected is None else expected.to_json())
+        start = Start.new(0, job.origin, job.plan, Encrypt.AUTO, job.exchange_plan)
+        documents = [job.document(role, start) for role in job.plan.workers]
+        schemes = tuple(expected.schemes.values()) if expected else ()
+        assert [document.schemes(["fc.weight"]) for document in documents] == [schemes] * workers
 
 
 @pytest.mark.parametrize(

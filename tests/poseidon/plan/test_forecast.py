@@ -43,7 +43,7 @@ def test_dense_layers_on_slow_links_travel_as_factors() -> None:
     assert named["hybrid"].link_bytes == pytest.approx(4 * 10 * 3 * 4000 * 4)
     assert named["ps"].iteration_s >= named["ps"].wire_s
     chosen = recommend(DENSE, FOUR, found)
-    assert chosen.flags == "--exchange=hybrid"
+    assert chosen.flags == "--exchange=auto"
     assert any(
         "weights of fc0, fc1, fc2 and 1 other layers travel as factors" in reason
         for reason in chosen.reasons
@@ -96,7 +96,7 @@ def test_lossy_ways_are_named_beside_an_exact_one() -> None:
 def test_on_fast_links_nothing_lossy_is_named_and_computation_is_the_limit() -> None:
     cluster = replace(FOUR, network=Network(bits_per_s=1e12, latency_s=0.0))
     chosen = recommend(DENSE, cluster, forecast(DENSE, cluster))
-    assert chosen.flags == "--exchange=hybrid"
+    assert chosen.flags == "--exchange=auto"
     assert chosen.alternatives == ()
     assert "the network hardly matters" in chosen.reasons[0]
 

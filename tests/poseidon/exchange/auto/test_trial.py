@@ -4,6 +4,7 @@ says.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -14,6 +15,7 @@ import pytest
 import torch
 from torch import nn
 
+from poseidon.errors import UsageError
 from poseidon.exchange import build
 from poseidon.exchange.allreduce import process_group
 from poseidon.exchange.auto import trial
@@ -32,6 +34,11 @@ from tests.support.cluster import TIMEOUT_S, TOKEN, job_addresses, serving
 
 WORKERS, SHARDS = 3, 2
 CHEAP_PRODUCTS = replace(FAST, product_s_per_flop=1e-15, link_s_per_byte=1e-12, allreduce_s=0.0)
+
+
+@pytest.fixture(autouse=True)
+def small_nets_are_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trial, "WORTH_MEASURING", 0)
 
 
 def tensors() -> list[Trained]:
@@ -115,7 +122,7 @@ def test_workers_measure_and_make_one_plan() -> None:
     with job_addresses(ExchangeKind.AUTO, WORKERS, SHARDS) as connect:
         ends, built = run([member(rank) for rank in range(WORKERS)], connect)
     assert all(
-        one.measured and one.plan == built[0].plan and one.store == built[0].store for one in built
+        one.recorded and one.plan == built[0].plan and one.store == built[0].store for one in built
     )
     assert built[0].plan.of(Scheme.SERVER)
     check_values(ends)
@@ -141,8 +148,8 @@ def test_a_plan_with_all_schemes_has_the_weights_of_one_process_and_the_same_bit
         "; measured: server 1.0 ms + bytes at 250 MB/s, all-reduce 0.0 ms + bytes at 400 MB/s"
     )
     assert measured in built[0].plan.summary()
-    assert rebuilt[0].plan.summary().endswith("; chosen by the run that is resumed")
-    assert rebuilt[0].measured
+    assert rebuilt[0].plan.summary().endswith("; the plan of an earlier run")
+    assert rebuilt[0].recorded
     for mine, before in zip(again[0], ends[0], strict=True):
         assert np.array_equal(mine, before)
 
@@ -157,8 +164,6 @@ def keyed(in_clear: bool = False) -> list[Membership]:
 
 
 def test_a_job_that_encrypts_opens_no_group_in_clear(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Neither to measure, nor because an earlier run without encryption has chosen all-reduce."""
-
     def opened(*_: object, **__: object) -> None:
         raise AssertionError("a rendezvous in clear")
 
@@ -177,11 +182,57 @@ def test_a_job_that_encrypts_opens_no_group_in_clear(monkeypatch: pytest.MonkeyP
     ]
     with serving(servers):
         addresses = [server.address for server in servers]
-        ends, built = run(members, lambda own: addresses, [Scheme.ALLREDUCE] * 4)
+        ends, built = run(members, lambda own: addresses)
     assert len(found) == WORKERS
     assert all(np.isinf(rates.allreduce_s_per_byte) for rates in found)
     assert not built[0].plan.of(Scheme.ALLREDUCE)
     check_values(ends)
+
+
+def test_a_small_net_takes_its_plan_from_the_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is recorded all the same: a resumed run needs no other case."""
+    monkeypatch.undo()
+    monkeypatch.setattr(build, "measure", None)
+    with job_addresses(ExchangeKind.AUTO, WORKERS, SHARDS) as connect:
+        ends, built = run([member(rank) for rank in range(WORKERS)], connect)
+    assert [choice.scheme.value for choice in built[0].plan.choices] == ["ps", "svb", "ps", "ps"]
+    assert built[0].recorded
+    check_values(ends)
+
+
+@pytest.mark.parametrize(
+    ("schemes", "keys", "message"),
+    [
+        ([Scheme.SERVER] * 3, False, "has 3 tensors, and this job 4"),
+        ([Scheme.FACTORS, *[Scheme.SERVER] * 3], False, "sends 'conv' as factors"),
+        ([*[Scheme.SERVER] * 3, Scheme.ALLREDUCE], True, "sums 'mean' by all-reduce, which is not"),
+    ],
+)
+def test_a_plan_that_the_job_cannot_use_is_refused(
+    schemes: list[Scheme], keys: bool, message: str
+) -> None:
+    one = keyed()[0][0] if keys else member(0)
+    with pytest.raises(UsageError, match=message):
+        build_exchange(tensors(), ExchangeSettings(), one, list, schemes=schemes)
+
+
+def test_a_measurement_sends_no_more_than_the_net_has() -> None:
+    def net(elements: int) -> list[Trained]:
+        return [Trained(name="a", tensor=torch.empty(elements), rule=Rule())]
+
+    assert trial.trial_sizes(net(10**8)) == [2**16, *[2**20] * 5]
+    assert trial.trial_sizes(net(2 * 10**6)) == [2**16, *[400_000] * 5]
+
+
+def test_the_processors_are_busy_only_while_a_job_on_cpus_measures() -> None:
+    def loads() -> list[str]:
+        return [thread.name for thread in threading.enumerate() if thread.name == "poseidon-load"]
+
+    with trial.computing(torch.device("cpu")):
+        assert loads()
+    assert not loads()
+    with trial.computing(torch.device("cuda")):
+        assert not loads()
 
 
 def test_a_network_that_is_trusted_allows_allreduce() -> None:
@@ -196,9 +247,9 @@ def test_a_network_that_is_trusted_allows_allreduce() -> None:
     [({}, True), ({"staleness": 2}, False), ({"sync_every": 4}, False)],
 )
 def test_a_measurement_needs_staleness_0(options: dict[str, Any], measures: bool) -> None:
-    assert member(0, **options).measures is measures
+    assert member(0, **options).chooses is measures
 
 
 def test_one_worker_measures_nothing() -> None:
-    assert not replace(member(0), network=Network()).measures
-    assert not replace(member(0), shards=0).measures
+    assert not replace(member(0), network=Network()).chooses
+    assert not replace(member(0), shards=0).chooses

@@ -1,0 +1,97 @@
+"""The plan that a job with `--exchange=auto` has made, as its `exchange_plan.json` and its
+snapshots keep it.
+
+Law: two jobs with the same plan, workers and data have the same bits.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from poseidon.errors import SnapshotError, UsageError
+from poseidon.exchange.kinds import Scheme
+
+if TYPE_CHECKING:
+    from poseidon.exchange.cost import ExchangePlan
+
+FILE_NAME = "exchange_plan.json"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecordedPlan:
+    """The scheme of each tensor.
+
+    Attributes:
+        schemes: by the tensors' names, in the order of the job's tensors.
+        basis: what the choice follows from, as the end of a line.
+    """
+
+    schemes: Mapping[str, Scheme]
+    basis: str = ""
+
+    @classmethod
+    def of_choices(cls, plan: ExchangePlan) -> RecordedPlan:
+        """Return the record of a plan."""
+        return cls(schemes={c.name: c.scheme for c in plan.choices}, basis=plan.basis)
+
+    def to_json(self) -> str:
+        """Return the text of the file."""
+        names = {name: scheme.value for name, scheme in self.schemes.items()}
+        return json.dumps({"schemes": names, "basis": self.basis}, indent=1) + "\n"
+
+    @classmethod
+    def from_json(cls, text: str, source: str) -> RecordedPlan:
+        """Return the plan that `to_json` has written.
+
+        Args:
+            text: of the file.
+            source: the file, for messages.
+
+        Raises:
+            UsageError: it is something else.
+        """
+        try:
+            value = json.loads(text)
+            schemes = {str(name): Scheme(word) for name, word in value["schemes"].items()}
+            return cls(schemes=schemes, basis=str(value.get("basis", "")))
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+            raise UsageError(
+                f"{source} is not a plan of an exchange; expected the {FILE_NAME} that a job with "
+                "--exchange=auto has written to its folder"
+            ) from error
+
+    @classmethod
+    def read(cls, path: Path) -> RecordedPlan:
+        """Read a file.
+
+        Raises:
+            UsageError: it is not a plan.
+            SnapshotError: it cannot be read.
+        """
+        try:
+            text = path.read_text(encoding="utf-8", errors="replace")
+        except OSError as error:
+            raise SnapshotError(
+                f"cannot read the exchange plan {path}: {error.strerror or error}"
+            ) from error
+        return cls.from_json(text, str(path))
+
+    def of(self, names: Sequence[str]) -> tuple[Scheme, ...]:
+        """Return the schemes of a job's tensors.
+
+        Raises:
+            UsageError: the plan is of other tensors.
+        """
+        missing = [name for name in names if name not in self.schemes]
+        extra = [name for name in self.schemes if name not in names]
+        if missing or extra:
+            which = f"has no tensor '{missing[0]}'" if missing else f"has a tensor '{extra[0]}'"
+            raise UsageError(
+                f"the exchange plan is of another net: it {which}; expected the plan of a job with "
+                "the same net, or no --exchange_plan"
+            )
+        return tuple(self.schemes[name] for name in names)
