@@ -1,4 +1,6 @@
-"""Atomic and durable file replacement: after a power failure the file is complete or absent."""
+"""Files that are written: whether a folder can take them, and their atomic and durable replacement:
+after a power failure the file is complete or absent.
+"""
 
 from __future__ import annotations
 
@@ -34,3 +36,15 @@ def flush(path: Path) -> None:
         os.fsync(number)
     finally:
         os.close(number)
+
+
+def obstacle_to(folder: Path) -> str | None:
+    """Return the reason why files cannot be written to a folder, which need not exist yet; None
+    if they can.
+    """
+    existing = next(path for path in (folder, *folder.parents) if os.path.lexists(path))
+    if not existing.is_dir():
+        return f"{existing} is not a folder"
+    if not os.access(existing, os.W_OK | os.X_OK):
+        return f"{existing} may not be written by this user"
+    return None

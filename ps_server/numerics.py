@@ -12,13 +12,12 @@ gradients underflow is slower there. The mode is a property of each thread, too.
 from the one that starts it, also the threads of OpenMP, of autograd, and those that make batches
 ahead; one that is there already does not get it.
 
-Law: every process of a job is started with `environment`, and every thread that computes calls
+Law: every process of a job is started with `process_environment.environment`, and every thread that computes calls
 `prepare_thread` first, for processes that another program has started.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -50,25 +49,6 @@ class Computation:
     def __str__(self) -> str:
         threads = "1 thread" if self.threads == 1 else f"{self.threads} threads"
         return f"{threads} on {self.processor} with torch {self.torch_version}"
-
-
-def environment(threads: int, inherited: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment variables to start a process with.
-
-    Args:
-        threads: number of threads of each library, in each thread of the process; at least 1.
-        inherited: the user's variables, which override how threads wait and which code MKL takes.
-
-    Threads of OpenMP wait asleep: where another process wants the processor that a thread waits on,
-    a waiting thread that spins costs more than one that must be woken. MKL takes the same code for
-    all alignments and numbers of threads where it has such code (processors of Intel).
-    """
-    defaults = {"OMP_WAIT_POLICY": "PASSIVE", "MKL_CBWR": "AUTO,STRICT"}
-    names = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
-    return {
-        **dict.fromkeys(names, str(threads)),
-        **{k: inherited.get(k) or v for k, v in defaults.items()},
-    }
 
 
 def prepare_process(threads: int | None = None) -> None:

@@ -38,7 +38,7 @@ def run(arguments: argparse.Namespace) -> int:
         raise JobError(
             f"there is no CUDA device on this machine that torch {torch.__version__} can use"
         )
-    devices = devices_from_flag(arguments.gpu or "all", available=available)
+    devices = devices_from_flag(arguments.gpu or "all", count_gpus=lambda: available)
     if devices == ("cpu",):
         raise UsageError("-gpu=cpu: the CPU is no CUDA device; expected device numbers or all")
     print(f"Querying GPUs {arguments.gpu or 'all'}")

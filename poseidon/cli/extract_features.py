@@ -14,8 +14,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from poseidon import log
+from poseidon.cli.net_requests import extraction_request, missing_weights, one_device, weight_files
 from poseidon.cli.progress_bar import progress_bar
-from poseidon.cli.requests import extraction_request, missing_weights, one_device, weight_files
 from poseidon.data.progress_reports import EXTRACTING
 from poseidon.engine.tools.extraction import Extraction
 from poseidon.engine.tools.extractor import run_extraction

@@ -1,27 +1,19 @@
-"""From flags to values: the one place that reads a parsed command line for several commands.
+"""From flags to the request of a job; `poseidon.cli.net_requests` has those for a net.
 
-Law: a field of a request declares its flag. So a new flag changes nothing here.
+Law: a field of a request declares its flag, so a new flag changes nothing here. This module imports
+no torch: a command that only starts processes starts fast.
 """
 
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 from typing import TypeVar
 
-import torch
-
-from poseidon.cluster.job_plan import devices_from_flag
-from poseidon.data.prepare.model_folder import how_to_fetch
-from poseidon.engine.tools.solo import NetRequest
-from poseidon.errors import SnapshotError, UsageError
+from poseidon.errors import UsageError
 from poseidon.exchange.kinds import ExchangeKind
 from poseidon.exchange.options import DEFAULT_OPTIONS, ExchangeOptions
 from poseidon.flags.flag import values_of
-from poseidon.hints import own_command
-from poseidon.launch.request import ExtractionRequest, JobRequest
-from poseidon.layers.user_modules import import_modules
-from poseidon.proto.caffe_pb2 import Phase
+from poseidon.launch.request import JobRequest
 
 AnyJobRequest = TypeVar("AnyJobRequest", bound=JobRequest)
 
@@ -56,17 +48,6 @@ def job_request(kind: type[AnyJobRequest], flags: argparse.Namespace) -> AnyJobR
     )
 
 
-def extraction_request(flags: argparse.Namespace) -> ExtractionRequest:
-    """Return what a command line asks of a job of feature extraction.
-
-    Raises:
-        UsageError: a value is out of range.
-        SnapshotError: there is no such model.
-    """
-    weight_files(flags.weights)
-    return ExtractionRequest(**values_of(ExtractionRequest, flags))
-
-
 def exchange_kind(flags: argparse.Namespace) -> ExchangeKind:
     """Return what --exchange and --svb ask for together.
 
@@ -83,53 +64,3 @@ def exchange_kind(flags: argparse.Namespace) -> ExchangeKind:
             "asked for too; give one of them"
         )
     return kind
-
-
-def net_request(flags: argparse.Namespace) -> NetRequest:
-    """Return what `test` or `time` is asked for; the modules that it names are imported.
-
-    Raises:
-        UsageError: fewer than one iteration, a GPU that is not there, or a module that fails.
-        SnapshotError: there is no such model.
-    """
-    if flags.iterations < 1:
-        raise UsageError(f"-iterations is {flags.iterations}, expected 1 or more")
-    import_modules(flags.imports)
-    return NetRequest(
-        model=Path(flags.model),
-        weights=weight_files(flags.weights),
-        phase=Phase.Value(flags.phase),
-        level=flags.level,
-        stages=flags.stage,
-        device=one_device(flags.gpu),
-    )
-
-
-def weight_files(paths: tuple[Path, ...]) -> tuple[Path, ...]:
-    """Return the models of a -weights flag.
-
-    Raises:
-        SnapshotError: one does not exist.
-    """
-    for path in paths:
-        if not path.is_file():
-            raise SnapshotError(f"-weights: there is no file {path}{how_to_fetch(path)}")
-    return paths
-
-
-def missing_weights(flag: str) -> UsageError:
-    """Return the error for a command without a model, which names where models come from."""
-    return UsageError(
-        f"{flag} is missing: name a trained model, such as the .caffemodel in a job's folder, or "
-        "a published "
-        f"one: {own_command()} download_model_binary FOLDER fetches it"
-    )
-
-
-def one_device(gpu: str) -> torch.device:
-    """Return the device of a -gpu flag; of several, the first, as in Caffe.
-
-    Raises:
-        UsageError: there is no such GPU.
-    """
-    return torch.device(devices_from_flag(gpu, available=torch.cuda.device_count())[0])

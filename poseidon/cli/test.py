@@ -9,8 +9,8 @@ import sys
 import torch
 
 from poseidon import log
+from poseidon.cli.net_requests import missing_weights, net_request
 from poseidon.cli.progress_bar import progress_bar
-from poseidon.cli.requests import missing_weights, net_request
 from poseidon.engine.tools.scoring import score
 from poseidon.engine.tools.solo import open_net
 from poseidon.metrics.caffe_lines import running, using

@@ -11,8 +11,8 @@ import sys
 import torch
 
 from poseidon import log
+from poseidon.cli.net_requests import net_request
 from poseidon.cli.progress_bar import progress_bar
-from poseidon.cli.requests import net_request
 from poseidon.engine.tools.benchmark import time_net
 from poseidon.engine.tools.solo import open_net
 from poseidon.metrics.caffe_lines import using

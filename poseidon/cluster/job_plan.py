@@ -9,7 +9,7 @@ are loaded so that all links carry the same (`best_loads`).
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from math import gcd
@@ -278,12 +278,15 @@ def best_loads(workers: int, servers: int, *, sharing: int | None = None) -> tup
     return (working // divisor, serving // divisor)
 
 
-def devices_from_flag(gpu: str, *, available: int | None = None) -> tuple[str, ...]:
+def devices_from_flag(
+    gpu: str, *, count_gpus: Callable[[], int | None] = lambda: None
+) -> tuple[str, ...]:
     """Parse the devices of `--gpu`.
 
     Args:
         gpu: empty or `cpu` for one CPU worker; else device numbers, `0,1`; or `all`, as in Caffe.
-        available: how many GPUs there are, if the caller has looked; `all` needs it.
+        count_gpus: returns how many GPUs there are, or None where that is not known; `all` needs
+            it. It is not called for workers on the CPU: counting imports torch.
 
     Returns:
         `("cpu",)`, or `("cuda:0", "cuda:1")`, in the order given.
@@ -294,6 +297,7 @@ def devices_from_flag(gpu: str, *, available: int | None = None) -> tuple[str, .
     text = gpu.strip().lower()
     if text in ("", "cpu"):
         return ("cpu",)
+    available = count_gpus()
     if text == "all":
         if available is None:
             raise UsageError(

@@ -17,10 +17,7 @@ from poseidon.engine.training_options import TrainingOptions
 from poseidon.errors import UsageError
 from poseidon.exchange.auto.recorded import RecordedPlan
 from poseidon.exchange.kinds import Scheme
-from poseidon.exchange.membership import Membership
 from poseidon.exchange.options import DEFAULT_OPTIONS, ExchangeOptions
-from ps_server.keys import Keyring
-from ps_server.network import Network
 
 
 class WorkKind(Enum):
@@ -137,25 +134,6 @@ class TrainingDocument(WorkerDocument):
         if not self.exchange_plan:
             return ()
         return RecordedPlan.from_json(self.exchange_plan, "the job document").of(names)
-
-    def membership(self) -> Membership:
-        """Return this worker's membership of the exchange."""
-        return Membership(
-            network=Network(
-                rank=self.rank // self.local_workers,
-                size=self.workers // self.local_workers,
-                host=self.host,
-                token=bytes.fromhex(self.token),
-                keys=Keyring.from_json(self.keys) if self.keys else None,
-            ),
-            local_rank=self.local_rank,
-            local_workers=self.local_workers,
-            local_address=self.local_address,
-            shards=self.shards,
-            homes=self.homes,
-            loads=self.loads,
-            options=self.exchange,
-        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

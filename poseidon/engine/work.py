@@ -18,7 +18,10 @@ from poseidon.engine.observation import log_plan, open_trace
 from poseidon.engine.snapshot_writer import WrittenSnapshot
 from poseidon.exchange.auto.recorded import RecordedPlan
 from poseidon.exchange.building.built import Built
+from poseidon.exchange.membership import Membership
 from poseidon.layers.base import LayerContext
+from ps_server.keys import Keyring
+from ps_server.network import Network
 from ps_server.trace import NO_TRACE, Tracer
 
 Document = TypeVar("Document", bound=WorkerDocument)
@@ -77,7 +80,7 @@ class TrainingWork(Work[Training]):
         """
         if built.recorded:
             self.launcher.send("exchange_plan", plan=RecordedPlan.of_choices(built.plan).to_json())
-        if not self.document.membership().alone:
+        if not membership_of(self.document).alone:
             log_plan(built.plan, Path(self.document.output))
 
 
@@ -93,4 +96,24 @@ def layer_context(document: WorkerDocument, *, phase: int, seed: int) -> LayerCo
         local_rank=document.local_rank,
         local_workers=document.local_workers,
         device=torch.device(document.device),
+    )
+
+
+def membership_of(document: TrainingDocument) -> Membership:
+    """Return a worker's membership of the exchange."""
+    return Membership(
+        network=Network(
+            rank=document.rank // document.local_workers,
+            size=document.workers // document.local_workers,
+            host=document.host,
+            token=bytes.fromhex(document.token),
+            keys=Keyring.from_json(document.keys) if document.keys else None,
+        ),
+        local_rank=document.local_rank,
+        local_workers=document.local_workers,
+        local_address=document.local_address,
+        shards=document.shards,
+        homes=document.homes,
+        loads=document.loads,
+        options=document.exchange,
     )

@@ -24,8 +24,8 @@ from poseidon.cluster.supervision.state import SupervisionSettings
 from poseidon.data.databases.kinds import Backend
 from poseidon.data.databases.leveldb_cursor import require_leveldb
 from poseidon.data.databases.writer import refuse_existing
+from poseidon.durable import obstacle_to
 from poseidon.engine.tools.extraction import Extraction
-from poseidon.engine.tools.preflight import obstacle_to
 from poseidon.errors import DataError, JobError, UsageError, counted
 from poseidon.hints import short_path
 from poseidon.launch.job_folder import OUTPUT, register_job
@@ -100,7 +100,7 @@ def check_extraction(extraction: Extraction, databases: Sequence[Path]) -> None:
 def _plan(request: ExtractionRequest) -> JobPlan:
     hosts = read_hosts(request.hostfile, channels=1)
     require_local(request.hostfile, hosts)
-    devices = devices_from_flag(request.gpu, available=torch.cuda.device_count())
+    devices = devices_from_flag(request.gpu, count_gpus=torch.cuda.device_count)
     if devices == ("cpu",):
         devices *= request.num_app_threads
     return plan_job(hosts, devices_per_host=devices, channels=1, with_server=False)

@@ -21,8 +21,8 @@ from poseidon.cluster.machinefile import Host, has_remote_hosts
 from poseidon.cluster.process import ProcessSpec
 from poseidon.cluster.supervision.loop import JobResult
 from poseidon.cluster.supervision.restarts import StartingPoint
+from poseidon.durable import obstacle_to
 from poseidon.engine.document import TrainingDocument
-from poseidon.engine.tools.preflight import obstacle_to
 from poseidon.errors import JobError, UsageError, counted
 from poseidon.exchange.auto.recorded import RecordedPlan
 from poseidon.exchange.kinds import ExchangeKind

@@ -24,6 +24,7 @@ from poseidon.exchange.kinds import ExchangeKind
 from poseidon.launch.request import Encrypt, JobRequest
 from poseidon.settings import inherited_environment
 from ps_server.keys import JobKeys
+from ps_server.process_environment import environment
 
 PROCESS = "poseidon.engine.process"
 """The module that every worker runs."""
@@ -50,10 +51,6 @@ def child_environment(threads: int) -> dict[str, str]:
     tensors alone never does, and its memory would grow with each of them. Large copies go past the
     caches.
     """
-    from ps_server.numerics import (
-        environment,
-    )  # imports torch, which commands that start nothing do not need
-
     inherited = inherited_environment()
     return {
         **environment(threads, inherited),

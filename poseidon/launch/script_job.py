@@ -5,13 +5,13 @@ from __future__ import annotations
 import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from poseidon.cluster.job_plan import WorkerPlan, devices_from_flag
 from poseidon.cluster.supervision.loop import JobResult
 from poseidon.cluster.supervision.restarts import StartingPoint
 from poseidon.cluster.supervision.state import Outcome
 from poseidon.engine.document import Prints, ScriptDocument
-from poseidon.engine.module.checkpoint_file import ENDING, read_head
 from poseidon.errors import UsageError
 from poseidon.hints import short_path
 from poseidon.launch.closing_lines import resume_command, without_flags
@@ -22,6 +22,10 @@ from poseidon.launch.request import ScriptRequest, ShownLogs
 from poseidon.launch.site import FileSet, Site
 from poseidon.launch.terminal import on_one_terminal
 from poseidon.snapshot.checksums import sums_path
+from poseidon.snapshot.rotation import CHECKPOINT
+
+if TYPE_CHECKING:
+    from poseidon.engine.module.checkpoint_file import CheckpointHead
 
 
 class ScriptJob(Job):
@@ -42,9 +46,9 @@ class ScriptJob(Job):
     def __init__(self, request: ScriptRequest, site: Site) -> None:
         if not request.script.is_file():
             raise UsageError(f"there is no script {request.script}")
-        devices = devices_from_flag(request.gpu, available=site.visible_gpus())
-        self._snapshot = find_snapshot(request.snapshot, ENDING) if request.snapshot else None
-        self._resumed = read_head(self._snapshot) if self._snapshot else None
+        devices = devices_from_flag(request.gpu, count_gpus=site.visible_gpus)
+        self._snapshot = find_snapshot(request.snapshot, CHECKPOINT) if request.snapshot else None
+        self._resumed = _read_head(self._snapshot) if self._snapshot else None
         super().__init__(
             request, site, title=request.script.name, stem=request.script.stem, devices=devices
         )
@@ -133,3 +137,10 @@ class ScriptJob(Job):
             return [script]
         state = Path(point.state)
         return [script, (*(path for path in (sums_path(state),) if path.exists()), state)]
+
+
+def _read_head(snapshot: Path) -> CheckpointHead:
+    # imports torch, which a job that does not resume does not need
+    from poseidon.engine.module.checkpoint_file import read_head
+
+    return read_head(snapshot)

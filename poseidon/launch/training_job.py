@@ -243,7 +243,7 @@ def _devices(gpu: str, solver: SolverDefinition, visible: int | None) -> tuple[s
             then decides between GPU and CPU where the solver does not.
     """
     if gpu:
-        return devices_from_flag(gpu, available=visible)
+        return devices_from_flag(gpu, count_gpus=lambda: visible)
     param = solver.param
     if not param.HasField("solver_mode"):
         return (

@@ -13,6 +13,8 @@ from pathlib import Path
 from poseidon.errors import SnapshotError
 from poseidon.snapshot.checksums import find_damage, sealed_files, sums_path
 
+CHECKPOINT = ".pt"
+"""The suffix of a checkpoint of `poseidon run`; the other snapshots are Caffe's states."""
 COPIES = "snapshots"
 """The folder for copies of other hosts' snapshots, in the job's folder on the launcher's host."""
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from poseidon.durable import replace_durably
+from poseidon.durable import obstacle_to, replace_durably
 from tests.support.flushes import Flush, watch_flushes
 
 
@@ -31,3 +31,13 @@ def test_what_is_not_there_replaces_nothing(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
         replace_durably(tmp_path / "partial", path)
     assert path.read_bytes() == b"old"
+
+
+def test_obstacles(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    (tmp_path / "nowhere").symlink_to(tmp_path / "gone")
+    assert obstacle_to(tmp_path) is None
+    assert obstacle_to(tmp_path / "new" / "deep") is None
+    assert obstacle_to(tmp_path / "file" / "deep") == f"{tmp_path}/file is not a folder"
+    assert obstacle_to(tmp_path / "nowhere") == f"{tmp_path}/nowhere is not a folder"
+    assert list(tmp_path.glob("new")) == []

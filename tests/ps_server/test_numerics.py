@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from ps_server.numerics import environment
+from ps_server.process_environment import environment
 from tests.support.mkl import needs_mkl, threads_of_products
 
 ROOT = Path(__file__).parents[2]
@@ -42,15 +42,6 @@ def test_a_new_thread_computes_with_the_threads_of_its_process(
     prepare: str, variables: Mapping[str, str], threads: set[int]
 ) -> None:
     assert threads_of_products(PROGRAM.format(prepare=prepare), variables) == threads
-
-
-def test_the_user_says_how_threads_wait_but_not_how_many_they_are() -> None:
-    given = {"OMP_WAIT_POLICY": "ACTIVE", "MKL_CBWR": "", "OMP_NUM_THREADS": "7", "HOME": "/root"}
-    found = environment(2, given)
-    assert found["OMP_WAIT_POLICY"] == "ACTIVE"
-    assert found["MKL_CBWR"] == "AUTO,STRICT"
-    assert {found[f"{name}_NUM_THREADS"] for name in ("OMP", "MKL", "OPENBLAS")} == {"2"}
-    assert "HOME" not in found
 
 
 DENORMALS = """

@@ -22,9 +22,8 @@ from torch import Tensor
 from poseidon.errors import SnapshotError
 from poseidon.snapshot.checksums import check, seal, sums_path
 from poseidon.snapshot.files import make_folder, write_atomically
-from poseidon.snapshot.rotation import newest_intact, remove_older
+from poseidon.snapshot.rotation import CHECKPOINT, newest_intact, remove_older
 
-ENDING = ".pt"
 FORMAT = 1
 
 
@@ -99,7 +98,7 @@ def checked(state: Any, source: str) -> dict[str, Any]:
 
 def checkpoint_path(prefix: Path, steps: int | str) -> Path:
     """Return `<prefix>_iter_<N>.pt`."""
-    return prefix.with_name(f"{prefix.name}_iter_{steps}{ENDING}")
+    return prefix.with_name(f"{prefix.name}_iter_{steps}{CHECKPOINT}")
 
 
 def write_checkpoint(path: Path, content: bytes, keep: int) -> None:
@@ -127,7 +126,7 @@ def write_checkpoint(path: Path, content: bytes, keep: int) -> None:
 
 def newest_checkpoint(prefix: Path) -> Path | None:
     """Return the newest complete checkpoint with this prefix, or None."""
-    return newest_intact(prefix, ENDING)
+    return newest_intact(prefix, CHECKPOINT)
 
 
 def read_checkpoint(path: Path) -> bytes:

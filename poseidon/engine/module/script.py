@@ -27,7 +27,7 @@ from poseidon.engine.module.distribute import line_of, running_in
 from poseidon.engine.module.script_output import output_to_log
 from poseidon.engine.module.worker_context import LoopPosition, Observed, ThisWorker, WorkerContext
 from poseidon.engine.observation import Observation
-from poseidon.engine.work import NOTHING, TrainingWork
+from poseidon.engine.work import NOTHING, TrainingWork, membership_of
 from poseidon.errors import JobError, PoseidonError
 from poseidon.exchange.building.built import Built
 from poseidon.exchange.exchange import Exchange
@@ -141,7 +141,7 @@ class ScriptWork(TrainingWork[ScriptDocument]):
             worker=ThisWorker(
                 rank=document.rank, size=document.workers, device=torch.device(document.device)
             ),
-            member=document.membership(),
+            member=membership_of(document),
             connect=self.launcher.exchange_addresses,
             trace=trace,
             folder=Path(document.output),

@@ -21,7 +21,7 @@ from poseidon.engine.solver.summary import net_table
 from poseidon.engine.solver.tester import Tester
 from poseidon.engine.solver.trainer import LoopSettings, Trainer
 from poseidon.engine.tools.preflight import weight_files
-from poseidon.engine.work import NOTHING, TrainingWork, layer_context
+from poseidon.engine.work import NOTHING, TrainingWork, layer_context, membership_of
 from poseidon.errors import counted
 from poseidon.exchange.base import ExchangeSettings
 from poseidon.exchange.build import build_exchange
@@ -174,7 +174,7 @@ class SolverWork(TrainingWork[JobDocument]):
 
     def _train(self, replica: Replica) -> None:
         document, rank = self.document, self.document.rank
-        member = document.membership()
+        member = membership_of(document)
         checkpoint = Checkpoint(
             replica,
             settings=SnapshotSettings(
@@ -243,7 +243,7 @@ class SolverWork(TrainingWork[JobDocument]):
             self._log_notes(replica.load(weight_files(replica.solver, document.weights)))
             return None
         resumed = checkpoint.restore(
-            Path(document.snapshot), private_histories=document.membership().private_histories
+            Path(document.snapshot), private_histories=membership_of(document).private_histories
         )
         self._log_notes(replica.load([resumed.model]))
         if self.document.rank == 0:
@@ -268,7 +268,7 @@ class SolverWork(TrainingWork[JobDocument]):
             counted(document.workers, "worker"),
             f" x batch {replica.batch_records}" if replica.batch_records else "",
             "no server"
-            if document.membership().alone
+            if membership_of(document).alone
             else f"{document.exchange.kind.value}, {counted(document.shards, 'shard')}, "
             f"{document.exchange.consistency.value}, "
             f"staleness {document.exchange.staleness}"

@@ -14,13 +14,13 @@ workers:
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
 from poseidon.data.databases.kinds import Backend
 from poseidon.data.databases.leveldb_cursor import ONE_OWNER
+from poseidon.durable import obstacle_to
 from poseidon.errors import DataError, DefinitionError
 from poseidon.layers.base import Layer, LayerContext
 from poseidon.layers.inputs.annotated_data import AnnotatedData
@@ -160,15 +160,3 @@ def check_snapshot_prefix(solver: SolverDefinition) -> None:
         raise solver.error(
             "snapshot_prefix", f"snapshots cannot be written to {folder}: {obstacle}"
         )
-
-
-def obstacle_to(folder: Path) -> str | None:
-    """Return the reason why files cannot be written to a folder, which need not exist yet; None
-    if they can.
-    """
-    existing = next(path for path in (folder, *folder.parents) if os.path.lexists(path))
-    if not existing.is_dir():
-        return f"{existing} is not a folder"
-    if not os.access(existing, os.W_OK | os.X_OK):
-        return f"{existing} may not be written by this user"
-    return None

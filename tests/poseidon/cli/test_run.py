@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -87,6 +88,31 @@ def test_one_worker_needs_no_server(documents: list[ScriptDocument]) -> None:
     assert [(document.workers, document.shards, document.device) for document in documents] == [
         (1, 0, "cpu")
     ]
+
+
+LAUNCHER = """
+import sys
+from poseidon.cli.main import main
+from poseidon.cluster.supervision.loop import JobResult
+from poseidon.cluster.supervision.state import Outcome
+from poseidon.launch import runner
+
+def run_job(plan, spec, *_, **__):
+    print(len([spec(role) for role in (*plan.workers, *plan.shards)]))
+    return JobResult(outcome=Outcome.FINISHED, iteration=0, elapsed_s=0.0)
+
+runner.run_job = run_job
+code = main(["run", "--hostfile=hosts", "train.py"])
+sys.exit("torch" in sys.modules or code)
+"""
+
+
+def test_the_launcher_imports_no_torch(folder: Path) -> None:
+    """Its import would delay the start of the processes by two seconds."""
+    done = subprocess.run(
+        [sys.executable, "-c", LAUNCHER], capture_output=True, text=True, check=False, timeout=50
+    )
+    assert (done.returncode, done.stdout) == (0, "4\n"), done.stderr
 
 
 def test_the_background_gets_the_words_of_job_and_script(

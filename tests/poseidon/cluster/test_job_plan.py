@@ -186,7 +186,14 @@ def test_refused(
     ],
 )
 def test_devices(gpu: str, available: int | None, devices: tuple[str, ...]) -> None:
-    assert devices_from_flag(gpu, available=available) == devices
+    assert devices_from_flag(gpu, count_gpus=lambda: available) == devices
+
+
+def test_a_worker_on_the_cpu_needs_no_count_of_gpus() -> None:
+    def count_gpus() -> int:
+        raise AssertionError("counted")
+
+    assert devices_from_flag("cpu", count_gpus=count_gpus) == ("cpu",)
 
 
 @pytest.mark.parametrize(
@@ -204,7 +211,7 @@ def test_devices(gpu: str, available: int | None, devices: tuple[str, ...]) -> N
 )
 def test_device_mistakes(gpu: str, available: int | None, words: str) -> None:
     with pytest.raises(UsageError, match=words):
-        devices_from_flag(gpu, available=available)
+        devices_from_flag(gpu, count_gpus=lambda: available)
 
 
 MIXED = [(n, k) for n in range(2, 12) for k in range(1, n)]

@@ -17,6 +17,7 @@ from poseidon.cli.requests import job_request
 from poseidon.cluster.dial.local import LocalDialer
 from poseidon.cluster.machinefile import parse_machinefile
 from poseidon.engine.document import ScriptDocument, read_document
+from poseidon.engine.work import membership_of
 from poseidon.errors import UsageError
 from poseidon.exchange.base import ExchangeSettings, Trained
 from poseidon.exchange.build import build_exchange
@@ -138,7 +139,7 @@ def test_an_added_option_needs_a_field_alone_to_reach_the_store(
 
     monkeypatch.setattr("poseidon.exchange.building.server_exchange.store_spec", store_spec)
     for line in lines:
-        member = read_document(ScriptDocument, line).membership()
+        member = membership_of(read_document(ScriptDocument, line))
         with pytest.raises(Received) as received:
             build_exchange(
                 [Trained(name="w", tensor=torch.zeros(3))], ExchangeSettings(), member, tuple

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from poseidon.cli.main import main
-from poseidon.cli.requests import weight_files
+from poseidon.cli.net_requests import weight_files
 from poseidon.data.prepare.model_folder import (
     fetch_model,
     front_matter,

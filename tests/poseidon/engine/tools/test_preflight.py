@@ -12,7 +12,6 @@ from poseidon.engine.tools.preflight import (
     check_layers,
     check_nets,
     check_snapshot_prefix,
-    obstacle_to,
 )
 from poseidon.errors import DataError, DefinitionError
 from poseidon.layers import registry
@@ -58,16 +57,6 @@ def test_no_loss_matters_only_to_training(tmp_path: Path) -> None:
                 check_nets(solver, solver_settings(solver))
         else:
             check_nets(solver, solver_settings(solver))
-
-
-def test_obstacles(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    (tmp_path / "nowhere").symlink_to(tmp_path / "gone")
-    assert obstacle_to(tmp_path) is None
-    assert obstacle_to(tmp_path / "new" / "deep") is None
-    assert obstacle_to(tmp_path / "file" / "deep") == f"{tmp_path}/file is not a folder"
-    assert obstacle_to(tmp_path / "nowhere") == f"{tmp_path}/nowhere is not a folder"
-    assert list(tmp_path.glob("new")) == []
 
 
 ALONE = LayerContext(phase=TRAIN, seed=1)

@@ -1,0 +1,27 @@
+"""The environment variables of a process that computes: `ps_server.numerics` says why.
+
+Law: this module imports no torch, so that a program which only starts such processes starts fast.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+
+def environment(threads: int, inherited: Mapping[str, str]) -> dict[str, str]:
+    """Return the environment variables to start a process with.
+
+    Args:
+        threads: number of threads of each library, in each thread of the process; at least 1.
+        inherited: the user's variables, which override how threads wait and which code MKL takes.
+
+    Threads of OpenMP wait asleep: where another process wants the processor that a thread waits on,
+    a waiting thread that spins costs more than one that must be woken. MKL takes the same code for
+    all alignments and numbers of threads where it has such code (processors of Intel).
+    """
+    defaults = {"OMP_WAIT_POLICY": "PASSIVE", "MKL_CBWR": "AUTO,STRICT"}
+    names = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
+    return {
+        **dict.fromkeys(names, str(threads)),
+        **{k: inherited.get(k) or v for k, v in defaults.items()},
+    }
