@@ -10,8 +10,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import ClassVar, Generic, TypeVar
 
-import torch
-
 from poseidon.engine.document import TrainingDocument, WorkerDocument
 from poseidon.engine.launcher_connection import NOTHING_NOTED, LauncherConnection
 from poseidon.engine.observation import log_plan, open_trace
@@ -19,7 +17,6 @@ from poseidon.engine.snapshot_writer import WrittenSnapshot
 from poseidon.exchange.auto.recorded import RecordedPlan
 from poseidon.exchange.building.built import Built
 from poseidon.exchange.membership import Membership
-from poseidon.layers.base import LayerContext
 from ps_server.keys import Keyring
 from ps_server.network import Network
 from ps_server.trace import NO_TRACE, Tracer
@@ -82,21 +79,6 @@ class TrainingWork(Work[Training]):
             self.launcher.send("exchange_plan", plan=RecordedPlan.of_choices(built.plan).to_json())
         if not membership_of(self.document).alone:
             log_plan(built.plan, Path(self.document.output))
-
-
-def layer_context(document: WorkerDocument, *, phase: int, seed: int) -> LayerContext:
-    """Return the environment of a worker's layers."""
-    return LayerContext(
-        phase=phase,
-        seed=seed,
-        rank=document.rank,
-        workers=document.workers,
-        client=document.client,
-        clients=document.clients,
-        local_rank=document.local_rank,
-        local_workers=document.local_workers,
-        device=torch.device(document.device),
-    )
 
 
 def membership_of(document: TrainingDocument) -> Membership:

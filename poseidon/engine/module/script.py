@@ -24,6 +24,7 @@ from torch import nn
 from poseidon.engine.document import ScriptDocument
 from poseidon.engine.launcher_connection import NO_DEBUGGER, LauncherConnection
 from poseidon.engine.module.distribute import line_of, running_in
+from poseidon.engine.module.lazy_compiler import import_compiler_late
 from poseidon.engine.module.script_output import output_to_log
 from poseidon.engine.module.worker_context import LoopPosition, Observed, ThisWorker, WorkerContext
 from poseidon.engine.observation import Observation
@@ -119,6 +120,7 @@ class ScriptWork(TrainingWork[ScriptDocument]):
         document = self.document
         trace = self.open_trace()
         self.launcher.send("ready")
+        import_compiler_late()
         sys.argv = [document.script, *document.arguments]
         search_as_plain_python(document.script)
         try:

@@ -19,7 +19,6 @@ from poseidon.exchange.building.built import Built, Connect
 from poseidon.exchange.exchange import Exchange
 from poseidon.exchange.kinds import Scheme
 from poseidon.exchange.membership import Membership
-from poseidon.layers.base import CPU
 from ps_server.trace import NO_TRACE, Tracer
 
 
@@ -35,7 +34,7 @@ class ThisWorker:
 
     rank: int = 0
     size: int = 1
-    device: torch.device = CPU
+    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
 
 
 LOGGER = logging.getLogger(__name__)
