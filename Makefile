@@ -3,6 +3,8 @@ PYTHON ?= python3
 VENV   := .venv
 EXTRA  ?= dev
 STAMP  := $(VENV)/.installed-$(EXTRA)
+# What each process of a job imports: with PYTHONDONTWRITEBYTECODE, as in many containers, every start would compile it.
+COMPILED = poseidon ps_server $(foreach name,torch numpy zmq google,$(VENV)/lib/python*/site-packages/$(name))
 
 .PHONY: setup cifar10 test check docs proto clean
 
@@ -14,6 +16,7 @@ $(STAMP): setup.py constraints.txt
 	@echo "Poseidon, torch and the tools of development ($(EXTRA)) are installed into $(VENV): about 2 GB, several minutes"
 	$(VENV)/bin/python -m pip install --quiet --upgrade pip
 	PYTHONWARNINGS=ignore $(VENV)/bin/python -m pip install --no-compile -c constraints.txt -e '.[$(EXTRA)]'
+	$(VENV)/bin/python -m compileall -q -j 0 -x /testing/ $(COMPILED)
 	touch $@
 
 cifar10: setup

@@ -167,4 +167,5 @@ def test_make_completes_an_environment_without_pip(
     done = make(makefile, venv)
     assert done.returncode == 0, done.stderr
     assert "pip -m pip install --no-compile" in done.stdout
+    assert "pip -m compileall -q -j 0 -x /testing/ poseidon ps_server .venv/lib/" in done.stdout
     assert (makefile / ".venv" / ".installed-dev").exists()
