@@ -1,28 +1,32 @@
 #!/usr/bin/env python3
-"""Measure the cost of CURVE: messages between two processes of this machine, in clear and
-encrypted by turns.
+"""Measure what encryption costs: messages between two processes of this machine, by turns in
+clear, with ZeroMQ's CURVE, and sealed as a job between machines does it.
 
     python benchmarks/encryption.py
     python benchmarks/encryption.py --sizes 1024,2097152 --rounds 9
 
-How to read it: one row a size. `MB/s` is one sender and one receiver, `round trip` one message
-there and a short answer back, `CPU` the processor time of both ends for a gigabyte; medians over
-the rounds, which alternate. `of clear` is the encrypted throughput as a part of the other; `hides
-up to` the rate of a link, Gbit/s, that one sender still fills. Over loopback nothing else is in the
-way, so this is the worst case: a slower link leaves the processor time to the arithmetic.
+How to read it: one row a size and kind. `Gbit/s` is one sender and one receiver, `of clear` that
+rate as a part of the one in clear, `round trip` one message there and a short answer back. `sender`
+and `receiver` are the processor seconds of each process for a gigabyte, all its threads and the
+kernel included (getrusage). Medians over the rounds, in which the kinds take turns. Over loopback
+nothing else is in the way, so this is the worst case.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import multiprocessing
 import statistics
 import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from enum import Enum
 from multiprocessing.connection import Connection
 from pathlib import Path
+
+import zmq
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))  # a checkout works without being installed
@@ -32,24 +36,32 @@ from poseidon.cli.checkout import use_environment
 use_environment()
 
 from ps_server.keys import JobKeys
-from ps_server.transport.zmq_sockets import ZmqClientTransport, ZmqServerTransport
+from ps_server.transport.base import Frames
+from ps_server.transport.zmq_sockets import (
+    RECEIVE_MESSAGES,
+    SEND_BUFFER_BYTES,
+    SEND_MESSAGES,
+    ZmqClientTransport,
+    ZmqServerTransport,
+)
 
 SIZES = (1 << 10, 1 << 14, 1 << 16, 1 << 18, 1 << 20, 1 << 21, 1 << 23)
 ROUND_BYTES = 64 << 20
 MOST_MESSAGES = 4_000
 TRIPS = 50
 WAIT_S = 30.0
-HEAD = (
-    "size",
-    "clear MB/s",
-    "CURVE MB/s",
-    "of clear",
-    "hides up to",
-    "clear trip us",
-    "CURVE trip us",
-    "clear CPU s/GB",
-    "CURVE CPU s/GB",
-)
+HEAD = ("size", "kind", "Gbit/s", "of clear", "round trip us", "sender s/GB", "receiver s/GB")
+
+
+class Kind(Enum):
+    """How the two processes are connected."""
+
+    CLEAR = "clear"
+    """The transport without keys."""
+    CURVE = "CURVE"
+    """pyzmq's sockets with CURVE, for comparison: no job uses them."""
+    SEALED = "sealed"
+    """The transport with keys."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,21 +69,94 @@ class Round:
     """What one round has measured.
 
     Attributes:
-        mb_per_s: throughput, millions of bytes a second.
+        gbit_per_s: throughput.
         trip_us: of one message and its answer.
-        cpu_s_per_gb: processor time of both ends.
+        sender_s: processor seconds of the sender for a gigabyte.
+        receiver_s: and of the receiver.
     """
 
-    mb_per_s: float
+    gbit_per_s: float
     trip_us: float
-    cpu_s_per_gb: float
+    sender_s: float
+    receiver_s: float
 
 
-def answer(pipe: Connection, keys: JobKeys | None) -> None:
-    """Run the receiving process: send its address, then answer each message whose first frame
-    asks for it.
+class CurveServer:
+    """A ROUTER with CURVE, which admits every key."""
+
+    def __init__(self, keys: JobKeys) -> None:
+        self._socket = _curve_socket(zmq.ROUTER, keys)
+        self._socket.setsockopt(zmq.CURVE_SERVER, 1)
+        self.address = f"tcp://127.0.0.1:{self._socket.bind_to_random_port('tcp://127.0.0.1')}"
+
+    def receive(self, timeout_s: float) -> list[tuple[bytes, Frames]]:
+        if not self._socket.poll(round(timeout_s * 1000)):
+            return []
+        peer, *frames = self._socket.recv_multipart(copy=False)
+        return [(peer.bytes, [frame.buffer for frame in frames])]
+
+    def send(self, peer: bytes, frames: Frames) -> bool:
+        self._socket.send_multipart([peer, *frames], copy=False)
+        return True
+
+    def close(self) -> None:
+        self._socket.context.destroy()
+
+
+class CurveClient:
+    """A DEALER with CURVE."""
+
+    def __init__(self, address: str, keys: JobKeys) -> None:
+        self._socket = _curve_socket(zmq.DEALER, keys)
+        self._socket.setsockopt(zmq.CURVE_SERVERKEY, keys.workers[0].public.encode())
+        self._socket.connect(address)
+
+    def receive(self, timeout_s: float) -> list[tuple[int, Frames]]:
+        waits = zmq.POLLIN if timeout_s >= 1 else zmq.POLLIN | zmq.POLLOUT
+        if not self._socket.poll(round(timeout_s * 1000), waits) & zmq.POLLIN:
+            return []
+        return [(0, [frame.buffer for frame in self._socket.recv_multipart(copy=False)])]
+
+    def send(self, shard: int, frames: Frames) -> bool:
+        with contextlib.suppress(zmq.Again):
+            self._socket.send_multipart(frames, zmq.NOBLOCK, copy=False)
+            return True
+        return False
+
+    def close(self) -> None:
+        self._socket.context.destroy()
+
+
+def _curve_socket(kind: int, keys: JobKeys) -> zmq.Socket[bytes]:
+    """Return a socket like the transport's. One pair serves both ends."""
+    socket = zmq.Context().socket(kind)
+    socket.setsockopt(zmq.SNDHWM, SEND_MESSAGES)
+    socket.setsockopt(zmq.RCVHWM, RECEIVE_MESSAGES)
+    socket.setsockopt(zmq.SNDBUF, SEND_BUFFER_BYTES)
+    socket.setsockopt(zmq.CURVE_PUBLICKEY, keys.workers[0].public.encode())
+    socket.setsockopt(zmq.CURVE_SECRETKEY, keys.workers[0].secret.encode())
+    return socket
+
+
+def _server(kind: Kind, keys: JobKeys) -> ZmqServerTransport | CurveServer:
+    if kind is Kind.CURVE:
+        return CurveServer(keys)
+    return ZmqServerTransport(
+        "tcp://127.0.0.1:0", keys.of_shard(0) if kind is Kind.SEALED else None
+    )
+
+
+def _client(kind: Kind, address: str, keys: JobKeys) -> ZmqClientTransport | CurveClient:
+    if kind is Kind.CURVE:
+        return CurveClient(address, keys)
+    return ZmqClientTransport([address], keys.of_worker(0) if kind is Kind.SEALED else None)
+
+
+def answer(pipe: Connection, kind: Kind, keys: JobKeys) -> None:
+    """Be the receiver, in its process: send its address, then answer each message whose first
+    frame asks for it.
     """
-    transport = ZmqServerTransport("tcp://127.0.0.1:0", keys.of_shard(0) if keys else None)
+    transport = _server(kind, keys)
     pipe.send(transport.address)
     try:
         while not pipe.poll():
@@ -84,37 +169,37 @@ def answer(pipe: Connection, keys: JobKeys | None) -> None:
 
 
 class Line:
-    """A sender here, a receiver in another process.
+    """A sender here, a receiver in another process."""
 
-    Args:
-        keys: None: in clear.
-    """
-
-    def __init__(self, keys: JobKeys | None) -> None:
+    def __init__(self, kind: Kind) -> None:
+        keys = JobKeys.new(workers=1, shards=1)
         context = multiprocessing.get_context("spawn")
         self._told, theirs = context.Pipe()
-        self._process = context.Process(target=answer, args=(theirs, keys), daemon=True)
+        self._process = context.Process(target=answer, args=(theirs, kind, keys), daemon=True)
         self._process.start()
-        self._client = ZmqClientTransport([self._told.recv()], keys.of_worker(0) if keys else None)
+        self._client = _client(kind, self._told.recv(), keys)
         self._ask()
 
     def measure(self, size: int, messages: int, trips: int) -> Round:
         """One round of so many messages of `size` bytes."""
         payload = bytes(size)
-        cpu_s = -self._ask() - time.process_time()
+        receiver_s, sender_s = -self._ask(), -time.process_time()
         began_s = time.perf_counter()
         for _ in range(messages):
             self._send([b"data", payload])
-        there_s = self._ask()
+        receiver_s += self._ask()
         took_s = time.perf_counter() - began_s
-        cpu_s += there_s + time.process_time()
+        sender_s += time.process_time()
         began_s = time.perf_counter()
         for _ in range(trips):
             self._ask(payload)
         trip_s = (time.perf_counter() - began_s) / trips
-        total = size * messages
+        total_gb = size * messages / 1e9
         return Round(
-            mb_per_s=total / took_s / 1e6, trip_us=trip_s * 1e6, cpu_s_per_gb=cpu_s / total * 1e9
+            gbit_per_s=total_gb * 8 / took_s,
+            trip_us=trip_s * 1e6,
+            sender_s=sender_s / total_gb,
+            receiver_s=receiver_s / total_gb,
         )
 
     def _ask(self, payload: bytes = b"") -> float:
@@ -140,43 +225,43 @@ class Line:
 def compare(
     sizes: Sequence[int], rounds: int, round_bytes: int = ROUND_BYTES, trips: int = TRIPS
 ) -> list[list[str]]:
-    """Return the table, a row for each size."""
-    lines = [Line(None), Line(JobKeys.new(workers=1, shards=1))]
+    """Return the table, a row for each size and kind."""
+    lines = {kind: Line(kind) for kind in Kind}
     try:
         rows = []
         for size in sizes:
             messages = max(1, min(MOST_MESSAGES, round_bytes // size))
-            found: list[list[Round]] = [[], []]
+            found: dict[Kind, list[Round]] = {kind: [] for kind in Kind}
             for number in range(rounds):
-                for which in (0, 1) if number % 2 else (1, 0):
-                    found[which].append(lines[which].measure(size, messages, trips))
-            rows.append(row(size, *(_median(each) for each in found)))
+                for kind in tuple(Kind)[:: 1 if number % 2 else -1]:
+                    found[kind].append(lines[kind].measure(size, messages, trips))
+            medians = {kind: _median(found[kind]) for kind in Kind}
+            rows += [row(size, kind, medians[kind], medians[Kind.CLEAR]) for kind in Kind]
         return rows
     finally:
-        for line in lines:
+        for line in lines.values():
             line.close()
 
 
 def _median(rounds: Sequence[Round]) -> Round:
     return Round(
-        mb_per_s=statistics.median(each.mb_per_s for each in rounds),
+        gbit_per_s=statistics.median(each.gbit_per_s for each in rounds),
         trip_us=statistics.median(each.trip_us for each in rounds),
-        cpu_s_per_gb=statistics.median(each.cpu_s_per_gb for each in rounds),
+        sender_s=statistics.median(each.sender_s for each in rounds),
+        receiver_s=statistics.median(each.receiver_s for each in rounds),
     )
 
 
-def row(size: int, clear: Round, curve: Round) -> list[str]:
-    """One size, in words."""
+def row(size: int, kind: Kind, found: Round, clear: Round) -> list[str]:
+    """One size and kind, in words."""
     return [
         f"{size // 1024} KiB",
-        f"{clear.mb_per_s:,.0f}",
-        f"{curve.mb_per_s:,.0f}",
-        f"{curve.mb_per_s / clear.mb_per_s:.2f}",
-        f"{curve.mb_per_s * 8e-3:.1f} Gbit/s",
-        f"{clear.trip_us:,.0f}",
-        f"{curve.trip_us:,.0f}",
-        f"{clear.cpu_s_per_gb:.2f}",
-        f"{curve.cpu_s_per_gb:.2f}",
+        kind.value,
+        f"{found.gbit_per_s:,.1f}",
+        f"{found.gbit_per_s / clear.gbit_per_s:.2f}",
+        f"{found.trip_us:,.0f}",
+        f"{found.sender_s:.2f}",
+        f"{found.receiver_s:.2f}",
     ]
 
 
@@ -203,7 +288,7 @@ def _sizes(text: str) -> list[int]:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measure, and print the table."""
-    parser = argparse.ArgumentParser(description="What CURVE costs by the size of a message.")
+    parser = argparse.ArgumentParser(description="What encryption costs, by size.")
     parser.add_argument("--sizes", type=_sizes, default=list(SIZES), help="bytes, parted by commas")
     parser.add_argument("--rounds", type=int, default=7, help="of each kind, by turns (7)")
     flags = parser.parse_args(arguments)

@@ -6,7 +6,7 @@
 
 Job and flood have a core each. The flooding process alternates: it keeps its core busy without
 touching the network, or floods. Kinds: `connections` that send noise and end, `clear` ZeroMQ
-sockets without keys, `another key` CURVE with a key that is not the job's, and `handshakes` of a
+sockets without keys, `another key` a handshake with a key that is not the job's, and `handshakes` of a
 peer that knows the shard's public key. Each runs against a shard that has closed its port after all
 workers connected, as shards do, and against one whose port stays open.
 
@@ -41,8 +41,10 @@ import numpy as np
 import zmq
 
 from ps_server import Client, Server, Shard, StoreSpec, TableSpec, ZmqServerTransport
-from ps_server.keys import JobKeys, KeyPair
+from ps_server.keys import JobKeys, KeyPair, Keyring
 from ps_server.network import Network
+from ps_server.transport.authenticator import introduce
+from ps_server.transport.sealed_ends import ConnectingEnd
 
 ELEMENTS = 1 << 18
 STORE = StoreSpec(workers=1, shards=1, tables=(TableSpec(name="w", size=ELEMENTS),))
@@ -121,10 +123,8 @@ def dial(
     dealer.setsockopt(zmq.LINGER, 0)
     if kind != "clear":
         own = KeyPair.new()
-        dealer.setsockopt(zmq.CURVE_PUBLICKEY, own.public.encode())
-        dealer.setsockopt(zmq.CURVE_SECRETKEY, own.secret.encode())
         expected = shard_key if kind == "handshakes" else KeyPair.new().public
-        dealer.setsockopt(zmq.CURVE_SERVERKEY, expected.encode())
+        introduce(dealer, ConnectingEnd(Keyring(own=own, expect=(expected,)), 0).first)
     dealer.connect(address)
     with contextlib.suppress(zmq.Again):
         dealer.send(b"x" * 1000, zmq.NOBLOCK)

@@ -1,25 +1,32 @@
-"""Authentication of the peers of a listening socket: ZeroMQ's ZAP protocol, answered from a list
-of public keys.
+"""Authentication of the peers of a listening socket: ZeroMQ's ZAP protocol, answered by what reads
+the first message of a handshake.
 
-Law: with keys, only CURVE with a key on the list is admitted; every other peer is refused before a
-byte of it reaches the transport. All of this happens on the transport's own thread, while a peer
-tries to connect.
+Law: with keys, only a peer whose first message is from a key on the list is admitted; every other
+peer is refused before a byte of it reaches the transport. All of this happens on the transport's
+own thread, while a peer tries to connect.
+
+ZeroMQ's PLAIN mechanism carries the first message, in the field of the password.
 """
 
 from __future__ import annotations
 
 import contextlib
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import zmq
-from zmq.utils import z85
-
-from ps_server.keys import Keyring
 
 ZAP_ADDRESS = "inproc://zeromq.zap.01"
 ZAP_VERSION = b"1.0"
 DOMAIN = b"poseidon"
+REFUSED = b"300"
+"""Ends the connection without a word: a peer of the job that has met another process where it
+expects its own tries again. After 400 its ZeroMQ would not.
+"""
+MECHANISM = b"PLAIN"
+USERNAME = b"poseidon"
+USER = "User-Id"
+"""ZeroMQ's name of what an answer gives to a connection: each of its messages has it."""
 HANDSHAKE_MS = 10_000
 """Longest time of a handshake."""
 _MONITOR = "inproc://handshakes"
@@ -31,28 +38,29 @@ class Authenticator:
 
     Args:
         socket: not yet bound.
-        keys: own pair and whom to admit; None: admits every peer, and counts those whose handshake
-            fails.
+        admit: returns the user id of a peer from the first message of its handshake, or None to
+            refuse it. None: admits every peer, and counts those whose handshake fails.
     """
 
-    def __init__(self, socket: zmq.Socket[bytes], keys: Keyring | None) -> None:
+    def __init__(
+        self, socket: zmq.Socket[bytes], admit: Callable[[bytes], bytes | None] | None
+    ) -> None:
         self.refused = 0
         """Connections that have not been authenticated; one whose handshake is under way counts,
         too.
         """
         self._open: set[int] = set()
         self._socket = socket
-        self._admit = {z85.decode(key): rank for rank, key in enumerate(keys.admit)} if keys else {}
+        self._admit = admit
         self._zap: zmq.Socket[bytes] | None = None
         socket.setsockopt(zmq.HANDSHAKE_IVL, HANDSHAKE_MS)
-        if keys is not None:
+        if admit is not None:
             self._zap = socket.context.socket(zmq.REP)
             self._zap.setsockopt(zmq.LINGER, 0)
             self._zap.bind(ZAP_ADDRESS)
             socket.setsockopt(zmq.ZAP_DOMAIN, DOMAIN)
             socket.setsockopt(zmq.ZAP_ENFORCE_DOMAIN, 1)  # without an answer ZeroMQ admits no peer
-            socket.setsockopt(zmq.CURVE_SERVER, 1)
-            socket.setsockopt(zmq.CURVE_SECRETKEY, keys.own.secret.encode())
+            socket.setsockopt(zmq.PLAIN_SERVER, 1)
         self._events = socket.context.socket(zmq.PAIR)
         self._events.setsockopt(zmq.RCVHWM, 0)  # ZeroMQ's own thread would wait for room otherwise
         socket.monitor(_MONITOR, _WATCHED)
@@ -89,14 +97,21 @@ class Authenticator:
 
     def _answer(self, request: Sequence[bytes]) -> list[bytes]:
         _, identifier, domain, _, _, mechanism, *credentials = request
-        key = credentials[0] if mechanism == b"CURVE" and domain == DOMAIN and credentials else b""
-        rank = self._admit.get(key)
-        if rank is None:
-            return [ZAP_VERSION, identifier, b"400", b"not one of this job", b"", b""]
-        return [ZAP_VERSION, identifier, b"200", b"", b"%d" % rank, b""]
+        user = None
+        if (mechanism, domain, credentials[:1]) == (MECHANISM, DOMAIN, [USERNAME]) and self._admit:
+            user = self._admit(credentials[1])
+        if user is None:
+            return [ZAP_VERSION, identifier, REFUSED, b"not one of this job", b"", b""]
+        return [ZAP_VERSION, identifier, b"200", b"", user, b""]
 
     def close(self) -> None:
         """Stop. Before the listening socket is closed."""
         self._socket.disable_monitor()
         for socket in self.sockets:
             socket.close(0)
+
+
+def introduce(socket: zmq.Socket[bytes], first: bytes) -> None:
+    """Make a socket begin its connection with the first message of a handshake."""
+    socket.setsockopt(zmq.PLAIN_USERNAME, USERNAME)
+    socket.setsockopt(zmq.PLAIN_PASSWORD, first)

@@ -10,8 +10,8 @@ block; otherwise it is tried again as often as its peers have taken messages lat
 
 The loss of a connection is final, and noticed within seconds; see `losses.py`.
 
-With keys both sides authenticate themselves, and all frames are encrypted (CURVE); see
-`authenticator.py`.
+With keys both sides authenticate themselves, and all frames are encrypted; see `sealed_ends.py`. A
+packet is then sealed after ZeroMQ has taken its first part, because a number is used only once.
 """
 
 from __future__ import annotations
@@ -28,13 +28,16 @@ from typing import Any
 
 import zmq
 
-from ps_server.errors import PeerLost, TransportError
+from ps_server.errors import PeerLost, RemoteProtocolError, TransportError
 from ps_server.keys import Keyring
-from ps_server.transport.authenticator import Authenticator
+from ps_server.transport.authenticator import USER, Authenticator, introduce
 from ps_server.transport.base import MAX_BATCH, Buffer, Frames
 from ps_server.transport.listening import Listening
 from ps_server.transport.losses import LossWatch, keep_alive
 from ps_server.transport.retries import Retries
+from ps_server.transport.sealed_ends import ConnectingEnd, ListeningEnd
+from ps_server.transport.sealing import PacketsMissing, Sealer
+from ps_server.transport.sent_memory import SentMemory
 
 MAX_FRAME_BYTES = 2**31
 """Longest frame that is accepted; a peer that sends more is disconnected before memory is taken."""
@@ -53,6 +56,8 @@ CHECK_S = 0.25
 whether peers try to connect that are no longer admitted. To wait for all of them in every turn
 would cost more than the turn.
 """
+COPIED_BYTES = 64 * 1024
+"""A sealed part that is smaller is copied, which costs less than to wait until it was sent."""
 _NOBLOCK = int(zmq.NOBLOCK)
 _MORE = int(zmq.NOBLOCK) | int(zmq.SNDMORE)
 _EVENTS = int(zmq.EVENTS)
@@ -126,7 +131,12 @@ class ZmqServerTransport:
         self._socket.setsockopt(
             zmq.ROUTER_MANDATORY, 1
         )  # a message to a full peer is an error, not dropped
-        self._authenticator = Authenticator(self._socket, keys)
+        self._sealed = ListeningEnd(keys) if keys else None
+        self._memory = SentMemory()
+        self._dropped = 0
+        self._authenticator = Authenticator(
+            self._socket, self._sealed.admit if self._sealed else None
+        )
         self._socket.setsockopt(zmq.USE_FD, self._listening.descriptor())
         self._socket.bind(self._listening.address)
         self._peers: set[bytes] = set()
@@ -146,7 +156,8 @@ class ZmqServerTransport:
     @property
     def refused(self) -> int:
         """See `ServerTransport`."""
-        return self._authenticator.refused
+        unproved = self._sealed.unproved if self._sealed else 0
+        return self._authenticator.refused + unproved + self._dropped
 
     @property
     def connections(self) -> int:
@@ -166,30 +177,65 @@ class ZmqServerTransport:
 
     def receive(self, timeout_s: float) -> list[tuple[bytes, Frames]]:
         """See `ServerTransport`."""
-        self._wait(timeout_s)
-        batch: list[tuple[bytes, Frames]] = []
-        while len(batch) < MAX_BATCH:
-            try:
-                name, *frames = _receive(self._socket)
-            except zmq.Again:
-                break
-            batch.append((bytes(name), frames))
-        return batch
+        deadline_s = time.monotonic() + timeout_s
+        while True:
+            woken = self._wait(max(0.0, deadline_s - time.monotonic()))
+            batch, refused = self._take()
+            if batch or woken or not refused or self._blocked.peers:
+                return batch
+            if time.monotonic() >= deadline_s:
+                return batch
 
-    def _wait(self, timeout_s: float) -> None:
+    def _take(self) -> tuple[list[tuple[bytes, Frames]], int]:
+        """Return what has come, and the number of messages that are not for the protocol above."""
+        batch: list[tuple[bytes, Frames]] = []
+        for count in range(MAX_BATCH):
+            try:
+                name, *parts = _receive(self._socket)
+            except zmq.Again:
+                return batch, count - len(batch)
+            peer, buffers = name.bytes, [part.buffer for part in parts]
+            frames: Sequence[Buffer] = buffers
+            if self._sealed:
+                frames = self._open(self._sealed, peer, str(parts[0].get(USER)).encode(), buffers)
+            if frames:
+                batch.append((peer, frames))
+        return batch, MAX_BATCH - len(batch)
+
+    def _open(
+        self, sealed: ListeningEnd, peer: bytes, session: bytes, parts: list[memoryview]
+    ) -> Sequence[Buffer]:
+        """Return the frames of a packet; none where it is part of the handshake, or refused."""
+        second = sealed.knock(session, parts)
+        if second is not None:
+            with contextlib.suppress(zmq.ZMQError):  # it has gone
+                self._socket.send_multipart([peer, second], _NOBLOCK)
+            return ()
+        try:
+            return sealed.receive(session, peer, parts)
+        except PacketsMissing:
+            self.send(peer, ())  # tells it so
+        except RemoteProtocolError:
+            pass
+        self._dropped += 1
+        return ()
+
+    def _wait(self, timeout_s: float) -> bool:
         """Wait until something has come, or it is worth trying again to send to a peer that
-        blocked.
+        blocked; returns whether `wake` was called.
         """
         all_block = bool(self._blocked.peers) and self._blocked.peers == self._peers
         self._poller.register(self._socket, _READABLE | (_WRITABLE if all_block else 0))
         left_s = timeout_s if all_block else min(timeout_s, self._blocked.wait_s(time.monotonic()))
-        if self._waker.read_end in self._poll(math.ceil(left_s * 1000)):
+        woken = self._waker.read_end in self._poll(math.ceil(left_s * 1000))
+        if woken:
             self._waker.clear()
         if time.monotonic() >= self._check_at_s:
             self._check_at_s = time.monotonic() + CHECK_S
             self._authenticator.process()
         if all_block:
             self._blocked.try_all()
+        return woken
 
     def _poll(self, timeout_ms: int) -> set[Any]:
         """Return which sockets have events, save those of authentication, which are handled
@@ -210,8 +256,13 @@ class ZmqServerTransport:
 
     def send(self, peer: bytes, frames: Frames) -> bool:
         """See `ServerTransport`."""
+        sealer = self._sealed and self._sealed.sealer(peer)
         try:
-            _send(self._socket, [peer, *frames])
+            if sealer:
+                self._socket.send(peer, _MORE)
+                _send_sealed(self._socket, sealer, frames, self._memory)
+            elif not self._sealed:
+                _send(self._socket, [peer, *frames])
         except zmq.Again:
             self._blocked.add(peer, time.monotonic())
             return False
@@ -266,12 +317,18 @@ class ZmqClientTransport:
         self._index = {socket: shard for shard, socket in enumerate(self._sockets)}
         self._addresses = tuple(addresses)
         self._losses = LossWatch(self._sockets)
+        self._memory = SentMemory()
+        self._sealed = (
+            [ConnectingEnd(keys, shard) for shard in range(len(addresses))] if keys else []
+        )
         self._check_at_s = 0.0
         for shard, (socket, address) in enumerate(zip(self._sockets, addresses, strict=True)):
             try:
-                if keys is not None:
-                    _authenticate(socket, keys, shard)
+                if self._sealed:
+                    introduce(socket, self._sealed[shard].first)
                 socket.connect(address)
+                if self._sealed:
+                    socket.send(b"", _NOBLOCK)  # asks for the second message of the handshake
             except zmq.ZMQError as error:
                 self.close()
                 raise TransportError(f"cannot connect to {address}: {_reason(error)}") from error
@@ -292,15 +349,44 @@ class ZmqClientTransport:
                 self._unblock(shard)
             while events & _READABLE and len(batch) < MAX_BATCH:
                 try:
-                    frames = _receive(socket)
+                    frames = self._receive(shard)
                 except zmq.Again:
                     break
-                batch.append((shard, frames))
+                if frames:
+                    batch.append((shard, frames))
         if not batch and (
             lost := self._losses.lost
         ):  # messages that came before a loss are returned first
             raise PeerLost(f"lost {self.describe_loss(min(lost))} (shard {min(lost)})")
         return batch
+
+    def _receive(self, shard: int) -> Sequence[Buffer]:
+        """Return the frames of a message; none where it is part of the handshake, or refused."""
+        parts = [part.buffer for part in _receive(self._sockets[shard])]
+        if not self._sealed:
+            return parts
+        agreed = self._agreed(shard)
+        try:
+            frames = self._sealed[shard].receive(parts)
+        except PacketsMissing:
+            self._losses.lost.add(shard)
+        except RemoteProtocolError:
+            pass
+        else:
+            if not agreed:
+                self.send(shard, ())  # proves that this end has the keys
+            return frames
+        return ()
+
+    def _agreed(self, shard: int) -> bool:
+        return not self._sealed or self._sealed[shard].sealer is not None
+
+    def _agree(self, shard: int) -> bool:
+        """Read the second message of the handshake if it has come; returns whether it has."""
+        with contextlib.suppress(zmq.Again):
+            while not self._agreed(shard):
+                self._receive(shard)
+        return self._agreed(shard)
 
     def _ready(self, timeout_s: float) -> list[tuple[Any, int]]:
         """Return which sockets can be read, or be written to again; check the connections once
@@ -330,7 +416,7 @@ class ZmqClientTransport:
 
     def blocks(self, shard: int) -> bool:
         """See `ClientTransport`."""
-        if shard in self._blocked:
+        if shard in self._blocked or not self._agree(shard):
             return True
         events = int(self._sockets[shard].getsockopt(_EVENTS))
         if not events & _WRITABLE:  # reading the event costs far less than a failed attempt
@@ -339,8 +425,17 @@ class ZmqClientTransport:
 
     def send(self, shard: int, frames: Frames) -> bool:
         """See `ClientTransport`."""
+        if not self._agree(shard):
+            return False
+        sealer = self._sealed[shard].sealer if self._sealed else None
         try:
-            if self._tracked:
+            if sealer:
+                tracker = _send_sealed(
+                    self._sockets[shard], sealer, frames, self._memory, tracked=self._tracked
+                )
+                if tracker:
+                    self._trackers[shard].append(tracker)
+            elif self._tracked:
                 last = zmq.Frame(frames[-1], track=True, copy=False)
                 _send(self._sockets[shard], [*frames[:-1], last])
                 self._trackers[shard].append(last.tracker)
@@ -378,8 +473,8 @@ class ZmqClientTransport:
     def close(self) -> None:
         """See `ClientTransport`."""
         self._losses.close()
-        for socket in self._sockets:
-            socket.close()
+        for shard, socket in enumerate(self._sockets):
+            socket.close(None if self._agreed(shard) else 0)
         self._context.term()
         self._waker.close()
 
@@ -394,19 +489,50 @@ def _send(socket: zmq.Socket[bytes], frames: Sequence[Buffer | zmq.Frame]) -> No
     socket.send(frames[-1], _NOBLOCK, copy=False)
 
 
-def _receive(socket: zmq.Socket[bytes]) -> list[Buffer]:
-    frame = socket.recv(_NOBLOCK, copy=False)
-    frames: list[Buffer] = [frame.buffer]
-    while frame.more:
-        frame = socket.recv(_NOBLOCK, copy=False)
-        frames.append(frame.buffer)
+def _send_sealed(
+    socket: zmq.Socket[bytes],
+    sealer: Sealer,
+    frames: Frames,
+    memory: SentMemory,
+    *,
+    tracked: bool = False,
+) -> zmq.MessageTracker | None:
+    """Send a sealed packet; returns what tells when its last part has left, where `tracked`.
+
+    Raises:
+        Again: too many messages wait; nothing was sealed.
+    """
+    socket.send(sealer.number, _MORE)  # ZeroMQ takes all parts of a message, or not the first
+    *large, lead = sealer.seal(frames, memory.take)
+    for part in large:
+        _send_part(socket, part, _MORE, memory)
+    return _send_part(socket, lead, _NOBLOCK, memory, tracked=tracked)
+
+
+def _send_part(
+    socket: zmq.Socket[bytes],
+    part: memoryview,
+    flags: int,
+    memory: SentMemory,
+    *,
+    tracked: bool = False,
+) -> zmq.MessageTracker | None:
+    if part.nbytes < COPIED_BYTES and not tracked:
+        socket.send(part, flags, copy=True)
+        memory.give_back(part, None)
+        return None
+    frame = zmq.Frame(part, track=True, copy=False)
+    socket.send(frame, flags, copy=False)
+    tracker: zmq.MessageTracker = frame.tracker
+    memory.give_back(part, tracker)
+    return tracker
+
+
+def _receive(socket: zmq.Socket[bytes]) -> list[zmq.Frame]:
+    frames = [socket.recv(_NOBLOCK, copy=False)]
+    while frames[-1].more:
+        frames.append(socket.recv(_NOBLOCK, copy=False))
     return frames
-
-
-def _authenticate(socket: zmq.Socket[bytes], keys: Keyring, shard: int) -> None:
-    socket.setsockopt(zmq.CURVE_PUBLICKEY, keys.own.public.encode())
-    socket.setsockopt(zmq.CURVE_SECRETKEY, keys.own.secret.encode())
-    socket.setsockopt(zmq.CURVE_SERVERKEY, keys.expect[shard].encode())
 
 
 def _reason(error: zmq.ZMQError) -> str:

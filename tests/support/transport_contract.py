@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 
 import numpy as np
@@ -10,6 +11,20 @@ from ps_server.transport.base import ClientTransport, Frames, ServerTransport
 
 Pair = tuple[ServerTransport, ClientTransport]
 WAIT_S = 10.0
+
+
+def send_first(server: ServerTransport, client: ClientTransport, frames: Frames) -> bytes:
+    """Send a client's first message, once both ends have agreed on keys, and return the peer's
+    name. Both ends are on this thread.
+    """
+    deadline = time.monotonic() + WAIT_S
+    while not client.send(0, frames):
+        assert time.monotonic() < deadline, "the ends do not agree on keys"
+        assert server.receive(0.01) == []
+        client.receive(0.0)
+    ((peer, got),) = _server_receive(server, 1)
+    assert [bytes(frame) for frame in got] == [bytes(frame) for frame in frames]
+    return peer
 
 
 def _server_receive(server: ServerTransport, count: int) -> list[tuple[bytes, Frames]]:
@@ -72,8 +87,7 @@ def check_transport(make: Callable[[], Pair]) -> None:
     """
     server, client = make()
     try:
-        assert client.send(0, [b"who I am"])
-        ((peer, _),) = _server_receive(server, 1)
+        peer = send_first(server, client, [b"who I am"])
         small = [[b"%d" % i, b"", b"x" * i] for i in range(100)]
         got = _send_and_receive(server, client, small)
         assert [[bytes(frame) for frame in frames] for frames in got] == small

@@ -23,6 +23,7 @@ from poseidon.exchange.factors import factor_frames as factors
 from poseidon.exchange.factors.factor_rounds import Factors, Pair
 from ps_server import StoreSpec, TableSpec
 from ps_server.protocol.frames import encode
+from ps_server.transport.authenticator import MECHANISM, USERNAME
 from tests.support.shard_requests import every_request
 
 WAIT_S = 30.0
@@ -62,12 +63,13 @@ def count_refusals(host: str, port: int) -> int:
     address = f"tcp://[{host}]:{port}" if ":" in host else f"tcp://{host}:{port}"
     own, other = zmq.curve_keypair(), zmq.curve_keypair()
     keys = {zmq.CURVE_PUBLICKEY: own[0], zmq.CURVE_SECRETKEY: own[1], zmq.CURVE_SERVERKEY: other[0]}
-    for options in ({}, keys):
+    password = {zmq.PLAIN_USERNAME: USERNAME, zmq.PLAIN_PASSWORD: os.urandom(98)}
+    for options in ({}, keys, password):
         _send_requests(address, options)
-    for mechanism in (b"NULL", b"CURVE"):
+    for mechanism in (b"NULL", b"CURVE", b"PLAIN"):
         _send_noise((host, port), GREETING + mechanism.ljust(20, b"\0") + bytes(32) + NOISE)
     _send_noise((host, port), b"GET / HTTP/1.1\r\n\r\n" + NOISE)
-    return 5
+    return 7
 
 
 def _send_requests(address: str, options: dict[int, bytes]) -> None:
@@ -125,7 +127,7 @@ def _send_noise(address: tuple[str, int], sent: bytes) -> None:
 
 def _is_greeting(received: bytes) -> bool:
     """Return True if the bytes begin a ZeroMQ greeting, which does not identify the peer."""
-    greeting = GREETING + b"CURVE".ljust(20, b"\0") + b"\x01" + bytes(31)
+    greeting = GREETING + MECHANISM.ljust(20, b"\0") + b"\x01" + bytes(31)
     return greeting.startswith(received)
 
 

@@ -21,6 +21,7 @@ import queue
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -47,6 +48,8 @@ from ps_server.transport.zmq_sockets import ZmqClientTransport, ZmqServerTranspo
 
 POLL_S = 0.25
 CLOSE_S = 5.0
+LINGER_S = 2.0
+"""How long a closed channel tries to send its last report."""
 TIMEOUTS = AgentTimeouts(silence_s=15.0)
 ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 _CHILDREN = ChildSettings(ignore_signals=True)
@@ -390,6 +393,7 @@ class _RankZeroChannel:
 
     def _run(self) -> None:
         waiting: bytes | None = None
+        give_up_s = float("inf")
         try:
             while True:
                 for _, frames in self._transport.receive(POLL_S):
@@ -398,8 +402,10 @@ class _RankZeroChannel:
                     if not self._transport.send(0, [waiting]):
                         break
                     waiting = None
-                if self._far.closed and waiting is None:
-                    return
+                if self._far.closed:
+                    give_up_s = min(give_up_s, time.monotonic() + LINGER_S)
+                    if waiting is None or time.monotonic() > give_up_s:
+                        return
         except (ServerError, OSError) as error:
             self._far.close(str(error))
         finally:

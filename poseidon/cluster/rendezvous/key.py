@@ -1,9 +1,8 @@
-"""The key file of a rendezvous, which only the tasks of a job can read, and the CURVE keys
+"""The key file of a rendezvous, which only the tasks of a job can read, and the key pairs
 derived from it.
 
 Law: the key itself is never sent. Each side derives a key pair from it, accepts the other side's
-pair only, and all messages are encrypted with session keys that are gone when the rendezvous ends
-(CURVE).
+pair only, and all messages are encrypted with session keys that are gone when the rendezvous ends.
 """
 
 from __future__ import annotations

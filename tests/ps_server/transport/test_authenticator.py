@@ -13,6 +13,7 @@ import zmq
 from ps_server.keys import JobKeys, KeyPair
 from ps_server.transport.zmq_sockets import ZmqClientTransport, ZmqServerTransport
 from tests.support.relay import Relay
+from tests.support.transport_contract import send_first
 
 KEYS = JobKeys.new(workers=2, shards=1)
 STRANGER = KeyPair.new()
@@ -80,7 +81,7 @@ def _receive_past(shard: ZmqServerTransport) -> list[bytes]:
     receive(lambda: shard.refused > 0)
     worker = ZmqClientTransport([shard.address], KEYS.of_worker(1))
     try:
-        worker.send(0, [b"worker"])
+        receive(lambda: worker.send(0, [b"worker"]))
         receive(lambda: bool(came))
     finally:
         worker.close()
@@ -143,8 +144,7 @@ def test_once_all_have_come_nobody_else_can_even_connect(encrypted: bool) -> Non
     worker = ZmqClientTransport([server.address], KEYS.of_worker(0) if encrypted else None)
     host, _, port = server.address.removeprefix("tcp://").partition(":")
     try:
-        assert worker.send(0, [b"hello"])
-        ((peer, _),) = server.receive(WAIT_S)
+        peer = send_first(server, worker, [b"hello"])
         server.admit_no_more()
         server.admit_no_more()
         with pytest.raises(OSError, match="timed out"):
@@ -167,8 +167,7 @@ def test_what_a_wire_sees(encrypted: bool) -> None:
     relay = Relay(server.address)
     worker = ZmqClientTransport([relay.address], KEYS.of_worker(0) if encrypted else None)
     try:
-        assert worker.send(0, [MARK])
-        ((peer, _),) = server.receive(WAIT_S)
+        peer = send_first(server, worker, [MARK])
         assert server.send(peer, [MARK[::-1]])
         assert worker.receive(WAIT_S)
         assert (MARK in relay.there, MARK[::-1] in relay.back) == (not encrypted, not encrypted)
@@ -181,9 +180,7 @@ def test_what_a_wire_sees(encrypted: bool) -> None:
 def test_what_was_heard_on_the_wire_opens_no_door(shard: ZmqServerTransport) -> None:
     relay = Relay(shard.address)
     worker = ZmqClientTransport([relay.address], KEYS.of_worker(0))
-    worker.send(0, [b"once"])
-    ((_, frames),) = shard.receive(WAIT_S)
-    assert bytes(frames[0]) == b"once"
+    send_first(shard, worker, [b"once"])
     worker.close()
     relay.close()
     host, _, port = shard.address.removeprefix("tcp://").partition(":")

@@ -15,14 +15,14 @@ from ps_server.errors import PeerLost
 from ps_server.keys import JobKeys
 from ps_server.transport.losses import LossWatch, is_silent, keep_alive
 from ps_server.transport.zmq_sockets import ZmqClientTransport, ZmqServerTransport
+from tests.support.transport_contract import send_first
 
 KEYS = JobKeys.new(workers=1, shards=1)
 WAIT_S = 10.0
 
 
 def greet(server: ZmqServerTransport, client: ZmqClientTransport) -> None:
-    assert client.send(0, [b"hello"])
-    ((peer, _),) = server.receive(10)
+    peer = send_first(server, client, [b"hello"])
     assert server.send(peer, [b"welcome"])
     assert len(client.receive(10)) == 1
 
