@@ -1,8 +1,10 @@
 """Packaging of Poseidon: metadata, dependencies (each with its reason) and the console command."""
 
 from pathlib import Path
+from runpy import run_path
 
 from setuptools import find_packages, setup
+from setuptools.command.bdist_wheel import bdist_wheel
 from setuptools.command.build_py import build_py
 
 HERE = Path(__file__).parent
@@ -34,19 +36,37 @@ stays at the top.
 """
 
 
+NATIVE = Path("ps_server", "native")
+
+
 class BuildWithTemplates(build_py):
-    """Builds the packages, and copies the zoo, the machinefiles and the examples into
-    `poseidon`.
+    """Builds the packages, compiles the codecs, and copies the zoo, the machinefiles and the
+    examples into `poseidon`.
     """
 
     def run(self) -> None:
         super().run()
+        if "ps_server.native" in self.packages:
+            place = HERE if self.editable_mode else Path(self.build_lib)
+            run_path(str(HERE / NATIVE / "compile.py"))["compile_codecs"](place / NATIVE)
         if self.editable_mode:
             return
         for path in TEMPLATES:
             target = Path(self.build_lib, "poseidon", "templates", path.relative_to(HERE))
             self.mkpath(str(target.parent))
             self.copy_file(str(path), str(target))
+
+
+class Wheel(bdist_wheel):
+    """A wheel of this platform for every version of Python where the codecs are compiled, of every
+    platform where they are not.
+    """
+
+    def get_tag(self) -> tuple[str, str, str]:
+        build = self.get_finalized_command("build_py")
+        self.root_is_pure = not Path(build.build_lib, NATIVE, "codecs.so").is_file()
+        _, _, platform = super().get_tag()
+        return "py3", "none", platform
 
 
 INSTALL_REQUIRES = [
@@ -180,7 +200,7 @@ setup(
         "Typing :: Typed",
     ],
     python_requires=">=3.10",
-    cmdclass={"build_py": BuildWithTemplates},
+    cmdclass={"build_py": BuildWithTemplates, "bdist_wheel": Wheel},
     # The checkout goes on sys.path. By default setuptools installs a finder that comes after it: in
     # the folder that has a checkout named poseidon, `import poseidon` would find that folder.
     options={"editable_wheel": {"mode": "compat"}},

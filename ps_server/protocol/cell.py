@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ps_server.errors import RemoteProtocolError
 from ps_server.protocol import messages as m
-from ps_server.protocol.codecs import Codec, Encoded, Key, codec_of
+from ps_server.protocol.codecs import Codec, Key, codec_of
 from ps_server.protocol.placement import Chunk
 from ps_server.protocol.precision import EncodedReplica, Replica, as_tensor
 from ps_server.protocol.settings import Keeping, Precision, RuleKind, TableSpec
@@ -199,7 +199,7 @@ class Cell:
 
     def take(self, rank: int, push: m.Push) -> None:
         """Take a worker's gradient of this iteration, and add those that have come, as far as
-        worker order allows.
+        worker order allows; encoded ones when all have come, in one pass.
 
         The last one makes the sum an average, and the cell complete.
         """
@@ -208,9 +208,13 @@ class Cell:
         self.skipped = push.array.size == 0
         self.own[rank] += 1
         self.arrived[rank] = push.array
-        while self.summed in self.arrived:
-            self.add(self.arrived.pop(self.summed), last=self.summed == workers - 1)
-            self.summed += 1
+        if self.codec is not None and not self.skipped:
+            if len(self.arrived) == workers:
+                self._average(self.codec)
+        else:
+            while self.summed in self.arrived:
+                self.add(self.arrived.pop(self.summed), last=self.summed == workers - 1)
+                self.summed += 1
         self.complete = self.summed == workers
 
     def apply(self, scale: float) -> None:
@@ -230,9 +234,6 @@ class Cell:
         """Add the next worker's gradient to the sum; the last one's makes the average of it."""
         if self.skipped:
             return
-        if self.codec is not None:
-            self._add_encoded(self.codec, array.view(np.uint8), last=last)
-            return
         if not self.summed:
             self.sum = own_tensor(array)
             return
@@ -241,12 +242,12 @@ class Cell:
             if last:
                 total.div_(len(self.own))
 
-    def _add_encoded(self, codec: Codec, encoded: Encoded, *, last: bool) -> None:
-        if not self.summed:
-            self.sum = torch.zeros(self.chunk.size)
-        codec.add(self.sum.numpy(), encoded, Key.of(self.chunk, self.clock))
-        if last and self.summed:
-            self.sum.div_(len(self.own))
+    def _average(self, codec: Codec) -> None:
+        pushes = [self.arrived[rank].view(np.uint8) for rank in range(len(self.own))]
+        self.sum = torch.empty(self.chunk.size)
+        codec.average(self.sum.numpy(), pushes, Key.of(self.chunk, self.clock))
+        self.arrived.clear()
+        self.summed = len(self.own)
 
     def update(self, scale: float) -> None:
         """Apply the rule to the sum times `scale`, tile by tile: a tile stays in the cache for

@@ -24,23 +24,27 @@ Laws:
   of what was sent and of what is held back is the sum of what was given, up to the rounding of
   float32 sums.
 * Bits follow from the numbers alone: no reduction depends on threads, alignment or vector width,
-  and of equal magnitudes the one with the lower position is sent.
+  and of equal magnitudes the one with the lower position is sent. Compiled code (`ps_server.native`)
+  has the same bits as the code here, but for the payload of a NaN; it does in one pass over memory
+  what takes torch six.
 * Encoded bytes are checked before they are used: a position outside its chunk is a
   `RemoteProtocolError`.
-* A number that is not finite arrives as one that is not finite.
+* A number that is not finite arrives as one that is not finite: its block's scale is not finite,
+  and the block's codes are 0.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
-from typing import NamedTuple
+from collections.abc import Callable, Iterator, Sequence
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from ps_server import native
 from ps_server.errors import RemoteProtocolError
 from ps_server.protocol.messages import Array
 from ps_server.protocol.placement import Chunk
@@ -79,15 +83,24 @@ class Key(NamedTuple):
 
 
 class Codec(ABC):
-    """One codec. `encoded` has `size(n)` bytes, `exact` and `out` have n elements of float32."""
+    """One codec. Encoded arrays have `size(n)` bytes, the others n elements of float32.
+
+    A subclass has the two steps that the four operations are made of. Where there is compiled code,
+    it does each operation at once.
+
+    Args:
+        library: the compiled code; None: there is none.
+    """
+
+    kind: ClassVar[native.Kind]
+    """The codec's name in the compiled code."""
+
+    def __init__(self, library: native.Library | None) -> None:
+        self._library = library
 
     @abstractmethod
     def size(self, elements: int) -> int:
         """Return the bytes of so many elements."""
-
-    @abstractmethod
-    def encode(self, exact: Array, out: Encoded, key: Key) -> None:
-        """Write `exact` to `out` as well as the codec can."""
 
     def check(self, encoded: Encoded, elements: int) -> None:  # noqa: B027 - any bytes of the right number are legal
         """Check bytes of a peer. Their number is right.
@@ -96,20 +109,72 @@ class Codec(ABC):
             RemoteProtocolError: no encoder makes them.
         """
 
+    def compress(self, left: Array, given: Array, out: Encoded, key: Key) -> None:
+        """Write `left` + `given` to `out` as well as the codec can, and leave the rest in `left`."""
+        if self._library is not None and native.fits(left, given, out):
+            self._library.compress(self.kind, left, given, out, self._part(left.size, key))
+            return
+        np.add(left, given, out=left)
+        self._encode(left, out, key)
+        self._add(left, out, key, sign=-1)
+
+    def follow(self, own: Array, value: Array, out: Encoded, key: Key) -> None:
+        """Write the change from `own` to `value` to `out` as well as the codec can, and apply it."""
+        if self._library is not None and native.fits(own, value, out):
+            self._library.follow(self.kind, own, value, out, self._part(own.size, key))
+            return
+        self._encode(value - own, out, key)
+        self._add(own, out, key, sign=1)
+
+    def add(self, out: Array, encoded: Encoded, key: Key) -> None:
+        """Add the encoded numbers to `out`. `check` has passed."""
+        if self._library is not None and native.fits(out, encoded):
+            self._library.add(self.kind, out, encoded, self._part(out.size, key))
+            return
+        self._add(out, encoded, key, sign=1)
+
+    def average(self, out: Array, pushes: Sequence[Encoded], key: Key) -> None:
+        """Write the mean of what workers have encoded to `out`: 0 + the first + the second ...,
+        divided by their number. `check` has passed.
+        """
+        if self._library is not None and native.fits(out, *pushes):
+            self._library.average(self.kind, out, pushes, self._part(out.size, key))
+            return
+        out.fill(0.0)
+        for encoded in pushes:
+            self._add(out, encoded, key, sign=1)
+        if len(pushes) > 1:
+            np.divide(out, np.float32(len(pushes)), out=out)
+
+    def _part(self, elements: int, key: Key) -> native.Part:
+        sent, last = self._sent(elements)
+        return native.Part(elements, sent, last, key.table, key.segment, key.clock)
+
+    def _sent(self, elements: int) -> tuple[int, int]:
+        """Return the elements that are sent of a whole segment, and of a shorter last one, where
+        these are not all.
+        """
+        return 0, 0
+
     @abstractmethod
-    def add(self, out: Array, encoded: Encoded, key: Key, *, sign: int = 1) -> None:
-        """Add the encoded numbers to `out`, or subtract them (sign -1). `check` has passed."""
+    def _encode(self, exact: Array, out: Encoded, key: Key) -> None:
+        """Write `exact` to `out` as well as the codec can."""
+
+    @abstractmethod
+    def _add(self, out: Array, encoded: Encoded, key: Key, *, sign: int) -> None:
+        """Add the encoded numbers to `out`, or subtract them (sign -1)."""
 
 
 class Int8(Codec):
     """`CodecKind.INT8`: the scales of all blocks, then one byte for each element."""
 
+    kind = native.Kind.INT8
+
     def size(self, elements: int) -> int:
         """See `Codec`."""
         return _aligned(4 * _blocks(elements) + elements)
 
-    def encode(self, exact: Array, out: Encoded, key: Key) -> None:
-        """See `Codec`."""
+    def _encode(self, exact: Array, out: Encoded, key: Key) -> None:
         scales, numbers = _split(out, exact.size, np.int8)
         out[4 * _blocks(exact.size) + exact.size :] = 0
         for blocks, start in _blocks_of(torch.from_numpy(exact)):
@@ -117,8 +182,7 @@ class Int8(Codec):
             numbers[start : start + blocks.numel()].copy_(rounded.view(-1))
             scales[start // BLOCK : start // BLOCK + len(scale)].copy_(scale)
 
-    def add(self, out: Array, encoded: Encoded, key: Key, *, sign: int = 1) -> None:
-        """See `Codec`."""
+    def _add(self, out: Array, encoded: Encoded, key: Key, *, sign: int) -> None:
         scales, numbers = _split(encoded, out.size, np.int8)
         for blocks, start in _blocks_of(torch.from_numpy(out)):
             scale = scales[start // BLOCK : start // BLOCK + len(blocks)]
@@ -131,12 +195,13 @@ class Int4(Codec):
     its number + 8, the lower half first.
     """
 
+    kind = native.Kind.INT4
+
     def size(self, elements: int) -> int:
         """See `Codec`."""
         return _aligned(4 * _blocks(elements, FOUR_BIT_BLOCK) + -(-elements // 2))
 
-    def encode(self, exact: Array, out: Encoded, key: Key) -> None:
-        """See `Codec`."""
+    def _encode(self, exact: Array, out: Encoded, key: Key) -> None:
         scales, packed = _split(out, exact.size, np.uint8, FOUR_BIT_BLOCK)
         packed.zero_()
         for blocks, start in _blocks_of(torch.from_numpy(exact), FOUR_BIT_BLOCK):
@@ -149,8 +214,7 @@ class Int4(Codec):
             part.add_(numbers[::2])
             scales[start // FOUR_BIT_BLOCK : start // FOUR_BIT_BLOCK + len(scale)].copy_(scale)
 
-    def add(self, out: Array, encoded: Encoded, key: Key, *, sign: int = 1) -> None:
-        """See `Codec`."""
+    def _add(self, out: Array, encoded: Encoded, key: Key, *, sign: int) -> None:
         scales, packed = _split(encoded, out.size, np.uint8, FOUR_BIT_BLOCK)
         for blocks, start in _blocks_of(torch.from_numpy(out), FOUR_BIT_BLOCK):
             part = packed[start // 2 : -(-(start + blocks.numel()) // 2)]
@@ -166,23 +230,23 @@ class Sign(Codec):
     lowest bit first.
     """
 
+    kind = native.Kind.SIGN
+
     def size(self, elements: int) -> int:
         """See `Codec`."""
         return _aligned(4 * _blocks(elements) + -(-elements // 8))
 
-    def encode(self, exact: Array, out: Encoded, key: Key) -> None:
-        """See `Codec`."""
+    def _encode(self, exact: Array, out: Encoded, key: Key) -> None:
         magnitudes, _ = _split(out, exact.size, np.uint8)
         for blocks, start in _blocks_of(torch.from_numpy(exact)):
-            means = _sums(blocks.abs()).div_(blocks.shape[1])
+            means = _one_nan(_sums(blocks.abs()).div_(blocks.shape[1]))
             magnitudes[start // BLOCK : start // BLOCK + len(means)].copy_(means)
         bits = np.packbits(exact < 0, bitorder="little")
         first = 4 * _blocks(exact.size)
         out[first : first + bits.size] = bits
         out[first + bits.size :] = 0
 
-    def add(self, out: Array, encoded: Encoded, key: Key, *, sign: int = 1) -> None:
-        """See `Codec`."""
+    def _add(self, out: Array, encoded: Encoded, key: Key, *, sign: int) -> None:
         magnitudes, packed = _split(encoded, out.size, np.uint8)
         for blocks, start in _blocks_of(torch.from_numpy(out)):
             count = blocks.numel()
@@ -201,11 +265,21 @@ class TopK(Codec):
     the elements.
 
     Args:
+        library: as for `Codec`.
         fraction: the part of the elements that is sent.
     """
 
-    def __init__(self, fraction: float) -> None:
+    kind = native.Kind.TOPK
+
+    def __init__(self, library: native.Library | None, fraction: float) -> None:
+        super().__init__(library)
         self._fraction = fraction
+
+    def _sent(self, elements: int) -> tuple[int, int]:
+        return tuple(  # type: ignore[return-value]
+            max(1, round(length * self._fraction))
+            for length in (SEGMENT_ELEMENTS, elements % SEGMENT_ELEMENTS)
+        )
 
     def size(self, elements: int) -> int:
         """See `Codec`."""
@@ -215,8 +289,7 @@ class TopK(Codec):
     def _parts(self, elements: int) -> list[tuple[int, int, int]]:
         return _segments(elements, self._fraction)
 
-    def encode(self, exact: Array, out: Encoded, key: Key) -> None:
-        """See `Codec`."""
+    def _encode(self, exact: Array, out: Encoded, key: Key) -> None:
         positions, values = self._split(out, exact.size)
         out[positions.nbytes : out.size - values.nbytes] = 0
         for part, start, sent in _slices(exact, self._parts(exact.size)):
@@ -238,8 +311,7 @@ class TopK(Codec):
                 )
             start += rows * sent
 
-    def add(self, out: Array, encoded: Encoded, key: Key, *, sign: int = 1) -> None:
-        """See `Codec`."""
+    def _add(self, out: Array, encoded: Encoded, key: Key, *, sign: int) -> None:
         positions, values = self._split(encoded, out.size)
         for part, start, sent in _slices(out, self._parts(out.size)):
             stop = start + len(part) * sent
@@ -255,18 +327,27 @@ class RandomK(Codec):
     """`CodecKind.RANDOMK`: the elements at positions that follow from the key.
 
     Args:
+        library: as for `Codec`.
         fraction: the part of the elements that is sent.
     """
 
-    def __init__(self, fraction: float) -> None:
+    kind = native.Kind.RANDOMK
+
+    def __init__(self, library: native.Library | None, fraction: float) -> None:
+        super().__init__(library)
         self._fraction = fraction
+
+    def _sent(self, elements: int) -> tuple[int, int]:
+        return tuple(  # type: ignore[return-value]
+            max(1, round(length * self._fraction))
+            for length in (SEGMENT_ELEMENTS, elements % SEGMENT_ELEMENTS)
+        )
 
     def size(self, elements: int) -> int:
         """See `Codec`."""
         return 4 * sum(rows * sent for rows, _, sent in _segments(elements, self._fraction))
 
-    def encode(self, exact: Array, out: Encoded, key: Key) -> None:
-        """See `Codec`."""
+    def _encode(self, exact: Array, out: Encoded, key: Key) -> None:
         values = out.view("<f4")
         for part, start, sent in _slices(exact, _segments(exact.size, self._fraction)):
             positions = drawn(part.shape, sent, _later(key, exact, part))
@@ -274,23 +355,27 @@ class RandomK(Codec):
                 part, positions, axis=1
             ).reshape(-1)
 
-    def add(self, out: Array, encoded: Encoded, key: Key, *, sign: int = 1) -> None:
-        """See `Codec`."""
+    def _add(self, out: Array, encoded: Encoded, key: Key, *, sign: int) -> None:
         values = encoded.view("<f4")
         for part, start, sent in _slices(out, _segments(out.size, self._fraction)):
             positions = drawn(part.shape, sent, _later(key, out, part))
             _add_at(part, positions, values[start : start + positions.size], sign)
 
 
-def codec_of(spec: CodecSpec) -> Codec:
-    """Return the codec of a table's settings."""
-    return _CODECS[spec.kind](spec.fraction)
+def codec_of(spec: CodecSpec, library: native.Library | None = native.LIBRARY) -> Codec:
+    """Return the codec of a table's settings.
+
+    Args:
+        spec: the settings.
+        library: the compiled code; None: compute with torch.
+    """
+    return _CODECS[spec.kind](library, spec.fraction)
 
 
-_CODECS = {
-    CodecKind.INT8: lambda _: Int8(),
-    CodecKind.INT4: lambda _: Int4(),
-    CodecKind.SIGN: lambda _: Sign(),
+_CODECS: dict[CodecKind, Callable[[native.Library | None, float], Codec]] = {
+    CodecKind.INT8: lambda library, _: Int8(library),
+    CodecKind.INT4: lambda library, _: Int4(library),
+    CodecKind.SIGN: lambda library, _: Sign(library),
     CodecKind.TOPK: TopK,
     CodecKind.RANDOMK: RandomK,
 }
@@ -396,12 +481,17 @@ def _sums(blocks: Tensor) -> Tensor:
 
 def _rounded(blocks: Tensor, levels: float) -> tuple[Tensor, Tensor]:
     """Return the scale of each row, and its elements as whole numbers of at most `levels` in
-    magnitude.
+    magnitude: all 0 where the scale is 0 or not finite.
     """
-    scale = blocks.abs().amax(dim=1).div_(levels)
+    scale = _one_nan(blocks.abs().amax(dim=1).div_(levels))
     scale.masked_fill_(scale < SMALLEST_SCALE, 0.0)
-    divisor = torch.where(scale > 0, scale, 1.0)
-    return scale, (blocks / divisor[:, None]).round_().nan_to_num_(0.0, levels, -levels)
+    divisor = torch.where(scale > 0, scale, torch.inf)
+    return scale, (blocks / divisor[:, None]).round_().nan_to_num_(0.0)
+
+
+def _one_nan(numbers: Tensor) -> Tensor:
+    """Give every NaN the same bits, in place: which it has depends on the instructions."""
+    return numbers.masked_fill_(numbers.isnan(), torch.nan)
 
 
 def _blocks(elements: int, block: int = BLOCK) -> int:

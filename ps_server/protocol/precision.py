@@ -194,11 +194,9 @@ class Compressor:
         chunk. Its memory is used for the next.
         """
         for chunk, start, stop in zip(self._chunks, self.bounds, self.bounds[1:], strict=False):
-            left = self.held_back[chunk.start : chunk.stop]
+            own = slice(chunk.start, chunk.stop)
             out, key = self._out[start:stop], Key.of(chunk, clock)
-            np.add(left, array[chunk.start : chunk.stop], out=left)
-            self._codec.encode(left, out, key)
-            self._codec.add(left, out, key, sign=-1)
+            self._codec.compress(self.held_back[own], array[own], out, key)
         return self._out
 
 
@@ -238,12 +236,9 @@ class EncodedReplica:
     def follow(self, value: Tensor, clock: int) -> None:
         """Encode the change towards `value` in an iteration, and apply it."""
         encoded, key = self.change.numpy(), Key.of(self._chunk, clock)
-        own = self.value.numpy()
+        own, exact = self.value.numpy(), value.numpy()
         if self.held_back is None:
-            self._codec.encode((value - self.value).numpy(), encoded, key)
+            self._codec.follow(own, exact, encoded, key)
         else:
-            left = self.held_back.add_(value).numpy()
-            self._codec.encode(left, encoded, key)
-            self._codec.add(left, encoded, key, sign=-1)
-            own.fill(0.0)
-        self._codec.add(own, encoded, key)
+            self._codec.compress(self.held_back.numpy(), exact, encoded, key)
+            self._codec.average(own, [encoded], key)

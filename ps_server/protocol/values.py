@@ -179,9 +179,11 @@ class WorkerValues:
         if value.array.dtype == np.float32:
             np.copyto(view, value.array)
         elif (codec := self._codecs[value.table]) is not None:
+            encoded, key = value.array.view(np.uint8), Key.of(copy.chunk, value.clock - 1)
             if self._store.tables[value.table].rule.kind is RuleKind.MEAN:
-                view.fill(0.0)
-            codec.add(view, value.array.view(np.uint8), Key.of(copy.chunk, value.clock - 1))
+                codec.average(view, [encoded], key)
+            else:
+                codec.add(view, encoded, key)
         else:
             add(view, value.array)
 

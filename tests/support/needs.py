@@ -32,6 +32,7 @@ STRICT = "POSEIDON_TEST_STRICT"
 SHARED = Path(os.environ.get("POSEIDON_SHARED", Path(__file__).parents[3] / "shared"))
 """The folder of real data and recorded Caffe results."""
 PACKAGES = {
+    "cc": "gcc libc6-dev",
     "chromedriver": "chromium-driver",
     "chromium": "chromium",
     "dot": "graphviz",
@@ -103,6 +104,12 @@ def _namespaces() -> str | None:
 DEV_ALL = "make setup EXTRA=dev-all"
 
 
+def _native() -> str | None:
+    from ps_server import native
+
+    return None if native.LIBRARY is not None else "pip install -e . (with a C compiler)"
+
+
 def _leveldb() -> str | None:
     return None if find_spec("plyvel_next") or find_spec("plyvel") else "pip install -e .[dev]"
 
@@ -154,6 +161,7 @@ NEEDS = {
     "ray": Need("a Ray cluster", check=_ray),
     "redis": Need("Redis", ("redis-cli", "redis-server")),
     "root": Need("root", root=True),
+    "native": Need("compiled codecs", ("cc",), check=_native),
     "mpirun": Need("Open MPI", ("mpirun",), in_ci=False),
     "slurm": Need(
         "Slurm",

@@ -1,0 +1,142 @@
+"""Compiled code for the codecs (`ps_server.protocol.codecs`): a pass over memory where torch takes
+six, and the same bits.
+
+Why C, called by ctypes: no kernel of torch has these formats with their rounding and their order of
+sums. numba does as well, and adds 190 MB and 0.5 s to each start. A small file of C needs a compiler
+where the package is built, and nothing where it runs: no headers of Python, so that one library fits
+every version; calls release the GIL; `compile.py` leaves it out where there is no compiler.
+
+Laws:
+
+* `codecs.c` is checked: a library that was made of another text is not used.
+* Callers pass arrays that `fits` accepts, and encoded bytes that `Codec.check` accepts.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from enum import IntEnum
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ps_server.native.compile import SOURCE, digest
+
+LIBRARY_FILE = Path(__file__).with_name("codecs.so")
+
+Array = NDArray[np.float32]
+Encoded = NDArray[np.uint8]
+
+
+class Kind(IntEnum):
+    """A codec; the numbers are those of `codecs.c`."""
+
+    INT8 = 0
+    INT4 = 1
+    SIGN = 2
+    TOPK = 3
+    RANDOMK = 4
+
+
+class Level(IntEnum):
+    """The instructions that a call uses; the numbers are those of `codecs.c`."""
+
+    PLAIN = 0  # those that every processor of the architecture has
+    AVX2 = 1
+    AVX512 = 2
+
+
+class Part(NamedTuple):
+    """What a call needs to know of a chunk.
+
+    Attributes:
+        total: its elements.
+        sent: elements that are sent of a whole segment, where these are not all.
+        last: the same of a shorter last segment.
+        table: with `segment` and `clock`, the key of the positions that are drawn.
+        segment: the number of the chunk's first segment.
+        clock: the iteration.
+    """
+
+    total: int
+    sent: int
+    last: int
+    table: int
+    segment: int
+    clock: int
+
+
+class Library:
+    """The compiled operations of `Codec`, whose docstrings say what they do.
+
+    Args:
+        code: the library.
+        level: at most that of the processor.
+    """
+
+    def __init__(self, code: ctypes.CDLL, level: Level) -> None:
+        self.level = level
+        part = [ctypes.c_size_t] * 3 + [ctypes.c_uint64] * 3
+        self._compress = _function(code.codecs_compress, 3, part)
+        self._follow = _function(code.codecs_follow, 3, part)
+        self._add = _function(code.codecs_add, 2, part)
+        self._average = _function(code.codecs_average, 2, [ctypes.c_size_t, *part])
+
+    def compress(self, kind: Kind, left: Array, given: Array, out: Encoded, part: Part) -> None:
+        """See `Codec.compress`."""
+        self._compress(self.level, kind, _at(left), _at(given), _at(out), *part)
+
+    def follow(self, kind: Kind, own: Array, value: Array, out: Encoded, part: Part) -> None:
+        """See `Codec.follow`."""
+        self._follow(self.level, kind, _at(own), _at(value), _at(out), *part)
+
+    def add(self, kind: Kind, out: Array, encoded: Encoded, part: Part) -> None:
+        """See `Codec.add`."""
+        self._add(self.level, kind, _at(out), _at(encoded), *part)
+
+    def average(self, kind: Kind, out: Array, pushes: Sequence[Encoded], part: Part) -> None:
+        """See `Codec.average`."""
+        addresses = (ctypes.c_void_p * len(pushes))(*map(_at, pushes))
+        self._average(self.level, kind, _at(out), addresses, len(pushes), *part)
+
+
+def _function(function: Any, pointers: int, others: list[Any]) -> Any:
+    function.restype = None
+    function.argtypes = [ctypes.c_int] * 2 + [ctypes.c_void_p] * pointers + others
+    return function
+
+
+def _at(array: NDArray[Any]) -> int:
+    return array.ctypes.data
+
+
+def fits(out: NDArray[Any], *others: NDArray[Any]) -> bool:
+    """Return whether the compiled code can work on these arrays: without gaps, aligned."""
+    return out.flags.carray and all(a.flags.c_contiguous and a.flags.aligned for a in others)
+
+
+def load(level: Level | None = None) -> Library | None:
+    """Return the compiled code.
+
+    Args:
+        level: the instructions to use, if the processor has them; None: the highest.
+
+    Returns:
+        None where it was not compiled, or from another text than `codecs.c` has.
+    """
+    try:
+        code = ctypes.CDLL(str(LIBRARY_FILE))
+    except OSError:
+        return None
+    own = ctypes.c_char_p.in_dll(code, "codecs_source").value
+    if SOURCE.exists() and (own or b"").decode() != digest(SOURCE.read_bytes()):
+        return None
+    highest = Level(code.codecs_level())
+    return Library(code, highest if level is None else min(level, highest))
+
+
+LIBRARY = load()
+"""The compiled code of this process; None: codecs compute with torch."""
