@@ -11,6 +11,7 @@ import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING
 
 from poseidon.cluster.agent.delivery import deliver, sent_file
 from poseidon.cluster.agent.remote import RemoteAgent
@@ -23,21 +24,21 @@ from poseidon.cluster.dial.dialer import (
     opened,
 )
 from poseidon.cluster.dial.local import LocalDialer
-from poseidon.cluster.dial.ssh import SshDialer
 from poseidon.cluster.host_checks import HostCheck, check_hosts
 from poseidon.cluster.jobs.registry import JobRecord, record_fields
-from poseidon.cluster.jobs.remote_hosts import SshAsk
 from poseidon.cluster.machinefile import Host, is_loopback, read_machinefile
 from poseidon.cluster.parallel import for_each_host, format_problems
 from poseidon.cluster.process import Listener, ProcessSpec
 from poseidon.cluster.python_command import checkout
 from poseidon.cluster.remote_python import LauncherEnvironment
-from poseidon.cluster.ssh.config import SshSettings
 from poseidon.errors import JobError, JobInterrupted, UsageError
 from poseidon.launch.ray_hosts import ray_dialer, ray_hosts
 from poseidon.launch.request import JobRequest, LauncherKind
 from poseidon.launch.snapshots import SnapshotCopies, SnapshotSource, WrittenHere
 from poseidon.proto.shipped import portable
+
+if TYPE_CHECKING:
+    from poseidon.cluster.jobs.remote_hosts import SshAsk
 
 ANSWER_S = 10.0
 FileSet = Sequence[Path]
@@ -332,6 +333,10 @@ def site_of(request: JobRequest) -> Site:
             f"{request.hostfile}: client {local[0].id} is on {local[0].address}, which the other "
             "machines cannot reach; expected a name or an address of this machine on their network"
         )
+    # imports paramiko, a quarter of the launcher's start, which a job on this machine does not need
+    from poseidon.cluster.dial.ssh import SshDialer
+    from poseidon.cluster.ssh.config import SshSettings
+
     return Site(hosts, SshDialer(SshSettings(config=request.ssh_config), launcher_environment()))
 
 
@@ -361,4 +366,8 @@ def ask_over_ssh(config: str | None) -> SshAsk:
     Args:
         config: the file of --ssh_config.
     """
+    # imports paramiko, as above
+    from poseidon.cluster.jobs.remote_hosts import SshAsk
+    from poseidon.cluster.ssh.config import SshSettings
+
     return SshAsk(SshSettings.from_flag(config), launcher_environment())
