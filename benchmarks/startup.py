@@ -8,14 +8,15 @@
 The same small torch script is started by `torchrun --nproc_per_node=2`, where DDP over gloo joins
 the workers, and by `poseidon run`: with two workers of one client, and with two clients of one
 worker and one shard each, both on this machine. `--hostfile` adds a job on the hosts of a
-machinefile, whose clocks must agree. `--solver` adds `poseidon train` of a solver.
+machinefile, whose clocks must agree, with the flags of `--run_flags`. `--solver` adds `poseidon
+train` of a solver.
 
 How to read it: medians over rounds by turns, seconds. `processes` is the time from the command to
 the start of rank 0's process: the launcher's imports and checks. `imports` ends at the script's
 first line, `script` where its torch is imported and its net made, `join` where the workers are
 connected, and `step` with the first step. `first step` is their sum, with the range of the rounds,
 and `ratio` divides it by torchrun's. `CPU` is the processor time of all processes on this machine
-to the end of the job, which a busy machine changes less. Compiled files of Python are written
+to the end of the job, its last test included, which a busy machine changes less. Compiled files of Python are written
 before the first round counts. `poseidon train` is timed to its first iteration, by its log.
 """
 
@@ -25,6 +26,7 @@ import argparse
 import itertools
 import json
 import os
+import shlex
 import statistics
 import subprocess
 import sys
@@ -48,7 +50,10 @@ TRAIN_PHASES = ("processes", "step")
 SCRIPT = """
 import json, os, sys, time
 moments = [time.time()]
-import psutil, torch
+ticks = int(open("/proc/self/stat").read().rsplit(")", 1)[1].split()[19])
+age_s = time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")
+moments = [moments[0] - age_s, *moments]
+import torch
 model = torch.nn.Sequential(torch.nn.Linear(64, 128), torch.nn.Tanh(), torch.nn.Linear(128, 2))
 x, y = torch.randn(16, 64), torch.randn(16, 2)
 moments.append(time.time())
@@ -58,7 +63,7 @@ moments.append(time.time())
 model.zero_grad()
 torch.nn.functional.mse_loss(model(x), y).backward()
 group.step()
-moments = [psutil.Process().create_time(), *moments, time.time()]
+moments.append(time.time())
 if rank == 0:
     print("moments", json.dumps(moments), flush=True)
 %s
@@ -182,7 +187,8 @@ def cases_of(folder: Path, flags: argparse.Namespace) -> list[Case]:
     ]
     if flags.hostfile:
         name = f"run, {flags.hostfile.name}"
-        found.append(Case(name=name, argv=(*run, f"--hostfile={flags.hostfile}", "ours.py")))
+        there = (f"--hostfile={flags.hostfile}", *shlex.split(flags.run_flags))
+        found.append(Case(name=name, argv=(*run, *there, "ours.py")))
     if flags.solver:
         train = (*poseidon, "train", f"--solver={flags.solver}", "--hostfile=two", "--max_iter=2")
         quiet = ("--test_interval=1000000", "--set", "test_initialization=false", "--display=1")
@@ -219,6 +225,9 @@ def main(arguments: list[str] | None = None) -> int:
     )
     parser.add_argument("--rounds", type=int, default=5, help="of each job (5)")
     parser.add_argument("--hostfile", type=Path, help="a machinefile of two hosts")
+    parser.add_argument(
+        "--run_flags", default="", help="flags of the job on these hosts, such as --launcher=ssh"
+    )
     parser.add_argument("--solver", type=Path, help="a solver whose data is ready")
     flags = parser.parse_args(arguments)
     for name in ("hostfile", "solver"):
