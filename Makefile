@@ -10,7 +10,7 @@ COMPILED = poseidon ps_server $(foreach name,torch numpy zmq google,$(VENV)/lib/
 
 setup: $(STAMP)
 
-$(STAMP): setup.py constraints.txt ps_server/native/codecs.c
+$(STAMP): setup.py constraints.txt $(wildcard ps_server/native/*.[ch])
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and "Poseidon needs Python 3.10 or newer, and $(PYTHON) is %d.%d; expected, for example: make setup PYTHON=python3.11" % sys.version_info[:2])'
 	$(VENV)/bin/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv $(VENV)
 	@echo "Poseidon, torch and the tools of development ($(EXTRA)) are installed into $(VENV): about 2 GB, several minutes"

@@ -1,5 +1,6 @@
-"""Compiled code for the codecs (`ps_server.protocol.codecs`): a pass over memory where torch takes
-six, and the same bits.
+"""Compiled code for the codecs (`ps_server.protocol.codecs`) and for PowerSGD
+(`poseidon.exchange.lossy.low_rank_matrix`): a pass over memory where torch takes six, and the same
+bits.
 
 Why C, called by ctypes: no kernel of torch has these formats with their rounding and their order of
 sums. numba does as well, and adds 190 MB and 0.5 s to each start. A small file of C needs a compiler
@@ -8,7 +9,7 @@ every version; calls release the GIL; `compile.py` leaves it out where there is 
 
 Laws:
 
-* `codecs.c` is checked: a library that was made of another text is not used.
+* The sources are checked: a library that was made of other texts is not used.
 * Callers pass arrays that `fits` accepts, and encoded bytes that `Codec.check` accepts.
 """
 
@@ -23,7 +24,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ps_server.native.compile import SOURCE, digest
+from ps_server.native.compile import SOURCES, digest
 
 LIBRARY_FILE = Path(__file__).with_name("codecs.so")
 
@@ -84,6 +85,21 @@ class Library:
         self._follow = _function(code.codecs_follow, 3, part)
         self._add = _function(code.codecs_add, 2, part)
         self._average = _function(code.codecs_average, 2, [ctypes.c_size_t, *part])
+        self._orthonormal = code.low_rank_orthonormal
+        self._orthonormal.restype = None
+        self._orthonormal.argtypes = [
+            ctypes.c_int,
+            *[ctypes.c_void_p] * 3,
+            *[ctypes.c_size_t] * 2,
+            ctypes.c_double,
+        ]
+        self._product = code.low_rank_product
+        self._product.restype = None
+        self._product.argtypes = [
+            ctypes.c_int,
+            *[ctypes.c_void_p] * 4,
+            *[ctypes.c_size_t] * 3,
+        ]
 
     def compress(self, kind: Kind, left: Array, given: Array, out: Encoded, part: Part) -> None:
         """See `Codec.compress`."""
@@ -101,6 +117,20 @@ class Library:
         """See `Codec.average`."""
         addresses = (ctypes.c_void_p * len(pushes))(*map(_at, pushes))
         self._average(self.level, kind, _at(out), addresses, len(pushes), *part)
+
+    def orthonormal(self, p: Array, out: Array, dependent: float) -> None:
+        """Write orthonormal columns that span the rows of `p`, r x n, to `out`, n x r.
+
+        A column of which no more than the part `dependent` is left is written as zeros.
+        """
+        r, n = p.shape
+        scratch = np.empty((r + 1, n), np.float64)
+        self._orthonormal(self.level, _at(p), _at(out), _at(scratch), r, n, dependent)
+
+    def product(self, b: Array, q: Array, left: Array, out: Array) -> None:
+        """Write `b` times `q` to `out`, and subtract it from `left`: n x r, r x m, n x m."""
+        (n, r), m = b.shape, q.shape[1]
+        self._product(self.level, _at(b), _at(q), _at(left), _at(out), n, m, r)
 
 
 def _function(function: Any, pointers: int, others: list[Any]) -> Any:
@@ -132,7 +162,7 @@ def load(level: Level | None = None) -> Library | None:
     except OSError:
         return None
     own = ctypes.c_char_p.in_dll(code, "codecs_source").value
-    if SOURCE.exists() and (own or b"").decode() != digest(SOURCE.read_bytes()):
+    if SOURCES and (own or b"").decode() != digest(SOURCES):
         return None
     highest = Level(code.codecs_level())
     return Library(code, highest if level is None else min(level, highest))

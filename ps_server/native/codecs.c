@@ -12,12 +12,11 @@
 #include <stdint.h>
 #include <string.h>
 
+#include "levels.h"
+
 #if __BYTE_ORDER__ != __ORDER_LITTLE_ENDIAN__ || __FLT_EVAL_METHOD__ != 0
 #error "codes are little endian, and floats are computed as floats"
 #endif
-
-#define INLINE static inline __attribute__((always_inline))
-#define EXPORT __attribute__((visibility("default")))
 
 enum { BLOCK = 256, SMALL_BLOCK = 64, SEGMENT = 16384 };
 enum { BINS = 256, SAMPLED = 32 };
@@ -506,14 +505,7 @@ INLINE void average_part(enum kind kind, float *out, const uint8_t *const *pushe
         const struct part *part)                                                                  \
     { CASES(AVERAGE) }
 
-LEVEL(plain, )
-#if defined(__x86_64__)
-LEVEL(avx2, __attribute__((target("avx2,bmi,bmi2"))))
-LEVEL(avx512, __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,bmi,bmi2,prefer-vector-width=512"))))
-#define PICK(call) (level == 2 ? call##_avx512 : level == 1 ? call##_avx2 : call##_plain)
-#else
-#define PICK(call) call##_plain
-#endif
+LEVELS(LEVEL)
 
 /* The highest level of this processor: 0 is what every one has, 1 AVX2, 2 AVX-512. */
 EXPORT int codecs_level(void) {

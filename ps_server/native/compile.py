@@ -9,9 +9,10 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
-SOURCE = Path(__file__).with_name("codecs.c")
+SOURCES = tuple(sorted(Path(__file__).parent.glob("*.[ch]")))
 FLAGS = (
     *("-std=c11", "-O3", "-Wall", "-Wextra", "-shared", "-fPIC", "-fvisibility=hidden"),
     # Vectors without a change of bits: never -ffast-math, no contraction to fused operations.
@@ -19,9 +20,9 @@ FLAGS = (
 )
 
 
-def digest(source: bytes) -> str:
-    """Return what a library says of the text that it was made of."""
-    return hashlib.sha256(source).hexdigest()[:16]
+def digest(sources: Sequence[Path]) -> str:
+    """Return what a library says of the files that it was made of."""
+    return hashlib.sha256(b"".join(source.read_bytes() for source in sources)).hexdigest()[:16]
 
 
 def compile_codecs(folder: Path) -> bool:
@@ -34,11 +35,12 @@ def compile_codecs(folder: Path) -> bool:
     unfinished = folder / f"codecs.{os.getpid()}.partial"
     library.unlink(missing_ok=True)
     found = os.environ.get("CC") or next(filter(shutil.which, ("cc", "gcc", "clang")), "")
-    words = [*found.split(), *FLAGS, f'-DSOURCE="{digest(SOURCE.read_bytes())}"']
+    words = [*found.split(), *FLAGS, f'-DSOURCE="{digest(SOURCES)}"']
+    words += [str(source) for source in SOURCES if source.suffix == ".c"]
     reason = "no C compiler was found (cc, gcc or clang)"
     if found:
         try:
-            subprocess.run([*words, str(SOURCE), "-o", str(unfinished)], check=True)
+            subprocess.run([*words, "-o", str(unfinished)], check=True)
             unfinished.replace(library)
             return True
         except (OSError, subprocess.CalledProcessError) as error:
@@ -54,4 +56,4 @@ def compile_codecs(folder: Path) -> bool:
 
 
 if __name__ == "__main__":
-    sys.exit(not compile_codecs(SOURCE.parent))
+    sys.exit(not compile_codecs(Path(__file__).parent))

@@ -212,8 +212,8 @@ def test_a_library_of_another_text_is_not_used(
 ) -> None:
     needs.require("native")
     changed = tmp_path / "codecs.c"
-    changed.write_bytes(native.SOURCE.read_bytes() + b"\n")
-    monkeypatch.setattr(native, "SOURCE", changed)
+    changed.write_bytes(native.SOURCES[0].read_bytes() + b"\n")
+    monkeypatch.setattr(native, "SOURCES", [changed, *native.SOURCES[1:]])
     assert native.load() is None  # of another text
     monkeypatch.setattr(native, "LIBRARY_FILE", tmp_path / "codecs.so")
     assert native.load() is None

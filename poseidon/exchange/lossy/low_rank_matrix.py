@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from poseidon.exchange.base import Array, History, Trained
-from ps_server import CodecSpec, Rule, RuleKind
+from ps_server import CodecSpec, Rule, RuleKind, native
 from ps_server.protocol.codecs import codec_of
 from ps_server.rules import history_count, update
 
@@ -184,7 +184,7 @@ class LowRankMatrix:
 
         The shards multiply its mean by `scale`.
         """
-        self._basis.copy_(torch.from_numpy(orthonormal(self._p.t().cpu().numpy())))
+        self._basis.copy_(torch.from_numpy(orthonormal(self._p.cpu().numpy())))
         own = self._basis.t() @ self.held_back
         return own if scale == 1.0 else own.div_(scale)
 
@@ -192,37 +192,62 @@ class LowRankMatrix:
         """Apply the rule to the mean gradient, once the mean of Q or G has come."""
         self.is_due = False
         n, m = self.value.shape
+        if self._rule.kind is RuleKind.MEAN:
+            self._mean(slice(0, n), self.value)
+            self._start_empty_columns_again()
+            return
         step = max(1, TILE_ELEMENTS // m)
         histories = [history.view(n, m) for history in self.history]
+        tile = torch.empty(min(step, n), m, dtype=self.value.dtype, device=self.value.device)
         for start in range(0, n, step):
             rows = slice(start, start + step)
-            product = self._mean(rows)
+            mean = tile[: min(step, n - start)]
+            self._mean(rows, mean)
             history = [part[rows].reshape(-1) for part in histories]
             value = self.value[rows].reshape(-1)
-            update(
-                self._rule, product.view(-1), history, value, rate=self._rate, step=self._iteration
-            )
+            update(self._rule, mean.view(-1), history, value, rate=self._rate, step=self._iteration)
+        self._start_empty_columns_again()
+
+    def _start_empty_columns_again(self) -> None:
         empty = (self._q == 0).all(dim=1, keepdim=True)
         self._q.copy_(torch.where(empty, self.first_q, self._q))
 
-    def _mean(self, rows: slice) -> Tensor:
-        """Return rows of the mean gradient, and take them from what is held back."""
+    def _mean(self, rows: slice, out: Tensor) -> None:
+        """Write rows of the mean gradient to `out`, and take them from what is held back."""
         if self.is_exact and self._exact is not None:
-            return self._exact[rows].clone()
-        product = self._basis[rows, :1] * self._q[0]
-        for column in range(1, len(self._q)):
-            product.add_(self._basis[rows, column : column + 1] * self._q[column])
-        self.held_back[rows].sub_(product)
-        return product
+            out.copy_(self._exact[rows])
+        else:
+            subtracted_product(self._basis[rows], self._q, self.held_back[rows], out)
+
+
+def subtracted_product(basis: Tensor, q: Tensor, left: Tensor, out: Tensor) -> None:
+    """Write the product of `basis`, n x r, and `q`, r x m, to `out`, and subtract it from `left`.
+
+    All processors compute the same bits: no operations are fused.
+    """
+    compiled = native.LIBRARY
+    if compiled is not None and out.device.type == "cpu":
+        compiled.product(basis.numpy(), q.numpy(), left.numpy(), out.numpy())
+        return
+    torch.mul(basis[:, :1], q[0], out=out)
+    for column in range(1, len(q)):
+        out.add_(basis[:, column : column + 1] * q[column])
+    left.sub_(out)
 
 
 def orthonormal(p: Array) -> Array:
-    """Return orthonormal columns that span those of an n x r matrix (Gram-Schmidt);
-    zeros for columns that depend on others.
+    """Return n x r orthonormal columns that span the rows of an r x n matrix (Gram-Schmidt); zeros
+    for columns that depend on others.
 
     All processors compute the same bits: sums are of float64, in a fixed order.
     """
-    columns = p.T.astype(np.float64)
+    compiled = native.LIBRARY
+    if compiled is not None:
+        p = np.ascontiguousarray(p)
+        found = np.empty(p.shape[::-1], np.float32)
+        compiled.orthonormal(p, found, DEPENDENT)
+        return found
+    columns = p.astype(np.float64)
     for number, column in enumerate(columns):
         before = _norm(column)
         for _ in range(2):  # once more for what rounding has left (Björck, BIT 1967)
