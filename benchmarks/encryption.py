@@ -17,6 +17,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import multiprocessing
+import os
 import statistics
 import sys
 import time
@@ -26,8 +27,6 @@ from enum import Enum
 from multiprocessing.connection import Connection
 from pathlib import Path
 
-import zmq
-
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))  # a checkout works without being installed
 
@@ -35,6 +34,9 @@ from poseidon.cli.checkout import use_environment
 
 use_environment()
 
+import zmq
+
+from poseidon.launch.processes import child_environment
 from ps_server.keys import JobKeys
 from ps_server.transport.base import Frames
 from ps_server.transport.zmq_sockets import (
@@ -292,6 +294,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--sizes", type=_sizes, default=list(SIZES), help="bytes, parted by commas")
     parser.add_argument("--rounds", type=int, default=7, help="of each kind, by turns (7)")
     flags = parser.parse_args(arguments)
+    if "MALLOC_TRIM_THRESHOLD_" not in os.environ:  # both ends as in a job; glibc reads it once
+        environment = {**os.environ, **child_environment(threads=1)}
+        os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], environment)
     print(table(compare(flags.sizes, max(1, flags.rounds))))
     return 0
 

@@ -3,6 +3,7 @@
 ServerError
 ├── LocalProtocolError    the caller broke the contract of this API: mend the calling code
 ├── RemoteProtocolError   the other side sent something that is not legal: it is dropped and counted
+│   └── PacketsMissing    somebody has taken out what the other side has sealed
 ├── SpecError             a table or store description is out of range, or differs between workers
 ├── TransportError        an address cannot be bound or reached
 ├── PeerLost              a shard or worker has gone: stop, and restart from a snapshot
@@ -23,6 +24,10 @@ class LocalProtocolError(ServerError):
 
 class RemoteProtocolError(ServerError):
     """The other side sent something that is not legal; its state and ours are unchanged."""
+
+
+class PacketsMissing(RemoteProtocolError):
+    """The other side has sealed packets that did not come: somebody has taken them out."""
 
 
 class SpecError(ServerError, ValueError):

@@ -17,6 +17,7 @@ OLDEST = (3, 10)
 """The oldest Python that runs Poseidon, as in setup.py."""
 PACKAGES = (
     "torch", "numpy", "zmq", "msgpack", "google", "lmdb", "cv2", "h5py", "matplotlib", "pydot", "paramiko", "psutil", "tqdm",
+    "cryptography",
 )  # fmt: skip
 """What setup.py requires, by the names that are imported."""
 

@@ -16,11 +16,11 @@ from pathlib import Path
 
 from zmq.utils import z85
 
-from ps_server.errors import RemoteProtocolError
+from ps_server.errors import PacketsMissing, RemoteProtocolError
 from ps_server.keys import Keyring
 from ps_server.transport.base import Buffer
 from ps_server.transport.handshake import KEY_BYTES, Agreement, Initiator, respond
-from ps_server.transport.sealing import Opener, PacketsMissing, Sealer, Suite, choose, offer
+from ps_server.transport.sealing import Opener, Sealer, Suite, choose, offer
 
 _CPU_INFO = Path("/proc/cpuinfo")
 

@@ -11,7 +11,8 @@ A packet is a sequence of parts:
     number      8 bytes, in clear
     large part  each frame of `LARGE_BYTES` or more, sealed by itself
     ...
-    lead        the lengths of all frames, and all smaller frames one after the other, sealed
+    lead        the lengths of all frames, then all smaller frames, each at the next multiple of
+                `ALIGNMENT`, sealed
 
 The nonce of a part is its place in the packet (lead 0, large parts from 1 on) and the packet's
 number; packet number and number of parts are associated data. A key seals at most `REKEY_BYTES` and
@@ -27,11 +28,13 @@ from enum import Enum
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM, ChaCha20Poly1305
 
-from ps_server.errors import RemoteProtocolError
+from ps_server.errors import PacketsMissing, RemoteProtocolError
 from ps_server.transport.base import Buffer, Frames
 
-LARGE_BYTES = 32 * 1024
+LARGE_BYTES = 64 * 1024
 """A smaller frame is copied into the lead: that costs less than a part of its own."""
+ALIGNMENT = 8
+"""Of frames in the lead: arrays begin at whole elements."""
 TAG_BYTES = 16
 REKEY_BYTES = 2**36
 """64 GiB, 2^32 blocks of AES. TLS 1.3 allows AES-GCM 2^34.5 blocks a key, so that an attacker's
@@ -72,10 +75,6 @@ def choose(offered: bytes, *, has_aes: bool) -> Suite:
     """Return the suite to use with an end that offers these."""
     own = offer(has_aes=has_aes)
     return next((Suite(value) for value in own if value in offered), Suite.CHACHA20_POLY1305)
-
-
-class PacketsMissing(RemoteProtocolError):
-    """The other end has sealed packets that did not come: somebody has taken them out."""
 
 
 class _Direction:
@@ -198,12 +197,12 @@ def _lead(frames: Sequence[memoryview], take: Callable[[int], memoryview]) -> me
     """Return a lead that is not sealed yet, with room for its tag."""
     layout = struct.pack(f"<I{len(frames)}I", len(frames), *(frame.nbytes for frame in frames))
     small = [frame for frame in frames if frame.nbytes < LARGE_BYTES]
-    lead = take(len(layout) + sum(frame.nbytes for frame in small) + TAG_BYTES)
-    end = len(layout)
-    lead[:end] = layout
+    end = _aligned(len(layout))
+    lead = take(end + sum(_aligned(frame.nbytes) for frame in small) + TAG_BYTES)
+    lead[: len(layout)] = layout
     for frame in small:
-        begin, end = end, end + frame.nbytes
-        lead[begin:end] = frame
+        lead[end : end + frame.nbytes] = frame
+        end += _aligned(frame.nbytes)
     return lead
 
 
@@ -212,11 +211,15 @@ def _frames(lead: memoryview, large: Sequence[memoryview]) -> list[Buffer]:
     (count,) = _COUNT.unpack_from(lead)
     lengths = struct.unpack_from(f"<{count}I", lead, _COUNT.size)
     frames: list[Buffer] = []
-    end, whole = _COUNT.size * (count + 1), iter(large)
+    end, whole = _aligned(_COUNT.size * (count + 1)), iter(large)
     for length in lengths:
         if length >= LARGE_BYTES:
             frames.append(next(whole))
         else:
-            begin, end = end, end + length
-            frames.append(lead[begin:end])
+            frames.append(lead[end : end + length])
+            end += _aligned(length)
     return frames
+
+
+def _aligned(size: int) -> int:
+    return -(-size // ALIGNMENT) * ALIGNMENT

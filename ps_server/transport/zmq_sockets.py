@@ -24,20 +24,21 @@ import resource
 import time
 from collections import deque
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import zmq
 
-from ps_server.errors import PeerLost, RemoteProtocolError, TransportError
+from ps_server.errors import PacketsMissing, PeerLost, RemoteProtocolError, TransportError
 from ps_server.keys import Keyring
 from ps_server.transport.authenticator import USER, Authenticator, introduce
 from ps_server.transport.base import MAX_BATCH, Buffer, Frames
 from ps_server.transport.listening import Listening
 from ps_server.transport.losses import LossWatch, keep_alive
 from ps_server.transport.retries import Retries
-from ps_server.transport.sealed_ends import ConnectingEnd, ListeningEnd
-from ps_server.transport.sealing import PacketsMissing, Sealer
-from ps_server.transport.sent_memory import SentMemory
+from ps_server.transport.sealed_sending import SentMemory, send_sealed
+
+if TYPE_CHECKING:
+    from ps_server.transport.sealed_ends import ConnectingEnd, ListeningEnd
 
 MAX_FRAME_BYTES = 2**31
 """Longest frame that is accepted; a peer that sends more is disconnected before memory is taken."""
@@ -56,8 +57,6 @@ CHECK_S = 0.25
 whether peers try to connect that are no longer admitted. To wait for all of them in every turn
 would cost more than the turn.
 """
-COPIED_BYTES = 64 * 1024
-"""A sealed part that is smaller is copied, which costs less than to wait until it was sent."""
 _NOBLOCK = int(zmq.NOBLOCK)
 _MORE = int(zmq.NOBLOCK) | int(zmq.SNDMORE)
 _EVENTS = int(zmq.EVENTS)
@@ -131,7 +130,7 @@ class ZmqServerTransport:
         self._socket.setsockopt(
             zmq.ROUTER_MANDATORY, 1
         )  # a message to a full peer is an error, not dropped
-        self._sealed = ListeningEnd(keys) if keys else None
+        self._sealed = _listening_end(keys) if keys else None
         self._memory = SentMemory()
         self._dropped = 0
         self._authenticator = Authenticator(
@@ -260,7 +259,7 @@ class ZmqServerTransport:
         try:
             if sealer:
                 self._socket.send(peer, _MORE)
-                _send_sealed(self._socket, sealer, frames, self._memory)
+                send_sealed(self._socket, sealer, frames, self._memory)
             elif not self._sealed:
                 _send(self._socket, [peer, *frames])
         except zmq.Again:
@@ -318,9 +317,7 @@ class ZmqClientTransport:
         self._addresses = tuple(addresses)
         self._losses = LossWatch(self._sockets)
         self._memory = SentMemory()
-        self._sealed = (
-            [ConnectingEnd(keys, shard) for shard in range(len(addresses))] if keys else []
-        )
+        self._sealed = _connecting_ends(keys, len(addresses)) if keys else []
         self._check_at_s = 0.0
         for shard, (socket, address) in enumerate(zip(self._sockets, addresses, strict=True)):
             try:
@@ -430,7 +427,7 @@ class ZmqClientTransport:
         sealer = self._sealed[shard].sealer if self._sealed else None
         try:
             if sealer:
-                tracker = _send_sealed(
+                tracker = send_sealed(
                     self._sockets[shard], sealer, frames, self._memory, tracked=self._tracked
                 )
                 if tracker:
@@ -489,50 +486,23 @@ def _send(socket: zmq.Socket[bytes], frames: Sequence[Buffer | zmq.Frame]) -> No
     socket.send(frames[-1], _NOBLOCK, copy=False)
 
 
-def _send_sealed(
-    socket: zmq.Socket[bytes],
-    sealer: Sealer,
-    frames: Frames,
-    memory: SentMemory,
-    *,
-    tracked: bool = False,
-) -> zmq.MessageTracker | None:
-    """Send a sealed packet; returns what tells when its last part has left, where `tracked`.
-
-    Raises:
-        Again: too many messages wait; nothing was sealed.
-    """
-    socket.send(sealer.number, _MORE)  # ZeroMQ takes all parts of a message, or not the first
-    *large, lead = sealer.seal(frames, memory.take)
-    for part in large:
-        _send_part(socket, part, _MORE, memory)
-    return _send_part(socket, lead, _NOBLOCK, memory, tracked=tracked)
-
-
-def _send_part(
-    socket: zmq.Socket[bytes],
-    part: memoryview,
-    flags: int,
-    memory: SentMemory,
-    *,
-    tracked: bool = False,
-) -> zmq.MessageTracker | None:
-    if part.nbytes < COPIED_BYTES and not tracked:
-        socket.send(part, flags, copy=True)
-        memory.give_back(part, None)
-        return None
-    frame = zmq.Frame(part, track=True, copy=False)
-    socket.send(frame, flags, copy=False)
-    tracker: zmq.MessageTracker = frame.tracker
-    memory.give_back(part, tracker)
-    return tracker
-
-
 def _receive(socket: zmq.Socket[bytes]) -> list[zmq.Frame]:
     frames = [socket.recv(_NOBLOCK, copy=False)]
     while frames[-1].more:
         frames.append(socket.recv(_NOBLOCK, copy=False))
     return frames
+
+
+def _listening_end(keys: Keyring) -> ListeningEnd:
+    from ps_server.transport.sealed_ends import ListeningEnd  # in clear nothing needs cryptography
+
+    return ListeningEnd(keys)
+
+
+def _connecting_ends(keys: Keyring, shards: int) -> Sequence[ConnectingEnd]:
+    from ps_server.transport.sealed_ends import ConnectingEnd
+
+    return [ConnectingEnd(keys, shard) for shard in range(shards)]
 
 
 def _reason(error: zmq.ZMQError) -> str:

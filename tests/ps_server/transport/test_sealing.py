@@ -6,13 +6,12 @@ from collections.abc import Callable
 
 import pytest
 
-from ps_server.errors import RemoteProtocolError
+from ps_server.errors import PacketsMissing, RemoteProtocolError
 from ps_server.transport.base import Frames
 from ps_server.transport.sealing import (
     LARGE_BYTES,
     MOST_FRAMES,
     Opener,
-    PacketsMissing,
     Sealer,
     Suite,
     choose,
