@@ -1,8 +1,9 @@
 """The contract of a transport: frames in, frames out, between one server and its clients.
 
 Laws: frames from one peer to another arrive in the order they were sent, or not at all. `send`
-never blocks: where a few messages wait for the peer already it takes nothing and returns False, and
-the next `receive` returns, empty if need be, about as soon as it is worth trying again. So messages
+never blocks: where a few messages wait for the peer already, or a client has not agreed on keys
+with the shard yet, it takes nothing and returns False, and the next `receive` returns, empty if
+need be, about as soon as it is worth trying again. So messages
 that wait longer wait with the sender, which may reorder them. Only one thread uses a transport,
 save `wake`, which any thread may call. A sent buffer must not be written to until the protocol
 above knows that it has arrived.
