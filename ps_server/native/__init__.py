@@ -3,9 +3,10 @@
 bits.
 
 Why C, called by ctypes: no kernel of torch has these formats with their rounding and their order of
-sums. numba does as well, and adds 190 MB and 0.5 s to each start. A small file of C needs a compiler
-where the package is built, and nothing where it runs: no headers of Python, so that one library fits
-every version; calls release the GIL; `compile.py` leaves it out where there is no compiler.
+sums. numba could, and adds 208 MB to an installation and a second to each start. A small file of C
+needs a compiler where the package is built, and nothing where it runs: no headers of Python, so
+that one library fits every version; calls release the GIL; `compile.py` leaves it out where there
+is no compiler.
 
 Laws:
 

@@ -156,9 +156,16 @@ INLINE void decode(
     if (kind == SIGN) sign_decode(x, n, scales, codes);
 }
 
+/* Ask for a later block while this one is computed: the processor does so too late by itself. */
+INLINE void ahead(const float *x, size_t n) {
+    for (size_t i = 0; i < n; i += 16) __builtin_prefetch(x + 2 * BLOCK + i);
+}
+
 INLINE void compress_block(enum kind kind, float *left, const float *given, size_t n,
                            uint8_t *scales, uint8_t *codes) {
     float sent[BLOCK];
+    ahead(left, n);
+    ahead(given, n);
     for (size_t i = 0; i < n; i++) left[i] += given[i];
     encode(kind, left, n, scales, codes);
     decode(kind, sent, n, scales, codes);
@@ -168,6 +175,8 @@ INLINE void compress_block(enum kind kind, float *left, const float *given, size
 INLINE void follow_block(enum kind kind, float *own, const float *value, size_t n,
                          uint8_t *scales, uint8_t *codes) {
     float change[BLOCK];
+    ahead(own, n);
+    ahead(value, n);
     for (size_t i = 0; i < n; i++) change[i] = value[i] - own[i];
     encode(kind, change, n, scales, codes);
     decode(kind, change, n, scales, codes);
@@ -177,6 +186,7 @@ INLINE void follow_block(enum kind kind, float *own, const float *value, size_t 
 INLINE void add_block(enum kind kind, float *out, size_t n, const uint8_t *scales,
                       const uint8_t *codes) {
     float more[BLOCK];
+    ahead(out, n);
     decode(kind, more, n, scales, codes);
     for (size_t i = 0; i < n; i++) out[i] += more[i];
 }
@@ -313,7 +323,9 @@ INLINE void largest(const float *x, size_t n, size_t sent, uint16_t *positions) 
     size_t taken = 0, ties = sent - larger;
     if (ties < equal)
         for (size_t i = 0; i < found; i++) {
-            if (magnitudes[i] == smallest && ties-- == 0) { magnitudes[i] = 0; ties = 0; }
+            if (magnitudes[i] != smallest) continue;
+            if (ties > 0) ties--;
+            else magnitudes[i] = 0;
         }
     for (size_t i = 0; i < found; i++) {
         positions[taken] = candidates[i];
@@ -362,7 +374,7 @@ INLINE void positions_of(enum kind kind, const struct part *part, struct segment
     else memcpy(positions, codes + 2 * s.before, 2 * s.sent);
 }
 
-/* Write what is sent of a segment; return nothing else: the values are x at the positions. */
+/* Write what is sent of a segment: the positions, and x at these. */
 INLINE void send_segment(enum kind kind, const struct part *part, struct segment s,
                          const float *x, uint8_t *codes, uint16_t *positions) {
     if (kind == RANDOMK) drawn(part, s, positions);
