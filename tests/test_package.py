@@ -193,6 +193,16 @@ def test_the_wheel_has_what_the_checkout_has(installed: Path, repository: Path) 
     assert not (site / "tests").exists()
 
 
+@pytest.mark.needs("native")
+def test_the_wheel_has_compiled_codecs_for_every_python(installed: Path, tmp_path: Path) -> None:
+    (info,) = site_of(installed).glob("poseidon-*.dist-info")
+    wheel = Parser().parsestr((info / "WHEEL").read_text(encoding="utf-8"))
+    assert re.fullmatch(r"py3-none-linux_\w+", wheel["Tag"])
+    assert wheel["Root-Is-Purelib"] == "false"
+    said = run(tmp_path, installed / "bin" / "python", "-m", "ps_server.native")
+    assert said.startswith("the codecs are compiled")
+
+
 def test_help_and_version_import_nothing_heavy(installed: Path, tmp_path: Path) -> None:
     python = installed / "bin" / "python"
     assert re.fullmatch(

@@ -24,9 +24,9 @@ Laws:
   of what was sent and of what is held back is the sum of what was given, up to the rounding of
   float32 sums.
 * Bits follow from the numbers alone: no reduction depends on threads, alignment or vector width,
-  and of equal magnitudes the one with the lower position is sent. Compiled code (`ps_server.native`)
-  has the same bits as the code here, but for the payload of a NaN; it does in one pass over memory
-  what takes torch six.
+  and of equal magnitudes the one with the lower position is sent. Compiled code
+  (`ps_server.native`) has the same bits as the code here, but for the payload of a NaN; it does in
+  one pass over memory what takes torch six.
 * Encoded bytes are checked before they are used: a position outside its chunk is a
   `RemoteProtocolError`.
 * A number that is not finite arrives as one that is not finite: its block's scale is not finite,
@@ -110,7 +110,7 @@ class Codec(ABC):
         """
 
     def compress(self, left: Array, given: Array, out: Encoded, key: Key) -> None:
-        """Write `left` + `given` to `out` as well as the codec can, and leave the rest in `left`."""
+        """Write `left` + `given` to `out` as well as the codec can; leave the rest in `left`."""
         if self._library is not None and native.fits(left, given, out):
             self._library.compress(self.kind, left, given, out, self._part(left.size, key))
             return
@@ -119,7 +119,7 @@ class Codec(ABC):
         self._add(left, out, key, sign=-1)
 
     def follow(self, own: Array, value: Array, out: Encoded, key: Key) -> None:
-        """Write the change from `own` to `value` to `out` as well as the codec can, and apply it."""
+        """Write the change from `own` to `value` to `out` as well as the codec can; apply it."""
         if self._library is not None and native.fits(own, value, out):
             self._library.follow(self.kind, own, value, out, self._part(own.size, key))
             return
