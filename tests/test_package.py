@@ -184,7 +184,7 @@ def test_the_wheel_has_what_the_checkout_has(installed: Path, repository: Path) 
         path.relative_to(repository)
         for package in packages
         for path in (repository / package).rglob("*")
-        if path.is_file() and path.suffix not in (".c", ".md", ".pyc", ".so")
+        if path.is_file() and path.suffix not in (".c", ".h", ".md", ".pyc", ".so")
     }
     assert {path for path in own if not (site / path).is_file()} == set()
     assert all((site / package / "py.typed").is_file() for package in packages)
