@@ -219,8 +219,8 @@ def _build_allreduce(arguments: BuildArguments) -> Built:
 
 
 _BUILDERS: dict[ExchangeKind, Callable[[BuildArguments], Built]] = {
-    ExchangeKind.HYBRID: build_server,
     ExchangeKind.AUTO: build_server,
+    ExchangeKind.HYBRID: build_server,
     ExchangeKind.SERVER: build_server,
     ExchangeKind.FACTORS: build_server,
     ExchangeKind.ALLREDUCE: _build_allreduce,

@@ -46,7 +46,8 @@ INLINE void orthonormal(
 }
 
 INLINE void product_row(
-    const float *b, const float *q, float *left, float *out, size_t m, size_t r) {
+    const float *restrict b, const float *restrict q, float *restrict left, float *restrict out,
+    size_t m, size_t r) {
     for (size_t j = 0; j < m; j++) {
         float sum = b[0] * q[j];
         for (size_t k = 1; k < r; k++) sum += b[k] * q[k * m + j];

@@ -158,7 +158,7 @@ def test_an_added_option_is_checked_as_all_others() -> None:
     ("values", "message"),
     [
         ({"colour": 1}, "the exchange has no option colour"),
-        ({"kind": "pigeon"}, "--exchange is 'pigeon'; expected hybrid or auto or ps"),
+        ({"kind": "pigeon"}, "--exchange is 'pigeon'; expected auto or hybrid or ps"),
         ({"staleness": "1"}, "--table_staleness is '1'; expected int"),
         ({"rows": True}, "--num_rows_per_table is True; expected int"),
         ({"bandwidth_mbps": "fast"}, "--client_bandwidth_mbps is 'fast'; expected a number"),

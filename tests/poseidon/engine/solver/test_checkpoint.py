@@ -135,6 +135,7 @@ def test_a_resumed_job_of_auto_takes_the_plan_of_the_snapshot(
         tmp_path, batch=5, extra="snapshot: 6\nmax_iter: 12\nclip_gradients: 0.5", norm=True
     )
     rates = replace(FAST, allreduce_s=0.0, link_s_per_byte=0.0, product_s_per_flop=0.0)
+    monkeypatch.setattr(build, "is_worth_measuring", lambda tensors: True)
     monkeypatch.setattr(build, "measure", lambda *given: measure(*given) and rates)
     job = Job(workers=3, shards=2, kind=ExchangeKind.AUTO, options=NO_CHECK)
     schemes = run(solver, job).schemes
