@@ -1,4 +1,4 @@
-# make setup | cifar10 | test | check | docs | proto | clean
+# make setup | cifar10 | test | check | claims | docs | proto | clean
 PYTHON ?= python3
 VENV   := .venv
 EXTRA  ?= dev
@@ -6,7 +6,7 @@ STAMP  := $(VENV)/.installed-$(EXTRA)
 # What each process of a job imports: with PYTHONDONTWRITEBYTECODE, as in many containers, every start would compile it.
 COMPILED = poseidon ps_server $(foreach name,torch numpy zmq google,$(VENV)/lib/python*/site-packages/$(name))
 
-.PHONY: setup cifar10 test check docs proto clean
+.PHONY: setup cifar10 test check claims docs proto clean
 
 setup: $(STAMP)
 
@@ -28,6 +28,9 @@ test: setup
 
 check: setup
 	PATH="$(CURDIR)/$(VENV)/bin:$$PATH" scripts/check
+
+claims: setup
+	$(VENV)/bin/python benchmarks/claims.py
 
 docs: setup
 	PATH="$(CURDIR)/$(VENV)/bin:$$PATH" NO_MKDOCS_2_WARNING=1 python -m mkdocs build --strict --config-file website/mkdocs.yml

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import itertools
 import json
+import re
 import secrets
 import statistics
-import sys
 import tempfile
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -23,6 +23,7 @@ from benchmarks.testbed.errors import TestbedError
 from benchmarks.testbed.hooks import PLAIN_ITERATIONS, Hook
 from benchmarks.testbed.hosts import Host
 from benchmarks.testbed.processes import CpuTime, Processes
+from benchmarks.testbed.template import Template
 from benchmarks.testbed.worker_settings import (
     DdpSettings,
     PoseidonSettings,
@@ -50,6 +51,7 @@ class HostJob:
         training: the training.
         how: the system.
         limit_s: limit of the start and of a round.
+        template: forks the job's processes; None: they are started.
 
     Raises:
         TestbedError: on entering or in a round: too few hosts, or a process failed.
@@ -62,6 +64,7 @@ class HostJob:
         how: DdpSettings | PoseidonSettings,
         *,
         limit_s: float = LIMIT_S,
+        template: Template | None = None,
     ) -> None:
         servers = how.servers if isinstance(how, PoseidonSettings) else 0
         if len(hosts) <= servers:
@@ -76,6 +79,7 @@ class HostJob:
         self._training = training
         self._how = how
         self._limit_s = limit_s
+        self._template = template
         self._stack = ExitStack()
         self._losses: list[float] = []
         self._shards: list[str] = []
@@ -125,7 +129,9 @@ class HostJob:
     @property
     def plain_iterations(self) -> int:
         """Number of first iterations that differ from all later ones."""
-        return PLAIN_ITERATIONS if isinstance(self._how, DdpSettings) and self._how.hook else 0
+        if isinstance(self._how, PoseidonSettings):
+            return max(map(int, re.findall(r":start=(\d+)", self._how.compress)), default=0)
+        return PLAIN_ITERATIONS if self._how.hook else 0
 
     def __enter__(self) -> HostJob:
         with self._stack as stack:
@@ -133,7 +139,7 @@ class HostJob:
             settings = self._settings(folder)
             write_settings(settings, folder / "settings.json")
             self._workers = stack.enter_context(Workers(settings.control, len(self._working)))
-            self._processes = stack.enter_context(Processes(folder))
+            self._processes = stack.enter_context(Processes(folder, self._template))
             if settings.encrypted:
                 _write_keys(settings)
             self._start_shards(settings, folder)
@@ -219,7 +225,7 @@ class HostJob:
         secret.write_text(settings.token, encoding="utf-8")
         per_host = len(settings.shards) // len(self._serving)
         for index, listen in enumerate(settings.shards):
-            argv = [sys.executable, "-m", "ps_server", "--shard", str(index), "--listen", listen]
+            argv = ["--shard", str(index), "--listen", listen]
             argv += ["--workers", str(settings.workers), "--token-file", str(secret)]
             if settings.encrypted:
                 argv += ["--keys", str(settings.keys_file("shard", index))]
@@ -227,14 +233,16 @@ class HostJob:
                 argv += ["--trace", str(self._how.trace / f"trace_shard_{index}.json")]
             name = f"{self.name} shard {index}"
             self._shards.append(name)
-            self._processes.start(name, argv, host=self._serving[index // per_host])
+            host = self._serving[index // per_host]
+            self._processes.start_module(name, "ps_server.__main__", argv, host=host)
 
     def _start_workers(self, folder: Path) -> None:
         module = "ddp_worker" if isinstance(self._how, DdpSettings) else "poseidon_worker"
         for rank, host in enumerate(self._working):
-            argv = [sys.executable, "-m", f"benchmarks.testbed.{module}"]
-            argv += ["--settings", str(folder / "settings.json"), "--rank", str(rank)]
-            self._processes.start(f"{self.name} worker {rank}", argv, host=host)
+            argv = ["--settings", str(folder / "settings.json"), "--rank", str(rank)]
+            self._processes.start_module(
+                f"{self.name} worker {rank}", f"benchmarks.testbed.{module}", argv, host=host
+            )
 
 
 def _write_keys(settings: WorkerSettings) -> None:

@@ -16,7 +16,9 @@ from benchmarks.testbed.hosts import Hosts
 from benchmarks.testbed.jobs import HostJob
 from benchmarks.testbed.measurement import Effort, Measured, begin, measure
 from benchmarks.testbed.memory import check_memory, free_bytes, groups_that_fit, needed_bytes
+from benchmarks.testbed.processes import environment
 from benchmarks.testbed.tables import Table, megabytes, rate_text
+from benchmarks.testbed.template import Template
 from benchmarks.testbed.worker_settings import DdpSettings, PoseidonSettings, TrainingSettings
 
 How = DdpSettings | PoseidonSettings
@@ -42,10 +44,10 @@ LAST_LOSSES = 10
 """The iterations whose mean loss is told."""
 COMPUTED_READING = (
     "The net is computed, on one thread a host. 'one process' trains alone, without an exchange; "
-    "'compute' is its time "
-    "as a part of a job's, and 'bound s' has it too. 'loss' is the mean of the last "
-    f"{LAST_LOSSES} iterations that all jobs have made. "
+    "'compute' is its time as a part of a job's, and 'bound s' has it too. 'loss' is the mean of "
+    f"the last {LAST_LOSSES} iterations that all jobs have made. "
 )
+EMULATED_READING = "'compute' is the part of the time that is emulated compute. "
 READING = (
     "Ours come first, the slowest on top, then DDP's. 'iteration s' is the median over the rounds "
     "of the mean iteration; "
@@ -54,8 +56,7 @@ READING = (
     "communication hook rounds gradients, approximates them, or weights are exchanged every few "
     "iterations. 'times DDP' is "
     "how many times as fast as plain DDP's best a job is, 'times hook' how many times as fast as "
-    "the fastest hook. 'compute' "
-    "is the part of the time that is emulated compute. Codecs and hooks compute on this machine's "
+    "the fastest hook. Codecs and hooks compute on this machine's "
     "processors. 'bound s' is "
     "the greater of the compute time and the formula's bytes at the links' rate: no exchange that "
     "moves those bytes can be "
@@ -220,11 +221,15 @@ def _measure_group(
     training, workers = comparison.training, comparison.workers
     at_rate = bool(training.computed) or any(map(_measures_links, group))
     slow = rates_mbit[0] if at_rate else None
-    with Hosts(workers + comparison.servers, rate_mbit=slow) as hosts, ExitStack() as stack:
+    with (
+        Hosts(workers + comparison.servers, rate_mbit=slow) as hosts,
+        Template(environment()) as template,
+        ExitStack() as stack,
+    ):
         jobs = []
         for how in group:
             servers = how.servers if isinstance(how, PoseidonSettings) else 0
-            job = HostJob(hosts[: workers + servers], training, how)
+            job = HostJob(hosts[: workers + servers], training, how, template=template)
             report(f"{job.name} starts")
             jobs.append(stack.enter_context(job))
         begin(jobs, comparison.effort)
@@ -288,7 +293,7 @@ def table(comparison: Comparison, rate_mbit: float | None, found: Sequence[Row])
         title=f"{comparison.title}, {rate_text(rate_mbit)}",
         head=(*HEAD, LOSS) if training.computed else HEAD,
         rows=tuple(rows),
-        reading=COMPUTED_READING + READING if training.computed else READING,
+        reading=(COMPUTED_READING if training.computed else EMULATED_READING) + READING,
         facts=tuple(facts),
     )
 

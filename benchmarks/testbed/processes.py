@@ -10,6 +10,7 @@ import contextlib
 import os
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -21,6 +22,7 @@ import psutil
 from benchmarks.testbed.errors import TestbedError
 from benchmarks.testbed.hosts import Host
 from benchmarks.testbed.links import INTERFACE
+from benchmarks.testbed.template import Forked, Template
 from poseidon.launch.processes import child_environment
 from poseidon.settings import inherited_environment
 
@@ -55,11 +57,13 @@ class Processes:
 
     Args:
         folder: folder of the files.
+        template: forks modules in place of starting them; None: there is none.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, template: Template | None = None) -> None:
         self._folder = folder
-        self._running: dict[str, subprocess.Popen[bytes]] = {}
+        self._template = template
+        self._running: dict[str, subprocess.Popen[bytes] | Forked] = {}
 
     def start(
         self,
@@ -92,6 +96,32 @@ class Processes:
                 )
         except OSError as error:
             raise TestbedError(f"cannot start {name}: {error}") from error
+
+    def start_module(
+        self, name: str, module: str, argv: Sequence[str], *, host: Host | None = None
+    ) -> None:
+        """Start a module of Python.
+
+        Args:
+            name: as for `start`.
+            module: its name, as after `python -m`.
+            argv: its arguments.
+            host: the host; None: outside all hosts.
+
+        Raises:
+            TestbedError: it cannot be started.
+        """
+        if self._template is None:
+            self.start(name, [sys.executable, "-m", module, *argv], host=host)
+            return
+        self._log(name).touch()  # the fork may write later than it is read
+        self._running[name] = self._template.fork(
+            module,
+            argv,
+            log=self._log(name),
+            namespace=host.name if host else None,
+            variables=ON_HOST if host else {},
+        )
 
     def check(self) -> None:
         """Check that all still run, or have ended with status 0.
@@ -150,7 +180,7 @@ class Processes:
         self.close()
 
 
-def _signal(process: subprocess.Popen[bytes], number: int) -> None:
+def _signal(process: subprocess.Popen[bytes] | Forked, number: int) -> None:
     if (
         process.returncode is None
     ):  # not reaped: its id, which is also the group's, is still its own
