@@ -80,8 +80,8 @@ def test_shards_carry_their_loads(loads: tuple[int, ...]) -> None:
     ("elements", "shards", "expected"),
     [
         (1, 1, 2**16),
-        (25_500_000, 4, 2**17),  # ResNet-50: 512 KiB
-        (61_000_000, 4, 2**18),  # AlexNet: 1 MiB
+        (25_500_000, 4, 2**18),  # ResNet-50: 1 MiB
+        (61_000_000, 4, 2**19),  # AlexNet: 2 MiB
         (143_000_000, 4, 2**19),  # VGG-19: 2 MiB
         (2**26, 1, 2**19),  # 256 MiB on one shard
         (10**9, 1, 2**19),
