@@ -17,7 +17,7 @@ from torch import Tensor
 
 from poseidon.exchange.base import Trained
 from poseidon.exchange.factors.products import Scratch, apply_factors
-from poseidon.exchange.lossy.low_rank_matrix import LowRank, LowRankMatrix, low_rank_tensors
+from poseidon.exchange.lossy.low_rank_matrix import LowRank, factor_tables, matrices_of
 from ps_server import Rule
 from ps_server.rules import update
 
@@ -113,12 +113,13 @@ def products(few_s: float, many_s: float) -> tuple[float, float]:
 
 def _low_rank_s(rank: int, limit_s: float) -> float:
     trained = Trained(name="matrix", tensor=torch.zeros(OUTPUTS, INPUTS), rule=RULE)
-    parts = [part.tensor for part in low_rank_tensors([trained], {0: LowRank(rank)})[0]]
-    matrix, gradient = LowRankMatrix(trained, 0, parts, start=0), torch.ones(OUTPUTS, INPUTS)
+    (shared,) = factor_tables([trained], {0: LowRank(rank)})
+    (matrix,), gradient = matrices_of(shared, [trained]), torch.ones(OUTPUTS, INPUTS)
+    p, q = (held.tensor.view(rank, -1) for held in shared.held)
 
     def iteration() -> None:
-        parts[0].copy_(matrix.take(gradient, 1e-6))
-        parts[1].copy_(matrix.second(1.0))
+        matrix.take(gradient, 1e-6, p)
+        matrix.second(1.0, q)
         matrix.end(0.01, 0)
         matrix.apply()
 

@@ -15,7 +15,7 @@ from poseidon.exchange.exchange import Exchange
 from poseidon.exchange.factors.carrier import FactorCarrier
 from poseidon.exchange.job_control import JobControl, ShardDelivery
 from poseidon.exchange.kinds import Scheme
-from poseidon.exchange.lossy.low_rank_matrix import LowRank, low_rank_tensors
+from poseidon.exchange.lossy.low_rank_matrix import LowRank, factor_tables
 from poseidon.exchange.membership import Membership
 from poseidon.exchange.server.carrier import Parts, ServerCarrier
 from poseidon.exchange.server.pool import pool_tensors, pools_of
@@ -99,13 +99,13 @@ def layout_of(arguments: BuildArguments) -> Layout:
             tensors, apart=copies | {i for i, codec in enumerate(codecs) if codec is not None}
         )
     pooled = pool_tensors(tensors, pools)
-    factors = low_rank_tensors(tensors, low_rank)
-    parts = [part for own in factors.values() for part in own]
+    factors = factor_tables(tensors, low_rank)
+    parts = [held for shared in factors for held in shared.held]
     of_parts: list[CodecPair | None] = []
-    for index, own in factors.items():
-        codec = low_rank[index].codec
+    for shared in factors:
+        codec = shared.how.codec
         pair = None if codec is None else CodecPair(codec, codec)
-        of_parts += [pair, pair, None][: len(own)]
+        of_parts += [pair, pair, *[None] * (len(shared.held) - 2)]
     store = arguments.store(
         [*parts, *pooled],  # P and Q come first: their two rounds are the longest way
         codecs=[*of_parts, *(codecs[pool[0]] for pool in pools)],
@@ -117,7 +117,6 @@ def layout_of(arguments: BuildArguments) -> Layout:
         pools=pools,
         pooled=[*parts, *pooled],
         elsewhere=elsewhere,
-        low_rank=low_rank,
         factors=factors,
     )
 

@@ -34,6 +34,8 @@ LEAST_RATE = 2
 """PowerSGD is for tensors of which it sends this many times fewer bytes, as in torch's hook
 (min_compression_rate).
 """
+SHARED_ELEMENTS = 16 * 1024
+"""Of P or Q of tensors that share tables: 64 KiB, a quarter of a packet."""
 TILE_ELEMENTS = 128 * 1024
 """Elements of the product that are computed at a time."""
 DEPENDENT = 1e-6
@@ -72,33 +74,89 @@ class LowRank:
         )
 
 
-def low_rank_tensors(
-    tensors: Sequence[Trained], chosen: Mapping[int, LowRank]
-) -> dict[int, list[Trained]]:
-    """Return P and Q of each tensor that travels so, with means as values; also G, the gradient,
-    where it starts later.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FactorTables:
+    """The tables of tensors that travel by PowerSGD together, with means as values.
+
+    Attributes:
+        indices: of the tensors.
+        how: they travel.
+        held: P of all, Q of all, and where they start later G of each, the gradient.
+    """
+
+    indices: Sequence[int]
+    how: LowRank
+    held: Sequence[Trained]
+
+
+def factor_tables(tensors: Sequence[Trained], chosen: Mapping[int, LowRank]) -> list[FactorTables]:
+    """Return the tables of the tensors that travel so.
+
+    Neighbours share tables of up to `SHARED_ELEMENTS`: a table costs a worker and a shard the same
+    work for ten numbers as for ten thousand. With a codec each tensor has its own, so that no block
+    of the codec has elements of two.
 
     Args:
         tensors: all of them.
         chosen: those that travel so, by index.
     """
-    found = {}
+    groups: list[list[int]] = []
+    elements = 0
     for index, how in chosen.items():
-        trained = tensors[index]
-        n, m = matrix_shape(trained.tensor)
-        numbers = torch.Generator().manual_seed(index)
-        q = torch.randn(m, how.rank, generator=numbers, dtype=torch.float32, device="cpu")
-        parts = {"P": torch.zeros(how.rank, n), "Q": q.t().contiguous()}
-        if how.start:
-            parts["G"] = torch.zeros(n, m)
-        found[index] = [
-            Trained(
-                name=f"{trained.name}, {name}",
-                tensor=part.to(trained.tensor.device),
-                rule=Rule(kind=RuleKind.MEAN),
-            )
-            for name, part in parts.items()
-        ]
+        own = how.rank * max(matrix_shape(tensors[index].tensor))
+        device = tensors[index].tensor.device
+        last = groups[-1][-1] if groups else None
+        joins = (
+            last is not None
+            and how.codec is None
+            and (chosen[last], tensors[last].tensor.device) == (how, device)
+            and elements + own <= SHARED_ELEMENTS
+        )
+        if joins:
+            groups[-1].append(index)
+            elements += own
+        else:
+            groups.append([index])
+            elements = own
+    return [_tables_of(tensors, group, chosen[group[0]]) for group in groups]
+
+
+def _tables_of(tensors: Sequence[Trained], group: Sequence[int], how: LowRank) -> FactorTables:
+    members = [tensors[index] for index in group]
+    shapes = [matrix_shape(member.tensor) for member in members]
+    more = f" and {len(group) - 1} more" if len(group) > 1 else ""
+    parts = {
+        f"{members[0].name}{more}, P": torch.zeros(sum(how.rank * n for n, _ in shapes)),
+        f"{members[0].name}{more}, Q": torch.cat(
+            [_first_q(index, m, how.rank) for index, (_, m) in zip(group, shapes, strict=True)]
+        ),
+    }
+    if how.start:
+        exact = zip(members, shapes, strict=True)
+        parts |= {f"{member.name}, G": torch.zeros(n * m) for member, (n, m) in exact}
+    device, rule = members[0].tensor.device, Rule(kind=RuleKind.MEAN)
+    held = [Trained(name=name, tensor=part.to(device), rule=rule) for name, part in parts.items()]
+    return FactorTables(indices=tuple(group), how=how, held=held)
+
+
+def _first_q(index: int, m: int, rank: int) -> Tensor:
+    numbers = torch.Generator().manual_seed(index)
+    q = torch.randn(m, rank, generator=numbers, dtype=torch.float32, device="cpu")
+    return q.t().reshape(-1)
+
+
+def matrices_of(tables: FactorTables, tensors: Sequence[Trained]) -> list[LowRankMatrix]:
+    """Return the tensors of shared tables, over the memory of these."""
+    found, at = [], [0, 0]
+    for number, index in enumerate(tables.indices):
+        trained, parts = tensors[index], []
+        for place, side in enumerate(matrix_shape(trained.tensor)):
+            size = tables.how.rank * side
+            flat = tables.held[place].tensor[at[place] : at[place] + size]
+            parts.append(flat.view(tables.how.rank, side))
+            at[place] += size
+        exact = tables.held[2 + number].tensor if tables.how.start else None
+        found.append(LowRankMatrix(trained, *parts, exact=exact, start=tables.how.start))
     return found
 
 
@@ -112,14 +170,16 @@ class LowRankMatrix:
 
     Args:
         trained: the tensor.
-        place: the index of P in the inner exchange; that of Q is one more, and that of G two.
-        parts: its mean P, r x n, its mean Q, r x m, and if it starts later its mean gradient G.
+        p: its mean P, r x n.
+        q: its mean Q, r x m.
+        exact: if it starts later its mean gradient G.
         start: `LowRank.start`.
     """
 
-    def __init__(self, trained: Trained, place: int, parts: Sequence[Tensor], start: int) -> None:
+    def __init__(
+        self, trained: Trained, p: Tensor, q: Tensor, *, exact: Tensor | None, start: int
+    ) -> None:
         self.name = trained.name
-        self.place = place
         self.shape = tuple(trained.tensor.shape)
         self.value = trained.tensor.detach().view(matrix_shape(trained.tensor))
         self.held_back = torch.zeros_like(self.value)
@@ -130,21 +190,13 @@ class LowRankMatrix:
         self.start = start
         self.begun = self.is_due = self.is_exact = False
         self._rule = trained.rule
-        self._p, self._q = parts[:2]
-        self._exact = parts[2] if start else None
+        self.rank = len(q)
+        self._p, self._q = p, q
+        self._exact = None if exact is None else exact.view(self.value.shape)
         self.first_q = self._q.clone()
         """The random Q from which empty columns start again."""
         self._basis = torch.zeros_like(self._p.t().contiguous())
         self._rate, self._iteration = 0.0, 0
-
-    @property
-    def unused(self) -> Sequence[int]:
-        """The parts that the iteration which has ended last skipped: P and Q before the start, G
-        from then on.
-        """
-        if self.is_exact:
-            return (self.place, self.place + 1)
-        return (self.place + 2,) if self.start else ()
 
     def reset(self, history: History) -> None:
         """Begin with this history, and nothing held back."""
@@ -168,25 +220,26 @@ class LowRankMatrix:
         self.begun = True
         return gradient.reshape(self.value.shape)
 
-    def take(self, gradient: Tensor, scale: float) -> Tensor:
-        """Return this worker's P."""
+    def take(self, gradient: Tensor, scale: float, out: Tensor) -> None:
+        """Write this worker's P, r x n, to `out`."""
         self.begun = True
         self.held_back.add_(gradient.reshape(self.value.shape), alpha=scale)
-        return self._q @ self.held_back.t()
+        torch.mm(self._q, self.held_back.t(), out=out)
 
     def end(self, rate: float, iteration: int) -> None:
         """End an iteration: the rule is due once the mean of Q or G has come."""
         self.begun, self.is_due, self.is_exact = False, True, iteration < self.start
         self._rate, self._iteration = rate, iteration
 
-    def second(self, scale: float) -> Tensor:
-        """Return this worker's Q, once the mean of P has come.
+    def second(self, scale: float, out: Tensor) -> None:
+        """Write this worker's Q, r x m, to `out`, once the mean of P has come.
 
         The shards multiply its mean by `scale`.
         """
         self._basis.copy_(torch.from_numpy(orthonormal(self._p.cpu().numpy())))
-        own = self._basis.t() @ self.held_back
-        return own if scale == 1.0 else own.div_(scale)
+        torch.mm(self._basis.t(), self.held_back, out=out)
+        if scale != 1.0:
+            out.div_(scale)
 
     def apply(self) -> None:
         """Apply the rule to the mean gradient, once the mean of Q or G has come."""

@@ -10,9 +10,8 @@ from torch import Tensor
 from poseidon.exchange.base import Array, ExchangeSettings, History
 from poseidon.exchange.carrier import CarrierState, GradientCarrier, Step
 from poseidon.exchange.job_control import JobControl
-from poseidon.exchange.lossy.low_rank_matrix import LowRankMatrix
 from poseidon.exchange.observe.statistics import Traffic
-from poseidon.exchange.server.low_rank import LowRankTensor, compare_rules
+from poseidon.exchange.server.low_rank import LowRankTensors, compare_rules
 from poseidon.exchange.server.placed import Placed, PlacedAlone
 from poseidon.exchange.server.pool import Pool
 from poseidon.exchange.server.store import Layout
@@ -75,27 +74,26 @@ class ServerCarrier(GradientCarrier):
         copies = [table for table, pool in enumerate(layout.owners) if pool[0] in layout.elsewhere]
         self.state = ServerState(self._tables, self._placed, copies)
 
-    def _place_low_rank(self, layout: Layout) -> list[LowRankTensor]:
+    def _place_low_rank(self, layout: Layout) -> list[LowRankTensors]:
         found, place = [], 0
         table_of = {pool[0]: table for table, pool in enumerate(layout.owners)}
-        for index, parts in layout.factors.items():
-            trained = layout.tensors[index]
-            own = [part.tensor for part in parts]
-            matrix = LowRankMatrix(trained, place, own, layout.low_rank[index].start)
-            place += len(parts)
+        for shared in layout.factors:
+            copy = table_of[shared.indices[0]]
             found.append(
-                LowRankTensor(index, table_of[index], trained, matrix, self._settings, self._tables)
+                LowRankTensors(shared, place, copy, layout.tensors, self._settings, self._tables)
             )
+            place += len(shared.held)
         return found
 
     def _place_others(self, layout: Layout) -> list[Placed]:
         found: list[Placed] = []
         first = len(layout.store.tables) - len(layout.pools)
+        by_low_rank = {index for shared in layout.factors for index in shared.indices}
         for table, pool in enumerate(layout.pools, start=first):
             index = pool[0]
             if len(pool) > 1:
                 found.append(Pool(pool, table, layout.tensors, layout.pooled[table], self._tables))
-            elif index not in layout.elsewhere and index not in layout.low_rank:
+            elif index not in layout.elsewhere and index not in by_low_rank:
                 found.append(PlacedAlone(index, table, layout.tensors[index], self._tables))
         return found
 
@@ -128,8 +126,7 @@ class ServerCarrier(GradientCarrier):
 
     def _complete(self) -> None:
         for placed in self._special:
-            push = placed.complete()
-            if push is not None:
+            for push in placed.complete():
                 self._tables.push(*push)
 
     def finish(self, limit: float) -> None:

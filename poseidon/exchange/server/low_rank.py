@@ -10,11 +10,11 @@ For a tensor as an n x m matrix, its mean over the workers in two rounds through
     mean gradient = P Q^T; held back = M - P Q^T; Q is where the next iteration starts
 
 The second round belongs to the same iteration: the mean of P is read before the clock moves. The P
-of all tensors are under way together. P and Q are tables of their own (`RuleKind.MEAN`). The
-tensor's own table is a copy, which brings the first value to all workers; its rule runs on each
-worker.
+of all tensors are under way together. P and Q are tables of their own (`RuleKind.MEAN`), which
+neighbours share: P leaves when the gradients of all have come. A tensor's own table is a copy,
+which brings the first value to all workers; its rule runs on each worker.
 
-Before the iteration `start` the mean gradient itself is a third table of means. In each iteration
+Before the iteration `start` the mean gradient of each is another table of means. In each iteration
 all workers skip the tables that they do not use (`ps_server.Client.skip`). A shard answers when all
 have skipped. A worker waits for that before it uses the table again: the workers' messages to
 different shards have no common order.
@@ -35,7 +35,7 @@ from poseidon.errors import SnapshotError
 from poseidon.exchange.base import Array, ExchangeSettings, History, Trained
 from poseidon.exchange.carrier import Step
 from poseidon.exchange.job_control import JobControl
-from poseidon.exchange.lossy.low_rank_matrix import LowRankMatrix
+from poseidon.exchange.lossy.low_rank_matrix import FactorTables, matrices_of
 from poseidon.exchange.observe.statistics import Traffic
 from poseidon.exchange.replicas import check_rules, checksum, introduce
 from poseidon.exchange.server.placed import Placed, Push
@@ -43,113 +43,159 @@ from poseidon.exchange.server.tables import ServerTables
 from ps_server.rules import sum_of_squares
 
 
-class LowRankTensor(Placed):
-    """A tensor that travels by PowerSGD.
+class LowRankTensors(Placed):
+    """Tensors that travel by PowerSGD, and share tables of P and Q.
 
     Args:
-        index: of the tensor.
-        table: its copy.
-        trained: the tensor.
-        matrix: its factors; their place is their first table.
+        shared: their tables.
+        place: of the first of these in the store.
+        table: the copy of the first tensor.
+        tensors: all of the exchange.
         settings: common to all tensors; without a limit of the norm.
         tables: of the store.
     """
 
     def __init__(
         self,
-        index: int,
+        shared: FactorTables,
+        place: int,
         table: int,
-        trained: Trained,
-        matrix: LowRankMatrix,
+        tensors: Sequence[Trained],
         settings: ExchangeSettings,
         tables: ServerTables,
     ) -> None:
-        self.indices = (index,)
+        self.indices = shared.indices
         self.table = table
-        self.trained = trained
-        self.matrix = matrix
+        self.trained = [tensors[index] for index in shared.indices]
+        self.matrices = matrices_of(shared, tensors)
+        self._of = dict(zip(shared.indices, self.matrices, strict=True))
+        self._p, self._q = place, place + 1
+        self._exact = {
+            index: place + 2 + number
+            for number, index in enumerate(shared.indices if shared.how.start else ())
+        }
+        self._first_iteration = shared.how.start
+        self._own_p, self._own_q = (torch.empty_like(held.tensor) for held in shared.held[:2])
         self._scale = settings.gradient_scale
         self._tables = tables
         self._step = Step(settings.start_clock, 0.0)
+        self._skipped: Sequence[int] = ()
+        """The tables that the iteration which has ended last did not use."""
         self._held_back: Mapping[str, Array] = {}
 
     def open(self, histories: Sequence[History] | None) -> History:
         """Continue from this history, and from what `hold_back` was given since the last call;
         else from zeros.
         """
-        self.matrix.reset(histories[self.indices[0]] if histories else ())
-        for name, tensor in self.matrix.kept():
-            if name in self._held_back:
-                tensor.copy_(torch.from_numpy(self._held_back[name]).view(tensor.shape))
+        self._skipped = ()
+        for index, matrix in self._of.items():
+            matrix.reset(histories[index] if histories else ())
+            for name, tensor in matrix.kept():
+                if name in self._held_back:
+                    tensor.copy_(torch.from_numpy(self._held_back[name]).view(tensor.shape))
         self._held_back = {}
         return ()
 
     def start(self, step: Step) -> None:
         self._step = step
 
+    @property
+    def _is_exact(self) -> bool:
+        """Whether this iteration's gradients travel as they are."""
+        return self._step.iteration < self._first_iteration
+
     def take(self, index: int, gradient: Tensor) -> Push | None:
-        matrix = self.matrix
+        matrix = self._of[index]
         self.wait(index)
-        for place in matrix.unused:
-            self._tables.read(place)
-        if self._step.iteration < matrix.start:
-            return matrix.place + 2, matrix.take_exact(gradient.detach())
-        return matrix.place, matrix.take(gradient.detach(), self._scale)
+        for table in self._skipped:
+            self._tables.read(table)
+        self._skipped = ()
+        if self._is_exact:
+            return self._exact[index], matrix.take_exact(gradient.detach())
+        rows = self._place(self._own_p, index, 0)
+        matrix.take(gradient.detach(), self._scale, rows)
+        return (self._p, self._own_p) if all(m.begun for m in self.matrices) else None
+
+    def _place(self, flat: Tensor, index: int, side: int) -> Tensor:
+        """Return a matrix's part of P (side 0) or Q (side 1) of all."""
+        start = 0
+        for other, matrix in self._of.items():
+            size = matrix.rank * matrix.value.shape[side]
+            if other == index:
+                return flat[start : start + size].view(matrix.rank, -1)
+            start += size
+        raise KeyError(index)
 
     def wait(self, index: int) -> None:
-        if self.matrix.is_due:
-            self._tables.read(self.matrix.place + (2 if self.matrix.is_exact else 1))
-            self.matrix.apply()
+        matrix = self._of[index]
+        if matrix.is_due:
+            self._tables.read(self._exact[index] if matrix.is_exact else self._q)
+            matrix.apply()
 
-    def complete(self) -> Push | None:
-        if self.matrix.begun:
-            return None
-        return self.take(self.indices[0], torch.zeros_like(self.matrix.value))
+    def complete(self) -> Sequence[Push]:
+        pushes = [
+            self.take(index, torch.zeros_like(matrix.value))
+            for index, matrix in self._of.items()
+            if not matrix.begun
+        ]
+        return [push for push in pushes if push is not None]
 
     def finish(self) -> None:
         """Push Q, once the mean of P has come, and skip the tables that this iteration does not
         use.
         """
-        matrix = self.matrix
-        matrix.end(self._step.rate, self._step.iteration)
-        if not matrix.is_exact:
-            self._tables.read(matrix.place, staleness=-1)
-            self._tables.push(matrix.place + 1, matrix.second(self._scale))
-        for place in matrix.unused:
-            self._tables.skip(place)
+        exact = self._is_exact
+        for matrix in self.matrices:
+            matrix.end(self._step.rate, self._step.iteration)
+        if not exact:
+            self._tables.read(self._p, staleness=-1)
+            for index, matrix in self._of.items():
+                matrix.second(self._scale, self._place(self._own_q, index, 1))
+            self._tables.push(self._q, self._own_q)
+        self._skipped = (self._p, self._q) if exact else tuple(self._exact.values())
+        for table in self._skipped:
+            self._tables.skip(table)
 
     def take_values(self) -> None:
-        if self.matrix.is_due:
-            self.matrix.apply()
+        for matrix in self.matrices:
+            if matrix.is_due:
+                matrix.apply()
 
     def traffic(self, tables: Sequence[Traffic]) -> Mapping[int, Traffic]:
-        """Return the bytes of P, Q and G together."""
-        matrix = self.matrix
-        parts = tables[matrix.place : matrix.place + (3 if matrix.start else 2)]
-        whole = Traffic(
-            bytes_out=sum(part.bytes_out for part in parts),
-            bytes_in=sum(part.bytes_in for part in parts),
-            on_way_s=sum(part.on_way_s for part in parts),
-            held_back=math.sqrt(sum_of_squares(matrix.held_back)),
-        )
-        return {self.indices[0]: whole}
+        """Divide the bytes of P and Q among the tensors by their sizes; G is of one tensor."""
+        found = {}
+        for index, matrix in self._of.items():
+            parts = [(tables[self._exact[index]], 1.0)] if index in self._exact else []
+            for table, flat, side in ((self._p, self._own_p, 0), (self._q, self._own_q, 1)):
+                own = matrix.rank * matrix.value.shape[side]
+                parts.append((tables[table], own / flat.numel()))
+            found[index] = Traffic(
+                bytes_out=round(sum(part.bytes_out * share for part, share in parts)),
+                bytes_in=round(sum(part.bytes_in * share for part, share in parts)),
+                on_way_s=sum(part.on_way_s for part, _ in parts),
+                held_back=math.sqrt(sum_of_squares(matrix.held_back)),
+            )
+        return found
 
     def histories(self) -> Mapping[int, History]:
-        shape = self.matrix.shape
-        history = [part.cpu().numpy().reshape(shape).copy() for part in self.matrix.history]
-        return {self.indices[0]: history}
-
-    def replicated(self) -> Mapping[str, Tensor]:
-        name = self.matrix.name
-        return {f"{name}, history {number}": h for number, h in enumerate(self.matrix.history)}
-
-    def held_back(self) -> Mapping[str, Array]:
         return {
-            name: tensor.reshape(-1).cpu().numpy().copy() for name, tensor in self.matrix.kept()
+            index: [part.cpu().numpy().reshape(matrix.shape).copy() for part in matrix.history]
+            for index, matrix in self._of.items()
         }
 
+    def replicated(self) -> Mapping[str, Tensor]:
+        return {
+            f"{matrix.name}, history {number}": history
+            for matrix in self.matrices
+            for number, history in enumerate(matrix.history)
+        }
+
+    def held_back(self) -> Mapping[str, Array]:
+        kept = [pair for matrix in self.matrices for pair in matrix.kept()]
+        return {name: tensor.reshape(-1).cpu().numpy().copy() for name, tensor in kept}
+
     def hold_back(self, held_back: Mapping[str, Array]) -> None:
-        for name, tensor in self.matrix.kept():
+        for name, tensor in [pair for matrix in self.matrices for pair in matrix.kept()]:
             if name in held_back and held_back[name].size != tensor.numel():
                 raise SnapshotError(
                     f"the snapshot has {held_back[name].size} elements of {name}; expected "
@@ -159,7 +205,7 @@ class LowRankTensor(Placed):
         self._held_back = held_back
 
 
-def compare_rules(own: Sequence[LowRankTensor], control: JobControl, *, required: bool) -> None:
+def compare_rules(own: Sequence[LowRankTensors], control: JobControl, *, required: bool) -> None:
     """Compare the results of the rules over all workers, and the first Q: processors may draw
     different numbers.
 
@@ -168,6 +214,7 @@ def compare_rules(own: Sequence[LowRankTensor], control: JobControl, *, required
         control: of the exchange.
         required: whether all workers must compute the same bits; if not, a difference is a warning.
     """
-    first_q = "-".join(checksum(placed.matrix.first_q) for placed in own)
-    _, samples = introduce(control, [placed.trained for placed in own], {}, more=f" {first_q}")
+    first_q = "-".join(checksum(matrix.first_q) for placed in own for matrix in placed.matrices)
+    trained = [trained for placed in own for trained in placed.trained]
+    _, samples = introduce(control, trained, {}, more=f" {first_q}")
     check_rules(samples, required=required)

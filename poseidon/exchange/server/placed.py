@@ -44,12 +44,9 @@ class Placed(CarrierState, ABC):
     def wait(self, index: int) -> None:
         """Return once a tensor may be used."""
 
-    def complete(self) -> Push | None:
-        """Note that no gradient comes any more in this iteration.
-
-        Return what to push now, if anything.
-        """
-        return None
+    def complete(self) -> Sequence[Push]:
+        """Note that no gradient comes any more in this iteration. Return what to push now."""
+        return ()
 
     def finish(self) -> None:
         """End the iteration, before tables without a push get zeros."""

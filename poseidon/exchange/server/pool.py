@@ -131,13 +131,13 @@ class Pool(Placed):
             self._tables.read(self.table)
             self.take_values()
 
-    def complete(self) -> Push | None:
+    def complete(self) -> Sequence[Push]:
         """Set the missing gradients to zero, where only some have come."""
         partly = 0 < len(self._missing) < len(self.indices)
         for index in self._missing if partly else ():
             self._gradients[index].zero_()
         self._missing.clear()
-        return (self.table, self._gradient) if partly else None
+        return [(self.table, self._gradient)] if partly else []
 
     def finish(self) -> None:
         if self._statistics:

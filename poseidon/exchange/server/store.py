@@ -2,7 +2,7 @@
 
     plain       one tensor, one table
     pool        many small tensors, one table (`pool.py`)
-    low rank    one tensor, two tables of its factors, or three (`low_rank.py`), and a copy
+    low rank    tensors that share two tables of their factors (`low_rank.py`); a copy of each
     copy        a tensor that other carriers move: its table brings the first value to every worker
 
 Law: all workers lay out the same tensors in the same way.
@@ -10,11 +10,11 @@ Law: all workers lay out the same tensors in the same way.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
 
 from poseidon.exchange.base import ExchangeSettings, Trained
-from poseidon.exchange.lossy.low_rank_matrix import LowRank
+from poseidon.exchange.lossy.low_rank_matrix import FactorTables
 from poseidon.exchange.membership import Membership
 from ps_server import CodecPair, Keeping, StoreSpec, TableSpec
 
@@ -81,8 +81,7 @@ class Layout:
         pools: the indices of the tensors in each of the other tables.
         pooled: what each table holds.
         elsewhere: indices of the tensors that other carriers move.
-        low_rank: how each tensor that travels by PowerSGD does, by index.
-        factors: the factors of each of these, in the order of their tables.
+        factors: the tables of tensors that travel by PowerSGD.
     """
 
     tensors: Sequence[Trained]
@@ -90,8 +89,7 @@ class Layout:
     pools: Sequence[Sequence[int]]
     pooled: Sequence[Trained]
     elsewhere: frozenset[int] = frozenset()
-    low_rank: Mapping[int, LowRank] = field(default_factory=dict)
-    factors: Mapping[int, Sequence[Trained]] = field(default_factory=dict)
+    factors: Sequence[FactorTables] = ()
 
     @classmethod
     def plain(cls, tensors: Sequence[Trained], store: StoreSpec) -> Layout:
@@ -108,4 +106,8 @@ class Layout:
     @property
     def owners(self) -> list[Sequence[int]]:
         """For each table the indices of the tensors that it is of."""
-        return [*((index,) for index, parts in self.factors.items() for _ in parts), *self.pools]
+        found: list[Sequence[int]] = []
+        for shared in self.factors:
+            exact = shared.indices if shared.how.start else ()
+            found += [shared.indices, shared.indices, *((index,) for index in exact)]
+        return [*found, *self.pools]

@@ -6,8 +6,15 @@ import numpy as np
 import pytest
 import torch
 
-from poseidon.exchange.lossy.low_rank_matrix import orthonormal, subtracted_product
-from ps_server import native
+from poseidon.exchange.base import Trained
+from poseidon.exchange.lossy.low_rank_matrix import (
+    LowRank,
+    factor_tables,
+    matrices_of,
+    orthonormal,
+    subtracted_product,
+)
+from ps_server import CodecKind, CodecSpec, Rule, native
 from tests.support import needs
 
 SIDES = (1, 2, 3, 7, 8, 64, 65, 257, 1000)
@@ -68,3 +75,25 @@ def test_a_product_has_the_same_bits(
         assert torch.equal(compiled_out, out)
         torch.testing.assert_close(out, basis @ q)
         assert torch.equal(left, first - out)
+
+
+def test_neighbours_share_tables() -> None:
+    sides = [(1000, 50), (3000, 60), (100, 70), (20, 80), (30, 90)]
+    tensors = [
+        Trained(name=f"w{number}", tensor=torch.zeros(side), rule=Rule())
+        for number, side in enumerate(sides)
+    ]
+    coded = LowRank(2, codec=CodecSpec(CodecKind.INT8))
+    chosen = {0: LowRank(4), 1: LowRank(4), 2: LowRank(4), 3: coded, 4: coded}
+    tables = factor_tables(tensors, chosen)
+    assert [shared.indices for shared in tables] == [(0, 1), (2,), (3,), (4,)]
+    assert [held.name for held in tables[0].held] == ["w0 and 1 more, P", "w0 and 1 more, Q"]
+    assert [held.tensor.numel() for held in tables[0].held] == [4 * 4000, 4 * 110]
+    first, second = matrices_of(tables[0], tensors)
+    assert torch.equal(
+        torch.cat([first.first_q.view(-1), second.first_q.view(-1)]), tables[0].held[1].tensor
+    )
+    (alone,) = matrices_of(factor_tables(tensors, {1: LowRank(4)})[0], tensors)
+    assert torch.equal(second.first_q, alone.first_q)
+    later = factor_tables(tensors, {0: LowRank(1, start=3), 2: LowRank(1, start=3)})
+    assert [held.name for held in later[0].held][2:] == ["w0, G", "w2, G"]

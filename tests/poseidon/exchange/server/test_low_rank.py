@@ -21,6 +21,7 @@ from poseidon.exchange.build import build_exchange
 from poseidon.exchange.building.built import Built
 from poseidon.exchange.exchange import Exchange
 from poseidon.exchange.kinds import ExchangeKind
+from poseidon.exchange.lossy import low_rank_matrix
 from poseidon.exchange.lossy.low_rank_matrix import orthonormal
 from poseidon.exchange.membership import Membership
 from poseidon.exchange.options import ExchangeOptions
@@ -159,6 +160,66 @@ def test_it_is_powersgd(kind: ExchangeKind, workers: int, scale: float, start: i
     ]
     if workers == 2:
         assert choices[1].bytes == 8 * RANK * (N + M)
+
+
+SHAPES = ((48, 40), (30, 5, 6), (64, 24))
+
+
+def shared_run(start: int) -> tuple[list[list[torch.Tensor]], Built, list[int]]:
+    """Three workers with three matrices, one of which has no gradient in the second iteration."""
+    workers = 3
+    ends: list[list[torch.Tensor]] = [[]] * workers
+    sent = [0] * len(SHAPES)
+
+    with job_addresses(ExchangeKind.SERVER, workers, 2) as connect:
+
+        def one(rank: int) -> Built:
+            member = Membership(
+                network=Network(rank=rank, size=workers, token=TOKEN, timeout_s=TIMEOUT_S),
+                shards=2,
+                options=ExchangeOptions(
+                    kind=ExchangeKind.SERVER, compress=f"w*=powersgd:2:start={start}"
+                ),
+            )
+            tensors = [
+                Trained(name=f"w{number}", tensor=torch.zeros(shape), rule=SGD)
+                for number, shape in enumerate(SHAPES)
+            ]
+            built = build_exchange(tensors, ExchangeSettings(), member, connect)
+            exchange = built.exchange
+            try:
+                exchange.open(None)
+                for iteration in range(5):
+                    iterate(exchange, tensors, iteration, rank, skip=iteration == 1)
+                exchange.settle()
+                ends[rank] = [trained.tensor.clone() for trained in tensors]
+                if rank == 0:
+                    sent[:] = [exchange.traffic()[index].bytes_out for index in range(len(SHAPES))]
+            finally:
+                exchange.close()
+            return built
+
+        with ThreadPoolExecutor(workers) as pool:
+            built = list(pool.map(one, range(workers)))
+    return ends, built[0], sent
+
+
+@pytest.mark.parametrize("start", [0, 2])
+def test_tensors_that_share_tables_have_the_bits_of_those_that_do_not(
+    monkeypatch: pytest.MonkeyPatch, start: int
+) -> None:
+    together, built, sent = shared_run(start)
+    monkeypatch.setattr(low_rank_matrix, "SHARED_ELEMENTS", 0)
+    apart, built_apart, sent_apart = shared_run(start)
+    for end in (*together, *apart):
+        for mine, first in zip(end, together[0], strict=True):
+            assert torch.equal(mine, first)
+    assert built.store is not None
+    assert built_apart.store is not None
+    exact = len(SHAPES) if start else 0
+    assert len(built.store.tables) == 2 + exact + len(SHAPES)
+    assert len(built_apart.store.tables) == 2 * len(SHAPES) + exact + len(SHAPES)
+    assert all(0 < mine < other for mine, other in zip(sent, sent_apart, strict=True))  # headers
 
 
 @pytest.mark.parametrize("start", [0, 2])
