@@ -223,7 +223,7 @@ class Cell:
         """
         if self.spec.keeping is Keeping.AVERAGE:
             self.value = self.sum  # the memory it arrived in becomes the chunk's own
-        elif self.codec is not None and self.spec.rule.kind is RuleKind.MEAN and not self.skipped:
+        elif self.spec.rule.kind is RuleKind.MEAN and not self.skipped:
             self.value = self.sum.mul_(scale) if scale != 1.0 else self.sum
         elif not self.skipped:
             self.update(scale)
