@@ -26,10 +26,11 @@ from dataclasses import asdict, dataclass, fields
 from poseidon.exchange.cost import ELEMENT_BYTES, Choice
 from poseidon.exchange.kinds import Scheme
 
-LEAST_GAIN = 1.2
+LEAST_GAIN = 1.3
 """All-reduce is chosen where it is faster than the server by this factor: the server's values
-travel during the next forward pass too, which no measurement before training shows, and on slow
-links the server's is up to 15 % too slow.
+travel during the next forward pass too, which no measurement before training shows, and where
+processors are busy the measurement makes the server's hand-offs between processes dearer than
+training does.
 """
 
 

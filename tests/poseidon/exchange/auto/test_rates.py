@@ -69,7 +69,7 @@ def test_one_plan_has_all_schemes() -> None:
     """Products are cheap on an accelerator; fc8 is fewer bytes whole; the codec of a tensor
     needs the server.
     """
-    cheap = replace(FAST, product_s_per_flop=0.0, link_s_per_byte=2e-10)
+    cheap = replace(FAST, allreduce_s_per_byte=2e-9, product_s_per_flop=0.0, link_s_per_byte=2e-10)
     assert chosen(cheap, "bias=topk:0.1") == ["allreduce", "svb", "allreduce", "ps"]
 
 
