@@ -155,8 +155,8 @@ def compare(comparison: Comparison, report: Callable[[str], None]) -> list[Table
 
     Jobs that fit this machine's memory together live together and are measured by turns; otherwise
     they form several groups. With several rates a job that measures its links has a group of its
-    own for each. A computed net starts anew for each rate, so that all jobs train from the same
-    weights.
+    own for each. A computed net starts from its first weights at each rate, so that all jobs train
+    from the same weights.
 
     A failure, SIGINT or SIGTERM after the first tables' rows ends the comparison; what was finished
     is returned.

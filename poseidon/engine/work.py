@@ -71,7 +71,7 @@ class TrainingWork(Work[Training]):
             seconds=round(written.seconds, 3),
         )
 
-    def log_plan(self, built: Built) -> None:
+    def report_plan(self, built: Built) -> None:
         """Log the plan of the exchange, if there is anything to exchange; report one that
         `--exchange=auto` has chosen.
         """

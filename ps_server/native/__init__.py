@@ -86,21 +86,11 @@ class Library:
         self._follow = _function(code.codecs_follow, 3, part)
         self._add = _function(code.codecs_add, 2, part)
         self._average = _function(code.codecs_average, 2, [ctypes.c_size_t, *part])
-        self._orthonormal = code.low_rank_orthonormal
-        self._orthonormal.restype = None
-        self._orthonormal.argtypes = [
-            ctypes.c_int,
-            *[ctypes.c_void_p] * 3,
-            *[ctypes.c_size_t] * 2,
-            ctypes.c_double,
-        ]
-        self._product = code.low_rank_product
-        self._product.restype = None
-        self._product.argtypes = [
-            ctypes.c_int,
-            *[ctypes.c_void_p] * 4,
-            *[ctypes.c_size_t] * 3,
-        ]
+        sides = [ctypes.c_size_t] * 2
+        self._orthonormal = _function(
+            code.low_rank_orthonormal, 3, [*sides, ctypes.c_double], numbers=1
+        )
+        self._product = _function(code.low_rank_product, 4, [*sides, ctypes.c_size_t], numbers=1)
 
     def compress(self, kind: Kind, left: Array, given: Array, out: Encoded, part: Part) -> None:
         """See `Codec.compress`."""
@@ -134,9 +124,10 @@ class Library:
         self._product(self.level, _at(b), _at(q), _at(left), _at(out), n, m, r)
 
 
-def _function(function: Any, pointers: int, others: list[Any]) -> Any:
+def _function(function: Any, pointers: int, others: list[Any], *, numbers: int = 2) -> Any:
+    """Declare a function of the library: first the level, and the kind of a codec."""
     function.restype = None
-    function.argtypes = [ctypes.c_int] * 2 + [ctypes.c_void_p] * pointers + others
+    function.argtypes = [ctypes.c_int] * numbers + [ctypes.c_void_p] * pointers + others
     return function
 
 

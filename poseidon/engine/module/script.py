@@ -162,7 +162,7 @@ class ScriptWork(TrainingWork[ScriptDocument]):
         self._joined = True
         self.launcher.forward_requests(exchange, self.document.rank)
         if self.document.rank == 0:
-            self.log_plan(built)
+            self.report_plan(built)
 
 
 def search_as_plain_python(script: str) -> None:

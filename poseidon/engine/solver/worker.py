@@ -263,7 +263,7 @@ class SolverWork(TrainingWork[JobDocument]):
         tables = [[replica.trained[index].name for index in table] for table in built.tables]
         for line in net_table(replica.train, tables, built.store):
             LOGGER.info("%s", line)
-        self.log_plan(built)
+        self.report_plan(built)
         LOGGER.info(
             "%s%s, %s, seed %d",
             counted(document.workers, "worker"),

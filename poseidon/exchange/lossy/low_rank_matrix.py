@@ -147,17 +147,24 @@ def _first_q(index: int, m: int, rank: int) -> Tensor:
 
 def matrices_of(tables: FactorTables, tensors: Sequence[Trained]) -> list[LowRankMatrix]:
     """Return the tensors of shared tables, over the memory of these."""
-    found, at = [], [0, 0]
-    for number, index in enumerate(tables.indices):
-        trained, parts = tensors[index], []
-        for place, side in enumerate(matrix_shape(trained.tensor)):
-            size = tables.how.rank * side
-            flat = tables.held[place].tensor[at[place] : at[place] + size]
-            parts.append(flat.view(tables.how.rank, side))
-            at[place] += size
-        exact = tables.held[2 + number].tensor if tables.how.start else None
-        found.append(LowRankMatrix(trained, *parts, exact=exact, start=tables.how.start))
-    return found
+    members = [tensors[index] for index in tables.indices]
+    p, q = (
+        factors_in(held.tensor, members, side, tables.how.rank)
+        for side, held in enumerate(tables.held[:2])
+    )
+    later = [held.tensor for held in tables.held[2:]]
+    exact: Sequence[Tensor | None] = later or [None] * len(members)
+    return [
+        LowRankMatrix(member, own_p, own_q, exact=own, start=tables.how.start)
+        for member, own_p, own_q, own in zip(members, p, q, exact, strict=True)
+    ]
+
+
+def factors_in(flat: Tensor, members: Sequence[Trained], side: int, rank: int) -> list[Tensor]:
+    """Return each tensor's part of P of all (side 0) or of Q of all (side 1), with `rank` rows."""
+    sides = [matrix_shape(member.tensor)[side] for member in members]
+    parts = flat.split([rank * length for length in sides])
+    return [part.view(rank, -1) for part in parts]
 
 
 def matrix_shape(tensor: Tensor) -> tuple[int, int]:
@@ -190,7 +197,6 @@ class LowRankMatrix:
         self.start = start
         self.begun = self.is_due = self.is_exact = False
         self._rule = trained.rule
-        self.rank = len(q)
         self._p, self._q = p, q
         self._exact = None if exact is None else exact.view(self.value.shape)
         self.first_q = self._q.clone()
@@ -244,11 +250,15 @@ class LowRankMatrix:
     def apply(self) -> None:
         """Apply the rule to the mean gradient, once the mean of Q or G has come."""
         self.is_due = False
-        n, m = self.value.shape
         if self._rule.kind is RuleKind.MEAN:
-            self._mean(slice(0, n), self.value)
-            self._start_empty_columns_again()
-            return
+            self._mean(slice(None), self.value)
+        else:
+            self._update_in_tiles()
+        empty = (self._q == 0).all(dim=1, keepdim=True)
+        self._q.copy_(torch.where(empty, self.first_q, self._q))
+
+    def _update_in_tiles(self) -> None:
+        n, m = self.value.shape
         step = max(1, TILE_ELEMENTS // m)
         histories = [history.view(n, m) for history in self.history]
         tile = torch.empty(min(step, n), m, dtype=self.value.dtype, device=self.value.device)
@@ -259,11 +269,6 @@ class LowRankMatrix:
             history = [part[rows].reshape(-1) for part in histories]
             value = self.value[rows].reshape(-1)
             update(self._rule, mean.view(-1), history, value, rate=self._rate, step=self._iteration)
-        self._start_empty_columns_again()
-
-    def _start_empty_columns_again(self) -> None:
-        empty = (self._q == 0).all(dim=1, keepdim=True)
-        self._q.copy_(torch.where(empty, self.first_q, self._q))
 
     def _mean(self, rows: slice, out: Tensor) -> None:
         """Write rows of the mean gradient to `out`, and take them from what is held back."""

@@ -35,7 +35,7 @@ from poseidon.errors import SnapshotError
 from poseidon.exchange.base import Array, ExchangeSettings, History, Trained
 from poseidon.exchange.carrier import Step
 from poseidon.exchange.job_control import JobControl
-from poseidon.exchange.lossy.low_rank_matrix import FactorTables, matrices_of
+from poseidon.exchange.lossy.low_rank_matrix import FactorTables, factors_in, matrices_of
 from poseidon.exchange.observe.statistics import Traffic
 from poseidon.exchange.replicas import check_rules, checksum, introduce
 from poseidon.exchange.server.placed import Placed, Push
@@ -76,6 +76,16 @@ class LowRankTensors(Placed):
         }
         self._first_iteration = shared.how.start
         self._own_p, self._own_q = (torch.empty_like(held.tensor) for held in shared.held[:2])
+        self._parts_of_p, self._parts_of_q = (
+            dict(
+                zip(
+                    shared.indices,
+                    factors_in(flat, self.trained, side, shared.how.rank),
+                    strict=True,
+                )
+            )
+            for side, flat in enumerate((self._own_p, self._own_q))
+        )
         self._scale = settings.gradient_scale
         self._tables = tables
         self._step = Step(settings.start_clock, 0.0)
@@ -112,19 +122,8 @@ class LowRankTensors(Placed):
         self._skipped = ()
         if self._is_exact:
             return self._exact[index], matrix.take_exact(gradient.detach())
-        rows = self._place(self._own_p, index, 0)
-        matrix.take(gradient.detach(), self._scale, rows)
+        matrix.take(gradient.detach(), self._scale, self._parts_of_p[index])
         return (self._p, self._own_p) if all(m.begun for m in self.matrices) else None
-
-    def _place(self, flat: Tensor, index: int, side: int) -> Tensor:
-        """Return a matrix's part of P (side 0) or Q (side 1) of all."""
-        start = 0
-        for other, matrix in self._of.items():
-            size = matrix.rank * matrix.value.shape[side]
-            if other == index:
-                return flat[start : start + size].view(matrix.rank, -1)
-            start += size
-        raise KeyError(index)
 
     def wait(self, index: int) -> None:
         matrix = self._of[index]
@@ -150,7 +149,7 @@ class LowRankTensors(Placed):
         if not exact:
             self._tables.read(self._p, staleness=-1)
             for index, matrix in self._of.items():
-                matrix.second(self._scale, self._place(self._own_q, index, 1))
+                matrix.second(self._scale, self._parts_of_q[index])
             self._tables.push(self._q, self._own_q)
         self._skipped = (self._p, self._q) if exact else tuple(self._exact.values())
         for table in self._skipped:
@@ -166,9 +165,10 @@ class LowRankTensors(Placed):
         found = {}
         for index, matrix in self._of.items():
             parts = [(tables[self._exact[index]], 1.0)] if index in self._exact else []
-            for table, flat, side in ((self._p, self._own_p, 0), (self._q, self._own_q, 1)):
-                own = matrix.rank * matrix.value.shape[side]
-                parts.append((tables[table], own / flat.numel()))
+            parts += [
+                (tables[self._p], self._parts_of_p[index].numel() / self._own_p.numel()),
+                (tables[self._q], self._parts_of_q[index].numel() / self._own_q.numel()),
+            ]
             found[index] = Traffic(
                 bytes_out=round(sum(part.bytes_out * share for part, share in parts)),
                 bytes_in=round(sum(part.bytes_in * share for part, share in parts)),
