@@ -76,16 +76,12 @@ class LowRankTensors(Placed):
         }
         self._first_iteration = shared.how.start
         self._own_p, self._own_q = (torch.empty_like(held.tensor) for held in shared.held[:2])
-        self._parts_of_p, self._parts_of_q = (
-            dict(
-                zip(
-                    shared.indices,
-                    factors_in(flat, self.trained, side, shared.how.rank),
-                    strict=True,
-                )
-            )
+        p, q = (
+            factors_in(flat, self.trained, side, shared.how.rank)
             for side, flat in enumerate((self._own_p, self._own_q))
         )
+        self._parts_of_p = dict(zip(shared.indices, p, strict=True))
+        self._parts_of_q = dict(zip(shared.indices, q, strict=True))
         self._scale = settings.gradient_scale
         self._tables = tables
         self._step = Step(settings.start_clock, 0.0)

@@ -66,22 +66,39 @@ def run(
     codec: str = "",
 ) -> list[Built]:
     """Run `body(rank, exchange, tensors)` on a thread for each worker."""
-    with job_addresses(kind, workers, 2) as connect:
+
+    def make(rank: int) -> list[Trained]:
+        w = torch.full((N, 5, M // 5), float(rank))
+        return [
+            Trained(name="first", tensor=torch.zeros(7), rule=rule),
+            Trained(name="w", tensor=w, rule=rule),
+            Trained(name="fc", tensor=torch.zeros(200, 100), rule=rule, factor_rows=4),
+        ]
+
+    compress = f"w=powersgd:{RANK}{codec}:start={start}"
+    options = ExchangeOptions(kind=kind, compress=compress)
+    return run_workers(workers, options, make, body, settings)
+
+
+def run_workers(
+    workers: int,
+    options: ExchangeOptions,
+    make: Callable[[int], list[Trained]],
+    body: Body,
+    settings: ExchangeSettings | None = None,
+) -> list[Built]:
+    """Run `body(rank, exchange, tensors)` on a thread for each worker, with the tensors that
+    `make` returns for its rank.
+    """
+    with job_addresses(options.kind, workers, 2) as connect:
 
         def one(rank: int) -> Built:
             member = Membership(
                 network=Network(rank=rank, size=workers, token=TOKEN, timeout_s=TIMEOUT_S),
                 shards=2,
-                options=ExchangeOptions(
-                    kind=kind, compress=f"w=powersgd:{RANK}{codec}:start={start}"
-                ),
+                options=options,
             )
-            w = torch.full((N, 5, M // 5), float(rank))
-            tensors = [
-                Trained(name="first", tensor=torch.zeros(7), rule=rule),
-                Trained(name="w", tensor=w, rule=rule),
-                Trained(name="fc", tensor=torch.zeros(200, 100), rule=rule, factor_rows=4),
-            ]
+            tensors = make(rank)
             built = build_exchange(tensors, settings or ExchangeSettings(), member, connect)
             try:
                 body(rank, built.exchange, tensors)
@@ -171,37 +188,24 @@ def shared_run(start: int) -> tuple[list[list[torch.Tensor]], Built, list[int]]:
     ends: list[list[torch.Tensor]] = [[]] * workers
     sent = [0] * len(SHAPES)
 
-    with job_addresses(ExchangeKind.SERVER, workers, 2) as connect:
+    def make(rank: int) -> list[Trained]:
+        return [
+            Trained(name=f"w{number}", tensor=torch.zeros(shape), rule=SGD)
+            for number, shape in enumerate(SHAPES)
+        ]
 
-        def one(rank: int) -> Built:
-            member = Membership(
-                network=Network(rank=rank, size=workers, token=TOKEN, timeout_s=TIMEOUT_S),
-                shards=2,
-                options=ExchangeOptions(
-                    kind=ExchangeKind.SERVER, compress=f"w*=powersgd:2:start={start}"
-                ),
-            )
-            tensors = [
-                Trained(name=f"w{number}", tensor=torch.zeros(shape), rule=SGD)
-                for number, shape in enumerate(SHAPES)
-            ]
-            built = build_exchange(tensors, ExchangeSettings(), member, connect)
-            exchange = built.exchange
-            try:
-                exchange.open(None)
-                for iteration in range(5):
-                    iterate(exchange, tensors, iteration, rank, skip=iteration == 1)
-                exchange.settle()
-                ends[rank] = [trained.tensor.clone() for trained in tensors]
-                if rank == 0:
-                    sent[:] = [exchange.traffic()[index].bytes_out for index in range(len(SHAPES))]
-            finally:
-                exchange.close()
-            return built
+    def body(rank: int, exchange: Exchange, tensors: list[Trained]) -> None:
+        exchange.open(None)
+        for iteration in range(5):
+            iterate(exchange, tensors, iteration, rank, skip=iteration == 1)
+        exchange.settle()
+        ends[rank] = [trained.tensor.clone() for trained in tensors]
+        if rank == 0:
+            sent[:] = [exchange.traffic()[index].bytes_out for index in range(len(SHAPES))]
 
-        with ThreadPoolExecutor(workers) as pool:
-            built = list(pool.map(one, range(workers)))
-    return ends, built[0], sent
+    compress = f"w*=powersgd:2:start={start}"
+    options = ExchangeOptions(kind=ExchangeKind.SERVER, compress=compress)
+    return ends, run_workers(workers, options, make, body)[0], sent
 
 
 @pytest.mark.parametrize("start", [0, 2])
