@@ -6,9 +6,10 @@ By hand, give every worker the printed address:
 
 A launcher writes one line of JSON to standard input instead ({"token": hex, "workers": W,
 "address": ...}), so that the job's secret is in no argument list, and keeps the pipe open: {"do":
-"stop"} stops the shard. It may add "keys": what `Keyring.to_json` makes, with which only the job's
+"stop"} stops the shard, which stays until then; {"do": "listen", "round": 1} lets it serve the
+same workers once more, at another address of its host (`rounds.py`). It may add "keys": what `Keyring.to_json` makes, with which only the job's
 workers are admitted and everything is encrypted, and "trace": the path of a trace to write. Events
-leave on standard output as JSON lines: {"event": "listening", "address": ...}, {"event":
+leave on standard output as JSON lines: {"event": "listening", "address": ..., "round": 0}, {"event":
 "statistics", ...}, {"event": "done"}, {"event": "error", "message": ...}.
 """
 
@@ -23,7 +24,7 @@ import signal
 import sys
 import threading
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -38,6 +39,7 @@ with collector_paused():  # torch is among them
     from ps_server.numerics import prepare_process
     from ps_server.protocol.settings import MAX_WORKERS
     from ps_server.protocol.shard import Shard
+    from ps_server.rounds import Rounds
     from ps_server.server import Server
     from ps_server.trace import NO_TRACE, Trace, Tracer
     from ps_server.transport.zmq_sockets import ZmqServerTransport
@@ -62,6 +64,11 @@ class Options:
     supervised: bool
     keys: Keyring | None = None
     trace: Path | None = None
+
+    def address_of(self, number: int) -> str:
+        """Return where to listen for a round. A fixed port is the first round's."""
+        host, _, _ = self.address.rpartition(":")
+        return f"{host}:0" if number else self.address
 
 
 def parse(arguments: list[str]) -> Options:
@@ -176,7 +183,7 @@ class Reporter:
         self._lock = threading.Lock()
         self._over = threading.Event()
         self._thread: threading.Thread | None = None
-        self._server: Server | None = None
+        self._rounds: Rounds | None = None
         self._stall = StallMeter()
 
     def report(self, event: str, **fields: object) -> None:
@@ -184,30 +191,29 @@ class Reporter:
         with self._lock, contextlib.suppress(OSError):  # the launcher has gone
             print(json.dumps({"event": event, **fields}), flush=True)
 
-    def start_heartbeat(self, server: Server) -> None:
+    def start_heartbeat(self, rounds: Rounds) -> None:
         """Report statistics, which are heartbeats too, every few seconds until `close`."""
-        self._server = server
+        self._rounds = rounds
         self._thread = threading.Thread(target=self._beat, name="ps-alive", daemon=True)
         self._thread.start()
 
     def _beat(self) -> None:
-        assert self._server is not None
-        turns, due_s = -1, time.monotonic() + ALIVE_S
+        assert self._rounds is not None
+        due_s = time.monotonic() + ALIVE_S
         try:
             while not self._stall.sleep(self._over):
                 if time.monotonic() < due_s:
                     continue
                 due_s = time.monotonic() + ALIVE_S
-                if self._server.turns != turns:  # a shard that hangs sends no heartbeat
-                    turns = self._server.turns
+                if self._rounds.moves():  # a shard that hangs sends no heartbeat
                     self.report_statistics()
         except Exception as error:  # noqa: BLE001 - the thread's outermost frame: its owner raises the error
-            self._server.fail(as_server_error(error, "reporting to the launcher failed"))
+            self._rounds.fail(as_server_error(error, "reporting to the launcher failed"))
 
     def report_statistics(self) -> None:
         """Report what the shard has done so far."""
-        if self._server is not None:
-            statistics = self._server.statistics().as_fields()
+        if self._rounds is not None:
+            statistics = self._rounds.statistics().as_fields()
             stalled_s = round(self._stall.stalled_s, 3)
             self.report("statistics", **statistics, sending_s=sending_s(), stalled_s=stalled_s)
 
@@ -218,26 +224,29 @@ class Reporter:
             self._thread.join()
 
 
-def _follow_launcher(server: Server) -> None:
-    """Stop at the launcher's command; when it has gone (its end of the pipe closes), once the
-    workers send nothing.
+def _follow_launcher(rounds: Rounds, reporter: Reporter) -> None:
+    """Listen once more, and stop, at the launcher's commands; when it has gone (its end of the
+    pipe closes), stop once the workers send nothing.
     """
     try:
         for line in sys.stdin:
-            if _is_stop(line):
-                server.stop()
+            command = _command(line)
+            if command.get("do") == "listen":
+                reporter.report("listening", address=rounds.listen(), round=command.get("round"))
+            if command.get("do") == "stop":
+                rounds.stop()
                 return
-        server.stop_when_idle(ORPHAN_IDLE_S)
+        rounds.stop_when_idle(ORPHAN_IDLE_S)
     except Exception as error:  # noqa: BLE001 - the thread's outermost frame: its owner raises the error
-        server.fail(as_server_error(error, "reading the launcher's commands failed"))
+        rounds.fail(as_server_error(error, "reading the launcher's commands failed"))
 
 
-def _is_stop(line: str) -> bool:
+def _command(line: str) -> dict[str, Any]:
     try:
         command = json.loads(line)
     except ValueError:
-        return False
-    return isinstance(command, dict) and command.get("do") == "stop"
+        return {}
+    return command if isinstance(command, dict) else {}
 
 
 def _trace(options: Options) -> Tracer:
@@ -248,6 +257,13 @@ def _trace(options: Options) -> Tracer:
     )
 
 
+def _server(options: Options, number: int, trace: Tracer) -> Server:
+    """Return the server of a round."""
+    shard = Shard(options.shard, options.workers, options.token)
+    transport = ZmqServerTransport(options.address_of(number), options.keys)
+    return Server(shard, transport, trace=trace)
+
+
 def main(arguments: list[str] | None = None) -> int:
     """Run a shard; returns the exit code."""
     reporter = Reporter()
@@ -255,24 +271,24 @@ def main(arguments: list[str] | None = None) -> int:
     prepare_process(threads=1)  # workers on the same machine need the cores
     try:
         options = parse(sys.argv[1:] if arguments is None else arguments)
-        shard = Shard(options.shard, options.workers, options.token)
         with contextlib.closing(_trace(options)) as trace:
-            server = Server(shard, ZmqServerTransport(options.address, options.keys), trace=trace)
+            rounds = Rounds(lambda number: _server(options, number, trace))
+            reporter.report("listening", address=rounds.listen(), round=0)
             if (
                 signal.getsignal(signal.SIGTERM) is not signal.SIG_IGN
             ):  # else another process handles it for this one
-                signal.signal(signal.SIGTERM, lambda *_: server.stop())
-            reporter.report("listening", address=server.address)
+                signal.signal(signal.SIGTERM, lambda *_: rounds.stop())
             if options.supervised:
-                threading.Thread(
-                    target=_follow_launcher, args=(server,), name="ps-stdin", daemon=True
-                ).start()
-                reporter.start_heartbeat(server)
+                follow = threading.Thread(
+                    target=_follow_launcher, args=(rounds, reporter), name="ps-stdin", daemon=True
+                )
+                follow.start()
+                reporter.start_heartbeat(rounds)
             gc.freeze()  # imported modules stay: the collector need not traverse them again
-            server.serve()
+            rounds.wait(stays=options.supervised)
         reporter.close()
         reporter.report_statistics()
-        reporter.report("done", **asdict(shard.counts))
+        reporter.report("done", **rounds.counts())
     except (ServerError, OSError) as error:
         reporter.close()
         reporter.report("error", message=str(error), exit_code=1)

@@ -3,6 +3,12 @@
 A process prints to standard output:
     {"event": "listening", "address": "tcp://127.0.0.1:40123"}      a shard, once it is bound; where there is none, a
                                                                     worker 0 that others connect to
+    {"event": "listening", "address": "...", "round": 1}            the same, of a later exchange of addresses
+    {"event": "listening", "address": "...", "round": 0, "among": "workers"}
+                                                                    a worker, for an exchange of
+                                                                    addresses of all workers
+    {"event": "connecting", "round": 1}                             a worker that needs the addresses of a later
+                                                                    exchange, and has none to report
     {"event": "ready"}                                              a worker that has its net and can connect
     {"event": "alive", "still_s": 0.1, "waited_s": 12.5, "read_s": 0.5, "sending_s": {"10.0.0.2": 3.5},
      "host_busy": 0.5}
@@ -40,7 +46,9 @@ A process prints to standard output:
     {"event": "done", "joined": false}                              a script that has ended without `distribute`
     {"event": "error", "message": "one sentence", "exit_code": 1, "peer_lost": true}
 and reads from standard input, after its job document:
-    {"do": "connect", "addresses": ["tcp://...", ...]}   {"do": "snapshot"}   {"do": "stop"}
+    {"do": "connect", "addresses": ["tcp://...", ...], "round": 0, "among": "job"}
+    {"do": "listen", "round": 1}    a shard, for a later exchange of addresses
+    {"do": "snapshot"}   {"do": "stop"}
 
 Law: `parse_event` validates. What it returns has the types below; anything else is free text, which
 is logged and decides nothing.
@@ -51,13 +59,44 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from enum import Enum
+
+
+class Among(Enum):
+    """The processes whose addresses are exchanged."""
+
+    JOB = "job"
+    """The shards; where there are none, worker 0."""
+    WORKERS = "workers"
+    """All workers."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Round:
+    """One exchange of addresses. All workers take part in each, in the same order.
+
+    Attributes:
+        among: whose addresses are exchanged.
+        number: of the exchange among these, from 0.
+    """
+
+    among: Among = Among.JOB
+    number: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Listening:
-    """A shard, or worker 0 where there is none, is bound to an address."""
+    """A process is bound to an address, for one exchange of addresses."""
 
     address: str
+    round: Round = Round()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Connecting:
+    """A worker needs the addresses of an exchange, and has none to report."""
+
+    round: Round
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -139,7 +178,7 @@ class Failed:
     killed_by_user: bool = False
 
 
-Event = Listening | Ready | Alive | Progress | Saved | Done | Failed
+Event = Listening | Connecting | Ready | Alive | Progress | Saved | Done | Failed
 
 
 def decode_line(line: bytes) -> Mapping[str, object] | None:
@@ -161,7 +200,9 @@ def parse_event(fields: Mapping[str, object]) -> Event:
     """Return the typed value of an event; an unknown or incomplete one counts as a heartbeat."""
     kind = fields.get("event")
     if kind == "listening" and isinstance(address := fields.get("address"), str):
-        return Listening(address=address)
+        return Listening(address=address, round=round_of(fields))
+    if kind == "connecting":
+        return Connecting(round=round_of(fields))
     if kind == "ready":
         return Ready()
     iteration = _whole_number(fields.get("iteration"))
@@ -189,6 +230,15 @@ def encode_command(do: str, **fields: object) -> bytes:
     b'{"do": "connect", "addresses": ["tcp://127.0.0.1:5"]}'
     """
     return json.dumps({"do": do, **fields}).encode()
+
+
+def round_of(fields: Mapping[str, object]) -> Round:
+    """Return the exchange of addresses that an event or a command belongs to; the first, where
+    it does not say.
+    """
+    workers = fields.get("among") == Among.WORKERS.value
+    number = _whole_number(fields.get("round"))
+    return Round(among=Among.WORKERS if workers else Among.JOB, number=max(number or 0, 0))
 
 
 def _position(fields: Mapping[str, object]) -> LoopPosition | None:

@@ -12,6 +12,7 @@ import queue
 import sys
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any, NoReturn, TextIO
@@ -28,6 +29,8 @@ from ps_server import ServerError, SignalKind
 from ps_server.link_load import sending_s
 
 LOGGER = logging.getLogger(__name__)
+JOB, WORKERS = "job", "workers"
+"""Whose addresses are exchanged: the shards', without them worker 0's; or those of all workers."""
 HEARTBEAT_S = 2.0
 CONNECT_TIMEOUT_S = 600.0
 ORPHAN_S = 60.0
@@ -83,7 +86,9 @@ class LauncherConnection:
         self._lock = threading.Lock()
         self._closed = threading.Event()
         self.commands: queue.Queue[dict[str, Any]] = queue.Queue()
-        self._connects: queue.Queue[dict[str, Any]] = queue.Queue()
+        self._arrived = threading.Condition()
+        self._addresses: dict[tuple[str, int], list[str]] = {}
+        self._rounds: Counter[str] = Counter()
         self.watchdog = Watchdog()
         """Of the training loop."""
         self.loop_position: LoopPosition | None = None
@@ -112,7 +117,9 @@ class LauncherConnection:
         """Report the address at which this worker listens, unless it is empty, and wait for
         those of the job.
 
-        A request to stop that comes meanwhile waits for `forward_requests`.
+        All workers of the job take part in each exchange, in the same order. Each shard has a new
+        address in every exchange. A request to stop that comes meanwhile waits for
+        `forward_requests`.
 
         Returns:
             The shards' addresses in shard order; without shards rank 0's.
@@ -120,15 +127,36 @@ class LauncherConnection:
         Raises:
             JobError: they did not come within ten minutes, or the launcher has gone.
         """
+        return self._exchange_addresses(JOB, own)
+
+    def exchange_worker_addresses(self, own: str) -> list[str]:
+        """Report the address at which this worker listens, and return those of all workers by
+        rank.
+
+        All workers of the job take part in each exchange, in the same order.
+
+        Raises:
+            JobError: they did not come within ten minutes, or the launcher has gone.
+        """
+        return self._exchange_addresses(WORKERS, own)
+
+    def _exchange_addresses(self, among: str, own: str) -> list[str]:
+        number = self._rounds[among]
+        at = among, number
+        self._rounds[among] += 1
         if own:
-            self.send("listening", address=own)
-        try:
-            command = self._connects.get(timeout=CONNECT_TIMEOUT_S)
-        except queue.Empty as error:
-            raise JobError("the launcher has not sent the addresses of the job") from error
-        if command.get("do") == "gone":
+            self.send("listening", address=own, round=number, among=among)
+        elif number:  # for the first the shards listen unasked
+            self.send("connecting", round=number, among=among)
+        with self._arrived:
+            self._arrived.wait_for(
+                lambda: at in self._addresses or self.gone.is_set(), CONNECT_TIMEOUT_S
+            )
+            if at in self._addresses:
+                return self._addresses[at]
+        if self.gone.is_set():
             raise JobError("the job was stopped before training began")
-        return [str(address) for address in command["addresses"]]
+        raise JobError("the launcher has not sent the addresses of the job")
 
     def forward_requests(self, exchange: Exchange, rank: int) -> None:
         """Start to forward the launcher's requests to all workers (rank 0); other ranks note a
@@ -181,15 +209,22 @@ class LauncherConnection:
             for line in self._inlet:
                 with contextlib.suppress(ValueError):  # not JSON
                     command = json.loads(line)
-                    if isinstance(command, dict):
-                        (self._connects if command.get("do") == "connect" else self.commands).put(
-                            command
-                        )
+                    if isinstance(command, dict) and command.get("do") == "connect":
+                        self._take_addresses(command)
+                    elif isinstance(command, dict):
+                        self.commands.put(command)
         except Exception as error:  # noqa: BLE001 - the thread's outermost frame: the worker stops as without a launcher
             LOGGER.warning("the launcher's commands cannot be read: %r", error)
         self.gone.set()
-        for waiting in (self._connects, self.commands):
-            waiting.put({"do": "gone"})
+        with self._arrived:
+            self._arrived.notify_all()
+        self.commands.put({"do": "gone"})
+
+    def _take_addresses(self, command: Mapping[str, Any]) -> None:
+        with self._arrived:
+            at = str(command.get("among", JOB)), int(command.get("round", 0))
+            self._addresses[at] = [str(address) for address in command["addresses"]]
+            self._arrived.notify_all()
 
     def _send_heartbeats(self) -> None:
         while not self._closed.wait(HEARTBEAT_S):

@@ -247,6 +247,8 @@ def _build_local_group(
     of_host = [replace(t, factor_rows=t.factor_rows * group.workers) for t in tensors]
     one = replace(member, local_rank=0, local_workers=1)
     if group.rank:
+        if not one.alone:
+            arguments.connect("")  # as its leader does: all workers take part in each exchange
         follower = FollowerCarrier(tensors, group)
         schemes = [Scheme(value) for value in follower.schemes]
         exchange = Exchange([follower], follower.control, arguments.settings)

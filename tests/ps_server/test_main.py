@@ -13,6 +13,7 @@ import pytest
 from ps_server.__main__ import Reporter, _follow_launcher, main, parse
 from ps_server.errors import PeerLost, ServerError, SpecError
 from ps_server.protocol.shard import Shard
+from ps_server.rounds import Rounds
 from ps_server.server import Server
 from ps_server.statistics import ShardStatistics
 from ps_server.transport.memory import MemoryNetwork
@@ -137,7 +138,15 @@ def test_a_launcher_starts_and_stops_it() -> None:
         heard = json.loads(shard.stdout.readline())
         assert heard["event"] == "listening"
         assert heard["address"].startswith("tcp://127.0.0.1:")
-        shard.stdin.write('nonsense\n{"do": "stop"}\n')
+        for number in (1, 2):
+            shard.stdin.write(f'nonsense\n{{"do": "listen", "round": {number}}}\n')
+            shard.stdin.flush()
+            others = {heard["address"]}
+            while (heard := json.loads(shard.stdout.readline()))["event"] != "listening":
+                pass
+            assert heard["round"] == number
+            assert heard["address"] not in others
+        shard.stdin.write('{"do": "stop"}\n')
         shard.stdin.flush()
         events = [json.loads(line)["event"] for line in shard.stdout]
         assert events[-1] == "done"
@@ -155,36 +164,37 @@ class Unreadable:
 
 
 @pytest.fixture
-def server() -> Server:
-    return Server(Shard(0, 1, b""), MemoryNetwork(1).server(0))
+def rounds() -> Rounds:
+    found = Rounds(lambda _: Server(Shard(0, 1, b""), MemoryNetwork(1).server(0)))
+    found.listen()
+    return found
 
 
 def test_commands_that_cannot_be_read_end_the_shard(
-    monkeypatch: pytest.MonkeyPatch, server: Server
+    monkeypatch: pytest.MonkeyPatch, rounds: Rounds
 ) -> None:
     monkeypatch.setattr("sys.stdin", Unreadable())
-    thread = threading.Thread(target=_follow_launcher, args=(server,))
+    thread = threading.Thread(target=_follow_launcher, args=(rounds, Reporter()))
     thread.start()
     with pytest.raises(
         ServerError, match=r"^reading the launcher's commands failed: UnicodeDecodeError"
     ):
-        server.serve()
+        rounds.wait(stays=True)
     thread.join()
 
 
 def test_statistics_that_cannot_be_had_end_the_shard(
-    monkeypatch: pytest.MonkeyPatch, server: Server
+    monkeypatch: pytest.MonkeyPatch, rounds: Rounds
 ) -> None:
     def broken() -> ShardStatistics:
         raise KeyError("counts")
 
-    monkeypatch.setattr(server, "statistics", broken)
+    monkeypatch.setattr(rounds, "statistics", broken)
     monkeypatch.setattr("ps_server.__main__.ALIVE_S", 0.0)
-    server.turns = 1
     reporter = Reporter()
-    reporter.start_heartbeat(server)
+    reporter.start_heartbeat(rounds)
     with pytest.raises(PeerLost, match=r"^reporting to the launcher failed: KeyError"):
-        server.serve()
+        rounds.wait(stays=True)
     reporter.close()
 
 

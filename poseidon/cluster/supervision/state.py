@@ -216,7 +216,6 @@ class ProcessState:
     position: LoopPosition | None = None
     pid: int | None = None
     ready: bool = False
-    address: str | None = None
     iteration: int | None = None
     explained: bool = False
     finish_by_s: float | None = None

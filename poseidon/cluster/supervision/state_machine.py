@@ -5,7 +5,8 @@
         +---------------- a cause -------------------+--> FAILING --all gone--> ENDED <-----+
 
 Workers get the addresses of the shards as soon as all are known; without shards that of worker 0,
-where it listens.
+where it listens. Later exchanges of addresses begin when a worker takes part in one: each shard
+then listens at one more address.
 
 Laws:
 * Nothing here starts, signals, waits or reads a clock; `now` (seconds, monotonic) comes with every
@@ -22,6 +23,8 @@ from collections.abc import Mapping, Sequence
 
 from poseidon.cluster.events import (
     Alive,
+    Among,
+    Connecting,
     Done,
     Event,
     Failed,
@@ -29,6 +32,7 @@ from poseidon.cluster.events import (
     LoopPosition,
     Progress,
     Ready,
+    Round,
     Saved,
     encode_command,
 )
@@ -63,6 +67,8 @@ from poseidon.errors import JobError, JobInterrupted
 LONGEST_PAUSE_S = 5.0
 # After SIGKILL only the kernel can delay the end of a process (a dead disk or network file system).
 GIVE_UP_S = 10.0
+FIRST = Round()
+"""The exchange of addresses for which the shards listen from their start."""
 DISTRIBUTE, STEP, LEAVING = "distribute", "step", "close"
 """Values of `LoopPosition.current`: a worker waits until all have joined; it ends a step; it waits
 at the end of its `with` block.
@@ -89,7 +95,9 @@ class JobStateMachine:
         self._last_event_s = now
         self._start_by_s = now + settings.start_timeout_s
         self._state = JobState.STARTING
-        self._connected = False
+        self._addresses: dict[Round, dict[ProcessName, str]] = {FIRST: {}}
+        self._asked = {FIRST}  # exchanges of addresses for which the shards listen, or soon will
+        self._connected: set[Round] = set()
         self._saved = False  # a snapshot, since its start
         self._stop_requested = False
         self._stop_code = 0
@@ -171,7 +179,11 @@ class JobStateMachine:
     def _report(self, process: ProcessState, event: Event, now: float) -> None:
         process.reported_s = now
         if isinstance(event, Listening):
-            process.address, process.ready = event.address, True
+            self._addresses.setdefault(event.round, {})[process.name] = event.address
+            process.ready = True
+        elif isinstance(event, Connecting):
+            self._addresses.setdefault(event.round, {})
+            process.ready = True
         elif isinstance(event, Ready):
             process.ready = True
         elif isinstance(event, Alive):
@@ -340,12 +352,27 @@ class JobStateMachine:
         # Once a worker trains a stop takes a snapshot first.
         if self.all_ready or any(worker.iteration is not None for worker in self._workers):
             self._state = JobState.RUNNING
-        addresses = [process.address for process in self._listeners]
-        if self._connected or None in addresses:
+        return [action for at in self._addresses for action in self._exchange_addresses(at)]
+
+    def _exchange_addresses(self, at: Round) -> list[Action]:
+        """Let the shards listen once more where needed; send the addresses once all are known."""
+        if at in self._connected:
             return []
-        self._connected = True
-        line = encode_command("connect", addresses=addresses)
-        return [SendLine(name=worker.name, line=line) for worker in self._workers]
+        actions: list[Action] = []
+        if at.among is Among.JOB and at not in self._asked:
+            self._asked.add(at)
+            line = encode_command("listen", round=at.number)
+            actions = [SendLine(name=shard.name, line=line) for shard in self._shards]
+        listeners = self._workers if at.among is Among.WORKERS else self._listeners
+        known = self._addresses[at]
+        if all(process.name in known for process in listeners):
+            self._connected.add(at)
+            addresses = [known[process.name] for process in listeners]
+            line = encode_command(
+                "connect", addresses=addresses, round=at.number, among=at.among.value
+            )
+            actions += [SendLine(name=worker.name, line=line) for worker in self._workers]
+        return actions
 
     def _stop_shards(self, now: float) -> list[Action]:
         for shard in self._shards:

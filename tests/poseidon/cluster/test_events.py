@@ -8,6 +8,8 @@ import pytest
 
 from poseidon.cluster.events import (
     Alive,
+    Among,
+    Connecting,
     Done,
     Event,
     Failed,
@@ -15,6 +17,7 @@ from poseidon.cluster.events import (
     LoopPosition,
     Progress,
     Ready,
+    Round,
     Saved,
     decode_line,
     encode_command,
@@ -28,6 +31,10 @@ from poseidon.cluster.events import (
         ('{"event": "listening", "address": '
 '"tcp://127.0.0.1:40123"}', Listening(address="tcp://127.0.0.1:40123")),
         ('{"event": "listening"}', Alive()),
+        ('{"event": "listening", "address": "a", "round": 2, "among": "workers"}',
+         Listening(address="a", round=Round(among=Among.WORKERS, number=2))),
+        ('{"event": "connecting", "round": 1}', Connecting(round=Round(number=1))),
+        ('{"event": "connecting", "round": -1, "among": 3}', Connecting(round=Round())),
         ('{"event": "ready"}', Ready()),
         ('{"event": "alive"}', Alive()),
         ('{"event": "alive", "still_s": 1, "steps": 6, "collections": 2, "collection": "mean"}',

@@ -56,10 +56,31 @@ def test_an_address_is_reported_and_a_stop_meanwhile_waits() -> None:
         assert json.loads(outlet.getvalue().splitlines()[0]) == {
             "event": "listening",
             "address": "tcp://own:2",
+            "round": 0,
+            "among": "job",
         }
         assert launcher.commands.get() == {"do": "stop"}
     finally:
         launcher.close()
+
+
+def test_addresses_are_exchanged_several_times_among_the_job_and_among_workers() -> None:
+    answers = [
+        {"do": "connect", "among": among, "round": number, "addresses": [f"tcp://{among}:{number}"]}
+        for among, number in (("job", 1), ("workers", 0), ("job", 0))
+    ]
+    launcher, outlet = connection(*answers)
+    launcher.start()
+    try:
+        assert launcher.exchange_addresses() == ["tcp://job:0"]
+        assert launcher.exchange_worker_addresses("tcp://own:2") == ["tcp://workers:0"]
+        assert launcher.exchange_addresses() == ["tcp://job:1"]
+    finally:
+        launcher.close()
+    assert [json.loads(line) for line in outlet.getvalue().splitlines()] == [
+        {"event": "listening", "address": "tcp://own:2", "round": 0, "among": "workers"},
+        {"event": "connecting", "round": 1, "among": "job"},
+    ]
 
 
 class Unreadable(io.StringIO):

@@ -9,6 +9,8 @@ import pytest
 
 from poseidon.cluster.events import (
     Alive,
+    Among,
+    Connecting,
     Done,
     Event,
     Failed,
@@ -16,6 +18,7 @@ from poseidon.cluster.events import (
     LoopPosition,
     Progress,
     Ready,
+    Round,
     Saved,
 )
 from poseidon.cluster.job_plan import ProcessName, Role
@@ -113,6 +116,10 @@ def commands(actions: list[Action]) -> list[tuple[str, object]]:
     return [(a.name.short, json.loads(a.line)) for a in actions if isinstance(a, SendLine)]
 
 
+def connect_to(*addresses: str, number: int = 0, among: str = "job") -> dict[str, object]:
+    return {"do": "connect", "addresses": list(addresses), "round": number, "among": among}
+
+
 def terminated(actions: list[Action]) -> list[str]:
     return [a.name.short for a in actions if isinstance(a, Terminate)]
 
@@ -123,7 +130,7 @@ def killed(actions: list[Action]) -> list[str]:
 
 def test_a_good_job() -> None:
     job = Job().start()
-    connect = {"do": "connect", "addresses": ["tcp://127.0.0.1:5"]}
+    connect = connect_to("tcp://127.0.0.1:5")
     assert job.hear(WORKER_0, Ready()) == []
     assert commands(job.hear(SHARD, Listening(address="tcp://127.0.0.1:5"))) == [
         ("worker 0", connect),
@@ -170,10 +177,47 @@ def test_without_shards_the_address_of_worker_0_goes_to_all_whenever_it_comes(ru
     if runs:
         assert job.hear(WORKER_1, Ready()) == []
         assert job.state is JobState.RUNNING
-    connect = {"do": "connect", "addresses": ["tcp://127.0.0.1:7"]}
+    connect = connect_to("tcp://127.0.0.1:7")
     actions = job.hear(WORKER_0, Listening(address="tcp://127.0.0.1:7"))
     assert commands(actions) == [("worker 0", connect), ("worker 1", connect)]
     assert job.wait(5, alive=(WORKER_0, WORKER_1)) == []
+
+
+def test_the_shards_listen_once_more_for_a_later_exchange_of_addresses() -> None:
+    job = Job().run()
+    second = Round(number=1)
+    assert commands(job.hear(WORKER_1, Connecting(round=second))) == [
+        ("shard 0", {"do": "listen", "round": 1})
+    ]
+    assert job.hear(WORKER_0, Connecting(round=second)) == []
+    connect = connect_to("tcp://127.0.0.1:6", number=1)
+    assert commands(job.hear(SHARD, Listening(address="tcp://127.0.0.1:6", round=second))) == [
+        ("worker 0", connect),
+        ("worker 1", connect),
+    ]
+    assert job.wait(5, alive=ALL) == []
+
+
+def test_without_shards_a_later_exchange_has_the_next_address_of_worker_0() -> None:
+    job = Job((WORKER_0, WORKER_1)).start()
+    second = Round(number=1)
+    job.hear(WORKER_0, Listening(address="tcp://127.0.0.1:7"))
+    assert job.hear(WORKER_1, Connecting(round=second)) == []
+    connect = connect_to("tcp://127.0.0.1:8", number=1)
+    actions = job.hear(WORKER_0, Listening(address="tcp://127.0.0.1:8", round=second))
+    assert commands(actions) == [("worker 0", connect), ("worker 1", connect)]
+
+
+@pytest.mark.parametrize("names", [ALL, (WORKER_0, WORKER_1)])
+def test_workers_exchange_their_own_addresses(names: tuple[ProcessName, ...]) -> None:
+    job = Job(names).start()
+    first = Round(among=Among.WORKERS)
+    assert job.hear(WORKER_1, Listening(address="b", round=first)) == []
+    connect = connect_to("a", "b", among="workers")
+    assert commands(job.hear(WORKER_0, Listening(address="a", round=first))) == [
+        ("worker 0", connect),
+        ("worker 1", connect),
+    ]
 
 
 def test_a_job_in_which_nobody_listens_runs_and_ends() -> None:

@@ -1,0 +1,125 @@
+"""The servers of one shard's process: one for each round in which the job's workers connect.
+
+Each round has a state machine, an address and a thread of its own. A script that distributes two
+modules has two.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import asdict
+
+from ps_server.errors import ServerError, as_server_error
+from ps_server.server import Server
+from ps_server.statistics import ShardStatistics
+
+POLL_S = 0.5
+OF_THIS_MOMENT = ("longest_queue", "peak_bytes")
+"""Statistics that are not sums over the rounds: the largest counts."""
+
+
+class Rounds:
+    """See the module's docstring.
+
+    Args:
+        open_server: opens the server of a round, by its number.
+    """
+
+    def __init__(self, open_server: Callable[[int], Server]) -> None:
+        self._open_server = open_server
+        self._changed = threading.Condition()
+        self._servers: list[Server] = []
+        self._running: list[Server] = []
+        self._turns: dict[Server, int] = {}
+        self._idle_limit_s: float | None = None
+        self._stopping = False
+        self._failure: ServerError | None = None
+
+    def listen(self) -> str:
+        """Open the next round; return where its clients reach it."""
+        server = self._open_server(len(self._servers))
+        with self._changed:
+            self._servers.append(server)
+            self._running.append(server)
+            if self._idle_limit_s is not None:
+                server.stop_when_idle(self._idle_limit_s)
+            if self._stopping:
+                server.stop()
+        name = f"ps-round-{len(self._servers) - 1}"
+        threading.Thread(target=self._serve, args=(server,), name=name, daemon=True).start()
+        return server.address
+
+    def _serve(self, server: Server) -> None:
+        try:
+            server.serve()
+        except Exception as error:  # noqa: BLE001 - the thread's outermost frame: `wait` raises the error
+            self.fail(as_server_error(error, "serving the workers failed"))
+        finally:
+            with self._changed:
+                self._running.remove(server)
+                self._changed.notify_all()
+
+    def wait(self, *, stays: bool) -> None:
+        """Return once the workers of all rounds have left, or `stop` was called.
+
+        Args:
+            stays: wait for `stop` though all have left: there may be another round.
+
+        Raises:
+            ServerError: what `fail` was given, or has ended a round.
+        """
+        with self._changed:
+            while self._running or (stays and not (self._stopping or self._is_orphan)):
+                self._changed.wait(POLL_S)
+        if self._failure is not None:
+            raise self._failure
+
+    @property
+    def _is_orphan(self) -> bool:
+        return self._idle_limit_s is not None
+
+    def moves(self) -> bool:
+        """Return whether every round that runs has received since the last call."""
+        with self._changed:
+            before, self._turns = self._turns, {s: s.turns for s in self._running}
+        return all(before.get(server) != turns for server, turns in self._turns.items())
+
+    def statistics(self) -> ShardStatistics:
+        """Return what all rounds have done so far. Any thread may call it."""
+        rounds = [asdict(server.statistics()) for server in list(self._servers)]
+        return ShardStatistics(
+            **{
+                name: (max if name in OF_THIS_MOMENT else sum)(one[name] for one in rounds)
+                for name in rounds[0]
+            }
+        )
+
+    def counts(self) -> dict[str, int]:
+        """Return the sums of the rounds' counters (`Counts`)."""
+        rounds = [asdict(server.shard.counts) for server in self._servers]
+        return {name: sum(one[name] for one in rounds) for name in rounds[0]}
+
+    def stop_when_idle(self, limit_s: float) -> None:
+        """Let each round end once no peer is connected, or none has sent for `limit_s` seconds.
+
+        Any thread may call it.
+        """
+        with self._changed:
+            self._idle_limit_s = limit_s
+            for server in self._servers:
+                server.stop_when_idle(limit_s)
+            self._changed.notify_all()
+
+    def fail(self, error: ServerError) -> None:
+        """Let `wait` raise an error soon. Any thread may call it."""
+        self._failure = self._failure or error
+        self.stop()
+
+    def stop(self) -> None:
+        """Let `wait` return soon. Any thread, and the handler of a signal, may call it."""
+        with self._changed:
+            self._stopping = True
+            for server in self._servers:
+                server.stop()
+            self._changed.notify_all()
