@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     )
     from ps_server.network import Network
     from ps_server.protocol.messages import Signal, SignalKind
+    from ps_server.protocol.row_settings import RowInit, RowRule, RowRuleKind, RowTableSpec
     from ps_server.protocol.settings import (
         CodecKind,
         CodecPair,
@@ -68,6 +69,10 @@ __all__ = [
     "Precision",
     "Regularization",
     "RemoteProtocolError",
+    "RowInit",
+    "RowRule",
+    "RowRuleKind",
+    "RowTableSpec",
     "Rule",
     "RuleKind",
     "Server",
@@ -102,6 +107,7 @@ if not TYPE_CHECKING:
             "Signal",
             "SignalKind",
         ),
+        "protocol.row_settings": ("RowInit", "RowRule", "RowRuleKind", "RowTableSpec"),
         "protocol.settings": (
             "CodecKind",
             "CodecPair",

@@ -12,6 +12,7 @@ from typing import TypeVar
 
 import numpy as np
 
+from ps_server.client_rows import ClientRows
 from ps_server.collection import Collection
 from ps_server.link import LinkPriority
 from ps_server.meters import ClientMeter
@@ -51,6 +52,9 @@ class Client:
             (`worker_session.py`).
         memory_for: the largest store that may follow a trial, which shares its memory; None:
             `store`.
+
+    Attributes:
+        rows: the row tables, which are created once the store has started.
 
     Example::
 
@@ -104,6 +108,7 @@ class Client:
             prioritized=prioritized,
             holds_back=self._holds_back,
         )
+        self.rows = ClientRows(self._call, self._monitor, lambda: self._session.rows)
         self._pump.start()
 
     def start(self, initial: InitialValue) -> None:

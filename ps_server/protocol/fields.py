@@ -113,9 +113,23 @@ class Fields:
             raise RemoteProtocolError(f"header field {self._next} is not a list of lists")
         return [Fields(item, ()) for item in value]
 
-    def arrays(self) -> list[m.Array]:
-        """Return all frames as arrays of float32."""
-        return [_float32_array(frame) for frame in self._take_frames()]
+    def rows(self, others: int | None = None) -> m.RowIds:
+        """Return the next frame as numbers of rows, in increasing order.
+
+        Args:
+            others: how many frames follow it; None: any number.
+        """
+        if not self._frames or (others is not None and len(self._frames) != others + 1):
+            raise RemoteProtocolError(f"a message about rows has {len(self._frames)} data frames")
+        frame, self._frames = self._frames[0], self._frames[1:]
+        rows = np.asarray(_array(frame, np.dtype(np.uint32)), np.uint32)
+        if not np.all(rows[1:] > rows[:-1]):
+            raise RemoteProtocolError("a message has numbers of rows that do not increase")
+        return rows
+
+    def arrays(self, count: int | None = None) -> list[m.Array]:
+        """Return all frames, or so many, as arrays of float32."""
+        return [_float32_array(frame) for frame in self._take_frames(count)]
 
     def array(self) -> m.Array:
         """Return the only frame as an array of float32."""

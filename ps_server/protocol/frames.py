@@ -4,9 +4,9 @@ A message is one header frame and then its raw frames; a packet is one or more m
 the other:
 
     header   msgpack array: [PROTOCOL_VERSION, kind, number of frames, field, field, ...]
-    frames   arrays, little endian, or opaque payloads; never copied by this module. Arrays are of float32, save those of
-             Push and Value, whose header ends with their precision; `encoded` ones are bytes that a
-             codec made
+    frames   arrays, little endian, or opaque payloads; never copied by this module. Arrays are of
+             float32, save those of Push and Value, whose header ends with their precision;
+             `encoded` ones are bytes that a codec made. Numbers of rows are of uint32
 
 Law: `decode` accepts exactly what `encode` makes. Types, ranges and sizes are checked here, before
 any state is touched; whatever else arrives is a `RemoteProtocolError`. Nothing is unpickled or
@@ -27,6 +27,15 @@ import msgpack
 from ps_server.errors import RemoteProtocolError, SpecError
 from ps_server.protocol import messages as m
 from ps_server.protocol.fields import PRECISIONS, Buffer, Fields, Header, raw_bytes
+from ps_server.protocol.row_settings import (
+    MAX_ROW_ELEMENTS,
+    MAX_ROW_TABLES,
+    MAX_ROWS,
+    RowInit,
+    RowRule,
+    RowRuleKind,
+    RowTableSpec,
+)
 from ps_server.protocol.settings import (
     MAX_TABLES,
     MAX_WORKERS,
@@ -230,8 +239,38 @@ def _read_store(f: Fields) -> StoreSpec:
     )
 
 
+def _write_row_table(spec: RowTableSpec) -> Header:
+    rule = spec.rule
+    return [
+        *(spec.name, spec.rows, spec.dim, spec.init.value, float(spec.scale), spec.seed),
+        *(spec.staleness, rule.kind.value, float(rule.beta1), float(rule.beta2), float(rule.eps)),
+    ]
+
+
+def _read_row_table(f: Fields) -> RowTableSpec:
+    return RowTableSpec(
+        name=f.text(),
+        rows=f.integer(MAX_ROWS + 1),
+        dim=f.integer(MAX_ROW_ELEMENTS + 1),
+        init=_member(RowInit, f.text()),
+        scale=f.number(),
+        seed=f.integer(2**63),
+        staleness=f.integer(2**31),
+        rule=RowRule(
+            kind=_member(RowRuleKind, f.text()),
+            beta1=f.number(),
+            beta2=f.number(),
+            eps=f.number(),
+        ),
+    )
+
+
 def _table(f: Fields) -> int:
     return f.integer(MAX_TABLES)
+
+
+def _row_table(f: Fields) -> int:
+    return f.integer(MAX_ROW_TABLES)
 
 
 def _chunk(f: Fields) -> int:
@@ -277,6 +316,24 @@ _WRITERS: dict[type, tuple[int, Callable[[Any], Written]]] = {
     m.Gone: (20, lambda x: ([x.worker, x.iterations], ())),
     m.MemoryOffer: (21, lambda x: ([x.process, x.file, x.nonce, x.slots, x.slot_bytes], ())),
     m.MemoryAnswer: (22, lambda x: ([x.opened], ())),
+    m.CreateRows: (23, lambda x: ([x.row_table, x.shards, *_write_row_table(x.spec)], ())),
+    m.PushRows: (
+        24,
+        lambda x: (
+            [x.row_table, x.clock, float(x.rate)],
+            [raw_bytes(x.rows), raw_bytes(x.array)],
+        ),
+    ),
+    m.GetRows: (25, lambda x: ([x.row_table, x.number, x.clock], [raw_bytes(x.rows)])),
+    m.Rows: (26, lambda x: ([x.row_table, x.number], [raw_bytes(x.array)])),
+    m.ReadRows: (27, lambda x: ([x.row_table, x.first, x.count], ())),
+    m.KeptRows: (
+        28,
+        lambda x: (
+            [x.row_table, x.clock],
+            [raw_bytes(x.rows), *(raw_bytes(a) for a in x.arrays)],
+        ),
+    ),
 }
 
 
@@ -349,6 +406,14 @@ _READ: dict[type, Callable[[Fields], m.Message]] = {
         f.integer(MAX_SLOT_BYTES),
     ),
     m.MemoryAnswer: lambda f: m.MemoryAnswer(f.flag()),
+    m.CreateRows: lambda f: m.CreateRows(
+        _row_table(f), f.integer(MAX_WORKERS + 1, least=1), _read_row_table(f)
+    ),
+    m.PushRows: lambda f: m.PushRows(_row_table(f), _clock(f), f.number(), f.rows(1), *f.arrays(1)),
+    m.GetRows: lambda f: m.GetRows(_row_table(f), f.integer(MAX_CLOCK), _clock(f), f.rows(0)),
+    m.Rows: lambda f: m.Rows(_row_table(f), f.integer(MAX_CLOCK), f.array()),
+    m.ReadRows: lambda f: m.ReadRows(_row_table(f), f.integer(MAX_ROWS + 1), f.integer(MAX_ROWS)),
+    m.KeptRows: lambda f: m.KeptRows(_row_table(f), _clock(f), f.rows(), f.arrays()),
 }
 
 

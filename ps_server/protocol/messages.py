@@ -18,9 +18,12 @@ from enum import Enum, unique
 import numpy as np
 from numpy.typing import NDArray
 
+from ps_server.protocol.row_settings import RowTableSpec
 from ps_server.protocol.settings import StoreSpec
 
 Array = NDArray[np.float32]
+RowIds = NDArray[np.uint32]
+"""Numbers of rows of a row table, each once, in increasing order."""
 Payload = NDArray[np.float32] | NDArray[np.float16] | NDArray[np.uint16] | NDArray[np.uint8]
 """An array as it crosses the wire; uint16 holds bfloat16 (`precision.py`), uint8 what a codec
 made (`codecs.py`).
@@ -206,6 +209,73 @@ class History:
 
 
 @dataclass(frozen=True, slots=True)
+class CreateRows:
+    """Worker -> shard: row table number `row_table`, the same from every worker; rows are spread
+    over `shards` shards.
+    """
+
+    row_table: int
+    shards: int
+    spec: RowTableSpec
+
+
+@dataclass(frozen=True, slots=True)
+class PushRows:
+    """Worker -> shard: the gradients of iteration `clock`, a sum for each row; maybe of no rows."""
+
+    row_table: int
+    clock: int
+    rate: float
+    rows: RowIds
+    array: Array
+
+
+@dataclass(frozen=True, slots=True)
+class GetRows:
+    """Worker -> shard: answer request `number` with these rows once the table has reached
+    `clock`.
+    """
+
+    row_table: int
+    number: int
+    clock: int
+    rows: RowIds
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """Shard -> worker: the values of the rows of request `number`."""
+
+    row_table: int
+    number: int
+    array: Array
+
+
+@dataclass(frozen=True, slots=True)
+class ReadRows:
+    """Worker -> shard: answer with `KeptRows` of up to `count` rows that have been changed, from
+    place `first` on.
+    """
+
+    row_table: int
+    first: int
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class KeptRows:
+    """Shard -> worker: changed rows with values and histories after `clock` updates.
+
+    Rank 0 -> shard: continue with these, before the first push.
+    """
+
+    row_table: int
+    clock: int
+    rows: RowIds
+    arrays: Sequence[Array]
+
+
+@dataclass(frozen=True, slots=True)
 class Gather:
     """Worker -> shard 0: the worker's contribution to collection `tag` (0, 1, 2, ...)."""
 
@@ -268,6 +338,11 @@ ToShard = (
     | Gather
     | Signal
     | Leave
+    | CreateRows
+    | PushRows
+    | GetRows
+    | ReadRows
+    | KeptRows
 )
 ToWorker = (
     Welcome
@@ -282,6 +357,8 @@ ToWorker = (
     | Fault
     | Gone
     | Leave
+    | Rows
+    | KeptRows
 )
 Message = ToShard | ToWorker
 
@@ -289,10 +366,16 @@ Message = ToShard | ToWorker
 def payload_bytes(message: Message) -> int:
     """Return the bytes of a message's arrays or payloads: all but its header."""
     match message:
-        case Push() | Value() | Store():
+        case Push() | Value() | Store() | Rows():
             return message.array.nbytes
         case Initial() | History():
             return sum(array.nbytes for array in message.arrays)
+        case PushRows():
+            return message.rows.nbytes + message.array.nbytes
+        case GetRows():
+            return message.rows.nbytes
+        case KeptRows():
+            return message.rows.nbytes + sum(array.nbytes for array in message.arrays)
         case Gather():
             return len(message.payload)
         case Gathered():

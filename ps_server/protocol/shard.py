@@ -42,6 +42,7 @@ from ps_server.protocol.members import Members, Outgoing
 from ps_server.protocol.placement import place
 from ps_server.protocol.precision import NUMPY_TYPES, as_array, as_tensor, of_pushes, of_values
 from ps_server.protocol.settings import Consistency, Keeping, StoreSpec
+from ps_server.protocol.shard_rows import ShardRows
 from ps_server.rules import clip_factor, sum_of_squares
 
 EMPTY = np.zeros(0, np.float32)
@@ -74,6 +75,7 @@ class Shard:
         self._workers = workers
         self._members = Members(workers, token)
         self._collections = ShardCollections(workers)
+        self._rows = ShardRows(index, workers)
         self._store: StoreSpec | None = None
         self._cells: dict[tuple[int, int], Cell] = {}
         self._clock = VectorClock(workers)
@@ -96,6 +98,7 @@ class Shard:
             m.Gather: self._gather,
             m.Signal: self._signal,
             m.Leave: self._leave,
+            **dict.fromkeys(self._rows.handlers, self._of_rows),
         }
 
     @property
@@ -111,7 +114,7 @@ class Shard:
     @property
     def memory_bytes(self) -> int:
         """Bytes of all values and histories. Any thread may read it."""
-        return sum(
+        return self._rows.memory_bytes + sum(
             4 * cell.chunk.size * (1 + len(cell.history)) for cell in list(self._cells.values())
         )
 
@@ -132,7 +135,7 @@ class Shard:
         else:
             outgoing = list(self._handlers[type(message)](members.ranks[sender], message))
         members.advance(sender, after)
-        if members.left and isinstance(message, m.Push):
+        if members.left and isinstance(message, m.Push | m.PushRows):
             outgoing.extend(self._notify_of_missing(members.ranks[sender]))
         if isinstance(message, m.Create):
             outgoing.extend(self._begin())
@@ -413,9 +416,17 @@ class Shard:
             yield self._members.to(rank, m.Gone(gone, iterations))
 
     def _is_behind(self, rank: int, other: int) -> bool:
-        return self._collections.behind(rank, other) or any(
-            cell.own[rank] < cell.own[other] for cell in self._cells.values()
+        return (
+            self._collections.behind(rank, other)
+            or self._rows.behind(rank, other)
+            or any(cell.own[rank] < cell.own[other] for cell in self._cells.values())
         )
+
+    def _of_rows(self, rank: int, message: m.Message) -> Iterator[Outgoing]:
+        for worker, answer in self._rows.handlers[type(message)](rank, message):
+            self.counts.bytes_out += m.payload_bytes(answer)
+            yield self._members.to(worker, answer)
+        self.counts.bytes_in += m.payload_bytes(message)
 
     def _cell(self, table: int, chunk: int) -> Cell:
         cell = self._cells.get((table, chunk))

@@ -39,6 +39,7 @@ from ps_server.protocol.placement import Chunk, place
 from ps_server.protocol.precision import Compressor, of_pushes
 from ps_server.protocol.settings import Consistency, Keeping, StoreSpec, TableSpec
 from ps_server.protocol.values import Held, WorkerValues, check_array, feedback_for
+from ps_server.protocol.worker_rows import WorkerRows
 from ps_server.rules import history_count
 
 
@@ -89,6 +90,7 @@ class Session:
         self.clock = store.start_clock
         self.signals = WorkerSignals(rank)
         self.collections = WorkerCollections(store.workers)
+        self.rows = WorkerRows(store.shards)
         self._token = token
         self._log = log if store.consistency is Consistency.SSP_AGGR else None
         self._sent_clock = store.start_clock
@@ -159,6 +161,7 @@ class Session:
         session = Session(self.rank, store, self._token, log=self._log, table_clocks=table_clocks)
         session._joins = False
         session.collections = self.collections.renewed()
+        session.rows = self.rows
         session.signals = WorkerSignals(self.rank, unwelcome=frozenset(range(store.shards)))
         return session
 
@@ -416,6 +419,8 @@ class Session:
                 self.norm.put_total(message)
             case m.History():
                 self.values.receive_history(shard, message)
+            case m.Rows() | m.KeptRows():
+                self.rows.receive(shard, message)
             case m.Gathered() if self.collections.expects(message):
                 self.collections.receive(message)
             case m.Leave() if self._left:

@@ -15,6 +15,7 @@ from ps_server.errors import RemoteProtocolError
 from ps_server.protocol import messages as m
 from ps_server.protocol.fields import Buffer
 from ps_server.protocol.frames import PROTOCOL_VERSION, decode, encode
+from ps_server.protocol.row_settings import RowInit, RowRule, RowRuleKind, RowTableSpec
 from ps_server.protocol.settings import (
     CodecKind,
     CodecPair,
@@ -54,6 +55,17 @@ LOSSY = StoreSpec(
     shards=1,
     tables=(TableSpec(name="ip", size=5, codec=CodecPair(CodecSpec(CodecKind.TOPK, 0.015), None)),),
 )
+ROW_TABLE = RowTableSpec(
+    name="users",
+    rows=10,
+    dim=3,
+    rule=RowRule(kind=RowRuleKind.ADAM, beta1=0.5, beta2=0.75, eps=1e-6),
+    init=RowInit.NORMAL,
+    scale=0.25,
+    seed=2**62,
+    staleness=2,
+)
+ROWS = np.array([1, 7], np.uint32)
 MESSAGES = [
     m.Hello(1, b"secret"),
     m.Welcome(2),
@@ -83,6 +95,13 @@ MESSAGES = [
     m.Leave(),
     m.Fault("no such chunk"),
     m.Gone(1, 7),
+    m.CreateRows(1, 2, ROW_TABLE),
+    m.PushRows(1, 5, 0.5, ROWS, np.ones(6, dtype=np.float32)),
+    m.PushRows(1, 5, 0.5, ROWS[:0], ONES[:0]),
+    m.GetRows(1, 9, 5, ROWS),
+    m.Rows(1, 9, np.ones(6, dtype=np.float32)),
+    m.ReadRows(1, 100, 50),
+    m.KeptRows(1, 5, ROWS, [np.ones(6, dtype=np.float32), np.ones(2, dtype=np.float32)]),
 ]
 
 
@@ -248,3 +267,19 @@ def test_whole_numbers_in_a_rule_travel_as_the_floats_they_mean() -> None:
     store = StoreSpec(workers=1, shards=1, tables=(table,), clip=3, gradient_scale=1)
     (received,) = decode(encode(m.Create(store)))
     assert received.message == m.Create(store)
+
+
+@pytest.mark.parametrize(
+    ("frames", "reason"),
+    [
+        ([np.array([7, 1], np.uint32)], "do not increase"),
+        ([np.array([7, 7], np.uint32)], "do not increase"),
+        ([np.array([1], np.uint16)], "2 bytes"),
+        ([], "0 data frames"),
+        ([ROWS, ROWS], "2 data frames"),
+    ],
+)
+def test_numbers_of_rows_are_checked(frames: list[np.ndarray], reason: str) -> None:
+    header = msgpack.packb([PROTOCOL_VERSION, 25, len(frames), 1, 9, 5])
+    with pytest.raises(RemoteProtocolError, match=reason):
+        decode([header, *(frame.tobytes() for frame in frames)])
