@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence, Sized
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -29,6 +29,7 @@ from poseidon.engine.module.checkpoint_file import (
 from poseidon.engine.module.sampler import SharedLoader, SharedSampler
 from poseidon.engine.module.step_loop import StepLoop
 from poseidon.engine.module.tensors import GroupPlan
+from poseidon.engine.module.weights import Batch, BatchWeights
 from poseidon.engine.module.worker_context import WorkerContext
 from poseidon.engine.module.worker_state import Kept, WorkerState
 from poseidon.engine.snapshot_writer import WrittenSnapshot
@@ -53,6 +54,7 @@ class Group(StepLoop):
         self._own = WorkerState(uncompiled(module), plan.rest, context.worker.device)
         self._resume_from = context.checkpoint
         self._says_where = False
+        self._weights = BatchWeights(context.worker.size)
         super().__init__(module, plan, context)
 
     def mean(self, value: Number) -> Number:
@@ -87,6 +89,11 @@ class Group(StepLoop):
             shuffle: draw a random order for each epoch.
             seed: of the orders.
         """
+        return self._sampler(dataset, shuffle, seed)
+
+    def _sampler(
+        self, dataset: Sized, shuffle: bool, seed: int, *, unfilled: int = 0
+    ) -> SharedSampler:
         sampler = SharedSampler(
             dataset,
             rank=self.rank,
@@ -94,6 +101,7 @@ class Group(StepLoop):
             shuffle=shuffle,
             seed=seed,
             on_return=self._own.return_random,
+            unfilled=unfilled,
         )
         self._own.add(sampler)
         return sampler
@@ -105,6 +113,7 @@ class Group(StepLoop):
         *,
         shuffle: bool = True,
         seed: int = 0,
+        even: bool = True,
         **arguments: Any,
     ) -> SharedLoader:
         """Return a DataLoader of this worker's records.
@@ -116,11 +125,79 @@ class Group(StepLoop):
             batch_size: records of a batch of this worker.
             shuffle: draw a random order for each epoch.
             seed: of the orders.
+            even: give all workers equally many records: some come twice in an epoch. False: each
+                record comes once; the last batches are shorter, so `weigh` the losses.
             arguments: DataLoader's others, as `num_workers`.
+
+        Raises:
+            UsageError: an argument does not fit the others.
         """
+        if not even and arguments.get("drop_last"):
+            raise UsageError(
+                "loader() was given even=False, with which each record comes once in an epoch, and "
+                "drop_last=True; expected one of them"
+            )
         records: Any = dataset  # a Dataset need not say that it has a length
-        sampler = self.sampler(records, shuffle=shuffle, seed=seed)
-        return SharedLoader(dataset, sampler, batch_size, **arguments)
+        sampler = self._sampler(records, shuffle, seed, unfilled=0 if even else batch_size)
+        return SharedLoader(
+            dataset,
+            sampler,
+            batch_size,
+            on_batch=lambda records: self._weights.note(records, self.rank),
+            **arguments,
+        )
+
+    def weigh(
+        self, loss: Tensor, records: float | None = None, *, of: float | None = None
+    ) -> Tensor:
+        """Return a loss whose gradient has the weight of its records in the mean over all workers.
+
+        A loss is the mean over this worker's n records. The mean gradient of a step is then
+        sum(n g) / sum(n), that of one process with all records. Call `backward()` on the result.
+        With `records` all workers call it together, once for each backward pass.
+
+        Args:
+            loss: the mean over the records.
+            records: how many, or how many tokens; 0 or more, and with 0 the loss is finite. None:
+                as many as `loader` has in this batch.
+            of: this worker's records in all passes of the step, if it has several whose gradients
+                add up; `loss` is then the mean over those of one pass. None: one pass.
+
+        Raises:
+            UsageError: a number is out of range or is needed; or gradients are not averaged in
+                each step.
+        """
+        self._check_open("weigh")
+        if self._context.member.options.staleness or self._local_steps:
+            raise UsageError(
+                "weigh() weighs gradients that are averaged in each step; expected "
+                "--table_staleness=0 and no local steps"
+            )
+        with self._collections.calling("weigh"):
+            return self._weights.weigh(loss, records, of, self._collections.gather)
+
+    def epoch(self, batches: Iterable[Batch]) -> Iterator[Batch]:
+        """Yield this worker's batches until those of all workers have ended.
+
+        The workers may have different numbers of batches. One whose own have ended gets its last
+        one again, whose loss `weigh` multiplies by 0. All workers iterate together; each waits for
+        the others before each batch.
+
+        Raises:
+            UsageError: a worker has no batch, and another has.
+        """
+        self._check_open("epoch")
+
+        def gather(payload: bytes) -> Sequence[bytes]:
+            with self._collections.calling("epoch"):
+                return self._collections.gather(payload)
+
+        return self._weights.until_all_end(batches, gather, self.rank)
+
+    def _on_gradient(self, parameter: Tensor | None = None) -> None:
+        if not self._in_backward:
+            self._weights.check_weighed()
+        super()._on_gradient(parameter)
 
     def keep(self, **objects: Kept) -> None:
         """Save and load these as well: a scheduler, a GradScaler, anything with `state_dict` and

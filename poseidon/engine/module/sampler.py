@@ -3,12 +3,14 @@ delivered batches.
 
 Law: worker g of W reads indices g, g + W, g + 2 W, ... of one order that all workers share. The
 batches of all workers together are the batch that one process would read. All workers read equally
-many records: the order wraps around.
+many records: the order wraps around. Where it does not (`even=False`), all have equally many
+batches: the last ones are shorter, and a worker that has no record left gets one of another's,
+which counts as none.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sized
+from collections.abc import Callable, Iterator, Mapping, Sequence, Sized
 from typing import Any
 
 import torch
@@ -20,7 +22,7 @@ _ORDER = ("records", "shuffle", "seed")
 """What determines an order, besides the epoch."""
 
 
-def _nothing() -> None:
+def _nothing(*_: object) -> None:
     pass
 
 
@@ -60,6 +62,8 @@ class SharedSampler(Sampler[int]):
         shuffle: draw a new order for each epoch.
         seed: of the orders; the same on every worker.
         on_return: called before the first record when an epoch is resumed in its middle.
+        unfilled: records of a batch, if each record comes once in an epoch and the last batches
+            are shorter; 0: the order wraps around.
 
     Attributes:
         epoch: the next epoch to begin, from 0; after `load_state_dict` the epoch of the saved
@@ -75,7 +79,9 @@ class SharedSampler(Sampler[int]):
         shuffle: bool = True,
         seed: int = 0,
         on_return: Callable[[], None] = _nothing,
+        unfilled: int = 0,
     ) -> None:
+        self._unfilled = unfilled
         self._records = _number_of_records(dataset)
         if self._records == 0:
             raise UsageError("the dataset is empty")
@@ -173,9 +179,25 @@ class SharedSampler(Sampler[int]):
         """Note that the loop over this epoch has ended."""
         self._within = False
 
+    def batch_records(self, first: int, batch_size: int) -> list[int]:
+        """Return the records of each worker's batch that begins with its record number `first`."""
+        return [
+            min(batch_size, max(0, self._own_records(rank) - first))
+            for rank in range(self._workers)
+        ]
+
+    def _own_records(self, rank: int) -> int:
+        if not self._unfilled:
+            return -(-self._records // self._workers)
+        return len(range(rank, self._records, self._workers))
+
     def _indices(self) -> range:
-        rounds = -(-self._records // self._workers)
-        return range(self._rank, rounds * self._workers, self._workers)
+        count = self._own_records(self._rank)
+        if self._unfilled and -(-count // self._unfilled) < -(
+            -self._own_records(0) // self._unfilled
+        ):
+            count += 1  # the turn of a worker that has no record left
+        return range(self._rank, self._rank + count * self._workers, self._workers)
 
     def _order(self, epoch: int) -> list[int]:
         if not self._shuffle:
@@ -194,11 +216,19 @@ class SharedLoader(DataLoader[Any]):
         dataset: with records by number.
         sampler: this worker's.
         batch_size: records of a batch.
+        on_batch: called with the records of each worker's batch before a batch is delivered, and
+            with none at the end.
         arguments: DataLoader's others.
     """
 
     def __init__(
-        self, dataset: Dataset[Any], sampler: SharedSampler, batch_size: int, **arguments: Any
+        self,
+        dataset: Dataset[Any],
+        sampler: SharedSampler,
+        batch_size: int,
+        *,
+        on_batch: Callable[[Sequence[int]], None] = _nothing,
+        **arguments: Any,
     ) -> None:
         for name in ("sampler", "batch_sampler"):
             if name in arguments:
@@ -209,6 +239,7 @@ class SharedLoader(DataLoader[Any]):
         sampler.leave_counting()
         self._shared = sampler
         self._records = batch_size
+        self._on_batch = on_batch
 
     @property
     def position(self) -> int:
@@ -218,6 +249,9 @@ class SharedLoader(DataLoader[Any]):
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
         """Yield the batches of the next epoch."""
         for count, batch in enumerate(super().__iter__(), start=1):
+            first = self._shared.position
             self._shared.note(count * self._records)
+            self._on_batch(self._shared.batch_records(first, self._records))
             yield batch
+        self._on_batch(())
         self._shared.end()

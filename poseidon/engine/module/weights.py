@@ -1,0 +1,127 @@
+"""The weight of each worker's batch in the mean gradient.
+
+A worker's loss is the mean over its n_g records, so its gradient is g_g. The mean over all records
+is sum(n_g g_g) / sum(n_g). The exchange takes the plain mean over W workers, so each loss is
+multiplied by n_g W / sum(n_g) before its backward pass. Then rules, optimizers, factors, codecs
+and limits on the norm see gradients whose plain mean is the exact one.
+
+Law: every worker knows whether the batches of a step have equally many records. A backward pass
+with batches that have not, and a loss that was not weighed, is refused on all workers.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import count
+from typing import TypeVar
+
+from torch import Tensor
+
+from poseidon.errors import UsageError
+
+Batch = TypeVar("Batch")
+Gather = Callable[[bytes], Sequence[bytes]]
+"""Returns the payloads of all workers by rank."""
+_NUMBER = struct.Struct("<d")
+
+
+class BatchWeights:
+    """The records of the present batch of each worker.
+
+    Args:
+        workers: number of workers.
+    """
+
+    def __init__(self, workers: int) -> None:
+        self._workers = workers
+        self._known: tuple[int, int] | None = None  # records of this worker's, and of all batches
+        self._is_filler = False
+        self._must_weigh = False
+
+    def note(self, records: Sequence[int], rank: int) -> None:
+        """Note the numbers of records of all workers' next batches, known to each of them.
+
+        Args:
+            records: by rank; 0: the batch only fills the worker's turn. Empty: there is no batch.
+            rank: this worker.
+        """
+        if not records:
+            self._known, self._is_filler, self._must_weigh = None, False, False
+            return
+        self._known = records[rank], sum(records)
+        self._is_filler = records[rank] == 0
+        self._must_weigh = len(set(records)) > 1
+
+    def note_fillers(self, fillers: Sequence[bool], rank: int) -> None:
+        """Note which workers' next batches only fill their turn; their sizes are not known."""
+        self._known = None
+        self._is_filler = fillers[rank]
+        self._must_weigh = any(fillers)
+
+    def weigh(
+        self, loss: Tensor, records: float | None, of: float | None, gather: Gather
+    ) -> Tensor:
+        """Return a loss times n W / sum(n); see `Group.weigh`.
+
+        Raises:
+            UsageError: a number is out of range, or needed.
+        """
+        self._must_weigh = False
+        if records is None:
+            if self._known is None:
+                raise UsageError(
+                    "weigh() needs the number of records of this batch; expected "
+                    "weigh(loss, len(x)), or batches of group.loader()"
+                )
+            known, of_all = self._known
+            factor = known * self._workers / of_all
+        else:
+            for number in (records, of):
+                if number is not None and not (math.isfinite(number) and number >= 0):
+                    raise UsageError(f"weigh() was given {number} records; expected 0 or more")
+            own = 0 if self._is_filler else records
+            mine = _NUMBER.pack(own if of is None or self._is_filler else of)
+            total = math.fsum(_NUMBER.unpack(part)[0] for part in gather(mine))
+            factor = own * self._workers / total if total else 0.0
+        return loss if factor == 1.0 else loss * factor
+
+    def check_weighed(self) -> None:
+        """Check that the loss of a backward pass was weighed, where it must be.
+
+        Raises:
+            UsageError: it was not.
+        """
+        if self._must_weigh:
+            raise UsageError(
+                "the workers' batches of this step have different numbers of records, so their "
+                "plain mean is not the mean over the records; expected group.weigh(loss).backward()"
+                ", or with a loader of yours group.weigh(loss, len(x)).backward()"
+            )
+
+    def until_all_end(self, batches: Iterable[Batch], gather: Gather, rank: int) -> Iterator[Batch]:
+        """Yield this worker's batches, and after their end the last one again until all workers
+        have reached theirs.
+
+        Raises:
+            UsageError: a worker has no batch, and another has.
+        """
+        own, last = iter(batches), None
+        for step in count():
+            self._known = None
+            found = next(own, None)  # a loader of the group notes the sizes of its batches here
+            fillers = [part == b"" for part in gather(b"" if found is None else b"\1")]
+            if all(fillers):
+                self.note((), rank)
+                return
+            if step == 0 and any(fillers):
+                raise UsageError(
+                    f"worker {fillers.index(True)} has no batch at all, and worker "
+                    f"{fillers.index(False)} has; expected one or more on every worker"
+                )
+            last = last if found is None else found
+            if any(fillers) or self._known is None:
+                self.note_fillers(fillers, rank)
+            assert last is not None
+            yield last
