@@ -1,6 +1,4 @@
-"""Broadcasts from rank 0 and gathers at rank 0, made of collections: bytes,
-and tensors that no exchange keeps equal.
-"""
+"""Broadcasts and gathers, made of collections: bytes, and tensors that no exchange keeps equal."""
 
 from __future__ import annotations
 
@@ -18,39 +16,42 @@ rank.
 """
 
 
-def broadcast_bytes(payload: bytes | None, gather: Gather, *, rank: int) -> bytes | None:
-    """Return rank 0's payload on every worker; None where rank 0 has none.
+def broadcast_bytes(
+    payload: bytes | None, gather: Gather, *, rank: int, root: int = 0
+) -> bytes | None:
+    """Return the root's payload on every worker; None where it has none.
 
     All workers call it together.
 
     Args:
-        payload: rank 0's payload, sent in pieces; ignored on other workers.
+        payload: the root's payload, sent in pieces; ignored on other workers.
         gather: collects payloads.
         rank: this worker.
+        root: the rank whose payload counts.
     """
-    whole = payload or b""
-    head = (b"none" if payload is None else len(whole).to_bytes(8, "little")) if rank == 0 else b""
-    answer = gather(head)[0]
+    whole, sends = payload or b"", rank == root
+    head = (b"none" if payload is None else len(whole).to_bytes(8, "little")) if sends else b""
+    answer = gather(head)[root]
     if answer == b"none":
         return None
     size = int.from_bytes(answer, "little")
     pieces = []
     for start in range(0, size, PIECE_BYTES):
-        pieces.append(gather(whole[start : start + PIECE_BYTES] if rank == 0 else b"")[0])
+        pieces.append(gather(whole[start : start + PIECE_BYTES] if sends else b"")[root])
     return b"".join(pieces)
 
 
-def gather_bytes(payload: bytes, gather: Gather, *, rank: int) -> list[bytes]:
-    """Return the payloads of all workers by rank on rank 0; an empty list elsewhere.
+def gather_bytes(payload: bytes, gather: Gather, *, keeps: bool) -> list[bytes]:
+    """Return the payloads of all workers by rank, where they are kept; else an empty list.
 
     All workers call it together.
 
-    Payloads travel in pieces, and no other worker than rank 0 keeps them.
+    Payloads travel in pieces to all workers.
 
     Args:
         payload: of this worker, of any size.
         gather: collects payloads.
-        rank: this worker.
+        keeps: whether this worker keeps them.
     """
     sizes = [
         int.from_bytes(answer, "little") for answer in gather(len(payload).to_bytes(8, "little"))
@@ -58,10 +59,10 @@ def gather_bytes(payload: bytes, gather: Gather, *, rank: int) -> list[bytes]:
     parts: list[list[bytes]] = [[] for _ in sizes]
     for start in range(0, max(sizes), PIECE_BYTES):
         pieces = gather(payload[start : start + PIECE_BYTES])
-        if rank == 0:
+        if keeps:
             for own, piece in zip(parts, pieces, strict=True):
                 own.append(piece)
-    return [b"".join(own) for own in parts] if rank == 0 else []
+    return [b"".join(own) for own in parts] if keeps else []
 
 
 def broadcast_parameters(tensors: Sequence[Tensor], gather: Gather, *, rank: int) -> None:

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset
 
 from poseidon.engine.broadcast import broadcast_bytes, gather_bytes
+from poseidon.engine.module import plain_values
 from poseidon.engine.module.checkpoint_file import (
     FORMAT,
     checked,
@@ -79,6 +80,78 @@ class Group(StepLoop):
             result = torch.from_numpy(mean).to(tensor.device)
             return result.to(tensor.dtype) if tensor.dtype.is_floating_point else result
         return float(mean)
+
+    def gather(self, value: Any) -> list[Any]:
+        """Return the values of all workers by rank, on every worker. All call it together.
+
+        Args:
+            value: tensors, numbers, strings, bytes, None, and lists, tuples and dicts of them; of
+                any size, and different on each worker. Small ones are fast: they travel through
+                one shard.
+
+        Returns:
+            The values, whose tensors are on the device of the first tensor of this worker's.
+
+        Raises:
+            UsageError: a part of the value has another type.
+        """
+        self._check_open("gather")
+        with self._collections.calling("gather"):
+            return self._gather(value, "gather")
+
+    def _gather(self, value: Any, call: str) -> list[Any]:
+        content = plain_values.encode(value, call)
+        parts = gather_bytes(content, self._collections.gather, keeps=True)
+        device = plain_values.device_of(value)
+        return [plain_values.decode(part, rank, device) for rank, part in enumerate(parts)]
+
+    def broadcast(self, value: Any = None, src: int = 0) -> Any:
+        """Return the value of one worker on every worker. All call it together.
+
+        Args:
+            value: on the worker `src` as for `gather`; of others only the device of its first
+                tensor counts.
+            src: the rank of the worker whose value is returned.
+
+        Raises:
+            UsageError: a part of the value has another type, or there is no such rank.
+        """
+        self._check_open("broadcast")
+        if not 0 <= src < self.size:
+            raise UsageError(f"broadcast() was given src={src}; expected 0 to {self.size - 1}")
+        content = plain_values.encode(value, "broadcast") if self.rank == src else None
+        with self._collections.calling("broadcast"):
+            shared = broadcast_bytes(content, self._collections.gather, rank=self.rank, root=src)
+        assert shared is not None
+        return plain_values.decode(shared, src, plain_values.device_of(value))
+
+    def all_reduce(self, value: Number, op: str = "sum") -> Number:
+        """Return the sum over all workers of a number or a small tensor; the argument stays.
+
+        All workers call it together. Sums are in the order of ranks, so all have the same bits.
+
+        Args:
+            value: of the same type and shape on every worker.
+            op: `sum`, `mean`, `min` or `max`, element by element.
+
+        Returns:
+            A tensor of the same type; the mean of whole numbers is of float64.
+
+        Raises:
+            UsageError: the values do not fit each other, or there is no such op.
+        """
+        self._check_open("all_reduce")
+        how = plain_values.reduction(op)
+        given = value.detach() if isinstance(value, Tensor) else value
+        with self._collections.calling("all_reduce"):
+            result: Any = plain_values.reduce(self._gather(given, "all_reduce"), how)
+        return result  # type: ignore[no-any-return]
+
+    def barrier(self) -> None:
+        """Return once all workers have called it."""
+        self._check_open("barrier")
+        with self._collections.calling("barrier"):
+            self._collections.gather(b"")
 
     def sampler(self, dataset: Sized, *, shuffle: bool = True, seed: int = 0) -> SharedSampler:
         """Return a DataLoader's sampler of this worker's records of a dataset, in another order
@@ -241,7 +314,7 @@ class Group(StepLoop):
             first = self._collections.gather(self._own.digests())[0]
             self._check.run(self.steps)
             own = {**self._own.own(first, rank=self.rank), **self._save_own(), **self._held_back()}
-            parts = gather_bytes(packed(own), self._collections.gather, rank=self.rank)
+            parts = gather_bytes(packed(own), self._collections.gather, keeps=self.rank == 0)
         if self.rank:
             return {}
         return {

@@ -152,7 +152,7 @@ class Checkpoint:
         exchange.settle()
         own = self._worker_state(progress, exchange)
         payloads = gather_bytes(
-            own.SerializeToString(), exchange.control.all_gather, rank=self._rank
+            own.SerializeToString(), exchange.control.all_gather, keeps=self._rank == 0
         )
         if self._rank != 0:
             return

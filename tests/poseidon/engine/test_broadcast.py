@@ -77,7 +77,7 @@ def test_bytes_of_all_workers_arrive_whole_at_rank_0_alone() -> None:
             barrier.wait()
             return everyone
 
-        return gather_bytes(payloads[rank], gather, rank=rank)
+        return gather_bytes(payloads[rank], gather, keeps=rank == 0)
 
     with ThreadPoolExecutor(3) as pool:
         assert list(pool.map(gathers, range(3))) == [payloads, [], []]
