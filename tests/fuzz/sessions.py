@@ -22,10 +22,10 @@ from random import Random
 
 import numpy as np
 
-from poseidon.exchange.factors.factor_frames import Join
 from poseidon.exchange.factors.factor_frames import encode as encode_factors
 from poseidon.exchange.factors.factor_rounds import FactorSession, FactorTable, Pair
 from poseidon.exchange.factors.peers import Peers
+from poseidon.exchange.worker_links import LEAVE_MESSAGE, join_message
 from ps_server.errors import PeerLost, RemoteProtocolError
 from ps_server.network import Network
 from ps_server.protocol import messages as m
@@ -260,31 +260,31 @@ def factor_connection(messages: int, random: Random) -> Report:
 
     own = FactorSession(1, WORKERS, FACTORS)
     sent = [own.send(table, pair(spec)) for _ in range(3) for table, spec in enumerate(FACTORS)]
-    legal = [
-        [bytes(f) for f in encode_factors(message)] for message in (*sent, Join(1, b"a guess"))
-    ]
+    messages_of_peers = (*map(encode_factors, sent), join_message(1, b"a guess"), LEAVE_MESSAGE)
+    legal = [[bytes(frame) for frame in frames] for frames in messages_of_peers]
     hostile = Hostile(random, legal)
     memory, refused, half = Memory(), 0, -(-messages // 2)
-    peers = Peers(FactorSession(0, WORKERS, FACTORS), Network(token=TOKEN))
+    peers = Peers(FactorSession(0, WORKERS, FACTORS), Network(size=WORKERS, token=TOKEN))
     try:
-        peers._handle(peer(1), [bytes(f) for f in encode_factors(Join(1, TOKEN))])
+        links = peers.links
+        links._handle(peer(1), join_message(1, TOKEN))
         for number in range(2 * half):
             name = random.choice((peer(1), b"stranger %d" % random.randrange(1 << 60)))
             refused += _send_to_peers(peers, name, hostile.packet())
             if (number + 1) % half == 0:
-                memory.measure((peers.session, peers._ranks, peers._left, peers._outboxes))
+                memory.measure((peers.session, links._ranks, links.left, links._outboxes))
     finally:
-        peers.close()
+        peers.links.close()
     return memory.report(2 * half, refused)
 
 
 def _send_to_peers(peers: Peers, name: bytes, packet: Packet) -> int:
     """Return 1 if the packet was refused, otherwise 0."""
-    before = fingerprint((peers.session, peers._ranks))
+    before = fingerprint((peers.session, peers.links._ranks))
     try:
-        peers._handle(name, packet)
+        peers.links._handle(name, packet)
     except RemoteProtocolError:
-        assert fingerprint((peers.session, peers._ranks)) == before
+        assert fingerprint((peers.session, peers.links._ranks)) == before
         return 1
     assert name == peer(1), "an unauthenticated peer was accepted"
     return 0

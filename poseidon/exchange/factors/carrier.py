@@ -123,7 +123,7 @@ class FactorCarrier(FactoredCarrier):
     def open(self, histories: Sequence[History] | None, clock: int | None) -> None:
         addresses: list[str] = []
         if clock is None:
-            own = {"factors": self.peers.address}
+            own = {"factors": self.peers.links.address}
             offers, samples = introduce(self._control, list(self._tensors.values()), own)
             addresses = [offered_address(offers, "factors", rank) for rank in range(len(offers))]
             self._kernel = common_kernel(samples, required=self._equal_bits)
@@ -133,7 +133,7 @@ class FactorCarrier(FactoredCarrier):
         for index, weight in self._weights.items():
             weight.open(histories[index] if histories else ())
         if clock is None:
-            self.peers.connect(addresses)
+            self.peers.links.connect(addresses)
             self._thread.start()
 
     def _rewind(self, clock: int) -> None:
@@ -220,7 +220,7 @@ class FactorCarrier(FactoredCarrier):
             return
         self._closing = True
         self._in_order.close()
-        self.peers.close()
+        self.peers.links.close()
         if self._thread.ident is not None:
             join_within(self._thread, self._timeout_s)
 
@@ -238,7 +238,7 @@ class FactorCarrier(FactoredCarrier):
                 self._publish(weight)
 
     def _sending_failed(self, error: Exception) -> None:
-        self.peers.fail(as_server_error(error, "sending factors failed"))
+        self.peers.links.fail(as_server_error(error, "sending factors failed"))
 
     def _rebuild(self) -> None:
         prepare_thread()
@@ -247,7 +247,9 @@ class FactorCarrier(FactoredCarrier):
                 while self._rebuild_next():
                     pass
         except Exception as error:  # noqa: BLE001 - the thread's outermost frame: its owner raises the error
-            self.peers.fail(as_server_error(error, "rebuilding gradients from factors failed"))
+            self.peers.links.fail(
+                as_server_error(error, "rebuilding gradients from factors failed")
+            )
 
     def _rebuild_next(self) -> bool:
         """Wait for a round that can be applied, and apply it; returns False once closed."""

@@ -13,9 +13,10 @@ import numpy as np
 import pytest
 import zmq
 
-from poseidon.exchange.factors.factor_frames import Join, Leave, encode
+from poseidon.exchange.factors.factor_frames import encode
 from poseidon.exchange.factors.factor_rounds import Factors, FactorSession, FactorTable, Pair, Round
 from poseidon.exchange.factors.peers import Peers
+from poseidon.exchange.worker_links import LEAVE_MESSAGE, join_message
 from ps_server import LocalProtocolError, PeerLost, StalenessTimeout
 from ps_server.keys import JobKeys, KeyPair, Keyring
 from ps_server.link import LinkPriority
@@ -38,18 +39,24 @@ def workers(
     peers = [
         Peers(
             FactorSession(rank, count, TABLES),
-            Network(token=TOKEN, keys=keys.of_worker(rank) if keys else None, timeout_s=timeout_s),
+            Network(
+                rank=rank,
+                size=count,
+                token=TOKEN,
+                keys=keys.of_worker(rank) if keys else None,
+                timeout_s=timeout_s,
+            ),
         )
         for rank in range(count)
     ]
     for rank, each in enumerate(peers):
         if rank != late:
-            each.connect([other.address for other in peers])
+            each.links.connect([other.links.address for other in peers])
     try:
         yield peers
     finally:
         for each in peers:
-            each.close()
+            each.links.close()
 
 
 def next_round(peers: Peers) -> Round:
@@ -70,7 +77,7 @@ def test_every_worker_takes_the_same_rounds(count: int) -> None:
                 ]
         assert [each.bytes_out for each in peers] == [[5 * 80 * (count - 1)]] * count
         assert [each.bytes_in for each in peers] == [[5 * 80 * (count - 1)]] * count
-        assert [each.dropped for each in peers] == [0] * count
+        assert [each.links.dropped for each in peers] == [0] * count
 
 
 def test_what_the_next_forward_pass_needs_first_overtakes_what_waits() -> None:
@@ -85,31 +92,33 @@ def test_what_the_next_forward_pass_needs_first_overtakes_what_waits() -> None:
             heard.append(factors.table)
             super().receive(sender, factors)
 
-    speaker = Peers(FactorSession(0, 2, tables), Network(timeout_s=20.0))
-    listener = Peers(Listener(1, 2, tables), Network(timeout_s=20.0))
+    speaker = Peers(FactorSession(0, 2, tables), Network(size=2, timeout_s=20.0))
+    listener = Peers(Listener(1, 2, tables), Network(rank=1, size=2, timeout_s=20.0))
     for table in (1, 0):  # as a backward pass has them; nothing leaves before the line is there
         speaker.broadcast(table, pair(1))
     for each in (speaker, listener):
-        each.connect([speaker.address, listener.address])
+        each.links.connect([speaker.links.address, listener.links.address])
     listener.wait_for(
         lambda: True if len(heard) == 2 else None, "the factors did not come", table=0
     )
     assert heard == [0, 1]
     for each in (speaker, listener):
-        each.close()
+        each.links.close()
 
 
 def test_what_an_unknown_peer_sends_is_dropped_and_changes_nothing() -> None:
     with workers(2, late=1) as peers:  # while one of the job is still to come, the door is open
-        stranger = ZmqClientTransport([peers[0].address])
+        stranger = ZmqClientTransport([peers[0].links.address])
         factors = encode(Factors(0, 0, pair(666)))
-        for frames in (factors, encode(Join(1, b"another secret")), factors, [b"rubbish"]):
+        for frames in (factors, join_message(1, b"another secret"), factors, [b"rubbish"]):
             while not stranger.send(0, frames):
                 stranger.receive(0.01)
         peers[0].wait_for(
-            lambda: True if peers[0].dropped == 4 else None, "the stranger was not heard", table=0
+            lambda: True if peers[0].links.dropped == 4 else None,
+            "the stranger was not heard",
+            table=0,
         )
-        peers[1].connect([each.address for each in peers])
+        peers[1].links.connect([each.links.address for each in peers])
         for rank, each in enumerate(peers):
             each.broadcast(0, pair(rank))
         assert [float(p.u[0, 0]) for p in next_round(peers[0]).pairs] == [0, 1]
@@ -119,7 +128,7 @@ def test_what_an_unknown_peer_sends_is_dropped_and_changes_nothing() -> None:
 def test_with_keys_only_those_of_the_job_are_heard() -> None:
     keys = JobKeys.new(workers=3, shards=0)
     with workers(3, keys=keys, late=2) as peers:
-        address = peers[0].address
+        address = peers[0].links.address
         strangers = [
             ZmqClientTransport([address]),
             ZmqClientTransport(
@@ -127,16 +136,18 @@ def test_with_keys_only_those_of_the_job_are_heard() -> None:
             ),
         ]
         for stranger in strangers:
-            stranger.send(0, encode(Join(2, TOKEN)))
+            stranger.send(0, join_message(2, TOKEN))
         peers[0].wait_for(
-            lambda: True if peers[0].refused >= 2 else None, "the strangers did not knock", table=0
+            lambda: True if peers[0].links.refused >= 2 else None,
+            "the strangers did not knock",
+            table=0,
         )
-        peers[2].connect([each.address for each in peers])
+        peers[2].links.connect([each.links.address for each in peers])
         for rank, each in enumerate(peers):
             each.broadcast(0, pair(rank))
         for each in peers:
             assert [float(p.u[0, 0]) for p in next_round(each).pairs] == [0, 1, 2]
-            assert each.dropped == 0
+            assert each.links.dropped == 0
         for stranger in strangers:
             stranger._sockets[0].setsockopt(zmq.LINGER, 0)  # what it has to say is never taken
             stranger.close()
@@ -153,14 +164,14 @@ def test_a_worker_that_says_nothing_is_a_timeout_with_its_reason() -> None:
 
 def test_a_failure_reaches_whoever_waits() -> None:
     with workers(1) as peers:
-        peers[0].fail(PeerLost("gone"))
+        peers[0].links.fail(PeerLost("gone"))
         with pytest.raises(PeerLost, match="gone"):
             next_round(peers[0])
 
 
 def test_a_closed_line_says_so() -> None:
     with workers(1) as peers:
-        peers[0].close()
+        peers[0].links.close()
         with pytest.raises(LocalProtocolError, match="closed"):
             peers[0].broadcast(0, pair(1))
 
@@ -171,17 +182,17 @@ def one_and_a_stand_in(
 ) -> Iterator[tuple[Peers, ZmqServerTransport, ZmqClientTransport]]:
     """Worker 0, and the two ends of a worker 1 that does what the test says."""
     session = FactorSession(0, 2, TABLES)
-    worker = Peers(session, Network(token=TOKEN, timeout_s=20.0), link=link)
+    worker = Peers(session, Network(size=2, token=TOKEN, timeout_s=20.0), link=link)
     ear = ZmqServerTransport("tcp://127.0.0.1:0")
-    mouth = ZmqClientTransport([worker.address])
-    worker.connect([worker.address, ear.address])
-    assert mouth.send(0, encode(Join(1, TOKEN)))
+    mouth = ZmqClientTransport([worker.links.address])
+    worker.links.connect([worker.links.address, ear.address])
+    assert mouth.send(0, join_message(1, TOKEN))
     assert ear.receive(20.0)
     try:
         yield worker, ear, mouth
     finally:
         mouth.close()
-        worker.close()
+        worker.links.close()
 
 
 def test_a_worker_that_ends_without_a_goodbye_is_lost() -> None:
@@ -199,8 +210,8 @@ class Waiting:
     def __init__(self, worker: Peers, link: LinkPriority) -> None:
         self.held, self.woken = threading.Event(), threading.Event()
         self.held.set()
-        assert worker._sending is not None
-        worker._sending.unsent = lambda peer: int(self.held.is_set())  # type: ignore[method-assign]
+        assert worker.links._sending is not None
+        worker.links._sending.unsent = lambda peer: int(self.held.is_set())  # type: ignore[method-assign]
         link.when_free(self.woken.set)
 
 
@@ -234,27 +245,27 @@ def test_what_a_lost_worker_does_not_take_frees_the_link() -> None:
 
 def test_a_connection_that_has_failed_frees_the_link() -> None:
     with link_taken() as (worker, link, waiting, ear):
-        worker.fail(PeerLost("gone"))
+        worker.links.fail(PeerLost("gone"))
         assert link.is_free
         assert waiting.woken.is_set()
         ear.close()
 
 
 def test_what_a_worker_sent_before_its_goodbye_counts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("poseidon.exchange.factors.peers.LEAVE_S", 0.0)
+    monkeypatch.setattr("poseidon.exchange.worker_links.LEAVE_S", 0.0)
     with one_and_a_stand_in() as (worker, ear, mouth):
         worker.broadcast(0, pair(0))
-        for message in (Factors(0, 0, pair(1)), Leave()):
-            while not mouth.send(0, encode(message)):
+        for message in (encode(Factors(0, 0, pair(1))), LEAVE_MESSAGE):
+            while not mouth.send(0, message):
                 mouth.receive(0.01)
         worker.wait_for(
-            lambda: True if worker._left == {1} else None, "the goodbye did not come", table=0
+            lambda: True if worker.links.left == {1} else None, "the goodbye did not come", table=0
         )
         ear.close()
         worker.broadcast(0, pair(2))
         deadline = time.monotonic() + 20
-        while worker._outboxes[0] and time.monotonic() < deadline:
-            worker._listening.wake()
-        assert not worker._outboxes[0], "the end of the connection was not seen"
+        while worker.links._outboxes[1] and time.monotonic() < deadline:
+            worker.links._listening.wake()
+        assert not worker.links._outboxes[1], "the end of the connection was not seen"
         assert [float(p.u[0, 0]) for p in next_round(worker).pairs] == [0, 1]
         worker.monitor.check()

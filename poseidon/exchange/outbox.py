@@ -1,8 +1,7 @@
 """The queue of a worker's messages to one peer. A pure priority queue.
 
-Laws: pairs that the next forward pass needs first leave first, and overtake others; a table's id is
-its place in the forward order. Pairs of one table keep their order. `Join` comes before all pairs,
-`Leave` after them.
+Laws: a message of a lower priority number overtakes others; those of one number keep their order.
+`FIRST` comes before all of them, `LAST` after them.
 """
 
 from __future__ import annotations
@@ -10,18 +9,18 @@ from __future__ import annotations
 import heapq
 from typing import NamedTuple
 
-from poseidon.exchange.factors.factor_frames import Buffer
+from ps_server.transport.base import Buffer
 
 FIRST = -1
-"""In place of a table: before all pairs."""
+"""A priority before all others."""
 LAST = 2**62
-"""In place of a table: after all pairs."""
+"""A priority after all others."""
 
 
 class Waiting(NamedTuple):
-    """A queued message. Compared by table and number, which no two share."""
+    """A queued message. Compared by priority and number, which no two share."""
 
-    table: int
+    priority: int
     number: int
     frames: list[Buffer]
 
@@ -36,14 +35,14 @@ class Outbox:
     def __len__(self) -> int:
         return len(self._heap)
 
-    def add(self, table: int, frames: list[Buffer]) -> None:
+    def add(self, priority: int, frames: list[Buffer]) -> None:
         """Add a message.
 
         Args:
-            table: whose factors it holds; or `FIRST`, `LAST`.
+            priority: a number; or `FIRST`, `LAST`.
             frames: what goes on the wire.
         """
-        heapq.heappush(self._heap, Waiting(table, self._number, frames))
+        heapq.heappush(self._heap, Waiting(priority, self._number, frames))
         self._number += 1
 
     def take(self) -> Waiting:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from poseidon.exchange.factors.outbox import FIRST, LAST, Outbox
+from poseidon.exchange.outbox import FIRST, LAST, Outbox
 
 
 def filled(*tables: int) -> Outbox:
@@ -16,7 +16,7 @@ def emptied(outbox: Outbox) -> list[tuple[int, bytes]]:
     taken = []
     while outbox:
         waiting = outbox.take()
-        taken.append((waiting.table, bytes(waiting.frames[0])))
+        taken.append((waiting.priority, bytes(waiting.frames[0])))
     return taken
 
 
