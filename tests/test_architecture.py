@@ -28,6 +28,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "poseidon.snapshot": {"poseidon.proto"},
     "poseidon.solvers": {"poseidon.proto", "ps_server"},
     "poseidon.exchange": {"ps_server"},
+    "poseidon.process_group": {"ps_server", "poseidon.exchange"},
     "poseidon.caffe2": {"ps_server", "poseidon.data", "poseidon.exchange"},
     "poseidon.cluster": {"ps_server", "poseidon.proto"},
     "poseidon.layers": {"poseidon.proto", "poseidon.data"},
@@ -35,6 +36,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "poseidon.engine": {
         *("ps_server", "poseidon.proto", "poseidon.metrics", "poseidon.data", "poseidon.snapshot"),
         *("poseidon.solvers", "poseidon.exchange", "poseidon.layers", "poseidon.net"),
+        "poseidon.process_group",
     },
     "poseidon.pycaffe": {
         *("ps_server", "poseidon.proto", "poseidon.metrics", "poseidon.data", "poseidon.snapshot"),

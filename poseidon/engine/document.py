@@ -191,6 +191,7 @@ class ScriptDocument(TrainingDocument):
     Attributes:
         script: path of the script.
         arguments: the script's command-line arguments.
+        ddp: whether it is written for DistributedDataParallel.
         prints: where standard output goes.
         snapshot: checkpoint to resume from, or empty.
     """
@@ -198,6 +199,7 @@ class ScriptDocument(TrainingDocument):
     kind = WorkKind.SCRIPT
     script: str
     arguments: tuple[str, ...] = ()
+    ddp: bool = False
     prints: Prints = Prints.LOG
     snapshot: str = ""
 

@@ -400,6 +400,7 @@ class ScriptRequest(JobRequest):
     Attributes:
         script: the script.
         arguments: its own arguments.
+        ddp: whether the script is written for DistributedDataParallel.
     """
 
     script: Path = option(
@@ -408,6 +409,7 @@ class ScriptRequest(JobRequest):
     arguments: tuple[str, ...] = option(
         (), "its own arguments", Section.ARGUMENTS, metavar="...", takes=Takes.REST
     )
+    ddp: bool = option(False, "the script is written for DistributedDataParallel", Section.TRAINED)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

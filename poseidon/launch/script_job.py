@@ -109,6 +109,7 @@ class ScriptJob(Job):
             **self.worker_document(role, start).to_fields(),
             script=self.site.sent_path(role.host, self.request.script.absolute()),
             arguments=self.request.arguments,
+            ddp=self.request.ddp,
             prints=self._prints(role),
             snapshot=self.site.sent_path(role.host, Path(state)) if state else "",
         )

@@ -333,7 +333,7 @@ class JobStateMachine:
         """Make the transitions that are due; return their actions."""
         actions: list[Action] = []
         if self._state in (JobState.STARTING, JobState.RUNNING):
-            actions += self._connect()
+            actions += self._connect(now)
         if self._state is JobState.RUNNING and all(worker.status == 0 for worker in self._workers):
             self._state = JobState.FINISHING
             actions += self._stop_shards(now)
@@ -343,7 +343,7 @@ class JobStateMachine:
             self._state = JobState.ENDED
         return actions
 
-    def _connect(self) -> list[Action]:
+    def _connect(self, now: float) -> list[Action]:
         """Send the addresses once they are known; the job runs when all are ready, or a worker
         trains.
         """
@@ -352,13 +352,15 @@ class JobStateMachine:
         # Once a worker trains a stop takes a snapshot first.
         if self.all_ready or any(worker.iteration is not None for worker in self._workers):
             self._state = JobState.RUNNING
-        return [action for at in self._addresses for action in self._exchange_addresses(at)]
+        return [action for at in self._addresses for action in self._exchange_addresses(at, now)]
 
-    def _exchange_addresses(self, at: Round) -> list[Action]:
+    def _exchange_addresses(self, at: Round, now: float) -> list[Action]:
         """Let the shards listen once more where needed; send the addresses once all are known."""
         if at in self._connected:
             return []
         actions: list[Action] = []
+        if at.among is Among.WORKERS:
+            self._check_all_can_take_part(at, now)
         if at.among is Among.JOB and at not in self._asked:
             self._asked.add(at)
             line = encode_command("listen", round=at.number)
@@ -373,6 +375,20 @@ class JobStateMachine:
             )
             actions += [SendLine(name=worker.name, line=line) for worker in self._workers]
         return actions
+
+    def _check_all_can_take_part(self, at: Round, now: float) -> None:
+        """Fail if a worker waits for the addresses of all, and another has ended without."""
+        known = self._addresses[at]
+        waiting = next((worker for worker in self._workers if worker.name in known), None)
+        for worker in self._workers:
+            if waiting and worker.name not in known and worker.finish_by_s is not None:
+                sentence = (
+                    f"worker {waiting.name.index} begins a collective of torch.distributed, and "
+                    f"worker {worker.name.index} has ended without one; expected the same calls on "
+                    "all workers"
+                )
+                self._fail(Cause(rank=CauseRank.OWN_ERROR, sentence=sentence), now)
+                return
 
     def _stop_shards(self, now: float) -> list[Action]:
         for shard in self._shards:

@@ -14,15 +14,19 @@ import runpy
 import sys
 import time
 from bdb import BdbQuit
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
 
 import torch
+import torch.distributed
 from torch import nn
 
 from poseidon.engine.document import ScriptDocument
 from poseidon.engine.launcher_connection import NO_DEBUGGER, LauncherConnection
+from poseidon.engine.module.ddp import ddp_script
 from poseidon.engine.module.distribute import line_of, running_in
 from poseidon.engine.module.lazy_compiler import import_compiler_late
 from poseidon.engine.module.script_output import output_to_log
@@ -33,6 +37,8 @@ from poseidon.errors import JobError, PoseidonError
 from poseidon.exchange.building.built import Built
 from poseidon.exchange.exchange import Exchange
 from poseidon.exchange.observe.tracing import named_layers
+from poseidon.process_group.backend import initialize, register
+from poseidon.process_group.mesh import Mesh
 from ps_server.trace import Tracer
 
 LOGGER = logging.getLogger("poseidon.engine.module.script")
@@ -123,8 +129,9 @@ class ScriptWork(TrainingWork[ScriptDocument]):
         import_compiler_late()
         sys.argv = [document.script, *document.arguments]
         search_as_plain_python(document.script)
+        context = self._context(trace)
         try:
-            with running_in(self._context(trace)):
+            with running_in(context), self._process_group(context):
                 runpy.run_path(document.script, run_name="__main__")
         except KeyboardInterrupt as stop:  # from `Group.step`, when the job was asked to stop
             LOGGER.info("the script has ended: %s", stop or "interrupted")
@@ -136,6 +143,29 @@ class ScriptWork(TrainingWork[ScriptDocument]):
             raise JobError(what).with_traceback(end.__traceback__) from end
         finally:
             self._progress.report()
+
+    @contextmanager
+    def _process_group(self, context: WorkerContext) -> Iterator[None]:
+        """Give the script a process group of torch.distributed, whose workers connect at the first
+        collective.
+        """
+        network = replace(
+            context.member.network, rank=context.worker.rank, size=context.worker.size
+        )
+        mesh = Mesh(network, self.launcher.exchange_worker_addresses)
+        register(mesh)
+        try:
+            if self.document.ddp:
+                with ddp_script(mesh, context):
+                    yield
+            else:
+                initialize(mesh)
+                yield
+            mesh.flush()
+        finally:
+            if torch.distributed.is_initialized():
+                torch.distributed.destroy_process_group()
+            mesh.close()
 
     def _context(self, trace: Tracer) -> WorkerContext:
         document = self.document

@@ -220,6 +220,19 @@ def test_workers_exchange_their_own_addresses(names: tuple[ProcessName, ...]) ->
     ]
 
 
+@pytest.mark.parametrize("ends_first", [False, True])
+def test_a_worker_that_waits_for_one_that_has_ended_fails_the_job(ends_first: bool) -> None:
+    job = Job((WORKER_0, WORKER_1)).start()
+    events = [
+        (WORKER_1, Listening(address="b", round=Round(among=Among.WORKERS))),
+        (WORKER_0, Done()),
+    ]
+    for name, event in reversed(events) if ends_first else events:
+        job.hear(name, event)
+    assert job.state is JobState.FAILING
+    assert "worker 1 begins a collective of torch.distributed, and worker 0 has ended" in job.error
+
+
 def test_a_job_in_which_nobody_listens_runs_and_ends() -> None:
     job = Job((WORKER_0, WORKER_1)).start()
     for name in (WORKER_0, WORKER_1):

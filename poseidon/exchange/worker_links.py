@@ -1,0 +1,326 @@
+"""The connections of a worker to all others: one thread that moves messages between queues and
+sockets.
+
+    header   [VERSION, "Join", rank, token]        the first message of a connection
+             [VERSION, "Leave"]                    the last one: its connection may end now
+    message  two frames or more, of the owner's protocol
+
+Each worker listens on an address of its own and is connected to every other's. A message for all is
+sent in the order rank + 1, rank + 2, ..., so that no worker is the first for all others. Law: a
+`Join` with the job's secret is the first message of a peer; a message that is not valid is dropped
+and counted, and changes nothing.
+"""
+
+from __future__ import annotations
+
+import hmac
+import threading
+import time
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import replace
+
+import msgpack
+
+from poseidon.exchange.outbox import FIRST, LAST, Outbox
+from ps_server import PeerLost, RemoteProtocolError, ServerError
+from ps_server.errors import as_server_error
+from ps_server.link import LinkPriority
+from ps_server.monitor import Monitor
+from ps_server.network import Network
+from ps_server.transport.base import Buffer, Frames
+from ps_server.transport.zmq_sockets import ZmqClientTransport, ZmqServerTransport
+
+VERSION = 1
+MAX_HEADER_BYTES = 1_024
+POLL_S = 0.5
+RETRY_S = 0.002
+"""Between two attempts to send to a peer whose queue was full, and between two looks whether all
+messages have left.
+"""
+LEAVE_S = 1.0
+"""How long after the end of a connection its `Leave` may be handled."""
+LINGER_S = 2.0
+"""How long `close` tries to send what is queued; a peer that has gone takes nothing more."""
+SEND_BUFFER_BYTES = 512 * 1024
+"""What the kernel holds for each other worker, four times what it holds for a shard, so that
+factors get most of a link which the shards' values need as well; pushes wait until they have
+left (`LinkPriority`).
+"""
+
+LEAVE_MESSAGE: list[Buffer] = [msgpack.packb([VERSION, "Leave"])]
+
+
+def join_message(rank: int, token: bytes) -> list[Buffer]:
+    """Return the first message of a worker."""
+    return [msgpack.packb([VERSION, "Join", rank, token])]
+
+
+class WorkerLinks:
+    """The connections of one worker to all others.
+
+    Args:
+        network: how they reach each other; this worker listens on a free port of its host.
+        name: of the thread.
+        monitor: guards what is to be sent and what `receive` changes; it fails with the
+            connections.
+        receive: takes each message of another worker, by rank, under the monitor. It raises
+            `RemoteProtocolError` for one that is not valid.
+        link: taken as long as anything has to leave this host: is not all with its kernel. None: no
+            other sender waits for it.
+        on_sent: called when a message has left its queue, with its priority, the receiver, and when
+            its sending began, in nanoseconds.
+    """
+
+    def __init__(
+        self,
+        network: Network,
+        name: str,
+        *,
+        monitor: Monitor,
+        receive: Callable[[int, Frames], None],
+        link: LinkPriority | None = None,
+        on_sent: Callable[[int, int, int], None] | None = None,
+    ) -> None:
+        self.dropped = 0
+        self.left: set[int] = set()
+        """The workers that have left."""
+        self._monitor = monitor
+        self._deliver = receive
+        self._on_sent = on_sent
+        self._link = link or LinkPriority()
+        self._network = network
+        self._listening = ZmqServerTransport(f"tcp://{network.host}:0", network.keys)
+        self._others = [(network.rank + i) % network.size for i in range(1, network.size)]
+        self._outboxes = {rank: Outbox() for rank in self._others}
+        self._sending: ZmqClientTransport | None = None
+        self._ranks: dict[bytes, int] = {}
+        self._lost_s: dict[int, float] = {}
+        self._all_left = True
+        self._thread = threading.Thread(target=self._pump, name=name, daemon=True)
+
+    @property
+    def address(self) -> str:
+        """Where the others reach this worker."""
+        return self._listening.address
+
+    @property
+    def refused(self) -> int:
+        """The number of peers that have tried to connect and were not admitted."""
+        return self._listening.refused
+
+    @property
+    def others(self) -> Sequence[int]:
+        """The ranks of the other workers, in the order in which messages for all are sent."""
+        return self._others
+
+    def connect(self, addresses: Sequence[str]) -> None:
+        """Connect to every other worker; from now on messages move.
+
+        Args:
+            addresses: of all workers, by rank.
+        """
+        keys = self._network.keys
+        if keys is not None:
+            keys = replace(keys, expect=tuple(keys.admit[rank] for rank in self._others))
+        self._sending = ZmqClientTransport(
+            [addresses[rank] for rank in self._others],
+            keys,
+            send_buffer_bytes=SEND_BUFFER_BYTES,
+            tracked=True,
+        )
+        for outbox in self._outboxes.values():
+            outbox.add(FIRST, join_message(self._network.rank, self._network.token))
+        self._thread.start()
+
+    def send(self, ranks: Sequence[int], priority: int, frames: list[Buffer]) -> None:
+        """Send a message to some others; returns at once. Called under the monitor.
+
+        The frames must not be written to until it is certain that every receiver has them.
+
+        Args:
+            ranks: the receivers.
+            priority: messages of a lower number overtake others; those of one keep their order.
+            frames: two or more.
+        """
+        self._monitor.check()
+        for rank in ranks:
+            self._outboxes[rank].add(priority, frames)
+        self._all_left = False
+        self._link.take()
+
+    def wake(self) -> None:
+        """Make the thread look at what is to be sent."""
+        self._listening.wake()
+
+    def flush(self) -> None:
+        """Wait until all messages are with the kernel.
+
+        Raises:
+            PeerLost: the connections have failed.
+            StalenessTimeout: they did not leave in time.
+        """
+        self._monitor.wait_for(
+            lambda: True if self._all_left else None, "messages have not left this host"
+        )
+
+    def fail(self, error: ServerError) -> None:
+        """Make every waiting and later call raise `error`."""
+        with self._monitor:
+            self._monitor.fail(error)
+            self._link.free()
+
+    def close(self) -> None:
+        """Send what is queued, and disconnect. Safe to call twice."""
+        with self._monitor:
+            if self._monitor.closed:
+                return
+            for outbox in self._outboxes.values():
+                outbox.add(LAST, LEAVE_MESSAGE)
+            self._monitor.close()
+        self._listening.wake()
+        if self._thread.ident is not None:
+            self._thread.join()
+        if self._sending is not None:
+            self._sending.close()
+        self._listening.close()
+        with self._monitor:
+            self._link.free()
+
+    def _pump(self) -> None:
+        assert self._sending is not None
+        try:
+            give_up_s = float("inf")
+            while True:
+                closing = self._monitor.closed
+                if closing:
+                    give_up_s = min(give_up_s, time.monotonic() + LINGER_S)
+                gone = self._sending.lost
+                blocked = self._send(gone)
+                all_left = self._free_link(gone)
+                self._check_losses(gone, time.monotonic())
+                if closing and (not blocked or time.monotonic() > give_up_s):
+                    return
+                self._receive(RETRY_S if blocked or not all_left else POLL_S)
+        except Exception as error:  # noqa: BLE001 - the thread's outermost frame: its owner raises the error
+            self.fail(
+                as_server_error(
+                    error, f"the connections of worker {self._network.rank} to the others failed"
+                )
+            )
+
+    def _send(self, lost: Collection[int]) -> bool:
+        """Send what the peers' queues take; returns whether anything is left."""
+        blocked = False
+        for peer, (rank, outbox) in enumerate(self._outboxes.items()):
+            if peer in lost:
+                outbox.clear()  # ZeroMQ would keep it for a peer that comes back
+            blocked = not self._send_to(peer, rank, outbox) or blocked
+        return blocked
+
+    def _send_to(self, peer: int, rank: int, outbox: Outbox) -> bool:
+        """Send a peer what its queue takes; returns whether that was all."""
+        assert self._sending is not None
+        while True:
+            with self._monitor:  # `send` adds to it
+                if not outbox:
+                    return True
+                waiting, began_ns = outbox.take(), time.perf_counter_ns()
+            if not self._sending.send(peer, waiting.frames):
+                with self._monitor:
+                    outbox.put_back(waiting)
+                return False
+            if self._on_sent is not None and FIRST < waiting.priority < LAST:
+                self._on_sent(waiting.priority, rank, began_ns)
+
+    def _free_link(self, lost: Collection[int]) -> bool:
+        """Free the link if all has left this host; returns whether it has."""
+        assert self._sending is not None
+        with self._monitor:  # `send` takes the link
+            unsent = [
+                len(outbox) + self._sending.unsent(peer)
+                for peer, outbox in enumerate(self._outboxes.values())
+                if peer not in lost
+            ]
+            all_left = self._monitor.failure is not None or not any(unsent)
+            if all_left and not self._all_left:
+                self._all_left = True
+                self._monitor.notify()
+            if all_left:
+                self._link.free()
+        return all_left
+
+    def _check_losses(self, lost: Collection[int], now: float) -> None:
+        """Fail once a connection has ended without `Leave`.
+
+        Raises:
+            PeerLost: names the worker.
+        """
+        assert self._sending is not None
+        for peer in lost:
+            rank = self._others[peer]
+            if rank not in self.left and now - self._lost_s.setdefault(rank, now) >= LEAVE_S:
+                raise PeerLost(
+                    f"worker {self._network.rank} lost {self._sending.describe_loss(peer)} (worker "
+                    f"{rank})"
+                )
+
+    def _receive(self, timeout_s: float) -> None:
+        batch = self._listening.receive(timeout_s)
+        if not batch:
+            return
+        with self._monitor:
+            for peer, frames in batch:
+                try:
+                    self._handle(peer, frames)
+                except RemoteProtocolError:
+                    self.dropped += 1
+            self._monitor.notify()
+
+    def _handle(self, peer: bytes, frames: Frames) -> None:
+        if not frames:
+            raise RemoteProtocolError("a peer sent an empty message")
+        if len(frames) == 1:
+            self._handle_own(peer, frames[0])
+        elif peer in self._ranks:
+            self._deliver(self._ranks[peer], frames)
+        else:
+            raise RemoteProtocolError("an unknown peer sent more than a join")
+
+    def _handle_own(self, peer: bytes, frame: Buffer) -> None:
+        match read_header(frame):
+            case [_, "Leave"] if peer in self._ranks:
+                self.left.add(self._ranks[peer])
+            case [_, "Join", int(rank), bytes(token)]:
+                if not hmac.compare_digest(token, self._network.token):
+                    raise RemoteProtocolError("a peer's token is not this job's")
+                if rank not in self._outboxes or rank in self._ranks.values():
+                    raise RemoteProtocolError(f"a peer joins as worker {rank}")
+                self._ranks[peer] = rank
+                if len(self._ranks) == len(self._others):
+                    self._listening.admit_no_more()
+            case _:
+                raise RemoteProtocolError("a peer sent something that is neither join nor leave")
+
+
+def read_header(frame: Buffer) -> list[object]:
+    """Return the header of a message: a list that begins with `VERSION`.
+
+    Raises:
+        RemoteProtocolError: the frame is none.
+    """
+    if memoryview(frame).nbytes > MAX_HEADER_BYTES:
+        raise RemoteProtocolError("a peer's header is too long")
+    try:
+        header = msgpack.unpackb(frame, max_ext_len=0, max_map_len=0)
+    except (ValueError, TypeError, RecursionError, msgpack.exceptions.UnpackException) as error:
+        raise RemoteProtocolError("a peer's header is not msgpack") from error
+    if (
+        not isinstance(header, list)
+        or not header
+        or type(header[0]) is not int
+        or header[0] != VERSION
+    ):
+        raise RemoteProtocolError(
+            f"a peer uses another version of the workers' protocol than {VERSION}"
+        )
+    return header

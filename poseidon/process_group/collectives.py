@@ -1,0 +1,284 @@
+"""Collectives among the workers of a group, made of messages between any two of them.
+
+Laws:
+* A reduction adds the parts of the workers in the order of their ranks, one after another, and
+  types of 16 bits in float32, rounded once. Its bits depend on the number of workers alone, and
+  are equal on all of them.
+* All workers of a group make the same calls in the same order, with tensors of the same size and
+  type. A different call is an error on the workers that wait for it, which names both calls.
+
+All tensors are flat, contiguous and on the CPU.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from enum import Enum
+
+import torch
+from torch import Tensor
+
+from poseidon.errors import UsageError
+from poseidon.process_group.mesh import Mesh
+
+SMALL_BYTES = 32 * 1024
+"""A tensor of at most this size is sent whole to all workers, which reduce it themselves: one step
+in place of two.
+"""
+SEGMENT_BYTES = 4 * 2**20
+"""A larger tensor is reduced in segments of this size for each worker, so that one segment is
+reduced while the next ones travel.
+"""
+
+
+class Reduction(Enum):
+    """How the parts of the workers become one."""
+
+    SUM = "sum"
+    MEAN = "mean"
+    PRODUCT = "product"
+    MIN = "min"
+    MAX = "max"
+    AND = "and"
+    OR = "or"
+    XOR = "xor"
+
+
+_INTO: Mapping[Reduction, Callable[[Tensor, Tensor], Tensor]] = {
+    Reduction.SUM: Tensor.add_,
+    Reduction.MEAN: Tensor.add_,
+    Reduction.PRODUCT: Tensor.mul_,
+    Reduction.MIN: lambda own, other: torch.minimum(own, other, out=own),
+    Reduction.MAX: lambda own, other: torch.maximum(own, other, out=own),
+    Reduction.AND: Tensor.bitwise_and_,
+    Reduction.OR: Tensor.bitwise_or_,
+    Reduction.XOR: Tensor.bitwise_xor_,
+}
+
+
+def reduced(parts: Sequence[Tensor], reduction: Reduction) -> Tensor:
+    """Return the reduction of tensors of one size and type, in new memory."""
+    dtype = parts[0].dtype
+    wide = torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
+    result = parts[0].to(wide, copy=True)
+    for part in parts[1:]:
+        _INTO[reduction](result, part.to(wide))
+    if reduction is Reduction.MEAN:
+        result.div_(len(parts))
+    return result.to(dtype)
+
+
+class Collectives:
+    """The collectives of one group on one worker. One thread calls them.
+
+    Args:
+        mesh: carries the messages.
+        group: the group's name, the same on all its workers.
+        ranks: of its workers among all workers of the job, in the order of their ranks within the
+            group.
+    """
+
+    def __init__(self, mesh: Mesh, group: str, ranks: Sequence[int]) -> None:
+        self._mesh = mesh
+        self._group = group
+        self.ranks = tuple(ranks)
+        self._number = 0
+        self._passed: dict[tuple[bool, int, int], int] = {}
+        self.rank = self.ranks.index(mesh.rank)
+        self.size = len(self.ranks)
+        self.others = [(self.rank + i) % self.size for i in range(1, self.size)]
+
+    def all_reduce(self, tensor: Tensor, reduction: Reduction) -> None:
+        """Replace a tensor by the reduction of all workers' tensors."""
+        call = self._begin("all_reduce", tensor, reduction.value)
+        if tensor.nbytes <= SMALL_BYTES or self.size == 1:
+            tensor.copy_(reduced(call.exchange(tensor), reduction))
+            return
+        step = SEGMENT_BYTES // tensor.element_size() * self.size
+        segments = [segment.tensor_split(self.size) for segment in tensor.split(step)]
+        for number, shares in enumerate(segments):
+            for other in self.others:
+                call.send(other, 2 * number, shares[other])
+        for number, shares in enumerate(segments):
+            own = shares[self.rank]
+            parts = {other: call.receive(other, 2 * number, own) for other in self.others} | {
+                self.rank: own
+            }
+            whole = reduced([parts[rank] for rank in range(self.size)], reduction)
+            own.copy_(whole)
+            for other in self.others:
+                call.send(other, 2 * number + 1, whole)
+        for number, shares in enumerate(segments):
+            # the share has come back, so the part that was sent from this memory has arrived
+            for other in self.others:
+                shares[other].copy_(call.receive(other, 2 * number + 1, shares[other]))
+
+    def broadcast(self, tensor: Tensor, root: int) -> None:
+        """Replace a tensor by that of one worker."""
+        call = self._begin("broadcast", tensor, f"from {root}")
+        if tensor.nbytes <= SMALL_BYTES or self.size <= 2:
+            if self.rank == root:
+                for other in self.others:
+                    call.send(other, 0, tensor.clone())
+            else:
+                tensor.copy_(call.receive(root, 0, tensor))
+            return
+        # each worker gets one share of the root and sends it on, so no link carries all copies
+        shares = tensor.tensor_split(self.size)
+        if self.rank == root:
+            for other in self.others:
+                call.send(other, 0, shares[other].clone())
+        else:
+            shares[self.rank].copy_(call.receive(root, 0, shares[self.rank]))
+        for other in self.others:
+            if other != root:
+                call.send(other, 1, shares[self.rank].clone())
+        for other in self.others if self.rank != root else ():
+            shares[other].copy_(call.receive(other, 1, shares[other]))
+
+    def all_gather(self, tensor: Tensor) -> list[Tensor]:
+        """Return the tensors of all workers by rank."""
+        call = self._begin("all_gather", tensor)
+        return call.exchange(tensor)
+
+    def gather(self, tensor: Tensor, root: int) -> list[Tensor]:
+        """Return the tensors of all workers by rank on one worker; an empty list elsewhere."""
+        call = self._begin("gather", tensor, f"to {root}")
+        if self.rank != root:
+            call.send(root, 0, tensor.clone())
+            return []
+        return [
+            tensor if rank == root else call.receive(rank, 0, tensor) for rank in range(self.size)
+        ]
+
+    def scatter(self, tensor: Tensor, parts: Sequence[Tensor], root: int) -> None:
+        """Replace a tensor by the part that one worker has for this one.
+
+        Args:
+            tensor: the tensor.
+            parts: on the root, one for each worker.
+            root: the worker.
+        """
+        call = self._begin("scatter", tensor, f"from {root}")
+        if self.rank != root:
+            tensor.copy_(call.receive(root, 0, tensor))
+            return
+        for other in self.others:
+            call.send(other, 0, parts[other].clone())
+        tensor.copy_(parts[root])
+
+    def reduce(self, tensor: Tensor, reduction: Reduction, root: int) -> None:
+        """Replace one worker's tensor by the reduction of all workers' tensors."""
+        call = self._begin("reduce", tensor, f"{reduction.value} to {root}")
+        if self.rank != root:
+            call.send(root, 0, tensor.clone())
+            return
+        parts = [
+            tensor if rank == root else call.receive(rank, 0, tensor) for rank in range(self.size)
+        ]
+        tensor.copy_(reduced(parts, reduction))
+
+    def reduce_scatter(self, parts: Sequence[Tensor], reduction: Reduction) -> Tensor:
+        """Return the reduction of what all workers have for this one.
+
+        Args:
+            parts: one for each worker, of any sizes that all workers agree on.
+            reduction: how they become one.
+        """
+        own = parts[self.rank]
+        call = self._begin("reduce_scatter", None, reduction.value)
+        for other in self.others:
+            call.send(other, 0, parts[other].clone())
+        received = {other: call.receive(other, 0, own) for other in self.others}
+        received[self.rank] = own
+        return reduced([received[rank] for rank in range(self.size)], reduction)
+
+    def all_to_all(self, parts: Sequence[Tensor], results: Sequence[Tensor]) -> None:
+        """Send each worker its part, and fill the results with what each has for this worker."""
+        call = self._begin("all_to_all", None)
+        for other in self.others:
+            call.send(other, 0, parts[other].clone())
+        results[self.rank].copy_(parts[self.rank])
+        for other in self.others:
+            results[other].copy_(call.receive(other, 0, results[other]))
+
+    def barrier(self) -> None:
+        """Return once all workers have called it."""
+        nothing = torch.empty(0, dtype=torch.uint8, device="cpu")
+        self._begin("barrier", None).exchange(nothing)
+
+    def send(self, tensor: Tensor, receiver: int, tag: int) -> None:
+        """Send a tensor to one worker; returns at once. Any thread may call it."""
+        self._message(tensor, receiver, tag, sends=True).send(receiver, 0, tensor.clone())
+
+    def receiving(self, tensor: Tensor, sender: int, tag: int) -> Callable[[], None]:
+        """Return a function that waits for the next tensor of one worker with this tag, and fills
+        `tensor` with it. Any thread may call it.
+        """
+        call = self._message(tensor, sender, tag, sends=False)
+
+        def receive() -> None:
+            tensor.copy_(call.receive(sender, 0, tensor))
+
+        return receive
+
+    def _begin(self, name: str, tensor: Tensor | None, how: str = "") -> _Call:
+        self._number += 1
+        what = ", ".join(filter(None, (described(tensor), how)))
+        return _Call(self, self._mesh, self._group, self._number, f"{name}({what})")
+
+    def _message(self, tensor: Tensor, other: int, tag: int, *, sends: bool) -> _Call:
+        key = (sends, other, tag)
+        self._passed[key] = number = self._passed.get(key, 0) + 1
+        text = f"send({described(tensor)}, tag {tag})"
+        return _Call(self, self._mesh, f"{self._group}/{tag}", number, text)
+
+
+class _Call:
+    """The messages of one collective on one worker; workers are ranks of the group."""
+
+    def __init__(self, owner: Collectives, mesh: Mesh, group: str, number: int, text: str) -> None:
+        self._owner = owner
+        self._mesh = mesh
+        self._group = group
+        self._number = number
+        self._text = text
+
+    def send(self, receiver: int, part: int, tensor: Tensor) -> None:
+        """Send a tensor, which must not be written to until it is certain that it has arrived."""
+        payload = tensor.view(torch.uint8).numpy().data
+        rank = self._owner.ranks[receiver]
+        self._mesh.send(rank, self._group, self._number, part, self._text, payload)
+
+    def receive(self, sender: int, part: int, like: Tensor) -> Tensor:
+        """Return a tensor of the size and type of `like`.
+
+        Raises:
+            UsageError: the sender's has another size.
+        """
+        rank = self._owner.ranks[sender]
+        payload = self._mesh.receive(rank, self._group, self._number, part, self._text)
+        size = memoryview(payload).nbytes
+        if size != like.nbytes:
+            raise UsageError(
+                f"{self._text}: worker {rank} sends {size} bytes, and worker {self._mesh.rank} "
+                f"expects {like.nbytes}; expected tensors of one size"
+            )
+        if not size:
+            return torch.empty_like(like)
+        return torch.frombuffer(payload, dtype=torch.uint8).view(like.dtype)
+
+    def exchange(self, tensor: Tensor) -> list[Tensor]:
+        """Send a tensor to all others. Return the tensors of all workers by rank."""
+        copy = tensor.clone()
+        for other in self._owner.others:
+            self.send(other, 0, copy)
+        return [
+            tensor if rank == self._owner.rank else self.receive(rank, 0, tensor)
+            for rank in range(self._owner.size)
+        ]
+
+
+def described(tensor: Tensor | None) -> str:
+    """Return the number of elements of a tensor and their type, for messages."""
+    return "" if tensor is None else f"{tensor.numel()} x {str(tensor.dtype)[6:]}"

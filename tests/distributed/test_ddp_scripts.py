@@ -1,0 +1,150 @@
+"""`poseidon run --ddp`: scripts for torch.distributed and DistributedDataParallel, unchanged."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.support.training_processes import machinefile, poseidon_here
+
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(200)]
+
+TRAINS = '''
+import sys, torch, torch.distributed as dist
+from torch import nn
+from torch.distributed.algorithms.join import Join
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data.distributed import DistributedSampler
+
+dist.init_process_group("gloo")
+rank, size = dist.get_rank(), dist.get_world_size()
+assert size == 3 and dist.get_backend() == "poseidon"
+
+def mean_of(build, losses):
+    """The gradients of one process, with the mean of the workers' losses."""
+    model = build()
+    sum(loss(model) for loss in losses).div(len(losses)).backward()
+    return [p.grad for p in model.parameters()]
+
+def near(model, expected, tolerance=1e-6):
+    for parameter, gradient in zip(model.parameters(), expected, strict=True):
+        torch.testing.assert_close(parameter.grad, gradient, atol=tolerance, rtol=tolerance)
+
+def build(dtype=torch.float32):
+    torch.manual_seed(1)
+    return nn.Sequential(nn.Linear(6, 10), nn.Tanh(), nn.Linear(10, 2)).to(dtype)
+
+x = torch.randn(size, 4, 6, generator=torch.Generator().manual_seed(2))
+losses = [lambda m, own=own: m(own.to(m[0].weight.dtype)).pow(2).float().mean() for own in x]
+loss = lambda ddp: ddp(x[rank].to(ddp.module[0].weight.dtype)).pow(2).float().mean()
+
+# gradients are the mean over the workers; without synchronization they add up on each worker
+ddp = DistributedDataParallel(build())
+with ddp.no_sync():
+    loss(ddp).backward()
+loss(ddp).backward()
+near(ddp, [2 * g for g in mean_of(build, losses)])
+
+# parameters of 16 bits
+half = DistributedDataParallel(build(torch.bfloat16))
+loss(half).backward()
+near(half, mean_of(lambda: build(torch.bfloat16), losses), 2e-2)
+
+# a part of the model that some workers do not use
+class Parts(nn.Module):
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(3)
+        self.used, self.unused = nn.Linear(6, 2), nn.Linear(6, 2)
+    def forward(self, x, both):
+        return self.used(x) + (self.unused(x) if both else 0)
+parts = DistributedDataParallel(Parts(), find_unused_parameters=True)
+parts(x[rank], rank == 0).pow(2).mean().backward()
+expected = mean_of(Parts, [lambda m, r=r: m(x[r], r == 0).pow(2).mean() for r in range(size)])
+near(parts, expected)
+
+# a GAN: two models, and a backward pass through one of them for the other
+critic, maker = DistributedDataParallel(build()), DistributedDataParallel(nn.Linear(6, 6))
+for _ in range(2):
+    critic.zero_grad()
+    (critic(x[rank]) - critic(maker(x[rank]).detach())).mean().backward()
+    maker.zero_grad()
+    critic(maker(x[rank])).mean().backward()
+totals = [torch.zeros(1) for _ in range(size)]
+dist.all_gather(totals, sum(p.grad.sum() for p in maker.parameters()).reshape(1))
+assert totals[0] == totals[1] == totals[2]
+
+# workers with different numbers of batches
+uneven = DistributedDataParallel(build())
+with Join([uneven]):
+    for _ in range(1 + rank):
+        uneven.zero_grad()
+        loss(uneven).backward()
+
+# a hook of the script's own, over the process group
+own = DistributedDataParallel(build())
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
+own.register_comm_hook(dist.group.WORLD, allreduce_hook)
+loss(own).backward()
+near(own, mean_of(build, losses))
+
+# collectives
+objects = [None] * size
+dist.all_gather_object(objects, {"rank": rank})
+assert objects == [{"rank": r} for r in range(size)]
+some = dist.new_group([0, 2], backend="nccl")
+if rank != 1:
+    tensor = torch.tensor([1 + rank])
+    work = dist.all_reduce(tensor, group=some, async_op=True)
+    work.wait()
+    assert tensor.item() == 4
+shares = torch.zeros(2)
+dist.reduce_scatter_tensor(shares, torch.arange(6.0) * (rank + 1))
+assert shares.tolist() == [12 * rank, 12 * rank + 6]
+whole = torch.zeros(6)
+dist.all_gather_into_tensor(whole, shares)
+assert whole.tolist() == [0, 6, 12, 18, 24, 30]
+got = torch.zeros(3)
+dist.all_to_all_single(got, torch.arange(3.0) + 10 * rank)
+assert got.tolist() == [rank, 10 + rank, 20 + rank]
+ring = torch.zeros(2)
+for work in dist.batch_isend_irecv([
+    dist.P2POp(dist.irecv, ring, (rank + 2) % size),
+    dist.P2POp(dist.isend, torch.full((2,), float(rank)), (rank + 1) % size),
+]):
+    work.wait()
+assert ring.tolist() == [(rank + 2) % size] * 2
+assert len(DistributedSampler(range(10))) == 4
+dist.barrier()
+try:
+    from torch.distributed.fsdp import fully_shard
+    fully_shard(build())
+except Exception as error:
+    print("refused:", error)
+dist.destroy_process_group()
+
+# once more
+dist.init_process_group()
+dist.barrier()
+print("rank", rank, "has passed")
+'''
+
+
+def test_what_a_script_of_ddp_may_do(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(TRAINS, encoding="utf-8")
+    done = poseidon_here(
+        tmp_path,
+        "run",
+        "--ddp",
+        f"--hostfile={machinefile(tmp_path, 3, 1)}",
+        "--encrypt=on",
+        "train.py",
+    )
+    assert done.returncode == 0, done.stderr
+    assert "rank 0 has passed" in done.stdout
+    assert (
+        "refused: a DeviceMesh (FSDP2, tensor parallelism) divides the model among the workers, "
+        "and --ddp is for scripts in which each worker holds the whole model; expected "
+        "DistributedDataParallel, or torchrun"
+    ) in done.stdout
