@@ -1,12 +1,17 @@
-"""Update rules: Caffe's formulas, once, for the shard, the worker and a single process, on any
-device.
+"""Update rules: the formulas of Caffe and of torch.optim, once, for the shard, the worker and a
+single process, on any device.
 
-Law: a rule is a function of (gradient, history, value, rate, step). It works in place on the flat
-tensors it is given, reads nothing else, and treats elements alike, so cutting a table into chunks
-changes no bit.
+Laws:
 
-Symbols: g gradient (regularized), w value, h history, r rate times the table's rate factor, m
-momentum. The result is the change d of the value: w <- w + d. It is left in `gradient`.
+* A rule is a function of (gradient, history, value, rate, step). It works in place on the flat
+  tensors it is given, and reads nothing else. It treats elements alike, so cutting a table into
+  chunks changes no bit. Muon alone sees a matrix, which is never cut.
+* The rules of torch.optim make its operations in its order. On a CPU their bits are torch's, save
+  where torch's square root is not correctly rounded.
+
+Symbols: g gradient (regularized, unless the rule decouples the decay), w value, h history, r rate
+times the table's rate factor, m momentum. The result is the change d of the value: w <- w + d. It
+is left in `gradient`.
 """
 
 from __future__ import annotations
@@ -20,18 +25,19 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ps_server.protocol.settings import Regularization, Rule, RuleKind
+from ps_server.protocol.settings import NewtonSchulz, Regularization, Rule, RuleKind
 
 History = Sequence[Tensor]
 
 
 def history_count(kind: RuleKind) -> int:
     """Return the number of history tensors, each the size of the value, that a rule keeps
-    (Caffe's solverstate).
+    (Caffe's solverstate, and the buffers of torch.optim in their order).
     """
     if kind is RuleKind.MEAN:
         return 0
-    return 2 if kind in (RuleKind.ADADELTA, RuleKind.ADAM) else 1
+    two = (RuleKind.ADADELTA, RuleKind.ADAM, RuleKind.TORCH_ADAM, RuleKind.ADAMW)
+    return 2 if kind in two else 1
 
 
 def update(
@@ -45,8 +51,24 @@ def update(
     elif rule.kind is RuleKind.SGD:  # the same bits, and the gradient's memory is not written to
         _regularize(rule, gradient, value)
         value.sub_(_velocity(rule, gradient, history, rate * rule.rate_factor))
+    elif rule.kind in _DIRECTIONS or rule.kind.decouples_decay:
+        _update_as_torch(rule, gradient, history, value, rate * rule.rate_factor, step)
     else:
         value.add_(change(rule, gradient, history, value, rate=rate, step=step))
+
+
+def _update_as_torch(
+    rule: Rule, g: Tensor, history: History, value: Tensor, r: float, step: int
+) -> None:
+    """Apply a rule whose last bit depends on how the change is added."""
+    if not rule.kind.decouples_decay:
+        _regularize(rule, g, value)
+    elif rule.decay:
+        value.mul_(1 - r * rule.decay)
+    if rule.kind in _DIRECTIONS:
+        value.add_(_DIRECTIONS[rule.kind](rule, g, history, step), alpha=-r * _scale(rule))
+    else:
+        value.add_(_RULES[rule.kind](rule, g, history, r, step))
 
 
 def change(
@@ -65,8 +87,16 @@ def change(
     Returns:
         `gradient`, now holding d of w <- w + d.
     """
-    _regularize(rule, gradient, value)
-    return _RULES[rule.kind](rule, gradient, history, rate * rule.rate_factor, step)
+    r = rate * rule.rate_factor
+    decoupled = rule.kind.decouples_decay
+    if not decoupled:
+        _regularize(rule, gradient, value)
+    if rule.kind in _DIRECTIONS:
+        direction = _DIRECTIONS[rule.kind](rule, gradient, history, step)
+        gradient.copy_(direction).mul_(-r * _scale(rule))
+    else:
+        _RULES[rule.kind](rule, gradient, history, r, step)
+    return gradient.add_(value, alpha=-r * rule.decay) if decoupled and rule.decay else gradient
 
 
 def _regularize(rule: Rule, g: Tensor, w: Tensor) -> None:
@@ -125,6 +155,63 @@ def _adam(rule: Rule, g: Tensor, history: History, r: float, step: int) -> Tenso
     return torch.div(m, _square_root(v).add_(rule.delta), out=g).mul_(-r * correction)
 
 
+def _torch_adam(rule: Rule, g: Tensor, history: History, r: float, step: int) -> Tensor:
+    # d = -r / (1 - b1^t) * m / (sqrt(v) / sqrt(1 - b2^t) + delta), t = step + 1.
+    m, v = history
+    b1, b2 = rule.momentum, rule.momentum2
+    m.lerp_(g, 1 - b1)
+    v.mul_(b2).addcmul_(g, g, value=1 - b2)
+    root = _square_root(v).div_((1 - b2 ** (step + 1)) ** 0.5).add_(rule.delta)
+    return torch.mul(m, -(r / (1 - b1 ** (step + 1))), out=g).div_(root)
+
+
+def _torch_sgd(rule: Rule, g: Tensor, history: History, step: int) -> Tensor:
+    # h = m h + (1 - dampening) g, the first time h = g; then g + m h with Nesterov's momentum.
+    if not rule.momentum:
+        return g
+    (h,) = history
+    h.mul_(rule.momentum).add_(g, alpha=1 - rule.dampening if step else 1.0)
+    return g.add_(h, alpha=rule.momentum) if rule.nesterov else h
+
+
+def _lion(rule: Rule, g: Tensor, history: History, step: int) -> Tensor:
+    # sign(b1 h + (1 - b1) g); then h = b2 h + (1 - b2) g. Chen et al., 2023, algorithm 2.
+    (h,) = history
+    direction = (h * rule.momentum).add_(g, alpha=1 - rule.momentum).sign_()
+    h.mul_(rule.momentum2).add_(g, alpha=1 - rule.momentum2)
+    return direction
+
+
+def _muon(rule: Rule, g: Tensor, history: History, step: int) -> Tensor:
+    # h = m h + (1 - m) g; the orthogonal matrix near h, or near (1 - m) g + m h with Nesterov's.
+    assert rule.matrix is not None
+    (h,) = history
+    h.lerp_(g, 1 - rule.momentum)
+    moved = g.lerp_(h, rule.momentum) if rule.nesterov else h
+    matrix = _orthogonal(moved.reshape(-1, rule.matrix.columns), rule.matrix, rule.delta)
+    return matrix.reshape(g.shape)
+
+
+def _orthogonal(matrix_NM: Tensor, iteration: NewtonSchulz, least_norm: float) -> Tensor:
+    """Return what torch.optim.Muon steps along: bfloat16, N x M, with singular values near 1.
+
+    The bits of bfloat16's products depend on the processor, and may depend on its threads.
+    """
+    a, b, c = iteration.coefficients
+    rows, columns = matrix_NM.shape
+    x = matrix_NM.bfloat16()
+    x = x.T if rows > columns else x
+    x.div_(x.norm().clamp(min=least_norm))
+    for _ in range(iteration.steps):
+        gram = x @ x.T
+        x = torch.addmm(x, torch.addmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
+    return x.T if rows > columns else x
+
+
+def _scale(rule: Rule) -> float:
+    return 1.0 if rule.matrix is None else rule.matrix.rate_factor
+
+
 def _square_root(values: Tensor) -> Tensor:
     """Return the square roots, correctly rounded.
 
@@ -144,7 +231,16 @@ _RULES: dict[RuleKind, Callable[[Rule, Tensor, History, float, int], Tensor]] = 
     RuleKind.RMSPROP: _rmsprop,
     RuleKind.ADADELTA: _adadelta,
     RuleKind.ADAM: _adam,
+    RuleKind.TORCH_ADAM: _torch_adam,
+    RuleKind.ADAMW: _torch_adam,
 }
+"""The rules that return the change."""
+_DIRECTIONS: dict[RuleKind, Callable[[Rule, Tensor, History, int], Tensor]] = {
+    RuleKind.TORCH_SGD: _torch_sgd,
+    RuleKind.LION: _lion,
+    RuleKind.MUON: _muon,
+}
+"""The rules that return what -r multiplies."""
 
 
 def sum_of_squares(gradient: Tensor) -> float:

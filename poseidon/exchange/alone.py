@@ -39,7 +39,7 @@ class AloneCarrier(GradientCarrier):
         self._in_parts = in_parts
         self._flat = [trained.tensor.detach().view(-1) for trained in tensors]
         self._begun: dict[int, Tensor] = {}
-        self._step = Step(settings.start_clock, 0.0)
+        self._step = Step(settings.start_clock, (0.0,))
         self.delivery = AloneDelivery()
         self.delivery.advance(settings.start_clock + 1)
         self.state = LocalHistories(dict(enumerate(tensors)), replicated=False)
@@ -72,12 +72,13 @@ class AloneCarrier(GradientCarrier):
         scale = self._settings.gradient_scale
         if self._settings.clip is not None:
             scale *= clip_factor(plain_sum(map(sum_of_squares, gradients)), self._settings.clip)
-        rate, iteration = self._step.rate, self._step.iteration
+        rates, iteration = self._step.rates, self._step.iteration
         for i, gradient in zip(moved, gradients, strict=True):
             if scale != 1.0:
                 gradient.mul_(scale)
-            rule, history = self._tensors[i].rule, self.state.of[i]
-            update(rule, gradient, history, self._flat[i], rate=rate, step=iteration)
+            trained, history = self._tensors[i], self.state.of[i]
+            rate = rates[trained.rate_index]
+            update(trained.rule, gradient, history, self._flat[i], rate=rate, step=iteration)
         self._begun.clear()
         self.delivery.advance(iteration + 2)
 

@@ -27,6 +27,7 @@ class Trained:
         name: for messages.
         tensor: the parameter, or statistics; float32, contiguous; updated in place.
         rule: how its values follow from its gradients.
+        rate_index: of its rate among those of an iteration.
         factor_rows: rows of u and v in an iteration, where its gradient is u^T v of one layer's
             output gradient and input; 0 where it is not. It is used for the cost only: the rows
             may differ from iteration to iteration.
@@ -36,6 +37,7 @@ class Trained:
     name: str
     tensor: Tensor
     rule: Rule = field(default_factory=Rule)
+    rate_index: int = 0
     factor_rows: int = 0
     statistics: bool = False
 

@@ -28,10 +28,10 @@ from poseidon.exchange.observe.statistics import Traffic
 
 
 class Step(NamedTuple):
-    """One iteration: its number, and the solver's rate in it."""
+    """One iteration: its number, and the rates in it (`Trained.rate_index`)."""
 
     iteration: int
-    rate: float
+    rates: tuple[float, ...]
 
 
 class CarrierState:

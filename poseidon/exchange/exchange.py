@@ -2,7 +2,7 @@
 
 One iteration of a training loop:
 
-    exchange.start(iteration, rate)
+    exchange.start(iteration, rate, ...)
     for each layer, bottom up:   exchange.wait(its tensors)     -> forward
     for each layer, top down:    backward -> exchange.begin(a tensor, its gradient)
                                  or exchange.begin_factors(...), backward, exchange.release(...)
@@ -107,11 +107,11 @@ class Exchange:
             for carrier in self.carriers:
                 carrier.open(histories, clock)
 
-    def start(self, iteration: int, rate: float) -> None:
-        """Begin an iteration. `rate` is the solver's rate in it."""
+    def start(self, iteration: int, *rates: float) -> None:
+        """Begin an iteration. `rates` are those in it, one or more; see `Trained.rate_index`."""
         with self.observing(Call.START, iteration):
             self._iteration = iteration
-            step = Step(iteration, rate)
+            step = Step(iteration, rates)
             for carrier in self.carriers:
                 carrier.start(step)
 

@@ -31,7 +31,7 @@ from poseidon.exchange.base import Trained
 from poseidon.exchange.factors.products import ONEDNN_LINEAR, Kernel, Scratch, apply_factors
 from poseidon.exchange.job_control import JobControl
 from poseidon.exchange.options import ExchangeOptions, OnDivergence
-from ps_server import RemoteProtocolError, Rule, RuleKind
+from ps_server import NewtonSchulz, RemoteProtocolError, Rule, RuleKind
 from ps_server.numerics import processor_name
 from ps_server.rules import history_count, update
 
@@ -344,9 +344,13 @@ def _numbers(rows: int, columns: int) -> Tensor:
 def _after_rule(kind: RuleKind, gradient: Tensor) -> str:
     value = gradient.flip(0)
     history = [gradient.abs() for _ in range(history_count(kind))]
-    rule = Rule(kind=kind, momentum=0.9, decay=0.0005)
+    muon = kind is RuleKind.MUON
+    matrix = NewtonSchulz(columns=gradient.shape[1]) if muon else None
+    rule = Rule(kind=kind, momentum=0.9, decay=0.0005, matrix=matrix)
     update(rule, gradient.clone(), history, value, rate=0.01, step=3)
-    return "-".join(map(checksum, (value, *history)))
+    # threads: of larger products they may change bits
+    threads = [str(torch.get_num_threads())] if muon and gradient.device.type == "cpu" else []
+    return "-".join([*map(checksum, (value, *history)), *threads])
 
 
 def checksum(tensor: Tensor) -> str:

@@ -145,7 +145,17 @@ def _rule(solver: SolverDefinition) -> Rule:
         raise solver.error(name, str(error)) from error
 
 
-KINDS: dict[str, RuleKind] = {kind.value: kind for kind in RuleKind if kind is not RuleKind.MEAN}
+KINDS: dict[str, RuleKind] = {
+    kind.value: kind
+    for kind in (
+        RuleKind.SGD,
+        RuleKind.NESTEROV,
+        RuleKind.ADAGRAD,
+        RuleKind.RMSPROP,
+        RuleKind.ADADELTA,
+        RuleKind.ADAM,
+    )
+}
 """Caffe's solver types."""
 
 

@@ -253,10 +253,12 @@ class Cell:
 
     def update(self, scale: float) -> None:
         """Apply the rule to the sum times `scale`, tile by tile: a tile stays in the cache for
-        all operations.
+        all operations. A matrix is one tile.
         """
         assert self.value is not None
-        for gradient, value, *history in self._tiles(self.sum, self.value, *self.history):
+        all_of_it = self.sum, self.value, *self.history
+        tiles = iter((all_of_it,)) if self.spec.is_whole else self._tiles(*all_of_it)
+        for gradient, value, *history in tiles:
             if scale != 1.0:
                 gradient.mul_(scale)
             update(self.spec.rule, gradient, history, value, rate=self.rate, step=self.clock)

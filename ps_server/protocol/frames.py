@@ -37,11 +37,13 @@ from ps_server.protocol.row_settings import (
     RowTableSpec,
 )
 from ps_server.protocol.settings import (
+    MAX_NEWTON_SCHULZ_STEPS,
     MAX_TABLES,
     MAX_WORKERS,
     CodecPair,
     Consistency,
     Keeping,
+    NewtonSchulz,
     Precision,
     Regularization,
     Rule,
@@ -156,6 +158,9 @@ def _write_rule(rule: Rule) -> Header:
         float(rule.decay),
         rule.regularization.value,
         float(rule.rate_factor),
+        float(rule.dampening),
+        rule.nesterov,
+        _write_matrix(rule.matrix),
     ]
 
 
@@ -169,7 +174,34 @@ def _read_rule(f: Fields) -> Rule:
         decay=f.number(),
         regularization=_member(Regularization, f.text()),
         rate_factor=f.number(),
+        dampening=f.number(),
+        nesterov=f.flag(),
+        matrix=_read_matrix(f.items()),
     )
+
+
+def _write_matrix(matrix: NewtonSchulz | None) -> list[Header]:
+    if matrix is None:
+        return []
+    numbers = map(float, (*matrix.coefficients, matrix.rate_factor))
+    return [[matrix.columns, matrix.steps, *numbers]]
+
+
+def _read_matrix(found: Sequence[Fields]) -> NewtonSchulz | None:
+    if not found:
+        return None
+    f, *more = found
+    if more:
+        raise RemoteProtocolError(f"a rule has {len(found)} matrices; expected at most 1")
+    columns, steps = f.integer(2**62), f.integer(MAX_NEWTON_SCHULZ_STEPS)
+    matrix = NewtonSchulz(
+        columns=columns,
+        steps=steps,
+        coefficients=(f.number(), f.number(), f.number()),
+        rate_factor=f.number(),
+    )
+    f.end()
+    return matrix
 
 
 def _member(kind: type[E], value: object) -> E:

@@ -2,11 +2,11 @@
 compute the same.
 
 Law: with at least `CHUNKS_FOR_BALANCE` chunks a shard, no shard carries more than `BALANCE` times
-its part of the elements. Chunks are dealt largest first to the lightest shard (Graham's LPT rule,
+its part of the elements, save for a matrix that is larger than that. Chunks are dealt largest first to the lightest shard (Graham's LPT rule,
 1969); where that would break the law, the largest ones are halved and dealt again. With fewer
 chunks the same is done where it is worth its messages, save for tables whose rows are given. Tables
-with a codec are cut between its segments only. Tables that are copies move no bytes in training;
-they are dealt by themselves.
+with a codec are cut between its segments only, and those of a matrix not at all. Tables that are
+copies move no bytes in training; they are dealt by themselves.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ def _deal_evenly(
     step = chunk_elements(sum(tables[table].size for table in chosen), len(weights))
     pieces = [(table, start, stop) for table in chosen for start, stop in _cut(tables[table], step)]
     homes = _deal(pieces, weights)
-    while not _balanced(pieces, homes, weights):
+    while not _balanced(pieces, homes, weights) and _may_help(pieces, homes, weights, tables):
         few = len(pieces) < CHUNKS_FOR_BALANCE * len(weights)
         sizes = [
             piece[2] - piece[1] for piece in pieces if _can_halve(piece, tables[piece[0]], few)
@@ -138,6 +138,8 @@ def chunk_elements(elements: int, shards: int) -> int:
 
 
 def _cut(spec: TableSpec, step: int) -> list[tuple[int, int]]:
+    if spec.is_whole:
+        return [(0, spec.size)]
     if spec.rows:
         step = -(-spec.size // min(spec.rows, spec.size))
         step += -step % _grain(spec)
@@ -150,7 +152,7 @@ def _grain(spec: TableSpec) -> int:
 
 
 def _can_halve(piece: Piece, spec: TableSpec, few: bool) -> bool:
-    return piece[2] - piece[1] > _grain(spec) and not (few and spec.rows)
+    return piece[2] - piece[1] > _grain(spec) and not ((few and spec.rows) or spec.is_whole)
 
 
 def _halve(piece: Piece, largest: int, spec: TableSpec, few: bool) -> list[Piece]:
@@ -179,8 +181,30 @@ def _deal(pieces: Sequence[Piece], weights: Sequence[int]) -> list[int]:
 
 
 def _balanced(pieces: Sequence[Piece], homes: Sequence[int], weights: Sequence[int]) -> bool:
-    load = [0] * len(weights)
+    loads = _loads(pieces, homes, weights)
+    total = sum(stop - start for _, start, stop in pieces)
+    return max(loads) * sum(weights) <= BALANCE * total
+
+
+def _may_help(
+    pieces: Sequence[Piece],
+    homes: Sequence[int],
+    weights: Sequence[int],
+    tables: Sequence[TableSpec],
+) -> bool:
+    """Return whether the fullest shard holds anything but matrices, which stay whole."""
+    loads = _loads(pieces, homes, weights)
+    fullest = loads.index(max(loads))
+    return any(
+        not tables[piece[0]].is_whole
+        for piece, home in zip(pieces, homes, strict=True)
+        if home == fullest
+    )
+
+
+def _loads(pieces: Sequence[Piece], homes: Sequence[int], weights: Sequence[int]) -> list[float]:
+    """Return the elements on each shard, divided by its weight."""
+    elements = [0] * len(weights)
     for (_, start, stop), shard in zip(pieces, homes, strict=True):
-        load[shard] += stop - start
-    fullest = max(part / weight for part, weight in zip(load, weights, strict=True))
-    return fullest * sum(weights) <= BALANCE * sum(load)
+        elements[shard] += stop - start
+    return [part / weight for part, weight in zip(elements, weights, strict=True)]

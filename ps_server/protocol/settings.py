@@ -26,6 +26,7 @@ SEGMENT_ELEMENTS = 16 * 1024
 """Tables with a codec are cut into chunks at multiples of this: their codec treats each segment
 by itself.
 """
+MAX_NEWTON_SCHULZ_STEPS = 100
 NO_CODEC = "none"
 MAX_FRACTION = 0.5
 """Largest part of the elements that a sparse codec sends: an element costs it more than a
@@ -186,7 +187,7 @@ class CodecPair:
 
 
 class RuleKind(Enum):
-    """The update rules, by Caffe's names (`SolverParameter.type`)."""
+    """The update rules: Caffe's by its names (`SolverParameter.type`), and torch.optim's."""
 
     SGD = "SGD"
     """Momentum: h <- m h + rate g; w <- w - h."""
@@ -200,10 +201,25 @@ class RuleKind(Enum):
     """Step sizes from the ratio of past steps to past gradients."""
     ADAM = "Adam"
     """First and second moments with bias correction."""
+    TORCH_SGD = "torch.SGD"
+    """torch.optim.SGD: h <- m h + (1 - dampening) g; w <- w - rate h."""
+    TORCH_ADAM = "torch.Adam"
+    """torch.optim.Adam: as Adam, and delta is added to the corrected root."""
+    ADAMW = "AdamW"
+    """torch.optim.AdamW: as torch.Adam, and the decay multiplies the value."""
+    LION = "Lion"
+    """The sign of a moment that leads the history: Chen et al., 2023."""
+    MUON = "Muon"
+    """torch.optim.Muon: momentum whose matrix is orthogonalized."""
     MEAN = "Mean"
-    """Not a rule of Caffe: the value becomes the mean gradient, for optimizers that run on the
-    workers.
-    """
+    """The value becomes the mean gradient, for optimizers that run on the workers."""
+
+    @property
+    def decouples_decay(self) -> bool:
+        """Whether the decay multiplies the value, w <- w - rate decay w; otherwise the gradient of
+        a penalty is added to g.
+        """
+        return self in (RuleKind.ADAMW, RuleKind.LION, RuleKind.MUON)
 
 
 class Regularization(Enum):
@@ -216,18 +232,51 @@ class Regularization(Enum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class NewtonSchulz:
+    """The iteration by which Muon orthogonalizes a table: X <- a X + (b A + c A A) X, A = X X^T.
+
+    Args:
+        columns: of the matrix that the table is; > 0. Its rows are whole.
+        coefficients: a, b and c.
+        steps: number of iterations; 0 to 99.
+        rate_factor: multiplies the rate of the orthogonal matrix, but not of the decay (torch's
+            `adjust_lr_fn`).
+    """
+
+    columns: int
+    coefficients: tuple[float, float, float] = (3.4445, -4.7750, 2.0315)
+    steps: int = 5
+    rate_factor: float = 1.0
+
+    def __post_init__(self) -> None:
+        if self.columns < 1:
+            raise SpecError(f"columns is {self.columns}; expected 1 or more")
+        if not 0 <= self.steps < MAX_NEWTON_SCHULZ_STEPS:
+            raise SpecError(
+                f"ns_steps is {self.steps}; expected 0 to {MAX_NEWTON_SCHULZ_STEPS - 1}"
+            )
+        if not all(map(math.isfinite, (*self.coefficients, self.rate_factor))):
+            raise SpecError(
+                f"ns_coefficients are {self.coefficients}; expected three finite numbers"
+            )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Rule:
     """How one table's values follow from its gradients.
 
     Args:
         kind: the update rule.
-        momentum: m of SGD, Nesterov and AdaDelta, beta1 of Adam; 0 <= m < 1.
-        momentum2: beta2 of Adam; 0 <= m < 1.
-        delta: the small constant of the adaptive rules; >= 0.
+        momentum: m of SGD, Nesterov, AdaDelta and Muon, beta1 of Adam and Lion; 0 <= m < 1.
+        momentum2: beta2 of Adam and Lion; 0 <= m < 1.
+        delta: the small constant of the adaptive rules, and the least norm of Muon; >= 0.
         rms_decay: the window of RMSProp; 0 <= d < 1.
         decay: weight decay of this table (Caffe: weight_decay * decay_mult).
         regularization: the penalty that `decay` weighs.
         rate_factor: multiplies the rate of each push (Caffe: lr_mult).
+        dampening: of torch.SGD, from its second step on.
+        nesterov: Nesterov's momentum, of torch.SGD and Muon.
+        matrix: of Muon alone, which needs one. Such a table is one chunk.
     """
 
     kind: RuleKind = RuleKind.SGD
@@ -238,15 +287,23 @@ class Rule:
     decay: float = 0.0
     regularization: Regularization = Regularization.L2
     rate_factor: float = 1.0
+    dampening: float = 0.0
+    nesterov: bool = False
+    matrix: NewtonSchulz | None = None
 
     def __post_init__(self) -> None:
         for name in ("momentum", "momentum2", "rms_decay"):
             value = getattr(self, name)
             if not 0 <= value < 1:
                 raise SpecError(f"{name} is {value}; expected 0 <= {name} < 1")
-        for name in ("delta", "decay", "rate_factor"):
+        for name in ("delta", "decay", "rate_factor", "dampening"):
             if not math.isfinite(getattr(self, name)):
                 raise SpecError(f"{name} is {getattr(self, name)}; expected a finite number")
+        if (self.kind is RuleKind.MUON) != (self.matrix is not None):
+            raise SpecError(
+                f"the rule {self.kind.value} has {'no' if self.matrix is None else 'a'} matrix; "
+                "expected one for Muon, and for no other rule"
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -259,7 +316,7 @@ class TableSpec:
         staleness: the bound s >= 0 of its reads. 0: the shard applies the rule to the workers'
             average gradient. > 0: each worker applies the rule and the shard adds the changes.
         rows: number of equal pieces to cut the table into; 0: pieces of up to `CHUNK_ELEMENTS`
-            (`placement.chunk_elements`).
+            (`placement.chunk_elements`). A rule of a matrix sees the table whole: one piece.
         rule: how values follow from gradients.
         keeping: what its next value is made of. Limit and scale of gradients are for `GRADIENTS`
             only.
@@ -289,6 +346,11 @@ class TableSpec:
     def value_codec(self) -> CodecSpec | None:
         """The codec of what the shards send back; None: the store's precision."""
         return None if self.codec is None else self.codec.values
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether it is one chunk, because its rule sees a matrix."""
+        return self.rule.matrix is not None
 
     @property
     def may_skip(self) -> bool:
@@ -322,6 +384,11 @@ class TableSpec:
             raise SpecError(
                 f"table '{self.name}' has {self.rows} rows; expected 1 or more, or 0 for the "
                 "default"
+            )
+        if self.rule.matrix is not None and self.size % self.rule.matrix.columns:
+            raise SpecError(
+                f"table '{self.name}' has {self.size} elements; expected whole rows of "
+                f"{self.rule.matrix.columns} columns"
             )
 
 

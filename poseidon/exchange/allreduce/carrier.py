@@ -79,7 +79,7 @@ class AllReduceCarrier(GradientCarrier):
         self.state = LocalHistories(tensors, replicated=True)
         self._due: set[int] = set()
         self._scale: float | None = None
-        self._step = self._due_step = Step(settings.start_clock, 0.0)
+        self._step = self._due_step = Step(settings.start_clock, (0.0,))
         self._finished = settings.start_clock
         self._moved = [index for index, t in tensors.items() if not t.statistics]
         self._statistics = [index for index, t in tensors.items() if t.statistics]
@@ -159,10 +159,10 @@ class AllReduceCarrier(GradientCarrier):
         gradient = self._gradients.mean(index)
         if scale != 1.0:
             gradient.mul_(scale)
-        rule, history = self._tensors[index].rule, self.state.of[index]
-        update(
-            rule, gradient, history, flat, rate=self._due_step.rate, step=self._due_step.iteration
-        )
+        trained, history = self._tensors[index], self.state.of[index]
+        iteration, rates = self._due_step
+        rate = rates[trained.rate_index]
+        update(trained.rule, gradient, history, flat, rate=rate, step=iteration)
 
     def _gradient_factor(self) -> float:
         """Return the factor of the mean gradients.

@@ -84,7 +84,7 @@ def trial_sizes(tensors: Sequence[Trained]) -> list[int]:
 def trial_store(tensors: Sequence[Trained], member: Membership) -> StoreSpec:
     """Return the store of the measurement, the same on every worker.
 
-    Its rule is that of the job's largest tensor.
+    Its rule is that of the job's largest tensor that may be cut.
     """
     rule = _rule_of(tensors)
     return StoreSpec(
@@ -100,7 +100,7 @@ def trial_store(tensors: Sequence[Trained], member: Membership) -> StoreSpec:
 
 
 def _rule_of(tensors: Sequence[Trained]) -> Rule:
-    trained = [t for t in tensors if not t.statistics]
+    trained = [t for t in tensors if not t.statistics and t.rule.matrix is None]
     found = max(trained, key=lambda t: t.tensor.numel(), default=None)
     return Rule() if found is None or found.rule.kind is RuleKind.MEAN else found.rule
 
@@ -209,7 +209,7 @@ def _sums(
 
     def exchange(tables: range) -> None:
         carrier = carriers[tables]
-        carrier.start(Step(0, 0.0))
+        carrier.start(Step(0, (0.0,)))
         for table in tables:
             carrier.begin(table, gradients[table])
         carrier.finish(1.0)

@@ -149,7 +149,7 @@ class FactorCarrier(FactoredCarrier):
         with self.peers.monitor:
             self._iteration = step.iteration
             for weight in self._weights.values():
-                weight.progress.start(step.iteration, step.rate)
+                weight.progress.start(step.iteration, step.rates[weight.rate_index])
 
     def begin_factors(self, index: int, u_KN: Tensor, v_KM: Tensor) -> None:
         weight, iteration, event = self._weights[index], self._iteration, self._side.record_event()

@@ -41,6 +41,7 @@ class FactorWeight:
     ) -> None:
         self.table = table
         self.name = trained.name
+        self.rate_index = trained.rate_index
         self.tensor = trained.tensor.detach()
         self.base = torch.empty_like(self.tensor) if staleness else self.tensor
         """The weight after all rounds that are applied."""

@@ -208,7 +208,7 @@ class LeaderLoop:
             self._left.add(contribution.worker)
 
     def _iterate(self, step: Step) -> None:
-        self._inner.start(*step)
+        self._inner.start(step.iteration, *step.rates)
         self._control.submit()
         self._publish_all()
         self._contributions.start()

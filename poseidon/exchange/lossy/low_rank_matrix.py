@@ -259,7 +259,7 @@ class LowRankMatrix:
 
     def _update_in_tiles(self) -> None:
         n, m = self.value.shape
-        step = max(1, TILE_ELEMENTS // m)
+        step = n if self._rule.matrix is not None else max(1, TILE_ELEMENTS // m)
         histories = [history.view(n, m) for history in self.history]
         tile = torch.empty(min(step, n), m, dtype=self.value.dtype, device=self.value.device)
         for start in range(0, n, step):

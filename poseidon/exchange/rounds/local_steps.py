@@ -58,6 +58,8 @@ from poseidon.exchange.rounds.state import RoundsState
 from ps_server import Rule, RuleKind
 from ps_server.rules import history_count
 
+_PLAIN = (RuleKind.SGD, RuleKind.TORCH_SGD)
+
 
 def outer_rule(options: ExchangeOptions, *, delayed: bool = False) -> Rule:
     """Return the rule of the anchors.
@@ -81,6 +83,7 @@ def anchors_of(tensors: Sequence[Trained], rule: Rule) -> list[Trained]:
             trained,
             tensor=trained.tensor.detach().clone(memory_format=torch.contiguous_format),
             rule=rule,
+            rate_index=0,
             factor_rows=0,
         )
         for trained in tensors
@@ -100,9 +103,7 @@ def is_synchronous(
     return (
         options.one_plain_step
         and settings.clip is None
-        and all(
-            t.statistics or (t.rule.kind, t.rule.momentum) == (RuleKind.SGD, 0.0) for t in tensors
-        )
+        and all(t.statistics or (t.rule.kind in _PLAIN and t.rule.momentum == 0) for t in tensors)
     )
 
 

@@ -84,7 +84,7 @@ class LowRankTensors(Placed):
         self._parts_of_q = dict(zip(shared.indices, q, strict=True))
         self._scale = settings.gradient_scale
         self._tables = tables
-        self._step = Step(settings.start_clock, 0.0)
+        self._step = Step(settings.start_clock, (0.0,))
         self._skipped: Sequence[int] = ()
         """The tables that the iteration which has ended last did not use."""
         self._held_back: Mapping[str, Array] = {}
@@ -140,8 +140,9 @@ class LowRankTensors(Placed):
         use.
         """
         exact = self._is_exact
-        for matrix in self.matrices:
-            matrix.end(self._step.rate, self._step.iteration)
+        iteration, rates = self._step
+        for matrix, trained in zip(self.matrices, self.trained, strict=True):
+            matrix.end(rates[trained.rate_index], iteration)
         if not exact:
             self._tables.read(self._p, staleness=-1)
             for index, matrix in self._of.items():

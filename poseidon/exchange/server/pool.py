@@ -2,8 +2,8 @@
 
 A table costs a worker and a shard the same work for ten numbers as for ten thousand: a call for its
 gradient, a message to the shard and one back. A net with batch normalization has hundreds of small
-tensors, with less than a hundredth of its bytes. Those of one rule are concatenated into pools,
-which have a table each.
+tensors, with less than a hundredth of its bytes. Those of one rule and rate are concatenated into
+pools, which have a table each. A matrix that its rule sees whole is in no pool.
 
 Laws:
 
@@ -15,6 +15,7 @@ Laws:
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from itertools import accumulate, pairwise
 
 import numpy as np
@@ -48,12 +49,11 @@ def pools_of(
     pools: list[list[int]] = []
     filling: dict[object, list[int]] = {}
     for index, trained in enumerate(tensors):
-        size, kind = (
-            trained.tensor.numel(),
-            (trained.rule, trained.statistics, trained.tensor.device),
-        )
+        size = trained.tensor.numel()
+        kind = trained.rule, trained.rate_index, trained.statistics, trained.tensor.device
         pool = filling.get(kind)
-        if index in apart or size > SMALL_TENSOR_ELEMENTS:
+        is_whole = trained.rule.matrix is not None
+        if index in apart or size > SMALL_TENSOR_ELEMENTS or is_whole:
             pools.append([index])
         elif pool is None or size + sum(tensors[i].tensor.numel() for i in pool) > POOL_ELEMENTS:
             filling[kind] = [index]
@@ -74,7 +74,7 @@ def _concatenated(members: Sequence[Trained]) -> Trained:
     flat = torch.cat([member.tensor.detach().reshape(-1) for member in members])
     first = members[0]
     name = f"{first.name} and {len(members) - 1} more"
-    return Trained(name=name, tensor=flat, rule=first.rule, statistics=first.statistics)
+    return replace(first, name=name, tensor=flat, factor_rows=0)
 
 
 class Pool(Placed):

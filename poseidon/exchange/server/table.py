@@ -26,6 +26,7 @@ class ServerTable:
 
     def __init__(self, trained: Trained, spec: TableSpec, side: SideStream) -> None:
         self.rule = trained.rule
+        self.rate_index = trained.rate_index
         self.staleness = spec.staleness
         self.encodes_values = spec.value_codec is not None
         self.is_copy = spec.keeping is Keeping.COPY

@@ -62,7 +62,7 @@ class ServerTables:
         self._client = client
         self._store = store
         self._settings = settings
-        self._step = Step(settings.start_clock, 0.0)
+        self._step = Step(settings.start_clock, (0.0,))
         device = held[0].tensor.device if held else torch.device("cpu")
         self._side = SideStream(device)
         self._pushes = SerialExecutor(
@@ -141,7 +141,7 @@ class ServerTables:
             flat = table.to_host(gradient.detach().reshape(-1))
         self._side.synchronize()
         if table.staleness == 0:
-            self._client.push(index, flat.numpy(), rate=step.rate)
+            self._client.push(index, flat.numpy(), rate=step.rates[table.rate_index])
         elif self._settings.clip is None:
             self._client.push(
                 index, self._changed(table, flat, self._settings.gradient_scale, step)
@@ -156,9 +156,8 @@ class ServerTables:
         # mean over a host's workers).
         gradient = gradient * scale if scale != 1.0 else gradient.clone()
         value = torch.from_numpy(table.value)
-        moved = change(
-            table.rule, gradient, table.history, value, rate=step.rate, step=step.iteration
-        )
+        rate = step.rates[table.rate_index]
+        moved = change(table.rule, gradient, table.history, value, rate=rate, step=step.iteration)
         moved.div_(self._store.workers)
         value.add_(moved)
         found: Array = moved.numpy()

@@ -132,7 +132,7 @@ def test_each_call_goes_to_the_carrier_of_the_tensor_or_to_all() -> None:
     assert log == [
         *((one, "open", None, None) for one in everyone),
         *((one, "settle", 5) for one in everyone),
-        *((one, "start", (5, 0.5)) for one in everyone),
+        *((one, "start", (5, (0.5,))) for one in everyone),
         ((0, 2), "wait", 2),
         ((1, 3), "begin", 1, [1.0]),
         ((1, 3), "begin_factors", 3, [1.0], [0.0]),

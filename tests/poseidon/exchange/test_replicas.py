@@ -23,7 +23,7 @@ from poseidon.exchange.replicas import (
     arithmetic_sample,
     common_kernel,
 )
-from ps_server import Rule, RuleKind
+from ps_server import NewtonSchulz, Rule, RuleKind
 
 ROOT = Path(__file__).parents[3]
 PROGRAM = """
@@ -32,7 +32,7 @@ from poseidon.exchange.base import Trained
 from poseidon.exchange.replicas import arithmetic_sample
 from ps_server import Rule, RuleKind
 torch.set_num_threads(int(sys.argv[1]))
-tensors = [Trained(name=k.value, tensor=torch.zeros(2), rule=Rule(kind=k)) for k in RuleKind]
+tensors = [Trained(name=k.value, tensor=torch.zeros(2), rule=Rule(kind=k)) for k in RuleKind if k is not RuleKind.MUON]
 print(json.dumps(arithmetic_sample(tensors).to_json()))
 """
 
@@ -228,3 +228,17 @@ def test_when_it_is_due() -> None:
 def test_the_sample_of_this_process_is_that_of_any() -> None:
     tensors = [Trained(name="w", tensor=torch.zeros(2), rule=Rule(kind=RuleKind.SGD))]
     assert arithmetic_sample(tensors) == arithmetic_sample(tensors)
+
+
+@pytest.mark.parametrize(("kind", "alike"), [(RuleKind.MUON, False), (RuleKind.ADAMW, True)])
+def test_workers_that_orthogonalize_need_equally_many_threads(
+    kind: RuleKind, alike: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Large products of bfloat16 have other bits with other threads."""
+    matrix = NewtonSchulz(columns=2) if kind is RuleKind.MUON else None
+    tensors = [Trained(name="w", tensor=torch.zeros(2), rule=Rule(kind=kind, matrix=matrix))]
+    samples = []
+    for threads in (1, 4):
+        monkeypatch.setattr(torch, "get_num_threads", lambda threads=threads: threads)
+        samples.append(arithmetic_sample(tensors))
+    assert (samples[0].rules == samples[1].rules) is alike

@@ -22,6 +22,7 @@ from ps_server.protocol.settings import (
     CodecSpec,
     Consistency,
     Keeping,
+    NewtonSchulz,
     Precision,
     Regularization,
     Rule,
@@ -31,6 +32,11 @@ from ps_server.protocol.settings import (
 )
 
 ONES = np.ones(3, dtype=np.float32)
+MUON = Rule(
+    kind=RuleKind.MUON,
+    nesterov=True,
+    matrix=NewtonSchulz(columns=3, coefficients=(1.5, -2.0, 0.5), steps=4, rate_factor=0.25),
+)
 STORE = StoreSpec(
     workers=2,
     shards=3,
@@ -40,6 +46,8 @@ STORE = StoreSpec(
             name="ip", size=5, staleness=2, rows=4, rule=Rule(regularization=Regularization.L1)
         ),
         TableSpec(name="seen", size=7, keeping=Keeping.AVERAGE),
+        TableSpec(name="sgd", size=7, rule=Rule(kind=RuleKind.TORCH_SGD, dampening=0.25)),
+        TableSpec(name="fc", size=6, rule=MUON),
     ),
     consistency=Consistency.SSP,
     clip=35.0,
@@ -222,12 +230,18 @@ def test_noise_never_gets_past(frames: list[bytes]) -> None:
 
 
 def create(
-    *, size: int = 1, rule: str = "SGD", regularization: str = "L2", keeping: str = "gradients"
+    *,
+    size: int = 1,
+    rule: str = "SGD",
+    regularization: str = "L2",
+    keeping: str = "gradients",
+    matrices: Sequence[list[float]] = (),
 ) -> bytes:
     """Return the header of `Create` for a store of one table, by the field list of
     docs/wire_protocol.md.
     """
-    table = ["t", size, 0, 0, rule, 0.0, 0.9, 1.0, 0.9, 0.0, regularization, 1.0, keeping, ""]
+    of_rule = [rule, 0.0, 0.9, 1.0, 0.9, 0.0, regularization, 1.0, 0.0, False, list(matrices)]
+    table = ["t", size, 0, 0, *of_rule, keeping, ""]
     return header(3, 1, 1, [table], "SSPPush", None, 1.0, 0, [], False, "float32", False)
 
 
@@ -243,7 +257,31 @@ def create(
         (
             create(rule="sgd"),
             "'sgd' is no RuleKind; expected one of SGD, Nesterov, AdaGrad, RMSProp, AdaDelta, "
-            "Adam, Mean",
+            "Adam, torch.SGD, torch.Adam, AdamW, Lion, Muon, Mean",
+        ),
+        (
+            create(rule="Muon"),
+            "the rule Muon has no matrix; expected one for Muon, and for no other rule",
+        ),
+        (
+            create(matrices=[[1, 5, 1.0, 1.0, 1.0, 1.0]]),
+            "the rule SGD has a matrix; expected one for Muon, and for no other rule",
+        ),
+        (
+            create(rule="Muon", size=5, matrices=[[3, 5, 1.0, 1.0, 1.0, 1.0]]),
+            "table 't' has 5 elements; expected whole rows of 3 columns",
+        ),
+        (
+            create(rule="Muon", matrices=[[0, 5, 1.0, 1.0, 1.0, 1.0]]),
+            "columns is 0; expected 1 or more",
+        ),
+        (
+            create(rule="Muon", matrices=[[1, 100, 1.0, 1.0, 1.0, 1.0]]),
+            "header field 2 is 100; expected 0 to 99",
+        ),
+        (
+            create(rule="Muon", matrices=[[1, 5, 1.0, 1.0, 1.0, 1.0]] * 2),
+            "a rule has 2 matrices; expected at most 1",
         ),
     ],
 )

@@ -10,7 +10,14 @@ from hypothesis import strategies as st
 
 from ps_server.errors import SpecError
 from ps_server.protocol.placement import BALANCE, CHUNKS_FOR_BALANCE, chunk_elements, place
-from ps_server.protocol.settings import CHUNK_ELEMENTS, Keeping, TableSpec
+from ps_server.protocol.settings import (
+    CHUNK_ELEMENTS,
+    Keeping,
+    NewtonSchulz,
+    Rule,
+    RuleKind,
+    TableSpec,
+)
 
 SIZES = st.lists(st.integers(1, 4 * CHUNK_ELEMENTS), min_size=1, max_size=30)
 
@@ -53,6 +60,18 @@ def test_a_small_model_is_cut_finer_for_an_even_load(shards: int) -> None:
     convolutions = [34_848, 96, 307_200, 256, 884_736, 384, 663_552, 384, 442_368, 256]
     placement = place(tables(convolutions), shards)
     assert max(placement.elements()) * shards <= BALANCE * sum(convolutions)
+
+
+@pytest.mark.parametrize("rows", [0, 5])
+def test_a_matrix_is_one_chunk_and_does_not_cut_the_others_to_pieces(rows: int) -> None:
+    rule = Rule(kind=RuleKind.MUON, matrix=NewtonSchulz(columns=CHUNK_ELEMENTS))
+    matrix = TableSpec(name="matrix", size=40 * CHUNK_ELEMENTS, rows=rows, rule=rule)
+    others = tables([CHUNK_ELEMENTS] * 9, rows=rows)
+    placement = place([*others, matrix], 3)
+    (whole,) = placement.chunks[-1]
+    assert (whole.start, whole.stop) == (0, matrix.size)
+    assert placement.elements()[whole.shard] == matrix.size
+    assert sum(map(len, placement.chunks)) == 9 * (rows or 2) + 1
 
 
 def test_copies_do_not_count_for_the_load() -> None:

@@ -13,6 +13,7 @@ from ps_server.protocol import messages as m
 from ps_server.protocol.members import Outgoing
 from ps_server.protocol.settings import (
     Consistency,
+    NewtonSchulz,
     Regularization,
     Rule,
     RuleKind,
@@ -102,7 +103,8 @@ def test_the_sum_is_made_in_the_memory_of_the_first_workers_gradient() -> None:
 def test_tiles_change_no_bit(
     kind: RuleKind, regularization: Regularization, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    rule = Rule(kind=kind, momentum=0.9, decay=0.01, regularization=regularization)
+    matrix = NewtonSchulz(columns=20) if kind is RuleKind.MUON else None
+    rule = Rule(kind=kind, momentum=0.9, decay=0.01, regularization=regularization, matrix=matrix)
     size = 100
     spec = StoreSpec(workers=1, shards=1, tables=(TableSpec(name="w", size=size, rule=rule),))
     found = set()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -22,7 +23,7 @@ from poseidon.exchange.server.pool import (
     pools_of,
 )
 from poseidon.exchange.server.store import Layout, store_spec
-from ps_server import Client, Consistency, Rule, RuleKind
+from ps_server import Client, Consistency, NewtonSchulz, Rule, RuleKind
 from ps_server.network import Network
 from ps_server.protocol.messages import Array
 from tests.poseidon.exchange.test_contract import SCENARIOS, server
@@ -84,6 +85,10 @@ def test_only_small_tensors_of_one_rule_share() -> None:
         tensor(40),
     ]
     assert pools_of(tensors) == ((0,), (1, 2, 5, 7), (3, 6), (4,))
+    second = replace(tensors[5], rate_index=1)
+    assert pools_of([tensors[1], second, tensors[7]]) == ((0, 2), (1,))
+    muon = Rule(kind=RuleKind.MUON, matrix=NewtonSchulz(columns=5))
+    assert pools_of([replace(tensors[1], rule=muon)] * 2) == ((0,), (1,))
     assert pools_of(tensors, apart=(2, 3)) == ((0,), (1, 5, 7), (2,), (3,), (4,), (6,))
 
 
