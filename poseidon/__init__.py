@@ -30,6 +30,8 @@ if TYPE_CHECKING:
     from poseidon.engine.module.optimizer_group import OptimizerGroup
     from poseidon.engine.module.rule_group import RuleGroup
     from poseidon.engine.module.sampler import SharedSampler
+    from poseidon.engine.module.table import Table
+    from poseidon.engine.module.table_rules import RowWiseAdaGrad
     from poseidon.engine.module.update_rules import (
         SGD,
         AdaDelta,
@@ -56,8 +58,10 @@ __all__ = [
     "ParameterGroup",
     "PoseidonError",
     "RMSProp",
+    "RowWiseAdaGrad",
     "RuleGroup",
     "SharedSampler",
+    "Table",
     "ThisWorker",
     "__version__",
     "bind",
@@ -72,6 +76,8 @@ if not TYPE_CHECKING:
         "optimizer_group": ("OptimizerGroup",),
         "rule_group": ("RuleGroup",),
         "sampler": ("SharedSampler",),
+        "table": ("Table",),
+        "table_rules": ("RowWiseAdaGrad",),
         "update_rules": (
             "SGD",
             "AdaDelta",

@@ -42,7 +42,9 @@ LOOPS = [
     ("docs/torch_resume.md", 0, 1),
     ("docs/torch_resume.md", 0, 2),
 ]
-"""Every loop of the pages: page, place on it, workers."""
+"""Every loop of the pages with the model of `PROGRAM`: page, place on it, workers."""
+TABLES = ("docs/tables.md", 0)
+"""The loop with a table."""
 SHORTER = (("sampler.epoch, 90)", "sampler.epoch, 3)"), ("(optimizer, 30)", "(optimizer, 2)"))
 """Numbers of the pages that are large: epochs, and those between two falls of the rate."""
 LOOP_OF_DDP = """
@@ -156,7 +158,7 @@ def test_every_loop_of_the_pages_is_among_these(repository: Path) -> None:
         for page in repository.glob(pattern):
             name = str(page.relative_to(repository))
             found |= {(name, at) for at, _ in enumerate(loops_of(page))}
-    assert found == {(page, at) for page, at, _ in LOOPS}
+    assert found == {TABLES, *((page, at) for page, at, _ in LOOPS)}
 
 
 @pytest.mark.parametrize("kind", [by_rule, by_optimizer])
@@ -176,6 +178,27 @@ def test_a_loop_as_printed_trains_as_one_process(
     momentum = 0.9 if "momentum" in loop else 0.0
     falls = 0.1 if "scheduler" in loop else 1.0
     assert_close(ends, trained_plainly(workers, epochs=epochs, momentum=momentum, falls=falls))
+
+
+def test_the_loop_with_a_table_learns(
+    repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    items = torch.arange(12).reshape(6, 2) * 800_000
+    losses: list[float] = []
+
+    class Noted(nn.Module):
+        def forward(self, found: Tensor, label: Tensor) -> Tensor:
+            loss = nn.functional.mse_loss(found, label)
+            losses.append(loss.item())
+            return loss
+
+    loop = loops_of(repository / TABLES[0])[TABLES[1]]
+    loop = loop.replace("nn.functional.mse_loss(", "noted(")
+    names = {"loader": [(items, torch.ones(6, 1))] * 60, "noted": Noted()}
+    exec(compile(loop, "page", "exec"), names)
+    assert losses[-1] < 0.8 * losses[0]
+    names["group"].close()  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("workers", [1, 2])

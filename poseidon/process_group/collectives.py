@@ -64,8 +64,7 @@ def reduced(parts: Sequence[Tensor], reduction: Reduction) -> Tensor:
     for part in parts[1:]:
         _INTO[reduction](result, part.to(wide))
     if reduction is Reduction.MEAN:
-        # of whole numbers as NCCL: without the fraction
-        result.div_(len(parts), rounding_mode=None if wide.is_floating_point else "trunc")
+        result.div_(len(parts))
     return result.to(dtype)
 
 

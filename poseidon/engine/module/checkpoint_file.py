@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import io
 import pickle
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -101,26 +101,33 @@ def checkpoint_path(prefix: Path, steps: int | str) -> Path:
     return prefix.with_name(f"{prefix.name}_iter_{steps}{CHECKPOINT}")
 
 
-def write_checkpoint(path: Path, content: bytes, keep: int) -> None:
+def prepare_checkpoint(path: Path) -> None:
+    """Make the folder of a checkpoint, and mark an older one of the same name as incomplete.
+
+    Raises:
+        SnapshotError: it cannot be written.
+    """
+    make_folder(path.parent)
+    try:
+        sums_path(path).unlink(missing_ok=True)
+    except OSError as error:
+        raise SnapshotError(f"cannot write {path}: {error.strerror}") from error
+
+
+def write_checkpoint(path: Path, content: bytes, keep: int, others: Sequence[Path] = ()) -> None:
     """Write a checkpoint and its checksums, and remove the oldest.
 
     Args:
-        path: made by `checkpoint_path`.
+        path: made by `checkpoint_path`, after `prepare_checkpoint`.
         content: the bytes.
         keep: how many with its prefix stay, the newest; 0: all.
+        others: its other files, which are written already.
 
     Raises:
         SnapshotError: it cannot be written; earlier ones are untouched.
     """
-    make_folder(path.parent)
-    try:
-        sums_path(path).unlink(
-            missing_ok=True
-        )  # of one of the same step: they are not those of the new file
-    except OSError as error:
-        raise SnapshotError(f"cannot write {path}: {error.strerror}") from error
     write_atomically(path, content)
-    seal(path)
+    seal(path, *others)
     remove_older(path, keep)
 
 

@@ -34,6 +34,7 @@ from poseidon.engine.module.group import Group
 from poseidon.engine.module.local_optimizer_group import LocalOptimizerGroup, is_synchronous
 from poseidon.engine.module.optimizer_group import OptimizerGroup
 from poseidon.engine.module.rule_group import RuleGroup
+from poseidon.engine.module.table_plan import check_tables, plan_tables
 from poseidon.engine.module.tensors import (
     Buffers,
     DistributeOptions,
@@ -75,17 +76,12 @@ def running_in(context: WorkerContext) -> Iterator[None]:
             group.close()
 
 
-def current_context() -> WorkerContext:
-    """Return the context of this process; outside of a job that of a process which trains alone."""
-    return _PROCESS.context or WorkerContext()
-
-
 def this_worker() -> ThisWorker:
     """Return rank, number of workers and device of this process.
 
     May be called before `distribute`.
     """
-    return current_context().worker
+    return ThisWorker() if _PROCESS.context is None else _PROCESS.context.worker
 
 
 @overload
@@ -204,7 +200,9 @@ def join(
         )
     context = _with_local_steps(_compressed(context, options.compress), options)
     inner = uncompiled(module)
-    tensors = module_tensors(inner, options.buffers)
+    tables = plan_tables(inner, how, context.member.options.staleness)
+    check_tables(tables, context.member, options.clip)
+    tensors = module_tensors(inner, options.buffers, tables)
     if (
         inner is module
     ):  # the layers of a compiled module do not run, so there are no factors to take

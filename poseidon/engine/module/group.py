@@ -23,6 +23,7 @@ from poseidon.engine.module.checkpoint_file import (
     checkpoint_path,
     newest_checkpoint,
     packed,
+    prepare_checkpoint,
     read_checkpoint,
     unpacked,
     write_checkpoint,
@@ -298,8 +299,13 @@ class Group(StepLoop):
             reads; on others an empty dict.
 
         Raises:
-            UsageError: a step is under way.
+            UsageError: a step is under way, or there are row tables, which only `save` writes.
         """
+        if self._plan.tables:
+            raise UsageError(
+                f"state_dict() with table '{self._plan.tables[0].spec.name}', whose rows are on "
+                "the shards; expected save() and resume()"
+            )
         return self._state("state_dict")
 
     def _state(self, call: str) -> dict[str, Any]:
@@ -326,6 +332,7 @@ class Group(StepLoop):
             "exchange_plan": self._recorded.to_json() if self._recorded is not None else "",
             **self._own.shared(),
             **self._save_how(),
+            "tables": self._tables.clocks(),
             "own": [
                 unpacked(part, f"the state of worker {rank}") for rank, part in enumerate(parts)
             ],
@@ -379,7 +386,8 @@ class Group(StepLoop):
         state = self._state("save")
         path = checkpoint_path(prefix, self.steps)
         if self.rank == 0:
-            write_checkpoint(path, packed(state), keep)
+            prepare_checkpoint(path)
+            write_checkpoint(path, packed(state), keep, self._tables.write(path))
             seconds = time.monotonic() - began_s
             self._context.on_saved(
                 WrittenSnapshot(state=path, iteration=self.steps, seconds=seconds)
@@ -410,14 +418,26 @@ class Group(StepLoop):
         if path is None and prefix is not None and self.rank == 0:
             path = newest_checkpoint(Path(prefix).absolute())
         content = read_checkpoint(path) if self.rank == 0 and path is not None else None
-        if not self._load("resume", content, str(path or "the checkpoint"), needed=False):
+        source = str(path or "the checkpoint")
+        if not self._load("resume", content, source, needed=False, path=path):
             return False
         if self.rank == 0:
             self._context.say(f"resuming from {path} at step {self.steps}")
         return True
 
-    def _load(self, call: str, content: bytes | None, source: str, *, needed: bool = True) -> bool:
-        """Load rank 0's bytes on all workers. Return False if rank 0 has none."""
+    def _load(
+        self,
+        call: str,
+        content: bytes | None,
+        source: str,
+        *,
+        needed: bool = True,
+        path: Path | None = None,
+    ) -> bool:
+        """Load rank 0's bytes on all workers. Return False if rank 0 has none.
+
+        The rows of tables are beside `path`.
+        """
         self._check_open(call)
         if self.steps or self._begun:
             raise UsageError(
@@ -433,6 +453,7 @@ class Group(StepLoop):
             return False
         state = checked(unpacked(shared, source), source)
         self._check_of_this_job(state, source)
+        self._tables.check(state.get("tables", {}), source, has_files=call == "resume")
         self._own.load_tensors(state, rank=self.rank)
         for own in (
             *state["own"],
@@ -443,6 +464,10 @@ class Group(StepLoop):
                 {name: tensor.numpy() for name, tensor in held_back.items()}
             )
         self._load_how(state)
+        self._tables.load(state.get("tables", {}), path if self.rank == 0 else None)
+        if self._plan.tables and self.size > 1:
+            with self._collections.calling(call):
+                self._collections.gather(b"")  # the shards have the rows
         self._collections.steps = state["steps"]
         self._collections.iterations = state["iterations"]
         self._settled = True

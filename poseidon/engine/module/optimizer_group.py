@@ -96,7 +96,12 @@ class OptimizerGroup(Group):
             else:
                 rest[name] = tensor
         return GroupPlan(
-            tensors=exchanged, sources=sources, rest=rest, clip=options.clip, passes=options.passes
+            tensors=exchanged,
+            sources=sources,
+            rest=rest,
+            clip=options.clip,
+            passes=options.passes,
+            tables=tensors.tables,
         )
 
     def _take_first(self) -> None:
@@ -174,8 +179,17 @@ class OptimizerGroup(Group):
         before the optimizer does.
 
         Raises:
-            UsageError: there was no backward pass.
+            UsageError: there was no backward pass, or there are tables, whose gradients leave with
+                the optimizer's step.
         """
+        if self._plan.tables:
+            raise UsageError(
+                f"average_gradients() with table '{self._plan.tables[0].spec.name}', whose shards "
+                "apply its gradients as they are; expected step() right after backward()"
+            )
+        self._average()
+
+    def _average(self) -> None:
         self._check_passes()
         self._check_sent()
         with self._collections.calling("average_gradients"):
@@ -232,7 +246,7 @@ class OptimizerGroup(Group):
             ):  # set by GradScaler, of this worker alone
                 raise UsageError(UNSCALED)
             with self._collections.calling(STEP):
-                self.average_gradients()
+                self._average()
 
     def _check_step(
         self, optimizer: torch.optim.Optimizer, arguments: tuple[Any, ...], named: dict[str, Any]

@@ -39,7 +39,7 @@ class RuleGroup(Group):
         context: WorkerContext,
     ) -> None:
         trained = tensors.trained
-        rule.check_groups(list(trained))
+        rule.check_groups([*trained, *(table.spec.name for table in tensors.tables)])
         for name, parameter in trained.items():
             if not parameter.is_contiguous():
                 raise UsageError(
@@ -68,6 +68,7 @@ class RuleGroup(Group):
             rest=tensors.rest,
             clip=options.clip,
             passes=options.passes,
+            tables=tensors.tables,
         )
         _check_apart(trained)
         self._trained = trained
@@ -184,7 +185,7 @@ class RuleGroup(Group):
             )
 
     def _check_unknown(self) -> None:
-        known = set(self._trained.values())
+        known = {*self._trained.values(), *self._plan.rest_of_tables}
         for parameter in self._module.parameters():
             if parameter not in known and parameter.requires_grad and parameter.grad is not None:
                 raise UsageError(

@@ -26,6 +26,8 @@ from torch import Tensor, nn
 from poseidon.engine.broadcast import broadcast_parameters
 from poseidon.engine.module.group_collections import GroupCollections
 from poseidon.engine.module.module_watch import ModuleCallbacks, ModuleWatch
+from poseidon.engine.module.table_group import TableGroup
+from poseidon.engine.module.table_link import Callbacks
 from poseidon.engine.module.tensors import GroupPlan
 from poseidon.engine.module.worker_context import DISTRIBUTE, LEAVING, LoopPosition, WorkerContext
 from poseidon.errors import UsageError
@@ -35,6 +37,7 @@ from poseidon.exchange.build import build_exchange
 from poseidon.exchange.hooks import Hooks
 from poseidon.exchange.module_hooks import uncompiled
 from poseidon.exchange.replicas import NO_CHECK, ReplicaCheck
+from poseidon.exchange.row_tables import AloneRowTables
 from ps_server import SignalKind
 
 Self = TypeVar("Self", bound="StepLoop")
@@ -71,6 +74,7 @@ class StepLoop(ABC):
             self._exchange.control, context.on_progress, rank=self.rank, place=self._place
         )
         self._watch: ModuleWatch | None = None
+        self._tables = TableGroup()
         self._check = ReplicaCheck(
             context.member.options if self.size > 1 else NO_CHECK,
             state=self._replicated,
@@ -91,6 +95,16 @@ class StepLoop(ABC):
                     self._check_rest()
                     rest = list(plan.rest.values())
                     broadcast_parameters(rest, self._collections.gather, rank=self.rank)
+            self._tables = TableGroup(
+                plan.tables,
+                AloneRowTables() if built.client is None else built.client.rows,
+                Callbacks(
+                    on_forward=self._on_lookup,
+                    on_gradient=self._on_gradient,
+                    passes_left=lambda: plan.passes - self._passes,
+                ),
+            )
+            self._open_tables()
             self._watch = ModuleWatch(
                 module,
                 plan,
@@ -107,6 +121,12 @@ class StepLoop(ABC):
             raise
         context.on_open(built, self._exchange)
         self._collections.report()
+
+    def _open_tables(self) -> None:
+        self._tables.open(root=self.rank == 0)
+        if self._plan.tables and self.size > 1:
+            with self._collections.calling(DISTRIBUTE):
+                self._collections.gather(b"")
 
     def _check_rest(self) -> None:
         """Check that all workers have the same tensors beside those of the exchange.
@@ -202,6 +222,7 @@ class StepLoop(ABC):
                 "left; expected step()"
             )
         self._hooks.drop()
+        self._tables.drop()
         self._passes = 0
 
     def settle(self) -> None:
@@ -237,6 +258,7 @@ class StepLoop(ABC):
         else:
             for index in range(len(self._plan.tensors)):
                 self._exchange.wait(index)
+        self._tables.settle()
         self._settled = True
 
     def close(self) -> None:
@@ -247,6 +269,7 @@ class StepLoop(ABC):
         if self._watch is not None:
             self._watch.close()
             self._watch = None
+        self._tables.close()
         self._observed.close()
 
     def __call__(self, *_: object, **__: object) -> NoReturn:
@@ -337,6 +360,7 @@ class StepLoop(ABC):
     def _finish_iteration(self) -> None:
         """End the iteration."""
         with self._collections.ending_iteration():
+            self._tables.push(self._rate, self.steps)
             self._exchange.finish()
         self._begun = self._settled = self._forward_of_step = False
         self._passes = 0
@@ -367,6 +391,10 @@ class StepLoop(ABC):
         if not self._begun and (torch.is_grad_enabled() or not self._settled):
             self._begin()
         self._forward_of_step = self._forward_of_step or torch.is_grad_enabled()
+
+    def _on_lookup(self) -> None:
+        """Begin an iteration where the first of its forward passes is that of a row table."""
+        self._on_forward(self._module, ())
 
     def _on_state_read(self, *_: object) -> None:
         """Give a `state_dict` after a step the values that the next forward pass would see."""

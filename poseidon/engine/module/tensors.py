@@ -21,6 +21,7 @@ from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.parameter import is_lazy
 from torch.overrides import TorchFunctionMode
 
+from poseidon.engine.module.table_plan import PlannedTable
 from poseidon.engine.module.update_rules import Outer
 from poseidon.errors import UsageError
 from poseidon.exchange.base import Trained
@@ -79,11 +80,13 @@ class ModuleTensors:
         exchanged: trained parameters and statistics, exchanged in every step in this order.
         rest: tensors that are broadcast once.
         rows: rows of the factors of each weight that may travel as factors.
+        tables: its row tables.
     """
 
     exchanged: dict[str, Tensor]
     rest: dict[str, Tensor]
     rows: Mapping[nn.Parameter, int] = field(default_factory=dict)
+    tables: Sequence[PlannedTable] = ()
 
     @property
     def trained(self) -> dict[str, nn.Parameter]:
@@ -103,6 +106,7 @@ class GroupPlan:
         passes: backward passes of a step.
         sends_gradients: whether the exchange gets the gradients; otherwise an optimizer of this
             worker uses them.
+        tables: the row tables.
     """
 
     tensors: list[Trained]
@@ -111,15 +115,29 @@ class GroupPlan:
     clip: float | None = None
     passes: int = 1
     sends_gradients: bool = True
+    tables: Sequence[PlannedTable] = ()
+
+    @property
+    def rest_of_tables(self) -> set[nn.Parameter]:
+        """The weights of the row tables, of which this worker has a copy."""
+        return {parameter for table in self.tables for parameter in table.module.parameters()}
 
 
-def module_tensors(module: nn.Module, buffers: Buffers) -> ModuleTensors:
+def module_tensors(
+    module: nn.Module, buffers: Buffers, tables: Sequence[PlannedTable] = ()
+) -> ModuleTensors:
     """Return the tensors of a module, without `rows`.
+
+    Args:
+        module: the module.
+        buffers: what is done with running statistics.
+        tables: its row tables; their weights are in `rest`.
 
     Raises:
         UsageError: there is nothing to train, or a parameter that cannot be exchanged.
     """
-    found = ModuleTensors(exchanged={}, rest={})
+    found = ModuleTensors(exchanged={}, rest={}, tables=tables)
+    of_tables = {parameter for table in tables for parameter in table.module.parameters()}
     seen: set[Tensor] = set()
     for name, tensor, statistics in _tensors(module):
         if tensor in seen:
@@ -135,7 +153,9 @@ def module_tensors(module: nn.Module, buffers: Buffers) -> ModuleTensors:
                 "module.to_empty(device=...), and its values "
                 "set, before distribute()"
             )
-        if tensor.requires_grad:
+        if tensor in of_tables:
+            found.rest[name] = tensor
+        elif tensor.requires_grad:
             if tensor.dtype is not torch.float32:
                 raise UsageError(
                     f"'{name}' is {tensor.dtype}; expected parameters of torch.float32"
@@ -145,7 +165,7 @@ def module_tensors(module: nn.Module, buffers: Buffers) -> ModuleTensors:
             found.exchanged[name] = tensor
         else:
             found.rest[name] = tensor
-    if not found.trained:
+    if not (found.trained or tables):
         raise UsageError(
             f"{type(module).__name__} has no parameter that wants a gradient: nothing to train"
         )

@@ -1,0 +1,131 @@
+"""The row tables of a group: `Table`s, and the weights of sparse embeddings.
+
+One step, for each table:
+
+    forward      pull the rows of the batch (or take those that were prefetched)
+    backward     sum the gradients of each row
+    step()       push them
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from poseidon.engine.module.table_file import read_rows, rows_path, write_rows
+from poseidon.engine.module.table_link import Callbacks, EmbeddingRows, TableLink, link_of
+from poseidon.engine.module.table_plan import PlannedTable
+from poseidon.errors import SnapshotError, UsageError
+from poseidon.exchange.row_tables import RowTables
+
+
+class TableGroup:
+    """All row tables of a group.
+
+    Args:
+        planned: the tables, the same on every worker.
+        tables: the row tables of this worker; None: before they are created.
+        callbacks: of the group.
+    """
+
+    def __init__(
+        self,
+        planned: Sequence[PlannedTable] = (),
+        tables: RowTables | None = None,
+        callbacks: Callbacks | None = None,
+    ) -> None:
+        self.links: list[TableLink] = []
+        if tables is not None and callbacks is not None:
+            self.links += [link_of(table, tables, callbacks) for table in planned]
+
+    def open(self, *, root: bool) -> None:
+        """Give the weights of sparse embeddings to the shards. A collection follows.
+
+        Args:
+            root: whether this is rank 0.
+        """
+        for link in self.links:
+            if isinstance(link, EmbeddingRows):
+                link.restore(0, link.first_values() if root else None)
+
+    def clocks(self) -> dict[str, int]:
+        """Return the number of updates of each table, by name: its entry in a checkpoint."""
+        return {link.spec.name: link.clock for link in self.links}
+
+    def write(self, checkpoint: Path) -> list[Path]:
+        """Write the rows of all tables beside a checkpoint, on rank 0. Return the files.
+
+        No worker pushes meanwhile: each needs rank 0's next push.
+        """
+        paths = []
+        for index, link in enumerate(self.links):
+            paths.append(rows_path(checkpoint, index))
+            write_rows(paths[-1], link.spec, link.clock, link.stored())
+        return paths
+
+    def check(self, clocks: Mapping[str, int], source: str, *, has_files: bool) -> None:
+        """Refuse a checkpoint of other tables.
+
+        Args:
+            clocks: from `clocks`.
+            source: of the checkpoint, for messages.
+            has_files: whether it is a file, with those of its tables beside it.
+
+        Raises:
+            SnapshotError: the names differ.
+            UsageError: there are no files.
+        """
+        names = [link.spec.name for link in self.links]
+        if list(clocks) != names:
+            raise SnapshotError(
+                f"{source} has the tables {', '.join(clocks) or 'none'}; this module has "
+                f"{', '.join(names) or 'none'}"
+            )
+        if names and not has_files:
+            raise UsageError(
+                f"load_state_dict() with table '{names[0]}', whose rows are in files beside a "
+                "checkpoint; expected resume()"
+            )
+
+    def load(self, clocks: Mapping[str, int], checkpoint: Path | None) -> None:
+        """Continue from the rows beside a checkpoint. A collection follows.
+
+        Args:
+            clocks: from `clocks`.
+            checkpoint: on rank 0; None on others.
+
+        Raises:
+            SnapshotError: a file is missing or damaged, or of another table.
+        """
+        for index, link in enumerate(self.links):
+            clock, pieces = clocks[link.spec.name], None
+            if checkpoint is not None:
+                pieces = read_rows(rows_path(checkpoint, index), link.spec, clock)
+            link.restore(clock, pieces)
+
+    def push(self, own_rate: Callable[[], float], step: int) -> None:
+        """End an iteration of all tables.
+
+        Args:
+            own_rate: returns the group's rate.
+            step: number of finished steps.
+        """
+        for link in self.links:
+            rule = link.planned.rule
+            rate = own_rate() if rule is None else rule.rate(step)
+            link.push(rate * link.planned.rate_factor)
+
+    def drop(self) -> None:
+        """Drop this step's gradients."""
+        for link in self.links:
+            link.drop()
+
+    def settle(self) -> None:
+        """Bring what the worker holds up to date."""
+        for link in self.links:
+            link.settle()
+
+    def close(self) -> None:
+        """Leave the modules."""
+        for link in self.links:
+            link.close()

@@ -1,0 +1,262 @@
+"""One row table of a group, on one worker: a `Table`, or the weight of a sparse embedding.
+
+The weight of an nn.Embedding(sparse=True) or EmbeddingBag(sparse=True) stays whole on each worker.
+Before its module runs, the rows that it looks up are brought up to date; `settle` brings all of them.
+
+Law: every worker pushes each table once an iteration, maybe no rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
+
+from poseidon.engine.module.table import Table, distinct
+from poseidon.engine.module.table_plan import PlannedTable
+from poseidon.errors import UsageError
+from poseidon.exchange.module_hooks import OfOneModule
+from poseidon.exchange.row_tables import NO_ROWS, PIECE_ROWS, Pieces, RowTables
+from ps_server.protocol.messages import Array, RowIds
+
+
+class Callbacks(NamedTuple):
+    """What the group does for its tables.
+
+    Attributes:
+        on_forward: called before rows are looked up.
+        on_gradient: called when a backward pass has reached a table.
+        passes_left: returns the backward passes of this step that have not ended.
+    """
+
+    on_forward: Callable[[], None]
+    on_gradient: Callable[[Tensor], None]
+    passes_left: Callable[[], int]
+
+
+class TableLink:
+    """One row table of a group, on this worker.
+
+    Args:
+        planned: the table.
+        tables: the row tables of this worker.
+        callbacks: of the group.
+    """
+
+    def __init__(self, planned: PlannedTable, tables: RowTables, callbacks: Callbacks) -> None:
+        self.planned = planned
+        self.spec = planned.spec
+        self._tables = tables
+        self._callbacks = callbacks
+        self.number = tables.create(planned.spec)
+        self._read = False
+        """Whether rows were read in this iteration, so that it may be pushed."""
+        self._last_pass_read = False
+        self._prefetched: dict[bytes, tuple[int, int]] = {}
+        """Of rows the clock and number of the request that was made ahead."""
+
+    def __deepcopy__(self, memo: object) -> None:
+        """Return None: a copy of a table is in no group."""
+
+    def __reduce__(self) -> tuple[type[None], tuple[()]]:
+        return type(None), ()
+
+    def pull(self, rows_U: RowIds) -> Array:
+        """Return the values of rows in this iteration, U x dim."""
+        wanted = torch.is_grad_enabled()
+        clock, number = self._prefetched.pop(rows_U.tobytes(), (-1, -1))
+        if clock != self._tables.clock(self.number):
+            if clock >= 0:
+                self._tables.forget(number)
+            number = self._tables.request(self.number, rows_U, staleness=None if wanted else 0)
+        self._read = True
+        self._last_pass_read = wanted and self._callbacks.passes_left() <= 1
+        return self._tables.read(number)
+
+    def prefetch(self, rows_U: RowIds) -> None:
+        """See `Lookup`."""
+        ahead = int(self._last_pass_read)
+        clock = self._tables.clock(self.number) + ahead
+        if self._prefetched.get(rows_U.tobytes(), (-1, -1))[0] == clock:
+            return
+        number = self._tables.request(self.number, rows_U, ahead=ahead)
+        self._prefetched[rows_U.tobytes()] = clock, number
+
+    def gradients(self) -> Iterator[tuple[RowIds, Array]]:
+        """Yield this step's gradients of rows, and drop them."""
+        raise NotImplementedError
+
+    def push(self, rate: float) -> None:
+        """End the iteration: push the sum of the gradients of each row."""
+        if not self._read:
+            self._tables.read(self._tables.request(self.number, NO_ROWS))
+        rows_U, gradient_Ud = merged(list(self.gradients()), self.spec.dim)
+        self._tables.push(self.number, rows_U, gradient_Ud, rate=rate)
+        self._read = self._last_pass_read = False
+        clock = self._tables.clock(self.number)
+        for rows, (wanted, number) in list(self._prefetched.items()):
+            if wanted < clock:
+                self._tables.forget(number)
+                del self._prefetched[rows]
+
+    def drop(self) -> None:
+        """Drop this step's gradients."""
+        for _ in self.gradients():
+            pass
+
+    def stored(self) -> Iterator[tuple[RowIds, list[Array]]]:
+        """Yield the rows that gradients have changed, with their histories; on rank 0."""
+        return self._tables.stored(self.number)
+
+    @property
+    def clock(self) -> int:
+        """Number of the iterations of the table."""
+        return self._tables.clock(self.number)
+
+    def restore(self, clock: int, pieces: Pieces | None) -> None:
+        """Continue at a clock with these rows, which rank 0 has. A collection follows."""
+        self._tables.restore(self.number, clock, pieces)
+
+    def settle(self) -> None:
+        """Bring what the worker holds of the table up to date."""
+
+    def close(self) -> None:
+        """Leave the module."""
+
+
+class TableRows(TableLink):
+    """The link of a `Table`: a leaf for each lookup. It is the table's `Lookup`."""
+
+    def __init__(self, planned: PlannedTable, tables: RowTables, callbacks: Callbacks) -> None:
+        super().__init__(planned, tables, callbacks)
+        self._leaves: list[tuple[RowIds, Tensor]] = []
+        assert isinstance(planned.module, Table)
+        self._module = planned.module
+        self._module.lookup = self
+
+    def rows(self, rows_U: RowIds, device: torch.device) -> Tensor:
+        """See `Lookup`."""
+        self._callbacks.on_forward()
+        leaf = torch.from_numpy(self.pull(rows_U)).to(device)
+        if torch.is_grad_enabled():
+            leaf.requires_grad_()
+            leaf.register_post_accumulate_grad_hook(self._callbacks.on_gradient)
+            self._leaves.append((rows_U, leaf))
+        return leaf
+
+    def gradients(self) -> Iterator[tuple[RowIds, Array]]:
+        for rows_U, leaf in self._leaves:
+            if leaf.grad is not None:
+                yield rows_U, leaf.grad.detach().cpu().numpy()
+        self._leaves.clear()
+
+    def close(self) -> None:
+        self._module.lookup = None
+
+
+class EmbeddingRows(TableLink):
+    """The link of the weight of a sparse embedding."""
+
+    def __init__(self, planned: PlannedTable, tables: RowTables, callbacks: Callbacks) -> None:
+        super().__init__(planned, tables, callbacks)
+        assert isinstance(planned.module, nn.Embedding | nn.EmbeddingBag)
+        self.weight = planned.module.weight
+        self._whole_at: int | None = None
+        """The clock at which all rows were brought up to date."""
+        self._handles: list[RemovableHandle] = [
+            self.weight.register_post_accumulate_grad_hook(callbacks.on_gradient),
+            planned.module.register_forward_pre_hook(OfOneModule(self._refresh), with_kwargs=True),
+            planned.module.register_state_dict_pre_hook(  # type: ignore[no-untyped-call]
+                OfOneModule(self._refresh_all)
+            ),
+        ]
+
+    def first_values(self) -> Iterator[tuple[RowIds, list[Array]]]:
+        """Yield all rows, and zeros as their histories."""
+        for rows_N in _pieces(self.spec.rows):
+            zeros = [np.zeros((len(rows_N), w), np.float32) for w in self.spec.history_widths]
+            yield rows_N, [self._of(rows_N), *zeros]
+
+    def _of(self, rows_N: RowIds) -> Array:
+        values = self.weight.detach()[_places(rows_N, self.weight)].cpu().numpy()
+        return np.ascontiguousarray(values)
+
+    def _refresh(
+        self, module: nn.Module, arguments: tuple[Any, ...], named: Mapping[str, Any]
+    ) -> None:
+        indices = arguments[0] if arguments else named["input"]
+        rows_U, _ = distinct(indices, self.spec.rows, None, f"'{self.spec.name}'")
+        self._callbacks.on_forward()
+        self._write(rows_U, self.pull(rows_U))
+
+    def _refresh_all(self, *_: object) -> None:
+        self.settle()
+
+    def settle(self) -> None:
+        clock = self._tables.clock(self.number)
+        if self._whole_at == clock:
+            return
+        with torch.no_grad():
+            for rows_N in _pieces(self.spec.rows):
+                self._write(rows_N, self.pull(rows_N))
+        self._whole_at = clock
+
+    def _write(self, rows_N: RowIds, values_Nd: Array) -> None:
+        # Its data: values from the shards are no change by the script.
+        self.weight.data[_places(rows_N, self.weight)] = torch.from_numpy(values_Nd).to(
+            self.weight.device
+        )
+
+    def gradients(self) -> Iterator[tuple[RowIds, Array]]:
+        gradient, self.weight.grad = self.weight.grad, None
+        if gradient is None:
+            return
+        if gradient.layout is not torch.sparse_coo:
+            raise UsageError(
+                f"the gradient of '{self.spec.name}' is dense, though its module is sparse; "
+                "expected that only its own module uses it"
+            )
+        gradient = gradient.coalesce()
+        yield (
+            gradient.indices()[0].cpu().numpy().astype(np.uint32),
+            gradient.values().cpu().numpy(),
+        )
+
+    def close(self) -> None:
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
+
+
+def link_of(planned: PlannedTable, tables: RowTables, callbacks: Callbacks) -> TableLink:
+    """Return the link of a table."""
+    kind = TableRows if isinstance(planned.module, Table) else EmbeddingRows
+    return kind(planned, tables, callbacks)
+
+
+def merged(parts: Sequence[tuple[RowIds, Array]], dim: int) -> tuple[RowIds, Array]:
+    """Return the rows of all parts, each once in increasing order, and the sums of their gradients,
+    in the order of the parts.
+    """
+    if not parts:
+        return NO_ROWS, np.zeros((0, dim), np.float32)
+    if len(parts) == 1:
+        return parts[0]
+    rows_U = np.unique(np.concatenate([rows for rows, _ in parts]))
+    sum_Ud = np.zeros((len(rows_U), dim), np.float32)
+    for rows, gradient in parts:
+        sum_Ud[np.searchsorted(rows_U, rows)] += gradient
+    return rows_U, sum_Ud
+
+
+def _pieces(rows: int) -> Iterator[RowIds]:
+    for first in range(0, rows, PIECE_ROWS):
+        yield np.arange(first, min(first + PIECE_ROWS, rows), dtype=np.uint32)
+
+
+def _places(rows_N: RowIds, weight: Tensor) -> Tensor:
+    return torch.from_numpy(rows_N.astype(np.int64)).to(weight.device)

@@ -1,0 +1,90 @@
+"""Row tables of one worker: the contract, which `ps_server.client_rows.ClientRows` keeps for a job,
+and the tables of a process that trains alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Protocol
+
+import numpy as np
+
+from ps_server.protocol import messages as m
+from ps_server.protocol.messages import Array, RowIds
+from ps_server.protocol.row_cell import RowCell
+from ps_server.protocol.row_settings import RowTableSpec
+
+PIECE_ROWS = 2**16
+NO_ROWS = np.zeros(0, np.uint32)
+Pieces = Iterable[tuple[RowIds, Sequence[Array]]]
+
+
+class RowTables(Protocol):
+    """Row tables; `ClientRows` says what each method does. Rows are uint32 in increasing order."""
+
+    def create(self, spec: RowTableSpec) -> int: ...
+
+    def clock(self, table: int) -> int: ...
+
+    def request(
+        self, table: int, rows_N: RowIds, *, ahead: int = 0, staleness: int | None = None
+    ) -> int: ...
+
+    def read(self, number: int) -> Array: ...
+
+    def forget(self, number: int) -> None: ...
+
+    def push(self, table: int, rows_N: RowIds, gradient_Nd: Array, *, rate: float) -> None: ...
+
+    def stored(self, table: int) -> Iterator[tuple[RowIds, list[Array]]]: ...
+
+    def restore(self, table: int, clock: int, pieces: Pieces | None) -> None: ...
+
+
+class AloneRowTables(RowTables):
+    """The row tables of a process that trains alone."""
+
+    def __init__(self) -> None:
+        self._cells: list[RowCell] = []
+        self._requests: dict[int, tuple[int, RowIds]] = {}
+        self._number = 0
+
+    def create(self, spec: RowTableSpec) -> int:
+        self._cells.append(RowCell(m.CreateRows(len(self._cells), 1, spec), shard=0, workers=1))
+        return len(self._cells) - 1
+
+    def clock(self, table: int) -> int:
+        return self._cells[table].clock
+
+    def request(
+        self, table: int, rows_N: RowIds, *, ahead: int = 0, staleness: int | None = None
+    ) -> int:
+        self._number += 1
+        self._requests[self._number] = table, rows_N
+        return self._number
+
+    def read(self, number: int) -> Array:
+        table, rows_N = self._requests.pop(number)
+        return self._cells[table].memory.values(rows_N)
+
+    def forget(self, number: int) -> None:
+        del self._requests[number]
+
+    def push(self, table: int, rows_N: RowIds, gradient_Nd: Array, *, rate: float) -> None:
+        cell = self._cells[table]
+        cell.push(0, m.PushRows(table, cell.clock, rate, rows_N, gradient_Nd.reshape(-1)))
+
+    def stored(self, table: int) -> Iterator[tuple[RowIds, list[Array]]]:
+        memory = self._cells[table].memory
+        first = 0
+        while first < memory.count:
+            rows_N, arrays = memory.stored(first, PIECE_ROWS)
+            yield rows_N, arrays
+            first += len(rows_N)
+
+    def restore(self, table: int, clock: int, pieces: Pieces | None) -> None:
+        widths = self._cells[table].memory.widths
+        empty = [np.zeros((0, width), np.float32) for width in widths]
+        for rows_N, arrays in (*(pieces or ()), (NO_ROWS, empty)):
+            flat = [array.reshape(-1) for array in arrays]
+            self._cells[table].restore(0, m.KeptRows(table, clock, rows_N, flat))

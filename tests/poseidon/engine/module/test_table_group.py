@@ -1,0 +1,385 @@
+"""Tables and sparse embeddings in a module that several workers train: equal to one process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+import poseidon
+from poseidon.engine.module.group import Group
+from poseidon.engine.module.tensors import DistributeOptions
+from poseidon.engine.module.update_rules import UpdateRule
+from poseidon.errors import UsageError
+from poseidon.exchange.kinds import ExchangeKind
+from ps_server import RowInit
+from ps_server.row_rules import first_values
+from tests.support.module_groups import BUILDING, member, together
+
+ROWS, DIM, WORKERS, STEPS = 30, 6, 3, 120
+ADAM = poseidon.Adam(lr=0.02)
+SGD = poseidon.SGD(lr=0.1)
+
+
+class Net(nn.Module):
+    """A sum of embeddings, and a layer."""
+
+    def __init__(self, embedding: nn.Module) -> None:
+        super().__init__()
+        self.embedding = embedding
+        with BUILDING, torch.random.fork_rng():
+            torch.manual_seed(3)
+            self.last = nn.Linear(DIM, 2)
+
+    def forward(self, indices: Tensor) -> Tensor:
+        result: Tensor = self.last(torch.tanh(self.embedding(indices)).sum(1))
+        return result
+
+
+def batch(step: int) -> tuple[Tensor, Tensor]:
+    """The batch of one process: WORKERS x 4 records of 3 indices; 29 is never among them."""
+    random = torch.Generator().manual_seed(step)
+    x = torch.randint(ROWS - 1, (WORKERS * 4, 3), generator=random)
+    return x, torch.randn(WORKERS * 4, 2, generator=random)
+
+
+def loop(steps: range, *, ahead: bool = False) -> Callable[[nn.Module, Group], None]:
+    def body(module: nn.Module, group: Group) -> None:
+        assert isinstance(module, Net)
+        for step in steps:
+            x, y = (whole.chunk(group.size)[group.rank] for whole in batch(step))
+            nn.functional.mse_loss(module(x), y).backward()
+            if ahead and isinstance(module.embedding, poseidon.Table):
+                module.embedding.prefetch(batch(step + 1)[0].chunk(group.size)[group.rank])
+            group.step()
+
+    return body
+
+
+def values(module: nn.Module) -> Tensor:
+    """All rows of a Table, as they are now."""
+    with torch.no_grad():
+        found: Tensor = module(torch.arange(ROWS)).detach()
+    return found
+
+
+def table(rule: UpdateRule | None = None) -> poseidon.Table:
+    return poseidon.Table(ROWS, DIM, rule=rule, scale=0.1, seed=5)
+
+
+def torch_embedding() -> nn.Embedding:
+    """An embedding with the first values of `table`."""
+    first = first_values(RowInit.NORMAL, 0.1, 5, np.arange(ROWS, dtype=np.uint32), DIM)
+    return nn.Embedding(ROWS, DIM, sparse=True, _weight=torch.from_numpy(first))
+
+
+def one_process(
+    sparse: Callable[[list[Tensor]], torch.optim.Optimizer], dense_lr: float
+) -> dict[str, Tensor]:
+    """The state after the same steps, by torch alone."""
+    net = Net(torch_embedding())
+    optimizers = [
+        sparse([net.embedding.weight]),  # type: ignore[list-item]
+        torch.optim.SGD(net.last.parameters(), lr=dense_lr),
+    ]
+    for step in range(STEPS):
+        x, y = batch(step)
+        nn.functional.mse_loss(net(x), y).backward()
+        with torch.sparse.check_sparse_tensor_invariants():
+            for optimizer in optimizers:
+                optimizer.step()
+        net.zero_grad()
+    return net.state_dict()
+
+
+RULES = {
+    "sgd": (SGD, lambda p: torch.optim.SGD(p, lr=0.1)),
+    "adam": (ADAM, lambda p: torch.optim.SparseAdam(p, lr=0.02)),
+    "adagrad": (poseidon.AdaGrad(lr=0.05), lambda p: torch.optim.Adagrad(p, lr=0.05, eps=1e-10)),
+}
+
+
+@pytest.mark.parametrize("workers", [1, WORKERS])
+@pytest.mark.parametrize("name", RULES)
+def test_a_table_is_an_embedding_of_one_process(name: str, workers: int) -> None:
+    rule, torchs = RULES[name]
+    expected = one_process(torchs, 0.1)
+    found: list[Tensor] = []
+
+    def body(module: nn.Module, group: Group) -> None:
+        assert isinstance(module, Net)
+        loop(range(STEPS), ahead=True)(module, group)
+        group.settle()
+        found.append(values(module.embedding))
+
+    ends = together(workers, lambda _: Net(table(rule)), SGD, body)
+    for rows, end in zip(found, ends, strict=True):
+        assert "embedding.weight" not in end
+        assert rows.numpy().tobytes() == found[0].numpy().tobytes()
+        torch.testing.assert_close(rows, expected["embedding.weight"], rtol=0, atol=1e-6)
+        torch.testing.assert_close(end["last.weight"], expected["last.weight"], rtol=0, atol=1e-6)
+    untouched = expected["embedding.weight"][ROWS - 1]
+    assert torch.equal(found[0][ROWS - 1], untouched)
+
+
+@pytest.mark.parametrize("workers", [1, WORKERS])
+def test_a_sparse_embedding_is_that_of_one_process(workers: int) -> None:
+    expected = one_process(lambda p: torch.optim.SGD(p, lr=0.1), 0.1)
+
+    def build(rank: int) -> nn.Module:
+        embedding = torch_embedding()
+        if rank:  # rank 0's values count
+            embedding.weight.data.zero_()
+        return Net(embedding)
+
+    for end in together(workers, build, SGD, loop(range(STEPS))):
+        for key, value in expected.items():
+            torch.testing.assert_close(end[key], value, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("kind", [ExchangeKind.AUTO, ExchangeKind.SERVER, ExchangeKind.FACTORS])
+def test_a_module_of_tables_alone(kind: ExchangeKind) -> None:
+    class Factors(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.users = poseidon.Table(20, 4, seed=1)
+            self.items = poseidon.Table(20, 4, seed=2)
+
+        def forward(self, users: Tensor, items: Tensor) -> Tensor:
+            return (self.users(users) * self.items(items)).sum(-1)
+
+    def body(module: nn.Module, group: Group) -> None:
+        for step in range(10):
+            users = (torch.arange(8) * (step + 1) % 20).chunk(group.size)[group.rank]
+            items = ((torch.arange(8) + 3 * step) % 20).chunk(group.size)[group.rank]
+            ((module(users, items) - 1) ** 2).mean().backward()
+            group.step()
+        group.settle()
+        found.append(module.users(torch.arange(20)).detach())  # type: ignore[operator]
+
+    found: list[Tensor] = []
+    for workers in (1, 2):
+        together(workers, lambda _: Factors(), ADAM, body, member=member(kind))
+    assert torch.equal(found[1], found[2])
+    torch.testing.assert_close(found[0], found[1], rtol=0, atol=1e-6)
+
+
+def test_a_table_beside_an_optimizer_of_torch() -> None:
+    expected = one_process(lambda p: torch.optim.SparseAdam(p, lr=0.02), 0.1)
+    found: list[Tensor] = []
+
+    def body(module: nn.Module, group: Group) -> None:
+        loop(range(STEPS))(module, group)
+        found.append(values(module.embedding))  # type: ignore[arg-type]
+
+    def optimizer(module: nn.Module) -> torch.optim.Optimizer:
+        return torch.optim.SGD(module.parameters(), lr=0.1)
+
+    together(WORKERS, lambda _: Net(table(ADAM)), optimizer, body)
+    torch.testing.assert_close(found[0], expected["embedding.weight"], rtol=0, atol=1e-6)
+
+
+def bags(mode: str) -> tuple[poseidon.Table, nn.EmbeddingBag]:
+    made = poseidon.Table(ROWS, DIM, scale=0.1, seed=5, mode=mode, padding_idx=2)
+    first = torch_embedding().weight.detach().clone()
+    return made, nn.EmbeddingBag(ROWS, DIM, sparse=True, mode=mode, padding_idx=2, _weight=first)
+
+
+@pytest.mark.parametrize("mode", ["sum", "mean"])
+def test_bags_with_padding_and_repeated_indices(mode: str) -> None:
+    own, torchs = bags(mode)
+    indices = torch.tensor([4, 4, 2, 7, 2, 2, 9])
+    offsets = torch.tensor([0, 3, 4, 6])  # the third bag is of padding only
+
+    def body(module: nn.Module, group: Group) -> None:
+        for _ in range(3):
+            out = module(indices, offsets)
+            outs.append(out.detach().clone())
+            (out**2).sum().backward()
+            group.step()
+
+    outs: list[Tensor] = []
+    together(1, lambda _: own, SGD, body)
+    together(1, lambda _: torchs, SGD, body)
+    for mine, theirs in zip(outs[:3], outs[3:], strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=0, atol=1e-6)
+
+
+def test_a_batch_of_padding_only() -> None:
+    def body(module: nn.Module, group: Group) -> None:
+        for step in range(6):
+            indices = torch.full((4,), 2) if (group.rank + step) % 2 else torch.tensor([1, 2, 1, 3])
+            out = module(indices)
+            assert not out[1].any()
+            out.sum().backward()
+            group.step()
+        with torch.no_grad():
+            found.append(module(torch.tensor([1, 3, 4])))
+
+    found: list[Tensor] = []
+    together(
+        2, lambda _: poseidon.Table(9, 2, init="zeros", padding_idx=2), poseidon.SGD(lr=1.0), body
+    )
+    # three of six batches of each worker have row 1 twice and row 3 once; the mean is over two
+    assert found[0].tolist() == found[1].tolist() == [[-6, -6], [-3, -3], [0, 0]]
+
+
+def test_passes_add_up_and_dropped_ones_do_not_count() -> None:
+    def body(module: nn.Module, group: Group) -> None:
+        for indices in ([0, 1], [1, 2]):
+            module(torch.tensor(indices)).sum().backward()
+        group.step()
+        module(torch.tensor([0, 3])).sum().backward()
+        group.drop()
+        with torch.no_grad():
+            found.append(module(torch.arange(4)))
+
+    found: list[Tensor] = []
+    options = DistributeOptions(passes=2)
+    for workers in (1, 2):
+        together(
+            workers,
+            lambda _: poseidon.Table(4, 1, init="zeros"),
+            poseidon.SGD(lr=1.0),
+            body,
+            options=options,
+        )
+    assert [rows.flatten().tolist() for rows in found] == [[-1, -2, -1, 0]] * 3
+
+
+@pytest.mark.parametrize("sparse", [True, False])
+def test_at_staleness_s_all_workers_end_with_the_same_rows(sparse: bool) -> None:
+    found: list[Tensor] = []
+
+    def body(module: nn.Module, group: Group) -> None:
+        loop(range(20))(module, group)
+        group.settle()
+        found.append(values(module.embedding))  # type: ignore[arg-type]
+
+    together(
+        WORKERS,
+        lambda _: Net(torch_embedding() if sparse else table()),
+        SGD,
+        body,
+        member=member(staleness=2),
+    )
+    assert torch.equal(found[0], found[1])
+    assert torch.equal(found[0], found[2])
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("sparse", [True, False])
+def test_a_resumed_run_has_the_same_bits(sparse: bool, workers: int, tmp_path: Path) -> None:
+    found: list[Tensor] = []
+
+    def build(_: int) -> nn.Module:
+        return Net(torch_embedding() if sparse else table())
+
+    def first(module: nn.Module, group: Group) -> None:
+        loop(range(7))(module, group)
+        group.save(tmp_path / "run")
+        loop(range(7, 12))(module, group)
+        group.save(tmp_path / "run", keep=1)
+        group.settle()
+        found.append(values(module.embedding))  # type: ignore[arg-type]
+
+    def second(module: nn.Module, group: Group) -> None:
+        assert group.resume(tmp_path / "run")
+        loop(range(group.steps, 12))(module, group)
+        group.settle()
+        found.append(values(module.embedding))  # type: ignore[arg-type]
+
+    together(workers, build, ADAM, first)
+    names = {path.name for path in tmp_path.iterdir()}
+    assert names == {f"run_iter_12.pt{ending}" for ending in ("", ".rows0", ".sha256")}
+    together(workers, build, ADAM, second, shards=3)
+    for rows in found:
+        assert torch.equal(rows, found[0])
+
+
+def test_a_resumed_run_goes_on_from_a_checkpoint_in_its_middle(tmp_path: Path) -> None:
+    found: list[Tensor] = []
+
+    def body(module: nn.Module, group: Group) -> None:
+        group.resume(tmp_path / "run")
+        loop(range(group.steps, 6))(module, group)
+        found.append(values(module.embedding))  # type: ignore[arg-type]
+
+    def until_saved(module: nn.Module, group: Group) -> None:
+        loop(range(3))(module, group)
+        group.save(tmp_path / "run")
+
+    together(2, lambda _: Net(table()), ADAM, body)
+    together(2, lambda _: Net(table()), ADAM, until_saved)
+    together(2, lambda _: Net(table()), ADAM, body)
+    assert len(found) == 4
+    assert all(torch.equal(rows, found[0]) for rows in found)
+
+
+REFUSED = {
+    "clip": (SGD, DistributeOptions(clip=1.0), {}, "expected no clip="),
+    "local steps": (SGD, DistributeOptions(local_steps=4), {}, "expected no local steps"),
+    "all-reduce": (SGD, DistributeOptions(), {"kind": ExchangeKind.ALLREDUCE}, "expected shards"),
+    "momentum": (
+        poseidon.SGD(lr=0.1, momentum=0.9),
+        DistributeOptions(),
+        {},
+        "expected SGD without momentum",
+    ),
+    "decay": (
+        poseidon.Adam(lr=0.1, weight_decay=0.1),
+        DistributeOptions(),
+        {},
+        "without weight decay",
+    ),
+    "torch": (
+        lambda module: torch.optim.SGD(module.parameters(), lr=0.1),
+        DistributeOptions(),
+        {},
+        "expected Table\\(..., rule=poseidon.Adam",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_tables_cannot_be_combined_with(case: str) -> None:
+    how, options, exchange, reason = REFUSED[case]
+    with pytest.raises(UsageError, match=f"table 'embedding'.*{reason}"):
+        together(
+            2,
+            lambda _: Net(table()),
+            how,
+            lambda *_: None,
+            options=options,
+            member=member(**exchange),  # type: ignore[arg-type]
+        )
+
+
+def misuse_of(act: Callable[[nn.Module, Group], object], how: object = SGD) -> str:
+    with pytest.raises(UsageError) as caught:
+        together(1, lambda _: Net(table(ADAM)), how, act)  # type: ignore[arg-type]
+    return str(caught.value)
+
+
+def test_what_a_group_with_tables_refuses() -> None:
+    assert "save() and resume()" in misuse_of(lambda _, group: group.state_dict())
+
+    def average(module: nn.Module, group: Group) -> None:
+        module(batch(0)[0]).sum().backward()
+        group.average_gradients()  # type: ignore[attr-defined]
+
+    def optimizer(module: nn.Module) -> torch.optim.Optimizer:
+        return torch.optim.SGD(module.parameters(), lr=0.1)
+
+    assert "expected step() right after backward()" in misuse_of(average, optimizer)
+
+
+def test_a_sparse_embedding_that_cannot_be_a_table() -> None:
+    embedding = torch_embedding()
+    embedding.max_norm = 1.0
+    with pytest.raises(UsageError, match="'embedding' is sparse and has max_norm"):
+        together(1, lambda _: Net(embedding), SGD, lambda *_: None)
