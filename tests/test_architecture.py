@@ -38,6 +38,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         *("poseidon.solvers", "poseidon.exchange", "poseidon.layers", "poseidon.net"),
         "poseidon.process_group",
     },
+    "poseidon.lightning": {"poseidon.engine"},
     "poseidon.pycaffe": {
         *("ps_server", "poseidon.proto", "poseidon.metrics", "poseidon.data", "poseidon.snapshot"),
         *("poseidon.solvers", "poseidon.layers", "poseidon.net", "poseidon.engine"),

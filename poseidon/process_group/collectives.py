@@ -64,7 +64,8 @@ def reduced(parts: Sequence[Tensor], reduction: Reduction) -> Tensor:
     for part in parts[1:]:
         _INTO[reduction](result, part.to(wide))
     if reduction is Reduction.MEAN:
-        result.div_(len(parts))
+        # of whole numbers as NCCL: without the fraction
+        result.div_(len(parts), rounding_mode=None if wide.is_floating_point else "trunc")
     return result.to(dtype)
 
 

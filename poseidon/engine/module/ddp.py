@@ -50,14 +50,12 @@ class BucketReducer:
     Args:
         module: the module.
         context: this worker.
-        first: whether it is the script's first such module: the job's progress and statistics are
-            its own, and it takes the requests to stop.
     """
 
-    def __init__(
-        self, module: DistributedDataParallel, context: WorkerContext, *, first: bool
-    ) -> None:
+    def __init__(self, module: DistributedDataParallel, context: WorkerContext) -> None:
+        first = not context.reducers
         self._on_progress = context.on_progress if first else lambda _: None
+        self.module = module
         self._steps = 0
         self._waiting: list[tuple[Any, torch.futures.Future[Tensor]]] = []
         named = {
@@ -150,6 +148,23 @@ class BucketReducer:
         )
 
 
+def reduce_by_exchange(module: DistributedDataParallel, context: WorkerContext) -> None:
+    """Let an exchange of its own reduce the gradients of a module over all workers of a job.
+
+    A module over a group of some workers is left to the process group.
+
+    Args:
+        module: the module, on all workers.
+        context: this worker.
+    """
+    is_known = any(
+        isinstance(known, BucketReducer) and known.module is module for known in context.reducers
+    )
+    is_of_all = module.process_group is torch.distributed.group.WORLD
+    if context.worker.size > 1 and is_of_all and not is_known:
+        context.reducers.append(BucketReducer(module, context))
+
+
 @contextmanager
 def ddp_script(mesh: Mesh, context: WorkerContext) -> Iterator[None]:
     """Let a script of DistributedDataParallel that runs inside the block be part of a job.
@@ -162,7 +177,6 @@ def ddp_script(mesh: Mesh, context: WorkerContext) -> Iterator[None]:
         mesh: the messages among the workers.
         context: this worker.
     """
-    reducers: list[BucketReducer] = []
     distributed: Any = torch.distributed
     new_group, construct = distributed.new_group, DistributedDataParallel.__init__
 
@@ -175,9 +189,7 @@ def ddp_script(mesh: Mesh, context: WorkerContext) -> Iterator[None]:
 
     def make(self: DistributedDataParallel, *arguments: Any, **named: Any) -> None:
         construct(self, *arguments, **named)
-        is_of_all = self.process_group is distributed.group.WORLD
-        if mesh.size > 1 and is_of_all:
-            reducers.append(BucketReducer(self, context, first=not reducers))
+        reduce_by_exchange(self, context)
 
     modules = (distributed, distributed.distributed_c10d)
     with ExitStack() as undo:
@@ -191,11 +203,7 @@ def ddp_script(mesh: Mesh, context: WorkerContext) -> Iterator[None]:
         ):
             undo.enter_context(_replaced(owner, "__init__", _refusal(what)))
         undo.enter_context(_environment(mesh, context))
-        try:
-            yield
-        finally:
-            for reducer in reducers:
-                reducer.close()
+        yield
 
 
 def _refusal(what: str) -> Callable[..., None]:

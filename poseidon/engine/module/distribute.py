@@ -76,12 +76,17 @@ def running_in(context: WorkerContext) -> Iterator[None]:
             group.close()
 
 
+def current_context() -> WorkerContext:
+    """Return the context of this process; outside of a job that of a process which trains alone."""
+    return _PROCESS.context or WorkerContext()
+
+
 def this_worker() -> ThisWorker:
     """Return rank, number of workers and device of this process.
 
     May be called before `distribute`.
     """
-    return ThisWorker() if _PROCESS.context is None else _PROCESS.context.worker
+    return current_context().worker
 
 
 @overload

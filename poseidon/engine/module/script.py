@@ -163,6 +163,8 @@ class ScriptWork(TrainingWork[ScriptDocument]):
                 yield
             mesh.flush()
         finally:
+            for reducer in context.reducers:
+                reducer.close()
             if torch.distributed.is_initialized():
                 torch.distributed.destroy_process_group()
             mesh.close()

@@ -86,6 +86,13 @@ class Observed(Protocol):
         """Close the exchange and report the last measurements."""
 
 
+class Reducer(Protocol):
+    """An exchange of a module that no group has."""
+
+    def close(self) -> None:
+        """Leave the exchange."""
+
+
 @dataclass(frozen=True, slots=True)
 class Unobserved:
     """An exchange without an observer."""
@@ -140,6 +147,7 @@ class WorkerContext:
         on_saved: called with each checkpoint once it is complete on disk.
         on_open: called once the exchange is open, with what was built and the exchange to train
             with.
+        reducers: of the script's DistributedDataParallel modules; closed at its end.
         on_progress: called at the beginning and end of each step, of each collection and of
             `distribute`; must be fast.
     """
@@ -157,6 +165,7 @@ class WorkerContext:
     on_saved: Callable[[WrittenSnapshot], None] = _nothing
     on_open: Callable[[Built, Exchange], None] = _nothing
     on_progress: Callable[[LoopPosition], None] = _nothing
+    reducers: list[Reducer] = field(default_factory=list)
 
     @property
     def prefix(self) -> Path:

@@ -1,0 +1,134 @@
+"""Lightning on a job of `poseidon run`: `Trainer(strategy="poseidon")`.
+
+    import lightning
+    import poseidon.lightning
+
+    trainer = lightning.Trainer(strategy="poseidon", max_epochs=3)
+
+The strategy is Lightning's DDPStrategy. The workers, their ranks and devices are those of the job;
+`devices` and `num_nodes` of the Trainer have no effect. The exchange of the job reduces the
+gradients, and collectives travel over the process group "poseidon". Under plain `python` the script
+trains alone. docs/lightning.md has the rest.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.distributed
+from lightning.fabric.plugins.environments.cluster_environment import ClusterEnvironment
+from lightning.fabric.utilities import rank_zero as fabric_rank_zero
+from lightning.pytorch.strategies import DDPStrategy, StrategyRegistry
+from lightning.pytorch.utilities import rank_zero
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from poseidon.engine.module.ddp import reduce_by_exchange
+from poseidon.engine.module.distribute import current_context
+
+
+class PoseidonEnvironment(ClusterEnvironment):
+    """The place of this process in its job, as Lightning asks for it."""
+
+    def __init__(self) -> None:
+        self._context = current_context()
+
+    @property
+    def creates_processes_externally(self) -> bool:
+        """True: the launcher has started all workers."""
+        return True
+
+    @property
+    def main_address(self) -> str:
+        """Nothing listens there."""
+        return "127.0.0.1"
+
+    @property
+    def main_port(self) -> int:
+        """Nothing listens there."""
+        return 29500
+
+    @staticmethod
+    def detect() -> bool:
+        """Return False: the strategy brings this environment with it."""
+        return False
+
+    def world_size(self) -> int:
+        """Return the number of workers."""
+        return self._context.worker.size
+
+    def set_world_size(self, size: int) -> None:
+        """Do nothing: the job has this number."""
+
+    def global_rank(self) -> int:
+        """Return the rank of this worker."""
+        return self._context.worker.rank
+
+    def set_global_rank(self, rank: int) -> None:
+        """Do nothing: the job has this number."""
+
+    def local_rank(self) -> int:
+        """Return the rank of this worker on its host."""
+        return self._context.member.local_rank
+
+    def node_rank(self) -> int:
+        """Return the rank of the host."""
+        return self._context.member.network.rank
+
+    @property
+    def device(self) -> torch.device:
+        """The device of this worker."""
+        return self._context.worker.device
+
+
+class PoseidonStrategy(DDPStrategy):
+    """DDPStrategy over the exchange of a job.
+
+    Args:
+        arguments: of DDPStrategy and of DistributedDataParallel, as `find_unused_parameters`.
+    """
+
+    strategy_name = "poseidon"
+
+    def __init__(self, **arguments: Any) -> None:
+        self._place = PoseidonEnvironment()
+        super().__init__(
+            cluster_environment=self._place, process_group_backend="poseidon", **arguments
+        )
+
+    @property
+    def root_device(self) -> torch.device:
+        """The device of this worker."""
+        return self._place.device
+
+    @property
+    def distributed_sampler_kwargs(self) -> dict[str, Any]:
+        """The arguments of the DistributedSampler that Lightning puts into DataLoaders."""
+        return {"num_replicas": self._place.world_size(), "rank": self._place.global_rank()}
+
+    def set_world_ranks(self) -> None:
+        """Tell Lightning which worker logs and writes."""
+        functions: tuple[Any, ...] = (rank_zero, fabric_rank_zero)
+        for function in functions:
+            function.rank_zero_only.rank = self._place.global_rank()
+
+    def setup_distributed(self) -> None:
+        """Use the process group of the job; outside of a job, one of this process alone."""
+        self.set_world_ranks()
+        if not torch.distributed.is_initialized():
+            distributed: Any = torch.distributed
+            store = distributed.HashStore()
+            distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
+
+    def _setup_model(self, model: nn.Module) -> DistributedDataParallel:
+        wrapped: DistributedDataParallel = super()._setup_model(model)
+        reduce_by_exchange(wrapped, self._place._context)
+        return wrapped
+
+
+StrategyRegistry.register(
+    PoseidonStrategy.strategy_name,
+    PoseidonStrategy,
+    description="DDP over the exchange of a job of `poseidon run`",
+)
