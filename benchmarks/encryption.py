@@ -36,7 +36,7 @@ use_environment()
 
 import zmq
 
-from poseidon.launch.processes import child_environment
+from poseidon.launcher.processes import child_environment
 from ps_server.keys import JobKeys
 from ps_server.transport.base import Frames
 from ps_server.transport.zmq_sockets import (

@@ -44,8 +44,8 @@ import psutil
 
 from poseidon.cli.main import main as poseidon
 from poseidon.cluster.job_plan import ProcessName
-from poseidon.launch import runner
-from poseidon.launch.sinks import JobRecords
+from poseidon.launcher import runner
+from poseidon.launcher.sinks import JobRecords
 
 LAYER = """
 import time

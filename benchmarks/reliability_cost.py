@@ -53,7 +53,7 @@ from poseidon.exchange.base import ExchangeSettings, Trained
 from poseidon.exchange.exchange import Exchange
 from poseidon.exchange.job_control import JobControl
 from poseidon.exchange.observe.watchdog import Watchdog, WatchdogObserver
-from poseidon.launch.processes import child_environment
+from poseidon.launcher.processes import child_environment
 from poseidon.layers.base import LayerContext
 from poseidon.metrics.glog_lines import GlogSink
 from poseidon.proto.caffe_pb2 import TRAIN

@@ -45,7 +45,7 @@ use_environment()
 import numpy as np
 import zmq
 
-from poseidon.launch.processes import child_environment
+from poseidon.launcher.processes import child_environment
 from ps_server.network import Network
 
 CHUNK_BYTES = 2 * 2**20

@@ -53,7 +53,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         ),
         "poseidon.caffe2",
     },
-    "poseidon.launch": {
+    "poseidon.launcher": {
         *("ps_server", "poseidon.proto", "poseidon.metrics", "poseidon.data", "poseidon.snapshot"),
         *(
             "poseidon.solvers",
@@ -72,9 +72,9 @@ MAY_IMPORT: dict[str, set[str]] = {
             "poseidon.cluster",
             "poseidon.layers",
         ),
-        *("poseidon.net", "poseidon.engine", "poseidon.launch"),
+        *("poseidon.net", "poseidon.engine", "poseidon.launcher"),
     },
-    "poseidon.dashboard": {"poseidon.metrics", "poseidon.cluster", "poseidon.launch"},
+    "poseidon.dashboard": {"poseidon.metrics", "poseidon.cluster", "poseidon.launcher"},
     "poseidon.cli": {
         *("ps_server", "poseidon.proto", "poseidon.metrics", "poseidon.data", "poseidon.snapshot"),
         *(
@@ -84,7 +84,7 @@ MAY_IMPORT: dict[str, set[str]] = {
             "poseidon.net",
             "poseidon.engine",
         ),
-        *("poseidon.pycaffe", "poseidon.caffe2", "poseidon.launch", "poseidon.dashboard"),
+        *("poseidon.pycaffe", "poseidon.caffe2", "poseidon.launcher", "poseidon.dashboard"),
         *("poseidon.export", "poseidon.plan"),
     },
 }

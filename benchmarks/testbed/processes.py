@@ -23,7 +23,7 @@ from benchmarks.testbed.errors import TestbedError
 from benchmarks.testbed.hosts import Host
 from benchmarks.testbed.links import INTERFACE
 from benchmarks.testbed.template import Forked, Template
-from poseidon.launch.processes import child_environment
+from poseidon.launcher.processes import child_environment
 from poseidon.settings import inherited_environment
 
 ROOT = Path(__file__).resolve().parents[2]

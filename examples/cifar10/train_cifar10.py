@@ -47,7 +47,7 @@ from poseidon.engine.tools.preflight import check_nets
 from poseidon.errors import PoseidonError, UsageError
 from poseidon.flags.shared import BACKENDS
 from poseidon.flags.values import one_of
-from poseidon.launch.job_folder import remove_unused
+from poseidon.launcher.job_folder import remove_unused
 from poseidon.proto.caffe_pb2 import DataParameter
 from poseidon.proto.definition import read_net, read_solver
 from poseidon.proto.text import to_text

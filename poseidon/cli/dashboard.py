@@ -13,7 +13,7 @@ from pathlib import Path
 from poseidon.cluster.jobs.registry import Registry
 from poseidon.cluster.machinefile import HIGHEST_PORT, is_loopback
 from poseidon.errors import JobError, UsageError
-from poseidon.launch.job_folder import OUTPUT, local_records
+from poseidon.launcher.job_folder import OUTPUT, local_records
 from poseidon.settings import read_settings
 
 

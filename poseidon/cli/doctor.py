@@ -26,7 +26,7 @@ from poseidon.cluster.host_checks import HostCheck, HostNeeds, ask_hosts
 from poseidon.cluster.machinefile import Host, is_loopback, read_machinefile
 from poseidon.cluster.ssh.config import SshConfig, SshSettings
 from poseidon.errors import JobError, UsageError
-from poseidon.launch.site import launcher_environment
+from poseidon.launcher.site import launcher_environment
 
 OUTPUT = "output"
 UNITS = {ASKING: "host", MEASURING: "round"}

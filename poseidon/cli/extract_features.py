@@ -21,7 +21,7 @@ from poseidon.engine.tools.extraction import Extraction
 from poseidon.engine.tools.extractor import run_extraction
 from poseidon.errors import UsageError
 from poseidon.flags.values import parts, paths
-from poseidon.launch.extraction_job import check_extraction, run_extraction_job
+from poseidon.launcher.extraction_job import check_extraction, run_extraction_job
 from ps_server.numerics import prepare_process
 
 CAFFE_ARGUMENTS = "WEIGHTS NET BLOBS DATABASES NUM_MINI_BATCHES DB_TYPE [CPU/GPU] [DEVICE_ID]"

@@ -21,8 +21,8 @@ from poseidon.cluster.jobs.stop import StopTargets, jobs_by_id, jobs_of_hostfile
 from poseidon.cluster.machinefile import read_machinefile
 from poseidon.errors import JobError, PoseidonError, UsageError
 from poseidon.hints import own_command
-from poseidon.launch.job_folder import ended_job, local_records
-from poseidon.launch.site import ask_over_ssh
+from poseidon.launcher.job_folder import ended_job, local_records
+from poseidon.launcher.site import ask_over_ssh
 from poseidon.settings import read_settings
 
 _SSH_CONFIG = "--ssh_config="

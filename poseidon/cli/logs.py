@@ -15,7 +15,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from poseidon.errors import JobError, UsageError
-from poseidon.launch.job_folder import LogLines, is_running, job_folder, log_paths
+from poseidon.launcher.job_folder import LogLines, is_running, job_folder, log_paths
 from poseidon.metrics.log_merge import merge_logs
 
 LOOK_S = 0.2

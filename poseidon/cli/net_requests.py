@@ -13,7 +13,7 @@ from poseidon.engine.tools.solo import NetRequest
 from poseidon.errors import SnapshotError, UsageError
 from poseidon.flags.flag import values_of
 from poseidon.hints import own_command
-from poseidon.launch.request import ExtractionRequest
+from poseidon.launcher.request import ExtractionRequest
 from poseidon.layers.user_modules import import_modules
 from poseidon.proto.caffe_pb2 import Phase
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 import argparse
 
 from poseidon.errors import UsageError
-from poseidon.launch.job_folder import find_training_log, read_training_log
+from poseidon.launcher.job_folder import find_training_log, read_training_log
 from poseidon.metrics.training_log import as_csv
 from poseidon.snapshot.files import make_folder, write_atomically
 

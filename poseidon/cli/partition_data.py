@@ -18,7 +18,7 @@ from poseidon.data.prepare.part_files import is_divided
 from poseidon.data.prepare.split import partition_data
 from poseidon.data.progress_reports import Report
 from poseidon.errors import UsageError
-from poseidon.launch.data_distribution import distribute
+from poseidon.launcher.data_distribution import distribute
 
 DEFAULT_PARTS = 2
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from poseidon.errors import UsageError
-from poseidon.launch.job_folder import find_training_log, read_training_log
+from poseidon.launcher.job_folder import find_training_log, read_training_log
 from poseidon.metrics.curves import CHARTS, FORMATS, Panel, XAxis, YScale, curves, draw
 from poseidon.snapshot.files import make_folder, write_atomically
 from poseidon.text_files import escaped

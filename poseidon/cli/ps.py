@@ -18,7 +18,7 @@ from poseidon.cluster.jobs.remote_hosts import RemoteJob, list_remote_jobs, remo
 from poseidon.cluster.jobs.this_host import HostJob, jobs_here
 from poseidon.cluster.machinefile import is_loopback, read_machinefile
 from poseidon.errors import JobError, printable
-from poseidon.launch.site import ask_over_ssh
+from poseidon.launcher.site import ask_over_ssh
 from poseidon.metrics.job_statistics import FILE_NAME, read_statistics
 from poseidon.metrics.progress import JobProgress
 from poseidon.settings import read_settings

@@ -13,7 +13,7 @@ from poseidon.errors import UsageError
 from poseidon.exchange.kinds import ExchangeKind
 from poseidon.exchange.options import DEFAULT_OPTIONS, ExchangeOptions
 from poseidon.flags.flag import values_of
-from poseidon.launch.request import JobRequest
+from poseidon.launcher.request import JobRequest
 
 AnyJobRequest = TypeVar("AnyJobRequest", bound=JobRequest)
 

@@ -11,10 +11,10 @@ from __future__ import annotations
 import argparse
 
 from poseidon.cli.requests import job_request
-from poseidon.launch.request import ScriptRequest
-from poseidon.launch.runner import launch
-from poseidon.launch.script_job import ScriptJob
-from poseidon.launch.site import Site, site_of
+from poseidon.launcher.request import ScriptRequest
+from poseidon.launcher.runner import launch
+from poseidon.launcher.script_job import ScriptJob
+from poseidon.launcher.site import Site, site_of
 
 
 def run(flags: argparse.Namespace, site: Site | None = None) -> int:

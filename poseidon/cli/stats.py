@@ -13,7 +13,7 @@ import argparse
 from pathlib import Path
 
 from poseidon.errors import JobError, UsageError
-from poseidon.launch.job_folder import job_folder
+from poseidon.launcher.job_folder import job_folder
 from poseidon.metrics.job_statistics import FILE_NAME, read_statistics
 from poseidon.metrics.statistics_tables import job_tables
 from poseidon.metrics.trace_iteration import view_iteration

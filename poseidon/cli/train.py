@@ -9,10 +9,10 @@ import argparse
 import sys
 
 from poseidon.cli.requests import job_request
-from poseidon.launch.request import TrainRequest
-from poseidon.launch.runner import launch
-from poseidon.launch.site import Site, site_of
-from poseidon.launch.training_job import TrainingJob
+from poseidon.launcher.request import TrainRequest
+from poseidon.launcher.runner import launch
+from poseidon.launcher.site import Site, site_of
+from poseidon.launcher.training_job import TrainingJob
 
 
 def run(flags: argparse.Namespace, site: Site | None = None) -> int:

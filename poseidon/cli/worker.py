@@ -18,8 +18,8 @@ from poseidon.cluster.rendezvous.key import read_key, write_new_key
 from poseidon.cluster.rendezvous.schedulers import task_from
 from poseidon.errors import UsageError
 from poseidon.hints import own_command
-from poseidon.launch.site import Site
-from poseidon.launch.tasks import devices_of_tasks, take_part
+from poseidon.launcher.site import Site
+from poseidon.launcher.tasks import devices_of_tasks, take_part
 from poseidon.settings import inherited_environment
 
 

@@ -14,8 +14,8 @@ from typing import Any
 
 from poseidon.dashboard.view import JobView
 from poseidon.errors import DataError, JobError
-from poseidon.launch.job_folder import is_running, log_paths
-from poseidon.launch.sinks import FILE_NAME
+from poseidon.launcher.job_folder import is_running, log_paths
+from poseidon.launcher.sinks import FILE_NAME
 from poseidon.metrics.job_statistics import FILE_NAME as STATISTICS
 from poseidon.metrics.job_statistics import JobStatistics, TensorStatistics, read_statistics
 from poseidon.metrics.log_merge import merge_logs

@@ -24,7 +24,7 @@ from poseidon.cluster.process import OutputStream, ProcessSpec
 from poseidon.cluster.python_command import module_arguments
 from poseidon.errors import JobError, printable
 from poseidon.hints import own_command
-from poseidon.launch.processes import child_environment
+from poseidon.launcher.processes import child_environment
 from poseidon.plan.costs import HostCosts, worst
 
 MOST_HOSTS = 8

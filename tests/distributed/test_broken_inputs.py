@@ -18,7 +18,7 @@ import psutil
 import pytest
 
 from poseidon.cli.main import main
-from poseidon.launch.site import Site
+from poseidon.launcher.site import Site
 from tests.support.broken_jobs import (
     Broken,
     both,

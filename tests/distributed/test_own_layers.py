@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from poseidon.cli.main import main
-from poseidon.launch.site import Site
+from poseidon.launcher.site import Site
 from poseidon.snapshot.caffemodel import read_model
 from tests.support.shadowing_files import write_shadowing_files
 from tests.support.training_processes import machinefile, poseidon

@@ -18,7 +18,7 @@ from poseidon.engine.launcher_connection import LauncherConnection
 from poseidon.engine.process import run_work
 from poseidon.engine.solver.worker import SolverWork
 from poseidon.exchange.exchange import Exchange
-from poseidon.launch.site import Site
+from poseidon.launcher.site import Site
 
 
 class ThreadConnection(LauncherConnection):

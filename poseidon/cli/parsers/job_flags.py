@@ -17,7 +17,7 @@ from poseidon.cli.parsers.form import (
 from poseidon.exchange.options import ExchangeOptions
 from poseidon.flags.flag import Flag, Section, Takes, flags_of
 from poseidon.flags.values import TRUTH, count, number, one_of, port
-from poseidon.launch.request import ExtractionRequest, ScriptRequest, TrainRequest
+from poseidon.launcher.request import ExtractionRequest, ScriptRequest, TrainRequest
 
 SVB = (*TRUTH, "auto")
 

@@ -11,7 +11,7 @@ import pytest
 from poseidon.cli.main import parse_arguments, run_command
 from poseidon.cluster.jobs.registry import Registry
 from poseidon.errors import JobError, UsageError
-from poseidon.launch.job_folder import register_job
+from poseidon.launcher.job_folder import register_job
 
 HEAD = "1126 20:40:{:02d}.731869 29444 solver.cpp:294] "
 

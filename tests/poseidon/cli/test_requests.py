@@ -12,7 +12,7 @@ from poseidon.cli.requests import exchange_kind, job_request
 from poseidon.cluster.supervision.state import SignalEffect
 from poseidon.errors import UsageError
 from poseidon.exchange.kinds import ExchangeKind
-from poseidon.launch.request import (
+from poseidon.launcher.request import (
     Encrypt,
     LauncherKind,
     OnNan,

@@ -44,7 +44,7 @@ def documents(folder: Path, monkeypatch: pytest.MonkeyPatch) -> list[ScriptDocum
         found.extend(read_document(ScriptDocument, spec.first_line) for spec in specs)
         return JobResult(outcome=Outcome.FINISHED, iteration=0, elapsed_s=0.0)
 
-    monkeypatch.setattr("poseidon.launch.runner.run_job", run_job)
+    monkeypatch.setattr("poseidon.launcher.runner.run_job", run_job)
     return found
 
 
@@ -95,7 +95,7 @@ import sys
 from poseidon.cli.main import main
 from poseidon.cluster.supervision.loop import JobResult
 from poseidon.cluster.supervision.state import Outcome
-from poseidon.launch import runner
+from poseidon.launcher import runner
 
 def run_job(plan, spec, *_, **__):
     print(len([spec(role) for role in (*plan.workers, *plan.shards)]))
@@ -124,7 +124,7 @@ def test_the_background_gets_the_words_of_job_and_script(
         started.append(argv)
         return 123
 
-    monkeypatch.setattr("poseidon.launch.runner.run_in_background", start)
+    monkeypatch.setattr("poseidon.launcher.runner.run_in_background", start)
     assert (
         main(["run", "-background", "--job=j", "--output=logs", "train.py", "--background", "1"])
         == 0

@@ -49,7 +49,7 @@ def test_the_background_gets_the_words_that_main_was_given(
         started.append(argv)
         return 123
 
-    monkeypatch.setattr("poseidon.launch.runner.run_in_background", start)
+    monkeypatch.setattr("poseidon.launcher.runner.run_in_background", start)
     monkeypatch.setattr(sys, "argv", ["train_cifar10.py", "--clients", "2"])
     words = ["train", f"--solver={solver}", "--table_staleness=1"]
     assert main([*words, flag, "--output=logs"]) == 0
@@ -99,7 +99,7 @@ def train(solver: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Call
             )
             return JobResult(outcome=Outcome.FINISHED, iteration=0, elapsed_s=0.0)
 
-        monkeypatch.setattr("poseidon.launch.runner.run_job", run_job)
+        monkeypatch.setattr("poseidon.launcher.runner.run_job", run_job)
         (tmp_path / "hosts").write_text("\n".join(lines), encoding="utf-8")
         words = ["train", f"--solver={solver}", "--output=out", *flags]
         assert main([*words, f"--hostfile={tmp_path}/hosts"] if lines else words) == 0

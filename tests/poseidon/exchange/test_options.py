@@ -30,10 +30,10 @@ from poseidon.exchange.options import (
     OnDivergence,
 )
 from poseidon.flags.flag import Section, flags_of, option
-from poseidon.launch.processes import Start
-from poseidon.launch.request import Encrypt, ScriptRequest
-from poseidon.launch.script_job import ScriptJob
-from poseidon.launch.site import Site
+from poseidon.launcher.processes import Start
+from poseidon.launcher.request import Encrypt, ScriptRequest
+from poseidon.launcher.script_job import ScriptJob
+from poseidon.launcher.site import Site
 from ps_server import Consistency, Precision
 
 ALL = ExchangeOptions(

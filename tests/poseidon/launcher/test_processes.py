@@ -13,14 +13,14 @@ from poseidon.cluster.supervision.restarts import StartingPoint
 from poseidon.errors import UsageError
 from poseidon.exchange.kinds import ExchangeKind
 from poseidon.exchange.options import ExchangeOptions
-from poseidon.launch.processes import (
+from poseidon.launcher.processes import (
     Start,
     check_encryption,
     child_environment,
     is_encrypted,
     shard_spec,
 )
-from poseidon.launch.request import Encrypt, JobRequest
+from poseidon.launcher.request import Encrypt, JobRequest
 from ps_server.keys import Keyring
 from tests.support.memory_child import output_of
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from poseidon.launch.closing_lines import (
+from poseidon.launcher.closing_lines import (
     aligned,
     model_of,
     resume_command,

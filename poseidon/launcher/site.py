@@ -32,9 +32,9 @@ from poseidon.cluster.process import Listener, ProcessSpec
 from poseidon.cluster.python_command import checkout
 from poseidon.cluster.remote_python import LauncherEnvironment
 from poseidon.errors import JobError, JobInterrupted, UsageError
-from poseidon.launch.ray_hosts import ray_dialer, ray_hosts
-from poseidon.launch.request import JobRequest, LauncherKind
-from poseidon.launch.snapshots import SnapshotCopies, SnapshotSource, WrittenHere
+from poseidon.launcher.ray_hosts import ray_dialer, ray_hosts
+from poseidon.launcher.request import JobRequest, LauncherKind
+from poseidon.launcher.snapshots import SnapshotCopies, SnapshotSource, WrittenHere
 from poseidon.proto.shipped import portable
 
 if TYPE_CHECKING:

@@ -20,9 +20,9 @@ from poseidon.engine.training_options import TrainingOptions
 from poseidon.errors import DefinitionError, UsageError
 from poseidon.exchange.kinds import ExchangeKind
 from poseidon.exchange.options import ExchangeOptions
-from poseidon.launch.request import TrainRequest
-from poseidon.launch.site import Site
-from poseidon.launch.training_job import (
+from poseidon.launcher.request import TrainRequest
+from poseidon.launcher.site import Site
+from poseidon.launcher.training_job import (
     TrainingJob,
     _devices,
     check_clipping,

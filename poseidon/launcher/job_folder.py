@@ -23,8 +23,8 @@ from poseidon.cluster.jobs.this_host import readable_records
 from poseidon.cluster.machinefile import Host
 from poseidon.errors import DataError, JobError, SnapshotError
 from poseidon.hints import own_command
-from poseidon.launch.listeners import REMOTE_LOGS
-from poseidon.launch.sinks import FILE_NAME as METRICS_FILE
+from poseidon.launcher.listeners import REMOTE_LOGS
+from poseidon.launcher.sinks import FILE_NAME as METRICS_FILE
 from poseidon.metrics.job_statistics import FILE_NAME
 from poseidon.metrics.training_log import TrainingLog, parse_log
 from poseidon.settings import read_settings

@@ -32,12 +32,12 @@ from poseidon.exchange.lossy.compression import Lossy, codecs_of
 from poseidon.exchange.lossy.low_rank_matrix import LowRank
 from poseidon.exchange.options import ExchangeOptions
 from poseidon.hints import own_command, short_path
-from poseidon.launch.closing_lines import model_of, test_commands
-from poseidon.launch.job import Job, check_folder
-from poseidon.launch.job_folder import find_snapshot
-from poseidon.launch.processes import Start
-from poseidon.launch.request import OnNan, TrainRequest
-from poseidon.launch.site import FileSet, Site
+from poseidon.launcher.closing_lines import model_of, test_commands
+from poseidon.launcher.job import Job, check_folder
+from poseidon.launcher.job_folder import find_snapshot
+from poseidon.launcher.processes import Start
+from poseidon.launcher.request import OnNan, TrainRequest
+from poseidon.launcher.site import FileSet, Site
 from poseidon.layers.base import LayerContext
 from poseidon.layers.user_modules import import_modules
 from poseidon.net.compile import filter_phase

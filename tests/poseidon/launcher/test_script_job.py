@@ -16,10 +16,10 @@ from poseidon.engine.document import Prints
 from poseidon.engine.module.checkpoint_file import packed, write_checkpoint
 from poseidon.exchange.auto.recorded import RecordedPlan
 from poseidon.exchange.kinds import Scheme
-from poseidon.launch.processes import Start
-from poseidon.launch.request import Encrypt, ScriptRequest, ShownLogs
-from poseidon.launch.script_job import ScriptJob
-from poseidon.launch.site import Site
+from poseidon.launcher.processes import Start
+from poseidon.launcher.request import Encrypt, ScriptRequest, ShownLogs
+from poseidon.launcher.script_job import ScriptJob
+from poseidon.launcher.site import Site
 
 
 @pytest.mark.parametrize(
@@ -38,7 +38,7 @@ def test_where_a_script_prints(
     terminal: bool,
     expected: list[Prints],
 ) -> None:
-    monkeypatch.setattr("poseidon.launch.script_job.on_one_terminal", lambda: terminal)
+    monkeypatch.setattr("poseidon.launcher.script_job.on_one_terminal", lambda: terminal)
     script = tmp_path / "train.py"
     script.write_text("")
     request = ScriptRequest(script=script, show_logs=shown, num_app_threads=2)

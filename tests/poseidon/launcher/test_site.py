@@ -25,11 +25,11 @@ from poseidon.cluster.jobs.registry import JobRecord, RecordedProcess
 from poseidon.cluster.machinefile import Host, HostRole, parse_machinefile
 from poseidon.cluster.process import ProcessSpec
 from poseidon.errors import JobError, JobInterrupted, UsageError
-from poseidon.launch import site as site_module
-from poseidon.launch.extraction_job import require_local
-from poseidon.launch.request import JobRequest, LauncherKind
-from poseidon.launch.site import Site, read_hosts, site_of
-from poseidon.launch.snapshots import SnapshotCopies, WrittenHere
+from poseidon.launcher import site as site_module
+from poseidon.launcher.extraction_job import require_local
+from poseidon.launcher.request import JobRequest, LauncherKind
+from poseidon.launcher.site import Site, read_hosts, site_of
+from poseidon.launcher.snapshots import SnapshotCopies, WrittenHere
 from tests.support.polling import until
 from tests.support.recording_listener import RecordingListener
 

@@ -10,7 +10,7 @@ import pytest
 from poseidon.cluster.job_plan import ProcessName, Role
 from poseidon.cluster.process import OutputStream
 from poseidon.cluster.supervision.loop import JobListener
-from poseidon.launch.listeners import (
+from poseidon.launcher.listeners import (
     REMOTE_LOGS,
     Listeners,
     PlanFile,

@@ -21,7 +21,7 @@ from poseidon.cluster.supervision.restarts import StartingPoint
 from poseidon.engine.document import WorkerDocument
 from poseidon.errors import UsageError
 from poseidon.exchange.kinds import ExchangeKind
-from poseidon.launch.request import Encrypt, JobRequest
+from poseidon.launcher.request import Encrypt, JobRequest
 from poseidon.settings import inherited_environment
 from ps_server.keys import JobKeys
 from ps_server.process_environment import environment

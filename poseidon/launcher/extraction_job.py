@@ -28,11 +28,11 @@ from poseidon.durable import obstacle_to
 from poseidon.engine.tools.extraction import Extraction
 from poseidon.errors import DataError, JobError, UsageError, counted
 from poseidon.hints import short_path
-from poseidon.launch.job_folder import OUTPUT, register_job
-from poseidon.launch.processes import worker_spec
-from poseidon.launch.request import START_TIMEOUT_S, ExtractionRequest
-from poseidon.launch.site import Site, read_hosts
-from poseidon.launch.terminal import Terminal
+from poseidon.launcher.job_folder import OUTPUT, register_job
+from poseidon.launcher.processes import worker_spec
+from poseidon.launcher.request import START_TIMEOUT_S, ExtractionRequest
+from poseidon.launcher.site import Site, read_hosts
+from poseidon.launcher.terminal import Terminal
 from poseidon.layers.user_modules import import_modules
 from poseidon.net.compile import plan_phase
 from poseidon.proto.caffe_pb2 import TEST, NetState

@@ -1,7 +1,7 @@
 """A job with workers and shards: its plan, what its hosts need, and what each process gets.
 
 Law: a `Job` checks everything that can be checked before a process starts, and starts none
-(`poseidon.launch.runner`).
+(`poseidon.launcher.runner`).
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from poseidon.errors import JobError, UsageError, counted
 from poseidon.exchange.auto.recorded import RecordedPlan
 from poseidon.exchange.kinds import ExchangeKind
 from poseidon.hints import own_command, short_path
-from poseidon.launch.closing_lines import resume_command, without_flags
-from poseidon.launch.job_folder import OUTPUT
-from poseidon.launch.processes import Start, check_encryption, shard_spec, worker_spec
-from poseidon.launch.request import JobRequest
-from poseidon.launch.site import FileSet, Site
+from poseidon.launcher.closing_lines import resume_command, without_flags
+from poseidon.launcher.job_folder import OUTPUT
+from poseidon.launcher.processes import Start, check_encryption, shard_spec, worker_spec
+from poseidon.launcher.request import JobRequest
+from poseidon.launcher.site import FileSet, Site
 from poseidon.snapshot.rotation import COPIES
 
 RESTARTS_OF_MANY_HOSTS = 3

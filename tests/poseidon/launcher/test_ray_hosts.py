@@ -13,8 +13,8 @@ from poseidon.cluster.host_checks import HostNeeds
 from poseidon.cluster.machinefile import Host, HostRole
 from poseidon.cluster.ray.resources import RayNode, Resources
 from poseidon.errors import JobError, UsageError
-from poseidon.launch.ray_hosts import ray_dialer, ray_hosts
-from poseidon.launch.request import JobRequest, LauncherKind
+from poseidon.launcher.ray_hosts import ray_dialer, ray_hosts
+from poseidon.launcher.request import JobRequest, LauncherKind
 
 
 def request_of(**fields: Any) -> JobRequest:

@@ -18,8 +18,8 @@ from poseidon.cluster.supervision.restarts import StartingPoint
 from poseidon.cluster.supervision.signals import SignalRequests
 from poseidon.cluster.supervision.state import Outcome, SupervisionSettings
 from poseidon.errors import JobError
-from poseidon.launch import snapshots
-from poseidon.launch.snapshots import ARRIVING, KEPT, SnapshotCopies, SnapshotList
+from poseidon.launcher import snapshots
+from poseidon.launcher.snapshots import ARRIVING, KEPT, SnapshotCopies, SnapshotList
 from poseidon.snapshot.checksums import check, seal, sums_path
 from poseidon.snapshot.files import model_path, state_path
 from tests.support.flushes import watch_flushes

@@ -10,7 +10,7 @@ import pytest
 
 from poseidon.cluster.jobs.registry import Registry
 from poseidon.errors import DataError, JobError, SnapshotError
-from poseidon.launch.job_folder import (
+from poseidon.launcher.job_folder import (
     LogLines,
     find_snapshot,
     find_training_log,
@@ -19,8 +19,8 @@ from poseidon.launch.job_folder import (
     register_job,
     remove_unused,
 )
-from poseidon.launch.listeners import REMOTE_LOGS
-from poseidon.launch.site import read_hosts
+from poseidon.launcher.listeners import REMOTE_LOGS
+from poseidon.launcher.site import read_hosts
 
 
 @pytest.fixture(autouse=True)

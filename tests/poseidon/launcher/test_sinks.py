@@ -17,8 +17,8 @@ import pytest
 
 from poseidon.cluster.job_plan import ProcessName, Role
 from poseidon.errors import JobError
-from poseidon.launch import sinks
-from poseidon.launch.sinks import JobRecords, JsonLines, Prometheus, RecordSink, TensorBoard
+from poseidon.launcher import sinks
+from poseidon.launcher.sinks import JobRecords, JsonLines, Prometheus, RecordSink, TensorBoard
 from poseidon.metrics.job_records import Record
 from tests.support.polling import until
 

@@ -11,7 +11,7 @@ from poseidon.cluster.supervision.state import RestartSettings, SignalEffect
 from poseidon.errors import UsageError
 from poseidon.exchange.kinds import ExchangeKind
 from poseidon.exchange.options import ExchangeOptions
-from poseidon.launch.request import ExtractionRequest, JobRequest, LauncherKind, TrainRequest
+from poseidon.launcher.request import ExtractionRequest, JobRequest, LauncherKind, TrainRequest
 
 
 def test_only_an_exchange_that_chooses_takes_a_plan() -> None:

@@ -11,7 +11,7 @@ from poseidon.cluster.dial.ray import RayDialer
 from poseidon.cluster.machinefile import Host, HostRole, read_machinefile
 from poseidon.cluster.ray.resources import ANY, Resources, parse_resources
 from poseidon.errors import UsageError
-from poseidon.launch.request import JobRequest
+from poseidon.launcher.request import JobRequest
 
 
 def ray_dialer(request: JobRequest, hosts: tuple[Host, ...]) -> RayDialer:

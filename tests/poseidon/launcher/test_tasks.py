@@ -13,8 +13,8 @@ from poseidon.cluster.dial.tasks import Rendezvous, TaskDialer
 from poseidon.cluster.host_checks import HostNeeds, NeededFile
 from poseidon.cluster.rendezvous.schedulers import Task, task_from
 from poseidon.errors import JobError, UsageError
-from poseidon.launch.site import Site
-from poseidon.launch.tasks import devices_of_tasks, take_part
+from poseidon.launcher.site import Site
+from poseidon.launcher.tasks import devices_of_tasks, take_part
 
 KEY = b"k" * 64
 

@@ -23,7 +23,7 @@ from poseidon.data.prepare.part_files import part_files
 from poseidon.data.prepare.split import partition_data
 from poseidon.data.progress_reports import COPYING, Report, silent
 from poseidon.errors import JobError, UsageError
-from poseidon.launch.data_distribution import distribute, remote_path
+from poseidon.launcher.data_distribution import distribute, remote_path
 from tests.poseidon.data.prepare.test_split_list import make_rows
 from tests.support.databases import make_pictures
 from tests.support.ssh_hosts import SshHosts
@@ -64,8 +64,8 @@ class Folders:
 @pytest.fixture
 def folders(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Folders:
     found = Folders()
-    monkeypatch.setattr("poseidon.launch.data_distribution.dial_all", found.dial_all)
-    monkeypatch.setattr("poseidon.launch.data_distribution.close_agents", found.close_agents)
+    monkeypatch.setattr("poseidon.launcher.data_distribution.dial_all", found.dial_all)
+    monkeypatch.setattr("poseidon.launcher.data_distribution.close_agents", found.close_agents)
     monkeypatch.chdir(tmp_path)
     return found
 

@@ -26,13 +26,13 @@ from poseidon.cluster.supervision.signals import SignalRequests
 from poseidon.cluster.supervision.state import Outcome
 from poseidon.engine.document import TrainingDocument
 from poseidon.errors import JobError
-from poseidon.launch import runner
-from poseidon.launch.job import Job
-from poseidon.launch.processes import Start
-from poseidon.launch.request import JobRequest
-from poseidon.launch.runner import _Run, run
-from poseidon.launch.site import FileSet, Site
-from poseidon.launch.snapshots import SnapshotSource, WrittenHere
+from poseidon.launcher import runner
+from poseidon.launcher.job import Job
+from poseidon.launcher.processes import Start
+from poseidon.launcher.request import JobRequest
+from poseidon.launcher.runner import _Run, run
+from poseidon.launcher.site import FileSet, Site
+from poseidon.launcher.snapshots import SnapshotSource, WrittenHere
 
 DONE = JobResult(outcome=Outcome.FINISHED, iteration=9, elapsed_s=1.0)
 

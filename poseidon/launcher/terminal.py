@@ -18,7 +18,7 @@ from poseidon.cluster.job_plan import ProcessName, Role
 from poseidon.cluster.process import OutputStream
 from poseidon.cluster.supervision.loop import JobListener
 from poseidon.flags.shared import ShownProgress
-from poseidon.launch.request import ShownLogs
+from poseidon.launcher.request import ShownLogs
 from poseidon.metrics.progress import ProgressLine, ProgressMeter
 from poseidon.output_lines import OutputLine
 

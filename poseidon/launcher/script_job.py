@@ -14,13 +14,13 @@ from poseidon.cluster.supervision.state import Outcome
 from poseidon.engine.document import Prints, ScriptDocument
 from poseidon.errors import UsageError
 from poseidon.hints import short_path
-from poseidon.launch.closing_lines import resume_command, without_flags
-from poseidon.launch.job import Job
-from poseidon.launch.job_folder import find_snapshot
-from poseidon.launch.processes import Start
-from poseidon.launch.request import ScriptRequest, ShownLogs
-from poseidon.launch.site import FileSet, Site
-from poseidon.launch.terminal import on_one_terminal
+from poseidon.launcher.closing_lines import resume_command, without_flags
+from poseidon.launcher.job import Job
+from poseidon.launcher.job_folder import find_snapshot
+from poseidon.launcher.processes import Start
+from poseidon.launcher.request import ScriptRequest, ShownLogs
+from poseidon.launcher.site import FileSet, Site
+from poseidon.launcher.terminal import on_one_terminal
 from poseidon.snapshot.checksums import sums_path
 from poseidon.snapshot.rotation import CHECKPOINT
 

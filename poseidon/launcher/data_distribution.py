@@ -20,7 +20,7 @@ from poseidon.cluster.ssh.config import SshSettings
 from poseidon.data.prepare.part_files import PartFiles, part_files
 from poseidon.data.progress_reports import CHECKING, COPYING, Report
 from poseidon.errors import JobError, UsageError, counted
-from poseidon.launch.site import launcher_environment
+from poseidon.launcher.site import launcher_environment
 
 MOST_AT_ONCE = 16
 

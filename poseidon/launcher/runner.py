@@ -23,10 +23,10 @@ from poseidon.cluster.supervision.restarts import StartingPoint, describe_ending
 from poseidon.cluster.supervision.signals import SignalRequests
 from poseidon.errors import JobError, PoseidonError, UsageError, counted
 from poseidon.hints import short_path
-from poseidon.launch.closing_lines import aligned
-from poseidon.launch.job import Job
-from poseidon.launch.job_folder import output_folder, register_job, remove_unused
-from poseidon.launch.listeners import (
+from poseidon.launcher.closing_lines import aligned
+from poseidon.launcher.job import Job
+from poseidon.launcher.job_folder import output_folder, register_job, remove_unused
+from poseidon.launcher.listeners import (
     DashboardPage,
     Listeners,
     PlanFile,
@@ -34,12 +34,12 @@ from poseidon.launch.listeners import (
     StatisticsFile,
     StragglerReports,
 )
-from poseidon.launch.processes import Start
-from poseidon.launch.request import START_TIMEOUT_S
-from poseidon.launch.sinks import FILE_NAME as METRICS_FILE
-from poseidon.launch.sinks import JobRecords, JsonLines, Prometheus, RecordSink, TensorBoard
-from poseidon.launch.snapshots import SnapshotList
-from poseidon.launch.terminal import Terminal
+from poseidon.launcher.processes import Start
+from poseidon.launcher.request import START_TIMEOUT_S
+from poseidon.launcher.sinks import FILE_NAME as METRICS_FILE
+from poseidon.launcher.sinks import JobRecords, JsonLines, Prometheus, RecordSink, TensorBoard
+from poseidon.launcher.snapshots import SnapshotList
+from poseidon.launcher.terminal import Terminal
 from poseidon.settings import read_settings
 from poseidon.snapshot.rotation import COPIES
 
