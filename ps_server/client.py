@@ -324,7 +324,7 @@ class Client:
 
     def statistics(self) -> ClientStatistics:
         """Return what has been sent and waited for so far."""
-        return self._meter.statistics(self._session.clock)
+        return self._meter.statistics(self._session.clock, self._session.rows.names)
 
     def close(self, *, leave: bool = True) -> None:
         """Leave the job, send what is queued, and disconnect; every wait ends with an error.

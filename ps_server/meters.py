@@ -15,7 +15,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 
-from ps_server.protocol.messages import Push, Value
+from ps_server.protocol.messages import GetRows, Push, PushRows, Rows, Value
 from ps_server.protocol.settings import StoreSpec
 from ps_server.statistics import ClientStatistics, ShardStatistics, TableStatistics
 
@@ -37,6 +37,7 @@ class ClientMeter:
         self._now = now
         self._out = [0] * (count + 1)  # the last place: messages of no table's iterations
         self._in = [0] * (count + 1)
+        self._rows: dict[int, list[int]] = {}  # of each row table bytes out and in
         self._waited_s = [0.0] * count
         self._on_the_way_s = [0.0] * count
         self._left_s: list[float | None] = [None] * count
@@ -44,10 +45,16 @@ class ClientMeter:
 
     def sent(self, message: object, frames: Sequence[bytes | bytearray | memoryview]) -> None:
         """Count a message that is handed to the network."""
+        if isinstance(message, PushRows | GetRows):
+            self._of_rows(message.row_table)[0] += payload_bytes(frames)
+            return
         self._out[self._place(message)] += payload_bytes(frames)
 
     def received(self, message: object, frames: Sequence[bytes | bytearray | memoryview]) -> None:
         """Count a message that has come."""
+        if isinstance(message, Rows):
+            self._of_rows(message.row_table)[1] += payload_bytes(frames)
+            return
         place = self._place(message)
         if place >= 0 and self._left_s[place] is None:
             place = -1  # a first value follows from no push
@@ -70,12 +77,14 @@ class ClientMeter:
         """Return the time, for `waited` later."""
         return self._now()
 
-    def statistics(self, clock: int) -> ClientStatistics:
+    def statistics(self, clock: int, row_tables: Sequence[str] = ()) -> ClientStatistics:
         """Return all counters.
 
         Args:
             clock: the client's present clock.
+            row_tables: their names.
         """
+        of_rows = [self._rows.get(number, (0, 0)) for number in range(len(row_tables))]
         tables = tuple(
             TableStatistics(
                 name=name,
@@ -91,7 +100,14 @@ class ClientMeter:
             tables=tables,
             other_bytes_out=self._out[-1],
             other_bytes_in=self._in[-1],
+            row_tables=tuple(
+                TableStatistics(name=name, bytes_out=bytes_out, bytes_in=bytes_in)
+                for name, (bytes_out, bytes_in) in zip(row_tables, of_rows, strict=True)
+            ),
         )
+
+    def _of_rows(self, number: int) -> list[int]:
+        return self._rows.setdefault(number, [0, 0])
 
     def _so_far(self, table: int) -> float:
         left_s = self._left_s[table]

@@ -42,12 +42,14 @@ class ClientStatistics:
         other_bytes_out: of messages that belong to no table's iterations: joining, first values,
             clocks, collections, snapshots.
         other_bytes_in: likewise.
+        row_tables: by number: bytes of pushes and requests, and of the rows that came; no times.
     """
 
     iterations: int
     tables: Sequence[TableStatistics]
     other_bytes_out: int = 0
     other_bytes_in: int = 0
+    row_tables: Sequence[TableStatistics] = ()
 
     def as_fields(self) -> Mapping[str, object]:
         """Return the fields for a JSON document."""

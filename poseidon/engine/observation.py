@@ -16,10 +16,12 @@ from torch import nn
 from poseidon.errors import JobError
 from poseidon.exchange.building.built import Built
 from poseidon.exchange.cost import Choice, ExchangePlan
+from poseidon.exchange.kinds import Scheme
 from poseidon.exchange.observe.observer import Observer
 from poseidon.exchange.observe.statistics import Traffic, WaitTimes
 from poseidon.exchange.observe.tracing import ExchangeTrace, TracingHooks
 from poseidon.metrics.job_statistics import TensorStatistics, WorkerStatistics
+from ps_server.statistics import TableStatistics
 from ps_server.trace import NO_TRACE, Trace, Tracer
 
 LOGGER = logging.getLogger("poseidon.engine.observation")
@@ -99,12 +101,13 @@ class Observation:
     def statistics(self) -> WorkerStatistics:
         """Return the statistics so far."""
         built, waits = self._built, self._waits
-        traffic = self.exchange.traffic()
+        choices, traffic = built.plan.choices, self.exchange.traffic()
         totals = built.client.statistics() if built.client is not None else None
         return WorkerStatistics(
             iterations=waits.iterations,
-            tensors=tuple(
-                _tensor(choice, waits, traffic.get(choice.index)) for choice in built.plan.choices
+            tensors=(
+                *(_tensor(choice, waits, traffic.get(choice.index)) for choice in choices),
+                *(_row_table(table) for table in (totals.row_tables if totals else ())),
             ),
             other_bytes_out=totals.other_bytes_out if totals else 0,
             other_bytes_in=totals.other_bytes_in if totals else 0,
@@ -137,6 +140,19 @@ class Observation:
 
     def _send_statistics(self, statistics: WorkerStatistics) -> None:
         self._send("statistics", **asdict(statistics))
+
+
+def _row_table(table: TableStatistics) -> TensorStatistics:
+    """Return the statistics of a row table: its bytes. What a worker waits for it is not known by
+    table.
+    """
+    return TensorStatistics(
+        name=table.name,
+        scheme=Scheme.SERVER.value,
+        bytes_out=table.bytes_out,
+        bytes_in=table.bytes_in,
+        waited_s=0.0,
+    )
 
 
 def _tensor(choice: Choice, waits: WaitTimes, traffic: Traffic | None) -> TensorStatistics:

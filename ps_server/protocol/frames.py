@@ -280,21 +280,27 @@ def _write_row_table(spec: RowTableSpec) -> Header:
 
 
 def _read_row_table(f: Fields) -> RowTableSpec:
-    return RowTableSpec(
-        name=f.text(),
-        rows=f.integer(MAX_ROWS + 1),
-        dim=f.integer(MAX_ROW_ELEMENTS + 1),
-        init=_member(RowInit, f.text()),
-        scale=f.number(),
-        seed=f.integer(2**63),
-        staleness=f.integer(2**31),
+    tables = f.items()
+    if len(tables) != 1:
+        raise RemoteProtocolError(f"{len(tables)} row tables are described; expected 1")
+    (t,) = tables
+    spec = RowTableSpec(
+        name=t.text(),
+        rows=t.integer(MAX_ROWS + 1),
+        dim=t.integer(MAX_ROW_ELEMENTS + 1),
+        init=_member(RowInit, t.text()),
+        scale=t.number(),
+        seed=t.integer(2**63),
+        staleness=t.integer(2**31),
         rule=RowRule(
-            kind=_member(RowRuleKind, f.text()),
-            beta1=f.number(),
-            beta2=f.number(),
-            eps=f.number(),
+            kind=_member(RowRuleKind, t.text()),
+            beta1=t.number(),
+            beta2=t.number(),
+            eps=t.number(),
         ),
     )
+    t.end()
+    return spec
 
 
 def _table(f: Fields) -> int:
@@ -348,7 +354,7 @@ _WRITERS: dict[type, tuple[int, Callable[[Any], Written]]] = {
     m.Gone: (20, lambda x: ([x.worker, x.iterations], ())),
     m.MemoryOffer: (21, lambda x: ([x.process, x.file, x.nonce, x.slots, x.slot_bytes], ())),
     m.MemoryAnswer: (22, lambda x: ([x.opened], ())),
-    m.CreateRows: (23, lambda x: ([x.row_table, x.shards, *_write_row_table(x.spec)], ())),
+    m.CreateRows: (23, lambda x: ([x.row_table, x.shards, [_write_row_table(x.spec)]], ())),
     m.PushRows: (
         24,
         lambda x: (

@@ -51,7 +51,13 @@ class ShardRows:
                 f"shard {self._shard}, which has {len(self._cells)} row tables"
             )
         if cell is None:
-            self._cells[create.row_table] = RowCell(create, self._shard, self._workers)
+            try:
+                cell = RowCell(create, self._shard, self._workers)
+            except MemoryError:
+                raise RemoteProtocolError(
+                    f"shard {self._shard} has no memory for the row table {create.spec}"
+                ) from None
+            self._cells[create.row_table] = cell
         elif cell.create != create:
             raise RemoteProtocolError(
                 f"worker {rank} describes row table {create.row_table} as {create.spec}; the first "

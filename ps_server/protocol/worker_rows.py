@@ -61,6 +61,11 @@ class WorkerRows:
         self._requests: dict[int, _Request] = {}
         self._number = 0
 
+    @property
+    def names(self) -> list[str]:
+        """The names of the tables."""
+        return [table.spec.name for table in self._tables]
+
     def spec(self, table: int) -> RowTableSpec:
         """Return the description of a table."""
         return self._tables[table].spec

@@ -14,6 +14,7 @@ import psutil
 from poseidon.exchange.factors.factor_rounds import FactorTable
 from ps_server.protocol import messages as m
 from ps_server.protocol.frames import encode
+from ps_server.protocol.row_settings import RowRule, RowRuleKind, RowTableSpec
 from ps_server.protocol.settings import Keeping, Rule, RuleKind, StoreSpec, TableSpec
 from tests.fuzz.mutation import BINARY, mutate
 from tests.support.held_memory import held_bytes
@@ -31,6 +32,8 @@ STORE = StoreSpec(
         TableSpec(name="fc", size=4, keeping=Keeping.COPY),
     ),
 )
+ROW_TABLE = RowTableSpec(name="users", rows=5, dim=2, rule=RowRule(kind=RowRuleKind.ADAM))
+ROWS = np.array([1, 4], np.uint32)
 FACTORS = (
     FactorTable(name="fc", outputs=3, inputs=2),
     FactorTable(name="fc8", outputs=1, inputs=5),
@@ -169,7 +172,7 @@ def _joining(rank: int) -> list[m.Message]:
     first: list[m.Message] = [m.Hello(rank, TOKEN), m.Create(STORE)]
     sizes = ((0, 0, 3), (0, 1, 3), (1, 0, 3), (2, 0, 4), (3, 0, 4))
     firsts: list[m.Message] = [m.Initial(t, c, [np.ones(size, np.float32)]) for t, c, size in sizes]
-    return first + (firsts if rank == 0 else [])
+    return [*first, *(firsts if rank == 0 else []), m.CreateRows(0, 1, ROW_TABLE)]
 
 
 def _iteration(rank: int, clock: int) -> list[m.Message]:
@@ -183,6 +186,11 @@ def _iteration(rank: int, clock: int) -> list[m.Message]:
         m.Clock(clock + 1),
     ]
     messages += [m.Gather(clock, b"payload %d" % rank), m.GetHistory(0, 0), m.Get(0, 1, clock + 1)]
+    messages += [
+        m.GetRows(0, clock, clock, ROWS),
+        m.PushRows(0, clock, 0.1, ROWS, values(4)),
+        m.ReadRows(0, 0, 5),
+    ]
     if rank == 0:
         messages += [
             m.Store(3, 0, clock + 1, values(4)),

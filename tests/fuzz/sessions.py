@@ -36,6 +36,8 @@ from ps_server.server import Server
 from ps_server.transport.base import Frames
 from tests.fuzz.messages import (
     FACTORS,
+    ROW_TABLE,
+    ROWS,
     STORE,
     TOKEN,
     WORKERS,
@@ -246,6 +248,9 @@ def _answers() -> list[Packet]:
 def _session(answers: Sequence[Packet]) -> Session:
     session = Session(1, STORE, TOKEN)
     session.start(lambda table: [])
+    session.rows.create(ROW_TABLE)
+    session.rows.request(0, ROWS)
+    session.rows.read(0, 0, 0, 5)
     for packet in answers[:6]:
         for message, _ in decode(packet):
             session.receive(0, message)

@@ -158,3 +158,29 @@ def test_a_worker_that_goes_on_after_another_has_left_is_told() -> None:
     with memory_store(WORKERS, 2) as connect:
         run_workers(connect, store(2), body)
     assert len(errors) == 1
+
+
+def test_the_bytes_of_a_step() -> None:
+    wide = RowTableSpec(name="items", rows=10_000_000, dim=16, rule=ADAM)
+    bytes_of: dict[int, tuple[int, int, int]] = {}
+
+    def body(client: Client, rank: int) -> None:
+        client.start(lambda _: [])
+        table, distinct = client.rows.create(wide), 0
+        for step in range(3):
+            random = np.random.default_rng([rank, step])
+            rows = np.unique(random.integers(0, wide.rows, 5000)).astype(np.uint32)
+            value = client.rows.read(client.rows.request(table, rows))
+            client.rows.push(table, rows, value, rate=0.1)
+            distinct += len(rows)
+        client.rows.read(client.rows.request(table, ALL[:0]))
+        (found,) = client.statistics().row_tables
+        assert found.name == "items"
+        bytes_of[rank] = distinct, found.bytes_out, found.bytes_in
+        client.barrier()
+
+    with socket_store(WORKERS, 2, share_memory=False) as connect:
+        run_workers(connect, store(2), body)
+    for distinct, bytes_out, bytes_in in bytes_of.values():
+        assert distinct * (8 + 4 * 16) <= bytes_out <= 1.1 * distinct * (4 + 4 * 16)
+        assert distinct * 4 * 16 <= bytes_in <= 1.1 * distinct * (4 + 4 * 16)

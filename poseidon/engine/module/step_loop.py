@@ -36,6 +36,7 @@ from poseidon.exchange.base import ExchangeSettings
 from poseidon.exchange.build import build_exchange
 from poseidon.exchange.hooks import Hooks
 from poseidon.exchange.module_hooks import uncompiled
+from poseidon.exchange.observe.observer import Call
 from poseidon.exchange.replicas import NO_CHECK, ReplicaCheck
 from poseidon.exchange.row_tables import AloneRowTables
 from ps_server import SignalKind
@@ -102,6 +103,7 @@ class StepLoop(ABC):
                     on_forward=self._on_lookup,
                     on_gradient=self._on_gradient,
                     passes_left=lambda: plan.passes - self._passes,
+                    around_wait=lambda: self._exchange.observing(Call.GATHER),
                 ),
             )
             self._open_tables()

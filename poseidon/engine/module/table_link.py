@@ -9,6 +9,7 @@ Law: every worker pushes each table once an iteration, maybe no rows.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -31,11 +32,13 @@ class Callbacks(NamedTuple):
         on_forward: called before rows are looked up.
         on_gradient: called when a backward pass has reached a table.
         passes_left: returns the backward passes of this step that have not ended.
+        around_wait: entered around each wait for rows.
     """
 
     on_forward: Callable[[], None]
     on_gradient: Callable[[Tensor], None]
     passes_left: Callable[[], int]
+    around_wait: Callable[[], AbstractContextManager[None]]
 
 
 class TableLink:
@@ -75,7 +78,11 @@ class TableLink:
             number = self._tables.request(self.number, rows_U, staleness=None if wanted else 0)
         self._read = True
         self._last_pass_read = wanted and self._callbacks.passes_left() <= 1
-        return self._tables.read(number)
+        return self._wait(number)
+
+    def _wait(self, number: int) -> Array:
+        with self._callbacks.around_wait():
+            return self._tables.read(number)
 
     def prefetch(self, rows_U: RowIds) -> None:
         """See `Lookup`."""
@@ -93,7 +100,7 @@ class TableLink:
     def push(self, rate: float) -> None:
         """End the iteration: push the sum of the gradients of each row."""
         if not self._read:
-            self._tables.read(self._tables.request(self.number, NO_ROWS))
+            self._wait(self._tables.request(self.number, NO_ROWS))
         rows_U, gradient_Ud = merged(list(self.gradients()), self.spec.dim)
         self._tables.push(self.number, rows_U, gradient_Ud, rate=rate)
         self._read = self._last_pass_read = False

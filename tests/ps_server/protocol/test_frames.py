@@ -321,3 +321,11 @@ def test_numbers_of_rows_are_checked(frames: list[np.ndarray], reason: str) -> N
     header = msgpack.packb([PROTOCOL_VERSION, 25, len(frames), 1, 9, 5])
     with pytest.raises(RemoteProtocolError, match=reason):
         decode([header, *(frame.tobytes() for frame in frames)])
+
+
+def test_a_message_creates_one_row_table() -> None:
+    header, *_ = encode(m.CreateRows(0, 1, ROW_TABLE))
+    fields = msgpack.unpackb(bytes(header))
+    for tables in ([], 2 * fields[-1]):
+        with pytest.raises(RemoteProtocolError, match="row tables are described; expected 1"):
+            decode([msgpack.packb([*fields[:-1], tables])])

@@ -10,6 +10,7 @@ import pytest
 
 from ps_server.errors import RemoteProtocolError
 from ps_server.protocol import messages as m
+from ps_server.protocol import shard_rows
 from ps_server.protocol.row_cell import MAX_WAITING
 from ps_server.protocol.row_settings import RowInit, RowRule, RowRuleKind, RowTableSpec
 from ps_server.protocol.settings import StoreSpec
@@ -167,3 +168,12 @@ def test_a_worker_that_has_left_is_missed() -> None:
     assert out.peer == b"a"
     assert isinstance(out.message, m.Gone)
     assert shard.memory_bytes > 0
+
+
+def test_a_table_without_memory_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_memory(*_: object) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr(shard_rows, "RowCell", no_memory)
+    with pytest.raises(RemoteProtocolError, match="shard 1 has no memory for the row table"):
+        made()
