@@ -89,6 +89,7 @@ class LauncherConnection:
         self._arrived = threading.Condition()
         self._addresses: dict[tuple[str, int], list[str]] = {}
         self._rounds: Counter[str] = Counter()
+        self._exchanges: list[Exchange] = []
         self.watchdog = Watchdog()
         """Of the training loop."""
         self.loop_position: LoopPosition | None = None
@@ -161,8 +162,16 @@ class LauncherConnection:
     def forward_requests(self, exchange: Exchange, rank: int) -> None:
         """Start to forward the launcher's requests to all workers (rank 0); other ranks note a
         stop only.
+
+        They are forwarded by the first exchange given that is not closed. Another one that comes
+        after a stop was requested of one that has closed requests it again.
         """
-        self._thread("poseidon-requests", lambda: self._forward(exchange, rank)).start()
+        before = tuple(self._exchanges)
+        self._exchanges.append(exchange)
+        if not before:
+            self._thread("poseidon-requests", lambda: self._forward(rank)).start()
+        elif self.stopping.is_set() and rank == 0 and all(one.closed for one in before):
+            exchange.control.request(SignalKind.STOP)
 
     def close(self) -> None:
         """Stop the heartbeats."""
@@ -184,7 +193,7 @@ class LauncherConnection:
 
         return threading.Thread(target=run, name=name, daemon=True)
 
-    def _forward(self, exchange: Exchange, rank: int) -> None:
+    def _forward(self, rank: int) -> None:
         while True:
             do = str(self.commands.get().get("do"))
             if do == "gone":
@@ -202,7 +211,8 @@ class LauncherConnection:
                 with contextlib.suppress(
                     ServerError
                 ):  # the training loop gets the same error and reports it
-                    exchange.control.request(kind)
+                    exchanges = [one for one in self._exchanges if not one.closed]
+                    (exchanges or self._exchanges)[0].control.request(kind)
 
     def _receive(self) -> None:
         try:

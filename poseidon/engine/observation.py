@@ -44,9 +44,15 @@ def open_trace(output: Path, rank: int) -> Tracer:
         raise JobError(f"cannot write the trace {path}: {error.strerror or error}") from error
 
 
-def log_plan(plan: ExchangePlan, output: Path) -> None:
-    """Write the plan to the job's folder if the disk has room, and log a line about it."""
-    path = output / "exchange_plan.txt"
+def log_plan(plan: ExchangePlan, output: Path, number: int = 0) -> None:
+    """Write the plan to the job's folder if the disk has room, and log a line about it.
+
+    Args:
+        plan: of one exchange.
+        output: the folder.
+        number: of the exchange among those of the job, from 0.
+    """
+    path = output / (f"exchange_plan_{number + 1}.txt" if number else "exchange_plan.txt")
     LOGGER.info("%s; the scheme of each tensor is in %s", plan.summary(), path)
     try:
         path.write_text("\n".join(plan.table()) + "\n", encoding="utf-8", errors="backslashreplace")
@@ -62,7 +68,7 @@ class Observation:
     Args:
         built: the exchange; this object closes it.
         layers: name and module of each layer, for the trace.
-        trace: records spans; this object closes it.
+        trace: records spans; its owner closes it.
         send: sends an event to the launcher.
         observers: others of the exchange.
     """
@@ -114,7 +120,7 @@ class Observation:
         )
 
     def close(self) -> None:
-        """Send the last statistics, close the exchange, and end the trace. Safe to call twice."""
+        """Send the last statistics, and close the exchange. Safe to call twice."""
         if self._closed.is_set():
             return
         self._closed.set()
@@ -126,10 +132,7 @@ class Observation:
                 raise self._failure
             self._send_statistics(self.statistics())
         finally:
-            try:
-                self.exchange.close()
-            finally:
-                self._trace.close()
+            self.exchange.close()
 
     def _report(self) -> None:
         try:

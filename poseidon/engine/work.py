@@ -71,14 +71,18 @@ class TrainingWork(Work[Training]):
             seconds=round(written.seconds, 3),
         )
 
-    def report_plan(self, built: Built) -> None:
-        """Log the plan of the exchange, if there is anything to exchange; report one that
+    def report_plan(self, built: Built, number: int = 0) -> None:
+        """Log the plan of an exchange, if there is anything to exchange; report one that
         `--exchange=auto` has chosen.
+
+        Args:
+            built: the exchange.
+            number: of it among those of the job, from 0.
         """
         if built.recorded:
             self.launcher.send("exchange_plan", plan=RecordedPlan.of_choices(built.plan).to_json())
         if not membership_of(self.document).alone:
-            log_plan(built.plan, Path(self.document.output))
+            log_plan(built.plan, Path(self.document.output), number)
 
 
 def membership_of(document: TrainingDocument) -> Membership:

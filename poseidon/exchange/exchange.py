@@ -54,6 +54,7 @@ class Exchange:
         by_factors: indices of the tensors that come by `begin_factors`, never by `begin`.
         control: as given.
         state: what a snapshot holds beside the tensors.
+        closed: whether `close` was called.
     """
 
     def __init__(
@@ -76,6 +77,7 @@ class Exchange:
                 self._by_factors |= dict.fromkeys(carrier.by_factors, carrier)
         self.by_factors = frozenset(self._by_factors)
         self.control = control
+        self.closed = False
         self.state = ExchangeState(self)
         self._clip = settings.clip
         self._iteration = self._finished = settings.start_clock
@@ -178,6 +180,7 @@ class Exchange:
 
     def close(self) -> None:
         """Leave. A second call does nothing."""
+        self.closed = True
         with self.observing(Call.CLOSE):
             for carrier in self.carriers:
                 carrier.close()

@@ -127,15 +127,38 @@ class Hooks:
         for tap in self._taps:
             tap.start_pass(sends=sends)
 
-    def drop(self) -> None:
-        """Drop the gradients of the passes of this iteration, of which none has been sent."""
-        self._accumulated.clear()
+    def clear(self) -> None:
+        """Clear the gradients of all tensors."""
         for tensor in self._by_gradient:
             tensor.grad = None
+
+    def are_cleared(self, besides: Tensor | None = None) -> bool:
+        """Return whether the script has cleared all gradients of this iteration's passes, as
+        `zero_grad` does; False where none are sent.
+
+        Args:
+            besides: a tensor that has the gradient of another pass by now.
+        """
+        found = [(self._sources[index], *was) for index, was in self._accumulated.items()]
+        others = [one for one in found if one[0] is not besides]
+        if not others:
+            return any(source.grad is not gradient for source, gradient, _ in found)
+        return all(_is_cleared(*one) for one in others)
+
+    def forget(self) -> None:
+        """Forget the passes of this iteration, of which no gradient has left, without a change of
+        any gradient.
+        """
+        self._accumulated.clear()
         for tap in self._taps:
             tap.drop()
         self._pass = 0
         self._start_pass()
+
+    def abandon(self) -> None:
+        """End the last backward pass of an iteration whose gradients are not used."""
+        self._accumulated.clear()
+        self._end_taps()
 
     def check_unchanged(self) -> None:
         """Refuse a gradient that the script has changed after a backward pass, as autograd sees it.
@@ -163,6 +186,9 @@ class Hooks:
             if index not in self._begun and tensor.grad is not None:
                 self._exchange.begin(index, tensor.grad.data)
             tensor.grad = None
+        self._end_taps()
+
+    def _end_taps(self) -> None:
         for tap in self._taps:
             tap.finish()
         for index in list(self._waiting):  # tensors whose own module's forward pass has not run
@@ -228,6 +254,15 @@ class Hooks:
     def _wait(self, index: int) -> None:
         self._waiting.discard(index)
         self._exchange.wait(index)
+
+
+def _is_cleared(source: Tensor, gradient: Tensor, version: int) -> bool:
+    """Return whether a gradient has been cleared since it was accumulated."""
+    now = source.grad
+    if now is None:
+        return True
+    changed = now is not gradient or now._version != version
+    return changed and not bool(now.any())
 
 
 def _layer(layers: Mapping[nn.Parameter, nn.Module], weight: Tensor, name: str) -> nn.Module:

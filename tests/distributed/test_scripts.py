@@ -23,17 +23,23 @@ SCRIPT = """
 import sys, torch, poseidon
 torch.manual_seed(poseidon.this_worker().rank)
 model = torch.nn.Sequential(torch.nn.Linear(6, 40), torch.nn.Tanh(), torch.nn.Linear(40, 2))
+judge = torch.nn.Linear(2, 1)
 data = torch.Generator().manual_seed(7)
 x, y = torch.randn(200, 24, 6, generator=data), torch.randn(200, 24, 2, generator=data)
 how = {
     "rule": lambda: poseidon.SGD(lr=0.1, momentum=0.9),
     "torch": lambda: torch.optim.Adam(model.parameters(), lr=0.01, eps=1e-3),
 }[sys.argv[1]]()
-with poseidon.distribute(model, how, batch_size=12) as group:
+judges = torch.optim.SGD(judge.parameters(), lr=0.1)
+with poseidon.distribute(model, how, batch_size=12) as group, poseidon.distribute(judge, judges) as other:
     own = slice(group.rank, None, group.size)
     for step in range(int(sys.argv[2])):
         model.zero_grad()
-        torch.nn.functional.mse_loss(model(x[step % 200, own]), y[step % 200, own]).backward()
+        judge.zero_grad()
+        judge(y[step % 200, own]).square().mean().backward()
+        judges.step()
+        output = model(x[step % 200, own])
+        (torch.nn.functional.mse_loss(output, y[step % 200, own]) + judge(output).mean()).backward()
         group.step()
         if step == 0:
             print("training")
@@ -41,7 +47,7 @@ with poseidon.distribute(model, how, batch_size=12) as group:
             break
     group.settle()
     print("rank", group.rank, "of", group.size, "after", group.steps, sys.stdin.read() or "hears nothing")
-    torch.save(model.state_dict(), sys.argv[3] + str(group.rank))
+    torch.save({**model.state_dict(), **judge.state_dict()}, sys.argv[3] + str(group.rank))
 """
 
 

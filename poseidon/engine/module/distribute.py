@@ -21,11 +21,12 @@ import sys
 import traceback
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import overload
+from typing import ClassVar, overload
 
 import torch
 from torch import nn
@@ -44,18 +45,20 @@ from poseidon.engine.module.tensors import (
     rows_by_example,
 )
 from poseidon.engine.module.update_rules import Outer, UpdateRule
-from poseidon.engine.module.worker_context import ThisWorker, WorkerContext
+from poseidon.engine.module.worker_context import Loops, ThisWorker, WorkerContext
 from poseidon.errors import PoseidonError, UsageError
+from poseidon.exchange.kinds import ExchangeKind
 from poseidon.exchange.module_hooks import uncompiled
 from poseidon.exchange.options import ExchangeOptions
 from poseidon.settings import variable_of_tasks
 
 
 class _Process:
-    """The context of this process in its job, and its group."""
+    """The context of this process in its job, and its groups."""
 
     context: WorkerContext | None = None
-    group: Group | None = None
+    loops: Loops = Loops(lambda _: None)
+    groups: ClassVar[list[Group]] = []
 
 
 _PROCESS = _Process()
@@ -65,15 +68,18 @@ _PROCESS = _Process()
 def running_in(context: WorkerContext) -> Iterator[None]:
     """Make this process one worker of a job inside the block.
 
-    A group that is open at the end is closed.
+    Groups that are open at the end are closed.
     """
-    _PROCESS.context = context
+    _PROCESS.context, _PROCESS.loops = context, Loops(context.on_progress)
     try:
         yield
     finally:
-        group, _PROCESS.context, _PROCESS.group = _PROCESS.group, None, None
-        if group is not None:
-            group.close()
+        groups = list(_PROCESS.groups)
+        _PROCESS.context, _PROCESS.loops = None, Loops(lambda _: None)
+        _PROCESS.groups.clear()
+        with ExitStack() as closing:  # the last one first
+            for group in groups:
+                closing.callback(group.close)
 
 
 def current_context() -> WorkerContext:
@@ -136,8 +142,9 @@ def distribute(
 ) -> Group:
     """Train a module on all workers of this job. Return once all workers have rank 0's tensors.
 
-    Every worker calls it once, with the same arguments and a module of the same shape, on its
-    device.
+    Every worker calls it with the same arguments and a module of the same shape, on its device. A
+    script may distribute several modules, each with a rule or an optimizer of its own: all workers
+    in the same order.
 
     Args:
         module: a module, or `torch.compile(module)`. Its parameters are float32. Its `state_dict`
@@ -178,7 +185,7 @@ def distribute(
     )
     group = join(module, how, options, _context())
     if _PROCESS.context is not None:
-        _PROCESS.group = group
+        _PROCESS.groups.append(group)
         gc.collect()
         # the module and imported code stay to the end: the collector need not scan them
         gc.freeze()
@@ -286,14 +293,34 @@ def _context() -> WorkerContext:
         if sys.excepthook is sys.__excepthook__:
             sys.excepthook = print_uncaught
         _check_alone(variable_of_tasks())
-        script = _script()
-        return WorkerContext(script=Path(script).stem if script else "checkpoint", say=_say)
-    if _PROCESS.group is not None:
-        raise UsageError(
-            "distribute() was called a second time; expected one call a job, with one module that "
-            "holds all parts"
+        script, loops = _script(), _PROCESS.loops
+        return WorkerContext(
+            script=Path(script).stem if script else "checkpoint",
+            say=_say,
+            number=len(loops.open),  # a session may begin as many as it likes, one after the other
+            loops=loops,
         )
-    return _PROCESS.context
+    return _of_group(_PROCESS.context, _PROCESS.loops)
+
+
+def _of_group(context: WorkerContext, loops: Loops) -> WorkerContext:
+    """Return the context of the next group of a job.
+
+    The first one has the plan of `--exchange=auto`, which is measured and recorded. Those of later
+    ones follow from the bytes, so that they are the same after a restart.
+    """
+    number, member = loops.begun, context.member
+    loops.begun += 1
+    context = replace(
+        context, number=number, loops=loops, on_progress=partial(loops.report, number)
+    )
+    if number == 0:
+        return context
+    if member.options.kind is ExchangeKind.AUTO:
+        member = replace(member, options=replace(member.options, kind=ExchangeKind.HYBRID))
+    if member.local_address:
+        member = replace(member, local_address=f"{member.local_address}-{number}")
+    return replace(context, member=member, schemes=lambda names: ())
 
 
 def _check_alone(tasks: str) -> None:

@@ -57,6 +57,7 @@ class Group(StepLoop):
         self._resume_from = context.checkpoint
         self._says_where = False
         self._weights = BatchWeights(context.worker.size)
+        self._kept_groups: dict[str, Group] = {}
         super().__init__(module, plan, context)
 
     def mean(self, value: Number) -> Number:
@@ -273,17 +274,31 @@ class Group(StepLoop):
             self._weights.check_weighed()
         super()._on_gradient(parameter)
 
-    def keep(self, **objects: Kept) -> None:
+    def keep(self, **objects: Kept | Group) -> None:
         """Save and load these as well: a scheduler, a GradScaler, anything with `state_dict` and
-        `load_state_dict`.
+        `load_state_dict`, and other groups.
 
-        They are the same on all workers: rank 0's states are saved. Call it before `resume` or
-        `load_state_dict`.
+        They are the same on all workers: rank 0's states are saved. Of another group all workers'
+        are. Call it before `resume` or `load_state_dict`.
 
         Raises:
             UsageError: one has no state, or its name is taken.
         """
-        self._own.keep(objects)
+        groups = {name: kept for name, kept in objects.items() if isinstance(kept, Group)}
+        others = {name: kept for name, kept in objects.items() if not isinstance(kept, Group)}
+        for name, group in groups.items():
+            if group is self or name in self._kept_groups:
+                raise UsageError(
+                    f"keep() was given '{name}', which is this group itself or a name that is "
+                    "taken; expected another group, under a name of its own"
+                )
+            if group._plan.tables:
+                raise UsageError(
+                    f"keep() was given '{name}', which has row tables, whose rows are in files of "
+                    "their own; expected save(prefix) of that group"
+                )
+        self._own.keep(others)
+        self._kept_groups.update(groups)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state that training can resume from, after a step.
@@ -321,6 +336,10 @@ class Group(StepLoop):
             self._check.run(self.steps)
             own = {**self._own.own(first, rank=self.rank), **self._save_own(), **self._held_back()}
             parts = gather_bytes(packed(own), self._collections.gather, keeps=self.rank == 0)
+        groups = {}
+        for name, group in self._kept_groups.items():
+            group._forget_stale()
+            groups[name] = group._state(call)
         if self.rank:
             return {}
         return {
@@ -333,6 +352,7 @@ class Group(StepLoop):
             **self._own.shared(),
             **self._save_how(),
             "tables": self._tables.clocks(),
+            **({"groups": groups} if groups else {}),
             "own": [
                 unpacked(part, f"the state of worker {rank}") for rank, part in enumerate(parts)
             ],
@@ -377,6 +397,7 @@ class Group(StepLoop):
                 f"save() was given keep={keep}; expected a number of checkpoints, or 0 for all"
             )
         if prefix is None:
+            self._check_first("save")
             prefix = self._context.prefix
             if self._context.folder is None and not self._says_where:
                 self._says_where = True
@@ -389,9 +410,10 @@ class Group(StepLoop):
             prepare_checkpoint(path)
             write_checkpoint(path, packed(state), keep, self._tables.write(path))
             seconds = time.monotonic() - began_s
-            self._context.on_saved(
-                WrittenSnapshot(state=path, iteration=self.steps, seconds=seconds)
-            )
+            if self._context.number == 0:
+                self._context.on_saved(
+                    WrittenSnapshot(state=path, iteration=self.steps, seconds=seconds)
+                )
         return path
 
     def resume(self, prefix: str | Path | None = None) -> bool:
@@ -412,7 +434,9 @@ class Group(StepLoop):
             SnapshotError: as for `load_state_dict`, or the file is damaged.
             UsageError: a step has begun.
         """
-        path = self._resume_from
+        if prefix is None:
+            self._check_first("resume")
+        path = self._resume_from if self._context.number == 0 else None
         if prefix is None and self._context.folder is None:
             prefix = self._context.prefix
         if path is None and prefix is not None and self.rank == 0:
@@ -420,6 +444,8 @@ class Group(StepLoop):
         content = read_checkpoint(path) if self.rank == 0 and path is not None else None
         source = str(path or "the checkpoint")
         if not self._load("resume", content, source, needed=False, path=path):
+            if self._context.number:
+                self._resume_from = None
             return False
         if self.rank == 0:
             self._context.say(f"resuming from {path} at step {self.steps}")
@@ -439,12 +465,7 @@ class Group(StepLoop):
         The rows of tables are beside `path`.
         """
         self._check_open(call)
-        if self.steps or self._begun:
-            raise UsageError(
-                "a state is loaded before the first step, and this group has begun step "
-                f"{self.steps + 1}; expected "
-                "resume() or load_state_dict() right after distribute()"
-            )
+        self._check_not_begun()
         with self._collections.calling(call):
             shared = broadcast_bytes(content, self._collections.gather, rank=self.rank)
         if shared is None:
@@ -452,8 +473,52 @@ class Group(StepLoop):
                 raise UsageError("load_state_dict() was given nothing on rank 0")
             return False
         state = checked(unpacked(shared, source), source)
+        self._restore(state, source, call, has_files=call == "resume", path=path)
+        return True
+
+    def _check_first(self, call: str) -> None:
+        """Refuse a checkpoint without a name that is not of the job's first group."""
+        if self._context.number:
+            raise UsageError(
+                f"{call}() of another group than the job's first: its checkpoints are the first "
+                f"group's, which expects first.keep(NAME=this) and first.{call}(); or give "
+                f"{call}() a prefix of its own"
+            )
+
+    def _check_not_begun(self) -> None:
+        if self.steps or self._begun:
+            raise UsageError(
+                "a state is loaded before the first step, and this group has begun step "
+                f"{self.steps + 1}; expected "
+                "resume() or load_state_dict() right after distribute()"
+            )
+
+    def _restore(
+        self,
+        state: Mapping[str, Any],
+        source: str,
+        call: str,
+        *,
+        has_files: bool = False,
+        path: Path | None = None,
+    ) -> None:
+        """Load a state that all workers have.
+
+        Args:
+            state: the state.
+            source: its origin, for messages.
+            call: the script's call.
+            has_files: whether the rows of tables are beside a file.
+            path: the file, on rank 0.
+        """
+        groups = state.get("groups", {})
+        if groups.keys() != self._kept_groups.keys():
+            names = [", ".join(sorted(part)) or "none" for part in (groups, self._kept_groups)]
+            raise SnapshotError(
+                f"{source} has the groups {names[0]}; this script has handed {names[1]} to keep()"
+            )
         self._check_of_this_job(state, source)
-        self._tables.check(state.get("tables", {}), source, has_files=call == "resume")
+        self._tables.check(state.get("tables", {}), source, has_files=has_files)
         self._own.load_tensors(state, rank=self.rank)
         for own in (
             *state["own"],
@@ -473,7 +538,9 @@ class Group(StepLoop):
         self._settled = True
         self._resume_from = None
         self._own.load_rest(state, rank=self.rank)
-        return True
+        for name, group in self._kept_groups.items():
+            group._check_not_begun()
+            group._restore(checked(groups[name], source), f"'{name}' of {source}", call)
 
     def _held_back(self) -> dict[str, Any]:
         """Return what lossy codecs have held back on this worker; nothing without codecs."""
@@ -498,10 +565,10 @@ class Group(StepLoop):
 
     def _begin(self) -> None:
         if self._resume_from is not None:
+            kept = "first.keep(NAME=this) and first" if self._context.number else "group"
             raise UsageError(
                 f"the job goes on from {self._resume_from}, and the script has begun a step "
-                "without it; expected "
-                "group.resume() before the first step"
+                f"without it; expected {kept}.resume() before the first step"
             )
         super()._begin()
 

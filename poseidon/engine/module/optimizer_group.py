@@ -66,7 +66,7 @@ class OptimizerGroup(Group):
             )
         self._optimizer = optimizer
         self._means: dict[nn.Parameter, nn.Parameter] = {}
-        self._averaged = False
+        self._averaged = self._averaged_in_place = False
         self._optimizer_hooks: list[RemovableHandle] = []
         self._sent: list[tuple[Tensor, Tensor]] = []
         """A few gradients of this step, with their first values as sent."""
@@ -169,10 +169,34 @@ class OptimizerGroup(Group):
         if zero_grad:
             self._module.zero_grad()
 
-    def drop(self) -> None:
-        """See `Group`."""
-        super().drop()
+    def _on_gradient(self, parameter: Tensor | None = None) -> None:
+        if not self._in_backward and self._averaged_in_place:
+            self._separate_gradients()
+        super()._on_gradient(parameter)
+
+    def _separate_gradients(self) -> None:
+        """Give gradients that the script has kept, or set to zero in place, memory of their own:
+        means arrive in the exchange's, which may be while the script clears its gradients.
+        """
+        self._averaged_in_place = False
+        for parameter, mean in self._means.items():
+            gradient = parameter.grad
+            if gradient is not None and gradient.data_ptr() == mean.data_ptr():
+                parameter.grad = gradient.clone()
+
+    def _forget_passes(self) -> None:
+        super()._forget_passes()
         self._sent.clear()
+
+    def _take_back(self) -> None:
+        """End the iteration, whose means no step uses."""
+        with self._collections.calling(STEP):
+            self._hooks.abandon()
+            self._finish_iteration()
+
+    def _forget_stale(self) -> None:
+        if self._passes and self._context.loops.several:
+            self._forget_passes()
 
     def average_gradients(self) -> None:
         """Set every `grad` to the mean over all workers now, for a loop that reads gradients
@@ -196,7 +220,7 @@ class OptimizerGroup(Group):
             self._end_iteration()
             self._begin()
             self._hooks.wait()
-        self._settled = self._averaged = True
+        self._settled = self._averaged = self._averaged_in_place = True
         for parameter, mean in self._means.items():
             # A parameter that has been frozen since is left alone, as in one process.
             parameter.grad = mean.data if parameter.requires_grad else None

@@ -180,8 +180,9 @@ class RuleGroup(Group):
             raise UsageError(
                 f"the module was used after {self._passes} backward pass(es) and before step(), "
                 "while its parameters "
-                "change; expected step() first, or passes= for the number of passes that a step "
-                "adds up"
+                "change; expected step() first, passes= for the number of passes that a step "
+                "adds up, or requires_grad_(False) on it while the loss of another module passes "
+                "through it"
             )
 
     def _check_unknown(self) -> None:

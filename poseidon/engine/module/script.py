@@ -15,10 +15,11 @@ import sys
 import time
 from bdb import BdbQuit
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
+from typing import Any
 
 import torch
 import torch.distributed
@@ -99,7 +100,8 @@ class ScriptWork(TrainingWork[ScriptDocument]):
     def __init__(self, document: ScriptDocument, launcher: LauncherConnection) -> None:
         super().__init__(document, launcher)
         self._progress = StepReporter(launcher)
-        self._joined = False
+        self._statistics: dict[int, Mapping[str, Any]] = {}
+        self._opened = 0
 
     def location(self, error: Exception) -> str:
         """See `Work`: the script, with the line if there is one."""
@@ -112,7 +114,7 @@ class ScriptWork(TrainingWork[ScriptDocument]):
         document = self.document
         with output_to_log(document.log_file, document.prints):
             self._run_script()
-        if self._joined or document.workers == 1:
+        if self._opened or document.workers == 1:
             return NOTHING
         if document.rank == 0:
             LOGGER.warning(
@@ -131,7 +133,7 @@ class ScriptWork(TrainingWork[ScriptDocument]):
         search_as_plain_python(document.script)
         context = self._context(trace)
         try:
-            with running_in(context), self._process_group(context):
+            with closing(trace), running_in(context), self._process_group(context):
                 runpy.run_path(document.script, run_name="__main__")
         except KeyboardInterrupt as stop:  # from `Group.step`, when the job was asked to stop
             LOGGER.info("the script has ended: %s", stop or "interrupted")
@@ -188,13 +190,40 @@ class ScriptWork(TrainingWork[ScriptDocument]):
         )
 
     def _observe(self, built: Built, module: nn.Module, trace: Tracer) -> Observed:
-        return Observation(built, named_layers(module), trace, self.launcher.send)
+        number = len(self._statistics)
+        self._statistics[number] = {}
+
+        def send(event: str, **fields: Any) -> None:
+            self._statistics[number] = fields
+            self.launcher.send(event, **combined_statistics(self._statistics))
+
+        return Observation(built, named_layers(module), trace, send)
 
     def _on_open(self, built: Built, exchange: Exchange) -> None:
-        self._joined = True
         self.launcher.forward_requests(exchange, self.document.rank)
         if self.document.rank == 0:
-            self.report_plan(built)
+            self.report_plan(built, self._opened)
+        self._opened += 1
+
+
+def combined_statistics(of_groups: Mapping[int, Mapping[str, Any]]) -> dict[str, Any]:
+    """Return the fields of the `statistics` event for the groups of a script together.
+
+    Iterations are those of the first. Tensors of later ones have its number in their names.
+
+    Args:
+        of_groups: the fields of each, by its number from 0; empty: it has reported none.
+    """
+    total: dict[str, Any] = {"iterations": 0, "tensors": ()}
+    for number, fields in sorted(of_groups.items()):
+        for name, value in fields.items():
+            if name == "tensors":
+                prefix = f"group {number + 1}: " if number else ""
+                named = ({**tensor, "name": prefix + tensor["name"]} for tensor in value)
+                total[name] = (*total[name], *named)
+            elif name != "iterations" or number == 0:
+                total[name] = total.get(name, 0) + value
+    return total
 
 
 def search_as_plain_python(script: str) -> None:

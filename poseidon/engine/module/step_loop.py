@@ -121,6 +121,8 @@ class StepLoop(ABC):
         except BaseException:
             self.close()
             raise
+        if context.folder is not None:  # in a job a group may be used without its `with` block
+            context.loops.add(self)
         context.on_open(built, self._exchange)
         self._collections.report()
 
@@ -181,12 +183,20 @@ class StepLoop(ABC):
 
         A loop that goes on regardless is ended by a KeyboardInterrupt in its next `step`.
         """
+        return any(loop.is_asked_to_stop() for loop in (self, *self._context.loops.open))
+
+    def is_asked_to_stop(self) -> bool:
+        """Return whether this loop's exchange has brought the request, and its step has ended."""
         requests, iterations = self._exchange.control.requests, self._collections.iterations
         return any(r.kind is SignalKind.STOP and r.clock <= iterations for r in requests)
 
     @property
     def snapshot_wanted(self) -> bool:
         """True if the job was asked, after this very step, to save its state."""
+        return any(loop.is_asked_for_snapshot() for loop in (self, *self._context.loops.open))
+
+    def is_asked_for_snapshot(self) -> bool:
+        """Return whether this loop's exchange has brought the request for its last step."""
         requests, iterations = self._exchange.control.requests, self._collections.iterations
         return any(r.kind is SignalKind.SNAPSHOT and r.clock == iterations for r in requests)
 
@@ -210,22 +220,46 @@ class StepLoop(ABC):
 
         A step applies those that follow.
 
-        All workers do it alike, after fewer passes than `passes=`. Running
+        All workers do it alike, under a rule after fewer passes than `passes=`. Running
         statistics keep what these passes have changed.
 
         Raises:
-            UsageError: the last pass of the step has ended, so its gradients have left.
+            UsageError: the last pass of the step has ended under a rule, so the shards have its
+                gradients.
         """
         if not self._passes:
             return
-        if self._in_backward or self._passes >= self._plan.passes:
-            raise UsageError(
-                f"drop() after pass {self._passes} of {self._plan.passes}, whose gradients have "
-                "left; expected step()"
-            )
-        self._hooks.drop()
+        if self._in_backward:
+            raise UsageError("drop() within a backward pass; expected after it")
+        self._forget_passes()
+        self._hooks.clear()
+
+    def _forget_passes(self) -> None:
+        """Forget the backward passes since the last step, whose gradients the script has cleared,
+        or need not clear.
+
+        Raises:
+            UsageError: they have left, and cannot be taken back.
+        """
+        if self._passes >= self._plan.passes and self._plan.sends_gradients:
+            self._take_back()
+        else:
+            self._hooks.forget()
         self._tables.drop()
         self._passes = 0
+
+    def _take_back(self) -> None:
+        """Make gradients that have left count for nothing."""
+        raise UsageError(
+            f"drop(), or another backward(), comes before step(), and the gradients of pass "
+            f"{self._passes} have left for the shards, which cannot take them back; expected step(), or "
+            "requires_grad_(False) on the module while the loss of another one passes through it"
+        )
+
+    def _forget_stale(self) -> None:  # noqa: B027 - the shards take no gradient back
+        """Forget passes that belong to no step, where the loss of another module may have made
+        them.
+        """
 
     def settle(self) -> None:
         """Bring parameters and statistics to the state after all workers' steps; before
@@ -268,6 +302,8 @@ class StepLoop(ABC):
         if self._closed:
             return
         self._closed = True
+        if self in self._context.loops.open:
+            self._context.loops.open.remove(self)
         if self._watch is not None:
             self._watch.close()
             self._watch = None
@@ -282,6 +318,7 @@ class StepLoop(ABC):
         )
 
     def __enter__(self: Self) -> Self:
+        self._context.loops.add(self)
         return self
 
     def __exit__(
@@ -299,6 +336,7 @@ class StepLoop(ABC):
     def _end_block(self) -> None:
         """Settle at the end of a `with` block that has no error."""
         with self._collections.calling(LEAVING):
+            self._forget_stale()
             if self._passes or self._in_backward:
                 or_drop = "" if self._passes >= self._plan.passes else " or drop()"
                 raise UsageError(
@@ -354,7 +392,7 @@ class StepLoop(ABC):
     def _check_passes(self) -> None:
         if self._watch is None:
             raise UsageError(CLOSED.format("step"))
-        if self.stopping:
+        if self.is_asked_to_stop():
             raise KeyboardInterrupt(f"the job was asked to stop after step {self.steps}")
         if not self._passes:
             raise UsageError("step() or average_gradients() without a backward pass before it")
@@ -405,11 +443,16 @@ class StepLoop(ABC):
             self._begin()
         self._hooks.wait()
 
-    def _on_gradient(self, _: Tensor | None = None) -> None:
-        if not self._begun:
-            self._begin()
+    def _on_gradient(self, parameter: Tensor | None = None) -> None:
         if self._in_backward:
             return
+        if self._passes and self._hooks.are_cleared(besides=parameter):
+            self._forget_passes()
+            if not self._begun:  # what they have sent is awaited before more is sent
+                self._begin()
+                self._hooks.wait()
+        if not self._begun:
+            self._begin()
         if self._passes >= self._plan.passes:
             raise UsageError(
                 f"backward() has run more than {self._plan.passes} time(s) without step(); "

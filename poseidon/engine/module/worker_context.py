@@ -70,6 +70,58 @@ class LoopPosition:
         }
 
 
+class Loop(Protocol):
+    """A training loop, as other loops of its process see it."""
+
+    def is_asked_to_stop(self) -> bool:
+        """Return whether the job was asked to stop after a step that this loop has made."""
+
+    def is_asked_for_snapshot(self) -> bool:
+        """Return whether the job was asked for a snapshot after this loop's last step."""
+
+
+class Loops:
+    """The training loops of one process: a script may distribute several modules.
+
+    Args:
+        on_progress: takes the position of all loops together.
+
+    Attributes:
+        open: those that are not closed, in the order in which they began.
+        begun: how many have begun in this job.
+        several: whether more than one has been open at a time.
+    """
+
+    def __init__(self, on_progress: Callable[[LoopPosition], None]) -> None:
+        self.open: list[Loop] = []
+        self.begun = 0
+        self.several = False
+        self._on_progress = on_progress
+        self._positions: dict[int, LoopPosition] = {}
+
+    def add(self, loop: Loop) -> None:
+        """Add a loop that is open; a second time does nothing."""
+        if loop not in self.open:
+            self.open.append(loop)
+        self.several = self.several or len(self.open) > 1
+
+    def report(self, number: int, position: LoopPosition) -> None:
+        """Report the position of a loop: its steps count if it is the first; iterations and
+        collections are the sums over all loops, since all workers make the calls of all loops in
+        the same order.
+        """
+        self._positions[number] = position
+        every = self._positions.values()
+        self._on_progress(
+            LoopPosition(
+                steps=self._positions[0].steps if 0 in self._positions else 0,
+                iterations=sum(one.iterations for one in every),
+                collections=sum(one.collections for one in every),
+                collection=position.collection,
+            )
+        )
+
+
 class Observed(Protocol):
     """An exchange with an observer."""
 
@@ -150,6 +202,8 @@ class WorkerContext:
         reducers: of the script's DistributedDataParallel modules; closed at its end.
         on_progress: called at the beginning and end of each step, of each collection and of
             `distribute`; must be fast.
+        number: of the group of this context among those of its process, from 0.
+        loops: the training loops of the process.
     """
 
     worker: ThisWorker = field(default_factory=ThisWorker)
@@ -166,6 +220,8 @@ class WorkerContext:
     on_open: Callable[[Built, Exchange], None] = _nothing
     on_progress: Callable[[LoopPosition], None] = _nothing
     reducers: list[Reducer] = field(default_factory=list)
+    number: int = 0
+    loops: Loops = field(default_factory=lambda: Loops(_nothing))
 
     @property
     def prefix(self) -> Path:

@@ -230,7 +230,10 @@ class SolverWork(TrainingWork[JobDocument]):
                 trainer.run()
         finally:
             watchdog.stop()
-            seen.close()
+            try:
+                seen.close()
+            finally:
+                trace.close()
 
     def _schemes(self, replica: Replica, resumed: Resumed | None) -> tuple[Scheme, ...]:
         """Return the schemes that an earlier start or run has chosen; empty: none."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import time
+from functools import partial
 
 import pytest
 
@@ -125,6 +126,31 @@ def test_a_failure_while_requests_are_forwarded_reaches_the_launcher() -> None:
     launcher.commands.put({"do": "stop"})
     launcher.forward_requests(exchange, 0)
     assert until(outlet) == ["the thread poseidon-requests failed: RuntimeError: no STOP"]
+
+
+def test_a_stop_goes_to_the_first_exchange_that_is_open_and_to_one_that_comes_later() -> None:
+    launcher, outlet = connection()
+    exchanges = [exchange_alone([], ExchangeSettings()) for _ in range(3)]
+    asked: list[tuple[int, SignalKind]] = []
+    for number, exchange in enumerate(exchanges):
+        exchange.control.request = partial(  # type: ignore[method-assign]
+            lambda number, kind: asked.append((number, kind)), number
+        )
+    exchanges[0].close()
+    launcher.forward_requests(exchanges[0], 0)
+    launcher.forward_requests(exchanges[1], 0)
+    launcher.commands.put({"do": "stop"})
+    assert launcher.stopping.wait(5)
+    deadline_s = time.monotonic() + 5
+    while not asked and time.monotonic() < deadline_s:
+        time.sleep(0.01)
+    assert asked == [(1, SignalKind.STOP)]
+    exchanges[1].close()
+    launcher.forward_requests(exchanges[2], 0)
+    assert asked[1:] == [(2, SignalKind.STOP)]
+    exchanges[2].control.request = None  # type: ignore[assignment, method-assign]
+    launcher.commands.put({"do": "stop"})  # ends the thread
+    assert until(outlet)
 
 
 def test_a_failure_of_the_heartbeat_reaches_the_launcher(monkeypatch: pytest.MonkeyPatch) -> None:

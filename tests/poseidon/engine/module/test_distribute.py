@@ -353,14 +353,6 @@ def test_a_worker_reports_that_it_waits_for_others_to_join() -> None:
         assert reported == [LoopPosition(collection="distribute"), LoopPosition()]
 
 
-def test_one_call_a_job() -> None:
-    with running_in(WorkerContext()):
-        poseidon.distribute(Normed(), SGD(lr=0.1))
-        with pytest.raises(UsageError, match="second time"):
-            poseidon.distribute(Normed(), SGD(lr=0.1))
-    assert poseidon.this_worker() == poseidon.ThisWorker(rank=0, size=1)
-
-
 def test_a_script_that_a_scheduler_starts_several_times_is_no_job(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

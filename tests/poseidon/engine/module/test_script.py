@@ -20,7 +20,11 @@ from poseidon.engine.launcher_connection import (
     LauncherConnection,
     refuse_breakpoint,
 )
-from poseidon.engine.module.script import ScriptWork, search_as_plain_python
+from poseidon.engine.module.script import (
+    ScriptWork,
+    combined_statistics,
+    search_as_plain_python,
+)
 from poseidon.engine.process import run_work
 from poseidon.exchange.exchange import Exchange
 
@@ -171,6 +175,16 @@ def test_a_worker_that_never_joins_says_so_to_the_launcher_and_in_the_log(
         "the script has ended without poseidon.distribute(): each of the 3 workers has run it by "
         "itself"
     ]
+
+
+def test_the_statistics_of_all_groups_are_one_report() -> None:
+    first = {"iterations": 5, "tensors": ({"name": "w", "bytes_out": 1},), "other_bytes_out": 10}
+    second = {"iterations": 7, "tensors": ({"name": "w", "bytes_out": 2},), "other_bytes_out": 20}
+    assert combined_statistics({1: second, 0: first, 2: {}}) == {
+        "iterations": 5,
+        "tensors": ({"name": "w", "bytes_out": 1}, {"name": "group 2: w", "bytes_out": 2}),
+        "other_bytes_out": 30,
+    }
 
 
 def test_the_group_is_closed_with_the_script_and_its_steps_are_reported(
