@@ -172,8 +172,8 @@ class Hooks:
                     f"the gradient of '{self._names[index]}' was changed after backward() had sent "
                     "it, for example by clip_grad_norm_; expected the clip= of distribute(), or "
                     "under "
-                    "a torch.optim optimizer average_gradients() before the change and before a "
-                    "GradScaler's unscale_()"
+                    "a torch.optim optimizer on the workers average_gradients() before the change "
+                    "and before a GradScaler's unscale_()"
                 )
 
     def finish(self) -> None:

@@ -29,7 +29,7 @@ from poseidon.exchange.options import ExchangeOptions
 from ps_server.network import Network
 from tests.support.cluster import TIMEOUT_S, TOKEN, job_addresses
 
-How = UpdateRule | Callable[[nn.Module], torch.optim.Optimizer]
+How = UpdateRule | Callable[[nn.Module], torch.optim.Optimizer | list[torch.optim.Optimizer]]
 Body = Callable[[nn.Module, Group], None]
 
 
@@ -138,7 +138,9 @@ def failures_of(
     return failures
 
 
-def _how(how: How, module: nn.Module) -> UpdateRule | torch.optim.Optimizer:
+def _how(
+    how: How, module: nn.Module
+) -> UpdateRule | torch.optim.Optimizer | list[torch.optim.Optimizer]:
     return how if isinstance(how, UpdateRule) else how(module)
 
 

@@ -20,13 +20,13 @@ import gc
 import sys
 import traceback
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import ClassVar, overload
+from typing import ClassVar, Literal, overload
 
 import torch
 from torch import nn
@@ -35,11 +35,13 @@ from poseidon.engine.module.group import Group
 from poseidon.engine.module.local_optimizer_group import LocalOptimizerGroup, is_synchronous
 from poseidon.engine.module.optimizer_group import OptimizerGroup
 from poseidon.engine.module.rule_group import RuleGroup
+from poseidon.engine.module.shard_optimizer_group import ShardOptimizerGroup
 from poseidon.engine.module.table_plan import check_tables, plan_tables
 from poseidon.engine.module.tensors import (
     Buffers,
     DistributeOptions,
     Example,
+    RunsOn,
     module_tensors,
     rows_by_batch_size,
     rows_by_example,
@@ -108,6 +110,24 @@ def distribute(
     compress: str = "",
     local_steps: int | None = None,
     outer: Outer | None = None,
+    on: Literal["shards"] = "shards",
+) -> RuleGroup: ...
+
+
+@overload
+def distribute(
+    module: nn.Module,
+    how: torch.optim.Optimizer | Sequence[torch.optim.Optimizer],
+    *,
+    clip: float | None = None,
+    passes: int = 1,
+    buffers: str = "average",
+    example: Example | None = None,
+    batch_size: int = 0,
+    compress: str = "",
+    local_steps: int | None = None,
+    outer: Outer | None = None,
+    on: Literal["shards"],
 ) -> RuleGroup: ...
 
 
@@ -124,12 +144,13 @@ def distribute(
     compress: str = "",
     local_steps: int | None = None,
     outer: Outer | None = None,
+    on: Literal["workers"] = "workers",
 ) -> OptimizerGroup: ...
 
 
 def distribute(
     module: nn.Module,
-    how: UpdateRule | torch.optim.Optimizer,
+    how: UpdateRule | torch.optim.Optimizer | Sequence[torch.optim.Optimizer],
     *,
     clip: float | None = None,
     passes: int = 1,
@@ -139,6 +160,7 @@ def distribute(
     compress: str = "",
     local_steps: int | None = None,
     outer: Outer | None = None,
+    on: str | None = None,
 ) -> Group:
     """Train a module on all workers of this job. Return once all workers have rank 0's tensors.
 
@@ -149,8 +171,8 @@ def distribute(
     Args:
         module: a module, or `torch.compile(module)`. Its parameters are float32. Its `state_dict`
             keeps its form.
-        how: a rule that the shards apply, such as `poseidon.SGD`; or a torch.optim optimizer, which
-            runs on every worker on mean gradients.
+        how: a rule that the shards apply, such as `poseidon.SGD`; or a torch.optim optimizer.
+            Several optimizers of one module with `on="shards"`.
         clip: largest L2 norm of all mean gradients together, with local steps of this worker's own;
             None: no limit.
         passes: backward passes of a step, whose gradients add up; they are sent in the last one.
@@ -168,6 +190,9 @@ def distribute(
             changed; 0: none, all exchange in every step. None: as --sync_every of the job says.
         outer: the rule that applies the mean change of a round of local steps; None:
             as the flags --outer_* and --sync_* say.
+        on: what applies the rule of a torch.optim optimizer. `workers`, the default: the optimizer
+            itself, on every worker, on mean gradients. `shards`: the shards; workers keep no state
+            of it.
 
     Raises:
         UsageError: an argument is out of range, or the module cannot be distributed.
@@ -182,6 +207,7 @@ def distribute(
         compress=compress,
         local_steps=local_steps,
         outer=outer,
+        on=_runs_on(on, how),
     )
     group = join(module, how, options, _context())
     if _PROCESS.context is not None:
@@ -194,7 +220,7 @@ def distribute(
 
 def join(
     module: nn.Module,
-    how: UpdateRule | torch.optim.Optimizer,
+    how: UpdateRule | torch.optim.Optimizer | Sequence[torch.optim.Optimizer],
     options: DistributeOptions,
     context: WorkerContext,
 ) -> Group:
@@ -221,6 +247,8 @@ def join(
         tensors = replace(tensors, rows=_rows(module, options))
     if isinstance(how, UpdateRule):
         return RuleGroup(module, how, tensors, options, context)
+    if options.on is RunsOn.SHARDS and (optimizers := _optimizers(how)):
+        return ShardOptimizerGroup(module, optimizers, tensors, options, context)
     if isinstance(how, torch.optim.Optimizer):
         kind = LocalOptimizerGroup if context.member.options.sync_every else OptimizerGroup
         if is_synchronous(how, options, context.member.options):
@@ -229,9 +257,16 @@ def join(
         return kind(module, how, tensors, options, context)
     raise UsageError(
         f"distribute() was given a {type(how).__name__}; expected a rule such as "
-        "poseidon.SGD(lr=0.1), or a "
-        "torch.optim optimizer"
+        "poseidon.SGD(lr=0.1), a torch.optim optimizer, or several of one module with "
+        'on="shards"'
     )
+
+
+def _optimizers(how: object) -> list[torch.optim.Optimizer]:
+    """Return the optimizers that `distribute` was given; none if it was given something else."""
+    given = list(how) if isinstance(how, Sequence) else [how]
+    found = [one for one in given if isinstance(one, torch.optim.Optimizer)]
+    return found if len(found) == len(given) else []
 
 
 def _compressed(context: WorkerContext, compress: str) -> WorkerContext:
@@ -377,6 +412,23 @@ def line_of(error: BaseException, script: str) -> int | None:
         if frame.filename == script
     ]
     return lines[-1] if lines else None
+
+
+def _runs_on(name: str | None, how: object) -> RunsOn:
+    is_rule = isinstance(how, UpdateRule)
+    if name is None:
+        return RunsOn.SHARDS if is_rule else RunsOn.WORKERS
+    try:
+        found = RunsOn(name)
+    except ValueError as error:
+        names = " or ".join(f"'{member.value}'" for member in RunsOn)
+        raise UsageError(f"on is {name!r}; expected {names}") from error
+    if is_rule and found is RunsOn.WORKERS:
+        raise UsageError(
+            f"on is 'workers' with poseidon.{type(how).__name__}, a rule that the shards apply; "
+            "expected on='shards', or a torch.optim optimizer"
+        )
+    return found
 
 
 def _buffers(name: str) -> Buffers:

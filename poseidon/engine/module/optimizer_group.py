@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping
-from itertools import islice
 from typing import Any
 
 import torch
@@ -23,14 +22,13 @@ from torch.utils.hooks import RemovableHandle
 
 from poseidon.engine.module.checkpoint_file import on_host
 from poseidon.engine.module.group import Group
+from poseidon.engine.module.sent_gradients import SentGradients
 from poseidon.engine.module.tensors import DistributeOptions, GroupPlan, ModuleTensors
 from poseidon.engine.module.worker_context import STEP, WorkerContext
 from poseidon.errors import SnapshotError, UsageError
 from poseidon.exchange.base import Trained
 from ps_server import Rule, RuleKind
 
-SAMPLED = 2
-SAMPLED_VALUES = 64
 CLOSURE = "{}; expected an optimizer whose step() uses gradients of backward(), without a closure"
 UNSCALED = (
     "a GradScaler has read or changed this worker's gradients after backward() had sent them; "
@@ -57,7 +55,7 @@ class OptimizerGroup(Group):
         options: DistributeOptions,
         context: WorkerContext,
     ) -> None:
-        _check_closure(optimizer)
+        check_closure(optimizer)
         if context.member.options.staleness and not context.member.options.sync_every:
             raise UsageError(
                 "an optimizer runs on the workers and needs every gradient at once; expected "
@@ -68,8 +66,7 @@ class OptimizerGroup(Group):
         self._means: dict[nn.Parameter, nn.Parameter] = {}
         self._averaged = self._averaged_in_place = False
         self._optimizer_hooks: list[RemovableHandle] = []
-        self._sent: list[tuple[Tensor, Tensor]] = []
-        """A few gradients of this step, with their first values as sent."""
+        self._sent = SentGradients(context, UNSCALED)
         super().__init__(module, self._make_plan(tensors, options), context)
         self._take_first()
         self._optimizer_hooks = [
@@ -186,7 +183,7 @@ class OptimizerGroup(Group):
 
     def _forget_passes(self) -> None:
         super()._forget_passes()
-        self._sent.clear()
+        self._sent.forget()
 
     def _take_back(self) -> None:
         """End the iteration, whose means no step uses."""
@@ -215,7 +212,8 @@ class OptimizerGroup(Group):
 
     def _average(self) -> None:
         self._check_passes()
-        self._check_sent()
+        self._hooks.check_unchanged()
+        self._sent.check()
         with self._collections.calling("average_gradients"):
             self._end_iteration()
             self._begin()
@@ -227,22 +225,7 @@ class OptimizerGroup(Group):
 
     def _backward_is_over(self) -> None:
         super()._backward_is_over()
-        member = self._context.member
-        if member.local_workers > 1 and member.local_rank == 0:
-            return  # this worker's gradients are overwritten with the mean of its host's workers
-        gradients = (parameter.grad for parameter in reversed(self._means))
-        kept = islice(
-            (gradient.detach() for gradient in gradients if gradient is not None), SAMPLED
-        )
-        self._sent = [(gradient, _first(gradient).clone()) for gradient in kept]
-
-    def _check_sent(self) -> None:
-        """Refuse changed gradients. GradScaler unscales without autograd: no version shows it."""
-        self._hooks.check_unchanged()
-        for gradient, sent in self._sent:
-            if not torch.equal(_first(gradient), sent):
-                raise UsageError(UNSCALED)
-        self._sent.clear()
+        self._sent.note(reversed(self._means))
 
     def _check_unknown(self, optimizer: torch.optim.Optimizer) -> None:
         """Refuse to train parameters that are not exchanged: they would differ between workers."""
@@ -275,10 +258,7 @@ class OptimizerGroup(Group):
     def _check_step(
         self, optimizer: torch.optim.Optimizer, arguments: tuple[Any, ...], named: dict[str, Any]
     ) -> None:
-        if any(value is not None for value in (*arguments[1:], named.get("closure"))):
-            raise UsageError(
-                CLOSURE.format("step() was given a closure, which runs the loss itself")
-            )
+        check_no_closure(arguments, named)
         self._check_unknown(optimizer)
 
     def _after_step(
@@ -296,7 +276,7 @@ class OptimizerGroup(Group):
         return super()._place()
 
 
-def _check_closure(optimizer: torch.optim.Optimizer) -> None:
+def check_closure(optimizer: torch.optim.Optimizer) -> None:
     """Refuse an optimizer that makes its own backward passes, such as torch.optim.LBFGS."""
     closure = inspect.signature(optimizer.step).parameters.get("closure")
     if closure is not None and closure.default is closure.empty:
@@ -304,6 +284,12 @@ def _check_closure(optimizer: torch.optim.Optimizer) -> None:
         raise UsageError(
             CLOSURE.format(f"{name} runs the loss itself, by the closure of its step()")
         )
+
+
+def check_no_closure(arguments: tuple[Any, ...], named: Mapping[str, Any]) -> None:
+    """Refuse the arguments of an optimizer's `step` where one is a closure."""
+    if any(value is not None for value in (*arguments[1:], named.get("closure"))):
+        raise UsageError(CLOSURE.format("step() was given a closure, which runs the loss itself"))
 
 
 def exchanged_parameters(optimizer: torch.optim.Optimizer, tensors: ModuleTensors) -> set[Tensor]:
@@ -319,11 +305,6 @@ def exchanged_parameters(optimizer: torch.optim.Optimizer, tensors: ModuleTensor
     if not found & set(tensors.exchanged.values()):
         raise UsageError("the optimizer has no parameter that wants a gradient: nothing to train")
     return found
-
-
-def _first(gradient: Tensor) -> Tensor:
-    """Return the bits of its first values: NaN equals itself."""
-    return gradient.reshape(-1)[:SAMPLED_VALUES].view(torch.int32)
 
 
 def _copy(tensor: Tensor) -> Tensor:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from itertools import pairwise
 from typing import Any
 
@@ -11,12 +11,19 @@ import torch
 from torch import Tensor, nn
 
 from poseidon.engine.module.group import Group
+from poseidon.engine.module.sent_gradients import SentGradients
 from poseidon.engine.module.tensors import DistributeOptions, GroupPlan, ModuleTensors
-from poseidon.engine.module.update_rules import UpdateRule
+from poseidon.engine.module.update_rules import ShardRules
 from poseidon.engine.module.worker_context import STEP, WorkerContext
 from poseidon.errors import SnapshotError, UsageError
 from poseidon.exchange.base import History, Trained
 from ps_server.rules import history_count
+
+SCALED = (
+    "a GradScaler has read or changed this worker's gradients after backward() had sent them to the "
+    "shards; expected bfloat16 autocast, which needs no GradScaler, or a torch.optim optimizer on "
+    "the workers"
+)
 
 
 class RuleGroup(Group):
@@ -24,7 +31,7 @@ class RuleGroup(Group):
 
     Args:
         module: the module, or `torch.compile` of it.
-        rule: the update rule of its parameters.
+        rules: the update rules of its parameters.
         tensors: its tensors.
         options: the arguments of `distribute`.
         context: this worker.
@@ -33,35 +40,28 @@ class RuleGroup(Group):
     def __init__(
         self,
         module: nn.Module,
-        rule: UpdateRule,
+        rules: ShardRules,
         tensors: ModuleTensors,
         options: DistributeOptions,
         context: WorkerContext,
     ) -> None:
         trained = tensors.trained
-        rule.check_groups([*trained, *(table.spec.name for table in tensors.tables)])
+        rules.check_groups([*trained, *(table.spec.name for table in tensors.tables)])
         for name, parameter in trained.items():
             if not parameter.is_contiguous():
                 raise UsageError(
                     f"'{name}' is not contiguous in memory, so no rule can be applied to it in "
                     "place; expected "
-                    "torch.contiguous_format, or a torch.optim optimizer"
+                    "torch.contiguous_format, or a torch.optim optimizer on the workers"
                 )
-        self._rule = rule
+        self._rules = rules
         self._set_rate: float | None = None
+        self._sent = SentGradients(context, SCALED)
         plan = GroupPlan(
             tensors=[
-                Trained(
-                    name=name,
-                    # Its data: a value from the shards is no change by the script
-                    # (`_before_begin`).
-                    tensor=tensor.data if name in trained else tensor,
-                    rule=rule.server_rule(name),
-                    factor_rows=tensors.rows.get(trained[name], 0) * options.passes
-                    if name in trained
-                    else 0,
-                    statistics=name not in trained,
-                )
+                _trained(name, tensor, rules, tensors.rows.get(tensor, 0) * options.passes)
+                if isinstance(tensor, nn.Parameter)
+                else Trained(name=name, tensor=tensor, statistics=True)
                 for name, tensor in tensors.exchanged.items()
             ],
             sources=list(tensors.exchanged.values()),
@@ -81,9 +81,9 @@ class RuleGroup(Group):
         """The learning rate of the current or the next step; the same on every worker.
 
         It may be set between a step and the next forward pass. From then on it replaces the rule's
-        own rate.
+        own rate; that of `others` of Muon stays.
         """
-        return self._rate()
+        return self._rates()[0]
 
     @lr.setter
     def lr(self, rate: float) -> None:
@@ -95,7 +95,7 @@ class RuleGroup(Group):
 
     @property
     def _how(self) -> str:
-        return f"poseidon.{type(self._rule).__name__}"
+        return self._rules.label
 
     @property
     def _histories_differ(self) -> bool:
@@ -142,12 +142,30 @@ class RuleGroup(Group):
 
     def step(self, *, zero_grad: bool = True) -> None:
         """End the step. See `Group`. The new parameters arrive while the next forward pass runs."""
+        self._check_zero_grad(zero_grad)
+        self._end_step()
+
+    def _check_zero_grad(self, zero_grad: bool) -> None:
         if not zero_grad:
             raise UsageError(
                 f"step(zero_grad=False) under {self._how}: the shards use its gradients up, so "
-                "none can stay; expected step(), or a torch.optim optimizer"
+                "none can stay; expected step(), or a torch.optim optimizer on the workers"
             )
+
+    def _forget_passes(self) -> None:
+        super()._forget_passes()
+        self._sent.forget()
+
+    def _backward_is_over(self) -> None:
+        super()._backward_is_over()
+        self._sent.note(reversed(self._trained.values()))
+
+    def _end_step(self) -> None:
+        self._check_passes()
+        self._hooks.check_unchanged()
+        self._sent.check()
         self._check_unknown()
+        self._check_frozen()
         self._check_unchanged()
         with self._collections.calling(STEP):
             self._end_iteration()
@@ -171,8 +189,8 @@ class RuleGroup(Group):
                 raise UsageError(
                     f"'{name}' was changed by the script after distribute(), and the shards' "
                     "value would take its place; "
-                    "expected changes before distribute(), or a torch.optim optimizer as its "
-                    "second argument"
+                    "expected changes before distribute(), or a torch.optim optimizer on the "
+                    "workers"
                 )
 
     def _before_run(self) -> None:
@@ -186,8 +204,12 @@ class RuleGroup(Group):
             )
 
     def _check_unknown(self) -> None:
+        """Refuse gradients of parameters that no shard trains."""
+        self._check_trained(self._module.parameters())
+
+    def _check_trained(self, parameters: Iterable[nn.Parameter]) -> None:
         known = {*self._trained.values(), *self._plan.rest_of_tables}
-        for parameter in self._module.parameters():
+        for parameter in parameters:
             if parameter not in known and parameter.requires_grad and parameter.grad is not None:
                 raise UsageError(
                     f"{self._name(parameter)} has a gradient, but wanted none, or was not there, "
@@ -195,19 +217,35 @@ class RuleGroup(Group):
                     "no shard trains it; expected a module that is whole, with all that is ever "
                     "trained"
                 )
+
+    def _check_frozen(self) -> None:
         for name, parameter in self._trained.items():
             if not parameter.requires_grad:
                 raise UsageError(
                     f"'{name}' was frozen after distribute(), but momentum and decay on the "
                     "shards would move it on; expected "
-                    "a torch.optim optimizer, or it frozen before"
+                    "a torch.optim optimizer on the workers, or it frozen before"
                 )
 
     def _note_values(self) -> None:
         self._known = {name: _value_of(parameter) for name, parameter in self._trained.items()}
 
-    def _rate(self) -> float:
-        return self._rule.rate(self.steps) if self._set_rate is None else self._set_rate
+    def _rates(self) -> tuple[float, ...]:
+        own, *others = self._rules.rates(self.steps)
+        return own if self._set_rate is None else self._set_rate, *others
+
+
+def _trained(name: str, parameter: nn.Parameter, rules: ShardRules, factor_rows: int) -> Trained:
+    shape = tuple(parameter.shape)
+    rule = rules.server_rule(name, shape)
+    return Trained(
+        name=name,
+        # Its data: a value from the shards is no change by the script (`_before_begin`).
+        tensor=parameter.data,
+        rule=rule,
+        rate_index=rules.rate_index(name, shape),
+        factor_rows=factor_rows if rule.matrix is None else 0,
+    )
 
 
 def _value_of(parameter: nn.Parameter) -> tuple[int, int]:
@@ -227,5 +265,5 @@ def _check_apart(trained: Mapping[str, nn.Parameter]) -> None:
             raise UsageError(
                 f"'{name}' and '{other}' share memory, though they are two parameters; expected "
                 "one parameter in both places, "
-                "or a torch.optim optimizer"
+                "or a torch.optim optimizer on the workers"
             )

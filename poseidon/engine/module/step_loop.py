@@ -350,9 +350,9 @@ class StepLoop(ABC):
     def _replicated(self) -> dict[str, Tensor]:
         """Return the tensors that are equal on all workers after a step, by name: live tensors."""
 
-    def _rate(self) -> float:
-        """Return the rate of the iteration that begins."""
-        return 0.0
+    def _rates(self) -> tuple[float, ...]:
+        """Return the rates of the iteration that begins."""
+        return (0.0,)
 
     def _before_begin(self) -> None:  # noqa: B027 - nothing to check where an optimizer owns the parameters
         """Check what the script has done since the last step."""
@@ -365,7 +365,7 @@ class StepLoop(ABC):
         hooks = self._hooks
         self._before_begin()
         self._begun = True
-        self._exchange.start(self._collections.iterations, self._rate())
+        self._exchange.start(self._collections.iterations, *self._rates())
         hooks.start()
 
     def _backward_is_over(self) -> None:
@@ -400,7 +400,7 @@ class StepLoop(ABC):
     def _finish_iteration(self) -> None:
         """End the iteration."""
         with self._collections.ending_iteration():
-            self._tables.push(self._rate, self.steps)
+            self._tables.push(lambda: self._rates()[0], self.steps)
             self._exchange.finish()
         self._begun = self._settled = self._forward_of_step = False
         self._passes = 0

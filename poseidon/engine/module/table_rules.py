@@ -41,7 +41,7 @@ def row_rule(rule: UpdateRule, name: str) -> tuple[RowRule, float]:
     Raises:
         UsageError: the rule would move rows without a gradient.
     """
-    made, dense = _RULES.get(type(rule)), rule.server_rule(name)
+    made, dense = _RULES.get(type(rule)), rule.server_rule(name, (1, 1))
     if made is None or (type(rule) is SGD and dense.momentum) or dense.decay:
         raise UsageError(
             f"table '{name}' cannot follow {type(rule).__name__} with these arguments, which moves "

@@ -10,8 +10,8 @@ Law: every worker finds the same tensors in the same order, that of the module's
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Any
 
@@ -26,6 +26,16 @@ from poseidon.engine.module.update_rules import Outer
 from poseidon.errors import UsageError
 from poseidon.exchange.base import Trained
 from poseidon.exchange.factors.taps import hooks_on, layers_with_factors
+
+
+class RunsOn(Enum):
+    """What applies the update rule of a torch.optim optimizer."""
+
+    WORKERS = "workers"
+    """The optimizer itself, on every worker."""
+    SHARDS = "shards"
+    """The shards: workers keep no state of the optimizer."""
+
 
 RUNNING = ("running_mean", "running_var")
 Example = Tensor | Sequence[Any] | Mapping[str, Any]
@@ -52,6 +62,7 @@ class DistributeOptions:
     clip: float | None = None
     passes: int = 1
     buffers: Buffers = Buffers.AVERAGE
+    on: RunsOn = RunsOn.WORKERS
     example: Example | None = None
     batch_size: int = 0
     compress: str = ""
@@ -87,6 +98,17 @@ class ModuleTensors:
     rest: dict[str, Tensor]
     rows: Mapping[nn.Parameter, int] = field(default_factory=dict)
     tables: Sequence[PlannedTable] = ()
+
+    def trained_by(self, wanted: Collection[Tensor]) -> ModuleTensors:
+        """Return these tensors where only some parameters are trained: the others are broadcast
+        once.
+        """
+        rest = {name: tensor for name, tensor in self.trained.items() if tensor not in wanted}
+        return replace(
+            self,
+            exchanged={n: t for n, t in self.exchanged.items() if n not in rest},
+            rest={**self.rest, **rest},
+        )
 
     @property
     def trained(self) -> dict[str, nn.Parameter]:

@@ -21,7 +21,7 @@ from poseidon.engine.module.distribute import join, running_in
 from poseidon.engine.module.group import Group
 from poseidon.engine.module.optimizer_group import OptimizerGroup
 from poseidon.engine.module.tensors import Buffers, DistributeOptions
-from poseidon.engine.module.update_rules import SGD, Nesterov, ParameterGroup, UpdateRule
+from poseidon.engine.module.update_rules import SGD, ParameterGroup, UpdateRule
 from poseidon.engine.module.worker_context import LoopPosition, WorkerContext
 from poseidon.errors import JobError, UsageError
 from poseidon.exchange.kinds import ExchangeKind
@@ -96,7 +96,10 @@ def test_an_optimizer_alone_is_the_optimizer_without_us(name: str) -> None:
     ("rule", "optimizer"),
     [
         (SGD(lr=0.1, momentum=0.9, weight_decay=0.01), {"momentum": 0.9, "weight_decay": 0.01}),
-        (Nesterov(lr=0.1, momentum=0.9), {"momentum": 0.9, "nesterov": True}),
+        (
+            SGD(lr=0.1, momentum=0.9, nesterov=True),
+            {"momentum": 0.9, "nesterov": True},
+        ),
     ],
 )
 def test_a_rule_at_a_fixed_rate_is_torchs_optimizer(
@@ -448,3 +451,30 @@ def test_a_script_alone_saves_to_a_folder_and_resumes_from_it(
     goes = f"poseidon: checkpoints go to {folder}/train_iter_<steps>.pt\n"
     resumes = f"poseidon: resuming from {folder}/train_iter_6.pt at step 6\n"
     assert capsys.readouterr().err.endswith(goes + resumes + goes)
+
+
+@pytest.mark.parametrize(
+    ("how", "on", "words"),
+    [
+        ("torch.optim.AdamW(model.parameters())", "'shards'", None),
+        ("[torch.optim.AdamW(model.parameters())]", "'shards'", None),
+        ("poseidon.SGD(lr=1)", "'shards'", None),
+        (
+            "torch.optim.AdamW(model.parameters())",
+            "'server'",
+            "on is 'server'; expected 'workers' or",
+        ),
+        ("poseidon.SGD(lr=1)", "'workers'", "on is 'workers' with poseidon.SGD, a rule that the"),
+        ("[poseidon.SGD(lr=1)]", "'shards'", "distribute.. was given a list; expected a rule such"),
+        ("[]", "'shards'", "distribute.. was given a list; expected a rule such"),
+        ("[torch.optim.AdamW(model.parameters())]", "'workers'", "several of one module with on="),
+    ],
+)
+def test_where_an_optimizer_runs(how: str, on: str, words: str | None) -> None:
+    names = {"poseidon": poseidon, "torch": torch, "model": nn.Linear(2, 2)}
+    call = f"poseidon.distribute(model, {how}, on={on}).close()"
+    if words is None:
+        exec(call, names)
+        return
+    with pytest.raises(UsageError, match=words):
+        exec(call, names)
