@@ -35,12 +35,6 @@ class OfOneModule:
         """Call the hook."""
         return self._hook(*arguments, **named)
 
-    __call__._torchdynamo_disable = True  # type: ignore[attr-defined]
-    __call__._torchdynamo_disable_msg = (  # type: ignore[attr-defined]
-        "a hook of poseidon.distribute; for one graph call torch.compile(module) before "
-        "distribute()"
-    )
-
     def __deepcopy__(self, memo: object) -> OfOneModule:
         return idle()
 
@@ -59,13 +53,31 @@ class OutsideOfGraphs(OfOneModule):
         return None if torch.compiler.is_dynamo_compiling() else self._hook(*arguments, **named)
 
 
-# What torch.compiler.disable does to a frame, without its import, which takes seconds. Dynamo skips
-# the frames that these call, too.
-for _code in (OfOneModule.__call__.__code__, OutsideOfGraphs.__call__.__code__):
-    eval_frame.set_code_exec_strategy(
-        _code,
-        eval_frame._FrameExecStrategy(eval_frame._FrameAction.SKIP, eval_frame._FrameAction.SKIP),
-    )
+def leave_out_of_graphs(function: Any, reason: str) -> None:
+    """Let torch.compile trace neither a function nor what it calls.
+
+    What torch.compiler.disable does to a function, without its import, which takes seconds.
+
+    Args:
+        function: of a class.
+        reason: what torch says where there may be no break in a graph.
+    """
+    function._torchdynamo_disable = True
+    function._torchdynamo_disable_msg = reason
+    _skip(function)
+
+
+def _skip(function: Any) -> None:
+    skip = eval_frame._FrameAction.SKIP
+    strategy = eval_frame._FrameExecStrategy(skip, skip)  # also for the frames that it calls
+    eval_frame.set_code_exec_strategy(function.__code__, strategy)
+
+
+leave_out_of_graphs(
+    OfOneModule.__call__,
+    "a hook of poseidon.distribute; for one graph call torch.compile(module) before distribute()",
+)
+_skip(OutsideOfGraphs.__call__)
 
 
 def uncompiled(module: nn.Module) -> nn.Module:

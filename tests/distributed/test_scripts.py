@@ -110,8 +110,11 @@ torch.manual_seed(poseidon.this_worker().rank)
 model = torch.nn.Sequential(torch.nn.Linear(6, 40), torch.nn.BatchNorm1d(40), torch.nn.Dropout(), torch.nn.Linear(40, 2))
 numbers = torch.Generator().manual_seed(7)
 data = torch.utils.data.TensorDataset(torch.randn(60, 6, generator=numbers), torch.randn(60, 2, generator=numbers))
+table = torch.nn.Identity()
 if sys.argv[1] == "rule":
-    how = poseidon.Adam(lr=0.01, eps=1e-3)
+    how, table = poseidon.Adam(lr=0.01, eps=1e-3), poseidon.Table(9, 6, scale=0.1)
+    model = torch.nn.ModuleList([model, table, torch.nn.Embedding(5, 6, sparse=True)])
+    model.forward = lambda x: model[0](x + table(x[:, 0].abs().long()) + model[2](x[:, 1].abs().long()))
 else:
     how = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
 with poseidon.distribute(model, how) as group:
@@ -121,14 +124,16 @@ with poseidon.distribute(model, how) as group:
         for x, y in loader:
             torch.nn.functional.mse_loss(model(x), y).backward()
             group.step()
-            model.zero_grad()
             if group.steps % 5 == 0:
                 group.save(keep=2)
                 group.mean(0.0)  # no worker goes on before worker 0 has written it
             if group.steps == 11 and group.rank == group.size - 1 and not Path("killed").exists():
                 Path("killed").touch()
                 os.kill(os.getpid(), signal.SIGKILL)
-torch.save(model.state_dict(), sys.argv[2] + str(group.rank))
+    group.settle()
+    with torch.no_grad():
+        rows = table(torch.arange(9))
+torch.save({**model.state_dict(), "rows": rows}, sys.argv[2] + str(group.rank))
 """
 
 

@@ -269,6 +269,13 @@ class Group(StepLoop):
 
         return self._weights.until_all_end(batches, gather, self.rank)
 
+    def _is_left_out(self) -> bool:
+        return self._weights.is_left_out
+
+    def _finish_iteration(self) -> None:
+        super()._finish_iteration()
+        self._weights.end_step()
+
     def _on_gradient(self, parameter: Tensor | None = None) -> None:
         if not self._in_backward:
             self._weights.check_weighed()

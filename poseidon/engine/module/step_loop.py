@@ -400,6 +400,8 @@ class StepLoop(ABC):
     def _finish_iteration(self) -> None:
         """End the iteration."""
         with self._collections.ending_iteration():
+            if self._is_left_out():
+                self._tables.drop()
             self._tables.push(lambda: self._rates()[0], self.steps)
             self._exchange.finish()
         self._begun = self._settled = self._forward_of_step = False
@@ -431,6 +433,12 @@ class StepLoop(ABC):
         if not self._begun and (torch.is_grad_enabled() or not self._settled):
             self._begin()
         self._forward_of_step = self._forward_of_step or torch.is_grad_enabled()
+
+    def _is_left_out(self) -> bool:
+        """Return whether this worker's gradients of the step have no weight: then its rows count as
+        without a gradient.
+        """
+        return False
 
     def _on_lookup(self) -> None:
         """Begin an iteration where the first of its forward passes is that of a row table."""

@@ -16,6 +16,7 @@ from torch.nn import functional
 
 from poseidon.engine.module.update_rules import UpdateRule
 from poseidon.errors import UsageError
+from poseidon.exchange.module_hooks import leave_out_of_graphs
 from ps_server import RowInit, SpecError
 from ps_server.protocol.messages import RowIds
 from ps_server.protocol.row_settings import RowTableSpec
@@ -152,6 +153,9 @@ class Table(nn.Module):
                 "distribute() was given, before the group's close()"
             )
         return self.lookup
+
+
+leave_out_of_graphs(Table.forward, "a Table pulls rows from the shards, which is no computation")
 
 
 def distinct(

@@ -39,6 +39,16 @@ class BatchWeights:
         self._known: tuple[int, int] | None = None  # records of this worker's, and of all batches
         self._is_filler = False
         self._must_weigh = False
+        self._weighed: list[float] = []  # what the losses of this step were multiplied by
+
+    @property
+    def is_left_out(self) -> bool:
+        """Whether this worker's losses of the present step have no weight in the mean."""
+        return bool(self._weighed) and not any(self._weighed)
+
+    def end_step(self) -> None:
+        """Note that a step has ended."""
+        self._weighed.clear()
 
     def note(self, records: Sequence[int], rank: int) -> None:
         """Note the numbers of records of all workers' next batches, known to each of them.
@@ -85,6 +95,7 @@ class BatchWeights:
             mine = _NUMBER.pack(own if of is None or self._is_filler else of)
             total = math.fsum(_NUMBER.unpack(part)[0] for part in gather(mine))
             factor = own * self._workers / total if total else 0.0
+        self._weighed.append(factor)
         return loss if factor == 1.0 else loss * factor
 
     def check_weighed(self) -> None:

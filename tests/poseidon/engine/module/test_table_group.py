@@ -320,6 +320,26 @@ def test_a_resumed_run_goes_on_from_a_checkpoint_in_its_middle(tmp_path: Path) -
     assert all(torch.equal(rows, found[0]) for rows in found)
 
 
+@pytest.mark.parametrize("sparse", [True, False])
+def test_a_batch_without_weight_touches_no_row(sparse: bool) -> None:
+    """Adam would move a row whose gradient is zero, and one process has no such row."""
+
+    def body(module: nn.Module, group: Group) -> None:
+        for step, records in enumerate([1, 0, 1]):
+            x = torch.tensor([[3, 4, 5]]) if group.rank or step != 1 else torch.tensor([[7, 8, 9]])
+            loss = nn.functional.mse_loss(module(x), torch.ones(1, 2))
+            group.weigh(loss, 1 if group.rank else records).backward()
+            group.step()
+        group.settle()
+        found.append(values(module.embedding))  # type: ignore[arg-type]
+
+    found: list[Tensor] = []
+    together(2, lambda _: Net(torch_embedding() if sparse else table()), ADAM, body)
+    assert torch.equal(found[0], found[1])
+    moved = (found[0] != torch_embedding().weight.detach()).any(1)
+    assert moved.nonzero().flatten().tolist() == [3, 4, 5]
+
+
 REFUSED = {
     "clip": (SGD, DistributeOptions(clip=1.0), {}, "expected no clip="),
     "local steps": (SGD, DistributeOptions(local_steps=4), {}, "expected no local steps"),
