@@ -77,6 +77,7 @@ INSTALL_REQUIRES = [
     # encryption between machines; 47 is the first that seals into memory of the caller, a third
     # faster than into new memory
     "cryptography>=47",
+    "cloudpickle>=3.1",  # functions of notebooks, which pickle cannot send to workers
     "protobuf>=7.35.1",  # Caffe's definitions, models and Datum records
     "lmdb>=1.6",  # Caffe's LMDB databases
     # Caffe's LevelDB databases: plyvel, with wheels for aarch64 too
@@ -144,6 +145,8 @@ DEV_REQUIRES = [
     "pytest>=8.3",  # test runner
     "pytest-timeout>=2.3",  # a hung test is a failed test
     "pytest-xdist>=3.6",  # two tests at a time
+    "nbclient>=0.10",  # tests execute a notebook
+    "ipykernel>=6.29",  # its kernel
     "pillow>=11",  # a second opinion on encoded pictures, in tests
     "hypothesis>=6.120",  # properties of placement, wire and clocks
     "ruff>=0.9",  # format and lint

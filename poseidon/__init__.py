@@ -23,8 +23,10 @@ from typing import TYPE_CHECKING
 
 from poseidon.binding import bind
 from poseidon.errors import PoseidonError
+from poseidon.version import __version__
 
 if TYPE_CHECKING:
+    from poseidon.cli.function import launch
     from poseidon.engine.module.distribute import distribute, this_worker
     from poseidon.engine.module.group import Group
     from poseidon.engine.module.optimizer_group import OptimizerGroup
@@ -45,8 +47,6 @@ if TYPE_CHECKING:
         RMSProp,
     )
     from poseidon.engine.module.worker_context import ThisWorker
-
-__version__ = "0.1.0"
 
 __all__ = [
     "SGD",
@@ -70,6 +70,7 @@ __all__ = [
     "__version__",
     "bind",
     "distribute",
+    "launch",
     "this_worker",
 ]
 
@@ -96,12 +97,19 @@ if not TYPE_CHECKING:
         ),
         "worker_context": ("ThisWorker",),
     }
-    _MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}
+    _MODULE_OF = {
+        "launch": "poseidon.cli.function",
+        **{
+            name: f"poseidon.engine.module.{module}"
+            for module, names in _MODULES.items()
+            for name in names
+        },
+    }
 
     def __getattr__(name: str) -> object:
         if name not in _MODULE_OF:
             raise AttributeError(f"module 'poseidon' has no attribute '{name}'")
-        return getattr(import_module(f"poseidon.engine.module.{_MODULE_OF[name]}"), name)
+        return getattr(import_module(_MODULE_OF[name]), name)
 
     def __dir__() -> list[str]:
         return sorted({*globals(), *__all__})

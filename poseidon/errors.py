@@ -89,7 +89,13 @@ class MachinefileError(PoseidonError):
 
 
 class JobError(PoseidonError):
-    """A job could not start, or one of its processes failed."""
+    """A job could not start, or one of its processes failed.
+
+    Attributes:
+        traceback: of the exception that has ended a worker; empty: there was none.
+    """
+
+    traceback = ""
 
 
 class JobInterrupted(JobError):

@@ -93,7 +93,6 @@ somewhere.
 """
 
 SHARED = {
-    "poseidon.__version__",
     "poseidon.binding",
     "poseidon.durable",
     "poseidon.errors",
@@ -103,6 +102,7 @@ SHARED = {
     "poseidon.output_lines",
     "poseidon.settings",
     "poseidon.text_files",
+    "poseidon.version",
 }
 """What every package of `poseidon` may import. `ps_server` imports nothing of `poseidon`."""
 
@@ -230,6 +230,8 @@ UNSAFE_CALLS = {
     "pickle.loads",
 }
 SAFE_HERE = {
+    # the caller's own function, for the caller's own workers
+    "poseidon.cli.function": {"pickle", "cloudpickle"},
     "poseidon.data.prepare.cifar10_source": {
         "pickle"
     },  # an unpickler that knows arrays and nothing else

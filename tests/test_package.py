@@ -39,6 +39,7 @@ CHECKED = (
         "matplotlib",
         "pydot",
         "paramiko",
+        "cloudpickle",
     ),
     *("psutil", "tqdm"),
 )
@@ -275,6 +276,7 @@ def test_a_checkout_named_poseidon_is_no_package_in_the_folder_that_has_it(
         "poseidon/binding.py",
         "poseidon/errors.py",
         "poseidon/settings.py",
+        "poseidon/version.py",
     ):
         shutil.copy(repository / name, checkout / name)
     run(checkout, sys.executable, "-c", BUILD.format("editable"))

@@ -18,7 +18,6 @@ from contextlib import contextmanager, suppress
 from importlib import import_module
 from types import FrameType
 
-from poseidon import __version__
 from poseidon.cli.checkout import PACKAGES, is_checkout, use_environment
 from poseidon.cli.parsers import data, jobs, nets, watch
 from poseidon.cli.parsers.form import Command
@@ -26,6 +25,7 @@ from poseidon.cli.parsers.layout import overview
 from poseidon.errors import PoseidonError, described, nearest, out_of_files, out_of_memory
 from poseidon.hints import own_command
 from poseidon.settings import let_waiting_threads_sleep
+from poseidon.version import __version__
 from ps_server.importing import collector_paused
 
 GROUPS: Mapping[str, Sequence[Command]] = {

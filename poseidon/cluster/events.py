@@ -44,7 +44,8 @@ A process prints to standard output:
                                                                     `exchange_plan.json`
     {"event": "done"}                                               a worker whose work is finished and saved
     {"event": "done", "joined": false}                              a script that has ended without `distribute`
-    {"event": "error", "message": "one sentence", "exit_code": 1, "peer_lost": true}
+    {"event": "error", "message": "one sentence", "exit_code": 1, "peer_lost": true,
+     "traceback": "..."}
 and reads from standard input, after its job document:
     {"do": "connect", "addresses": ["tcp://...", ...], "round": 0, "among": "job"}
     {"do": "listen", "round": 1}    a shard, for a later exchange of addresses
@@ -166,6 +167,7 @@ class Failed:
         message: one sentence for the user.
         exit_code: what the command line exits with, 1..255.
         peer_lost: the cause is the loss of another process, whose own report counts first.
+        traceback: of an exception of the user's code; empty: there was none.
         host_lost: set by the launcher: the process's host is lost.
         killed_by_user: set by the launcher: the user has killed the job on that host; `unwanted` in
             the protocol.
@@ -174,6 +176,7 @@ class Failed:
     message: str
     exit_code: int
     peer_lost: bool
+    traceback: str = ""
     host_lost: bool = False
     killed_by_user: bool = False
 
@@ -253,12 +256,13 @@ def _position(fields: Mapping[str, object]) -> LoopPosition | None:
 
 
 def _failed(fields: Mapping[str, object]) -> Failed:
-    message = fields.get("message")
+    message, trace = fields.get("message"), fields.get("traceback")
     code = _whole_number(fields.get("exit_code"))
     return Failed(
         message=message if isinstance(message, str) and message else "failed without a message",
         exit_code=code if code is not None and 1 <= code <= 255 else 1,
         peer_lost=fields.get("peer_lost") is True,
+        traceback=trace if isinstance(trace, str) else "",
         host_lost=fields.get("host_lost") is True,
         killed_by_user=fields.get("unwanted") is True,
     )

@@ -25,10 +25,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from poseidon import __version__
 from poseidon.cluster.jobs.this_host import job_at
 from poseidon.errors import PoseidonError
 from poseidon.proto import paths
+from poseidon.version import __version__
 
 PACKAGES = ("torch", "pyzmq", "numpy", "msgpack", "lmdb", "paramiko")
 """The packages whose versions a description has."""

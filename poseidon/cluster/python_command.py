@@ -19,7 +19,7 @@ import sys
 from collections.abc import Iterable
 from pathlib import Path
 
-from poseidon import __version__
+from poseidon.version import __version__
 
 _FOLDER_LAST = 'import sys; sys.path[:1] == [""] and sys.path.append(sys.path.pop(0)); '
 _RUN_MODULE = 'import runpy; runpy.run_module(sys.argv.pop(1), run_name="__main__", alter_sys=True)'

@@ -38,6 +38,8 @@ WORK = {
     WorkKind.EXTRACTION: "poseidon.engine.tools.extractor:ExtractionWork",
 }
 """The class of each kind of work; a process imports only its own."""
+LONGEST_TRACEBACK = 16_000
+"""Characters that the launcher gets of a traceback: its end."""
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -86,7 +88,7 @@ def run_work(work: Work[Any]) -> int:
 
 def _report(error: Exception, work: Work[Any]) -> None:
     """Log an error that ended the work, and report it to the launcher in one sentence."""
-    document, location = work.document, work.location(error)
+    document, location, trace = work.document, work.location(error), ""
     place = ": ".join(part for part in (f"worker {document.rank}", location) if part)
     if isinstance(error, PoseidonError | ServerError):
         sentence = f"{place}: {error}" if location else str(error)
@@ -94,17 +96,19 @@ def _report(error: Exception, work: Work[Any]) -> None:
     else:
         problem = out_of_memory(error) or out_of_files(error) or described(error)
         sentence, exit_code = f"{place}: {problem} (details in {document.log_file})", 1
+        trace = "".join(traceback.format_exception(error))
         with (
             contextlib.suppress(OSError),
             document.log_file.open("a", encoding="utf-8", errors="backslashreplace") as file,
         ):
-            traceback.print_exception(error, file=file)
+            file.write(trace)
     LOGGER.critical("%s", sentence)
     work.launcher.send(
         "error",
         message=sentence,
         exit_code=exit_code,
         peer_lost=isinstance(error, PeerLost | StalenessTimeout),
+        traceback=trace[-LONGEST_TRACEBACK:],
     )
 
 

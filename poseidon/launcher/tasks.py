@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from types import FrameType
 
-from poseidon import __version__
 from poseidon.cluster.agent.messages import Join
 from poseidon.cluster.dial.tasks import ENDING, Rendezvous, TaskDialer, run_task
 from poseidon.cluster.machinefile import socket_host
@@ -22,6 +21,7 @@ from poseidon.cluster.rendezvous.schedulers import Task
 from poseidon.cluster.rendezvous.task_signals import TaskSignals
 from poseidon.cluster.supervision.signals import exit_code_of
 from poseidon.errors import JobError, PoseidonError, UsageError
+from poseidon.version import __version__
 
 
 def devices_of_tasks(gpu: str, app_threads: int, tasks: int) -> tuple[str, int]:

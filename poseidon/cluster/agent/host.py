@@ -22,7 +22,6 @@ from typing import Any
 
 import psutil
 
-from poseidon import __version__
 from poseidon.cluster import host_probe
 from poseidon.cluster.agent import files
 from poseidon.cluster.agent.agent import Action, AgentState, Leave, Send
@@ -68,6 +67,7 @@ from poseidon.cluster.jobs.this_host import answers
 from poseidon.cluster.process import OutputStream, ProcessSpec
 from poseidon.errors import JobError, PoseidonError
 from poseidon.settings import read_settings
+from poseidon.version import __version__
 
 HEARTBEAT_S = 2.0
 TICK_S = 0.2

@@ -17,7 +17,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from poseidon import __version__
 from poseidon.cluster.agent.agent import LONGEST_PAUSE_S
 from poseidon.cluster.agent.messages import (
     AGENT_ITSELF,
@@ -51,6 +50,7 @@ from poseidon.cluster.agent.wire import REPORTS, REQUESTS, WireError
 from poseidon.cluster.dial.channel import Channel
 from poseidon.cluster.process import Listener, ProcessSpec
 from poseidon.errors import JobError, printable
+from poseidon.version import __version__
 
 HEARTBEAT_S = 2.0
 START_S = 60.0

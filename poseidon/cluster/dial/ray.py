@@ -18,7 +18,6 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
-from poseidon import __version__
 from poseidon.cluster.agent.child import ChildSettings, base_environment
 from poseidon.cluster.agent.host import Agent, AgentSettings
 from poseidon.cluster.agent.remote import RemoteAgent
@@ -30,6 +29,7 @@ from poseidon.cluster.ray.resources import Resources, pinned
 from poseidon.cluster.ray.sealing import ChannelKeys, SealError
 from poseidon.errors import JobError, printable
 from poseidon.settings import inherited_environment
+from poseidon.version import __version__
 
 POLL_S = 2.0
 CALL_S = 60.0

@@ -27,7 +27,6 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from types import FrameType, TracebackType
 
-from poseidon import __version__
 from poseidon.cluster.agent.child import ChildSettings
 from poseidon.cluster.agent.host import Agent, AgentSettings
 from poseidon.cluster.agent.messages import AGENT_ITSELF, Exited, Join, Report, Shutdown
@@ -42,6 +41,7 @@ from poseidon.cluster.parallel import for_each_host
 from poseidon.cluster.rendezvous.hosts import RendezvousHost, group_by_host, rejection_reason
 from poseidon.cluster.supervision.signals import exit_code_of
 from poseidon.errors import JobError
+from poseidon.version import __version__
 from ps_server.errors import ServerError
 from ps_server.keys import Keyring
 from ps_server.transport.zmq_sockets import ZmqClientTransport, ZmqServerTransport

@@ -204,6 +204,7 @@ class Cause:
     sentence: str
     exit_code: int = 1
     remedy: Remedy = Remedy.NONE
+    traceback: str = ""
 
 
 @dataclass(slots=True, kw_only=True)

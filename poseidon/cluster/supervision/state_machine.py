@@ -141,7 +141,7 @@ class JobStateMachine:
         left = [process.label for process in self._processes.values() if process.running]
         survivors = f"; these did not end: {', '.join(left)}" if left and self._ended() else ""
         error = self._error(cause, cause.sentence + survivors)
-        error.exit_code = cause.exit_code
+        error.exit_code, error.traceback = cause.exit_code, cause.traceback
         return error
 
     def _error(self, cause: Cause, sentence: str) -> JobError:
@@ -209,7 +209,13 @@ class JobStateMachine:
             remedy = Remedy.RESTART if event.peer_lost or event.host_lost else Remedy.NONE
             self._ended_by_user |= event.killed_by_user
             self._fail(
-                Cause(rank=rank, sentence=event.message, exit_code=event.exit_code, remedy=remedy),
+                Cause(
+                    rank=rank,
+                    sentence=event.message,
+                    exit_code=event.exit_code,
+                    remedy=remedy,
+                    traceback=event.traceback,
+                ),
                 now,
             )
 

@@ -67,8 +67,9 @@ def test_an_error_is_one_sentence(
     event = end(tmp_path, error, place)
     assert event.pop("message").startswith(message.replace("LOG", str(log)))
     expected = {"event": "error", "exit_code": exit_code, "peer_lost": peer_lost, "code": 1}
-    assert event == expected
     is_expected = isinstance(error, UsageError | PeerLost)
+    assert (event.pop("traceback") == "") is is_expected
+    assert event == expected
     assert log.exists() is not is_expected
     assert is_expected or "Traceback" in log.read_text(encoding="utf-8")
 

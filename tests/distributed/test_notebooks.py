@@ -1,0 +1,71 @@
+"""`poseidon.launch` in a real kernel: the example, a worker's error, and the stop button."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import nbformat
+import pytest
+from nbclient import NotebookClient
+
+from tests.support.training_processes import environment
+
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(200)]
+NOTEBOOK = Path(__file__).parents[2] / "examples/notebook/train.ipynb"
+FAILS = """
+def fails():
+    import poseidon
+    if poseidon.this_worker().rank == 1:
+        raise ValueError("bad luck")
+    while True:
+        pass
+
+poseidon.launch(fails)
+"""
+IS_STOPPED = """
+def endless():
+    import torch
+    model = torch.nn.Linear(2, 2)
+    with poseidon.distribute(model, poseidon.SGD(lr=0.1)) as group:
+        while True:
+            model(torch.ones(1, 2)).sum().backward()
+            group.step()
+            if group.steps == 3 and group.rank == 0:
+                import os, signal
+                os.kill(kernel, signal.SIGINT)
+
+kernel = os.getpid()
+try:
+    poseidon.launch(endless)
+except KeyboardInterrupt:
+    print("interrupted; children:", len(psutil.Process().children(recursive=True)))
+"""
+
+
+def text_of(cell: nbformat.NotebookNode) -> str:
+    return "".join(output.get("text", "") for output in cell.outputs)
+
+
+def test_a_notebook_trains_fails_and_is_stopped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in environment(tmp_path).items():
+        monkeypatch.setenv(name, value)
+    notebook = nbformat.read(NOTEBOOK, as_version=4)
+    trained = len(notebook.cells)
+    for source in (FAILS, "import os, poseidon, psutil" + IS_STOPPED):
+        notebook.cells.append(nbformat.v4.new_code_cell(source))
+    client = NotebookClient(
+        notebook, timeout=150, allow_errors=True, resources={"metadata": {"path": str(tmp_path)}}
+    )
+    client.execute()
+    shown = [text_of(cell) for cell in notebook.cells if cell.cell_type == "code"]
+    assert "epoch 0: loss" in shown[1]
+    assert "epoch 4: loss" in shown[1]
+    assert "of 2 workers" in shown[1]
+    assert (tmp_path / "circle.pt").is_file()
+    (error,) = [o for o in notebook.cells[trained].outputs if o.output_type == "error"]
+    assert "worker 1" in error.evalue
+    assert 'raise ValueError("bad luck")' in error.evalue
+    assert error.evalue.count("Traceback") == 1
+    assert "interrupted; children: 0" in shown[-1]

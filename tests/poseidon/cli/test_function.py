@@ -1,0 +1,70 @@
+"""What `poseidon.launch` sends to workers and refuses; `tests/distributed/test_notebooks.py` has
+its jobs.
+"""
+
+from __future__ import annotations
+
+import runpy
+import threading
+from pathlib import Path
+
+import pytest
+
+import poseidon
+from poseidon.cli.function import _of_function, _script_of, _words
+from poseidon.engine.module.distribute import running_in
+from poseidon.engine.module.worker_context import WorkerContext
+from poseidon.errors import UsageError
+
+FACTOR = 3
+
+
+def note(path: str, value: int) -> None:
+    Path(path).write_text(str(FACTOR * value), encoding="utf-8")
+
+
+def test_the_script_calls_the_function(tmp_path: Path) -> None:
+    script = tmp_path / "note.py"
+    script.write_text(_script_of(note, (str(tmp_path / "noted"), 4)), encoding="utf-8")
+    runpy.run_path(str(script), run_name="__main__")
+    assert (tmp_path / "noted").read_text(encoding="utf-8") == "12"
+
+
+def test_flags_are_those_of_the_command_line() -> None:
+    flags = {"num_app_threads": 2, "ddp": True, "exchange": "svb", "trace": False, "gpu": None}
+    assert _words(flags) == ["--num_app_threads=2", "--ddp", "--exchange=svb"]
+
+
+def test_what_cannot_be_sent_is_refused() -> None:
+    with pytest.raises(UsageError, match=r"launch\(\) cannot send 'note' .*; expected a function"):
+        poseidon.launch(note, args=(threading.Lock(),))
+
+
+def test_an_unknown_flag_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(UsageError, match="flags that `poseidon run` refuses"):
+        poseidon.launch(note, args=("x", 1), exchanges="ps")
+    assert "exchanges" in capsys.readouterr().err
+
+
+def test_a_worker_starts_no_job(tmp_path: Path) -> None:
+    with (
+        running_in(WorkerContext(folder=tmp_path)),
+        pytest.raises(UsageError, match="called by a worker of a job"),
+    ):
+        poseidon.launch(note)
+
+
+def test_a_traceback_begins_in_the_function() -> None:
+    trace = (
+        "Traceback (most recent call last):\n"
+        '  File "/poseidon/process.py", line 1, in main\n    run()\n'
+        '  File "/tmp/x/train.py", line 13, in <module>\n    function(*arguments)\n'
+        '  File "cell", line 9, in train\n    fail()\n'
+        "ValueError: bad luck\n"
+    )
+    assert _of_function(trace, "/tmp/x/train.py") == (
+        "Traceback (most recent call last):\n"
+        '  File "cell", line 9, in train\n    fail()\n'
+        "ValueError: bad luck\n"
+    )
+    assert _of_function(trace, "/tmp/y.py") == trace
