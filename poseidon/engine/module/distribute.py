@@ -248,6 +248,7 @@ def join(
     if isinstance(how, UpdateRule):
         return RuleGroup(module, how, tensors, options, context)
     if options.on is RunsOn.SHARDS and (optimizers := _optimizers(how)):
+        context = _through_shards(context)
         return ShardOptimizerGroup(module, optimizers, tensors, options, context)
     if isinstance(how, torch.optim.Optimizer):
         kind = LocalOptimizerGroup if context.member.options.sync_every else OptimizerGroup
@@ -315,6 +316,16 @@ def _with_local_steps(context: WorkerContext, options: DistributeOptions) -> Wor
 
 def _with_options(context: WorkerContext, options: ExchangeOptions) -> WorkerContext:
     return replace(context, member=replace(context.member, options=options))
+
+
+def _through_shards(context: WorkerContext) -> WorkerContext:
+    """Return the context with all gradients sent to the shards, unless the job names an exchange:
+    by others the workers apply the rules themselves, and keep the state.
+    """
+    options = context.member.options
+    if options.kind is not ExchangeKind.AUTO:
+        return context
+    return _with_options(context, replace(options, kind=ExchangeKind.SERVER))
 
 
 def _rows(module: nn.Module, options: DistributeOptions) -> dict[nn.Parameter, int]:

@@ -17,9 +17,11 @@ from poseidon.engine.module.shard_optimizer_group import ShardOptimizerGroup
 from poseidon.engine.module.tensors import DistributeOptions, RunsOn
 from poseidon.engine.module.worker_context import WorkerContext
 from poseidon.errors import SnapshotError, UsageError
+from poseidon.exchange.factors.carrier import FactorCarrier
 from poseidon.exchange.kinds import ExchangeKind
 from poseidon.exchange.membership import Membership
 from poseidon.exchange.options import ExchangeOptions
+from poseidon.exchange.server.carrier import ServerCarrier
 from ps_server.network import Network
 from tests.support.cluster import TIMEOUT_S
 from tests.support.module_groups import How, failures_of, together
@@ -27,6 +29,7 @@ from tests.support.module_groups import How, failures_of, together
 Optimizers = list[torch.optim.Optimizer]
 ON_SHARDS = DistributeOptions(on=RunsOn.SHARDS)
 STEPS = 7
+BOTH = {ServerCarrier, FactorCarrier}
 KINDS = [kind for kind in ExchangeKind if kind is not ExchangeKind.LOCAL]
 
 
@@ -145,6 +148,24 @@ def test_an_ordinary_loop_on_three_workers_is_torchs(
     limit = 1e-6 if kind is ExchangeKind.SERVER else 3e-6
     options = replace(ON_SHARDS, batch_size=2)
     assert_close(train(how, options=options, member=of_kind(kind)), alone(how), limit)
+
+
+@pytest.mark.parametrize(
+    ("kind", "carriers"), [(ExchangeKind.AUTO, {ServerCarrier}), (ExchangeKind.HYBRID, BOTH)]
+)
+def test_unless_the_job_names_an_exchange_all_gradients_go_to_the_shards(
+    kind: ExchangeKind, carriers: set[type]
+) -> None:
+    """Workers that apply the rule to factors keep its state."""
+
+    def body(net: nn.Module, group: Group) -> None:
+        assert {type(carrier) for carrier in group._exchange.carriers} == carriers
+        assert bool(group._exchange.by_factors) == (kind is ExchangeKind.HYBRID)
+        losses(net, 0, group.rank, group.size).backward()
+        group.step()
+
+    options = replace(ON_SHARDS, batch_size=2)
+    together(3, build, adamw, body, options=options, member=of_kind(kind))
 
 
 @pytest.mark.parametrize(
