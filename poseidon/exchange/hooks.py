@@ -42,6 +42,7 @@ class Hooks:
         entry: the compiled module that the script calls in place of `module`; all
             tensors are waited for before it runs.
         on_backward: called when a backward pass reaches a layer whose weight travels as factors.
+        on_value: called with the index of a tensor once its value has come.
         sends: whether gradients are sent; otherwise they stay in `grad`, for an optimizer of the
             caller.
     """
@@ -57,9 +58,11 @@ class Hooks:
         sources: Sequence[Tensor] = (),
         entry: nn.Module | None = None,
         on_backward: Callable[[], None] = lambda: None,
+        on_value: Callable[[int], None] = lambda _: None,
         sends: bool = True,
     ) -> None:
         self._exchange = exchange
+        self._on_value = on_value
         self._sends = sends
         self._passes = passes
         self._wait_free = wait_free
@@ -72,6 +75,7 @@ class Hooks:
         self._without_forward: set[int] = set()
         own: Sequence[Tensor] = sources or [trained.tensor for trained in tensors]
         self._sources = own
+        self._types = [tensor.dtype for tensor in own]
         self._indices = {tensor: index for index, tensor in enumerate(own)}
         self._handles: list[RemovableHandle] = []
         layers = layers_with_factors(module)
@@ -184,7 +188,7 @@ class Hooks:
         self._accumulated.clear()
         for tensor, index in self._by_gradient.items() if self._sends else ():
             if index not in self._begun and tensor.grad is not None:
-                self._exchange.begin(index, tensor.grad.data)
+                self._exchange.begin(index, tensor.grad.data.float())
             tensor.grad = None
         self._end_taps()
 
@@ -227,9 +231,9 @@ class Hooks:
         self._accumulated[index] = tensor.grad, tensor.grad._version
         if self._wait_free and self._pass == self._passes - 1:
             self._begun.add(index)
-            # Its `data`: `finish` must not see what the exchange does to it in the background as a
-            # change.
-            self._exchange.begin(index, tensor.grad.data)
+            # Its `data`, in float32: `finish` must not see what the exchange does to it in the
+            # background as a change.
+            self._exchange.begin(index, tensor.grad.data.float())
 
     def _check_kind(self, index: int, gradient: Tensor) -> None:
         if gradient.layout is not torch.strided:
@@ -237,10 +241,10 @@ class Hooks:
                 f"the gradient of '{self._names[index]}' is sparse; expected a dense one, as of "
                 "nn.Embedding(sparse=False)"
             )
-        if gradient.dtype is not torch.float32:
+        if gradient.dtype is not self._types[index]:
             raise UsageError(
                 f"the gradient of '{self._names[index]}' is {gradient.dtype}; expected parameters "
-                "that stay torch.float32"
+                f"that stay {self._types[index]}"
             )
 
     def _waiter(self, owned: Sequence[int]) -> Callable[[nn.Module, object], None]:
@@ -254,6 +258,7 @@ class Hooks:
     def _wait(self, index: int) -> None:
         self._waiting.discard(index)
         self._exchange.wait(index)
+        self._on_value(index)
 
 
 def _is_cleared(source: Tensor, gradient: Tensor, version: int) -> bool:

@@ -169,7 +169,8 @@ def distribute(
     in the same order.
 
     Args:
-        module: a module, or `torch.compile(module)`. Its parameters are float32. Its `state_dict`
+        module: a module, or `torch.compile(module)`. Its parameters are
+            float32, bfloat16 or float16. Its `state_dict`
             keeps its form.
         how: a rule that the shards apply, such as `poseidon.SGD`; or a torch.optim optimizer.
             Several optimizers of one module with `on="shards"`.
@@ -330,8 +331,10 @@ def _through_shards(context: WorkerContext) -> WorkerContext:
 
 def _rows(module: nn.Module, options: DistributeOptions) -> dict[nn.Parameter, int]:
     if options.example is not None:
-        return rows_by_example(module, options.example)
-    return rows_by_batch_size(module, options.batch_size)
+        rows = rows_by_example(module, options.example)
+    else:
+        rows = rows_by_batch_size(module, options.batch_size)
+    return {weight: count for weight, count in rows.items() if weight.dtype is torch.float32}
 
 
 def _context() -> WorkerContext:

@@ -357,6 +357,7 @@ class Group(StepLoop):
             "how": self._how,
             "exchange_plan": self._recorded.to_json() if self._recorded is not None else "",
             **self._own.shared(),
+            "masters": self._masters.state(),
             **self._save_how(),
             "tables": self._tables.clocks(),
             **({"groups": groups} if groups else {}),
@@ -535,7 +536,9 @@ class Group(StepLoop):
             self._exchange.state.hold_back(
                 {name: tensor.numpy() for name, tensor in held_back.items()}
             )
+        self._masters.load(state.get("masters", {}))
         self._load_how(state)
+        self._masters.publish_all()
         self._tables.load(state.get("tables", {}), path if self.rank == 0 else None)
         if self._plan.tables and self.size > 1:
             with self._collections.calling(call):

@@ -50,6 +50,12 @@ class LocalOptimizerGroup(OptimizerGroup):
             for n, t in tensors.exchanged.items()
             if t in wanted or not isinstance(t, nn.Parameter)
         }
+        coarse = next((n for n, t in exchanged.items() if t.dtype is not torch.float32), None)
+        if coarse is not None:
+            raise UsageError(
+                f"'{coarse}' is {exchanged[coarse].dtype}, and local steps of a torch optimizer "
+                "exchange parameters of torch.float32; expected these, or a rule"
+            )
         self._means = {p: p for p in exchanged.values() if isinstance(p, nn.Parameter)}
         return GroupPlan(
             tensors=[

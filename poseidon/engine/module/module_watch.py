@@ -31,11 +31,13 @@ class ModuleCallbacks:
             of the group.
         on_gradient: called when a backward pass has reached the module; several times within each.
         on_state_read: called before `state_dict` reads the module.
+        on_value: called with the index of a tensor of the exchange once its value has come.
     """
 
     on_forward: Callable[..., None]
     on_gradient: Callable[..., None]
     on_state_read: Callable[..., None]
+    on_value: Callable[[int], None]
 
 
 class ModuleWatch:
@@ -81,6 +83,7 @@ class ModuleWatch:
                 sources=plan.sources,
                 entry=entry if is_compiled else None,
                 on_backward=callbacks.on_gradient,
+                on_value=callbacks.on_value,
                 sends=plan.sends_gradients,
             )
             removal.callback(self.hooks.close)

@@ -22,6 +22,7 @@ from torch.utils.hooks import RemovableHandle
 
 from poseidon.engine.module.checkpoint_file import on_host
 from poseidon.engine.module.group import Group
+from poseidon.engine.module.masters import as_float32
 from poseidon.engine.module.sent_gradients import SentGradients
 from poseidon.engine.module.tensors import DistributeOptions, GroupPlan, ModuleTensors
 from poseidon.engine.module.worker_context import STEP, WorkerContext
@@ -80,7 +81,7 @@ class OptimizerGroup(Group):
         rest = dict(tensors.rest)
         for name, tensor in tensors.exchanged.items():
             if not isinstance(tensor, nn.Parameter):
-                exchanged.append(Trained(name=name, tensor=tensor, statistics=True))
+                exchanged.append(Trained(name=name, tensor=as_float32(tensor), statistics=True))
                 sources.append(tensor)
             elif tensor in wanted:
                 mean = self._means[tensor] = nn.Parameter(_copy(tensor), requires_grad=False)
@@ -221,7 +222,7 @@ class OptimizerGroup(Group):
         self._settled = self._averaged = self._averaged_in_place = True
         for parameter, mean in self._means.items():
             # A parameter that has been frozen since is left alone, as in one process.
-            parameter.grad = mean.data if parameter.requires_grad else None
+            parameter.grad = mean.data.to(parameter.dtype) if parameter.requires_grad else None
 
     def _backward_is_over(self) -> None:
         super()._backward_is_over()
@@ -308,4 +309,4 @@ def exchanged_parameters(optimizer: torch.optim.Optimizer, tensors: ModuleTensor
 
 
 def _copy(tensor: Tensor) -> Tensor:
-    return tensor.detach().clone(memory_format=torch.contiguous_format)
+    return tensor.detach().float().clone(memory_format=torch.contiguous_format)

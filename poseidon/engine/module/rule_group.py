@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from poseidon.engine.module.group import Group
+from poseidon.engine.module.masters import as_float32
 from poseidon.engine.module.sent_gradients import SentGradients
 from poseidon.engine.module.tensors import DistributeOptions, GroupPlan, ModuleTensors
 from poseidon.engine.module.update_rules import ShardRules
@@ -61,7 +62,7 @@ class RuleGroup(Group):
             tensors=[
                 _trained(name, tensor, rules, tensors.rows.get(tensor, 0) * options.passes)
                 if isinstance(tensor, nn.Parameter)
-                else Trained(name=name, tensor=tensor, statistics=True)
+                else Trained(name=name, tensor=as_float32(tensor), statistics=True)
                 for name, tensor in tensors.exchanged.items()
             ],
             sources=list(tensors.exchanged.values()),
@@ -240,8 +241,8 @@ def _trained(name: str, parameter: nn.Parameter, rules: ShardRules, factor_rows:
     rule = rules.server_rule(name, shape)
     return Trained(
         name=name,
-        # Its data: a value from the shards is no change by the script (`_before_begin`).
-        tensor=parameter.data,
+        # Of its data: a value from the shards is no change by the script (`_before_begin`).
+        tensor=as_float32(parameter.data),
         rule=rule,
         rate_index=rules.rate_index(name, shape),
         factor_rows=factor_rows if rule.matrix is None else 0,

@@ -59,4 +59,4 @@ class SentGradients:
 
 def _first(gradient: Tensor) -> Tensor:
     """Return the bits of its first values: NaN equals itself."""
-    return gradient.reshape(-1)[:SAMPLED_VALUES].view(torch.int32)
+    return gradient.reshape(-1)[:SAMPLED_VALUES].contiguous().view(torch.uint8)

@@ -25,6 +25,7 @@ from torch import Tensor, nn
 
 from poseidon.engine.broadcast import broadcast_parameters
 from poseidon.engine.module.group_collections import GroupCollections
+from poseidon.engine.module.masters import Masters
 from poseidon.engine.module.module_watch import ModuleCallbacks, ModuleWatch
 from poseidon.engine.module.table_group import TableGroup
 from poseidon.engine.module.table_link import Callbacks
@@ -76,6 +77,7 @@ class StepLoop(ABC):
         )
         self._watch: ModuleWatch | None = None
         self._tables = TableGroup()
+        self._masters = Masters(plan.tensors, plan.sources)
         self._check = ReplicaCheck(
             context.member.options if self.size > 1 else NO_CHECK,
             state=self._replicated,
@@ -91,6 +93,7 @@ class StepLoop(ABC):
         self._closed = False
         try:
             self._exchange.open(None)
+            self._masters.publish_all()
             if self.size > 1:
                 with self._collections.calling(DISTRIBUTE):
                     self._check_rest()
@@ -116,6 +119,7 @@ class StepLoop(ABC):
                     on_forward=self._on_forward,
                     on_gradient=self._on_gradient,
                     on_state_read=self._on_state_read,
+                    on_value=self._masters.publish,
                 ),
             )
         except BaseException:
@@ -294,6 +298,7 @@ class StepLoop(ABC):
         else:
             for index in range(len(self._plan.tensors)):
                 self._exchange.wait(index)
+        self._masters.publish_all()
         self._tables.settle()
         self._settled = True
 
@@ -403,6 +408,7 @@ class StepLoop(ABC):
             if self._is_left_out():
                 self._tables.drop()
             self._tables.push(lambda: self._rates()[0], self.steps)
+            self._masters.take_statistics()
             self._exchange.finish()
         self._begun = self._settled = self._forward_of_step = False
         self._passes = 0

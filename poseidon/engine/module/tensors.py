@@ -21,6 +21,7 @@ from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.parameter import is_lazy
 from torch.overrides import TorchFunctionMode
 
+from poseidon.engine.module.masters import TYPES
 from poseidon.engine.module.table_plan import PlannedTable
 from poseidon.engine.module.update_rules import Outer
 from poseidon.errors import UsageError
@@ -178,12 +179,13 @@ def module_tensors(
         if tensor in of_tables:
             found.rest[name] = tensor
         elif tensor.requires_grad:
-            if tensor.dtype is not torch.float32:
+            if tensor.dtype not in TYPES:
                 raise UsageError(
-                    f"'{name}' is {tensor.dtype}; expected parameters of torch.float32"
+                    f"'{name}' is {tensor.dtype}; expected parameters of torch.float32, "
+                    "torch.bfloat16 or torch.float16"
                 )
             found.exchanged[name] = tensor
-        elif statistics and buffers is Buffers.AVERAGE and tensor.dtype is torch.float32:
+        elif statistics and buffers is Buffers.AVERAGE and tensor.dtype in TYPES:
             found.exchanged[name] = tensor
         else:
             found.rest[name] = tensor
