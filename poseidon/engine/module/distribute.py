@@ -239,7 +239,7 @@ def join(
         )
     context = _with_local_steps(_compressed(context, options.compress), options)
     inner = uncompiled(module)
-    tables = plan_tables(inner, how, context.member.options.staleness)
+    tables = plan_tables(inner, how, context.member.options)
     check_tables(tables, context.member, options.clip)
     tensors = module_tensors(inner, options.buffers, tables)
     if (

@@ -230,9 +230,8 @@ class OptimizerGroup(Group):
 
     def _check_unknown(self, optimizer: torch.optim.Optimizer) -> None:
         """Refuse to train parameters that are not exchanged: they would differ between workers."""
-        own = (
-            p for group in optimizer.param_groups for p in group["params"] if p not in self._means
-        )
+        known = {*self._means, *self._plan.rest_of_tables}
+        own = (p for group in optimizer.param_groups for p in group["params"] if p not in known)
         moved = (p for p, version in self._versions.items() if p._version != version)
         for parameter in (*own, *moved):
             if parameter.requires_grad and parameter.grad is not None:
@@ -303,7 +302,8 @@ def exchanged_parameters(optimizer: torch.optim.Optimizer, tensors: ModuleTensor
             "expected one module that "
             "holds all of them"
         )
-    if not found & set(tensors.exchanged.values()):
+    of_tables = {parameter for table in tensors.tables for parameter in table.module.parameters()}
+    if not found & {*tensors.exchanged.values(), *of_tables}:
         raise UsageError("the optimizer has no parameter that wants a gradient: nothing to train")
     return found
 

@@ -82,22 +82,23 @@ class OptimizerRules:
     Each parameter group has a rate of its own.
 
     Args:
-        optimizers: of classes that have a rule; each parameter in one of them. None has made a
-            step.
-        names: the parameters' names in the module.
+        optimizers: of classes that have a rule, unless they have none of these parameters; each
+            parameter in one of them. None has made a step.
+        names: the parameters' names in the module, without those of row tables.
 
     Raises:
         UsageError: an optimizer has no exact rule, or has made steps.
     """
 
     def __init__(self, optimizers: Sequence[Optimizer], names: Mapping[nn.Parameter, str]) -> None:
-        for optimizer in optimizers:
+        self._all = optimizers
+        self._optimizers = [optimizer for optimizer in optimizers if _trains(optimizer, names)]
+        for optimizer in self._optimizers:
             _check_convertible(optimizer)
-        self._optimizers = optimizers
         self._rules: list[UpdateRule] = []
         self._constants: list[dict[str, Any]] = []
         self._index: dict[str, int] = {}
-        for optimizer in optimizers:
+        for optimizer in self._optimizers:
             for group in optimizer.param_groups:
                 for name in (names[p] for p in group["params"] if p in names):
                     if name in self._index:
@@ -111,7 +112,7 @@ class OptimizerRules:
     @property
     def label(self) -> str:
         """The names of the optimizers, for messages and checkpoints."""
-        classes = " and ".join(f"torch.optim.{type(o).__name__}" for o in self._optimizers)
+        classes = " and ".join(f"torch.optim.{type(o).__name__}" for o in self._all)
         return f"{classes} on the shards"
 
     def server_rule(self, name: str, shape: Sequence[int]) -> Rule:
@@ -138,6 +139,10 @@ class OptimizerRules:
 
     def check_groups(self, names: Sequence[str]) -> None:
         """Do nothing: groups of optimizers have parameters, not patterns."""
+
+
+def _trains(optimizer: Optimizer, names: Mapping[nn.Parameter, str]) -> bool:
+    return any(p in names for group in optimizer.param_groups for p in group["params"])
 
 
 def _check_convertible(optimizer: Optimizer) -> None:

@@ -232,7 +232,7 @@ class RuleGroup(Group):
         self._known = {name: _value_of(parameter) for name, parameter in self._trained.items()}
 
     def _rates(self) -> tuple[float, ...]:
-        own, *others = self._rules.rates(self.steps)
+        own, *others = self._rules.rates(self.steps) or (0.0,)
         return own if self._set_rate is None else self._set_rate, *others
 
 

@@ -111,9 +111,9 @@ class TableGroup:
             step: number of finished steps.
         """
         for link in self.links:
-            rule = link.planned.rule
-            rate = own_rate() if rule is None else rule.rate(step)
-            link.push(rate * link.planned.rate_factor)
+            planned = link.planned
+            rate = own_rate() if planned.rate is None else planned.rate(step)
+            link.push(rate * planned.rate_factor)
 
     def drop(self) -> None:
         """Drop this step's gradients."""

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any, TypeGuard
 
 import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from poseidon.engine.module.table import Table
-from poseidon.engine.module.table_rules import row_rule
+from poseidon.engine.module.table_rules import row_rule, rule_of_optimizer
 from poseidon.engine.module.update_rules import UpdateRule
 from poseidon.errors import UsageError
 from poseidon.exchange.membership import Membership
+from poseidon.exchange.options import ExchangeOptions
+from ps_server import RowRule
 from ps_server.protocol.row_settings import RowTableSpec
 
 SparseEmbedding = nn.Embedding | nn.EmbeddingBag
@@ -25,51 +29,103 @@ class PlannedTable:
     Attributes:
         module: that looks rows up.
         spec: the table.
-        rule: that its rate comes from; None: the group's.
+        rate: returns the rate of a step, counted from 0; None: the group's rate is its own.
         rate_factor: multiplies the rate.
     """
 
     module: Table | SparseEmbedding
     spec: RowTableSpec
-    rule: UpdateRule | None
-    rate_factor: float
+    rate: Callable[[int], float] | None
+    rate_factor: float = 1.0
 
 
-def plan_tables(module: nn.Module, how: object, staleness: int) -> list[PlannedTable]:
+def plan_tables(module: nn.Module, how: object, options: ExchangeOptions) -> list[PlannedTable]:
     """Return the row tables of a module, in the order of its layers.
 
-    The weights of sparse embeddings are tables where `how` is an update rule, if no other module
-    uses them.
+    The weight of a sparse embedding is a table, if no other module uses it and `how` trains it.
+    With local steps, a torch optimizer trains it on each worker.
 
     Args:
         module: the module.
-        how: the rule or optimizer that `distribute` was given.
-        staleness: of the job.
+        how: the rule, optimizer or optimizers that `distribute` was given.
+        options: of the exchange.
 
     Raises:
         UsageError: a table cannot be trained as its arguments say.
     """
+    optimizers = [one for one in _several(how) if isinstance(one, Optimizer)]
     rule = how if isinstance(how, UpdateRule) else None
-    found = []
-    users = _users(module)
+    found, users = [], _users(module)
     for name, child in module.named_modules():
         if isinstance(child, Table):
-            if child.rule is None and rule is None:
-                raise UsageError(
-                    f"table '{name}' has no rule, and torch.optim runs on the workers, which do not "
-                    "hold it; expected Table(..., rule=poseidon.Adam(lr=...))"
-                )
-            own, factor = row_rule(child.rule or rule, name)  # type: ignore[arg-type]
-            spec = replace(child.spec, name=name, rule=own, staleness=staleness)
-            found.append(PlannedTable(module=child, spec=spec, rule=child.rule, rate_factor=factor))
-        elif rule is not None and _is_sparse(child) and users[child.weight] == 1:
-            _check_embedding(name, child)
+            found.append(_of_table(name, child, rule))
+        elif _is_sparse(child) and users[child.weight] == 1:
             weight_name = f"{name}.weight" if name else "weight"
-            own, factor = row_rule(rule, weight_name)
-            rows, dim = child.weight.shape
-            spec = RowTableSpec(name=weight_name, rows=rows, dim=dim, rule=own, staleness=staleness)
-            found.append(PlannedTable(module=child, spec=spec, rule=None, rate_factor=factor))
-    return found
+            if rule is not None:
+                own, factor = row_rule(rule, weight_name)
+                found.append(_of_embedding(weight_name, child, own, None, factor))
+            elif not options.sync_every and (trainer := _trainer(child.weight, optimizers)):
+                optimizer, group = trainer
+                own = rule_of_optimizer(optimizer, group, weight_name)
+                found.append(_of_embedding(weight_name, child, own, _rate_of(group), 1.0))
+    of_job = options.staleness
+    return [replace(t, spec=replace(t.spec, staleness=of_job)) for t in found]
+
+
+def _several(how: object) -> Sequence[object]:
+    return how if isinstance(how, Sequence) else [how]
+
+
+def _of_table(name: str, table: Table, rule: UpdateRule | None) -> PlannedTable:
+    rule = table.rule or rule
+    if rule is None:
+        raise UsageError(
+            f"table '{name}' has no rule, and is no parameter of a torch optimizer; expected "
+            "Table(..., rule=poseidon.Adam(lr=...))"
+        )
+    own, factor = row_rule(rule, name)
+    return PlannedTable(
+        module=table,
+        spec=replace(table.spec, name=name, rule=own),
+        rate=None if table.rule is None else table.rule.rate,
+        rate_factor=factor,
+    )
+
+
+def _of_embedding(
+    name: str,
+    module: SparseEmbedding,
+    rule: RowRule,
+    rate: Callable[[int], float] | None,
+    rate_factor: float,
+) -> PlannedTable:
+    if module.max_norm is not None:
+        raise UsageError(
+            f"'{name}' is sparse and its module has max_norm, with which each worker would change "
+            "rows by itself; expected max_norm=None or sparse=False"
+        )
+    if module.weight.dtype is not torch.float32:
+        raise UsageError(
+            f"'{name}' is {module.weight.dtype}; expected sparse embeddings of torch.float32"
+        )
+    rows, dim = module.weight.shape
+    spec = RowTableSpec(name=name, rows=rows, dim=dim, rule=rule)
+    return PlannedTable(module=module, spec=spec, rate=rate, rate_factor=rate_factor)
+
+
+def _trainer(
+    weight: Tensor, optimizers: Sequence[Optimizer]
+) -> tuple[Optimizer, Mapping[str, Any]] | None:
+    """Return the optimizer that trains a parameter, with its group; None: none does."""
+    for optimizer in optimizers:
+        for group in optimizer.param_groups:
+            if any(parameter is weight for parameter in group["params"]):
+                return optimizer, group
+    return None
+
+
+def _rate_of(group: Mapping[str, Any]) -> Callable[[int], float]:
+    return lambda step: float(group["lr"])
 
 
 def _users(module: nn.Module) -> dict[Tensor, int]:
@@ -81,24 +137,12 @@ def _users(module: nn.Module) -> dict[Tensor, int]:
     return found
 
 
-def _is_sparse(module: nn.Module) -> bool:
+def _is_sparse(module: nn.Module) -> TypeGuard[SparseEmbedding]:
     return (
         isinstance(module, nn.Embedding | nn.EmbeddingBag)
         and module.sparse
         and module.weight.requires_grad
     )
-
-
-def _check_embedding(name: str, module: SparseEmbedding) -> None:
-    if module.max_norm is not None:
-        raise UsageError(
-            f"'{name}' is sparse and has max_norm, with which each worker would change rows by "
-            "itself; expected max_norm=None or sparse=False"
-        )
-    if module.weight.dtype is not torch.float32:
-        raise UsageError(
-            f"'{name}' is {module.weight.dtype}; expected sparse embeddings of torch.float32"
-        )
 
 
 def check_tables(tables: Sequence[PlannedTable], member: Membership, clip: float | None) -> None:

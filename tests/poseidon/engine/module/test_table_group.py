@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 import poseidon
 from poseidon.engine.module.group import Group
-from poseidon.engine.module.tensors import DistributeOptions
+from poseidon.engine.module.tensors import DistributeOptions, RunsOn
 from poseidon.engine.module.update_rules import UpdateRule
 from poseidon.errors import UsageError
 from poseidon.exchange.kinds import ExchangeKind
@@ -181,6 +181,59 @@ def test_a_table_beside_an_optimizer_of_torch() -> None:
 
     together(WORKERS, lambda _: Net(table(ADAM)), optimizer, body)
     torch.testing.assert_close(found[0], expected["embedding.weight"], rtol=0, atol=1e-6)
+
+
+def one_optimizer(module: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.SGD(module.parameters(), lr=0.1)
+
+
+def two_optimizers(module: nn.Module) -> list[torch.optim.Optimizer]:
+    assert isinstance(module, Net)
+    return [
+        torch.optim.SparseAdam(module.embedding.parameters(), lr=0.02),
+        torch.optim.SGD(module.last.parameters(), lr=0.1),
+    ]
+
+
+@pytest.mark.parametrize("workers", [1, WORKERS])
+@pytest.mark.parametrize("case", ["one on workers", "one on shards", "two on shards"])
+def test_a_sparse_embedding_follows_its_torch_optimizer(case: str, workers: int) -> None:
+    number, place = case.split(" on ")
+    how: Callable[[nn.Module], object] = one_optimizer if number == "one" else two_optimizers
+    sparse = RULES["sgd" if number == "one" else "adam"][1]
+    expected = one_process(sparse, 0.1)
+    ends = together(
+        workers,
+        lambda _: Net(torch_embedding()),
+        how,  # type: ignore[arg-type]
+        loop(range(STEPS)),
+        options=DistributeOptions(on=RunsOn(place)),
+    )
+    for end in ends:
+        for key, value in expected.items():
+            torch.testing.assert_close(end[key], value, rtol=0, atol=1e-6)
+
+
+def test_the_rate_of_a_table_is_the_optimizers_present_one() -> None:
+    def body(module: nn.Module, group: Group) -> None:
+        scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizers[0], 0.5)
+        for _ in range(3):
+            module(torch.tensor([1])).sum().backward()
+            optimizers[0].step()
+            scheduler.step()
+        group.settle()
+        found.append(module.weight.detach().clone())  # type: ignore[operator]
+
+    def how(module: nn.Module) -> torch.optim.Optimizer:
+        optimizers.append(torch.optim.SGD(module.parameters(), lr=1.0))
+        return optimizers[0]
+
+    found: list[Tensor] = []
+    for place in RunsOn:
+        optimizers: list[torch.optim.Optimizer] = []
+        embedding = nn.Embedding(3, 1, sparse=True, _weight=torch.zeros(3, 1))
+        together(1, lambda _, e=embedding: e, how, body, options=DistributeOptions(on=place))
+    assert [rows.flatten().tolist() for rows in found] == 2 * [[0, -1.75, 0]]
 
 
 def bags(mode: str) -> tuple[poseidon.Table, nn.EmbeddingBag]:
@@ -356,7 +409,7 @@ REFUSED = {
         {},
         "without weight decay",
     ),
-    "torch": (
+    "no rule": (
         lambda module: torch.optim.SGD(module.parameters(), lr=0.1),
         DistributeOptions(),
         {},
@@ -398,8 +451,29 @@ def test_what_a_group_with_tables_refuses() -> None:
     assert "expected step() right after backward()" in misuse_of(average, optimizer)
 
 
+@pytest.mark.parametrize(
+    ("optimizer", "reason"),
+    [
+        (torch.optim.AdamW, "torch.optim.AdamW; expected SparseAdam"),
+        (lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.5), "torch.optim.SGD with momentum=0.5"),
+    ],
+)
+def test_an_optimizer_that_moves_rows_without_a_gradient(
+    optimizer: Callable[[object], torch.optim.Optimizer], reason: str
+) -> None:
+    with pytest.raises(UsageError, match=f"table 'embedding.weight' has sparse.*{reason}"):
+        together(
+            1,
+            lambda _: Net(torch_embedding()),
+            lambda m: optimizer(m.parameters()),
+            lambda *_: None,
+        )
+
+
 def test_a_sparse_embedding_that_cannot_be_a_table() -> None:
     embedding = torch_embedding()
     embedding.max_norm = 1.0
-    with pytest.raises(UsageError, match="'embedding' is sparse and has max_norm"):
+    with pytest.raises(
+        UsageError, match=r"'embedding.weight' is sparse and its module has max_norm"
+    ):
         together(1, lambda _: Net(embedding), SGD, lambda *_: None)
