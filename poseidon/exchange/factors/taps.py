@@ -5,11 +5,12 @@ It works on any module whose forward is y = x W^T (+ b) over the last axes of x,
 parameter `weight`: `torch.nn.Linear`, and Caffe's InnerProduct. While the module runs, the weight
 is out of autograd (`requires_grad` off); v is the module's input, u the gradient at its output.
 
-Law: one forward and one backward pass of the module in each pass of the net, and no other use of
-the weight. A module that is used twice has a gradient of more than one product, and so has a weight
-that is used beside its module (`functional.linear(h, layer.weight)`); both are refused. In the
-first iteration no weight is released before the end of the pass, so that such a use is refused
-before the weight changes under it. A weight whose `requires_grad` the user has switched off is left
+Law: no other use of the weight than the forward passes of its module. The gradient of a module that
+runs several times in a pass is the product of all its rows: its factors leave once the backward
+pass has reached each run, or at the end of the pass. A weight that is used beside its module
+(`functional.linear(h, layer.weight)`) is refused. In the first iteration no weight is released
+before the end of the pass, so that such a use is refused before the weight changes under it; nor is
+that of a module that runs several times. A weight whose `requires_grad` the user has switched off is left
 alone. `torch.autograd.grad` sends nothing; a gradient of a gradient is refused, as the weight is no
 part of the first one.
 """
@@ -31,6 +32,8 @@ from poseidon.exchange.exchange import Exchange
 from poseidon.exchange.module_hooks import OfOneModule
 
 Factors = tuple[Tensor, Tensor]
+WHOLE = "no example= and batch_size= of distribute(), or --exchange=ps"
+"""What makes a gradient travel as a whole."""
 
 
 class FactorTap:
@@ -59,7 +62,8 @@ class FactorTap:
         self._weight: nn.Parameter = module.get_parameter("weight")
         self._outputs, self._inputs = self._weight.shape
         self._kept: list[Factors] = []
-        self._backwards = 0
+        self._forwards = self._backwards = 0
+        self._has_sent = False
         self._sends = True
         self._releases = False
         self._taken_out = False  # whether the weight is out of autograd, as its layer runs
@@ -77,7 +81,8 @@ class FactorTap:
         """Begin a pass; `sends`: the factors of all passes so far leave as soon as this one has
         them.
         """
-        self._backwards = 0
+        self._forwards = self._backwards = 0
+        self._has_sent = False
         self._sends = sends
 
     def drop(self) -> None:
@@ -97,6 +102,7 @@ class FactorTap:
     def _send_kept(self) -> None:
         if self._kept:
             kept, self._kept = self._kept, []
+            self._has_sent = True
             self._exchange.begin_factors(self.index, *_stacked(kept))
 
     def _used_beside(self, gradient: Tensor | None) -> None:
@@ -143,6 +149,7 @@ class FactorTap:
         if output is None or not output.requires_grad:
             return None
         x = _input(arguments, named)
+        self._forwards += 1
         if x.requires_grad:
             x.register_hook(self._left)
         tapped: Tensor = _Tap.apply(output, self._weight, partial(self._gradient, x, x._version))  # type: ignore[no-untyped-call]
@@ -152,27 +159,26 @@ class FactorTap:
         self._on_backward()
         self._check(x, version)
         factors = (gradient.reshape(-1, self._outputs), x.detach().reshape(-1, self._inputs))
-        if self._sends and not self._kept:
+        if self._sends and not self._kept and self._forwards == 1:
+            self._has_sent = True
             self._exchange.begin_factors(self.index, *factors)
         else:
             self._kept.append((factors[0].clone(), factors[1].clone()))
-            if self._sends:
+            if self._sends and self._backwards == self._forwards:
                 self._send_kept()
 
     def _check(self, x: Tensor, version: int) -> None:
         self._backwards += 1
         before = self._weight.grad
-        if self._backwards > 1:
+        if self._has_sent:
             raise UsageError(
-                f"'{self._name}' is used more than once in a pass, so it cannot travel as "
-                "factors; expected "
-                "a layer of its own, or --exchange=ps"
+                f"'{self._name}' is used again in a pass after its factors have left; expected all "
+                f"forward passes before backward(), or {WHOLE}"
             )
         if torch.is_grad_enabled():
             raise UsageError(
                 f"'{self._name}' travels as factors, so there is no gradient of its gradient "
-                "(create_graph); "
-                "expected --exchange=ps"
+                f"(create_graph); expected {WHOLE}"
             )
         if x._version != version:
             raise UsageError(
@@ -189,7 +195,8 @@ class FactorTap:
         """Release the weight: the gradient at the input exists, so this pass reads the weight no
         more.
         """
-        if self._releases and self._sends and not self._kept and self._backwards:
+        once = self._forwards == self._backwards == 1
+        if once and self._releases and self._sends and not self._kept:
             self._exchange.release(self.index)
 
 

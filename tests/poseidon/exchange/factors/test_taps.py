@@ -160,10 +160,26 @@ def test_evaluation_between_takes_nothing() -> None:
     assert run(mlp(), loss).factors[0][0].shape[0] == 6
 
 
-def test_a_layer_that_is_used_twice_is_refused() -> None:
+def test_the_factors_of_a_layer_that_is_used_twice_leave_together() -> None:
     net = nn.Sequential(nn.Linear(5, 5))
-    with pytest.raises(UsageError, match="used more than once"):
-        run(net, lambda net: (net(net(torch.randn(2, 5))) ** 2).sum())
+    x = torch.randn(2, 5)
+
+    def loss(net: nn.Module) -> Tensor:
+        return (net(net(x)) ** 2).sum()
+
+    (expected, _) = torch.autograd.grad(loss(net), list(net.parameters()))
+    u, v = run(net, loss).factors[0]
+    assert u.shape[0] == 4
+    torch.testing.assert_close(u.t() @ v, expected)
+
+
+def test_a_layer_that_is_used_again_after_its_factors_have_left_is_refused() -> None:
+    def loss(net: nn.Module) -> Tensor:
+        net(torch.randn(2, 5)).sum().backward()
+        return net(torch.randn(2, 5)).sum()
+
+    with pytest.raises(UsageError, match="is used again in a pass after its factors have left"):
+        run(nn.Sequential(nn.Linear(5, 5)), loss)
 
 
 @pytest.mark.parametrize("first", [True, False], ids=["before its layer", "after its layer"])
