@@ -38,6 +38,11 @@ class ExchangeKind(Enum):
     """One worker, no network."""
 
     @property
+    def sends_factors(self) -> bool:
+        """Whether weights may travel as factors."""
+        return self in (ExchangeKind.AUTO, ExchangeKind.HYBRID, ExchangeKind.FACTORS)
+
+    @property
     def has_shards(self) -> bool:
         """Whether tensors may go to shards."""
         return self not in (ExchangeKind.ALLREDUCE, ExchangeKind.LOCAL)

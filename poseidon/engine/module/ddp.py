@@ -25,15 +25,19 @@ import torch.distributed.fsdp
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from poseidon.engine.module.linear_factors import watch_layers
 from poseidon.engine.module.worker_context import (
     STEP,
     LoopPosition,
+    Observed,
     WorkerContext,
     unobserved,
 )
 from poseidon.errors import UsageError
 from poseidon.exchange.base import ExchangeSettings, Trained
 from poseidon.exchange.build import build_exchange
+from poseidon.exchange.exchange import Exchange
+from poseidon.exchange.module_hooks import uncompiled
 from poseidon.process_group.backend import initialize
 from poseidon.process_group.mesh import Mesh
 from ps_server import Rule, RuleKind, SignalKind
@@ -47,54 +51,37 @@ SHARDED = (
 class BucketReducer:
     """Reduces the buckets of one DistributedDataParallel module by an exchange.
 
+    The process group reduces the first backward pass, which shows which weights of fully-connected
+    layers may travel as factors, and with how many rows. Then the exchange opens.
+
     Args:
         module: the module.
         context: this worker.
     """
 
     def __init__(self, module: DistributedDataParallel, context: WorkerContext) -> None:
-        first = not context.reducers
-        self._on_progress = context.on_progress if first else lambda _: None
         self.module = module
+        self._context = context
+        self._is_first = not context.reducers
         self._steps = 0
         self._waiting: list[tuple[Any, torch.futures.Future[Tensor]]] = []
-        named = {
-            name: parameter
+        self._names = {
+            parameter: name
             for name, parameter in module.module.named_parameters()
             if parameter.requires_grad and name not in module.parameters_to_ignore
         }
-        self._index = {parameter: index for index, parameter in enumerate(named.values())}
-        self._means = [
-            torch.zeros(parameter.shape, dtype=torch.float32, device=parameter.device)
-            for parameter in named.values()
-        ]
-        mean = Rule(kind=RuleKind.MEAN)
-        tensors = [
-            Trained(name=name, tensor=tensor, rule=mean)
-            for name, tensor in zip(named, self._means, strict=True)
-        ]
-        built = build_exchange(
-            tensors,
-            ExchangeSettings(),
-            context.member,
-            context.connect,
-            trace=context.trace,
-            schemes=context.schemes(list(named)),
-        )
-        observe = context.observe if first else unobserved
-        self._observed = observe(built, module.module)
-        self._exchange = self._observed.exchange
-        self._exchange.open(None)
-        self._exchange.start(0, 0.0)
-        self._observed.watch()
-        if first:
-            context.on_open(built, self._exchange)
+        is_compiled = uncompiled(module.module) is not module.module
+        may_send_factors = context.member.options.kind.sends_factors and not is_compiled
+        self._layers = watch_layers(module.module) if may_send_factors else {}
+        self._observed: Observed | None = None
+        self._means: list[Tensor] = []
         module.register_forward_pre_hook(self._before_forward)
         self._hook = lambda _, bucket: self._reduce(bucket)
 
     def close(self) -> None:
         """Leave the exchange."""
-        self._observed.close()
+        if self._observed is not None:
+            self._observed.close()
 
     def _before_forward(self, module: nn.Module, _: object) -> None:
         """Become the communication hook unless the script has registered one of its own.
@@ -105,7 +92,7 @@ class BucketReducer:
         assert isinstance(module, DistributedDataParallel)
         if not module._comm_hooks:
             module.register_comm_hook(None, self._hook)
-        requests = self._exchange.control.requests
+        requests = self._observed.exchange.control.requests if self._observed else ()
         if any(r.kind is SignalKind.STOP and r.clock <= self._steps for r in requests):
             raise KeyboardInterrupt(f"the job was asked to stop after step {self._steps}")
 
@@ -116,36 +103,107 @@ class BucketReducer:
                 "a sparse gradient in DistributedDataParallel; expected sparse=False, or "
                 "poseidon.distribute"
             )
-        for parameter, gradient in zip(bucket.parameters(), bucket.gradients(), strict=True):
-            self._exchange.begin(self._index[parameter], gradient.float().contiguous())
         future: torch.futures.Future[Tensor] = torch.futures.Future()
         self._waiting.append((bucket, future))
+        if self._observed is not None:
+            self._send(bucket, self._observed.exchange)
         if bucket.is_last():
-            self._finish()
+            self._report(STEP)
+            if self._observed is None:
+                self._open()
+            else:
+                self._finish(self._observed.exchange)
+            self._steps += 1
+            self._report()
+            for layer in self._layers.values():
+                layer.clear()
+            waiting, self._waiting = self._waiting, []
+            for done, one in waiting:
+                one.set_result(done.buffer())
         return future
 
-    def _finish(self) -> None:
-        """End the iteration, and give DistributedDataParallel the means of all buckets, which the
-        next iteration waits for.
+    def _send(self, bucket: Any, exchange: Exchange) -> None:
+        for parameter, gradient in _gradients(bucket):
+            index = self._index[parameter]
+            if index not in exchange.by_factors:
+                exchange.begin(index, gradient.float().contiguous())
+                continue
+            layer = self._layers[parameter]
+            layer.check(gradient, self._names[parameter])
+            if layer.rows:
+                exchange.begin_factors(index, *layer.factors())
+                exchange.release(index)  # no layer uses the mean
+
+    def _finish(self, exchange: Exchange) -> None:
+        """End the iteration, and fill the buckets with the means, which the next iteration waits
+        for.
         """
-        self._report(STEP)
-        self._exchange.finish()
-        self._steps += 1
-        self._exchange.start(self._steps, 0.0)
+        exchange.finish()
+        exchange.start(self._steps + 1, 0.0)
         for bucket, _ in self._waiting:
-            for parameter, gradient in zip(bucket.parameters(), bucket.gradients(), strict=True):
+            for parameter, gradient in _gradients(bucket):
                 index = self._index[parameter]
-                self._exchange.wait(index)
+                exchange.wait(index)
                 gradient.copy_(self._means[index])
-        self._report()
-        waiting, self._waiting = self._waiting, []
-        for bucket, future in waiting:
-            future.set_result(bucket.buffer())
+                layer = self._layers.get(parameter) if index in exchange.by_factors else None
+                if layer is not None and layer.before is not None:
+                    gradient.add_(layer.before)
+
+    def _open(self) -> None:
+        """Reduce the first buckets by the process group, and open the exchange."""
+        rows = {}
+        for bucket, _ in self._waiting:
+            for parameter, gradient in _gradients(bucket):
+                layer = self._layers.get(parameter)
+                rows[parameter] = layer.rows if layer and layer.are_of(gradient) else 0
+        agreed = torch.tensor([[rows[parameter]] * 2 for parameter in self._names])
+        distributed: Any = torch.distributed
+        least, most = agreed[:, 0].contiguous(), agreed[:, 1].contiguous()
+        distributed.all_reduce(least, op=distributed.ReduceOp.MIN)
+        distributed.all_reduce(most, op=distributed.ReduceOp.MAX)
+        for bucket, _ in self._waiting:
+            distributed.all_reduce(bucket.buffer(), op=distributed.ReduceOp.AVG)
+        self._index = {parameter: index for index, parameter in enumerate(self._names)}
+        self._means = [
+            torch.zeros(parameter.shape, dtype=torch.float32, device=parameter.device)
+            for parameter in self._names
+        ]
+        mean = Rule(kind=RuleKind.MEAN)
+        context = self._context
+        built = build_exchange(
+            [
+                Trained(name=name, tensor=tensor, rule=mean, factor_rows=high if low else 0)
+                for name, tensor, low, high in zip(
+                    self._names.values(), self._means, least.tolist(), most.tolist(), strict=True
+                )
+            ],
+            ExchangeSettings(start_clock=1),  # the first iteration is done
+            context.member,
+            context.connect,
+            trace=context.trace,
+            schemes=context.schemes(list(self._names.values())),
+        )
+        observe = context.observe if self._is_first else unobserved
+        self._observed = observe(built, self.module.module)
+        exchange = self._observed.exchange
+        exchange.open(None)
+        exchange.start(self._steps + 1, 0.0)
+        self._observed.watch()
+        used = {p for p, index in self._index.items() if index in exchange.by_factors}
+        for parameter in self._layers.keys() - used:
+            self._layers.pop(parameter).close()
+        if self._is_first:
+            context.on_open(built, exchange)
 
     def _report(self, current: str = "") -> None:
-        self._on_progress(
-            LoopPosition(steps=self._steps, iterations=self._steps, collection=current)
-        )
+        if self._is_first:
+            self._context.on_progress(
+                LoopPosition(steps=self._steps, iterations=self._steps, collection=current)
+            )
+
+
+def _gradients(bucket: Any) -> Iterator[tuple[nn.Parameter, Tensor]]:
+    return zip(bucket.parameters(), bucket.gradients(), strict=True)
 
 
 def reduce_by_exchange(module: DistributedDataParallel, context: WorkerContext) -> None:
