@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from ps_server.errors import RemoteProtocolError
 from ps_server.protocol import messages as m
 from ps_server.protocol.row_settings import RowTableSpec
-from ps_server.row_rules import first_values, update_rows
+from ps_server.row_rules import first_values, sum_by_row, update_rows
 
 Places = NDArray[np.int64]
 """Indices of rows in the memory of a shard."""
@@ -166,7 +166,9 @@ class RowCell:
         return self.clock > before
 
     def _apply(self, pushes: dict[int, m.PushRows]) -> None:
-        rows_N, sum_Nd = summed([pushes[rank] for rank in range(len(self.own))], self.spec.dim)
+        in_order = [pushes[rank] for rank in range(len(self.own))]
+        dim = self.spec.dim
+        rows_N, sum_Nd = sum_by_row([(p.rows, p.array.reshape(-1, dim)) for p in in_order], dim)
         if len(rows_N):
             sum_Nd /= np.float32(len(self.own))
             places, (value_Nd, *history) = self.memory.take(rows_N)
@@ -241,17 +243,3 @@ class RowCell:
                 f"worker {rank} sends {sizes} elements for {len(rows_N)} rows of {self.name}; "
                 f"expected {list(widths)} a row"
             )
-
-
-def summed(pushes: Sequence[m.PushRows], dim: int) -> tuple[m.RowIds, m.Array]:
-    """Return the rows of all pushes, each once in increasing order, and the sum of the gradients of
-    each, in the order of the pushes.
-    """
-    parts = [push for push in pushes if len(push.rows)]
-    if not parts:
-        return np.zeros(0, np.uint32), np.zeros((0, dim), np.float32)
-    rows_N = np.unique(np.concatenate([push.rows for push in parts]))
-    sum_Nd = np.zeros((len(rows_N), dim), np.float32)
-    for push in parts:
-        sum_Nd[np.searchsorted(rows_N, push.rows)] += push.array.reshape(-1, dim)
-    return rows_N, sum_Nd

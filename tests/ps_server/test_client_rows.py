@@ -2,19 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import numpy as np
 import pytest
 import torch
 
-from ps_server import Client, StoreSpec
+from ps_server import Client, Server, Shard, StoreSpec, ZmqServerTransport
 from ps_server.errors import PeerLeft
+from ps_server.keys import JobKeys
+from ps_server.network import Network
 from ps_server.protocol.messages import Array, RowIds
 from ps_server.protocol.row_settings import RowInit, RowRule, RowRuleKind, RowTableSpec
 from ps_server.row_rules import first_values
 from ps_server.transport.memory import Faults
-from tests.support.cluster import Connect, memory_store, run_workers, socket_store
+from tests.support.cluster import (
+    TIMEOUT_S,
+    Connect,
+    memory_store,
+    run_workers,
+    serving,
+    socket_store,
+)
 
 WORKERS, ROWS, DIM = 3, 40, 4
 ADAM = RowRule(kind=RowRuleKind.ADAM)
@@ -86,7 +96,24 @@ def one_process(steps: int) -> Array:
     return value.detach().numpy()
 
 
-@pytest.mark.parametrize("open_store", [memory_store, socket_store])
+@contextmanager
+def encrypted_store(workers: int, shards: int) -> Iterator[Connect]:
+    """Run a store on sockets with keys."""
+    keys = JobKeys.new(workers=workers, shards=shards)
+    servers = [
+        Server(Shard(i, workers), ZmqServerTransport("tcp://127.0.0.1:0", keys.of_shard(i)))
+        for i in range(shards)
+    ]
+
+    def connect(rank: int, store: StoreSpec) -> Client:
+        network = Network(rank=rank, size=workers, keys=keys.of_worker(rank), timeout_s=TIMEOUT_S)
+        return Client([server.address for server in servers], network, store)
+
+    with serving(servers):
+        yield connect
+
+
+@pytest.mark.parametrize("open_store", [memory_store, socket_store, encrypted_store])
 def test_workers_are_one_process_with_sparse_adam(open_store: Callable[..., object]) -> None:
     with open_store(WORKERS, 2) as connect:  # type: ignore[attr-defined]
         ends = trained(connect, 2)

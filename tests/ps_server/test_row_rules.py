@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from ps_server.protocol.row_settings import RowInit, RowRule, RowRuleKind
-from ps_server.row_rules import first_values, update_rows
+from ps_server.row_rules import first_values, sum_by_row, update_rows
 
 ROWS, DIM, STEPS = 9, 5, 60
 OPTIMIZERS = {
@@ -93,3 +93,25 @@ def test_first_values_follow_from_seed_and_row(init: RowInit) -> None:
     # A checkpoint leaves out rows that no gradient has changed: these bits are for ever.
     bits = {RowInit.UNIFORM: "d066753e9c81b3be9890543f", RowInit.NORMAL: "00a0693f0090983e00b86a3f"}
     assert first_values(init, 1.0, 8, rows[:1], 3).tobytes().hex() == bits[init]
+
+
+@pytest.mark.parametrize(
+    ("parts", "expected"),
+    [
+        ([], {}),
+        ([[], []], {}),
+        ([[2, 5]], {2: 1, 5: 1}),
+        ([[2, 5], [], [0, 5, 9]], {0: 100, 2: 1, 5: 101, 9: 100}),
+        ([[5], [2]], {2: 10, 5: 1}),
+    ],
+)
+def test_gradients_are_added_by_row(parts: list[list[int]], expected: dict[int, float]) -> None:
+    given = [
+        (np.array(rows, np.uint32), np.full((len(rows), 2), 10.0**number, np.float32))
+        for number, rows in enumerate(parts)
+    ]
+    rows, total = sum_by_row(given, 2)
+    assert dict(zip(rows.tolist(), total[:, 0].tolist(), strict=True)) == expected
+    assert rows.dtype == np.uint32
+    assert list(rows) == sorted(rows)
+    assert not any(np.shares_memory(total, gradient) for _, gradient in given)

@@ -8,7 +8,7 @@ Law: every worker pushes each table once an iteration, maybe no rows.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from typing import Any, NamedTuple
 
@@ -23,6 +23,7 @@ from poseidon.errors import UsageError
 from poseidon.exchange.module_hooks import OfOneModule
 from poseidon.exchange.row_tables import NO_ROWS, PIECE_ROWS, Pieces, RowTables
 from ps_server.protocol.messages import Array, RowIds
+from ps_server.row_rules import sum_by_row
 
 
 class Callbacks(NamedTuple):
@@ -101,7 +102,7 @@ class TableLink:
         """End the iteration: push the sum of the gradients of each row."""
         if not self._read:
             self._wait(self._tables.request(self.number, NO_ROWS))
-        rows_U, gradient_Ud = merged(list(self.gradients()), self.spec.dim)
+        rows_U, gradient_Ud = sum_by_row(list(self.gradients()), self.spec.dim)
         self._tables.push(self.number, rows_U, gradient_Ud, rate=rate)
         self._read = self._last_pass_read = False
         clock = self._tables.clock(self.number)
@@ -243,21 +244,6 @@ def link_of(planned: PlannedTable, tables: RowTables, callbacks: Callbacks) -> T
     """Return the link of a table."""
     kind = TableRows if isinstance(planned.module, Table) else EmbeddingRows
     return kind(planned, tables, callbacks)
-
-
-def merged(parts: Sequence[tuple[RowIds, Array]], dim: int) -> tuple[RowIds, Array]:
-    """Return the rows of all parts, each once in increasing order, and the sums of their gradients,
-    in the order of the parts.
-    """
-    if not parts:
-        return NO_ROWS, np.zeros((0, dim), np.float32)
-    if len(parts) == 1:
-        return parts[0]
-    rows_U = np.unique(np.concatenate([rows for rows, _ in parts]))
-    sum_Ud = np.zeros((len(rows_U), dim), np.float32)
-    for rows, gradient in parts:
-        sum_Ud[np.searchsorted(rows_U, rows)] += gradient
-    return rows_U, sum_Ud
 
 
 def _pieces(rows: int) -> Iterator[RowIds]:

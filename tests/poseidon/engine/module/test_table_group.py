@@ -304,6 +304,46 @@ def test_passes_add_up_and_dropped_ones_do_not_count() -> None:
     assert [rows.flatten().tolist() for rows in found] == [[-1, -2, -1, 0]] * 3
 
 
+@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("ahead", ["never", "next", "another batch", "own step", "twice"])
+def test_what_is_prefetched_changes_no_value(ahead: str, workers: int) -> None:
+    def body(module: nn.Module, group: Group) -> None:
+        assert isinstance(module, poseidon.Table)
+        for step in range(8):
+            x, following, other = (
+                torch.arange(first, first + 4) % 11 for first in (3 * step, 3 * step + 3, step)
+            )
+            if ahead == "own step":
+                module.prefetch(x)
+            for number in range(2):
+                (module(x) - number).square().sum().backward()
+                if number and ahead in ("next", "twice"):
+                    module.prefetch(following)
+                if ahead == "another batch":
+                    module.prefetch(other)
+                if ahead == "twice":
+                    module.prefetch(following)
+            group.step()
+        found.append(values_of(module))
+
+    def values_of(module: nn.Module) -> Tensor:
+        with torch.no_grad():
+            rows: Tensor = module(torch.arange(11))
+        return rows
+
+    found: list[Tensor] = []
+    for prefetches in (ahead, "never"):
+        ahead = prefetches
+        together(
+            workers,
+            lambda _: poseidon.Table(11, 3, scale=0.1),
+            SGD,
+            body,
+            options=DistributeOptions(passes=2),
+        )
+    assert all(torch.equal(rows, found[0]) for rows in found)
+
+
 @pytest.mark.parametrize("sparse", [True, False])
 def test_at_staleness_s_all_workers_end_with_the_same_rows(sparse: bool) -> None:
     found: list[Tensor] = []
