@@ -37,7 +37,7 @@ from poseidon.errors import UsageError
 from poseidon.exchange.base import ExchangeSettings, Trained
 from poseidon.exchange.build import build_exchange
 from poseidon.exchange.exchange import Exchange
-from poseidon.exchange.module_hooks import uncompiled
+from poseidon.exchange.module_hooks import OfOneModule, uncompiled
 from poseidon.process_group.backend import initialize
 from poseidon.process_group.mesh import Mesh
 from ps_server import Rule, RuleKind, SignalKind
@@ -45,6 +45,11 @@ from ps_server import Rule, RuleKind, SignalKind
 SHARDED = (
     "{} divides the model among the workers, and --ddp is for scripts in which each worker holds "
     "the whole model; expected DistributedDataParallel, or torchrun"
+)
+
+HAS_GROUP = (
+    "the script calls init_process_group(), and the workers of `poseidon run` have a process group "
+    "already; expected `poseidon run --ddp` for a script of DistributedDataParallel, or no such call"
 )
 
 
@@ -75,7 +80,7 @@ class BucketReducer:
         self._layers = watch_layers(module.module) if may_send_factors else {}
         self._observed: Observed | None = None
         self._means: list[Tensor] = []
-        module.register_forward_pre_hook(self._before_forward)
+        module.register_forward_pre_hook(OfOneModule(self._before_forward))
         self._hook = lambda _, bucket: self._reduce(bucket)
 
     def close(self) -> None:
@@ -259,14 +264,28 @@ def ddp_script(mesh: Mesh, context: WorkerContext) -> Iterator[None]:
             (torch.distributed.fsdp.FullyShardedDataParallel, "FullyShardedDataParallel"),
             (torch.distributed.device_mesh.DeviceMesh, "a DeviceMesh (FSDP2, tensor parallelism)"),
         ):
-            undo.enter_context(_replaced(owner, "__init__", _refusal(what)))
+            refusal = _refusal(SHARDED.format(what))
+            undo.enter_context(_replaced(owner, "__init__", refusal))
         undo.enter_context(_environment(mesh, context))
         yield
 
 
-def _refusal(what: str) -> Callable[..., None]:
+@contextmanager
+def default_group(mesh: Mesh) -> Iterator[None]:
+    """Make a group of all workers torch.distributed's default group for a script that runs inside
+    the block. It makes none itself.
+    """
+    initialize(mesh)
+    distributed: Any = torch.distributed
+    with ExitStack() as undo:
+        for owner in (distributed, distributed.distributed_c10d):
+            undo.enter_context(_replaced(owner, "init_process_group", _refusal(HAS_GROUP)))
+        yield
+
+
+def _refusal(sentence: str) -> Callable[..., None]:
     def refuse(*_: Any, **__: Any) -> None:
-        raise UsageError(SHARDED.format(what))
+        raise UsageError(sentence)
 
     return refuse
 

@@ -27,7 +27,7 @@ from torch import nn
 
 from poseidon.engine.document import ScriptDocument
 from poseidon.engine.launcher_connection import NO_DEBUGGER, LauncherConnection
-from poseidon.engine.module.ddp import ddp_script
+from poseidon.engine.module.ddp import ddp_script, default_group
 from poseidon.engine.module.distribute import line_of, running_in
 from poseidon.engine.module.lazy_compiler import import_compiler_late
 from poseidon.engine.module.script_output import output_to_log
@@ -38,7 +38,7 @@ from poseidon.errors import JobError, PoseidonError
 from poseidon.exchange.building.built import Built
 from poseidon.exchange.exchange import Exchange
 from poseidon.exchange.observe.tracing import named_layers
-from poseidon.process_group.backend import initialize, register
+from poseidon.process_group.backend import register
 from poseidon.process_group.mesh import Mesh
 from ps_server.trace import Tracer
 
@@ -157,11 +157,7 @@ class ScriptWork(TrainingWork[ScriptDocument]):
         mesh = Mesh(network, self.launcher.exchange_worker_addresses)
         register(mesh)
         try:
-            if self.document.ddp:
-                with ddp_script(mesh, context):
-                    yield
-            else:
-                initialize(mesh)
+            with ddp_script(mesh, context) if self.document.ddp else default_group(mesh):
                 yield
             mesh.flush()
         finally:
