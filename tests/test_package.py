@@ -170,6 +170,8 @@ def test_the_metadata_is_complete(installed: Path) -> None:
             "dev-all",
             "docs",
             "export",
+            "huggingface",
+            "lightning",
             "prometheus",
             "ray",
             "redis",

@@ -62,6 +62,11 @@ class Mesh:
         """The number of workers."""
         return self._network.size
 
+    @property
+    def is_connected(self) -> bool:
+        """Whether a message was sent or asked for."""
+        return self._links is not None
+
     def send(
         self, receiver: int, group: str, number: int, part: int, call: str, payload: Buffer
     ) -> None:

@@ -17,6 +17,10 @@ from poseidon.errors import DataError, UsageError
 from poseidon.proto.paths import shipped_folder
 
 EXAMPLES = {
+    "accelerate": ("poseidon run --ddp --hostfile=machinefile train.py",),
+    "ddp": ("poseidon run --ddp --hostfile=machinefile train.py",),
+    "huggingface": ("poseidon run --ddp --hostfile=machinefile train.py",),
+    "lightning": ("poseidon run --hostfile=machinefile train.py",),
     "net_surgery": (
         "python convolve.py     # or: python convolve.py LENET.caffemodel OUT.caffemodel",
     ),

@@ -114,17 +114,14 @@ def _leveldb() -> str | None:
     return None if find_spec("plyvel_next") or find_spec("plyvel") else "pip install -e .[dev]"
 
 
-def _ray() -> str | None:
-    return None if find_spec("ray") else DEV_ALL
+def _packages(*names: str) -> Callable[[], str | None]:
+    """Return a check for packages of Python that `make setup` installs with dev-all alone."""
+    return lambda: None if all(map(find_spec, names)) else DEV_ALL
 
 
 def _container_linters() -> str | None:
     programs = ("hadolint", "check-jsonschema", "kubernetes-validate")
     return None if all(map(shutil.which, programs)) else DEV_ALL
-
-
-def _selenium() -> str | None:
-    return None if find_spec("selenium") else DEV_ALL
 
 
 def _gpu() -> str | None:
@@ -150,7 +147,9 @@ NEEDS = {
     "networks": Need("networks in namespaces", _NAMESPACES, root=True, check=_namespaces),
     "firewall": Need("firewalls in namespaces", ("nft",), root=True),
     "clock": Need("a host with another clock", ("faketime",)),
-    "browser": Need("pages in a browser", ("chromedriver", "chromium"), check=_selenium),
+    "browser": Need(
+        "pages in a browser", ("chromedriver", "chromium"), check=_packages("selenium")
+    ),
     "dot": Need("drawings of nets", ("dot",)),
     "linters": Need("scripts of schedulers and containers", ("shellcheck", "yamllint")),
     "container linters": Need("schemas of container files", check=_container_linters),
@@ -158,7 +157,11 @@ NEEDS = {
     "ksh": Need("the shell ksh", ("ksh",)),
     "tcsh": Need("the shell tcsh", ("tcsh",)),
     "zsh": Need("the shell zsh", ("zsh",)),
-    "ray": Need("a Ray cluster", check=_ray),
+    "ray": Need("a Ray cluster", check=_packages("ray")),
+    "lightning": Need("Lightning", check=_packages("lightning")),
+    "huggingface": Need(
+        "packages of Hugging Face", check=_packages("accelerate", "peft", "transformers")
+    ),
     "redis": Need("Redis", ("redis-cli", "redis-server")),
     "root": Need("root", root=True),
     "native": Need("compiled codecs", ("cc",), check=_native),

@@ -315,6 +315,9 @@ def _environment(mesh: Mesh, context: WorkerContext) -> Iterator[None]:
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": 29500,
     }
+    if context.worker.device.type == "cpu":
+        # without it accelerate and transformers train alone where there is no GPU
+        values = {**values, "ACCELERATE_USE_CPU": "true"}
     before = {name: os.environ.get(name) for name in values}
     os.environ.update({name: str(value) for name, value in values.items()})
     try:

@@ -102,6 +102,7 @@ class ScriptWork(TrainingWork[ScriptDocument]):
         self._progress = StepReporter(launcher)
         self._statistics: dict[int, Mapping[str, Any]] = {}
         self._opened = 0
+        self._has_collectives = False
 
     def location(self, error: Exception) -> str:
         """See `Work`: the script, with the line if there is one."""
@@ -114,12 +115,12 @@ class ScriptWork(TrainingWork[ScriptDocument]):
         document = self.document
         with output_to_log(document.log_file, document.prints):
             self._run_script()
-        if self._opened or document.workers == 1:
+        if self._opened or self._has_collectives or document.workers == 1:
             return NOTHING
         if document.rank == 0:
             LOGGER.warning(
-                "the script has ended without poseidon.distribute(): each of the %d workers has "
-                "run it by itself",
+                "the script has ended without %s: each of the %d workers has run it by itself",
+                "DistributedDataParallel" if document.ddp else "poseidon.distribute()",
                 document.workers,
             )
         return {"joined": False}
@@ -160,6 +161,7 @@ class ScriptWork(TrainingWork[ScriptDocument]):
             with ddp_script(mesh, context) if self.document.ddp else default_group(mesh):
                 yield
             mesh.flush()
+            self._has_collectives = mesh.is_connected
         finally:
             for reducer in context.reducers:
                 reducer.close()

@@ -195,7 +195,9 @@ def test_different_calls_are_an_error_that_names_both() -> None:
 def test_a_worker_that_has_left_is_an_error() -> None:
     def run(mesh: Mesh) -> None:
         group = Collectives(mesh, "0", range(2))
+        assert not mesh.is_connected
         group.barrier()
+        assert mesh.is_connected
         if mesh.rank:
             mesh.close()
             return

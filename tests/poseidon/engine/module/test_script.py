@@ -168,13 +168,24 @@ def test_a_worker_that_never_joins_says_so_to_the_launcher_and_in_the_log(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Another one may wait for it in `distribute`."""
-    for rank in (1, 0):
-        end = run(tmp_path, "import sys\nsys.exit(0)", monkeypatch, rank=rank, workers=3)
+    for rank, ddp in ((1, False), (0, False), (0, True)):
+        text = "import sys\nsys.exit(0)"
+        end = run(tmp_path, text, monkeypatch, rank=rank, workers=3, ddp=ddp)
         assert end == (0, {"event": "done", "joined": False})
     assert caplog.messages == [
-        "the script has ended without poseidon.distribute(): each of the 3 workers has run it by "
-        "itself"
+        f"the script has ended without {what}: each of the 3 workers has run it by itself"
+        for what in ("poseidon.distribute()", "DistributedDataParallel")
     ]
+
+
+@pytest.mark.parametrize(("kind", "says"), [("cpu", "true"), ("meta", None)])
+def test_a_script_of_ddp_hears_that_its_device_is_the_cpu(
+    kind: str, says: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else accelerate trains alone where there is no GPU."""
+    monkeypatch.delenv("ACCELERATE_USE_CPU", raising=False)
+    text = f"import os\nassert os.environ.get('ACCELERATE_USE_CPU') == {says!r}"
+    assert run(tmp_path, text, monkeypatch, ddp=True, device=kind) == (0, {"event": "done"})
 
 
 def test_the_statistics_of_all_groups_are_one_report() -> None:

@@ -1,0 +1,149 @@
+"""The examples for Lightning, accelerate, Hugging Face's Trainer, PEFT and DDP itself, with the real
+packages: the losses on two workers of a job are those of two processes of plain DDP over gloo.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.support.ddp_processes import run_by_gloo
+from tests.support.training_processes import machinefile, poseidon_here
+
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(300)]
+NUMBER = re.compile(r"\d+\.\d+(?:e-\d+)?")
+LIGHTNING = """
+import runpy, sys
+import torch
+import torch.distributed as dist
+
+main = runpy.run_path(sys.argv[1])["main"]
+words = sys.argv[2:]
+saves, save = [], torch.save
+torch.save = lambda *a, **b: (saves.append(0), save(*a, **b))
+main([*words, "--epochs=6", "--folder=here"])
+main([*words, "--epochs=13", "--folder=here"])  # from the last checkpoint
+main([*words, "--epochs=2", "--precision=bf16-mixed"])
+counts = [None, None]
+dist.all_gather_object(counts, len(saves))
+if dist.get_rank() == 0:
+    print("epoch 0: checkpoints", counts)
+"""
+HUGGING_FACE = """
+import runpy, sys
+from accelerate.state import AcceleratorState
+
+lora = full = runpy.run_path(sys.argv[1])["main"]
+classify = runpy.run_path(sys.argv[2])["main"]
+lora(["--lora", "--epochs=2", "--folder=adapters"])
+full(["--epochs=5", "--folder=model"])
+full(["--epochs=10", "--folder=model", "--resume"])
+for words in (
+    ["--epochs=6", "--folder=here"],
+    ["--epochs=13", "--folder=here"],  # from the last state
+    ["--epochs=1", "--precision=bf16"],
+):
+    AcceleratorState._reset_state(True)
+    classify(words)
+"""
+
+
+def losses(text: str) -> list[str]:
+    """Return the lines in which an example reports an epoch or a step."""
+    return [line for line in text.splitlines() if re.match(r"epoch \d|step \d", line)]
+
+
+def assert_equal_losses(ours: str, theirs: str) -> list[str]:
+    """Compare two reports to 1e-6; return the lines of the first."""
+    mine, expected = losses(ours), losses(theirs)
+    assert [NUMBER.sub("", line) for line in mine] == [NUMBER.sub("", line) for line in expected]
+    for line, wanted in zip(mine, expected, strict=True):
+        found = [float(number) for number in NUMBER.findall(line)]
+        assert found == pytest.approx(
+            [float(number) for number in NUMBER.findall(wanted)], rel=1e-6, abs=1e-6
+        ), (line, wanted)
+    return mine
+
+
+def folders(path: Path) -> tuple[Path, Path]:
+    """Return new folders for the job and for the processes that it is compared with."""
+    ours, theirs = path / "ours", path / "theirs"
+    ours.mkdir()
+    theirs.mkdir()
+    return ours, theirs
+
+
+def files(folder: Path, *names: str) -> list[str]:
+    """Return the files that a script has left below these folders of its own."""
+    return sorted(str(path.relative_to(folder)) for name in names for path in folder.glob(name))
+
+
+def run_job(folder: Path, *words: object) -> str:
+    """Run a script on two clients; return what worker 0 has printed."""
+    hosts = machinefile(folder, 2, 1)
+    done = poseidon_here(folder, "run", f"--hostfile={hosts}", "--output=out", *words)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.mark.needs("lightning")
+def test_lightning(repository: Path, tmp_path: Path) -> None:
+    """Accumulation, clipping, validation, logs of all workers, checkpoints and their resuming,
+    and precision.
+    """
+    ours, theirs = folders(tmp_path)
+    (tmp_path / "script.py").write_text(LIGHTNING, encoding="utf-8")
+    example = repository / "examples" / "lightning" / "train.py"
+    by_gloo = run_by_gloo(
+        theirs,
+        *(tmp_path / "script.py", example, "--strategy=ddp", "--devices=2"),
+        imports=("lightning",),
+    )
+    lines = assert_equal_losses(run_job(ours, tmp_path / "script.py", example), by_gloo)
+    assert [line.split(":")[0] for line in lines] == [
+        f"epoch {number}" for number in (*range(1, 14), 1, 2, 0)
+    ]
+    assert re.search(r"\[[1-9]\d*, 0\]$", lines[-1]), "a worker besides the first has written"
+    assert files(ours, "here/*") == files(theirs, "here/*")
+
+
+@pytest.mark.needs("huggingface")
+def test_accelerate_the_trainer_and_lora(repository: Path, tmp_path: Path) -> None:
+    """The Trainer resumes from its checkpoint, accelerate from its state."""
+    ours, theirs = folders(tmp_path)
+    (tmp_path / "script.py").write_text(HUGGING_FACE, encoding="utf-8")
+    examples = [
+        repository / "examples" / name / "train.py" for name in ("huggingface", "accelerate")
+    ]
+    imports = ("accelerate", "peft", "transformers.trainer", "transformers.models.gpt2")
+    by_gloo = run_by_gloo(theirs, tmp_path / "script.py", *examples, imports=imports)
+    lines = assert_equal_losses(run_job(ours, "--ddp", tmp_path / "script.py", *examples), by_gloo)
+    assert any(line.startswith("step 100:") for line in lines)
+    assert [line.split(":")[0] for line in lines if line.startswith("epoch")] == [
+        f"epoch {number}" for number in (*range(1, 14), 1)
+    ]
+    for left in ("adapters/*/*", "model/*/*", "here/*"):
+        assert files(ours, left) == files(theirs, left)
+    plan = (ours / "out" / "exchange_plan.txt").read_text(encoding="utf-8")
+    tensors = re.findall(r"^\S+\.\S+", plan, re.MULTILINE)
+    assert len(tensors) == 4
+    assert all("lora_" in name for name in tensors), "more than the adapters travels"
+
+
+def test_a_script_of_ddp_survives_the_loss_of_a_worker(repository: Path, tmp_path: Path) -> None:
+    """With BatchNorm, accumulation, clipping, a schedule, validation and a checkpoint of its
+    own.
+    """
+    ours, theirs = folders(tmp_path)
+    example = repository / "examples" / "ddp" / "train.py"
+    whole = run_job(ours, "--ddp", example, "--checkpoint=whole.pt")
+    assert_equal_losses(whole, run_by_gloo(theirs, example))
+    again = run_job(
+        ours, "--ddp", "--max_restarts=1", example, "--checkpoint=lost.pt", "--lose_at=25"
+    )
+    assert losses(again) == losses(whole)
+    ends = [torch.load(ours / name)["model"] for name in ("whole.pt", "lost.pt")]
+    assert all(torch.equal(ends[0][name], ends[1][name]) for name in ends[0])
