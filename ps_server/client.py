@@ -324,7 +324,8 @@ class Client:
 
     def statistics(self) -> ClientStatistics:
         """Return what has been sent and waited for so far."""
-        return self._meter.statistics(self._session.clock, self._session.rows.names)
+        row_tables = [spec.name for spec in self._session.rows.specs]
+        return self._meter.statistics(self._session.clock, row_tables)
 
     def close(self, *, leave: bool = True) -> None:
         """Leave the job, send what is queued, and disconnect; every wait ends with an error.

@@ -157,7 +157,7 @@ class ClientRows:
 
     def _widths(self, table: int) -> tuple[int, ...]:
         with self._monitor:
-            spec = self._rows().spec(table)
+            spec = self._rows().specs[table]
         return spec.dim, *spec.history_widths
 
     def _sending(self, call: Callable[[WorkerRows], tuple[T, Sent]]) -> T:

@@ -62,13 +62,9 @@ class WorkerRows:
         self._number = 0
 
     @property
-    def names(self) -> list[str]:
-        """The names of the tables."""
-        return [table.spec.name for table in self._tables]
-
-    def spec(self, table: int) -> RowTableSpec:
-        """Return the description of a table."""
-        return self._tables[table].spec
+    def specs(self) -> list[RowTableSpec]:
+        """The descriptions of the tables."""
+        return [table.spec for table in self._tables]
 
     def clock(self, table: int) -> int:
         """Return the number of this worker's pushes to a table."""

@@ -386,7 +386,8 @@ class Session:
         the end of iteration clock + s + 2 is the first that all can stop at: clock + s + 3
         iterations are finished then.
         """
-        lead = max((table.staleness for table in self.store.tables), default=0)
+        of_rows = [spec.staleness for spec in self.rows.specs]
+        lead = max([0, *of_rows, *(table.staleness for table in self.store.tables)])
         signal = self.signals.send(kind, self.clock + lead + 3)
         return signal, [Addressed(shard, signal) for shard in range(self.store.shards)]
 

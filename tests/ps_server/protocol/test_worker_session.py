@@ -7,6 +7,7 @@ import pytest
 
 from ps_server.errors import LocalProtocolError, PeerLost, RemoteProtocolError, SpecError
 from ps_server.protocol import messages as m
+from ps_server.protocol.row_settings import RowTableSpec
 from ps_server.protocol.settings import Consistency, StoreSpec, TableSpec
 from ps_server.protocol.worker_session import Session
 
@@ -126,6 +127,15 @@ LOCAL_FAULTS = {
 def test_breaking_the_contract_is_the_callers_error(call: object) -> None:
     with pytest.raises(LocalProtocolError):
         call(session())  # type: ignore[operator]
+
+
+def test_a_signal_allows_for_the_staleness_of_row_tables() -> None:
+    """A worker may be so far ahead of the others where all that it reads are row tables."""
+    s = Session(0, StoreSpec(workers=2, shards=1, tables=()))
+    for staleness in (3, 1):
+        s.rows.create(RowTableSpec(name="users", rows=5, dim=2, staleness=staleness))
+    signal, _ = s.signal(m.SignalKind.STOP)
+    assert signal.clock == 3 + 3
 
 
 def test_only_rank_0_signals() -> None:
