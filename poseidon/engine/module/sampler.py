@@ -95,7 +95,10 @@ class SharedSampler(Sampler[int]):
             0  # of that epoch: records skipped at its begin, and delivered so far
         )
         self._counts = True  # False: its loader counts
-        self._return_to: tuple[int, int] | None = None  # epoch and position of a saved state
+        self._offset = 0  # records of that epoch which workers of an earlier run have read
+        self._return_to: tuple[int, int, int] | None = (
+            None  # epoch, position and offset of a saved state
+        )
         self.epoch = 0
 
     def __iter__(self) -> Iterator[int]:
@@ -104,6 +107,7 @@ class SharedSampler(Sampler[int]):
         """
         self._within = False
         self._first = self._position = self.position
+        self._offset = self._offset_to_return()
         self._return_to, self._within = None, True
         self.epoch += 1
         return self._draw(self.epoch - 1, self._first)
@@ -112,7 +116,7 @@ class SharedSampler(Sampler[int]):
         order = self._order(epoch)
         if first:
             self._on_return()
-        for index in self._indices()[first:]:
+        for index in self._indices(self._offset)[first:]:
             if self._counts:
                 self._position += 1
             yield order[index % self._records]
@@ -121,7 +125,7 @@ class SharedSampler(Sampler[int]):
 
     def __len__(self) -> int:
         """Return the number of records of this worker in an epoch."""
-        return len(self._indices())
+        return len(self._indices(0))
 
     @property
     def position(self) -> int:
@@ -130,6 +134,10 @@ class SharedSampler(Sampler[int]):
             return self._position
         returns = self._return_to is not None and self._return_to[0] == self.epoch
         return self._return_to[1] if returns and self._return_to else 0
+
+    def _offset_to_return(self) -> int:
+        returns = self._return_to is not None and self._return_to[0] == self.epoch
+        return self._return_to[2] if returns and self._return_to else 0
 
     def set_epoch(self, epoch: int) -> None:
         """Set the epoch of the next iteration, from 0.
@@ -146,9 +154,12 @@ class SharedSampler(Sampler[int]):
         With a plain DataLoader this is right with `num_workers=0`: others read ahead
         (`Group.loader`).
         """
-        epoch, position = (self.epoch - 1, self._position) if self._within else (self.epoch, 0)
+        epoch, position, offset = self.epoch, 0, 0
+        if self._within:
+            epoch, position, offset = self.epoch - 1, self._position, self._offset
         order = (self._records, self._shuffle, self._seed)
-        return {"epoch": epoch, "position": position, **dict(zip(_ORDER, order, strict=True))}
+        of_epoch = {"epoch": epoch, "position": position, "offset": offset}
+        return {**of_epoch, **dict(zip(_ORDER, order, strict=True))}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Resume at a saved state.
@@ -156,8 +167,10 @@ class SharedSampler(Sampler[int]):
         Raises:
             UsageError: the state is in the middle of an epoch with another order.
         """
+        offset = state.get("offset", 0)
+        within = bool(state["position"] or offset)
         for name, own in zip(_ORDER, (self._records, self._shuffle, self._seed), strict=True):
-            if state["position"] and state[name] != own:
+            if within and state[name] != own:
                 raise UsageError(
                     f"the checkpoint was made within an epoch of a sampler with {name} "
                     f"{state[name]}, and this one has {own}; "
@@ -165,7 +178,7 @@ class SharedSampler(Sampler[int]):
                 )
         self.epoch = state["epoch"]
         self._within = False
-        self._return_to = (state["epoch"], state["position"]) if state["position"] else None
+        self._return_to = (state["epoch"], state["position"], offset) if within else None
 
     def leave_counting(self) -> None:
         """Let the loader report deliveries with `note` and `end` from now on."""
@@ -173,7 +186,7 @@ class SharedSampler(Sampler[int]):
 
     def note(self, records: int) -> None:
         """Set the number of records delivered since this epoch was begun or resumed."""
-        self._position = min(self._first + records, len(self))
+        self._position = min(self._first + records, len(self._indices(self._offset)))
 
     def end(self) -> None:
         """Note that the loop over this epoch has ended."""
@@ -182,22 +195,23 @@ class SharedSampler(Sampler[int]):
     def batch_records(self, first: int, batch_size: int) -> list[int]:
         """Return the records of each worker's batch that begins with its record number `first`."""
         return [
-            min(batch_size, max(0, self._own_records(rank) - first))
+            min(batch_size, max(0, self._own_records(rank, self._offset) - first))
             for rank in range(self._workers)
         ]
 
-    def _own_records(self, rank: int) -> int:
+    def _own_records(self, rank: int, offset: int) -> int:
         if not self._unfilled:
-            return -(-self._records // self._workers)
-        return len(range(rank, self._records, self._workers))
+            return -(-(self._records - offset) // self._workers)
+        return len(range(offset + rank, self._records, self._workers))
 
-    def _indices(self) -> range:
-        count = self._own_records(self._rank)
+    def _indices(self, offset: int) -> range:
+        count = self._own_records(self._rank, offset)
         if self._unfilled and -(-count // self._unfilled) < -(
-            -self._own_records(0) // self._unfilled
+            -self._own_records(0, offset) // self._unfilled
         ):
             count += 1  # the turn of a worker that has no record left
-        return range(self._rank, self._rank + count * self._workers, self._workers)
+        first = offset + self._rank
+        return range(first, first + count * self._workers, self._workers)
 
     def _order(self, epoch: int) -> list[int]:
         if not self._shuffle:

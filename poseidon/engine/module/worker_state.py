@@ -2,7 +2,8 @@
 
     model     the module's own `state_dict`, the same on all workers: it can be loaded without a group
     kept      the states of the objects that the script has given to `keep`, from rank 0
-    own       for each worker: random states, positions of samplers, buffers that differ from rank 0's
+    own       for each worker: random states, positions of samplers, buffers that differ from rank
+              0's, and the states of the objects that the script has given to `keep_own`
 
 Law: all workers load the same bytes, so all of them refuse a state that does not fit.
 """
@@ -49,20 +50,25 @@ class WorkerState:
         self._rest = rest
         self._device = device
         self._kept: dict[str, Kept] = {}
+        self._kept_own: dict[str, Kept] = {}
         self._samplers: list[SharedSampler] = []
         self._unclaimed: list[
             Mapping[str, Any]
         ] = []  # states of samplers that the script has not created yet
         self._random: Mapping[str, Any] | None = None
 
-    def keep(self, objects: Mapping[str, Kept]) -> None:
+    def keep(self, objects: Mapping[str, Kept], *, own: bool = False) -> None:
         """Save and load these objects too.
+
+        Args:
+            objects: by name.
+            own: each worker's states; otherwise rank 0's count for all.
 
         Raises:
             UsageError: one has no state, or its name is taken.
         """
         for name, kept in objects.items():
-            if name in self._kept:
+            if name in self._kept or name in self._kept_own:
                 raise UsageError(f"keep() already has something of the name '{name}'")
             if not (hasattr(kept, "state_dict") and hasattr(kept, "load_state_dict")):
                 raise UsageError(
@@ -70,7 +76,7 @@ class WorkerState:
                     "with state_dict() and "
                     "load_state_dict()"
                 )
-        self._kept.update(objects)
+        (self._kept_own if own else self._kept).update(objects)
 
     def add(self, sampler: SharedSampler) -> None:
         """Add a sampler of the script. Samplers are identified by the order of their creation."""
@@ -114,6 +120,7 @@ class WorkerState:
             "random": random_state(self._device),
             "samplers": [sampler.state_dict() for sampler in self._samplers],
             "buffers": differs,
+            "kept": {name: on_host(kept.state_dict()) for name, kept in self._kept_own.items()},
         }
 
     def load_tensors(self, state: Mapping[str, Any], *, rank: int) -> None:
@@ -144,25 +151,35 @@ class WorkerState:
             SnapshotError: the script keeps other things.
             UsageError: a sampler has another order.
         """
-        if state["kept"].keys() != self._kept.keys():
-            names = [", ".join(sorted(part)) or "nothing" for part in (state["kept"], self._kept)]
-            raise SnapshotError(
-                f"the checkpoint keeps {names[0]}; this script has handed {names[1]} to keep()"
-            )
-        for name, kept in self._kept.items():
-            try:
-                kept.load_state_dict(state["kept"][name])
-            except (ValueError, RuntimeError, KeyError, TypeError) as error:
-                raise SnapshotError(
-                    f"'{name}' does not take what the checkpoint has: {_in_a_line(error)}"
-                ) from error
         own = state["own"][rank]
+        _load(self._kept, state["kept"], "keep")
+        _load(self._kept_own, own.get("kept", {}), "keep_own")
         self._unclaimed = list(own["samplers"])
         for sampler in self._samplers:
             if self._unclaimed:
                 sampler.load_state_dict(self._unclaimed.pop(0))
         self._random = own["random"]
         self.return_random()
+
+
+def _load(objects: Mapping[str, Kept], states: Mapping[str, Any], call: str) -> None:
+    """Load the states of kept objects.
+
+    Raises:
+        SnapshotError: there are other objects, or one does not take its state.
+    """
+    if states.keys() != objects.keys():
+        names = [", ".join(sorted(part)) or "nothing" for part in (states, objects)]
+        raise SnapshotError(
+            f"the checkpoint keeps {names[0]}; this script has handed {names[1]} to {call}()"
+        )
+    for name, kept in objects.items():
+        try:
+            kept.load_state_dict(states[name])
+        except (ValueError, RuntimeError, KeyError, TypeError) as error:
+            raise SnapshotError(
+                f"'{name}' does not take what the checkpoint has: {_in_a_line(error)}"
+            ) from error
 
 
 def _at(digests: bytes, index: int) -> bytes:
