@@ -21,7 +21,6 @@ from typing import Any
 import torch
 import torch.distributed
 import torch.distributed.device_mesh
-import torch.distributed.fsdp
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -43,8 +42,9 @@ from poseidon.process_group.mesh import Mesh
 from ps_server import Rule, RuleKind, SignalKind
 
 SHARDED = (
-    "{} divides the model among the workers, and --ddp is for scripts in which each worker holds "
-    "the whole model; expected DistributedDataParallel, or torchrun"
+    "a DeviceMesh (FSDP2, tensor parallelism) divides the model among the workers, and --ddp is for "
+    "scripts in which each worker holds the whole model; expected DistributedDataParallel, or "
+    "torchrun"
 )
 
 HAS_GROUP = (
@@ -260,12 +260,8 @@ def ddp_script(mesh: Mesh, context: WorkerContext) -> Iterator[None]:
             undo.enter_context(_replaced(owner, "init_process_group", init_process_group))
             undo.enter_context(_replaced(owner, "new_group", new_poseidon_group))
         undo.enter_context(_replaced(DistributedDataParallel, "__init__", make))
-        for owner, what in (
-            (torch.distributed.fsdp.FullyShardedDataParallel, "FullyShardedDataParallel"),
-            (torch.distributed.device_mesh.DeviceMesh, "a DeviceMesh (FSDP2, tensor parallelism)"),
-        ):
-            refusal = _refusal(SHARDED.format(what))
-            undo.enter_context(_replaced(owner, "__init__", refusal))
+        mesh_class = torch.distributed.device_mesh.DeviceMesh
+        undo.enter_context(_replaced(mesh_class, "__init__", _refusal(SHARDED)))
         undo.enter_context(_environment(mesh, context))
         yield
 
