@@ -31,6 +31,7 @@ from poseidon.engine.module.checkpoint_file import (
 from poseidon.engine.module.resized_state import resized
 from poseidon.engine.module.sampler import SharedLoader, SharedSampler
 from poseidon.engine.module.step_loop import StepLoop
+from poseidon.engine.module.sync_norm import SyncNorms
 from poseidon.engine.module.tensors import GroupPlan
 from poseidon.engine.module.weights import Batch, BatchWeights
 from poseidon.engine.module.worker_context import WorkerContext
@@ -59,7 +60,19 @@ class Group(StepLoop):
         self._says_where = False
         self._weights = BatchWeights(context.worker.size)
         self._kept_groups: dict[str, Group] = {}
+        self._norms: SyncNorms | None = None
         super().__init__(module, plan, context)
+        self._norms = SyncNorms(self._module, self._gather_of_norm, lambda: self._weights.counts)
+
+    def close(self) -> None:
+        """See `StepLoop`."""
+        if self._norms is not None:
+            self._norms.close()
+        super().close()
+
+    def _gather_of_norm(self, payload: bytes) -> Sequence[bytes]:
+        with self._collections.calling("SyncBatchNorm"):
+            return self._collections.gather(payload)
 
     def mean(self, value: Number) -> Number:
         """Return the mean over all workers of a number or a small tensor.

@@ -50,6 +50,11 @@ class BatchWeights:
         """Note that a step has ended."""
         self._weighed.clear()
 
+    @property
+    def counts(self) -> bool:
+        """Whether this worker's batch has records of its own: it does not only fill a turn."""
+        return not self._is_filler
+
     def note(self, records: Sequence[int], rank: int) -> None:
         """Note the numbers of records of all workers' next batches, known to each of them.
 
