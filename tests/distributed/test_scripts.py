@@ -117,11 +117,16 @@ if sys.argv[1] == "rule":
     model.forward = lambda x: model[0](x + table(x[:, 0].abs().long()) + model[2](x[:, 1].abs().long()))
 else:
     how = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-with poseidon.distribute(model, how) as group:
+judge = torch.nn.Linear(2, 1)
+judges = torch.optim.SGD(judge.parameters(), lr=0.01, momentum=0.9)
+with poseidon.distribute(model, how) as group, poseidon.distribute(judge, judges) as other:
+    group.keep(judge=other)
     loader = group.loader(data, 4)
     print("resumed" if group.resume() else "fresh", "at step", group.steps)
     for epoch in range(loader.sampler.epoch, 3):
         for x, y in loader:
+            judge(y).square().mean().backward()
+            other.step()
             torch.nn.functional.mse_loss(model(x), y).backward()
             group.step()
             if group.steps % 5 == 0:
@@ -133,7 +138,7 @@ with poseidon.distribute(model, how) as group:
     group.settle()
     with torch.no_grad():
         rows = table(torch.arange(9))
-torch.save({**model.state_dict(), "rows": rows}, sys.argv[2] + str(group.rank))
+torch.save({**model.state_dict(), **judge.state_dict(), "rows": rows}, sys.argv[2] + str(group.rank))
 """
 
 
