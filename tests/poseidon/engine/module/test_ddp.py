@@ -62,6 +62,6 @@ def test_a_script_of_ddp_makes_the_group_itself(
             model = DistributedDataParallel(nn.Linear(2, 1))
             model(torch.ones(1, 2)).sum().backward()
             assert copy.deepcopy(model)(torch.ones(1, 2)).shape == (1, 1)
-            with pytest.raises(UsageError, match="a DeviceMesh .* divides the model"):
+            with pytest.raises(UsageError, match=r"a DeviceMesh .* divides the model"):
                 torch.distributed.init_device_mesh("cpu", (1,))
     assert (torch.distributed.init_process_group, DistributedDataParallel.__init__) == before
