@@ -32,8 +32,8 @@ if TYPE_CHECKING:
     from poseidon.engine.module.optimizer_group import OptimizerGroup
     from poseidon.engine.module.rule_group import RuleGroup
     from poseidon.engine.module.sampler import SharedSampler
-    from poseidon.engine.module.table import Table
-    from poseidon.engine.module.table_rules import RowWiseAdaGrad
+    from poseidon.engine.module.tables.rules import RowWiseAdaGrad
+    from poseidon.engine.module.tables.table import Table
     from poseidon.engine.module.update_rules import (
         SGD,
         AdaDelta,
@@ -81,8 +81,8 @@ if not TYPE_CHECKING:
         "optimizer_group": ("OptimizerGroup",),
         "rule_group": ("RuleGroup",),
         "sampler": ("SharedSampler",),
-        "table": ("Table",),
-        "table_rules": ("RowWiseAdaGrad",),
+        "tables.table": ("Table",),
+        "tables.rules": ("RowWiseAdaGrad",),
         "update_rules": (
             "SGD",
             "AdaDelta",

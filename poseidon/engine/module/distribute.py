@@ -36,7 +36,7 @@ from poseidon.engine.module.local_optimizer_group import LocalOptimizerGroup, is
 from poseidon.engine.module.optimizer_group import OptimizerGroup
 from poseidon.engine.module.rule_group import RuleGroup
 from poseidon.engine.module.shard_optimizer_group import ShardOptimizerGroup
-from poseidon.engine.module.table_plan import check_tables, plan_tables
+from poseidon.engine.module.tables.plan import check_tables, plan_tables
 from poseidon.engine.module.tensors import (
     Buffers,
     DistributeOptions,

@@ -27,8 +27,8 @@ from poseidon.engine.broadcast import broadcast_parameters
 from poseidon.engine.module.group_collections import GroupCollections
 from poseidon.engine.module.masters import Masters
 from poseidon.engine.module.module_watch import ModuleCallbacks, ModuleWatch
-from poseidon.engine.module.table_group import TableGroup
-from poseidon.engine.module.table_link import Callbacks
+from poseidon.engine.module.tables.group import TableGroup
+from poseidon.engine.module.tables.link import Callbacks
 from poseidon.engine.module.tensors import GroupPlan
 from poseidon.engine.module.worker_context import DISTRIBUTE, LEAVING, LoopPosition, WorkerContext
 from poseidon.errors import UsageError

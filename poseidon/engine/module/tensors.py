@@ -22,7 +22,7 @@ from torch.nn.parameter import is_lazy
 from torch.overrides import TorchFunctionMode
 
 from poseidon.engine.module.masters import TYPES
-from poseidon.engine.module.table_plan import PlannedTable
+from poseidon.engine.module.tables.plan import PlannedTable
 from poseidon.engine.module.update_rules import Outer
 from poseidon.errors import UsageError
 from poseidon.exchange.base import Trained

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from poseidon.engine.module.table import Table
-from poseidon.engine.module.table_rules import row_rule, rule_of_optimizer
+from poseidon.engine.module.tables.rules import row_rule, rule_of_optimizer
+from poseidon.engine.module.tables.table import Table
 from poseidon.engine.module.update_rules import UpdateRule
 from poseidon.errors import UsageError
 from poseidon.exchange.membership import Membership

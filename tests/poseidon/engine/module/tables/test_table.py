@@ -10,7 +10,7 @@ import torch
 
 import poseidon
 from poseidon.engine.module.distribute import distribute
-from poseidon.engine.module.table import distinct
+from poseidon.engine.module.tables.table import distinct
 from poseidon.errors import UsageError
 
 

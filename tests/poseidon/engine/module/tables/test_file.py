@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from poseidon.engine.module.table_file import read_rows, rows_path, write_rows
+from poseidon.engine.module.tables.file import read_rows, rows_path, write_rows
 from poseidon.errors import SnapshotError
 from ps_server import RowRule, RowRuleKind, RowTableSpec
 from ps_server.protocol.messages import Array, RowIds

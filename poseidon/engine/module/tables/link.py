@@ -17,8 +17,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from poseidon.engine.module.table import Table, distinct
-from poseidon.engine.module.table_plan import PlannedTable
+from poseidon.engine.module.tables.plan import PlannedTable
+from poseidon.engine.module.tables.table import Table, distinct
 from poseidon.errors import UsageError
 from poseidon.exchange.module_hooks import OfOneModule
 from poseidon.exchange.row_tables import NO_ROWS, PIECE_ROWS, Pieces, RowTables

@@ -12,9 +12,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from poseidon.engine.module.table_file import read_rows, rows_path, write_rows
-from poseidon.engine.module.table_link import Callbacks, EmbeddingRows, TableLink, link_of
-from poseidon.engine.module.table_plan import PlannedTable
+from poseidon.engine.module.tables.file import read_rows, rows_path, write_rows
+from poseidon.engine.module.tables.link import Callbacks, EmbeddingRows, TableLink, link_of
+from poseidon.engine.module.tables.plan import PlannedTable
 from poseidon.errors import SnapshotError, UsageError
 from poseidon.exchange.row_tables import RowTables
 
