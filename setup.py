@@ -17,6 +17,7 @@ PROJECT_EXAMPLES = (  # the others need the checkout
         "lightning",
         "lstm",
         "net_surgery",
+        "ray_train",
         "resnet50",
         "ssd",
         "torch_cnn",
@@ -125,6 +126,10 @@ RAY_REQUIRES = [
     "ray>=2.60",
 ]
 
+RAY_TRAIN_REQUIRES = [
+    "ray[train]>=2.60",  # poseidon.ray_train; its extra brings pandas and pyarrow
+]
+
 LIGHTNING_REQUIRES = [
     "lightning>=2.6.6",  # poseidon.lightning; older versions were not tried
 ]
@@ -151,6 +156,7 @@ LIGHT_REQUIRES = [
 ALL_REQUIRES = [
     *LIGHT_REQUIRES,
     *RAY_REQUIRES,
+    *RAY_TRAIN_REQUIRES,
     *LIGHTNING_REQUIRES,
     *HUGGINGFACE_REQUIRES,
 ]
@@ -179,6 +185,7 @@ DEV_REQUIRES = [
 DEV_ALL_REQUIRES = [
     *DEV_REQUIRES,
     *RAY_REQUIRES,  # tests start a cluster
+    *RAY_TRAIN_REQUIRES,  # and train on it
     *LIGHTNING_REQUIRES,  # tests compare losses with those of DDP
     *HUGGINGFACE_REQUIRES,  # the same
     "selenium>=4.27",  # tests open pages in a real browser
@@ -253,6 +260,7 @@ setup(
         "lightning": LIGHTNING_REQUIRES,
         "prometheus": PROMETHEUS_REQUIRES,
         "ray": RAY_REQUIRES,
+        "ray-train": RAY_TRAIN_REQUIRES,
         "redis": REDIS_REQUIRES,
         "tensorboard": TENSORBOARD_REQUIRES,
     },

@@ -39,6 +39,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "poseidon.process_group",
     },
     "poseidon.lightning": {"poseidon.engine"},
+    "poseidon.ray_train": {"ps_server", "poseidon.process_group"},
     "poseidon.pycaffe": {
         *("ps_server", "poseidon.proto", "poseidon.metrics", "poseidon.data", "poseidon.snapshot"),
         *("poseidon.solvers", "poseidon.layers", "poseidon.net", "poseidon.engine"),

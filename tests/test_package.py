@@ -174,6 +174,7 @@ def test_the_metadata_is_complete(installed: Path) -> None:
             "lightning",
             "prometheus",
             "ray",
+            "ray-train",
             "redis",
             "tensorboard",
         )

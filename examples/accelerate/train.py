@@ -32,7 +32,9 @@ def main(words: Sequence[str] | None = None) -> None:
     flags = parser.parse_args(words)
     accelerator = Accelerator(gradient_accumulation_steps=2, mixed_precision=flags.precision)
     set_seed(1)
-    model = nn.Sequential(nn.Linear(2, 64), nn.BatchNorm1d(64), nn.ReLU(), nn.Linear(64, 2))
+    model = nn.Sequential(
+        nn.Linear(2, 64, bias=False), nn.BatchNorm1d(64), nn.ReLU(), nn.Linear(64, 2)
+    )
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
     scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.98)
     train = DataLoader(points(512, seed=1), 16, shuffle=True)

@@ -34,7 +34,11 @@ class Classifier(lightning.LightningModule):
     def __init__(self) -> None:
         super().__init__()
         self.net = nn.Sequential(
-            nn.Linear(2, 64), nn.BatchNorm1d(64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU()
+            nn.Linear(2, 64, bias=False),
+            nn.BatchNorm1d(64),
+            nn.ReLU(),
+            nn.Linear(64, 64),
+            nn.ReLU(),
         )
         self.scores = nn.Linear(64, 2)
 
@@ -50,7 +54,9 @@ class Classifier(lightning.LightningModule):
 
     def validation_step(self, batch: Sequence[Tensor], number: int) -> None:
         x, y = batch
-        self.log("accuracy", (self(x).argmax(1) == y).float().mean(), sync_dist=True)
+        scores = self(x)
+        self.log("accuracy", (scores.argmax(1) == y).float().mean(), sync_dist=True)
+        self.log("test_loss", nn.functional.cross_entropy(scores, y), sync_dist=True)
 
     def configure_optimizers(self) -> tuple[list[torch.optim.Optimizer], list[object]]:
         optimizer = torch.optim.AdamW(self.parameters(), lr=0.01)

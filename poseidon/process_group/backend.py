@@ -110,6 +110,11 @@ class PoseidonGroup(dist.ProcessGroup):  # type: ignore[misc]
         self._calls: queue.SimpleQueue[PoseidonWork | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
 
+    @property
+    def mesh(self) -> Mesh:
+        """The messages that all groups of this worker share."""
+        return self._collectives.mesh
+
     def getBackendName(self) -> str:
         return NAME
 

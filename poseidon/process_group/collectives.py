@@ -80,7 +80,7 @@ class Collectives:
     """
 
     def __init__(self, mesh: Mesh, group: str, ranks: Sequence[int]) -> None:
-        self._mesh = mesh
+        self.mesh = mesh
         self._group = group
         self.ranks = tuple(ranks)
         self._number = 0
@@ -226,13 +226,13 @@ class Collectives:
     def _begin(self, name: str, tensor: Tensor | None, how: str = "") -> _Call:
         self._number += 1
         what = ", ".join(filter(None, (described(tensor), how)))
-        return _Call(self, self._mesh, self._group, self._number, f"{name}({what})")
+        return _Call(self, self.mesh, self._group, self._number, f"{name}({what})")
 
     def _message(self, tensor: Tensor, other: int, tag: int, *, sends: bool) -> _Call:
         key = (sends, other, tag)
         self._passed[key] = number = self._passed.get(key, 0) + 1
         text = f"send({described(tensor)}, tag {tag})"
-        return _Call(self, self._mesh, f"{self._group}/{tag}", number, text)
+        return _Call(self, self.mesh, f"{self._group}/{tag}", number, text)
 
 
 class _Call:

@@ -24,6 +24,7 @@ EXAMPLES = {
     "net_surgery": (
         "python convolve.py     # or: python convolve.py LENET.caffemodel OUT.caffemodel",
     ),
+    "ray_train": ("python train.py",),
     "resnet50": (
         "poseidon make_db --generate=two_class data/",
         "python resnet50_trainer.py --train_data data/two_class_train --test_data "

@@ -5,6 +5,7 @@ packages: the losses on two workers of a job are those of two processes of plain
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -52,20 +53,23 @@ for words in (
 
 
 def losses(text: str) -> list[str]:
-    """Return the lines in which an example reports an epoch or a step."""
-    return [line for line in text.splitlines() if re.match(r"epoch \d|step \d", line)]
+    """Return the lines in which an example reports an epoch or a step, without accuracies: the last
+    bit of a score may decide on a record.
+    """
+    found = [line for line in text.splitlines() if re.match(r"epoch \d|step \d", line)]
+    return [re.sub(r"'accuracy': '\S+', |, accuracy \S+|\d+ right ", "", line) for line in found]
 
 
-def assert_equal_losses(ours: str, theirs: str) -> list[str]:
-    """Compare two reports to 1e-6; return the lines of the first."""
-    mine, expected = losses(ours), losses(theirs)
+def assert_equal_losses(
+    mine: Sequence[str], expected: Sequence[str], tolerance: float = 1e-6
+) -> None:
+    """Compare two reports."""
     assert [NUMBER.sub("", line) for line in mine] == [NUMBER.sub("", line) for line in expected]
     for line, wanted in zip(mine, expected, strict=True):
         found = [float(number) for number in NUMBER.findall(line)]
         assert found == pytest.approx(
-            [float(number) for number in NUMBER.findall(wanted)], rel=1e-6, abs=1e-6
+            [float(number) for number in NUMBER.findall(wanted)], rel=tolerance, abs=tolerance
         ), (line, wanted)
-    return mine
 
 
 def folders(path: Path) -> tuple[Path, Path]:
@@ -102,7 +106,10 @@ def test_lightning(repository: Path, tmp_path: Path) -> None:
         *(tmp_path / "script.py", example, "--strategy=ddp", "--devices=2"),
         imports=("lightning",),
     )
-    lines = assert_equal_losses(run_job(ours, tmp_path / "script.py", example), by_gloo)
+    lines, expected = losses(run_job(ours, tmp_path / "script.py", example)), losses(by_gloo)
+    assert_equal_losses(lines[:13], expected[:13])
+    # gradients of 16 bits are rounded, the product of their factors is not
+    assert_equal_losses(lines[13:], expected[13:], 1e-3)
     assert [line.split(":")[0] for line in lines] == [
         f"epoch {number}" for number in (*range(1, 14), 1, 2, 0)
     ]
@@ -120,7 +127,8 @@ def test_accelerate_the_trainer_and_lora(repository: Path, tmp_path: Path) -> No
     ]
     imports = ("accelerate", "peft", "transformers.trainer", "transformers.models.gpt2")
     by_gloo = run_by_gloo(theirs, tmp_path / "script.py", *examples, imports=imports)
-    lines = assert_equal_losses(run_job(ours, "--ddp", tmp_path / "script.py", *examples), by_gloo)
+    lines = losses(run_job(ours, "--ddp", tmp_path / "script.py", *examples))
+    assert_equal_losses(lines, losses(by_gloo))
     assert any(line.startswith("step 100:") for line in lines)
     assert [line.split(":")[0] for line in lines if line.startswith("epoch")] == [
         f"epoch {number}" for number in (*range(1, 14), 1)
@@ -139,11 +147,11 @@ def test_a_script_of_ddp_survives_the_loss_of_a_worker(repository: Path, tmp_pat
     """
     ours, theirs = folders(tmp_path)
     example = repository / "examples" / "ddp" / "train.py"
-    whole = run_job(ours, "--ddp", example, "--checkpoint=whole.pt")
-    assert_equal_losses(whole, run_by_gloo(theirs, example))
+    whole = losses(run_job(ours, "--ddp", example, "--checkpoint=whole.pt"))
+    assert_equal_losses(whole, losses(run_by_gloo(theirs, example)))
     again = run_job(
         ours, "--ddp", "--max_restarts=1", example, "--checkpoint=lost.pt", "--lose_at=25"
     )
-    assert losses(again) == losses(whole)
+    assert losses(again) == whole
     ends = [torch.load(ours / name)["model"] for name in ("whole.pt", "lost.pt")]
     assert all(torch.equal(ends[0][name], ends[1][name]) for name in ends[0])

@@ -158,6 +158,7 @@ NEEDS = {
     "tcsh": Need("the shell tcsh", ("tcsh",)),
     "zsh": Need("the shell zsh", ("zsh",)),
     "ray": Need("a Ray cluster", check=_packages("ray")),
+    "ray train": Need("Ray Train", check=_packages("ray", "pandas", "pyarrow")),
     "lightning": Need("Lightning", check=_packages("lightning")),
     "huggingface": Need(
         "packages of Hugging Face", check=_packages("accelerate", "peft", "transformers")

@@ -1,0 +1,72 @@
+"""Ray Train over Poseidon's connections, on a real cluster of Ray on this machine."""
+
+from __future__ import annotations
+
+import re
+import runpy
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader
+from torch.utils.data.distributed import DistributedSampler
+
+from tests.support.ray_cluster import RayCluster
+
+pytestmark = [pytest.mark.needs("ray train"), pytest.mark.processes, pytest.mark.timeout(400)]
+LIMIT_S = 300.0
+EPOCHS = 4
+
+
+def losses_of_one_process(example: Path) -> list[float]:
+    """Return the mean loss of each epoch, with the batches of both workers in turn."""
+    data = runpy.run_path(str(example))["points"](480, seed=1)
+    with torch.random.fork_rng():
+        torch.manual_seed(1)
+        net = nn.Sequential(nn.Linear(2, 64), nn.ReLU(), nn.Linear(64, 2))
+    optimizer = torch.optim.AdamW(net.parameters(), lr=0.01)
+    samplers = [DistributedSampler(data, 2, rank) for rank in range(2)]
+    found = []
+    for epoch in range(EPOCHS):
+        for sampler in samplers:
+            sampler.set_epoch(epoch)
+        loaders = [DataLoader(data, 16, sampler=sampler) for sampler in samplers]
+        steps = []
+        for batches in zip(*loaders, strict=True):
+            loss = sum(nn.functional.cross_entropy(net(x), y) for x, y in batches) / 2
+            optimizer.zero_grad()
+            loss.backward()
+            nn.utils.clip_grad_norm_(net.parameters(), 1.0)
+            optimizer.step()
+            steps.append(loss.item())
+        found.append(sum(steps) / len(steps))
+    return found
+
+
+def test_ray_train_has_the_losses_of_one_process_and_survives_the_loss_of_a_worker(
+    repository: Path, tmp_path: Path
+) -> None:
+    example = repository / "examples" / "ray_train" / "train.py"
+    cluster = RayCluster()
+    try:
+        cluster.add(num_cpus=2)
+        flags = [f"--address={cluster.address}", f"--epochs={EPOCHS}", "--lose_at=2", "--encrypt"]
+        done = subprocess.run(
+            [sys.executable, example, *flags, f"--folder={tmp_path / 'out'}"],
+            cwd=tmp_path,
+            env=cluster.environment(),
+            capture_output=True,
+            text=True,
+            timeout=LIMIT_S,
+            check=False,
+        )
+    finally:
+        cluster.close()
+    assert done.returncode == 0, done.stderr
+    lines = re.findall(r"^epoch (\d): loss (\S+), over poseidon$", done.stdout, re.MULTILINE)
+    assert [int(epoch) for epoch, _ in lines] == [*range(1, EPOCHS + 1)]
+    expected = losses_of_one_process(example)
+    assert [float(loss) for _, loss in lines] == pytest.approx(expected, abs=1e-6)
