@@ -4,7 +4,7 @@ between hosts.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -25,6 +25,10 @@ TIMEOUT_S = 30
 """Longest time that a collective operation waits, as in Caffe2."""
 Rendezvous = dict[str, Any]
 """See `Parallelize`."""
+Concatenate = Callable[[list[Any], str], Any]
+"""Adds the operator that puts blobs one after the other; the second argument begins the names of
+what it makes, which it returns.
+"""
 
 
 def between_hosts(rendezvous: Rendezvous | None) -> bool:
@@ -58,6 +62,11 @@ def sum_over_devices(model: Any, net: Any, names: Sequence[str], use_nccl: bool)
         return
     previous = None  # the NCCL operators of all devices run in one order
     joined: set[str] = set()
+
+    def concatenate(pieces: list[Any], prefix: str) -> Any:
+        names = [f"{prefix}_concat", f"{prefix}_splitinfo"]
+        return net.Concat(pieces, names, axis=0)[0]
+
     for name in names:
         group = group_of(model, name)
         if len(group) == 1:
@@ -67,7 +76,7 @@ def sum_over_devices(model: Any, net: Any, names: Sequence[str], use_nccl: bool)
         )
         blobs = list(group.values())
         if isinstance(blobs[0], core.GradientSlice):
-            _join_slices(model, net, name, group, joined)
+            _join_slices(model, net, name, group, joined, concatenate)
         elif not is_on_gpu(model, name):
             kind = device_type_of(model, name)
             with core.DeviceScope(core.DeviceOption(kind)):
@@ -112,10 +121,20 @@ def _can_read(reachable: NDArray[np.bool_], own: int, other: int) -> bool:
     return max(own, other) >= len(reachable) or bool(reachable[own, other])
 
 
-def _join_slices(model: Any, net: Any, name: str, group: Group, joined: set[str]) -> None:
+def _join_slices(
+    model: Any, net: Any, name: str, group: Group, joined: set[str], concatenate: Concatenate
+) -> None:
     """Concatenate the indices and values of sparse gradients, for all devices.
 
     Gradients that were gathered with the same indices have these joined once.
+
+    Args:
+        model: the model.
+        net: the net that joins them.
+        name: of the group.
+        group: the gradients.
+        joined: the indices that were joined before; those of this group are added.
+        concatenate: adds the operator that makes a blob of the parts of all devices.
     """
     prefix = f"{scope_of(model, model._devices[0])}{name}"
     parts = [("indices", "index"), ("values", "val")]
@@ -123,11 +142,8 @@ def _join_slices(model: Any, net: Any, name: str, group: Group, joined: set[str]
         del parts[0]
     for field, label in parts:
         with core.DeviceScope(option_of(model, model._devices[0])):
-            whole, _ = net.Concat(
-                [getattr(piece, field) for piece in group.values()],
-                [f"{prefix}_{label}_concat", f"{prefix}_{label}_splitinfo"],
-                axis=0,
-            )
+            pieces = [getattr(piece, field) for piece in group.values()]
+            whole = concatenate(pieces, f"{prefix}_{label}")
         for device, piece in group.items():
             with core.DeviceScope(option_of(model, device)):
                 net.Copy(whole, getattr(piece, field))
@@ -239,12 +255,20 @@ def all_reduce(
         "allreduce", max_concurrent_distributed_ops, model.param_init_net, rendezvous
     )
     direct = rendezvous.get("transport") == "ibverbs"
+    joined: set[str] = set()
+
+    def gather(pieces: list[Any], prefix: str) -> Any:
+        whole = core.BlobReference(f"{prefix}_gathered")
+        world, before = context.get_control_and_context(whole)
+        net.Allgather([world, *pieces], whole, engine=rendezvous["engine"], control_input=before)
+        return whole
+
     for name in names:
-        blobs = list(group_of(model, name).values())
-        assert not isinstance(blobs[0], core.GradientSlice), (
-            f"{name} has a sparse gradient, which shards on several hosts cannot sum; use a dense "
-            "one"
-        )
+        group = group_of(model, name)
+        blobs = list(group.values())
+        if isinstance(blobs[0], core.GradientSlice):
+            _join_slices(model, net, name, group, joined, gather)
+            continue
         with core.DeviceScope(option_of(model, model._devices[0])):
             world, before = context.get_control_and_context(blobs[0])
             net.Allreduce(

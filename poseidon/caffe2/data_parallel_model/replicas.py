@@ -215,7 +215,7 @@ def check_operators(model: Any) -> None:
     """
     for op in model.net.Proto().op:
         between = any(word in op.type for word in ("NCCL", "Copy", "Concat")) or op.name == "dpm"
-        if between or ("Allreduce" in op.type and "GLOO" in op.engine):
+        if between or (op.type in ("Allreduce", "Allgather") and "GLOO" in op.engine):
             continue
         if not core.IsGPUDeviceType(op.device_option.device_type):
             continue

@@ -145,15 +145,25 @@ class CommonWorld:
     def all_gather(self, tensors: Sequence[Tensor]) -> Tensor:
         """Return the tensors of all shards one after the other along the first dimension, by
         rank.
+
+        Each shard's tensors may have another size in the first dimension, which may be 0.
         """
         own = torch.cat([tensor.to(tensors[0].device) for tensor in tensors])
         if self.size == 1:
             return own
+        counts = self._gathered(torch.tensor([len(own)])).flatten().tolist()
+        padded = own.new_zeros((max(counts), *own.shape[1:]))
+        if not padded.numel():
+            return own.new_zeros((sum(counts), *own.shape[1:]))
+        padded[: len(own)] = own
+        gathered = self._gathered(padded)
+        return torch.cat([part[:count] for part, count in zip(gathered, counts, strict=True)])
+
+    def _gathered(self, own: Tensor) -> Tensor:
+        """Return the tensors of all shards, of one shape, stacked."""
         whole = own.new_zeros((self.size, *own.shape))
         whole[self.rank] = own
-        return self._run(whole, lambda group, moved: group.all_gather(moved, self.rank)).flatten(
-            0, 1
-        )
+        return self._run(whole, lambda group, moved: group.all_gather(moved, self.rank))
 
     def reduce_scatter(self, tensors: Sequence[Tensor], counts: Sequence[int]) -> list[Tensor]:
         """Return, for each tensor, this shard's part of the sum over all tensors of all shards.

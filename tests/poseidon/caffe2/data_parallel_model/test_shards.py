@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from poseidon.caffe2 import brew, workspace
+from poseidon.caffe2 import brew, optimizer, workspace
 from tests.support import caffe2_replicas as replicas
 from tests.support.caffe2_shards import Run, folder, train
 from tests.support.redis_server import redis_server
@@ -20,7 +20,8 @@ pytestmark = pytest.mark.processes
 def alone(run: Run) -> dict[str, np.ndarray]:
     """Return the parameters that one process gets with the whole batch."""
     workspace.ResetWorkspace()
-    model = replicas.build([0])
+    given = {k: v for k, v in run.parallelize.items() if k == "optimizer_builder_fun"}
+    model = replicas.build([0], forward_pass_builder_fun=run.layers, **given)
     replicas.train(model, run.iterations, sum(run.sizes))
     return replicas.params(model)
 
@@ -70,6 +71,35 @@ def test_unequal_batches_are_weighted(tmp_path: Path) -> None:
     assert_near(weighted, alone(run), 1e-5)
     plain = assert_all_equal(train(replace(run, store=folder(tmp_path, "plain"), weighted=False)))
     assert max(np.abs(plain[name] - value).max() for name, value in weighted.items()) > 1e-3
+
+
+def add_tables(model: Any, loss_scale: float) -> list[Any]:
+    """Two tables of rows with one set of indices."""
+    model.net.ArgMax("data", "indices", axis=1, keepdims=False)
+    for name in ("one", "other"):
+        table = model.param_init_net.XavierFill([], name, shape=[replicas.FEATURES, 5])
+        model.AddParameter(table)
+        model.net.Gather([table, "indices"], f"rows_of_{name}")
+    model.net.Mul(["rows_of_one", "rows_of_other"], "rows")
+    brew.fc(model, "rows", "fc", dim_in=5, dim_out=replicas.CLASSES)
+    _, loss = model.net.SoftmaxWithLoss(["fc", "label"], ["softmax", "loss"])
+    return [model.net.Scale(loss, scale=loss_scale)]
+
+
+def add_adagrad(model: Any) -> Any:
+    return optimizer.build_adagrad(model, 0.1)
+
+
+def test_rows_of_sparse_gradients_are_those_of_the_whole_batch(tmp_path: Path) -> None:
+    run = Run(
+        store=folder(tmp_path),
+        sizes=(16, 6, 2),
+        devices=(0, 1),
+        weighted=True,
+        layers=add_tables,
+        parallelize={"optimizer_builder_fun": add_adagrad},
+    )
+    assert_near(assert_all_equal(train(run)), alone(run), 1e-5)
 
 
 def test_shards_whose_devices_share_parameters(tmp_path: Path) -> None:

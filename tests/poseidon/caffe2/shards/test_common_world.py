@@ -53,6 +53,15 @@ OPERATIONS: dict[str, tuple[Callable[[CommonWorld], Any], list[Any]]] = {
     ),
     "reduce": (lambda w: w.reduce(own(w), 2)[0, 0].item(), [1, 2, 6]),
     "gather": (lambda w: w.all_gather([own(w)])[:, 0].tolist(), [[1, 1, 2, 2, 3, 3]] * 3),
+    "gather of unequal counts": (
+        lambda w: w.all_gather([own(w), own(w)[: w.rank]])[:, 0].tolist(),
+        [[1, 1, 2, 2, 2, 3, 3, 3, 3]] * 3,
+    ),
+    "gather from one": (
+        lambda w: w.all_gather([own(w)[: 2 * (w.rank == 1)]]).tolist(),
+        [[[2, 2], [2, 2]]] * 3,
+    ),
+    "gather of nothing": (lambda w: w.all_gather([own(w)[:0]]).shape, [(0, 2)] * 3),
     "scatter": (
         lambda w: w.reduce_scatter([own(w) * torch.arange(4).view(2, 2)], [1, 2, 1])[0].tolist(),
         [[0], [6, 12], [18]],
