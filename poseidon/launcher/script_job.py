@@ -47,6 +47,11 @@ class ScriptJob(Job):
         if not request.script.is_file():
             raise UsageError(f"there is no script {request.script}")
         devices = devices_from_flag(request.gpu, count_gpus=site.visible_gpus)
+        if request.ddp and devices not in (("cpu",), first_gpus(len(devices))):
+            raise UsageError(
+                f"--gpu={request.gpu} with --ddp: a script of DistributedDataParallel takes the GPU "
+                "of its LOCAL_RANK; expected --gpu=0,1,..., and CUDA_VISIBLE_DEVICES for others"
+            )
         self._snapshot = find_snapshot(request.snapshot, CHECKPOINT) if request.snapshot else None
         self._resumed = _read_head(self._snapshot) if self._snapshot else None
         super().__init__(
@@ -138,6 +143,11 @@ class ScriptJob(Job):
             return [script]
         state = Path(point.state)
         return [script, (*(path for path in (sums_path(state),) if path.exists()), state)]
+
+
+def first_gpus(count: int) -> tuple[str, ...]:
+    """Return the first GPUs of a host, as `devices_from_flag` names them."""
+    return tuple(f"cuda:{number}" for number in range(count))
 
 
 def _read_head(snapshot: Path) -> CheckpointHead:

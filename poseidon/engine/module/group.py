@@ -7,16 +7,14 @@ from __future__ import annotations
 
 import time
 from abc import abstractmethod
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils.data import Dataset
 
 from poseidon.engine.broadcast import broadcast_bytes, gather_bytes
-from poseidon.engine.module import plain_values
 from poseidon.engine.module.checkpoint_file import (
     FORMAT,
     checked,
@@ -29,23 +27,17 @@ from poseidon.engine.module.checkpoint_file import (
     write_checkpoint,
 )
 from poseidon.engine.module.resized_state import resized
-from poseidon.engine.module.sampler import SharedLoader, SharedSampler
-from poseidon.engine.module.step_loop import StepLoop
-from poseidon.engine.module.sync_norm import SyncNorms
+from poseidon.engine.module.shared_loop import SharedLoop
 from poseidon.engine.module.tensors import GroupPlan
-from poseidon.engine.module.weights import Batch, BatchWeights
 from poseidon.engine.module.worker_context import WorkerContext
-from poseidon.engine.module.worker_state import Kept, WorkerState
+from poseidon.engine.module.worker_state import Kept
 from poseidon.engine.snapshot_writer import WrittenSnapshot
 from poseidon.errors import SnapshotError, UsageError
 from poseidon.exchange.base import History
-from poseidon.exchange.module_hooks import uncompiled
 from ps_server.rules import history_count
 
-Number = TypeVar("Number", float, Tensor)
 
-
-class Group(StepLoop):
+class Group(SharedLoop):
     """A module that all workers train together: steps, data, collections and checkpoints.
 
     Args:
@@ -55,245 +47,10 @@ class Group(StepLoop):
     """
 
     def __init__(self, module: nn.Module, plan: GroupPlan, context: WorkerContext) -> None:
-        self._own = WorkerState(uncompiled(module), plan.rest, context.worker.device)
         self._resume_from = context.checkpoint
         self._says_where = False
-        self._weights = BatchWeights(context.worker.size)
         self._kept_groups: dict[str, Group] = {}
-        self._norms: SyncNorms | None = None
         super().__init__(module, plan, context)
-        self._norms = SyncNorms(self._module, self._gather_of_norm, lambda: self._weights.counts)
-
-    def close(self) -> None:
-        """See `StepLoop`."""
-        if self._norms is not None:
-            self._norms.close()
-        super().close()
-
-    def _gather_of_norm(self, payload: bytes) -> Sequence[bytes]:
-        with self._collections.calling("SyncBatchNorm"):
-            return self._collections.gather(payload)
-
-    def mean(self, value: Number) -> Number:
-        """Return the mean over all workers of a number or a small tensor.
-
-        All workers call it together.
-
-        The mean of a tensor of whole numbers is of float64.
-
-        Raises:
-            UsageError: the workers have not made as many steps, or not given as many numbers.
-        """
-        self._check_open("mean")
-        numbers = (
-            value
-            if isinstance(value, Tensor)
-            else torch.tensor(value, dtype=torch.float64, device="cpu")
-        )
-        tensor = numbers.detach()
-        mean = self._collections.mean(tensor)
-        if isinstance(value, Tensor):
-            result = torch.from_numpy(mean).to(tensor.device)
-            return result.to(tensor.dtype) if tensor.dtype.is_floating_point else result
-        return float(mean)
-
-    def gather(self, value: Any) -> list[Any]:
-        """Return the values of all workers by rank, on every worker. All call it together.
-
-        Args:
-            value: tensors, numbers, strings, bytes, None, and lists, tuples and dicts of them; of
-                any size, and different on each worker. Small ones are fast: they travel through
-                one shard.
-
-        Returns:
-            The values, whose tensors are on the device of the first tensor of this worker's.
-
-        Raises:
-            UsageError: a part of the value has another type.
-        """
-        self._check_open("gather")
-        with self._collections.calling("gather"):
-            return self._gather(value, "gather")
-
-    def _gather(self, value: Any, call: str) -> list[Any]:
-        content = plain_values.encode(value, call)
-        parts = gather_bytes(content, self._collections.gather, keeps=True)
-        device = plain_values.device_of(value)
-        return [plain_values.decode(part, rank, device) for rank, part in enumerate(parts)]
-
-    def broadcast(self, value: Any = None, src: int = 0) -> Any:
-        """Return the value of one worker on every worker. All call it together.
-
-        Args:
-            value: on the worker `src` as for `gather`; of others only the device of its first
-                tensor counts.
-            src: the rank of the worker whose value is returned.
-
-        Raises:
-            UsageError: a part of the value has another type, or there is no such rank.
-        """
-        self._check_open("broadcast")
-        if not 0 <= src < self.size:
-            raise UsageError(f"broadcast() was given src={src}; expected 0 to {self.size - 1}")
-        content = plain_values.encode(value, "broadcast") if self.rank == src else None
-        with self._collections.calling("broadcast"):
-            shared = broadcast_bytes(content, self._collections.gather, rank=self.rank, root=src)
-        assert shared is not None
-        return plain_values.decode(shared, src, plain_values.device_of(value))
-
-    def all_reduce(self, value: Number, op: str = "sum") -> Number:
-        """Return the sum over all workers of a number or a small tensor; the argument stays.
-
-        All workers call it together. Sums are in the order of ranks, so all have the same bits.
-
-        Args:
-            value: of the same type and shape on every worker.
-            op: `sum`, `mean`, `min` or `max`, element by element.
-
-        Returns:
-            A tensor of the same type; the mean of whole numbers is of float64.
-
-        Raises:
-            UsageError: the values do not fit each other, or there is no such op.
-        """
-        self._check_open("all_reduce")
-        how = plain_values.reduction(op)
-        given = value.detach() if isinstance(value, Tensor) else value
-        with self._collections.calling("all_reduce"):
-            result: Any = plain_values.reduce(self._gather(given, "all_reduce"), how)
-        return result  # type: ignore[no-any-return]
-
-    def barrier(self) -> None:
-        """Return once all workers have called it."""
-        self._check_open("barrier")
-        with self._collections.calling("barrier"):
-            self._collections.gather(b"")
-
-    def sampler(self, dataset: Sized, *, shuffle: bool = True, seed: int = 0) -> SharedSampler:
-        """Return a DataLoader's sampler of this worker's records of a dataset, in another order
-        each epoch.
-
-        Args:
-            dataset: anything with a length, the same on every worker.
-            shuffle: draw a random order for each epoch.
-            seed: of the orders.
-        """
-        return self._sampler(dataset, shuffle, seed)
-
-    def _sampler(
-        self, dataset: Sized, shuffle: bool, seed: int, *, unfilled: int = 0
-    ) -> SharedSampler:
-        sampler = SharedSampler(
-            dataset,
-            rank=self.rank,
-            workers=self.size,
-            shuffle=shuffle,
-            seed=seed,
-            on_return=self._own.return_random,
-            unfilled=unfilled,
-        )
-        self._own.add(sampler)
-        return sampler
-
-    def loader(
-        self,
-        dataset: Dataset[Any],
-        batch_size: int,
-        *,
-        shuffle: bool = True,
-        seed: int = 0,
-        even: bool = True,
-        **arguments: Any,
-    ) -> SharedLoader:
-        """Return a DataLoader of this worker's records.
-
-        Its position within an epoch is saved exactly.
-
-        Args:
-            dataset: with records by number, the same on every worker.
-            batch_size: records of a batch of this worker.
-            shuffle: draw a random order for each epoch.
-            seed: of the orders.
-            even: give all workers equally many records: some come twice in an epoch. False: each
-                record comes once; the last batches are shorter, so `weigh` the losses.
-            arguments: DataLoader's others, as `num_workers`.
-
-        Raises:
-            UsageError: an argument does not fit the others.
-        """
-        if not even and arguments.get("drop_last"):
-            raise UsageError(
-                "loader() was given even=False, with which each record comes once in an epoch, and "
-                "drop_last=True; expected one of them"
-            )
-        records: Any = dataset  # a Dataset need not say that it has a length
-        sampler = self._sampler(records, shuffle, seed, unfilled=0 if even else batch_size)
-        return SharedLoader(
-            dataset,
-            sampler,
-            batch_size,
-            on_batch=lambda records: self._weights.note(records, self.rank),
-            **arguments,
-        )
-
-    def weigh(
-        self, loss: Tensor, records: float | None = None, *, of: float | None = None
-    ) -> Tensor:
-        """Return a loss whose gradient has the weight of its records in the mean over all workers.
-
-        A loss is the mean over this worker's n records. The mean gradient of a step is then
-        sum(n g) / sum(n), that of one process with all records. Call `backward()` on the result.
-        With `records` all workers call it together, once for each backward pass.
-
-        Args:
-            loss: the mean over the records.
-            records: how many, or how many tokens; 0 or more, and with 0 the loss is finite. None:
-                as many as `loader` has in this batch.
-            of: this worker's records in all passes of the step, if it has several whose gradients
-                add up; `loss` is then the mean over those of one pass. None: one pass.
-
-        Raises:
-            UsageError: a number is out of range or is needed; or gradients are not averaged in
-                each step.
-        """
-        self._check_open("weigh")
-        if self._context.member.options.staleness or self._local_steps:
-            raise UsageError(
-                "weigh() weighs gradients that are averaged in each step; expected "
-                "--table_staleness=0 and no local steps"
-            )
-        with self._collections.calling("weigh"):
-            return self._weights.weigh(loss, records, of, self._collections.gather)
-
-    def epoch(self, batches: Iterable[Batch]) -> Iterator[Batch]:
-        """Yield this worker's batches until those of all workers have ended.
-
-        The workers may have different numbers of batches. One whose own have ended gets its last
-        one again, whose loss `weigh` multiplies by 0. All workers iterate together; each waits for
-        the others before each batch.
-
-        Raises:
-            UsageError: a worker has no batch, and another has.
-        """
-        self._check_open("epoch")
-
-        def gather(payload: bytes) -> Sequence[bytes]:
-            with self._collections.calling("epoch"):
-                return self._collections.gather(payload)
-
-        return self._weights.until_all_end(batches, gather, self.rank)
-
-    def _is_left_out(self) -> bool:
-        return self._weights.is_left_out
-
-    def _finish_iteration(self) -> None:
-        super()._finish_iteration()
-        self._weights.end_step()
-
-    def _on_gradient(self, parameter: Tensor | None = None) -> None:
-        if not self._in_backward:
-            self._weights.check_weighed()
-        super()._on_gradient(parameter)
 
     def keep(self, **objects: Kept | Group) -> None:
         """Save and load these as well: a scheduler, a GradScaler, anything with `state_dict` and

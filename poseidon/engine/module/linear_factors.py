@@ -59,8 +59,11 @@ class LinearFactors:
         return torch.cat(us).float(), torch.cat(vs).float()
 
     def are_of(self, gradient: Tensor) -> bool:
-        """Return whether a gradient is the product of the factors."""
-        return bool(self._pairs) and self._equal(gradient, slice(None))
+        """Return whether a gradient is the product of the factors, all of float32.
+
+        The product of factors of 16 bits has more digits than the gradient of a layer in 16 bits.
+        """
+        return self._types(gradient) == {torch.float32} and self._equal(gradient, slice(None))
 
     def check(self, gradient: Tensor, name: str) -> None:
         """Compare a row of a gradient with the product, in turn.
@@ -85,14 +88,19 @@ class LinearFactors:
         """Remove the hook."""
         self._handle.remove()
 
+    def _types(self, gradient: Tensor) -> set[torch.dtype]:
+        """Return the types of factors and gradient; none without factors."""
+        found = {tensor.dtype for pair in self._pairs for tensor in pair}
+        return found | {gradient.dtype} if found else set()
+
     def _equal(self, gradient: Tensor, rows: slice) -> bool:
         u, v = self.factors()
         own = u[:, rows].T
         difference = gradient[rows].float() - own @ v
         if self._before is not None:
             difference -= self._before[rows].float()
-        types = {tensor.dtype for pair in self._pairs for tensor in pair} | {gradient.dtype}
-        tolerance = TOLERANCE if types == {torch.float32} else TOLERANCE_16
+        is_float32 = self._types(gradient) <= {torch.float32}
+        tolerance = TOLERANCE if is_float32 else TOLERANCE_16
         limit = own.abs() @ v.abs()
         if self._before is not None:
             limit += self._before[rows].float().abs()

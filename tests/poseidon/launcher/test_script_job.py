@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import closing
+from contextlib import closing, nullcontext
 from pathlib import Path
 
 import pytest
@@ -14,6 +14,7 @@ from poseidon.cluster.supervision.restarts import StartingPoint
 from poseidon.cluster.supervision.state import Outcome
 from poseidon.engine.document import Prints
 from poseidon.engine.module.checkpoint_file import packed, write_checkpoint
+from poseidon.errors import UsageError
 from poseidon.exchange.auto.recorded import RecordedPlan
 from poseidon.exchange.kinds import Scheme
 from poseidon.launcher.processes import Start
@@ -47,6 +48,21 @@ def test_where_a_script_prints(
         site.prepare(job.id, job.needs)
         start = Start.new(1, StartingPoint(), job.plan, Encrypt.AUTO)
         assert [job.document(role, start).prints for role in job.plan.workers] == expected
+
+
+@pytest.mark.parametrize(
+    ("gpu", "is_legal"), [("", True), ("0,1", True), ("1,3", False), ("1,0", False)]
+)
+def test_a_script_of_ddp_takes_the_first_gpus(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gpu: str, is_legal: bool
+) -> None:
+    monkeypatch.setattr(Site, "visible_gpus", lambda _: 4)
+    script = tmp_path / "train.py"
+    script.write_text("")
+    request = ScriptRequest(script=script, gpu=gpu, ddp=True)
+    refused = nullcontext() if is_legal else pytest.raises(UsageError, match="expected --gpu=0,1")
+    with closing(Site([Host(id=0, address="127.0.0.1", port=0)], LocalDialer())) as site, refused:
+        ScriptJob(request, site)
 
 
 PLAN = RecordedPlan(schemes={"fc.weight": Scheme.FACTORS})
