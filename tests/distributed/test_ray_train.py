@@ -46,14 +46,16 @@ def losses_of_one_process(example: Path) -> list[float]:
     return found
 
 
-def test_ray_train_has_the_losses_of_one_process_and_survives_the_loss_of_a_worker(
-    repository: Path, tmp_path: Path
+@pytest.mark.parametrize("lost", [False, pytest.param(True, marks=pytest.mark.thorough)])
+def test_ray_train_has_the_losses_of_one_process_also_after_the_loss_of_a_worker(
+    repository: Path, tmp_path: Path, lost: bool
 ) -> None:
     example = repository / "examples" / "ray_train" / "train.py"
     cluster = RayCluster()
     try:
         cluster.add(num_cpus=2)
-        flags = [f"--address={cluster.address}", f"--epochs={EPOCHS}", "--lose_at=2", "--encrypt"]
+        flags = [f"--address={cluster.address}", f"--epochs={EPOCHS}", "--encrypt"]
+        flags += ["--lose_at=2"] if lost else []
         done = subprocess.run(
             [sys.executable, example, *flags, f"--folder={tmp_path / 'out'}"],
             cwd=tmp_path,
