@@ -16,6 +16,7 @@ import subprocess
 import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -48,10 +49,18 @@ def listening(processes: Iterable[psutil.Process]) -> list[tuple[str, int]]:
     found = [
         connection.laddr
         for process in processes
-        for connection in process.net_connections(kind="inet")
+        for connection in connections_of(process, "inet")
         if connection.status == psutil.CONN_LISTEN
     ]
     return [(address.ip, address.port) for address in found]
+
+
+def connections_of(process: psutil.Process, kind: str) -> list[Any]:
+    """Return the sockets of a process; none once it has ended, as a short-lived child may have."""
+    try:
+        return list(process.net_connections(kind=kind))
+    except psutil.NoSuchProcess:
+        return []
 
 
 def test_every_socket_of_a_running_job_refuses_unauthenticated_peers(folder: Path) -> None:
@@ -94,7 +103,7 @@ def meeting_places(processes: Iterable[psutil.Process]) -> set[Path]:
     """Return the paths of all sockets on which the processes listen."""
     rows = [row.split() for row in Path("/proc/net/unix").read_text().splitlines()]
     accepting = {row[-1] for row in rows if len(row) == 8 and row[3] == ACCEPTS}
-    named = (c.laddr for process in processes for c in process.net_connections(kind="unix"))
+    named = (c.laddr for process in processes for c in connections_of(process, "unix"))
     return {Path(path) for path in named if path in accepting}
 
 
