@@ -65,7 +65,7 @@ class ProcessOfEachThread(threading.local):
     context: WorkerContext | None = None
 
     def __init__(self) -> None:
-        self.loops = Loops(lambda _: None)
+        self.loops = Loops()
         self.groups: list[Group] = []
 
 

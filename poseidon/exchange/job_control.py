@@ -24,6 +24,8 @@ from typing import Protocol
 from ps_server import Client, Collection, LocalProtocolError, Signal, SignalKind
 
 KINDS = tuple(SignalKind)
+SAME_CALLS = "expected the same calls in the same order on all workers"
+"""The end of an error's sentence, where workers make different calls."""
 
 
 class Delivery(Protocol):
@@ -113,6 +115,14 @@ class JobControl:
         `clock` of each is the number of finished iterations to do it at.
         """
         return self._delivery.requests
+
+    def is_asked_to_stop(self, iterations: int) -> bool:
+        """Return whether a stop was requested for the end of one of the finished iterations."""
+        return any(r.kind is SignalKind.STOP and r.clock <= iterations for r in self.requests)
+
+    def is_asked_for_snapshot(self, iterations: int) -> bool:
+        """Return whether a snapshot was requested for the end of the last finished iteration."""
+        return any(r.kind is SignalKind.SNAPSHOT and r.clock == iterations for r in self.requests)
 
 
 class AloneDelivery(Delivery):

@@ -19,6 +19,7 @@ from dataclasses import replace
 import msgpack
 
 from poseidon.errors import UsageError
+from poseidon.exchange.job_control import SAME_CALLS
 from poseidon.exchange.worker_links import VERSION, WorkerLinks, read_header
 from ps_server import RemoteProtocolError
 from ps_server.keys import KeyPair, Keyring
@@ -30,7 +31,6 @@ Gather = Callable[[str], Sequence[str]]
 """Returns the payloads of all workers by rank; all workers call it together."""
 MessageId = tuple[int, str, int, int]
 """The sender's rank, the group, the number of the collective, and the part of it."""
-SAME_CALLS = "expected the same calls in the same order on all workers"
 
 
 class Mesh:
@@ -50,7 +50,6 @@ class Mesh:
         self._monitor = Monitor(
             network.timeout_s, closed="the process group is destroyed", hangs=""
         )
-        self.bytes_out = 0
 
     @property
     def rank(self) -> int:
@@ -86,7 +85,6 @@ class Mesh:
         header = msgpack.packb([VERSION, "Data", group, number, part, call])
         with self._monitor:
             links.send((receiver,), 0, [header, payload])
-            self.bytes_out += memoryview(payload).nbytes
         links.wake()
 
     def receive(self, sender: int, group: str, number: int, part: int, call: str) -> Buffer:

@@ -25,13 +25,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from poseidon.engine.module.linear_factors import watch_layers
-from poseidon.engine.module.worker_context import (
-    STEP,
-    LoopPosition,
-    Observed,
-    WorkerContext,
-    unobserved,
-)
+from poseidon.engine.module.worker_context import STEP, LoopPosition, Observed, WorkerContext
 from poseidon.errors import UsageError
 from poseidon.exchange.base import ExchangeSettings, Trained
 from poseidon.exchange.build import build_exchange
@@ -39,7 +33,7 @@ from poseidon.exchange.exchange import Exchange
 from poseidon.exchange.module_hooks import OfOneModule, uncompiled
 from poseidon.process_group.backend import initialize
 from poseidon.process_group.mesh import Mesh
-from ps_server import Rule, RuleKind, SignalKind
+from ps_server import Rule, RuleKind
 
 SHARDED = (
     "a DeviceMesh (FSDP2, tensor parallelism) divides the model among the workers, and --ddp is for "
@@ -67,7 +61,7 @@ class BucketReducer:
     def __init__(self, module: DistributedDataParallel, context: WorkerContext) -> None:
         self.module = module
         self._context = context
-        self._is_first = not context.reducers
+        """Of the job, and once the exchange is open of its loop."""
         self._steps = 0
         self._waiting: list[tuple[Any, torch.futures.Future[Tensor]]] = []
         self._names = {
@@ -75,6 +69,7 @@ class BucketReducer:
             for name, parameter in module.module.named_parameters()
             if parameter.requires_grad and name not in module.parameters_to_ignore
         }
+        self._index = {parameter: index for index, parameter in enumerate(self._names)}
         is_compiled = uncompiled(module.module) is not module.module
         may_send_factors = context.member.options.kind.sends_factors and not is_compiled
         self._layers = watch_layers(module.module) if may_send_factors else {}
@@ -97,8 +92,8 @@ class BucketReducer:
         assert isinstance(module, DistributedDataParallel)
         if not module._comm_hooks:
             module.register_comm_hook(None, self._hook)
-        requests = self._observed.exchange.control.requests if self._observed else ()
-        if any(r.kind is SignalKind.STOP and r.clock <= self._steps for r in requests):
+        observed = self._observed
+        if observed is not None and observed.exchange.control.is_asked_to_stop(self._steps):
             raise KeyboardInterrupt(f"the job was asked to stop after step {self._steps}")
 
     def _reduce(self, bucket: Any) -> torch.futures.Future[Tensor]:
@@ -113,10 +108,12 @@ class BucketReducer:
         if self._observed is not None:
             self._send(bucket, self._observed.exchange)
         if bucket.is_last():
-            self._report(STEP)
             if self._observed is None:
-                self._open()
+                self._context = self._context.of_next_loop()
+                self._report(STEP)
+                self._open(self._context)
             else:
+                self._report(STEP)
                 self._finish(self._observed.exchange)
             self._steps += 1
             self._report()
@@ -154,27 +151,25 @@ class BucketReducer:
                 if layer is not None and layer.before is not None:
                     gradient.add_(layer.before)
 
-    def _open(self) -> None:
+    def _open(self, context: WorkerContext) -> None:
         """Reduce the first buckets by the process group, and open the exchange."""
-        rows = {}
+        rows = [0] * len(self._names)
         for bucket, _ in self._waiting:
             for parameter, gradient in _gradients(bucket):
                 layer = self._layers.get(parameter)
-                rows[parameter] = layer.rows if layer and layer.are_of(gradient) else 0
-        agreed = torch.tensor([[rows[parameter]] * 2 for parameter in self._names])
+                if layer is not None and layer.are_of(gradient):
+                    rows[self._index[parameter]] = layer.rows
         distributed: Any = torch.distributed
-        least, most = agreed[:, 0].contiguous(), agreed[:, 1].contiguous()
+        least, most = torch.tensor(rows), torch.tensor(rows)
         distributed.all_reduce(least, op=distributed.ReduceOp.MIN)
         distributed.all_reduce(most, op=distributed.ReduceOp.MAX)
         for bucket, _ in self._waiting:
             distributed.all_reduce(bucket.buffer(), op=distributed.ReduceOp.AVG)
-        self._index = {parameter: index for index, parameter in enumerate(self._names)}
         self._means = [
             torch.zeros(parameter.shape, dtype=torch.float32, device=parameter.device)
             for parameter in self._names
         ]
         mean = Rule(kind=RuleKind.MEAN)
-        context = self._context
         built = build_exchange(
             [
                 Trained(name=name, tensor=tensor, rule=mean, factor_rows=high if low else 0)
@@ -188,8 +183,7 @@ class BucketReducer:
             trace=context.trace,
             schemes=context.schemes(list(self._names.values())),
         )
-        observe = context.observe if self._is_first else unobserved
-        self._observed = observe(built, self.module.module)
+        self._observed = context.observe(built, self.module.module)
         exchange = self._observed.exchange
         exchange.open(None)
         exchange.start(self._steps + 1, 0.0)
@@ -197,14 +191,12 @@ class BucketReducer:
         used = {p for p, index in self._index.items() if index in exchange.by_factors}
         for parameter in self._layers.keys() - used:
             self._layers.pop(parameter).close()
-        if self._is_first:
-            context.on_open(built, exchange)
+        context.on_open(built, exchange)
 
     def _report(self, current: str = "") -> None:
-        if self._is_first:
-            self._context.on_progress(
-                LoopPosition(steps=self._steps, iterations=self._steps, collection=current)
-            )
+        self._context.on_progress(
+            LoopPosition(steps=self._steps, iterations=self._steps, collection=current)
+        )
 
 
 def _gradients(bucket: Any) -> Iterator[tuple[nn.Parameter, Tensor]]:

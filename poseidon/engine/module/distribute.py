@@ -23,7 +23,6 @@ import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import ClassVar, Literal, overload
@@ -56,10 +55,10 @@ from poseidon.settings import variable_of_tasks
 
 
 class _Process:
-    """The context of this process in its job, and its groups."""
+    """The context of this process in its job, and its groups; if it trains alone, its loops."""
 
     context: WorkerContext | None = None
-    loops: Loops = Loops(lambda _: None)
+    loops: Loops = Loops()
     groups: ClassVar[list[Group]] = []
 
 
@@ -72,12 +71,12 @@ def running_in(context: WorkerContext) -> Iterator[None]:
 
     Groups that are open at the end are closed.
     """
-    _PROCESS.context, _PROCESS.loops = context, Loops(context.on_progress)
+    _PROCESS.context = context
     try:
         yield
     finally:
         groups = list(_PROCESS.groups)
-        _PROCESS.context, _PROCESS.loops = None, Loops(lambda _: None)
+        _PROCESS.context = None
         _PROCESS.groups.clear()
         with ExitStack() as closing:  # the last one first
             for group in groups:
@@ -349,27 +348,7 @@ def _context() -> WorkerContext:
             number=len(loops.open),  # a session may begin as many as it likes, one after the other
             loops=loops,
         )
-    return _of_group(_PROCESS.context, _PROCESS.loops)
-
-
-def _of_group(context: WorkerContext, loops: Loops) -> WorkerContext:
-    """Return the context of the next group of a job.
-
-    The first one has the plan of `--exchange=auto`, which is measured and recorded. Those of later
-    ones follow from the bytes, so that they are the same after a restart.
-    """
-    number, member = loops.begun, context.member
-    loops.begun += 1
-    context = replace(
-        context, number=number, loops=loops, on_progress=partial(loops.report, number)
-    )
-    if number == 0:
-        return context
-    if member.options.kind is ExchangeKind.AUTO:
-        member = replace(member, options=replace(member.options, kind=ExchangeKind.HYBRID))
-    if member.local_address:
-        member = replace(member, local_address=f"{member.local_address}-{number}")
-    return replace(context, member=member, schemes=lambda names: ())
+    return _PROCESS.context.of_next_loop()
 
 
 def _check_alone(tasks: str) -> None:

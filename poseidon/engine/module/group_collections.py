@@ -18,10 +18,9 @@ from torch import Tensor
 
 from poseidon.engine.module.worker_context import DISTRIBUTE, LEAVING, STEP, LoopPosition
 from poseidon.errors import UsageError
-from poseidon.exchange.job_control import JobControl
+from poseidon.exchange.job_control import SAME_CALLS, JobControl
 from ps_server import PeerLeft, PeerLost
 
-SAME_CALLS = "expected the same calls in the same order on all workers"
 HEAD = re.compile(rb"(\w+) (\d+) ([^\n]*)\n", re.ASCII)
 
 

@@ -40,7 +40,6 @@ from poseidon.exchange.module_hooks import uncompiled
 from poseidon.exchange.observe.observer import Call
 from poseidon.exchange.replicas import NO_CHECK, ReplicaCheck
 from poseidon.exchange.row_tables import AloneRowTables
-from ps_server import SignalKind
 
 Self = TypeVar("Self", bound="StepLoop")
 CLOSED = "{}() after close(), or after the `with` block of the group; expected it before"
@@ -191,8 +190,7 @@ class StepLoop(ABC):
 
     def is_asked_to_stop(self) -> bool:
         """Return whether this loop's exchange has brought the request, and its step has ended."""
-        requests, iterations = self._exchange.control.requests, self._collections.iterations
-        return any(r.kind is SignalKind.STOP and r.clock <= iterations for r in requests)
+        return self._exchange.control.is_asked_to_stop(self._collections.iterations)
 
     @property
     def snapshot_wanted(self) -> bool:
@@ -201,8 +199,7 @@ class StepLoop(ABC):
 
     def is_asked_for_snapshot(self) -> bool:
         """Return whether this loop's exchange has brought the request for its last step."""
-        requests, iterations = self._exchange.control.requests, self._collections.iterations
-        return any(r.kind is SignalKind.SNAPSHOT and r.clock == iterations for r in requests)
+        return self._exchange.control.is_asked_for_snapshot(self._collections.iterations)
 
     @abstractmethod
     def step(self, *, zero_grad: bool = True) -> None:

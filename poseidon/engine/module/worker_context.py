@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Protocol
 
@@ -17,7 +17,7 @@ from poseidon.engine.snapshot_writer import WrittenSnapshot
 from poseidon.errors import JobError
 from poseidon.exchange.building.built import Built, Connect
 from poseidon.exchange.exchange import Exchange
-from poseidon.exchange.kinds import Scheme
+from poseidon.exchange.kinds import ExchangeKind, Scheme
 from poseidon.exchange.membership import Membership
 from ps_server.trace import NO_TRACE, Tracer
 
@@ -83,20 +83,16 @@ class Loop(Protocol):
 class Loops:
     """The training loops of one process: a script may distribute several modules.
 
-    Args:
-        on_progress: takes the position of all loops together.
-
     Attributes:
         open: those that are not closed, in the order in which they began.
         begun: how many have begun in this job.
         several: whether more than one has been open at a time.
     """
 
-    def __init__(self, on_progress: Callable[[LoopPosition], None]) -> None:
+    def __init__(self) -> None:
         self.open: list[Loop] = []
         self.begun = 0
         self.several = False
-        self._on_progress = on_progress
         self._positions: dict[int, LoopPosition] = {}
 
     def add(self, loop: Loop) -> None:
@@ -105,20 +101,18 @@ class Loops:
             self.open.append(loop)
         self.several = self.several or len(self.open) > 1
 
-    def report(self, number: int, position: LoopPosition) -> None:
-        """Report the position of a loop: its steps count if it is the first; iterations and
-        collections are the sums over all loops, since all workers make the calls of all loops in
-        the same order.
+    def together(self, number: int, position: LoopPosition) -> LoopPosition:
+        """Return the position of all loops, of which one has a new position: the steps of the
+        first; iterations and collections are the sums over all loops, since all workers make the
+        calls of all loops in the same order.
         """
         self._positions[number] = position
         every = self._positions.values()
-        self._on_progress(
-            LoopPosition(
-                steps=self._positions[0].steps if 0 in self._positions else 0,
-                iterations=sum(one.iterations for one in every),
-                collections=sum(one.collections for one in every),
-                collection=position.collection,
-            )
+        return LoopPosition(
+            steps=self._positions[0].steps if 0 in self._positions else 0,
+            iterations=sum(one.iterations for one in every),
+            collections=sum(one.collections for one in every),
+            collection=position.collection,
         )
 
 
@@ -202,7 +196,7 @@ class WorkerContext:
         reducers: of the script's DistributedDataParallel modules; closed at its end.
         on_progress: called at the beginning and end of each step, of each collection and of
             `distribute`; must be fast.
-        number: of the group of this context among those of its process, from 0.
+        number: of the loop of this context among those of its process, from 0.
         loops: the training loops of the process.
     """
 
@@ -221,7 +215,7 @@ class WorkerContext:
     on_progress: Callable[[LoopPosition], None] = _nothing
     reducers: list[Reducer] = field(default_factory=list)
     number: int = 0
-    loops: Loops = field(default_factory=lambda: Loops(_nothing))
+    loops: Loops = field(default_factory=Loops)
 
     @property
     def prefix(self) -> Path:
@@ -229,3 +223,24 @@ class WorkerContext:
         if self.folder is None:
             return Path("checkpoints").absolute() / self.script
         return self.folder / "checkpoint"
+
+    def of_next_loop(self) -> WorkerContext:
+        """Return the context of the next training loop of a job, which has an exchange of its own.
+
+        The first one has the plan of `--exchange=auto`, which is measured and recorded. Those of
+        later ones follow from the bytes, so that they are the same after a restart.
+        """
+        number, member, report = self.loops.begun, self.member, self.on_progress
+        self.loops.begun += 1
+
+        def on_progress(position: LoopPosition) -> None:
+            report(self.loops.together(number, position))
+
+        context = replace(self, number=number, on_progress=on_progress)
+        if number == 0:
+            return context
+        if member.options.kind is ExchangeKind.AUTO:
+            member = replace(member, options=replace(member.options, kind=ExchangeKind.HYBRID))
+        if member.local_address:
+            member = replace(member, local_address=f"{member.local_address}-{number}")
+        return replace(context, member=member, schemes=_no_schemes)

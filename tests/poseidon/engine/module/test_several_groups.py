@@ -81,7 +81,7 @@ def with_groups(
         later = stack.enter_context(job_addresses(kind, workers, 2))
 
         def of_both(rank: int, first: WorkerContext) -> None:
-            first = replace(first, loops=Loops(lambda _: None), folder=folder)
+            first = replace(first, loops=Loops(), folder=folder)
             connect = later if workers > 1 else first.connect
             run(rank, [first, replace(first, number=1, connect=connect)])
 
@@ -214,7 +214,7 @@ def with_runs(workers: int, run: Callable[[int, list[WorkerContext]], object]) -
             def connect(own: str) -> Sequence[str]:
                 return next(left)(own)
 
-            first = replace(first, loops=Loops(lambda _: None), connect=connect)
+            first = replace(first, loops=Loops(), connect=connect)
             run(rank, [first, replace(first, number=1)])
 
         failures = failures_of(workers, of_both, member=member(ExchangeKind.HYBRID))
