@@ -15,6 +15,7 @@ from ps_server.protocol.messages import Array, RowIds
 from ps_server.protocol.row_settings import RowTableSpec
 from ps_server.protocol.worker_rows import Sent, WorkerRows
 from ps_server.protocol.worker_session import Addressed
+from ps_server.row_rules import NO_ROWS
 
 T = TypeVar("T")
 PIECE_ROWS = 2**16
@@ -117,8 +118,7 @@ class ClientRows:
             lambda: self._rows().take_kept(table, shard),
             f"the rows of table {table} did not come from shard {shard}",
         )
-        widths = self._widths(table)
-        shaped = zip(kept.arrays, widths, strict=True)
+        shaped = zip(kept.arrays, self._spec(table).widths, strict=True)
         return kept.rows, [array.reshape(len(kept.rows), width) for array, width in shaped]
 
     def restore(
@@ -138,8 +138,8 @@ class ClientRows:
             self._rows().restart(table, clock)
         if pieces is None:
             return
-        empty = [np.zeros((0, width), np.float32) for width in self._widths(table)]
-        self._restore(table, clock, np.zeros(0, np.uint32), empty)  # every shard gets the clock
+        empty = [np.zeros((0, width), np.float32) for width in self._spec(table).widths]
+        self._restore(table, clock, NO_ROWS, empty)  # every shard gets the clock
         for rows_N, arrays in pieces:
             self._restore(table, clock, rows_N, arrays)
 
@@ -149,16 +149,15 @@ class ClientRows:
 
     def _settle(self, table: int) -> None:
         """Wait until every shard has all updates of this worker's finished iterations."""
-        self.read(self.request(table, np.zeros(0, np.uint32), staleness=0))
+        self.read(self.request(table, NO_ROWS, staleness=0))
 
     def _shards(self) -> int:
         with self._monitor:
             return self._rows().shards
 
-    def _widths(self, table: int) -> tuple[int, ...]:
+    def _spec(self, table: int) -> RowTableSpec:
         with self._monitor:
-            spec = self._rows().specs[table]
-        return spec.dim, *spec.history_widths
+            return self._rows().specs[table]
 
     def _sending(self, call: Callable[[WorkerRows], tuple[T, Sent]]) -> T:
         def under_monitor() -> tuple[T, list[Addressed]]:

@@ -19,10 +19,10 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from ps_server.protocol.messages import Array, RowIds
 from ps_server.protocol.row_settings import RowInit, RowRule, RowRuleKind
 
-Array = NDArray[np.float32]
-RowIds = NDArray[np.uint32]
+NO_ROWS: RowIds = np.zeros(0, np.uint32)
 
 
 def update_rows(
@@ -117,7 +117,7 @@ def sum_by_row(parts: Sequence[tuple[RowIds, Array]], dim: int) -> tuple[RowIds,
         dim: elements of a row.
     """
     # Runs that are in order merge in one pass; numpy.unique takes thirty times as long.
-    rows_N = np.sort(np.concatenate([rows for rows, _ in parts] or [_NO_ROWS]), kind="stable")
+    rows_N = np.sort(np.concatenate([rows for rows, _ in parts] or [NO_ROWS]), kind="stable")
     rows_N = rows_N[np.concatenate([[True], rows_N[1:] != rows_N[:-1]])[: len(rows_N)]]
     sum_Nd = np.zeros((len(rows_N), dim), np.float32)
     for rows, gradient in parts:
@@ -125,7 +125,6 @@ def sum_by_row(parts: Sequence[tuple[RowIds, Array]], dim: int) -> tuple[RowIds,
     return rows_N, sum_Nd
 
 
-_NO_ROWS = np.zeros(0, np.uint32)
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _HASHES_OF_NORMAL = 3
 """Hashes of 64 bits with twelve numbers of 16 bits."""

@@ -10,7 +10,7 @@ from torch import Tensor
 PIECE_BYTES = 4 * 2**20
 """The largest payload of one collection, in bytes."""
 
-Gather = Callable[[bytes], tuple[bytes, ...]]
+Gather = Callable[[bytes], Sequence[bytes]]
 """Contributes this worker's payload to a collection; returns the payloads of all workers by
 rank.
 """

@@ -9,13 +9,13 @@ from typing import Protocol
 
 import numpy as np
 
+from ps_server.client_rows import PIECE_ROWS
 from ps_server.protocol import messages as m
 from ps_server.protocol.messages import Array, RowIds
 from ps_server.protocol.row_cell import RowCell
 from ps_server.protocol.row_settings import RowTableSpec
+from ps_server.row_rules import NO_ROWS
 
-PIECE_ROWS = 2**16
-NO_ROWS = np.zeros(0, np.uint32)
 Pieces = Iterable[tuple[RowIds, Sequence[Array]]]
 
 
@@ -83,8 +83,8 @@ class AloneRowTables(RowTables):
             first += len(rows_N)
 
     def restore(self, table: int, clock: int, pieces: Pieces | None) -> None:
-        widths = self._cells[table].memory.widths
-        empty = [np.zeros((0, width), np.float32) for width in widths]
+        cell = self._cells[table]
+        empty = [np.zeros((0, width), np.float32) for width in cell.spec.widths]
         for rows_N, arrays in (*(pieces or ()), (NO_ROWS, empty)):
             flat = [array.reshape(-1) for array in arrays]
-            self._cells[table].restore(0, m.KeptRows(table, clock, rows_N, flat))
+            cell.restore(0, m.KeptRows(table, clock, rows_N, flat))

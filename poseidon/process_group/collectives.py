@@ -102,10 +102,7 @@ class Collectives:
                 call.send(other, 2 * number, shares[other])
         for number, shares in enumerate(segments):
             own = shares[self.rank]
-            parts = {other: call.receive(other, 2 * number, own) for other in self.others} | {
-                self.rank: own
-            }
-            whole = reduced([parts[rank] for rank in range(self.size)], reduction)
+            whole = reduced(call.receive_all(own, 2 * number), reduction)
             own.copy_(whole)
             for other in self.others:
                 call.send(other, 2 * number + 1, whole)
@@ -148,9 +145,7 @@ class Collectives:
         if self.rank != root:
             call.send(root, 0, tensor.clone())
             return []
-        return [
-            tensor if rank == root else call.receive(rank, 0, tensor) for rank in range(self.size)
-        ]
+        return call.receive_all(tensor)
 
     def scatter(self, tensor: Tensor, parts: Sequence[Tensor], root: int) -> None:
         """Replace a tensor by the part that one worker has for this one.
@@ -174,10 +169,7 @@ class Collectives:
         if self.rank != root:
             call.send(root, 0, tensor.clone())
             return
-        parts = [
-            tensor if rank == root else call.receive(rank, 0, tensor) for rank in range(self.size)
-        ]
-        tensor.copy_(reduced(parts, reduction))
+        tensor.copy_(reduced(call.receive_all(tensor), reduction))
 
     def reduce_scatter(self, parts: Sequence[Tensor], reduction: Reduction) -> Tensor:
         """Return the reduction of what all workers have for this one.
@@ -186,13 +178,10 @@ class Collectives:
             parts: one for each worker, of any sizes that all workers agree on.
             reduction: how they become one.
         """
-        own = parts[self.rank]
         call = self._begin("reduce_scatter", None, reduction.value)
         for other in self.others:
             call.send(other, 0, parts[other].clone())
-        received = {other: call.receive(other, 0, own) for other in self.others}
-        received[self.rank] = own
-        return reduced([received[rank] for rank in range(self.size)], reduction)
+        return reduced(call.receive_all(parts[self.rank]), reduction)
 
     def all_to_all(self, parts: Sequence[Tensor], results: Sequence[Tensor]) -> None:
         """Send each worker its part, and fill the results with what each has for this worker."""
@@ -274,8 +263,12 @@ class _Call:
         copy = tensor.clone()
         for other in self._owner.others:
             self.send(other, 0, copy)
+        return self.receive_all(tensor)
+
+    def receive_all(self, own: Tensor, part: int = 0) -> list[Tensor]:
+        """Return this worker's own tensor and those of all others, by rank."""
         return [
-            tensor if rank == self._owner.rank else self.receive(rank, 0, tensor)
+            own if rank == self._owner.rank else self.receive(rank, part, own)
             for rank in range(self._owner.size)
         ]
 

@@ -47,9 +47,7 @@ class RowMemory:
         self._shards = shards
         self._place = np.zeros(spec.rows_on(shard, shards), np.uint32)  # place + 1; 0: none
         self._rows = np.zeros(0, np.uint32)
-        self.widths = (spec.dim, *spec.history_widths)
-        """Elements of a row's value and of each of its histories."""
-        self._arrays = [np.zeros((0, width), np.float32) for width in self.widths]
+        self._arrays = [np.zeros((0, width), np.float32) for width in spec.widths]
         self.count = 0
         """The number of rows that have memory."""
 
@@ -94,7 +92,7 @@ class RowMemory:
 
     def stored(self, first: int, count: int) -> tuple[m.RowIds, list[m.Array]]:
         """Return the rows of some places, in increasing order, with values and histories."""
-        count = min(count, max(1, PIECE_BYTES // (4 * sum(self.widths))))
+        count = min(count, max(1, PIECE_BYTES // (4 * sum(self._spec.widths))))
         places = np.arange(first, max(first, min(first + count, self.count)))
         places = places[np.argsort(self._rows[places])]
         return self._rows[places], [array[places] for array in self._arrays]
@@ -109,7 +107,7 @@ class RowMemory:
         size = max(count, _LEAST_ROWS, int(_GROWTH * len(self._rows)))
         size = min(size, len(self._place))
         self._rows.resize(size, refcheck=False)
-        for array, width in zip(self._arrays, self.widths, strict=True):
+        for array, width in zip(self._arrays, self._spec.widths, strict=True):
             array.resize((size, width), refcheck=False)
 
 
@@ -213,7 +211,7 @@ class RowCell:
             RemoteProtocolError: they are not legal now.
         """
         self._check_rows(rank, kept.rows)
-        self._check_arrays(rank, kept.rows, kept.arrays, self.memory.widths)
+        self._check_arrays(rank, kept.rows, kept.arrays, self.spec.widths)
         if rank != 0 or any(own != self.clock for own in self.own):
             raise RemoteProtocolError(
                 f"worker {rank} sets rows of {self.name}; only worker 0 may, before the first push"
@@ -221,7 +219,7 @@ class RowCell:
         self.clock = kept.clock
         self.own = [kept.clock] * len(self.own)
         places, _ = self.memory.take(kept.rows)
-        shapes = [(len(kept.rows), width) for width in self.memory.widths]
+        shapes = [(len(kept.rows), width) for width in self.spec.widths]
         arrays = [a.reshape(shape) for a, shape in zip(kept.arrays, shapes, strict=True)]
         self.memory.put(places, arrays)
 

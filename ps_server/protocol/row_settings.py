@@ -2,8 +2,8 @@
 
 Frozen and checked once.
 
-Law: row r is on shard r mod S, and every worker describes a row table alike. First values, placement
-and rules follow from the description by pure functions.
+Law: row r is on shard r mod S, and every worker describes a row table alike. First values,
+placement and rules follow from the description by pure functions.
 """
 
 from __future__ import annotations
@@ -127,6 +127,11 @@ class RowTableSpec:
     def history_widths(self) -> tuple[int, ...]:
         """Elements of each history of a row."""
         return self.rule.history_widths(self.dim)
+
+    @property
+    def widths(self) -> tuple[int, ...]:
+        """Elements of a row's value and of each of its histories."""
+        return self.dim, *self.history_widths
 
     def rows_on(self, shard: int, shards: int) -> int:
         """Return the number of rows on a shard."""

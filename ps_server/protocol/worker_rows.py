@@ -167,7 +167,7 @@ class WorkerRows:
             arrays: N rows of values and of each history.
         """
         spec = self._tables[table].spec
-        self._check(spec, rows_N, arrays, (spec.dim, *spec.history_widths))
+        self._check(spec, rows_N, arrays, spec.widths)
         return [
             (shard, m.KeptRows(table, clock, rows_N[at], [a[at].reshape(-1) for a in arrays]))
             for shard, at in enumerate(self._cut(rows_N))
@@ -208,10 +208,9 @@ class WorkerRows:
         own = self._tables[kept.row_table] if kept.row_table < len(self._tables) else None
         if own is None or shard not in own.asked:
             raise RemoteProtocolError(f"shard {shard} sent rows that were not asked for")
-        widths = (own.spec.dim, *own.spec.history_widths)
-        if [a.size for a in kept.arrays] != [len(kept.rows) * width for width in widths] or (
-            len(kept.rows) and kept.rows[-1] >= own.spec.rows
-        ):
+        if [a.size for a in kept.arrays] != [
+            len(kept.rows) * width for width in own.spec.widths
+        ] or (len(kept.rows) and kept.rows[-1] >= own.spec.rows):
             raise RemoteProtocolError(
                 f"shard {shard} sent rows that do not fit table '{own.spec.name}'"
             )

@@ -27,6 +27,7 @@ from poseidon.engine.module.checkpoint_file import (
     write_checkpoint,
 )
 from poseidon.engine.module.resized_state import resized
+from poseidon.engine.module.sent_gradients import SentGradients
 from poseidon.engine.module.shared_loop import SharedLoop
 from poseidon.engine.module.tensors import GroupPlan
 from poseidon.engine.module.worker_context import WorkerContext
@@ -45,6 +46,9 @@ class Group(SharedLoop):
         plan: the tensors to exchange.
         context: this worker.
     """
+
+    _sent: SentGradients
+    """Of this step; each kind of group has a refusal of its own."""
 
     def __init__(self, module: nn.Module, plan: GroupPlan, context: WorkerContext) -> None:
         self._resume_from = context.checkpoint
@@ -355,6 +359,10 @@ class Group(SharedLoop):
                 f"{source} was trained with {state['how']}, and this script gives distribute() "
                 f"{self._how}"
             )
+
+    def _forget_passes(self) -> None:
+        super()._forget_passes()
+        self._sent.forget()
 
     def _begin(self) -> None:
         if self._resume_from is not None:

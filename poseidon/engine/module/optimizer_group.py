@@ -182,10 +182,6 @@ class OptimizerGroup(Group):
             if gradient is not None and gradient.data_ptr() == mean.data_ptr():
                 parameter.grad = gradient.clone()
 
-    def _forget_passes(self) -> None:
-        super()._forget_passes()
-        self._sent.forget()
-
     def _take_back(self) -> None:
         """End the iteration, whose means no step uses."""
         with self._collections.calling(STEP):

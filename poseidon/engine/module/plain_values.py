@@ -7,7 +7,6 @@ in the format of a checkpoint, so reading one runs no code.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from enum import Enum
 from typing import Any
 
 import torch
@@ -15,21 +14,9 @@ from torch import Tensor
 
 from poseidon.engine.module.checkpoint_file import on_host, packed, unpacked
 from poseidon.errors import UsageError
+from poseidon.process_group.collectives import Reduction
 
 PLAIN = (bool, int, float, str, bytes, type(None))
-
-
-class Reduction(Enum):
-    """The number that stands for those of all workers, element by element."""
-
-    SUM = "sum"
-    """Their sum: of whole numbers in 64 bits, of others in float64, in the order of ranks."""
-    MEAN = "mean"
-    """Their sum divided by the number of workers, in float64."""
-    MIN = "min"
-    """The smallest."""
-    MAX = "max"
-    """The largest."""
 
 
 _REDUCE: dict[Reduction, Callable[[Tensor], Tensor]] = {
@@ -38,6 +25,7 @@ _REDUCE: dict[Reduction, Callable[[Tensor], Tensor]] = {
     Reduction.MIN: lambda all_W: all_W.amin(0),
     Reduction.MAX: lambda all_W: all_W.amax(0),
 }
+"""Whole numbers are added in 64 bits, others in float64, in the order of ranks."""
 
 
 def encode(value: object, call: str) -> bytes:
@@ -75,11 +63,11 @@ def reduction(name: str) -> Reduction:
     Raises:
         UsageError: there is none.
     """
-    try:
-        return Reduction(name)
-    except ValueError as error:
-        names = ", ".join(f"'{member.value}'" for member in Reduction)
-        raise UsageError(f"op is {name!r}; expected one of {names}") from error
+    found = next((known for known in _REDUCE if known.value == name), None)
+    if found is None:
+        names = ", ".join(f"'{known.value}'" for known in _REDUCE)
+        raise UsageError(f"op is {name!r}; expected one of {names}")
+    return found
 
 
 def reduce(values: Sequence[Any], how: Reduction) -> Tensor | float:

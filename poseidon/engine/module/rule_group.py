@@ -153,10 +153,6 @@ class RuleGroup(Group):
                 "none can stay; expected step(), or a torch.optim optimizer on the workers"
             )
 
-    def _forget_passes(self) -> None:
-        super()._forget_passes()
-        self._sent.forget()
-
     def _backward_is_over(self) -> None:
         super()._backward_is_over()
         self._sent.note(reversed(self._trained.values()))

@@ -108,7 +108,7 @@ class SharedLoop(StepLoop):
             src: the rank of the worker whose value is returned.
 
         Raises:
-            UsageError: a part of the value has another type, or there is no such rank.
+            UsageError: a part of the value has another type, or `src` is not a rank.
         """
         self._check_open("broadcast")
         if not 0 <= src < self.size:

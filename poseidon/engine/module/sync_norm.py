@@ -16,15 +16,14 @@ Shape suffixes: C channels; N... records and further axes.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-Gather = Callable[[bytes], Sequence[bytes]]
-"""Returns the payloads of all workers by rank."""
+from poseidon.engine.broadcast import Gather
 
 
 class SyncNorms:

@@ -13,17 +13,16 @@ from __future__ import annotations
 
 import math
 import struct
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import count
 from typing import TypeVar
 
 from torch import Tensor
 
+from poseidon.engine.broadcast import Gather
 from poseidon.errors import UsageError
 
 Batch = TypeVar("Batch")
-Gather = Callable[[bytes], Sequence[bytes]]
-"""Returns the payloads of all workers by rank."""
 _NUMBER = struct.Struct("<d")
 
 

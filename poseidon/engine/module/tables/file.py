@@ -3,8 +3,8 @@
     header   a line of JSON: the table, the rule's histories, and the number of updates
     pieces   8 bytes N, little endian; N numbers of rows as uint32; N values; N of each history
 
-The last piece has N = 0. Only rows that a gradient has changed are there, or that had a value of the
-script's.
+The last piece has N = 0. The file has the rows that a gradient has changed, and those to which the
+script gave a value.
 
 Law: files are written and read piece by piece, so they may be larger than a worker's memory.
 """
@@ -126,7 +126,7 @@ def _read_piece(file: BinaryIO, path: Path, spec: RowTableSpec) -> Piece | None:
         raise SnapshotError(f"{path} is damaged: its numbers of rows are out of order")
     arrays = [
         np.frombuffer(_exactly(file, 4 * count * width, path), np.float32).reshape(count, width)
-        for width in (spec.dim, *spec.history_widths)
+        for width in spec.widths
     ]
     return rows_N, arrays
 

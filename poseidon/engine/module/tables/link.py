@@ -1,7 +1,7 @@
 """One row table of a group, on one worker: a `Table`, or the weight of a sparse embedding.
 
 The weight of an nn.Embedding(sparse=True) or EmbeddingBag(sparse=True) stays whole on each worker.
-Before its module runs, the rows that it looks up are brought up to date; `settle` brings all of them.
+Before its module runs, the rows that it looks up are brought up to date; `settle` updates all rows.
 
 Law: every worker pushes each table once an iteration, maybe no rows.
 """
@@ -21,9 +21,10 @@ from poseidon.engine.module.tables.plan import PlannedTable
 from poseidon.engine.module.tables.table import Table, distinct
 from poseidon.errors import UsageError
 from poseidon.exchange.module_hooks import OfOneModule
-from poseidon.exchange.row_tables import NO_ROWS, PIECE_ROWS, Pieces, RowTables
+from poseidon.exchange.row_tables import Pieces, RowTables
+from ps_server.client_rows import PIECE_ROWS
 from ps_server.protocol.messages import Array, RowIds
-from ps_server.row_rules import sum_by_row
+from ps_server.row_rules import NO_ROWS, sum_by_row
 
 
 class Callbacks(NamedTuple):

@@ -1,7 +1,7 @@
 """`poseidon.Table`: an embedding that no worker holds.
 
-Law: a worker has the rows of the batches that it works on, and no others. Their memory goes with the
-step.
+Law: a worker has the rows of the batches that it works on, and no others. Their memory is freed
+with the step.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class Table(nn.Module):
     Args:
         rows: number of rows.
         dim: float32 elements of a row.
-        rule: how rows follow from gradients: SGD without momentum, Adam (as torch.optim.SparseAdam),
+        rule: how rows follow from gradients: SGD without momentum, Adam (torch.optim.SparseAdam),
             AdaGrad or RowWiseAdaGrad; None: the rule that `distribute` was given.
         init: the first values: `normal`, `uniform` (from -scale to scale) or `zeros`.
         scale: standard deviation, or limit, of the first values.
