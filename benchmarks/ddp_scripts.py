@@ -6,8 +6,8 @@
 
 The script is the same for both, with real compute: two hosts (network namespaces) of one worker
 with one thread each. Jobs take turns. A row is the median over the rounds of each job's median
-seconds a step, from the fifth step on. Poseidon encrypts, gloo does not. `loss` is that of the last
-step, which both should have.
+seconds a step, from the fifth step on. Poseidon encrypts, gloo does not. `losses` are the losses of
+the last step, which should be equal.
 """
 
 from __future__ import annotations

@@ -1,10 +1,11 @@
 #!/usr/bin/env python3
-"""Count the bytes of a row table in a step, and the memory of a job whose table no worker could hold.
+"""Count the bytes of a row table in a step, and the memory of a job with a large table.
 
     python benchmarks/tables.py
     python benchmarks/tables.py --gigabytes 0.5 --markdown tables.md
 
-Two parts, both on this machine, as jobs of `poseidon run` with two workers and two dedicated shards:
+Two parts, both on this machine, as jobs of `poseidon run` with two workers and two dedicated
+shards:
 
 * bytes: a table of 10 M x 16 with Adam. Each worker looks up 32,768 random rows a step.
 * memory: a table of 16 columns with SGD, of so many gigabytes, whose rows are all changed once, in
@@ -13,7 +14,7 @@ Two parts, both on this machine, as jobs of `poseidon run` with two workers and 
 How to read it: `out` and `in` are bytes of a worker in a step by its counter of sent and received
 messages, with headers, beside U (4 + 4 d) for the U distinct rows of its batches. `ratio` is at
 most 1.1. `a worker` is the largest resident memory of a worker's process, with Python and torch;
-`a shard` that of a shard.
+`a shard` is that of a shard's process.
 """
 
 from __future__ import annotations

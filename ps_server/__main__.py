@@ -7,10 +7,11 @@ By hand, give every worker the printed address:
 A launcher writes one line of JSON to standard input instead ({"token": hex, "workers": W,
 "address": ...}), so that the job's secret is in no argument list, and keeps the pipe open: {"do":
 "stop"} stops the shard, which stays until then; {"do": "listen", "round": 1} lets it serve the
-same workers once more, at another address of its host (`rounds.py`). It may add "keys": what `Keyring.to_json` makes, with which only the job's
-workers are admitted and everything is encrypted, and "trace": the path of a trace to write. Events
-leave on standard output as JSON lines: {"event": "listening", "address": ..., "round": 0}, {"event":
-"statistics", ...}, {"event": "done"}, {"event": "error", "message": ...}.
+same workers once more, at a different address of its host (`rounds.py`). It may add "keys": the
+output of `Keyring.to_json`, with which only the job's workers are admitted and everything is
+encrypted, and "trace": the path of a trace to write. Events leave on standard output as JSON lines:
+{"event": "listening", "address": ..., "round": 0}, {"event": "statistics", ...}, {"event": "done"},
+{"event": "error", "message": ...}.
 """
 
 from __future__ import annotations

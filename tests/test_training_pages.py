@@ -46,6 +46,8 @@ LOOPS = [
 """Every loop of the pages with the model of `PROGRAM`: page, place on it, workers."""
 TABLES = ("docs/tables.md", 0)
 """The loop with a table."""
+OF_NOTEBOOK = ("docs/notebooks.md", 0)
+"""A loop that starts its workers itself; `tests/distributed/test_notebooks.py` runs it."""
 PART = ("docs/torch_modules.md", 1)
 """A loop without what comes before it."""
 SHORTER = (("sampler.epoch, 90)", "sampler.epoch, 3)"), ("(optimizer, 30)", "(optimizer, 2)"))
@@ -164,7 +166,7 @@ def test_every_loop_of_the_pages_is_among_these(repository: Path) -> None:
         for page in repository.glob(pattern):
             name = str(page.relative_to(repository))
             found |= {(name, at) for at, _ in enumerate(loops_of(page))}
-    assert found == {TABLES, PART, *((page, at) for page, at, _ in LOOPS)}
+    assert found == {TABLES, PART, OF_NOTEBOOK, *((page, at) for page, at, _ in LOOPS)}
 
 
 @pytest.mark.parametrize("kind", [by_rule, by_optimizer])

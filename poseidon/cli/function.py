@@ -70,7 +70,7 @@ def launch(
             `ddp=True`.
 
     Raises:
-        UsageError: a flag is wrong, the function cannot be sent, or this process is itself a worker.
+        UsageError: a flag is wrong, the function cannot be sent, or this process is a worker.
         JobError: a worker has failed; the text ends with the worker's traceback.
         KeyboardInterrupt: the job was stopped by an interrupt.
     """

@@ -2,11 +2,11 @@
 compute the same.
 
 Law: with at least `CHUNKS_FOR_BALANCE` chunks a shard, no shard carries more than `BALANCE` times
-its part of the elements, save for a matrix that is larger than that. Chunks are dealt largest first to the lightest shard (Graham's LPT rule,
-1969); where that would break the law, the largest ones are halved and dealt again. With fewer
-chunks the same is done where it is worth its messages, save for tables whose rows are given. Tables
-with a codec are cut between its segments only, and those of a matrix not at all. Tables that are
-copies move no bytes in training; they are dealt by themselves.
+its part of the elements, except where one matrix is larger than its part. Chunks are dealt largest
+first to the lightest shard (Graham's LPT rule, 1969); where that would break the law, the largest
+ones are halved and dealt again. With fewer chunks the same is done where it is worth its messages,
+save for tables whose rows are given. Tables with a codec are cut between its segments only; a
+matrix is not cut. Tables that are copies move no bytes in training; they are dealt by themselves.
 """
 
 from __future__ import annotations

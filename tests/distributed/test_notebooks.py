@@ -1,4 +1,6 @@
-"""`poseidon.launch` in a real kernel: the example, a worker's error, and the stop button."""
+"""`poseidon.launch` in a real kernel: the example, the code of the page with both kinds of
+optimizer, a worker's error, and the stop button.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +14,7 @@ from tests.support.training_processes import environment
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(200)]
 NOTEBOOK = Path(__file__).parents[2] / "examples/notebook/train.ipynb"
+PAGE = Path(__file__).parents[2] / "docs/notebooks.md"
 FAILS = """
 def fails():
     import poseidon
@@ -53,7 +56,10 @@ def test_a_notebook_trains_fails_and_is_stopped(
         monkeypatch.setenv(name, value)
     notebook = nbformat.read(NOTEBOOK, as_version=4)
     trained = len(notebook.cells)
-    for source in (FAILS, "import os, poseidon, psutil" + IS_STOPPED):
+    page = PAGE.read_text(encoding="utf-8").split("```python\n")[1].partition("```")[0]
+    by_rule = page.replace("torch.optim.AdamW(model.parameters())", "poseidon.AdamW(lr=1e-3)")
+    assert by_rule != page
+    for source in (FAILS, page, by_rule, "import os, poseidon, psutil" + IS_STOPPED):
         notebook.cells.append(nbformat.v4.new_code_cell(source))
     client = NotebookClient(
         notebook, timeout=150, allow_errors=True, resources={"metadata": {"path": str(tmp_path)}}
@@ -68,4 +74,5 @@ def test_a_notebook_trains_fails_and_is_stopped(
     assert "worker 1" in error.evalue
     assert 'raise ValueError("bad luck")' in error.evalue
     assert error.evalue.count("Traceback") == 1
+    assert all("epoch 2: loss" in text for text in shown[-3:-1])
     assert "interrupted; children: 0" in shown[-1]

@@ -207,7 +207,8 @@ class ScriptWork(TrainingWork[ScriptDocument]):
 def combined_statistics(of_groups: Mapping[int, Mapping[str, Any]]) -> dict[str, Any]:
     """Return the fields of the `statistics` event for the groups of a script together.
 
-    Iterations are those of the first. Tensors of later ones have its number in their names.
+    The iterations of the first group count. The names of tensors of later groups begin with the
+    group's number.
 
     Args:
         of_groups: the fields of each, by its number from 0; empty: it has reported none.

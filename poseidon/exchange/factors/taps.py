@@ -9,10 +9,10 @@ Law: no other use of the weight than the forward passes of its module. The gradi
 runs several times in a pass is the product of all its rows: its factors leave once the backward
 pass has reached each run, or at the end of the pass. A weight that is used beside its module
 (`functional.linear(h, layer.weight)`) is refused. In the first iteration no weight is released
-before the end of the pass, so that such a use is refused before the weight changes under it; nor is
-that of a module that runs several times. A weight whose `requires_grad` the user has switched off is left
-alone. `torch.autograd.grad` sends nothing; a gradient of a gradient is refused, as the weight is no
-part of the first one.
+before the end of the pass, so that such a use is refused before the weight changes under it. The
+weight of a module that runs several times is never released earlier. A weight whose `requires_grad`
+the user has switched off is left alone. `torch.autograd.grad` sends nothing; a gradient of a
+gradient is refused, as the weight is no part of the first one.
 """
 
 from __future__ import annotations
